@@ -1,0 +1,12 @@
+// The Python module dyno._core. One bind_<stage>.cpp per stage of the engine; this file only lists them.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include "build_info.h"
+
+namespace nb = nanobind;
+
+NB_MODULE(_core, m) {
+  m.doc() = "The dyno engine: GGUF files, plans, ops and sessions. Use it through the package dyno.";
+  m.attr("__version__") = DYNO_VERSION;
+}

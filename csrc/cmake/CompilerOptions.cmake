@@ -1,0 +1,68 @@
+# Flags shared by all targets, as an interface target; instruction-set flags are added per kernel library.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+add_library(dyno_flags INTERFACE)
+target_include_directories(dyno_flags INTERFACE ${CMAKE_SOURCE_DIR}/csrc)
+target_compile_options(dyno_flags INTERFACE -Wall -Wextra -fvisibility=hidden)
+if(DYNO_WERROR)
+  target_compile_options(dyno_flags INTERFACE -Werror)
+endif()
+
+if(NOT DYNO_SANITIZE STREQUAL "off")
+  string(REPLACE "+" "," _sanitizers ${DYNO_SANITIZE})
+  target_compile_options(dyno_flags INTERFACE -fsanitize=${_sanitizers} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(dyno_flags INTERFACE -fsanitize=${_sanitizers})
+endif()
+
+if(GGML_LTO)
+  include(CheckIPOSupported)
+  check_ipo_supported(RESULT _ipo OUTPUT _ipo_reason LANGUAGES CXX)
+  if(NOT _ipo)
+    message(FATAL_ERROR "GGML_LTO=ON, but this compiler cannot: ${_ipo_reason}")
+  endif()
+  set(CMAKE_INTERPROCEDURAL_OPTIMIZATION ON)
+endif()
+
+# Kernel sources are compiled once per instruction set, each time into its own namespace (DYNO_ISA_NS). Only these
+# translation units get instruction-set flags, and they include no header with inline functions of the standard library
+# that another unit could end up calling.
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(DYNO_ISA_FLAGS_portable "")
+  set(DYNO_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi2)
+  set(DYNO_ISA_FLAGS_avx512_vnni -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
+      -mprefer-vector-width=512)
+  set(DYNO_ISAS portable avx2 avx512_vnni)
+  if(GGML_NATIVE)
+    set(DYNO_ISA_FLAGS_avx2 -march=native)
+    set(DYNO_ISA_FLAGS_avx512_vnni -march=native -mprefer-vector-width=512)
+    include(CheckCXXSourceCompiles)
+    set(CMAKE_REQUIRED_FLAGS "-march=native")
+    check_cxx_source_compiles("#ifndef __AVX512VNNI__\n#error no\n#endif\nint main() { return 0; }" DYNO_NATIVE_AVX512)
+    check_cxx_source_compiles("#ifndef __AVX2__\n#error no\n#endif\nint main() { return 0; }" DYNO_NATIVE_AVX2)
+    unset(CMAKE_REQUIRED_FLAGS)
+    if(DYNO_NATIVE_AVX512)
+      set(DYNO_ISAS avx512_vnni)
+    elseif(DYNO_NATIVE_AVX2)
+      set(DYNO_ISAS avx2)
+    else()
+      set(DYNO_ISAS portable)
+      set(DYNO_ISA_FLAGS_portable -march=native)
+    endif()
+  endif()
+else()
+  set(DYNO_ISAS portable)
+endif()
+
+# dyno_add_isa_sources(FILE…): kernel sources, relative to the calling folder.
+function(dyno_add_isa_sources)
+  foreach(_isa IN LISTS DYNO_ISAS)
+    foreach(_file IN LISTS ARGN)
+      target_sources(dyno_kernels_${_isa} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/${_file})
+    endforeach()
+  endforeach()
+endfunction()

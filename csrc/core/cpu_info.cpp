@@ -1,0 +1,127 @@
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <fstream>
+
+#include "core/device_info.h"
+#include "core/error.h"
+
+namespace dyno {
+namespace {
+
+constexpr std::array<std::string_view, 3> kIsaNames = {"portable", "avx2", "avx512_vnni"};
+
+// What this binary was compiled with, best first.
+constexpr std::array kCompiled = {
+#ifdef DYNO_HAVE_ISA_avx512_vnni
+    CpuIsa::avx512_vnni,
+#endif
+#ifdef DYNO_HAVE_ISA_avx2
+    CpuIsa::avx2,
+#endif
+#ifdef DYNO_HAVE_ISA_portable
+    CpuIsa::portable,
+#endif
+};
+
+bool machine_has(CpuIsa isa) {
+#if defined(__x86_64__)
+  switch (isa) {
+    case CpuIsa::portable:
+      return true;
+    case CpuIsa::avx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+             __builtin_cpu_supports("bmi2");
+    case CpuIsa::avx512_vnni:
+      return machine_has(CpuIsa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+             __builtin_cpu_supports("avx512vnni");
+  }
+  return false;
+#else
+  return isa == CpuIsa::portable;
+#endif
+}
+
+CpuIsa best_isa() {
+  CpuIsa cap = CpuIsa::avx512_vnni;
+  if (const char* forced = std::getenv("DYNO_CPU_ISA"); forced != nullptr && *forced != '\0') {
+    cap = cpu_isa_from_name(forced);
+  }
+  for (const CpuIsa isa : kCompiled) {
+    if (isa <= cap && machine_has(isa)) return isa;
+  }
+  std::string built;
+  for (const CpuIsa isa : kCompiled) built += str_cat(" ", cpu_isa_name(isa));
+  throw UnsupportedError(str_cat("[cpu] no compiled instruction set runs here: this build holds", built,
+                                 ", the machine or DYNO_CPU_ISA allows none of them"));
+}
+
+int64_t cache_bytes(int name, int64_t fallback) {
+  const long value = sysconf(name);
+  return value > 0 ? value : fallback;
+}
+
+std::string model_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind("model name", 0) == 0) {
+      const size_t colon = line.find(':');
+      if (colon != std::string::npos && colon + 2 <= line.size()) return line.substr(colon + 2);
+    }
+  }
+  return "unknown CPU";
+}
+
+std::vector<std::string> features() {
+  std::vector<std::string> out;
+#if defined(__x86_64__)
+#define DYNO_FEATURE(name) \
+  if (__builtin_cpu_supports(name)) out.emplace_back(name)
+  DYNO_FEATURE("sse4.2");
+  DYNO_FEATURE("avx");
+  DYNO_FEATURE("avx2");
+  DYNO_FEATURE("fma");
+  DYNO_FEATURE("f16c");
+  DYNO_FEATURE("avx512f");
+  DYNO_FEATURE("avx512bw");
+  DYNO_FEATURE("avx512dq");
+  DYNO_FEATURE("avx512vl");
+  DYNO_FEATURE("avx512vbmi");
+  DYNO_FEATURE("avx512vnni");
+  DYNO_FEATURE("avx512bf16");
+#undef DYNO_FEATURE
+#endif
+  return out;
+}
+
+}  // namespace
+
+std::string_view cpu_isa_name(CpuIsa isa) { return kIsaNames[static_cast<size_t>(isa)]; }
+
+CpuIsa cpu_isa_from_name(std::string_view name) {
+  const auto it = std::find(kIsaNames.begin(), kIsaNames.end(), name);
+  DYNO_CHECK(UnsupportedError, it != kIsaNames.end(), "[cpu] unknown instruction set '", name,
+             "'; expected portable, avx2 or avx512_vnni");
+  return static_cast<CpuIsa>(it - kIsaNames.begin());
+}
+
+DeviceInfo detect_cpu() {
+  DeviceInfo info;
+  info.kind = DeviceKind::cpu;
+  info.name = model_name();
+  info.isa = best_isa();
+  info.cpu_features = features();
+  cpu_set_t set;
+  info.cores = sched_getaffinity(0, sizeof(set), &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+  info.memory_bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  info.l1d_bytes = cache_bytes(_SC_LEVEL1_DCACHE_SIZE, 32 << 10);
+  info.l2_bytes = cache_bytes(_SC_LEVEL2_CACHE_SIZE, 1 << 20);
+  info.l3_bytes = cache_bytes(_SC_LEVEL3_CACHE_SIZE, 0);
+  return info;
+}
+
+}  // namespace dyno

@@ -1,0 +1,47 @@
+// What is known of a device before anything runs on it: the input of candidates(), supports() and default_config().
+// A plain value, so that selection for any device can be computed (and tested) on any machine.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace dyno {
+
+enum class DeviceKind : uint8_t { cpu, cuda };
+
+// Instruction sets that kernels are compiled for, in ascending order; each includes the ones before it.
+enum class CpuIsa : uint8_t {
+  portable,     // no more than the ABI's baseline
+  avx2,         // AVX2 + FMA + F16C
+  avx512_vnni,  // AVX-512 F/BW/DQ/VL + VNNI
+};
+
+std::string_view cpu_isa_name(CpuIsa isa);
+// Throws UnsupportedError that lists the valid names.
+CpuIsa cpu_isa_from_name(std::string_view name);
+
+struct DeviceInfo {
+  DeviceKind kind = DeviceKind::cpu;
+  std::string name;          // marketing name, a label only
+  int64_t memory_bytes = 0;  // all of it, not what is free
+
+  // cpu
+  CpuIsa isa = CpuIsa::portable;          // the best that this machine, this build and the override allow
+  std::vector<std::string> cpu_features;  // "avx2", "avx512_vnni", … as detected
+  int cores = 1;                          // that this process may run on (affinity)
+  int64_t l1d_bytes = 32 << 10;           // per core
+  int64_t l2_bytes = 1 << 20;             // per core
+  int64_t l3_bytes = 0;                   // shared
+
+  // cuda
+  int compute_capability = 0;  // 90 = 9.0
+  int sm_count = 0;
+  int64_t shared_per_block_bytes = 0;
+};
+
+// The machine this process runs on. `isa` is capped by the environment variable DYNO_CPU_ISA (for tests).
+DeviceInfo detect_cpu();
+
+}  // namespace dyno

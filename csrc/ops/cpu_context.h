@@ -1,0 +1,20 @@
+// What a CPU launch needs besides its arguments. The counterpart of a CUDA stream, but synchronous.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/device_info.h"
+#include "core/thread_pool.h"
+
+namespace dyno::ops {
+
+struct CpuContext {
+  ThreadPool* pool = nullptr;
+  int threads = 1;                  // for this launch
+  CpuIsa isa = CpuIsa::portable;    // kernels of this set or below
+  std::byte* scratch = nullptr;     // threads * scratch_per_thread bytes, 64-byte aligned
+  size_t scratch_per_thread = 0;    // at least the largest scratch_bytes() of the planned ops
+};
+
+}  // namespace dyno::ops

@@ -1,0 +1,207 @@
+// The op contract. Every family folder under ops/ gives the same six names: Desc, Config, candidates, default_config,
+// supports, launch, and cost(). A Config may change speed, never the result beyond the op's tolerance.
+//
+// Config is one type for all families so that profiles, tests and bindings need no knowledge of a family: a variant
+// (by index into the family's variants.def) and up to kMaxParams named integers.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/device_info.h"
+#include "core/dtype.h"
+
+namespace dyno::ops {
+
+enum class Family : uint8_t {
+  embed,
+  norm,
+  rope,
+  matmul,
+  matmul_id,
+  up_gate,
+  moe_up_gate,
+  moe_route,
+  moe_sum,
+  attention,
+  kv_store,
+  copy,
+  sample,
+};
+inline constexpr int kFamilyCount = 13;
+std::string_view family_name(Family family);
+
+inline constexpr int kMaxParams = 5;
+
+struct VariantInfo {
+  std::string_view name;
+  DeviceKind device;
+  CpuIsa min_isa;                                      // cpu variants
+  std::array<std::string_view, kMaxParams> param_names;  // unused ones are empty
+};
+
+struct Config {
+  uint8_t variant = 0;
+  std::array<int16_t, kMaxParams> params{};
+  friend bool operator==(const Config&, const Config&) = default;
+};
+
+// Whether something can be done, and why not.
+struct Support {
+  bool ok = true;
+  std::string reason;
+  explicit operator bool() const { return ok; }
+  static Support yes() { return {}; }
+  static Support no(std::string why) { return {false, std::move(why)}; }
+};
+
+// Least bytes moved through memory and floating-point operations (a multiply-add counts two).
+struct Cost {
+  double bytes = 0;
+  double flops = 0;
+};
+
+// legal: everything that supports() accepts on `device`; compiled: only what this binary holds.
+enum class CandidateSet : uint8_t { legal, compiled };
+
+// How rows of a weight matrix are arranged in memory.
+enum class Layout : uint8_t {
+  plain,  // as in the file: rows of blocks
+  x16,    // 16 rows interleaved, the same bits: see ops/matmul/layout.h
+};
+std::string_view layout_name(Layout layout);
+
+// What activations look like when they meet a weight.
+enum class ActType : uint8_t {
+  f32,
+  q8,  // int8, one f32 scale per 32 values, and sums: see ops/copy/act_q8.h
+};
+std::string_view act_name(ActType act);
+
+enum class Activation : uint8_t {
+  silu,        // silu(gate) * up
+  gelu_tanh,   // gelu_tanh(gate) * up
+  swiglu_oai,  // min(gate, 7) * sigmoid(1.702 * min(gate, 7)) * (clamp(up, -7, 7) + 1), gpt-oss
+};
+std::string_view activation_name(Activation activation);
+
+// ---- Desc of each family. `m` is the number of tokens; it is not part of op_key(). ----
+
+// Rows of a table by token id: out[m, n] f32 = table[id, :] * scale.
+struct EmbedDesc {
+  DType type = DType::f32;
+  int64_t m = 1, n = 0;
+  friend bool operator==(const EmbedDesc&, const EmbedDesc&) = default;
+};
+
+// RMS norm over rows of `n`: y = x / sqrt(mean(x^2) + eps) * weight [+ residual]. `rows_per_token` rows a token
+// (per-head norms have one a head).
+struct NormDesc {
+  int64_t m = 1, n = 0, rows_per_token = 1;
+  bool add = false;  // out = residual + norm(x)
+  friend bool operator==(const NormDesc&, const NormDesc&) = default;
+};
+
+// Rotary embedding in place on [m, heads, head_dim], the first (or, with `offset`, a middle) n_rot dims of each head.
+struct RopeDesc {
+  int64_t m = 1, heads = 1, head_dim = 0, n_rot = 0, offset = 0;
+  bool neox = false;  // pairs (i, i + n_rot/2) instead of (2i, 2i+1)
+  friend bool operator==(const RopeDesc&, const RopeDesc&) = default;
+};
+
+// y[m, n] (f32) = x[m, k] · wᵀ, w [n, k]. With batch > 1: y[m, b, n] = x[m, b, k] · w[b]ᵀ (per-head products of MLA).
+// Epilogue: y = residual + scale * (x·wᵀ + bias), each part optional.
+struct MatmulDesc {
+  DType type = DType::f32;
+  Layout layout = Layout::plain;
+  ActType act = ActType::f32;
+  int64_t m = 1, n = 0, k = 0, batch = 1;
+  friend bool operator==(const MatmulDesc&, const MatmulDesc&) = default;
+};
+
+// One product per (token, slot): y[m, used, n] = x · w[id]ᵀ + bias[id], w [experts, n, k]. The input row is x[token]
+// (x_per_slot = false) or x[token, slot].
+struct MatmulIdDesc {
+  DType type = DType::f32;
+  Layout layout = Layout::plain;
+  ActType act = ActType::f32;
+  int64_t m = 1, n = 0, k = 0, experts = 1, used = 1;
+  bool x_per_slot = false;
+  friend bool operator==(const MatmulIdDesc&, const MatmulIdDesc&) = default;
+};
+
+// y[m, n] = activation(x·gateᵀ + bias_g, x·upᵀ + bias_u).
+struct UpGateDesc {
+  DType type = DType::f32;  // of both
+  Layout layout = Layout::plain;
+  ActType act = ActType::f32;
+  Activation activation = Activation::silu;
+  int64_t m = 1, n = 0, k = 0;
+  friend bool operator==(const UpGateDesc&, const UpGateDesc&) = default;
+};
+
+// The same per (token, slot): y[m, used, n].
+struct MoeUpGateDesc {
+  DType type = DType::f32;
+  Layout layout = Layout::plain;
+  ActType act = ActType::f32;
+  Activation activation = Activation::silu;
+  int64_t m = 1, n = 0, k = 0, experts = 1, used = 1;
+  friend bool operator==(const MoeUpGateDesc&, const MoeUpGateDesc&) = default;
+};
+
+enum class Gating : uint8_t { softmax, sigmoid, softmax_selected };
+std::string_view gating_name(Gating gating);
+
+// Router logits [m, experts] -> ids [m, used] int32 and weights [m, used] f32. Order: probabilities by `gating`;
+// selection scores = probabilities + selection bias; group masking (group score = sum of its two best); top `used`
+// (ties to the lower id); weights = unbiased probabilities of the selected; normalise; scale.
+struct MoeRouteDesc {
+  int64_t m = 1, experts = 1, used = 1, groups = 1, groups_used = 1;
+  Gating gating = Gating::softmax;
+  bool normalize = false;
+  friend bool operator==(const MoeRouteDesc&, const MoeRouteDesc&) = default;
+};
+
+// out[m, n] = residual + scale * sum over slots of weight[m, slot] * x[m, slot, n].
+struct MoeSumDesc {
+  int64_t m = 1, n = 0, used = 1;
+  friend bool operator==(const MoeSumDesc&, const MoeSumDesc&) = default;
+};
+
+// Causal attention of m query tokens over the KV cache: q [m, heads, dk] -> out [m, heads, dv].
+struct AttentionDesc {
+  int64_t m = 1, heads = 1, kv_heads = 1, dk = 0, dv = 0;
+  DType k_type = DType::f16, v_type = DType::f16;
+  bool v_in_k = false;  // MLA: V is the first dv elements of each K row
+  bool sinks = false;   // one logit per head joins the softmax denominator
+  bool windowed = false;
+  bool softcap = false;
+  friend bool operator==(const AttentionDesc&, const AttentionDesc&) = default;
+};
+
+// Converts rows of f32 [m, width] to the cache type and writes them to their cells.
+struct KvStoreDesc {
+  int64_t m = 1, width = 0;
+  DType type = DType::f16;
+  friend bool operator==(const KvStoreDesc&, const KvStoreDesc&) = default;
+};
+
+// Quantises activations: f32 [m, k] -> rows of `act`.
+struct CopyDesc {
+  ActType act = ActType::q8;
+  int64_t m = 1, k = 0;
+  friend bool operator==(const CopyDesc&, const CopyDesc&) = default;
+};
+
+// Draws one token per row of logits [m, n_vocab]. Pure: the random numbers are an input.
+struct SampleDesc {
+  int64_t m = 1, n_vocab = 0;
+  friend bool operator==(const SampleDesc&, const SampleDesc&) = default;
+};
+
+}  // namespace dyno::ops

@@ -1,0 +1,47 @@
+// The op contract by family name: what bindings, plan, profiles and tests use, so that a variant added to a family's
+// variants.def appears everywhere without another edit.
+#pragma once
+
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "ops/op.h"
+
+namespace dyno::ops {
+
+using OpDesc = std::variant<EmbedDesc, NormDesc, RopeDesc, MatmulDesc, MatmulIdDesc, UpGateDesc, MoeUpGateDesc,
+                            MoeRouteDesc, MoeSumDesc, AttentionDesc, KvStoreDesc, CopyDesc, SampleDesc>;
+
+Family family_of(const OpDesc& desc);
+int64_t tokens_of(const OpDesc& desc);
+OpDesc with_tokens(OpDesc desc, int64_t m);
+
+// The string a profile uses: family, types and shapes, without the number of tokens.
+// "matmul q4_0 n=4096 k=2048 x16 q8"
+std::string op_key(const OpDesc& desc);
+std::vector<Config> candidates(const OpDesc& desc, const DeviceInfo& device, CandidateSet set);
+Config default_config(const OpDesc& desc, const DeviceInfo& device);
+Support supports(const OpDesc& desc, const Config& config, const DeviceInfo& device);
+Cost cost(const OpDesc& desc);
+// Scratch memory a CPU launch needs for each thread.
+size_t scratch_bytes(const OpDesc& desc, const Config& config);
+
+std::span<const VariantInfo> variants(Family family);
+
+// {variant: …, param: value, …} and back. parse throws ProfileError naming the nearest valid key or variant.
+struct ConfigEntry {
+  std::string key;
+  std::string text;   // for the key "variant"
+  int64_t value = 0;  // for all others
+};
+std::vector<ConfigEntry> config_entries(Family family, const Config& config);
+Config config_from_entries(Family family, std::span<const ConfigEntry> entries);
+std::string describe(Family family, const Config& config);
+
+// Buckets of token counts that profiles speak of: 1, 2-4, 5-8, 9-16, 17-32, … doubling.
+int bucket_of(int64_t m);
+std::pair<int64_t, int64_t> bucket_range(int bucket);  // inclusive
+std::string bucket_name(int bucket);                   // "m1", "m2-4", "m5-8", …
+
+}  // namespace dyno::ops

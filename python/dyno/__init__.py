@@ -1,0 +1,1 @@
+"""Run GGUF models with settings that were measured and proven."""

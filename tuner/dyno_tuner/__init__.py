@@ -1,0 +1,1 @@
+"""Find, prove and write down the fastest settings."""
