@@ -146,6 +146,15 @@ struct CopyArgs {
   int64_t out_stride_bytes = 0;
 };
 
+struct GluArgs {
+  const float* gate = nullptr;      // [m, n]
+  int64_t gate_stride = 0;
+  const float* up = nullptr;        // [m, n], may be y
+  int64_t up_stride = 0;
+  float* y = nullptr;
+  int64_t y_stride = 0;
+};
+
 struct SampleArgs {
   const float* logits = nullptr;    // [m, n_vocab]
   const float* uniform = nullptr;   // [m] in [0, 1)

@@ -31,8 +31,9 @@ enum class Family : uint8_t {
   kv_store,
   copy,
   sample,
+  glu,
 };
-inline constexpr int kFamilyCount = 13;
+inline constexpr int kFamilyCount = 14;
 std::string_view family_name(Family family);
 
 inline constexpr int kMaxParams = 5;
@@ -191,11 +192,18 @@ struct KvStoreDesc {
   friend bool operator==(const KvStoreDesc&, const KvStoreDesc&) = default;
 };
 
-// Quantises activations: f32 [m, k] -> rows of `act`.
+// Converts activations: f32 [m, k] -> rows of `act`; f32 moves rows between strides.
 struct CopyDesc {
   ActType act = ActType::q8;
   int64_t m = 1, k = 0;
   friend bool operator==(const CopyDesc&, const CopyDesc&) = default;
+};
+
+// y[m, n] = activation(gate) * up, where the two products could not be one launch (their types differ).
+struct GluDesc {
+  int64_t m = 1, n = 0;
+  Activation activation = Activation::silu;
+  friend bool operator==(const GluDesc&, const GluDesc&) = default;
 };
 
 // Draws one token per row of logits [m, n_vocab]. Pure: the random numbers are an input.
