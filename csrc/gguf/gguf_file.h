@@ -1,0 +1,71 @@
+// A GGUF model file, or all shards of a split one: mapped, checked, nothing copied. Output noun of the gguf stage.
+//
+//   GgufFile file = GgufFile::open("model-00001-of-00003.gguf");
+//   uint32_t layers = file.metadata().get_u32("llama.block_count");
+//   const TensorInfo& embedding = file.tensor("token_embd.weight");
+//
+// Versions 2 and 3, little-endian. Opening reads the header alone. A file that another process truncates while it is
+// open raises SIGBUS when a lost page is touched; replace model files by renaming, never by writing into them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "gguf/mapping.h"
+#include "gguf/metadata.h"
+#include "gguf/tensor_info.h"
+
+namespace dyno {
+
+struct ParsedFile;
+
+class GgufFile {
+ public:
+  // `path` may name any shard of a split file; all are opened. Throws GgufError with field, value and byte offset when
+  // anything in the header is not as the format says or does not fit the file.
+  static GgufFile open(const std::string& path);
+  // One whole file in memory that the caller keeps alive, 8-byte aligned.
+  static GgufFile from_memory(std::span<const std::byte> bytes, std::string name);
+
+  GgufFile(GgufFile&&) noexcept = default;
+  GgufFile& operator=(GgufFile&&) noexcept = default;
+
+  uint32_t version() const { return version_; }
+  uint64_t alignment() const { return alignment_; }
+  const std::string& path() const { return mappings_.front().path(); }  // of the first shard
+  std::vector<std::string> paths() const;
+  uint64_t file_bytes() const;  // of all shards
+
+  const Metadata& metadata() const { return metadata_; }  // of the first shard, which carries the model's keys
+
+  const std::vector<TensorInfo>& tensors() const { return tensors_; }  // shard by shard, in file order
+  const TensorInfo* find_tensor(std::string_view name) const;
+  const TensorInfo& tensor(std::string_view name) const;  // ModelError when there is none
+
+  // Advice to the operating system on part of the tensor data, which must lie in one shard (else Error). Drop after a
+  // repack: the whole pages inside `range` leave the process and are read again from the file if touched.
+  bool advise_drop(std::span<const std::byte> range) const;
+  bool advise_willneed(std::span<const std::byte> range) const;
+
+  // The whole header for people: files, metadata, types, tensors.
+  std::string describe() const;
+
+ private:
+  GgufFile() = default;
+  void append(FileMapping mapping, ParsedFile parsed);
+  const FileMapping& mapping_of(std::span<const std::byte> range) const;
+
+  uint32_t version_ = 0;
+  uint64_t alignment_ = 0;
+  std::vector<FileMapping> mappings_;
+  Metadata metadata_;
+  std::vector<TensorInfo> tensors_;
+  std::unordered_map<std::string_view, size_t> by_name_;
+};
+
+}  // namespace dyno
