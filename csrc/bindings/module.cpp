@@ -2,11 +2,18 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include "bindings/errors.h"
 #include "build_info.h"
 
 namespace nb = nanobind;
 
+namespace dyno {
+void bind_gguf(nb::module_& m);
+}
+
 NB_MODULE(_core, m) {
   m.doc() = "The dyno engine: GGUF files, plans, ops and sessions. Use it through the package dyno.";
   m.attr("__version__") = DYNO_VERSION;
+  dyno::register_errors(m);
+  dyno::bind_gguf(m);
 }

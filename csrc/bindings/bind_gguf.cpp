@@ -1,0 +1,190 @@
+// dyno._core.Gguf: a GGUF file as plain Python and NumPy values.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "core/error.h"
+#include "gguf/dequantize.h"
+#include "gguf/gguf_file.h"
+#include "gguf/quant_blocks.h"
+#include "gguf/text.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace dyno {
+namespace {
+
+// A new NumPy array that owns a copy of `count` values of T, which need not be aligned.
+template <typename T>
+nb::object copy_to_numpy(const std::byte* data, size_t count) {
+  auto values = std::make_unique<T[]>(count);
+  if (count > 0) std::memcpy(values.get(), data, count * sizeof(T));
+  T* raw = values.release();
+  nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(raw, {count}, owner));
+}
+
+// File strings are UTF-8 by convention only; bytes that are not become lone surrogates, so that nothing is lost.
+nb::object to_str(std::string_view text) {
+  PyObject* str = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape");
+  if (str == nullptr) nb::raise_python_error();
+  return nb::steal(str);
+}
+
+nb::object to_python(const MetaValue& value);
+
+nb::object array_to_python(const MetaArray& array) {
+  if (array.element == MetaType::boolean) return copy_to_numpy<bool>(array.data, array.count);
+  if (array.element == MetaType::string) {
+    nb::list out;
+    for (const std::string_view text : array.strings()) out.append(to_str(text));
+    return out;
+  }
+  if (array.element == MetaType::array) {
+    nb::list out;
+    for (const MetaArray& inner : array.arrays()) out.append(array_to_python(inner));
+    return out;
+  }
+  nb::object out;
+  // An empty array has no first element to look at, so the type is taken from a zero.
+  static constexpr std::byte kZero[8] = {};
+  visit_number(array.element, kZero, [&](auto zero) { out = copy_to_numpy<decltype(zero)>(array.data, array.count); });
+  return out;
+}
+
+nb::object to_python(const MetaValue& value) {
+  if (value.type == MetaType::boolean) return nb::bool_(value.as_bool());
+  if (value.type == MetaType::string) return to_str(value.as_string());
+  if (value.type == MetaType::array) return array_to_python(value.as_array());
+  nb::object out;
+  visit_number(value.type, value.data, [&](auto number) { out = nb::cast(number); });
+  return out;
+}
+
+nb::tuple numpy_shape(const TensorInfo& tensor) {
+  nb::list shape;
+  for (int i = tensor.n_dims - 1; i >= 0; --i) shape.append(tensor.dims[i]);
+  return nb::tuple(shape);
+}
+
+nb::list tensor_dicts(const GgufFile& file) {
+  nb::list out;
+  for (const TensorInfo& tensor : file.tensors()) {
+    nb::dict d;
+    d["name"] = to_str(tensor.name);
+    d["shape"] = numpy_shape(tensor);
+    d["dtype"] = dtype_name(tensor.type);
+    d["offset"] = tensor.offset;
+    d["nbytes"] = tensor.nbytes;
+    d["file"] = tensor.file;
+    out.append(d);
+  }
+  return out;
+}
+
+nb::object numpy_f32(std::unique_ptr<float[]> values, const TensorInfo& tensor) {
+  std::vector<size_t> shape;
+  for (int i = tensor.n_dims - 1; i >= 0; --i) shape.push_back(static_cast<size_t>(tensor.dims[i]));
+  float* raw = values.release();
+  nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, float>(raw, shape.size(), shape.data(), owner));
+}
+
+nb::object dequantize(const GgufFile& file, std::string_view name) {
+  const TensorInfo& tensor = file.tensor(name);
+  DYNO_CHECK(UnsupportedError, can_dequantize(tensor.type), "[gguf] tensor ", quoted(name), " of ", file.path(),
+             " has type ", dtype_name(tensor.type), ", which has no kernels");
+  const auto elements = static_cast<size_t>(tensor.n_elements());
+  auto values = std::make_unique_for_overwrite<float[]>(elements);
+  {
+    nb::gil_scoped_release release;
+    dequantize_row(tensor.type, tensor.data, values.get(), tensor.n_elements());
+  }
+  return numpy_f32(std::move(values), tensor);
+}
+
+nb::object raw_bytes(const GgufFile& file, std::string_view name) {
+  const TensorInfo& tensor = file.tensor(name);
+  return copy_to_numpy<uint8_t>(tensor.data, tensor.nbytes);
+}
+
+nb::object find_value(const GgufFile& file, std::string_view key) {
+  const Metadata::Entry* entry = file.metadata().find(key);
+  return entry == nullptr ? nb::none() : to_python(entry->value);
+}
+
+nb::bytes quantize(std::string_view dtype,
+                   nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu> values) {
+  const auto type = dtype_from_name(dtype);
+  DYNO_CHECK(UnsupportedError, type && can_quantize(*type), "[gguf] no quantiser for type ", quoted(dtype));
+  const auto n = static_cast<int64_t>(values.size());
+  // Blocks hold 16-bit fields; a vector of them is aligned for every type.
+  std::vector<uint32_t> blocks((row_bytes(*type, n) + 3) / 4);
+  quantize_row(*type, values.data(), blocks.data(), n);
+  return nb::bytes(reinterpret_cast<const char*>(blocks.data()), row_bytes(*type, n));
+}
+
+}  // namespace
+
+void bind_gguf(nb::module_& m) {
+  nb::class_<GgufFile>(m, "Gguf", "A GGUF file, or all shards of a split one. Opening it reads and checks the header.")
+      .def(
+          "__init__",
+          [](GgufFile* self, const std::filesystem::path& path) { new (self) GgufFile(GgufFile::open(path.native())); },
+          "path"_a, "Any shard of a split file opens all of them. Raises GgufError.")
+      .def_prop_ro("version", &GgufFile::version)
+      .def_prop_ro("alignment", &GgufFile::alignment)
+      .def_prop_ro(
+          "path", [](const GgufFile& f) { return to_str(f.path()); }, nb::sig("def path(self, /) -> str"))
+      .def_prop_ro(
+          "paths",
+          [](const GgufFile& f) {
+            nb::list out;
+            for (const std::string& path : f.paths()) out.append(to_str(path));
+            return out;
+          },
+          nb::sig("def paths(self, /) -> list[str]"))
+      .def_prop_ro("file_bytes", &GgufFile::file_bytes, "Size of all shards.")
+      .def(
+          "keys",
+          [](const GgufFile& f) {
+            nb::list out;
+            for (const Metadata::Entry& entry : f.metadata().entries()) out.append(to_str(entry.key));
+            return out;
+          },
+          nb::sig("def keys(self) -> list[str]"), "Metadata keys in file order.")
+      .def("get", &find_value, "key"_a, nb::sig("def get(self, key: str) -> object"),
+           "The value of a metadata key, None if there is none. Arrays of strings are lists of str, arrays of numbers "
+           "NumPy arrays of the file's type.")
+      .def(
+          "metadata",
+          [](const GgufFile& f) {
+            nb::dict out;
+            for (const Metadata::Entry& entry : f.metadata().entries()) {
+              out[to_str(entry.key)] = to_python(entry.value);
+            }
+            return out;
+          },
+          nb::sig("def metadata(self) -> dict[str, object]"))
+      .def("tensors", &tensor_dicts, nb::sig("def tensors(self) -> list[dict[str, typing.Any]]"),
+           "One dict per tensor: name, shape (NumPy order, contracted dimension last), dtype, offset and nbytes in "
+           "shard number `file`.")
+      .def("dequantize", &dequantize, "name"_a, nb::sig("def dequantize(self, name: str) -> numpy.ndarray"),
+           "The tensor as float32. Raises ModelError for an unknown name, UnsupportedError for a type without kernels.")
+      .def("raw", &raw_bytes, "name"_a, nb::sig("def raw(self, name: str) -> numpy.ndarray"),
+           "A copy of the tensor's bytes as uint8. Raises ModelError for an unknown name.")
+      .def("describe", &GgufFile::describe, "The header as text.");
+  m.def("quantize", &quantize, "dtype"_a, "values"_a,
+        "Packed blocks of float32 values: f32, f16, bf16 and q8_0. Raises UnsupportedError for other types.");
+}
+
+}  // namespace dyno

@@ -1,0 +1,46 @@
+"""The exceptions of dyno. The compiled engine raises the same classes; messages carry the offending values."""
+
+from __future__ import annotations
+
+__all__ = [
+    "DeviceError",
+    "DynoError",
+    "GgufError",
+    "ModelError",
+    "OutOfMemoryError",
+    "PlanError",
+    "ProfileError",
+    "UnsupportedError",
+]
+
+
+class DynoError(Exception):
+    """Base of every error that dyno raises on purpose."""
+
+
+class GgufError(DynoError):
+    """A GGUF file is not what it claims to be; the message names the field, its value and the byte offset."""
+
+
+class ModelError(DynoError):
+    """A well-formed file that describes no model the engine can build."""
+
+
+class ProfileError(DynoError):
+    """A profile cannot be read, or names settings that do not exist."""
+
+
+class PlanError(DynoError):
+    """The request does not fit: memory budget, context length, batch."""
+
+
+class UnsupportedError(DynoError):
+    """Legal, but no kernel or device here can do it."""
+
+
+class DeviceError(DynoError):
+    """A device failed or does not answer."""
+
+
+class OutOfMemoryError(DynoError):
+    """Memory on the host or a device is exhausted."""
