@@ -1,0 +1,193 @@
+"""What a setting is: a name with type, range, default and consequences. The table is in `_settings_table`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+SettingValue = bool | int | str | list[str]
+Kind = Literal["build", "load", "context", "session"]
+ValueType = Literal["bool", "int", "choice", "rules"]
+Fidelity = Literal["exact", "rounding", "approx"]
+Moves = Literal["pp", "tg", "memory"]
+RanksBy = Literal["bandwidth", "tile", "cores"]
+
+CPU_AND_CUDA: Final = frozenset({"cpu", "cuda"})
+CUDA: Final = frozenset({"cuda"})
+DYNO: Final = frozenset({"dyno"})
+GGML_ENGINES: Final = frozenset({"llama.cpp", "ik_llama.cpp"})
+ALL_ENGINES: Final = DYNO | GGML_ENGINES
+ENGINES: Final = ("dyno", "llama.cpp", "ik_llama.cpp")
+
+MAX_TOKENS: Final = 1 << 24
+"""No setting that counts tokens goes beyond this."""
+MAX_RULES: Final = 256
+MAX_RULE_LENGTH: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultsFor:
+    """What the defaults that are no constants depend on."""
+
+    cores: int = 1
+    """CPU cores that this process may run on."""
+    n_ctx_train: int = 4096
+    """Context length that the model was made for, in tokens."""
+    numerics: str = "default"
+    """Value of the setting `numerics`: `exact` keeps the KV cache in f32."""
+    threads: int | None = None
+    """Value of the setting `threads` where the caller gave one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting: what it is called, what it may be and what it does."""
+
+    name: str
+    kind: Kind
+    """When it can be changed: another build, a reload of the weights, a new context, or between two calls."""
+    type: ValueType
+    doc: str
+    """One sentence for `--help`, error messages and the reference page."""
+    default: SettingValue | Callable[[DefaultsFor], SettingValue]
+    """The engine's default, or a function that computes it."""
+    default_doc: str = ""
+    """How the default is computed, where it is a function."""
+    minimum: int = 0
+    """Least value of an `int`."""
+    maximum: int = MAX_TOKENS
+    """Greatest value of an `int`."""
+    choices: tuple[str, ...] = ()
+    """Values of a `choice`."""
+    foreign_choices: tuple[str, ...] = ()
+    """Further values that only engines other than dyno have."""
+    unit: str = ""
+    """Unit of an `int`."""
+    devices: frozenset[str] = CPU_AND_CUDA
+    """Kinds of device on which it does something in dyno; other engines decide for themselves."""
+    engines: frozenset[str] = DYNO
+    """Engines that have it; each target spells it in its own way."""
+    memory_bound: bool = False
+    """The value is limited by memory: never moved to another machine or model without a fit check."""
+    fidelity: Fidelity = "exact"
+    """exact: same bits; rounding: same mathematics in another order; approx: other answers."""
+    moves: tuple[Moves, ...] = field(default=("pp", "tg"))
+    """Which measures it moves: reading a prompt, generating, memory."""
+    ranks_by: RanksBy = "tile"
+    """Which property makes another machine's value plausible: bandwidths, the instruction set or compute
+    capability, or the number of cores (then it holds for the same number only)."""
+
+    def default_value(self, given: DefaultsFor | None = None) -> SettingValue:
+        """The default for a machine and a model."""
+        if callable(self.default):
+            return self.default(given if given is not None else DefaultsFor())
+        return list(self.default) if isinstance(self.default, list) else self.default
+
+    def problem(self, value: object, engine: str = "dyno") -> str | None:
+        """Why `value` is no value of this setting in an engine; None where it is one."""
+        if self.type == "bool":
+            return None if isinstance(value, bool) else f"must be true or false, not {_show(value)}"
+        if self.type == "int":
+            if isinstance(value, bool) or not isinstance(value, int):
+                return f"must be an integer, not {_show(value)}"
+            if not self.minimum <= value <= self.maximum:
+                return f"must be from {self.minimum} to {self.maximum}, not {value}"
+            return None
+        if self.type == "choice":
+            choices = self.choices if engine == "dyno" else self.choices + self.foreign_choices
+            if isinstance(value, str) and value in choices:
+                return None
+            near = closest(value, choices) if isinstance(value, str) else None
+            hint = f"; did you mean {near!r}?" if near else ""
+            return f"must be one of {', '.join(choices)}, not {_show(value)}{hint}"
+        return _rules_problem(value)
+
+    def parse(self, text: str) -> SettingValue:
+        """Reads a value from a command line.
+
+        Raises:
+            ValueError: `text` is no value of this setting; the message says what is.
+        """
+        value: SettingValue = text
+        if self.type == "bool":
+            value = {"1": True, "on": True, "true": True, "0": False, "off": False, "false": False}.get(
+                text.lower(), text
+            )
+        elif self.type == "int" and re.fullmatch(r"[+-]?[0-9]{1,18}", text):
+            value = int(text)
+        elif self.type == "choice":
+            value = text.lower()
+        elif self.type == "rules":
+            value = [rule for rule in text.split(",") if rule]
+        why = self.problem(value)
+        if why is not None:
+            raise ValueError(f"{self.name}: {why}")
+        return value
+
+    def values_doc(self) -> str:
+        """The legal values in words."""
+        if self.type == "bool":
+            return "true, false"
+        if self.type == "int":
+            unit = f" {self.unit}" if self.unit else ""
+            return f"{self.minimum} to {self.maximum}{unit}"
+        if self.type == "choice":
+            return ", ".join(self.choices)
+        return "list of `REGEX=DEVICE` (cpu, cuda:N)"
+
+    def defaults_doc(self) -> str:
+        """The default in words."""
+        if callable(self.default):
+            return self.default_doc
+        if isinstance(self.default, bool):
+            return "true" if self.default else "false"
+        return "none" if self.default == [] else str(self.default)
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+_DEVICE = re.compile(r"cpu|cuda:[0-9]{1,2}")
+
+
+def _rules_problem(value: object) -> str | None:
+    if not isinstance(value, list) or not all(isinstance(rule, str) for rule in value):
+        return f"must be a list of 'REGEX=DEVICE', not {_show(value)}"
+    if len(value) > MAX_RULES:
+        return f"holds {len(value)} rules; at most {MAX_RULES}"
+    for rule in value:
+        pattern, sep, device = rule.rpartition("=")
+        if not sep or not pattern or not _DEVICE.fullmatch(device):
+            return f"rule {_show(rule)} must read 'REGEX=DEVICE' with a device cpu or cuda:N"
+        if len(rule) > MAX_RULE_LENGTH:
+            return f"rule {_show(rule)} is longer than {MAX_RULE_LENGTH} characters"
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            return f"rule {_show(rule)}: bad regular expression: {error}"
+    return None
+
+
+def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name nearest to `name`, or None where none is as near as `cutoff` (0: any, 1: equal)."""
+    candidates = {item.lower().replace("-", "_"): item for item in known}
+    found = difflib.get_close_matches(name.lower().replace("-", "_"), candidates, n=1, cutoff=cutoff)
+    return candidates[found[0]] if found else None
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest one, and all of them where none is near."""
+    known = list(known)
+    near = closest(name, known)
+    if near is not None:
+        return f"did you mean {near!r}?"
+    return (
+        f"nearest is {closest(name, known, 0.0)!r} of {', '.join(known)}" if known else "none is valid here"
+    )

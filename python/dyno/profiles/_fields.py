@@ -1,0 +1,117 @@
+"""Building blocks of the profile's models: the strict base class and shared field types."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from dyno.settings import suggestion
+
+
+def problem(message: str, location: tuple[str | int, ...], value: object) -> InitErrorDetails:
+    """One line of a `ValidationError`: our message at a location below the model that raises it."""
+    # Braces would be read as fields of pydantic's message template.
+    return InitErrorDetails(
+        type=PydanticCustomError("profile", "{message}", {"message": message}), loc=location, input=value
+    )
+
+
+class StrictModel(BaseModel):
+    """Immutable, no conversions, finite numbers; an unknown key is an error that names the nearest one."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+    )
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        """The keys of this map in a file, in reading order."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or cls.model_config.get("extra") == "allow":
+            return data
+        known = cls.keys()
+        unknown = [key for key in data if key not in known and key not in cls.model_fields]
+        if unknown:
+            raise ValidationError.from_exception_data(
+                cls.__name__,
+                [problem(unknown_key(str(key), known), (str(key),), data[key]) for key in unknown],
+            )
+        return data
+
+
+def unknown_key(key: str, known: list[str]) -> str:
+    """The message for a key that a map does not have."""
+    return f"unknown key; {suggestion(key, known)}"
+
+
+def _as_interval(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _as_text(value: Any) -> Any:
+    """Reads an unquoted version number, which YAML takes for a number, as what its author meant."""
+    if isinstance(value, float) and math.isfinite(value):
+        return getattr(value, "text", repr(value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return value
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Ratio = Annotated[float, Field(gt=0, le=1e6)]
+Interval = Annotated[tuple[Ratio, Ratio], BeforeValidator(_as_interval)]
+Positive = Annotated[float, Field(gt=0, le=1e15)]
+NonNegative = Annotated[float, Field(ge=0, le=1e15)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+PositiveCount = Annotated[int, Field(ge=1, le=2**53)]
+Text = Annotated[str, BeforeValidator(_as_text), Field(max_length=2000)]
+Name = Annotated[str, BeforeValidator(_as_text), Field(min_length=1, max_length=200)]
+GroupName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+Counts = Annotated[list[Count], BeforeValidator(_as_list), Field(min_length=1, max_length=64)]
+
+TOKEN_RANGE = re.compile(r"m([1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?")
+
+
+def parse_tokens(text: str) -> tuple[int, int]:
+    """Reads a range of token counts: `m1` is (1, 1), `m2-8` is (2, 8).
+
+    Raises:
+        ValueError: `text` is no such range.
+    """
+    found = TOKEN_RANGE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text[:60]!r} is no range of tokens; write 'm1', 'm2-4', 'm1-8'")
+    low = int(found[1])
+    high = int(found[2]) if found[2] else low
+    if high < low:
+        raise ValueError(f"{text!r} is an empty range of tokens")
+    return low, high
+
+
+def interval_problem(ratio: float | None, ci95: tuple[float, float] | None) -> str | None:
+    """Why an interval cannot belong to a ratio."""
+    if ci95 is None:
+        return None
+    if ci95[0] > ci95[1]:
+        return f"ci95 [{ci95[0]}, {ci95[1]}] is upside down"
+    if ratio is not None and not ci95[0] <= ratio <= ci95[1]:
+        return f"ratio {ratio} lies outside its ci95 [{ci95[0]}, {ci95[1]}]"
+    return None

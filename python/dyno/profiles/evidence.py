@@ -1,0 +1,174 @@
+"""What proves a profile: workload, rates before and after, noise, quality, routing; and who made it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from dyno.profiles._fields import (
+    Count,
+    Counts,
+    Fraction,
+    Interval,
+    Name,
+    NonNegative,
+    Positive,
+    PositiveCount,
+    Ratio,
+    StrictModel,
+    Text,
+    interval_problem,
+)
+
+Metric = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}(@d[0-9]{1,9})?$")]
+"""A measure by name: `pp512` and `tg64` in tokens per second, `tg64@d4096` at a depth, `memory_mib`."""
+
+
+class Workload(StrictModel):
+    """What was run to measure."""
+
+    name: Name | None = Field(default=None, description="Name of a mix (chat, rag), where it has one.")
+    pp: Counts = Field(default_factory=list, description="Prompt lengths in tokens; one number or a list.")
+    tg: Counts = Field(default_factory=list, description="Generated tokens; one number or a list.")
+    depth: Counts = Field(default_factory=lambda: [0], description="Tokens in the KV cache beforehand.")
+    weights: list[Annotated[float, Field(ge=0, le=1e6)]] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Weight of each part in the objective, as they are listed.",
+    )
+    text: Text | None = Field(default=None, description="File whose text was used; none: random tokens.")
+
+
+class Gain(StrictModel):
+    """Tuned over default, for one measure."""
+
+    ratio: Ratio = Field(description="Tuned / baseline; above 1 is faster.")
+    ci95: Interval | None = Field(default=None, description="95 % interval of the ratio.")
+    n: PositiveCount | None = Field(default=None, description="Pairs of samples.")
+
+    @model_validator(mode="after")
+    def _interval_fits(self) -> Gain:
+        why = interval_problem(self.ratio, self.ci95)
+        if why:
+            raise ValueError(why)
+        return self
+
+
+class Quality(StrictModel):
+    """How far the answers are from the reference."""
+
+    reference: Text | None = Field(
+        default=None, description="What was compared with, e.g. `numerics: exact`."
+    )
+    tokens: Count | None = Field(default=None, description="Scored tokens.")
+    mean_kld: NonNegative | None = Field(
+        default=None, description="Mean KL divergence of the tuned settings, nats."
+    )
+    default_mean_kld: NonNegative | None = Field(
+        default=None, description="The same of the default settings."
+    )
+    max_kld: NonNegative | None = Field(default=None, description="Largest KL divergence of a token, nats.")
+    ppl_ratio: Positive | None = Field(default=None, description="Perplexity / perplexity of the reference.")
+    top1: Fraction | None = Field(
+        default=None, description="Share of tokens with the same most likely successor."
+    )
+    routing_pinned: bool | None = Field(
+        default=None, description="Experts were those that the reference chose."
+    )
+
+
+class Noise(StrictModel):
+    """What the incumbent against itself gave."""
+
+    margin: Fraction = Field(description="A gain below this is no gain, e.g. 0.01.")
+    ratio: Ratio | None = Field(default=None, description="The incumbent against itself; 1 within noise.")
+    ci95: Interval | None = Field(default=None, description="95 % interval of that ratio.")
+    half_width: Fraction | None = Field(
+        default=None, description="Half of the interval that the margin doubles."
+    )
+    within_process: NonNegative | None = Field(
+        default=None, description="Relative spread within one process."
+    )
+    between_processes: NonNegative | None = Field(
+        default=None, description="Relative spread between processes."
+    )
+    drift: Annotated[float, Field(ge=-10, le=10)] | None = Field(
+        default=None, description="Relative change of the anchor over the run."
+    )
+    voided: Count | None = Field(
+        default=None, description="Blocks that were repeated because the anchor moved."
+    )
+    n: PositiveCount | None = Field(default=None, description="Pairs of samples.")
+
+
+class Samples(StrictModel):
+    """Summary of the raw samples of one measure; all of them are in the journal."""
+
+    n: PositiveCount = Field(description="Number of samples.")
+    median: NonNegative = Field(description="In the unit of the measure.")
+    min: NonNegative | None = Field(default=None, description="Smallest sample.")
+    max: NonNegative | None = Field(default=None, description="Largest sample.")
+    mad: NonNegative | None = Field(default=None, description="Median absolute deviation.")
+
+
+class Routing(StrictModel):
+    """How the router of a mixture of experts used them while the profile was measured."""
+
+    source: Text | None = Field(default=None, description="Text, or `random tokens`.")
+    tokens: Count | None = Field(default=None, description="Tokens of the batch that was counted.")
+    distinct: NonNegative | None = Field(
+        default=None, description="Experts used in a batch, mean over the layers."
+    )
+    busiest_over_mean: NonNegative | None = Field(
+        default=None, description="Tokens of the busiest expert / mean, averaged over the layers."
+    )
+
+
+class Evidence(StrictModel):
+    """What proves the values of this file."""
+
+    workload: Workload = Field(description="What was run.")
+    baseline: dict[Metric, NonNegative] = Field(
+        default_factory=dict, description="Measures with the engine's defaults, medians."
+    )
+    tuned: dict[Metric, NonNegative] = Field(
+        default_factory=dict, description="Measures with this profile, medians."
+    )
+    gain: dict[Metric, Gain] = Field(
+        default_factory=dict, description="Whole profile / default by measure, from paired runs."
+    )
+    quality: Quality | None = Field(default=None, description="What the answers cost.")
+    noise: Noise | None = Field(default=None, description="The incumbent against itself.")
+    samples: dict[Metric, Samples] = Field(default_factory=dict, description="Raw samples in short.")
+    routing: Routing | None = Field(default=None, description="Use of the experts.")
+    peak_memory_mib: NonNegative | None = Field(default=None, description="Peak memory with this profile.")
+    journal: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{8,64}$")] | None = Field(
+        default=None, description="Digest of the journal that holds every sample."
+    )
+
+
+class Provenance(StrictModel):
+    """Who made the file, with what, when and at which cost."""
+
+    tuner: Name = Field(description="Version of the tuner.")
+    engine_commit: Name | None = Field(default=None, description="Commit that the engine was built from.")
+    device_name: Text | None = Field(default=None, description="Marketing name; a label, never compared.")
+    driver: Text | None = Field(default=None, description="GPU driver.")
+    cuda: Text | None = Field(default=None, description="CUDA toolkit that the engine was built with.")
+    compiler: Text | None = Field(default=None, description="Host compiler.")
+    os: Text | None = Field(default=None, description="Operating system and kernel.")
+    date: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9:]{5,8}Z)?$")] = Field(
+        description="Day, or moment in UTC, at which the tune ended."
+    )
+    model_file: Text | None = Field(default=None, description="Name of the model's file, without its folder.")
+    command: Text | None = Field(default=None, description="Command that repeats the tune.")
+    seed: Count | None = Field(default=None, description="Seed of every random draw.")
+    trials: Count | None = Field(default=None, description="Configurations that were measured.")
+    failed_trials: Count | None = Field(
+        default=None, description="Those that crashed, hung or gave wrong answers."
+    )
+    seconds: NonNegative | None = Field(default=None, description="How long the tune took.")
+    status: Literal["complete", "interrupted", "budget"] | None = Field(
+        default=None, description="Whether the search ended by itself, by an interrupt or by its budget."
+    )

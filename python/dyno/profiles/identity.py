@@ -1,0 +1,305 @@
+"""What a profile was measured on: device, model and engine, as properties that can be compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
+
+from dyno.profiles._fields import (
+    Count,
+    Fraction,
+    Name,
+    Positive,
+    PositiveCount,
+    StrictModel,
+)
+from dyno.settings import ENGINES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+CPU_ISAS = ("portable", "avx2", "avx512_vnni")
+"""Instruction sets that CPU kernels are compiled for, in ascending order."""
+
+
+def _as_capability(value: Any) -> Any:
+    """Takes an unquoted 9.0, which YAML takes for a number."""
+    return f"{value:.1f}" if isinstance(value, float) and value == round(value, 1) else value
+
+
+class CudaDevice(StrictModel):
+    """A CUDA device by its properties; the marketing name is no part of it."""
+
+    kind: Literal["cuda"] = "cuda"
+    compute_capability: Annotated[
+        str,
+        BeforeValidator(_as_capability),
+        Field(pattern=r"^[0-9]{1,2}\.[0-9]$", description='As text: "9.0".'),
+    ]
+    sm_count: int = Field(ge=1, le=4096, description="Streaming multiprocessors.")
+    memory_mib: PositiveCount = Field(description="Memory of the device in MiB, all of it.")
+    memory_gbps: Positive | None = Field(
+        default=None, description="Measured memory bandwidth in GB/s; ranks only."
+    )
+    pcie_gbps: Positive | None = Field(
+        default=None, description="Measured host-to-device bandwidth in GB/s; ranks only."
+    )
+    power_limit_w: Positive | None = Field(default=None, description="Enforced power limit in watts.")
+
+
+class CpuDevice(StrictModel):
+    """The CPU of a machine by its properties, as this process may use it."""
+
+    kind: Literal["cpu"] = "cpu"
+    isa: Literal["portable", "avx2", "avx512_vnni"] = Field(
+        description="Best instruction set that the kernels could use."
+    )
+    cores: int = Field(ge=1, le=65536, description="Cores that the process may run on.")
+    l1d_kib: Count | None = Field(default=None, description="L1 data cache of a core in KiB.")
+    l2_kib: Count | None = Field(default=None, description="L2 cache of a core in KiB.")
+    l3_kib: Count | None = Field(default=None, description="Shared L3 cache in KiB; 0 where there is none.")
+    memory_mib: PositiveCount = Field(description="Memory of the machine in MiB, all of it.")
+    memory_gbps: Positive | None = Field(
+        default=None, description="Measured memory bandwidth in GB/s; ranks only."
+    )
+
+
+def _device_tag(value: Any) -> str | None:
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return f"<{kind}>" if kind in ("cuda", "cpu") else None
+
+
+Device = Annotated[
+    Annotated[CudaDevice, Tag("<cuda>")] | Annotated[CpuDevice, Tag("<cpu>")],
+    Discriminator(
+        _device_tag,
+        custom_error_type="profile",
+        custom_error_message="must be a map with kind: cuda or kind: cpu",
+    ),
+]
+"""A `CudaDevice` or a `CpuDevice`, told apart by `kind`."""
+
+
+class ModelIdentity(StrictModel):
+    """A model by architecture, shapes and types; neither its name nor its values count."""
+
+    architecture: Name = Field(description="general.architecture of the GGUF file.")
+    layers: int = Field(ge=1, le=65536, description="Transformer layers.")
+    embedding: PositiveCount = Field(description="Width of the residual stream.")
+    feed_forward: Count | None = Field(default=None, description="Width of the dense feed-forward layers.")
+    expert_feed_forward: Count | None = Field(default=None, description="Width of one expert.")
+    heads: Count | None = Field(default=None, description="Attention heads of the first layer.")
+    kv_heads: Count | None = Field(default=None, description="Key/value heads of the first layer.")
+    vocab: Count | None = Field(default=None, description="Tokens in the vocabulary.")
+    experts: Count = Field(default=0, description="Experts of a layer; 0 for a dense model.")
+    experts_used: Count = Field(default=0, description="Experts that a token uses.")
+    types: dict[Annotated[str, Field(pattern=r"^[A-Z0-9_]{2,16}$")], Fraction] = Field(
+        min_length=1, description="Share of the weights' elements by type, e.g. {Q4_0: 0.93, Q6_K: 0.07}."
+    )
+    shapes: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = Field(
+        default=None, description="Fingerprint of every dimension of every layer (see `shapes_fingerprint`)."
+    )
+    weights: Literal["real", "synthetic"] = Field(
+        default="real", description="`synthetic`: random weights; never an exact match for a real model."
+    )
+
+    @field_validator("types")
+    @classmethod
+    def _shares_add_up(cls, value: dict[str, float]) -> dict[str, float]:
+        total = sum(value.values())
+        if not 0.9 <= total <= 1.1:  # shares are written with two digits
+            raise ValueError(f"the shares of the types add up to {total:.3f} instead of 1")
+        return value
+
+
+BuildValue = bool | Annotated[int, Field(ge=-(2**53), le=2**53)] | Annotated[str, Field(max_length=500)]
+
+
+class EngineIdentity(StrictModel):
+    """The engine that was measured."""
+
+    name: Literal["dyno", "llama.cpp", "ik_llama.cpp"] = "dyno"
+    version: Name = Field(description="Version of the engine; for the others the build number or commit.")
+    ops_revision: Count | None = Field(
+        default=None,
+        description="Revision of dyno's kernels: what is measured under one does not hold for another.",
+    )
+    build: dict[
+        Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]{0,63}$")],
+        BuildValue | Annotated[list[BuildValue], Field(max_length=64)],
+    ] = Field(default_factory=dict, description="Build switches, e.g. {GGML_CUDA_LTO: false}.")
+
+
+def device_from_info(
+    info: Mapping[str, Any], *, memory_gbps: float | None = None, pcie_gbps: float | None = None
+) -> CpuDevice | CudaDevice:
+    """The device of a profile from the engine's device description (`dyno._core.cpu_info()`).
+
+    Args:
+        info: properties as the engine reports them: `kind`, `isa`, `cores`, `l1d_bytes`, `memory_bytes`, ...
+        memory_gbps: measured memory bandwidth in GB/s, where someone measured it.
+        pcie_gbps: measured host-to-device bandwidth in GB/s (CUDA).
+
+    Raises:
+        KeyError: a property is missing.
+    """
+    memory_mib = max(1, round(info["memory_bytes"] / 2**20))
+    if info["kind"] == "cuda":
+        capability = info["compute_capability"]
+        if isinstance(capability, int):  # 90 = 9.0
+            capability = f"{capability // 10}.{capability % 10}"
+        return CudaDevice(
+            compute_capability=capability,
+            sm_count=info["sm_count"],
+            memory_mib=memory_mib,
+            memory_gbps=memory_gbps,
+            pcie_gbps=pcie_gbps,
+            power_limit_w=info.get("power_limit_w"),
+        )
+    return CpuDevice(
+        isa=info["isa"],
+        cores=info["cores"],
+        l1d_kib=info["l1d_bytes"] // 1024,
+        l2_kib=info["l2_bytes"] // 1024,
+        l3_kib=info["l3_bytes"] // 1024,
+        memory_mib=memory_mib,
+        memory_gbps=memory_gbps,
+    )
+
+
+def device_info(device: CpuDevice | CudaDevice) -> dict[str, Any]:
+    """The engine's device description of a profile's device, to ask `supports` and `candidates` with."""
+    if isinstance(device, CudaDevice):
+        major, minor = device.compute_capability.split(".")
+        return {
+            "kind": "cuda",
+            "name": "",
+            "memory_bytes": device.memory_mib << 20,
+            "compute_capability": int(major) * 10 + int(minor),
+            "sm_count": device.sm_count,
+        }
+    info: dict[str, Any] = {
+        "kind": "cpu",
+        "name": "",
+        "memory_bytes": device.memory_mib << 20,
+        "isa": device.isa,
+        "cores": device.cores,
+    }
+    for key in ("l1d", "l2", "l3"):
+        size = getattr(device, f"{key}_kib")
+        if size is not None:
+            info[f"{key}_bytes"] = size * 1024
+    return info
+
+
+_NOT_SHAPES = frozenset(
+    {
+        "n_ctx_train",
+        "context_length",
+        "types",
+        "parameters",
+        "file_bytes",
+        "nbytes",
+        "bytes",
+        "size",
+        "offset",
+    }
+)
+
+
+def _shapes(value: Any) -> Any:
+    """The integers and flags of a description, without rates, names and types."""
+    if isinstance(value, dict):
+        kept = {str(key): _shapes(item) for key, item in value.items() if key not in _NOT_SHAPES}
+        return {key: item for key, item in sorted(kept.items()) if item is not None}
+    if isinstance(value, list | tuple):
+        return [_shapes(item) for item in value]
+    return value if isinstance(value, int) else None
+
+
+def shapes_fingerprint(description: Mapping[str, Any]) -> str:
+    """Sixteen hex digits over every dimension of a model.
+
+    Integers and flags of `dyno._core.describe_model()` count, at any depth; floats (epsilons, rope bases),
+    names, types, the trained context length and sizes in bytes do not: files that differ only in those run
+    the same kernels on the same shapes.
+    """
+    canonical = json.dumps(
+        [str(description["architecture"]), _shapes(dict(description))], separators=(",", ":"), sort_keys=True
+    )
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def _first(description: Mapping[str, Any], names: Iterable[str]) -> int | None:
+    """A dimension by any of its names: of the model, or of the first layer that has it."""
+    names = tuple(names)
+    places: list[Any] = [description, *description.get("layers", [])]
+    for place in places:
+        if isinstance(place, dict):
+            for name in names:
+                value = place.get(name)
+                if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                    return value
+    return None
+
+
+def model_from_description(
+    description: Mapping[str, Any], *, weights: Literal["real", "synthetic"] = "real"
+) -> ModelIdentity:
+    """The model of a profile from the engine's model description (`dyno._core.describe_model()`)."""
+    types = {str(name).upper(): round(float(share), 4) for name, share in description["types"].items()}
+    return ModelIdentity(
+        architecture=description["architecture"],
+        layers=description["n_layers"],
+        embedding=description["n_embd"],
+        feed_forward=_first(description, ("n_ff", "feed_forward", "n_feed_forward")),
+        expert_feed_forward=_first(description, ("n_ff_exp", "n_ff_expert", "expert_feed_forward")),
+        heads=_first(description, ("n_head", "n_heads", "heads")),
+        kv_heads=_first(description, ("n_head_kv", "n_kv_heads", "kv_heads")),
+        vocab=description.get("n_vocab"),
+        experts=description.get("experts") or 0,
+        experts_used=description.get("experts_used") or 0,
+        types={
+            name: share
+            for name, share in sorted(types.items(), key=lambda item: (-item[1], item[0]))
+            if share
+        },
+        shapes=shapes_fingerprint(description),
+        weights=weights,
+    )
+
+
+def weights_kind(metadata: Mapping[str, Any]) -> Literal["real", "synthetic"]:
+    """Whether a file says of itself that its weights are random: `general.name` with the word "synthetic"."""
+    name = metadata.get("general.name")
+    return (
+        "synthetic" if isinstance(name, str) and re.search(r"\bsynthetic\b", name, re.IGNORECASE) else "real"
+    )
+
+
+def engine_from_build(info: Mapping[str, Any]) -> EngineIdentity:
+    """The engine of a profile from `dyno._core.build_info()`."""
+    switches = info.get("switches", {})
+    build = {str(key): value for key, value in switches.items() if isinstance(value, bool | int | str | list)}
+    return EngineIdentity(version=info["version"], ops_revision=info["ops_revision"], build=build)
+
+
+__all__ = [
+    "CPU_ISAS",
+    "ENGINES",
+    "CpuDevice",
+    "CudaDevice",
+    "Device",
+    "EngineIdentity",
+    "ModelIdentity",
+    "device_from_info",
+    "device_info",
+    "engine_from_build",
+    "model_from_description",
+    "shapes_fingerprint",
+    "weights_kind",
+]

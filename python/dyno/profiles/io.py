@@ -1,0 +1,280 @@
+"""Reading and writing profile files: one line per error with file and line, atomic writes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import ValidationError
+
+from dyno.errors import ProfileError
+from dyno.profiles import _yaml
+from dyno.profiles.schema import Profile, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+MAX_PROBLEMS = 100
+FLOW_WIDTH = 150
+"""Maps that fit on a line of this many columns are written on one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with a file."""
+
+    file: str
+    line: int | None
+    where: str
+    """Path of the key, e.g. `settings.ubatch.value`; empty for the file as a whole."""
+    message: str
+    level: Literal["error", "warning", "note"] = "error"
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        where = f"{self.where}: " if self.where else ""
+        prefix = "" if self.level == "error" else f"{self.level}: "
+        return f"{place}: {prefix}{where}{self.message}"
+
+
+# ---- Reading ----
+
+
+def load_profile(path: str | os.PathLike[str]) -> Profile:
+    """Reads and validates a profile.
+
+    Raises:
+        ProfileError: the file cannot be read, is no YAML, or is no profile: one line with file, line, key,
+            what is wrong and, for an unknown key, the nearest valid one.
+    """
+    return _validated(_read(Path(path)), str(path))
+
+
+def loads_profile(text: str, name: str = "<text>") -> Profile:
+    """The same for a text; `name` stands for the file in messages."""
+    return _validated(text, name)
+
+
+def file_problems(path: str | os.PathLike[str]) -> tuple[Profile | None, list[Problem]]:
+    """Reads a file and gives all that is wrong with it instead of raising at the first."""
+    try:
+        text = _read(Path(path))
+    except ProfileError as error:
+        message = str(error).removeprefix(f"[profile] {path}: ")
+        return None, [Problem(str(path), None, "", message)]
+    return _problems(text, str(path))
+
+
+def _read(path: Path) -> str:
+    try:
+        # Without O_NONBLOCK the opening of a pipe would wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise ProfileError(f"[profile] {path}: not a regular file")
+        with open(descriptor, "rb") as file:
+            data = file.read(_yaml.MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ProfileError(f"[profile] {path}: cannot be read: {why}") from error
+    if len(data) > _yaml.MAX_BYTES:
+        raise ProfileError(f"[profile] {path}: larger than {_yaml.MAX_BYTES} bytes, no profile")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ProfileError(f"[profile] {path}: no UTF-8 text (byte {error.start})") from error
+
+
+def _validated(text: str, name: str) -> Profile:
+    profile, problems = _problems(text, name)
+    if profile is None:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise ProfileError(f"[profile] {problems[0]}{more}")
+    return profile
+
+
+def _problems(text: str, name: str) -> tuple[Profile | None, list[Problem]]:
+    try:
+        data, lines = _yaml.parse(text)
+    except _yaml.YamlProblem as error:
+        return None, [Problem(name, error.line, "", error.message)]
+    if not isinstance(data, dict):
+        return None, [Problem(name, 1, "", "not a map of keys; a profile starts with 'schema: 1'")]
+    try:
+        profile = Profile.model_validate(data)
+    except ValidationError as error:
+        return None, _translate(error, name, lines)
+    return profile.with_source(Source(name, lines)), []
+
+
+def describe_error(error: ValidationError) -> str:
+    """All that pydantic found in a profile made in memory, on one line."""
+    return "; ".join(f"{found.where}: {found.message}" for found in _translate(error, "", {}))
+
+
+def _translate(error: ValidationError, name: str, lines: Mapping[tuple[str, ...], int]) -> list[Problem]:
+    found: list[Problem] = []
+    for item in error.errors(include_url=False, include_context=False, include_input=False):
+        # Tags of unions and pydantic's own steps stand in angle or square brackets.
+        path = tuple(str(step) for step in item["loc"] if not _is_step(str(step)))
+        path = _known_prefix(path, lines) if lines else path
+        line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
+        problem = Problem(name, line, ".".join(path), _message(item))
+        if problem not in found:
+            found.append(problem)
+    found.sort(key=lambda problem: problem.line or 0)
+    return found[:MAX_PROBLEMS]
+
+
+_UNION_STEPS = frozenset({"bool", "int", "float", "str", "literal['default']", "list[constrained-str]"})
+
+
+def _is_step(step: str) -> bool:
+    return (step.startswith("<") and step.endswith(">")) or step == "[key]"
+
+
+def _known_prefix(path: tuple[str, ...], lines: Mapping[tuple[str, ...], int]) -> tuple[str, ...]:
+    """Cuts what pydantic appends for the members of a union (`value.bool`, `value.list[...]`)."""
+    if path in lines or not path:
+        return path
+    last = path[-1]
+    union = last in _UNION_STEPS or "[" in last or "-" in last
+    return _known_prefix(path[:-1], lines) if union else path
+
+
+def _message(item: Any) -> str:
+    kind, text = item["type"], str(item["msg"])
+    if kind == "missing":
+        return "missing"
+    text = text.removeprefix("Value error, ")
+    text = text.replace("Input should be", "must be").replace("String should", "text must")
+    return " ".join(text.split())
+
+
+# ---- Writing ----
+
+
+def to_dict(profile: Profile) -> dict[str, Any]:
+    """The profile as plain data in the order in which it is written."""
+    data = profile.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=False)
+    for name in ("settings", "kernels"):
+        if not data[name]:
+            del data[name]
+    for entry in data.get("settings", {}).values():
+        if isinstance(entry, dict):
+            _shorten(entry, "moves")
+    workload = data.get("evidence", {}).get("workload", {})
+    for key in ("pp", "tg", "depth"):
+        _shorten(workload, key)
+    if not workload.get("weights", True):
+        del workload["weights"]
+    evidence = data.get("evidence", {})
+    for key in ("baseline", "tuned", "gain", "samples"):
+        if key in evidence and not evidence[key]:
+            del evidence[key]
+    return data
+
+
+def _shorten(entry: dict[str, Any], key: str) -> None:
+    """A list of one is written as its item, an empty one not at all."""
+    value = entry.get(key)
+    if value == []:
+        del entry[key]
+    elif isinstance(value, list) and len(value) == 1:
+        entry[key] = value[0]
+
+
+def dumps_profile(profile: Profile) -> str:
+    """The YAML text of a profile: reading order, one line per entry."""
+    out: list[str] = []
+    for key, value in to_dict(profile).items():
+        if isinstance(value, dict):
+            out.append(f"{key}:")
+            out.extend(_block(value, 1, spread=key in ("kernels",)))
+        else:
+            out.append(f"{key}: {_yaml.scalar(value)}")
+    return "\n".join(out) + "\n"
+
+
+def _block(value: Mapping[str, Any], depth: int, spread: bool = False) -> Iterator[str]:
+    indent = "  " * depth
+    keys = {key: _yaml.scalar(key, as_key=True) + ":" for key in value}
+    width = min(max(map(len, keys.values()), default=0), 24)
+    for key, item in value.items():
+        line = f"{indent}{keys[key]:<{width}} {_yaml.flow(item)}"
+        is_long = (
+            isinstance(item, dict)
+            and len(line) > FLOW_WIDTH
+            and any(isinstance(v, dict) for v in item.values())
+        )
+        if isinstance(item, dict) and item and (spread or is_long):
+            yield f"{indent}{keys[key]}"
+            yield from _block(item, depth + 1)
+        else:
+            yield line
+
+
+def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
+    """Writes a profile: a reader sees the old file or the new one, never a part. Makes missing folders.
+
+    Raises:
+        ProfileError: the file cannot be written (no space, no permission); an older file is then unchanged.
+    """
+    write_atomically(Path(path), dumps_profile(profile).encode())
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replaces a file by way of a temporary one in the same folder, flushed to the disk before the rename.
+
+    Raises:
+        ProfileError: it cannot be written; an older file is then unchanged.
+    """
+    path = Path(os.path.realpath(path))  # a link stays a link
+    temporary: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), _mode_for(path))
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        temporary = None
+        _sync_folder(path.parent)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        kept = "; the older file is unchanged" if path.exists() else ""
+        full = (
+            " (free some space or choose another place)" if getattr(error, "errno", 0) == errno.ENOSPC else ""
+        )
+        raise ProfileError(f"[profile] {path}: cannot be written: {why}{full}{kept}") from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+def _mode_for(path: Path) -> int:
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a rename durable. Some file systems cannot do it for a folder; the file is safe by then."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

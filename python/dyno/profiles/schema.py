@@ -1,0 +1,314 @@
+"""The profile: typed models of the YAML file; JSON schema and reference page are generated from them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from dyno.profiles._fields import (
+    GroupName,
+    Interval,
+    Name,
+    PositiveCount,
+    Ratio,
+    StrictModel,
+    Text,
+    interval_problem,
+    parse_tokens,
+    problem,
+)
+from dyno.profiles.evidence import Evidence, Provenance
+from dyno.profiles.identity import CpuDevice, CudaDevice, Device, EngineIdentity, ModelIdentity
+from dyno.settings import SETTINGS, applies_on, suggestion, unknown_setting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+SCHEMA_VERSION = 1
+
+Value = (
+    bool
+    | Annotated[int, Field(ge=-(2**53), le=2**53)]
+    | Annotated[str, Field(max_length=512)]
+    | Annotated[list[Annotated[str, Field(max_length=512)]], Field(max_length=256)]
+)
+Moved = Literal["pp", "tg", "memory", "vram"]
+
+
+def _as_moves(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class SettingEntry(StrictModel):
+    """A setting whose value beat the default, with its proof."""
+
+    value: Value = Field(description="The value; types and ranges are those of the setting.")
+    default: Value | None = Field(default=None, description="The engine's default when this was measured.")
+    ratio: Ratio | None = Field(
+        default=None,
+        description="Full profile / full profile with this entry at its default; above 1 is faster.",
+    )
+    ci95: Interval | None = Field(default=None, description="95 % interval of the ratio.")
+    n: PositiveCount | None = Field(default=None, description="Pairs of samples behind the ratio.")
+    moves: Annotated[list[Moved], BeforeValidator(_as_moves), Field(max_length=4)] = Field(
+        default_factory=list, description="Measures that it moves: one name or a list."
+    )
+    group: GroupName | None = Field(
+        default=None, description="Entries that only gain together: if one is rejected, all fall back."
+    )
+    note: Text | None = Field(default=None, description="For people.")
+
+    @model_validator(mode="after")
+    def _interval_fits(self) -> SettingEntry:
+        why = interval_problem(self.ratio, self.ci95)
+        if why:
+            raise ValueError(why)
+        return self
+
+
+KernelParam = Annotated[int, Field(ge=-(2**15), le=2**15 - 1)]
+
+
+class KernelEntry(StrictModel):
+    """A kernel configuration for one op and a range of tokens. Further keys are parameters of the variant."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, KernelParam]
+
+    variant: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+-]{1,64}$")] = Field(
+        description="Name of the variant."
+    )
+    ratio: Ratio | None = Field(
+        default=None, description="Default configuration / this one, in time; above 1 is faster."
+    )
+    ci95: Interval | None = Field(default=None, description="95 % interval of the ratio.")
+    n: PositiveCount | None = Field(default=None, description="Pairs of samples behind the ratio.")
+    group: GroupName | None = Field(default=None, description="As for settings.")
+    note: Text | None = Field(default=None, description="For people.")
+
+    @property
+    def params(self) -> dict[str, int]:
+        """The variant's parameters by name."""
+        return dict(self.__pydantic_extra__ or {})
+
+    @property
+    def config(self) -> dict[str, str | int]:
+        """The configuration as `dyno._core.Session` takes it: variant and parameters."""
+        return {"variant": self.variant, **self.params}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_near_misses(cls, data: Any) -> Any:
+        """A misspelt key would pass as a parameter; parameters are integers and resemble no key of ours."""
+        if not isinstance(data, dict):
+            return data
+        keys = cls.keys()
+        bad = []
+        for key, value in data.items():
+            if key in keys:
+                continue
+            is_integer = isinstance(value, int) and not isinstance(value, bool)
+            if not (isinstance(key, str) and key.isidentifier() and len(key) <= 32):
+                bad.append(problem("no name of a parameter", (str(key),), value))
+            elif not is_integer:
+                bad.append(
+                    problem(
+                        f"unknown key with a value that is no integer; {suggestion(key, keys)}", (key,), value
+                    )
+                )
+        if bad:
+            raise ValidationError.from_exception_data(cls.__name__, bad)
+        return data
+
+    @model_validator(mode="after")
+    def _interval_fits(self) -> KernelEntry:
+        why = interval_problem(self.ratio, self.ci95)
+        if why:
+            raise ValueError(why)
+        return self
+
+
+def _entry_tag(value: Any) -> str:
+    return "<default>" if isinstance(value, str) else "<entry>"
+
+
+Default = Annotated[Literal["default"], Tag("<default>")]
+SettingOrDefault = Annotated[Annotated[SettingEntry, Tag("<entry>")] | Default, Discriminator(_entry_tag)]
+KernelOrDefault = Annotated[Annotated[KernelEntry, Tag("<entry>")] | Default, Discriminator(_entry_tag)]
+
+
+class Match(StrictModel):
+    """What the profile was measured on; the runtime compares these properties with what it finds."""
+
+    device: Device = Field(description="The device.")
+    model: ModelIdentity = Field(description="The model.")
+    engine: EngineIdentity = Field(description="The engine.")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a profile was read from."""
+
+    path: str
+    lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+    """Line of every key, by its path."""
+
+
+_OP_KEY = re.compile(r"[a-z][a-z0-9_]*( [!-~]+)*")
+MAX_OP_KEY_LENGTH = 300
+
+
+class Profile(StrictModel):
+    """Settings and kernel configurations for one device and one model, with the evidence for them."""
+
+    schema_version: Literal[1] = Field(alias="schema", description="Version of this format: 1.")
+    label: Name = Field(description="What people call it; never compared.")
+    match: Match = Field(description="What it was measured on.")
+    settings: dict[str, SettingOrDefault] = Field(
+        default_factory=dict,
+        description="By name: `default` (measured, the default wins) or a value with its proof.",
+    )
+    kernels: dict[str, dict[str, KernelOrDefault]] = Field(
+        default_factory=dict,
+        description="By op key and token range (`m1`, `m2-8`): `default` or a configuration with its proof.",
+    )
+    evidence: Evidence | None = Field(default=None, description="What proves the values.")
+    provenance: Provenance | None = Field(default=None, description="Who made the file, and how.")
+
+    _source: Source | None = PrivateAttr(default=None)
+
+    @property
+    def source(self) -> Source | None:
+        """Where it was read from; None for one that was made in memory."""
+        return self._source
+
+    def with_source(self, source: Source) -> Profile:
+        """The same profile, read from `source`."""
+        copy = self.model_copy()
+        copy._source = source
+        return copy
+
+    def origin(self, *path: str) -> str:
+        """File and line of a key, as `name.yaml:12`; the label for a profile that is in no file."""
+        if self._source is None:
+            return self.label
+        line = self._source.lines.get(path)
+        name = self._source.path.rsplit("/", 1)[-1]
+        return f"{name}:{line}" if line is not None else name
+
+    def entries(self) -> Iterator[tuple[str, SettingEntry | KernelEntry]]:
+        """Every entry that is no `default`, by its path: `settings.ubatch`, `kernels.<op key>.<tokens>`."""
+        for name, setting in self.settings.items():
+            if isinstance(setting, SettingEntry):
+                yield setting_path(name), setting
+        for key, ranges in self.kernels.items():
+            for tokens, kernel in ranges.items():
+                if isinstance(kernel, KernelEntry):
+                    yield kernel_path(key, tokens), kernel
+
+    def __eq__(self, other: object) -> bool:
+        # Where a profile was read from is no part of what it says.
+        return isinstance(other, Profile) and self.__dict__ == other.__dict__
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @field_validator("schema_version", mode="before")
+    @classmethod
+    def _known_schema(cls, value: Any) -> Any:
+        if isinstance(value, bool) or value != SCHEMA_VERSION:
+            raise ValueError(f"schema {value!r} is unknown; this version reads schema {SCHEMA_VERSION}")
+        return value
+
+    @field_validator("kernels")
+    @classmethod
+    def _token_ranges(cls, kernels: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        bad = []
+        for key, ranges in kernels.items():
+            if len(key) > MAX_OP_KEY_LENGTH or not _OP_KEY.fullmatch(key):
+                bad.append(problem("no op key; one reads 'matmul q4_0 n=4096 k=2048'", (key,), key))
+            seen: list[tuple[int, int, str]] = []
+            for tokens in ranges:
+                try:
+                    low, high = parse_tokens(tokens)
+                except ValueError as error:
+                    bad.append(problem(str(error), (key, tokens), tokens))
+                    continue
+                for other_low, other_high, other in seen:
+                    if low <= other_high and other_low <= high:
+                        bad.append(problem(f"range {tokens!r} overlaps {other!r}", (key, tokens), tokens))
+                seen.append((low, high, tokens))
+        if bad:
+            raise ValidationError.from_exception_data(cls.__name__, bad)
+        return kernels
+
+    @model_validator(mode="after")
+    def _settings_are_known(self) -> Profile:
+        bad = [
+            problem(why, ("settings", *where), None)
+            for where, why in settings_problems(self.settings, self.match.device.kind, self.match.engine.name)
+        ]
+        if self.match.engine.name == "dyno" and self.match.engine.ops_revision is None:
+            bad.append(problem("missing; the dyno engine has one", ("match", "engine", "ops_revision"), None))
+        if bad:
+            raise ValidationError.from_exception_data("Profile", bad)
+        return self
+
+
+def settings_problems(
+    settings: Mapping[str, SettingEntry | str], device_kind: str, engine: str
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What the table of settings has against `settings`: location below `settings` and message."""
+    for name, entry in settings.items():
+        setting = SETTINGS.get(name)
+        if setting is None or engine not in setting.engines or not applies_on(setting, device_kind, engine):
+            yield (name,), unknown_setting(name, device_kind, engine)
+        elif isinstance(entry, SettingEntry):
+            why = setting.problem(entry.value, engine)
+            if why:
+                yield (name, "value"), why
+            why = None if entry.default is None else setting.problem(entry.default, engine)
+            if why:
+                yield (name, "default"), why
+
+
+def setting_path(name: str) -> str:
+    """How messages and rejections name an entry of `settings`."""
+    return f"settings.{name}"
+
+
+def kernel_path(op_key: str, tokens: str) -> str:
+    """How messages and rejections name an entry of `kernels`."""
+    return f"kernels.{op_key}.{tokens}"
+
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "CpuDevice",
+    "CudaDevice",
+    "Device",
+    "EngineIdentity",
+    "Evidence",
+    "KernelEntry",
+    "Match",
+    "ModelIdentity",
+    "Profile",
+    "Provenance",
+    "SettingEntry",
+    "Source",
+    "kernel_path",
+    "setting_path",
+    "settings_problems",
+]

@@ -1,0 +1,65 @@
+"""The one table of settings that the runtime knows.
+
+`Engine`, the command line, the tuner's knobs, the validation of profiles and the reference page are generated
+from `SETTINGS`: a name that does not stand here does not exist. Kernel configurations are not settings; they
+are named by op key and validated by the op families themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from dyno._setting import ENGINES, DefaultsFor, Setting, SettingValue, closest, suggestion
+from dyno._settings_table import KV_TYPES, OFFLOAD_OPS, TABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SETTINGS: Final[Mapping[str, Setting]] = {setting.name: setting for setting in TABLE}
+"""Every setting by name, in the order in which people read them: load, context, session, other engines."""
+
+if len(SETTINGS) != len(TABLE):  # a duplicate would silently hide a row
+    raise RuntimeError("dyno/_settings_table.py names a setting twice")
+
+
+def settings_for(device_kind: str | None = None, engine: str = "dyno") -> list[Setting]:
+    """The settings that do something on a kind of device (None: on any) under an engine, in table order."""
+    return [
+        setting
+        for setting in SETTINGS.values()
+        if engine in setting.engines and applies_on(setting, device_kind, engine)
+    ]
+
+
+def applies_on(setting: Setting, device_kind: str | None, engine: str = "dyno") -> bool:
+    """Whether a setting can do something on a kind of device (None: on any)."""
+    return engine != "dyno" or device_kind is None or device_kind in setting.devices
+
+
+def unknown_setting(name: str, device_kind: str | None = None, engine: str = "dyno") -> str:
+    """The message for a name that `settings_for` does not hold: what is wrong and the nearest valid name."""
+    known = [setting.name for setting in settings_for(device_kind, engine)]
+    if name in SETTINGS:
+        setting = SETTINGS[name]
+        if engine not in setting.engines:
+            return f"{name!r} is a setting of {', '.join(sorted(setting.engines))}, not of {engine}"
+        return (
+            f"{name!r} does nothing on a {device_kind} device (only on {', '.join(sorted(setting.devices))})"
+        )
+    return f"unknown setting {name!r}; {suggestion(name, known)}"
+
+
+__all__ = [
+    "ENGINES",
+    "KV_TYPES",
+    "OFFLOAD_OPS",
+    "SETTINGS",
+    "DefaultsFor",
+    "Setting",
+    "SettingValue",
+    "applies_on",
+    "closest",
+    "settings_for",
+    "suggestion",
+    "unknown_setting",
+]

@@ -1,0 +1,357 @@
+"""Reading and writing: round trips, errors with line and suggestion, hostile files, atomic writes."""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import os
+import re
+import stat
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from dyno.profiles import (
+    Profile,
+    ProfileError,
+    _yaml,
+    dumps_profile,
+    io,
+    load_profile,
+    loads_profile,
+    save_profile,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def error_of(text: str, name: str = "p.yaml") -> str:
+    with pytest.raises(ProfileError) as caught:
+        loads_profile(text, name)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def replaced(text: str, old: str, new: str) -> str:
+    assert old in text
+    return text.replace(old, new, 1)
+
+
+# ---- Round trips ----
+
+
+@pytest.mark.parametrize("name", ["cuda_text", "cpu_text"])
+def test_what_is_written_reads_back_equal(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    profile = loads_profile(request.getfixturevalue(name))
+    path = tmp_path / "new" / "folder" / "p.yaml"
+    save_profile(profile, path)
+    assert load_profile(path) == profile
+    assert dumps_profile(load_profile(path)) == path.read_text()
+
+
+def test_written_text_keeps_the_reading_order_and_one_line_per_entry(cuda_profile: Profile) -> None:
+    lines = dumps_profile(cuda_profile).splitlines()
+    top = [line.split(":")[0] for line in lines if line[0] != " "]
+    assert top == ["schema", "label", "match", "settings", "kernels", "evidence", "provenance"]
+    assert (
+        "  ubatch:            {value: 4096, default: 512, ratio: 1.64, ci95: [1.63, 1.65], n: 9, moves: pp, "
+        "group: g1}" in lines
+    )
+    assert '  "matmul q4_0 n=4096 k=2048":' in lines
+    assert "  cuda_graphs:       default" in lines
+
+
+def test_another_yaml_reader_sees_the_same_values(cuda_profile: Profile) -> None:
+    """People read these files with PyYAML (YAML 1.1): nothing may change its type there."""
+    seen = yaml.safe_load(dumps_profile(cuda_profile))
+    assert seen["match"]["device"]["compute_capability"] == "9.0"
+    assert seen["provenance"]["cuda"] == "13.0"
+    assert seen["evidence"]["quality"]["mean_kld"] == 2.1e-5
+    assert seen["evidence"]["journal"] == "sha256:0123456789abcdef"
+    assert seen["provenance"]["date"] == datetime.date(2026, 11, 20)
+
+
+def test_unquoted_versions_keep_their_spelling(cuda_profile: Profile) -> None:
+    assert cuda_profile.provenance is not None
+    assert cuda_profile.provenance.driver == "580.10"
+    assert cuda_profile.provenance.cuda == "13.0"
+
+
+def test_unquoted_compute_capability_is_understood(cuda_text: str) -> None:
+    profile = loads_profile(replaced(cuda_text, '"9.0"', "9.0"))
+    assert profile.match.device.kind == "cuda"
+    assert profile.match.device.compute_capability == "9.0"
+    assert "compute_capability" in error_of(replaced(cuda_text, '"9.0"', "9.05"))
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+SCALARS = st.one_of(
+    st.booleans(),
+    st.integers(-(2**53), 2**53),
+    st.floats(allow_nan=False, allow_infinity=False),
+    TEXTS,
+    st.sampled_from(
+        ["on", "No", "1e5", "0x1f", "1:30", "~", "null", "-", "- a", "a: b", "a #b", "2026-11-20", "1_0"]
+    ),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda child: st.lists(child, max_size=4) | st.dictionaries(TEXTS, child, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(VALUES)
+def test_any_plain_value_survives_a_line_of_yaml(value: Any) -> None:
+    line = f"{{k: {_yaml.flow(value)}}}"
+    assert "\n" not in line
+    assert _yaml.parse(line)[0]["k"] == value
+    if not _has_date(value):
+        assert yaml.safe_load(line)["k"] == value
+
+
+def _has_date(value: Any) -> bool:
+    return re.search(r"\d{4}-\d", repr(value)) is not None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(st.sampled_from("ab:{}[]-,#&*!|>'\"%@`\n\t \\?~<=1.0\u0085\u2028\ufeff\x00")))
+def test_random_text_is_a_profile_error_or_nothing(text: str) -> None:
+    with pytest.raises(ProfileError):
+        loads_profile(text)
+
+
+# ---- Errors: one line, with file, line and the nearest valid key ----
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "where", "near"),
+    [
+        ("label:", "lable:", 2, "lable", "label"),
+        ("settings:", "setings:", 7, "setings", "settings"),
+        ("  device:", "  devise:", 4, "match.devise", "device"),
+        ("sm_count", "sm_cuont", 4, "match.device.sm_cuont", "sm_count"),
+        ("experts_used", "expert_used", 5, "match.model.expert_used", "experts_used"),
+        ("ops_revision", "ops-revision", 6, "match.engine.ops-revision", "ops_revision"),
+        ("ubatch:  ", "n_ubatch:", 8, "settings.n_ubatch", "ubatch"),
+        ("cuda_graphs", "cuda_graph", 10, "settings.cuda_graph", "cuda_graphs"),
+        ("value: 8192", "valeu: 8192", 9, "settings.mmq_id_max_tokens.valeu", "value"),
+        ("ratio: 1.06", "ratoi: 1.06", 12, "kernels.matmul q4_0 n=4096 k=2048.m1-8.ratoi", "ratio"),
+        ("workload:", "worklaod:", 14, "evidence.worklaod", "workload"),
+        ("tg: 128}", "tgs: 128}", 14, "evidence.workload.tgs", "tg"),
+        ("mean_kld", "mean_kdl", 17, "evidence.quality.mean_kdl", "mean_kld"),
+        ("margin", "margins", 18, "evidence.noise.margins", "margin"),
+        ("tuner", "tunre", 20, "provenance.tunre", "tuner"),
+    ],
+)
+def test_unknown_keys_name_place_and_nearest(
+    cuda_text: str, old: str, new: str, line: int, where: str, near: str
+) -> None:
+    message = error_of(replaced(cuda_text, old, new))
+    assert message.startswith(f"[profile] p.yaml:{line}: {where}: unknown ")
+    assert f"did you mean '{near}'?" in message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("schema: 1", "schema: 2", "schema 2 is unknown; this version reads schema 1"),
+        ("schema: 1", "schema: true", "schema True is unknown"),
+        ("schema: 1\n", "", "schema: missing"),
+        ("value: 4096", "value: '4096'", "settings.ubatch.value: must be an integer, not '4096'"),
+        ("value: 4096", "value: 0", "settings.ubatch.value: must be from 1 to 65536, not 0"),
+        ("value: 4096", "value: true", "settings.ubatch.value: must be an integer, not True"),
+        ("value: 4096, ", "", "settings.ubatch.value: missing"),
+        ("value: 4096", "value: 1.5", "settings.ubatch.value"),
+        ("value: 4096", "value: {a: 1}", "settings.ubatch.value"),
+        ("default: 512", "default: many", "settings.ubatch.default: must be an integer, not 'many'"),
+        ("default      #", "defualt  #", "settings.cuda_graphs: must be 'default'"),
+        ("default      #", "[]  #", "settings.cuda_graphs"),
+        (
+            "cuda_graphs:       default",
+            "cuda_graphs: {value: 1}",
+            "cuda_graphs.value: must be true or false, not 1",
+        ),
+        ("cuda_graphs: ", "batch: ", "'batch' is a setting of ik_llama.cpp, llama.cpp, not of dyno"),
+        ("cuda_graphs:       default", "kv_type_k: {value: q8_1}", "did you mean 'q8_0'?"),
+        ("cuda_graphs:       default", "kv_type_k: {value: q4_0}", "kv_type_k.value: must be one of"),
+        ("cuda_graphs:       default", "placement: {value: ['(=cpu']}", "bad regular expression"),
+        ("cuda_graphs:       default", "placement: {value: [blk=gpu]}", "must read 'REGEX=DEVICE'"),
+        ("ratio: 1.64", "ratio: .nan", "settings.ubatch.ratio: must be a finite number"),
+        ("ratio: 1.64", "ratio: .inf", "settings.ubatch.ratio: must be a finite number"),
+        ("ratio: 1.64", "ratio: -1", "settings.ubatch.ratio"),
+        ("ratio: 1.64", "ratio: 2", "ratio 2.0 lies outside its ci95 [1.63, 1.65]"),
+        ("ci95: [1.63, 1.65]", "ci95: [1.65, 1.63]", "upside down"),
+        ("ci95: [1.63, 1.65]", "ci95: [1.63]", "settings.ubatch.ci95"),
+        ("n: 9", "n: yes", "settings.ubatch.n"),
+        ("moves: pp", "moves: px", "must be 'pp', 'tg', 'memory' or 'vram'"),
+        ("kind: cuda", "kind: cuba", "match.device: must be a map with kind: cuda or kind: cpu"),
+        ("kind: cuda, ", "", "match.device: must be a map with kind: cuda or kind: cpu"),
+        ("layers: 48", "layers: 48.0", "match.model.layers: must be a valid integer"),
+        ("layers: 48", "layers: 99999999999999999999999999", "match.model.layers"),
+        ("Q4_0: 0.93", "Q4_0: 1.93", "match.model.types.Q4_0"),
+        ("Q4_0: 0.93", "Q4_0: 0.13", "add up to 0.200 instead of 1"),
+        ("ops_revision: 7, ", "", "match.engine.ops_revision: missing"),
+        ("m1-8", "m8-1", "'m8-1' is an empty range of tokens"),
+        ("m1-8", "1-8", "'1-8' is no range of tokens"),
+        ("m1-8", "m0", "'m0' is no range of tokens"),
+        ('"matmul q4', '"matmul  q4', "no op key"),
+        ("warps: 4", "warps: 4.5", "warps: unknown key with a value that is no integer"),
+        ("warps: 4", "warps: 99999", "warps"),
+        ("{m1-8: {", "{m8: {variant: x}, m1-8: {", "range 'm1-8' overlaps 'm8'"),
+        ("sha256:", "md5:", "evidence.journal"),
+        ("pp4096: 7600.1", "PP: 7600.1", "evidence.baseline"),
+        ("date: 2026-11-20", "date: yesterday", "provenance.date"),
+    ],
+)
+def test_wrong_values_are_named(cuda_text: str, old: str, new: str, words: str) -> None:
+    assert words in error_of(replaced(cuda_text, old, new))
+
+
+def test_cuda_settings_in_a_cpu_profile_are_refused(cpu_text: str) -> None:
+    message = error_of(replaced(cpu_text, "cpu_repack:", "cuda_graphs:"))
+    assert "'cuda_graphs' does nothing on a cpu device (only on cuda)" in message
+
+
+def test_every_problem_of_a_file_is_found(cuda_text: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(cuda_text.replace("sm_count", "sm").replace("value: 8192", "value: -1"))
+    profile, problems = io.file_problems(path)
+    assert profile is None
+    # The device's key hides nothing: both its unknown and its missing key are told, with lines.
+    assert {(problem.line, problem.where) for problem in problems} >= {(4, "match.device.sm")}
+    assert "(and " not in str(problems[0])
+
+
+# ---- Hostile text ----
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "empty"),
+        ("# nothing\n", "empty"),
+        ("null", "not a map"),
+        ("[1, 2]", "not a map"),
+        ("schema: 1\nlabel: a\nlabel: b\n", "p.yaml:3: duplicate key 'label'; first on line 2"),
+        ("match: {device: {kind: cpu, kind: cuda}}", "duplicate key 'kind'"),
+        ("a: &x [1]\nb: *x\n", "anchors (&x) are not allowed"),
+        ("a: *x\n", "aliases (*x) are not allowed"),
+        (
+            "a: !!python/object/apply:os.system [id]\n",
+            "tags (tag:yaml.org,2002:python/object/apply:os.system)",
+        ),
+        ("!!map {a: 1}", "tags"),
+        ("a: !!str 1", "tags"),
+        ("schema: 1\n---\nschema: 1\n", "more than one document"),
+        ("{[1]: 2}", "a key must be text"),
+        ("? {a: 1}\n: 2\n", "a key must be text"),
+        ("a: [1", "no valid YAML"),
+        ("a: b: c", "p.yaml:1: no valid YAML"),
+        ("\tschema: 1", "no valid YAML"),
+        ("a: \x07", "no valid YAML"),
+        ("[" * 5000, "nested more than"),
+        ("{a: " * 5000, "nested more than"),
+        ("- " * 5000, "nested more than"),
+        ("a: " + "9" * 5000, "number of 5000 digits"),
+        ("<<: {schema: 1}", "<<: unknown key"),
+    ],
+)
+def test_hostile_yaml_is_one_line(text: str, words: str) -> None:
+    assert words in error_of(text)
+
+
+def test_many_items_are_refused() -> None:
+    assert "more than" in error_of("[" + "1," * (_yaml.MAX_NODES + 1) + "]")
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    big = tmp_path / "big.yaml"
+    big.write_bytes(b"#" * (_yaml.MAX_BYTES + 1))
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes(b"label: \xff\n")
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    cases = {
+        big: "larger than",
+        latin: "no UTF-8 text (byte 7)",
+        pipe: "not a regular file",
+        tmp_path: "not a regular file",
+        tmp_path / "none.yaml": "No such file",
+    }
+    for path, words in cases.items():
+        with pytest.raises(ProfileError, match=re.escape(words)):
+            load_profile(path)
+    with pytest.raises(ProfileError, match="cannot be read"):
+        load_profile("a\0b")
+
+
+def test_a_byte_order_mark_is_no_key(cpu_text: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_bytes(b"\xef\xbb\xbf" + cpu_text.encode())
+    assert load_profile(path) == loads_profile(cpu_text)
+
+
+# ---- Atomic writes ----
+
+
+def test_a_full_disk_leaves_the_old_file(
+    cpu_profile: Profile, cuda_profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "p.yaml"
+    save_profile(cpu_profile, path)
+    before = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        ProfileError, match=r"p\.yaml: cannot be written: No space left.*older file is unchanged"
+    ):
+        save_profile(cuda_profile, path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["p.yaml"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_write_that_fails_part_way_leaves_nothing(
+    cpu_profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real ENOSPC from the kernel: the temporary file is opened on /dev/full."""
+    real = io.tempfile.mkstemp
+
+    def on_full(**options: Any) -> tuple[int, str]:
+        descriptor, name = real(**options)
+        os.close(descriptor)
+        return os.open("/dev/full", os.O_WRONLY), name
+
+    monkeypatch.setattr(io.tempfile, "mkstemp", on_full)
+    with pytest.raises(ProfileError, match="No space left"):
+        save_profile(cpu_profile, tmp_path / "p.yaml")
+    assert os.listdir(tmp_path) == []
+
+
+def test_where_nothing_can_be_written(cpu_profile: Profile, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ProfileError, match="cannot be written"):
+        save_profile(cpu_profile, tmp_path / "file" / "p.yaml")
+    with pytest.raises(ProfileError, match="cannot be written"):
+        save_profile(cpu_profile, tmp_path)  # a folder
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_links_and_modes_survive(cpu_profile: Profile, cuda_profile: Profile, tmp_path: Path) -> None:
+    target = tmp_path / "target.yaml"
+    save_profile(cpu_profile, target)
+    target.chmod(0o640)
+    (tmp_path / "link.yaml").symlink_to(target)
+    save_profile(cuda_profile, tmp_path / "link.yaml")
+    assert (tmp_path / "link.yaml").is_symlink()
+    assert load_profile(target) == cuda_profile
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
