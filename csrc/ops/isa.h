@@ -35,12 +35,26 @@
 #define DYNO_CASE_AVX512(call)
 #endif
 
+// DYNO_DECLARE_KERNELS(void rms_norm(args...);): declares kernels once per instruction set.
+#define DYNO_DECLARE_KERNELS(...) \
+  namespace dyno::ops {           \
+  namespace portable {            \
+  __VA_ARGS__                     \
+  }                               \
+  namespace avx2 {                \
+  __VA_ARGS__                     \
+  }                               \
+  namespace avx512_vnni {         \
+  __VA_ARGS__                     \
+  }                               \
+  }
+
 // DYNO_DISPATCH_ISA(isa, rms_norm(args...)): calls the function of that name in the namespace of `isa`.
-#define DYNO_DISPATCH_ISA(isa, ...)   \
-  switch (isa) {                      \
-    DYNO_CASE_AVX512(__VA_ARGS__)     \
-    DYNO_CASE_AVX2(__VA_ARGS__)       \
-    DYNO_CASE_PORTABLE(__VA_ARGS__)   \
-    default:                          \
-      break;                          \
+#define DYNO_DISPATCH_ISA(isa, ...) \
+  switch (isa) {                    \
+    DYNO_CASE_AVX512(__VA_ARGS__)   \
+    DYNO_CASE_AVX2(__VA_ARGS__)     \
+    DYNO_CASE_PORTABLE(__VA_ARGS__) \
+    default:                        \
+      break;                        \
   }

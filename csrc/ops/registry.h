@@ -18,8 +18,13 @@ int64_t tokens_of(const OpDesc& desc);
 OpDesc with_tokens(OpDesc desc, int64_t m);
 
 // The string a profile uses: family, types and shapes, without the number of tokens.
-// "matmul q4_0 n=4096 k=2048 x16 q8"
+// "matmul q4_0 n=4096 k=2048 layout=x16 act=q8"
 std::string op_key(const OpDesc& desc);
+// The desc of a key, for a number of tokens. Throws ProfileError that names the part it does not understand.
+OpDesc parse_key(std::string_view key, int64_t tokens);
+Family family_from_name(std::string_view name);  // throws ProfileError with the nearest name
+OpDesc default_desc(Family family);              // a default-constructed desc
+
 std::vector<Config> candidates(const OpDesc& desc, const DeviceInfo& device, CandidateSet set);
 Config default_config(const OpDesc& desc, const DeviceInfo& device);
 Support supports(const OpDesc& desc, const Config& config, const DeviceInfo& device);
@@ -40,8 +45,12 @@ Config config_from_entries(Family family, std::span<const ConfigEntry> entries);
 std::string describe(Family family, const Config& config);
 
 // Buckets of token counts that profiles speak of: 1, 2-4, 5-8, 9-16, 17-32, … doubling.
+inline constexpr int kBucketCount = 31;  // the last one ends at 2^31
 int bucket_of(int64_t m);
 std::pair<int64_t, int64_t> bucket_range(int bucket);  // inclusive
 std::string bucket_name(int bucket);                   // "m1", "m2-4", "m5-8", …
+// First and last bucket of "m1", "m5-8", of several in one "m1-8", or of an open range "m513+". Nothing when the text
+// is no such range or a border is not a border of buckets.
+std::optional<std::pair<int, int>> parse_tokens(std::string_view text);
 
 }  // namespace dyno::ops

@@ -1,0 +1,242 @@
+#include "ops/attention/attention.h"
+
+#include "core/error.h"
+#include "ops/attention/kernels.h"
+#include "ops/contract.h"
+#include "ops/parallel.h"
+#include "ops/registry.h"
+#include "ops/runs.h"
+
+namespace dyno::ops {
+
+#define DYNO_FAMILY attention
+#define DYNO_FAMILY_DESC AttentionDesc
+#define DYNO_FAMILY_VARIANTS "ops/attention/variants.def"
+#include "ops/family_table.inc"
+
+namespace {
+
+// Tokens up to which the decode variant is offered: beyond, its re-reading of the cache is hopeless.
+constexpr int64_t kDecodeMaxTokens = 64;
+
+// Partial results of the decode variant that are alive together; more rows are done in rounds.
+constexpr int64_t kPartialFloats = int64_t{1} << 18;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t a, int64_t step) { return ceil_div(a, step) * step; }
+
+bool is_cache_type(DType type) { return is_float(type) || type == DType::q8_0; }
+
+CacheType cache_type(DType type) {
+  switch (type) {
+    case DType::f32:
+      return CacheType::f32;
+    case DType::f16:
+      return CacheType::f16;
+    case DType::bf16:
+      return CacheType::bf16;
+    case DType::q8_0:
+      return CacheType::q8_0;
+    default:
+      throw UnsupportedError(str_cat("[attention] no cache of type ", dtype_name(type)));
+  }
+}
+
+// Upper bound over all instruction sets of what blocked.cpp lays out: rows are padded to whole panels.
+int64_t blocked_floats(int64_t q_tile, int64_t k_block, int64_t dk, int64_t dv) {
+  const int64_t rows = round_up(q_tile, kBlockedPanel), dk_pad = round_up(dk, 16), dv_pad = round_up(dv, 16);
+  return rows * dk + k_block * (dk_pad + dv_pad + kBlockedPanel) + rows * dv_pad + 4 * rows + 6 * 16;
+}
+
+// Numbers of the decode variant's layout: a tile is up to kDecodeRows rows of one run and kv head.
+struct DecodeLayout {
+  int64_t private_floats;  // of each thread
+  int64_t row_floats;      // one row's partial result
+  int64_t part_floats;     // a tile's results of one part of the keys
+  int64_t tile_floats;     // of all parts
+  int64_t tiles_per_round;
+
+  DecodeLayout(const AttentionDesc& desc, int64_t splits) {
+    private_floats = kDecodeRows * (round_up(desc.dk, 16) + kDecodeKeys) + round_up(desc.dv, 16);
+    row_floats = kPartialHead + round_up(desc.dv, 16);
+    part_floats = kDecodeRows * row_floats;
+    tile_floats = splits * part_floats;
+    const int64_t group = desc.heads / desc.kv_heads;
+    const int64_t most_tiles = desc.kv_heads * std::min(desc.m * ceil_div(group, kDecodeRows), desc.m * group);
+    tiles_per_round = std::clamp<int64_t>(kPartialFloats / tile_floats, 1, std::max<int64_t>(most_tiles, 1));
+  }
+};
+
+AttentionTask task_of(const AttentionDesc& desc, const AttentionArgs& args) {
+  AttentionTask task{};
+  task.args = &args;
+  task.group = desc.heads / desc.kv_heads;
+  task.dk = desc.dk;
+  task.dv = desc.dv;
+  task.k_type = cache_type(desc.k_type);
+  task.v_type = desc.v_in_k ? task.k_type : cache_type(desc.v_type);
+  task.v_in_k = desc.v_in_k;
+  task.sinks = desc.sinks;
+  task.windowed = desc.windowed;
+  task.softcap = desc.softcap;
+  task.k_head_bytes = static_cast<int64_t>(row_bytes(desc.k_type, desc.dk));
+  task.v_head_bytes = desc.v_in_k ? 0 : static_cast<int64_t>(row_bytes(desc.v_type, desc.dv));
+  return task;
+}
+
+// The tiles of a batch: for each run, blocks of `tile_rows` rows of each kv head.
+struct Tiles {
+  const AttentionDesc& desc;
+  const AttentionArgs& args;
+  int64_t tile_rows;
+
+  int64_t row_blocks(const SequenceRun& run) const {
+    return ceil_div(run.n_tokens * (desc.heads / desc.kv_heads), tile_rows);
+  }
+  int64_t count() const {
+    int64_t tiles = 0;
+    for (int32_t r = 0; r < args.n_runs; ++r) tiles += row_blocks(args.runs[r]) * desc.kv_heads;
+    return tiles;
+  }
+  // Within a run the last rows come first: they see the most keys, so they are the longest.
+  AttentionTask get(AttentionTask task, int64_t tile) const {
+    const SequenceRun* run = args.runs;
+    while (tile >= row_blocks(*run) * desc.kv_heads) {
+      tile -= row_blocks(*run) * desc.kv_heads;
+      ++run;
+    }
+    const int64_t block = row_blocks(*run) - 1 - tile / desc.kv_heads;
+    task.run = *run;
+    task.kv_head = tile % desc.kv_heads;
+    task.row_begin = block * tile_rows;
+    task.row_end = std::min<int64_t>(task.row_begin + tile_rows, run->n_tokens * task.group);
+    task.key_end = run->position + (task.row_end - 1) / task.group + 1;
+    const int64_t first_position = run->position + task.row_begin / task.group;
+    task.key_begin = task.windowed ? std::max<int64_t>(0, first_position - args.window + 1) : 0;
+    return task;
+  }
+};
+
+void launch_blocked(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context) {
+  const int64_t q_tile = config.params[0], k_block = config.params[1];
+  const AttentionTask base = task_of(desc, args);
+  const Tiles tiles{desc, args, q_tile};
+  parallel_items(context, tiles.count(), [&](int64_t item, std::byte* scratch) {
+    const AttentionTask task = tiles.get(base, item);
+    DYNO_DISPATCH_ISA(context.isa, attention_blocked(task, q_tile, k_block, reinterpret_cast<float*>(scratch)));
+  });
+}
+
+void launch_decode(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context) {
+  const int64_t splits = config.params[0];
+  const DecodeLayout layout(desc, splits);
+  const AttentionTask base = task_of(desc, args);
+  const Tiles tiles{desc, args, kDecodeRows};
+  // The partial results lie behind the first thread's private part; its own share of the scratch holds them all.
+  float* partials = reinterpret_cast<float*>(context.scratch) + layout.private_floats;
+  const auto part_keys = [&](const AttentionTask& task) {
+    return round_up(ceil_div(task.key_end - task.key_begin, splits), kDecodeKeys);
+  };
+  for (int64_t first = 0, all = tiles.count(); first < all; first += layout.tiles_per_round) {
+    const int64_t round = std::min(layout.tiles_per_round, all - first);
+    parallel_items(context, round * splits, [&](int64_t item, std::byte* scratch) {
+      AttentionTask task = tiles.get(base, first + item / splits);
+      const int64_t keys = part_keys(task), end = task.key_end;
+      task.key_begin += item % splits * keys;
+      task.key_end = std::min(task.key_begin + keys, end);
+      if (task.key_begin >= task.key_end) return;
+      float* partial = partials + item / splits * layout.tile_floats + item % splits * layout.part_floats;
+      DYNO_DISPATCH_ISA(context.isa,
+                        attention_decode(task, reinterpret_cast<float*>(scratch), partial, layout.row_floats));
+    });
+    const auto combine = [&](int64_t begin, int64_t end, std::byte* scratch) {
+      for (int64_t t = begin; t < end; ++t) {
+        const AttentionTask task = tiles.get(base, first + t);
+        const int64_t parts = ceil_div(task.key_end - task.key_begin, part_keys(task));
+        for (int64_t row = task.row_begin; row < task.row_end; ++row) {
+          const float* partial = partials + t * layout.tile_floats + (row - task.row_begin) * layout.row_floats;
+          DYNO_DISPATCH_ISA(context.isa, attention_combine(task, row, partial, layout.part_floats, parts,
+                                                           reinterpret_cast<float*>(scratch)));
+        }
+      }
+    };
+    parallel_ranges(context, round, layout.tile_floats, int64_t{1} << 15, combine);
+  }
+}
+
+}  // namespace
+
+Support supports(const AttentionDesc& desc, const Config& config, const DeviceInfo& device) {
+  const Support sizes = check_sizes(
+      {{"m", desc.m}, {"heads", desc.heads}, {"kv_heads", desc.kv_heads}, {"dk", desc.dk}, {"dv", desc.dv}});
+  if (!sizes) return sizes;
+  if (desc.heads % desc.kv_heads != 0) {
+    return Support::no(str_cat("heads=", desc.heads, " is no multiple of kv_heads=", desc.kv_heads));
+  }
+  if (desc.v_in_k && desc.dv > desc.dk) {
+    return Support::no(str_cat("dv=", desc.dv, " values do not lie within keys of dk=", desc.dk));
+  }
+  const auto row = [](std::string_view name, DType type, int64_t size) {
+    if (!is_cache_type(type)) {
+      return Support::no(str_cat(name, "=", dtype_name(type), " is no type of a KV cache; f32, f16, bf16 or q8_0"));
+    }
+    const uint32_t block = dtype_info(type).block_elements;
+    if (size % block == 0) return Support::yes();
+    return Support::no(
+        str_cat("a head of ", size, " elements is no multiple of the ", block, " of a block of ", dtype_name(type)));
+  };
+  if (const Support keys = row("k_type", desc.k_type, desc.dk); !keys) return keys;
+  if (!desc.v_in_k) {
+    if (const Support values = row("v_type", desc.v_type, desc.dv); !values) return values;
+  }
+  const Support checked = check_config(Family::attention, kVariants, kInstances, config, device);
+  if (checked && config.variant == k_decode && desc.m > kDecodeMaxTokens) {
+    return Support::no(str_cat("variant decode is for up to ", kDecodeMaxTokens, " tokens, not m=", desc.m));
+  }
+  return checked;
+}
+
+Config default_config(const AttentionDesc& desc, const DeviceInfo& device) {
+  const int64_t group = std::max<int64_t>(1, desc.heads / std::max<int64_t>(1, desc.kv_heads));
+  if (desc.m * group <= 2 * kDecodeRows && desc.m <= kDecodeMaxTokens) {
+    // Enough parts that every thread has work, with some to spare for uneven ones.
+    const int64_t tiles = desc.kv_heads * ceil_div(desc.m * group, kDecodeRows);
+    int16_t splits = 1;
+    while (splits < 16 && tiles * splits < 4 * device.cores) splits = static_cast<int16_t>(splits * 2);
+    return {k_decode, {splits}};
+  }
+  return {k_blocked, {static_cast<int16_t>(desc.m * group <= 32 ? 16 : 128), 64}};
+}
+
+// For a cache that holds nothing but this batch: how deep it is, a Desc does not say.
+Cost cost(const AttentionDesc& desc) {
+  const double m = static_cast<double>(desc.m), heads = static_cast<double>(desc.heads);
+  const double pairs = m * (m + 1) / 2 * heads;
+  const double keys = m * static_cast<double>(desc.kv_heads) * static_cast<double>(row_bytes(desc.k_type, desc.dk));
+  const double values =
+      desc.v_in_k ? 0 : m * static_cast<double>(desc.kv_heads) * static_cast<double>(row_bytes(desc.v_type, desc.dv));
+  const double width = static_cast<double>(desc.dk + desc.dv);
+  return {keys + values + m * heads * width * 4, pairs * width * 2};
+}
+
+size_t scratch_bytes(const AttentionDesc& desc, const Config& config) {
+  if (config.variant == k_decode) {
+    const DecodeLayout layout(desc, config.params[0]);
+    return static_cast<size_t>(layout.private_floats + layout.tiles_per_round * layout.tile_floats) * sizeof(float);
+  }
+  return static_cast<size_t>(blocked_floats(config.params[0], config.params[1], desc.dk, desc.dv)) * sizeof(float);
+}
+
+void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context) {
+  check_runs("attention", args.runs, args.n_runs, desc.m, args.slot_positions);
+  DYNO_CHECK(PlanError, !desc.windowed || args.window >= 1, "[attention] window ", args.window,
+             " sees no key; at least 1 is needed");
+  DYNO_CHECK(PlanError, !desc.softcap || args.softcap > 0, "[attention] softcap ", args.softcap, " is not positive");
+  if (config.variant == k_decode) {
+    launch_decode(config, desc, args, context);
+  } else {
+    launch_blocked(config, desc, args, context);
+  }
+}
+
+}  // namespace dyno::ops

@@ -1,0 +1,21 @@
+// Family attention: causal attention over the KV cache, with an online softmax; the score matrix is never whole.
+#pragma once
+
+#include "ops/args.h"
+#include "ops/cpu_context.h"
+#include "ops/op.h"
+
+namespace dyno::ops {
+
+std::span<const VariantInfo> attention_variants();
+std::string op_key(const AttentionDesc& desc);
+std::vector<Config> candidates(const AttentionDesc& desc, const DeviceInfo& device, CandidateSet set);
+Config default_config(const AttentionDesc& desc, const DeviceInfo& device);
+Support supports(const AttentionDesc& desc, const Config& config, const DeviceInfo& device);
+Cost cost(const AttentionDesc& desc);
+size_t scratch_bytes(const AttentionDesc& desc, const Config& config);
+// The cache must already hold the keys and values of this batch's tokens. Throws PlanError for runs outside of the
+// batch or the cache.
+void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context);
+
+}  // namespace dyno::ops

@@ -1,0 +1,32 @@
+// The weighted sum over a token's experts, slot by slot in their order.
+#include "ops/moe_sum/kernels.h"
+#include "ops/simd.h"
+
+namespace DYNO_KERNEL_NAMESPACE {
+
+void moe_sum_pieces(const MoeSumArgs& args, int64_t n, int64_t used, int64_t pieces, int64_t begin, int64_t end) {
+  for (int64_t piece = begin; piece < end; ++piece) {
+    const int64_t token = piece / pieces;
+    const int64_t first = piece % pieces * kMoeSumPiece;
+    const int64_t last = first + kMoeSumPiece < n ? first + kMoeSumPiece : n;
+    const float* x = args.x + token * used * n;
+    const float* weights = args.weights + token * used;
+    const float* residual = args.residual == nullptr ? nullptr : args.residual + token * n;
+    float* out = args.out + token * n;
+    int64_t i = first;
+    for (; i + kLanes <= last; i += kLanes) {
+      vf sum = {};
+      for (int64_t slot = 0; slot < used; ++slot) sum += load(x + slot * n + i) * broadcast(weights[slot]);
+      sum *= broadcast(args.scale);
+      store(out + i, residual == nullptr ? sum : sum + load(residual + i));
+    }
+    for (; i < last; ++i) {
+      float sum = 0;
+      for (int64_t slot = 0; slot < used; ++slot) sum += x[slot * n + i] * weights[slot];
+      sum *= args.scale;
+      out[i] = residual == nullptr ? sum : sum + residual[i];
+    }
+  }
+}
+
+}  // namespace DYNO_KERNEL_NAMESPACE

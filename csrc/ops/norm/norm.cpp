@@ -1,0 +1,39 @@
+#include "ops/norm/norm.h"
+
+#include "core/error.h"
+#include "ops/contract.h"
+#include "ops/norm/kernels.h"
+#include "ops/parallel.h"
+#include "ops/registry.h"
+
+namespace dyno::ops {
+
+#define DYNO_FAMILY norm
+#define DYNO_FAMILY_DESC NormDesc
+#define DYNO_FAMILY_VARIANTS "ops/norm/variants.def"
+#include "ops/family_table.inc"
+
+Support supports(const NormDesc& desc, const Config& config, const DeviceInfo& device) {
+  const Support sizes = check_sizes({{"m", desc.m}, {"n", desc.n}, {"rows_per_token", desc.rows_per_token}});
+  return sizes ? check_config(Family::norm, kVariants, kInstances, config, device) : sizes;
+}
+
+Config default_config(const NormDesc&, const DeviceInfo&) { return {k_rows, {16}}; }
+
+Cost cost(const NormDesc& desc) {
+  const double elements = static_cast<double>(desc.m) * static_cast<double>(desc.rows_per_token * desc.n);
+  return {elements * 4 * (desc.add ? 3 : 2) + static_cast<double>(desc.n) * 4, elements * (desc.add ? 5 : 4)};
+}
+
+size_t scratch_bytes(const NormDesc&, const Config&) { return 0; }
+
+void launch(const Config& config, const NormDesc& desc, const NormArgs& args, CpuContext& context) {
+  NormArgs given = args;
+  if (!desc.add) given.residual = nullptr;
+  parallel_ranges(context, desc.m * desc.rows_per_token, desc.n, config.params[0] * 1024,
+                  [&](int64_t begin, int64_t end, std::byte*) {
+                    DYNO_DISPATCH_ISA(context.isa, norm_rows(given, desc.n, desc.rows_per_token, begin, end));
+                  });
+}
+
+}  // namespace dyno::ops

@@ -1,0 +1,51 @@
+// RMS norm of single rows.
+#include "ops/norm/kernels.h"
+#include "ops/simd.h"
+
+namespace DYNO_KERNEL_NAMESPACE {
+namespace {
+
+// Four accumulators, then pairwise: rounding grows with n/64 and not with n.
+float mean_of_squares(const float* x, int64_t n) {
+  vf sum[4] = {};
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    for (int j = 0; j < 4; ++j) {
+      const vf v = load(x + i + j * kLanes);
+      sum[j] += v * v;
+    }
+  }
+  for (; i + kLanes <= n; i += kLanes) {
+    const vf v = load(x + i);
+    sum[0] += v * v;
+  }
+  float tail = 0;
+  for (; i < n; ++i) tail += x[i] * x[i];
+  return (horizontal_sum((sum[0] + sum[1]) + (sum[2] + sum[3])) + tail) / static_cast<float>(n);
+}
+
+}  // namespace
+
+void norm_rows(const NormArgs& args, int64_t n, int64_t rows_per_token, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t token = row / rows_per_token, within = row % rows_per_token;
+    const float* x = args.x + token * args.x_stride + within * n;
+    const float* residual = args.residual == nullptr ? nullptr : args.residual + row * n;
+    float* out = args.out + token * args.out_stride + within * n;
+    const float scale = 1.0f / __builtin_sqrtf(mean_of_squares(x, n) + args.eps);
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+      vf v = load(x + i) * broadcast(scale);
+      if (args.weight != nullptr) v *= load(args.weight + i);
+      if (residual != nullptr) v += load(residual + i);
+      store(out + i, v);
+    }
+    for (; i < n; ++i) {
+      float v = x[i] * scale;
+      if (args.weight != nullptr) v *= args.weight[i];
+      out[i] = residual != nullptr ? v + residual[i] : v;
+    }
+  }
+}
+
+}  // namespace DYNO_KERNEL_NAMESPACE

@@ -1,0 +1,52 @@
+// Splitting a CPU launch over the threads of its context. Neither helper allocates: the pool's std::function holds one
+// reference. Work units are independent of each other, so results do not depend on who computes them.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+
+#include "ops/cpu_context.h"
+
+namespace dyno::ops {
+
+inline std::byte* thread_scratch(const CpuContext& context, int thread) {
+  return context.scratch + static_cast<size_t>(thread) * context.scratch_per_thread;
+}
+
+template <typename Body>
+void run_threads(CpuContext& context, int threads, const Body& body) {
+  if (threads <= 1 || context.pool == nullptr) {
+    body(0, 1);
+    return;
+  }
+  context.pool->run(threads, [&body](int thread, int count) { body(thread, count); });
+}
+
+// body(begin, end, scratch) over contiguous parts of [0, items), on no more threads than give each at least
+// `grain_elements`: waking a thread for less costs more than it brings.
+template <typename Body>
+void parallel_ranges(CpuContext& context, int64_t items, int64_t elements_per_item, int64_t grain_elements,
+                     const Body& body) {
+  if (items <= 0) return;
+  const int64_t wanted = items * elements_per_item / std::max<int64_t>(1, grain_elements);
+  const int64_t limit = std::min<int64_t>(context.threads, items);
+  const int threads = static_cast<int>(std::clamp<int64_t>(wanted, 1, limit));
+  run_threads(context, threads, [&](int thread, int count) {
+    const int64_t begin = items * thread / count, end = items * (thread + 1) / count;
+    if (begin < end) body(begin, end, thread_scratch(context, thread));
+  });
+}
+
+// body(item, scratch) for every item of [0, items), handed out one by one: for items of unequal cost. Start with the
+// most expensive ones.
+template <typename Body>
+void parallel_items(CpuContext& context, int64_t items, const Body& body) {
+  std::atomic<int64_t> next{0};
+  run_threads(context, static_cast<int>(std::min<int64_t>(context.threads, items)), [&](int thread, int) {
+    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
+      body(item, thread_scratch(context, thread));
+    }
+  });
+}
+
+}  // namespace dyno::ops

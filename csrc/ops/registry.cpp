@@ -1,0 +1,177 @@
+#include "ops/registry.h"
+
+#include <limits>
+
+#include "core/error.h"
+#include "core/text.h"
+#include "ops/attention/attention.h"
+#include "ops/embed/embed.h"
+#include "ops/kv_store/kv_store.h"
+#include "ops/moe_route/moe_route.h"
+#include "ops/moe_sum/moe_sum.h"
+#include "ops/norm/norm.h"
+#include "ops/rope/rope.h"
+#include "ops/sample/sample.h"
+
+namespace dyno::ops {
+namespace {
+
+constexpr Family kFamilyOf[] = {
+    Family::embed,    Family::norm,        Family::rope,      Family::matmul,  Family::matmul_id,
+    Family::up_gate,  Family::moe_up_gate, Family::moe_route, Family::moe_sum, Family::attention,
+    Family::kv_store, Family::copy,        Family::sample,    Family::glu,
+};
+static_assert(std::size(kFamilyOf) == std::variant_size_v<OpDesc>, "one family for each alternative of OpDesc");
+
+template <typename D>
+concept Landed = !std::is_same_v<D, MatmulDesc> && !std::is_same_v<D, MatmulIdDesc> && !std::is_same_v<D, UpGateDesc> &&
+                 !std::is_same_v<D, MoeUpGateDesc> && !std::is_same_v<D, CopyDesc> && !std::is_same_v<D, GluDesc>;
+
+// Calls fn with the desc of a family that has kernels.
+template <typename Fn>
+auto visit_landed(const OpDesc& desc, const Fn& fn) {
+  using Result = decltype(fn(NormDesc{}));
+  return std::visit(
+      [&](const auto& d) -> Result {
+        if constexpr (Landed<std::decay_t<decltype(d)>>) {
+          return fn(d);
+        } else {
+          throw UnsupportedError(str_cat("[ops] no kernels of family ", family_name(family_of(desc))));
+        }
+      },
+      desc);
+}
+
+std::vector<std::string_view> variant_names(Family family) {
+  std::vector<std::string_view> names;
+  for (const VariantInfo& variant : variants(family)) names.push_back(variant.name);
+  return names;
+}
+
+int variant_index(Family family, std::string_view name) {
+  const std::vector<std::string_view> names = variant_names(family);
+  const auto it = std::find(names.begin(), names.end(), name);
+  DYNO_CHECK(ProfileError, it != names.end(), "[kernels] ", family_name(family), " has no variant '", name, "'",
+             suggestion(name, names));
+  return static_cast<int>(it - names.begin());
+}
+
+}  // namespace
+
+Family family_of(const OpDesc& desc) { return kFamilyOf[desc.index()]; }
+
+int64_t tokens_of(const OpDesc& desc) {
+  return std::visit([](const auto& d) { return d.m; }, desc);
+}
+
+OpDesc with_tokens(OpDesc desc, int64_t m) {
+  std::visit([m](auto& d) { d.m = m; }, desc);
+  return desc;
+}
+
+std::vector<Config> candidates(const OpDesc& desc, const DeviceInfo& device, CandidateSet set) {
+  return visit_landed(desc, [&](const auto& d) { return candidates(d, device, set); });
+}
+
+Config default_config(const OpDesc& desc, const DeviceInfo& device) {
+  return visit_landed(desc, [&](const auto& d) { return default_config(d, device); });
+}
+
+Support supports(const OpDesc& desc, const Config& config, const DeviceInfo& device) {
+  return visit_landed(desc, [&](const auto& d) { return supports(d, config, device); });
+}
+
+Cost cost(const OpDesc& desc) {
+  return visit_landed(desc, [](const auto& d) { return cost(d); });
+}
+
+size_t scratch_bytes(const OpDesc& desc, const Config& config) {
+  return visit_landed(desc, [&](const auto& d) { return scratch_bytes(d, config); });
+}
+
+std::span<const VariantInfo> variants(Family family) {
+  switch (family) {
+    case Family::embed:
+      return embed_variants();
+    case Family::norm:
+      return norm_variants();
+    case Family::rope:
+      return rope_variants();
+    case Family::moe_route:
+      return moe_route_variants();
+    case Family::moe_sum:
+      return moe_sum_variants();
+    case Family::attention:
+      return attention_variants();
+    case Family::kv_store:
+      return kv_store_variants();
+    case Family::sample:
+      return sample_variants();
+    case Family::matmul:
+    case Family::matmul_id:
+    case Family::up_gate:
+    case Family::moe_up_gate:
+    case Family::copy:
+    case Family::glu:
+      throw UnsupportedError(str_cat("[ops] no kernels of family ", family_name(family)));
+  }
+  throw ProfileError(str_cat("[ops] no op family has the number ", static_cast<int>(family)));
+}
+
+std::vector<ConfigEntry> config_entries(Family family, const Config& config) {
+  const std::span<const VariantInfo> all = variants(family);
+  DYNO_CHECK(ProfileError, config.variant < all.size(), "[kernels] ", family_name(family), " has no variant number ",
+             static_cast<int>(config.variant));
+  const VariantInfo& variant = all[config.variant];
+  std::vector<ConfigEntry> entries = {{"variant", std::string(variant.name), 0}};
+  for (size_t p = 0; p < kMaxParams && !variant.param_names[p].empty(); ++p) {
+    entries.push_back({std::string(variant.param_names[p]), {}, config.params[p]});
+  }
+  return entries;
+}
+
+Config config_from_entries(Family family, std::span<const ConfigEntry> entries) {
+  const auto named = std::find_if(entries.begin(), entries.end(), [](const auto& e) { return e.key == "variant"; });
+  DYNO_CHECK(ProfileError, named != entries.end(), "[kernels] a configuration of ", family_name(family),
+             " needs the key 'variant': one of ", join(variant_names(family), ", "));
+  Config config;
+  config.variant = static_cast<uint8_t>(variant_index(family, named->text));
+  const VariantInfo& variant = variants(family)[config.variant];
+  std::vector<std::string_view> names = {"variant"};
+  for (const std::string_view name : variant.param_names) {
+    if (!name.empty()) names.push_back(name);
+  }
+  std::array<bool, kMaxParams> given{};
+  for (const ConfigEntry& entry : entries) {
+    if (&entry == &*named) continue;
+    const auto it = std::find(names.begin(), names.end(), std::string_view(entry.key));
+    DYNO_CHECK(ProfileError, it != names.end(), "[kernels] variant ", variant.name, " of ", family_name(family),
+               " has no parameter '", entry.key, "'", suggestion(entry.key, names));
+    const size_t p = static_cast<size_t>(it - names.begin()) - 1;
+    DYNO_CHECK(ProfileError, it != names.begin() && !given[p], "[kernels] '", entry.key, "' is given twice");
+    DYNO_CHECK(ProfileError, entry.text.empty(), "[kernels] ", entry.key, "='", entry.text, "' is not a whole number");
+    DYNO_CHECK(ProfileError, entry.value >= 0 && entry.value <= std::numeric_limits<int16_t>::max(), "[kernels] ",
+               entry.key, "=", entry.value, " is not in 0..", std::numeric_limits<int16_t>::max());
+    config.params[p] = static_cast<int16_t>(entry.value);
+    given[p] = true;
+  }
+  for (size_t p = 0; p < kMaxParams && !variant.param_names[p].empty(); ++p) {
+    DYNO_CHECK(ProfileError, given[p], "[kernels] variant ", variant.name, " of ", family_name(family),
+               " needs the parameter '", variant.param_names[p], "'");
+  }
+  return config;
+}
+
+std::string describe(Family family, const Config& config) {
+  std::string out;
+  for (const ConfigEntry& entry : config_entries(family, config)) {
+    if (entry.key == "variant") {
+      out = entry.text;
+    } else {
+      out += str_cat(" ", entry.key, "=", entry.value);
+    }
+  }
+  return out;
+}
+
+}  // namespace dyno::ops

@@ -1,0 +1,50 @@
+#include "ops/rope/rope.h"
+
+#include "core/error.h"
+#include "ops/contract.h"
+#include "ops/parallel.h"
+#include "ops/registry.h"
+#include "ops/rope/kernels.h"
+
+namespace dyno::ops {
+
+#define DYNO_FAMILY rope
+#define DYNO_FAMILY_DESC RopeDesc
+#define DYNO_FAMILY_VARIANTS "ops/rope/variants.def"
+#include "ops/family_table.inc"
+
+Support supports(const RopeDesc& desc, const Config& config, const DeviceInfo& device) {
+  const Support sizes = check_sizes({{"m", desc.m}, {"heads", desc.heads}, {"head_dim", desc.head_dim}});
+  if (!sizes) return sizes;
+  if (desc.n_rot < 2 || desc.n_rot % 2 != 0) {
+    return Support::no(str_cat("n_rot=", desc.n_rot, " is not a positive even number"));
+  }
+  if (desc.offset < 0 || desc.offset + desc.n_rot > desc.head_dim) {
+    return Support::no(str_cat("n_rot=", desc.n_rot, " dimensions from offset=", desc.offset,
+                               " do not fit into head_dim=", desc.head_dim));
+  }
+  return check_config(Family::rope, kVariants, kInstances, config, device);
+}
+
+Config default_config(const RopeDesc&, const DeviceInfo&) { return {k_rows, {4}}; }
+
+Cost cost(const RopeDesc& desc) {
+  const double elements = static_cast<double>(desc.m) * static_cast<double>(desc.heads * desc.n_rot);
+  return {elements * 8, elements * 3};
+}
+
+size_t scratch_bytes(const RopeDesc& desc, const Config&) { return static_cast<size_t>(desc.n_rot) * sizeof(float); }
+
+void launch(const Config& config, const RopeDesc& desc, const RopeArgs& args, CpuContext& context) {
+  for (int64_t token = 0; token < desc.m; ++token) {
+    DYNO_CHECK(PlanError, args.positions[token] >= 0, "[rope] token ", token, " has position ", args.positions[token]);
+  }
+  parallel_ranges(context, desc.m, desc.heads * desc.n_rot, config.params[0] * 1024,
+                  [&](int64_t begin, int64_t end, std::byte* scratch) {
+                    DYNO_DISPATCH_ISA(context.isa,
+                                      rope_tokens(args, desc.heads, desc.head_dim, desc.n_rot, desc.offset, desc.neox,
+                                                  begin, end, reinterpret_cast<float*>(scratch)));
+                  });
+}
+
+}  // namespace dyno::ops
