@@ -1,4 +1,4 @@
-"""The exceptions of dyno. The compiled engine raises the same classes; messages carry the offending values."""
+"""The exceptions of dyno. The compiled engine raises the same classes; messages carry the values at fault."""
 
 from __future__ import annotations
 

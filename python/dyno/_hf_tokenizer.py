@@ -1,0 +1,104 @@
+"""Configures a Hugging Face `tokenizers.Tokenizer` from a vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dyno._vocabulary import TokenType, Vocabulary
+from dyno.errors import ModelError
+
+# All splits of a token are looked up, which is quadratic in its length; real ones stay below 100 characters.
+_LONGEST_TOKEN = 2048
+
+
+def build(vocabulary: Vocabulary) -> Any:
+    """The encoder for `vocabulary`.
+
+    Raises:
+        ModelError: The merges name tokens that the vocabulary lacks.
+    """
+    from tokenizers import AddedToken, Tokenizer
+
+    try:
+        hf = Tokenizer(_bpe(vocabulary) if vocabulary.model == "gpt2" else _sentencepiece(vocabulary))
+    except Exception as error:  # the library raises bare Exception for a merge outside the vocabulary
+        raise ModelError(f"[tokenizer] the vocabulary is inconsistent: {error}") from error
+    if vocabulary.pre is not None:
+        hf.pre_tokenizer = _pre_tokenizer(vocabulary.pre.splits)
+    else:
+        hf.normalizer = _sentencepiece_normalizer(vocabulary.add_space_prefix)
+    # Added tokens are cut out of the text before anything else happens to it; the special ones only when
+    # asked.
+    special, plain = [], []
+    for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
+        if kind in (TokenType.CONTROL, TokenType.UNKNOWN) and text:
+            special.append(AddedToken(text, normalized=False, special=True))
+        elif kind == TokenType.USER_DEFINED and text:
+            plain.append(AddedToken(text, normalized=False, special=False))
+    hf.add_special_tokens(special)
+    hf.add_tokens(plain)
+    return hf
+
+
+def _bpe(vocabulary: Vocabulary) -> Any:
+    from tokenizers.models import BPE
+
+    assert vocabulary.pre is not None  # read() sets it for this model
+    return BPE(
+        vocab={token: i for i, token in enumerate(vocabulary.tokens)},
+        merges=vocabulary.merges,
+        ignore_merges=vocabulary.pre.ignore_merges,
+    )
+
+
+def _pre_tokenizer(splits: tuple[str, ...]) -> Any:
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+
+    steps: list[Any] = [Split(Regex(pattern), behavior="isolated") for pattern in splits]
+    return Sequence([*steps, ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _sentencepiece(vocabulary: Vocabulary) -> Any:
+    from tokenizers.models import BPE
+
+    ids = {token: i for i, token in enumerate(vocabulary.tokens)}
+    byte_tokens = any(f"<0x{b:02X}>" in ids for b in range(256))
+    unknown = None if vocabulary.unknown is None else vocabulary.tokens[vocabulary.unknown]
+    return BPE(
+        vocab=ids,
+        merges=_merges_by_score(vocabulary, ids),
+        unk_token=unknown,
+        fuse_unk=True,
+        byte_fallback=byte_tokens,
+    )
+
+
+def _merges_by_score(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]]:
+    """The merges that SentencePiece makes: any two neighbours whose join is a token, best score first.
+
+    Two ways to split one token share its score; among them the longer left part goes first, as in the
+    converters of Hugging Face.
+    """
+    # These kinds are never the result of a merge: their texts are names.
+    names = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE)
+    ranked: list[tuple[float, int, int, int, int, str, str]] = []
+    for token, kind, score in zip(vocabulary.tokens, vocabulary.types, vocabulary.scores, strict=True):
+        if kind in names:
+            continue
+        if len(token) > _LONGEST_TOKEN:
+            raise ModelError(f"token {token[:32]!r}... has {len(token)} characters; at most {_LONGEST_TOKEN}")
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            left_id, right_id = ids.get(left), ids.get(right)
+            if left_id is not None and right_id is not None:
+                ranked.append((-score, -len(left), -len(right), left_id, right_id, left, right))
+    ranked.sort()
+    return [(left, right) for *_, left, right in ranked]
+
+
+def _sentencepiece_normalizer(add_space_prefix: bool) -> Any:
+    from tokenizers.normalizers import Prepend, Replace, Sequence
+
+    replace = Replace(" ", "▁")
+    return Sequence([Prepend("▁"), replace]) if add_space_prefix else Sequence([replace])

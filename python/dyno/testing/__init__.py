@@ -1,0 +1,35 @@
+"""Builders of small GGUF files: odd and hostile ones for the reader, tiny random models for the engine.
+
+Needs NumPy only; nothing here is used by the engine itself.
+"""
+
+from __future__ import annotations
+
+from dyno.testing.blocks import BLOCK_GEOMETRY, TENSOR_TYPE_IDS, pack_tensor, random_blocks
+from dyno.testing.gguf_writer import (
+    Array,
+    GgufImage,
+    TensorSpec,
+    Typed,
+    build_gguf,
+    split_path,
+    tiny_gguf,
+    tiny_gguf_split,
+)
+from dyno.testing.models import tiny_model
+
+__all__ = [
+    "BLOCK_GEOMETRY",
+    "TENSOR_TYPE_IDS",
+    "Array",
+    "GgufImage",
+    "TensorSpec",
+    "Typed",
+    "build_gguf",
+    "pack_tensor",
+    "random_blocks",
+    "split_path",
+    "tiny_gguf",
+    "tiny_gguf_split",
+    "tiny_model",
+]

@@ -1,0 +1,107 @@
+"""Tensor types of the format and blocks of random weights in each type that the engine multiplies with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+# Id, elements and bytes of a block.
+_TYPES: Final[dict[str, tuple[int, int, int]]] = {
+    "f32": (0, 1, 4), "f16": (1, 1, 2), "q4_0": (2, 32, 18), "q4_1": (3, 32, 20), "q5_0": (6, 32, 22),
+    "q5_1": (7, 32, 24), "q8_0": (8, 32, 34), "q8_1": (9, 32, 36), "q2_k": (10, 256, 84),
+    "q3_k": (11, 256, 110), "q4_k": (12, 256, 144), "q5_k": (13, 256, 176), "q6_k": (14, 256, 210),
+    "q8_k": (15, 256, 292), "iq2_xxs": (16, 256, 66), "iq2_xs": (17, 256, 74), "iq3_xxs": (18, 256, 98),
+    "iq1_s": (19, 256, 50), "iq4_nl": (20, 32, 18), "iq3_s": (21, 256, 110), "iq2_s": (22, 256, 82),
+    "iq4_xs": (23, 256, 136), "i8": (24, 1, 1), "i16": (25, 1, 2), "i32": (26, 1, 4), "i64": (27, 1, 8), "f64": (28, 1, 8),
+    "iq1_m": (29, 256, 56), "bf16": (30, 1, 2), "tq1_0": (34, 256, 54), "tq2_0": (35, 256, 66),
+    "mxfp4": (39, 32, 17), "nvfp4": (40, 64, 36), "q1_0": (41, 128, 18), "q2_0": (42, 64, 18),
+}  # fmt: skip
+
+TENSOR_TYPE_IDS: Final[dict[str, int]] = {name: row[0] for name, row in _TYPES.items()}
+"""Tensor type ids of the format, by lower-case name."""
+
+BLOCK_GEOMETRY: Final[dict[str, tuple[int, int]]] = {name: row[1:] for name, row in _TYPES.items()}
+"""Elements and bytes of a block, by type name."""
+
+# For random codes: byte offset of the scale `d`, then offset of the min and what to multiply d with so that
+# the mean is zero (None: the type has no min), and the standard deviation of the weights at d = 1.
+_RANDOM: Final[dict[str, tuple[int, tuple[int, float] | None, float]]] = {
+    "q4_0": (0, None, 4.64),
+    "q4_1": (0, (2, -7.5), 4.61),
+    "q5_0": (0, None, 9.25),
+    "q5_1": (0, (2, -15.5), 9.23),
+    "q8_0": (0, None, 73.9),
+    "q2_k": (80, (82, 1.5), 14.0),
+    "q3_k": (108, None, 43.4),
+    "q4_k": (0, (2, 7.5), 258.0),
+    "q5_k": (0, (2, 15.5), 527.0),
+    "q6_k": (208, None, 1367.0),
+    "iq4_nl": (0, None, 70.0),
+    "iq4_xs": (0, None, 1290.0),
+}
+
+
+def random_blocks(dtype: str, n_elements: int, rng: np.random.Generator, *, std: float = 0.02) -> bytes:
+    """Packed random weights of mean zero and roughly the given standard deviation.
+
+    Args:
+        dtype: A type with kernels: f32, f16, bf16, q4_0 … q8_0, q2_k … q6_k, iq4_nl, iq4_xs, mxfp4.
+        n_elements: A multiple of the block of `dtype`.
+        rng: Source of the codes.
+        std: Standard deviation of the dequantised weights.
+
+    Raises:
+        ValueError: `dtype` is none of these, or `n_elements` is no multiple of its block.
+    """
+    if dtype in ("f32", "f16", "bf16"):
+        return pack_tensor(dtype, rng.normal(0.0, std, n_elements).astype(np.float32))
+    block, size = BLOCK_GEOMETRY.get(dtype, (1, 0))
+    if dtype not in _RANDOM and dtype != "mxfp4":
+        expected = ["f32", "f16", "bf16", *_RANDOM, "mxfp4"]
+        raise ValueError(f"no random weights of type {dtype!r}; expected one of {expected}")
+    if n_elements % block:
+        raise ValueError(f"{n_elements} elements are no multiple of the {dtype} block of {block}")
+    n = n_elements // block
+    blocks = rng.integers(0, 256, (n, size), dtype=np.uint8)
+    if dtype == "mxfp4":
+        blocks[:, 0] = round(127 + float(np.log2(std / 2.93)))
+        return blocks.tobytes()
+    at, minimum, unit_std = _RANDOM[dtype]
+    # Random signs: some types have codes of a mean that is not zero.
+    d = std / unit_std * rng.uniform(0.8, 1.2, n) * rng.choice((-1.0, 1.0), n)
+    blocks[:, at : at + 2] = d.astype(np.float16).reshape(n, 1).view(np.uint8)
+    if minimum is not None:
+        m_at, factor = minimum
+        blocks[:, m_at : m_at + 2] = (d * factor).astype(np.float16).reshape(n, 1).view(np.uint8)
+    return blocks.tobytes()
+
+
+def pack_tensor(dtype: str, values: npt.NDArray[np.float32] | Sequence[float]) -> bytes:
+    """Float values as the bytes of a tensor of type f32, f16, bf16 (nearest even) or q8_0.
+
+    Raises:
+        ValueError: Another type, or a q8_0 tensor whose size is no multiple of 32.
+    """
+    x = np.ascontiguousarray(values, np.float32).reshape(-1)
+    if dtype == "f32":
+        return x.tobytes()
+    if dtype == "f16":
+        return x.astype(np.float16).tobytes()
+    if dtype == "bf16":
+        bits = x.view(np.uint32).astype(np.uint64)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
+    if dtype == "q8_0":
+        if x.size % 32:
+            raise ValueError(f"{x.size} elements are no multiple of the q8_0 block of 32")
+        rows = x.reshape(-1, 32)
+        d = np.abs(rows).max(axis=1, keepdims=True) / np.float32(127)
+        scaled = np.divide(rows, d, out=np.zeros_like(rows), where=d > 0)
+        codes = (np.sign(scaled) * np.floor(np.abs(scaled) + 0.5)).astype(np.int8)
+        return np.concatenate([d.astype(np.float16).view(np.uint8), codes.view(np.uint8)], axis=1).tobytes()
+    raise ValueError(f"cannot pack values as {dtype!r}; expected f32, f16, bf16 or q8_0 (see random_blocks)")

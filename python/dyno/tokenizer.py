@@ -1,0 +1,245 @@
+"""Text to tokens and back, from nothing but the metadata of a GGUF file.
+
+Encoding is done by the Hugging Face `tokenizers` library, which this module configures from the file's
+vocabulary. Decoding is a table of bytes per token: exact for any sequence of tokens, also one that ends
+inside a character. No text is normalised (no NFC, no trimming), so that decoding gives back what was encoded.
+"""
+
+from __future__ import annotations
+
+import codecs
+import threading
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from dyno import _vocabulary
+from dyno._vocabulary import TokenType, Vocabulary
+from dyno.errors import ModelError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable
+
+__all__ = ["TextStream", "Tokenizer"]
+
+_SPM_SPACE = "▁"
+
+
+class Tokenizer:
+    """Encodes and decodes text with the vocabulary of one model.
+
+    The tables are built on first use, so that opening a file stays fast.
+
+    Example:
+        >>> tokenizer = Tokenizer.from_gguf("model.gguf")  # doctest: +SKIP
+        >>> tokenizer.decode(tokenizer.encode("def main():"))  # doctest: +SKIP
+        'def main():'
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_metadata(cls, metadata: _vocabulary.Metadata) -> Tokenizer:
+        """A tokenizer from anything with `get(key)`: an open GGUF file or a dict.
+
+        Raises:
+            ModelError: No vocabulary in the file, or its parts contradict each other.
+            UnsupportedError: A tokenizer or pre-tokenizer that is not known here, with its name.
+        """
+        return cls(_vocabulary.read(metadata))
+
+    @classmethod
+    def from_gguf(cls, path: str | os.PathLike[str]) -> Tokenizer:
+        """A tokenizer from the GGUF file at `path`.
+
+        Raises:
+            GgufError: The file is not valid GGUF.
+            ModelError, UnsupportedError: As `from_metadata`.
+        """
+        from dyno import _core
+
+        return cls.from_metadata(_core.Gguf(str(path)))
+
+    @property
+    def bos(self) -> int | None:
+        """Id of the token that begins a text, if the model has one."""
+        return self.vocabulary.bos
+
+    @property
+    def eos(self) -> int | None:
+        """Id of the token that ends a text, if the model has one."""
+        return self.vocabulary.eos
+
+    @property
+    def end_of_generation(self) -> frozenset[int]:
+        """Ids after which a model has nothing more to say (end of text, of turn, of message)."""
+        return self.vocabulary.end_of_generation
+
+    def __len__(self) -> int:
+        return len(self.vocabulary.tokens)
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Tokens of `text`.
+
+        Args:
+            text: Any Unicode text.
+            add_special: Put BOS before and EOS after the text where the model wants them.
+            parse_special: Read the names of control tokens (`<|im_start|>`) in the text as these tokens.
+            Off, they
+                are plain text; keep it off for text that you did not write.
+
+        Raises:
+            ModelError: The vocabulary has no token for some byte of the text.
+            ValueError: The text holds a lone surrogate, which has no UTF-8 form.
+        """
+        self._check_coverage(text)
+        with self._lock:  # the flag belongs to the shared object
+            self._hf.encode_special_tokens = not parse_special
+            ids: list[int] = self._hf.encode(text, add_special_tokens=False).ids
+        vocabulary = self.vocabulary
+        if add_special and vocabulary.add_bos and vocabulary.bos is not None:
+            ids.insert(0, vocabulary.bos)
+        if add_special and vocabulary.add_eos and vocabulary.eos is not None:
+            ids.append(vocabulary.eos)
+        return ids
+
+    def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
+        """Text of `tokens`; bytes that are not UTF-8 become U+FFFD.
+
+        Args:
+            tokens: Token ids.
+            special: Also spell out control tokens.
+
+        Raises:
+            ValueError: A token id outside the vocabulary.
+        """
+        ids = [int(t) for t in tokens]
+        text = b"".join(self.piece(t, special=special) for t in ids)
+        if self.vocabulary.add_space_prefix and text.startswith(b" ") and self._starts_plain(ids):
+            text = text[1:]
+        return text.decode("utf-8", errors="replace")
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """Bytes of one token: possibly only a part of a character.
+
+        Raises:
+            ValueError: A token id outside the vocabulary.
+        """
+        if not 0 <= token < len(self._pieces):
+            raise ValueError(f"token {token} lies outside the vocabulary of {len(self._pieces)} tokens")
+        if not special and self.vocabulary.types[token] in (TokenType.CONTROL, TokenType.UNKNOWN):
+            return b""
+        return self._pieces[token]
+
+    def stream(self, *, special: bool = False) -> TextStream:
+        """A decoder that takes tokens one by one and never emits half a character."""
+        return TextStream(self, special=special)
+
+    def _starts_plain(self, ids: list[int]) -> bool:
+        """Whether the text begins with a token that got the blank in front: no user-defined one."""
+        hidden = (TokenType.CONTROL, TokenType.UNKNOWN)
+        first = next((t for t in ids if self.vocabulary.types[t] not in hidden), None)
+        return first is not None and self.vocabulary.types[first] != TokenType.USER_DEFINED
+
+    @cached_property
+    def _pieces(self) -> list[bytes]:
+        to_bytes = _bpe_bytes if self.vocabulary.model == "gpt2" else _spm_bytes
+        pieces = []
+        for text, kind in zip(self.vocabulary.tokens, self.vocabulary.types, strict=True):
+            if kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED):
+                pieces.append(text.encode("utf-8", errors="surrogateescape"))
+            elif kind == TokenType.UNUSED:
+                pieces.append(b"")
+            else:
+                pieces.append(to_bytes(text, kind))
+        return pieces
+
+    @cached_property
+    def _hf(self) -> Any:
+        from dyno import _hf_tokenizer
+
+        return _hf_tokenizer.build(self.vocabulary)
+
+    @cached_property
+    def _uncovered(self) -> frozenset[int]:
+        """Bytes that no token can spell."""
+        vocabulary = self.vocabulary
+        known = set(vocabulary.tokens)
+        if vocabulary.model == "gpt2":
+            return frozenset(b for b, symbol in _byte_symbols().items() if symbol not in known)
+        return frozenset(b for b in range(256) if f"<0x{b:02X}>" not in known)
+
+    def _check_coverage(self, text: str) -> None:
+        try:
+            raw = text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"[tokenizer] no valid Unicode at position {error.start}") from error
+        missing = self._uncovered
+        if not missing:
+            return
+        if self.vocabulary.model == "gpt2":
+            lost = missing.intersection(raw)
+            if lost:
+                raise ModelError(f"[tokenizer] the vocabulary has no token for byte 0x{min(lost):02X}")
+        elif self.vocabulary.unknown is None:
+            # Without an unknown token, a character must be a token itself or be spelled by byte tokens.
+            known = self._single_characters
+            for character in text.replace(" ", _SPM_SPACE):
+                if character not in known and not missing.isdisjoint(character.encode()):
+                    raise ModelError(f"[tokenizer] the vocabulary has no token for {character!r}")
+
+    @cached_property
+    def _single_characters(self) -> frozenset[str]:
+        return frozenset(t for t in self.vocabulary.tokens if len(t) == 1)
+
+
+class TextStream:
+    """Incremental decoding: characters come out when they are complete.
+
+    Args:
+        tokenizer: Where the bytes of tokens come from.
+        special: Also spell out control tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._special = special
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int) -> str:
+        """The text that `token` completes; empty in the middle of a character."""
+        return self._decoder.decode(self._tokenizer.piece(token, special=self._special))
+
+    def finish(self) -> str:
+        """What is left at the end: U+FFFD for a character that was never completed, or nothing."""
+        return self._decoder.decode(b"", final=True)
+
+
+def _byte_symbols() -> dict[int, str]:
+    """The printable stand-in of every byte in byte-level BPE vocabularies (GPT-2's table)."""
+    printable = (("!", "~"), ("¡", "¬"), ("®", "ÿ"))
+    symbols = {b: chr(b) for first, last in printable for b in range(ord(first), ord(last) + 1)}
+    others = (b for b in range(256) if b not in symbols)
+    symbols.update({b: chr(256 + i) for i, b in enumerate(others)})
+    return symbols
+
+
+_BYTE_OF_SYMBOL = {ord(symbol): byte for byte, symbol in _byte_symbols().items()}
+
+
+def _bpe_bytes(text: str, kind: int) -> bytes:
+    try:
+        return bytes([_BYTE_OF_SYMBOL[ord(c)] for c in text])
+    except KeyError:  # not written in the byte alphabet: the text itself
+        return text.encode("utf-8", errors="surrogateescape")
+
+
+def _spm_bytes(text: str, kind: int) -> bytes:
+    if kind == TokenType.BYTE or (len(text) == 6 and text.startswith("<0x") and text.endswith(">")):
+        try:
+            return bytes([int(text[3:5], 16)])
+        except ValueError as error:
+            raise ModelError(f"[tokenizer] byte token {text!r} is not of the form <0x41>") from error
+    return text.replace(_SPM_SPACE, " ").encode("utf-8", errors="surrogateescape")
