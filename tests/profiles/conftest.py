@@ -45,7 +45,7 @@ CPU_TEXT = textwrap.dedent("""\
       "matmul q4_k n=512 k=512":
         m1: {variant: dot, rows: 4, ratio: 1.2, ci95: [1.1, 1.3]}
         m2-8: default
-    """)
+    """)  # noqa: E501
 
 
 @pytest.fixture

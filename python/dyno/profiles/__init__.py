@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 from dyno.errors import ProfileError
+from dyno.profiles.apply import Effective, effective, effective_settings, kernel_entries, rejections
+from dyno.profiles.check import Listed, check_file, has_errors, list_profiles
+from dyno.profiles.describe import Change, describe, diff
 from dyno.profiles.evidence import Evidence, Gain, Noise, Provenance, Quality, Routing, Samples, Workload
 from dyno.profiles.identity import (
     CpuDevice,
@@ -21,17 +24,34 @@ from dyno.profiles.identity import (
     weights_kind,
 )
 from dyno.profiles.io import Problem, dumps_profile, load_profile, loads_profile, save_profile
+from dyno.profiles.layers import (
+    Layer,
+    default_layers,
+    default_path,
+    find_profile,
+    shipped_folder,
+    user_folder,
+)
+from dyno.profiles.match import Comparison, Decision, Level, MatchResult, compare, decide
 from dyno.profiles.schema import KernelEntry, Match, Profile, SettingEntry, kernel_path, setting_path
 
 __all__ = [
+    "Change",
+    "Comparison",
     "CpuDevice",
     "CudaDevice",
+    "Decision",
     "Device",
+    "Effective",
     "EngineIdentity",
     "Evidence",
     "Gain",
     "KernelEntry",
+    "Layer",
+    "Level",
+    "Listed",
     "Match",
+    "MatchResult",
     "ModelIdentity",
     "Noise",
     "Problem",
@@ -43,16 +63,32 @@ __all__ = [
     "Samples",
     "SettingEntry",
     "Workload",
+    "check_file",
+    "compare",
+    "decide",
+    "default_layers",
+    "default_path",
+    "describe",
     "device_from_info",
     "device_info",
+    "diff",
     "dumps_profile",
+    "effective",
+    "effective_settings",
     "engine_from_build",
+    "find_profile",
+    "has_errors",
+    "kernel_entries",
     "kernel_path",
+    "list_profiles",
     "load_profile",
     "loads_profile",
     "model_from_description",
+    "rejections",
     "save_profile",
     "setting_path",
     "shapes_fingerprint",
+    "shipped_folder",
+    "user_folder",
     "weights_kind",
 ]

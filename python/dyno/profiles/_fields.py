@@ -6,7 +6,15 @@ import math
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from dyno.settings import suggestion
@@ -27,8 +35,7 @@ class StrictModel(BaseModel):
         extra="forbid",
         frozen=True,
         strict=True,
-        validate_by_name=True,
-        validate_by_alias=True,
+        populate_by_name=True,
         allow_inf_nan=False,
         hide_input_in_errors=True,
     )
@@ -82,10 +89,19 @@ NonNegative = Annotated[float, Field(ge=0, le=1e15)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 PositiveCount = Annotated[int, Field(ge=1, le=2**53)]
-Text = Annotated[str, BeforeValidator(_as_text), Field(max_length=2000)]
-Name = Annotated[str, BeforeValidator(_as_text), Field(min_length=1, max_length=200)]
+_TEXT_SCHEMA = {"type": ["string", "number"]}  # an unquoted version is read as text
+Text = Annotated[str, BeforeValidator(_as_text), Field(max_length=2000), WithJsonSchema(_TEXT_SCHEMA)]
+Name = Annotated[
+    str, BeforeValidator(_as_text), Field(min_length=1, max_length=200), WithJsonSchema(_TEXT_SCHEMA)
+]
 GroupName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-Counts = Annotated[list[Count], BeforeValidator(_as_list), Field(min_length=1, max_length=64)]
+_COUNT_SCHEMA = {"type": "integer", "minimum": 0}
+Counts = Annotated[
+    list[Count],
+    BeforeValidator(_as_list),
+    Field(max_length=64),
+    WithJsonSchema({"anyOf": [_COUNT_SCHEMA, {"type": "array", "items": _COUNT_SCHEMA}]}),
+]
 
 TOKEN_RANGE = re.compile(r"m([1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?")
 

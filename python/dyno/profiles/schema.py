@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -14,6 +14,7 @@ from pydantic import (
     PrivateAttr,
     Tag,
     ValidationError,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -46,6 +47,8 @@ Value = (
     | Annotated[list[Annotated[str, Field(max_length=512)]], Field(max_length=256)]
 )
 Moved = Literal["pp", "tg", "memory", "vram"]
+_MOVED_SCHEMA = {"enum": list(get_args(Moved))}
+_MOVES_SCHEMA = {"anyOf": [_MOVED_SCHEMA, {"type": "array", "items": _MOVED_SCHEMA}]}
 
 
 def _as_moves(value: Any) -> Any:
@@ -63,9 +66,9 @@ class SettingEntry(StrictModel):
     )
     ci95: Interval | None = Field(default=None, description="95 % interval of the ratio.")
     n: PositiveCount | None = Field(default=None, description="Pairs of samples behind the ratio.")
-    moves: Annotated[list[Moved], BeforeValidator(_as_moves), Field(max_length=4)] = Field(
-        default_factory=list, description="Measures that it moves: one name or a list."
-    )
+    moves: Annotated[
+        list[Moved], BeforeValidator(_as_moves), Field(max_length=4), WithJsonSchema(_MOVES_SCHEMA)
+    ] = Field(default_factory=list, description="Measures that it moves: one name or a list.")
     group: GroupName | None = Field(
         default=None, description="Entries that only gain together: if one is rejected, all fall back."
     )

@@ -1,0 +1,173 @@
+"""From a profile to what the runtime is given: settings and kernels, with groups that fall back whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dyno.errors import ProfileError
+from dyno.profiles.schema import KernelEntry, Profile, SettingEntry, kernel_path, setting_path
+
+if TYPE_CHECKING:
+    from dyno.settings import SettingValue
+
+KernelEntryTuple = tuple[str, str, dict[str, str | int], str]
+"""Op key, range of tokens, configuration, origin: what `dyno._core.Session` takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """What is left of a profile after rejections."""
+
+    settings: dict[str, SettingValue]
+    """Values by name; what is not here runs with the engine's default."""
+    kernels: list[KernelEntryTuple]
+    lines: list[str]
+    """One line for every entry that fell back, with the reason."""
+
+
+def kernel_entries(
+    profile: Profile, rejected: Mapping[str, str] | Iterable[str] = ()
+) -> list[KernelEntryTuple]:
+    """The kernel configurations of a profile for `dyno._core.Session`, with the line that each stands on.
+
+    Args:
+        profile: the profile.
+        rejected: as for `effective`.
+
+    Returns:
+        (op key, tokens such as "m1-8", {"variant": ..., parameter: value}, origin such as "h200.yaml:12");
+        entries that are `default` are left out.
+    """
+    return effective(profile, rejected).kernels
+
+
+def effective_settings(
+    profile: Profile,
+    rejected: Mapping[str, str] | Iterable[str] = (),
+    overrides: Mapping[str, SettingValue] | None = None,
+    *,
+    require: bool = False,
+) -> tuple[dict[str, SettingValue], list[str]]:
+    """Settings of a profile without rejected entries and their groups, and a line for each that fell back."""
+    result = effective(profile, rejected, overrides, require=require)
+    return result.settings, result.lines
+
+
+def effective(
+    profile: Profile,
+    rejected: Mapping[str, str] | Iterable[str] = (),
+    overrides: Mapping[str, SettingValue] | None = None,
+    *,
+    require: bool = False,
+) -> Effective:
+    """What a profile says once some of its entries cannot be used.
+
+    Entries of one `group` were measured together and gain only together: if one is rejected, or set by the
+    caller to another value, all of them fall back to the engine's default.
+
+    Args:
+        profile: the profile.
+        rejected: entries that cannot be used, by path (`settings.ubatch`, `kernels.<op key>.<tokens>`) or,
+            for a setting, by name; with the reasons where it is a mapping.
+        overrides: settings that the caller gave; they win over the profile and are not in the result.
+        require: a rejected entry is an error (`--require-profile`).
+
+    Raises:
+        ProfileError: `require` and an entry is rejected.
+        ValueError: `rejected` names an entry that the profile does not have.
+    """
+    entries = dict(profile.entries())
+    fallen = _normalised(rejected, entries)
+    if require and fallen:
+        told = "; ".join(f"{path}: {reason}" for path, reason in fallen.items())
+        raise ProfileError(
+            f"[profile] {profile.origin()}: a profile is required and cannot be used whole: {told}"
+        )
+    for path, reason in _of_groups(entries, fallen, overrides or {}).items():
+        fallen.setdefault(path, reason)
+    lines = [
+        f"{profile.origin(*_keys(profile, path))}: {path}: engine default instead of "
+        f"{_shown(entries[path])}: {reason}"
+        for path, reason in fallen.items()
+    ]
+    settings = {
+        name: entry.value
+        for name, entry in profile.settings.items()
+        if isinstance(entry, SettingEntry)
+        and setting_path(name) not in fallen
+        and name not in (overrides or {})
+    }
+    kernels = [
+        (key, tokens, dict(entry.config), profile.origin("kernels", key, tokens))
+        for key, ranges in profile.kernels.items()
+        for tokens, entry in ranges.items()
+        if isinstance(entry, KernelEntry) and kernel_path(key, tokens) not in fallen
+    ]
+    return Effective(settings, kernels, lines)
+
+
+def rejections(report: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Path and reason of every rejected entry of a `dyno._core.Session.kernel_report()`."""
+    return {
+        kernel_path(row["key"], row["tokens"]): str(row["reason"])
+        for row in report
+        if row["status"] == "rejected"
+    }
+
+
+def _normalised(
+    rejected: Mapping[str, str] | Iterable[str], entries: Mapping[str, SettingEntry | KernelEntry]
+) -> dict[str, str]:
+    reasons = dict(rejected) if isinstance(rejected, Mapping) else {path: "rejected" for path in rejected}
+    result = {}
+    for path, reason in reasons.items():
+        full = path if path in entries else setting_path(path)
+        if full not in entries:
+            raise ValueError(f"{path!r} is no entry of the profile")
+        result[full] = reason
+    return result
+
+
+def _of_groups(
+    entries: Mapping[str, SettingEntry | KernelEntry],
+    fallen: Mapping[str, str],
+    overrides: Mapping[str, SettingValue],
+) -> dict[str, str]:
+    """Members of groups in which something fell or was set by the caller to another value."""
+    broken: dict[str, str] = {}
+    for path, entry in entries.items():
+        if entry.group is None:
+            continue
+        name = path.removeprefix("settings.")
+        if path in fallen:
+            broken.setdefault(entry.group, f"its group {entry.group} falls back with {path}")
+        elif isinstance(entry, SettingEntry) and name in overrides and overrides[name] != entry.value:
+            broken.setdefault(
+                entry.group,
+                f"its group {entry.group} was measured with {name} {entry.value}, "
+                f"the caller set {overrides[name]}",
+            )
+    return {
+        path: broken[entry.group]
+        for path, entry in entries.items()
+        if entry.group in broken and path.removeprefix("settings.") not in overrides
+    }
+
+
+def _keys(profile: Profile, path: str) -> tuple[str, ...]:
+    if path.startswith("settings."):
+        return ("settings", path.removeprefix("settings."))
+    for key, ranges in profile.kernels.items():
+        for tokens in ranges:
+            if kernel_path(key, tokens) == path:
+                return ("kernels", key, tokens)
+    return ()
+
+
+def _shown(entry: SettingEntry | KernelEntry) -> str:
+    if isinstance(entry, SettingEntry):
+        return str(entry.value)
+    params = "".join(f" {name}={value}" for name, value in entry.params.items())
+    return entry.variant + params

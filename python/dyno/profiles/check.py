@@ -1,0 +1,163 @@
+"""`dyno profiles check` and `dyno profiles list`: what is wrong with a file, and which files there are."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dyno.errors import DynoError, ProfileError
+from dyno.profiles._fields import parse_tokens
+from dyno.profiles.identity import device_info
+from dyno.profiles.io import Problem, file_problems, load_profile
+from dyno.profiles.layers import default_layers, profile_files
+from dyno.profiles.schema import KernelEntry, Profile, SettingEntry, kernel_path, setting_path
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Sequence
+
+    from dyno.profiles.layers import Layer
+
+
+def check_file(path: str | os.PathLike[str]) -> list[Problem]:
+    """Everything that is wrong with a profile file, in file order.
+
+    Errors make a file unusable or one of its entries rejected; warnings are odd; notes say what could not be
+    checked here. A file without errors can be checked in.
+    """
+    profile, problems = file_problems(path)
+    if profile is not None:
+        problems = [*_odd_entries(profile), *_kernel_problems(profile)]
+    return problems
+
+
+def has_errors(problems: Sequence[Problem]) -> bool:
+    """Whether a check fails."""
+    return any(problem.level == "error" for problem in problems)
+
+
+def _problem(profile: Profile, keys: tuple[str, ...], where: str, message: str, level: Any) -> Problem:
+    source = profile.source
+    file = source.path if source else profile.label
+    return Problem(file, source.lines.get(keys) if source else None, where, message, level)
+
+
+def _odd_entries(profile: Profile) -> Iterator[Problem]:
+    groups: dict[str, list[str]] = {}
+    for path, entry in profile.entries():
+        if entry.group is not None:
+            groups.setdefault(entry.group, []).append(path)
+        if entry.ratio is not None and entry.ratio < 1:
+            yield _problem(
+                profile,
+                _keys_of(profile, path),
+                path,
+                f"ratio {entry.ratio:g} is slower than the default",
+                "warning",
+            )
+    for name, setting in profile.settings.items():
+        if (
+            isinstance(setting, SettingEntry)
+            and setting.default is not None
+            and setting.value == setting.default
+        ):
+            message = f"value {setting.value!r} is the default; write `default`"
+            yield _problem(profile, ("settings", name), setting_path(name), message, "warning")
+    for group, paths in groups.items():
+        if len(paths) == 1:
+            yield _problem(
+                profile, _keys_of(profile, paths[0]), paths[0], f"is alone in group {group!r}", "warning"
+            )
+
+
+def _keys_of(profile: Profile, path: str) -> tuple[str, ...]:
+    for key, ranges in profile.kernels.items():
+        for tokens in ranges:
+            if kernel_path(key, tokens) == path:
+                return ("kernels", key, tokens)
+    return ("settings", path.removeprefix("settings."))
+
+
+# ---- Kernels against the op families ----
+
+
+def _kernel_problems(profile: Profile) -> Iterator[Problem]:
+    if not profile.kernels or profile.match.engine.name != "dyno":
+        return
+    try:
+        core: Any = importlib.import_module("dyno._core")
+    except ImportError as error:
+        yield _problem(
+            profile, ("kernels",), "kernels", f"not checked: no compiled engine here ({error})", "note"
+        )
+        return
+    ops: Any = getattr(core, "ops", None)
+    if ops is None:
+        yield _problem(
+            profile, ("kernels",), "kernels", "not checked: this engine was built without ops", "note"
+        )
+        return
+    kind = profile.match.device.kind
+    if not _has_variants_for(ops, kind):
+        message = f"not checked: this build has no kernels for {kind} devices"
+        yield _problem(profile, ("kernels",), "kernels", message, "note")
+        return
+    device = device_info(profile.match.device)
+    for key, ranges in profile.kernels.items():
+        for tokens, entry in ranges.items():
+            why = _why_unsupported(ops, key, tokens, entry, device)
+            if why is not None:
+                yield _problem(profile, ("kernels", key, tokens), kernel_path(key, tokens), why, "error")
+
+
+def _has_variants_for(ops: Any, kind: str) -> bool:
+    return any(variant["device"] == kind for family in ops.families() for variant in ops.variants(family))
+
+
+def _why_unsupported(
+    ops: Any, key: str, tokens: str, entry: KernelEntry | str, device: dict[str, Any]
+) -> str | None:
+    """The reason why a configuration cannot run an op; None where it can, at both ends of its token range."""
+    for count in dict.fromkeys(parse_tokens(tokens)):
+        try:
+            family, desc = ops.parse_key(key, count)
+            if isinstance(entry, str):  # `default` still names an op that must exist
+                continue
+            ok, reason = ops.supports(family, desc, entry.config, device)
+        except (DynoError, ValueError, KeyError, TypeError) as error:
+            return " ".join(str(error).split())
+        if not ok:
+            return f"with {count} tokens: {reason}"
+    return None
+
+
+# ---- Listing ----
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A file in a layer."""
+
+    path: str
+    layer: str
+    profile: Profile | None
+    problem: str | None
+    """Why it cannot be read, on one line."""
+
+
+def list_profiles(layers: Sequence[Layer] | None = None) -> list[Listed]:
+    """Every profile file of the layers (None: shipped, site, user), readable or not, in search order."""
+    listed = []
+    for layer in default_layers() if layers is None else layers:
+        try:
+            paths = profile_files(layer)
+        except ProfileError as error:
+            listed.append(Listed(str(layer.folder), layer.name, None, str(error)))
+            continue
+        for path in paths:
+            try:
+                listed.append(Listed(str(path), layer.name, load_profile(path), None))
+            except ProfileError as error:
+                listed.append(Listed(str(path), layer.name, None, str(error)))
+    return listed

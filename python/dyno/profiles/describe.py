@@ -1,0 +1,133 @@
+"""Profiles for people: what one says, and how two differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dyno.profiles.io import to_dict
+from dyno.profiles.schema import KernelEntry, Profile, SettingEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+def describe(profile: Profile) -> list[str]:
+    """A profile in lines: label, what it was measured on, what it changes and what that gained."""
+    device, model, engine = profile.match.device, profile.match.model, profile.match.engine
+    if device.kind == "cuda":
+        chip = f"cuda, compute capability {device.compute_capability}, {device.sm_count} SMs"
+    else:
+        chip = f"cpu, {device.isa}, {device.cores} cores"
+    experts = f", {model.experts_used} of {model.experts} experts" if model.experts else ""
+    types = " ".join(f"{name} {share:.0%}" for name, share in model.types.items())
+    synthetic = ", synthetic weights" if model.weights == "synthetic" else ""
+    revision = "" if engine.ops_revision is None else f", ops revision {engine.ops_revision}"
+    lines = [
+        profile.label,
+        f"  device  {chip}, {device.memory_mib} MiB",
+        f"  model   {model.architecture}, {model.layers} x {model.embedding}{experts}; {types}{synthetic}",
+        f"  engine  {engine.name} {engine.version}{revision}",
+    ]
+    for name, setting in profile.settings.items():
+        lines.append(f"  {name}: {_entry(setting)}")
+    for key, ranges in profile.kernels.items():
+        for tokens, kernel in ranges.items():
+            lines.append(f"  {key} {tokens}: {_entry(kernel)}")
+    if not any(True for _ in profile.entries()):
+        lines.append("  every entry is the engine's default")
+    gains = profile.evidence.gain if profile.evidence else {}
+    for metric, gain in gains.items():
+        interval = f" (95 % {gain.ci95[0]:g} to {gain.ci95[1]:g})" if gain.ci95 else ""
+        lines.append(f"  gain {metric}: {gain.ratio:g} x{interval}")
+    return lines
+
+
+def _entry(entry: SettingEntry | KernelEntry | str) -> str:
+    if isinstance(entry, str):
+        return "default"
+    if isinstance(entry, SettingEntry):
+        text = _plain(entry.value)
+        if entry.default is not None:
+            text += f" (default {_plain(entry.default)})"
+    else:
+        text = " ".join([entry.variant, *(f"{name}={value}" for name, value in entry.params.items())])
+    if entry.ratio is not None:
+        text += f", {entry.ratio:g} x"
+    if entry.group is not None:
+        text += f", group {entry.group}"
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference between two profiles."""
+
+    path: str
+    before: str | None
+    """None: only the second profile has it."""
+    after: str | None
+    """None: only the first profile has it."""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.before or '(none)'} -> {self.after or '(none)'}"
+
+
+def diff(before: Profile, after: Profile) -> list[Change]:
+    """What differs between two profiles, in reading order; entries as wholes, everything else key by key.
+
+    Example:
+        >>> for change in diff(yesterday, today):  # doctest: +SKIP
+        ...     print(change)
+        settings.ubatch: 2048 (default 512), 1.4 x -> 4096 (default 512), 1.64 x
+    """
+    first, second = dict(_rows(before)), dict(_rows(after))
+    return [
+        Change(path, first.get(path), second.get(path))
+        for path in _merged(list(first), list(second))
+        if first.get(path) != second.get(path)
+    ]
+
+
+def _rows(profile: Profile) -> Iterator[tuple[str, str]]:
+    data = to_dict(profile)
+    for part in ("label", "match"):
+        yield from _leaves(part, data[part])
+    for name, setting in profile.settings.items():
+        yield f"settings.{name}", _entry(setting)
+    for key, ranges in profile.kernels.items():
+        for tokens, kernel in ranges.items():
+            yield f"kernels.{key}.{tokens}", _entry(kernel)
+    for part in ("evidence", "provenance"):
+        if part in data:
+            yield from _leaves(part, data[part])
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(f"{path}.{key}", item)
+    else:
+        yield path, _plain(value)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return "[" + ", ".join(_plain(item) for item in value) + "]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _merged(first: list[str], second: list[str]) -> list[str]:
+    """Both lists in one order: what only the second has follows what stands before it there."""
+    merged = list(first)
+    place: Mapping[str, None] = dict.fromkeys(first)
+    position = 0
+    for path in second:
+        if path in place:
+            position = merged.index(path) + 1
+        else:
+            merged.insert(position, path)
+            position += 1
+    return merged

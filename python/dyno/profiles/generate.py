@@ -1,0 +1,122 @@
+"""Writes what is generated from the models and settings; run as `python -m dyno.profiles.generate`.
+
+`profiles/profile.schema.json` (for editors) and `docs/profile-reference.md` (for people). With `--check`
+nothing is written and the exit code is 1, with a diff, where a file is stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dyno.profiles._reference import reference_page
+from dyno.profiles.io import write_atomically
+from dyno.profiles.schema import Profile
+from dyno.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dyno.settings import Setting
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a profile, with the settings by name, types and ranges."""
+    schema = _tidy(Profile.model_json_schema(by_alias=True))
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "dyno profile",
+        **schema,
+    }
+    settings = schema["properties"]["settings"]
+    del settings["additionalProperties"]
+    settings["properties"] = {setting.name: _setting_schema(setting) for setting in SETTINGS.values()}
+    settings["additionalProperties"] = False
+    return schema
+
+
+def _setting_schema(setting: Setting) -> dict[str, Any]:
+    value: dict[str, Any]
+    if setting.type == "bool":
+        value = {"type": "boolean"}
+    elif setting.type == "int":
+        value = {"type": "integer", "minimum": setting.minimum, "maximum": setting.maximum}
+    elif setting.type == "choice":
+        value = {"enum": [*setting.choices, *setting.foreign_choices]}
+    else:
+        value = {"type": "array", "items": {"type": "string"}}
+    entry = {"allOf": [{"$ref": "#/$defs/SettingEntry"}, {"properties": {"value": value}}]}
+    return {"description": setting.doc, "oneOf": [{"const": "default"}, entry]}
+
+
+def _tidy(node: Any) -> Any:
+    """Drops what differs between releases of pydantic and helps nobody: titles, and `enum` beside `const`."""
+    if isinstance(node, list):
+        return [_tidy(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    kept = {}
+    for key, item in node.items():
+        is_annotation = key == "title" and isinstance(item, str)
+        is_double = key in ("enum", "type") and "const" in node
+        if not is_annotation and not is_double:
+            kept[key] = _tidy(item)
+    return kept
+
+
+def outputs(root: Path) -> dict[Path, str]:
+    """Every generated file of a source tree and what it should hold."""
+    schema = json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+    return {
+        root / "profiles" / "profile.schema.json": schema,
+        root / "docs" / "profile-reference.md": reference_page(),
+    }
+
+
+def stale(root: Path) -> list[str]:
+    """A diff for every generated file that is not what it should be."""
+    diffs = []
+    for path, wanted in outputs(root).items():
+        found = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if found != wanted:
+            name = str(path.relative_to(root))
+            lines = difflib.unified_diff(
+                found.splitlines(), wanted.splitlines(), name, f"{name} (generated)", lineterm=""
+            )
+            diffs.append("\n".join(lines))
+    return diffs
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dyno.profiles.generate", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 where a file is stale"
+    )
+    default_root = Path(__file__).resolve().parents[3]
+    parser.add_argument("--root", type=Path, default=default_root, help="root of the source tree")
+    options = parser.parse_args(arguments)
+    if not (options.root / "pyproject.toml").is_file():
+        print(f"{options.root} is no source tree of dyno; give one with --root", file=sys.stderr)
+        return 2
+    if options.check:
+        diffs = stale(options.root)
+        for diff in diffs:
+            print(diff)
+        if diffs:
+            print("stale; run: python -m dyno.profiles.generate", file=sys.stderr)
+        return 1 if diffs else 0
+    for path, text in outputs(options.root).items():
+        write_atomically(path, text.encode())
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,283 @@
+"""Where profiles are found and which one is taken: shipped < site < user, best match level first.
+
+A file that is named by hand is taken whatever lies in the folders: naming it is a decision, and replacing it
+silently by a better match would be a surprise. How it matches is printed all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from dyno.errors import ProfileError
+from dyno.profiles.io import load_profile
+from dyno.profiles.match import MIN_SCORE, Comparison, Level, MatchResult, score
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dyno.profiles.identity import CpuDevice, CudaDevice, EngineIdentity, ModelIdentity
+    from dyno.profiles.schema import Profile
+
+SITE_FOLDER = Path("/etc/dyno/profiles")
+MAX_FILES = 2000
+"""A folder with more profiles than this is no folder of profiles."""
+
+_log = logging.getLogger("dyno.profiles")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A folder of profiles; later ones in a list win over earlier ones at the same match level."""
+
+    name: str
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A profile in a layer."""
+
+    profile: Profile
+    path: str
+    layer: str
+    rank: int
+    """Position of the layer; higher wins."""
+
+
+def shipped_folder() -> Path:
+    """The profiles of this distribution: beside this package when installed, `profiles/` in a source tree."""
+    package = Path(__file__).resolve().parent
+    source = package.parents[2] / "profiles"
+    if (source / "profile.schema.json").is_file() and (package.parents[2] / "pyproject.toml").is_file():
+        return source
+    return package
+
+
+def user_folder() -> Path:
+    """`$XDG_CONFIG_HOME/dyno/profiles`, by default `~/.config/dyno/profiles`: where `tune` writes.
+
+    Raises:
+        ProfileError: neither XDG_CONFIG_HOME nor a home folder is known.
+    """
+    configured = os.environ.get("XDG_CONFIG_HOME", "")
+    if os.path.isabs(configured):  # the specification says to ignore relative ones
+        return Path(configured) / "dyno" / "profiles"
+    try:
+        return Path.home() / ".config" / "dyno" / "profiles"
+    except RuntimeError as error:
+        raise ProfileError("[profile] no home folder is known; set HOME or XDG_CONFIG_HOME") from error
+
+
+def default_path(device: CpuDevice | CudaDevice, model: ModelIdentity, engine: EngineIdentity) -> Path:
+    """Where `tune` writes unless told otherwise: one file for each device, model and engine.
+
+    Raises:
+        ProfileError: no home folder is known.
+    """
+    chip = f"cpu-{device.isa}-{device.cores}c" if device.kind == "cpu" else _cuda_name(device)
+    main_type = max(model.types, key=lambda name: model.types[name])
+    shape = f"{model.architecture}-{model.layers}x{model.embedding}-{main_type}-{model.shapes or 'shapes'}"
+    kind = "-synthetic" if model.weights == "synthetic" else ""
+    name = f"{engine.name}-{chip}-{shape}{kind}.yaml"
+    return user_folder() / re.sub(r"[^A-Za-z0-9_.-]+", "-", name).lstrip(".")
+
+
+def _cuda_name(device: CudaDevice) -> str:
+    limit = f"-{device.power_limit_w:g}w" if device.power_limit_w is not None else ""
+    return f"cuda-{device.compute_capability}-{device.sm_count}sm-{device.memory_mib}mib{limit}"
+
+
+def default_layers() -> list[Layer]:
+    """Shipped, site (`/etc/dyno/profiles`, or `$DYNO_SITE_PROFILES`) and user, in ascending precedence."""
+    site = os.environ.get("DYNO_SITE_PROFILES")
+    layers = [Layer("shipped", shipped_folder()), Layer("site", Path(site) if site else SITE_FOLDER)]
+    try:
+        layers.append(Layer("user", user_folder()))
+    except ProfileError as error:
+        _log.warning("%s; the user's profiles are not searched", error)
+    return layers
+
+
+def profile_files(layer: Layer) -> list[Path]:
+    """The `.yaml` files of a layer in stable order; none where there is no such folder.
+
+    Raises:
+        ProfileError: the folder cannot be read, or holds more files than any folder of profiles would.
+    """
+    try:
+        names = sorted(name for name in os.listdir(layer.folder) if name.endswith((".yaml", ".yml")))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise ProfileError(f"[profile] {layer.folder}: cannot be read: {error.strerror}") from error
+    if len(names) > MAX_FILES:
+        raise ProfileError(f"[profile] {layer.folder}: {len(names)} files; at most {MAX_FILES} are searched")
+    return [layer.folder / name for name in names if not name.startswith(".")]
+
+
+def scan(layers: Sequence[Layer], warn: Callable[[str], None]) -> list[Found]:
+    """Every readable profile of the layers; each broken file is one warning."""
+    found = []
+    for rank, layer in enumerate(layers):
+        try:
+            paths = profile_files(layer)
+        except ProfileError as error:
+            warn(f"{error}; ignored")
+            continue
+        for path in paths:
+            try:
+                found.append(Found(load_profile(path), str(path), layer.name, rank))
+            except ProfileError as error:
+                warn(f"{error}; file ignored")
+    return found
+
+
+def find_profile(
+    device: CpuDevice | CudaDevice,
+    model: ModelIdentity,
+    engine: EngineIdentity,
+    *,
+    profile: Literal["auto"] | str | os.PathLike[str] | Profile | None = "auto",
+    require: bool = False,
+    layers: Sequence[Layer] | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> MatchResult:
+    """The profile for a device, a model and an engine, with the fallback chain that led to it.
+
+    Args:
+        device: where the model is to run.
+        model: what is to run.
+        engine: what runs it.
+        profile: "auto" searches the layers; a path or a profile is taken as it is, unless it is for another
+            kind of device or engine; None takes the engine's defaults.
+        require: anything but an exact match is an error (`--require-profile`).
+        layers: folders in ascending precedence; None: shipped, site and user.
+        warn: takes a line for each file that cannot be read; None: the logger `dyno.profiles`.
+
+    Raises:
+        ProfileError: a file named by `profile` cannot be read, or `require` and there is no exact match.
+
+    Example:
+        >>> result = find_profile(device, model, engine)  # doctest: +SKIP
+        >>> print(result.headline)  # doctest: +SKIP
+        profile: /home/me/.config/dyno/profiles/h200.yaml (exact match)
+    """
+    warnings: list[str] = []
+
+    def tell(line: str) -> None:
+        warnings.append(line)
+        (warn or _warn_by_log)(line)
+
+    if profile is None:
+        candidates: list[Found] = []
+        chain = ["profile: switched off by the caller"]
+    elif profile == "auto":
+        candidates = scan(default_layers() if layers is None else layers, tell)
+        chain = []
+    else:
+        candidates = [_named(profile)]
+        chain = []
+    result = _choose(candidates, device, model, engine, chain, warnings, named=profile != "auto")
+    if result.profile is None and profile not in (None, "auto"):
+        tell(f"[profile] {candidates[0].path} is not used: {'; '.join(result.reasons)}")
+    if require and result.level is not Level.EXACT:
+        broken = f"; {len(warnings)} files could not be used: {'; '.join(warnings)}" if warnings else ""
+        raise ProfileError(
+            f"[profile] a profile is required and none matches exactly: {'; '.join(result.chain)}{broken}"
+        )
+    return result
+
+
+def _warn_by_log(line: str) -> None:
+    _log.warning("%s", line)
+
+
+def _named(profile: str | os.PathLike[str] | Profile) -> Found:
+    if isinstance(profile, str | os.PathLike):
+        return Found(load_profile(profile), os.fspath(profile), "--profile", 0)
+    return Found(profile, profile.source.path if profile.source else profile.label, "--profile", 0)
+
+
+def _choose(
+    candidates: Sequence[Found],
+    device: CpuDevice | CudaDevice,
+    model: ModelIdentity,
+    engine: EngineIdentity,
+    chain: list[str],
+    warnings: list[str],
+    *,
+    named: bool,
+) -> MatchResult:
+    compared = [(score(item.profile, device, model, engine), item) for item in candidates]
+    usable = [pair for pair in compared if pair[0].level is not Level.DEFAULT]
+    # Where profiles are switched off there is nothing to explain level by level.
+    for level in () if chain else (Level.EXACT, Level.SAME_DEVICE, Level.NEAREST):
+        fitting = sorted((pair for pair in usable if pair[0].level is level), key=_precedence, reverse=True)
+        if level is Level.NEAREST and not named:
+            near = [pair for pair in fitting if pair[0].score >= MIN_SCORE]
+            if fitting and not near:
+                best, item = fitting[0]
+                chain.append(
+                    f"nearest: none (best is {item.path} with score {best.score:.2f}, below {MIN_SCORE:.2f})"
+                )
+                continue
+            fitting = near
+        name = level.describe(device.kind)
+        if not fitting:
+            chain.append(f"{name}: none{_why_none(level, usable, compared)}")
+            continue
+        best, item = fitting[0]
+        others = f"; {len(fitting) - 1} more at this level" if len(fitting) > 1 else ""
+        points = "" if level is Level.EXACT else f", score {best.score:.2f}"
+        chain.append(f"{name}: {item.path} ({item.layer}{points}{others})")
+        return MatchResult(
+            profile=item.profile,
+            path=item.path,
+            layer=item.layer,
+            level=level,
+            score=best.score,
+            reasons=list(best.reasons),
+            chain=chain,
+            kind=device.kind,
+            warnings=warnings,
+        )
+    chain.append("engine default")
+    reasons = list(compared[0][0].reasons) if len(compared) == 1 else []
+    return MatchResult(
+        profile=None,
+        path=None,
+        layer=None,
+        level=Level.DEFAULT,
+        score=0.0,
+        reasons=reasons,
+        chain=chain,
+        kind=device.kind,
+        warnings=warnings,
+    )
+
+
+def _precedence(pair: tuple[Comparison, Found]) -> tuple[int, float, str, str]:
+    """Within one level: the layer, then the score, the newest, the name, so that the order is total."""
+    comparison, item = pair
+    provenance = item.profile.provenance
+    return item.rank, comparison.score, provenance.date if provenance else "", item.path
+
+
+def _why_none(
+    level: Level, usable: Sequence[tuple[Comparison, Found]], compared: Sequence[tuple[Comparison, Found]]
+) -> str:
+    if not compared:
+        return " (no profiles found)" if level is Level.EXACT else ""
+    if not usable:
+        if level is not Level.EXACT:
+            return ""
+        return f" (none of {len(compared)} profiles is for this kind of device and engine)"
+    if level is not Level.EXACT:
+        return ""
+    best, item = max(usable, key=lambda pair: (pair[0].level, *_precedence(pair)))
+    return f" (best is {item.path}: {'; '.join(best.reasons)})"

@@ -1,0 +1,282 @@
+"""How well a profile fits a device, a model and an engine: levels, reasons and a score for the nearest.
+
+Exact: same kind of device, same compute capability, SM count and power limit (cpu: instruction set, cores and
+cache sizes), memory within 2 %; same architecture, shapes and types of the model; same engine and ops
+revision; and not measured on synthetic weights when the model is real. Below that: the same compute
+capability and SM count (cpu: instruction set and cores), then the nearest by score. A profile for another
+kind of device or engine never matches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Literal
+
+from dyno.profiles.identity import CPU_ISAS, CpuDevice, CudaDevice, EngineIdentity, ModelIdentity
+from dyno.profiles.schema import KernelEntry, Match, Profile, SettingEntry, setting_path
+from dyno.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MEMORY_TOLERANCE = 0.02
+TYPE_SHARE_TOLERANCE = 0.015
+"""Shares of weight types are written with two digits."""
+MIN_SCORE = 0.3
+"""A found profile that scores less is too far away to be taken without being asked for."""
+
+
+class Level(IntEnum):
+    """How a profile fits, worst first."""
+
+    DEFAULT = 0
+    """No profile: the engine's own defaults."""
+    NEAREST = 1
+    """The nearest by score."""
+    SAME_DEVICE = 2
+    """Same compute capability and SM count, or same instruction set and cores."""
+    EXACT = 3
+    """Everything that counts is the same."""
+
+    def describe(self, kind: str) -> str:
+        """In words, for a kind of device."""
+        same = "instruction set and cores" if kind == "cpu" else "compute capability and SM count"
+        return {
+            Level.DEFAULT: "engine default",
+            Level.NEAREST: "nearest",
+            Level.SAME_DEVICE: f"same {same}",
+            Level.EXACT: "exact match",
+        }[self]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One profile beside one machine and model."""
+
+    level: Level
+    """`DEFAULT` where the profile cannot be used at all."""
+    score: float
+    """Likeness from 0 to 1; ranks profiles of one level."""
+    reasons: tuple[str, ...]
+    """What differs; empty for an exact match."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatchResult:
+    """Which profile the runtime takes, and why."""
+
+    profile: Profile | None
+    """None: the engine's defaults."""
+    path: str | None
+    layer: str | None
+    """shipped, site, user, or --profile."""
+    level: Level
+    score: float
+    reasons: list[str]
+    """What differs from an exact match."""
+    chain: list[str]
+    """The fallback chain down to the level that was taken, one line each, for people."""
+    kind: str = "cpu"
+    """Kind of the device that was asked for."""
+    warnings: list[str] = field(default_factory=list)
+    """Files that could not be read, one line each."""
+
+    @property
+    def headline(self) -> str:
+        """The line that the runtime prints: `profile: FILE (exact match)`."""
+        if self.profile is None:
+            return "profile: none (engine default)"
+        how = self.level.describe(self.kind)
+        if self.level is Level.NEAREST:
+            how += f", score {self.score:.2f}"
+        differs = f"; differs: {'; '.join(self.reasons)}" if self.reasons else ""
+        return f"profile: {self.path or self.profile.label} ({how}{differs})"
+
+
+# ---- Comparing ----
+
+
+def compare(
+    match: Match, device: CpuDevice | CudaDevice, model: ModelIdentity, engine: EngineIdentity
+) -> Comparison:
+    """How a profile's `match` fits what is here."""
+    there = match.device
+    if there.kind != device.kind:
+        return Comparison(Level.DEFAULT, 0.0, (f"it is for {there.kind} devices, here {device.kind}",))
+    if match.engine.name != engine.name:
+        return Comparison(Level.DEFAULT, 0.0, (f"it is for {match.engine.name}, here {engine.name}",))
+    chip = list(_chip_differences(there, device))
+    reasons = [
+        *chip,
+        *_device_differences(there, device),
+        *_model_differences(match.model, model),
+        *_engine_differences(match.engine, engine),
+    ]
+    if match.model.weights == "synthetic" and model.weights == "real":
+        reasons.append("measured on synthetic weights")
+    level = Level.NEAREST if chip else Level.SAME_DEVICE if reasons else Level.EXACT
+    return Comparison(
+        level, 1.0 if level is Level.EXACT else _model_likeness(match.model, model), tuple(reasons)
+    )
+
+
+def _chip_differences(there: CpuDevice | CudaDevice, here: CpuDevice | CudaDevice) -> Iterator[str]:
+    if isinstance(there, CudaDevice) and isinstance(here, CudaDevice):
+        yield from _unequal("compute capability", there.compute_capability, here.compute_capability)
+        yield from _unequal("SMs", there.sm_count, here.sm_count)
+    elif isinstance(there, CpuDevice) and isinstance(here, CpuDevice):
+        yield from _unequal("instruction set", there.isa, here.isa)
+        yield from _unequal("cores", there.cores, here.cores)
+
+
+def _device_differences(there: CpuDevice | CudaDevice, here: CpuDevice | CudaDevice) -> Iterator[str]:
+    if abs(there.memory_mib - here.memory_mib) > MEMORY_TOLERANCE * there.memory_mib:
+        yield f"memory {there.memory_mib} MiB, here {here.memory_mib} MiB"
+    if isinstance(there, CudaDevice) and isinstance(here, CudaDevice):
+        yield from _unequal("power limit", there.power_limit_w, here.power_limit_w, " W")
+    elif isinstance(there, CpuDevice) and isinstance(here, CpuDevice):
+        for key, name in (("l1d_kib", "L1 cache"), ("l2_kib", "L2 cache"), ("l3_kib", "L3 cache")):
+            yield from _unequal_if_known(name, getattr(there, key), getattr(here, key), " KiB")
+
+
+def _model_differences(there: ModelIdentity, here: ModelIdentity) -> Iterator[str]:
+    for name in ("architecture", "layers", "embedding", "experts", "experts_used"):
+        yield from _unequal(name, getattr(there, name), getattr(here, name))
+    for name in ("feed_forward", "expert_feed_forward", "heads", "kv_heads", "vocab", "shapes"):
+        yield from _unequal_if_known(name, getattr(there, name), getattr(here, name))
+    for name in dict.fromkeys([*there.types, *here.types]):
+        a, b = there.types.get(name, 0.0), here.types.get(name, 0.0)
+        if abs(a - b) > TYPE_SHARE_TOLERANCE:
+            yield f"share of {name} {a:.2f}, here {b:.2f}"
+
+
+def _engine_differences(there: EngineIdentity, here: EngineIdentity) -> Iterator[str]:
+    yield from _unequal("ops revision", there.ops_revision, here.ops_revision)
+    if there.name != "dyno":  # their kernels have no revision of their own
+        yield from _unequal("version", there.version, here.version)
+
+
+def _unequal(name: str, there: object, here: object, unit: str = "") -> Iterator[str]:
+    if there != here:
+        yield f"{name} {_show(there, unit)}, here {_show(here, unit)}"
+
+
+def _unequal_if_known(name: str, there: object, here: object, unit: str = "") -> Iterator[str]:
+    """For what a hand-written profile may leave out."""
+    if there is not None and here is not None:
+        yield from _unequal(name, there, here, unit)
+
+
+def _show(value: object, unit: str) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:g}{unit}" if isinstance(value, float) else f"{value}{unit}"
+
+
+# ---- Scoring ----
+
+
+def score(
+    profile: Profile, device: CpuDevice | CudaDevice, model: ModelIdentity, engine: EngineIdentity
+) -> Comparison:
+    """`compare` with a score that weighs what the profile's own entries depend on.
+
+    Half of it is the likeness of the models. The other half is that of the devices: by bandwidth for the
+    share of entries whose best value follows bandwidth, by compute capability or instruction set for the
+    others.
+    """
+    found = compare(profile.match, device, model, engine)
+    if found.level in (Level.DEFAULT, Level.EXACT):
+        return found
+    by_bandwidth = by_tile = 0
+    for path, entry in profile.entries():
+        if isinstance(entry, KernelEntry) or SETTINGS[path.removeprefix("settings.")].ranks_by != "bandwidth":
+            by_tile += 1
+        else:
+            by_bandwidth += 1
+    share = by_bandwidth / (by_bandwidth + by_tile) if by_bandwidth + by_tile else 0.5
+    device_likeness = share * _bandwidth_likeness(profile.match.device, device) + (
+        1 - share
+    ) * _tile_likeness(profile.match.device, device)
+    return Comparison(found.level, round(0.5 * found.score + 0.5 * device_likeness, 4), found.reasons)
+
+
+def _quotient(a: float | None, b: float | None) -> float:
+    """1 for equal, towards 0 the further apart; a half where one is unknown."""
+    if a is None or b is None:
+        return 0.5
+    return min(a, b) / max(a, b)
+
+
+def _bandwidth_likeness(there: CpuDevice | CudaDevice, here: CpuDevice | CudaDevice) -> float:
+    memory = _quotient(there.memory_gbps, here.memory_gbps)
+    if isinstance(there, CudaDevice) and isinstance(here, CudaDevice):
+        return 0.5 * memory + 0.5 * _quotient(there.pcie_gbps, here.pcie_gbps)
+    return memory
+
+
+def _tile_likeness(there: CpuDevice | CudaDevice, here: CpuDevice | CudaDevice) -> float:
+    if isinstance(there, CudaDevice) and isinstance(here, CudaDevice):
+        a, b = float(there.compute_capability), float(here.compute_capability)
+        generations = abs(int(a) - int(b))
+        family = 1.0 if a == b else 0.8 if generations == 0 else 0.8 / (1 + generations)
+        return family * (0.7 + 0.3 * _quotient(there.sm_count, here.sm_count))
+    if isinstance(there, CpuDevice) and isinstance(here, CpuDevice):
+        steps = abs(CPU_ISAS.index(there.isa) - CPU_ISAS.index(here.isa))
+        return float(0.4**steps * (0.7 + 0.3 * _quotient(there.cores, here.cores)))
+    return 0.0
+
+
+def _model_likeness(there: ModelIdentity, here: ModelIdentity) -> float:
+    """1 for the same architecture, shapes and types; mixtures of experts and dense models are far apart."""
+    types = sum(min(share, here.types.get(name, 0.0)) for name, share in there.types.items())
+    kind = 1.0 if bool(there.experts) == bool(here.experts) else 0.0
+    size = _quotient(there.embedding, here.embedding) * _quotient(there.layers, here.layers)
+    architecture = 1.0 if there.architecture == here.architecture else 0.0
+    return 0.3 * architecture + 0.3 * kind + 0.2 * min(types, 1.0) + 0.2 * size
+
+
+# ---- Entries ----
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the match means for one entry."""
+
+    path: str
+    """`settings.<name>` or `kernels.<op key>.<tokens>`."""
+    action: Literal["apply", "fit_check", "reject"]
+    """fit_check: bounded by memory and measured elsewhere, so only after the plan says that it fits."""
+    reason: str = ""
+
+
+def decide(profile: Profile, level: Level, device: CpuDevice | CudaDevice) -> list[Decision]:
+    """What may be taken from a profile that matches at `level`; kernel entries are left to `supports`."""
+    decisions = []
+    for path, entry in profile.entries():
+        decision = Decision(path, "apply")
+        if level is not Level.EXACT and isinstance(entry, SettingEntry):
+            decision = _decide_setting(path.removeprefix("settings."), entry, profile, device)
+        decisions.append(decision)
+    return decisions
+
+
+def _decide_setting(
+    name: str, entry: SettingEntry, profile: Profile, device: CpuDevice | CudaDevice
+) -> Decision:
+    setting = SETTINGS[name]
+    path = setting_path(name)
+    there = profile.match.device
+    if setting.memory_bound:
+        return Decision(path, "fit_check", "bounded by memory and not measured on this machine and model")
+    if isinstance(there, CpuDevice) and isinstance(device, CpuDevice):
+        if setting.ranks_by == "cores" and there.cores != device.cores:
+            return Decision(path, "reject", f"measured with {there.cores} cores, here {device.cores}")
+        if name == "cpu_isa" and entry.value in CPU_ISAS:
+            wanted = CPU_ISAS.index(str(entry.value))
+            if wanted > CPU_ISAS.index(device.isa):
+                return Decision(
+                    path, "reject", f"{entry.value} is more than the {device.isa} of this machine"
+                )
+    return Decision(path, "apply")

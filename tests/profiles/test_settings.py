@@ -1,0 +1,91 @@
+"""The table of settings: rows are consistent, values are checked, command-line text is read."""
+
+from __future__ import annotations
+
+import pytest
+from dyno.settings import SETTINGS, DefaultsFor, Setting, closest, settings_for, unknown_setting
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=lambda setting: setting.name)
+def test_rows_are_consistent(setting: Setting) -> None:
+    assert setting.problem(setting.default_value()) is None
+    assert (
+        setting.problem(setting.default_value(DefaultsFor(cores=96, n_ctx_train=131072, numerics="exact")))
+        is None
+    )
+    assert setting.problem(object()) is not None
+    assert setting.doc.endswith(".")
+    assert setting.defaults_doc()
+    assert setting.values_doc()
+    assert bool(setting.choices) == (setting.type == "choice")
+    assert setting.devices
+    assert setting.engines
+
+
+def test_defaults_that_depend_on_machine_and_model() -> None:
+    given = DefaultsFor(cores=6, n_ctx_train=2048, numerics="exact", threads=3)
+    values = {name: setting.default_value(given) for name, setting in SETTINGS.items()}
+    assert (values["threads"], values["threads_batch"]) == (6, 3)
+    assert (values["ctx"], values["kv_type_k"]) == (2048, "f32")
+    assert SETTINGS["ctx"].default_value(DefaultsFor(n_ctx_train=131072)) == 4096
+    assert SETTINGS["threads_batch"].default_value(DefaultsFor(cores=6)) == 6
+
+
+def test_a_default_list_is_not_shared() -> None:
+    first = SETTINGS["placement"].default_value()
+    assert isinstance(first, list)
+    first.append("x=cpu")
+    assert SETTINGS["placement"].default_value() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("ubatch", "2048", 2048),
+        ("cpu_repack", "off", False),
+        ("cpu_repack", "TRUE", True),
+        ("kv_type_k", "Q8_0", "q8_0"),
+        ("placement", r"blk\.1.*=cpu,exps=cuda:1", [r"blk\.1.*=cpu", "exps=cuda:1"]),
+    ],
+)
+def test_command_line_values(name: str, text: str, value: object) -> None:
+    assert SETTINGS[name].parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("ubatch", "0", "must be from 1 to 65536, not 0"),
+        ("ubatch", "many", "must be an integer, not 'many'"),
+        ("ubatch", "9" * 5000, "must be an integer"),
+        ("cpu_repack", "maybe", "must be true or false"),
+        ("kv_type_k", "q8", "did you mean 'q8_0'?"),
+        ("placement", "exps", "must read 'REGEX=DEVICE'"),
+        ("placement", "exps=gpu", "with a device cpu or cuda:N"),
+        ("placement", "(=cpu", "bad regular expression"),
+        ("placement", "a" * 600 + "=cpu", "longer than"),
+        ("placement", "a=cpu," * 300, "at most 256"),
+    ],
+)
+def test_wrong_command_line_values(name: str, text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=name) as caught:
+        SETTINGS[name].parse(text)
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_what_applies_where() -> None:
+    on_cpu = {setting.name for setting in settings_for("cpu")}
+    assert {"ubatch", "threads", "kv_type_k", "ctx", "numerics", "cpu_isa", "sequences"} <= on_cpu
+    assert "cuda_graphs" not in on_cpu
+    assert "batch" not in on_cpu
+    assert "flash_attention" in {setting.name for setting in settings_for("cpu", "llama.cpp")}
+    assert {"cuda_graphs", "op_offload.matmul_id", "threads"} <= {s.name for s in settings_for("cuda")}
+
+
+def test_unknown_names_are_told_the_nearest() -> None:
+    assert "did you mean 'ubatch'?" in unknown_setting("n-ubatch", "cpu")
+    assert "did you mean 'op_offload.matmul_id'?" in unknown_setting("op_offload.matmul-id", "cuda")
+    assert "does nothing on a cpu device" in unknown_setting("fusion", "cpu")
+    assert "is a setting of ik_llama.cpp, not of dyno" in unknown_setting("fused_moe")
+    assert closest("xyzzy", ["ubatch"]) is None
