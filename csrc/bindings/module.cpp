@@ -9,6 +9,7 @@ namespace nb = nanobind;
 
 namespace dyno {
 void bind_gguf(nb::module_& m);
+void bind_ops(nb::module_& m);
 }
 
 NB_MODULE(_core, m) {
@@ -16,4 +17,5 @@ NB_MODULE(_core, m) {
   m.attr("__version__") = DYNO_VERSION;
   dyno::register_errors(m);
   dyno::bind_gguf(m);
+  dyno::bind_ops(m);
 }

@@ -1,0 +1,78 @@
+// Reads the arguments of a launch from a dict of NumPy arrays and scalars, checking types and extents.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "core/text.h"
+
+namespace dyno {
+
+class OpArgs {
+ public:
+  OpArgs(std::string_view family, const nanobind::dict& args) : family_(family), args_(args) {}
+
+  // An array of at least `count` elements of T. Names that are absent or None throw.
+  template <typename T>
+  const T* in(const char* name, int64_t count) {
+    const T* data = optional_in<T>(name, count);
+    DYNO_CHECK(PlanError, data != nullptr, "[", family_, "] argument ", name, " is missing");
+    return data;
+  }
+  template <typename T>
+  const T* optional_in(const char* name, int64_t count) {
+    return pointer<const T, nanobind::ndarray<nanobind::ro, nanobind::c_contig, nanobind::device::cpu>>(name, count);
+  }
+  template <typename T>
+  T* out(const char* name, int64_t count) {
+    T* data = pointer<T, nanobind::ndarray<nanobind::c_contig, nanobind::device::cpu>>(name, count);
+    DYNO_CHECK(PlanError, data != nullptr, "[", family_, "] argument ", name, " is missing");
+    return data;
+  }
+  template <typename T>
+  T number(const char* name, T fallback) {
+    const nanobind::object value = get(name);
+    if (!value.is_valid() || value.is_none()) return fallback;
+    T result{};
+    DYNO_CHECK(PlanError, nanobind::try_cast(value, result), "[", family_, "] argument ", name, " is not a number");
+    return result;
+  }
+  nanobind::object get(const char* name) {
+    names_.push_back(name);
+    return args_.contains(name) ? nanobind::object(args_[name]) : nanobind::object();
+  }
+  // Throws for an argument that nothing asked for.
+  void finish() const {
+    for (const auto& [key, value] : args_) {
+      const auto text = nanobind::cast<std::string>(key);
+      DYNO_CHECK(PlanError, std::find(names_.begin(), names_.end(), text) != names_.end(), "[", family_,
+                 "] unknown argument '", text, "'", suggestion(text, names_));
+    }
+  }
+
+ private:
+  template <typename T, typename Array>
+  T* pointer(const char* name, int64_t count) {
+    const nanobind::object value = get(name);
+    if (!value.is_valid() || value.is_none()) return nullptr;
+    Array array;
+    DYNO_CHECK(PlanError, nanobind::try_cast(value, array, false), "[", family_, "] argument ", name,
+               " is not a contiguous array that can be used as asked");
+    DYNO_CHECK(PlanError, array.dtype() == nanobind::dtype<std::remove_const_t<T>>(), "[", family_, "] argument ", name,
+               " has the wrong element type");
+    DYNO_CHECK(PlanError, static_cast<int64_t>(array.size()) >= count, "[", family_, "] argument ", name, " has ",
+               array.size(), " elements, ", count, " are needed");
+    return static_cast<T*>(array.data());
+  }
+
+  std::string family_;
+  const nanobind::dict& args_;
+  std::vector<std::string_view> names_;
+};
+
+}  // namespace dyno

@@ -1,0 +1,223 @@
+#include "bindings/ops_run.h"
+
+#include <nanobind/stl/string.h>
+
+#include <cstdlib>
+#include <memory>
+
+#include "bindings/op_args.h"
+#include "bindings/ops_convert.h"
+#include "ops/attention/attention.h"
+#include "ops/embed/embed.h"
+#include "ops/kv_store/kv_store.h"
+#include "ops/moe_route/moe_route.h"
+#include "ops/moe_sum/moe_sum.h"
+#include "ops/norm/norm.h"
+#include "ops/rope/rope.h"
+#include "ops/sample/sample.h"
+
+namespace nb = nanobind;
+
+namespace dyno {
+namespace {
+
+using namespace ops;
+
+// Elements from the first row's start to the last row's end.
+int64_t extent(int64_t rows, int64_t stride, int64_t row) { return rows == 0 ? 0 : (rows - 1) * stride + row; }
+
+std::vector<SequenceRun> read_runs(OpArgs& in, int64_t m) {
+  const nb::object value = in.get("runs");
+  if (!value.is_valid()) return {{0, static_cast<int32_t>(m), 0, 0}};
+  std::vector<SequenceRun> runs;
+  for (const nb::handle item : value) {
+    const auto run = nb::cast<nb::tuple>(item);
+    DYNO_CHECK(PlanError, run.size() == 4, "[ops] a run is (first_token, n_tokens, position, slot)");
+    runs.push_back(
+        {nb::cast<int32_t>(run[0]), nb::cast<int32_t>(run[1]), nb::cast<int32_t>(run[2]), nb::cast<int32_t>(run[3])});
+  }
+  return runs;
+}
+
+// Cells of the cache that the runs reach.
+int64_t cells(const std::vector<SequenceRun>& runs, int64_t slot_positions) {
+  int64_t most = 0;
+  for (const SequenceRun& run : runs) {
+    most = std::max(most, int64_t{run.slot} * slot_positions + run.position + run.n_tokens);
+  }
+  return most;
+}
+
+EmbedArgs read_args(OpArgs& in, const EmbedDesc& d, std::vector<SequenceRun>&) {
+  EmbedArgs a;
+  a.rows = in.number<int64_t>("rows", 0);
+  a.table = in.in<uint8_t>("table", a.rows * static_cast<int64_t>(row_bytes(d.type, d.n)));
+  a.ids = in.in<int32_t>("ids", d.m);
+  a.out = in.out<float>("out", d.m * d.n);
+  a.scale = in.number<float>("scale", 1.0f);
+  return a;
+}
+
+NormArgs read_args(OpArgs& in, const NormDesc& d, std::vector<SequenceRun>&) {
+  NormArgs a;
+  const int64_t row = d.rows_per_token * d.n;
+  a.x_stride = in.number<int64_t>("x_stride", row);
+  a.out_stride = in.number<int64_t>("out_stride", row);
+  a.x = in.in<float>("x", extent(d.m, a.x_stride, row));
+  a.weight = in.optional_in<float>("weight", d.n);
+  a.residual = in.optional_in<float>("residual", d.m * row);
+  DYNO_CHECK(PlanError, !d.add || a.residual != nullptr, "[norm] argument residual is missing");
+  a.out = in.out<float>("out", extent(d.m, a.out_stride, row));
+  a.eps = in.number<float>("eps", 0.0f);
+  return a;
+}
+
+RopeArgs read_args(OpArgs& in, const RopeDesc& d, std::vector<SequenceRun>&) {
+  RopeArgs a;
+  const int64_t row = d.heads * d.head_dim;
+  a.x_stride = in.number<int64_t>("x_stride", row);
+  a.x = in.out<float>("x", extent(d.m, a.x_stride, row));
+  a.positions = in.in<int32_t>("positions", d.m);
+  a.inv_freq = in.in<float>("inv_freq", d.n_rot / 2);
+  a.mscale = in.number<float>("mscale", 1.0f);
+  return a;
+}
+
+MoeRouteArgs read_args(OpArgs& in, const MoeRouteDesc& d, std::vector<SequenceRun>&) {
+  MoeRouteArgs a;
+  a.logits = in.in<float>("logits", d.m * d.experts);
+  a.selection_bias = in.optional_in<float>("selection_bias", d.experts);
+  a.pinned = in.optional_in<int32_t>("pinned", d.m * d.used);
+  a.scale = in.number<float>("scale", 1.0f);
+  a.ids = in.out<int32_t>("ids", d.m * d.used);
+  a.weights = in.out<float>("weights", d.m * d.used);
+  return a;
+}
+
+MoeSumArgs read_args(OpArgs& in, const MoeSumDesc& d, std::vector<SequenceRun>&) {
+  MoeSumArgs a;
+  a.x = in.in<float>("x", d.m * d.used * d.n);
+  a.weights = in.in<float>("weights", d.m * d.used);
+  a.residual = in.optional_in<float>("residual", d.m * d.n);
+  a.scale = in.number<float>("scale", 1.0f);
+  a.out = in.out<float>("out", d.m * d.n);
+  return a;
+}
+
+AttentionArgs read_args(OpArgs& in, const AttentionDesc& d, std::vector<SequenceRun>& runs) {
+  AttentionArgs a;
+  runs = read_runs(in, d.m);
+  a.runs = runs.data();
+  a.n_runs = static_cast<int32_t>(runs.size());
+  a.slot_positions = in.number<int64_t>("slot_positions", d.m);
+  a.q_stride = in.number<int64_t>("q_stride", d.heads * d.dk);
+  a.out_stride = in.number<int64_t>("out_stride", d.heads * d.dv);
+  const auto k_row = static_cast<int64_t>(row_bytes(d.k_type, d.kv_heads * d.dk));
+  const auto v_row = d.v_in_k ? 0 : static_cast<int64_t>(row_bytes(d.v_type, d.kv_heads * d.dv));
+  a.k_row_bytes = in.number<int64_t>("k_row_bytes", k_row);
+  a.v_row_bytes = in.number<int64_t>("v_row_bytes", v_row);
+  const int64_t rows = cells(runs, a.slot_positions);
+  a.q = in.in<float>("q", extent(d.m, a.q_stride, d.heads * d.dk));
+  a.k_cache = reinterpret_cast<const std::byte*>(in.in<uint8_t>("k_cache", extent(rows, a.k_row_bytes, k_row)));
+  if (!d.v_in_k) {
+    a.v_cache = reinterpret_cast<const std::byte*>(in.in<uint8_t>("v_cache", extent(rows, a.v_row_bytes, v_row)));
+  }
+  a.sinks = in.optional_in<float>("sinks", d.heads);
+  DYNO_CHECK(PlanError, !d.sinks || a.sinks != nullptr, "[attention] argument sinks is missing");
+  a.scale = in.number<float>("scale", 1.0f);
+  a.softcap = in.number<float>("softcap", 0.0f);
+  a.window = in.number<int32_t>("window", 0);
+  a.out = in.out<float>("out", extent(d.m, a.out_stride, d.heads * d.dv));
+  return a;
+}
+
+KvStoreArgs read_args(OpArgs& in, const KvStoreDesc& d, std::vector<SequenceRun>& runs) {
+  KvStoreArgs a;
+  runs = read_runs(in, d.m);
+  a.runs = runs.data();
+  a.n_runs = static_cast<int32_t>(runs.size());
+  const auto row = static_cast<int64_t>(row_bytes(d.type, d.width));
+  a.slot_positions = in.number<int64_t>("slot_positions", d.m);
+  a.row_bytes = in.number<int64_t>("row_bytes", row);
+  a.byte_offset = in.number<int64_t>("byte_offset", 0);
+  a.x_stride = in.number<int64_t>("x_stride", d.width);
+  a.x = in.in<float>("x", extent(d.m, a.x_stride, d.width));
+  const int64_t reach = extent(cells(runs, a.slot_positions), a.row_bytes, a.byte_offset + row);
+  a.cache = reinterpret_cast<std::byte*>(in.out<uint8_t>("cache", reach));
+  return a;
+}
+
+SampleArgs read_args(OpArgs& in, const SampleDesc& d, std::vector<SequenceRun>&) {
+  SampleArgs a;
+  a.logits = in.in<float>("logits", d.m * d.n_vocab);
+  a.uniform = in.in<float>("uniform", d.m);
+  a.temperature = in.number<float>("temperature", 1.0f);
+  a.top_k = in.number<int32_t>("top_k", 0);
+  a.top_p = in.number<float>("top_p", 1.0f);
+  a.min_p = in.number<float>("min_p", 0.0f);
+  a.out = in.out<int32_t>("out", d.m);
+  return a;
+}
+
+CpuIsa pick_isa(std::string_view name) {
+  const CpuIsa best = detect_cpu().isa;
+  if (name == "auto") return best;
+  const CpuIsa isa = cpu_isa_from_name(name);
+  DYNO_CHECK(UnsupportedError, isa <= best, "[cpu] ", name, " kernels do not run here; the best is ",
+             cpu_isa_name(best));
+  bool compiled = false;
+#ifdef DYNO_HAVE_ISA_portable
+  compiled |= isa == CpuIsa::portable;
+#endif
+#ifdef DYNO_HAVE_ISA_avx2
+  compiled |= isa == CpuIsa::avx2;
+#endif
+#ifdef DYNO_HAVE_ISA_avx512_vnni
+  compiled |= isa == CpuIsa::avx512_vnni;
+#endif
+  DYNO_CHECK(UnsupportedError, compiled, "[cpu] this build holds no ", name, " kernels");
+  return isa;
+}
+
+struct AlignedFree {
+  void operator()(std::byte* p) const { std::free(p); }
+};
+
+}  // namespace
+
+void run_op(std::string_view family_text, const nb::dict& desc_dict, const std::optional<nb::dict>& config_dict,
+            const nb::dict& args_dict, int threads, std::string_view isa) {
+  const Family family = family_from_name(family_text);
+  const OpDesc desc = desc_from_dict(family, desc_dict);
+  DeviceInfo device = detect_cpu();
+  device.isa = pick_isa(isa);
+  const Config config = config_dict ? config_from_dict(family, *config_dict) : default_config(desc, device);
+  const Support support = supports(desc, config, device);
+  DYNO_CHECK(UnsupportedError, support.ok, "[", family_text, "] ", support.reason);
+  DYNO_CHECK(PlanError, threads >= 1 && threads <= 1024, "[threads] ", threads, " threads; 1 to 1024");
+
+  // Exactly what scratch_bytes() asks for, so that a launch that uses more is found by the sanitizers.
+  const size_t per_thread = (scratch_bytes(desc, config) + 63) / 64 * 64;
+  const size_t bytes = std::max<size_t>(64, per_thread * static_cast<size_t>(threads));
+  const std::unique_ptr<std::byte, AlignedFree> scratch(static_cast<std::byte*>(std::aligned_alloc(64, bytes)));
+  DYNO_CHECK(OutOfMemoryError, scratch != nullptr, "[ops] no memory for ", bytes, " bytes of scratch");
+  ThreadPool pool(threads);
+  CpuContext context{&pool, threads, device.isa, scratch.get(), per_thread};
+
+  std::visit(
+      [&]<typename D>(const D& d) {
+        if constexpr (requires(OpArgs & in, std::vector<SequenceRun> & runs) { read_args(in, d, runs); }) {
+          OpArgs in(family_text, args_dict);
+          std::vector<SequenceRun> runs;
+          const auto args = read_args(in, d, runs);
+          in.finish();
+          const nb::gil_scoped_release unlocked;
+          launch(config, d, args, context);
+        } else {
+          throw UnsupportedError(str_cat("[ops] ", family_text, " cannot be run alone"));
+        }
+      },
+      desc);
+}
+
+}  // namespace dyno

@@ -1,0 +1,14 @@
+// Launching single ops on NumPy arrays, for tests and benches.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <optional>
+#include <string_view>
+
+namespace dyno {
+
+void run_op(std::string_view family, const nanobind::dict& desc, const std::optional<nanobind::dict>& config,
+            const nanobind::dict& args, int threads, std::string_view isa);
+
+}  // namespace dyno
