@@ -182,6 +182,16 @@ void bind_gguf(nb::module_& m) {
            "The tensor as float32. Raises ModelError for an unknown name, UnsupportedError for a type without kernels.")
       .def("raw", &raw_bytes, "name"_a, nb::sig("def raw(self, name: str) -> numpy.ndarray"),
            "A copy of the tensor's bytes as uint8. Raises ModelError for an unknown name.")
+      .def(
+          "advise_drop", [](const GgufFile& f, std::string_view name) { return f.advise_drop(f.tensor(name).bytes()); },
+          "name"_a,
+          "Gives the whole pages inside a tensor back to the operating system; they are read again when touched. False "
+          "when it refused. Raises ModelError for an unknown name.")
+      .def(
+          "advise_willneed",
+          [](const GgufFile& f, std::string_view name) { return f.advise_willneed(f.tensor(name).bytes()); }, "name"_a,
+          "Starts reading a tensor's pages. False when the operating system refused. Raises ModelError for an unknown "
+          "name.")
       .def("describe", &GgufFile::describe, "The header as text.");
   m.def("quantize", &quantize, "dtype"_a, "values"_a,
         "Packed blocks of float32 values: f32, f16, bf16 and q8_0. Raises UnsupportedError for other types.");

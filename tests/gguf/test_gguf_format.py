@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 from dyno import _core
+from dyno.errors import ModelError
 from dyno.testing import (
     BLOCK_GEOMETRY,
     TENSOR_TYPE_IDS,
@@ -18,9 +19,6 @@ from dyno.testing import (
     tiny_gguf_split,
     tiny_model,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SCALARS = {
     "uint8": 255, "int8": -128, "uint16": 65535, "int16": -32768, "uint32": 2**32 - 1, "int32": -(2**31),
@@ -149,6 +147,34 @@ def test_values_outlive_the_file(tmp_path: Path) -> None:
     numbers, strings, weights, raw = file.get("a"), file.get("s"), file.dequantize("w"), file.raw("w")
     del file
     assert (numbers.tolist(), strings, weights.tolist(), raw.size) == ([1, 2], ["x"], [1.0] * 4, 16)
+
+
+def resident_kib(path: Path) -> int:
+    """Memory of the mappings of `path` in this process."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    total = 0
+    for line in lines:
+        if line.endswith(str(path)):
+            total += next(int(row.split()[1]) for row in lines if row.startswith("Rss:"))
+    return total
+
+
+def test_dropped_pages_leave_the_process_and_come_back(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((4, 1 << 18)).astype(np.float32)
+    tensors = [TensorSpec.of(name, values) for name in ("a", "b")]
+    path = tiny_gguf(tmp_path / "x.gguf", {}, tensors)
+    file = _core.Gguf(path)
+    np.testing.assert_array_equal(file.dequantize("a"), values)
+    np.testing.assert_array_equal(file.dequantize("b"), values)
+    before = resident_kib(path)
+    assert before >= 8192
+    assert file.advise_drop("a")
+    assert 4096 - 8 <= before - resident_kib(path) <= 4096  # whole pages of a; b stays
+    assert file.advise_willneed("a")
+    np.testing.assert_array_equal(file.dequantize("a"), values)
+    np.testing.assert_array_equal(file.dequantize("b"), values)
+    with pytest.raises(ModelError, match="no tensor 'c'"):
+        file.advise_drop("c")
 
 
 def test_path_names_and_objects(tmp_path: Path) -> None:
