@@ -36,6 +36,7 @@ struct DeviceInfo {
   int64_t l3_bytes = 0;                   // shared
 
   // cuda
+  int ordinal = 0;             // of the CUDA runtime
   int compute_capability = 0;  // 90 = 9.0
   int sm_count = 0;
   int64_t shared_per_block_bytes = 0;

@@ -1,0 +1,86 @@
+#include "core/cuda_devices.h"
+
+#include "core/error.h"
+
+#ifdef DYNO_HAVE_CUDA
+#include <cuda_runtime.h>
+
+#include "core/cuda/check.h"
+#endif
+
+namespace dyno {
+
+#ifdef DYNO_HAVE_CUDA
+
+namespace {
+
+// Device count, or why there is none.
+int count_devices(std::string& reason) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess) {
+    (void)cudaGetLastError();
+    reason = str_cat("the CUDA runtime sees no GPU: ", cudaGetErrorString(status));
+    return 0;
+  }
+  if (count == 0) reason = "the CUDA runtime sees no GPU";
+  return count;
+}
+
+DeviceInfo describe(int ordinal) {
+  cudaDeviceProp properties{};
+  DYNO_CUDA_CHECK(cudaGetDeviceProperties(&properties, ordinal));
+  DeviceInfo info;
+  info.kind = DeviceKind::cuda;
+  info.ordinal = ordinal;
+  info.name = properties.name;
+  info.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  info.compute_capability = properties.major * 10 + properties.minor;
+  info.sm_count = properties.multiProcessorCount;
+  info.shared_per_block_bytes = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
+  info.l2_bytes = properties.l2CacheSize;
+  return info;
+}
+
+}  // namespace
+
+std::vector<DeviceInfo> detect_cuda() {
+  std::string reason;
+  std::vector<DeviceInfo> devices;
+  const int count = count_devices(reason);
+  for (int i = 0; i < count; ++i) devices.push_back(describe(i));
+  return devices;
+}
+
+std::string no_cuda_reason() {
+  std::string reason;
+  (void)count_devices(reason);
+  return reason;
+}
+
+size_t cuda_free_bytes(int ordinal) {
+  DYNO_CUDA_CHECK(cudaSetDevice(ordinal));
+  size_t free = 0, total = 0;
+  DYNO_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return free;
+}
+
+#else
+
+std::vector<DeviceInfo> detect_cuda() { return {}; }
+std::string no_cuda_reason() { return "this build has no CUDA engine (GGML_CUDA=OFF)"; }
+size_t cuda_free_bytes(int ordinal) {
+  throw DeviceError(str_cat("[cuda] device cuda:", ordinal, ": ", no_cuda_reason()));
+}
+
+#endif
+
+DeviceInfo cuda_device(int ordinal) {
+  const std::vector<DeviceInfo> devices = detect_cuda();
+  DYNO_CHECK(DeviceError, !devices.empty(), "[cuda] device cuda:", ordinal, ": ", no_cuda_reason());
+  DYNO_CHECK(DeviceError, ordinal >= 0 && static_cast<size_t>(ordinal) < devices.size(), "[cuda] device cuda:", ordinal,
+             " does not exist; this machine shows ", devices.size(), ", from cuda:0 on");
+  return devices[static_cast<size_t>(ordinal)];
+}
+
+}  // namespace dyno
