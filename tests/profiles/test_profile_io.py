@@ -23,6 +23,7 @@ from dyno.profiles import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profile_texts import CUDA_TEXT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,6 +127,23 @@ def test_random_text_is_a_profile_error_or_nothing(text: str) -> None:
         loads_profile(text)
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_damaged_profile_is_a_profile_or_one_line(data: st.DataObject) -> None:
+    """Any cut, doubled or overwritten piece: a profile that survives a round trip, or a one-line error."""
+    text = CUDA_TEXT
+    start = data.draw(st.integers(0, len(text)))
+    end = min(len(text), start + data.draw(st.integers(0, 40)))
+    pieces = ["", text[start:end] * 2, "{", "]", "'", ": ", "\n", "- ", "1e999", "~", '"\\x1b"', "\x1b"]
+    damaged = text[:start] + data.draw(st.sampled_from(pieces)) + text[end:]
+    try:
+        profile = loads_profile(damaged)
+    except ProfileError:
+        assert error_of(damaged).isprintable()
+    else:
+        assert loads_profile(dumps_profile(profile)) == profile
+
+
 # ---- Errors: one line, with file, line and the nearest valid key ----
 
 
@@ -167,8 +185,13 @@ def test_unknown_keys_name_place_and_nearest(
         ("value: 4096", "value: 0", "settings.ubatch.value: must be from 1 to 65536, not 0"),
         ("value: 4096", "value: true", "settings.ubatch.value: must be an integer, not True"),
         ("value: 4096, ", "", "settings.ubatch.value: missing"),
-        ("value: 4096", "value: 1.5", "settings.ubatch.value"),
-        ("value: 4096", "value: {a: 1}", "settings.ubatch.value"),
+        (
+            "value: 4096",
+            "value: 1.5",
+            "settings.ubatch.value: must be true or false, an integer, text or a list",
+        ),
+        ("value: 4096", "value: {a: 1}", "settings.ubatch.value: must be true or false, an integer, text"),
+        ("value: 4096", "value: null", "settings.ubatch.value: must be true or false, an integer, text"),
         ("default: 512", "default: many", "settings.ubatch.default: must be an integer, not 'many'"),
         ("default      #", "defualt  #", "settings.cuda_graphs: must be 'default'"),
         ("default      #", "[]  #", "settings.cuda_graphs"),
@@ -200,10 +223,21 @@ def test_unknown_keys_name_place_and_nearest(
         ("m1-8", "m8-1", "'m8-1' is an empty range of tokens"),
         ("m1-8", "1-8", "'1-8' is no range of tokens"),
         ("m1-8", "m0", "'m0' is no range of tokens"),
+        ("m1-8", "m3-8", "starts inside a bucket; ranges start at 1, 2, 5, 9"),
+        ("m1-8", "m2", "ends inside a bucket; ranges end at 1, 4, 8"),
+        ("m1-8", "m1-12", "ends inside a bucket"),
+        ("m1-8", "m1-8589934592", "ends beyond"),
+        (
+            "GGML_CUDA_LTO: false",
+            "GGML_CUDA_LTO: 1.5",
+            "build.GGML_CUDA_LTO: must be true or false, an integer",
+        ),
+        ("label: NVIDIA H200", 'label: "\\x1b[2J" #', "label: holds characters that cannot be printed"),
+        ("label: NVIDIA", '"a\\nb\\x1b": {}\nlabel: NVIDIA', "a\\nb\\x1b: unknown key"),
         ('"matmul q4', '"matmul  q4', "no op key"),
         ("warps: 4", "warps: 4.5", "warps: unknown key with a value that is no integer"),
         ("warps: 4", "warps: 99999", "warps"),
-        ("{m1-8: {", "{m8: {variant: x}, m1-8: {", "range 'm1-8' overlaps 'm8'"),
+        ("{m1-8: {", "{m5-8: {variant: x}, m1-8: {", "range 'm1-8' overlaps 'm5-8'"),
         ("sha256:", "md5:", "evidence.journal"),
         ("pp4096: 7600.1", "PP: 7600.1", "evidence.baseline"),
         ("date: 2026-11-20", "date: yesterday", "provenance.date"),

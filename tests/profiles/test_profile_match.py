@@ -245,28 +245,48 @@ def test_a_cuda_device_from_the_engine() -> None:
     assert device_from_info({**info, "compute_capability": 120}).compute_capability == "12.0"
 
 
+LAYER: dict[str, Any] = {
+    "attention": {
+        "kind": "gqa",
+        "heads": 8,
+        "kv_heads": 4,
+        "scale": 0.125,
+        "rope": {"dims": 64, "base": 1e6},
+    },
+    "ffn": {"kind": "moe", "width": 256, "experts": 8, "experts_used": 2, "gating": "softmax"},
+}
+DENSE: dict[str, Any] = {**LAYER, "ffn": {"kind": "dense", "width": 1024}}
 DESCRIPTION: dict[str, Any] = {
     "architecture": "qwen3moe",
-    "n_layers": 2,
+    "name": "anything",
+    "n_layers": 3,
     "n_embd": 512,
     "n_vocab": 8192,
     "n_ctx_train": 2048,
+    "norm_eps": 1e-6,
+    "tied_output": False,
     "experts": 8,
     "experts_used": 2,
-    "norm_eps": 1e-6,
-    "layers": [{"n_head": 8, "n_head_kv": 4, "moe": True, "rope_base": 1e6, "wq": "q4_k"}] * 2,
+    "layers": [DENSE, LAYER, LAYER],
     "parameters": 20_000_000,
     "types": {"q4_k": 0.9, "q6_k": 0.09996, "f32": 0.00004},
+    "unused_tensors": [],
 }
 
 
 def test_a_model_from_the_engine() -> None:
     model = model_from_description(DESCRIPTION)
-    assert (model.architecture, model.layers, model.embedding, model.vocab) == ("qwen3moe", 2, 512, 8192)
+    assert (model.architecture, model.layers, model.embedding, model.vocab) == ("qwen3moe", 3, 512, 8192)
     assert (model.experts, model.experts_used, model.heads, model.kv_heads) == (8, 2, 8, 4)
+    assert (model.feed_forward, model.expert_feed_forward) == (1024, 256)
     assert model.types == {"Q4_K": 0.9, "Q6_K": 0.1}
     assert list(model.types) == ["Q4_K", "Q6_K"]  # largest share first
     assert model.shapes == shapes_fingerprint(DESCRIPTION)
+
+
+def with_attention(**changes: Any) -> dict[str, Any]:
+    layer = {**LAYER, "attention": LAYER["attention"] | changes}
+    return {"layers": [DENSE, layer, LAYER]}
 
 
 @pytest.mark.parametrize(
@@ -275,11 +295,15 @@ def test_a_model_from_the_engine() -> None:
         ({"norm_eps": 1e-5}, True),
         ({"n_ctx_train": 4096}, True),
         ({"types": {"f16": 1.0}}, True),
-        ({"layers": [{**DESCRIPTION["layers"][0], "rope_base": 1e4, "wq": "f16"}] * 2}, True),
+        ({"name": "other", "unused_tensors": ["a", "b"]}, True),
+        (with_attention(scale=0.25), True),
         ({"n_vocab": 8193}, False),
+        ({"tied_output": True}, False),
         ({"architecture": "qwen3"}, False),
-        ({"layers": [DESCRIPTION["layers"][0], {**DESCRIPTION["layers"][0], "n_head": 4}]}, False),
-        ({"layers": [{**DESCRIPTION["layers"][0], "moe": False}] * 2}, False),
+        (with_attention(heads=4), False),
+        (with_attention(rope={"dims": 32, "base": 1e6}), False),
+        ({"layers": [LAYER, DENSE, LAYER]}, False),
+        ({"layers": [DENSE, LAYER]}, False),
     ],
 )
 def test_the_fingerprint_holds_shapes_and_nothing_else(changes: dict[str, Any], same: bool) -> None:
@@ -291,9 +315,10 @@ def test_the_engine_of_a_build() -> None:
         "version": "0.1.0",
         "ops_revision": 3,
         "compiler": "gcc",
-        "switches": {"GGML_NATIVE": False, "DYNO_ISAS": "portable;avx2"},
+        "switches": {"GGML_NATIVE": "OFF", "GGML_LTO": "ON", "DYNO_SANITIZE": "", "GGML_CUDA": "AUTO"},
     }
-    assert engine_from_build(info) == EngineIdentity(version="0.1.0", ops_revision=3, build=info["switches"])
+    build = {"GGML_NATIVE": False, "GGML_LTO": True, "DYNO_SANITIZE": False, "GGML_CUDA": "AUTO"}
+    assert engine_from_build(info) == EngineIdentity(version="0.1.0", ops_revision=3, build=build)
 
 
 @pytest.mark.parametrize(

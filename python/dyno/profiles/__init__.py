@@ -23,7 +23,7 @@ from dyno.profiles.identity import (
     shapes_fingerprint,
     weights_kind,
 )
-from dyno.profiles.io import Problem, dumps_profile, load_profile, loads_profile, save_profile
+from dyno.profiles.io import Problem, dumps_profile, load_profile, loads_profile, save_profile, to_dict
 from dyno.profiles.layers import (
     Layer,
     default_layers,
@@ -89,6 +89,7 @@ __all__ = [
     "setting_path",
     "shapes_fingerprint",
     "shipped_folder",
+    "to_dict",
     "user_folder",
     "weights_kind",
 ]

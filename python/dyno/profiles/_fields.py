@@ -7,6 +7,7 @@ import re
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -65,6 +66,13 @@ def unknown_key(key: str, known: list[str]) -> str:
     return f"unknown key; {suggestion(key, known)}"
 
 
+def _is_printable(value: str) -> str:
+    """Labels and notes are printed on terminals: control characters are refused."""
+    if not value.isprintable():
+        raise PydanticCustomError("profile", "holds characters that cannot be printed")
+    return value
+
+
 def _as_interval(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
@@ -90,9 +98,19 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 PositiveCount = Annotated[int, Field(ge=1, le=2**53)]
 _TEXT_SCHEMA = {"type": ["string", "number"]}  # an unquoted version is read as text
-Text = Annotated[str, BeforeValidator(_as_text), Field(max_length=2000), WithJsonSchema(_TEXT_SCHEMA)]
+Text = Annotated[
+    str,
+    BeforeValidator(_as_text),
+    Field(max_length=2000),
+    AfterValidator(_is_printable),
+    WithJsonSchema(_TEXT_SCHEMA),
+]
 Name = Annotated[
-    str, BeforeValidator(_as_text), Field(min_length=1, max_length=200), WithJsonSchema(_TEXT_SCHEMA)
+    str,
+    BeforeValidator(_as_text),
+    Field(min_length=1, max_length=200),
+    AfterValidator(_is_printable),
+    WithJsonSchema(_TEXT_SCHEMA),
 ]
 GroupName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 _COUNT_SCHEMA = {"type": "integer", "minimum": 0}
@@ -103,23 +121,45 @@ Counts = Annotated[
     WithJsonSchema({"anyOf": [_COUNT_SCHEMA, {"type": "array", "items": _COUNT_SCHEMA}]}),
 ]
 
-TOKEN_RANGE = re.compile(r"m([1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?")
+_TOKEN_RANGE = re.compile(r"m([1-9][0-9]{0,9})(?:-([1-9][0-9]{0,9})|(\+))?")
+LAST_TOKENS = 1 << 31
+"""End of the last bucket of token counts."""
 
 
 def parse_tokens(text: str) -> tuple[int, int]:
-    """Reads a range of token counts: `m1` is (1, 1), `m2-8` is (2, 8).
+    """Reads a range of token counts: `m1` is (1, 1), `m2-8` is (2, 8), `m513+` is everything from 513.
+
+    Ranges consist of whole buckets, as in csrc/ops/tokens.cpp: 1, 2-4, 5-8, 9-16, 17-32, ...
 
     Raises:
         ValueError: `text` is no such range.
     """
-    found = TOKEN_RANGE.fullmatch(text)
+    found = _TOKEN_RANGE.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text[:60]!r} is no range of tokens; write 'm1', 'm2-4', 'm1-8'")
+        raise ValueError(f"{text[:60]!r} is no range of tokens; write 'm1', 'm2-8' or 'm513+'")
     low = int(found[1])
-    high = int(found[2]) if found[2] else low
+    high = LAST_TOKENS if found[3] else int(found[2] or low)
     if high < low:
         raise ValueError(f"{text!r} is an empty range of tokens")
+    if (low > 2 and not _is_power_of_two(low - 1)) or low == 3:
+        raise ValueError(f"{text!r} starts inside a bucket; ranges start at 1, 2, 5, 9, 17, ...")
+    if high == 2 or not _is_power_of_two(high):
+        raise ValueError(f"{text!r} ends inside a bucket; ranges end at 1, 4, 8, 16, 32, ...")
+    if high > LAST_TOKENS:
+        raise ValueError(f"{text!r} ends beyond {LAST_TOKENS}; write 'm{low}+'")
     return low, high
+
+
+def _is_power_of_two(value: int) -> bool:
+    return value & (value - 1) == 0
+
+
+def plain_value(value: Any) -> Any:
+    """Refuses what no member of a union of plain types takes, with one message for all of them."""
+    items = value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(item, bool | int | str) for item in items):
+        raise PydanticCustomError("profile", "must be true or false, an integer, text or a list of text")
+    return value
 
 
 def interval_problem(ratio: float | None, ci95: tuple[float, float] | None) -> str | None:

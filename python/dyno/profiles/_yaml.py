@@ -92,7 +92,7 @@ def parse(text: str) -> tuple[Any, dict[Path, int]]:
         raise YamlProblem(f"no valid YAML: {what}", mark.line + 1 if mark else None) from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1 if isinstance(error.position, int) else None
-        raise YamlProblem(f"no valid YAML: {error.reason} (character {error.character!r})", line) from error
+        raise YamlProblem(f"no valid YAML: {error.reason}", line) from error
     except yaml.YAMLError as error:
         raise YamlProblem(f"no valid YAML: {' '.join(str(error).split())}", None) from error
 

@@ -12,6 +12,10 @@ from dyno.profiles.identity import device_info
 from dyno.profiles.io import Problem, file_problems, load_profile
 from dyno.profiles.layers import default_layers, profile_files
 from dyno.profiles.schema import KernelEntry, Profile, SettingEntry, kernel_path, setting_path
+from dyno.settings import SETTINGS
+
+MAX_UBATCH = SETTINGS["ubatch"].maximum
+"""No op sees more tokens than this, whatever the end of an open range."""
 
 if TYPE_CHECKING:
     import os
@@ -119,7 +123,8 @@ def _why_unsupported(
     ops: Any, key: str, tokens: str, entry: KernelEntry | str, device: dict[str, Any]
 ) -> str | None:
     """The reason why a configuration cannot run an op; None where it can, at both ends of its token range."""
-    for count in dict.fromkeys(parse_tokens(tokens)):
+    low, high = parse_tokens(tokens)
+    for count in dict.fromkeys((low, max(low, min(high, MAX_UBATCH)))):
         try:
             family, desc = ops.parse_key(key, count)
             if isinstance(entry, str):  # `default` still names an op that must exist

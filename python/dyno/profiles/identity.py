@@ -16,11 +16,12 @@ from dyno.profiles._fields import (
     Positive,
     PositiveCount,
     StrictModel,
+    plain_value,
 )
 from dyno.settings import ENGINES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 CPU_ISAS = ("portable", "avx2", "avx512_vnni")
 """Instruction sets that CPU kernels are compiled for, in ascending order."""
@@ -130,7 +131,9 @@ class EngineIdentity(StrictModel):
     )
     build: dict[
         Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]{0,63}$")],
-        BuildValue | Annotated[list[BuildValue], Field(max_length=64)],
+        Annotated[
+            BuildValue | Annotated[list[BuildValue], Field(max_length=64)], BeforeValidator(plain_value)
+        ],
     ] = Field(default_factory=dict, description="Build switches, e.g. {GGML_CUDA_LTO: false}.")
 
 
@@ -196,19 +199,7 @@ def device_info(device: CpuDevice | CudaDevice) -> dict[str, Any]:
     return info
 
 
-_NOT_SHAPES = frozenset(
-    {
-        "n_ctx_train",
-        "context_length",
-        "types",
-        "parameters",
-        "file_bytes",
-        "nbytes",
-        "bytes",
-        "size",
-        "offset",
-    }
-)
+_NOT_SHAPES = frozenset({"n_ctx_train", "types", "parameters", "unused_tensors"})
 
 
 def _shapes(value: Any) -> Any:
@@ -217,7 +208,7 @@ def _shapes(value: Any) -> Any:
         kept = {str(key): _shapes(item) for key, item in value.items() if key not in _NOT_SHAPES}
         return {key: item for key, item in sorted(kept.items()) if item is not None}
     if isinstance(value, list | tuple):
-        return [_shapes(item) for item in value]
+        return [item for item in map(_shapes, value) if item is not None]
     return value if isinstance(value, int) else None
 
 
@@ -234,43 +225,43 @@ def shapes_fingerprint(description: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-def _first(description: Mapping[str, Any], names: Iterable[str]) -> int | None:
-    """A dimension by any of its names: of the model, or of the first layer that has it."""
-    names = tuple(names)
-    places: list[Any] = [description, *description.get("layers", [])]
-    for place in places:
-        if isinstance(place, dict):
-            for name in names:
-                value = place.get(name)
-                if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                    return value
+def _width(description: Mapping[str, Any], kind: str) -> int | None:
+    """Width of the first feed-forward layer of a kind (`dense`, `moe`)."""
+    for layer in description["layers"]:
+        if layer["ffn"]["kind"] == kind:
+            return int(layer["ffn"]["width"])
     return None
 
 
 def model_from_description(
     description: Mapping[str, Any], *, weights: Literal["real", "synthetic"] = "real"
 ) -> ModelIdentity:
-    """The model of a profile from the engine's model description (`dyno._core.describe_model()`)."""
+    """The model of a profile from the engine's model description (`dyno._core.describe_model()`).
+
+    Raises:
+        KeyError, IndexError: the description lacks a field, or has no layers.
+    """
     types = {str(name).upper(): round(float(share), 4) for name, share in description["types"].items()}
+    attention = description["layers"][0]["attention"]
     return ModelIdentity(
         architecture=description["architecture"],
         layers=description["n_layers"],
         embedding=description["n_embd"],
-        feed_forward=_first(description, ("n_ff", "feed_forward", "n_feed_forward")),
-        expert_feed_forward=_first(description, ("n_ff_exp", "n_ff_expert", "expert_feed_forward")),
-        heads=_first(description, ("n_head", "n_heads", "heads")),
-        kv_heads=_first(description, ("n_head_kv", "n_kv_heads", "kv_heads")),
-        vocab=description.get("n_vocab"),
-        experts=description.get("experts") or 0,
-        experts_used=description.get("experts_used") or 0,
-        types={
-            name: share
-            for name, share in sorted(types.items(), key=lambda item: (-item[1], item[0]))
-            if share
-        },
+        feed_forward=_width(description, "dense"),
+        expert_feed_forward=_width(description, "moe"),
+        heads=attention["heads"],
+        kv_heads=attention["kv_heads"],
+        vocab=description["n_vocab"],
+        experts=description["experts"],
+        experts_used=description["experts_used"],
+        types={name: share for name, share in sorted(types.items(), key=_by_share) if share},
         shapes=shapes_fingerprint(description),
         weights=weights,
     )
+
+
+def _by_share(item: tuple[str, float]) -> tuple[float, str]:
+    return -item[1], item[0]
 
 
 def weights_kind(metadata: Mapping[str, Any]) -> Literal["real", "synthetic"]:
@@ -283,9 +274,17 @@ def weights_kind(metadata: Mapping[str, Any]) -> Literal["real", "synthetic"]:
 
 def engine_from_build(info: Mapping[str, Any]) -> EngineIdentity:
     """The engine of a profile from `dyno._core.build_info()`."""
-    switches = info.get("switches", {})
-    build = {str(key): value for key, value in switches.items() if isinstance(value, bool | int | str | list)}
+    build: dict[str, BuildValue | list[BuildValue]] = {
+        str(name): _switch(value) for name, value in info["switches"].items()
+    }
     return EngineIdentity(version=info["version"], ops_revision=info["ops_revision"], build=build)
+
+
+def _switch(value: bool | int | str) -> bool | int | str:
+    """A CMake switch as people write it in a profile: ON is true."""
+    if isinstance(value, str):
+        return {"ON": True, "TRUE": True, "OFF": False, "FALSE": False, "": False}.get(value.upper(), value)
+    return value
 
 
 __all__ = [

@@ -125,11 +125,17 @@ def _translate(error: ValidationError, name: str, lines: Mapping[tuple[str, ...]
         path = tuple(str(step) for step in item["loc"] if not _is_step(str(step)))
         path = _known_prefix(path, lines) if lines else path
         line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
-        problem = Problem(name, line, ".".join(path), _message(item))
+        problem = Problem(name, line, _printable(".".join(path)), _message(item))
         if problem not in found:
             found.append(problem)
     found.sort(key=lambda problem: problem.line or 0)
     return found[:MAX_PROBLEMS]
+
+
+def _printable(text: str) -> str:
+    """A key as it can be shown on one line of a terminal, whatever a hostile file has in it."""
+    shown = text if text.isprintable() else repr(text)[1:-1]
+    return shown if len(shown) <= 160 else shown[:157] + "..."
 
 
 _UNION_STEPS = frozenset({"bool", "int", "float", "str", "literal['default']", "list[constrained-str]"})

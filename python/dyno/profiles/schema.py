@@ -29,6 +29,7 @@ from dyno.profiles._fields import (
     Text,
     interval_problem,
     parse_tokens,
+    plain_value,
     problem,
 )
 from dyno.profiles.evidence import Evidence, Provenance
@@ -40,12 +41,13 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 
-Value = (
+Value = Annotated[
     bool
     | Annotated[int, Field(ge=-(2**53), le=2**53)]
     | Annotated[str, Field(max_length=512)]
-    | Annotated[list[Annotated[str, Field(max_length=512)]], Field(max_length=256)]
-)
+    | Annotated[list[Annotated[str, Field(max_length=512)]], Field(max_length=256)],
+    BeforeValidator(plain_value),
+]
 Moved = Literal["pp", "tg", "memory", "vram"]
 _MOVED_SCHEMA = {"enum": list(get_args(Moved))}
 _MOVES_SCHEMA = {"anyOf": [_MOVED_SCHEMA, {"type": "array", "items": _MOVED_SCHEMA}]}
