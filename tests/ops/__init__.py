@@ -1,0 +1,1 @@
+"""Contract tests of the op families: cases.py holds the shapes, reference.py the truth, harness.py the launches."""
