@@ -1,6 +1,7 @@
 #include "gguf/metadata.h"
 
 #include <cmath>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -99,8 +100,10 @@ T Metadata::number(const Entry& entry, MetaType type, const std::byte* data, std
   visit_number(type, data, [&](auto value) {
     using Value = decltype(value);
     if constexpr (std::is_floating_point_v<T>) {
-      fits = true;
-      out = static_cast<T>(value);
+      // A double may be too large for a float; what was infinite in the file stays so.
+      fits = !std::isfinite(static_cast<double>(value)) ||
+             std::abs(static_cast<double>(value)) <= static_cast<double>(std::numeric_limits<T>::max());
+      if (fits) out = static_cast<T>(value);
     } else if constexpr (std::is_integral_v<Value>) {
       fits = std::in_range<T>(value);
       out = static_cast<T>(value);

@@ -21,8 +21,13 @@ struct ParsedFile {
 };
 
 // `bytes` is the whole file and outlives the result, `path` is its name in messages and `file` its index among shards.
-// Throws GgufError, naming field, value and byte offset, for everything that the format does not allow: see
-// docs/architecture.md. Time and memory are linear in the size of the header, whatever its counts claim.
+// Time and memory are linear in the size of the header, whatever its counts claim. Throws GgufError, naming field,
+// value and byte offset, unless all of this holds:
+//   - magic number and version 2 or 3, little-endian; counts, lengths and arrays end within the file;
+//   - keys and tensor names are UTF-8 of 1 to 65535 bytes without NUL, each once; bools are 0 or 1; arrays nest at most
+//     16 deep; general.alignment is a uint32 power of two, at least 8;
+//   - tensors have 1 to 4 dimensions, each at least 1, a known type, rows of whole blocks, fewer than 2^63 elements and
+//     2^64 bytes; their data is aligned, within the file and does not overlap.
 ParsedFile parse_file(std::span<const std::byte> bytes, const std::string& path, uint32_t file);
 
 }  // namespace dyno
