@@ -1,1 +1,64 @@
-"""Run GGUF models with settings that were measured and proven."""
+"""Run GGUF models with settings that were measured and proven.
+
+Importing this package touches no device and loads nothing heavy; every name below is fetched on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dyno.engine import Engine
+    from dyno.errors import (
+        DeviceError,
+        DynoError,
+        GgufError,
+        ModelError,
+        OutOfMemoryError,
+        PlanError,
+        ProfileError,
+        UnsupportedError,
+    )
+    from dyno.profiles import Profile, find_profile, load_profile
+    from dyno.tokenizer import Tokenizer
+
+    __version__: str
+
+__all__ = [
+    "DeviceError",
+    "DynoError",
+    "Engine",
+    "GgufError",
+    "ModelError",
+    "OutOfMemoryError",
+    "PlanError",
+    "Profile",
+    "ProfileError",
+    "Tokenizer",
+    "UnsupportedError",
+    "__version__",
+    "find_profile",
+    "load_profile",
+]
+
+_HOME = {
+    "__version__": "dyno._core",
+    "Engine": "dyno.engine",
+    "Profile": "dyno.profiles",
+    "Tokenizer": "dyno.tokenizer",
+    "find_profile": "dyno.profiles",
+    "load_profile": "dyno.profiles",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME.get(name, "dyno.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""The commands of `dyno`, one file each; bodies import what they need when they run."""

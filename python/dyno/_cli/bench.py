@@ -1,0 +1,169 @@
+"""`dyno bench`: speed of prompt reading and generation."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import typer
+
+from dyno._cli import options, state
+
+Numbers = Annotated[str | None, typer.Option()]
+
+
+def bench(
+    model: options.Model,
+    n_prompt: Annotated[
+        str, typer.Option("--n-prompt", "-p", help="Tokens of the prompt; 0: no pp test.")
+    ] = "512",
+    n_gen: Annotated[str, typer.Option("--n-gen", "-n", help="Tokens generated; 0: no tg test.")] = "128",
+    pairs: Annotated[
+        list[str] | None, typer.Option("-pg", metavar="PP,TG", help="Prompt and generation in one test.")
+    ] = None,
+    depth: Annotated[
+        str, typer.Option("--n-depth", "-d", help="Tokens in the context before the clock starts.")
+    ] = "0",
+    batch: Annotated[
+        str, typer.Option("--batch-size", "-b", help="Tokens given to the engine in one call.")
+    ] = "2048",
+    ubatch: Annotated[
+        str | None, typer.Option("--ubatch-size", "--ubatch", "-ub", help="Tokens in one pass.")
+    ] = None,
+    threads: Annotated[str | None, typer.Option("--threads", "-t", help="CPU threads for one token.")] = None,
+    threads_batch: Annotated[
+        str | None, typer.Option("--threads-batch", "-tb", help="CPU threads for several tokens.")
+    ] = None,
+    kv_type_k: Annotated[
+        str | None, typer.Option("--cache-type-k", "--kv-type-k", "-ctk", help="Type of the keys.")
+    ] = None,
+    kv_type_v: Annotated[
+        str | None, typer.Option("--cache-type-v", "--kv-type-v", "-ctv", help="Type of the values.")
+    ] = None,
+    repetitions: Annotated[int, typer.Option("--repetitions", "-r", help="Samples of each test.")] = 5,
+    warm_up: Annotated[
+        bool, typer.Option("--warmup/--no-warmup", help="Run each test untimed until stable.")
+    ] = True,
+    output: Annotated[str, typer.Option("--output", "-o", help="md, json, jsonl or csv.")] = "md",
+    seed: Annotated[int, typer.Option(help="Of the random tokens.")] = 0,
+    device: options.Device = "auto",
+    profile: options.ProfileFile = None,
+    no_profile: options.NoProfile = False,
+    require_profile: options.RequireProfile = False,
+    set_: options.Set = None,
+    verbose: state.Verbose = 0,
+) -> None:
+    """Measure tokens per second. Numbers may be lists (512,1024) and ranges (512-2048*2, 0-1024+256)."""
+    state.verbosity(verbose)
+    from dyno import _bench_formats as formats
+
+    if output not in formats.FORMATS:
+        raise typer.BadParameter(f"{output!r}; known are {', '.join(formats.FORMATS)}", param_hint="--output")
+    chosen = options.profile_argument(profile, no_profile, require_profile)
+    fixed = options.settings(set_)
+    varied: dict[str, list[Any]] = {}
+    for name, text, option in (
+        ("ubatch", ubatch, "-ub"),
+        ("threads", threads, "-t"),
+        ("threads_batch", threads_batch, "-tb"),
+    ):
+        if text is not None:
+            varied[name] = numbers(text, option)
+    for name, text in (("kv_type_k", kv_type_k), ("kv_type_v", kv_type_v)):
+        if text is not None:
+            varied[name] = [t.strip().lower() for t in text.split(",")]
+    twice = sorted(set(varied) & set(fixed))
+    if twice:
+        raise typer.BadParameter(f"{twice[0]} is given twice", param_hint="--set")
+
+    from dyno import bench as measure
+
+    grid = measure.cases(
+        numbers(n_prompt, "-p"),
+        numbers(n_gen, "-n"),
+        [_pair(text) for text in pairs or []],
+        numbers(depth, "-d"),
+        numbers(batch, "-b"),
+        # The context and the cache types come first: changing them costs most.
+        {
+            k: varied[k]
+            for k in ("kv_type_k", "kv_type_v", "ubatch", "threads", "threads_batch")
+            if k in varied
+        },
+    )
+    _measure(str(model), grid, repetitions, seed, warm_up, output, {"device": device, **chosen, **fixed})
+
+
+def _measure(
+    path: str,
+    grid: list[Any],
+    repetitions: int,
+    seed: int,
+    warm_up: bool,
+    output: str,
+    arguments: dict[str, Any],
+) -> None:
+    from dyno import _bench_formats as formats
+    from dyno import bench as measure
+    from dyno._progress import progress
+
+    machine, model = measure.machine_facts(), measure.model_facts(path)
+    records = []
+    with progress("bench", len(grid)) as advance:
+        results = measure.run(
+            path,
+            grid,
+            repetitions=repetitions,
+            seed=seed,
+            warm_up=warm_up,
+            on_step=lambda note: advance(0, note),
+            on_open=state.print_profile_once(),
+            **arguments,
+        )
+        for result in results:
+            records.append(formats.record(result, machine, model))
+            advance(1, "")
+            if output == "jsonl":  # every line as soon as it is known
+                print(formats.as_jsonl(records[-1:]), flush=True)
+    if output == "json":
+        print(formats.as_json(records))
+    elif output == "csv":
+        print(formats.as_csv(records))
+    elif output == "md":
+        print(formats.as_markdown(records))
+
+
+_RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")
+_MAX_NUMBERS = 1000
+
+
+def numbers(text: str, option: str) -> list[int]:
+    """`512`, `1,2,4`, `1-8`, `0-1024+256` or `1-64*2`, as in llama-bench.
+
+    Raises:
+        typer.BadParameter: Anything else.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        span = _RANGE.fullmatch(part.strip())
+        if part.strip().isdecimal():
+            found.append(int(part))
+        elif span is not None:
+            first, last, sign, step = int(span[1]), int(span[2]), span[3] or "+", int(span[4] or 1)
+            if last < first or step < 1 or (sign == "*" and (step < 2 or first < 1)):
+                raise typer.BadParameter(f"{part!r} is an empty or endless range", param_hint=option)
+            while first <= last and len(found) <= _MAX_NUMBERS:
+                found.append(first)
+                first = first + step if sign == "+" else first * step
+        else:
+            raise typer.BadParameter(f"{part!r} is neither a number nor a range", param_hint=option)
+        if len(found) > _MAX_NUMBERS:
+            raise typer.BadParameter(f"more than {_MAX_NUMBERS} numbers", param_hint=option)
+    return found
+
+
+def _pair(text: str) -> tuple[int, int]:
+    parts = text.split(",")
+    if len(parts) != 2 or not all(p.strip().isdecimal() for p in parts):
+        raise typer.BadParameter(f"{text!r} is not PP,TG", param_hint="-pg")
+    return int(parts[0]), int(parts[1])

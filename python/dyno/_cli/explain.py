@@ -1,0 +1,52 @@
+"""`dyno explain`: any stage from the file to the kernels, printed."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path  # noqa: TC003 - typer reads annotations at run time
+from typing import Annotated
+
+import typer
+
+from dyno._cli import options, state
+
+
+class Stage(StrEnum):
+    """What can be explained."""
+
+    gguf = "gguf"
+    model = "model"
+    plan = "plan"
+    ops = "ops"
+
+
+def explain(
+    stage: Annotated[Stage, typer.Argument(help="Which stage.")],
+    file: Annotated[Path, typer.Argument(help="GGUF file.")],
+    tokens: Annotated[int | None, typer.Option(help="For `ops`: size of the batch.")] = None,
+    json_: options.Json = False,
+    device: options.Device = "auto",
+    profile: options.ProfileFile = None,
+    no_profile: options.NoProfile = False,
+    require_profile: options.RequireProfile = False,
+    set_: options.Set = None,
+    verbose: state.Verbose = 0,
+) -> None:
+    """Print a stage: the file, the model in it, the plan of its memory, or every op, its kernel and why."""
+    state.verbosity(verbose)
+    from dyno import explain as stages
+
+    chosen = options.profile_argument(profile, no_profile, require_profile)
+    arguments = options.settings(set_)
+    if stage is Stage.gguf:
+        result, text = stages.gguf(str(file))
+    elif stage is Stage.model:
+        result, text = stages.model(str(file))
+    else:
+        from dyno.engine import Engine
+
+        with Engine(file, device, **chosen, **arguments) as engine:
+            state.print_profile(engine)
+            result, text = stages.plan(engine) if stage is Stage.plan else stages.ops(engine, tokens)
+    print(json.dumps(result, indent=2) if json_ else text)

@@ -1,0 +1,73 @@
+"""Options that several commands share, and how they become arguments of the engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Model = Annotated[Path, typer.Option("--model", "-m", help="GGUF file; the first part of a split one.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
+ProfileFile = Annotated[
+    Path | None, typer.Option("--profile", help="Take this profile instead of the best one found.")
+]
+NoProfile = Annotated[bool, typer.Option("--no-profile", help="Run with the engine's defaults.")]
+RequireProfile = Annotated[
+    bool, typer.Option("--require-profile", help="Fail unless a profile matches exactly.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Any setting by name; may be given several times."),
+]
+Ctx = Annotated[int | None, typer.Option("--ctx", "-c", help="Length of the context in tokens.")]
+Ubatch = Annotated[int | None, typer.Option("--ubatch", "--ubatch-size", "-ub", help="Tokens in one pass.")]
+Threads = Annotated[int | None, typer.Option("--threads", "-t", help="CPU threads for one token.")]
+ThreadsBatch = Annotated[
+    int | None, typer.Option("--threads-batch", "-tb", help="CPU threads for several tokens.")
+]
+KvTypeK = Annotated[
+    str | None, typer.Option("--kv-type-k", "--cache-type-k", "-ctk", help="Type of the keys.")
+]
+KvTypeV = Annotated[
+    str | None, typer.Option("--kv-type-v", "--cache-type-v", "-ctv", help="Type of the values.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def profile_argument(profile: Path | None, no_profile: bool, require: bool) -> dict[str, Any]:
+    """The three profile options as arguments of `Engine`.
+
+    Raises:
+        typer.BadParameter: Two options that contradict each other.
+    """
+    if no_profile and (profile is not None or require):
+        raise typer.BadParameter("contradicts --profile and --require-profile", param_hint="--no-profile")
+    if no_profile:
+        return {"profile": None}
+    return {"profile": "auto" if profile is None else profile, "require_profile": require}
+
+
+def settings(given: list[str] | None, **named: Any) -> dict[str, Any]:
+    """Settings from `--set NAME=VALUE` and from options of their own; what was not given is left out.
+
+    Raises:
+        typer.BadParameter: Not NAME=VALUE, an unknown name, an impossible value, or a setting given twice.
+    """
+    from dyno.settings import SETTINGS, unknown_setting
+
+    result = {name: value for name, value in named.items() if value is not None}
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        setting = SETTINGS.get(name)
+        if not equals or not name:
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--set")
+        if setting is None:
+            raise typer.BadParameter(unknown_setting(name), param_hint="--set")
+        if name in result:
+            raise typer.BadParameter(f"{name} is given twice", param_hint="--set")
+        try:
+            result[name] = setting.parse(value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--set") from error
+    return result

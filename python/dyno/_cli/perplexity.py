@@ -1,0 +1,114 @@
+"""`dyno perplexity`: how well a model predicts a text, and how far it is from a reference."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path  # noqa: TC003 - typer reads annotations at run time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dyno._cli import options, state
+
+if TYPE_CHECKING:
+    from dyno.engine import Engine
+    from dyno.perplexity import Perplexity
+    from dyno.reference import ReferenceReader
+
+
+def perplexity(
+    model: options.Model,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="UTF-8 text; not needed with --reference.")
+    ] = None,
+    ctx: Annotated[
+        int | None, typer.Option("--ctx", "-c", help="Tokens of a chunk; 512, or that of the reference.")
+    ] = None,
+    chunks: Annotated[int | None, typer.Option(help="Chunks at most.")] = None,
+    save_reference: Annotated[
+        Path | None, typer.Option(help="Save log-probabilities to compare with later.")
+    ] = None,
+    reference: Annotated[Path | None, typer.Option(help="Compare with saved log-probabilities.")] = None,
+    json_: options.Json = False,
+    device: options.Device = "auto",
+    profile: options.ProfileFile = None,
+    no_profile: options.NoProfile = False,
+    require_profile: options.RequireProfile = False,
+    ubatch: options.Ubatch = None,
+    threads: options.Threads = None,
+    threads_batch: options.ThreadsBatch = None,
+    kv_type_k: options.KvTypeK = None,
+    kv_type_v: options.KvTypeV = None,
+    set_: options.Set = None,
+    verbose: state.Verbose = 0,
+) -> None:
+    """Perplexity by the protocol of llama.cpp: the second half of every chunk is scored."""
+    state.verbosity(verbose)
+    if file is None and reference is None:
+        raise typer.BadParameter("needed, unless --reference is given", param_hint="--file")
+    if save_reference is not None and reference is not None:
+        raise typer.BadParameter("contradicts --reference", param_hint="--save-reference")
+    arguments = options.settings(
+        set_,
+        ubatch=ubatch,
+        threads=threads,
+        threads_batch=threads_batch,
+        kv_type_k=kv_type_k,
+        kv_type_v=kv_type_v,
+    )
+    chosen = options.profile_argument(profile, no_profile, require_profile)
+
+    from dyno import perplexity as measure
+    from dyno._progress import progress
+    from dyno.engine import Engine
+    from dyno.reference import ReferenceReader, ReferenceWriter
+
+    with ExitStack() as stack:
+        theirs = None if reference is None else stack.enter_context(ReferenceReader(reference))
+        length = ctx if ctx is not None else 512 if theirs is None else theirs.ctx
+        engine = stack.enter_context(Engine(model, device, **chosen, **{"ctx": max(length, 1), **arguments}))
+        state.print_profile(engine)
+        tokens = _chunks(engine, file, length, chunks, theirs)
+        n_vocab = int(engine.model["n_vocab"])
+        save = None
+        if save_reference is not None:
+            save = stack.enter_context(ReferenceWriter(save_reference, tokens, n_vocab, model.name))
+        advance = stack.enter_context(progress("perplexity", len(tokens)))
+        result = measure.perplexity(
+            engine,
+            tokens,
+            save=save,
+            reference=theirs,
+            on_chunk=lambda number, ppl: advance(1, f"ppl {ppl:.4f}"),
+        )
+    if json_:
+        print(json.dumps(result.to_dict()))
+    else:
+        _print(result)
+
+
+def _chunks(
+    engine: Engine, file: Path | None, ctx: int, chunks: int | None, reference: ReferenceReader | None
+) -> Any:
+    from dyno.perplexity import chunk_tokens
+
+    if file is None:
+        assert reference is not None  # checked by the caller
+        return reference.tokens if chunks is None else reference.tokens[:chunks]
+    tokenizer = engine.tokenizer
+    tokens = tokenizer.encode(file.read_text(encoding="utf-8"))
+    bos = tokenizer.bos if tokenizer.vocabulary.add_bos else None
+    return chunk_tokens(tokens, ctx, chunks, bos)
+
+
+def _print(result: Perplexity) -> None:
+    out = sys.stdout
+    out.write(f"ppl {result.ppl:.4f} ± {result.stderr:.4f}")
+    out.write(f"  ({result.tokens} tokens, {result.chunks} chunks of {result.ctx})\n")
+    if result.comparison is not None:
+        c = result.comparison
+        out.write(f"reference ppl {result.reference_ppl:.4f}, ratio {result.ppl_ratio:.6f}\n")
+        out.write(f"mean KLD {c.mean_kld:.3e} ± {c.kld_stderr:.1e}, max {c.max_kld:.3e}\n")
+        out.write(f"same top token {100 * c.top1_agreement:.3f} %\n")

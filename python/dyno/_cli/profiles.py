@@ -1,0 +1,83 @@
+"""`dyno profiles`: list, check and show profile files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path  # noqa: TC003 - typer reads annotations at run time
+from typing import Annotated
+
+import typer
+
+from dyno._cli import options, state
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, check and show profiles.")
+
+
+@app.command("list")
+def list_(json_: options.Json = False, verbose: state.Verbose = 0) -> None:
+    """Every profile that would be searched: shipped, site and user."""
+    state.verbosity(verbose)
+    from dyno.profiles import list_profiles
+
+    found = list_profiles()
+    if json_:
+        rows = [
+            {
+                "path": item.path,
+                "layer": item.layer,
+                "label": None if item.profile is None else item.profile.label,
+                "problem": item.problem,
+            }
+            for item in found
+        ]
+        print(json.dumps(rows, indent=2))
+        return
+    if not found:
+        print("no profiles found")
+    for item in found:
+        print(f"{item.layer:8} {item.path}: {item.problem if item.profile is None else item.profile.label}")
+
+
+@app.command()
+def check(
+    files: Annotated[list[Path], typer.Argument(help="Profile files.")],
+    json_: options.Json = False,
+    verbose: state.Verbose = 0,
+) -> None:
+    """Check files for errors; exit code 1 where there are any."""
+    state.verbosity(verbose)
+    from dyno.profiles import check_file, has_errors
+
+    failed = False
+    report = []
+    for file in files:
+        problems = check_file(file)
+        bad = has_errors(problems)
+        failed = failed or bad
+        report.append({"path": str(file), "ok": not bad, "problems": [str(p) for p in problems]})
+        if not json_:
+            for problem in problems:
+                print(problem)
+            print(f"{file}: {'has errors' if bad else 'ok'}")
+    if json_:
+        print(json.dumps(report, indent=2))
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def show(
+    file: Annotated[Path, typer.Argument(help="Profile file.")],
+    json_: options.Json = False,
+    verbose: state.Verbose = 0,
+) -> None:
+    """What a profile says: where it was measured, what it changes, what that gained."""
+    state.verbosity(verbose)
+    from dyno import profiles
+    from dyno.profiles.io import to_dict
+
+    profile = profiles.load_profile(file)
+    if json_:
+        print(json.dumps(to_dict(profile), indent=2))
+    else:
+        print("\n".join(profiles.describe(profile)))

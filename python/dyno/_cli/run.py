@@ -1,0 +1,112 @@
+"""`dyno run`: text that continues a prompt."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path  # noqa: TC003 - typer reads annotations at run time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dyno._cli import options, state
+
+if TYPE_CHECKING:
+    from dyno.engine import Engine
+
+
+def run(
+    model: options.Model,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="Text to continue; - reads stdin.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens", "--n-predict", "-n", help="Tokens at most; -1: to the end of the context."
+        ),
+    ] = 128,
+    temperature: Annotated[
+        float, typer.Option("--temperature", "--temp", help="0: the most probable token every time.")
+    ] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Among the k most probable tokens; 0: all.")] = 40,
+    top_p: Annotated[
+        float, typer.Option(help="Among the tokens that together reach this probability.")
+    ] = 0.95,
+    min_p: Annotated[float, typer.Option(help="Among tokens this probable relative to the best.")] = 0.05,
+    seed: Annotated[
+        int | None, typer.Option("--seed", "-s", help="The same seed draws the same text.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End at this text; may be given several times.")
+    ] = None,
+    echo: Annotated[bool, typer.Option(help="Print the prompt before its continuation.")] = True,
+    device: options.Device = "auto",
+    profile: options.ProfileFile = None,
+    no_profile: options.NoProfile = False,
+    require_profile: options.RequireProfile = False,
+    ctx: options.Ctx = None,
+    ubatch: options.Ubatch = None,
+    threads: options.Threads = None,
+    threads_batch: options.ThreadsBatch = None,
+    kv_type_k: options.KvTypeK = None,
+    kv_type_v: options.KvTypeV = None,
+    set_: options.Set = None,
+    verbose: state.Verbose = 0,
+) -> None:
+    """Continue a prompt. Text goes to stdout, everything else to stderr."""
+    state.verbosity(verbose)
+    if (prompt is None) == (file is None):
+        raise typer.BadParameter("give either --prompt or --file", param_hint="--prompt")
+    arguments = options.settings(
+        set_,
+        ctx=ctx,
+        ubatch=ubatch,
+        threads=threads,
+        threads_batch=threads_batch,
+        kv_type_k=kv_type_k,
+        kv_type_v=kv_type_v,
+    )
+    chosen = options.profile_argument(profile, no_profile, require_profile)
+    text = _prompt(prompt, file)
+
+    from dyno.engine import Engine
+
+    with Engine(model, device, **chosen, **arguments) as engine:
+        state.print_profile(engine)
+        tokens = engine.tokenizer.encode(text, parse_special=True)
+        limit = None if max_tokens is None or max_tokens < 0 else max_tokens
+        pieces = engine.generate(tokens, limit, temperature, top_k, top_p, min_p, seed, stop or ())
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character shows a mark
+        if echo:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        start = first = time.perf_counter()
+        for number, piece in enumerate(pieces):
+            if number == 0:
+                first = time.perf_counter()
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        if verbose or sys.stderr.isatty():
+            _print_timing(engine, len(tokens), first - start, time.perf_counter() - first)
+
+
+def _prompt(prompt: str | None, file: Path | None) -> str:
+    if file is not None:
+        return file.read_text(encoding="utf-8")
+    assert prompt is not None  # checked by the caller
+    return sys.stdin.read() if prompt == "-" else prompt
+
+
+def _print_timing(engine: Engine, n_prompt: int, prompt_s: float, rest_s: float) -> None:
+    drawn = engine.position() - n_prompt  # tokens that followed the first one
+    parts = [f"prompt {n_prompt} tokens"]
+    if prompt_s > 0:
+        parts.append(f"first text after {prompt_s:.2f} s")
+    if drawn > 0 and rest_s > 0:
+        parts.append(f"then {drawn} tokens in {rest_s:.2f} s ({drawn / rest_s:.1f} t/s)")
+    print(" · ".join(parts), file=sys.stderr)

@@ -1,0 +1,66 @@
+"""What all commands share: verbosity, messages on stderr, the profile line."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dyno.engine import Engine
+
+Verbose = Annotated[
+    int, typer.Option("--verbose", "-v", count=True, help="More messages; the trace of an error.")
+]
+
+_verbosity = 0
+
+
+def verbosity(level: int = 0) -> int:
+    """Raise the verbosity to `level` and return it; -v counts before and after the name of a command."""
+    global _verbosity
+    _verbosity = max(_verbosity, level)
+    return _verbosity
+
+
+class _Lines(logging.Formatter):
+    """`warning: text`, like the errors."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{record.levelname.lower()}: {record.getMessage()}"
+
+
+def configure_logging() -> None:
+    """Warnings of the package become lines on stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Lines())
+    logger = logging.getLogger("dyno")
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    # The profile in force is printed by the commands.
+    logging.getLogger("dyno.profiles.match").setLevel(logging.ERROR)
+
+
+def print_profile(engine: Engine) -> None:
+    """The line `profile: FILE (exact match)`, or the chain of what was looked for."""
+    match = engine.match
+    print(match.headline, file=sys.stderr)
+    if match.level.name != "EXACT":
+        for line in match.chain:
+            print(f"  {line}", file=sys.stderr)
+
+
+def print_profile_once() -> Callable[[Engine], None]:
+    """`print_profile` for the first engine of several."""
+    shown: list[str] = []
+
+    def show(engine: Engine) -> None:
+        if engine.match.headline not in shown:
+            shown.append(engine.match.headline)
+            print_profile(engine)
+
+    return show

@@ -1,0 +1,104 @@
+"""Which value every setting has, and why: call argument, then profile, then built-in default."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from dyno.errors import PlanError
+from dyno.settings import DefaultsFor, settings_for, unknown_setting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from dyno.settings import Setting, SettingValue
+
+__all__ = ["EffectiveSettings", "check_arguments", "resolve", "usable_cores"]
+
+
+class EffectiveSettings(dict[str, Any]):
+    """Settings by name, as they are in force; `origins` says where each value comes from.
+
+    An origin is `default`, `argument`, or the place in a profile (`file.yaml:12`).
+    """
+
+    def __init__(self, values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+        super().__init__(values)
+        self.origins: dict[str, str] = dict(origins)
+
+    def of_kind(self, device_kind: str, kind: str) -> dict[str, Any]:
+        """The settings of one kind (`load`, `context`, `session`) that act on a device."""
+        return {s.name: self[s.name] for s in settings_for(device_kind) if s.kind == kind}
+
+
+def usable_cores() -> int:
+    """CPU cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_arguments(
+    arguments: Mapping[str, object], device_kind: str, kinds: Iterable[str] = ("load", "context", "session")
+) -> dict[str, SettingValue]:
+    """The arguments as settings.
+
+    Args:
+        arguments: Values by name of setting.
+        device_kind: `cpu` or `cuda`.
+        kinds: Kinds of setting that may be given here.
+
+    Raises:
+        PlanError: An unknown name (with the nearest one), an impossible value, or a setting of another kind.
+    """
+    known: dict[str, Setting] = {s.name: s for s in settings_for(device_kind)}
+    checked: dict[str, Any] = {}
+    for name, value in arguments.items():
+        setting = known.get(name)
+        if setting is None:
+            raise PlanError(f"[settings] {unknown_setting(name, device_kind)}")
+        if setting.kind not in kinds:
+            raise PlanError(
+                f"[settings] {name!r} is a {setting.kind} setting: it can't change while the engine is open; "
+                f"open the engine with {name}={value!r}"
+            )
+        if isinstance(value, (tuple, set, frozenset)):
+            value = list(value)
+        why = setting.problem(value)
+        if why is not None:
+            raise PlanError(f"[settings] {name}: {why}")
+        checked[name] = value
+    return checked
+
+
+def resolve(
+    arguments: Mapping[str, SettingValue],
+    profile: Mapping[str, tuple[SettingValue, str]],
+    device_kind: str,
+    n_ctx_train: int,
+) -> EffectiveSettings:
+    """Every setting of a device with its value and origin.
+
+    Args:
+        arguments: Checked values of the caller.
+        profile: Value and origin by name, of the profile that was taken.
+        device_kind: `cpu` or `cuda`.
+        n_ctx_train: Context length that the model was made for, in tokens.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    threads = arguments.get("threads")
+    # In table order: the defaults of the cache types depend on `numerics`, which stands before them.
+    for setting in settings_for(device_kind):
+        name = setting.name
+        if name in arguments:
+            values[name], origins[name] = arguments[name], "argument"
+        elif name in profile:
+            values[name], origins[name] = profile[name]
+        else:
+            given = DefaultsFor(
+                cores=usable_cores(),
+                n_ctx_train=n_ctx_train,
+                numerics=str(values.get("numerics", "default")),
+                threads=threads if isinstance(threads, int) else None,
+            )
+            values[name], origins[name] = setting.default_value(given), "default"
+    return EffectiveSettings(values, origins)

@@ -1,0 +1,137 @@
+"""The loop from logits to text: sample, decode, stop."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dyno.errors import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from dyno.tokenizer import TextStream
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn from the logits. `temperature` 0 takes the most probable one."""
+
+    temperature: float = 0.0
+    top_k: int = 40
+    """Only the k most probable tokens; 0 = all."""
+    top_p: float = 0.95
+    """Only the most probable tokens that together reach this probability; 1 = all."""
+    min_p: float = 0.05
+    """Only tokens at least this probable relative to the best; 0 = all."""
+    seed: int | None = None
+    """None draws one from the system."""
+
+    def __post_init__(self) -> None:
+        problems = (
+            (not 0.0 <= self.temperature < float("inf"), "temperature", self.temperature, "at least 0"),
+            (self.top_k < 0, "top_k", self.top_k, "at least 0 (0: all tokens)"),
+            (not 0.0 < self.top_p <= 1.0, "top_p", self.top_p, "in (0, 1]"),
+            (not 0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "in [0, 1]"),
+            (self.seed is not None and self.seed < 0, "seed", self.seed, "at least 0"),
+        )
+        for wrong, name, value, wanted in problems:
+            if wrong:
+                raise PlanError(f"[sample] {name} must be {wanted}, not {value!r}")
+
+    def sampler(self) -> Callable[[NDArray[np.float32]], int]:
+        """A function from logits [n_vocab] to a token id; the same seed draws the same tokens."""
+        from dyno import _core
+
+        random = np.random.default_rng(secrets.randbits(64) if self.seed is None else self.seed)
+
+        def draw(logits: NDArray[np.float32]) -> int:
+            uniform = random.random()
+            token = _core.sample(logits, self.temperature, self.top_k, self.top_p, self.min_p, uniform)
+            return int(token)
+
+        return draw
+
+
+class StopFilter:
+    """Passes text on until a stop string appears; holds back what may become the beginning of one."""
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        if any(not s for s in stop):
+            raise PlanError("[generate] a stop string must not be empty")
+        self._stop = tuple(stop)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        """What may be shown after `text` has come in."""
+        if not self._stop:
+            return text
+        self._held += text
+        cuts = [i for i in (self._held.find(s) for s in self._stop) if i >= 0]
+        if cuts:
+            self.stopped = True
+            shown, self._held = self._held[: min(cuts)], ""
+            return shown
+        keep = max(self._overlap(s) for s in self._stop)
+        cut = len(self._held) - keep
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown
+
+    def finish(self) -> str:
+        """What was held back when no more text comes."""
+        shown, self._held = self._held, ""
+        return shown
+
+    def _overlap(self, stop: str) -> int:
+        """Length of the longest end of the held text that begins `stop`."""
+        for length in range(min(len(stop) - 1, len(self._held)), 0, -1):
+            if self._held.endswith(stop[:length]):
+                return length
+        return 0
+
+
+def pieces(
+    logits: NDArray[np.float32],
+    step: Callable[[int], NDArray[np.float32] | None],
+    draw: Callable[[NDArray[np.float32]], int],
+    text: TextStream,
+    stop: StopFilter,
+    end_of_generation: frozenset[int],
+    max_tokens: int,
+) -> Iterator[str]:
+    """Text pieces of one answer.
+
+    Args:
+        logits: [n_vocab] after the prompt.
+        step: Appends a token and gives the logits [n_vocab] after it; None where the context is full.
+        draw: Picks a token.
+        text: Turns tokens into text.
+        stop: Ends the answer at a stop string.
+        end_of_generation: Tokens that end the answer; not part of the text.
+        max_tokens: Tokens drawn at most.
+    """
+    current: NDArray[np.float32] | None = logits
+    for drawn in range(max_tokens):
+        if current is None:
+            break
+        token = draw(current)
+        if token in end_of_generation:
+            break
+        shown = stop.push(text.push(token))
+        if shown:
+            yield shown
+        if stop.stopped:
+            return
+        if drawn + 1 < max_tokens:
+            current = step(token)
+    rest = stop.push(text.finish())
+    if not stop.stopped:
+        rest += stop.finish()
+    if rest:
+        yield rest

@@ -1,0 +1,168 @@
+"""From a model and a machine to the profile in force, entry by entry."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dyno import profiles
+from dyno.errors import OutOfMemoryError, PlanError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping
+
+    from dyno.profiles import MatchResult, Profile
+    from dyno.profiles.apply import KernelEntryTuple
+    from dyno.settings import SettingValue
+
+_log = logging.getLogger("dyno.profiles")
+# Apart, because the command line prints these lines itself.
+_match_log = logging.getLogger("dyno.profiles.match")
+
+
+@dataclass
+class Selection:
+    """The profile that was found and what is left of it after checks."""
+
+    match: MatchResult
+    arguments: Mapping[str, SettingValue]
+    """What the caller set; wins over the profile."""
+    require: bool
+    """A rejected entry is an error."""
+    unchecked: list[str] = field(default_factory=list)
+    """Entries that hold only if the plan shows that they fit."""
+    settings: dict[str, tuple[SettingValue, str]] = field(default_factory=dict)
+    """Value and origin (`file.yaml:12`) by name."""
+    kernels: list[KernelEntryTuple] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    """One line for each entry that fell back, with the reason."""
+    _rejected: dict[str, str] = field(default_factory=dict)
+
+    def reject(self, reasons: Mapping[str, str]) -> bool:
+        """Take entries out, with their groups; True where anything changed.
+
+        Raises:
+            ProfileError: A profile is required and can't be used whole.
+        """
+        profile = self.match.profile
+        news = {path: why for path, why in reasons.items() if path not in self._rejected}
+        if profile is None or (self._rejected and not news):
+            return False
+        self._rejected |= news
+        before = (self.settings, self.kernels)
+        found = profiles.effective(profile, self._rejected, self.arguments, require=self.require)
+        self.settings = {
+            name: (value, profile.origin("settings", name)) for name, value in found.settings.items()
+        }
+        self.kernels = found.kernels
+        self.lines = found.lines
+        return before != (self.settings, self.kernels)
+
+    def report(self) -> None:
+        """Say loudly, once, what fell back."""
+        for line in self.lines:
+            _log.warning("%s", line)
+
+
+def identities(path: str, model: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Device, model and engine as profiles name them; `path` and `model` are the file and its description."""
+    from dyno import _core
+
+    name = {"general.name": _core.Gguf(path).get("general.name")}
+    return (
+        profiles.device_from_info(_core.cpu_info()),
+        profiles.model_from_description(model, weights=profiles.weights_kind(name)),
+        profiles.engine_from_build(_core.build_info()),
+    )
+
+
+def select(
+    path: str,
+    model: Mapping[str, Any],
+    profile: str | os.PathLike[str] | Profile | None,
+    arguments: Mapping[str, SettingValue],
+    *,
+    require: bool,
+) -> Selection:
+    """Find the profile for a file on this machine and take out what can't be used here.
+
+    Args:
+        path: The GGUF file.
+        model: Its description.
+        profile: `auto`, a path, a profile, or None.
+        arguments: Settings of the caller.
+        require: Anything but a whole exact match is an error.
+
+    Raises:
+        ProfileError: The file named can't be read, or `require` and there is no exact match.
+    """
+    device, identity, engine = identities(path, model)
+    if profile == "auto" and arguments.get("numerics") == "exact":
+        # The reference that others are measured against must not depend on what lies in a folder.
+        profile = None
+    match = profiles.find_profile(device, identity, engine, profile=profile, require=require)
+    selection = Selection(match, arguments, require)
+    if match.profile is None:
+        _match_log.info("%s", match.headline)
+        return selection
+    level = _match_log.info if match.level is profiles.Level.EXACT else _match_log.warning
+    level("%s", match.headline)
+    decisions = profiles.decide(match.profile, match.level, device)
+    selection.reject({d.path: d.reason for d in decisions if d.action == "reject"})
+    selection.unchecked = [d.path for d in decisions if d.action == "fit_check"]
+    return selection
+
+
+def open_session(selection: Selection, new_session: Callable[[], Any]) -> tuple[Any, list[dict[str, Any]]]:
+    """Open a session with as much of the profile as this machine takes.
+
+    Args:
+        selection: What is left of it so far; entries that turn out not to fit or are not supported are
+        rejected.
+        new_session: Opens one with the settings and kernels that `selection` holds at that moment.
+
+    Returns:
+        The session, and the rows of its kernel report that were rejected.
+
+    Raises:
+        PlanError, OutOfMemoryError: It does not fit even without the profile's entries.
+        ProfileError: A profile is required and can't be used whole.
+    """
+    from dyno import _core
+
+    memory = int(_core.cpu_info()["memory_bytes"])
+    while True:
+        try:
+            session = new_session()
+        except (PlanError, OutOfMemoryError) as error:
+            if not selection.unchecked:
+                raise
+            _reject_unchecked(selection, str(error))
+            continue
+        wanted = int(session.plan["total_bytes"])
+        if selection.unchecked and wanted > memory:
+            session.close()
+            _reject_unchecked(selection, f"the plan needs {wanted >> 20} MiB of {memory >> 20} MiB")
+            continue
+        selection.unchecked = []
+        rejected = [row for row in session.kernel_report() if row["status"] == "rejected"]
+        if not rejected:
+            return session, []
+        settings, kernels = selection.settings, selection.kernels
+        selection.reject(profiles.rejections(rejected))
+        # The session fell back for these entries by itself; only what fell with them, by group, is news to
+        # it.
+        gone = {(row["key"], row["tokens"]) for row in rejected}
+        alone = [entry for entry in kernels if (entry[0], entry[1]) not in gone]
+        if selection.settings == settings and selection.kernels == alone:
+            return session, rejected
+        session.close()
+        return new_session(), rejected
+
+
+def _reject_unchecked(selection: Selection, why: str) -> None:
+    """Take out the entries that were measured on another machine or model and do not fit here."""
+    paths, selection.unchecked = selection.unchecked, []
+    selection.reject({path: f"does not fit here: {why}" for path in paths})

@@ -1,0 +1,263 @@
+"""Speed of reading a prompt (pp) and of generating (tg), measured the way users of llama-bench know it.
+
+pp computes the logits of the last token only; tg feeds random tokens one by one and does not sample. With a
+depth, the context is filled first and the filling is not timed. Every sample is kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dyno._bench_formats import human_count
+from dyno.engine import Engine
+from dyno.errors import PlanError
+from dyno.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["BenchCase", "BenchResult", "cases", "machine_facts", "model_facts", "run"]
+
+_WARM_UP_TOLERANCE = 0.05
+_WARM_UP_RUNS = 4
+
+
+@dataclass(frozen=True)
+class BenchCase:
+    """One line of the table."""
+
+    n_prompt: int
+    """Tokens of the prompt; 0 for a test of generation alone."""
+    n_gen: int
+    """Tokens that are generated; 0 for a test of the prompt alone."""
+    depth: int = 0
+    """Tokens that the context holds before the clock starts."""
+    batch: int = 2048
+    """Tokens that are given to the engine in one call at most."""
+    settings: tuple[tuple[str, Any], ...] = ()
+    """Settings that this case asks for, by name."""
+
+    @property
+    def test(self) -> str:
+        """`pp512`, `tg64`, `pp512+tg64`, with `@ d1024` for a depth."""
+        parts = [f"pp{self.n_prompt}"] * (self.n_prompt > 0) + [f"tg{self.n_gen}"] * (self.n_gen > 0)
+        return "+".join(parts) + (f" @ d{self.depth}" if self.depth else "")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the clock sees."""
+        return self.n_prompt + self.n_gen
+
+    @property
+    def positions(self) -> int:
+        """Length of context that the case needs."""
+        return self.depth + self.tokens
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """The samples of one case."""
+
+    case: BenchCase
+    samples_ns: list[int]
+    """Wall time of every repetition in nanoseconds."""
+    settings: dict[str, Any]
+    """All settings in force."""
+    warm_up_runs: int
+    time: str
+    """When it was measured, UTC, ISO 8601."""
+    samples_ts: list[float] = field(init=False)
+    """Tokens per second of every repetition."""
+
+    def __post_init__(self) -> None:
+        rates = [self.case.tokens * 1e9 / ns for ns in self.samples_ns]
+        object.__setattr__(self, "samples_ts", rates)
+
+    @property
+    def avg_ts(self) -> float:
+        """Mean tokens per second."""
+        return statistics.fmean(self.samples_ts)
+
+    @property
+    def stddev_ts(self) -> float:
+        """Standard deviation of the tokens per second; 0 for one sample."""
+        return statistics.stdev(self.samples_ts) if len(self.samples_ts) > 1 else 0.0
+
+
+def cases(
+    n_prompt: Sequence[int],
+    n_gen: Sequence[int],
+    pairs: Sequence[tuple[int, int]],
+    depths: Sequence[int],
+    batches: Sequence[int],
+    settings: dict[str, Sequence[Any]],
+) -> list[BenchCase]:
+    """The grid: every combination of settings, batch and depth with every pp, tg and pp+tg test.
+
+    Raises:
+        PlanError: Nothing to measure, or an impossible number.
+    """
+    for name, values, least in (
+        ("-p", n_prompt, 0),
+        ("-n", n_gen, 0),
+        ("-d", depths, 0),
+        ("-b", batches, 1),
+        ("-pg", [x for pair in pairs for x in pair], 0),
+    ):
+        bad = [v for v in values if v < least]
+        if bad:
+            raise PlanError(f"[bench] {name} must be at least {least}, not {bad[0]}")
+    tests = [(p, 0) for p in n_prompt if p] + [(0, n) for n in n_gen if n]
+    tests += [pair for pair in pairs if any(pair)]
+    if not tests:
+        raise PlanError("[bench] nothing to measure: give -p, -n or -pg a number above 0")
+    grid = []
+    for values in itertools.product(*settings.values()):
+        chosen = tuple(zip(settings, values, strict=True))
+        for batch, depth in itertools.product(batches, depths):
+            grid += [BenchCase(p, n, depth, batch, chosen) for p, n in tests]
+    return grid
+
+
+def run(
+    path: str,
+    grid: Iterable[BenchCase],
+    *,
+    repetitions: int = 5,
+    seed: int = 0,
+    warm_up: bool = True,
+    on_step: Callable[[str], None] | None = None,
+    on_open: Callable[[Engine], None] | None = None,
+    **engine_arguments: Any,
+) -> Iterator[BenchResult]:
+    """Measure every case in turn; the model is loaded again only where a case asks for it.
+
+    Args:
+        path: GGUF file.
+        grid: What to measure.
+        repetitions: Samples for each case.
+        seed: Of the random tokens.
+        warm_up: Repeat a case untimed until two runs agree within 5 %, at most 4 times.
+        on_step: Called with a note whenever something takes a while.
+        on_open: Called with every engine that is opened.
+        **engine_arguments: For `Engine`: device, profile and settings that hold for all cases.
+
+    Raises:
+        PlanError: A case does not fit the model, or a setting is wrong.
+    """
+    if repetitions < 1:
+        raise PlanError(f"[bench] repetitions must be at least 1, not {repetitions}")
+    todo = list(grid)
+    notify = on_step or (lambda note: None)
+    # Unknown names are left to the engine, which names the nearest.
+    opened_with = {"ctx": max((case.positions for case in todo), default=1)}
+    for load, group in itertools.groupby(todo, key=lambda case: _of_kind(case, "load", "build", "")):
+        notify("opening the model")
+        with Engine(path, **{**opened_with, **engine_arguments, **load}) as engine:
+            if on_open is not None:
+                on_open(engine)
+            for case in group:
+                context, session = _of_kind(case, "context"), _of_kind(case, "session")
+                if any(engine.settings[name] != value for name, value in context.items()):
+                    engine.set_context(**context)
+                if session:
+                    engine.set(**session)
+                yield _measure(engine, case, repetitions, seed, warm_up, notify)
+
+
+def _of_kind(case: BenchCase, *kinds: str) -> dict[str, Any]:
+    """The settings of a case that are of one of these kinds; an unknown name is of the kind ''."""
+    return {k: v for k, v in case.settings if (SETTINGS[k].kind if k in SETTINGS else "") in kinds}
+
+
+def machine_facts() -> dict[str, Any]:
+    """What a record says of build and machine, by the names of llama-bench."""
+    from dyno import _core
+
+    build, cpu = _core.build_info(), _core.cpu_info()
+    return {
+        "build_version": build["version"],
+        "build_info": build,
+        "cpu_info": cpu["name"],
+        "gpu_info": "",
+        "backends": "CPU",
+    }
+
+
+def model_facts(path: str) -> dict[str, Any]:
+    """What a record says of the model, by the names of llama-bench."""
+    from dyno import _core
+
+    model = _core.describe_model(path)
+    size = sum(int(t["nbytes"]) for t in _core.Gguf(path).tensors())
+    main_type = max(model["types"], key=lambda name: model["types"][name])
+    count = human_count(model["parameters"]).replace(" ", "")
+    return {
+        "model_filename": path,
+        "model_type": f"{model['architecture']} {count} {main_type.upper()}",
+        "model_size": size,
+        "model_n_params": int(model["parameters"]),
+    }
+
+
+def _measure(
+    engine: Engine, case: BenchCase, repetitions: int, seed: int, warm_up: bool, notify: Callable[[str], None]
+) -> BenchResult:
+    random = np.random.default_rng(seed)
+    engine.reset()  # what an earlier case left is no filling for this one
+    tokens = random.integers(0, int(engine.model["n_vocab"]), size=case.positions, dtype=np.int32)
+    runs = _warm_up(engine, case, tokens, notify) if warm_up else 0
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    samples = []
+    for i in range(repetitions):
+        notify(f"{case.test} {i + 1}/{repetitions}")
+        samples.append(_once(engine, case, tokens))
+    return BenchResult(case, samples, dict(engine.settings), runs, stamp)
+
+
+def _warm_up(
+    engine: Engine, case: BenchCase, tokens: NDArray[np.int32], notify: Callable[[str], None]
+) -> int:
+    """Run until two runs agree: pages are mapped, caches warm, clocks up. Returns the number of runs."""
+    # A few generated tokens show the state of the machine as well as many do.
+    short = replace(case, n_gen=min(case.n_gen, 16)) if not case.n_prompt else case
+    before = 0
+    for i in range(_WARM_UP_RUNS):
+        notify(f"{case.test} warm-up")
+        now = _once(engine, short, tokens)
+        if before and abs(now - before) <= _WARM_UP_TOLERANCE * before:
+            return i + 1
+        before = now
+    return _WARM_UP_RUNS
+
+
+def _once(engine: Engine, case: BenchCase, tokens: NDArray[np.int32]) -> int:
+    """One timed run; nanoseconds."""
+    if case.depth and engine.position() >= case.depth:
+        engine.rewind(case.depth)  # the filling stays: it is the same for every run
+    else:
+        engine.reset()
+        _feed(engine, tokens[: case.depth], case.batch, last_row=False)
+    prompt = tokens[case.depth : case.depth + case.n_prompt]
+    generated = tokens[case.depth + case.n_prompt : case.positions].reshape(-1, 1)
+    start = time.perf_counter_ns()
+    _feed(engine, prompt, case.batch, last_row=True)
+    for token in generated:
+        engine.logits(token, reset=False, rows="last")
+    return time.perf_counter_ns() - start
+
+
+def _feed(engine: Engine, tokens: NDArray[np.int32], batch: int, *, last_row: bool) -> None:
+    for start in range(0, len(tokens), batch):
+        is_last = start + batch >= len(tokens)
+        engine.logits(
+            tokens[start : start + batch], reset=False, rows="last" if last_row and is_last else "none"
+        )

@@ -1,0 +1,90 @@
+"""The command `dyno`.
+
+Exit codes: 0 done, 1 an error (one line on stderr), 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from dyno._cli import bench, explain, info, perplexity, profiles, run, state
+
+app = typer.Typer(
+    name="dyno",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Run GGUF models with settings that were measured and proven.",
+)
+app.command()(run.run)
+app.command()(bench.bench)
+app.command()(perplexity.perplexity)
+app.command()(explain.explain)
+app.command()(info.info)
+app.add_typer(profiles.app, name="profiles")
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    verbose: state.Verbose = 0,
+) -> None:
+    """Options of all commands."""
+    state.verbosity(verbose)
+    if version:
+        from dyno import __version__
+
+        print(f"dyno {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    help="Measure this machine with a model and write a profile (the same as the command `tune`).",
+)
+def tune(context: typer.Context) -> None:
+    """Hand everything to the tuner."""
+    from dyno_tuner import cli
+
+    sys.argv = ["dyno tune", *context.args]
+    cli.main()
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    from dyno.errors import DynoError
+
+    state.configure_logging()
+    try:
+        app()
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except BrokenPipeError:
+        # Whoever read our output has gone. Python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (DynoError, OSError, UnicodeError, MemoryError, ImportError, ValueError) as error:
+        _fail(_one_line(error), 1)
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    text = " ".join(str(error).split())
+    return text or type(error).__name__
+
+
+def _fail(message: str, code: int) -> None:
+    if state.verbosity():
+        traceback.print_exc()
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(code)

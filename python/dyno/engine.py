@@ -1,0 +1,463 @@
+"""The user's door: open a GGUF file, get logits or text."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from dyno import _effective, _selection
+from dyno._generate import Sampling, StopFilter, pieces
+from dyno.errors import DeviceError, DynoError, PlanError
+from dyno.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from types import TracebackType
+
+    from numpy.typing import NDArray
+
+    from dyno._effective import EffectiveSettings
+    from dyno.profiles import MatchResult, Profile
+
+__all__ = ["Engine"]
+
+Rows = Literal["all", "last", "none"]
+_log = logging.getLogger("dyno")
+
+
+class Engine:
+    """One model, open on one device.
+
+    Args:
+        path: GGUF file; the first part of a split one.
+        device: `cpu`, `cuda:N`, or `auto` for the best that this build and machine have.
+        profile: `auto` finds the best profile for this device and model, a path takes that file, None takes
+        none.
+        require_profile: Refuse to run unless an exact profile was found.
+        **settings: Values by name, as in `dyno.settings.SETTINGS`; they override the profile.
+
+    Raises:
+        GgufError: The file is not valid GGUF.
+        ModelError: The file describes no model that can be built.
+        ProfileError: The profile can't be used, or `require_profile` found none.
+        PlanError: Unknown setting, impossible value, or the plan does not fit.
+        DeviceError: No such device in this build or machine.
+
+    Example:
+        >>> with Engine("model.gguf", threads=4) as engine:  # doctest: +SKIP
+        ...     print("".join(engine.generate("def main", max_tokens=32)))
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        device: str = "auto",
+        profile: str | os.PathLike[str] | Profile | None = "auto",
+        *,
+        require_profile: bool = False,
+        **settings: Any,
+    ) -> None:
+        from dyno import _core
+
+        self._session: Any = None
+        self._lock = threading.Lock()
+        self._tokenizer: Tokenizer | None = None
+        self.path = os.fspath(path)
+        self.device = resolve_device(device)
+        arguments = _effective.check_arguments(settings, "cpu")
+        model = _core.describe_model(self.path)
+        self._n_ctx_train = int(model["n_ctx_train"])
+        self._arguments = arguments
+        self._selection = _selection.select(self.path, model, profile, arguments, require=require_profile)
+        self.settings: EffectiveSettings = self._resolve()
+        self._session, self._rejected_kernels = _selection.open_session(self._selection, self._new_session)
+        self.settings = self._resolve()
+        self._selection.report()
+
+    # ---- logits ----
+
+    def logits(
+        self,
+        tokens: Sequence[int] | NDArray[np.integer[Any]],
+        *,
+        reset: bool = True,
+        rows: Rows = "all",
+        slot: int = 0,
+        pinned_routing: NDArray[np.int32] | None = None,
+    ) -> NDArray[np.float32]:
+        """Logits after each of `tokens`.
+
+        Args:
+            tokens: Token ids.
+            reset: Start at position 0; False appends to what the sequence holds.
+            rows: `all` tokens, only the `last` one (cheaper: one row of the output matrix product), or
+            `none`.
+            slot: Which of the engine's sequences.
+            pinned_routing: Experts to use instead of the router's own choice, int32 [MoE layers, n_tokens,
+            used].
+
+        Returns:
+            float32 [n_tokens, n_vocab]; [1, n_vocab] for `last`, [0, n_vocab] for `none`.
+
+        Raises:
+            PlanError: No tokens, a token outside the vocabulary, or a position past the context.
+        """
+        result = self._decode({slot: tokens}, reset=reset, rows=rows, pinned_routing=pinned_routing)[0]
+        return result[slot]
+
+    def logits_batch(
+        self,
+        sequences: Mapping[int, Sequence[int] | NDArray[np.integer[Any]]],
+        *,
+        reset: bool = True,
+        rows: Rows = "all",
+    ) -> dict[int, NDArray[np.float32]]:
+        """Logits of several sequences, computed together in one batch.
+
+        Args:
+            sequences: Token ids by slot, 0 to `sequences` - 1 (a setting of the engine); lengths may differ.
+            reset: Start these sequences at position 0; False appends to them.
+            rows: As in `logits`.
+
+        Returns:
+            float32 [n_tokens, n_vocab] by slot, in the order given.
+
+        Raises:
+            PlanError: As in `logits`, or a slot that the engine was not opened for.
+        """
+        return self._decode(sequences, reset=reset, rows=rows)[0]
+
+    def logits_with_routing(
+        self,
+        tokens: Sequence[int] | NDArray[np.integer[Any]],
+        *,
+        reset: bool = True,
+        rows: Rows = "all",
+        pinned_routing: NDArray[np.int32] | None = None,
+    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """Logits, and the experts that were used.
+
+        Returns:
+            Logits as in `logits`, and int32 [MoE layers, n_tokens, experts used] in the order of the layers.
+
+        Raises:
+            PlanError: As in `logits`, or the model has no experts.
+        """
+        result, routing = self._decode(
+            {0: tokens}, reset=reset, rows=rows, pinned_routing=pinned_routing, capture_routing=True
+        )
+        if routing is None:
+            raise PlanError(f"[engine] {self.path} has no experts, so there is no routing to capture")
+        return result[0], routing
+
+    def reset(self, slot: int | None = None) -> None:
+        """Forget a sequence, or all of them."""
+        self._open().reset(slot)
+
+    def position(self, slot: int = 0) -> int:
+        """Number of tokens that a sequence holds."""
+        return int(self._open().position(slot))
+
+    def rewind(self, position: int, slot: int = 0) -> None:
+        """Forget what a sequence holds from `position` on.
+
+        Raises:
+            PlanError: The sequence does not reach that far.
+        """
+        self._open().rewind(position, slot)
+
+    # ---- text ----
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            ModelError: The file has no vocabulary.
+            UnsupportedError: Its tokenizer is not known here.
+        """
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer.from_gguf(self.path)
+        return self._tokenizer
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Tokens of `text`; see `Tokenizer.encode`."""
+        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, tokens: Iterable[int], *, special: bool = False) -> str:
+        """Text of `tokens`; see `Tokenizer.decode`."""
+        return self.tokenizer.decode(tokens, special=special)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        seed: int | None = None,
+        stop: Sequence[str] | str = (),
+    ) -> Iterator[str]:
+        """Text that continues `prompt`, piece by piece; never half a character.
+
+        Args:
+            prompt: Text (names of control tokens in it are read as these tokens) or token ids.
+            max_tokens: Tokens drawn at most; None goes on to the end of the context.
+            temperature: 0 takes the most probable token every time; above, tokens are drawn.
+            top_k: Draw among the k most probable tokens; 0 = all.
+            top_p: Draw among the most probable tokens that together reach this probability.
+            min_p: Draw among tokens at least this probable relative to the best.
+            seed: The same seed draws the same text; None takes one from the system.
+            stop: Strings that end the text; they are not part of it.
+
+        Raises:
+            PlanError: The prompt is empty or longer than the context, or a sampling value is impossible.
+            ModelError: The file has no vocabulary.
+        """
+        sampling = Sampling(temperature, top_k, top_p, min_p, seed)
+        stopper = StopFilter([stop] if isinstance(stop, str) else stop)
+        tokenizer = self.tokenizer
+        tokens = tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else list(prompt)
+        if not tokens:
+            raise PlanError("[generate] the prompt is empty and the model has no BOS token to start from")
+        room = int(self.settings["ctx"]) - len(tokens)
+        if room < 0:
+            raise PlanError(f"[generate] the prompt has {len(tokens)} tokens, ctx is {self.settings['ctx']}")
+        if max_tokens is not None and max_tokens < 0:
+            raise PlanError(f"[generate] max_tokens must be at least 0, not {max_tokens}")
+        return self._generate(tokens, sampling, stopper, room + 1 if max_tokens is None else max_tokens)
+
+    def _generate(
+        self, tokens: Sequence[int], sampling: Sampling, stop: StopFilter, max_tokens: int
+    ) -> Iterator[str]:
+        if max_tokens == 0:
+            return
+        first = self.logits(tokens, rows="last")[-1]
+
+        def step(token: int) -> NDArray[np.float32] | None:
+            if self.position() >= int(self.settings["ctx"]):
+                _log.warning("the context of %d tokens is full; the text ends here", self.settings["ctx"])
+                return None
+            after: NDArray[np.float32] = self.logits([token], reset=False, rows="last")[-1]
+            return after
+
+        yield from pieces(
+            first,
+            step,
+            sampling.sampler(),
+            self.tokenizer.stream(),
+            stop,
+            self.tokenizer.end_of_generation,
+            max_tokens,
+        )
+
+    # ---- settings, plan, profile ----
+
+    def set(self, **settings: Any) -> None:
+        """Change session settings without reloading the model; what the sequences hold stays valid.
+
+        Raises:
+            PlanError: An unknown name, an impossible value, or a setting that needs the engine to be opened
+            again.
+        """
+        checked = _effective.check_arguments(settings, "cpu", kinds=("session",))
+        before, self._arguments = self._arguments, {**self._arguments, **checked}
+        wanted = self._resolve()
+        try:
+            with self._lock:
+                self._open().set(wanted.of_kind("cpu", "session"))
+        except DynoError:
+            self._arguments = before
+            raise
+        self.settings = wanted
+
+    def set_context(self, **settings: Any) -> None:
+        """Change context settings: the cache is made again and is empty, the weights stay.
+
+        Raises:
+            PlanError: An unknown name, an impossible value, a setting of another kind, or it does not fit.
+        """
+        checked = _effective.check_arguments(settings, "cpu", kinds=("context",))
+        before, self._arguments = self._arguments, {**self._arguments, **checked}
+        wanted = self._resolve()
+        try:
+            with self._lock:
+                self._open().set_context(wanted.of_kind("cpu", "context"))
+        except DynoError:
+            self._arguments = before
+            raise
+        self.settings = wanted
+
+    @property
+    def profile(self) -> MatchResult | None:
+        """The profile in force and how well it matches; None where the engine runs on defaults."""
+        return self.match if self.match.profile is not None else None
+
+    @property
+    def match(self) -> MatchResult:
+        """What the search for a profile came to, also where it found none."""
+        return self._selection.match
+
+    @property
+    def fallbacks(self) -> list[str]:
+        """One line for each entry of the profile that fell back to the default, with the reason."""
+        return list(self._selection.lines)
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """What the file describes: architecture, dimensions, layers, types."""
+        return dict(self._open().model)
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """Where every tensor lies, and the bytes of weights, KV cache and arena."""
+        return dict(self._open().plan)
+
+    def describe_plan(self) -> str:
+        """The plan as text for people."""
+        return str(self._open().describe_plan())
+
+    def describe_ops(self, tokens: int | None = None) -> list[dict[str, Any]]:
+        """Every op with the configuration that was taken for it and why.
+
+        Args:
+            tokens: Size of the batch that the configurations are for; None lists every bucket that matters.
+
+        Returns:
+            Dicts with `family`, `key`, `count`, `tokens`, `config`, `reason`, `bytes` and `flops`.
+        """
+        return list(self._open().ops(tokens))
+
+    def kernel_report(self) -> list[dict[str, Any]]:
+        """What became of each kernel entry of the profile: `applied`, `rejected` or `unused`, with the
+        reason.
+        """
+        rows = list(self._open().kernel_report())
+        known = {(row["key"], row["tokens"]) for row in rows}
+        return rows + [row for row in self._rejected_kernels if (row["key"], row["tokens"]) not in known]
+
+    # ---- life ----
+
+    def close(self) -> None:
+        """Give back weights, cache and threads. Closing twice does nothing."""
+        with self._lock:
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._session is None else "open"
+        return f"Engine({self.path!r}, device={self.device!r}, {state})"
+
+    # ---- inside ----
+
+    def _open(self) -> Any:
+        if self._session is None:
+            raise PlanError(f"[engine] the engine of {self.path} is closed")
+        return self._session
+
+    def _resolve(self) -> EffectiveSettings:
+        return _effective.resolve(self._arguments, self._selection.settings, "cpu", self._n_ctx_train)
+
+    def _new_session(self) -> Any:
+        """A session with the arguments, and the profile as far as it has been accepted."""
+        from dyno import _core
+
+        self.settings = self._resolve()
+        return _core.Session(
+            self.path,
+            load=self.settings.of_kind("cpu", "load"),
+            context=self.settings.of_kind("cpu", "context"),
+            session=self.settings.of_kind("cpu", "session"),
+            kernels=self._selection.kernels,
+        )
+
+    def _decode(
+        self,
+        sequences: Mapping[int, Sequence[int] | NDArray[np.integer[Any]]],
+        *,
+        reset: bool,
+        rows: Rows,
+        pinned_routing: NDArray[np.int32] | None = None,
+        capture_routing: bool = False,
+    ) -> tuple[dict[int, NDArray[np.float32]], NDArray[np.int32] | None]:
+        if rows not in ("all", "last", "none"):
+            raise PlanError(f"[engine] rows must be 'all', 'last' or 'none', not {rows!r}")
+        batch = [(int(slot), _token_array(tokens)) for slot, tokens in sequences.items()]
+        if not batch:
+            raise PlanError("[engine] no sequences given")
+        with self._lock:
+            session = self._open()
+            self._check_room(session, batch, reset)
+            if reset:
+                for slot, _ in batch:
+                    session.reset(slot)
+            logits, routing = session.decode(
+                batch, rows=rows, pinned_routing=pinned_routing, capture_routing=capture_routing
+            )
+        result: dict[int, NDArray[np.float32]] = {}
+        start = 0
+        for slot, tokens in batch:
+            count = {"all": len(tokens), "last": 1, "none": 0}[rows]
+            if logits is None:
+                result[slot] = np.empty((0, int(session.model["n_vocab"])), dtype=np.float32)
+            else:
+                result[slot] = logits[start : start + count]
+            start += count
+        return result, routing
+
+    def _check_room(self, session: Any, batch: list[tuple[int, NDArray[np.int32]]], reset: bool) -> None:
+        slots, ctx = int(self.settings["sequences"]), int(self.settings["ctx"])
+        for slot, tokens in batch:
+            if not 0 <= slot < slots:
+                raise PlanError(
+                    f"[engine] slot {slot} does not exist: the engine was opened with sequences={slots}, "
+                    f"which are the slots 0 to {slots - 1}"
+                )
+            start = 0 if reset else int(session.position(slot))
+            if start + len(tokens) > ctx:
+                raise PlanError(
+                    f"[engine] {len(tokens)} tokens from position {start} do not fit into ctx={ctx}; "
+                    f"open the engine with a larger ctx (the model was made for {self._n_ctx_train})"
+                )
+
+
+def resolve_device(device: str) -> str:
+    """The device that a name means in this build.
+
+    Raises:
+        DeviceError: Not a name of a device, or one that this build can't drive.
+    """
+    if device in ("auto", "cpu"):
+        return "cpu"
+    kind, _, number = device.partition(":")
+    if kind == "cuda" and (number.isdecimal() or not _):
+        raise DeviceError(f"[device] {device!r}: this build of dyno has no CUDA; use device='cpu'")
+    raise DeviceError(f"[device] unknown device {device!r}; known are 'auto', 'cpu' and 'cuda:N'")
+
+
+def _token_array(tokens: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.int32]:
+    try:
+        array = np.asarray(tokens)
+    except (ValueError, OverflowError) as error:
+        raise PlanError(f"[engine] tokens must be one list of integers: {error}") from error
+    if array.ndim != 1 or array.size == 0 or not np.issubdtype(array.dtype, np.integer):
+        raise PlanError(
+            f"[engine] tokens must be a non-empty list of integers, not {array.dtype} of shape {array.shape}"
+        )
+    if array.min() < -(2**31) or array.max() >= 2**31:
+        raise PlanError(f"[engine] token {int(array.max())} is no token id")
+    return np.ascontiguousarray(array, dtype=np.int32)

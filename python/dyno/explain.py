@@ -1,0 +1,97 @@
+"""The stages between a file and its kernels, each as plain values and as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from dyno.engine import Engine
+
+_LONG_ARRAY = 8
+
+
+def gguf(path: str) -> tuple[dict[str, Any], str]:
+    """The file: version, metadata (long arrays cut short) and tensors.
+
+    Raises:
+        GgufError: The file is not valid GGUF.
+    """
+    from dyno import _core
+
+    file = _core.Gguf(path)
+    tensors = [{**t, "shape": list(t["shape"])} for t in file.tensors()]
+    result = {
+        "path": str(file.path),
+        "version": file.version,
+        "alignment": file.alignment,
+        "file_bytes": file.file_bytes,
+        "metadata": {key: _plain(file.get(key)) for key in file.keys()},  # noqa: SIM118 - not a dict
+        "tensors": [{k: str(v) if k == "file" else v for k, v in t.items()} for t in tensors],
+    }
+    return result, str(file.describe())
+
+
+def model(path: str) -> tuple[dict[str, Any], str]:
+    """The model in the file: architecture, dimensions and what every layer is made of.
+
+    Raises:
+        GgufError, ModelError, UnsupportedError: The file describes no model that can be built.
+    """
+    from dyno import _core
+
+    return dict(_core.describe_model(path)), str(_core.describe_model_text(path))
+
+
+def plan(engine: Engine) -> tuple[dict[str, Any], str]:
+    """Where every tensor lies, the memory budget, and every setting with its origin."""
+    origins = engine.settings.origins
+    settings = {k: {"value": v, "origin": origins[k]} for k, v in engine.settings.items()}
+    width = max(len(name) for name in settings)
+    lines = [f"  {k:{width}}  {v['value']!s:12}  {v['origin']}" for k, v in settings.items()]
+    text = "\n".join([engine.describe_plan().rstrip(), "settings", *lines])
+    return {**engine.plan, "settings": settings}, text
+
+
+def ops(engine: Engine, tokens: int | None) -> tuple[dict[str, Any], str]:
+    """Every op, the configuration that was taken for it, and why."""
+    found = engine.describe_ops(tokens)
+    header = ("count", "op", "rows", "configuration", "why", "bytes", "flops")
+    rows = [
+        (
+            str(op["count"]),
+            str(op["key"]),
+            str(op["tokens"]),
+            " ".join(str(v) if k == "variant" else f"{k}={v}" for k, v in op["config"].items()),
+            str(op["reason"]),
+            _scaled(op["bytes"], "B"),
+            _scaled(op["flops"], ""),
+        )
+        for op in found
+    ]
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    lines = [
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in (header, *rows)
+    ]
+    return {"ops": found, "kernels": engine.kernel_report()}, "\n".join(lines)
+
+
+def _plain(value: Any) -> Any:
+    """A metadata value for JSON; long arrays show their length and beginning."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list):
+        if len(value) > _LONG_ARRAY:
+            return {"length": len(value), "first": [_plain(v) for v in value[:_LONG_ARRAY]]}
+        return [_plain(v) for v in value]
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return value
+
+
+def _scaled(number: float, unit: str) -> str:
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.1f} {prefix}{unit}"
+    return f"{number:.0f} {unit}".rstrip()
