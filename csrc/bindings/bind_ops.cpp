@@ -17,6 +17,9 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace dyno {
+
+void bind_ops_matmul(nb::module_& o);
+
 namespace {
 
 using OptionalDict = std::optional<nb::dict>;
@@ -144,6 +147,7 @@ void bind_ops(nb::module_& m) {
   o.def("run", &run_op, "family"_a, "desc"_a, "config"_a, "args"_a, "threads"_a = 1, "isa"_a = "auto",
         "Launches an op on NumPy arrays. `args` has the names of the family's C++ Args struct; outputs are written in "
         "place. config=None takes the default.");
+  bind_ops_matmul(o);
   m.def("sample", &sample_one, "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "uniform"_a,
         "Draws one token from logits [n_vocab]: top-k, top-p, min-p, temperature; greedy at temperature 0.");
 }

@@ -5,16 +5,22 @@
 #include <cstdlib>
 #include <memory>
 
+#include "bindings/matmul_args.h"
 #include "bindings/op_args.h"
 #include "bindings/ops_convert.h"
 #include "ops/attention/attention.h"
+#include "ops/copy/copy.h"
 #include "ops/embed/embed.h"
 #include "ops/kv_store/kv_store.h"
+#include "ops/matmul/matmul.h"
+#include "ops/matmul_id/matmul_id.h"
 #include "ops/moe_route/moe_route.h"
 #include "ops/moe_sum/moe_sum.h"
+#include "ops/moe_up_gate/moe_up_gate.h"
 #include "ops/norm/norm.h"
 #include "ops/rope/rope.h"
 #include "ops/sample/sample.h"
+#include "ops/up_gate/up_gate.h"
 
 namespace nb = nanobind;
 
@@ -157,6 +163,12 @@ SampleArgs read_args(OpArgs& in, const SampleDesc& d, std::vector<SequenceRun>&)
   a.min_p = in.number<float>("min_p", 0.0f);
   a.out = in.out<int32_t>("out", d.m);
   return a;
+}
+
+template <typename D>
+  requires requires(OpArgs& in, const D& d) { read_matmul_args(in, d); }
+auto read_args(OpArgs& in, const D& d, std::vector<SequenceRun>&) {
+  return read_matmul_args(in, d);
 }
 
 CpuIsa pick_isa(std::string_view name) {

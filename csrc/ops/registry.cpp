@@ -5,13 +5,18 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "ops/attention/attention.h"
+#include "ops/copy/copy.h"
 #include "ops/embed/embed.h"
 #include "ops/kv_store/kv_store.h"
+#include "ops/matmul/matmul.h"
+#include "ops/matmul_id/matmul_id.h"
 #include "ops/moe_route/moe_route.h"
 #include "ops/moe_sum/moe_sum.h"
+#include "ops/moe_up_gate/moe_up_gate.h"
 #include "ops/norm/norm.h"
 #include "ops/rope/rope.h"
 #include "ops/sample/sample.h"
+#include "ops/up_gate/up_gate.h"
 
 namespace dyno::ops {
 namespace {
@@ -24,8 +29,7 @@ constexpr Family kFamilyOf[] = {
 static_assert(std::size(kFamilyOf) == std::variant_size_v<OpDesc>, "one family for each alternative of OpDesc");
 
 template <typename D>
-concept Landed = !std::is_same_v<D, MatmulDesc> && !std::is_same_v<D, MatmulIdDesc> && !std::is_same_v<D, UpGateDesc> &&
-                 !std::is_same_v<D, MoeUpGateDesc> && !std::is_same_v<D, CopyDesc> && !std::is_same_v<D, GluDesc>;
+concept Landed = !std::is_same_v<D, GluDesc>;
 
 // Calls fn with the desc of a family that has kernels.
 template <typename Fn>
@@ -108,10 +112,15 @@ std::span<const VariantInfo> variants(Family family) {
     case Family::sample:
       return sample_variants();
     case Family::matmul:
+      return matmul_variants();
     case Family::matmul_id:
+      return matmul_id_variants();
     case Family::up_gate:
+      return up_gate_variants();
     case Family::moe_up_gate:
+      return moe_up_gate_variants();
     case Family::copy:
+      return copy_variants();
     case Family::glu:
       throw UnsupportedError(str_cat("[ops] no kernels of family ", family_name(family)));
   }

@@ -1,0 +1,93 @@
+// dyno._core.ops: weight layouts on NumPy arrays.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string_view.h>
+
+#include <cstdlib>
+
+#include "core/error.h"
+#include "ops/copy/act_q8.h"
+#include "ops/matmul/layout.h"
+#include "ops/names.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace dyno {
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+DType type_of(std::string_view name) {
+  const auto type = dtype_from_name(name);
+  DYNO_CHECK(UnsupportedError, type.has_value(), "[layout] unknown tensor type '", name, "'");
+  return *type;
+}
+
+ops::Layout layout_of(std::string_view name) {
+  for (size_t i = 0; i < ops::kLayoutNames.size(); ++i) {
+    if (ops::kLayoutNames[i] == name) return static_cast<ops::Layout>(i);
+  }
+  throw UnsupportedError(str_cat("[layout] unknown layout '", name, "'; expected plain or x16"));
+}
+
+void check_size(const Bytes& w, DType type, ops::Layout layout, int64_t rows, int64_t k) {
+  const size_t bytes = ops::layout_bytes(type, layout, rows, k);
+  DYNO_CHECK(PlanError, w.size() == bytes, "[layout] ", rows, " rows of ", k, " ", dtype_name(type), " values are ",
+             bytes, " bytes, not ", w.size());
+}
+
+template <typename T>
+nb::object owned(T* data, std::initializer_list<size_t> shape) {
+  const nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, T>(data, shape, owner));
+}
+
+nb::object repack(std::string_view type_name, const Bytes& plain, int64_t rows, int64_t k) {
+  const DType type = type_of(type_name);
+  check_size(plain, type, ops::Layout::plain, rows, k);
+  const size_t bytes = ops::layout_bytes(type, ops::Layout::x16, rows, k);
+  auto* out = new uint8_t[bytes];
+  nb::object result = owned(out, {bytes});
+  const nb::gil_scoped_release unlocked;
+  ops::repack_rows(type, plain.data(), out, rows, k);
+  return result;
+}
+
+nb::object unpack(std::string_view type_name, std::string_view layout_name, const Bytes& w, int64_t rows, int64_t k,
+                  std::string_view isa_name) {
+  const DType type = type_of(type_name);
+  const ops::Layout layout = layout_of(layout_name);
+  const CpuIsa best = detect_cpu().isa;
+  const CpuIsa isa = isa_name == "auto" ? best : cpu_isa_from_name(isa_name);
+  DYNO_CHECK(UnsupportedError, isa <= best, "[cpu] ", isa_name, " kernels do not run here");
+  check_size(w, type, layout, rows, k);
+  auto* out = new float[static_cast<size_t>(rows * k)];
+  nb::object result = owned(out, {static_cast<size_t>(rows), static_cast<size_t>(k)});
+  const nb::gil_scoped_release unlocked;
+  ops::unpack_rows(type, layout, w.data(), out, rows, k, isa);
+  return result;
+}
+
+}  // namespace
+
+void bind_ops_matmul(nb::module_& o) {
+  o.def(
+      "layout_supported",
+      [](std::string_view type, std::string_view layout) {
+        return ops::layout_supported(type_of(type), layout_of(layout));
+      },
+      "type"_a, "layout"_a, "Whether weights of a type can have a layout: plain or x16.");
+  o.def(
+      "layout_bytes",
+      [](std::string_view type, std::string_view layout, int64_t rows, int64_t k) {
+        return ops::layout_bytes(type_of(type), layout_of(layout), rows, k);
+      },
+      "type"_a, "layout"_a, "rows"_a, "k"_a, "Bytes of a weight matrix [rows, k].");
+  o.def("repack", &repack, "type"_a, "plain"_a, "rows"_a, "k"_a, "A plain weight matrix (bytes) in layout x16.");
+  o.def("unpack", &unpack, "type"_a, "layout"_a, "w"_a, "rows"_a, "k"_a, "isa"_a = "auto",
+        "A quantised matrix in either layout as float32 [rows, k], through the kernels that matmul uses.");
+  o.def("act_q8_row_bytes", &ops::act_q8_row_bytes, "k"_a, "Bytes of a row of k quantised activations.");
+}
+
+}  // namespace dyno

@@ -1,0 +1,103 @@
+#include "ops/matmul/matmul.h"
+
+#include "core/error.h"
+#include "ops/contract.h"
+#include "ops/matmul/product.h"
+#include "ops/registry.h"
+
+namespace dyno::ops {
+
+#define DYNO_FAMILY matmul
+#define DYNO_FAMILY_DESC MatmulDesc
+#define DYNO_FAMILY_VARIANTS "ops/matmul/variants.def"
+#include "ops/family_table.inc"
+
+namespace {
+
+Tiling tiling_of(const Config& config) {
+  if (config.variant == k_matvec) return matvec_tiling(config, 1);
+  if (config.variant == k_dot) return dot_tiling(config);
+  Tiling tiling = gemm_tiling(config, false);
+  tiling.split = static_cast<Split>(config.params[4]);
+  return tiling;
+}
+
+Weights weights_of(const MatmulDesc& desc) { return {desc.type, desc.layout, desc.n, desc.k}; }
+
+}  // namespace
+
+Support supports(const MatmulDesc& desc, const Config& config, const DeviceInfo& device) {
+  if (Support s = check_sizes({{"m", desc.m}, {"n", desc.n}, {"k", desc.k}, {"batch", desc.batch}}); !s) return s;
+  if (Support s = supports_weights(desc.type, desc.layout, desc.act, desc.k); !s) return s;
+  if (Support s = check_config(Family::matmul, kVariants, kInstances, config, device); !s) return s;
+  return supports_tiling(tiling_of(config), desc.type, desc.act, desc.m, device);
+}
+
+Config default_config(const MatmulDesc& desc, const DeviceInfo& device) {
+  const bool wide = device.isa == CpuIsa::avx512_vnni;
+  Config wanted;
+  if (desc.act == ActType::f32) {
+    wanted = wide ? Config{k_dot, {4, 6, 1}} : Config{k_dot, {4, 2, 1}};
+  } else if (desc.m <= (desc.layout == Layout::x16 ? kMatvecTokens : 4)) {
+    wanted = {k_matvec, {64, 1024, 1}};
+  } else {
+    wanted = wide ? Config{k_gemm, {32, 6, 512, 96, 1}} : Config{k_gemm, {16, 4, 512, 96, 1}};
+  }
+  return nearest_instance(kInstances, wanted, [&](const Config& c) { return supports(desc, c, device).ok; });
+}
+
+Cost cost(const MatmulDesc& desc) {
+  const double m = static_cast<double>(desc.m * desc.batch), n = static_cast<double>(desc.n);
+  const double k = static_cast<double>(desc.k);
+  const double weights = static_cast<double>(layout_bytes(desc.type, desc.layout, desc.n, desc.k));
+  return {weights * static_cast<double>(desc.batch) + m * k * (desc.act == ActType::q8 ? 1.25 : 4) + m * n * 4,
+          2 * m * n * k};
+}
+
+size_t scratch_bytes(const MatmulDesc& desc, const Config& config) {
+  return product_scratch_bytes(tiling_of(config), weights_of(desc), 1);
+}
+
+void launch(const Config& config, const MatmulDesc& desc, const MatmulArgs& args, CpuContext& context) {
+  const Tiling tiling = tiling_of(config);
+  const Weights weights = weights_of(desc);
+  const int64_t groups = (weights.tiles() + tiling.group - 1) / tiling.group;
+  const int64_t blocks = (desc.m + tiling.block - 1) / tiling.block;
+  const int64_t parts = tiling.split == Split::blocks ? blocks : 1;
+
+  run_tasks(context, desc.batch * groups * parts, tiling.split, [&](int64_t task, std::byte* base) {
+    const int64_t part = task % parts, group = task / parts % groups, batch = task / parts / groups;
+    const ProductScratch scratch(base, tiling, 1);
+    const std::byte* w = static_cast<const std::byte*>(args.w) + batch * args.w_batch_stride_bytes;
+    const int64_t first = group * tiling.group;
+    const int n_tiles = static_cast<int>(std::min<int64_t>(tiling.group, weights.tiles() - first));
+    WeightTile tiles[kMaxGroupTiles];
+    for (int i = 0; i < n_tiles; ++i) tiles[i] = weights.tile(w, first + i);
+
+    const int64_t column = first * kTileRows;
+    LinearEpilogue epilogue;
+    epilogue.c = scratch.c;
+    epilogue.ldc = n_tiles * kTileRows;
+    epilogue.columns = static_cast<int>(std::min<int64_t>(epilogue.ldc, desc.n - column));
+    epilogue.bias = args.bias == nullptr ? nullptr : args.bias + column;
+    epilogue.residual = args.residual == nullptr ? nullptr : scratch.residual;
+    epilogue.scale = args.scale;
+    epilogue.y = scratch.y;
+    for (int64_t block = parts > 1 ? part : 0; block < (parts > 1 ? part + 1 : blocks); ++block) {
+      const int64_t from = block * tiling.block;
+      const int m = static_cast<int>(std::min<int64_t>(tiling.block, desc.m - from));
+      for (int t = 0; t < m; ++t) {
+        scratch.rows[t] = static_cast<const std::byte*>(args.x) + (from + t) * args.x_stride_bytes +
+                          batch * args.x_batch_stride_bytes;
+        const int64_t at = (from + t) * args.y_stride + batch * args.y_batch_stride + column;
+        scratch.y[t] = args.y + at;
+        if (args.residual != nullptr) scratch.residual[t] = args.residual + at;
+      }
+      compute_product(tiling, weights, tiles, n_tiles, m, scratch, context.isa);
+      epilogue.m = m;
+      DYNO_DISPATCH_ISA(context.isa, epilogue_linear(epilogue));
+    }
+  });
+}
+
+}  // namespace dyno::ops

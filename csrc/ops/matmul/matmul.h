@@ -1,0 +1,20 @@
+// Family matmul: tokens times the transpose of a weight matrix, any number of tokens; the matrix-vector case is a
+// variant.
+#pragma once
+
+#include "ops/args.h"
+#include "ops/cpu_context.h"
+#include "ops/op.h"
+
+namespace dyno::ops {
+
+std::span<const VariantInfo> matmul_variants();
+std::string op_key(const MatmulDesc& desc);
+std::vector<Config> candidates(const MatmulDesc& desc, const DeviceInfo& device, CandidateSet set);
+Config default_config(const MatmulDesc& desc, const DeviceInfo& device);
+Support supports(const MatmulDesc& desc, const Config& config, const DeviceInfo& device);
+Cost cost(const MatmulDesc& desc);
+size_t scratch_bytes(const MatmulDesc& desc, const Config& config);
+void launch(const Config& config, const MatmulDesc& desc, const MatmulArgs& args, CpuContext& context);
+
+}  // namespace dyno::ops

@@ -1,0 +1,49 @@
+// Token rows grouped by expert (a counting sort into the workspace of the launch), shared by matmul_id and moe_up_gate.
+#pragma once
+
+#include <cstdint>
+
+#include "core/error.h"
+#include "ops/args.h"
+
+namespace dyno::ops {
+
+// A flat row is token * used + slot.
+class ExpertGroups {
+ public:
+  // Throws PlanError for an id outside of [0, experts).
+  ExpertGroups(const int32_t* ids, int64_t m, int64_t used, int64_t experts, int32_t* workspace)
+      : first_(workspace), active_(workspace + experts + 1), order_(workspace + 2 * experts + 2) {
+    const int64_t rows = m * used;
+    for (int64_t e = 0; e <= experts; ++e) first_[e] = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      check_id(ids[i], experts, i / used);
+      ++first_[ids[i]];
+    }
+    // Sums to the end of each group; filling from the back turns them into the starts and keeps tokens in order.
+    for (int64_t e = 0; e < experts; ++e) {
+      if (first_[e] > 0) active_[n_active_++] = static_cast<int32_t>(e);
+      if (e > 0) first_[e] += first_[e - 1];
+    }
+    for (int64_t i = rows - 1; i >= 0; --i) order_[--first_[ids[i]]] = static_cast<int32_t>(i);
+    first_[experts] = static_cast<int32_t>(rows);
+  }
+
+  static void check_id(int32_t id, int64_t experts, int64_t token) {
+    DYNO_CHECK(PlanError, id >= 0 && id < experts, "[moe] token ", token, " is routed to expert ", id, " of ", experts);
+  }
+
+  int64_t n_active() const { return n_active_; }
+  int64_t expert(int64_t active) const { return active_[active]; }
+  int64_t count(int64_t expert) const { return first_[expert + 1] - first_[expert]; }
+  const int32_t* rows(int64_t expert) const { return order_ + first_[expert]; }
+
+ private:
+  int32_t* first_;   // [experts + 1]
+  int32_t* active_;  // [experts]: those with rows
+  int32_t* order_;   // [m * used] flat rows, by expert
+  int64_t n_active_ = 0;
+};
+static_assert(sizeof(ExpertGroups) <= 64, "it lives on the stack of a launch");
+
+}  // namespace dyno::ops

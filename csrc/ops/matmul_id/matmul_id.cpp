@@ -1,0 +1,106 @@
+#include "ops/matmul_id/matmul_id.h"
+
+#include "ops/contract.h"
+#include "ops/matmul/product.h"
+#include "ops/matmul_id/expert_groups.h"
+#include "ops/registry.h"
+
+namespace dyno::ops {
+
+#define DYNO_FAMILY matmul_id
+#define DYNO_FAMILY_DESC MatmulIdDesc
+#define DYNO_FAMILY_VARIANTS "ops/matmul_id/variants.def"
+#include "ops/family_table.inc"
+
+namespace {
+
+Tiling tiling_of(const Config& config) {
+  if (config.variant == k_by_row) return matvec_tiling(config, 1);
+  if (config.variant == k_dot) return dot_tiling(config);
+  Tiling tiling = gemm_tiling(config, false);
+  tiling.few = config.params[4];
+  return tiling;
+}
+
+Weights weights_of(const MatmulIdDesc& desc) { return {desc.type, desc.layout, desc.n, desc.k}; }
+
+// The tiles [first, first + n_tiles) of one expert times the flat rows of scratch, into y.
+void run_group(const Tiling& tiling, const Weights& weights, const MatmulIdArgs& args, int64_t expert, int64_t first,
+               const int32_t* rows, int m, int64_t x_divisor, const ProductScratch& scratch, CpuIsa isa) {
+  const std::byte* w = static_cast<const std::byte*>(args.w) + expert * args.w_expert_stride_bytes;
+  const int n_tiles = static_cast<int>(std::min<int64_t>(tiling.group, weights.tiles() - first));
+  WeightTile tiles[kMaxGroupTiles];
+  for (int i = 0; i < n_tiles; ++i) tiles[i] = weights.tile(w, first + i);
+  const int64_t column = first * kTileRows;
+  for (int t = 0; t < m; ++t) {
+    scratch.rows[t] = static_cast<const std::byte*>(args.x) + rows[t] / x_divisor * args.x_stride_bytes;
+    scratch.y[t] = args.y + rows[t] * weights.n + column;
+  }
+  compute_product(tiling, weights, tiles, n_tiles, m, scratch, isa);
+  LinearEpilogue epilogue;
+  epilogue.c = scratch.c;
+  epilogue.ldc = n_tiles * kTileRows;
+  epilogue.m = m;
+  epilogue.columns = static_cast<int>(std::min<int64_t>(epilogue.ldc, weights.n - column));
+  epilogue.bias = args.bias == nullptr ? nullptr : args.bias + expert * weights.n + column;
+  epilogue.y = scratch.y;
+  DYNO_DISPATCH_ISA(isa, epilogue_linear(epilogue));
+}
+
+}  // namespace
+
+Support supports(const MatmulIdDesc& desc, const Config& config, const DeviceInfo& device) {
+  const Support sizes =
+      check_sizes({{"m", desc.m}, {"n", desc.n}, {"k", desc.k}, {"experts", desc.experts}, {"used", desc.used}});
+  if (!sizes) return sizes;
+  if (Support s = supports_weights(desc.type, desc.layout, desc.act, desc.k); !s) return s;
+  if (Support s = check_config(Family::matmul_id, kVariants, kInstances, config, device); !s) return s;
+  return supports_tiling(tiling_of(config), desc.type, desc.act, 1, device);
+}
+
+Config default_config(const MatmulIdDesc& desc, const DeviceInfo& device) {
+  const bool wide = device.isa == CpuIsa::avx512_vnni;
+  Config wanted;
+  if (desc.act == ActType::f32) {
+    wanted = wide ? Config{k_dot, {4, 6, 1}} : Config{k_dot, {4, 2, 1}};
+  } else if (desc.m == 1) {
+    wanted = {k_by_row, {64, 1024, 1}};
+  } else {
+    wanted = wide ? Config{k_by_expert, {32, 6, 512, 96, 4}} : Config{k_by_expert, {16, 4, 512, 96, 4}};
+  }
+  return nearest_instance(kInstances, wanted, [&](const Config& c) { return supports(desc, c, device).ok; });
+}
+
+Cost cost(const MatmulIdDesc& desc) { return moe_cost(desc, 1); }
+
+size_t scratch_bytes(const MatmulIdDesc& desc, const Config& config) {
+  return product_scratch_bytes(tiling_of(config), weights_of(desc), 1);
+}
+
+void launch(const Config& config, const MatmulIdDesc& desc, const MatmulIdArgs& args, CpuContext& context) {
+  const Tiling tiling = tiling_of(config);
+  const Weights weights = weights_of(desc);
+  const int64_t groups = (weights.tiles() + tiling.group - 1) / tiling.group;
+  const int64_t divisor = desc.x_per_slot ? 1 : desc.used;
+
+  if (config.variant == k_by_row) {
+    for (int64_t i = 0; i < desc.m * desc.used; ++i) ExpertGroups::check_id(args.ids[i], desc.experts, i / desc.used);
+    run_tasks(context, desc.m * desc.used * groups, tiling.split, [&](int64_t task, std::byte* base) {
+      const int32_t row = static_cast<int32_t>(task / groups);
+      run_group(tiling, weights, args, args.ids[row], task % groups * tiling.group, &row, 1, divisor,
+                ProductScratch(base, tiling, 1), context.isa);
+    });
+    return;
+  }
+  const ExpertGroups experts(args.ids, desc.m, desc.used, desc.experts, args.workspace);
+  run_tasks(context, experts.n_active() * groups, tiling.split, [&](int64_t task, std::byte* base) {
+    const int64_t expert = experts.expert(task / groups), count = experts.count(expert);
+    for (int64_t from = 0; from < count; from += tiling.block) {
+      run_group(tiling, weights, args, expert, task % groups * tiling.group, experts.rows(expert) + from,
+                static_cast<int>(std::min<int64_t>(tiling.block, count - from)), divisor,
+                ProductScratch(base, tiling, 1), context.isa);
+    }
+  });
+}
+
+}  // namespace dyno::ops

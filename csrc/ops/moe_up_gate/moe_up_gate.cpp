@@ -1,0 +1,99 @@
+#include "ops/moe_up_gate/moe_up_gate.h"
+
+#include "ops/contract.h"
+#include "ops/matmul/gate_pair.h"
+#include "ops/matmul_id/expert_groups.h"
+#include "ops/registry.h"
+
+namespace dyno::ops {
+
+#define DYNO_FAMILY moe_up_gate
+#define DYNO_FAMILY_DESC MoeUpGateDesc
+#define DYNO_FAMILY_VARIANTS "ops/moe_up_gate/variants.def"
+#include "ops/family_table.inc"
+
+namespace {
+
+Tiling tiling_of(const Config& config) {
+  if (config.variant == k_by_row) return matvec_tiling(config, 2);
+  if (config.variant == k_dot) return dot_tiling(config);
+  Tiling tiling = gemm_tiling(config, true);
+  tiling.few = config.params[4];
+  return tiling;
+}
+
+Weights weights_of(const MoeUpGateDesc& desc) { return {desc.type, desc.layout, desc.n, desc.k}; }
+
+// The tiles [first, …) of one expert times `m` flat rows, into y.
+void run_group(const Tiling& tiling, const Weights& weights, const MoeUpGateDesc& desc, const MoeUpGateArgs& args,
+               int64_t expert, int64_t first, const int32_t* rows, int m, const ProductScratch& scratch, CpuIsa isa) {
+  for (int t = 0; t < m; ++t) {
+    scratch.rows[t] = static_cast<const std::byte*>(args.x) + rows[t] / desc.used * args.x_stride_bytes;
+    scratch.y[t] = args.y + rows[t] * desc.n;
+  }
+  const int64_t offset = expert * args.w_expert_stride_bytes;
+  GatePair pair;
+  pair.w_gate = static_cast<const std::byte*>(args.w_gate) + offset;
+  pair.w_up = static_cast<const std::byte*>(args.w_up) + offset;
+  pair.bias_gate = args.bias_gate == nullptr ? nullptr : args.bias_gate + expert * desc.n;
+  pair.bias_up = args.bias_up == nullptr ? nullptr : args.bias_up + expert * desc.n;
+  pair.activation = desc.activation;
+  run_gate_pair(tiling, weights, pair, first, m, scratch, isa);
+}
+
+}  // namespace
+
+Support supports(const MoeUpGateDesc& desc, const Config& config, const DeviceInfo& device) {
+  const Support sizes =
+      check_sizes({{"m", desc.m}, {"n", desc.n}, {"k", desc.k}, {"experts", desc.experts}, {"used", desc.used}});
+  if (!sizes) return sizes;
+  if (Support s = supports_weights(desc.type, desc.layout, desc.act, desc.k); !s) return s;
+  if (Support s = check_config(Family::moe_up_gate, kVariants, kInstances, config, device); !s) return s;
+  return supports_tiling(tiling_of(config), desc.type, desc.act, 1, device);
+}
+
+Config default_config(const MoeUpGateDesc& desc, const DeviceInfo& device) {
+  const bool wide = device.isa == CpuIsa::avx512_vnni;
+  Config wanted;
+  if (desc.act == ActType::f32) {
+    wanted = wide ? Config{k_dot, {4, 6, 1}} : Config{k_dot, {4, 2, 1}};
+  } else if (desc.m == 1) {
+    wanted = {k_by_row, {64, 1024, 1}};
+  } else {
+    wanted = wide ? Config{k_by_expert, {32, 6, 512, 96, 4}} : Config{k_by_expert, {32, 2, 512, 96, 4}};
+  }
+  return nearest_instance(kInstances, wanted, [&](const Config& c) { return supports(desc, c, device).ok; });
+}
+
+Cost cost(const MoeUpGateDesc& desc) { return moe_cost(desc, 2); }
+
+size_t scratch_bytes(const MoeUpGateDesc& desc, const Config& config) {
+  return product_scratch_bytes(tiling_of(config), weights_of(desc), 2);
+}
+
+void launch(const Config& config, const MoeUpGateDesc& desc, const MoeUpGateArgs& args, CpuContext& context) {
+  const Tiling tiling = tiling_of(config);
+  const Weights weights = weights_of(desc);
+  const int64_t groups = (weights.tiles() + tiling.group - 1) / tiling.group;
+
+  if (config.variant == k_by_row) {
+    for (int64_t i = 0; i < desc.m * desc.used; ++i) ExpertGroups::check_id(args.ids[i], desc.experts, i / desc.used);
+    run_tasks(context, desc.m * desc.used * groups, tiling.split, [&](int64_t task, std::byte* base) {
+      const int32_t row = static_cast<int32_t>(task / groups);
+      run_group(tiling, weights, desc, args, args.ids[row], task % groups * tiling.group, &row, 1,
+                ProductScratch(base, tiling, 2), context.isa);
+    });
+    return;
+  }
+  const ExpertGroups experts(args.ids, desc.m, desc.used, desc.experts, args.workspace);
+  run_tasks(context, experts.n_active() * groups, tiling.split, [&](int64_t task, std::byte* base) {
+    const int64_t expert = experts.expert(task / groups), count = experts.count(expert);
+    for (int64_t from = 0; from < count; from += tiling.block) {
+      run_group(tiling, weights, desc, args, expert, task % groups * tiling.group, experts.rows(expert) + from,
+                static_cast<int>(std::min<int64_t>(tiling.block, count - from)), ProductScratch(base, tiling, 2),
+                context.isa);
+    }
+  });
+}
+
+}  // namespace dyno::ops

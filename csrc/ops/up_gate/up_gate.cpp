@@ -1,0 +1,82 @@
+#include "ops/up_gate/up_gate.h"
+
+#include "ops/contract.h"
+#include "ops/matmul/gate_pair.h"
+#include "ops/registry.h"
+
+namespace dyno::ops {
+
+#define DYNO_FAMILY up_gate
+#define DYNO_FAMILY_DESC UpGateDesc
+#define DYNO_FAMILY_VARIANTS "ops/up_gate/variants.def"
+#include "ops/family_table.inc"
+
+namespace {
+
+Tiling tiling_of(const Config& config) {
+  if (config.variant == k_matvec) return matvec_tiling(config, 2);
+  if (config.variant == k_dot) return dot_tiling(config);
+  Tiling tiling = gemm_tiling(config, config.variant == k_fused);
+  tiling.split = static_cast<Split>(config.params[4]);
+  return tiling;
+}
+
+Weights weights_of(const UpGateDesc& desc) { return {desc.type, desc.layout, desc.n, desc.k}; }
+
+}  // namespace
+
+Support supports(const UpGateDesc& desc, const Config& config, const DeviceInfo& device) {
+  if (Support s = check_sizes({{"m", desc.m}, {"n", desc.n}, {"k", desc.k}}); !s) return s;
+  if (Support s = supports_weights(desc.type, desc.layout, desc.act, desc.k); !s) return s;
+  if (Support s = check_config(Family::up_gate, kVariants, kInstances, config, device); !s) return s;
+  return supports_tiling(tiling_of(config), desc.type, desc.act, desc.m, device);
+}
+
+Config default_config(const UpGateDesc& desc, const DeviceInfo& device) {
+  const bool wide = device.isa == CpuIsa::avx512_vnni;
+  Config wanted;
+  if (desc.act == ActType::f32) {
+    wanted = wide ? Config{k_dot, {4, 6, 1}} : Config{k_dot, {4, 2, 1}};
+  } else if (desc.m <= (desc.layout == Layout::x16 ? kMatvecTokens : 4)) {
+    wanted = {k_matvec, {64, 1024, 1}};
+  } else {
+    wanted = wide ? Config{k_fused, {32, 6, 512, 96, 1}} : Config{k_split, {16, 4, 512, 96, 1}};
+  }
+  return nearest_instance(kInstances, wanted, [&](const Config& c) { return supports(desc, c, device).ok; });
+}
+
+Cost cost(const UpGateDesc& desc) {
+  const double m = static_cast<double>(desc.m), n = static_cast<double>(desc.n), k = static_cast<double>(desc.k);
+  return {2 * static_cast<double>(layout_bytes(desc.type, desc.layout, desc.n, desc.k)) +
+              m * k * (desc.act == ActType::q8 ? 1.25 : 4) + m * n * 4,
+          4 * m * n * k};
+}
+
+size_t scratch_bytes(const UpGateDesc& desc, const Config& config) {
+  return product_scratch_bytes(tiling_of(config), weights_of(desc), 2);
+}
+
+void launch(const Config& config, const UpGateDesc& desc, const UpGateArgs& args, CpuContext& context) {
+  const Tiling tiling = tiling_of(config);
+  const Weights weights = weights_of(desc);
+  const GatePair pair = {args.w_gate, args.w_up, args.bias_gate, args.bias_up, desc.activation};
+  const int64_t groups = (weights.tiles() + tiling.group - 1) / tiling.group;
+  const int64_t blocks = (desc.m + tiling.block - 1) / tiling.block;
+  const int64_t parts = tiling.split == Split::blocks ? blocks : 1;
+
+  run_tasks(context, groups * parts, tiling.split, [&](int64_t task, std::byte* base) {
+    const int64_t part = task % parts, group = task / parts;
+    const ProductScratch scratch(base, tiling, 2);
+    for (int64_t block = parts > 1 ? part : 0; block < (parts > 1 ? part + 1 : blocks); ++block) {
+      const int64_t from = block * tiling.block;
+      const int m = static_cast<int>(std::min<int64_t>(tiling.block, desc.m - from));
+      for (int t = 0; t < m; ++t) {
+        scratch.rows[t] = static_cast<const std::byte*>(args.x) + (from + t) * args.x_stride_bytes;
+        scratch.y[t] = args.y + (from + t) * args.y_stride;
+      }
+      run_gate_pair(tiling, weights, pair, group * tiling.group, m, scratch, context.isa);
+    }
+  });
+}
+
+}  // namespace dyno::ops
