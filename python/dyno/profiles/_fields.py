@@ -39,6 +39,7 @@ class StrictModel(BaseModel):
         populate_by_name=True,
         allow_inf_nan=False,
         hide_input_in_errors=True,
+        protected_namespaces=(),
     )
 
     @classmethod

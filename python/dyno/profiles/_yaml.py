@@ -174,7 +174,7 @@ def _read_key(frame: _Frame, key: str, line: int, lines: dict[Path, int]) -> Non
 
 # ---- Writing ----
 
-_PLAIN = re.compile(r"[A-Za-z0-9_./+@-](?:[A-Za-z0-9_./+@=·-]| (?! |#))*")
+_PLAIN = re.compile(r"[A-Za-z0-9_./+-](?:[A-Za-z0-9_./+@=·-]| (?! |#))*")
 # YAML 1.1 readers, which most tools are, take these for something else than text.
 _OTHER_IN_YAML_1_1 = re.compile(
     r"(?i:yes|no|on|off|true|false|null|~|<<|=|-|\.{1,3}|---.*|[-+]?[0-9][0-9_]*(\.[0-9_]*)?(e[-+]?[0-9]+)?"

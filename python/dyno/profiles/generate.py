@@ -54,7 +54,9 @@ def _setting_schema(setting: Setting) -> dict[str, Any]:
 
 
 def _tidy(node: Any) -> Any:
-    """Drops what differs between releases of pydantic and helps nobody: titles, and `enum` beside `const`."""
+    """Writes in one way what releases of pydantic write in several, and drops titles, which help nobody."""
+    if isinstance(node, float) and node.is_integer():
+        return int(node)
     if isinstance(node, list):
         return [_tidy(item) for item in node]
     if not isinstance(node, dict):
@@ -65,7 +67,9 @@ def _tidy(node: Any) -> Any:
         is_double = key in ("enum", "type") and "const" in node
         if not is_annotation and not is_double:
             kept[key] = _tidy(item)
-    return kept
+    if len(kept.get("allOf", ())) == 1:  # a reference beside a description
+        kept |= kept.pop("allOf")[0]
+    return dict(sorted(kept.items())) if "$ref" in kept else kept
 
 
 def outputs(root: Path) -> dict[Path, str]:
