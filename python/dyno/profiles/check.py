@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from dyno.errors import DynoError, ProfileError
+from dyno.errors import DynoError, ProfileError, UnsupportedError
 from dyno.profiles._fields import parse_tokens
 from dyno.profiles.identity import device_info
 from dyno.profiles.io import Problem, file_problems, load_profile
@@ -41,7 +41,13 @@ def has_errors(problems: Sequence[Problem]) -> bool:
     return any(problem.level == "error" for problem in problems)
 
 
-def _problem(profile: Profile, keys: tuple[str, ...], where: str, message: str, level: Any) -> Problem:
+def _problem(
+    profile: Profile,
+    keys: tuple[str, ...],
+    where: str,
+    message: str,
+    level: Literal["error", "warning", "note"],
+) -> Problem:
     source = profile.source
     file = source.path if source else profile.label
     return Problem(file, source.lines.get(keys) if source else None, where, message, level)
@@ -102,39 +108,42 @@ def _kernel_problems(profile: Profile) -> Iterator[Problem]:
             profile, ("kernels",), "kernels", "not checked: this engine was built without ops", "note"
         )
         return
-    kind = profile.match.device.kind
-    if not _has_variants_for(ops, kind):
-        message = f"not checked: this build has no kernels for {kind} devices"
-        yield _problem(profile, ("kernels",), "kernels", message, "note")
-        return
     device = device_info(profile.match.device)
     for key, ranges in profile.kernels.items():
         for tokens, entry in ranges.items():
-            why = _why_unsupported(ops, key, tokens, entry, device)
-            if why is not None:
-                yield _problem(profile, ("kernels", key, tokens), kernel_path(key, tokens), why, "error")
+            level, why = _verdict(ops, key, tokens, entry, device)
+            if why:
+                yield _problem(profile, ("kernels", key, tokens), kernel_path(key, tokens), why, level)
 
 
-def _has_variants_for(ops: Any, kind: str) -> bool:
-    return any(variant["device"] == kind for family in ops.families() for variant in ops.variants(family))
-
-
-def _why_unsupported(
+def _verdict(
     ops: Any, key: str, tokens: str, entry: KernelEntry | str, device: dict[str, Any]
-) -> str | None:
-    """The reason why a configuration cannot run an op; None where it can, at both ends of its token range."""
+) -> tuple[Literal["error", "note"], str]:
+    """Why a configuration cannot run an op, or cannot be checked; no reason where it can.
+
+    Both ends of the token range are asked, the upper one as far as a u-batch can go.
+    """
     low, high = parse_tokens(tokens)
     for count in dict.fromkeys((low, max(low, min(high, MAX_UBATCH)))):
         try:
             family, desc = ops.parse_key(key, count)
+            if not _has_variants(ops, family, device["kind"]):
+                return "note", f"not checked: this build has no {family} kernels for {device['kind']} devices"
             if isinstance(entry, str):  # `default` still names an op that must exist
                 continue
             ok, reason = ops.supports(family, desc, entry.config, device)
         except (DynoError, ValueError, KeyError, TypeError) as error:
-            return " ".join(str(error).split())
+            return "error", " ".join(str(error).split())
         if not ok:
-            return f"with {count} tokens: {reason}"
-    return None
+            return "error", f"with {count} tokens: {reason}"
+    return "note", ""
+
+
+def _has_variants(ops: Any, family: str, kind: str) -> bool:
+    try:
+        return any(variant["device"] == kind for variant in ops.variants(family))
+    except UnsupportedError:  # a family without any kernels in this build
+        return False
 
 
 # ---- Listing ----
