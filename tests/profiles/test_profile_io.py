@@ -15,6 +15,7 @@ from dyno.profiles import (
     Profile,
     ProfileError,
     _yaml,
+    clean_text,
     dumps_profile,
     io,
     load_profile,
@@ -142,6 +143,14 @@ def test_a_damaged_profile_is_a_profile_or_one_line(data: st.DataObject) -> None
         assert error_of(damaged).isprintable()
     else:
         assert loads_profile(dumps_profile(profile)) == profile
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=300))
+def test_cleaned_text_is_always_a_label(text: str) -> None:
+    label = clean_text("model " + text)
+    profile = Profile.model_validate(_yaml.parse(CUDA_TEXT)[0] | {"label": label})
+    assert loads_profile(dumps_profile(profile)).label == label
 
 
 # ---- Errors: one line, with file, line and the nearest valid key ----

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dyno.errors import ProfileError
+from dyno.profiles._fields import clean_text
 from dyno.profiles.apply import Effective, effective, effective_settings, kernel_entries, rejections
 from dyno.profiles.check import Listed, check_file, has_errors, list_profiles
 from dyno.profiles.describe import Change, describe, diff
@@ -64,6 +65,7 @@ __all__ = [
     "SettingEntry",
     "Workload",
     "check_file",
+    "clean_text",
     "compare",
     "decide",
     "default_layers",

@@ -62,6 +62,10 @@ class StrictModel(BaseModel):
         return data
 
 
+MAX_NAME = 200
+MAX_TEXT = 2000
+
+
 def unknown_key(key: str, known: list[str]) -> str:
     """The message for a key that a map does not have."""
     return f"unknown key; {suggestion(key, known)}"
@@ -72,6 +76,15 @@ def _is_printable(value: str) -> str:
     if not value.isprintable():
         raise PydanticCustomError("profile", "holds characters that cannot be printed")
     return value
+
+
+def clean_text(text: str, limit: int = MAX_NAME) -> str:
+    """Text from elsewhere (a model's name, a device's, a command) as a profile's label or note may hold it.
+
+    Characters that cannot be printed become blanks, runs of blanks one, and what is longer is cut.
+    """
+    plain = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return plain if len(plain) <= limit else plain[: limit - 3] + "..."
 
 
 def _as_interval(value: Any) -> Any:
@@ -102,14 +115,14 @@ _TEXT_SCHEMA = {"type": ["string", "number"]}  # an unquoted version is read as 
 Text = Annotated[
     str,
     BeforeValidator(_as_text),
-    Field(max_length=2000),
+    Field(max_length=MAX_TEXT),
     AfterValidator(_is_printable),
     WithJsonSchema(_TEXT_SCHEMA),
 ]
 Name = Annotated[
     str,
     BeforeValidator(_as_text),
-    Field(min_length=1, max_length=200),
+    Field(min_length=1, max_length=MAX_NAME),
     AfterValidator(_is_printable),
     WithJsonSchema(_TEXT_SCHEMA),
 ]

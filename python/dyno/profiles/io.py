@@ -113,11 +113,6 @@ def _problems(text: str, name: str) -> tuple[Profile | None, list[Problem]]:
     return profile.with_source(Source(name, lines)), []
 
 
-def describe_error(error: ValidationError) -> str:
-    """All that pydantic found in a profile made in memory, on one line."""
-    return "; ".join(f"{found.where}: {found.message}" for found in _translate(error, "", {}))
-
-
 def _translate(error: ValidationError, name: str, lines: Mapping[tuple[str, ...], int]) -> list[Problem]:
     found: list[Problem] = []
     for item in error.errors(include_url=False, include_context=False, include_input=False):
