@@ -122,11 +122,17 @@ uint64_t read_alignment(const ByteReader& in, const Metadata& metadata) {
   return alignment;
 }
 
+std::string_view unknown_type_reason(uint32_t id) {
+  if (id == 4 || id == 5 || (id >= 31 && id <= 33) || (id >= 36 && id <= 38)) return "was removed from the format";
+  if (id >= 133 && id < 400) return "is no tensor type of the format (ids of this range are written by ik_llama.cpp)";
+  return "is no tensor type of the format";
+}
+
 // Sets type and nbytes after checking the shape against the block of the type.
 void check_layout(const ByteReader& in, uint64_t start, uint32_t type_id, TensorInfo& tensor) {
   const Field field{"tensor", tensor.name};
   const DTypeInfo* type = find_dtype(type_id);
-  if (type == nullptr) in.fail(start, field, " has type ", type_id, ", which is no tensor type of the format");
+  if (type == nullptr) in.fail(start, field, " has type ", type_id, ", which ", unknown_type_reason(type_id));
   tensor.type = type->type;
   uint64_t elements = 1;
   for (const int64_t dim : tensor.dims) {
