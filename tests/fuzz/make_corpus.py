@@ -66,7 +66,7 @@ def hostile() -> dict[str, bytes]:
     files["not-utf8"] = build_gguf([(b"\xff\xc3", Typed("string", b"\xff"))]).data
     inner = struct.pack("<IQ", 9, 1) * 64 + struct.pack("<IQ", 0, 0)
     files["deep"] = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<I", 9) + inner
-    for name, at in image.marks:
+    for name, at in image.marks[:-1]:
         files[f"truncated-{name.replace(':', '-')}"] = image.data[:at]
     return files
 
