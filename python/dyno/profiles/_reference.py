@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 import typing
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
@@ -139,7 +140,7 @@ def _file_sections() -> Iterator[str]:
     yield "## Keys\n"
     for title, model in _SECTIONS:
         yield f"### {title}\n"
-        yield f"{(model.__doc__ or '').strip()}\n"
+        yield f"{inspect.cleandoc(model.__doc__ or '')}\n"
         yield "| key | value | default | meaning |"
         yield "|---|---|---|---|"
         hints = typing.get_type_hints(model, include_extras=True)

@@ -1,0 +1,69 @@
+"""Profiles beside the compiled engine: the same token ranges; kernels are judged by the op families."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from dyno.profiles import check_file, has_errors
+from dyno.profiles._fields import parse_tokens
+from profile_texts import CPU_TEXT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ops: Any = pytest.importorskip("dyno._core", reason="needs the compiled engine").ops
+
+DEVICE = {"kind": "cpu", "isa": "avx512_vnni", "cores": 2, "memory_bytes": 8 << 30}
+NORM = {"n": 512}
+KEY = ops.op_key("norm", NORM)
+
+
+def range_or_none(text: str) -> tuple[int, int] | None:
+    try:
+        return parse_tokens(text)
+    except ValueError:
+        return None
+
+
+def test_token_ranges_are_those_of_the_engine() -> None:
+    ends = [*range(70), 127, 128, 129, 65536, 2**31 - 1, 2**31, 2**31 + 1, 2**32]
+    texts = [f"m{low}{end}" for low in ends for end in ("", "+", *(f"-{high}" for high in ends))]
+    texts += ["", "m", "m+", "1-8", "m1-", "m01", "m1-08", "m 1", "m1-8+", "M1", "m1-8 "]
+    for text in texts:
+        theirs = ops.parse_tokens(text)
+        assert range_or_none(text) == (tuple(theirs) if theirs else None), text
+
+
+def profile_with(tmp_path: Path, key: str, tokens: str, entry: str) -> Path:
+    text = CPU_TEXT[: CPU_TEXT.index("kernels:")] + f'kernels:\n  "{key}": {{{tokens}: {entry}}}\n'
+    path = tmp_path / "p.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_every_candidate_of_an_op_passes_the_check(tmp_path: Path) -> None:
+    candidates = ops.candidates("norm", {**NORM, "m": 1}, DEVICE)
+    assert candidates
+    for config in candidates:
+        entry = "{" + ", ".join(f"{name}: {value}" for name, value in config.items()) + "}"
+        problems = check_file(profile_with(tmp_path, KEY, "m1", entry))
+        assert problems == [], [str(problem) for problem in problems]
+
+
+@pytest.mark.parametrize(
+    ("key", "entry", "words"),
+    [
+        (KEY, "{variant: no_such_variant}", "no_such_variant"),
+        (KEY, "{variant: rows, no_such_parameter: 3}", "no_such_parameter"),
+        ("nrm n=512", "default", "did you mean 'norm'?"),
+        ("norm", "default", "norm"),
+    ],
+)
+def test_what_the_engine_refuses_is_an_error_with_its_reason(
+    tmp_path: Path, key: str, entry: str, words: str
+) -> None:
+    problems = check_file(profile_with(tmp_path, key, "m1", entry))
+    assert has_errors(problems)
+    assert words in problems[0].message
+    assert problems[0].line == 12
