@@ -14,7 +14,7 @@ import yaml
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 24
-MAX_NODES = 200_000
+MAX_NODES = 50_000
 
 Path = tuple[str, ...]
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same events, ten times as fast
