@@ -7,6 +7,7 @@
 #include "ops/attention/attention.h"
 #include "ops/copy/copy.h"
 #include "ops/embed/embed.h"
+#include "ops/glu/glu.h"
 #include "ops/kv_store/kv_store.h"
 #include "ops/matmul/matmul.h"
 #include "ops/matmul_id/matmul_id.h"
@@ -27,24 +28,6 @@ constexpr Family kFamilyOf[] = {
     Family::kv_store, Family::copy,        Family::sample,    Family::glu,
 };
 static_assert(std::size(kFamilyOf) == std::variant_size_v<OpDesc>, "one family for each alternative of OpDesc");
-
-template <typename D>
-concept Landed = !std::is_same_v<D, GluDesc>;
-
-// Calls fn with the desc of a family that has kernels.
-template <typename Fn>
-auto visit_landed(const OpDesc& desc, const Fn& fn) {
-  using Result = decltype(fn(NormDesc{}));
-  return std::visit(
-      [&](const auto& d) -> Result {
-        if constexpr (Landed<std::decay_t<decltype(d)>>) {
-          return fn(d);
-        } else {
-          throw UnsupportedError(str_cat("[ops] no kernels of family ", family_name(family_of(desc))));
-        }
-      },
-      desc);
-}
 
 std::vector<std::string_view> variant_names(Family family) {
   std::vector<std::string_view> names;
@@ -74,23 +57,23 @@ OpDesc with_tokens(OpDesc desc, int64_t m) {
 }
 
 std::vector<Config> candidates(const OpDesc& desc, const DeviceInfo& device, CandidateSet set) {
-  return visit_landed(desc, [&](const auto& d) { return candidates(d, device, set); });
+  return std::visit([&](const auto& d) { return candidates(d, device, set); }, desc);
 }
 
 Config default_config(const OpDesc& desc, const DeviceInfo& device) {
-  return visit_landed(desc, [&](const auto& d) { return default_config(d, device); });
+  return std::visit([&](const auto& d) { return default_config(d, device); }, desc);
 }
 
 Support supports(const OpDesc& desc, const Config& config, const DeviceInfo& device) {
-  return visit_landed(desc, [&](const auto& d) { return supports(d, config, device); });
+  return std::visit([&](const auto& d) { return supports(d, config, device); }, desc);
 }
 
 Cost cost(const OpDesc& desc) {
-  return visit_landed(desc, [](const auto& d) { return cost(d); });
+  return std::visit([](const auto& d) { return cost(d); }, desc);
 }
 
 size_t scratch_bytes(const OpDesc& desc, const Config& config) {
-  return visit_landed(desc, [&](const auto& d) { return scratch_bytes(d, config); });
+  return std::visit([&](const auto& d) { return scratch_bytes(d, config); }, desc);
 }
 
 std::span<const VariantInfo> variants(Family family) {
@@ -122,7 +105,7 @@ std::span<const VariantInfo> variants(Family family) {
     case Family::copy:
       return copy_variants();
     case Family::glu:
-      throw UnsupportedError(str_cat("[ops] no kernels of family ", family_name(family)));
+      return glu_variants();
   }
   throw ProfileError(str_cat("[ops] no op family has the number ", static_cast<int>(family)));
 }

@@ -1,0 +1,45 @@
+#include "ops/glu/glu.h"
+
+#include "ops/contract.h"
+#include "ops/matmul/kernels.h"
+#include "ops/parallel.h"
+#include "ops/registry.h"
+
+namespace dyno::ops {
+
+#define DYNO_FAMILY glu
+#define DYNO_FAMILY_DESC GluDesc
+#define DYNO_FAMILY_VARIANTS "ops/glu/variants.def"
+#include "ops/family_table.inc"
+
+Support supports(const GluDesc& desc, const Config& config, const DeviceInfo& device) {
+  const Support sizes = check_sizes({{"m", desc.m}, {"n", desc.n}});
+  return sizes ? check_config(Family::glu, kVariants, kInstances, config, device) : sizes;
+}
+
+Config default_config(const GluDesc&, const DeviceInfo&) { return {k_rows, {4}}; }
+
+Cost cost(const GluDesc& desc) {
+  const double elements = static_cast<double>(desc.m) * static_cast<double>(desc.n);
+  return {elements * 12, elements * 8};
+}
+
+size_t scratch_bytes(const GluDesc&, const Config&) { return 0; }
+
+void launch(const Config& config, const GluDesc& desc, const GluArgs& args, CpuContext& context) {
+  parallel_ranges(context, desc.m, desc.n, config.params[0] * 1024, [&](int64_t begin, int64_t end, std::byte*) {
+    for (int64_t row = begin; row < end; ++row) {
+      float* y = args.y + row * args.y_stride;
+      GateEpilogue job;
+      job.gate = args.gate + row * args.gate_stride;
+      job.up = args.up + row * args.up_stride;
+      job.m = 1;
+      job.columns = static_cast<int>(desc.n);
+      job.activation = desc.activation;
+      job.y = &y;
+      DYNO_DISPATCH_ISA(context.isa, epilogue_gate(job));
+    }
+  });
+}
+
+}  // namespace dyno::ops

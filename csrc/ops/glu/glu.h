@@ -1,0 +1,20 @@
+// Family glu: activation(gate) * up, for projections whose types differ so that no fused launch can read both.
+#pragma once
+
+#include "ops/args.h"
+#include "ops/cpu_context.h"
+#include "ops/op.h"
+
+namespace dyno::ops {
+
+std::span<const VariantInfo> glu_variants();
+std::string op_key(const GluDesc& desc);
+std::vector<Config> candidates(const GluDesc& desc, const DeviceInfo& device, CandidateSet set);
+Config default_config(const GluDesc& desc, const DeviceInfo& device);
+Support supports(const GluDesc& desc, const Config& config, const DeviceInfo& device);
+Cost cost(const GluDesc& desc);
+size_t scratch_bytes(const GluDesc& desc, const Config& config);
+// `y` may be `up` or `gate`.
+void launch(const Config& config, const GluDesc& desc, const GluArgs& args, CpuContext& context);
+
+}  // namespace dyno::ops
