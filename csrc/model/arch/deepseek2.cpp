@@ -1,0 +1,87 @@
+// deepseek2: DeepSeek-V2(-Lite), V3, R1, Kimi-K2. Multi-head latent attention (arXiv:2405.04434), computed in absorbed
+// form: the cache holds one latent and one rotary key a token, kv_b's key half is folded into the queries and its value
+// half is applied after attention. Files hold kv_b split (attn_k_b, attn_v_b) or whole (attn_kv_b, older converters).
+#include <cmath>
+
+#include "model/builder.h"
+
+namespace dyno::model {
+namespace {
+
+void mla(Builder& b, LayerSpec& layer, int64_t i, RopeSpec rope) {
+  ModelDesc& m = b.model;
+  AttentionSpec& a = layer.attention;
+  a.kind = AttentionKind::mla;
+  a.heads = b.integer("attention.head_count", 1);
+  a.kv_heads = 1;
+  a.kv_lora = b.integer("attention.kv_lora_rank", 1);
+  // Files with a split kv_b give the cache's row sizes as key_length and the heads' own as key_length_mla.
+  const bool split = b.has_tensor(b.blk(i, "attn_k_b.weight"));
+  const int64_t key_head = split ? b.integer("attention.key_length_mla", 1) : b.integer("attention.key_length", 1);
+  a.v_head = split ? b.integer("attention.value_length_mla", 1) : b.integer("attention.value_length", 1);
+  a.nope = key_head - rope.n_rot;
+  DYNO_CHECK(ModelError, a.nope > 0, "[model] key heads of ", key_head, " dims with ", rope.n_rot, " rotary ones");
+  a.dk = a.kv_lora + rope.n_rot;
+  a.dv = a.kv_lora;
+
+  // YaRN's magnitude goes into the attention scale, squared because it acts on queries and keys.
+  const double log_multiplier = b.real_or("rope.scaling.yarn_log_multiplier", 0);
+  const double mscale = rope.scaling == RopeScaling::yarn ? 1.0 + log_multiplier * std::log(rope.factor) : 1.0;
+  rope.yarn_scales_cos_sin = false;
+  a.scale = mscale * mscale / std::sqrt(static_cast<double>(key_head));
+  a.rope = rope;
+
+  layer.attn_norm = b.vector(b.blk(i, "attn_norm.weight"), m.n_embd);
+  const int64_t q_lora = b.integer_or("attention.q_lora_rank", 0);
+  if (q_lora > 0) {
+    a.q_a = b.matrix(b.blk(i, "attn_q_a.weight"), q_lora, m.n_embd);
+    a.q_a_norm = b.vector(b.blk(i, "attn_q_a_norm.weight"), q_lora);
+    a.q_b = b.matrix(b.blk(i, "attn_q_b.weight"), a.heads * key_head, q_lora);
+  } else {
+    a.q = b.matrix(b.blk(i, "attn_q.weight"), a.heads * key_head, m.n_embd);
+  }
+  a.kv_a = b.matrix(b.blk(i, "attn_kv_a_mqa.weight"), a.kv_lora + rope.n_rot, m.n_embd);
+  a.kv_a_norm = b.vector(b.blk(i, "attn_kv_a_norm.weight"), a.kv_lora);
+  if (split) {
+    a.k_b = b.stack(b.blk(i, "attn_k_b.weight"), a.heads, a.kv_lora, a.nope);
+    a.v_b = b.stack(b.blk(i, "attn_v_b.weight"), a.heads, a.v_head, a.kv_lora);
+  } else {
+    const std::string name = b.blk(i, "attn_kv_b.weight");
+    const TensorInfo& kv_b = b.expect_tensor(name, {a.kv_lora, a.heads * (a.nope + a.v_head)});
+    // Transposing the key half breaks quantisation blocks, so it becomes a float matrix; float files stay as they are.
+    const DType transposed = is_float(kv_b.type) ? kv_b.type : DType::f32;
+    a.k_b = b.derived(name, " (k, transposed)", Transform::kv_b_k_transposed, transposed, a.heads, a.kv_lora, a.nope);
+    a.v_b = b.derived(name, " (v)", Transform::kv_b_v, kv_b.type, a.heads, a.v_head, a.kv_lora);
+  }
+  a.output = b.matrix(b.blk(i, "attn_output.weight"), m.n_embd, a.heads * a.v_head);
+}
+
+}  // namespace
+
+void build_deepseek2(Builder& b) {
+  b.common();
+  ModelDesc& m = b.model;
+  const RopeSpec rope = b.rope(/*neox=*/false, b.integer("rope.dimension_count", 2));
+  const int64_t dense = b.integer_or("leading_dense_block_count", 0);
+  const int64_t width = b.integer_or("expert_feed_forward_length", 0);
+  const int64_t shared = b.integer_or("expert_shared_count", 0) * width;
+  // Files that predate the gating key are V2: softmax. GLM-4.7-Flash (47 or 48 blocks, vocabulary of 154880) shares the
+  // architecture and uses sigmoid.
+  const bool sigmoid = (m.n_layers == 47 || m.n_layers == 48) && m.n_vocab == 154880;
+  for (int64_t i = 0; i < m.n_layers; ++i) {
+    LayerSpec& layer = b.layer(i);
+    mla(b, layer, i, rope);
+    layer.ffn_norm = b.vector(b.blk(i, "ffn_norm.weight"), m.n_embd);
+    if (i < dense) {
+      b.dense_ffn(layer, i, b.feed_forward(i));
+    } else {
+      b.moe_ffn(layer, i,
+                {.gating = sigmoid ? ops::Gating::sigmoid : ops::Gating::softmax,
+                 .normalize = false,
+                 .width = width,
+                 .shared_width = shared});
+    }
+  }
+}
+
+}  // namespace dyno::model

@@ -1,0 +1,348 @@
+#include "model/builder.h"
+
+#include <cmath>
+
+#include "core/error.h"
+
+namespace dyno::model {
+namespace {
+
+// Far above any real model, far below where products of two of them overflow.
+constexpr int64_t kMaxDimension = int64_t{1} << 31;
+
+}  // namespace
+
+Builder::Builder(const GgufFile& file, ModelDesc& model_out) : model(model_out), file_(file) {}
+
+std::string Builder::key(std::string_view name) const { return str_cat(model.architecture, ".", name); }
+std::string Builder::blk(int64_t layer, std::string_view what) { return str_cat("blk.", layer, ".", what); }
+
+bool Builder::has_key(std::string_view name) const { return file_.metadata().contains(key(name)); }
+bool Builder::is_array(std::string_view name) const {
+  const Metadata::Entry* entry = file_.metadata().find(key(name));
+  return entry != nullptr && entry->value.type == MetaType::array;
+}
+bool Builder::has_tensor(std::string_view name) const { return file_.find_tensor(name) != nullptr; }
+
+int64_t Builder::integer(std::string_view name, int64_t least) const {
+  DYNO_CHECK(ModelError, has_key(name), "[model] metadata key ", key(name), " is missing");
+  return integer_or(name, 0, least);
+}
+
+int64_t Builder::integer_or(std::string_view name, int64_t fallback, int64_t least) const {
+  const int64_t value = file_.metadata().find_i64(key(name)).value_or(fallback);
+  DYNO_CHECK(ModelError, value >= least && value <= kMaxDimension, "[model] ", key(name), " is ", value,
+             "; expected a value from ", least, " to ", kMaxDimension);
+  return value;
+}
+
+double Builder::real(std::string_view name) const {
+  DYNO_CHECK(ModelError, has_key(name), "[model] metadata key ", key(name), " is missing");
+  return real_or(name, 0);
+}
+
+double Builder::real_or(std::string_view name, double fallback) const {
+  const auto found = file_.metadata().find_f32(key(name));
+  const double value = found ? static_cast<double>(*found) : fallback;
+  DYNO_CHECK(ModelError, std::isfinite(value), "[model] ", key(name), " is ", value, "; expected a finite number");
+  return value;
+}
+
+bool Builder::flag_or(std::string_view name, bool fallback) const {
+  return file_.metadata().find_bool(key(name)).value_or(fallback);
+}
+
+std::optional<std::string> Builder::text(std::string_view name) const {
+  const auto value = file_.metadata().find_string(key(name));
+  if (!value) return std::nullopt;
+  return std::string(*value);
+}
+
+int64_t Builder::per_layer(std::string_view name, int64_t index, std::optional<int64_t> fallback,
+                           int64_t least) const {
+  if (is_array(name)) {
+    const std::vector<int64_t> values = file_.metadata().get_i64_array(key(name));
+    DYNO_CHECK(ModelError, index < static_cast<int64_t>(values.size()), "[model] ", key(name), " has ", values.size(),
+               " entries; layer ", index, " needs one");
+    const int64_t value = values[static_cast<size_t>(index)];
+    DYNO_CHECK(ModelError, value >= least && value <= kMaxDimension, "[model] ", key(name), "[", index, "] is ",
+               value, "; expected at least ", least);
+    return value;
+  }
+  return fallback ? integer_or(name, *fallback, least) : integer(name, least);
+}
+
+const TensorInfo& Builder::expect_tensor(const std::string& name, std::initializer_list<int64_t> shape) const {
+  const TensorInfo* tensor = file_.find_tensor(name);
+  DYNO_CHECK(ModelError, tensor != nullptr, "[model] tensor ", name, " is missing (architecture ", model.architecture,
+             ")");
+  int64_t i = 0;
+  bool same = true;
+  std::string expected = "[";
+  for (const int64_t dim : shape) {
+    expected += str_cat(i > 0 ? ", " : "", dim);
+    same = same && (i < 4) && tensor->dims[i] == dim;
+    ++i;
+  }
+  for (; i < tensor->n_dims; ++i) same = same && tensor->dims[i] == 1;
+  DYNO_CHECK(ModelError, same, "[model] tensor ", name, " has shape ", describe_shape(*tensor), "; expected ", expected,
+             "] (contracted dimension first)");
+  return *tensor;
+}
+
+WeightId Builder::add(const std::string& name, Transform transform, DType type, int64_t batch, int64_t rows,
+                      int64_t cols) {
+  used_.insert(name);
+  model.weights.push_back({.name = name,
+                           .tensor = file_.find_tensor(name),
+                           .transform = transform,
+                           .type = type,
+                           .batch = batch,
+                           .rows = rows,
+                           .cols = cols});
+  return static_cast<WeightId>(model.weights.size() - 1);
+}
+
+WeightId Builder::matrix(const std::string& name, int64_t rows, int64_t cols) {
+  const TensorInfo& tensor = expect_tensor(name, {cols, rows});
+  return add(name, Transform::none, tensor.type, 1, rows, cols);
+}
+
+WeightId Builder::matrix_optional(const std::string& name, int64_t rows, int64_t cols) {
+  return has_tensor(name) ? matrix(name, rows, cols) : kNone;
+}
+
+WeightId Builder::stack(const std::string& name, int64_t batch, int64_t rows, int64_t cols) {
+  const TensorInfo& tensor = expect_tensor(name, {cols, rows, batch});
+  return add(name, Transform::none, tensor.type, batch, rows, cols);
+}
+
+WeightId Builder::vector(const std::string& name, int64_t n) {
+  const TensorInfo& tensor = expect_tensor(name, {n});
+  DYNO_CHECK(ModelError, is_float(tensor.type), "[model] tensor ", name, " is ", dtype_name(tensor.type),
+             "; expected f32, f16 or bf16");
+  return add(name, Transform::to_f32, DType::f32, 1, 1, n);
+}
+
+WeightId Builder::vector_optional(const std::string& name, int64_t n, int64_t batch) {
+  if (!has_tensor(name)) return kNone;
+  if (batch == 1) return vector(name, n);
+  const TensorInfo& tensor = expect_tensor(name, {n, batch});
+  DYNO_CHECK(ModelError, is_float(tensor.type), "[model] tensor ", name, " is ", dtype_name(tensor.type),
+             "; expected f32, f16 or bf16");
+  return add(name, Transform::to_f32, DType::f32, batch, 1, n);
+}
+
+WeightId Builder::derived(const std::string& name, const std::string& suffix, Transform transform, DType type,
+                          int64_t batch, int64_t rows, int64_t cols) {
+  const WeightId id = add(name, transform, type, batch, rows, cols);
+  model.weights.back().name += suffix;
+  return id;
+}
+
+void Builder::common() {
+  ModelDesc& m = model;
+  const int64_t blocks = integer("block_count", 1);
+  DYNO_CHECK(ModelError, blocks <= 4096, "[model] ", key("block_count"), " is ", blocks, "; expected at most 4096");
+  // Next-token prediction blocks stand last and are not part of decoding.
+  const int64_t next_token = integer_or("nextn_predict_layers", 0);
+  DYNO_CHECK(ModelError, next_token < blocks, "[model] ", key("nextn_predict_layers"), " is ", next_token, " of ",
+             blocks, " blocks");
+  m.n_layers = blocks - next_token;
+  m.layers.resize(static_cast<size_t>(m.n_layers));
+  m.n_embd = integer("embedding_length", 1);
+  m.n_ctx_train = integer("context_length", 1);
+  m.norm_eps = real("attention.layer_norm_rms_epsilon");
+  DYNO_CHECK(ModelError, m.norm_eps > 0 && m.norm_eps < 1, "[model] ", key("attention.layer_norm_rms_epsilon"), " is ",
+             m.norm_eps);
+
+  const TensorInfo* table = file_.find_tensor("token_embd.weight");
+  DYNO_CHECK(ModelError, table != nullptr, "[model] tensor token_embd.weight is missing");
+  m.n_vocab = table->dims[1];
+  m.token_embd = matrix("token_embd.weight", m.n_vocab, m.n_embd);
+  m.weights.back().table = true;
+  m.output_norm = vector("output_norm.weight", m.n_embd);
+  m.tied_output = !has_tensor("output.weight");
+  if (m.tied_output) {
+    const TensorInfo& shared = expect_tensor("token_embd.weight", {m.n_embd, m.n_vocab});
+    m.output = add("token_embd.weight", Transform::none, shared.type, 1, m.n_vocab, m.n_embd);
+    m.weights.back().name += " (output)";
+  } else {
+    m.output = matrix("output.weight", m.n_vocab, m.n_embd);
+  }
+  m.output_bias = vector_optional("output.bias", m.n_vocab);
+}
+
+RopeSpec Builder::rope(bool neox, int64_t rotary_dims) {
+  RopeSpec r;
+  r.neox = neox;
+  const int64_t heads = per_layer("attention.head_count", 0, std::nullopt, 1);
+  const int64_t head_dim = integer_or("attention.key_length", model.n_embd / heads, 1);
+  r.n_rot = rotary_dims > 0 ? rotary_dims : integer_or("rope.dimension_count", head_dim, 2);
+  DYNO_CHECK(ModelError, r.n_rot >= 2 && r.n_rot % 2 == 0, "[model] ", key("rope.dimension_count"), " is ", r.n_rot,
+             "; expected an even number of at least 2");
+  r.base = real_or("rope.freq_base", 10000.0);
+  DYNO_CHECK(ModelError, r.base > 1, "[model] ", key("rope.freq_base"), " is ", r.base, "; expected more than 1");
+
+  const std::string scaling = text("rope.scaling.type").value_or("none");
+  // Older files give the factor alone, or its inverse under another name; both mean linear.
+  const double old_linear = real_or("rope.scale_linear", 1.0);
+  r.factor = real_or("rope.scaling.factor", 1.0);
+  DYNO_CHECK(ModelError, r.factor >= 0 && old_linear >= 0, "[model] ", key("rope.scaling.factor"), " is ", r.factor);
+  if (scaling == "linear") {
+    r.scaling = RopeScaling::linear;
+  } else if (scaling == "yarn") {
+    r.scaling = RopeScaling::yarn;
+    r.original_context = integer_or("rope.scaling.original_context_length", model.n_ctx_train, 1);
+    r.beta_fast = real_or("rope.scaling.yarn_beta_fast", 32.0);
+    r.beta_slow = real_or("rope.scaling.yarn_beta_slow", 1.0);
+    r.attention_factor = real_or("rope.scaling.attn_factor", 1.0);
+    DYNO_CHECK(ModelError, r.beta_fast > 0 && r.beta_slow > 0, "[model] YaRN betas of ", r.beta_fast, " and ",
+               r.beta_slow, "; expected positive numbers");
+  } else if (scaling == "none") {
+    if (old_linear != 1.0 && old_linear > 0) {
+      r.scaling = RopeScaling::linear;
+      r.factor = old_linear;
+    }
+  } else {
+    throw UnsupportedError(str_cat("[model] ", key("rope.scaling.type"), " is '", scaling,
+                                   "'; supported: none, linear, yarn"));
+  }
+  if (r.factor == 0) r.factor = 1.0;
+  if (r.factor == 1.0) r.scaling = RopeScaling::none;
+  if (has_tensor("rope_freqs.weight")) r.frequency_factors = vector("rope_freqs.weight", r.n_rot / 2);
+  for (const std::string_view name : {"rope_factors_long.weight", "rope_factors_short.weight"}) {
+    DYNO_CHECK(UnsupportedError, !has_tensor(name), "[model] tensor ", name, ": long-rope scaling is not supported");
+  }
+  return r;
+}
+
+void Builder::gqa(LayerSpec& layer, int64_t i, const RopeSpec& rope_spec) {
+  const ModelDesc& m = model;
+  AttentionSpec& a = layer.attention;
+  a.kind = AttentionKind::gqa;
+  a.heads = per_layer("attention.head_count", i, std::nullopt, 1);
+  a.kv_heads = per_layer("attention.head_count_kv", i, a.heads, 1);
+  a.dk = integer_or("attention.key_length", m.n_embd / a.heads, 1);
+  a.dv = integer_or("attention.value_length", m.n_embd / a.heads, 1);
+  a.rope = rope_spec;
+  DYNO_CHECK(ModelError, a.heads % a.kv_heads == 0, "[model] layer ", i, ": ", a.heads, " heads over ", a.kv_heads,
+             " key-value heads");
+  DYNO_CHECK(ModelError, rope_spec.n_rot <= a.dk, "[model] layer ", i, ": ", rope_spec.n_rot,
+             " rotary dims in heads of ", a.dk);
+  a.scale = 1.0 / std::sqrt(static_cast<double>(a.dk));
+  a.softcap = real_or("attn_logit_softcapping", 0);
+
+  layer.attn_norm = vector(blk(i, "attn_norm.weight"), m.n_embd);
+  const int64_t q_rows = a.heads * a.dk;
+  const int64_t k_rows = a.kv_heads * a.dk;
+  const int64_t v_rows = a.kv_heads * a.dv;
+  if (has_tensor(blk(i, "attn_qkv.weight"))) {
+    a.qkv = matrix(blk(i, "attn_qkv.weight"), q_rows + k_rows + v_rows, m.n_embd);
+    a.qkv_bias = vector_optional(blk(i, "attn_qkv.bias"), q_rows + k_rows + v_rows);
+  } else {
+    a.q = matrix(blk(i, "attn_q.weight"), q_rows, m.n_embd);
+    a.k = matrix(blk(i, "attn_k.weight"), k_rows, m.n_embd);
+    a.v = matrix(blk(i, "attn_v.weight"), v_rows, m.n_embd);
+    a.q_bias = vector_optional(blk(i, "attn_q.bias"), q_rows);
+    a.k_bias = vector_optional(blk(i, "attn_k.bias"), k_rows);
+    a.v_bias = vector_optional(blk(i, "attn_v.bias"), v_rows);
+  }
+  a.q_norm = vector_optional(blk(i, "attn_q_norm.weight"), a.dk);
+  a.k_norm = vector_optional(blk(i, "attn_k_norm.weight"), a.dk);
+  a.output = matrix(blk(i, "attn_output.weight"), m.n_embd, a.heads * a.dv);
+  a.output_bias = vector_optional(blk(i, "attn_output.bias"), m.n_embd);
+}
+
+void Builder::require_qk_norm(const LayerSpec& layer, int64_t i) const {
+  DYNO_CHECK(ModelError, layer.attention.q_norm != kNone && layer.attention.k_norm != kNone, "[model] tensor ",
+             blk(i, layer.attention.q_norm == kNone ? "attn_q_norm.weight" : "attn_k_norm.weight"), " is missing");
+}
+
+bool Builder::is_local_layer(int64_t i, int64_t default_pattern) const {
+  constexpr std::string_view kPattern = "attention.sliding_window_pattern";
+  if (is_array(kPattern)) {
+    const std::vector<bool> local = file_.metadata().get_bool_array(key(kPattern));
+    DYNO_CHECK(ModelError, i < static_cast<int64_t>(local.size()), "[model] ", key(kPattern), " has ", local.size(),
+               " entries; layer ", i, " needs one");
+    return local[static_cast<size_t>(i)];
+  }
+  return (i + 1) % integer_or(kPattern, default_pattern, 1) != 0;
+}
+
+void Builder::dense_ffn(LayerSpec& layer, int64_t i, int64_t width) {
+  const int64_t n_embd = model.n_embd;
+  FfnSpec& f = layer.ffn;
+  f.kind = FfnKind::dense;
+  f.dense_width = width;
+  f.gate = matrix(blk(i, "ffn_gate.weight"), width, n_embd);
+  f.up = matrix(blk(i, "ffn_up.weight"), width, n_embd);
+  f.down = matrix(blk(i, "ffn_down.weight"), n_embd, width);
+  f.gate_bias = vector_optional(blk(i, "ffn_gate.bias"), width);
+  f.up_bias = vector_optional(blk(i, "ffn_up.bias"), width);
+  f.down_bias = vector_optional(blk(i, "ffn_down.bias"), n_embd);
+}
+
+void Builder::moe_ffn(LayerSpec& layer, int64_t i, const MoeFacts& facts) {
+  const int64_t n_embd = model.n_embd;
+  FfnSpec& f = layer.ffn;
+  f.kind = FfnKind::moe;
+  f.width = facts.width;
+  f.experts = integer("expert_count", 1);
+  f.used = integer("expert_used_count", 1);
+  f.groups = integer_or("expert_group_count", 1);
+  f.groups_used = integer_or("expert_group_used_count", f.groups);
+  DYNO_CHECK(ModelError, facts.width > 0, "[model] ", key("expert_feed_forward_length"), " is ", facts.width);
+  DYNO_CHECK(ModelError, f.experts <= 65536 && f.used <= f.experts, "[model] ", f.used, " experts used of ",
+             f.experts);
+  if (f.groups <= 1) f.groups = f.groups_used = 1;
+  DYNO_CHECK(ModelError,
+             f.experts % f.groups == 0 && f.groups_used >= 1 && f.groups_used <= f.groups &&
+                 f.groups_used * (f.experts / f.groups) >= f.used,
+             "[model] ", f.experts, " experts in ", f.groups, " groups of which ", f.groups_used, " are used for ",
+             f.used, " experts");
+
+  const int64_t gating = integer_or("expert_gating_func", 0);
+  switch (gating) {
+    case 0: f.gating = facts.gating; break;
+    case 1: f.gating = ops::Gating::softmax; break;
+    case 2: f.gating = ops::Gating::sigmoid; break;
+    case 3: f.gating = ops::Gating::softmax_selected; break;
+    default:
+      throw UnsupportedError(str_cat("[model] ", key("expert_gating_func"), " is ", gating,
+                                     "; supported: 1 softmax, 2 sigmoid, 3 softmax over the selected"));
+  }
+  f.normalize = flag_or("expert_weights_norm", facts.normalize);
+  f.weights_scale = real_or("expert_weights_scale", 1.0);
+  if (f.weights_scale == 0) f.weights_scale = 1.0;  // the format's way to say "none"
+
+  f.router = matrix(blk(i, "ffn_gate_inp.weight"), f.experts, n_embd);
+  f.router_bias = vector_optional(blk(i, "ffn_gate_inp.bias"), f.experts);
+  f.selection_bias = vector_optional(blk(i, "exp_probs_b.bias"), f.experts);
+  DYNO_CHECK(UnsupportedError, !has_tensor(blk(i, "ffn_gate_up_exps.weight")), "[model] tensor ",
+             blk(i, "ffn_gate_up_exps.weight"), ": merged gate and up experts are not supported; convert the file "
+             "with separate ffn_gate_exps and ffn_up_exps");
+  f.experts_gate = stack(blk(i, "ffn_gate_exps.weight"), f.experts, f.width, n_embd);
+  f.experts_up = stack(blk(i, "ffn_up_exps.weight"), f.experts, f.width, n_embd);
+  f.experts_down = stack(blk(i, "ffn_down_exps.weight"), f.experts, n_embd, f.width);
+  f.experts_gate_bias = vector_optional(blk(i, "ffn_gate_exps.bias"), f.width, f.experts);
+  f.experts_up_bias = vector_optional(blk(i, "ffn_up_exps.bias"), f.width, f.experts);
+  f.experts_down_bias = vector_optional(blk(i, "ffn_down_exps.bias"), n_embd, f.experts);
+
+  if (facts.shared_width > 0 || has_tensor(blk(i, "ffn_gate_shexp.weight"))) {
+    DYNO_CHECK(ModelError, facts.shared_width > 0, "[model] tensor ", blk(i, "ffn_gate_shexp.weight"),
+               " is there, but the metadata gives shared experts no width");
+    f.dense_width = facts.shared_width;
+    f.gate = matrix(blk(i, "ffn_gate_shexp.weight"), facts.shared_width, n_embd);
+    f.up = matrix(blk(i, "ffn_up_shexp.weight"), facts.shared_width, n_embd);
+    f.down = matrix(blk(i, "ffn_down_shexp.weight"), n_embd, facts.shared_width);
+  }
+}
+
+void Builder::finish() {
+  for (const TensorInfo& tensor : file_.tensors()) {
+    if (!used_.contains(tensor.name)) model.unused_tensors.emplace_back(tensor.name);
+  }
+}
+
+}  // namespace dyno::model

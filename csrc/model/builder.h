@@ -1,0 +1,97 @@
+// What an architecture file is written with: checked access to metadata, and weights by role. Every shape is checked
+// against the hyper-parameters here, so that the plan and the kernels can rely on it.
+#pragma once
+
+#include <optional>
+#include <set>
+
+#include "core/error.h"
+#include "model/model_desc.h"
+
+namespace dyno::model {
+
+class Builder {
+ public:
+  Builder(const GgufFile& file, ModelDesc& model);
+
+  // Metadata under the architecture's prefix: integer("block_count") reads "<arch>.block_count".
+  int64_t integer(std::string_view key, int64_t least = 0) const;  // required
+  int64_t integer_or(std::string_view key, int64_t fallback, int64_t least = 0) const;
+  double real(std::string_view key) const;
+  double real_or(std::string_view key, double fallback) const;
+  bool flag_or(std::string_view key, bool fallback) const;
+  std::optional<std::string> text(std::string_view key) const;
+  // A number per layer: a scalar holds for all layers.
+  int64_t per_layer(std::string_view key, int64_t layer, std::optional<int64_t> fallback, int64_t least = 0) const;
+  bool has_key(std::string_view key) const;
+  bool is_array(std::string_view key) const;
+  bool has_tensor(std::string_view name) const;
+
+  // w[rows, cols]; throws ModelError when absent or of another shape.
+  WeightId matrix(const std::string& name, int64_t rows, int64_t cols);
+  WeightId matrix_optional(const std::string& name, int64_t rows, int64_t cols);
+  // w[batch, rows, cols]
+  WeightId stack(const std::string& name, int64_t batch, int64_t rows, int64_t cols);
+  // A vector as f32 [n], or a stack of them [batch, n].
+  WeightId vector(const std::string& name, int64_t n);
+  WeightId vector_optional(const std::string& name, int64_t n, int64_t batch = 1);
+  WeightId derived(const std::string& name, const std::string& suffix, Transform transform, DType type, int64_t batch,
+                   int64_t rows, int64_t cols);
+  // Checks a tensor's shape {ne0, ne1, …} without adding a weight.
+  const TensorInfo& expect_tensor(const std::string& name, std::initializer_list<int64_t> shape) const;
+
+  // Head counts, norms, embedding and output: what all architectures share. `layers` are sized here.
+  void common();
+  LayerSpec& layer(int64_t index) { return model.layers.at(static_cast<size_t>(index)); }
+  // "blk.<layer>.<what>"
+  static std::string blk(int64_t layer, std::string_view what);
+
+  // Building blocks shared by architectures; each fills the spec from the tensors it finds.
+  // `rotary_dims` of 0: the file's rope.dimension_count, or the whole head.
+  RopeSpec rope(bool neox, int64_t rotary_dims = 0);
+  // Norm, q/k/v (or fused qkv) with whatever biases the file has, output projection; scale 1/sqrt(dk).
+  void gqa(LayerSpec& layer, int64_t index, const RopeSpec& rope);
+  void require_qk_norm(const LayerSpec& layer, int64_t index) const;
+  // Sliding-window layers: all but every n-th, n being the default pattern or what the file says.
+  bool is_local_layer(int64_t index, int64_t default_pattern) const;
+  int64_t feed_forward(int64_t index) const { return per_layer("feed_forward_length", index, std::nullopt, 1); }
+  void dense_ffn(LayerSpec& layer, int64_t index, int64_t width);
+  struct MoeFacts {
+    ops::Gating gating = ops::Gating::softmax;  // where the file does not say
+    bool normalize = false;                     // likewise
+    int64_t width = 0;
+    int64_t shared_width = 0;
+  };
+  void moe_ffn(LayerSpec& layer, int64_t index, const MoeFacts& facts);
+
+  // After everything: records tensors nobody asked for.
+  void finish();
+
+  ModelDesc& model;
+
+ private:
+  std::string key(std::string_view name) const;
+  WeightId add(const std::string& name, Transform transform, DType type, int64_t batch, int64_t rows, int64_t cols);
+
+  const GgufFile& file_;
+  std::set<std::string, std::less<>> used_;
+};
+
+// One entry per architecture file.
+struct Architecture {
+  std::string_view name;
+  void (*build)(Builder&);
+};
+
+void build_llama(Builder&);
+void build_qwen2(Builder&);
+void build_qwen3(Builder&);
+void build_qwen3moe(Builder&);
+void build_deepseek2(Builder&);
+void build_gemma3(Builder&);
+void build_gpt_oss(Builder&);
+void build_glm4moe(Builder&);
+void build_granitemoe(Builder&);
+void build_bailingmoe2(Builder&);
+
+}  // namespace dyno::model

@@ -1,0 +1,130 @@
+#include "model/model_desc.h"
+
+#include <array>
+
+#include "core/error.h"
+#include "model/builder.h"
+
+namespace dyno::model {
+namespace {
+
+constexpr std::array kArchitectures = {
+    Architecture{"llama", build_llama},           Architecture{"qwen2", build_qwen2},
+    Architecture{"qwen3", build_qwen3},           Architecture{"qwen3moe", build_qwen3moe},
+    Architecture{"deepseek2", build_deepseek2},   Architecture{"gemma3", build_gemma3},
+    Architecture{"gpt-oss", build_gpt_oss},       Architecture{"glm4moe", build_glm4moe},
+    Architecture{"granitemoe", build_granitemoe}, Architecture{"bailingmoe2", build_bailingmoe2},
+};
+
+void check_types(const ModelDesc& model) {
+  for (const Weight& w : model.weights) {
+    DYNO_CHECK(UnsupportedError, dtype_info(w.type).is_weight, "[model] tensor ", w.name, " is ", dtype_name(w.type),
+               ", a type that no kernel here multiplies with");
+  }
+}
+
+}  // namespace
+
+std::vector<std::string_view> known_architectures() {
+  std::vector<std::string_view> names;
+  for (const Architecture& a : kArchitectures) names.push_back(a.name);
+  return names;
+}
+
+ModelDesc describe_model(const GgufFile& file) {
+  const auto architecture = file.metadata().find_string("general.architecture");
+  DYNO_CHECK(ModelError, architecture.has_value(), "[model] metadata key general.architecture is missing");
+  for (const Architecture& known : kArchitectures) {
+    if (known.name != *architecture) continue;
+    ModelDesc model;
+    model.architecture = std::string(*architecture);
+    model.name = std::string(file.metadata().find_string("general.name").value_or(""));
+    Builder builder(file, model);
+    known.build(builder);
+    builder.finish();
+    check_types(model);
+    return model;
+  }
+  std::string names;
+  for (const Architecture& known : kArchitectures) names += str_cat(names.empty() ? "" : ", ", known.name);
+  throw UnsupportedError(str_cat("[model] architecture '", *architecture, "' is not supported; known: ", names));
+}
+
+int64_t ModelDesc::moe_layers() const {
+  int64_t n = 0;
+  for (const LayerSpec& layer : layers) n += layer.ffn.kind == FfnKind::moe ? 1 : 0;
+  return n;
+}
+
+int64_t ModelDesc::parameters() const {
+  int64_t n = 0;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    if (tied_output && static_cast<WeightId>(i) == output) continue;
+    n += weights[i].batch * weights[i].rows * weights[i].cols;
+  }
+  return n;
+}
+
+namespace {
+
+std::string attention_text(const AttentionSpec& a) {
+  std::string out = a.kind == AttentionKind::mla
+                        ? str_cat("MLA ", a.heads, " heads, latent ", a.kv_lora, ", nope ", a.nope, ", v ", a.v_head)
+                        : str_cat("GQA ", a.heads, "/", a.kv_heads, " heads of ", a.dk,
+                                  a.dv != a.dk ? str_cat(" (v ", a.dv, ")") : std::string());
+  if (a.q_norm != kNone) out += ", q/k norm";
+  if (a.q_bias != kNone || a.qkv_bias != kNone) out += ", biases";
+  if (a.qkv != kNone) out += ", fused qkv";
+  if (a.sinks != kNone) out += ", sinks";
+  if (a.window > 0) out += str_cat(", window ", a.window);
+  if (a.softcap > 0) out += str_cat(", softcap ", a.softcap);
+  out += str_cat(", rope ", a.rope.neox ? "neox " : "norm ", a.rope.n_rot, " base ", a.rope.base);
+  if (a.rope.scaling == RopeScaling::linear) out += str_cat(" linear x", a.rope.factor);
+  if (a.rope.scaling == RopeScaling::yarn) out += str_cat(" yarn x", a.rope.factor);
+  if (a.rope.frequency_factors != kNone) out += " with frequency factors";
+  return out;
+}
+
+std::string ffn_text(const FfnSpec& f) {
+  if (f.kind == FfnKind::dense) return str_cat("dense ", f.dense_width, ", ", ops::activation_name(f.activation));
+  std::string out = str_cat("MoE ", f.used, " of ", f.experts, " experts of ", f.width, ", ",
+                            ops::activation_name(f.activation), ", gating ", ops::gating_name(f.gating));
+  if (f.selection_bias != kNone) out += " + selection bias";
+  if (f.groups > 1) out += str_cat(", ", f.groups_used, " of ", f.groups, " groups");
+  if (f.normalize) out += ", normalised";
+  if (f.weights_scale != 1.0) out += str_cat(", scale ", f.weights_scale);
+  if (f.dense_width > 0) out += str_cat(", shared expert ", f.dense_width);
+  return out;
+}
+
+}  // namespace
+
+std::string ModelDesc::describe() const {
+  std::string out = str_cat(architecture, name.empty() ? "" : " (" + name + ")", "\n  layers ", n_layers,
+                            ", embedding ", n_embd, ", vocabulary ", n_vocab, ", context ", n_ctx_train,
+                            ", parameters ", parameters(), "\n  norm eps ", norm_eps);
+  if (embedding_scale != 1.0) out += str_cat(", embedding scale ", embedding_scale);
+  if (residual_scale != 1.0) out += str_cat(", residual scale ", residual_scale);
+  if (logit_scale != 1.0) out += str_cat(", logit scale ", logit_scale);
+  if (logit_softcap != 0) out += str_cat(", logit softcap ", logit_softcap);
+  if (tied_output) out += ", output tied to the embedding";
+  out += "\n";
+  // Runs of equal layers are one line.
+  for (size_t first = 0; first < layers.size();) {
+    const std::string text = attention_text(layers[first].attention) + "; " + ffn_text(layers[first].ffn);
+    size_t last = first;
+    while (last + 1 < layers.size() &&
+           attention_text(layers[last + 1].attention) + "; " + ffn_text(layers[last + 1].ffn) == text) {
+      ++last;
+    }
+    out += str_cat("  layer ", first, last > first ? str_cat("-", last) : std::string(), ": ", text, "\n");
+    first = last + 1;
+  }
+  if (!unused_tensors.empty()) {
+    out += str_cat("  not used: ", unused_tensors.size(), " tensors (", unused_tensors.front(),
+                   unused_tensors.size() > 1 ? ", …)\n" : ")\n");
+  }
+  return out;
+}
+
+}  // namespace dyno::model

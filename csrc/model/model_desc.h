@@ -1,0 +1,153 @@
+// ModelDesc: what a model is, as a table of facts. Input: GgufFile. Output: layer specs that the plan walks.
+// A plain value; it points into the GgufFile it was made from, which must outlive it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "gguf/gguf_file.h"
+#include "ops/op.h"
+
+namespace dyno::model {
+
+// Index into ModelDesc::weights; kNone where a model has no such tensor.
+using WeightId = int32_t;
+inline constexpr WeightId kNone = -1;
+
+// What a loader does with a tensor before kernels see it.
+enum class Transform : uint8_t {
+  none,
+  to_f32,           // small vectors: norms, biases, sinks, frequency factors
+  kv_b_k_transposed,  // legacy attn_kv_b: the key half of each head, transposed to [heads, kv_lora, nope], f32 or f16
+  kv_b_v,           // legacy attn_kv_b: the value half of each head, rows as in the file
+};
+
+// One matrix (or stack of `batch` matrices, or vector) that a kernel reads: w[batch, rows, cols].
+struct Weight {
+  std::string name;  // of the GGUF tensor, with a suffix where one tensor yields several weights
+  const TensorInfo* tensor = nullptr;
+  Transform transform = Transform::none;
+  DType type = DType::f32;  // after the transform
+  int64_t batch = 1;        // experts, or heads
+  int64_t rows = 0;
+  int64_t cols = 0;  // the contracted dimension
+  bool table = false;  // read by token id (embed)
+};
+
+enum class RopeScaling : uint8_t { none, linear, yarn };
+
+struct RopeSpec {
+  bool neox = false;
+  int64_t n_rot = 0;
+  double base = 10000.0;
+  RopeScaling scaling = RopeScaling::none;
+  double factor = 1.0;  // context extension: 1 = none
+  int64_t original_context = 0;
+  double beta_fast = 32.0;
+  double beta_slow = 1.0;
+  double attention_factor = 1.0;      // of the file; multiplies YaRN's own
+  bool yarn_scales_cos_sin = true;    // deepseek2 folds the magnitude into the attention scale instead
+  WeightId frequency_factors = kNone;  // divisors of the frequencies (llama 3), f32 [n_rot / 2]
+};
+
+enum class AttentionKind : uint8_t { gqa, mla };
+
+struct AttentionSpec {
+  AttentionKind kind = AttentionKind::gqa;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t dk = 0;  // of a query and key head, as multiplied with the cache's rows
+  int64_t dv = 0;
+  double scale = 0;
+  int64_t window = 0;  // 0: every earlier position; else key j is seen by query p iff p - j < window
+  double softcap = 0;
+  RopeSpec rope;
+
+  // gqa: q, k, v or one fused qkv
+  WeightId q = kNone, k = kNone, v = kNone, qkv = kNone;
+  WeightId q_bias = kNone, k_bias = kNone, v_bias = kNone, qkv_bias = kNone;
+  WeightId q_norm = kNone, k_norm = kNone;  // RMS over each head
+  WeightId sinks = kNone;                   // [heads]
+
+  // mla (DeepSeek-V2, arXiv:2405.04434), computed in absorbed form over the latent cache
+  int64_t kv_lora = 0;    // width of the latent
+  int64_t nope = 0;       // non-rotary dims of a query head
+  int64_t v_head = 0;     // dims of a value head before the output projection
+  WeightId q_a = kNone, q_a_norm = kNone, q_b = kNone;  // low-rank queries; otherwise `q`
+  WeightId kv_a = kNone, kv_a_norm = kNone;
+  WeightId k_b = kNone;   // [heads, kv_lora, nope]
+  WeightId v_b = kNone;   // [heads, v_head, kv_lora]
+
+  WeightId output = kNone, output_bias = kNone;
+};
+
+enum class FfnKind : uint8_t { dense, moe };
+
+struct FfnSpec {
+  FfnKind kind = FfnKind::dense;
+  ops::Activation activation = ops::Activation::silu;
+  int64_t width = 0;  // of one (expert's) hidden layer
+
+  // dense FFN, or the shared experts of a mixture (all of them side by side)
+  WeightId gate = kNone, up = kNone, down = kNone;
+  WeightId gate_bias = kNone, up_bias = kNone, down_bias = kNone;
+  int64_t dense_width = 0;
+
+  // mixture of experts
+  int64_t experts = 0, used = 0, groups = 1, groups_used = 1;
+  ops::Gating gating = ops::Gating::softmax;
+  bool normalize = false;
+  double weights_scale = 1.0;
+  WeightId router = kNone, router_bias = kNone, selection_bias = kNone;
+  WeightId experts_gate = kNone, experts_up = kNone, experts_down = kNone;
+  WeightId experts_gate_bias = kNone, experts_up_bias = kNone, experts_down_bias = kNone;
+};
+
+struct LayerSpec {
+  WeightId attn_norm = kNone;
+  AttentionSpec attention;
+  WeightId attn_post_norm = kNone;  // on the attention's output, before it joins the residual stream
+  WeightId ffn_norm = kNone;
+  FfnSpec ffn;
+  WeightId ffn_post_norm = kNone;
+};
+
+struct ModelDesc {
+  std::string architecture;
+  std::string name;
+  int64_t n_layers = 0;
+  int64_t n_embd = 0;
+  int64_t n_vocab = 0;
+  int64_t n_ctx_train = 0;
+  double norm_eps = 0;
+  double embedding_scale = 1.0;
+  double residual_scale = 1.0;  // on what attention and FFN add to the residual stream
+  double logit_scale = 1.0;     // logits are multiplied by it
+  double logit_softcap = 0;
+
+  WeightId token_embd = kNone;
+  WeightId output_norm = kNone;
+  WeightId output = kNone;  // the embedding table where tied
+  WeightId output_bias = kNone;
+  bool tied_output = false;
+
+  std::vector<LayerSpec> layers;
+  std::vector<Weight> weights;
+  std::vector<std::string> unused_tensors;  // in the file, not needed to decode (next-token heads, …)
+
+  const Weight& weight(WeightId id) const { return weights.at(static_cast<size_t>(id)); }
+  int64_t moe_layers() const;
+  // Weights of matrices, without tied duplicates.
+  int64_t parameters() const;
+  std::string describe() const;
+};
+
+// Throws ModelError: unknown architecture (lists the known ones), missing or mis-shaped tensor, impossible
+// hyper-parameter.
+ModelDesc describe_model(const GgufFile& file);
+
+std::vector<std::string_view> known_architectures();
+
+}  // namespace dyno::model
