@@ -1,0 +1,54 @@
+// Memory of intermediate values: each gets an offset such that values in use at the same time never overlap.
+#include <algorithm>
+#include <numeric>
+
+#include "core/error.h"
+#include "plan/plan.h"
+
+namespace dyno::plan {
+namespace {
+
+constexpr size_t kAlignment = 64;
+
+size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+}  // namespace
+
+void layout_arena(Plan& plan, int64_t ubatch) {
+  DYNO_CHECK(PlanError, ubatch >= 1 && ubatch <= 65536, "[plan] ubatch is ", ubatch, "; expected 1 to 65536");
+  plan.ubatch = ubatch;
+  const auto bytes_of = [&](const Value& v) {
+    return aligned(v.bytes_per_token * static_cast<size_t>(ubatch) + v.bytes_fixed);
+  };
+
+  // Largest first, each at the lowest offset that is free during its life.
+  std::vector<size_t> order;
+  for (size_t i = 0; i < plan.values.size(); ++i) {
+    if (plan.values[i].first_use >= 0 && static_cast<ValueId>(i) != plan.logits) order.push_back(i);
+  }
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return bytes_of(plan.values[a]) > bytes_of(plan.values[b]);
+  });
+  std::vector<size_t> placed;
+  plan.arena_bytes = 0;
+  for (const size_t i : order) {
+    Value& value = plan.values[i];
+    std::vector<std::pair<size_t, size_t>> taken;
+    for (const size_t j : placed) {
+      const Value& other = plan.values[j];
+      const bool apart = other.last_use < value.first_use || value.last_use < other.first_use;
+      if (!apart) taken.emplace_back(other.offset, other.offset + bytes_of(other));
+    }
+    std::sort(taken.begin(), taken.end());
+    size_t offset = 0;
+    for (const auto& [begin, end] : taken) {
+      if (offset + bytes_of(value) <= begin) break;
+      offset = std::max(offset, end);
+    }
+    value.offset = offset;
+    placed.push_back(i);
+    plan.arena_bytes = std::max(plan.arena_bytes, offset + bytes_of(value));
+  }
+}
+
+}  // namespace dyno::plan

@@ -1,0 +1,126 @@
+#include "plan/plan.h"
+
+#include <algorithm>
+#include <map>
+
+#include "core/error.h"
+#include "ops/matmul/layout.h"
+#include "plan/op_list.h"
+
+namespace dyno::plan {
+namespace {
+
+constexpr int64_t kDefaultContext = 4096;
+
+bool is_cache_type(DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16 || t == DType::q8_0; }
+
+void check_cache_type(DType type, int64_t dim, const char* which, size_t layer) {
+  DYNO_CHECK(PlanError, is_cache_type(type), "[plan] kv_type_", which, " is ", dtype_name(type),
+             "; expected f32, f16, bf16 or q8_0");
+  DYNO_CHECK(PlanError, type != DType::q8_0 || dim % 32 == 0, "[plan] kv_type_", which,
+             " q8_0 needs heads that are a multiple of 32 wide; layer ", layer, " has ", dim,
+             ". Use f16 or bf16 for this model");
+}
+
+// Weights that owned copies are made of: repacked, converted or transposed.
+WeightPlacement place(const model::Weight& w, const LoadOptions& load) {
+  WeightPlacement p;
+  const bool quantised = !is_float(w.type);
+  const bool matrix = w.transform == model::Transform::none || w.transform == model::Transform::kv_b_v;
+  if (matrix && !w.table && quantised && load.cpu_repack && load.numerics == Numerics::standard &&
+      ops::layout_supported(w.type, ops::Layout::x16)) {
+    p.layout = ops::Layout::x16;
+  }
+  p.mapped = w.transform == model::Transform::none && p.layout == ops::Layout::plain;
+  p.bytes = static_cast<size_t>(w.batch) * ops::layout_bytes(w.type, p.layout, w.rows, w.cols);
+  return p;
+}
+
+std::string mib(size_t bytes) {
+  const double value = static_cast<double>(bytes) / (1 << 20);
+  std::ostringstream out;
+  out.precision(1);
+  out << std::fixed << value << " MiB";
+  return out.str();
+}
+
+}  // namespace
+
+std::string_view numerics_name(Numerics numerics) { return numerics == Numerics::exact ? "exact" : "default"; }
+
+void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& context) {
+  ContextOptions c = context;
+  DYNO_CHECK(PlanError, c.ctx >= 0, "[plan] ctx is ", c.ctx, "; expected 0 (the default) or more");
+  if (c.ctx == 0) c.ctx = std::min(model.n_ctx_train, kDefaultContext);
+  DYNO_CHECK(PlanError, c.ctx <= model.n_ctx_train, "[plan] ctx is ", c.ctx, ", but the model was made for ",
+             model.n_ctx_train, " positions; use ctx=", model.n_ctx_train, " or less");
+  DYNO_CHECK(PlanError, c.sequences >= 1 && c.sequences <= 1024, "[plan] sequences is ", c.sequences,
+             "; expected 1 to 1024");
+  const bool latent = std::any_of(model.layers.begin(), model.layers.end(), [](const model::LayerSpec& layer) {
+    return layer.attention.kind == model::AttentionKind::mla;
+  });
+  plan.kv_type_k = c.kv_type_k.value_or(latent ? DType::f32 : DType::f16);
+  plan.kv_type_v = c.kv_type_v.value_or(latent ? plan.kv_type_k : DType::f16);
+  plan.context = c;
+  plan.kv.clear();
+  size_t offset = 0;
+  const auto positions = static_cast<size_t>(c.ctx * c.sequences);
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    const model::AttentionSpec& a = model.layers[i].attention;
+    check_cache_type(plan.kv_type_k, a.dk, "k", i);
+    KvLayer kv;
+    kv.k_row_bytes = static_cast<int64_t>(row_bytes(plan.kv_type_k, a.kv_heads * a.dk));
+    kv.k_offset = offset;
+    offset += (static_cast<size_t>(kv.k_row_bytes) * positions + 63) / 64 * 64;
+    if (a.kind == model::AttentionKind::gqa) {
+      check_cache_type(plan.kv_type_v, a.dv, "v", i);
+      kv.v_row_bytes = static_cast<int64_t>(row_bytes(plan.kv_type_v, a.kv_heads * a.dv));
+      kv.v_offset = offset;
+      offset += (static_cast<size_t>(kv.v_row_bytes) * positions + 63) / 64 * 64;
+    }
+    plan.kv.push_back(kv);
+  }
+  plan.kv_bytes = offset;
+}
+
+Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const LoadOptions& load,
+                const ContextOptions& context, int64_t ubatch) {
+  Plan plan;
+  plan.device = device;
+  plan.load = load;
+  layout_kv(plan, model, context);
+  for (const model::Weight& weight : model.weights) {
+    plan.weights.push_back(place(weight, load));
+  }
+  for (size_t i = 0; i < plan.weights.size(); ++i) {
+    // Of the embedding table only the rows of the prompt's tokens are ever read.
+    if (!(model.weights[i].table && plan.weights[i].mapped)) plan.weights_bytes += plan.weights[i].bytes;
+  }
+  OpList(plan, model).build();
+  layout_arena(plan, ubatch);
+  return plan;
+}
+
+std::string Plan::describe(const model::ModelDesc& model) const {
+  std::string out = str_cat("device ", device.name, " (", cpu_isa_name(device.isa), ", ", device.cores, " cores)\n",
+                            "numerics ", numerics_name(load.numerics), ", cpu_repack ", load.cpu_repack ? "on" : "off",
+                            "\ncontext ", context.ctx, " positions x ", context.sequences, " sequence",
+                            context.sequences > 1 ? "s" : "", ", cache k ", dtype_name(kv_type_k), " v ",
+                            dtype_name(kv_type_v), ", u-batch ", ubatch, "\n");
+  out += str_cat("weights ", mib(weights_bytes), "\nkv cache ", mib(kv_bytes), "\narena ", mib(arena_bytes),
+                 "\nscratch ", mib(scratch_bytes), "\ntotal ", mib(total_bytes()), "\n");
+  std::map<std::string, std::pair<int, size_t>> groups;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    auto& [count, bytes] = groups[str_cat(dtype_name(model.weights[i].type), " ", ops::layout_name(weights[i].layout),
+                                          weights[i].mapped ? ", mapped from the file" : ", owned copy")];
+    ++count;
+    bytes += weights[i].bytes;
+  }
+  for (const auto& [text, group] : groups) {
+    out += str_cat("  ", group.first, " weights ", text, ": ", mib(group.second), "\n");
+  }
+  out += str_cat(nodes.size(), " ops a token, ", keys.size(), " distinct\n");
+  return out;
+}
+
+}  // namespace dyno::plan

@@ -1,0 +1,145 @@
+// Plan: everything that is decided before the first token. Where each weight lies and in which layout, what the memory
+// is used for, and the ordered list of ops with their operands. Pure host code; a value that can be printed.
+//
+// Operands are slices of per-token rows. A value's memory is [tokens, row]; the executor turns (value, byte offset,
+// byte stride) into pointers once the arena exists, so the same op list serves any number of tokens up to the u-batch.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/device_info.h"
+#include "model/model_desc.h"
+#include "ops/registry.h"
+
+namespace dyno::plan {
+
+enum class Numerics : uint8_t {
+  standard,  // quantised weights meet int8 activations
+  exact,     // f32 activations and accumulation everywhere: the reference for every check
+};
+std::string_view numerics_name(Numerics numerics);
+
+// Settings that need the weights to be loaded again.
+struct LoadOptions {
+  Numerics numerics = Numerics::standard;
+  bool cpu_repack = true;
+};
+
+// Settings that re-create the KV cache and keep the weights.
+struct ContextOptions {
+  int64_t ctx = 0;  // positions per sequence; 0: min(the model's limit, 4096)
+  // Default: f16, but f32 where the cache holds MLA latents. A latent's rounding reaches all heads' keys and values at
+  // once, and the whole cache of such a model is a tenth of a GQA cache.
+  std::optional<DType> kv_type_k;
+  std::optional<DType> kv_type_v;
+  int64_t sequences = 1;
+};
+
+struct WeightPlacement {
+  ops::Layout layout = ops::Layout::plain;
+  bool mapped = false;  // kernels read the file's own pages; otherwise an owned copy of `bytes`
+  size_t bytes = 0;
+};
+
+using ValueId = int32_t;
+inline constexpr ValueId kNoValue = -1;
+
+struct Value {
+  std::string name;
+  size_t bytes_per_token = 0;
+  size_t bytes_fixed = 0;
+  int first_use = -1;  // node indices
+  int last_use = -1;
+  size_t offset = 0;  // in the arena
+};
+
+struct Operand {
+  ValueId value = kNoValue;
+  int64_t offset_bytes = 0;
+  int64_t stride_bytes = 0;        // between tokens (or rows, for ops with rows_per_token > 1)
+  int64_t batch_stride_bytes = 0;  // between heads, for batched products
+  explicit operator bool() const { return value != kNoValue; }
+};
+
+struct RopeTable {
+  std::vector<float> inv_freq;  // [n_rot / 2]
+  float mscale = 1.0f;          // on cos and sin
+  friend bool operator==(const RopeTable&, const RopeTable&) = default;
+};
+
+struct Node {
+  std::string name;         // "blk.3.attn_q"
+  int32_t layer = -1;
+  int32_t key = -1;         // index into Plan::keys
+  int32_t rows_factor = 1;  // the desc's m is tokens * rows_factor
+  Operand x{}, y{}, residual{};
+  Operand ids{}, route_weights{}, workspace{};  // mixtures of experts
+  Operand gate{};                         // glu: the other input
+  model::WeightId w = model::kNone, w2 = model::kNone, bias = model::kNone, bias2 = model::kNone;
+  float scale = 1.0f;
+  float eps = 0.0f;
+  float softcap = 0.0f;
+  int32_t window = 0;
+  int32_t rope_table = -1;
+  int32_t moe_index = -1;  // which mixture-of-experts layer, for routing capture and pinning
+  bool value_cache = false;  // kv_store: V instead of K
+};
+
+// An op as profiles name it: all nodes with this key share one Config per token bucket.
+struct OpUse {
+  ops::OpDesc desc;  // m = 1
+  std::string key;
+  int count = 0;
+  int rows_factor = 1;
+};
+
+struct KvLayer {
+  int64_t k_row_bytes = 0, v_row_bytes = 0;    // one position, all heads; v is 0 when V lies within K
+  size_t k_offset = 0, v_offset = 0;           // in the cache
+};
+
+struct Plan {
+  DeviceInfo device;
+  LoadOptions load;
+  ContextOptions context;  // ctx resolved
+  DType kv_type_k = DType::f16;
+  DType kv_type_v = DType::f16;
+  int64_t ubatch = 0;
+
+  std::vector<WeightPlacement> weights;  // parallel to ModelDesc::weights
+  std::vector<Value> values;
+  std::vector<Node> nodes;
+  std::vector<OpUse> keys;
+  std::vector<RopeTable> rope_tables;
+  std::vector<KvLayer> kv;
+  // After this node of the last layer only the rows whose logits are wanted go on; these values are compacted.
+  int32_t select_node = -1;
+  std::vector<ValueId> select_values;
+  int32_t head_node = -1;            // first node behind the last layer
+  ValueId residual = kNoValue;
+  ValueId logits = kNoValue;  // lives in the caller's memory, not in the arena
+
+  size_t weights_bytes = 0;  // owned copies and mapped pages that kernels read
+  size_t kv_bytes = 0;
+  size_t arena_bytes = 0;
+  size_t scratch_bytes = 0;  // all threads together; set when configurations are chosen
+  size_t total_bytes() const { return weights_bytes + kv_bytes + arena_bytes + scratch_bytes; }
+
+  std::string describe(const model::ModelDesc& model) const;
+};
+
+// Throws PlanError (context beyond the model's limit, impossible cache type) or UnsupportedError.
+Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const LoadOptions& load,
+                const ContextOptions& context, int64_t ubatch);
+
+// Re-plans the arena for another u-batch; op list and placement stay.
+void layout_arena(Plan& plan, int64_t ubatch);
+// Re-plans the cache.
+void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& context);
+
+RopeTable make_rope_table(const model::RopeSpec& rope, const float* frequency_factors);
+
+}  // namespace dyno::plan

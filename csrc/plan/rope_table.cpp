@@ -1,0 +1,54 @@
+// Frequencies of rotary embeddings with their context-extension rules, as one table a kernel multiplies positions with.
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "plan/plan.h"
+
+namespace dyno::plan {
+namespace {
+
+// The rotary dimension that turns `rotations` times over the original context (YaRN, arXiv:2309.00071, section 3.2).
+double yarn_dimension(double rotations, const model::RopeSpec& rope) {
+  return static_cast<double>(rope.n_rot) *
+         std::log(static_cast<double>(rope.original_context) / (rotations * 2.0 * std::numbers::pi)) /
+         (2.0 * std::log(rope.base));
+}
+
+}  // namespace
+
+RopeTable make_rope_table(const model::RopeSpec& rope, const float* frequency_factors) {
+  RopeTable table;
+  const int64_t half = rope.n_rot / 2;
+  table.inv_freq.resize(static_cast<size_t>(half));
+  double low = 0;
+  double high = 0;
+  if (rope.scaling == model::RopeScaling::yarn) {
+    low = std::max(0.0, std::floor(yarn_dimension(rope.beta_fast, rope)));
+    high = std::min(static_cast<double>(rope.n_rot - 1), std::ceil(yarn_dimension(rope.beta_slow, rope)));
+    double magnitude = rope.attention_factor;
+    if (rope.yarn_scales_cos_sin) magnitude *= 1.0 + 0.1 * std::log(rope.factor);
+    table.mscale = static_cast<float>(magnitude);
+  }
+  for (int64_t i = 0; i < half; ++i) {
+    double freq = std::pow(rope.base, -2.0 * static_cast<double>(i) / static_cast<double>(rope.n_rot));
+    if (frequency_factors != nullptr) freq /= static_cast<double>(frequency_factors[i]);
+    switch (rope.scaling) {
+      case model::RopeScaling::none:
+        break;
+      case model::RopeScaling::linear:
+        freq /= rope.factor;
+        break;
+      case model::RopeScaling::yarn: {
+        // Fast dimensions keep their frequency, slow ones are interpolated, with a ramp between.
+        const double ramp = std::clamp((static_cast<double>(i) - low) / std::max(0.001, high - low), 0.0, 1.0);
+        freq = freq / rope.factor * ramp + freq * (1.0 - ramp);
+        break;
+      }
+    }
+    table.inv_freq[static_cast<size_t>(i)] = static_cast<float>(freq);
+  }
+  return table;
+}
+
+}  // namespace dyno::plan

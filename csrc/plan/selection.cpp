@@ -1,0 +1,72 @@
+#include "plan/selection.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace dyno::plan {
+
+std::string_view entry_status_name(EntryStatus status) {
+  constexpr std::array<std::string_view, 3> names = {"applied", "rejected", "unused"};
+  return names[static_cast<size_t>(status)];
+}
+
+Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& entries) {
+  choices_.resize(plan.keys.size());
+  for (size_t k = 0; k < plan.keys.size(); ++k) {
+    for (int bucket = 0; bucket < kBuckets; ++bucket) {
+      // A bucket's upper end stands for all of it.
+      const ops::OpDesc desc = ops::with_tokens(plan.keys[k].desc, ops::bucket_range(bucket).second);
+      choices_[k][static_cast<size_t>(bucket)] = {ops::default_config(desc, plan.device), "default heuristic"};
+    }
+  }
+
+  for (const profile::KernelEntry& entry : entries) {
+    EntryReport report{.op_key = entry.op_key,
+                       .tokens = str_cat(ops::bucket_name(entry.first_bucket),
+                                         entry.last_bucket == entry.first_bucket
+                                             ? std::string()
+                                             : str_cat(" to ", ops::bucket_name(entry.last_bucket))),
+                       .reason = "no op of this model has this key"};
+    for (size_t k = 0; k < plan.keys.size(); ++k) {
+      if (plan.keys[k].key != entry.op_key) continue;
+      report.status = EntryStatus::applied;
+      report.reason = entry.origin;
+      for (int bucket = entry.first_bucket; bucket <= std::min(entry.last_bucket, kBuckets - 1); ++bucket) {
+        const ops::OpDesc desc = ops::with_tokens(plan.keys[k].desc, ops::bucket_range(bucket).second);
+        Choice& choice = choices_[k][static_cast<size_t>(bucket)];
+        std::string why;
+        try {
+          const ops::Config config = ops::config_from_entries(ops::family_of(desc), entry.config);
+          const ops::Support support = ops::supports(desc, config, plan.device);
+          if (support) {
+            choice = {config, "profile: " + entry.origin};
+            continue;
+          }
+          why = support.reason;
+        } catch (const ProfileError& error) {
+          why = error.what();
+        }
+        choice.reason = str_cat("fallback: ", entry.origin, ": ", why);
+        report.status = EntryStatus::rejected;
+        report.reason = str_cat(entry.origin, ": ", why);
+      }
+    }
+    report_.push_back(std::move(report));
+  }
+}
+
+size_t Selection::scratch_per_thread(const Plan& plan, int64_t ubatch) const {
+  size_t most = 0;
+  for (size_t k = 0; k < plan.keys.size(); ++k) {
+    const int64_t rows = ubatch * plan.keys[k].rows_factor;
+    for (int bucket = 0; bucket <= std::min(ops::bucket_of(rows), kBuckets - 1); ++bucket) {
+      const int64_t m = std::min(rows, ops::bucket_range(bucket).second);
+      most = std::max(most, ops::scratch_bytes(ops::with_tokens(plan.keys[k].desc, m),
+                                               choice(static_cast<int32_t>(k), bucket).config));
+    }
+  }
+  return (most + 63) / 64 * 64;
+}
+
+}  // namespace dyno::plan
