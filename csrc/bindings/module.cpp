@@ -9,13 +9,19 @@ namespace nb = nanobind;
 
 namespace dyno {
 void bind_gguf(nb::module_& m);
+void bind_info(nb::module_& m);
+void bind_model(nb::module_& m);
 void bind_ops(nb::module_& m);
+void bind_session(nb::module_& m);
 }
 
 NB_MODULE(_core, m) {
   m.doc() = "The dyno engine: GGUF files, plans, ops and sessions. Use it through the package dyno.";
   m.attr("__version__") = DYNO_VERSION;
   dyno::register_errors(m);
+  dyno::bind_info(m);
   dyno::bind_gguf(m);
+  dyno::bind_model(m);
   dyno::bind_ops(m);
+  dyno::bind_session(m);
 }

@@ -96,7 +96,7 @@ nb::dict desc_to_dict(const ops::OpDesc& desc) {
   return dict;
 }
 
-ops::Config config_from_dict(ops::Family family, const nb::dict& dict) {
+std::vector<ops::ConfigEntry> config_entries_from_dict(const nb::dict& dict) {
   std::vector<ops::ConfigEntry> entries;
   for (const auto& [key, value] : dict) {
     ops::ConfigEntry entry;
@@ -108,7 +108,11 @@ ops::Config config_from_dict(ops::Family family, const nb::dict& dict) {
     }
     entries.push_back(std::move(entry));
   }
-  return ops::config_from_entries(family, entries);
+  return entries;
+}
+
+ops::Config config_from_dict(ops::Family family, const nb::dict& dict) {
+  return ops::config_from_entries(family, config_entries_from_dict(dict));
 }
 
 nb::dict config_to_dict(ops::Family family, const ops::Config& config) {

@@ -14,7 +14,8 @@ namespace dyno {
 ops::OpDesc desc_from_dict(ops::Family family, const nanobind::dict& dict);
 nanobind::dict desc_to_dict(const ops::OpDesc& desc);
 
-// {"variant": name, parameter: value, …}.
+// {"variant": name, parameter: value, …}; as entries while the family is not known yet.
+std::vector<ops::ConfigEntry> config_entries_from_dict(const nanobind::dict& dict);
 ops::Config config_from_dict(ops::Family family, const nanobind::dict& dict);
 nanobind::dict config_to_dict(ops::Family family, const ops::Config& config);
 

@@ -1,0 +1,157 @@
+// dyno._core.describe_model: the table of facts of a model.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <filesystem>
+#include <map>
+
+#include "bindings/convert.h"
+#include "gguf/gguf_file.h"
+#include "model/model_desc.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace dyno {
+namespace {
+
+std::string_view scaling_name(model::RopeScaling scaling) {
+  switch (scaling) {
+    case model::RopeScaling::none: return "none";
+    case model::RopeScaling::linear: return "linear";
+    case model::RopeScaling::yarn: return "yarn";
+  }
+  return "none";
+}
+
+nb::dict rope_dict(const model::RopeSpec& r) {
+  nb::dict d;
+  d["kind"] = r.neox ? "neox" : "norm";
+  d["dims"] = r.n_rot;
+  d["base"] = r.base;
+  d["scaling"] = std::string(scaling_name(r.scaling));
+  d["factor"] = r.factor;
+  d["frequency_factors"] = r.frequency_factors != model::kNone;
+  return d;
+}
+
+nb::dict attention_dict(const model::AttentionSpec& a) {
+  nb::dict d;
+  d["kind"] = a.kind == model::AttentionKind::mla ? "mla" : "gqa";
+  d["heads"] = a.heads;
+  d["kv_heads"] = a.kv_heads;
+  d["dk"] = a.dk;
+  d["dv"] = a.dv;
+  d["scale"] = a.scale;
+  d["window"] = a.window;
+  d["softcap"] = a.softcap;
+  d["qk_norm"] = a.q_norm != model::kNone;
+  d["biases"] = a.q_bias != model::kNone || a.qkv_bias != model::kNone;
+  d["sinks"] = a.sinks != model::kNone;
+  d["fused_qkv"] = a.qkv != model::kNone;
+  d["rope"] = rope_dict(a.rope);
+  return d;
+}
+
+nb::dict ffn_dict(const model::FfnSpec& f) {
+  nb::dict d;
+  const bool moe = f.kind == model::FfnKind::moe;
+  d["kind"] = moe ? "moe" : "dense";
+  d["activation"] = std::string(ops::activation_name(f.activation));
+  d["width"] = moe ? f.width : f.dense_width;
+  if (moe) {
+    d["experts"] = f.experts;
+    d["experts_used"] = f.used;
+    d["gating"] = std::string(ops::gating_name(f.gating));
+    d["selection_bias"] = f.selection_bias != model::kNone;
+    d["groups"] = f.groups;
+    d["groups_used"] = f.groups_used;
+    d["normalize"] = f.normalize;
+    d["weights_scale"] = f.weights_scale;
+    d["shared_width"] = f.dense_width;
+  }
+  return d;
+}
+
+}  // namespace
+
+nb::dict model_dict(const model::ModelDesc& m) {
+  nb::dict d;
+  d["architecture"] = m.architecture;
+  d["name"] = m.name;
+  d["n_layers"] = m.n_layers;
+  d["n_embd"] = m.n_embd;
+  d["n_vocab"] = m.n_vocab;
+  d["n_ctx_train"] = m.n_ctx_train;
+  d["norm_eps"] = m.norm_eps;
+  d["embedding_scale"] = m.embedding_scale;
+  d["residual_scale"] = m.residual_scale;
+  d["logit_scale"] = m.logit_scale;
+  d["logit_softcap"] = m.logit_softcap;
+  d["tied_output"] = m.tied_output;
+  d["parameters"] = m.parameters();
+  int64_t experts = 0;
+  int64_t used = 0;
+  nb::list layers;
+  for (const model::LayerSpec& layer : m.layers) {
+    nb::dict l;
+    l["attention"] = attention_dict(layer.attention);
+    l["ffn"] = ffn_dict(layer.ffn);
+    l["post_norms"] = layer.attn_post_norm != model::kNone;
+    layers.append(l);
+    experts = std::max(experts, layer.ffn.experts);
+    used = std::max(used, layer.ffn.used);
+  }
+  d["experts"] = experts;
+  d["experts_used"] = used;
+  d["moe_layers"] = m.moe_layers();
+  d["layers"] = layers;
+
+  // Fractions of the elements of matrices; vectors are left out.
+  std::map<std::string, double> types;
+  double total = 0;
+  for (size_t i = 0; i < m.weights.size(); ++i) {
+    const model::Weight& w = m.weights[i];
+    if (w.transform == model::Transform::to_f32 || (m.tied_output && static_cast<model::WeightId>(i) == m.output)) {
+      continue;
+    }
+    const auto elements = static_cast<double>(w.batch) * static_cast<double>(w.rows) * static_cast<double>(w.cols);
+    types[std::string(dtype_name(w.tensor->type))] += elements;
+    total += elements;
+  }
+  nb::dict fractions;
+  for (const auto& [name, elements] : types) fractions[name.c_str()] = elements / total;
+  d["types"] = fractions;
+  nb::list unused;
+  for (const std::string& name : m.unused_tensors) unused.append(nb::str(name.c_str()));
+  d["unused_tensors"] = unused;
+  return d;
+}
+
+void bind_model(nb::module_& m) {
+  m.def(
+      "describe_model",
+      [](const std::filesystem::path& path) {
+        const GgufFile file = GgufFile::open(path.native());
+        return model_dict(model::describe_model(file));
+      },
+      "path"_a, nb::sig("def describe_model(path: str | os.PathLike[str]) -> dict[str, typing.Any]"),
+      "Hyper-parameters, layer specs and weight types of a model. Raises GgufError, ModelError, UnsupportedError.");
+  m.def(
+      "describe_model_text",
+      [](const std::filesystem::path& path) {
+        const GgufFile file = GgufFile::open(path.native());
+        return model::describe_model(file).describe();
+      },
+      "path"_a, nb::sig("def describe_model_text(path: str | os.PathLike[str]) -> str"), "The same for people.");
+  m.def("architectures", [] {
+    std::vector<std::string> names;
+    for (const std::string_view name : model::known_architectures()) names.emplace_back(name);
+    return names;
+  }, "Names of the architectures this build can run.");
+}
+
+}  // namespace dyno

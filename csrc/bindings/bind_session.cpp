@@ -1,0 +1,355 @@
+// dyno._core.Session: a loaded model that decodes token ids into logits. Text lives in Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "bindings/convert.h"
+#include "bindings/ops_convert.h"
+#include "core/error.h"
+#include "runtime/session.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace dyno {
+namespace {
+
+using IdArray = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Sequences = std::vector<std::pair<int32_t, IdArray>>;
+using Kernels = std::vector<std::tuple<std::string, std::string, nb::dict, std::string>>;
+using RoutingArray = nb::ndarray<const int32_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+
+plan::LoadOptions read_load(const nb::dict& dict, CpuIsa& isa) {
+  SettingsReader r(dict, "load");
+  plan::LoadOptions load;
+  const std::string numerics = r.text("numerics", "default");
+  DYNO_CHECK(ProfileError, numerics == "default" || numerics == "exact", "[settings] numerics is '", numerics,
+             "'; expected default or exact");
+  load.numerics = numerics == "exact" ? plan::Numerics::exact : plan::Numerics::standard;
+  load.cpu_repack = r.flag("cpu_repack", true);
+  const std::string name = r.text("cpu_isa", "auto");
+  isa = name == "auto" ? detect_cpu().isa : cpu_isa_from_name(name);
+  r.finish();
+  return load;
+}
+
+std::optional<DType> read_type(SettingsReader& r, const char* name) {
+  const std::string text = r.text(name, "auto");
+  if (text == "auto") return std::nullopt;
+  const auto type = dtype_from_name(text);
+  DYNO_CHECK(ProfileError, type.has_value(), "[settings] ", name, " is '", text,
+             "'; expected auto, f32, f16, bf16 or q8_0");
+  return type;
+}
+
+plan::ContextOptions read_context(const nb::dict& dict) {
+  SettingsReader r(dict, "context");
+  plan::ContextOptions c;
+  c.ctx = r.integer("ctx", 0);
+  c.kv_type_k = read_type(r, "kv_type_k");
+  c.kv_type_v = read_type(r, "kv_type_v");
+  c.sequences = r.integer("sequences", 1);
+  r.finish();
+  return c;
+}
+
+int thread_count(SettingsReader& r, const char* name, int fallback) {
+  const int64_t value = r.integer(name, fallback);
+  DYNO_CHECK(ProfileError, value >= 0 && value <= 1024, "[settings] ", name, " is ", value, "; expected 0 to 1024");
+  return static_cast<int>(value);
+}
+
+runtime::SessionSettings read_session(const nb::dict& dict, runtime::SessionSettings s) {
+  SettingsReader r(dict, "session");
+  s.ubatch = r.integer("ubatch", s.ubatch);
+  s.threads = thread_count(r, "threads", s.threads);
+  s.threads_batch = thread_count(r, "threads_batch", s.threads_batch);
+  r.finish();
+  return s;
+}
+
+// (op_key, tokens, config, origin). A range that cannot be read is an error of the caller, not of the profile.
+std::vector<profile::KernelEntry> read_kernels(const Kernels& kernels) {
+  std::vector<profile::KernelEntry> out;
+  for (const auto& [key, tokens, config, origin] : kernels) {
+    const auto range = ops::parse_tokens(tokens);
+    DYNO_CHECK(ProfileError, range.has_value(), "[profile] ", origin, ": '", tokens,
+               "' is not a range of token counts; examples: m1, m2-4, m1-8, m513+");
+    out.push_back({.op_key = key,
+                   .first_bucket = range->first,
+                   .last_bucket = range->second,
+                   .config = config_entries_from_dict(config),
+                   .origin = origin});
+  }
+  return out;
+}
+
+// Python's view: one lock, so that two threads cannot decode into the same cache, and a clear error after close().
+class PySession {
+ public:
+  PySession(const std::filesystem::path& path, const nb::dict& load, const nb::dict& context, const nb::dict& session,
+            const Kernels& kernels) {
+    CpuIsa isa = CpuIsa::portable;
+    const plan::LoadOptions load_options = read_load(load, isa);
+    const plan::ContextOptions context_options = read_context(context);
+    const runtime::SessionSettings settings = read_session(session, {});
+    std::vector<profile::KernelEntry> entries = read_kernels(kernels);
+    const nb::gil_scoped_release release;
+    session_ = std::make_unique<runtime::Session>(path.native(), load_options, context_options, settings, isa,
+                                                  std::move(entries));
+  }
+
+  runtime::Session& get() const {
+    DYNO_CHECK(Error, session_ != nullptr, "[session] the session is closed");
+    return *session_;
+  }
+  void close() {
+    const nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    session_.reset();
+  }
+
+  nb::tuple decode(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned, bool capture);
+
+  template <typename Change>
+  void change(Change&& change) {
+    runtime::Session& session = get();
+    const nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    change(session);
+  }
+
+ private:
+  std::unique_ptr<runtime::Session> session_;
+  std::mutex mutex_;
+};
+
+runtime::LogitRows parse_rows(std::string_view rows) {
+  if (rows == "all") return runtime::LogitRows::all;
+  if (rows == "last") return runtime::LogitRows::last;
+  if (rows == "none") return runtime::LogitRows::none;
+  throw PlanError(str_cat("[session] rows is '", rows, "'; expected all, last or none"));
+}
+
+template <typename T>
+nb::object owned_array(std::unique_ptr<T[]> data, std::initializer_list<size_t> shape) {
+  T* raw = data.release();
+  nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, T>(raw, shape, owner));
+}
+
+nb::tuple PySession::decode(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned,
+                            bool capture) {
+  runtime::Session& session = get();
+  const model::ModelDesc& model = session.model();
+  runtime::DecodeRequest request;
+  request.rows = parse_rows(rows);
+  for (const auto& [slot, tokens] : sequences) {
+    request.sequences.push_back({.slot = slot, .tokens = {tokens.data(), tokens.size()}});
+  }
+  const auto n_tokens = static_cast<size_t>(runtime::Session::token_count(request));
+  const auto n_rows = static_cast<size_t>(runtime::Session::row_count(request));
+  const auto n_vocab = static_cast<size_t>(model.n_vocab);
+
+  const auto moe_layers = static_cast<size_t>(model.moe_layers());
+  size_t used = 0;
+  for (const model::LayerSpec& layer : model.layers) used = std::max(used, static_cast<size_t>(layer.ffn.used));
+  DYNO_CHECK(PlanError, !(pinned || capture) || moe_layers > 0, "[session] routing of a model without experts");
+  if (pinned) {
+    DYNO_CHECK(PlanError, pinned->shape(0) == moe_layers && pinned->shape(1) == n_tokens && pinned->shape(2) == used,
+               "[session] pinned routing has shape [", pinned->shape(0), ", ", pinned->shape(1), ", ", pinned->shape(2),
+               "]; expected [", moe_layers, ", ", n_tokens, ", ", used, "]");
+    int64_t experts = 0;
+    for (const model::LayerSpec& layer : model.layers) experts = std::max(experts, layer.ffn.experts);
+    for (size_t i = 0; i < pinned->size(); ++i) {
+      DYNO_CHECK(PlanError, pinned->data()[i] >= 0 && pinned->data()[i] < experts, "[session] pinned expert ",
+                 pinned->data()[i], "; the model has ", experts);
+    }
+    request.pinned_routing = pinned->data();
+  }
+  std::unique_ptr<float[]> logits;
+  std::unique_ptr<int32_t[]> routing;
+  if (capture) routing = std::make_unique<int32_t[]>(moe_layers * n_tokens * used);
+  {
+    const nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    DYNO_CHECK(Error, session_ != nullptr, "[session] the session is closed");
+    if (n_rows > 0) logits = std::make_unique_for_overwrite<float[]>(n_rows * n_vocab);
+    request.logits = logits.get();
+    request.captured_routing = routing.get();
+    session.decode(request);
+  }
+  nb::object out_logits = n_rows > 0 ? owned_array(std::move(logits), {n_rows, n_vocab}) : nb::none();
+  nb::object out_routing = capture ? owned_array(std::move(routing), {moe_layers, n_tokens, used}) : nb::none();
+  return nb::make_tuple(out_logits, out_routing);
+}
+
+nb::dict plan_dict(const runtime::Session& session) {
+  const plan::Plan& p = session.plan();
+  nb::dict d;
+  d["device"] = device_dict(p.device);
+  d["weights_bytes"] = p.weights_bytes;
+  d["kv_bytes"] = p.kv_bytes;
+  d["arena_bytes"] = p.arena_bytes;
+  d["scratch_bytes"] = p.scratch_bytes;
+  d["total_bytes"] = p.total_bytes();
+  nb::dict settings;
+  settings["numerics"] = std::string(plan::numerics_name(p.load.numerics));
+  settings["cpu_repack"] = p.load.cpu_repack;
+  settings["cpu_isa"] = std::string(cpu_isa_name(p.device.isa));
+  settings["ctx"] = p.context.ctx;
+  settings["kv_type_k"] = std::string(dtype_name(p.kv_type_k));
+  settings["kv_type_v"] = std::string(dtype_name(p.kv_type_v));
+  settings["sequences"] = p.context.sequences;
+  settings["ubatch"] = session.settings().ubatch;
+  settings["threads"] = session.settings().threads;
+  settings["threads_batch"] = session.settings().threads_batch;
+  d["settings"] = settings;
+  nb::list tensors;
+  for (size_t i = 0; i < p.weights.size(); ++i) {
+    const model::Weight& w = session.model().weights[i];
+    nb::dict t;
+    t["name"] = w.name;
+    t["dtype"] = std::string(dtype_name(w.type));
+    t["layout"] = std::string(ops::layout_name(p.weights[i].layout));
+    t["device"] = "cpu";
+    t["mapped"] = p.weights[i].mapped;
+    t["bytes"] = p.weights[i].bytes;
+    tensors.append(t);
+  }
+  d["tensors"] = tensors;
+  return d;
+}
+
+nb::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens) {
+  const plan::Plan& p = session.plan();
+  nb::list out;
+  std::vector<int64_t> counts;
+  if (tokens) {
+    DYNO_CHECK(PlanError, *tokens >= 1 && *tokens <= p.ubatch, "[session] tokens is ", *tokens, "; expected 1 to ",
+               p.ubatch);
+    counts.push_back(*tokens);
+  } else {
+    counts = {1};
+    if (p.ubatch > 1) counts.push_back(p.ubatch);
+  }
+  for (size_t k = 0; k < p.keys.size(); ++k) {
+    const plan::OpUse& use = p.keys[k];
+    for (const int64_t count : counts) {
+      const int64_t rows = count * use.rows_factor;
+      const int bucket = std::min(ops::bucket_of(rows), plan::kBuckets - 1);
+      const ops::OpDesc desc = ops::with_tokens(use.desc, rows);
+      const plan::Choice& choice = session.selection().choice(static_cast<int32_t>(k), bucket);
+      const ops::Cost cost = ops::cost(desc);
+      nb::dict d;
+      d["family"] = std::string(ops::family_name(ops::family_of(desc)));
+      d["key"] = use.key;
+      d["count"] = use.count;
+      d["rows"] = rows;
+      d["tokens"] = ops::bucket_name(bucket);
+      d["config"] = config_to_dict(ops::family_of(desc), choice.config);
+      d["reason"] = choice.reason;
+      d["bytes"] = cost.bytes;
+      d["flops"] = cost.flops;
+      out.append(d);
+    }
+  }
+  return out;
+}
+
+nb::list kernel_report(const runtime::Session& session) {
+  nb::list out;
+  for (const plan::EntryReport& entry : session.selection().report()) {
+    nb::dict d;
+    d["key"] = entry.op_key;
+    d["tokens"] = entry.tokens;
+    d["status"] = std::string(plan::entry_status_name(entry.status));
+    d["reason"] = entry.reason;
+    out.append(d);
+  }
+  return out;
+}
+
+}  // namespace
+
+void bind_session(nb::module_& m) {
+  nb::class_<PySession>(m, "Session", "A loaded model with its KV cache. Calls from several threads are serialised.")
+      .def(nb::init<const std::filesystem::path&, const nb::dict&, const nb::dict&, const nb::dict&, const Kernels&>(),
+           "path"_a, nb::kw_only(), "load"_a = nb::dict(), "context"_a = nb::dict(), "session"_a = nb::dict(),
+           "kernels"_a = Kernels(),
+           "load: numerics, cpu_repack, cpu_isa. context: ctx, kv_type_k, kv_type_v, sequences. session: ubatch, "
+           "threads, threads_batch. kernels: (op key, token range, config dict, origin).")
+      .def_prop_ro(
+          "model", [](const PySession& s) { return model_dict(s.get().model()); },
+          nb::sig("def model(self) -> dict[str, typing.Any]"))
+      .def_prop_ro(
+          "plan", [](const PySession& s) { return plan_dict(s.get()); },
+          nb::sig("def plan(self) -> dict[str, typing.Any]"))
+      .def("describe_plan", [](const PySession& s) { return s.get().plan().describe(s.get().model()); })
+      .def(
+          "ops", [](const PySession& s, std::optional<int64_t> tokens) { return ops_list(s.get(), tokens); },
+          "tokens"_a = nb::none(), nb::sig("def ops(self, tokens: int | None = None) -> list[dict[str, typing.Any]]"),
+          "Every distinct op with its configuration and why it was chosen, for that many tokens a u-batch (default: 1 "
+          "and the u-batch). `rows` is what the op itself sees: tokens times heads or experts where it works on those.")
+      .def(
+          "kernel_report", [](const PySession& s) { return kernel_report(s.get()); },
+          nb::sig("def kernel_report(self) -> list[dict[str, str]]"), "What became of each kernel entry given.")
+      .def(
+          "set",
+          [](PySession& s, const nb::dict& session) {
+            const runtime::SessionSettings settings = read_session(session, s.get().settings());
+            s.change([&](runtime::Session& real) { real.set(settings); });
+          },
+          "session"_a, nb::sig("def set(self, session: dict[str, typing.Any]) -> None"),
+          "Changes session settings; weights and cache stay.")
+      .def(
+          "set_context",
+          [](PySession& s, const nb::dict& context) {
+            const plan::ContextOptions options = read_context(context);
+            s.change([&](runtime::Session& real) { real.set_context(options); });
+          },
+          "context"_a, nb::sig("def set_context(self, context: dict[str, typing.Any]) -> None"),
+          "Makes the cache anew (and empty) with these context settings; weights stay.")
+      .def(
+          "set_kernels",
+          [](PySession& s, const Kernels& kernels) {
+            std::vector<profile::KernelEntry> entries = read_kernels(kernels);
+            s.change([&](runtime::Session& real) { real.set_kernels(std::move(entries)); });
+          },
+          "kernels"_a,
+          nb::sig("def set_kernels(self, kernels: list[tuple[str, str, dict[str, typing.Any], str]]) -> None"))
+      .def(
+          "reset",
+          [](PySession& s, std::optional<int32_t> slot) {
+            s.change([&](runtime::Session& real) { slot ? real.reset(*slot) : real.reset(); });
+          },
+          "slot"_a = nb::none(), "Forgets what a sequence (default: every one) holds.")
+      .def(
+          "rewind",
+          [](PySession& s, int64_t position, int32_t slot) {
+            s.change([&](runtime::Session& real) { real.rewind(slot, position); });
+          },
+          "position"_a, "slot"_a = 0, "Drops the positions from `position` on.")
+      .def(
+          "position", [](const PySession& s, int32_t slot) { return s.get().position(slot); }, "slot"_a = 0)
+      .def("decode", &PySession::decode, "sequences"_a, "rows"_a = "last", "pinned_routing"_a = nb::none(),
+           "capture_routing"_a = false,
+           nb::sig("def decode(self, sequences: list[tuple[int, numpy.ndarray]], rows: str = 'last', pinned_routing: "
+                   "numpy.ndarray | None = None, capture_routing: bool = False) -> tuple[typing.Any, typing.Any]"),
+           "Appends tokens (int32) to sequences and returns (logits float32 [rows, n_vocab] or None, routing int32 "
+           "[moe layers, tokens, used] or None). rows: all, last (of each sequence) or none. Raises PlanError.")
+      .def("close", &PySession::close, "Frees weights and cache; later calls raise DynoError.");
+}
+
+}  // namespace dyno

@@ -1,0 +1,56 @@
+#include "bindings/convert.h"
+
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace nb = nanobind;
+
+namespace dyno {
+
+nb::object SettingsReader::take(const char* name) {
+  known_.emplace_back(name);
+  if (!dict_.contains(name)) return nb::none();
+  return nb::borrow(dict_[name]);
+}
+
+void SettingsReader::fail(const char* name, const char* expected, const nb::object& value) {
+  throw ProfileError(str_cat("[settings] ", what_, " setting ", name, " is ",
+                             nb::cast<std::string>(nb::str(value)), "; expected ", expected));
+}
+
+int64_t SettingsReader::integer(const char* name, int64_t fallback) {
+  const nb::object value = take(name);
+  if (value.is_none()) return fallback;
+  int64_t out = 0;
+  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast<int64_t>(value, out)) fail(name, "an integer", value);
+  return out;
+}
+
+bool SettingsReader::flag(const char* name, bool fallback) {
+  const nb::object value = take(name);
+  if (value.is_none()) return fallback;
+  if (!nb::isinstance<nb::bool_>(value)) fail(name, "true or false", value);
+  return nb::cast<bool>(value);
+}
+
+std::string SettingsReader::text(const char* name, const std::string& fallback) {
+  const nb::object value = take(name);
+  if (value.is_none()) return fallback;
+  if (!nb::isinstance<nb::str>(value)) fail(name, "a name", value);
+  return nb::cast<std::string>(value);
+}
+
+void SettingsReader::finish() {
+  for (const auto& [key, value] : dict_) {
+    const auto name = nb::cast<std::string>(nb::str(key));
+    if (std::find(known_.begin(), known_.end(), name) != known_.end()) continue;
+    std::string names;
+    for (const std::string& known : known_) names += (names.empty() ? "" : ", ") + known;
+    throw ProfileError(str_cat("[settings] unknown ", what_, " setting '", name, "'; known: ", names));
+  }
+}
+
+}  // namespace dyno

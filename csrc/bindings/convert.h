@@ -1,0 +1,35 @@
+// Engine values as Python dicts, shared by the binding files.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <string>
+
+#include "core/device_info.h"
+#include "model/model_desc.h"
+
+namespace dyno {
+
+nanobind::dict device_dict(const DeviceInfo& info);
+nanobind::dict model_dict(const model::ModelDesc& model);
+
+// Reads settings out of a dict, one by one; unknown keys are errors.
+class SettingsReader {
+ public:
+  SettingsReader(nanobind::dict dict, std::string what) : dict_(std::move(dict)), what_(std::move(what)) {}
+  int64_t integer(const char* name, int64_t fallback);
+  bool flag(const char* name, bool fallback);
+  std::string text(const char* name, const std::string& fallback);
+  // Throws ProfileError that names every key nobody asked for.
+  void finish();
+
+ private:
+  nanobind::object take(const char* name);
+  [[noreturn]] void fail(const char* name, const char* expected, const nanobind::object& value);
+
+  nanobind::dict dict_;
+  std::string what_;
+  std::vector<std::string> known_;
+};
+
+}  // namespace dyno

@@ -1,0 +1,201 @@
+#include "runtime/session.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace dyno::runtime {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+
+SessionSettings resolved(SessionSettings s, int cores) {
+  DYNO_CHECK(PlanError, s.threads >= 0 && s.threads <= kMaxThreads, "[session] threads is ", s.threads,
+             "; expected 0 (all cores) to ", kMaxThreads);
+  DYNO_CHECK(PlanError, s.threads_batch >= 0 && s.threads_batch <= kMaxThreads, "[session] threads_batch is ",
+             s.threads_batch, "; expected 0 (as threads) to ", kMaxThreads);
+  if (s.threads == 0) s.threads = cores;
+  if (s.threads_batch == 0) s.threads_batch = s.threads;
+  return s;
+}
+
+DeviceInfo device_with(CpuIsa isa) {
+  DeviceInfo device = detect_cpu();
+  DYNO_CHECK(UnsupportedError, isa <= device.isa, "[session] instruction set ", cpu_isa_name(isa),
+             " is not available here; the best is ", cpu_isa_name(device.isa));
+  device.isa = isa;
+  return device;
+}
+
+}  // namespace
+
+Session::Session(const std::string& path, const plan::LoadOptions& load, const plan::ContextOptions& context,
+                 const SessionSettings& settings, CpuIsa isa, std::vector<profile::KernelEntry> kernels)
+    : file_(GgufFile::open(path)),
+      model_(model::describe_model(file_)),
+      plan_(plan::build_plan(model_, device_with(isa), load, context, settings.ubatch)),
+      settings_(resolved(settings, plan_.device.cores)),
+      kernels_(std::move(kernels)),
+      pool_(std::make_unique<ThreadPool>(kMaxThreads)),
+      weights_(std::make_unique<Weights>(file_, model_, plan_, *pool_,
+                                         std::max(settings_.threads, settings_.threads_batch))),
+      executor_(std::make_unique<CpuExecutor>(model_, plan_, *weights_, *pool_)),
+      positions_(static_cast<size_t>(plan_.context.sequences), 0) {
+  choose();
+}
+
+void Session::choose() {
+  selection_ = std::make_unique<plan::Selection>(plan_, kernels_);
+  const int threads = std::max(settings_.threads, settings_.threads_batch);
+  plan_.scratch_bytes = selection_->scratch_per_thread(plan_, plan_.ubatch) * static_cast<size_t>(threads);
+  executor_->prepare(*selection_, threads, /*clear_cache=*/false);
+}
+
+void Session::set(const SessionSettings& settings) {
+  const SessionSettings next = resolved(settings, plan_.device.cores);
+  plan::layout_arena(plan_, next.ubatch);
+  settings_ = next;
+  choose();
+}
+
+void Session::set_kernels(std::vector<profile::KernelEntry> kernels) {
+  kernels_ = std::move(kernels);
+  choose();
+}
+
+void Session::set_context(const plan::ContextOptions& context) {
+  // Cache types are part of the attention ops, so the op list is made again; layouts do not depend on them.
+  const size_t scratch = plan_.scratch_bytes;
+  plan_ = plan::build_plan(model_, plan_.device, plan_.load, context, settings_.ubatch);
+  plan_.scratch_bytes = scratch;
+  positions_.assign(static_cast<size_t>(plan_.context.sequences), 0);
+  selection_ = std::make_unique<plan::Selection>(plan_, kernels_);
+  const int threads = std::max(settings_.threads, settings_.threads_batch);
+  plan_.scratch_bytes = selection_->scratch_per_thread(plan_, plan_.ubatch) * static_cast<size_t>(threads);
+  executor_->prepare(*selection_, threads, /*clear_cache=*/true);
+}
+
+void Session::check_slot(int32_t slot) const {
+  DYNO_CHECK(PlanError, slot >= 0 && slot < plan_.context.sequences, "[session] sequence ", slot,
+             " does not exist; the context was made for ", plan_.context.sequences);
+}
+
+void Session::reset() { std::fill(positions_.begin(), positions_.end(), 0); }
+
+void Session::reset(int32_t slot) { rewind(slot, 0); }
+
+int64_t Session::position(int32_t slot) const {
+  check_slot(slot);
+  return positions_[static_cast<size_t>(slot)];
+}
+
+void Session::rewind(int32_t slot, int64_t position) {
+  check_slot(slot);
+  int64_t& current = positions_[static_cast<size_t>(slot)];
+  DYNO_CHECK(PlanError, position >= 0 && position <= current, "[session] cannot rewind sequence ", slot, " to position ",
+             position, "; it holds ", current);
+  current = position;
+}
+
+int64_t Session::token_count(const DecodeRequest& request) {
+  int64_t n = 0;
+  for (const SequenceInput& s : request.sequences) n += static_cast<int64_t>(s.tokens.size());
+  return n;
+}
+
+int64_t Session::row_count(const DecodeRequest& request) {
+  switch (request.rows) {
+    case LogitRows::none: return 0;
+    case LogitRows::last: return static_cast<int64_t>(request.sequences.size());
+    case LogitRows::all: return token_count(request);
+  }
+  return 0;
+}
+
+void Session::check(const DecodeRequest& request) const {
+  DYNO_CHECK(PlanError, !request.sequences.empty(), "[session] nothing to decode: no sequences given");
+  std::vector<bool> seen(positions_.size(), false);
+  for (const SequenceInput& s : request.sequences) {
+    check_slot(s.slot);
+    DYNO_CHECK(PlanError, !seen[static_cast<size_t>(s.slot)], "[session] sequence ", s.slot, " is given twice");
+    seen[static_cast<size_t>(s.slot)] = true;
+    DYNO_CHECK(PlanError, !s.tokens.empty(), "[session] sequence ", s.slot, " has no tokens");
+    const int64_t end = position(s.slot) + static_cast<int64_t>(s.tokens.size());
+    DYNO_CHECK(PlanError, end <= plan_.context.ctx, "[session] sequence ", s.slot, " would reach ", end,
+               " positions, but the context holds ", plan_.context.ctx, "; open the model with ctx=", end,
+               model_.n_ctx_train < end ? " (this model was made for fewer)" : " or more");
+    for (size_t i = 0; i < s.tokens.size(); ++i) {
+      DYNO_CHECK(PlanError, s.tokens[i] >= 0 && s.tokens[i] < model_.n_vocab, "[session] token ", s.tokens[i],
+                 " at index ", i, " of sequence ", s.slot, "; the vocabulary has ", model_.n_vocab);
+    }
+  }
+}
+
+// Sequences one behind the other, cut into u-batches; a sequence may span several, and one may hold several.
+void Session::decode(const DecodeRequest& request) {
+  check(request);
+  const int64_t total = token_count(request);
+  const bool single = std::all_of(request.sequences.begin(), request.sequences.end(),
+                                  [](const SequenceInput& s) { return s.tokens.size() == 1; });
+  const int threads = single ? settings_.threads : settings_.threads_batch;
+  const int64_t ubatch = plan_.ubatch;
+
+  int64_t used = 0;
+  for (const model::LayerSpec& layer : model_.layers) used = std::max(used, layer.ffn.used);
+  const int64_t n_vocab = model_.n_vocab;
+
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> positions;
+  std::vector<int32_t> rows;
+  std::vector<ops::SequenceRun> runs;
+  int64_t done = 0;
+  int64_t rows_done = 0;
+  const auto flush = [&] {
+    if (tokens.empty()) return;
+    executor_->run({.tokens = tokens,
+                    .positions = positions,
+                    .runs = runs,
+                    .logit_rows = rows,
+                    .logits = request.logits + rows_done * n_vocab,
+                    .pinned_routing = request.pinned_routing == nullptr ? nullptr : request.pinned_routing + done * used,
+                    .captured_routing =
+                        request.captured_routing == nullptr ? nullptr : request.captured_routing + done * used,
+                    .routing_stride = total},
+                   *selection_, threads);
+    for (const ops::SequenceRun& run : runs) positions_[static_cast<size_t>(run.slot)] += run.n_tokens;
+    done += static_cast<int64_t>(tokens.size());
+    rows_done += static_cast<int64_t>(rows.size());
+    tokens.clear();
+    positions.clear();
+    rows.clear();
+    runs.clear();
+  };
+
+  for (const SequenceInput& s : request.sequences) {
+    int64_t at = 0;
+    const auto size = static_cast<int64_t>(s.tokens.size());
+    int64_t position = this->position(s.slot);
+    while (at < size) {
+      const auto room = ubatch - static_cast<int64_t>(tokens.size());
+      const int64_t n = std::min(room, size - at);
+      runs.push_back({.first_token = static_cast<int32_t>(tokens.size()),
+                      .n_tokens = static_cast<int32_t>(n),
+                      .position = static_cast<int32_t>(position),
+                      .slot = s.slot});
+      for (int64_t i = 0; i < n; ++i) {
+        const bool last = at + i + 1 == size;
+        if (request.rows == LogitRows::all || (request.rows == LogitRows::last && last)) {
+          rows.push_back(static_cast<int32_t>(tokens.size()));
+        }
+        tokens.push_back(s.tokens[static_cast<size_t>(at + i)]);
+        positions.push_back(static_cast<int32_t>(position + i));
+      }
+      at += n;
+      position += n;
+      if (static_cast<int64_t>(tokens.size()) == ubatch) flush();
+    }
+  }
+  flush();
+}
+
+}  // namespace dyno::runtime

@@ -1,0 +1,88 @@
+// Session: a model that is loaded, with its cache, ready to decode. The engine's whole life cycle in one noun:
+// GgufFile, ModelDesc, Plan, Weights, cache and arena.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "gguf/gguf_file.h"
+#include "model/model_desc.h"
+#include "plan/plan.h"
+#include "plan/selection.h"
+#include "runtime/executor_cpu.h"
+
+namespace dyno::runtime {
+
+struct SessionSettings {
+  int64_t ubatch = 512;
+  int threads = 0;        // for u-batches of one token a sequence; 0: all cores
+  int threads_batch = 0;  // for larger ones; 0: as `threads`
+};
+
+// New tokens of one sequence; they follow what its slot holds.
+struct SequenceInput {
+  int32_t slot = 0;
+  std::span<const int32_t> tokens;
+};
+
+enum class LogitRows : uint8_t { none, last, all };  // `last`: of each sequence
+
+struct DecodeRequest {
+  std::vector<SequenceInput> sequences;
+  LogitRows rows = LogitRows::last;
+  float* logits = nullptr;                  // [rows_of(request), n_vocab], in the order of the sequences
+  const int32_t* pinned_routing = nullptr;  // [moe layers, tokens, used]
+  int32_t* captured_routing = nullptr;      // likewise
+};
+
+class Session {
+ public:
+  // Throws GgufError, ModelError, PlanError, UnsupportedError, OutOfMemoryError.
+  Session(const std::string& path, const plan::LoadOptions& load, const plan::ContextOptions& context,
+          const SessionSettings& settings, CpuIsa isa, std::vector<profile::KernelEntry> kernels);
+
+  const model::ModelDesc& model() const { return model_; }
+  const GgufFile& file() const { return file_; }
+  const plan::Plan& plan() const { return plan_; }
+  const plan::Selection& selection() const { return *selection_; }
+  const SessionSettings& settings() const { return settings_; }
+
+  // Session settings: the weights and what the cache holds stay.
+  void set(const SessionSettings& settings);
+  void set_kernels(std::vector<profile::KernelEntry> kernels);
+  // Context settings: the weights stay, the cache is made anew and is empty.
+  void set_context(const plan::ContextOptions& context);
+
+  void reset();
+  void reset(int32_t slot);
+  int64_t position(int32_t slot) const;
+  // Drops the positions from `position` on.
+  void rewind(int32_t slot, int64_t position);
+
+  static int64_t token_count(const DecodeRequest& request);
+  static int64_t row_count(const DecodeRequest& request);
+  // Throws PlanError (no room left in the context, unknown slot, token out of range); the cache is unchanged then.
+  void decode(const DecodeRequest& request);
+
+ private:
+  void check(const DecodeRequest& request) const;
+  void check_slot(int32_t slot) const;
+  void choose();
+
+  GgufFile file_;
+  model::ModelDesc model_;
+  plan::Plan plan_;
+  SessionSettings settings_;
+  std::vector<profile::KernelEntry> kernels_;
+  std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<Weights> weights_;
+  std::unique_ptr<plan::Selection> selection_;
+  std::unique_ptr<CpuExecutor> executor_;
+  std::vector<int64_t> positions_;  // per slot
+};
+
+}  // namespace dyno::runtime

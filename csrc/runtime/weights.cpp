@@ -1,0 +1,108 @@
+#include "runtime/weights.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/error.h"
+#include "gguf/dequantize.h"
+#include "gguf/quant_blocks.h"
+#include "ops/matmul/layout.h"
+
+namespace dyno::runtime {
+namespace {
+
+constexpr size_t kAlignment = 64;
+size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// The rows of head `batch` of `weight`, as they stand in the file.
+const std::byte* source_rows(const model::Weight& weight, int64_t batch) {
+  const size_t row = row_bytes(weight.tensor->type, weight.cols);
+  if (weight.transform == model::Transform::kv_b_v) {
+    // attn_kv_b holds, per head, `nope` key rows and then the value rows.
+    const int64_t rows_per_head = weight.tensor->dims[1] / weight.batch;
+    return weight.tensor->data + row * static_cast<size_t>(batch * rows_per_head + rows_per_head - weight.rows);
+  }
+  return weight.tensor->data + row * static_cast<size_t>(batch * weight.rows);
+}
+
+// attn_kv_b's key rows of one head, [nope, kv_lora] -> [kv_lora, nope].
+void transpose_keys(const model::Weight& weight, int64_t head, std::byte* out) {
+  const int64_t kv_lora = weight.rows;
+  const int64_t nope = weight.cols;
+  const int64_t rows_per_head = weight.tensor->dims[1] / weight.batch;
+  const size_t source_row = row_bytes(weight.tensor->type, kv_lora);
+  const std::byte* rows = weight.tensor->data + source_row * static_cast<size_t>(head * rows_per_head);
+  if (weight.tensor->type == weight.type && weight.type != DType::f32) {
+    const auto* in = reinterpret_cast<const uint16_t*>(rows);
+    auto* target = reinterpret_cast<uint16_t*>(out);
+    for (int64_t d = 0; d < nope; ++d) {
+      for (int64_t l = 0; l < kv_lora; ++l) target[l * nope + d] = in[d * kv_lora + l];
+    }
+    return;
+  }
+  auto* target = reinterpret_cast<float*>(out);
+  std::vector<float> row(static_cast<size_t>(kv_lora));
+  for (int64_t d = 0; d < nope; ++d) {
+    dequantize_row(weight.tensor->type, rows + source_row * static_cast<size_t>(d), row.data(), kv_lora);
+    for (int64_t l = 0; l < kv_lora; ++l) target[l * nope + d] = row[static_cast<size_t>(l)];
+  }
+}
+
+void fill(const model::Weight& weight, const plan::WeightPlacement& placement, std::byte* out, ThreadPool& pool,
+          int threads) {
+  if (weight.transform == model::Transform::to_f32) {
+    dequantize_row(weight.tensor->type, weight.tensor->data, reinterpret_cast<float*>(out),
+                   weight.batch * weight.cols);
+    return;
+  }
+  const size_t batch_bytes = ops::layout_bytes(weight.type, placement.layout, weight.rows, weight.cols);
+  if (weight.transform == model::Transform::kv_b_k_transposed) {
+    for (int64_t b = 0; b < weight.batch; ++b) transpose_keys(weight, b, out + batch_bytes * static_cast<size_t>(b));
+    return;
+  }
+  // Chunks of 16 rows, which every layout can be made of independently.
+  const size_t source_row = row_bytes(weight.type, weight.cols);
+  const size_t chunk_bytes = ops::layout_bytes(weight.type, placement.layout, 16, weight.cols);
+  const int64_t chunks = (weight.rows + 15) / 16;
+  const int64_t total = chunks * weight.batch;
+  pool.run(threads, [&](int thread, int count) {
+    for (int64_t i = total * thread / count; i < total * (thread + 1) / count; ++i) {
+      const int64_t b = i / chunks;
+      const int64_t chunk = i % chunks;
+      const int64_t rows = std::min<int64_t>(16, weight.rows - chunk * 16);
+      const std::byte* source = source_rows(weight, b) + source_row * static_cast<size_t>(chunk * 16);
+      std::byte* target = out + batch_bytes * static_cast<size_t>(b) + chunk_bytes * static_cast<size_t>(chunk);
+      if (placement.layout == ops::Layout::plain) {
+        std::memcpy(target, source, source_row * static_cast<size_t>(rows));
+      } else {
+        ops::repack_rows(weight.type, source, target, rows, weight.cols);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+Weights::Weights(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan, ThreadPool& pool,
+                 int threads)
+    : data_(model.weights.size()) {
+  size_t total = 0;
+  for (const plan::WeightPlacement& p : plan.weights) total += p.mapped ? 0 : aligned(p.bytes);
+  owned_ = HostBuffer(total, "weights");
+  size_t offset = 0;
+  for (size_t i = 0; i < model.weights.size(); ++i) {
+    const model::Weight& weight = model.weights[i];
+    const plan::WeightPlacement& placement = plan.weights[i];
+    if (placement.mapped) {
+      data_[i] = weight.tensor->data;
+      continue;
+    }
+    std::byte* target = owned_.data() + offset;
+    offset += aligned(placement.bytes);
+    fill(weight, placement, target, pool, threads);
+    data_[i] = target;
+    file.advise_drop(weight.tensor->bytes());
+  }
+}
+
+}  // namespace dyno::runtime

@@ -1,0 +1,28 @@
+// Weights in the form the plan asks for: pages of the file, or owned copies that were repacked or converted.
+#pragma once
+
+#include <vector>
+
+#include "core/thread_pool.h"
+#include "gguf/gguf_file.h"
+#include "plan/plan.h"
+#include "runtime/host_buffer.h"
+
+namespace dyno::runtime {
+
+class Weights {
+ public:
+  // Repacks on `threads` threads; file pages are dropped as soon as their copy exists.
+  Weights(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan, ThreadPool& pool, int threads);
+
+  const std::byte* data(model::WeightId id) const { return data_[static_cast<size_t>(id)]; }
+  const float* floats(model::WeightId id) const {
+    return id == model::kNone ? nullptr : reinterpret_cast<const float*>(data(id));
+  }
+
+ private:
+  HostBuffer owned_;
+  std::vector<const std::byte*> data_;
+};
+
+}  // namespace dyno::runtime
