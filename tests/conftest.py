@@ -1,0 +1,49 @@
+"""Fixtures shared by all tests: the oracle models under tests/data, and larger ones from ``pytest --models DIR``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "tests" / "data"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--models",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="a folder of larger oracle models (trained/*.gguf with their perplexities, tiny/*.gguf with logits)",
+    )
+
+
+@pytest.fixture(scope="session")
+def models_dir(request: pytest.FixtureRequest) -> Path:
+    """The folder given with --models; tests that need it are skipped without."""
+    folder: Path | None = request.config.getoption("--models")
+    if folder is None:
+        pytest.skip("needs --models DIR")
+    if not folder.is_dir():
+        pytest.fail(f"--models {folder}: no such folder")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_dir() -> Path:
+    """Tiny models of every architecture (random F16 weights) with logits of the public reference implementation."""
+    return DATA / "tiny"
+
+
+@pytest.fixture(scope="session")
+def trained_model() -> Path:
+    """The really trained model that the project ships."""
+    return ROOT / "models" / "pycode-moe-20m-Q4_K_M.gguf"
+
+
+@pytest.fixture(scope="session")
+def eval_text() -> Path:
+    """Held-out text for the trained model."""
+    return DATA / "eval.txt"

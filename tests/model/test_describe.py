@@ -1,0 +1,154 @@
+"""Model descriptions: facts read from files, and refusals that name the offending key, tensor and value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dyno import _core
+from dyno.errors import ModelError, UnsupportedError
+from dyno.testing import TensorSpec, tiny_gguf
+
+EXPECTED: dict[str, dict[str, Any]] = {
+    "llama": {"kind": "gqa", "rope": "norm", "ffn": "dense", "activation": "silu"},
+    "qwen2": {"kind": "gqa", "rope": "neox", "ffn": "dense", "activation": "silu"},
+    "qwen3": {"kind": "gqa", "rope": "neox", "ffn": "dense", "activation": "silu"},
+    "qwen3moe": {"kind": "gqa", "rope": "neox", "ffn": "moe", "activation": "silu"},
+    "deepseek2-lite": {"kind": "mla", "rope": "norm", "ffn": "moe", "activation": "silu"},
+    "deepseek2-v3": {"kind": "mla", "rope": "norm", "ffn": "moe", "activation": "silu"},
+    "gemma3": {"kind": "gqa", "rope": "neox", "ffn": "dense", "activation": "gelu_tanh"},
+    "gpt-oss": {"kind": "gqa", "rope": "neox", "ffn": "moe", "activation": "swiglu_oai"},
+    "glm4moe": {"kind": "gqa", "rope": "neox", "ffn": "moe", "activation": "silu"},
+    "granitemoe": {"kind": "gqa", "rope": "norm", "ffn": "moe", "activation": "silu"},
+    "bailingmoe2": {"kind": "gqa", "rope": "neox", "ffn": "moe", "activation": "silu"},
+}
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_facts(name: str, tiny_dir: Path) -> None:
+    model = _core.describe_model(tiny_dir / f"{name}-tiny.gguf")
+    last = model["layers"][-1]
+    want = EXPECTED[name]
+    assert last["attention"]["kind"] == want["kind"]
+    assert last["attention"]["rope"]["kind"] == want["rope"]
+    assert last["ffn"]["kind"] == want["ffn"]
+    assert last["ffn"]["activation"] == want["activation"]
+    assert model["n_vocab"] == 320
+    assert sum(model["types"].values()) == pytest.approx(1)
+    text = _core.describe_model_text(tiny_dir / f"{name}-tiny.gguf")
+    assert model["architecture"] in text
+
+
+def test_details_that_only_some_have(tiny_dir: Path) -> None:
+    def describe(name: str) -> dict[str, Any]:
+        return _core.describe_model(tiny_dir / f"{name}-tiny.gguf")
+
+    gemma = describe("gemma3")
+    windows = [layer["attention"]["window"] for layer in gemma["layers"]]
+    assert windows == [32, 32, 32, 32, 32, 0, 32]
+    assert gemma["layers"][5]["attention"]["rope"]["factor"] == 8.0
+    assert gemma["layers"][0]["attention"]["rope"]["base"] == 10000.0
+    oss = describe("gpt-oss")
+    assert [layer["attention"]["window"] for layer in oss["layers"]] == [32, 0, 32, 0]
+    assert all(layer["attention"]["sinks"] for layer in oss["layers"])
+    glm = describe("glm4moe")
+    assert glm["n_layers"] == 3  # the fourth block predicts the token after the next
+    assert glm["layers"][0]["ffn"]["kind"] == "dense"
+    bailing = describe("bailingmoe2")
+    assert bailing["layers"][1]["ffn"]["groups"] == 4
+    assert bailing["layers"][1]["attention"]["fused_qkv"]
+    lite = describe("deepseek2-lite")
+    # YaRN's magnitude squared: (1 + 0.0707 ln 40)^2 / sqrt(48)
+    assert lite["layers"][0]["attention"]["scale"] == pytest.approx(
+        (1 + 0.0707 * np.log(40)) ** 2 / np.sqrt(48), rel=1e-6
+    )
+    assert describe("granitemoe")["logit_scale"] == pytest.approx(1 / 6)
+    assert describe("llama")["layers"][0]["attention"]["rope"]["frequency_factors"]
+
+
+def llama(path: Path, changes: dict[str, Any], extra: dict[str, np.ndarray] | None = None) -> Path:
+    """A one-layer llama whose metadata and tensor shapes can be bent. A change to None drops the entry."""
+    rng = np.random.default_rng(0)
+    meta: dict[str, Any] = {
+        "general.architecture": "llama",
+        "llama.block_count": 1,
+        "llama.context_length": 64,
+        "llama.embedding_length": 32,
+        "llama.feed_forward_length": 48,
+        "llama.attention.head_count": 2,
+        "llama.attention.head_count_kv": 1,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (40, 32),
+        "output_norm.weight": (32,),
+        "blk.0.attn_norm.weight": (32,),
+        "blk.0.attn_q.weight": (32, 32),
+        "blk.0.attn_k.weight": (16, 32),
+        "blk.0.attn_v.weight": (16, 32),
+        "blk.0.attn_output.weight": (32, 32),
+        "blk.0.ffn_norm.weight": (32,),
+        "blk.0.ffn_gate.weight": (48, 32),
+        "blk.0.ffn_up.weight": (48, 32),
+        "blk.0.ffn_down.weight": (32, 48),
+    }
+    for name, value in changes.items():
+        table: dict[str, Any] = shapes if name in shapes else meta
+        if value is None:
+            del table[name]
+        else:
+            table[name] = value
+    tensors = {name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
+    tensors.update(extra or {})
+    return tiny_gguf(path, meta, [TensorSpec.of(name, array) for name, array in tensors.items()])
+
+
+def test_the_unbent_model_is_fine(tmp_path: Path) -> None:
+    path = llama(tmp_path / "m.gguf", {})
+    session = _core.Session(path)
+    logits, _ = session.decode([(0, np.array([1, 2, 3], np.int32))], "all")
+    assert logits.shape == (3, 40)
+    assert np.isfinite(logits).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"general.architecture": "bert"}, UnsupportedError, "'bert' is not supported; known: .*qwen3moe"),
+        ({"llama.block_count": None}, ModelError, "llama.block_count is missing"),
+        ({"llama.block_count": 0}, ModelError, "llama.block_count is 0"),
+        ({"llama.block_count": 2}, ModelError, "blk.1.attn_norm.weight is missing"),
+        ({"llama.embedding_length": 33}, ModelError, r"token_embd.weight has shape \[32, 40\]; expected \[33, 40\]"),
+        ({"llama.attention.head_count": 3}, ModelError, "rotary dims|attn_q.weight|head"),
+        ({"llama.attention.head_count_kv": 0}, ModelError, "head_count_kv is 0"),
+        ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, ModelError, "finite"),
+        ({"llama.rope.dimension_count": 7}, ModelError, "dimension_count is 7; expected an even number"),
+        ({"llama.rope.dimension_count": 64}, ModelError, "64 rotary dims in heads of 16"),
+        ({"llama.rope.scaling.type": "longrope"}, UnsupportedError, "'longrope'; supported: none, linear, yarn"),
+        ({"llama.feed_forward_length": -4}, ModelError, "feed_forward_length is -4"),
+        ({"blk.0.ffn_down.weight": (32, 40)}, ModelError, r"ffn_down.weight has shape \[40, 32\]; expected \[48, 32\]"),
+        ({"blk.0.attn_v.weight": None}, ModelError, "blk.0.attn_v.weight is missing"),
+        ({"output_norm.weight": (31,)}, ModelError, "output_norm.weight has shape"),
+    ],
+)
+def test_refusals_name_the_offender(
+    changes: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    path = llama(tmp_path / "m.gguf", changes)
+    with pytest.raises(error, match=message):
+        _core.describe_model(path)
+
+
+def test_tensors_nobody_needs_are_listed(tmp_path: Path) -> None:
+    path = llama(tmp_path / "m.gguf", {}, {"blk.0.mystery.weight": np.zeros((4, 4), np.float32)})
+    assert _core.describe_model(path)["unused_tensors"] == ["blk.0.mystery.weight"]
+
+
+def test_biases_of_a_file_are_used(tmp_path: Path) -> None:
+    tokens = [(0, np.array([1, 2, 3], np.int32))]
+    plain = _core.Session(llama(tmp_path / "a.gguf", {})).decode(tokens, "all")[0]
+    path = llama(tmp_path / "b.gguf", {}, {"blk.0.ffn_down.bias": np.ones(32, np.float32)})
+    assert np.abs(plain - _core.Session(path).decode(tokens, "all")[0]).max() > 1e-3
