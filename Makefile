@@ -1,0 +1,61 @@
+# The commands of README.md. Everything they need is installed into a virtual environment of their own.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+MODEL := models/pycode-moe-20m-Q4_K_M.gguf
+PROFILE := $(VENV)/demo-profile.yaml
+
+.PHONY: demo test test-gpu lint format generate fuzz clean
+
+# From a fresh clone: build, install, tune the shipped model on this machine, generate text under the profile.
+demo: $(VENV)/.installed
+	$(BIN)/tune --model $(MODEL) --device cpu --budget 90s --out $(PROFILE)
+	$(BIN)/dyno run --model $(MODEL) --profile $(PROFILE) --prompt "def read_file(path):" --max-tokens 64
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m "not gpu" tests
+
+test-gpu: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m gpu tests
+
+lint: $(VENV)/.installed-lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
+	$(BIN)/python -m dyno.profiles.generate --check
+
+format: $(VENV)/.installed-lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(BIN)/clang-format -i
+
+# The pages and schemas that are made from code.
+generate: $(VENV)/.installed
+	$(BIN)/python -m dyno.profiles.generate
+
+SECONDS ?= 60
+fuzz:
+	tests/fuzz/run.sh $(SECONDS)
+
+SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc python tuner profiles -type f -not -name '*.so' -not -path '*/__pycache__/*' 2>/dev/null)
+
+$(VENV)/.created:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.created $(SOURCES)
+	$(BIN)/pip install .
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(BIN)/pip install --quiet ".[test]"
+	touch $@
+
+$(VENV)/.installed-lint: $(VENV)/.installed
+	$(BIN)/pip install --quiet ".[lint]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build
