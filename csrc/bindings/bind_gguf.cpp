@@ -122,6 +122,36 @@ nb::object find_value(const GgufFile& file, std::string_view key) {
   return entry == nullptr ? nb::none() : to_python(entry->value);
 }
 
+template <typename T>
+nb::object numpy_copy(const std::vector<T>& values) {
+  return copy_to_numpy<T>(reinterpret_cast<const std::byte*>(values.data()), values.size());
+}
+
+// What the engine reads when it asks for `key` as `kind`.
+nb::object value_as(const GgufFile& file, std::string_view key, std::string_view kind) {
+  const Metadata& metadata = file.metadata();
+  if (kind == "u32") return nb::cast(metadata.get_u32(key));
+  if (kind == "i32") return nb::cast(metadata.get_i32(key));
+  if (kind == "u64") return nb::cast(metadata.get_u64(key));
+  if (kind == "i64") return nb::cast(metadata.get_i64(key));
+  if (kind == "f32") return nb::cast(metadata.get_f32(key));
+  if (kind == "bool") return nb::cast(metadata.get_bool(key));
+  if (kind == "string") return to_str(metadata.get_string(key));
+  if (kind == "i64[]") return numpy_copy(metadata.get_i64_array(key));
+  if (kind == "f32[]") return numpy_copy(metadata.get_f32_array(key));
+  nb::list out;
+  if (kind == "bool[]") {
+    for (const bool value : metadata.get_bool_array(key)) out.append(value);
+  } else if (kind == "string[]") {
+    for (const std::string_view text : metadata.get_string_array(key)) out.append(to_str(text));
+  } else {
+    throw Error(str_cat("[gguf] kind ", quoted(kind),
+                        " of a metadata value; expected u32, i32, u64, i64, f32, bool, string, i64[], f32[], bool[] or "
+                        "string[]"));
+  }
+  return out;
+}
+
 nb::bytes quantize(std::string_view dtype,
                    nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu> values) {
   const auto type = dtype_from_name(dtype);
@@ -165,6 +195,17 @@ void bind_gguf(nb::module_& m) {
       .def("get", &find_value, "key"_a, nb::sig("def get(self, key: str) -> object"),
            "The value of a metadata key, None if there is none. Arrays of strings are lists of str, arrays of numbers "
            "NumPy arrays of the file's type.")
+      .def("get_as", &value_as, "key"_a, "kind"_a, nb::sig("def get_as(self, key: str, kind: str) -> object"),
+           "The value of a key as u32, i32, u64, i64, f32, bool, string, i64[], f32[], bool[] or string[]: integers of "
+           "any width where the value fits, f32 from any number. Raises ModelError for a missing key, GgufError for a "
+           "value of another type.")
+      .def(
+          "get_per_layer",
+          [](const GgufFile& f, std::string_view key, size_t count) {
+            return numpy_copy(f.metadata().get_u32_per_layer(key, count));
+          },
+          "key"_a, "count"_a, nb::sig("def get_per_layer(self, key: str, count: int) -> numpy.ndarray"),
+          "One uint32 per layer: from an array of `count` integers, or one integer for all. Raises as get_as.")
       .def(
           "metadata",
           [](const GgufFile& f) {

@@ -1,5 +1,7 @@
 #include "ops/contract.h"
 
+#include <charconv>
+
 #include "core/error.h"
 #include "core/text.h"
 
@@ -40,6 +42,32 @@ Support check_config(Family family, std::span<const VariantInfo> variants, std::
         str_cat(name, "=", config.params[at], " is no instance of variant ", variant.name, "; compiled: ", list));
   }
   return Support::no(str_cat("no instance of variant ", variant.name, " has this combination of parameters"));
+}
+
+bool compiled_for(const DeviceInfo& device) {
+  if (device.kind == DeviceKind::cpu) return true;
+#ifdef DYNO_HAVE_CUDA
+  return cuda_code_for(DYNO_CUDA_ARCHITECTURES, device.compute_capability);
+#else
+  return false;
+#endif
+}
+
+bool cuda_code_for(std::string_view architectures, int compute_capability) {
+  while (!architectures.empty()) {
+    const size_t comma = std::min(architectures.find(','), architectures.size());
+    std::string_view arch = architectures.substr(0, comma);
+    architectures.remove_prefix(std::min(comma + 1, architectures.size()));
+    int number = 0;
+    const char* stop = std::from_chars(arch.data(), arch.data() + arch.size(), number).ptr;
+    arch.remove_prefix(static_cast<size_t>(stop - arch.data()));
+    if (number == compute_capability) return true;
+    if (arch.starts_with('a')) continue;  // this chip and no other
+    const bool same_family = number / 10 == compute_capability / 10 && number < compute_capability;
+    if (same_family && (arch.starts_with('f') || !arch.ends_with("-virtual"))) return true;
+    if (!arch.starts_with('f') && !arch.ends_with("-real") && number < compute_capability) return true;
+  }
+  return false;
 }
 
 Support check_sizes(std::initializer_list<Size> sizes) {

@@ -15,11 +15,20 @@ namespace dyno::ops {
 Support check_config(Family family, std::span<const VariantInfo> variants, std::span<const Config> instances,
                      const Config& config, const DeviceInfo& device);
 
-// The instances that supports(desc, …, device) accepts, in the order of variants.def. On the CPU every instance is
-// compiled in, so both candidate sets are the same.
+// Whether this binary holds code for the device: always on a CPU that it runs on; on a GPU when its architectures were
+// built, or older ones that the driver can compile or run there.
+bool compiled_for(const DeviceInfo& device);
+// The rule for GPUs. `architectures` as CMake writes them, with commas: "75,90a". Code of an architecture runs on its
+// own chips and on later ones of the same generation; intermediate code (no suffix, or -virtual) on all later ones.
+bool cuda_code_for(std::string_view architectures, int compute_capability);
+
+// The instances that supports(desc, …, device) accepts, in the order of variants.def. Every instance is compiled in, so
+// the sets differ only for devices that this binary holds no code for.
 template <typename Desc>
-std::vector<Config> supported_instances(std::span<const Config> instances, const Desc& desc, const DeviceInfo& device) {
+std::vector<Config> supported_instances(std::span<const Config> instances, const Desc& desc, const DeviceInfo& device,
+                                        CandidateSet set) {
   std::vector<Config> out;
+  if (set == CandidateSet::compiled && !compiled_for(device)) return out;
   std::copy_if(instances.begin(), instances.end(), std::back_inserter(out),
                [&](const Config& config) { return supports(desc, config, device).ok; });
   return out;

@@ -3,6 +3,7 @@
 #include "core/error.h"
 #include "ops/contract.h"
 #include "ops/norm/kernels.h"
+#include "ops/norm/kernels_cuda.h"
 #include "ops/parallel.h"
 #include "ops/registry.h"
 
@@ -18,7 +19,14 @@ Support supports(const NormDesc& desc, const Config& config, const DeviceInfo& d
   return sizes ? check_config(Family::norm, kVariants, kInstances, config, device) : sizes;
 }
 
-Config default_config(const NormDesc&, const DeviceInfo&) { return {k_rows, {16}}; }
+Config default_config(const NormDesc& desc, const DeviceInfo& device) {
+  if (device.kind == DeviceKind::cuda) {
+    // A warp for each head's norm; blocks for whole rows, wider when there are few of them.
+    if (desc.n <= 512) return {k_block, {32}};
+    return {k_block, {static_cast<int16_t>(desc.n >= 2048 && desc.m <= 64 ? 1024 : 256)}};
+  }
+  return {k_rows, {16}};
+}
 
 Cost cost(const NormDesc& desc) {
   const double elements = static_cast<double>(desc.m) * static_cast<double>(desc.rows_per_token * desc.n);
@@ -35,5 +43,13 @@ void launch(const Config& config, const NormDesc& desc, const NormArgs& args, Cp
                     DYNO_DISPATCH_ISA(context.isa, norm_rows(given, desc.n, desc.rows_per_token, begin, end));
                   });
 }
+
+#ifdef DYNO_HAVE_CUDA
+void launch(const Config& config, const NormDesc& desc, const NormArgs& args, CudaStream& stream) {
+  NormArgs given = args;
+  if (!desc.add) given.residual = nullptr;
+  norm_rows_cuda(given, desc, config.params[0], stream);
+}
+#endif
 
 }  // namespace dyno::ops

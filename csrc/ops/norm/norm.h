@@ -3,6 +3,7 @@
 
 #include "ops/args.h"
 #include "ops/cpu_context.h"
+#include "ops/cuda_stream.h"
 #include "ops/op.h"
 
 namespace dyno::ops {
@@ -16,5 +17,6 @@ Cost cost(const NormDesc& desc);
 size_t scratch_bytes(const NormDesc& desc, const Config& config);
 // `out` may be `x`.
 void launch(const Config& config, const NormDesc& desc, const NormArgs& args, CpuContext& context);
+void launch(const Config& config, const NormDesc& desc, const NormArgs& args, CudaStream& stream);
 
 }  // namespace dyno::ops

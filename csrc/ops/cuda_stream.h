@@ -1,0 +1,26 @@
+// What a CUDA launch needs besides its arguments: the counterpart of CpuContext. Launches neither allocate nor
+// synchronise, so that they can be captured in a graph. Needs no CUDA toolkit: selection is compiled everywhere.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/device_info.h"
+
+struct CUstream_st;  // cudaStream_t is a pointer to it
+
+namespace dyno::ops {
+
+struct CudaStream {
+  CUstream_st* handle = nullptr;
+  const DeviceInfo* device = nullptr;
+  // Device memory for one launch at a time, 256-byte aligned: at least scratch_bytes() of the planned ops.
+  std::byte* workspace = nullptr;
+  size_t workspace_bytes = 0;
+  // kStreamCounters zeros in device memory. A launch that counts its blocks leaves them at zero.
+  int32_t* counters = nullptr;
+};
+
+inline constexpr int64_t kStreamCounters = 1 << 16;
+
+}  // namespace dyno::ops
