@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from ops import reference
 from ops.harness import Case, expect_close
-
-from dyno import _core
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

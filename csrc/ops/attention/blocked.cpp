@@ -203,9 +203,17 @@ void widen_block(CacheType type, const std::byte* first, int64_t stride_bytes, i
 // Queries of a panel, scaled, as [dk][width]; rows past the end are zeros.
 void pack_queries(const AttentionTask& task, int64_t first_row, int64_t rows, int64_t width, float* out) {
   const float scale = query_scale(task);
-  for (int64_t r = 0; r < width; ++r) {
-    const float* q = r < rows ? query_row(task, first_row + r) : nullptr;
-    for (int64_t d = 0; d < task.dk; ++d) out[d * width + r] = q == nullptr ? 0.0f : q[d] * scale;
+  for (int64_t group = 0; group < width; group += kLanes) {
+    const float* row[kLanes];
+    float factor[kLanes];
+    for (int64_t r = 0; r < kLanes; ++r) {
+      const bool real = group + r < rows;
+      row[r] = query_row(task, first_row + (real ? group + r : 0));
+      factor[r] = real ? scale : 0.0f;
+    }
+    for (int64_t d = 0; d < task.dk; ++d) {
+      for (int64_t r = 0; r < kLanes; ++r) out[d * width + group + r] = row[r][d] * factor[r];
+    }
   }
 }
 
