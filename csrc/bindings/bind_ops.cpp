@@ -9,6 +9,7 @@
 
 #include "bindings/ops_convert.h"
 #include "bindings/ops_run.h"
+#include "bindings/ops_time.h"
 #include "core/error.h"
 #include "ops/names.h"
 #include "ops/sample/sample.h"
@@ -148,6 +149,11 @@ void bind_ops(nb::module_& m) {
         "Launches an op on NumPy arrays. `args` has the names of the family's C++ Args struct; outputs are written in "
         "place. config=None takes the default.");
   bind_ops_matmul(o);
+  o.def("time", &time_op, "family"_a, "desc"_a, "config"_a = nb::none(), nb::kw_only(), "threads"_a = 1,
+        "min_seconds"_a = 0.1, "rotate_bytes"_a = 0, "seed"_a = 0, "depth"_a = 0, "isa"_a = "auto",
+        "Seconds of each launch on synthetic data: at least min_seconds of them in all, after a warm-up. Launches walk "
+        "through copies of all arguments that fill rotate_bytes, so that caches are as cold as in a whole model; depth "
+        "is the number of positions before the batch (attention, kv_store).");
   m.def("sample", &sample_one, "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "uniform"_a,
         "Draws one token from logits [n_vocab]: top-k, top-p, min-p, temperature; greedy at temperature 0.");
 }

@@ -2,9 +2,7 @@
 
 #include <nanobind/stl/string.h>
 
-#include <cstdlib>
-#include <memory>
-
+#include "bindings/launch_context.h"
 #include "bindings/matmul_args.h"
 #include "bindings/op_args.h"
 #include "bindings/ops_convert.h"
@@ -171,51 +169,17 @@ auto read_args(OpArgs& in, const D& d, std::vector<SequenceRun>&) {
   return read_matmul_args(in, d);
 }
 
-CpuIsa pick_isa(std::string_view name) {
-  const CpuIsa best = detect_cpu().isa;
-  if (name == "auto") return best;
-  const CpuIsa isa = cpu_isa_from_name(name);
-  DYNO_CHECK(UnsupportedError, isa <= best, "[cpu] ", name, " kernels do not run here; the best is ",
-             cpu_isa_name(best));
-  bool compiled = false;
-#ifdef DYNO_HAVE_ISA_portable
-  compiled |= isa == CpuIsa::portable;
-#endif
-#ifdef DYNO_HAVE_ISA_avx2
-  compiled |= isa == CpuIsa::avx2;
-#endif
-#ifdef DYNO_HAVE_ISA_avx512_vnni
-  compiled |= isa == CpuIsa::avx512_vnni;
-#endif
-  DYNO_CHECK(UnsupportedError, compiled, "[cpu] this build holds no ", name, " kernels");
-  return isa;
-}
-
-struct AlignedFree {
-  void operator()(std::byte* p) const { std::free(p); }
-};
-
 }  // namespace
 
 void run_op(std::string_view family_text, const nb::dict& desc_dict, const std::optional<nb::dict>& config_dict,
             const nb::dict& args_dict, int threads, std::string_view isa) {
   const Family family = family_from_name(family_text);
   const OpDesc desc = desc_from_dict(family, desc_dict);
-  DeviceInfo device = detect_cpu();
-  device.isa = pick_isa(isa);
+  const DeviceInfo device = device_with_isa(isa);
   const Config config = config_dict ? config_from_dict(family, *config_dict) : default_config(desc, device);
   const Support support = supports(desc, config, device);
   DYNO_CHECK(UnsupportedError, support.ok, "[", family_text, "] ", support.reason);
-  DYNO_CHECK(PlanError, threads >= 1 && threads <= 1024, "[threads] ", threads, " threads; 1 to 1024");
-
-  // Exactly what scratch_bytes() asks for, so that a launch that uses more is found by the sanitizers.
-  const size_t per_thread = (scratch_bytes(desc, config) + 63) / 64 * 64;
-  const size_t bytes = std::max<size_t>(64, per_thread * static_cast<size_t>(threads));
-  const std::unique_ptr<std::byte, AlignedFree> scratch(static_cast<std::byte*>(std::aligned_alloc(64, bytes)));
-  DYNO_CHECK(OutOfMemoryError, scratch != nullptr, "[ops] no memory for ", bytes, " bytes of scratch");
-  ThreadPool pool(threads);
-  CpuContext context{&pool, threads, device.isa, scratch.get(), per_thread};
-
+  LaunchContext launcher(scratch_bytes(desc, config), threads, device.isa);
   std::visit(
       [&]<typename D>(const D& d) {
         if constexpr (requires(OpArgs & in, std::vector<SequenceRun> & runs) { read_args(in, d, runs); }) {
@@ -224,7 +188,7 @@ void run_op(std::string_view family_text, const nb::dict& desc_dict, const std::
           const auto args = read_args(in, d, runs);
           in.finish();
           const nb::gil_scoped_release unlocked;
-          launch(config, d, args, context);
+          launch(config, d, args, launcher.context());
         } else {
           throw UnsupportedError(str_cat("[ops] ", family_text, " cannot be run alone"));
         }

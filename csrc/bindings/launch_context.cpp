@@ -1,0 +1,50 @@
+#include "bindings/launch_context.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "core/error.h"
+
+namespace dyno {
+namespace {
+
+int checked(int threads) {
+  DYNO_CHECK(PlanError, threads >= 1 && threads <= 1024, "[threads] ", threads, " threads; 1 to 1024");
+  return threads;
+}
+
+}  // namespace
+
+DeviceInfo device_with_isa(std::string_view name) {
+  DeviceInfo device = detect_cpu();
+  const CpuIsa best = device.isa;
+  if (name == "auto") return device;
+  const CpuIsa isa = cpu_isa_from_name(name);
+  DYNO_CHECK(UnsupportedError, isa <= best, "[cpu] ", name, " kernels do not run here; the best is ",
+             cpu_isa_name(best));
+  bool compiled = false;
+#ifdef DYNO_HAVE_ISA_portable
+  compiled |= isa == CpuIsa::portable;
+#endif
+#ifdef DYNO_HAVE_ISA_avx2
+  compiled |= isa == CpuIsa::avx2;
+#endif
+#ifdef DYNO_HAVE_ISA_avx512_vnni
+  compiled |= isa == CpuIsa::avx512_vnni;
+#endif
+  DYNO_CHECK(UnsupportedError, compiled, "[cpu] this build holds no ", name, " kernels");
+  device.isa = isa;
+  return device;
+}
+
+void LaunchContext::Free::operator()(std::byte* p) const { std::free(p); }
+
+LaunchContext::LaunchContext(size_t scratch_bytes, int threads, CpuIsa isa) : pool_(checked(threads)) {
+  const size_t per_thread = (scratch_bytes + 63) / 64 * 64;
+  const size_t bytes = std::max<size_t>(64, per_thread * static_cast<size_t>(threads));
+  scratch_.reset(static_cast<std::byte*>(std::aligned_alloc(64, bytes)));
+  DYNO_CHECK(OutOfMemoryError, scratch_ != nullptr, "[ops] no memory for ", bytes, " bytes of scratch");
+  context_ = {&pool_, threads, isa, scratch_.get(), per_thread};
+}
+
+}  // namespace dyno
