@@ -120,6 +120,7 @@ class PySession {
     session_.reset();
   }
 
+  nb::list time_ops(const Sequences& sequences, std::string_view rows);
   nb::tuple decode(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned, bool capture);
 
   template <typename Change>
@@ -193,6 +194,37 @@ nb::tuple PySession::decode(const Sequences& sequences, std::string_view rows, s
   nb::object out_logits = n_rows > 0 ? owned_array(std::move(logits), {n_rows, n_vocab}) : nb::none();
   nb::object out_routing = capture ? owned_array(std::move(routing), {moe_layers, n_tokens, used}) : nb::none();
   return nb::make_tuple(out_logits, out_routing);
+}
+
+nb::list PySession::time_ops(const Sequences& sequences, std::string_view rows) {
+  runtime::Session& session = get();
+  runtime::DecodeRequest request;
+  request.rows = parse_rows(rows);
+  for (const auto& [slot, tokens] : sequences) {
+    request.sequences.push_back({.slot = slot, .tokens = {tokens.data(), tokens.size()}});
+  }
+  const std::vector<plan::OpUse>& keys = session.plan().keys;
+  std::vector<double> seconds(keys.size(), 0.0);
+  {
+    const nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    const auto n_vocab = static_cast<size_t>(session.model().n_vocab);
+    const auto logits =
+        std::make_unique_for_overwrite<float[]>(static_cast<size_t>(runtime::Session::row_count(request)) * n_vocab);
+    request.logits = logits.get();
+    request.op_seconds = seconds.data();
+    session.decode(request);
+  }
+  nb::list out;
+  for (size_t k = 0; k < keys.size(); ++k) {
+    nb::dict d;
+    d["family"] = std::string(ops::family_name(ops::family_of(keys[k].desc)));
+    d["key"] = keys[k].key;
+    d["count"] = keys[k].count;
+    d["seconds"] = seconds[k];
+    out.append(d);
+  }
+  return out;
 }
 
 nb::dict plan_dict(const runtime::Session& session) {
@@ -349,6 +381,10 @@ void bind_session(nb::module_& m) {
                    "numpy.ndarray | None = None, capture_routing: bool = False) -> tuple[typing.Any, typing.Any]"),
            "Appends tokens (int32) to sequences and returns (logits float32 [rows, n_vocab] or None, routing int32 "
            "[moe layers, tokens, used] or None). rows: all, last (of each sequence) or none. Raises PlanError.")
+      .def("time_ops", &PySession::time_ops, "sequences"_a, "rows"_a = "last",
+           nb::sig("def time_ops(self, sequences: list[tuple[int, numpy.ndarray]], rows: str = 'last') -> "
+                   "list[dict[str, typing.Any]]"),
+           "Decodes like decode() and returns, for every distinct op, the seconds that all its launches took.")
       .def("close", &PySession::close, "Frees weights and cache; later calls raise DynoError.");
 }
 

@@ -1,6 +1,7 @@
 #include "runtime/executor_cpu.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 
@@ -95,7 +96,15 @@ void CpuExecutor::run(const MicroBatch& batch, const plan::Selection& selection,
       !batch.logit_rows.empty() ? plan_.nodes.size() : static_cast<size_t>(all_rows ? plan_.head_node : plan_.select_node));
   for (int32_t i = 0; i < stop; ++i) {
     if (all_rows && i == plan_.head_node) select_rows(run, {&plan_.residual, 1});
-    launch(plan_.nodes[static_cast<size_t>(i)], run);
+    const plan::Node& node = plan_.nodes[static_cast<size_t>(i)];
+    if (batch.op_seconds == nullptr) {
+      launch(node, run);
+    } else {
+      const auto start = std::chrono::steady_clock::now();
+      launch(node, run);
+      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+      batch.op_seconds[node.key] += elapsed.count();
+    }
     if (!all_rows && i == plan_.select_node) select_rows(run, plan_.select_values);
   }
 }

@@ -26,6 +26,7 @@ struct MicroBatch {
   const int32_t* pinned_routing = nullptr;
   int32_t* captured_routing = nullptr;
   int64_t routing_stride = 0;
+  double* op_seconds = nullptr;  // [Plan::keys], added to; null when not asked
 };
 
 class CpuExecutor {

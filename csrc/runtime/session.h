@@ -37,6 +37,7 @@ struct DecodeRequest {
   float* logits = nullptr;                  // [rows_of(request), n_vocab], in the order of the sequences
   const int32_t* pinned_routing = nullptr;  // [moe layers, tokens, used]
   int32_t* captured_routing = nullptr;      // likewise
+  double* op_seconds = nullptr;             // [plan().keys], added to
 };
 
 class Session {
