@@ -131,7 +131,11 @@ void bind_ops(nb::module_& m) {
       "scratch_bytes",
       [](std::string_view family_text, const nb::dict& desc, const nb::dict& config) {
         const ops::Family family = ops::family_from_name(family_text);
-        return ops::scratch_bytes(desc_from_dict(family, desc), config_from_dict(family, config));
+        const ops::OpDesc parsed = desc_from_dict(family, desc);
+        const ops::Config chosen = config_from_dict(family, config);
+        const ops::Support support = ops::supports(parsed, chosen, detect_cpu());
+        DYNO_CHECK(UnsupportedError, support.ok, "[", family_text, "] ", support.reason);
+        return ops::scratch_bytes(parsed, chosen);
       },
       "family"_a, "desc"_a, "config"_a, "Bytes of scratch memory a launch needs for each thread.");
   o.def(

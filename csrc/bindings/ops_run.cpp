@@ -9,6 +9,7 @@
 #include "ops/attention/attention.h"
 #include "ops/copy/copy.h"
 #include "ops/embed/embed.h"
+#include "ops/glu/glu.h"
 #include "ops/kv_store/kv_store.h"
 #include "ops/matmul/matmul.h"
 #include "ops/matmul_id/matmul_id.h"
@@ -151,6 +152,17 @@ KvStoreArgs read_args(OpArgs& in, const KvStoreDesc& d, std::vector<SequenceRun>
   return a;
 }
 
+GluArgs read_args(OpArgs& in, const GluDesc& d, std::vector<SequenceRun>&) {
+  GluArgs a;
+  a.gate_stride = in.number<int64_t>("gate_stride", d.n);
+  a.up_stride = in.number<int64_t>("up_stride", d.n);
+  a.y_stride = in.number<int64_t>("y_stride", d.n);
+  a.gate = in.in<float>("gate", extent(d.m, a.gate_stride, d.n));
+  a.up = in.in<float>("up", extent(d.m, a.up_stride, d.n));
+  a.y = in.out<float>("y", extent(d.m, a.y_stride, d.n));
+  return a;
+}
+
 SampleArgs read_args(OpArgs& in, const SampleDesc& d, std::vector<SequenceRun>&) {
   SampleArgs a;
   a.logits = in.in<float>("logits", d.m * d.n_vocab);
@@ -164,10 +176,8 @@ SampleArgs read_args(OpArgs& in, const SampleDesc& d, std::vector<SequenceRun>&)
 }
 
 template <typename D>
-  requires requires(OpArgs& in, const D& d) { read_matmul_args(in, d); }
-auto read_args(OpArgs& in, const D& d, std::vector<SequenceRun>&) {
-  return read_matmul_args(in, d);
-}
+requires requires(OpArgs& in, const D& d) { read_matmul_args(in, d); }
+auto read_args(OpArgs& in, const D& d, std::vector<SequenceRun>&) { return read_matmul_args(in, d); }
 
 }  // namespace
 

@@ -8,6 +8,7 @@
 #include "ops/attention/attention.h"
 #include "ops/copy/copy.h"
 #include "ops/embed/embed.h"
+#include "ops/glu/glu.h"
 #include "ops/kv_store/kv_store.h"
 #include "ops/matmul/matmul.h"
 #include "ops/matmul_id/matmul_id.h"
@@ -65,8 +66,8 @@ std::vector<double> time_op(std::string_view family_text, const nb::dict& desc_d
   const ops::Support support = ops::supports(desc, config, device);
   DYNO_CHECK(UnsupportedError, support.ok, "[", family_text, "] ", support.reason);
   DYNO_CHECK(PlanError, min_seconds >= 0 && min_seconds <= 3600, "[time] min_seconds=", min_seconds, "; 0 to 3600");
-  DYNO_CHECK(PlanError, rotate_bytes >= 0 && rotate_bytes <= device.memory_bytes / 2, "[time] rotate_bytes=",
-             rotate_bytes, " is more than half of the memory, ", device.memory_bytes, " bytes");
+  DYNO_CHECK(PlanError, rotate_bytes >= 0 && rotate_bytes <= device.memory_bytes / 2,
+             "[time] rotate_bytes=", rotate_bytes, " is more than half of the memory, ", device.memory_bytes, " bytes");
   DYNO_CHECK(PlanError, depth >= 0 && depth < (int64_t{1} << 30), "[time] depth=", depth, " positions; 0 to 2^30");
 
   const nb::gil_scoped_release unlocked;
@@ -79,7 +80,7 @@ std::vector<double> time_op(std::string_view family_text, const nb::dict& desc_d
         do {
           copies.push_back(owner.make(d));
         } while (owner.bytes() < rotate_bytes && static_cast<int64_t>(copies.size()) < kMaxCopies);
-        if constexpr (requires(ops::CpuContext& c) { ops::launch(config, d, copies[0], c); }) {
+        if constexpr (requires(ops::CpuContext & c) { ops::launch(config, d, copies[0], c); }) {
           return measure(min_seconds, copies.size(),
                          [&](size_t copy) { ops::launch(config, d, copies[copy], launcher.context()); });
         } else {

@@ -48,6 +48,10 @@ int64_t blocked_floats(int64_t q_tile, int64_t k_block, int64_t dk, int64_t dv) 
   return rows * dk + k_block * (dk_pad + dv_pad + kBlockedPanel) + rows * dv_pad + 4 * rows + 6 * 16;
 }
 
+Config blocked_config(int64_t q_tile, int64_t k_block) {
+  return {k_blocked, {static_cast<int16_t>(q_tile), static_cast<int16_t>(k_block)}};
+}
+
 // Numbers of the decode variant's layout: a tile is up to kDecodeRows rows of one run and kv head.
 struct DecodeLayout {
   int64_t private_floats;  // of each thread
@@ -197,15 +201,23 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
 }
 
 Config default_config(const AttentionDesc& desc, const DeviceInfo& device) {
-  const int64_t group = std::max<int64_t>(1, desc.heads / std::max<int64_t>(1, desc.kv_heads));
-  if (desc.m * group <= 2 * kDecodeRows && desc.m <= kDecodeMaxTokens) {
-    // Enough parts that every thread has work, with some to spare for uneven ones.
-    const int64_t tiles = desc.kv_heads * ceil_div(desc.m * group, kDecodeRows);
+  const int64_t rows = desc.m * (desc.heads / std::max<int64_t>(1, desc.kv_heads));
+  const auto tiles = [&](int64_t tile_rows) { return desc.kv_heads * ceil_div(rows, tile_rows); };
+  // Transposed scores waste the lanes that few rows leave empty; and only the decode variant splits the keys, for when
+  // there are fewer tiles than cores.
+  if (rows <= kDecodeRows || (desc.m <= kDecodeMaxTokens && tiles(16) < device.cores)) {
     int16_t splits = 1;
-    while (splits < 16 && tiles * splits < 4 * device.cores) splits = static_cast<int16_t>(splits * 2);
+    while (splits < 16 && tiles(kDecodeRows) * splits < 4 * device.cores) splits = static_cast<int16_t>(splits * 2);
     return {k_decode, {splits}};
   }
-  return {k_blocked, {static_cast<int16_t>(desc.m * group <= 32 ? 16 : 128), 64}};
+  // The largest tile that leaves every core several of them and half of its second-level cache to others: a tile reads
+  // and widens the keys anew.
+  constexpr std::array<std::pair<int64_t, int64_t>, 2> kLarge = {{{256, 128}, {128, 64}}};
+  for (const auto& [q_tile, k_block] : kLarge) {
+    const int64_t bytes = blocked_floats(q_tile, k_block, desc.dk, desc.dv) * static_cast<int64_t>(sizeof(float));
+    if (tiles(q_tile) >= 4 * device.cores && 2 * bytes <= device.l2_bytes) return blocked_config(q_tile, k_block);
+  }
+  return blocked_config(tiles(64) < device.cores ? 16 : 64, 64);
 }
 
 // For a cache that holds nothing but this batch: how deep it is, a Desc does not say.
