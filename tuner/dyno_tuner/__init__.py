@@ -1,1 +1,10 @@
 """Find, prove and write down the fastest settings."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("gguf-dyno")
+except PackageNotFoundError:  # run from a source tree
+    __version__ = "0.0.0"

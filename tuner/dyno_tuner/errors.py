@@ -1,0 +1,30 @@
+"""What can go wrong with a tuning run as a whole. A failed trial is no error: it is a result with a
+status."""
+
+from __future__ import annotations
+
+
+class TuneError(Exception):
+    """The run cannot start or go on. The message names the value at fault and what to do."""
+
+
+class JournalError(TuneError):
+    """The journal cannot be written, read or continued."""
+
+
+class TargetFailure(Exception):
+    """A target could not do what was asked with these settings: costs one trial, never the run.
+
+    Args:
+        status: the trial status it stands for, e.g. ``"invalid"`` or ``"oom"``.
+        message: one line for people.
+    """
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class TargetUnusable(TuneError):
+    """The target cannot work at all: the model does not load, the device is not there."""

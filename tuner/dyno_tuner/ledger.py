@@ -1,0 +1,230 @@
+"""Every operation of a run goes through the ledger: it is either found in the journal or carried out and
+written there.
+
+That is all that resuming takes. The tuner's decisions are a pure function of (seed, results so far, time so
+far); after a kill it simply runs again from its beginning, and the ledger answers from the journal until
+the point of the kill. Time is the time of the last record, never that of a clock read in between, so that
+decisions by budget repeat, too.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .errors import JournalError
+from .measure import VisitPolicy, judge_plausibility
+from .target import (
+    Configuration,
+    Description,
+    KernelOp,
+    OpContext,
+    Quality,
+    TrialStatus,
+    Value,
+    Visit,
+    Workload,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    from .journal import Journal
+
+
+class Executor(Protocol):
+    """Carries operations out: in a worker process, or in this one for targets without state."""
+
+    def describe(self) -> Description: ...
+
+    def visit(
+        self,
+        configuration: Configuration,
+        workload: Workload,
+        metrics: Sequence[str],
+        policy: VisitPolicy,
+        context: OpContext,
+        deadline: float,
+    ) -> Visit:
+        """Never raises for what settings can cause: a dead or hung worker is a status."""
+        ...
+
+    def quality(self, configuration: Configuration, context: OpContext, deadline: float) -> Quality: ...
+
+    def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]: ...
+
+    def time_ops(self, request: Mapping[str, Any], context: OpContext, deadline: float) -> list[list[float]]:
+        """Seconds per launch of each of `request["configs"]`, in turn."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Ledger:
+    """Args:
+    journal: where records go; None keeps them in memory only.
+    past: records of the journal that is continued.
+    identity: what makes two configurations one, for those that must not be tried again.
+    deadline_floor: seconds that any operation may take, however fast the default is.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        workload: Workload,
+        *,
+        journal: Journal | None = None,
+        past: Sequence[Mapping[str, Any]] = (),
+        identity: Callable[[Configuration], Hashable] | None = None,
+        bounds: Mapping[str, float] | None = None,
+        virtual_time: bool = False,
+        deadline_floor: float = 6.0,
+    ) -> None:
+        self._executor = executor
+        self._workload = workload
+        self._journal = journal
+        self._identity = identity or (lambda c: json.dumps(c.to_dict(), sort_keys=True))
+        self._bounds = dict(bounds or {})
+        self._virtual = virtual_time
+        self._deadline_floor = deadline_floor
+        self._past = {self._find_key(r): r for r in past if "op" in r}
+        self._notes = {json.dumps(r, sort_keys=True) for r in past if "note" in r}
+        self._killed: dict[Hashable, Visit] = {}
+        for record in past:
+            if record.get("op") == "visit" and TrialStatus(record["result"]["status"]).kills:
+                visit = Visit.from_dict(record["result"])
+                self._killed[self._identity(Configuration.from_dict(record["config"]))] = visit
+        self.now = 0.0
+        self._base: tuple[float, float] | None = None  # (run time, clock) when the first live operation began
+        self.replayed = 0
+        self.performed = 0
+        self.on_note: Callable[[str, Mapping[str, Any]], None] | None = None
+        self.expected_visit = 0.0  # seconds, of the default; 0 while unknown
+
+    @staticmethod
+    def _find_key(record: Mapping[str, Any]) -> str:
+        return json.dumps([record["op"], record["key"], record["process"], record["config"], record["args"]],
+                          sort_keys=True)  # fmt: skip
+
+    # ---- operations
+
+    def visit(
+        self,
+        key: str,
+        configuration: Configuration,
+        metrics: Sequence[str],
+        policy: VisitPolicy,
+        *,
+        process: int,
+        anchor: bool = False,
+    ) -> Visit:
+        """Args: `anchor` visits are carried out even if the same configuration has killed a worker before:
+        without its default a run cannot go on, and the caller decides how often to try."""
+        identity = self._identity(configuration)
+        args = {"metrics": list(metrics), "policy": policy.to_dict()}
+
+        def perform(context: OpContext) -> dict[str, Any]:
+            known = self._killed.get(identity)
+            if known is not None and not anchor:
+                return Visit(known.status, message=f"not tried again: {known.message}").to_dict()
+            begun = time.monotonic()
+            visit = self._executor.visit(
+                configuration, self._workload, metrics, policy, context, self._deadline(configuration)
+            )
+            elapsed = None if self._virtual else time.monotonic() - begun
+            return judge_plausibility(visit, self._bounds, elapsed).to_dict()
+
+        visit = Visit.from_dict(self._do("visit", key, configuration.to_dict(), args, process, perform))
+        if visit.status.kills:
+            self._killed.setdefault(identity, visit)
+        return visit
+
+    def killed(self, configuration: Configuration) -> bool:
+        return self._identity(configuration) in self._killed
+
+    def quality(self, key: str, configuration: Configuration, *, process: int) -> Quality:
+        def perform(context: OpContext) -> dict[str, Any]:
+            known = self._killed.get(self._identity(configuration))
+            if known is not None:
+                return Quality(known.status, message=f"not tried again: {known.message}").to_dict()
+            return self._executor.quality(configuration, context, 4 * self._deadline(configuration)).to_dict()
+
+        quality = Quality.from_dict(self._do("quality", key, configuration.to_dict(), {}, process, perform))
+        if quality.status.kills:
+            self._killed.setdefault(
+                self._identity(configuration), Visit(quality.status, message=quality.message)
+            )
+        return quality
+
+    def kernel_ops(self, key: str, configuration: Configuration, *, process: int) -> list[KernelOp]:
+        def perform(context: OpContext) -> dict[str, Any]:
+            return {"ops": [op.to_dict() for op in self._executor.kernel_ops(configuration, self._workload)]}
+
+        result = self._do("kernel_ops", key, configuration.to_dict(), {}, process, perform)
+        return [KernelOp.from_dict(op) for op in result["ops"]]
+
+    def time_ops(
+        self, key: str, op: KernelOp, configs: Sequence[Mapping[str, Value]], *, threads: int, seconds: float,
+        process: int,
+    ) -> list[list[float]]:  # fmt: skip
+        """Seconds per launch of each config; empty lists where the worker did not survive."""
+        request = {"key": op.key, "m": op.m, "configs": [dict(c) for c in configs], "threads": threads,
+                   "seconds": seconds}  # fmt: skip
+
+        def perform(context: OpContext) -> dict[str, Any]:
+            deadline = 20.0 + 20 * seconds * len(configs)
+            return {"times": self._executor.time_ops(request, context, deadline)}
+
+        return [list(t) for t in self._do("time_ops", key, {}, request, process, perform)["times"]]
+
+    def note(self, kind: str, **data: Any) -> None:
+        """Writes something for people and reports; a resumed run does not write it twice."""
+        if self.on_note is not None:
+            self.on_note(kind, data)
+        record = {"note": kind, **data}
+        text = json.dumps(record, sort_keys=True)
+        if text not in self._notes:
+            self._notes.add(text)
+            if self._journal is not None:
+                self._journal.append(record)
+
+    # ---- the one door
+
+    def _deadline(self, configuration: Configuration) -> float:
+        """A configuration that takes five times as long as the default is not worth waiting for; the floor
+        leaves room for loading and for a machine that is busy."""
+        if self._virtual:
+            return self._deadline_floor
+        return 600.0 if self.expected_visit == 0 else max(self._deadline_floor, 5 * self.expected_visit)
+
+    def _do(
+        self,
+        op: str,
+        key: str,
+        config: dict[str, Any],
+        args: dict[str, Any],
+        process: int,
+        perform: Callable[[OpContext], dict[str, Any]],
+    ) -> dict[str, Any]:
+        record: dict[str, Any] = {"op": op, "key": key, "process": process, "config": config, "args": args}
+        found = self._past.get(self._find_key(record))
+        if found is not None:
+            self.replayed += 1
+            self.now = max(self.now, float(found["t"]))
+            result = found["result"]
+            if not isinstance(result, dict):
+                raise JournalError(f"journal: the record {key!r} holds no result")
+            return result
+        self.performed += 1
+        if self._base is None:
+            self._base = (self.now, time.monotonic())
+        result = perform(OpContext(key, process, self.now))
+        if self._virtual:
+            # Rounded, so that sums do not depend on what a target has added up before.
+            self.now = round(self.now + float(result.get("seconds", 0.0)), 6)
+        else:
+            self.now = self._base[0] + time.monotonic() - self._base[1]
+        if self._journal is not None:
+            self._journal.append({**record, "result": result, "t": self.now})
+        return result

@@ -1,0 +1,156 @@
+"""The search space: knobs, what is legal, and which configurations run the same code.
+
+A point of the space is a tuple of value indices, one for each knob. Its class is what the executed code
+depends on; the search never measures two points of one class as if they were two.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .knobs import Fidelity, Knob
+from .target import Configuration, Settings, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
+Point = tuple[int, ...]
+_ENUMERABLE = 50_000
+
+
+class Space:
+    """Knobs with an optional rule of legality over whole settings.
+
+    Args:
+        knobs: in the order in which points list them.
+        legal: hard constraint; points that break it are never proposed. The default point must be legal.
+        fixed: settings that are not searched but belong to every configuration.
+    """
+
+    def __init__(
+        self,
+        knobs: Sequence[Knob],
+        legal: Callable[[Settings], bool] | None = None,
+        fixed: Mapping[str, Value] | None = None,
+    ) -> None:
+        self.knobs = tuple(knobs)
+        self.fixed = dict(fixed or {})
+        self._legal = legal
+        self.default: Point = tuple(k.values.index(k.default) for k in self.knobs)
+        if not self.legal(self.default):
+            raise ValueError(
+                f"the default settings {self.settings(self.default)} break the space's own constraint"
+            )
+
+    def __len__(self) -> int:
+        """Number of points before constraints and classes."""
+        return int(np.prod([len(k.values) for k in self.knobs])) if self.knobs else 1
+
+    def settings(self, point: Point) -> dict[str, Value]:
+        return {**self.fixed, **{k.name: k.values[i] for k, i in zip(self.knobs, point, strict=True)}}
+
+    def configuration(self, point: Point) -> Configuration:
+        return Configuration(self.settings(point))
+
+    def point(self, settings: Settings) -> Point:
+        """Raises ValueError for a value that is not in the space; what is missing takes its default."""
+        return tuple(k.values.index(settings.get(k.name, k.default)) for k in self.knobs)
+
+    def legal(self, point: Point) -> bool:
+        return self._legal is None or self._legal(self.settings(point))
+
+    def code_class(self, point: Point) -> Hashable:
+        """Equal for points that run the same code."""
+        settings = self.settings(point)
+        return tuple(k.code(settings[k.name], settings) if k.code else settings[k.name] for k in self.knobs)
+
+    def identity(self, configuration: Configuration) -> Hashable:
+        """The class of a whole configuration, kernels included."""
+        kernels = tuple((k.key, k.tokens, tuple(sorted(k.config.items()))) for k in configuration.kernels)
+        return self.code_class(self.point(configuration.settings)), kernels
+
+    def entries(self, point: Point) -> list[int]:
+        """Numbers of the knobs that a profile has to name to get `point`."""
+        return [n for n, (i, d) in enumerate(zip(point, self.default, strict=True)) if i != d]
+
+    def without(self, point: Point, n: int) -> Point:
+        """`point` with knob `n` at its default."""
+        return (*point[:n], self.default[n], *point[n + 1 :])
+
+    def distance(self, point: Point) -> tuple[int, float]:
+        """How far a point is from the default: entries that differ, then steps."""
+        differ = sum(i != d for i, d in zip(point, self.default, strict=True))
+        steps = sum(k.distance(k.values[i]) for k, i in zip(self.knobs, point, strict=True))
+        return differ, steps
+
+    def changed(self, point: Point) -> list[Knob]:
+        return [k for k, i, d in zip(self.knobs, point, self.default, strict=True) if i != d]
+
+    def moved(self, a: Point, b: Point) -> frozenset[str]:
+        """The metrics that can differ between two points."""
+        moved: set[str] = set()
+        for knob, i, j in zip(self.knobs, a, b, strict=True):
+            if i != j:
+                moved |= knob.moves
+        return frozenset(moved)
+
+    def fidelity(self, point: Point) -> Fidelity:
+        """The worst of the knobs that differ from the default."""
+        order = list(Fidelity)
+        return max((k.fidelity for k in self.changed(point)), key=order.index, default=Fidelity.EXACT)
+
+    def points(self) -> Iterator[Point]:
+        """Every legal point."""
+        return (p for p in itertools.product(*(range(len(k.values)) for k in self.knobs)) if self.legal(p))
+
+    def enumerable(self) -> bool:
+        return len(self) <= _ENUMERABLE
+
+    def classes(self) -> dict[Hashable, Point]:
+        """Every class with its point nearest the default, in a stable order."""
+        best: dict[Hashable, Point] = {}
+        for point in self.points():
+            key = self.code_class(point)
+            if key not in best or self.distance(point) < self.distance(best[key]):
+                best[key] = point
+        return best
+
+    def random(self, rng: np.random.Generator) -> Point:
+        """A legal point; falls back to the default where a thousand draws find none."""
+        for _ in range(1000):
+            point = tuple(int(rng.integers(len(k.values))) for k in self.knobs)
+            if self.legal(point):
+                return point
+        return self.default
+
+    def neighbours(self, point: Point) -> list[Point]:
+        """Legal points that differ in one entry: by one step where values are ordered, by any otherwise."""
+        found: list[Point] = []
+        for n, knob in enumerate(self.knobs):
+            steps = [point[n] - 1, point[n] + 1] if knob.ordinal else range(len(knob.values))
+            for i in steps:
+                if 0 <= i < len(knob.values) and i != point[n]:
+                    other = (*point[:n], i, *point[n + 1 :])
+                    if self.legal(other):
+                        found.append(other)
+        return found
+
+    def features(self, point: Point) -> np.ndarray:
+        """Coordinates for a surrogate: ordered knobs as one number in [0, 1], others one-hot."""
+        row: list[float] = []
+        for knob, i in zip(self.knobs, point, strict=True):
+            if knob.ordinal:
+                row.append(i / max(1, len(knob.values) - 1))
+            else:
+                row.extend(1.0 if i == j else 0.0 for j in range(len(knob.values)))
+        return np.asarray(row)
+
+    def feature_groups(self) -> list[int]:
+        """For every coordinate of `features`, the number of its knob."""
+        groups: list[int] = []
+        for n, knob in enumerate(self.knobs):
+            groups.extend([n] * (1 if knob.ordinal else len(knob.values)))
+        return groups

@@ -1,0 +1,338 @@
+"""The one small protocol through which the tuner sees every engine, and the plain values that cross it.
+
+A target lives in a worker process (or, where it has no state, in this one). Everything that crosses is a
+plain value with `to_dict` / `from_dict`, because it goes over a pipe and into the journal.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from .errors import TuneError
+
+Value = bool | int | float | str
+Settings = Mapping[str, Value]
+
+
+class TrialStatus(enum.StrEnum):
+    """How a trial ended. Only `ok` has a score; none of the others is a slow trial."""
+
+    OK = "ok"
+    INVALID = "invalid"  # the engine refuses these settings
+    CRASH = "crash"  # the worker died
+    OOM = "oom"  # out of memory, by exception or by the kernel's hand
+    TIMEOUT = "timeout"  # past its deadline; the worker was killed
+    INCORRECT = "incorrect"  # the answers changed by more than is allowed
+    IMPLAUSIBLE = "implausible"  # faster than an independent clock or the hardware allows
+
+    @property
+    def kills(self) -> bool:
+        """Whether the worker did not survive it. Such a configuration is never tried again."""
+        return self in (TrialStatus.CRASH, TrialStatus.OOM, TrialStatus.TIMEOUT)
+
+
+METRICS = ("pp", "tg")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is measured: a prompt of `pp` tokens, then `tg` generated ones, behind `depth` tokens of
+    context."""
+
+    pp: int = 512
+    tg: int = 64
+    depth: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("pp", "tg", "depth"):
+            value = getattr(self, name)
+            if value < 0 or value > 1 << 24:
+                raise TuneError(f"workload: {name}={value} is out of range; give 0 to {1 << 24} tokens")
+        if self.pp == 0 and self.tg == 0:
+            raise TuneError(
+                "workload: pp and tg are both 0, so there is nothing to measure; give at least one"
+            )
+
+    @classmethod
+    def parse(cls, text: str, base: Workload | None = None) -> Workload:
+        """Reads ``pp=512,tg=64,depth=0``; what is left out keeps `base`'s value. Raises TuneError."""
+        values = {name: getattr(base or cls(), name) for name in ("pp", "tg", "depth")}
+        seen: set[str] = set()
+        for part in text.split(","):
+            name, equals, number = (piece.strip() for piece in part.partition("="))
+            if name not in values or not equals:
+                raise TuneError(f"workload: cannot read {part!r}; write for example pp=512,tg=64,depth=0")
+            if name in seen:
+                raise TuneError(f"workload: {name} is given twice in {text!r}")
+            seen.add(name)
+            try:
+                values[name] = int(number)
+            except ValueError:
+                raise TuneError(f"workload: {name}={number!r} is not a whole number of tokens") from None
+        return cls(**values)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return tuple(m for m in METRICS if getattr(self, m) > 0)
+
+    def tokens(self, metric: str) -> int:
+        return int(getattr(self, metric))
+
+    def __str__(self) -> str:
+        return f"pp={self.pp},tg={self.tg},depth={self.depth}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"pp": self.pp, "tg": self.tg, "depth": self.depth}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Workload:
+        return cls(pp=int(data["pp"]), tg=int(data["tg"]), depth=int(data["depth"]))
+
+
+@dataclass(frozen=True, slots=True)
+class KernelChoice:
+    """One op of one token bucket with the Config to run it with."""
+
+    key: str  # op_key, e.g. "matmul q4_0 n=512 k=512"
+    tokens: str  # bucket, e.g. "m1" or "m257-512"
+    config: Mapping[str, Value]  # {"variant": …, params…}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"key": self.key, "tokens": self.tokens, "config": dict(self.config)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> KernelChoice:
+        return cls(str(data["key"]), str(data["tokens"]), dict(data["config"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Everything a trial turns: a value for every knob, and kernel choices beside the engine's own."""
+
+    settings: Mapping[str, Value]
+    kernels: tuple[KernelChoice, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"settings": dict(self.settings), "kernels": [k.to_dict() for k in self.kernels]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Configuration:
+        return cls(dict(data["settings"]), tuple(KernelChoice.from_dict(k) for k in data["kernels"]))
+
+    def replace(self, **values: Value) -> Configuration:
+        return Configuration({**self.settings, **values}, self.kernels)
+
+
+@dataclass(frozen=True, slots=True)
+class OpContext:
+    """Where in the run an operation stands. Real engines need none of it; simulations draw their noise from
+    it."""
+
+    key: str  # unique in the run
+    process: int = 0  # number of the worker process, counted by the tuner
+    now: float = 0.0  # seconds since the run began
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"key": self.key, "process": self.process, "now": self.now}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> OpContext:
+        return cls(str(data["key"]), int(data["process"]), float(data["now"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One timed run of one prompt."""
+
+    metric: str  # "pp" or "tg"
+    prompt: int  # which of the fixed prompts; samples are paired by it
+    tokens: int
+    seconds: float
+    clock_seconds: float  # the same span on an independent clock
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+    def to_list(self) -> list[Any]:
+        return [self.metric, self.prompt, self.tokens, self.seconds, self.clock_seconds]
+
+    @classmethod
+    def from_list(cls, data: list[Any]) -> Sample:
+        return cls(str(data[0]), int(data[1]), int(data[2]), float(data[3]), float(data[4]))
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One stay at one configuration: apply it, warm up, take samples."""
+
+    status: TrialStatus
+    samples: tuple[Sample, ...] = ()
+    warmup: tuple[Sample, ...] = ()
+    stable: bool = True  # False: the cap on warm-up samples was reached first
+    message: str = ""
+    seconds: float = 0.0  # everything, with loading
+
+    def rates(self, metric: str) -> dict[int, float]:
+        """Tokens per second by prompt; where a prompt was run several times, the median."""
+        by_prompt: dict[int, list[float]] = {}
+        for sample in self.samples:
+            if sample.metric == metric:
+                by_prompt.setdefault(sample.prompt, []).append(sample.rate)
+        return {p: sorted(r)[len(r) // 2] for p, r in sorted(by_prompt.items())}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "status": str(self.status),
+            "samples": [s.to_list() for s in self.samples],
+            "warmup": [s.to_list() for s in self.warmup],
+            "stable": self.stable,
+            "message": self.message,
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Visit:
+        return cls(
+            TrialStatus(data["status"]),
+            tuple(Sample.from_list(s) for s in data["samples"]),
+            tuple(Sample.from_list(s) for s in data["warmup"]),
+            bool(data["stable"]),
+            str(data["message"]),
+            float(data["seconds"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How far a configuration's answers are from the exact path's, with the routing pinned to that path's."""
+
+    status: TrialStatus
+    mean_kld: float = 0.0  # nats per token
+    max_kld: float = 0.0
+    top1: float = 1.0  # share of tokens with the same most likely next token
+    tokens: int = 0
+    digest: str = ""  # of the logits' bits: equal digests, equal answers
+    message: str = ""
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "status": str(self.status),
+            "mean_kld": self.mean_kld,
+            "max_kld": self.max_kld,
+            "top1": self.top1,
+            "tokens": self.tokens,
+            "digest": self.digest,
+            "message": self.message,
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Quality:
+        numbers = {n: float(data[n]) for n in ("mean_kld", "max_kld", "top1", "seconds")}
+        return cls(**{**data, **numbers, "status": TrialStatus(data["status"])})
+
+
+@dataclass(frozen=True, slots=True)
+class KernelOp:
+    """An op of the model at one token bucket, with the Configs it could run with."""
+
+    key: str
+    tokens: str  # bucket
+    m: int  # tokens it is timed with
+    count: int  # times it runs in one pass over the model
+    default: Mapping[str, Value]
+    candidates: tuple[Mapping[str, Value], ...]
+    metric: str  # "pp" or "tg": what it moves
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "key": self.key,
+            "tokens": self.tokens,
+            "m": self.m,
+            "count": self.count,
+            "default": dict(self.default),
+            "candidates": [dict(c) for c in self.candidates],
+            "metric": self.metric,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> KernelOp:
+        return cls(**{**data, "candidates": tuple(data["candidates"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a target runs on, what it runs, and with what. All of it facts, none of it results."""
+
+    target: str  # "dyno", "simulated", "replay", …
+    label: str  # for people
+    device: dict[str, Any]
+    model: dict[str, Any]
+    engine: dict[str, Any]
+    bounds: dict[str, float] = field(
+        default_factory=dict
+    )  # tokens/s by metric that the hardware cannot exceed
+    virtual_time: bool = False  # seconds are computed, not waited for
+
+    def identity(self) -> dict[str, Any]:
+        """What a journal has to have in common with this run to be continued."""
+        return {"target": self.target, "device": self.device, "model": self.model, "engine": self.engine}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "label": self.label,
+            "device": self.device,
+            "model": self.model,
+            "engine": self.engine,
+            "bounds": self.bounds,
+            "virtual_time": self.virtual_time,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Description:
+        return cls(**data)
+
+
+class Target(Protocol):
+    """An engine to be tuned. Methods raise TargetFailure for settings that cannot be used, and
+    TargetUnusable where nothing can be done. The list of knobs is made beside it, from `describe()`, by
+    `knobs.resolve` or by the target's own module."""
+
+    def describe(self) -> Description: ...
+
+    def apply(self, configuration: Configuration, context: OpContext) -> None:
+        """Makes `configuration` the one that is measured next, with as little reloading as it needs."""
+        ...
+
+    def measure(self, workload: Workload, metric: str, prompt: int) -> Sample:
+        """Times one run of prompt number `prompt`."""
+        ...
+
+    def quality(self, configuration: Configuration, context: OpContext) -> Quality:
+        """Compares the answers of `configuration` with the exact path's."""
+        ...
+
+    def clock(self) -> float:
+        """Seconds, monotonic; of virtual time where there is no other."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class KernelTarget(Target, Protocol):
+    """A target whose ops can be timed one by one."""
+
+    def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]: ...
+
+    def time_op(
+        self, key: str, m: int, config: Mapping[str, Value], *, threads: int, seconds: float, seed: int
+    ) -> list[float]:
+        """Seconds per launch with cold weights."""
+        ...
