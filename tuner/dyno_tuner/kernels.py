@@ -1,0 +1,142 @@
+"""Kernel choices: every op of the model timed alone with cold weights, then confirmed end to end, group by
+group.
+
+A kernel that wins by itself need not win in the engine, so no choice is written because of its own time:
+the choices for prefill and those for generation each have to gain the margin as a group in paired rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .outcome import KernelEntry, Outcome
+from .stats import Estimate, estimate
+from .target import Configuration, KernelChoice, KernelOp, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .confirm import Bar, Rounds
+    from .ledger import Ledger
+
+MIN_GAIN = 1.02  # of one launch over the default's; less is not worth a line in a profile
+BATCH = 6  # candidates timed in one request, the default with them
+
+
+@dataclass
+class KernelStage:
+    """Args:
+    more: whether so many more seconds fit into the budget.
+    check: gives the reason why a configuration's answers are not acceptable, or nothing.
+    process: number of the running worker process.
+    """
+
+    ledger: Ledger
+    rounds: Rounds
+    weights: Mapping[str, float]
+    bar: Callable[[int], Bar]
+    more: Callable[[float], bool]
+    note: Callable[..., None]
+    check: Callable[[Configuration], str]
+    count: int
+    process: Callable[[], int]
+    seconds_per_config: float = 0.03
+    chosen: list[tuple[KernelOp, KernelChoice, Estimate]] = field(default_factory=list)
+    looked_at: list[KernelOp] = field(default_factory=list)
+    written: list[KernelEntry] = field(default_factory=list)
+
+    def run(self, configuration: Configuration) -> None:
+        ops = self.ledger.kernel_ops("kernels/ops", configuration, process=self.process())
+        ops = [op for op in ops if len(op.candidates) > 1 and op.metric in self.weights]
+        for number, op in enumerate(ops):
+            cost = (len(op.candidates) + 1) * self.seconds_per_config * 3
+            if not self.more(3 * cost + 8 * self.ledger.expected_visit * len(self.weights)):
+                self.note("kernels_cut", done=number, of=len(ops))
+                break
+            self._time(number, op, configuration)
+        self._confirm(configuration)
+
+    def _time(self, number: int, op: KernelOp, configuration: Configuration) -> None:
+        """Two passes: all candidates once, then the best few again beside the default, on which alone they
+        count."""
+        threads_of = {"pp": "threads_batch", "tg": "threads"}[op.metric]
+        threads = int(configuration.settings.get(threads_of, configuration.settings.get("threads", 1)))
+        others = [c for c in op.candidates if dict(c) != dict(op.default)]
+        first: list[tuple[float, Mapping[str, Value]]] = []
+        for start in range(0, len(others), BATCH):
+            batch = others[start : start + BATCH]
+            times = self.ledger.time_ops(
+                f"kernels/{number}/a{start}", op, [op.default, *batch], threads=threads,
+                seconds=self.seconds_per_config, process=self.process(),
+            )  # fmt: skip
+            if not times[0]:
+                continue
+            base = float(np.median(times[0]))
+            first += [
+                (base / float(np.median(t)), c)
+                for t, c in zip(times[1:], batch, strict=True)
+                if t and min(t) > 0
+            ]
+        self.looked_at.append(op)
+        first.sort(key=lambda entry: -entry[0])
+        best = [c for ratio, c in first[:2] if ratio > MIN_GAIN]
+        if not best:
+            return
+        groups: dict[int, list[list[float]]] = {i: [] for i in range(len(best))}
+        for repeat in range(3):
+            order = [op.default, *best] if repeat % 2 == 0 else [*reversed(best), op.default]
+            times = self.ledger.time_ops(
+                f"kernels/{number}/b{repeat}", op, order, threads=threads,
+                seconds=self.seconds_per_config, process=self.process(),
+            )  # fmt: skip
+            if not all(times):
+                continue
+            medians = [float(np.median(t)) for t in times]
+            if repeat % 2:
+                medians.reverse()
+            for i in range(len(best)):
+                groups[i].append([float(np.log(medians[0] / medians[i + 1]))])
+        results = [(estimate(g, "kernel", number, i), i) for i, g in groups.items() if len(g) > 1]
+        if not results:
+            return
+        gain, index = max(results, key=lambda r: r[0].ratio)
+        if gain.ratio > MIN_GAIN and gain.low > 1:
+            self.chosen.append((op, KernelChoice(op.key, op.tokens, dict(best[index])), gain))
+
+    def _confirm(self, base: Configuration) -> None:
+        by_metric = {m: [c for c in self.chosen if c[0].metric == m] for m in self.weights}
+        groups = {m: chosen for m, chosen in by_metric.items() if chosen}
+        if not groups:
+            return
+        configurations = {"without": base}
+        for metric, chosen in groups.items():
+            candidate = Configuration(base.settings, tuple(choice for _, choice, _ in chosen))
+            reason = self.check(candidate)
+            if reason:
+                self.note("incorrect", kernels=metric, reason=reason)
+            else:
+                configurations[metric] = candidate
+        if len(configurations) < 2:
+            return
+        result = self.rounds.compare("kernels/confirm", configurations, self.count)
+        bar = self.bar(result.rounds)
+        for metric in configurations:
+            if metric == "without" or metric not in result.logs or result.rounds < 2:
+                continue
+            ok, gain = bar.beats(result, metric, [metric], self.weights)
+            self.note("kernels", group=metric, beats=ok, choices=len(groups[metric]), **gain.to_dict())
+            if ok:
+                self.written += [
+                    KernelEntry(choice, own, f"kernels_{metric}") for _, choice, own in groups[metric]
+                ]
+
+    def add_to(self, outcome: Outcome) -> None:
+        """Writes what was proven into `outcome`."""
+        outcome.kernels = list(self.written)
+        named = {(e.choice.key, e.choice.tokens) for e in self.written}
+        outcome.kernel_defaults = [
+            (o.key, o.tokens) for o in self.looked_at if (o.key, o.tokens) not in named
+        ]

@@ -1,0 +1,163 @@
+"""The measuring method: one visit, its plausibility, and blocks between two anchors.
+
+A visit applies a configuration, drops the cold first sample, goes on until the rates have stopped rising,
+and keeps one sample for each prompt. A block is `anchor, candidates…, anchor`: every candidate is scored as
+a ratio to the anchor, interpolated in time between the two, and the whole block is void if the anchor
+itself has moved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import TargetFailure
+from .stats import paired_log_ratios
+from .target import Configuration, OpContext, Sample, Target, TrialStatus, Visit, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+ANCHOR_DRIFT = 0.03  # an anchor that moved by more voids its block
+CLOCK_SKEW = 0.05  # two clocks that differ by more do not measure the same thing
+
+
+@dataclass(frozen=True, slots=True)
+class VisitPolicy:
+    """How long one visit lasts."""
+
+    prompts: int = 3  # kept samples of a metric, one for each prompt
+    tolerance: float = 0.02  # a rise across the kept window that counts as "still warming up"
+    cap: int = 8  # samples of a metric at most; a visit that reaches it unsettled is marked
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def run_visit(
+    target: Target,
+    configuration: Configuration,
+    workload: Workload,
+    metrics: Sequence[str],
+    policy: VisitPolicy,
+    context: OpContext,
+) -> Visit:
+    """Runs where the target lives. A TargetFailure becomes the visit's status; anything else is for the
+    caller."""
+    started = target.clock()
+    samples: list[Sample] = []
+    warmup: list[Sample] = []
+    stable = True
+    try:
+        target.apply(configuration, context)
+        for metric in metrics:
+            taken: list[Sample] = []
+            while True:
+                taken.append(target.measure(workload, metric, len(taken) % policy.prompts))
+                window = taken[-policy.prompts :]
+                if len(taken) > policy.prompts and not _rising(window, policy.tolerance):
+                    break
+                if len(taken) >= max(policy.cap, policy.prompts + 1):
+                    stable = False
+                    break
+            warmup.extend(taken[: -policy.prompts])
+            samples.extend(window)
+    except TargetFailure as failure:
+        return Visit(
+            TrialStatus(failure.status), tuple(samples), tuple(warmup), stable, failure.message,
+            round(target.clock() - started, 6),
+        )  # fmt: skip
+    return Visit(
+        TrialStatus.OK, tuple(samples), tuple(warmup), stable, "", round(target.clock() - started, 6)
+    )
+
+
+def _rising(window: Sequence[Sample], tolerance: float) -> bool:
+    """Whether the first of the window is slower than all that came after it, by more than `tolerance`."""
+    if len(window) < 2:
+        return False
+    return window[0].rate < (1 - tolerance) * min(s.rate for s in window[1:])
+
+
+def judge_plausibility(visit: Visit, bounds: Mapping[str, float], elapsed: float | None) -> Visit:
+    """Marks a visit whose rates an independent clock or the hardware's limits contradict.
+
+    Args:
+        bounds: tokens/s by metric that cannot be exceeded (roofline).
+        elapsed: seconds that passed for whoever waited for the visit, or None where time is not waited for.
+    """
+    if visit.status is not TrialStatus.OK:
+        return visit
+    message = ""
+    everything = (*visit.warmup, *visit.samples)
+    for sample in everything:
+        if not (math.isfinite(sample.seconds) and sample.seconds > 0 and sample.clock_seconds > 0):
+            message = f"{sample.metric}: no time has passed ({sample.seconds} s, {sample.clock_seconds} s)"
+        elif abs(sample.seconds / sample.clock_seconds - 1) > CLOCK_SKEW and (
+            abs(sample.seconds - sample.clock_seconds) > 1e-3
+        ):
+            two = f"{sample.seconds:.6f} s by one clock, {sample.clock_seconds:.6f} s by another"
+            message = f"{sample.metric}: {two}"
+        elif sample.metric in bounds and sample.rate > bounds[sample.metric]:
+            message = (
+                f"{sample.metric}: {sample.rate:,.0f} t/s is above the hardware's bound of "
+                f"{bounds[sample.metric]:,.0f} t/s"
+            )
+        if message:
+            break
+    if not message and elapsed is not None:
+        total = sum(s.seconds for s in everything)
+        if total > elapsed * (1 + CLOCK_SKEW) + 1e-3:
+            message = f"the samples add up to {total:.3f} s, but only {elapsed:.3f} s have passed"
+    return dataclasses.replace(visit, status=TrialStatus.IMPLAUSIBLE, message=message) if message else visit
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A candidate against the anchor: log ratios of each metric, paired by prompt."""
+
+    pairs: Mapping[str, tuple[float, ...]]
+
+    def log_ratio(self, metric: str) -> float:
+        """Median of the pairs; 0 where the metric was not measured, because the candidate cannot move it."""
+        values = self.pairs.get(metric)
+        return float(np.median(values)) if values else 0.0
+
+    def combined(self, weights: Mapping[str, float]) -> float:
+        """Weighted geometric mean of the metrics' ratios, as a logarithm."""
+        return sum(w * self.log_ratio(m) for m, w in weights.items()) / sum(weights.values())
+
+
+def score(
+    candidate: Visit, anchors: Sequence[tuple[float, Visit]], when: float, metrics: Sequence[str]
+) -> Score:
+    """Args: `anchors` are (time, visit) before and, if there is one yet, after the candidate; `when` is its
+    time."""
+    pairs: dict[str, tuple[float, ...]] = {}
+    for metric in metrics:
+        rates = candidate.rates(metric)
+        if not rates:
+            continue
+        before = anchors[0][1].rates(metric)
+        if len(anchors) > 1 and anchors[1][0] > anchors[0][0]:
+            after = anchors[1][1].rates(metric)
+            share = min(1.0, max(0.0, (when - anchors[0][0]) / (anchors[1][0] - anchors[0][0])))
+            base = {p: before[p] ** (1 - share) * after[p] ** share for p in before if p in after}
+        else:
+            base = before
+        pairs[metric] = tuple(paired_log_ratios(rates, base))
+    return Score(pairs)
+
+
+def anchor_moved(before: Visit, after: Visit, metrics: Sequence[str]) -> float:
+    """By how much, as a fraction: the largest over the metrics of |median paired ratio − 1|."""
+    moved = 0.0
+    for metric in metrics:
+        ratios = paired_log_ratios(after.rates(metric), before.rates(metric))
+        if ratios:
+            moved = max(moved, abs(math.expm1(float(np.median(ratios)))))
+    return moved

@@ -1,0 +1,98 @@
+"""What a tune found, as a plain value: the input of emit, report and the closing table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .stats import Estimate, Noise
+    from .target import KernelChoice, Quality, TrialStatus, Value
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A setting that beat its default: the whole profile over the whole profile without this entry."""
+
+    name: str
+    value: Value
+    default: Value
+    moves: tuple[str, ...]
+    estimate: Estimate
+    group: str | None = None
+
+
+@dataclass(frozen=True)
+class KernelEntry:
+    """A kernel choice of a group that beat the engine's own choices end to end."""
+
+    choice: KernelChoice
+    estimate: Estimate  # of the launch alone: time of the default / time of this one
+    group: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A configuration that did not count, and why."""
+
+    settings: Mapping[str, Value]
+    status: TrialStatus
+    message: str
+
+
+@dataclass
+class Outcome:
+    """Everything that is known when a tune ends, however it ends."""
+
+    settings: dict[str, Value]  # complete
+    defaults: dict[str, Value]
+    entries: list[Entry] = field(default_factory=list)
+    searched: list[str] = field(
+        default_factory=list
+    )  # knobs that were looked at; those without entry are `default`
+    kernels: list[KernelEntry] = field(default_factory=list)
+    kernel_defaults: list[tuple[str, str]] = field(
+        default_factory=list
+    )  # (op key, bucket) where the default won
+    gain: dict[str, Estimate] = field(default_factory=dict)  # whole profile / default, by metric
+    baseline: dict[str, float] = field(default_factory=dict)  # tokens/s, medians of the confirming rounds
+    tuned: dict[str, float] = field(default_factory=dict)
+    noise: dict[str, Noise] = field(default_factory=dict)
+    margin: dict[str, float] = field(default_factory=dict)
+    quality: Quality | None = None
+    default_quality: Quality | None = None
+    failures: list[Failure] = field(default_factory=list)
+    trials: int = 0  # distinct configurations that were measured
+    voided: int = 0
+    unstable: int = 0  # visits that were still warming up at their cap
+    drift: float = 0.0
+    seconds: float = 0.0
+    status: str = "complete"  # complete | budget | interrupted
+    remark: str = ""
+
+    def describe(self) -> str:
+        """One line for logs."""
+        if not self.entries and not self.kernels:
+            return "every entry is default: nothing beat it"
+        named = [f"{e.name}={e.value} ({e.estimate.ratio:.3f}×)" for e in self.entries]
+        return ", ".join([*named, *(f"{len(self.kernels)} kernel choices" for _ in self.kernels[:1])])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "settings": self.settings,
+            "entries": {
+                e.name: {"value": e.value, "default": e.default, **e.estimate.to_dict(), "group": e.group}
+                for e in self.entries
+            },
+            "kernels": [
+                {**k.choice.to_dict(), **k.estimate.to_dict(), "group": k.group} for k in self.kernels
+            ],
+            "gain": {m: g.to_dict() for m, g in self.gain.items()},
+            "margin": self.margin,
+            "trials": self.trials,
+            "voided": self.voided,
+            "seconds": self.seconds,
+            "status": self.status,
+        }

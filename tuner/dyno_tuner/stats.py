@@ -1,0 +1,145 @@
+"""Statistics of paired, noisy rates. All of it works on natural logarithms of ratios, so that gains and
+losses weigh the same, and reports plain ratios."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_T975 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
+
+
+def keyed_rng(*key: object) -> np.random.Generator:
+    """A generator that depends on `key` alone, so that any draw can be repeated without those before it."""
+    digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest[:8], "little"))
+
+
+def t975(degrees: int) -> float:
+    """The 97.5 % quantile of Student's t; two standard errors are too few where there are few samples."""
+    if degrees < 1:
+        return math.inf
+    return _T975[degrees] if degrees < len(_T975) else 1.96 + 2.4 / degrees
+
+
+def paired_log_ratios(candidate: Mapping[int, float], base: Mapping[int, float]) -> list[float]:
+    """log(candidate / base) of every prompt that both have run."""
+    return [math.log(candidate[p] / base[p]) for p in sorted(candidate) if p in base]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A ratio of rates with its 95 % interval and the number of paired samples behind it."""
+
+    ratio: float
+    low: float
+    high: float
+    n: int
+
+    def to_dict(self) -> dict[str, float | int | list[float]]:
+        return {"ratio": self.ratio, "ci95": [self.low, self.high], "n": self.n}
+
+
+def estimate(groups: Sequence[Sequence[float]], *key: object, resamples: int = 400) -> Estimate:
+    """The median of paired log ratios, with a bootstrap interval over groups (worker processes) and pairs
+    within them.
+
+    Groups are resampled first, because what differs between processes (where memory came to lie) does not
+    average out within one. The interval is never taken as narrower than the Student interval over the
+    groups' medians divided by
+    two: a bootstrap over three groups is too sure of itself.
+    """
+    kept = [np.asarray(g, dtype=float) for g in groups if len(g)]
+    if not kept:
+        raise ValueError("estimate() needs at least one paired sample")
+    pooled = np.concatenate(kept)
+    centre = float(np.median(pooled))
+    rng = keyed_rng("bootstrap", *key)
+    longest = max(len(g) for g in kept)
+    padded = np.full((len(kept), longest), np.nan)
+    for row, g in zip(padded, kept, strict=True):
+        row[: len(g)] = g
+    sizes = np.array([len(g) for g in kept])
+    chosen = rng.integers(len(kept), size=(resamples, len(kept)))
+    inner = (rng.random((resamples, len(kept), longest)) * sizes[chosen][:, :, None]).astype(int)
+    values = padded[chosen[:, :, None], inner]
+    if (sizes != longest).any():  # a group of n pairs gives n draws
+        values[np.broadcast_to(np.arange(longest), values.shape) >= sizes[chosen][:, :, None]] = np.nan
+    draws = np.nanmedian(values.reshape(resamples, -1), axis=1)
+    low, high = (float(x) for x in np.quantile(draws, (0.025, 0.975)))
+    if len(kept) > 1:
+        medians = np.array([np.median(g) for g in kept])
+        half = t975(len(kept) - 1) * float(medians.std(ddof=1)) / math.sqrt(len(kept)) / 2
+        low, high = min(low, centre - half), max(high, centre + half)
+    return Estimate(math.exp(centre), math.exp(min(low, centre)), math.exp(max(high, centre)), len(pooled))
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """What the A/A stage found for one metric, in log units (0.01 is 1 %)."""
+
+    within: float  # standard deviation of a visit inside one process
+    between: float  # standard deviation between processes, beyond what `within` explains
+    drift: float  # change over the stage
+    visits: int
+    processes: int
+
+    def half_width(self, rounds: int) -> float:
+        """Of the 95 % interval of a ratio confirmed by `rounds` ABBA rounds, each in its own process.
+
+        A round visits either side twice. What is common to a process cancels in the ratio; how much of
+        `between` is common is not known, so none is taken to be."""
+        variance = (2 * self.between**2 + self.within**2) / max(rounds, 1)
+        return 1.96 * math.sqrt(variance)
+
+    def margin(self, rounds: int) -> float:
+        """What a gain has to exceed to be believed: 1 %, or twice the half-width."""
+        return max(0.01, 2 * self.half_width(rounds))
+
+    @property
+    def visit_sigma(self) -> float:
+        return math.sqrt(self.within**2 + self.between**2)
+
+
+def noise_of(visits: Sequence[Sequence[Mapping[int, float]]]) -> Noise:
+    """From visits of one and the same configuration: a list per process, in order of time, of rates by
+    prompt.
+
+    Drift is taken out as a straight line over all visits before the spread is computed, and reported beside
+    it."""
+    reference = {p: math.log(r) for p, r in visits[0][0].items()}
+    levels = [
+        [
+            float(np.median([math.log(r) - reference[p] for p, r in v.items() if p in reference]))
+            for v in process
+        ]
+        for process in visits
+    ]
+    flat = np.array([x for process in levels for x in process])
+    time = np.arange(len(flat), dtype=float)
+    slope = 0.0
+    if len(flat) >= 4:
+        steps = [(flat[j] - flat[i]) / (j - i) for i in range(len(flat)) for j in range(i + 1, len(flat))]
+        slope = float(np.median(steps))  # Theil and Sen: one throttled visit does not tilt it
+    residual = flat - slope * time
+    split: list[np.ndarray] = []
+    start = 0
+    for process in levels:
+        split.append(residual[start : start + len(process)])
+        start += len(process)
+    inner = [x for process in split for x in (process - process.mean())]
+    freedom = len(flat) - len(levels)
+    within = math.sqrt(sum(x * x for x in inner) / freedom) if freedom > 0 else 0.0
+    means = np.array([process.mean() for process in split])
+    between = 0.0
+    if len(means) > 1:
+        per_process = len(flat) / len(means)
+        between = math.sqrt(max(0.0, float(means.var(ddof=1)) - within**2 / per_process))
+    return Noise(within, between, slope * (len(flat) - 1), len(flat), len(levels))

@@ -1,0 +1,221 @@
+"""The screen: blocks of trials between anchors, proposed by a sampler, until time, trials or ideas run out.
+
+The history of the screen is ours and stands in the journal; an Optuna study is kept beside it, in any
+storage that Optuna knows, for `optuna-dashboard` and other readers.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import optuna
+
+from .measure import Score, anchor_moved, score
+from .samplers import Observation, Proposer, distributions, frozen_trial
+from .target import TrialStatus, Visit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from .space import Point, Space
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A class of the space that was tried: what it gave, or why it gave nothing."""
+
+    number: int
+    point: Point
+    status: TrialStatus
+    log_ratio: float | None  # combined, to the anchor
+    score: Score | None = None
+    message: str = ""
+
+
+@dataclass
+class ScreenPlan:
+    """How the screen measures; made by `tune.Tune`, which knows budget and process numbers."""
+
+    visit: Callable[[str, Point, Sequence[str]], Visit]
+    anchor: Callable[[str], Visit]
+    admit: Callable[[Point], tuple[TrialStatus, str] | None]  # the check of answers; None is a pass
+    now: Callable[[], float]
+    more: Callable[[int], bool]  # whether so many more visits fit
+    note: Callable[..., None]
+    weights: dict[str, float]
+    sigma: float
+    void_over: float
+    block: int = 4
+    max_trials: int = 1000
+    patience: int = 20
+    max_repeats: int = 2
+
+
+class Screen:
+    """Runs blocks and remembers every trial. `trials` is valid at any moment."""
+
+    def __init__(self, space: Space, proposer: Proposer, plan: ScreenPlan, key: Sequence[object]) -> None:
+        self._space = space
+        self._proposer = proposer
+        self._plan = plan
+        self._key = tuple(key)
+        self.trials: list[Trial] = [Trial(0, space.default, TrialStatus.OK, 0.0)]
+        self.voided = 0
+        self.ended = ""
+
+    @property
+    def history(self) -> list[Observation]:
+        return [Observation(t.point, t.log_ratio, self._plan.sigma) for t in self.trials]
+
+    def run(self, seeds: Sequence[Point]) -> None:
+        """Args: `seeds` are tried first, in order: the incumbents."""
+        plan = self._plan
+        queue = list(seeds)
+        number = 0
+        before: tuple[float, Visit] | None = None
+        while True:
+            best = max((t.log_ratio for t in self.trials if t.log_ratio is not None), default=0.0)
+            stale = sum(1 for t in reversed(self.trials) if t.number > self._last_gain(best))
+            if len(self.trials) >= plan.max_trials:
+                self.ended = "trials"
+                return
+            if stale >= plan.patience and not queue:
+                self.ended = "no gain"
+                return
+            if not plan.more(3):
+                self.ended = "budget"
+                return
+            if before is None:
+                first = plan.anchor(f"screen/b{number}/before")
+                before = (plan.now(), first)
+            begun = len(self.trials)
+            before = self._block(number, queue, before)
+            number += 1
+            if len(self.trials) == begun:
+                self.ended = "exhausted" if self._idle else "budget"
+                return
+
+    def _last_gain(self, best: float) -> int:
+        return next(
+            (t.number for t in self.trials if t.log_ratio is not None and t.log_ratio >= best - 0.002), 0
+        )
+
+    def _block(self, number: int, queue: list[Point], before: tuple[float, Visit]) -> tuple[float, Visit]:
+        """One block; returns the anchor that closes it, which opens the next one."""
+        plan = self._plan
+        taken: list[tuple[Trial, float, Visit]] = []
+        self._idle = False
+        while len(taken) < plan.block and len(self.trials) < plan.max_trials and plan.more(3):
+            point = self._next(queue)
+            if point is None:
+                self._idle = True
+                break
+            trial_number = len(self.trials)
+            refused = plan.admit(point)
+            if refused is not None:
+                self._add(Trial(trial_number, point, refused[0], None, None, refused[1]))
+                continue
+            visit = plan.visit(f"screen/t{trial_number}", point, self._metrics(point))
+            if visit.status is not TrialStatus.OK:
+                self._add(Trial(trial_number, point, visit.status, None, None, visit.message))
+                continue
+            trial = self._scored(trial_number, point, visit, [before], plan.now())
+            self.trials.append(trial)
+            taken.append((trial, plan.now(), visit))
+        if not taken:
+            return before
+        after = (plan.now(), plan.anchor(f"screen/b{number}/after"))
+        return self._close(number, before, after, taken)
+
+    def _close(
+        self, number: int, before: tuple[float, Visit], after: tuple[float, Visit],
+        taken: list[tuple[Trial, float, Visit]],
+    ) -> tuple[float, Visit]:  # fmt: skip
+        """Scores the block against both anchors; a block whose anchor moved is measured again."""
+        plan = self._plan
+        metrics = list(plan.weights)
+        for repeat in range(plan.max_repeats + 1):
+            moved = anchor_moved(before[1], after[1], metrics)
+            if moved <= plan.void_over or repeat == plan.max_repeats or not plan.more(len(taken) + 1):
+                break
+            self.voided += 1
+            plan.note("void", block=number, repeat=repeat, moved=moved)
+            before = after
+            again: list[tuple[Trial, float, Visit]] = []
+            for trial, _, _ in taken:
+                visit = plan.visit(
+                    f"screen/t{trial.number}/again{repeat}", trial.point, self._metrics(trial.point)
+                )
+                again.append((trial, plan.now(), visit))
+            taken = again
+            after = (plan.now(), plan.anchor(f"screen/b{number}/again{repeat}"))
+        for trial, when, visit in taken:
+            final = (
+                self._scored(trial.number, trial.point, visit, [before, after], when)
+                if visit.status is TrialStatus.OK
+                else Trial(trial.number, trial.point, visit.status, None, None, visit.message)
+            )
+            self.trials[trial.number] = final
+            self._report(final)
+        return after
+
+    def _metrics(self, point: Point) -> list[str]:
+        """What the point can move; what it cannot is not worth the time here. The confirming rounds measure
+        all."""
+        moved = self._space.moved(point, self._space.default)
+        return [m for m in self._plan.weights if m in moved] or list(self._plan.weights)
+
+    def _scored(
+        self, number: int, point: Point, visit: Visit, anchors: list[tuple[float, Visit]], when: float
+    ) -> Trial:
+        scored = score(visit, anchors, when, list(self._plan.weights))
+        return Trial(number, point, TrialStatus.OK, scored.combined(self._plan.weights), scored)
+
+    def _next(self, queue: list[Point]) -> Point | None:
+        tried: set[Hashable] = {self._space.code_class(t.point) for t in self.trials}
+        while queue:
+            point = queue.pop(0)
+            if self._space.legal(point) and self._space.code_class(point) not in tried:
+                return point
+        return self._proposer.propose(self.history, (*self._key, len(self.trials)))
+
+    def _add(self, trial: Trial) -> None:
+        self.trials.append(trial)
+        self._report(trial)
+
+    def _report(self, trial: Trial) -> None:
+        self._plan.note(
+            "trial",
+            number=trial.number,
+            settings=self._space.settings(trial.point),
+            status=str(trial.status),
+            ratio=None if trial.log_ratio is None else math.exp(trial.log_ratio),
+            message=trial.message,
+        )
+
+
+class Mirror:
+    """Keeps an Optuna study in a storage in step with the screen. The study is a view: it is made anew from
+    the history when a run is resumed. A trial's value is its ratio to the default.
+
+    Raises whatever the storage raises when it cannot be reached.
+    """
+
+    def __init__(self, space: Space, storage: str, name: str) -> None:
+        self._space = space
+        self._distributions = distributions(space)
+        existing = {s.study_name for s in optuna.get_all_study_summaries(storage, include_best_trial=False)}
+        if name in existing:
+            optuna.delete_study(study_name=name, storage=storage)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self._study = optuna.create_study(storage=storage, study_name=name, direction="maximize")
+
+    def add(self, trial: Trial, sigma: float) -> None:
+        o = Observation(trial.point, trial.log_ratio, sigma)
+        self._study.add_trial(
+            frozen_trial(self._space, o, self._distributions, status=str(trial.status), message=trial.message)
+        )
