@@ -1,0 +1,278 @@
+"""The engine in a child process: requests over a pipe, a deadline for each, and a name for every way to die.
+
+The child is started in a session of its own, so that Ctrl-C reaches the tuner alone, and asks the kernel to
+be killed when the tuner dies. What the engine prints on standard output goes to standard error; the last of
+it is kept for messages.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .errors import TargetUnusable, TuneError
+from .target import Configuration, Description, KernelOp, OpContext, Quality, TrialStatus, Visit, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .measure import VisitPolicy
+
+START_DEADLINE = 120.0  # imports and the first contact with a device
+_KEPT_LINES = 20
+
+
+class WorkerDied(Exception):
+    """The child is gone or was killed for being late."""
+
+    def __init__(self, status: TrialStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class Reply(NamedTuple):
+    value: Any
+    error: str  # "", "failure", "unusable" or "bug"
+    status: str
+    message: str
+
+
+class Worker:
+    """One child process. It is not reused after it has died.
+
+    Args:
+        target: name of the module under `targets` whose `from_options` makes the target.
+        options: plain values for it.
+    """
+
+    def __init__(self, target: str, options: Mapping[str, Any]) -> None:
+        to_child, self._to = os.pipe()
+        self._from, from_child = os.pipe()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        environment["PYTHONUNBUFFERED"] = "1"
+        command = [sys.executable, "-m", "dyno_tuner.worker_main"]
+        try:
+            self._process = subprocess.Popen(
+                [*command, str(to_child), str(from_child), str(os.getpid())], env=environment,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                pass_fds=(to_child, from_child), start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise TuneError(f"the worker process cannot be started: {error}") from error
+        finally:
+            os.close(to_child)
+            os.close(from_child)
+        self._buffer = b""
+        self._lines: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+        self._reader = threading.Thread(target=self._keep_output, daemon=True)
+        self._reader.start()
+        self.alive = True
+        try:
+            reply = self.call("start", {"target": target, "options": dict(options)}, START_DEADLINE)
+        except WorkerDied as died:
+            raise TargetUnusable(
+                f"the worker process did not start ({died.status}): {died.message}"
+            ) from died
+        except BaseException:
+            self.kill()
+            raise
+        if reply.error:
+            self.kill()
+            raise TargetUnusable(reply.message)
+
+    def _keep_output(self) -> None:
+        stream = self._process.stdout
+        if stream is None:
+            return
+        for line in stream:
+            text = line.decode(errors="replace").strip()
+            if text:
+                self._lines.append(text[:300])
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def call(self, method: str, arguments: Mapping[str, Any], deadline: float) -> Reply:
+        """Raises WorkerDied; the child is gone then."""
+        if not self.alive:
+            raise WorkerDied(TrialStatus.CRASH, "the worker process has already ended")
+        end = time.monotonic() + deadline
+        request = json.dumps({"method": method, **arguments}).encode() + b"\n"
+        try:
+            while request:
+                request = request[os.write(self._to, request) :]
+            line = self._read_line(end)
+        except BrokenPipeError:
+            line = None
+        if line is None:
+            raise self._cause()
+        data = json.loads(line)
+        return Reply(
+            data.get("value"), data.get("error", ""), data.get("status", ""), data.get("message", "")
+        )
+
+    def _read_line(self, end: float) -> bytes | None:
+        """A line, or None at the end of the stream. Raises WorkerDied when `end` has passed."""
+        while b"\n" not in self._buffer:
+            left = end - time.monotonic()
+            if left <= 0:
+                self.kill()
+                raise WorkerDied(TrialStatus.TIMEOUT, "no answer before the deadline; the worker was killed")
+            ready, _, _ = select.select([self._from], [], [], min(left, 1.0))
+            if ready:
+                piece = os.read(self._from, 1 << 16)
+                if not piece:
+                    return None
+                self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _cause(self) -> WorkerDied:
+        """The child has closed its pipe: what killed it."""
+        try:
+            code = self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return WorkerDied(TrialStatus.CRASH, "the worker closed its pipe and did not end")
+        self.kill()
+        self._reader.join(1)
+        last = f"; it said: {self._lines[-1]}" if self._lines else ""
+        if code == -signal.SIGKILL:
+            # Nobody here sent it. On Linux that is what the kernel does when memory has run out.
+            return WorkerDied(
+                TrialStatus.OOM, f"the worker was killed from outside (SIGKILL: out of memory?){last}"
+            )
+        if code < 0:
+            try:
+                name = signal.Signals(-code).name
+            except ValueError:
+                name = str(-code)
+            return WorkerDied(TrialStatus.CRASH, f"the worker died of {name}{last}")
+        return WorkerDied(TrialStatus.CRASH, f"the worker ended with exit code {code}{last}")
+
+    def kill(self) -> None:
+        """Ends the child and whatever it has started."""
+        if not self.alive:
+            return
+        self.alive = False
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            self._process.poll()
+        self._process.wait()
+        for fd in (self._to, self._from):
+            os.close(fd)
+        if self._process.stdout is not None:
+            self._reader.join(1)
+            self._process.stdout.close()
+
+    def close(self) -> None:
+        """Lets the child end by itself, then makes sure."""
+        if self.alive:
+            try:
+                self.call("close", {}, 5.0)
+            except WorkerDied:
+                self.alive = False if self._process.poll() is not None else self.alive
+            self.kill()
+
+
+class WorkerExecutor:
+    """An Executor whose target lives in a worker; a new one is started whenever the process number changes
+    or the last one died."""
+
+    def __init__(self, target: str, options: Mapping[str, Any]) -> None:
+        self._target = target
+        self._options = dict(options)
+        self._worker: Worker | None = None
+        self._number = 0
+        self.starts = 0
+
+    def _get(self, number: int) -> Worker:
+        if self._worker is None or not self._worker.alive or self._number != number:
+            if self._worker is not None:
+                self._worker.close()
+            self._worker = Worker(self._target, self._options)
+            self._number = number
+            self.starts += 1
+        return self._worker
+
+    def describe(self) -> Description:
+        reply = self._get(self._number).call("describe", {}, START_DEADLINE)
+        if reply.error:
+            raise TargetUnusable(reply.message)
+        return Description.from_dict(reply.value)
+
+    def visit(
+        self,
+        configuration: Configuration,
+        workload: Workload,
+        metrics: Sequence[str],
+        policy: VisitPolicy,
+        context: OpContext,
+        deadline: float,
+    ) -> Visit:
+        begun = time.monotonic()
+        arguments = {
+            "configuration": configuration.to_dict(),
+            "workload": workload.to_dict(),
+            "metrics": list(metrics),
+            "policy": policy.to_dict(),
+            "context": context.to_dict(),
+        }
+        try:
+            reply = self._get(context.process).call("visit", arguments, deadline)
+        except WorkerDied as died:
+            return Visit(died.status, message=died.message, seconds=time.monotonic() - begun)
+        if reply.error:
+            return Visit(self._status(reply), message=reply.message, seconds=time.monotonic() - begun)
+        return Visit.from_dict(reply.value)
+
+    def quality(self, configuration: Configuration, context: OpContext, deadline: float) -> Quality:
+        arguments = {"configuration": configuration.to_dict(), "context": context.to_dict()}
+        try:
+            reply = self._get(context.process).call("quality", arguments, deadline)
+        except WorkerDied as died:
+            return Quality(died.status, message=died.message)
+        if reply.error:
+            return Quality(self._status(reply), message=reply.message)
+        return Quality.from_dict(reply.value)
+
+    def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]:
+        arguments = {"configuration": configuration.to_dict(), "workload": workload.to_dict()}
+        try:
+            reply = self._get(self._number).call("kernel_ops", arguments, START_DEADLINE)
+        except WorkerDied as died:
+            raise TuneError(f"the list of ops could not be had ({died.status}): {died.message}") from died
+        if reply.error:
+            raise TuneError(f"the list of ops could not be had: {reply.message}")
+        return [KernelOp.from_dict(op) for op in reply.value]
+
+    def time_ops(self, request: Mapping[str, Any], context: OpContext, deadline: float) -> list[list[float]]:
+        empty: list[list[float]] = [[] for _ in request["configs"]]
+        try:
+            reply = self._get(context.process).call("time_ops", {"request": dict(request)}, deadline)
+        except WorkerDied:
+            return empty
+        return empty if reply.error else [[float(x) for x in times] for times in reply.value]
+
+    @staticmethod
+    def _status(reply: Reply) -> TrialStatus:
+        """`unusable` and `bug` are raised: no other configuration would fare better."""
+        if reply.error == "failure":
+            return TrialStatus(reply.status)
+        raise TargetUnusable(reply.message)
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
