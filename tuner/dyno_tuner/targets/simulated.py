@@ -1,0 +1,200 @@
+"""An engine whose truth is known: a response surface under the noise that real measurements have.
+
+Its state is nothing but the configuration and a clock; all noise is drawn from (seed, operation, sample),
+and what a process contributes from (seed, process number). So an operation gives the same samples whether
+or not those before it were carried out, which is what lets a resumed run be compared with one that was
+never interrupted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import TargetFailure, TuneError
+from ..stats import keyed_rng
+from ..target import (
+    Configuration,
+    Description,
+    OpContext,
+    Quality,
+    Sample,
+    TrialStatus,
+    Workload,
+)
+from .surfaces import SURFACES, Surface
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..knobs import Knob
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationNoise:
+    """Standard deviations in log units unless said otherwise."""
+
+    within: float = 0.005  # of a sample
+    process: float = 0.01  # common to all that runs in one process
+    layout: float = 0.004  # of one configuration in one process
+    drift: float = 0.0  # slowdown that creeps in over `drift_seconds`, as a fraction
+    drift_seconds: float = 600.0
+    throttle: float = 0.0  # slowdown during an episode, as a fraction
+    throttle_period: float = 90.0  # seconds from one episode to the next
+    throttle_seconds: float = 8.0
+    outliers: float = 0.01  # probability of a sample that is 10 to 30 % too slow
+    cold: float = 0.06  # slowdown of the first sample after apply(), as a fraction
+    impossible: float = 0.0  # probability of a sample whose first clock stood still
+
+
+class SimulatedTarget:
+    """Args:
+    surface: a name in `surfaces.SURFACES`.
+    seed: of the noise.
+    real_faults: crash, hang and exhaust memory in earnest (only in a worker); else they are statuses.
+    pace: seconds of sleep per simulated second, to give a kill something to interrupt.
+    """
+
+    def __init__(
+        self,
+        surface: str | Surface = "saturating",
+        seed: int = 0,
+        noise: SimulationNoise | Mapping[str, float] | None = None,
+        *,
+        real_faults: bool = False,
+        pace: float = 0.0,
+    ) -> None:
+        if isinstance(surface, str):
+            if surface not in SURFACES:
+                raise TuneError(
+                    f"simulated target: no surface {surface!r}; there are {', '.join(sorted(SURFACES))}"
+                )
+            surface = SURFACES[surface]()
+        self.surface = surface
+        self.seed = seed
+        if noise is None or isinstance(noise, SimulationNoise):
+            self.noise = noise or SimulationNoise()
+        else:
+            self.noise = SimulationNoise(**noise)
+        self._real_faults = real_faults
+        self._pace = pace
+        self._now = 0.0  # of the run, for drift and episodes
+        self._spent = 0.0  # by this target, only ever growing
+        self._configuration: Configuration | None = None
+        self._context = OpContext("", 0, 0.0)
+        self._sample = 0
+
+    def knobs(self) -> tuple[Knob, ...]:
+        return self.surface.knobs
+
+    def describe(self) -> Description:
+        return Description(
+            target="simulated",
+            label=f"simulated {self.surface.name}",
+            device={"kind": "cpu", "isa": "portable", "cores": 8, "memory_mib": 1024},
+            model={
+                "architecture": f"simulated-{self.surface.name}",
+                "layers": 1,
+                "embedding": 1,
+                "types": {"F32": 1.0},
+                "weights": "synthetic",
+            },
+            engine={
+                "version": "simulated",
+                "ops_revision": 0,
+                "ctx": 4096,
+                "defaults": {k.name: k.default for k in self.surface.knobs},
+                "noise": {**dataclasses.asdict(self.noise), "seed": self.seed},
+            },
+            bounds={"pp": 1e6, "tg": 1e5},
+            virtual_time=True,
+        )
+
+    def apply(self, configuration: Configuration, context: OpContext) -> None:
+        self._configuration = configuration
+        self._context = context
+        self._sample = 0
+        # Time is the operation's own, so that nothing depends on whether the operations before were carried
+        # out.
+        self._now = context.now
+        self._advance(0.05)
+        fault = self.surface.fault(configuration.settings)
+        if fault is not None:
+            self._fail(fault)
+
+    def _advance(self, seconds: float) -> None:
+        self._now += seconds
+        self._spent += seconds
+        if self._pace:
+            time.sleep(seconds * self._pace)
+
+    def _fail(self, fault: TrialStatus) -> None:
+        if self._real_faults:
+            if fault is TrialStatus.CRASH:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            if fault is TrialStatus.OOM:
+                os.kill(os.getpid(), signal.SIGKILL)  # what the kernel does
+            while fault is TrialStatus.TIMEOUT:
+                time.sleep(60)
+        self._advance(5.0)
+        raise TargetFailure(str(fault), f"simulated {fault}")
+
+    def measure(self, workload: Workload, metric: str, prompt: int) -> Sample:
+        if self._configuration is None:
+            raise TuneError("simulated target: measure() before apply()")
+        n, key = self.noise, (self.seed, self._context.key, self._context.process, metric, self._sample)
+        settings = self._configuration.settings
+        rng = keyed_rng("sample", *key)
+        level = math.log(self.surface.rates(settings)[metric])
+        level += 0.01 * float(keyed_rng("prompt", metric, prompt).standard_normal())
+        level += n.process * float(keyed_rng("process", self.seed, self._context.process).standard_normal())
+        layout = keyed_rng(
+            "layout", self.seed, self._context.process, json.dumps(dict(settings), sort_keys=True)
+        )
+        level += n.layout * float(layout.standard_normal())
+        level += math.log1p(-n.drift * min(1.0, self._now / n.drift_seconds))
+        if n.throttle and (self._now + n.throttle_period / 3) % n.throttle_period < n.throttle_seconds:
+            level += math.log1p(-n.throttle)
+        level += n.within * float(rng.standard_normal())
+        if rng.random() < n.outliers:
+            level += math.log1p(-float(rng.uniform(0.1, 0.3)))
+        if self._sample == 0:
+            level += math.log1p(-n.cold)
+        self._sample += 1
+        seconds = workload.tokens(metric) / math.exp(level)
+        self._advance(seconds)
+        shown = seconds * 1e-4 if rng.random() < n.impossible else seconds
+        return Sample(metric, prompt, workload.tokens(metric), shown, seconds)
+
+    def quality(self, configuration: Configuration, context: OpContext) -> Quality:
+        self._now = context.now
+        fault = self.surface.fault(configuration.settings)
+        if fault is not None:
+            try:
+                self._fail(fault)
+            except TargetFailure as failure:
+                return Quality(TrialStatus(failure.status), message=failure.message, seconds=5.0)
+        self._advance(0.2)
+        kld = self.surface.kld(configuration.settings)
+        rounding = {
+            k.name: configuration.settings[k.name] for k in self.surface.knobs if str(k.fidelity) != "exact"
+        }
+        digest = json.dumps(rounding, sort_keys=True)
+        return Quality(TrialStatus.OK, kld, 20 * kld, 1.0 - min(1.0, kld), 512, digest, seconds=0.2)
+
+    def clock(self) -> float:
+        return self._spent
+
+    def close(self) -> None:
+        self._configuration = None
+
+
+def from_options(options: Mapping[str, Any]) -> SimulatedTarget:
+    """Builds a target in a worker from plain values."""
+    return SimulatedTarget(**options)
