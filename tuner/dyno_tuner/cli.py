@@ -1,0 +1,274 @@
+"""The command `tune`. Exit codes: 0 done, 1 an error (one line on stderr), 2 wrong usage, 130 interrupted
+(what was proven is written)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import sys
+import traceback
+from pathlib import Path  # noqa: TC003  (typer reads annotations when the command runs)
+from types import FrameType  # noqa: TC003
+from typing import Annotated, Any
+
+import typer
+from dyno.errors import DynoError
+from rich.console import Console
+
+from . import __version__
+from .errors import TuneError
+from .samplers import SAMPLERS
+from .target import Workload
+
+app = typer.Typer(
+    name="tune",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Find, prove and write down the fastest settings for a model on this machine.",
+)
+_state = {"verbose": False}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `90`, `90s`, `3m`, `1.5h`. Raises typer.BadParameter."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*(s|sec|m|min|h)?\s*", text)
+    if not found:
+        raise typer.BadParameter(f"{text!r} is no duration; write 90s, 3m or 1.5h")
+    seconds = float(found[1]) * {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}[found[2] or "s"]
+    if not 5 <= seconds <= 7 * 86400:
+        raise typer.BadParameter(f"{text!r} is out of range; give 5 s to 168 h")
+    return seconds
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"tune {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def tune(
+    context: typer.Context,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="GGUF file.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda:N; auto takes what this build can use.")] = "auto",
+    gpu: Annotated[str | None, typer.Option(help="Number of the GPU; the same as --device cuda:N.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Profile to write; default: the user's profile folder.")
+    ] = None,
+    budget: Annotated[str, typer.Option(help="Wall-clock limit: 90s, 3m, 1h.")] = "3m",
+    workload: Annotated[
+        str | None, typer.Option(help="What to be fast at: pp=512,tg=64,depth=0 (tokens).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of every random draw.", min=0)] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the journal of the last run.")] = False,
+    allow_approx: Annotated[
+        float | None,
+        typer.Option(
+            help="Also search settings that change answers, up to this mean KLD (nats per token).", min=0
+        ),
+    ] = None,
+    sampler: Annotated[str, typer.Option(help=f"Of the search: {', '.join(SAMPLERS)}.")] = "guided",
+    storage: Annotated[
+        str | None, typer.Option(help="Optuna storage URL to show the study in, e.g. sqlite:///tune.db.")
+    ] = None,
+    ctx: Annotated[
+        int | None, typer.Option(help="Length of the context; default min(model, 4096).", min=1)
+    ] = None,
+    hold: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Hold a setting at a value: NAME=VALUE; may be repeated."),
+    ] = None,
+    kernels: Annotated[bool, typer.Option(help="Also choose kernels of single ops.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show traces of errors.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
+    """Tune a model: measure, prove, write a profile that the runtime finds by itself."""
+    _state["verbose"] = verbose
+    if context.invoked_subcommand is not None:
+        if model is not None:
+            raise typer.BadParameter(f"--model does not go with `tune {context.invoked_subcommand}`")
+        return
+    if model is None:
+        print(context.get_help())
+        raise typer.Exit(2)
+    from .session import Request, run
+    from .tune import Options
+
+    if sampler not in SAMPLERS:
+        raise typer.BadParameter(f"no sampler {sampler!r}; there are {', '.join(SAMPLERS)}")
+    chosen = _device(device, gpu)
+    if not os.path.isfile(model):
+        raise TuneError(f"model {model}: no such file")
+    parsed = Workload.parse(workload) if workload is not None else Workload(pp=512, tg=64)
+    options = Options(
+        parsed,
+        budget=parse_duration(budget),
+        seed=seed,
+        sampler=sampler,
+        approx_limit=allow_approx,
+        kernels=kernels,
+    )
+    needed = parsed.depth + max(parsed.pp, parsed.tg)
+    request = Request(
+        model, options, chosen, out, resume, ctx if ctx is not None else max(4096, needed), storage,
+        shlex.join(["tune", *sys.argv[1:]]), quiet, _held(hold or []),
+    )  # fmt: skip
+    result = run(request)
+    if as_json:
+        print(
+            json.dumps(
+                {**result.outcome.to_dict(), "profile": str(result.path), "journal": str(result.journal)}
+            )
+        )
+    else:
+        from .report import print_outcome
+
+        console = Console(highlight=False)
+        print_outcome(result.outcome, parsed, console)
+        print(f"profile: {result.path}")
+        print(f"journal: {result.journal}")
+    if result.outcome.status == "interrupted":
+        raise typer.Exit(130)
+
+
+def _device(device: str, gpu: str | None) -> str:
+    if gpu is not None:
+        if not re.fullmatch(r"[0-9]{1,3}", gpu):
+            raise typer.BadParameter(f"--gpu {gpu!r}: give the number of one GPU, as in --gpu 0")
+        if device not in ("auto", f"cuda:{gpu}"):
+            raise typer.BadParameter(f"--gpu {gpu} and --device {device} contradict each other")
+        device = f"cuda:{gpu}"
+    if not re.fullmatch(r"auto|cpu|cuda:[0-9]{1,3}", device):
+        raise typer.BadParameter(f"--device {device!r}: give cpu, cuda:N or auto")
+    if device.startswith("cuda"):
+        raise TuneError(f"device {device}: this build of dyno has no CUDA; use --device cpu")
+    return "cpu"
+
+
+def _held(pairs: list[str]) -> dict[str, Any]:
+    from dyno.settings import SETTINGS, unknown_setting
+
+    held: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--set {pair!r}: write NAME=VALUE")
+        if name not in SETTINGS:
+            raise typer.BadParameter(f"--set: {unknown_setting(name, 'cpu')}")
+        try:
+            held[name] = SETTINGS[name].parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(f"--set: {error}") from error
+    return held
+
+
+@app.command()
+def replay(
+    data: Annotated[Path, typer.Argument(help="Recorded sweep: JSON Lines as llama-bench writes them.")],
+    sampler: Annotated[str, typer.Option(help=f"{', '.join(SAMPLERS)}.")] = "guided",
+    seeds: Annotated[
+        int, typer.Option(help="How many searches, with seeds from 0.", min=1, max=100_000)
+    ] = 100,
+    metric: Annotated[
+        str | None, typer.Option(help="pp or tg, with tokens if there are several: pp4096.")
+    ] = None,
+    evaluations: Annotated[
+        int, typer.Option(help="Distinct configurations a search may measure.", min=2)
+    ] = 12,
+    experts: Annotated[
+        int | None, typer.Option(help="Experts of the model, where its name does not say.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Repeat a search on recorded measurements, seed after seed, without hardware."""
+    from .replay import replay_many
+    from .targets.replay import load_sweep
+
+    if sampler not in SAMPLERS:
+        raise typer.BadParameter(f"no sampler {sampler!r}; there are {', '.join(SAMPLERS)}")
+    wanted = re.fullmatch(r"(pp|tg)([0-9]*)", metric) if metric is not None else None
+    if metric is not None and wanted is None:
+        raise typer.BadParameter(f"--metric {metric!r}: give pp, tg, pp4096, tg128, …")
+    result = replay_many(
+        load_sweep(data, experts),
+        metric=wanted[1] if wanted else None,
+        tokens=int(wanted[2]) if wanted and wanted[2] else None,
+        sampler=sampler,
+        seeds=seeds,
+        limit=evaluations,
+    )
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(f"{result['workload']}: {result['points']} recorded points, {result['distinct']} of distinct code")
+    print(f"default  {result['default']['rate']:>10,.1f} t/s  {_words(result['default']['settings'])}")
+    print(f"best     {result['best']['rate']:>10,.1f} t/s  {_words(result['best']['settings'])}")
+    for choice in result["choices"]:
+        print(
+            f"chosen   {choice['rate']:>10,.1f} t/s  {_words(choice['settings'])}  in {choice['runs']} runs"
+        )
+    print(
+        f"within 2 % of the best in {100 * result['within_2pct']:.1f} % of {result['runs']} runs, after "
+        f"{result['evaluations_median']:g} configurations (median; a point within 2 % was met after "
+        f"{result['evaluations_to_within_2pct_median']:g})"
+    )
+
+
+def _words(settings: dict[str, Any]) -> str:
+    return " ".join(f"{k}={v}" for k, v in settings.items())
+
+
+@app.command()
+def diff(
+    first: Annotated[Path, typer.Argument(help="Profile.")],
+    second: Annotated[Path, typer.Argument(help="Profile.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Compare two profiles entry by entry. Exit code 1 where they disagree."""
+    from .diff import compare_profiles
+
+    rows = compare_profiles(first, second)
+    if as_json:
+        print(json.dumps([row.to_dict() for row in rows]))
+    else:
+        for row in rows:
+            print(f"{row.verdict:<9} {row.entry}: {row.first} | {row.second}")
+        same = sum(row.verdict != "differs" for row in rows)
+        print(f"{same} of {len(rows)} entries agree")
+    if any(row.verdict == "differs" for row in rows):
+        raise typer.Exit(1)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Entry point of the command."""
+    signal.signal(signal.SIGTERM, _stop)  # a polite kill writes what is proven, as Ctrl-C does
+    try:
+        app(standalone_mode=True)
+    except (TuneError, DynoError) as error:
+        _fail(error, 1)
+    except KeyboardInterrupt:
+        print("tune: interrupted before anything was measured", file=sys.stderr)
+        sys.exit(130)
+    except OSError as error:
+        _fail(error, 1)
+
+
+def _fail(error: BaseException, code: int) -> None:
+    if _state["verbose"]:
+        traceback.print_exception(error, file=sys.stderr)
+    print(f"tune: {' '.join(str(error).split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""From an Outcome to the profile that the runtime reads."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dyno import profiles
+from dyno.settings import SETTINGS
+
+from . import __version__
+
+if TYPE_CHECKING:
+    import datetime
+    from collections.abc import Mapping, Sequence
+
+    from .outcome import Outcome
+    from .stats import Estimate, Noise
+    from .target import Description, Workload
+
+
+@dataclass(frozen=True)
+class Made:
+    """What belongs into a profile beside the outcome."""
+
+    workload: Workload
+    seed: int
+    command: str
+    journal_sha256: str | None
+    model_file: str
+    date: datetime.date
+
+
+def device_of(
+    description: Description, rates: Mapping[str, float]
+) -> profiles.CpuDevice | profiles.CudaDevice:
+    """Args: `rates`: measured ones, `memory_gbps` and `pcie_gbps`."""
+    kind = profiles.CudaDevice if description.device.get("kind") == "cuda" else profiles.CpuDevice
+    fields = {k: v for k, v in rates.items() if k in kind.model_fields}
+    return kind(**{**description.device, **fields})
+
+
+def model_of(description: Description) -> profiles.ModelIdentity:
+    fields = profiles.ModelIdentity.model_fields
+    return profiles.ModelIdentity(**{k: v for k, v in description.model.items() if k in fields})
+
+
+def engine_of(description: Description) -> profiles.EngineIdentity:
+    fields = profiles.EngineIdentity.model_fields
+    return profiles.EngineIdentity(**{k: v for k, v in description.engine.items() if k in fields})
+
+
+def profile_of(
+    outcome: Outcome, description: Description, made: Made, rates: Mapping[str, float] | None = None
+) -> profiles.Profile:
+    """Raises pydantic.ValidationError only where the tuner itself is wrong: all values come from the
+    table."""
+    return profiles.Profile(
+        schema=1,
+        label=description.label,
+        match=profiles.Match(
+            device=device_of(description, rates or {}),
+            model=model_of(description),
+            engine=engine_of(description),
+        ),
+        settings=_settings(outcome),
+        kernels=_kernels(outcome),
+        evidence=_evidence(outcome, made),
+        provenance=profiles.Provenance(
+            tuner=__version__,
+            engine_commit=description.engine.get("commit") or None,
+            device_name=description.engine.get("device_name") or None,
+            compiler=description.engine.get("compiler") or None,
+            os=f"{platform.system()} {platform.release()}",
+            date=made.date.isoformat(),
+            model_file=made.model_file or None,
+            command=made.command or None,
+            seed=made.seed,
+            trials=outcome.trials,
+            failed_trials=len(outcome.failures),
+            seconds=round(outcome.seconds, 1),
+            status=outcome.status,  # type: ignore[arg-type]
+        ),
+    )
+
+
+def _ratio(estimate: Estimate) -> dict[str, Any]:
+    """Four digits, rounded so that the ratio stays inside its interval."""
+    ratio = round(estimate.ratio, 4)
+    return {
+        "ratio": ratio,
+        "ci95": (min(ratio, round(estimate.low, 4)), max(ratio, round(estimate.high, 4))),
+        "n": estimate.n,
+    }
+
+
+def _settings(outcome: Outcome) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    entries = {e.name: e for e in outcome.entries}
+    for name in outcome.searched:
+        entry = entries.get(name)
+        written[name] = (
+            "default"
+            if entry is None
+            else profiles.SettingEntry(
+                value=entry.value,  # type: ignore[arg-type]
+                default=entry.default,  # type: ignore[arg-type]
+                **_ratio(entry.estimate),
+                moves=list(entry.moves),  # type: ignore[arg-type]
+                group=entry.group,
+            )
+        )
+    return written
+
+
+def _kernels(outcome: Outcome) -> dict[str, dict[str, Any]]:
+    written: dict[str, dict[str, Any]] = {}
+    for kernel in outcome.kernels:
+        written.setdefault(kernel.choice.key, {})[kernel.choice.tokens] = profiles.KernelEntry(
+            **{**dict(kernel.choice.config), **_ratio(kernel.estimate), "group": kernel.group}
+        )
+    for key, tokens in outcome.kernel_defaults:
+        written.setdefault(key, {})[tokens] = "default"
+    return written
+
+
+def _metric(workload: Workload, metric: str) -> str:
+    depth = f"@d{workload.depth}" if workload.depth else ""
+    return f"{metric}{workload.tokens(metric)}{depth}"
+
+
+def _evidence(outcome: Outcome, made: Made) -> profiles.Evidence:
+    workload = made.workload
+    tuned = outcome.tuned or outcome.baseline
+    quality = outcome.quality or outcome.default_quality
+    return profiles.Evidence(
+        workload=profiles.Workload(pp=_some(workload.pp), tg=_some(workload.tg), depth=[workload.depth]),
+        baseline={_metric(workload, m): round(r, 2) for m, r in outcome.baseline.items()},
+        tuned={_metric(workload, m): round(r, 2) for m, r in tuned.items()},
+        gain={_metric(workload, m): profiles.Gain(**_ratio(g)) for m, g in outcome.gain.items()},
+        quality=None
+        if quality is None
+        else profiles.Quality(
+            reference="numerics: exact",
+            tokens=quality.tokens,
+            mean_kld=quality.mean_kld,
+            default_mean_kld=outcome.default_quality.mean_kld if outcome.default_quality else None,
+            max_kld=quality.max_kld,
+            top1=quality.top1,
+            routing_pinned=True,
+        ),
+        noise=_noise(list(outcome.noise.values()), outcome),
+        journal=f"sha256:{made.journal_sha256}" if made.journal_sha256 else None,
+    )
+
+
+def _noise(noise: Sequence[Noise], outcome: Outcome) -> profiles.Noise | None:
+    """The worst metric's: a profile has one noise line."""
+    if not noise:
+        return None
+    margin = max(outcome.margin.values())
+    worst = max(noise, key=lambda n: n.margin(1))
+    return profiles.Noise(
+        margin=round(min(1.0, margin), 4),
+        half_width=round(min(1.0, margin / 2), 4),
+        within_process=round(worst.within, 5),
+        between_processes=round(worst.between, 5),
+        drift=round(max(-10.0, min(10.0, worst.drift)), 5),
+        voided=outcome.voided,
+        n=worst.visits,
+    )
+
+
+def _some(count: int) -> list[int]:
+    return [count] if count else []
+
+
+def incumbent_settings(profile: profiles.Profile) -> dict[str, Any]:
+    """The values that a profile sets, by name."""
+    return {
+        name: entry.value
+        for name, entry in profile.settings.items()
+        if isinstance(entry, profiles.SettingEntry) and name in SETTINGS
+    }

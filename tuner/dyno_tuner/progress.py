@@ -1,0 +1,146 @@
+"""What people see while a tune runs: a live view on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+STAGES = {
+    "noise": "the default against itself",
+    "screen": "searching",
+    "finalists": "finalists in pairs",
+    "kernels": "kernels",
+    "done": "done",
+    "interrupted": "interrupted",
+}
+
+
+class Progress:
+    """Takes the notes of the ledger; see `Ledger.on_note`.
+
+    Args:
+        label: what is tuned.
+        budget: seconds, or None.
+        quiet: print nothing.
+    """
+
+    def __init__(self, label: str, budget: float | None, *, quiet: bool = False) -> None:
+        self._console = Console(file=sys.stderr, highlight=False)
+        self._label = label
+        self._budget = budget
+        self._quiet = quiet
+        self._live_wanted = self._console.is_terminal and not quiet
+        self._live: Live | None = None
+        self._begun = time.monotonic()
+        self._offset = 0.0
+        self._stage = ""
+        self._trials = 0
+        self._failed = 0
+        self._voided = 0
+        self._best: tuple[float, str] | None = None
+        self._margin: Mapping[str, float] = {}
+        self._confirmed = ""
+
+    def __enter__(self) -> Self:
+        if self._live_wanted:
+            self._live = Live(
+                get_renderable=self._view, console=self._console, refresh_per_second=4, transient=True
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def resumed(self, seconds: float, records: int) -> None:
+        self._offset = seconds
+        self.say(f"continuing after {records} recorded operations, {seconds:.0f} s of tuning")
+
+    def say(self, line: str) -> None:
+        """One line for people, in any mode but quiet."""
+        if not self._quiet:
+            self._console.print(Text(line))
+
+    def note(self, kind: str, data: Mapping[str, Any]) -> None:
+        """One note of the run."""
+        plain = self._live is None
+        if kind == "stage":
+            self._stage = str(data["name"])
+            if plain:
+                self.say(f"[{self._elapsed():6.1f} s] {STAGES.get(self._stage, self._stage)}")
+        elif kind == "noise":
+            self._margin = data["margin"]
+            margins = ", ".join(f"{m} ±{100 * x:.1f} %" for m, x in self._margin.items())
+            if plain:
+                self.say(f"  a gain counts from {margins}")
+        elif kind == "trial":
+            self._trial(data, plain)
+        elif kind == "void":
+            self._voided += 1
+            if plain:
+                self.say(f"  block {data['block']} is void: its anchor moved by {100 * data['moved']:.1f} %")
+        elif kind == "finalist":
+            low, high = data["ci95"]
+            verdict = "beats the default" if data["beats"] else "does not beat the default"
+            self._confirmed = f"{data['ratio']:.3f} × [{low:.3f}, {high:.3f}]"
+            if plain:
+                self.say(f"  {_settings(data['settings'])}: {self._confirmed}, {verdict}")
+        elif kind == "incorrect" and plain:
+            self.say(f"  answers changed: {data['reason']}")
+
+    def _trial(self, data: Mapping[str, Any], plain: bool) -> None:
+        self._trials = max(self._trials, int(data["number"]))
+        ratio = data["ratio"]
+        named = _settings(data["settings"])
+        if ratio is None:
+            self._failed += 1
+            if plain:
+                self.say(f"  {data['number']:3d}  {data['status']:<11} {named}: {data['message']}")
+            return
+        if self._best is None or ratio > self._best[0]:
+            self._best = (ratio, named)
+        if plain:
+            self.say(f"  {data['number']:3d}  {ratio:6.3f} ×  {named}")
+
+    def _elapsed(self) -> float:
+        return self._offset + time.monotonic() - self._begun
+
+    def _view(self) -> Group:
+        table = Table.grid(padding=(0, 2))
+        table.add_row("stage", STAGES.get(self._stage, self._stage))
+        if self._best is not None:
+            table.add_row("best so far", f"{self._best[0]:.3f} × default   {self._best[1]}")
+        if self._confirmed:
+            table.add_row("confirmed", self._confirmed)
+        table.add_row("trials", f"{self._trials}, {self._failed} failed, {self._voided} blocks void")
+        if self._margin:
+            table.add_row(
+                "noise", ", ".join(f"{m}: {100 * x:.1f} % is no gain" for m, x in self._margin.items())
+            )
+        elapsed = self._elapsed()
+        if self._budget:
+            left = max(0.0, self._budget - elapsed)
+            table.add_row("time", f"{elapsed:.0f} s, {left:.0f} s left at most")
+            bar = ProgressBar(total=self._budget, completed=min(elapsed, self._budget), width=50)
+            return Group(Text(f"tune · {self._label}", style="bold"), table, bar)
+        table.add_row("time", f"{elapsed:.0f} s")
+        return Group(Text(f"tune · {self._label}", style="bold"), table)
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in settings.items())

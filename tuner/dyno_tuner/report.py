@@ -1,0 +1,75 @@
+"""The closing table: what was found, in numbers that stand in the profile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .outcome import Outcome
+    from .target import Workload
+
+
+def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> None:
+    """Entries, speed before and after, and what went wrong."""
+    table = Table(title="Settings", title_justify="left")
+    for column in ("setting", "value", "default", "ratio", "95 % interval", "moves"):
+        table.add_column(column, justify="left" if column in ("setting", "moves") else "right")
+    entries = {e.name: e for e in outcome.entries}
+    for name in outcome.searched:
+        entry = entries.get(name)
+        if entry is None:
+            table.add_row(name, "default", str(outcome.defaults.get(name, "")), "", "", "")
+        else:
+            e = entry.estimate
+            moves = ", ".join(entry.moves) + (f" ({entry.group})" if entry.group else "")
+            table.add_row(
+                name,
+                str(entry.value),
+                str(entry.default),
+                f"{e.ratio:.3f}",
+                f"{e.low:.3f} … {e.high:.3f}",
+                moves,
+            )
+    for kernel in outcome.kernels:
+        e = kernel.estimate
+        config = " ".join(f"{k}={v}" for k, v in kernel.choice.config.items())
+        table.add_row(
+            f"{kernel.choice.key} {kernel.choice.tokens}", config, "", f"{e.ratio:.3f}",
+            f"{e.low:.3f} … {e.high:.3f}", f"its op alone ({kernel.group})",
+        )  # fmt: skip
+    if table.row_count:
+        console.print(table)
+    speed = Table(title="Speed", title_justify="left")
+    for column in ("measure", "default t/s", "tuned t/s", "ratio", "95 % interval", "margin"):
+        speed.add_column(column, justify="left" if column == "measure" else "right")
+    for metric, rate in outcome.baseline.items():
+        gain = outcome.gain.get(metric)
+        speed.add_row(
+            f"{metric}{workload.tokens(metric)}", f"{rate:,.1f}", f"{outcome.tuned.get(metric, rate):,.1f}",
+            f"{gain.ratio:.3f}" if gain else "1",
+            f"{gain.low:.3f} … {gain.high:.3f}" if gain else "",
+            f"{100 * outcome.margin.get(metric, 0.0):.1f} %",
+        )  # fmt: skip
+    console.print(speed)
+    if not outcome.entries and not outcome.kernels:
+        console.print("Nothing beat the engine's defaults by more than the noise: every entry is `default`.")
+    if outcome.quality is not None and outcome.default_quality is not None and outcome.entries:
+        console.print(
+            f"Answers: mean KLD {outcome.quality.mean_kld:.2g} against the exact path "
+            f"(default {outcome.default_quality.mean_kld:.2g}) over {outcome.quality.tokens} tokens."
+        )
+    kinds: dict[str, int] = {}
+    for failure in outcome.failures:
+        kinds[str(failure.status)] = kinds.get(str(failure.status), 0) + 1
+    failed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    console.print(
+        f"{outcome.trials} configurations in {outcome.seconds:.0f} s"
+        + (f"; failed: {failed}" if failed else "")
+        + (f"; {outcome.voided} blocks void" if outcome.voided else "")
+        + (f"; {outcome.unstable} visits never warmed up" if outcome.unstable else "")
+        + (f" ({outcome.status})" if outcome.status != "complete" else "")
+    )

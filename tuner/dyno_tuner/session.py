@@ -1,0 +1,263 @@
+"""One tuning session on an engine, from the command line's options to the profile on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import tempfile
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from dyno import profiles
+from dyno.errors import ProfileError
+
+from . import __version__, journal
+from .emit import Made, device_of, engine_of, incumbent_settings, model_of, profile_of
+from .errors import JournalError, TuneError
+from .knobs import Facts, Knob, resolve
+from .ledger import Executor, Ledger
+from .progress import Progress
+from .space import Space
+from .study import Mirror
+from .tune import Options, Tune
+from .worker import WorkerExecutor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from .outcome import Outcome
+    from .target import Description
+
+FORMAT = "dyno-tune-1"
+
+
+@dataclass
+class Request:
+    """What the user asked for."""
+
+    model: str
+    options: Options
+    device: str = "cpu"
+    out: Path | None = None
+    resume: bool = False
+    ctx: int | None = None
+    storage: str | None = None
+    command: str = ""
+    quiet: bool = False
+    held: dict[str, Any] = field(default_factory=dict)  # settings given by the user, not searched
+    deadline_floor: float = 6.0  # seconds that any trial may take
+
+
+@dataclass(frozen=True)
+class Result:
+    outcome: Outcome
+    profile: profiles.Profile
+    path: Path
+    journal: Path
+
+
+def memory_gbps(budget_seconds: float = 0.3) -> float:
+    """Bytes moved a second by a large copy (read + written), in GB/s. Ranks machines; decides nothing."""
+    source = np.zeros(1 << 25, dtype=np.uint8)
+    target = np.empty_like(source)
+    np.copyto(target, source)
+    best = 0.0
+    end = time.perf_counter() + budget_seconds
+    while time.perf_counter() < end:
+        begun = time.perf_counter()
+        np.copyto(target, source)
+        best = max(best, 2 * source.nbytes / (time.perf_counter() - begun))
+    return round(best / 1e9, 1)
+
+
+def knobs_for(description: Description, request: Request) -> tuple[Knob, ...]:
+    """The knobs of the table that apply to this engine, device, model and workload."""
+    facts = Facts(
+        device=description.device,
+        model=description.model,
+        workload=request.options.workload,
+        defaults=description.engine["defaults"],
+        ctx=int(description.engine["ctx"]),
+    )
+    return resolve(facts, approx=request.options.approx_limit is not None, held=request.held)
+
+
+def header(description: Description, request: Request, space: Space, out: Path) -> dict[str, Any]:
+    """The first record of a journal: what a run has to have in common with it to continue it."""
+    options = request.options
+    return {
+        "run": FORMAT,
+        "tuner": __version__,
+        "identity": description.identity(),
+        "workload": options.workload.to_dict(),
+        "seed": options.seed,
+        "sampler": options.sampler,
+        "approx_limit": options.approx_limit,
+        "knobs": {k.name: list(k.values) for k in space.knobs},
+        "held": request.held,
+        "incumbents": incumbents(description, out),
+    }
+
+
+def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
+    """Raises JournalError that names the first difference."""
+    plain = json.loads(json.dumps(wanted))
+    for key, value in plain.items():
+        # A run keeps the incumbents that it began with: by now its own profile may have taken their place.
+        if key not in ("tuner", "incumbents") and found.get(key) != value:
+            detail = ""
+            if isinstance(value, dict) and isinstance(found.get(key), dict):
+                names = [n for n in {**value, **found[key]} if value.get(n) != found[key].get(n)]
+                detail = f" ({', '.join(names[:3])})"
+            raise JournalError(
+                f"journal {path} was written with another {key}{detail}, so it can't be continued; "
+                "leave out --resume to begin anew (the old journal is kept)"
+            )
+
+
+def open_journal(path: Path, head: dict[str, Any], resume: bool, progress: Progress) -> tuple[
+    journal.Journal, list[dict[str, Any]], dict[str, Any]
+]:  # fmt: skip
+    """The journal to write to, the records to continue from and the first record. A journal that is not
+    continued is moved aside."""
+    past: list[dict[str, Any]] = []
+    if path.exists() and path.stat().st_size:
+        if resume:
+            loaded = journal.load(path)
+            heads = [r for r in loaded.records if r.get("run") == FORMAT]
+            if heads:
+                check_header(heads[0], head, path)
+                past, head = loaded.records, heads[0]
+            if loaded.damaged:
+                progress.say(f"journal {path}: {loaded.damaged} damaged line(s) left out")
+        else:
+            number = 1
+            while (aside := path.with_name(f"{path.name}.{number}")).exists():
+                number += 1
+            try:
+                path.rename(aside)
+            except OSError as error:
+                raise JournalError(f"journal {path}: cannot be moved to {aside}: {error.strerror}") from error
+            progress.say(f"the journal of an earlier run is kept as {aside}")
+    elif resume:
+        progress.say(f"no journal at {path}: beginning anew")
+    written = journal.Journal(path)
+    if not any(r.get("run") == FORMAT for r in past):
+        written.append(head)
+    return written, past, head
+
+
+def output_path(request: Request, description: Description) -> Path:
+    if request.out is not None:
+        return request.out
+    return profiles.default_path(device_of(description, {}), model_of(description), engine_of(description))
+
+
+def incumbents(description: Description, out: Path) -> list[dict[str, Any]]:
+    """What races first: the profile that this run would replace, and the one that the runtime would take."""
+    found: list[dict[str, Any]] = []
+    if out.exists():
+        # One that cannot be read is about to be replaced; what it says cannot be used.
+        with contextlib.suppress(ProfileError):
+            found.append(incumbent_settings(profiles.load_profile(out)))
+    try:
+        match = profiles.find_profile(
+            device_of(description, {}), model_of(description), engine_of(description)
+        )
+    except ProfileError:
+        return found
+    if match.profile is not None:
+        found.append(incumbent_settings(match.profile))
+    return [s for s in found if s]
+
+
+def run(request: Request, executor: Executor | None = None, space: Space | None = None) -> Result:
+    """Tunes and writes the profile. Raises TuneError (one line for people) where nothing could be done.
+
+    Args:
+        executor: the engine; by default a worker process with dyno's own.
+        space: what to search; by default the knobs of the table that apply.
+    """
+    with tempfile.TemporaryDirectory(prefix="dyno-tune-") as scratch:
+        own = executor is None
+        if executor is None:
+            executor = WorkerExecutor(
+                "dyno",
+                {"model": os.path.abspath(request.model), "settings": request.held, "ctx": request.ctx,
+                 "scratch": scratch},
+            )  # fmt: skip
+        try:
+            return _run(request, executor, space)
+        finally:
+            if own:
+                executor.close()
+
+
+def _run(request: Request, executor: Executor, space: Space | None) -> Result:
+    description = executor.describe()
+    space = space or Space(knobs_for(description, request))
+    out = output_path(request, description)
+    _check_writable(out)
+    options = request.options
+    with Progress(description.label, options.budget, quiet=request.quiet) as progress:
+        book, past, head = open_journal(
+            out.with_name(out.name + ".journal.jsonl"),
+            header(description, request, space, out),
+            request.resume,
+            progress,
+        )
+        with book:
+            ledger = Ledger(
+                executor, options.workload, journal=book, past=past, identity=space.identity,
+                bounds=description.bounds, virtual_time=description.virtual_time,
+                deadline_floor=request.deadline_floor,
+            )  # fmt: skip
+            ledger.on_note = progress.note
+            operations = [r for r in past if "op" in r]
+            if operations:
+                progress.resumed(max(float(r["t"]) for r in operations), len(operations))
+            mirror = None
+            if request.storage is not None:
+                try:
+                    mirror = Mirror(space, request.storage, f"{description.label} seed {options.seed}")
+                except Exception as error:  # whatever a database driver raises
+                    raise TuneError(f"storage {request.storage}: {error}") from error
+            rates = {} if description.virtual_time else {"memory_gbps": memory_gbps()}
+            outcome = Tune(ledger, space, options, incumbents=head["incumbents"], mirror=mirror).run()
+            if outcome.status != "interrupted":
+                ledger.note("outcome", **outcome.to_dict())
+    made = Made(
+        options.workload, options.seed, request.command, journal.sha256(book.path),
+        os.path.basename(request.model), datetime.datetime.now(datetime.UTC).date(),
+    )  # fmt: skip
+    profile = profile_of(outcome, description, made, rates)
+    if outcome.status == "interrupted" and not (outcome.entries or outcome.kernels) and out.exists():
+        raise TuneError(
+            f"interrupted before anything was proven; {out} is left as it was, continue with --resume"
+        )
+    try:
+        profiles.save_profile(profile, out)
+    except ProfileError as error:
+        raise TuneError(
+            f"{error}; every measurement is in {book.path}: make room and continue with --resume"
+        ) from error
+    return Result(outcome, profile, out, book.path)
+
+
+def _check_writable(out: Path) -> None:
+    """Better now than after minutes of measuring."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TuneError(f"the profile's folder {out.parent} cannot be made: {error.strerror}") from error
+    if out.is_dir():
+        raise TuneError(f"{out} is a folder; name a file with --out")
+    if not os.access(out.parent, os.W_OK):
+        raise TuneError(
+            f"the profile's folder {out.parent} cannot be written to; name another place with --out"
+        )

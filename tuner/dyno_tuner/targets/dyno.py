@@ -1,0 +1,364 @@
+"""This project's engine as a target. Lives in a worker process; importing it loads the compiled engine.
+
+A configuration that differs from the current one in load settings opens the file again, in context settings
+makes the cache anew, else it is switched between two calls.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dyno._core as _core
+import numpy as np
+from dyno import profiles
+from dyno.errors import DeviceError, DynoError, GgufError, ModelError, OutOfMemoryError
+from dyno.quality import Comparer
+from dyno.settings import DefaultsFor, settings_for
+
+from ..errors import TargetFailure, TargetUnusable
+from ..stats import keyed_rng
+from ..target import (
+    Configuration,
+    Description,
+    KernelOp,
+    OpContext,
+    Quality,
+    Sample,
+    Settings,
+    TrialStatus,
+    Value,
+    Workload,
+)
+from .check_text import TEXT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CHECK_TOKENS = 512
+# Multiply-adds a cycle and core that no CPU of the class exceeds, in int8; times two for operations.
+_OPS_PER_CYCLE = {"portable": 64, "avx2": 256, "avx512_vnni": 512}
+_MAX_GHZ = 6.5
+
+
+class DynoTarget:
+    """Args:
+    model: path of a GGUF file.
+    settings: values held fixed, by name; they take part in no search.
+    ctx: length of the context; what the workload needs, at least.
+    scratch: folder for the exact path's logits, so that a new worker need not compute them again.
+    """
+
+    def __init__(
+        self, model: str, settings: Settings | None = None, ctx: int | None = None, scratch: str | None = None
+    ) -> None:
+        self._path = model
+        self._fixed = dict(settings or {})
+        self._scratch = Path(scratch) if scratch else None
+        self._session: Any = None
+        self._loaded: dict[str, Any] = {}  # settings of the open session
+        self._depth: tuple[int, int] | None = None  # (prompt, tokens) that the cache holds
+        self._reference: tuple[list[np.ndarray], list[np.ndarray | None]] | None = None
+        try:
+            self._model: dict[str, Any] = dict(_core.describe_model(model))
+            self._device: dict[str, Any] = dict(_core.cpu_info())
+            self._build: dict[str, Any] = dict(_core.build_info())
+        except (DynoError, OSError) as error:
+            raise TargetUnusable(str(error)) from error
+        limit = int(self._model.get("n_ctx_train") or 4096)
+        self._ctx = min(ctx or min(limit, 4096), limit)
+        given = DefaultsFor(cores=int(self._device["cores"]), n_ctx_train=limit)
+        self._kinds = {s.name: s.kind for s in settings_for("cpu")}
+        self._defaults = {s.name: s.default_value(given) for s in settings_for("cpu")} | {"ctx": self._ctx}
+
+    # ---- facts
+
+    def describe(self) -> Description:
+        name = {"general.name": _core.Gguf(self._path).get("general.name")}
+        device = profiles.device_from_info(self._device)
+        model = profiles.model_from_description(self._model, weights=profiles.weights_kind(name))
+        engine = profiles.engine_from_build(self._build)
+        return Description(
+            target="dyno",
+            label=f"{self._device.get('name') or 'CPU'} · {os.path.basename(self._path)}",
+            device=device.model_dump(mode="json", exclude_none=True),
+            model={
+                **model.model_dump(mode="json", exclude_none=True),
+                "n_ctx_train": int(self._model["n_ctx_train"]),
+                "file_bytes": os.path.getsize(self._path),
+            },
+            engine={
+                **engine.model_dump(mode="json", exclude_none=True),
+                "defaults": {**self._defaults, **self._fixed},
+                "ctx": self._ctx,
+                "compiler": str(self._build.get("compiler", "")),
+                "device_name": str(self._device.get("name", "")),
+            },
+            bounds=self._bounds(),
+        )
+
+    def _bounds(self) -> dict[str, float]:
+        """What no run can exceed: the operations of a token over the peak of the cores, with a clock no CPU
+        has.
+
+        Memory bounds nothing here, because a small model lives in caches whose bandwidth is not known."""
+        total = float(self._model.get("parameters") or 0)
+        experts = int(self._model.get("experts") or 0)
+        used = int(self._model.get("experts_used") or 0)
+        active = float(self._model.get("active_parameters") or 0)
+        if not active:
+            embedding = float(self._model.get("n_vocab") or 0) * float(self._model.get("n_embd") or 0)
+            # Without a count of active ones: at least the share of the experts, without embedding and head.
+            active = max(0.0, total - 2 * embedding) * (used / experts if experts else 1.0)
+        if active <= 0:
+            return {}
+        isa = str(self._device.get("isa", "avx512_vnni"))
+        peak = int(self._device["cores"]) * _OPS_PER_CYCLE.get(isa, 512) * _MAX_GHZ * 1e9
+        return dict.fromkeys(("pp", "tg"), peak / (2 * active))
+
+    # ---- sessions
+
+    def _complete(self, settings: Settings) -> dict[str, Any]:
+        return {**self._defaults, **self._fixed, **settings}
+
+    def _of(self, settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
+        return {n: v for n, v in settings.items() if self._kinds.get(n) == kind}
+
+    def _open(self, settings: dict[str, Any], kernels: list[tuple[str, str, dict[str, Any], str]]) -> None:
+        self._close_session()
+        self._session = _core.Session(
+            self._path,
+            load=self._of(settings, "load"),
+            context=self._of(settings, "context"),
+            session=self._of(settings, "session"),
+            kernels=kernels,
+        )
+        self._loaded = settings
+
+    def _close_session(self) -> None:
+        if self._session is not None:
+            self._session.close()
+        self._session = None
+        self._loaded = {}
+        self._depth = None
+
+    def apply(self, configuration: Configuration, context: OpContext) -> None:
+        self._switch(configuration)
+
+    def _switch(self, configuration: Configuration) -> None:
+        settings = self._complete(configuration.settings)
+        kernels = [(k.key, k.tokens, dict(k.config), "tuner") for k in configuration.kernels]
+        try:
+            if self._session is None or self._of(settings, "load") != self._of(self._loaded, "load"):
+                self._open(settings, kernels)
+            else:
+                if self._of(settings, "context") != self._of(self._loaded, "context"):
+                    self._session.set_context(self._of(settings, "context"))
+                self._session.set_kernels(kernels)
+                self._session.set(self._of(settings, "session"))
+                self._loaded = settings
+            self._depth = None
+            rejected = [r for r in self._session.kernel_report() if r["status"] == "rejected"]
+        except (OutOfMemoryError, MemoryError) as error:
+            self._drop_session()
+            raise TargetFailure(str(TrialStatus.OOM), str(error)) from error
+        except (GgufError, ModelError, DeviceError) as error:
+            raise TargetUnusable(str(error)) from error
+        except DynoError as error:
+            self._drop_session()
+            raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
+        if rejected:
+            message = f"kernel {rejected[0]['key']} {rejected[0]['tokens']}: {rejected[0]['reason']}"
+            raise TargetFailure(str(TrialStatus.INVALID), message)
+
+    def _drop_session(self) -> None:
+        """After a failure nothing of the session is trusted."""
+        session, self._session = self._session, None
+        self._loaded = {}
+        self._depth = None
+        if session is not None:
+            session.close()
+
+    def _tokens(self, count: int, *key: object) -> np.ndarray:
+        rng = keyed_rng("tokens", *key)
+        return rng.integers(int(self._model["n_vocab"]), size=count, dtype=np.int32)
+
+    # ---- speed
+
+    def measure(self, workload: Workload, metric: str, prompt: int) -> Sample:
+        """pp: one prompt, logits of its last row. tg: token by token, random tokens, nothing is sampled."""
+        session = self._session
+        count = workload.tokens(metric)
+        start = workload.depth
+        try:
+            if start and self._depth == (prompt, start):
+                session.rewind(start)
+            else:
+                session.reset()
+                if start:
+                    session.decode([(0, self._tokens(start, "depth", prompt))], rows="none")
+                    self._depth = (prompt, start)
+            tokens = self._tokens(count, metric, prompt)
+            pieces = [tokens] if metric == "pp" else [tokens[i : i + 1] for i in range(count)]
+            clock_begun = time.clock_gettime(time.CLOCK_BOOTTIME)
+            begun = time.perf_counter()
+            for piece in pieces:
+                session.decode([(0, piece)], rows="last")
+            seconds = time.perf_counter() - begun
+            clock_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - clock_begun
+        except (OutOfMemoryError, MemoryError) as error:
+            raise TargetFailure(str(TrialStatus.OOM), str(error)) from error
+        except DynoError as error:
+            raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
+        return Sample(metric, prompt, count, seconds, clock_seconds)
+
+    # ---- answers
+
+    def _check_sequences(self) -> list[np.ndarray]:
+        """Prompts of several lengths, odd ones too: text where the file has a vocabulary, else random
+        tokens."""
+        total = min(CHECK_TOKENS, max(8, self._ctx - 1))
+        try:
+            from dyno.tokenizer import Tokenizer
+
+            tokens = np.asarray(Tokenizer.from_gguf(self._path).encode(TEXT), dtype=np.int32)
+        except DynoError:
+            tokens = self._tokens(total, "check")
+        tokens = np.resize(tokens, total)
+        cuts = [c for c in (1, 8, 41, 170) if c < total]
+        return [part for part in np.split(tokens, cuts) if len(part)]
+
+    def _logits(
+        self, sequences: list[np.ndarray], routing: list[np.ndarray | None], capture: bool
+    ) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        """Every sequence by itself as one prompt; of the last one also its final tokens one by one."""
+        rows: list[np.ndarray] = []
+        used: list[np.ndarray | None] = []
+        for n, tokens in enumerate(sequences):
+            single = 6 if n == len(sequences) - 1 and len(tokens) > 12 else 0
+            whole = len(tokens) - single
+            pieces = [tokens[:whole], *(tokens[i : i + 1] for i in range(whole, len(tokens)))]
+            self._session.reset()
+            for piece in pieces:
+                pinned = None if capture else routing[len(rows)]
+                logits, chosen = self._session.decode(
+                    [(0, piece)], rows="all", pinned_routing=pinned, capture_routing=capture
+                )
+                rows.append(np.array(logits, dtype=np.float32))
+                used.append(None if chosen is None else np.array(chosen, dtype=np.int32))
+        return rows, used
+
+    def _exact(self) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        """Logits and experts of the exact path: f32 throughout, none of the knobs."""
+        if self._reference is not None:
+            return self._reference
+        file = self._scratch / "exact.npz" if self._scratch else None
+        if file is not None and file.exists():
+            with np.load(file, allow_pickle=False) as data:
+                count = int(data["count"])
+                self._reference = (
+                    [data[f"logits{i}"] for i in range(count)],
+                    [data.get(f"routing{i}") for i in range(count)],
+                )
+            return self._reference
+        settings = self._complete({}) | {"numerics": "exact", "kv_type_k": "f32", "kv_type_v": "f32"}
+        settings["cpu_repack"] = False
+        self._open(settings, [])
+        self._reference = self._logits(self._check_sequences(), [], capture=bool(self._model.get("experts")))
+        self._close_session()
+        if file is not None:
+            arrays: dict[str, Any] = {"count": np.int64(len(self._reference[0]))}
+            for i, (logits, chosen) in enumerate(zip(*self._reference, strict=True)):
+                arrays[f"logits{i}"] = logits
+                if chosen is not None:
+                    arrays[f"routing{i}"] = chosen
+            partial = file.with_name(f"exact-{os.getpid()}.npz")
+            np.savez(partial, **arrays)
+            os.replace(partial, file)
+        return self._reference
+
+    def quality(self, configuration: Configuration, context: OpContext) -> Quality:
+        begun = self.clock()
+        try:
+            reference, routing = self._exact()
+            self._switch(configuration)
+            logits, _ = self._logits(self._check_sequences(), routing, capture=False)
+        except TargetFailure as failure:
+            status = TrialStatus(failure.status)
+            return Quality(status, message=failure.message, seconds=self.clock() - begun)
+        except (OutOfMemoryError, MemoryError) as error:
+            return Quality(TrialStatus.OOM, message=str(error), seconds=self.clock() - begun)
+        except DynoError as error:
+            return Quality(TrialStatus.INVALID, message=str(error), seconds=self.clock() - begun)
+        comparer = Comparer()
+        digest = hashlib.sha256()
+        for exact, ours in zip(reference, logits, strict=True):
+            comparer.add(exact, ours)
+            digest.update(ours.tobytes())
+        found = comparer.result()
+        return Quality(
+            TrialStatus.OK, found.mean_kld, found.max_kld, found.top1_agreement, found.rows,
+            digest.hexdigest()[:32], "", self.clock() - begun,
+        )  # fmt: skip
+
+    # ---- kernels
+
+    def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]:
+        """Every op of the model at the tokens that the workload runs it with, where there is a choice."""
+        self._switch(configuration)
+        wanted = {"tg": 1} if workload.tg else {}
+        if workload.pp > 1:
+            wanted["pp"] = min(int(self._loaded["ubatch"]), workload.pp)
+        found: dict[tuple[str, str], KernelOp] = {}
+        for metric, tokens in wanted.items():
+            for op in self._session.ops(tokens):
+                rows = int(op["rows"])
+                family, desc = _core.ops.parse_key(op["key"], rows)
+                candidates = tuple(dict(c) for c in _core.ops.candidates(family, desc))
+                place = (str(op["key"]), str(op["tokens"]))
+                if len(candidates) > 1 and place not in found:
+                    found[place] = KernelOp(
+                        place[0], place[1], rows, int(op["count"]), dict(op["config"]), candidates, metric
+                    )
+        # Where most of the time goes comes first, for the budget may end before the list does.
+        return sorted(found.values(), key=lambda o: -self._weight(o))
+
+    def _weight(self, op: KernelOp) -> float:
+        family, desc = _core.ops.parse_key(op.key, op.m)
+        moved, flops = _core.ops.cost(family, desc)
+        seconds = max(float(moved) / 20e9, float(flops) / 200e9) * op.count
+        return seconds / op.m if op.metric == "pp" else seconds
+
+    def time_op(
+        self, key: str, m: int, config: Mapping[str, Value], *, threads: int, seconds: float, seed: int
+    ) -> list[float]:
+        family, desc = _core.ops.parse_key(key, m)
+        # Rotating over more than the last cache keeps weights cold, as they are when a layer comes round
+        # again.
+        rotate = 2 * max(
+            int(self._device.get("l3_bytes") or 0), int(self._device.get("l2_bytes") or 0), 1 << 20
+        )
+        try:
+            times = _core.ops.time(
+                family, desc, dict(config), threads=threads, min_seconds=seconds,
+                rotate_bytes=min(rotate, 1 << 28), seed=seed,
+            )  # fmt: skip
+        except (OutOfMemoryError, MemoryError) as error:
+            raise TargetFailure(str(TrialStatus.OOM), str(error)) from error
+        except DynoError as error:
+            raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
+        return [float(t) for t in times]
+
+    def clock(self) -> float:
+        return time.perf_counter()
+
+    def close(self) -> None:
+        self._close_session()
+
+
+def from_options(options: Mapping[str, Any]) -> DynoTarget:
+    """Builds the target in a worker from plain values."""
+    return DynoTarget(**options)
