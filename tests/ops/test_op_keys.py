@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from dyno import _core
-from dyno.errors import DynoError, ProfileError
 from hypothesis import given
 from hypothesis import strategies as st
+
+from dyno import _core
+from dyno.errors import DynoError, ProfileError
 
 ops = _core.ops
 

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dyno_tuner.inline import InlineExecutor
+from dyno_tuner.ledger import Ledger
+from dyno_tuner.target import Workload
+from dyno_tuner.targets.simulated import SimulatedTarget, SimulationNoise
+from dyno_tuner.targets.surfaces import SURFACES, Surface
+from dyno_tuner.tune import Options, Tune
+
+if TYPE_CHECKING:
+    from dyno_tuner.outcome import Outcome
+    from dyno_tuner.space import Space
+
+WORKLOAD = Workload(pp=64, tg=8)
+
+
+class Simulated:
+    """One tune of a simulated engine, with the truth beside it."""
+
+    def __init__(
+        self, surface: str | Surface, seed: int, noise: SimulationNoise | None = None, **options: Any
+    ) -> None:
+        self.surface = SURFACES[surface]() if isinstance(surface, str) else surface
+        self.space: Space = self.surface.space()
+        options.setdefault("max_trials", max(15, len(self.space) // 10))
+        self.options = Options(WORKLOAD, seed=seed, weights=dict(self.surface.weights), **options)
+        executor = InlineExecutor(SimulatedTarget(self.surface, seed, noise))
+        self.ledger = Ledger(executor, WORKLOAD, identity=self.space.identity, virtual_time=True)
+        self.tune = Tune(self.ledger, self.space, self.options)
+        self.outcome: Outcome = self.tune.run()
+
+    def truth(self, settings: dict[str, Any]) -> float:
+        return self.surface.truth(settings)
+
+    @property
+    def optimum(self) -> float:
+        return max(self.truth(self.space.settings(p)) for p in self.space.points())
+
+    @property
+    def regret(self) -> float:
+        """True log distance from the best point of the space."""
+        return self.optimum - self.truth(self.outcome.settings)
+
+    def truly_slower_entries(self) -> list[str]:
+        """Entries that cost more than the margin of what they move."""
+        slower = []
+        for entry in self.outcome.entries:
+            without = {**self.outcome.settings, entry.name: entry.default}
+            loss = self.truth(without) - self.truth(self.outcome.settings)
+            if loss > max(self.outcome.margin.values()):
+                slower.append(entry.name)
+        return slower

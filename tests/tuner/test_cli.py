@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import optuna
+import pytest
+import typer
+from dyno.errors import DynoError
+from dyno_tuner.cli import app, parse_duration
+from dyno_tuner.diff import compare_profiles
+from dyno_tuner.errors import TuneError
+from dyno_tuner.inline import InlineExecutor
+from dyno_tuner.session import Request, run
+from dyno_tuner.target import Workload
+from dyno_tuner.targets.simulated import SimulatedTarget
+from dyno_tuner.tune import Options
+from typer.testing import CliRunner
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_durations() -> None:
+    assert parse_duration("90") == parse_duration("90s") == parse_duration("1.5m") == 90
+    assert parse_duration("2h") == 7200
+    for bad in ("", "x", "3 days", "-1m", "0", "1e9h"):
+        with pytest.raises(typer.BadParameter):
+            parse_duration(bad)
+
+
+def _tune(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, list(arguments))
+    error = done.exception if isinstance(done.exception, TuneError | DynoError) else ""
+    return done.exit_code, done.output + str(error)
+
+
+def test_wrong_usage(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    assert _tune("--model", str(tmp_path / "absent.gguf"))[1].endswith("no such file")
+    assert _tune("--model", str(file), "--budget", "soon")[0] == 2
+    assert "no sampler" in _tune("--model", str(file), "--sampler", "psychic")[1]
+    assert "workload" in _tune("--model", str(file), "--workload", "pp=many")[1]
+    assert "no CUDA" in _tune("--model", str(file), "--gpu", "0")[1]
+    assert "contradict" in _tune("--model", str(file), "--gpu", "0", "--device", "cpu")[1]
+    assert "threads" in _tune("--model", str(file), "--set", "thread=3")[1]
+    assert "integer" in _tune("--model", str(file), "--set", "threads=many")[1]
+    assert _tune()[0] == 2
+
+
+def test_one_line_on_standard_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dyno_tuner.cli", "--model", str(tmp_path / "absent.gguf")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("tune: ")
+
+
+def _session(out: Path, seed: int, storage: str | None = None) -> None:
+    target = SimulatedTarget("saturating", seed)
+    options = Options(Workload(64, 8), seed=seed, max_trials=12, rounds=2, max_rounds=2)
+    request = Request("simulated", options, out=out, quiet=True, storage=storage)
+    run(request, InlineExecutor(target), target.surface.space())
+
+
+def test_diff_of_two_profiles(tmp_path: Path) -> None:
+    a, b = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    _session(a, 1)
+    b.write_text(a.read_text())
+    assert all(row.verdict == "equal" for row in compare_profiles(a, b))
+    b.write_text(a.read_text().replace("value: 2048", "value: 1024"))
+    assert a.read_text() != b.read_text(), "the surface has a best u-batch of 2048"
+    assert [r.verdict for r in compare_profiles(a, b) if r.entry == "settings.ubatch"] == ["differs"]
+    assert CliRunner().invoke(app, ["diff", str(a), str(a)]).exit_code == 0
+    assert CliRunner().invoke(app, ["diff", str(a), str(b), "--json"]).exit_code == 1
+
+
+def test_the_study_can_be_read_in_an_optuna_storage(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    _session(tmp_path / "p.yaml", 1, url)
+    names = [s.study_name for s in optuna.get_all_study_summaries(url)]
+    assert len(names) == 1
+    study = optuna.load_study(study_name=names[0], storage=url)
+    assert len(study.trials) == 11  # the default is what the others are ratios to
+    assert study.best_value > 1.05
+    assert set(study.best_trial.params) == {"ubatch", "threads", "threads_batch"}
+
+
+def test_a_storage_that_cannot_be_reached_is_said(tmp_path: Path) -> None:
+    with pytest.raises(TuneError, match="storage"):
+        _session(tmp_path / "p.yaml", 1, f"sqlite:///{tmp_path}/absent/study.db")
+
+
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TuneError, match="cannot be made"):
+        _session(tmp_path / "file" / "p.yaml", 1)
+    with pytest.raises(TuneError, match="is a folder"):
+        _session(tmp_path, 1)

@@ -1,0 +1,141 @@
+"""The method against known truth, in CI size: ten seeds of what `benchmarks/` publishes with three
+hundred."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from conftest_tuner import Simulated
+from dyno_tuner.samplers import SAMPLERS, Observation
+from dyno_tuner.stats import keyed_rng
+from dyno_tuner.targets.simulated import SimulationNoise
+from dyno_tuner.targets.surfaces import REGRET_SURFACES, SURFACES
+
+SEEDS = range(10)
+TWO_PERCENT = -math.log(0.98)
+
+
+def test_null_nothing_is_changed_where_nothing_differs() -> None:
+    changed = [seed for seed in SEEDS if Simulated("null", seed).outcome.entries]
+    assert len(changed) <= 1, changed
+
+
+def test_a_noisier_null_changes_nothing_either() -> None:
+    noise = SimulationNoise(within=0.03, process=0.03, layout=0.01, outliers=0.05)
+    changed = [seed for seed in SEEDS if Simulated("null", seed, noise).outcome.entries]
+    assert len(changed) <= 1, changed
+
+
+def test_harm_and_repeatability() -> None:
+    """No entry truly slower than its default, and two tunes of one engine agree entry by entry."""
+    agree = total = 0
+    for seed in (0, 2):
+        pair = [Simulated("saturating", s) for s in (seed, seed + 1)]
+        for run in pair:
+            assert run.truly_slower_entries() == [], seed
+            assert run.outcome.entries
+        margin = max(max(run.outcome.margin.values()) for run in pair)
+        a, b = pair
+        for name in a.outcome.searched:
+            swapped = {**a.outcome.settings, name: b.outcome.settings[name]}
+            total += 1
+            agree += abs(a.truth(swapped) - a.truth(a.outcome.settings)) <= margin
+    assert agree == total
+
+
+@pytest.mark.parametrize("name", REGRET_SURFACES)
+def test_regret_of_the_search(name: str) -> None:
+    """Within 2 % of the optimum after max(15, 10 %) evaluations."""
+    surface = SURFACES[name]()
+    space = surface.space()
+    default = surface.truth(space.settings(space.default))
+    truths = {p: surface.truth(space.settings(p)) - default for p in space.points()}
+    optimum = max(truths.values())
+    good = 0
+    for seed in SEEDS:
+        proposer = SAMPLERS["guided"](space)
+        history = [Observation(space.default, 0.0, 0.006)]
+        while len(history) < max(15, len(space) // 10):
+            point = proposer.propose(history, (seed, len(history)))
+            if point is None:
+                break
+            truth = truths[point]
+            seen = truth + 0.006 * float(keyed_rng("n", seed, len(history)).standard_normal())
+            history.append(Observation(point, None if truth == -math.inf else seen, 0.006))
+        best = max((o for o in history if o.score is not None), key=lambda o: o.score or 0.0)
+        good += optimum - truths[best.point] <= TWO_PERCENT
+    assert good >= 9
+
+
+def test_interaction_both_settings_are_found() -> None:
+    """A larger u-batch alone loses and its threshold alone does nothing: one by one, neither would be
+    taken."""
+    found = 0
+    for seed in range(4):
+        run = Simulated("interaction", seed)
+        names = {e.name for e in run.outcome.entries}
+        assert ("ubatch" in names) == ("threshold" in names)
+        found += {"ubatch", "threshold"} <= names
+        groups = {e.group for e in run.outcome.entries if e.name in ("ubatch", "threshold")}
+        assert len(groups) <= 1
+    assert found >= 3
+
+
+def test_drift_leaves_the_winner() -> None:
+    for seed in range(3):
+        still = Simulated("saturating", seed)
+        creeping = Simulated("saturating", seed, SimulationNoise(drift=0.1, drift_seconds=200.0))
+        assert abs(creeping.truth(creeping.outcome.settings) - still.truth(still.outcome.settings)) < 0.02
+        assert creeping.regret <= TWO_PERCENT
+
+
+def test_throttling_is_dropped_and_counted() -> None:
+    noise = SimulationNoise(throttle=0.2, throttle_period=20.0, throttle_seconds=3.0)
+    run = Simulated("saturating", 1, noise)
+    assert run.outcome.voided > 0
+    assert run.truly_slower_entries() == []
+
+
+@pytest.mark.parametrize("budget", [30.0, 90.0, 200.0])
+def test_the_budget_holds(budget: float) -> None:
+    run = Simulated("saturating", 2, budget=budget, max_trials=400)
+    assert run.outcome.seconds <= 1.1 * budget
+    assert run.truly_slower_entries() == []
+
+
+def test_an_interrupt_at_any_moment_leaves_a_valid_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C after every so many operations."""
+    import dyno_tuner.ledger as module
+
+    real = module.Ledger._do
+    state = {"left": 0}
+
+    def counted(self: object, *args: object) -> object:
+        state["left"] -= 1
+        if state["left"] < 0:
+            raise KeyboardInterrupt
+        return real(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module.Ledger, "_do", counted)
+    for stop in (1, 5, 9, 20, 40, 70, 100, 140):
+        state["left"] = stop
+        run = Simulated("saturating", 3)
+        assert run.outcome.status == "interrupted", stop
+        assert run.truly_slower_entries() == []
+        assert set(run.outcome.settings) == {"ubatch", "threads", "threads_batch"}
+
+
+def test_faults_cost_their_trial_and_wrong_answers_never_win() -> None:
+    for seed in range(2):
+        run = Simulated("faulty", seed, max_trials=50)
+        statuses = {str(f.status) for f in run.outcome.failures}
+        assert "incorrect" in statuses
+        assert run.outcome.settings["cpu_isa"] == "auto"
+        assert run.surface.fault(run.outcome.settings) is None
+        assert run.regret < 0.05
+
+
+def test_implausible_rates_never_win() -> None:
+    run = Simulated("null", 0, SimulationNoise(impossible=0.02), max_trials=30)
+    assert run.outcome.entries == []

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from dyno_tuner.stats import Noise, estimate, keyed_rng, noise_of, paired_log_ratios, t975
+
+
+def test_draws_depend_on_their_key_alone() -> None:
+    assert keyed_rng(1, "a", 2).random() == keyed_rng(1, "a", 2).random()
+    assert keyed_rng(1, "a", 2).random() != keyed_rng(1, "a", 3).random()
+
+
+def test_pairs_are_by_prompt() -> None:
+    ratios = paired_log_ratios({0: 110.0, 1: 220.0, 5: 1.0}, {0: 100.0, 1: 200.0, 2: 7.0})
+    assert ratios == pytest.approx([math.log(1.1), math.log(1.1)])
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    """Between processes there is more noise than within: an interval over samples alone would be far too
+    narrow."""
+    truth, hits, trials = math.log(1.05), 0, 200
+    for seed in range(trials):
+        rng = np.random.default_rng(seed)
+        groups = [list(truth + rng.normal(0, 0.01) + rng.normal(0, 0.003, 3)) for _ in range(6)]
+        found = estimate(groups, seed, resamples=200)
+        hits += found.low <= 1.05 <= found.high
+        assert found.low <= found.ratio <= found.high
+    assert hits / trials > 0.85
+
+
+def test_an_outlier_does_not_move_the_ratio() -> None:
+    found = estimate([[0.05, 0.05, 0.05], [0.05, -0.4, 0.05], [0.05, 0.05, 0.05]], "outlier")
+    assert found.ratio == pytest.approx(math.exp(0.05))
+    assert found.n == 9
+
+
+def test_groups_of_different_size_and_a_single_one() -> None:
+    assert estimate([[0.1], [0.1, 0.1, 0.1], []], "x").ratio == pytest.approx(math.exp(0.1))
+    assert estimate([[0.1, 0.1]], "y").low == pytest.approx(math.exp(0.1))
+    with pytest.raises(ValueError, match="at least one"):
+        estimate([[], []], "z")
+
+
+def test_noise_tells_within_from_between_and_takes_drift_out() -> None:
+    rng = np.random.default_rng(3)
+    visits, step = [], 0
+    for _ in range(40):
+        process = rng.normal(0, 0.02)
+        inner = []
+        for _ in range(3):
+            level = process + rng.normal(0, 0.004) - 0.0005 * step
+            inner.append({p: 100 * math.exp(level + 0.1 * p) for p in range(3)})
+            step += 1
+        visits.append(inner)
+    noise = noise_of(visits)
+    assert noise.within == pytest.approx(0.004, rel=0.3)
+    assert noise.between == pytest.approx(0.02, rel=0.35)
+    assert noise.drift == pytest.approx(-0.06, abs=0.02)
+    assert noise.processes == 40
+
+
+def test_the_margin_is_twice_the_half_width_and_never_below_one_percent() -> None:
+    assert Noise(1e-4, 1e-4, 0.0, 6, 3).margin(4) == 0.01
+    noise = Noise(0.004, 0.01, 0.0, 6, 3)
+    assert noise.margin(4) == pytest.approx(2 * noise.half_width(4))
+    assert noise.margin(16) < noise.margin(4)
+
+
+def test_students_quantile() -> None:
+    assert t975(0) == math.inf
+    assert t975(2) == pytest.approx(4.30)
+    assert t975(1000) == pytest.approx(1.96, abs=0.01)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dyno_tuner.errors import TargetUnusable
+from dyno_tuner.measure import VisitPolicy
+from dyno_tuner.target import Configuration, OpContext, TrialStatus, Workload
+from dyno_tuner.targets.surfaces import faulty
+from dyno_tuner.worker import Worker, WorkerDied, WorkerExecutor
+
+OPTIONS = {"surface": "faulty", "seed": 1, "real_faults": True}
+WORKLOAD = Workload(pp=64, tg=8)
+DEFAULT = faulty().space().configuration(faulty().space().default)
+
+
+def _visit(
+    executor: WorkerExecutor, configuration: Configuration, process: int = 0, deadline: float = 30.0
+) -> Any:
+    context = OpContext("k", process, 0.0)
+    return executor.visit(configuration, WORKLOAD, ["pp"], VisitPolicy(), context, deadline)
+
+
+@pytest.fixture(scope="module")
+def executor() -> Any:
+    made = WorkerExecutor("simulated", OPTIONS)
+    yield made
+    made.close()
+
+
+def test_describe_and_visit(executor: WorkerExecutor) -> None:
+    assert executor.describe().target == "simulated"
+    visit = _visit(executor, DEFAULT)
+    assert visit.status is TrialStatus.OK
+    assert len(visit.rates("pp")) == 3
+    assert executor.quality(DEFAULT, OpContext("q"), 30.0).status is TrialStatus.OK
+
+
+def test_a_worker_that_dies_costs_one_trial(executor: WorkerExecutor) -> None:
+    for settings, status, words in (
+        ({"ubatch": 32, "threads_batch": 6}, TrialStatus.CRASH, "SIGSEGV"),
+        ({"ubatch": 4096}, TrialStatus.OOM, "out of memory"),
+    ):
+        visit = _visit(executor, DEFAULT.replace(**settings))
+        assert visit.status is status
+        assert words in visit.message
+        assert _visit(executor, DEFAULT).status is TrialStatus.OK
+
+
+def test_a_worker_that_hangs_is_killed_at_its_deadline(executor: WorkerExecutor) -> None:
+    _visit(executor, DEFAULT)
+    worker = executor._worker
+    assert worker is not None
+    begun = time.monotonic()
+    visit = _visit(executor, DEFAULT.replace(cpu_isa="portable"), deadline=0.5)
+    assert visit.status is TrialStatus.TIMEOUT
+    assert time.monotonic() - begun < 20
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker.pid, 0)
+
+
+def test_a_new_process_number_is_a_new_process(executor: WorkerExecutor) -> None:
+    _visit(executor, DEFAULT, process=7)
+    assert executor._worker is not None
+    first = executor._worker.pid
+    _visit(executor, DEFAULT, process=7)
+    assert executor._worker.pid == first
+    _visit(executor, DEFAULT, process=8)
+    assert executor._worker.pid != first
+
+
+def test_a_target_that_cannot_be_made_is_one_clear_line() -> None:
+    with pytest.raises(TargetUnusable, match="no surface 'nowhere'"):
+        WorkerExecutor("simulated", {"surface": "nowhere"}).describe()
+    with pytest.raises(TargetUnusable, match="no target 'abacus'"):
+        WorkerExecutor("abacus", {}).describe()
+
+
+def test_a_worker_that_was_killed_from_outside() -> None:
+    worker = Worker("simulated", OPTIONS)
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied) as caught:
+        worker.call("describe", {}, 10.0)
+    assert caught.value.status is TrialStatus.OOM
+    with pytest.raises(WorkerDied):
+        worker.call("describe", {}, 10.0)
+
+
+def test_no_worker_outlives_its_parent(tmp_path: Path) -> None:
+    program = f"""
+import os, sys, time
+from dyno_tuner.worker import Worker
+worker = Worker("simulated", {OPTIONS!r})
+print(worker.pid, flush=True)
+time.sleep(60)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    parent.kill()
+    parent.communicate()
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            os.kill(pid, 0)
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (ProcessLookupError, FileNotFoundError):
+            return
+        if state == "Z":
+            return  # dead; whoever inherited it has not looked yet
+        time.sleep(0.05)
+    pytest.fail("the worker is still running")
