@@ -1,1 +1,1 @@
-"""Contract tests of the op families: cases.py holds the shapes, reference.py the truth, harness.py the launches."""
+"""Contract tests of the op families: shapes in cases.py, truth in reference.py, launches in harness.py."""

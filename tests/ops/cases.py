@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from ops import reference
 from ops.harness import Case, expect_close
-
-from dyno import _core
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -408,6 +407,28 @@ def attention_cases() -> Iterator[Case]:
     yield make(16, 1, 576, 512, [(0, 1, 77, 0)], "f16 f16", v_in_k=True)
     yield make(10, 1, 40, 20, [(0, 30, 40, 0)], v_in_k=True)
     yield make(2, 1, 256, 256, [(0, 3, 0, 0)], "bf16 bf16")
+
+
+@cases("glu")
+def glu_cases() -> Iterator[Case]:
+    def make(m: int, n: int, activation: str, gap: int = 0) -> Case:
+        def build(rng: np.random.Generator) -> Any:
+            gate, up = normal(rng, m, n + gap) * F32(4), normal(rng, m, n) * F32(4)
+            args = {"gate": gate, "gate_stride": n + gap, "up": up, "y_stride": n + gap}
+
+            def check(out: Any) -> None:
+                want = reference.gated(gate[:, :n].astype(np.float64), up.astype(np.float64), activation)
+                expect_close(out["y"][:, :n], want, EXACT)
+                assert (out["y"][:, n:] == 77).all(), "the gap between rows was written"
+
+            return args, {"y": np.full((m, n + gap), 77, F32)}, check
+
+        return Case("glu", {"m": m, "n": n, "activation": activation}, build, f"gap={gap}")
+
+    for activation in ("silu", "gelu_tanh", "swiglu_oai"):
+        yield make(1, 1, activation)
+        yield make(7, 37, activation, gap=3)
+        yield make(33, 256, activation)
 
 
 @cases("sample")

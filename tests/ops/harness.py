@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
 from dyno import _core
+from numpy.typing import NDArray
 
 GUARD_BYTES = 256
 GUARD = 0xA5
@@ -19,8 +18,9 @@ GUARD = 0xA5
 class Case:
     """One op on given inputs, with what it must give.
 
-    make(rng) returns (args, outputs, check): `args` for _core.ops.run without the outputs, `outputs` the initial
-    contents of the arrays that the op writes, and check(outputs), which raises AssertionError when they are wrong.
+    make(rng) returns (args, outputs, check): `args` for _core.ops.run without the outputs, `outputs` the
+    initial contents of the arrays that the op writes, and check(outputs), which raises AssertionError when
+    they are wrong.
     """
 
     family: str
@@ -72,7 +72,7 @@ def launch(
     threads: int = 1,
     isa: str = "auto",
 ) -> dict[str, NDArray[Any]]:
-    """Runs the op with its outputs between guard bytes, checks the guards and returns copies of the outputs."""
+    """Runs the op with its outputs between guards, checks the guards and returns copies of the outputs."""
     inner: dict[str, NDArray[Any]] = {}
     buffers: dict[str, NDArray[np.uint8]] = {}
     for name, initial in outputs.items():

@@ -87,6 +87,16 @@ def moe_sum(x: Array, weights: Array, residual: Array | None, scale: float) -> A
     return out if residual is None else out + residual
 
 
+def gated(gate: Array, up: Array, activation: str) -> Array:
+    """The activations of ops::Activation, element by element."""
+    if activation == "silu":
+        return gate / (1 + np.exp(-gate)) * up
+    if activation == "gelu_tanh":
+        return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+    gate = np.minimum(gate, 7)
+    return gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -7, 7) + 1)
+
+
 def attention(
     q: Array,
     keys: Array,

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ops import reference
-from ops.harness import expect_close
-
 from dyno import _core
 from dyno.errors import PlanError
+
+from ops import reference
+from ops.harness import expect_close
 
 F32 = np.float32
 HEADS, KV_HEADS, DIM = 6, 2, 32

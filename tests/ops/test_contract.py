@@ -1,7 +1,8 @@
 """The op contract, held over every family, variant and configuration.
 
-Each candidate must give the float64 reference's answer within rounding, bit for bit the same again and on two threads,
-write nothing outside of its outputs and change none of its inputs; on every instruction set this machine runs.
+Each candidate must give the float64 reference's answer within rounding, bit for bit the same again and on two
+threads, write nothing outside of its outputs and change none of its inputs; on every instruction set that
+this machine runs.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ops.cases import all_cases, device
-from ops.harness import Case, isas, launch
-
 from dyno import _core
 from dyno.errors import DynoError, UnsupportedError
+
+from ops.cases import all_cases, device
+from ops.harness import Case, isas, launch
 
 CASES = all_cases()
 ISAS = isas()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from dyno import _core
 from dyno.errors import DynoError, ProfileError
+from hypothesis import given
+from hypothesis import strategies as st
 
 ops = _core.ops
 

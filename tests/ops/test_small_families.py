@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ops import reference
-
 from dyno import _core
 from dyno.errors import PlanError
+
+from ops import reference
 
 F32 = np.float32
 run = _core.ops.run
