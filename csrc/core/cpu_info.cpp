@@ -1,3 +1,6 @@
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <sched.h>
 #include <unistd.h>
 
@@ -27,13 +30,21 @@ constexpr std::array kCompiled = {
 #endif
 };
 
+#if defined(__x86_64__)
+// clang 14 knows no "f16c" in __builtin_cpu_supports. That the system saves the registers is part of "avx".
+bool has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0 && __builtin_cpu_supports("avx");
+}
+#endif
+
 bool machine_has(CpuIsa isa) {
 #if defined(__x86_64__)
   switch (isa) {
     case CpuIsa::portable:
       return true;
     case CpuIsa::avx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() &&
              __builtin_cpu_supports("bmi2");
     case CpuIsa::avx512_vnni:
       return machine_has(CpuIsa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -85,7 +96,7 @@ std::vector<std::string> features() {
   DYNO_FEATURE("avx");
   DYNO_FEATURE("avx2");
   DYNO_FEATURE("fma");
-  DYNO_FEATURE("f16c");
+  if (has_f16c()) out.emplace_back("f16c");
   DYNO_FEATURE("avx512f");
   DYNO_FEATURE("avx512bw");
   DYNO_FEATURE("avx512dq");
