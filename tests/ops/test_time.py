@@ -1,0 +1,40 @@
+"""Timing of single ops: it runs every family and refuses nonsense. What it measures is no matter of tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from dyno import _core
+from dyno.errors import DynoError
+
+from ops.cases import all_cases
+
+FAMILIES = list({case.family: case.desc for case in all_cases()}.items())
+
+
+@pytest.mark.parametrize(("family", "desc"), FAMILIES, ids=[family for family, _ in FAMILIES])
+def test_every_family_can_be_timed(family: str, desc: dict[str, Any]) -> None:
+    for config in (None, _core.ops.candidates(family, desc)[-1]):
+        seconds = _core.ops.time(
+            family, desc, config, threads=2, min_seconds=0.0, rotate_bytes=1 << 20, depth=9
+        )
+        assert len(seconds) >= 5
+        assert all(value >= 0 for value in seconds)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threads": 0}, "0 threads"),
+        ({"min_seconds": -1.0}, "min_seconds=-1"),
+        ({"min_seconds": float("nan")}, "min_seconds=nan"),
+        ({"rotate_bytes": 1 << 60}, "more than half of the memory"),
+        ({"depth": -1}, "depth=-1"),
+        ({"isa": "avx1024"}, "avx1024"),
+        ({"config": {"variant": "rows", "grain": 3}}, "grain=3"),
+    ],
+)
+def test_bad_options_are_errors(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DynoError, match=message):
+        _core.ops.time("norm", {"m": 1, "n": 8}, **options)
