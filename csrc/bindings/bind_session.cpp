@@ -87,6 +87,7 @@ std::vector<profile::KernelEntry> read_kernels(const Kernels& kernels) {
     DYNO_CHECK(ProfileError, range.has_value(), "[profile] ", origin, ": '", tokens,
                "' is not a range of token counts; examples: m1, m2-4, m1-8, m513+");
     out.push_back({.op_key = key,
+                   .tokens = tokens,
                    .first_bucket = range->first,
                    .last_bucket = range->second,
                    .config = config_entries_from_dict(config),

@@ -22,34 +22,32 @@ Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& 
   }
 
   for (const profile::KernelEntry& entry : entries) {
-    EntryReport report{.op_key = entry.op_key,
-                       .tokens = str_cat(ops::bucket_name(entry.first_bucket),
-                                         entry.last_bucket == entry.first_bucket
-                                             ? std::string()
-                                             : str_cat(" to ", ops::bucket_name(entry.last_bucket))),
-                       .reason = "no op of this model has this key"};
+    EntryReport report{.op_key = entry.op_key, .tokens = entry.tokens, .reason = "no op of this model has this key"};
+    const int last = std::min(entry.last_bucket, kBuckets - 1);
     for (size_t k = 0; k < plan.keys.size(); ++k) {
       if (plan.keys[k].key != entry.op_key) continue;
-      report.status = EntryStatus::applied;
-      report.reason = entry.origin;
-      for (int bucket = entry.first_bucket; bucket <= std::min(entry.last_bucket, kBuckets - 1); ++bucket) {
+      // An entry is taken whole or not at all: one bucket that cannot run it rejects it for all of them.
+      ops::Config config{};
+      std::string why;
+      for (int bucket = entry.first_bucket; bucket <= last && why.empty(); ++bucket) {
         const ops::OpDesc desc = ops::with_tokens(plan.keys[k].desc, ops::bucket_range(bucket).second);
-        Choice& choice = choices_[k][static_cast<size_t>(bucket)];
-        std::string why;
         try {
-          const ops::Config config = ops::config_from_entries(ops::family_of(desc), entry.config);
+          config = ops::config_from_entries(ops::family_of(desc), entry.config);
           const ops::Support support = ops::supports(desc, config, plan.device);
-          if (support) {
-            choice = {config, "profile: " + entry.origin};
-            continue;
-          }
-          why = support.reason;
+          if (!support) why = str_cat("with ", ops::bucket_name(bucket), " rows: ", support.reason);
         } catch (const ProfileError& error) {
           why = error.what();
         }
-        choice.reason = str_cat("fallback: ", entry.origin, ": ", why);
-        report.status = EntryStatus::rejected;
-        report.reason = str_cat(entry.origin, ": ", why);
+      }
+      report.status = why.empty() ? EntryStatus::applied : EntryStatus::rejected;
+      report.reason = why.empty() ? entry.origin : str_cat(entry.origin, ": ", why);
+      for (int bucket = entry.first_bucket; bucket <= last; ++bucket) {
+        Choice& choice = choices_[k][static_cast<size_t>(bucket)];
+        if (why.empty()) {
+          choice = {config, "profile: " + entry.origin};
+        } else {
+          choice.reason = "fallback: " + report.reason;
+        }
       }
     }
     report_.push_back(std::move(report));

@@ -11,6 +11,7 @@ namespace dyno::profile {
 // One `kernels:` entry: the configuration of an op for a range of token counts.
 struct KernelEntry {
   std::string op_key;
+  std::string tokens;    // the range as the profile spells it
   int first_bucket = 0;  // inclusive, see ops::bucket_of
   int last_bucket = 0;
   std::vector<ops::ConfigEntry> config;

@@ -71,6 +71,7 @@ class Engine:
         arguments = _effective.check_arguments(settings, "cpu")
         model = _core.describe_model(self.path)
         self._n_ctx_train = int(model["n_ctx_train"])
+        self._n_vocab = int(model["n_vocab"])
         self._arguments = arguments
         self._selection = _selection.select(self.path, model, profile, arguments, require=require_profile)
         self.settings: EffectiveSettings = self._resolve()
@@ -413,7 +414,7 @@ class Engine:
         for slot, tokens in batch:
             count = {"all": len(tokens), "last": 1, "none": 0}[rows]
             if logits is None:
-                result[slot] = np.empty((0, int(session.model["n_vocab"])), dtype=np.float32)
+                result[slot] = np.empty((0, self._n_vocab), dtype=np.float32)
             else:
                 result[slot] = logits[start : start + count]
             start += count

@@ -1,0 +1,338 @@
+"""The command line: what goes where, exit codes, one-line errors."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import typer
+from dyno import cli
+from dyno._cli import bench, options, state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a finished command leaves."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def dyno(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Any]:
+    """Runs `dyno ARGUMENTS` in this process, without the profiles of this machine."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("DYNO_SITE_PROFILES", str(tmp_path / "site"))
+    loggers = [logging.getLogger("dyno"), logging.getLogger("dyno.profiles.match")]
+    before = [(list(log.handlers), log.propagate, log.level) for log in loggers]
+
+    def run(*arguments: object, stdin: str = "") -> Done:
+        monkeypatch.setattr(sys, "argv", ["dyno", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        monkeypatch.setattr(state, "_verbosity", 0)
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        out, err = capsys.readouterr()
+        return Done(code, out, err)
+
+    yield run
+    for log, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        log.handlers[:], log.propagate = handlers, propagate
+        log.setLevel(level)
+
+
+@pytest.fixture
+def tiny(tiny_dir: Path) -> Path:
+    return tiny_dir / "llama-tiny.gguf"
+
+
+# ---- arguments ----
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("512", [512]),
+        ("1,2,4", [1, 2, 4]),
+        ("1-4", [1, 2, 3, 4]),
+        ("0-1024+512", [0, 512, 1024]),
+        ("1-64*4,5", [1, 4, 16, 64, 5]),
+    ],
+)
+def test_numbers(text: str, expected: list[int]) -> None:
+    assert bench.numbers(text, "-p") == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "1,,2", "-1", "4-1", "1-4+0", "1-4*1", "0-8*2", "1-1000000", "1.5"]
+)
+def test_no_numbers(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        bench.numbers(text, "-p")
+
+
+def test_settings_from_options() -> None:
+    assert options.settings(["cpu_repack=off", "ctx=64"], threads=2, ubatch=None) == {
+        "cpu_repack": False,
+        "ctx": 64,
+        "threads": 2,
+    }
+    for given in (["ctx"], ["=3"], ["ctxx=3"], ["ctx=x"], ["threads=3"]):
+        with pytest.raises(typer.BadParameter):
+            options.settings(given, threads=2)
+
+
+# ---- run ----
+
+
+def test_run(dyno: Any, trained_model: Path) -> None:
+    prompt = "def read_file(path):"
+    done = dyno("run", "--model", trained_model, "--prompt", prompt, "-n", 24, "-t", 2)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(prompt)
+    assert len(done.stdout) > len(prompt) + 20
+    assert done.stderr.startswith("profile: none (engine default)\n")
+    again = dyno("run", "-m", trained_model, "-p", "-", "-n", 24, "--no-echo", "-v", stdin=prompt)
+    assert prompt + again.stdout == done.stdout
+    assert "t/s" in again.stderr
+
+
+def test_run_with_a_profile(dyno: Any, tiny: Path, trained_model: Path, tmp_path: Path) -> None:
+    missing = dyno("run", "-m", trained_model, "-p", "x", "--require-profile")
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert missing.stderr.splitlines()[-1].startswith("error: [profile] a profile is required")
+    both = dyno("run", "-m", trained_model, "-p", "x", "--no-profile", "--require-profile")
+    assert both.returncode == 2
+    none = dyno("run", "-m", trained_model, "-p", "x", "--profile", tmp_path / "none.yaml")
+    assert none.returncode == 1
+    assert "none.yaml" in none.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("run", "-m", "missing.gguf", "-p", "x"), 1, "error: [gguf]"),
+        (("run", "-m", "TINY", "-p", "x", "--device", "cuda:0"), 1, "no CUDA"),
+        (("run", "-m", "TINY", "-p", "x", "-c", "99999999"), 1, "99999999"),
+        (("run", "-m", "TINY", "-p", "x", "--temp", "-1"), 1, "temperature"),
+        (("run", "-m", "TINY", "-f", "missing.txt"), 1, "error: missing.txt: No such file"),
+        (("run", "-m", "TINY"), 2, "--prompt"),
+        (("run", "-m", "TINY", "-p", "x", "--set", "threds=2"), 2, "did you mean 'threads'"),
+        (("run", "-p", "x"), 2, "--model"),
+        (("nothing",), 2, "nothing"),
+        (("bench", "-m", "TINY", "-p", "0", "-n", "0"), 1, "nothing to measure"),
+        (("bench", "-m", "TINY", "-p", "x"), 2, "neither a number nor a range"),
+        (("bench", "-m", "TINY", "-o", "xml"), 2, "known are md, json, jsonl, csv"),
+        (("perplexity", "-m", "TINY"), 2, "--file"),
+        (("perplexity", "-m", "TINY", "--reference", "TINY"), 1, "no reference that dyno wrote"),
+        (("explain", "plans", "TINY"), 2, "plans"),
+        (("profiles", "check", "missing.yaml"), 1, "missing.yaml"),
+    ],
+)
+def test_errors(dyno: Any, tiny: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
+    done = dyno(*[str(tiny) if a == "TINY" else a for a in arguments])
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+    if code == 1 and arguments[0] != "profiles":
+        assert sum(line.startswith("error: ") for line in done.stderr.splitlines()) == 1
+
+
+def test_verbose_shows_the_trace(dyno: Any) -> None:
+    for arguments in (("-v", "run"), ("run", "-v")):
+        done = dyno(*arguments, "-m", "missing.gguf", "-p", "x")
+        assert "Traceback" in done.stderr
+        assert done.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_a_reader_that_goes_away(trained_model: Path, tmp_path: Path) -> None:
+    """`dyno run | head -c 5` ends without a trace."""
+    command = [
+        sys.executable,
+        "-m",
+        "dyno",
+        "run",
+        "-m",
+        str(trained_model),
+        "-p",
+        "import os\n",
+        "-n",
+        "400",
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(5)
+        process.stdout.close()
+        errors = process.stderr.read().decode()
+        assert process.wait() == 1
+    assert "Traceback" not in errors
+    assert "BrokenPipe" not in errors
+
+
+# ---- the other commands ----
+
+
+def test_the_module_is_the_command() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-m", "dyno", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert "perplexity" in done.stdout
+
+
+def test_info(dyno: Any) -> None:
+    facts = json.loads(dyno("info", "--json").stdout)
+    assert facts["devices"][0]["kind"] == "cpu"
+    assert {"version", "compiler", "switches", "isas"} <= facts["build"].keys()
+    text = dyno("info").stdout
+    assert all(name in text for name in facts["build"]["switches"])
+    assert facts["build"]["compiler"] in text
+    assert facts["devices"][0]["name"] in text
+    assert dyno("--version").stdout == f"dyno {facts['build']['version']}\n"
+
+
+@pytest.mark.parametrize("stage", ["gguf", "model", "plan", "ops"])
+def test_explain(dyno: Any, tiny: Path, stage: str) -> None:
+    done = dyno("explain", stage, tiny, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    text = dyno("explain", stage, tiny).stdout
+    if stage == "gguf":
+        assert found["metadata"]["general.architecture"] == "llama"
+        assert found["metadata"]["tokenizer.ggml.tokens"]["length"] == 320
+        assert {"output.weight"} <= {t["name"] for t in found["tensors"]}
+    elif stage == "model":
+        assert found["architecture"] == "llama"
+        assert len(found["layers"]) == found["n_layers"]
+    elif stage == "plan":
+        assert found["settings"]["ctx"] == {"value": 4096, "origin": "default"}
+        assert "kv_type_k" in text
+    else:
+        assert all(op["reason"] for op in found["ops"])
+        assert "default heuristic" in text
+    assert text.strip()
+
+
+def test_bench_formats(dyno: Any, tiny: Path) -> None:
+    arguments = (
+        "bench",
+        "-m",
+        tiny,
+        "-p",
+        "8",
+        "-n",
+        "2",
+        "-d",
+        "0,4",
+        "-r",
+        "2",
+        "-ub",
+        "4,8",
+        "--no-warmup",
+    )
+    done = dyno(*arguments, "-o", "json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    found = [(r["n_ubatch"], r["n_depth"], r["n_prompt"], r["n_gen"]) for r in rows]
+    assert found == [(u, d, p, n) for u in (4, 8) for d in (0, 4) for p, n in ((8, 0), (0, 2))]
+    assert all(len(r["samples_ns"]) == len(r["samples_ts"]) == 2 for r in rows)
+    assert all(min(r["samples_ts"]) > 0 for r in rows)
+    table = list(csv.DictReader(io.StringIO(dyno(*arguments, "-o", "csv").stdout)))
+    assert len(table) == 8
+    lines = dyno(*arguments, "-o", "md").stdout.splitlines()
+    assert len(lines) == 10
+    assert "n_ubatch" in lines[0]
+    assert "pp8 @ d4" in lines[4]
+    jsonl = dyno(*arguments, "-o", "jsonl").stdout.splitlines()
+    assert [json.loads(line)["test"] for line in jsonl][:2] == ["pp8", "tg2"]
+
+
+def test_bench_takes_context_settings(dyno: Any, tiny: Path) -> None:
+    done = dyno(
+        *(
+            "bench",
+            "-m",
+            tiny,
+            "-p",
+            "0",
+            "-n",
+            "0",
+            "-pg",
+            "8,2",
+            "-ctk",
+            "f16,q8_0",
+            "-r",
+            "1",
+            "-o",
+            "json",
+        ),
+        *("-t", "1,2", "-tb", "1", "-b", "3", "--no-warmup"),
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [(r["type_k"], r["n_threads"], r["n_threads_batch"]) for r in rows] == [
+        (k, t, 1) for k in ("f16", "q8_0") for t in (1, 2)
+    ]
+    assert {r["test"] for r in rows} == {"pp8+tg2"}
+
+
+def test_perplexity_and_references(dyno: Any, trained_model: Path, eval_text: Path, tmp_path: Path) -> None:
+    reference = tmp_path / "reference.npz"
+    common = ("perplexity", "-m", trained_model, "--ctx", 64, "--chunks", 2, "--json")
+    saved = dyno(*common, "-f", eval_text, "--save-reference", reference)
+    assert saved.returncode == 0, saved.stderr
+    first = json.loads(saved.stdout)
+    assert (first["tokens"], first["chunks"]) == (2 * 31, 2)
+    assert 2 < first["ppl"] < 60
+    compared = dyno(*common, "--reference", reference)
+    assert compared.returncode == 0, compared.stderr
+    second = json.loads(compared.stdout)
+    assert second["ppl"] == pytest.approx(first["ppl"], rel=1e-9)
+    assert second["ppl_ratio"] == pytest.approx(1.0, rel=1e-9)
+    assert second["mean_kld"] < 1e-6
+    assert second["top1_agreement"] == 1.0
+    rough = dyno(*common, "--reference", reference, "--kv-type-k", "q8_0", "--kv-type-v", "q8_0")
+    assert 1e-6 < json.loads(rough.stdout)["mean_kld"] < 1e-1
+    assert "mean KLD" in dyno(*common[:-1], "--reference", reference).stdout
+
+
+def test_profiles(dyno: Any, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("schema: 1\nlabel: x\nsettngs: {}\n")
+    done = dyno("profiles", "check", bad)
+    assert done.returncode == 1
+    assert "settngs" in done.stdout
+    report = json.loads(dyno("profiles", "check", bad, "--json").stdout)
+    assert report[0]["ok"] is False
+    assert dyno("profiles", "show", bad).returncode == 1
+    assert dyno("profiles", "list").returncode == 0
+    assert isinstance(json.loads(dyno("profiles", "list", "--json").stdout), list)
+
+
+def test_tune_is_the_tuner(dyno: Any) -> None:
+    pytest.importorskip("dyno_tuner.cli")
+    done = dyno("tune", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "--budget" in done.stdout
