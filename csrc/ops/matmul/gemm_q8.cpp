@@ -31,25 +31,39 @@ struct Panel {
 // multiplied with) for every group of the chunk.
 template <typename Type>
 inline void prepare_sums(const ActRow& row, int n_blocks, int offset, int32_t* start) {
-  for (int i = 0; i < n_blocks; ++i) {
+  constexpr int kGroups = 32 / Type::group;
+  int i = 0;  // of groups
+#if defined(__AVX2__)
+  for (; i + 8 <= n_blocks * kGroups; i += 8) {
+    __m256i sum;
     if constexpr (Type::group == 32) {
-      const int sum = row.sum16(2 * i) + row.sum16(2 * i + 1);
-      if constexpr (Type::has_min) {
-        const float x = -row.scale(i) * static_cast<float>(sum);
-        std::memcpy(start + i, &x, 4);
-      } else {
-        start[i] = -offset * sum;
-      }
+      const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row.sum + 4 * i));
+      sum = _mm256_madd_epi16(halves, _mm256_set1_epi16(static_cast<int16_t>(Type::has_min ? 1 : -offset)));
     } else {
-      for (int j = 0; j < 2; ++j) {
-        const int sum = row.sum16(2 * i + j);
-        if constexpr (Type::has_min) {
-          const float x = -row.scale(i) * static_cast<float>(sum);
-          std::memcpy(start + 2 * i + j, &x, 4);
-        } else {
-          start[2 * i + j] = -offset * sum;
-        }
+      sum = _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row.sum + 2 * i)));
+      if constexpr (!Type::has_min) sum = _mm256_mullo_epi32(sum, _mm256_set1_epi32(-offset));
+    }
+    if constexpr (Type::has_min) {
+      __m256 d;
+      if constexpr (Type::group == 32) {
+        d = _mm256_loadu_ps(reinterpret_cast<const float*>(row.d + 4 * i));
+      } else {
+        const __m128 four = _mm_loadu_ps(reinterpret_cast<const float*>(row.d + 2 * i));
+        d = _mm256_set_m128(_mm_unpackhi_ps(four, four), _mm_unpacklo_ps(four, four));
       }
+      const __m256 product = _mm256_mul_ps(d, _mm256_cvtepi32_ps(sum));
+      sum = _mm256_castps_si256(_mm256_xor_ps(product, _mm256_set1_ps(-0.0f)));
+    }
+    _mm256_store_si256(reinterpret_cast<__m256i*>(start + i), sum);
+  }
+#endif
+  for (; i < n_blocks * kGroups; ++i) {
+    const int sum = kGroups == 1 ? row.sum16(2 * i) + row.sum16(2 * i + 1) : row.sum16(i);
+    if constexpr (Type::has_min) {
+      const float x = -(row.scale(i / kGroups) * static_cast<float>(sum));
+      std::memcpy(start + i, &x, 4);
+    } else {
+      start[i] = -offset * sum;
     }
   }
 }

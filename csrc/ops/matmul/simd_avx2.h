@@ -186,12 +186,12 @@ struct Dot {
 };
 
 // 8 rows of 8 dwords -> their transpose.
-inline void transpose_8x8(const uint8_t (*src)[32], __m256i out[8]) {
+using Row32 = __m256i;
+inline void transpose_8x8(const Row32 z_in[8], __m256i out[8]) {
   __m256i z[8], t[8];
-  for (int i = 0; i < 8; ++i) z[i] = _mm256_load_si256(reinterpret_cast<const __m256i*>(src[i]));
   for (int i = 0; i < 8; i += 2) {
-    t[i] = _mm256_unpacklo_epi32(z[i], z[i + 1]);
-    t[i + 1] = _mm256_unpackhi_epi32(z[i], z[i + 1]);
+    t[i] = _mm256_unpacklo_epi32(z_in[i], z_in[i + 1]);
+    t[i + 1] = _mm256_unpackhi_epi32(z_in[i], z_in[i + 1]);
   }
   for (int h = 0; h < 8; h += 4) {
     z[h + 0] = _mm256_unpacklo_epi64(t[h + 0], t[h + 2]);
@@ -206,7 +206,7 @@ inline void transpose_8x8(const uint8_t (*src)[32], __m256i out[8]) {
 }
 
 // 16 rows of 32 bytes -> 8 tiles of 16 rows x 4 bytes.
-inline void transpose_rows(const uint8_t (*src)[32], B out[8]) {
+inline void transpose_rows(const Row32 src[16], B out[8]) {
   __m256i low[8], high[8];
   transpose_8x8(src, low);
   transpose_8x8(src + 8, high);

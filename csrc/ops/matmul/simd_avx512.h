@@ -129,11 +129,11 @@ struct Dot {
 };
 
 // 16 rows of 32 bytes -> 8 tiles of 16 rows x 4 bytes.
-inline void transpose_rows(const uint8_t (*src)[32], B out[8]) {
+using Row32 = __m256i;
+inline void transpose_rows(const Row32 src[16], B out[8]) {
   __m512i z[8], t[8];
   for (int i = 0; i < 8; ++i) {
-    z[i] = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_load_si256(reinterpret_cast<const __m256i*>(src[i]))),
-                              _mm256_load_si256(reinterpret_cast<const __m256i*>(src[i + 8])), 1);
+    z[i] = _mm512_inserti64x4(_mm512_castsi256_si512(src[i]), src[i + 8], 1);
   }
   for (int i = 0; i < 8; i += 2) {
     t[i] = _mm512_unpacklo_epi32(z[i], z[i + 1]);

@@ -253,9 +253,12 @@ struct Dot {
 };
 
 // 16 rows of 32 bytes -> 8 tiles of 16 rows x 4 bytes.
-DYNO_OUTLINE inline void transpose_rows(const uint8_t (*src)[32], B out[8]) {
+struct Row32 {
+  uint8_t v[32];
+};
+DYNO_OUTLINE inline void transpose_rows(const Row32 src[16], B out[8]) {
   for (int j = 0; j < 8; ++j) {
-    DYNO_LANES std::memcpy(out[j].v + 4 * i, src[i] + 4 * j, 4);
+    DYNO_LANES std::memcpy(out[j].v + 4 * i, src[i].v + 4 * j, 4);
   }
 }
 

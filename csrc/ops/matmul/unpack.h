@@ -11,6 +11,7 @@
 
 #include "ops/matmul/quant_format.h"
 #include "ops/matmul/simd.h"
+#include "ops/matmul/unpack_row.h"
 #include "ops/op.h"
 
 namespace DYNO_KERNEL_NAMESPACE {
@@ -28,8 +29,6 @@ template <DType T>
 inline constexpr int kPlanesBytes = planes_bytes(kFormat<T>);
 template <DType T>
 inline constexpr int kRecordBytes = record_bytes(kFormat<T>);
-template <DType T>
-inline constexpr bool kBytesSigned = kSignedBytes && (kFormat<T>.bits == 8 || kFormat<T>.codebook != Codebook::none);
 // What is subtracted from the integers of a tile.
 template <DType T>
 inline constexpr int kTileOffset = kBytesSigned<T> ? 0 : kFormat<T>.offset;
@@ -194,65 +193,6 @@ DYNO_OUTLINE inline void load_scales(const uint8_t* h, int sub, F s[2], F b[2]) 
 
 // ---- plain ----
 
-inline void nibbles_low_high(const uint8_t* p, uint8_t* out) {
-  for (int i = 0; i < 16; ++i) {
-    out[i] = p[i] & 15;
-    out[i + 16] = static_cast<uint8_t>(p[i] >> 4);
-  }
-}
-
-inline void add_bits_32(const uint8_t* bits, uint8_t* out) {
-  for (int i = 0; i < 32; ++i) out[i] = static_cast<uint8_t>(out[i] | (bits[i >> 3] >> (i & 7) & 1) << 4);
-}
-
-// The 32 values number `sub` of a block of the file, as u; for codebook types the index.
-template <DType T>
-DYNO_OUTLINE inline void unpack_block(const uint8_t* block, int sub, uint8_t* out) {
-  if constexpr (T == DType::q4_0 || T == DType::iq4_nl) {
-    nibbles_low_high(block + 2, out);
-  } else if constexpr (T == DType::q4_1) {
-    nibbles_low_high(block + 4, out);
-  } else if constexpr (T == DType::mxfp4) {
-    nibbles_low_high(block + 1, out);
-  } else if constexpr (T == DType::q5_0) {
-    nibbles_low_high(block + 6, out);
-    add_bits_32(block + 2, out);
-  } else if constexpr (T == DType::q5_1) {
-    nibbles_low_high(block + 8, out);
-    add_bits_32(block + 4, out);
-  } else if constexpr (T == DType::q8_0) {
-    for (int i = 0; i < 32; ++i) out[i] = block[2 + i] ^ (kBytesSigned<T> ? 0 : 0x80);
-  } else if constexpr (T == DType::iq4_xs) {
-    nibbles_low_high(block + 8 + 16 * sub, out);
-  } else if constexpr (T == DType::q4_k || T == DType::q5_k) {
-    const uint8_t* q = block + (T == DType::q4_k ? 16 : 48) + 32 * (sub >> 1);
-    const int shift = 4 * (sub & 1);
-    for (int i = 0; i < 32; ++i) out[i] = static_cast<uint8_t>(q[i] >> shift & 15);
-    if constexpr (T == DType::q5_k) {
-      for (int i = 0; i < 32; ++i) out[i] = static_cast<uint8_t>(out[i] | (block[16 + i] >> sub & 1) << 4);
-    }
-  } else {
-    const int half = sub >> 2, quarter = sub & 3;
-    if constexpr (T == DType::q6_k) {
-      const uint8_t* low = block + 64 * half + 32 * (quarter & 1);
-      const uint8_t* high = block + 128 + 32 * half;
-      const int shift = 4 * (quarter >> 1);
-      for (int i = 0; i < 32; ++i) {
-        out[i] = static_cast<uint8_t>((low[i] >> shift & 15) | (high[i] >> (2 * quarter) & 3) << 4);
-      }
-    } else if constexpr (T == DType::q3_k) {
-      const uint8_t* q = block + 32 + 32 * half;
-      for (int i = 0; i < 32; ++i) {
-        out[i] = static_cast<uint8_t>((q[i] >> (2 * quarter) & 3) | (block[i] >> sub & 1) << 2);
-      }
-    } else {
-      static_assert(T == DType::q2_k);
-      const uint8_t* q = block + 16 + 32 * half;
-      for (int i = 0; i < 32; ++i) out[i] = static_cast<uint8_t>(q[i] >> (2 * quarter) & 3);
-    }
-  }
-}
-
 // The x16 header of one row's block, `row` of 16.
 template <DType T>
 DYNO_OUTLINE inline void pack_header(const uint8_t* block, int row, uint8_t* h) {
@@ -341,17 +281,16 @@ class TileSource<T, Layout::plain> {
     }
   }
   void load(int sub, B w[8]) const {
-    alignas(64) uint8_t rows[16][32];
-    for (int r = 0; r < 16; ++r) unpack_block<T>(block_[r], sub, rows[r]);
-    transpose_rows(rows, w);
+    load_indices(sub, w);
     if constexpr (kFormat<T>.codebook != Codebook::none) {
       for (int j = 0; j < 8; ++j) w[j] = from_codes<T>(w[j]);
     }
   }
   // Without the codebook: what store_planes() takes.
   void load_indices(int sub, B w[8]) const {
-    alignas(64) uint8_t rows[16][32];
-    for (int r = 0; r < 16; ++r) unpack_block<T>(block_[r], sub, rows[r]);
+    Row32 rows[16];
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; ++r) rows[r] = unpack_row<T>(block_[r], sub);
     transpose_rows(rows, w);
   }
   void scales(int sub, F s[2], F b[2]) const { load_scales<T>(header_, sub, s, b); }
