@@ -36,6 +36,8 @@ def cases(family: str) -> Callable[[Callable[[], Iterator[Case]]], Callable[[], 
 
 def all_cases() -> list[Case]:
     """Every case of every family, in a stable order."""
+    from ops import cases_products  # noqa: F401  (registers its generators)
+
     return [case for family in sorted(GENERATORS) for case in GENERATORS[family]()]
 
 

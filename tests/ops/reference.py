@@ -89,12 +89,16 @@ def moe_sum(x: Array, weights: Array, residual: Array | None, scale: float) -> A
 
 def gated(gate: Array, up: Array, activation: str) -> Array:
     """The activations of ops::Activation, element by element."""
+
+    def sigmoid(x: Array) -> Array:
+        return 0.5 * (1 + np.tanh(0.5 * x))
+
     if activation == "silu":
-        return gate / (1 + np.exp(-gate)) * up
+        return gate * sigmoid(gate) * up
     if activation == "gelu_tanh":
         return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
     gate = np.minimum(gate, 7)
-    return gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -7, 7) + 1)
+    return gate * sigmoid(1.702 * gate) * (np.clip(up, -7, 7) + 1)
 
 
 def attention(

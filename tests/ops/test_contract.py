@@ -15,7 +15,7 @@ import pytest
 from dyno import _core
 from dyno.errors import DynoError, UnsupportedError
 
-from ops.cases import all_cases, device
+from ops.cases import GENERATORS, all_cases, device
 from ops.harness import Case, isas, launch
 
 CASES = all_cases()
@@ -38,13 +38,17 @@ def one_per_family() -> list[Case]:
 by_family = pytest.mark.parametrize("case", one_per_family(), ids=lambda case: case.family)
 
 
+def test_every_family_has_cases() -> None:
+    assert set(GENERATORS) == set(_core.ops.families())
+
+
 @by_case
 def test_every_candidate_is_right(case: Case) -> None:
     seed = zlib.crc32(case.id.encode())
     args, outputs, check = case.make(np.random.default_rng(seed))
-    configs = _core.ops.candidates(case.family, case.desc)
-    assert configs
     for isa in ISAS:
+        configs = _core.ops.candidates(case.family, case.desc, {**_core.cpu_info(), "isa": isa})
+        assert configs
         for config in configs:
             try:
                 first = launch(case, config, args, outputs, isa=isa)
@@ -91,8 +95,8 @@ def test_key_leaves_out_the_tokens(case: Case) -> None:
 def test_cost_is_positive_and_grows_with_the_tokens(case: Case) -> None:
     few = _core.ops.cost(case.family, case.desc)
     many = _core.ops.cost(case.family, {**case.desc, "m": 4 * case.desc["m"]})
-    assert all(value > 0 for value in few)
-    assert all(b > a for a, b in zip(few, many, strict=True))
+    assert many[0] > few[0] > 0
+    assert many[1] > few[1] > 0 or many[1] == few[1] == 0  # moving rows computes nothing
 
 
 @by_family
