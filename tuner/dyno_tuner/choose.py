@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from .confirm import visits_in_round
 from .outcome import Entry
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ class Chooser:
         finalists = self.pick(trials)
         if not finalists:
             return
+        # Rather few finalists in enough rounds than many in one.
+        while len(finalists) > 1 and not self.rounds.affordable(3 * visits_in_round(len(finalists) + 1)):
+            finalists = finalists[:-1]
         winner = self._race(finalists, choice)
         if winner is None:
             return
@@ -108,7 +112,7 @@ class Chooser:
         """Finalists against the default; the winner, or the one nearest the default of those that tie with
         it."""
         names = {f"f{i}": p for i, p in enumerate(finalists)}
-        result = self._compare("confirm", {DEFAULT: self.space.default, **names}, choice)
+        result = self._compare("confirm", {DEFAULT: self.space.default, **names}, choice, insist=True)
         bar = self.bar(result.rounds)
         passed: list[tuple[float, str, Point]] = []
         for name, point in names.items():
@@ -116,7 +120,13 @@ class Chooser:
                 continue
             combined = result.ratio(name, list(self.weights), self.weights)
             ok = result.rounds >= 2 and self._beats_somehow(result, name, point, bar)
-            self.note("finalist", settings=self.space.settings(point), **combined.to_dict(), beats=ok)
+            self.note(
+                "finalist",
+                settings=self.space.settings(point),
+                **combined.to_dict(),
+                beats=ok,
+                rounds=result.rounds,
+            )
             if ok:
                 passed.append((combined.ratio, name, point))
         if not passed:
@@ -134,8 +144,9 @@ class Chooser:
                 tied.append((self.space.distance(point), name, point))
         _, name, winner = min(tied)
         self._accept(choice, result, name, winner, [])
-        # Until entries are known one by one, the whole stands as one group.
-        choice.entries = self._as_group(result, name, winner)
+        # Until entries are known one by one, what is left of it stands as one group.
+        winner, choice.entries = self._as_group(result, name, winner)
+        choice.point = winner
         return winner
 
     def _beats_somehow(self, result: Comparison, name: str, point: Point, bar: Bar) -> bool:
@@ -146,13 +157,21 @@ class Chooser:
         choices = [[m] for m in moved] + ([moved] if len(moved) > 1 else [])
         return any(bar.beats(result, name, metrics, self.weights)[0] for metrics in choices)
 
-    def _as_group(self, result: Comparison, name: str, point: Point) -> list[Entry]:
+    def _as_group(self, result: Comparison, name: str, point: Point) -> tuple[Point, list[Entry]]:
+        """The point without the entries that move only what has not gained, and the rest as one group: all
+        that can be said where no entry was left out alone."""
+        bar = self.bar(result.rounds)
+        gained = {m for m in self.weights if bar.beats(result, name, [m], self.weights)[0]}
+        for n in self.space.entries(point):
+            without = self.space.without(point, n)
+            if gained and not gained & set(self._moves(n)) and self.space.legal(without):
+                point = without
         moved = [m for m in self.weights if m in self.space.moved(point, self.space.default)] or list(
             self.weights
         )
         gain = result.ratio(name, moved, self.weights)
         numbers = self.space.entries(point)
-        return [self._entry(point, n, gain, "g1" if len(numbers) > 1 else None) for n in numbers]
+        return point, [self._entry(point, n, gain, "g1" if len(numbers) > 1 else None) for n in numbers]
 
     # ---- ties go towards the default
 
@@ -189,7 +208,7 @@ class Chooser:
         return point
 
     def _harms(self, result: Comparison, name: str, bar: Bar) -> bool:
-        return any(result.ratio(name, [m], self.weights).ratio < 1 - bar.margin[m] for m in self.weights)
+        return any(bar.harms(result.ratio(name, [m], self.weights), m) for m in self.weights)
 
     # ---- every entry alone
 
@@ -251,7 +270,8 @@ class Chooser:
             self._clear(choice)
             return
         if self._beats_somehow(result, FULL, point, self.bar(result.rounds)):
-            self._accept(choice, result, FULL, point, self._as_group(result, FULL, point))
+            point, entries = self._as_group(result, FULL, point)
+            self._accept(choice, result, FULL, point, entries)
         else:
             self._clear(choice)
 
@@ -290,9 +310,11 @@ class Chooser:
         default = knob.values[self.space.default[n]]
         return Entry(knob.name, knob.values[point[n]], default, tuple(self._moves(n)), estimate, group)
 
-    def _compare(self, key: str, points: Mapping[str, Point], choice: Choice) -> Comparison:
+    def _compare(
+        self, key: str, points: Mapping[str, Point], choice: Choice, *, insist: bool = False
+    ) -> Comparison:
         configurations: dict[str, Configuration] = {n: self.space.configuration(p) for n, p in points.items()}
-        result = self.rounds.compare(key, configurations, self.count)
+        result = self.rounds.compare(key, configurations, self.count, insist=insist)
         choice.voided += result.voided
         choice.failed += [(points[n], v) for n, v in result.failed.items()]
         return result

@@ -60,6 +60,11 @@ class Comparison:
         return float(np.median(values)) if values else 0.0
 
 
+def visits_in_round(configurations: int) -> int:
+    """Every configuration is visited on the way there and on the way back."""
+    return 2 * configurations
+
+
 class Rounds:
     """Args:
     visit: carries out one visit.
@@ -78,19 +83,24 @@ class Rounds:
     ) -> None:
         self._visit = visit
         self._next_process = next_process
-        self._affordable = affordable
+        self.affordable = affordable
         self._metrics = tuple(metrics)
         self._void_over = void_over
 
-    def compare(self, key: str, configurations: Mapping[str, Configuration], rounds: int) -> Comparison:
-        """Runs up to `rounds` rounds, fewer where the budget ends first; at least one is always tried.
-        Whatever kills its worker or fails otherwise is left out from then on."""
+    def compare(
+        self, key: str, configurations: Mapping[str, Configuration], rounds: int, *, insist: bool = False
+    ) -> Comparison:
+        """Runs up to `rounds` rounds, fewer where the budget ends first, and none where it does not last
+        for two, because one decides nothing; with `insist` two are run all the same. Whatever kills its
+        worker or fails otherwise is left out from then on."""
         result = Comparison(list(configurations))
+        if not insist and not self.affordable(2 * visits_in_round(len(configurations))):
+            return result
         voids = 0
         number = 0
         while result.rounds < rounds:
             alive = [n for n in configurations if n not in result.failed]
-            if len(alive) < 2 or (result.rounds and not self._affordable(2 * len(alive))):
+            if len(alive) < 2 or (result.rounds > 1 and not self.affordable(visits_in_round(len(alive)))):
                 break
             visits = self._round(f"{key}/r{number}", {n: configurations[n] for n in alive}, result)
             number += 1
@@ -139,10 +149,6 @@ class Rounds:
                 result.logs.setdefault(name, {}).setdefault(metric, []).append(pairs)
 
 
-def visits_in_round(configurations: int) -> int:
-    return 2 * configurations
-
-
 @dataclass(frozen=True, slots=True)
 class Bar:
     """What an entry has to clear."""
@@ -168,11 +174,14 @@ class Bar:
         that the workload measures falls by more than its margin."""
         gain = comparison.ratio(name, moves, weights, over)
         harmed = any(
-            comparison.ratio(name, [m], weights, over).ratio < 1 - self.margin[m]
-            for m in weights
-            if weights[m] > 0
+            self.harms(comparison.ratio(name, [m], weights, over), m) for m in weights if weights[m] > 0
         )
         return gain.ratio >= 1 + self.of(moves) and gain.low > 1 and not harmed, gain
+
+    def harms(self, ratio: Estimate, metric: str) -> bool:
+        """Whether a metric falls by more than its margin, or, where noise has made the margin wide, by more
+        than 1 % beyond doubt."""
+        return ratio.ratio < 1 - self.margin[metric] or ratio.high < 0.99
 
 
 DEFAULT_POLICY = VisitPolicy()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .confirm import visits_in_round
 from .outcome import KernelEntry, Outcome
 from .stats import Estimate, estimate
 from .target import Configuration, KernelChoice, KernelOp, Value
@@ -43,7 +44,8 @@ class KernelStage:
     check: Callable[[Configuration], str]
     count: int
     process: Callable[[], int]
-    seconds_per_config: float = 0.03
+    seconds_per_config: float = 0.015
+    cost_per_config: float = 0.1  # with all that is around the timing; learned from what it took
     chosen: list[tuple[KernelOp, KernelChoice, Estimate]] = field(default_factory=list)
     looked_at: list[KernelOp] = field(default_factory=list)
     written: list[KernelEntry] = field(default_factory=list)
@@ -52,11 +54,13 @@ class KernelStage:
         ops = self.ledger.kernel_ops("kernels/ops", configuration, process=self.process())
         ops = [op for op in ops if len(op.candidates) > 1 and op.metric in self.weights]
         for number, op in enumerate(ops):
-            cost = (len(op.candidates) + 1) * self.seconds_per_config * 3
-            if not self.more(3 * cost + 8 * self.ledger.expected_visit * len(self.weights)):
+            begun, configs = self.ledger.now, len(op.candidates) + 9
+            confirming = 3 * visits_in_round(1 + len(self.weights)) * self.ledger.expected_visit
+            if not self.more(configs * self.cost_per_config + confirming):
                 self.note("kernels_cut", done=number, of=len(ops))
                 break
             self._time(number, op, configuration)
+            self.cost_per_config = max(0.2 * self.cost_per_config, (self.ledger.now - begun) / configs)
         self._confirm(configuration)
 
     def _time(self, number: int, op: KernelOp, configuration: Configuration) -> None:

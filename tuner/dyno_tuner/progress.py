@@ -74,7 +74,7 @@ class Progress:
     def say(self, line: str) -> None:
         """One line for people, in any mode but quiet."""
         if not self._quiet:
-            self._console.print(Text(line))
+            self._console.print(Text(line), soft_wrap=True)
 
     def note(self, kind: str, data: Mapping[str, Any]) -> None:
         """One note of the run."""
@@ -97,9 +97,18 @@ class Progress:
         elif kind == "finalist":
             low, high = data["ci95"]
             verdict = "beats the default" if data["beats"] else "does not beat the default"
+            if data["rounds"] < 2:
+                verdict = "no time left to confirm it"
             self._confirmed = f"{data['ratio']:.3f} × [{low:.3f}, {high:.3f}]"
             if plain:
                 self.say(f"  {_settings(data['settings'])}: {self._confirmed}, {verdict}")
+        elif kind == "kernels" and plain:
+            verdict = "taken" if data["beats"] else "no gain in the engine, not taken"
+            self.say(
+                f"  {data['choices']} kernel choices for {data['group']}: {data['ratio']:.3f} ×, {verdict}"
+            )
+        elif kind == "kernels_cut" and plain:
+            self.say(f"  time for {data['done']} of {data['of']} ops")
         elif kind == "incorrect" and plain:
             self.say(f"  answers changed: {data['reason']}")
 

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 # Share of the budget at which each stage has to end, with and without kernels behind it.
 _ENDS = {
-    "screen": (0.50, 0.42),
-    "confirm": (0.68, 0.56),
-    "walk": (0.80, 0.64),
-    "leave_one_out": (0.97, 0.76),
+    "screen": (0.48, 0.36),
+    "confirm": (0.68, 0.54),
+    "walk": (0.80, 0.62),
+    "leave_one_out": (0.97, 0.74),
     "kernels": (0.97, 0.97),
 }
 
@@ -180,9 +180,14 @@ class Tune:
         self, key: str, configuration: Configuration, metrics: Sequence[str], process: int, anchor: bool
     ) -> Visit:
         self._met.add(self.space.code_class(self.space.point(configuration.settings)))
+        begun = self.ledger.now
         visit = self.ledger.visit(
             key, configuration, metrics, self.options.policy, process=process, anchor=anchor
         )
+        if self.visit_cost and len(metrics) == len(self.weights) and visit.status is TrialStatus.OK:
+            # A machine gets busier or quieter while a tune runs; the plan of the budget follows.
+            self.visit_cost += 0.15 * (self.ledger.now - begun - self.visit_cost)
+            self.ledger.expected_visit = self.visit_cost
         if visit.status.kills:
             self._process = max(self._process, process) + 1  # whatever comes next has a new worker
         self._unstable += not visit.stable

@@ -1,0 +1,158 @@
+"""The engine of this project as a target, on a model of a few hundred kilobytes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dyno import Engine, profiles
+from dyno_tuner.errors import TargetFailure, TargetUnusable
+from dyno_tuner.knobs import Facts, resolve
+from dyno_tuner.measure import VisitPolicy, judge_plausibility, run_visit
+from dyno_tuner.session import Request, run
+from dyno_tuner.space import Space
+from dyno_tuner.target import Configuration, KernelChoice, OpContext, TrialStatus, Workload
+from dyno_tuner.tune import Options
+from dyno_tuner.worker import WorkerExecutor
+
+MODEL = Path(__file__).parents[1] / "data" / "tiny" / "qwen3moe-tiny.gguf"
+WORKLOAD = Workload(pp=32, tg=4)
+CONTEXT = OpContext("k")
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    from dyno_tuner.targets.dyno import DynoTarget
+
+    made = DynoTarget(str(MODEL))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def default(target: Any) -> Configuration:
+    described = target.describe()
+    facts = Facts(described.device, described.model, WORKLOAD, described.engine["defaults"])
+    knobs = resolve(facts, approx=True)
+    assert {"ubatch", "cpu_repack", "kv_type_k"} <= {k.name for k in knobs}
+    space = Space(knobs)
+    return space.configuration(space.default)
+
+
+def test_it_describes_what_a_profile_names(target: Any) -> None:
+    described = target.describe()
+    assert profiles.CpuDevice(**described.device).cores >= 1
+    assert described.model["architecture"] == "qwen3moe"
+    assert described.engine["defaults"]["ubatch"] == 512
+    assert set(described.bounds) == {"pp", "tg"}
+    assert type(described).from_dict(described.to_dict()) == described
+
+
+def test_a_visit_with_every_setting(target: Any, default: Configuration) -> None:
+    described = target.describe()
+    for change in (
+        {},
+        {"ubatch": 32},
+        {"cpu_repack": False},
+        {"kv_type_k": "q8_0"},
+        {"threads": 1, "ubatch": 64},
+    ):
+        visit = run_visit(target, default.replace(**change), WORKLOAD, ["pp", "tg"], VisitPolicy(), CONTEXT)
+        assert visit.status is TrialStatus.OK, (change, visit.message)
+        assert {len(visit.rates(m)) for m in ("pp", "tg")} == {3}
+        assert judge_plausibility(visit, described.bounds, None).status is TrialStatus.OK
+
+
+def test_a_depth_is_filled_once_and_then_rewound(target: Any, default: Configuration) -> None:
+    deep = Workload(pp=8, tg=2, depth=40)
+    visit = run_visit(target, default, deep, ["pp", "tg"], VisitPolicy(), CONTEXT)
+    assert visit.status is TrialStatus.OK, visit.message
+    assert target._session.position() == 42
+
+
+def test_settings_that_the_engine_refuses_are_invalid(target: Any, default: Configuration) -> None:
+    for change in ({"kv_type_k": "q3_k"}, {"ubatch": -1}, {"ubatch": "many"}):
+        with pytest.raises(TargetFailure) as caught:
+            target.apply(default.replace(**change), CONTEXT)
+        assert caught.value.status == "invalid"
+    target.apply(default, CONTEXT)
+    op = target.kernel_ops(default, WORKLOAD)[0]
+    kernel = KernelChoice(op.key, op.tokens, {**op.default, "variant": "no_such_kernel"})
+    with pytest.raises(TargetFailure):
+        target.apply(Configuration(default.settings, (kernel,)), CONTEXT)
+
+
+def test_exact_settings_leave_every_bit(target: Any, default: Configuration, tmp_path: Path) -> None:
+    reference = target.quality(default, CONTEXT)
+    assert reference.status is TrialStatus.OK
+    assert reference.tokens > 300
+    assert 0 <= reference.mean_kld < 1e-3
+    assert target.quality(default.replace(threads=1, threads_batch=1), CONTEXT).digest == reference.digest
+    coarse = target.quality(default.replace(kv_type_k="q8_0", kv_type_v="q8_0"), CONTEXT)
+    assert coarse.digest != reference.digest
+    assert coarse.mean_kld > reference.mean_kld
+
+
+def test_the_exact_path_is_computed_once_for_all_workers(tmp_path: Path, default: Configuration) -> None:
+    from dyno_tuner.targets.dyno import DynoTarget
+
+    first, second = (DynoTarget(str(MODEL), scratch=str(tmp_path)) for _ in range(2))
+    a = first.quality(default, CONTEXT)
+    assert (tmp_path / "exact.npz").exists()
+    b = second.quality(default, CONTEXT)
+    assert (a.mean_kld, a.digest) == (b.mean_kld, b.digest)
+    for one, two in zip(first._exact()[0], second._exact()[0], strict=True):
+        assert np.array_equal(one, two)
+    first.close()
+    second.close()
+
+
+def test_kernels_can_be_listed_timed_and_applied(target: Any, default: Configuration) -> None:
+    ops = target.kernel_ops(default, WORKLOAD)
+    assert {op.metric for op in ops} == {"pp", "tg"}
+    op = next(o for o in ops if o.metric == "tg")
+    assert op.default in op.candidates
+    other = next(c for c in op.candidates if c != op.default)
+    for config in (op.default, other):
+        times = target.time_op(op.key, op.m, config, threads=1, seconds=0.001, seed=0)
+        assert times
+        assert min(times) > 0
+    chosen = Configuration(default.settings, (KernelChoice(op.key, op.tokens, other),))
+    target.apply(chosen, CONTEXT)
+    assert [r["status"] for r in target._session.kernel_report()] == ["applied"]
+    assert target.quality(chosen, CONTEXT).status is TrialStatus.OK
+
+
+@pytest.mark.parametrize("content", [b"GGUF", None])
+def test_a_model_that_cannot_be_loaded_is_one_clear_line(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(MODEL.read_bytes()[:3000] if content is None else content)
+    with pytest.raises(TargetUnusable, match=r"broken\.gguf|gguf"):
+        WorkerExecutor("dyno", {"model": str(path)}).describe()
+    done = subprocess.run(
+        [sys.executable, "-m", "dyno_tuner.cli", "--model", str(path), "--out", str(tmp_path / "p.yaml")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("tune: ")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "p.yaml").exists()
+
+
+def test_a_tune_from_end_to_end(tmp_path: Path) -> None:
+    """The profile that comes out is the one that the runtime takes, as an exact match."""
+    out = tmp_path / "p.yaml"
+    options = Options(WORKLOAD, budget=8.0, max_trials=4, rounds=2, max_rounds=2, kernels=True, patience=3)
+    result = run(Request(str(MODEL), options, out=out, quiet=True, command="tune --model x"))
+    assert result.outcome.seconds < 12
+    profile = profiles.load_profile(out)
+    assert set(profile.settings) <= {"ubatch", "threads", "threads_batch", "cpu_repack"}
+    assert profile.evidence is not None
+    assert profile.evidence.quality is not None
+    assert profile.evidence.quality.routing_pinned
+    with Engine(str(MODEL), profile=str(out), require_profile=True) as engine:
+        assert engine.logits([1, 2, 3]).shape[0] == 3
