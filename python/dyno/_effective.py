@@ -74,6 +74,7 @@ def resolve(
     profile: Mapping[str, tuple[SettingValue, str]],
     device_kind: str,
     n_ctx_train: int,
+    latent_cache: bool = False,
 ) -> EffectiveSettings:
     """Every setting of a device with its value and origin.
 
@@ -82,6 +83,7 @@ def resolve(
         profile: Value and origin by name, of the profile that was taken.
         device_kind: `cpu` or `cuda`.
         n_ctx_train: Context length that the model was made for, in tokens.
+        latent_cache: Whether the KV cache holds the latents of multi-head latent attention.
     """
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -99,6 +101,7 @@ def resolve(
                 n_ctx_train=n_ctx_train,
                 numerics=str(values.get("numerics", "default")),
                 threads=threads if isinstance(threads, int) else None,
+                latent_cache=latent_cache,
             )
             values[name], origins[name] = setting.default_value(given), "default"
     return EffectiveSettings(values, origins)

@@ -42,6 +42,8 @@ class DefaultsFor:
     """Value of the setting `numerics`: `exact` keeps the KV cache in f32."""
     threads: int | None = None
     """Value of the setting `threads` where the caller gave one."""
+    latent_cache: bool = False
+    """The KV cache holds the latents of multi-head latent attention."""
 
 
 @dataclass(frozen=True, slots=True)

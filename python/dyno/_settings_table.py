@@ -14,7 +14,9 @@ OFFLOAD_OPS: Final = ("embed", "matmul", "matmul_id", "up_gate", "moe_up_gate")
 
 
 def _kv_default(given: DefaultsFor) -> str:
-    return "f32" if given.numerics == "exact" else "f16"
+    # One latent row stands for the keys and values of all heads, so its rounding costs more than that of a head's own
+    # row, and the whole cache of such a model is a tenth of an ordinary one.
+    return "f32" if given.numerics == "exact" or given.latent_cache else "f16"
 
 
 TABLE: Final[tuple[Setting, ...]] = (
@@ -93,7 +95,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "choice",
         "Element type of the cached keys.",
         default=_kv_default,
-        default_doc="f16; f32 with `numerics: exact`",
+        default_doc="f16; f32 with `numerics: exact` and for latent attention (MLA)",
         choices=KV_TYPES,
         foreign_choices=GGML_KV_TYPES,
         memory_bound=True,
@@ -108,7 +110,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "choice",
         "Element type of the cached values.",
         default=_kv_default,
-        default_doc="f16; f32 with `numerics: exact`",
+        default_doc="f16; f32 with `numerics: exact` and for latent attention (MLA)",
         choices=KV_TYPES,
         foreign_choices=GGML_KV_TYPES,
         memory_bound=True,

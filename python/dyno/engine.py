@@ -12,6 +12,7 @@ import numpy as np
 from dyno import _effective, _selection
 from dyno._generate import Sampling, StopFilter, pieces
 from dyno.errors import DeviceError, DynoError, PlanError
+from dyno.settings import has_latent_cache
 from dyno.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Engine:
         model = _core.describe_model(self.path)
         self._n_ctx_train = int(model["n_ctx_train"])
         self._n_vocab = int(model["n_vocab"])
+        self._latent_cache = has_latent_cache(model)
         self._arguments = arguments
         self._selection = _selection.select(self.path, model, profile, arguments, require=require_profile)
         self.settings: EffectiveSettings = self._resolve()
@@ -371,7 +373,9 @@ class Engine:
         return self._session
 
     def _resolve(self) -> EffectiveSettings:
-        return _effective.resolve(self._arguments, self._selection.settings, "cpu", self._n_ctx_train)
+        return _effective.resolve(
+            self._arguments, self._selection.settings, "cpu", self._n_ctx_train, self._latent_cache
+        )
 
     def _new_session(self) -> Any:
         """A session with the arguments, and the profile as far as it has been accepted."""

@@ -7,7 +7,7 @@ are named by op key and validated by the op families themselves.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dyno._setting import ENGINES, DefaultsFor, Setting, SettingValue, closest, suggestion
 from dyno._settings_table import KV_TYPES, OFFLOAD_OPS, TABLE
@@ -36,6 +36,11 @@ def applies_on(setting: Setting, device_kind: str | None, engine: str = "dyno") 
     return engine != "dyno" or device_kind is None or device_kind in setting.devices
 
 
+def has_latent_cache(model: Mapping[str, Any]) -> bool:
+    """Whether a model (as `dyno._core.describe_model` tells it) uses multi-head latent attention."""
+    return any(layer["attention"]["kind"] == "mla" for layer in model["layers"])
+
+
 def unknown_setting(name: str, device_kind: str | None = None, engine: str = "dyno") -> str:
     """The message for a name that `settings_for` does not hold: what is wrong and the nearest valid name."""
     known = [setting.name for setting in settings_for(device_kind, engine)]
@@ -59,6 +64,7 @@ __all__ = [
     "SettingValue",
     "applies_on",
     "closest",
+    "has_latent_cache",
     "settings_for",
     "suggestion",
     "unknown_setting",

@@ -16,7 +16,7 @@ import numpy as np
 from dyno import _core, profiles
 from dyno.errors import DeviceError, DynoError, GgufError, ModelError, OutOfMemoryError
 from dyno.quality import Comparer
-from dyno.settings import DefaultsFor, settings_for
+from dyno.settings import DefaultsFor, has_latent_cache, settings_for
 
 from ..errors import TargetFailure, TargetUnusable
 from ..stats import keyed_rng
@@ -69,7 +69,9 @@ class DynoTarget:
             raise TargetUnusable(str(error)) from error
         limit = int(self._model.get("n_ctx_train") or 4096)
         self._ctx = min(ctx or min(limit, 4096), limit)
-        given = DefaultsFor(cores=int(self._device["cores"]), n_ctx_train=limit)
+        given = DefaultsFor(
+            cores=int(self._device["cores"]), n_ctx_train=limit, latent_cache=has_latent_cache(self._model)
+        )
         self._kinds = {s.name: s.kind for s in settings_for("cpu")}
         self._defaults = {s.name: s.default_value(given) for s in settings_for("cpu")} | {"ctx": self._ctx}
 
