@@ -29,6 +29,8 @@ template <typename... Cases>
 struct Overloaded : Cases... {
   using Cases::operator()...;
 };
+template <typename... Cases>
+Overloaded(Cases...) -> Overloaded<Cases...>;  // clang 14 deduces none for aggregates
 
 void soft_cap(float* logits, size_t n, float cap) {
   for (size_t i = 0; i < n; ++i) logits[i] = cap * std::tanh(logits[i] / cap);
