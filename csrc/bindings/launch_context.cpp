@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 
 #include "core/error.h"
 
 namespace dyno {
 namespace {
+
+constexpr size_t kGuardBytes = 4096;
+constexpr uint8_t kGuard = 0xA5;
 
 int checked(int threads) {
   DYNO_CHECK(PlanError, threads >= 1 && threads <= 1024, "[threads] ", threads, " threads; 1 to 1024");
@@ -41,10 +45,18 @@ void LaunchContext::Free::operator()(std::byte* p) const { std::free(p); }
 
 LaunchContext::LaunchContext(size_t scratch_bytes, int threads, CpuIsa isa) : pool_(checked(threads)) {
   const size_t per_thread = (scratch_bytes + 63) / 64 * 64;
-  const size_t bytes = std::max<size_t>(64, per_thread * static_cast<size_t>(threads));
-  scratch_.reset(static_cast<std::byte*>(std::aligned_alloc(64, bytes)));
-  DYNO_CHECK(OutOfMemoryError, scratch_ != nullptr, "[ops] no memory for ", bytes, " bytes of scratch");
+  scratch_bytes_ = per_thread * static_cast<size_t>(threads);
+  scratch_.reset(static_cast<std::byte*>(std::aligned_alloc(64, scratch_bytes_ + kGuardBytes)));
+  DYNO_CHECK(OutOfMemoryError, scratch_ != nullptr, "[ops] no memory for ", scratch_bytes_, " bytes of scratch");
+  std::memset(scratch_.get() + scratch_bytes_, kGuard, kGuardBytes);
   context_ = {&pool_, threads, isa, scratch_.get(), per_thread};
+}
+
+void LaunchContext::check_scratch() const {
+  const std::byte* guard = scratch_.get() + scratch_bytes_;
+  const auto* changed = std::find_if(guard, guard + kGuardBytes, [](std::byte b) { return b != std::byte{kGuard}; });
+  DYNO_CHECK(Error, changed == guard + kGuardBytes, "[ops] a launch wrote at byte ", changed - scratch_.get(), " of ",
+             scratch_bytes_, " bytes of scratch");
 }
 
 }  // namespace dyno

@@ -199,6 +199,7 @@ void run_op(std::string_view family_text, const nb::dict& desc_dict, const std::
           in.finish();
           const nb::gil_scoped_release unlocked;
           launch(config, d, args, launcher.context());
+          launcher.check_scratch();
         } else {
           throw UnsupportedError(str_cat("[ops] ", family_text, " cannot be run alone"));
         }
