@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests: the oracle models under tests/data, and larger ones from ``pytest --models DIR``."""
+"""Fixtures shared by all tests: oracle models under tests/data, larger ones from `pytest --models DIR`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=Path,
         default=None,
         metavar="DIR",
-        help="a folder of larger oracle models (trained/*.gguf with their perplexities, tiny/*.gguf with logits)",
+        help="a folder of larger oracle models (trained/*.gguf, tiny/*.gguf with their logits)",
     )
 
 
@@ -33,7 +33,7 @@ def models_dir(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_dir() -> Path:
-    """Tiny models of every architecture (random F16 weights) with logits of the public reference implementation."""
+    """Tiny random models of every architecture with logits of the public reference implementation."""
     return DATA / "tiny"
 
 

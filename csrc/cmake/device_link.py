@@ -1,4 +1,4 @@
-"""Runs the device link and reports what it cost: seconds, peak memory of the linker's processes, bytes of machine code.
+"""Runs the device link and reports its cost: seconds, peak memory of the linker, bytes of machine code.
 
 Usage: device_link.py --output FILE --report FILE -- COMMAND…
 """

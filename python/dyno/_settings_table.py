@@ -14,8 +14,8 @@ OFFLOAD_OPS: Final = ("embed", "matmul", "matmul_id", "up_gate", "moe_up_gate")
 
 
 def _kv_default(given: DefaultsFor) -> str:
-    # One latent row stands for the keys and values of all heads, so its rounding costs more than that of a head's own
-    # row, and the whole cache of such a model is a tenth of an ordinary one.
+    # One latent row stands for the keys and values of all heads, so its rounding costs more than that of a
+    # head's own row, and the whole cache of such a model is a tenth of an ordinary one.
     return "f32" if given.numerics == "exact" or given.latent_cache else "f16"
 
 

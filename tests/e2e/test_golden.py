@@ -1,7 +1,8 @@
 """The ten architectures against logits that the public reference implementation computed in float32.
 
-Every file holds random F16 weights, which f32 activations meet exactly, so with an f32 cache only summation order
-differs. With the f16 cache the routing is pinned to the reference's: a rounded cache can flip a near-tie of a router.
+Every file holds random F16 weights, which f32 activations meet exactly, so with an f32 cache only summation
+order differs. With the f16 cache the routing is pinned to the reference's: a rounded cache can flip a
+near-tie of a router.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from dyno import _core
 from dyno.errors import PlanError
 
@@ -121,7 +121,7 @@ def test_default_cache_with_pinned_routing(name: str) -> None:
 
 @pytest.mark.parametrize(("kv", "limit"), [("bf16", 1e-2), ("q8_0", 1e-2)])
 def test_other_caches_with_pinned_routing(kv: str, limit: float) -> None:
-    # A cache that is read wrongly gives about 1; the 27 random layers of deepseek2-lite amplify rounding the most.
+    # A cache that is read wrongly gives about 1; deepseek2-lite's 27 random layers amplify rounding the most.
     for name in NAMES:
         g = golden(name)
         context = {"ctx": 256, "kv_type_k": kv, "kv_type_v": kv}
@@ -140,7 +140,8 @@ def test_top1_of_the_default_configuration() -> None:
         s = open_session(name, {})
         for which in ("short", "long"):
             s.reset()
-            agree += int((decode(s, g[f"tokens_{which}"]).argmax(-1) == g[f"logits_{which}"].argmax(-1)).sum())
+            best = decode(s, g[f"tokens_{which}"]).argmax(-1)
+            agree += int((best == g[f"logits_{which}"].argmax(-1)).sum())
             total += len(g[f"tokens_{which}"])
     assert agree / total >= 0.995
 
@@ -151,5 +152,6 @@ def test_other_instruction_sets(isa: str) -> None:
         pytest.skip(f"{isa} kernels do not run here")
     for name in NAMES:
         g = golden(name)
-        s = _core.Session(TINY / f"{name}-tiny.gguf", load={"cpu_isa": isa}, context=F32_CACHE, session={"threads": 2})
+        path = TINY / f"{name}-tiny.gguf"
+        s = _core.Session(path, load={"cpu_isa": isa}, context=F32_CACHE, session={"threads": 2})
         assert nmse(decode(s, g["tokens_long"]), g["logits_long"]) < 1e-8, name

@@ -1,5 +1,5 @@
-"""Includes point one way: core <- gguf <- model <- plan <- runtime <- bindings; ops sees core and gguf's traits; device
-sees itself. A violation is an arrow in the wrong direction, which no compiler complains about."""
+"""Includes point one way: core <- gguf <- model <- plan <- runtime <- bindings; ops sees core, gguf traits;
+device sees itself. A violation is an arrow in the wrong direction, which no compiler complains about."""
 
 from __future__ import annotations
 
