@@ -89,9 +89,13 @@ def _merges_by_score(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[
         if len(token) > _LONGEST_TOKEN:
             raise ModelError(f"token {token[:32]!r}... has {len(token)} characters; at most {_LONGEST_TOKEN}")
         for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            left_id, right_id = ids.get(left), ids.get(right)
-            if left_id is not None and right_id is not None:
+            left = token[:cut]
+            left_id = ids.get(left)
+            if left_id is None:
+                continue
+            right = token[cut:]
+            right_id = ids.get(right)
+            if right_id is not None:
                 ranked.append((-score, -len(left), -len(right), left_id, right_id, left, right))
     ranked.sort()
     return [(left, right) for *_, left, right in ranked]
