@@ -38,15 +38,23 @@ void parallel_ranges(CpuContext& context, int64_t items, int64_t elements_per_it
 }
 
 // body(item, scratch) for every item of [0, items), handed out one by one: for items of unequal cost. Start with the
-// most expensive ones.
+// most expensive ones. `elements` is the work of all items together, in the unit of `grain_elements`.
 template <typename Body>
-void parallel_items(CpuContext& context, int64_t items, const Body& body) {
+void parallel_items(CpuContext& context, int64_t items, int64_t elements, int64_t grain_elements, const Body& body) {
   std::atomic<int64_t> next{0};
-  run_threads(context, static_cast<int>(std::min<int64_t>(context.threads, items)), [&](int thread, int) {
+  const int64_t limit = std::max<int64_t>(1, std::min<int64_t>(context.threads, items));
+  const auto threads = static_cast<int>(std::clamp<int64_t>(elements / grain_elements, 1, limit));
+  run_threads(context, threads, [&](int thread, int) {
     for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
       body(item, thread_scratch(context, thread));
     }
   });
+}
+
+// The same for items that are each worth a thread.
+template <typename Body>
+void parallel_items(CpuContext& context, int64_t items, const Body& body) {
+  parallel_items(context, items, items, 1, body);
 }
 
 }  // namespace dyno::ops

@@ -121,11 +121,23 @@ struct Tiles {
   }
 };
 
+// Multiply-adds that are worth waking a thread for.
+constexpr int64_t kThreadWork = int64_t{1} << 16;
+
+// Multiply-adds of a launch; a window makes it an upper bound, which costs no more than a thread woken in vain.
+int64_t total_work(const AttentionDesc& desc, const AttentionArgs& args) {
+  int64_t pairs = 0;
+  for (int32_t r = 0; r < args.n_runs; ++r) {
+    pairs += int64_t{args.runs[r].n_tokens} * (args.runs[r].position + args.runs[r].n_tokens);
+  }
+  return pairs * desc.heads * (desc.dk + desc.dv);
+}
+
 void launch_blocked(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context) {
   const int64_t q_tile = config.params[0], k_block = config.params[1];
   const AttentionTask base = task_of(desc, args);
   const Tiles tiles{desc, args, q_tile};
-  parallel_items(context, tiles.count(), [&](int64_t item, std::byte* scratch) {
+  parallel_items(context, tiles.count(), total_work(desc, args), kThreadWork, [&](int64_t item, std::byte* scratch) {
     const AttentionTask task = tiles.get(base, item);
     DYNO_DISPATCH_ISA(context.isa, attention_blocked(task, q_tile, k_block, reinterpret_cast<float*>(scratch)));
   });
@@ -138,12 +150,13 @@ void launch_decode(const Config& config, const AttentionDesc& desc, const Attent
   const Tiles tiles{desc, args, kDecodeRows};
   // The partial results lie behind the first thread's private part; its own share of the scratch holds them all.
   float* partials = reinterpret_cast<float*>(context.scratch) + layout.private_floats;
+  const int64_t work = total_work(desc, args);
   const auto part_keys = [&](const AttentionTask& task) {
     return round_up(ceil_div(task.key_end - task.key_begin, splits), kDecodeKeys);
   };
   for (int64_t first = 0, all = tiles.count(); first < all; first += layout.tiles_per_round) {
     const int64_t round = std::min(layout.tiles_per_round, all - first);
-    parallel_items(context, round * splits, [&](int64_t item, std::byte* scratch) {
+    parallel_items(context, round * splits, work, kThreadWork, [&](int64_t item, std::byte* scratch) {
       AttentionTask task = tiles.get(base, first + item / splits);
       const int64_t keys = part_keys(task), end = task.key_end;
       task.key_begin += item % splits * keys;
