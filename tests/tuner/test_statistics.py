@@ -72,18 +72,18 @@ def test_interaction_both_settings_are_found() -> None:
     """A larger u-batch alone loses and its threshold alone does nothing: one by one, neither would be
     taken."""
     found = 0
-    for seed in range(4):
+    for seed in range(3):
         run = Simulated("interaction", seed)
         names = {e.name for e in run.outcome.entries}
         assert ("ubatch" in names) == ("threshold" in names)
         found += {"ubatch", "threshold"} <= names
         groups = {e.group for e in run.outcome.entries if e.name in ("ubatch", "threshold")}
         assert len(groups) <= 1
-    assert found >= 3
+    assert found >= 2
 
 
 def test_drift_leaves_the_winner() -> None:
-    for seed in range(3):
+    for seed in range(2):
         still = Simulated("saturating", seed)
         creeping = Simulated("saturating", seed, SimulationNoise(drift=0.1, drift_seconds=200.0))
         assert abs(creeping.truth(creeping.outcome.settings) - still.truth(still.outcome.settings)) < 0.02
@@ -118,7 +118,7 @@ def test_an_interrupt_at_any_moment_leaves_a_valid_answer(monkeypatch: pytest.Mo
         return real(self, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module.Ledger, "_do", counted)
-    for stop in (1, 5, 9, 20, 40, 70, 100, 140):
+    for stop in (1, 5, 12, 40, 70, 110):
         state["left"] = stop
         run = Simulated("saturating", 3)
         assert run.outcome.status == "interrupted", stop
@@ -127,8 +127,8 @@ def test_an_interrupt_at_any_moment_leaves_a_valid_answer(monkeypatch: pytest.Mo
 
 
 def test_faults_cost_their_trial_and_wrong_answers_never_win() -> None:
-    for seed in range(2):
-        run = Simulated("faulty", seed, max_trials=50)
+    for seed in range(1):
+        run = Simulated("faulty", seed, max_trials=36)
         statuses = {str(f.status) for f in run.outcome.failures}
         assert "incorrect" in statuses
         assert run.outcome.settings["cpu_isa"] == "auto"
@@ -139,3 +139,11 @@ def test_faults_cost_their_trial_and_wrong_answers_never_win() -> None:
 def test_implausible_rates_never_win() -> None:
     run = Simulated("null", 0, SimulationNoise(impossible=0.02), max_trials=30)
     assert run.outcome.entries == []
+
+
+def test_a_budget_too_short_for_anything_says_so_and_changes_nothing() -> None:
+    run = Simulated("saturating", 1, budget=4.0)
+    assert run.outcome.status == "budget"
+    assert run.outcome.entries == []
+    assert run.outcome.searched == []
+    assert run.outcome.seconds <= 4.4

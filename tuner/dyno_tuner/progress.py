@@ -107,6 +107,8 @@ class Progress:
             self.say(
                 f"  {data['choices']} kernel choices for {data['group']}: {data['ratio']:.3f} ×, {verdict}"
             )
+        elif kind == "too_short":
+            self.say(f"  {data['message']}")
         elif kind == "kernels_cut" and plain:
             self.say(f"  time for {data['done']} of {data['of']} ops")
         elif kind == "incorrect" and plain:

@@ -54,9 +54,14 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
             f"{gain.low:.3f} … {gain.high:.3f}" if gain else "",
             f"{100 * outcome.margin.get(metric, 0.0):.1f} %",
         )  # fmt: skip
-    console.print(speed)
+    if speed.row_count:
+        console.print(speed)
     if not outcome.entries and not outcome.kernels:
-        console.print("Nothing beat the engine's defaults by more than the noise: every entry is `default`.")
+        console.print(
+            "Nothing beat the engine's defaults by more than the noise: every entry is `default`."
+            if outcome.searched
+            else "Nothing could be tried in time: the profile changes nothing."
+        )
     if outcome.quality is not None and outcome.default_quality is not None and outcome.entries:
         console.print(
             f"Answers: mean KLD {outcome.quality.mean_kld:.2g} against the exact path "
@@ -72,4 +77,5 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
         + (f"; {outcome.voided} blocks void" if outcome.voided else "")
         + (f"; {outcome.unstable} visits never warmed up" if outcome.unstable else "")
         + (f" ({outcome.status})" if outcome.status != "complete" else "")
+        + ("; --resume continues" if outcome.status == "interrupted" else "")
     )

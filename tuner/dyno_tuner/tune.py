@@ -6,6 +6,7 @@ that buys. At every moment `Tune.outcome` is a valid answer, which is what an in
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -100,6 +101,7 @@ class Tune:
         self._kernels: KernelStage | None = None
         self._choice = Choice(space.default)
         self._unstable = 0
+        self._policy = options.policy
         self._met: set[object] = {space.code_class(space.default)}
         self.noise: dict[str, Noise] = {}
         self.visit_cost = 0.0
@@ -125,7 +127,9 @@ class Tune:
 
     def _run(self) -> None:
         self._stage("noise")
-        self._measure_noise()
+        if not self._measure_noise():
+            self.status = "budget"
+            return
         if self.space.knobs:
             self._stage("screen")
             self._run_screen()
@@ -181,9 +185,7 @@ class Tune:
     ) -> Visit:
         self._met.add(self.space.code_class(self.space.point(configuration.settings)))
         begun = self.ledger.now
-        visit = self.ledger.visit(
-            key, configuration, metrics, self.options.policy, process=process, anchor=anchor
-        )
+        visit = self.ledger.visit(key, configuration, metrics, self._policy, process=process, anchor=anchor)
         if self.visit_cost and len(metrics) == len(self.weights) and visit.status is TrialStatus.OK:
             # A machine gets busier or quieter while a tune runs; the plan of the budget follows.
             self.visit_cost += 0.15 * (self.ledger.now - begun - self.visit_cost)
@@ -206,19 +208,49 @@ class Tune:
 
     # ---- stages
 
-    def _measure_noise(self) -> None:
-        """A/A: the default against itself, inside one process and between processes."""
+    def _plan_visits(self) -> bool:
+        """One short visit shows what a visit costs, and with that how many prompts the budget allows for
+        each; the first load of a file decides nothing else. False: not even the noise could be measured in
+        time."""
         o = self.options
-        self._anchor("aa/first")  # the first load of a file never decides
+        self._policy = dataclasses.replace(o.policy, prompts=1)
+        begun = self.ledger.now
+        self._anchor("aa/first")
+        sample = (self.ledger.now - begun) / 2  # a cold and a warm one, with the load
+        if o.budget is None:
+            self._policy = o.policy
+            return True
+        for prompts in range(o.policy.prompts, 0, -1):
+            self._policy = dataclasses.replace(o.policy, prompts=prompts)
+            self.visit_cost = sample * (prompts + 1)
+            if 30 * self.visit_cost <= o.budget:
+                break
+        enough = self._fits(2 * o.aa_visits, 0.45)
+        if not enough:
+            self._note(
+                "too_short",
+                needed=round(10 * self.visit_cost),
+                message=f"one visit takes {self.visit_cost:.0f} s, so {o.budget:.0f} s prove nothing; "
+                f"give at least --budget {math.ceil(10 * self.visit_cost / 60)}m",
+            )
+        return enough
+
+    def _fits(self, visits: int, share: float) -> bool:
+        """Whether so many more visits end within a share of the budget."""
+        budget = self.options.budget
+        return budget is None or self.ledger.now + visits * self.visit_cost <= share * budget
+
+    def _measure_noise(self) -> bool:
+        """A/A: the default against itself, inside one process and between processes. False: no time for
+        it."""
+        o = self.options
+        enough = self._plan_visits()
         begun = self.ledger.now
         processes: list[list[dict[str, dict[int, float]]]] = []
         done = 0
         for p in range(o.aa_processes):
-            if (
-                p > 1
-                and o.budget is not None
-                and self.ledger.now + o.aa_visits * self.visit_cost > 0.25 * o.budget
-            ):
+            # Two visits in each of two processes are the least that tells noise within from noise between.
+            if not enough or (p > 1 and not self._fits(o.aa_visits, 0.25)):
                 break
             self._next_process()
             visits = []
@@ -229,6 +261,8 @@ class Tune:
                 self.visit_cost = (self.ledger.now - begun) / done
                 self.ledger.expected_visit = self.visit_cost
             processes.append(visits)
+        if not enough:
+            return False
         for metric in self.weights:
             self.noise[metric] = noise_of([[v[metric] for v in process] for process in processes])
         self._note(
@@ -245,6 +279,7 @@ class Tune:
             self._default_quality = self._quality(self.space.default)
             if self._default_quality.status is not TrialStatus.OK:
                 raise TuneError(f"the default's answers cannot be checked: {self._default_quality.message}")
+        return True
 
     def _bar(self, rounds: int) -> Bar:
         return Bar({m: n.margin(max(1, rounds)) for m, n in self.noise.items()})
@@ -353,6 +388,16 @@ class Tune:
 
     # ---- the answer, at any moment
 
+    def _searched(self) -> list[str]:
+        """Knobs of which another value than the default was tried: of the others nothing can be said, not
+        even that their default is best."""
+        points = [t.point for t in self._screen.trials] if self._screen else []
+        return [
+            k.name
+            for n, k in enumerate(self.space.knobs)
+            if any(p[n] != self.space.default[n] for p in points)
+        ]
+
     def outcome(self) -> Outcome:
         """What is proven now."""
         if self.status == "interrupted" and not self._choice.entries and self._screen is not None:
@@ -363,7 +408,7 @@ class Tune:
             settings=self.space.settings(choice.point),
             defaults=defaults,
             entries=list(choice.entries),
-            searched=[k.name for k in self.space.knobs],
+            searched=self._searched(),
             gain=dict(choice.gain),
             baseline=dict(choice.baseline),
             tuned=dict(choice.tuned),

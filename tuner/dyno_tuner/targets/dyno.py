@@ -37,7 +37,7 @@ from .check_text import TEXT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-CHECK_TOKENS = 512
+CHECK_TOKENS = (64, 512)  # at least and at most; fewer where the exact path is slow
 # Multiply-adds a cycle and core that no CPU of the class exceeds, in int8; times two for operations.
 _OPS_PER_CYCLE = {"portable": 64, "avx2": 256, "avx512_vnni": 512}
 _MAX_GHZ = 6.5
@@ -106,6 +106,16 @@ class DynoTarget:
         has.
 
         Memory bounds nothing here, because a small model lives in caches whose bandwidth is not known."""
+        active = self._active_parameters()
+        if active <= 0:
+            return {}
+        isa = str(self._device.get("isa", "avx512_vnni"))
+        peak = int(self._device["cores"]) * _OPS_PER_CYCLE.get(isa, 512) * _MAX_GHZ * 1e9
+        return dict.fromkeys(("pp", "tg"), peak / (2 * active))
+
+    def _active_parameters(self) -> float:
+        """Weights that a token is multiplied with, without embedding and head; 0 where the file does not
+        tell."""
         total = float(self._model.get("parameters") or 0)
         experts = int(self._model.get("experts") or 0)
         used = int(self._model.get("experts_used") or 0)
@@ -114,11 +124,7 @@ class DynoTarget:
             embedding = float(self._model.get("n_vocab") or 0) * float(self._model.get("n_embd") or 0)
             # Without a count of active ones: at least the share of the experts, without embedding and head.
             active = max(0.0, total - 2 * embedding) * (used / experts if experts else 1.0)
-        if active <= 0:
-            return {}
-        isa = str(self._device.get("isa", "avx512_vnni"))
-        peak = int(self._device["cores"]) * _OPS_PER_CYCLE.get(isa, 512) * _MAX_GHZ * 1e9
-        return dict.fromkeys(("pp", "tg"), peak / (2 * active))
+        return active
 
     # ---- sessions
 
@@ -223,7 +229,10 @@ class DynoTarget:
     def _check_sequences(self) -> list[np.ndarray]:
         """Prompts of several lengths, odd ones too: text where the file has a vocabulary, else random
         tokens."""
-        total = min(CHECK_TOKENS, max(8, self._ctx - 1))
+        # What two billion operations a second and core do in about ten seconds: the same on every run.
+        fewest, most = CHECK_TOKENS
+        affordable = int(2e9 * int(self._device["cores"]) * 10 / (2 * self._active_parameters() + 1))
+        total = min(max(fewest, min(most, affordable)), max(8, self._ctx - 1))
         try:
             from dyno.tokenizer import Tokenizer
 
