@@ -54,13 +54,15 @@ Support supports(const MoeUpGateDesc& desc, const Config& config, const DeviceIn
 
 Config default_config(const MoeUpGateDesc& desc, const DeviceInfo& device) {
   const bool wide = device.isa == CpuIsa::avx512_vnni;
+  // Up to here matvec is faster: unpacking plain rows costs more, so it pays to keep what was unpacked.
+  const int16_t few = desc.layout == Layout::x16 ? 8 : 4;
   Config wanted;
   if (desc.act == ActType::f32) {
     wanted = wide ? Config{k_dot, {4, 6, 1}} : Config{k_dot, {4, 2, 1}};
   } else if (desc.m == 1) {
-    wanted = {k_by_row, {64, 1024, 1}};
+    wanted = {k_by_row, {64, 4096, 1}};
   } else {
-    wanted = wide ? Config{k_by_expert, {32, 6, 512, 96, 4}} : Config{k_by_expert, {32, 2, 512, 96, 4}};
+    wanted = wide ? Config{k_by_expert, {64, 3, 512, 96, few}} : Config{k_by_expert, {32, 2, 512, 96, 4}};
   }
   return nearest_instance(kInstances, wanted, [&](const Config& c) { return supports(desc, c, device).ok; });
 }

@@ -38,9 +38,9 @@ Config default_config(const UpGateDesc& desc, const DeviceInfo& device) {
   if (desc.act == ActType::f32) {
     wanted = wide ? Config{k_dot, {4, 6, 1}} : Config{k_dot, {4, 2, 1}};
   } else if (desc.m <= (desc.layout == Layout::x16 ? kMatvecTokens : 4)) {
-    wanted = {k_matvec, {64, 1024, 1}};
+    wanted = {k_matvec, {128, 4096, 1}};
   } else {
-    wanted = wide ? Config{k_fused, {32, 6, 512, 96, 1}} : Config{k_split, {16, 4, 512, 96, 1}};
+    wanted = wide ? Config{k_fused, {64, 3, 512, 192, 1}} : Config{k_split, {16, 4, 512, 96, 1}};
   }
   return nearest_instance(kInstances, wanted, [&](const Config& c) { return supports(desc, c, device).ok; });
 }
