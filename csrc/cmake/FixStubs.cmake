@@ -1,0 +1,15 @@
+# Makes generated stubs fit strict type checking. The generator sees the module outside of its package, and prints some
+# standard types without their parameters.
+foreach(_name __init__ ops)
+  set(_file ${FOLDER}/${_name}.pyi)
+  file(READ ${_file} _text)
+  string(REPLACE "from _core import" "from dyno._core import" _text "${_text}")
+  string(REGEX REPLACE "os\\.PathLike([^[])" "os.PathLike[str]\\1" _text "${_text}")
+  string(REGEX REPLACE "([ \\[|])dict([] ,):|])" "\\1dict[str, Any]\\2" _text "${_text}")
+  string(REGEX REPLACE "([ \\[|])list([] ,):|])" "\\1list[Any]\\2" _text "${_text}")
+  string(REGEX REPLACE "([ \\[|])tuple([] ,):|])" "\\1tuple[Any, ...]\\2" _text "${_text}")
+  if(_text MATCHES "Any" AND NOT _text MATCHES "import [^\n]*Any")
+    string(REPLACE "from typing import " "from typing import Any, " _text "${_text}")
+  endif()
+  file(WRITE ${_file} "${_text}")
+endforeach()
