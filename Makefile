@@ -10,7 +10,7 @@ PROFILE := $(VENV)/demo-profile.yaml
 # From a fresh clone: build, install, tune the shipped model on this machine, generate text under the profile.
 demo: $(VENV)/.installed
 	$(BIN)/tune --model $(MODEL) --device cpu --budget 90s --out $(PROFILE)
-	$(BIN)/dyno run --model $(MODEL) --profile $(PROFILE) --prompt "def read_file(path):" --max-tokens 64
+	$(BIN)/dyno run --model $(MODEL) --profile $(PROFILE) --prompt "$$(printf 'def read_file(path):\n    with open(path')" --max-tokens 48
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "not gpu" tests
