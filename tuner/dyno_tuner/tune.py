@@ -135,6 +135,7 @@ class Tune:
             self._run_screen()
             self._stage("finalists")
             self._chooser().run(self._screen.trials if self._screen else [], self._choice)
+            self._check_choice()
         if self.options.kernels:
             self._stage("kernels")
             self._until("kernels")
@@ -338,6 +339,19 @@ class Tune:
         )  # fmt: skip
 
     # ---- answers
+
+    def _check_choice(self) -> None:
+        """What is written is checked as it is written: dropping entries can have made a point of its own."""
+        choice = self._choice
+        if not choice.entries or not self.options.check:
+            return
+        verdict = judge(
+            self._quality(choice.point), self._default_quality, self.space.fidelity(choice.point),
+            self.options.approx_limit,
+        )  # fmt: skip
+        if not verdict.ok:
+            self._note("incorrect", settings=self.space.settings(choice.point), reason=verdict.reason)
+            self._choice = Choice(self.space.default, baseline=choice.baseline, tuned=dict(choice.baseline))
 
     def _quality(self, point: Point) -> Quality:
         if point not in self._qualities:
