@@ -76,7 +76,7 @@ inline float as_float(int32_t x) {
 
 template <typename Type, int kNr, int kMr>
 void register_tile(const Panel& panel, int n_blocks, int offset, const std::byte* const* rows, int64_t k, int64_t k0,
-                   float* c, int64_t ldc) {
+                   bool first, float* c, int64_t ldc) {
   constexpr int kSteps = Type::group / 4;
   constexpr int kGroups = 32 / Type::group;  // of a block of 32
   alignas(64) int32_t start[kMr][kMaxChunk / 16];
@@ -90,7 +90,7 @@ void register_tile(const Panel& panel, int n_blocks, int offset, const std::byte
   }
   F total[kNr][kMr];
   for (int r = 0; r < kNr; ++r) {
-    for (int t = 0; t < kMr; ++t) total[r][t] = f_load(c + t * ldc + 16 * r);
+    for (int t = 0; t < kMr; ++t) total[r][t] = first ? f_zero() : f_load(c + t * ldc + 16 * r);
   }
   const uint8_t* q = panel.q;
   const float* s = panel.s;
@@ -176,7 +176,7 @@ void register_tile(const Panel& panel, int n_blocks, int offset, const std::byte
   }
 }
 
-using RegisterTile = void (*)(const Panel&, int, int, const std::byte* const*, int64_t, int64_t, float*, int64_t);
+using RegisterTile = void (*)(const Panel&, int, int, const std::byte* const*, int64_t, int64_t, bool, float*, int64_t);
 
 template <typename Type, int kNr, int kMr>
 RegisterTile pick_tokens(int mr) {
@@ -232,7 +232,6 @@ void gemm_tiles(const ProductJob& job, const WeightTile* tiles, int nr, float* c
   float* const s = reinterpret_cast<float*>(q + nr * q_stride);
   const int64_t scale_stride = 16 * groups;
   float* const b = s + nr * scale_stride;
-  for (int t = 0; t < job.m; ++t) std::memset(c + t * job.ldc, 0, static_cast<size_t>(nr) * 16 * sizeof(float));
 
   for (int64_t k0 = 0; k0 < job.k; k0 += job.kc) {
     const int columns = static_cast<int>(job.k - k0 < job.kc ? job.k - k0 : job.kc);
@@ -246,7 +245,8 @@ void gemm_tiles(const ProductJob& job, const WeightTile* tiles, int nr, float* c
     for (int t = 0; t < job.m;) {
       const int tiles_left = (left + job.tokens - 1) / job.tokens;
       const int mr = (left + tiles_left - 1) / tiles_left;
-      pick_tile<Type>(nr, mr)(panel, columns / 32, kTileOffset<T>, job.rows + t, job.k, k0, c + t * job.ldc, job.ldc);
+      pick_tile<Type>(nr, mr)(panel, columns / 32, kTileOffset<T>, job.rows + t, job.k, k0, k0 == 0, c + t * job.ldc,
+                              job.ldc);
       t += mr;
       left -= mr;
     }

@@ -41,7 +41,7 @@ Config default_config(const MatmulDesc& desc, const DeviceInfo& device) {
   } else if (desc.m <= (desc.layout == Layout::x16 ? kMatvecTokens : 4)) {
     wanted = {k_matvec, {64, 4096, 1}};
   } else {
-    wanted = wide ? Config{k_gemm, {64, 3, 512, 192, 1}} : Config{k_gemm, {16, 4, 512, 96, 1}};
+    wanted = wide ? Config{k_gemm, {64, 3, 512, 192, 1}} : Config{k_gemm, {16, 3, 512, 96, 1}};
   }
   return nearest_instance(kInstances, wanted, [&](const Config& c) { return supports(desc, c, device).ok; });
 }

@@ -68,7 +68,7 @@ Config default_config(const MatmulIdDesc& desc, const DeviceInfo& device) {
   } else if (desc.m == 1) {
     wanted = {k_by_row, {64, 4096, 1}};
   } else {
-    wanted = wide ? Config{k_by_expert, {64, 3, 512, 96, few}} : Config{k_by_expert, {16, 4, 512, 96, 4}};
+    wanted = wide ? Config{k_by_expert, {64, 3, 512, 96, few}} : Config{k_by_expert, {16, 3, 512, 96, 4}};
   }
   return nearest_instance(kInstances, wanted, [&](const Config& c) { return supports(desc, c, device).ok; });
 }
