@@ -17,6 +17,7 @@ from dyno.errors import ProfileError
 
 from . import __version__, journal
 from .emit import Made, device_of, engine_of, incumbent_settings, model_of, profile_of
+from .environment import busy, environment
 from .errors import JournalError, TuneError
 from .knobs import Facts, Knob, resolve
 from .ledger import Executor, Ledger
@@ -227,7 +228,13 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
                     mirror = Mirror(space, request.storage, f"{description.label} seed {options.seed}")
                 except Exception as error:  # whatever a database driver raises
                     raise TuneError(f"storage {request.storage}: {error}") from error
-            rates = {} if description.virtual_time else {"memory_gbps": memory_gbps()}
+            rates = {}
+            if not description.virtual_time:
+                warning = busy(int(description.device.get("cores") or 1))
+                if warning:
+                    progress.say(warning)
+                rates["memory_gbps"] = memory_gbps()
+                ledger.note("machine", **environment(), **rates)
             outcome = Tune(ledger, space, options, incumbents=head["incumbents"], mirror=mirror).run()
             if outcome.status != "interrupted":
                 ledger.note("outcome", **outcome.to_dict())
