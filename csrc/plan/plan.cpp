@@ -92,9 +92,12 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
   for (const model::Weight& weight : model.weights) {
     plan.weights.push_back(place(weight, load));
   }
+  // The embedding table is read row by row, but over a long text nearly all of its pages become resident. Where it is
+  // the output matrix as well and both are pages of the file, it is there once.
+  const bool table_is_output = model.tied_output && plan.weights[static_cast<size_t>(model.output)].mapped;
   for (size_t i = 0; i < plan.weights.size(); ++i) {
-    // Of the embedding table only the rows of the prompt's tokens are ever read.
-    if (!(model.weights[i].table && plan.weights[i].mapped)) plan.weights_bytes += plan.weights[i].bytes;
+    const bool counted = model.weights[i].table && plan.weights[i].mapped && table_is_output;
+    if (!counted) plan.weights_bytes += plan.weights[i].bytes;
   }
   OpList(plan, model).build();
   layout_arena(plan, ubatch);

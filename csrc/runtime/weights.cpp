@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "core/error.h"
 #include "gguf/dequantize.h"
@@ -48,11 +49,15 @@ void transpose_keys(const model::Weight& weight, int64_t head, std::byte* out) {
   }
 }
 
-void fill(const model::Weight& weight, const plan::WeightPlacement& placement, std::byte* out, ThreadPool& pool,
-          int threads) {
+// Pages of the file that a copy under way keeps resident beside the copy, at most.
+constexpr size_t kSlabBytes = size_t{4} << 20;
+
+// Makes the copy slab by slab and drops the file's pages behind it: an output matrix can be a third of a model, and
+// both forms of it must not be in memory at once.
+void fill(const GgufFile& file, const model::Weight& weight, const plan::WeightPlacement& placement, std::byte* out,
+          ThreadPool& pool, int threads) {
   if (weight.transform == model::Transform::to_f32) {
-    dequantize_row(weight.tensor->type, weight.tensor->data, reinterpret_cast<float*>(out),
-                   weight.batch * weight.cols);
+    dequantize_row(weight.tensor->type, weight.tensor->data, reinterpret_cast<float*>(out), weight.batch * weight.cols);
     return;
   }
   const size_t batch_bytes = ops::layout_bytes(weight.type, placement.layout, weight.rows, weight.cols);
@@ -65,20 +70,30 @@ void fill(const model::Weight& weight, const plan::WeightPlacement& placement, s
   const size_t chunk_bytes = ops::layout_bytes(weight.type, placement.layout, 16, weight.cols);
   const int64_t chunks = (weight.rows + 15) / 16;
   const int64_t total = chunks * weight.batch;
-  pool.run(threads, [&](int thread, int count) {
-    for (int64_t i = total * thread / count; i < total * (thread + 1) / count; ++i) {
-      const int64_t b = i / chunks;
-      const int64_t chunk = i % chunks;
-      const int64_t rows = std::min<int64_t>(16, weight.rows - chunk * 16);
-      const std::byte* source = source_rows(weight, b) + source_row * static_cast<size_t>(chunk * 16);
-      std::byte* target = out + batch_bytes * static_cast<size_t>(b) + chunk_bytes * static_cast<size_t>(chunk);
-      if (placement.layout == ops::Layout::plain) {
-        std::memcpy(target, source, source_row * static_cast<size_t>(rows));
-      } else {
-        ops::repack_rows(weight.type, source, target, rows, weight.cols);
+  const int64_t slab = std::max<int64_t>(threads, static_cast<int64_t>(kSlabBytes / (source_row * 16)));
+  const auto source_of = [&](int64_t i) {
+    return source_rows(weight, i / chunks) + source_row * static_cast<size_t>(i % chunks * 16);
+  };
+  for (int64_t begin = 0; begin < total; begin += slab) {
+    const int64_t count_here = std::min(slab, total - begin);
+    pool.run(threads, [&](int thread, int count) {
+      for (int64_t i = begin + count_here * thread / count; i < begin + count_here * (thread + 1) / count; ++i) {
+        const int64_t chunk = i % chunks;
+        const int64_t rows = std::min<int64_t>(16, weight.rows - chunk * 16);
+        std::byte* target =
+            out + batch_bytes * static_cast<size_t>(i / chunks) + chunk_bytes * static_cast<size_t>(chunk);
+        if (placement.layout == ops::Layout::plain) {
+          std::memcpy(target, source_of(i), source_row * static_cast<size_t>(rows));
+        } else {
+          ops::repack_rows(weight.type, source_of(i), target, rows, weight.cols);
+        }
       }
-    }
-  });
+    });
+    const std::byte* first = source_of(begin);
+    const std::byte* last = begin + count_here < total ? source_of(begin + count_here)
+                                                       : weight.tensor->data + weight.tensor->bytes().size();
+    file.advise_drop({first, static_cast<size_t>(last - first)});
+  }
 }
 
 }  // namespace
@@ -99,7 +114,7 @@ Weights::Weights(const GgufFile& file, const model::ModelDesc& model, const plan
     }
     std::byte* target = owned_.data() + offset;
     offset += aligned(placement.bytes);
-    fill(weight, placement, target, pool, threads);
+    fill(file, weight, placement, target, pool, threads);
     data_[i] = target;
     file.advise_drop(weight.tensor->bytes());
   }
