@@ -100,7 +100,7 @@ class Rounds:
         number = 0
         while result.rounds < rounds:
             alive = [n for n in configurations if n not in result.failed]
-            if len(alive) < 2 or (result.rounds > 1 and not self.affordable(visits_in_round(len(alive)))):
+            if len(alive) < 2 or (number > 1 and not self.affordable(visits_in_round(len(alive)))):
                 break
             visits = self._round(f"{key}/r{number}", {n: configurations[n] for n in alive}, result)
             number += 1
