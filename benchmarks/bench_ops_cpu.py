@@ -1,8 +1,8 @@
 """Times the default configuration of the matrix product families on this CPU, by weight type and tokens.
 
-    python benchmarks/bench_ops_cpu.py                                  # all types, 1, 8, 64 and 512 tokens
+    python benchmarks/bench_ops_cpu.py                                  # all types, 1 to 512 tokens
     python benchmarks/bench_ops_cpu.py --types q4_0,q6_k --tokens 512 --layout plain
-    python benchmarks/bench_ops_cpu.py --best --json rates.json         # every candidate; the fastest is shown
+    python benchmarks/bench_ops_cpu.py --best --json rates.json         # the fastest candidate
 
 GB/s are weights, activations and results over time, GOP/s multiplications and additions. The fastest launch
 counts, for on a machine that others use too the slower ones tell of the others; --json keeps all samples.

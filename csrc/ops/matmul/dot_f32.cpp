@@ -44,6 +44,11 @@ void register_tile(const uint8_t* w, int64_t row_bytes, const std::byte* const* 
     F v[kRows];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) v[r] = Weight::load(w + r * row_bytes + i * Weight::bytes);
+    if constexpr (kMr <= 2) {
+      // Memory is what few tokens wait for: ask for the same place of the rows that come next.
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) __builtin_prefetch(w + (kRows + r) * row_bytes + i * Weight::bytes);
+    }
 #pragma GCC unroll 8
     for (int t = 0; t < kMr; ++t) {
       const F a = F32::load(x[t] + i * 4);
