@@ -76,7 +76,7 @@ def test_every_candidate_gives_the_same_right_answer(type_name: str) -> None:
                     first: np.ndarray | None = None
                     for number, config in enumerate(configs):
                         wanted.add(f"{isa} {config}")
-                        # Small shapes take all of them, large ones every third: each is met at least once.
+                        # Small shapes take all of them, large ones every third.
                         if m > 8 and number % 3 != index % 3:
                             continue
                         seen.add(f"{isa} {config}")
@@ -87,14 +87,7 @@ def test_every_candidate_gives_the_same_right_answer(type_name: str) -> None:
                         np.testing.assert_array_equal(got, first, err_msg=f"{desc} {config} {isa}")
             if act == "q8" and want.size > 16:
                 assert nmse(want, before @ exact.T) < 2e-4, "8-bit activations lose little"
-    missing = {c for c in wanted - seen if "gemm" in c or "dot" in c}
-    # Two large shapes with every third candidate leave a third: run these on the last shape.
-    for isa in ISAS:
-        desc = {"type": type_name, "layout": "plain", "act": act, "m": m, "n": n, "k": k}
-        default = run_matmul(desc, None, isa, 1, x=x, w=plain)
-        for config in ops.candidates("matmul", desc, device(isa)):
-            if f"{isa} {config}" in missing:
-                np.testing.assert_array_equal(run_matmul(desc, config, isa, 2, x=x, w=plain), default)
+    assert seen == wanted, "every candidate was run"
 
 
 @pytest.mark.parametrize("type_name", QUANTISED)
