@@ -1,0 +1,220 @@
+"""Runs dyno and llama.cpp in turn on the same files and threads, and compares medians.
+
+    pip install llama-cpp-python        # here, or in an environment of its own: --llama-python …/bin/python
+    python benchmarks/vs_llama_cpp.py model.gguf … -p 512 -n 64 -t 2 --rounds 3 --json benchmarks/results/x.json
+
+Every measurement is a process of its own: load, warm up, then samples. Rounds alternate which engine goes first, so
+that a drift of the machine meets both. The ratio of medians over all samples is what counts; the spread between
+rounds is printed beside it. pp reads a prompt of random tokens and computes the last row's logits; tg feeds random
+tokens one by one without sampling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Runner(Protocol):
+    """One engine with one model open."""
+
+    def decode(self, tokens: np.ndarray) -> None:
+        """Append tokens; the last one's logits are computed."""
+
+    def clear(self) -> None:
+        """Forget everything."""
+
+
+class Dyno:
+    """This project's engine with its defaults."""
+
+    def __init__(self, model: str, ubatch: int, threads: int, ctx: int) -> None:
+        import dyno
+
+        self._engine = dyno.Engine(
+            model,
+            device="cpu",
+            profile=None,
+            threads=threads,
+            threads_batch=threads,
+            ubatch=ubatch,
+            ctx=ctx,
+        )
+        self.version = f"dyno {dyno.__version__}"
+
+    def decode(self, tokens: np.ndarray) -> None:
+        self._engine.logits(tokens, reset=False, rows="last")
+
+    def clear(self) -> None:
+        self._engine.reset()
+
+
+class LlamaCpp:
+    """llama.cpp through the C functions of llama-cpp-python; flash attention on."""
+
+    def __init__(self, model: str, ubatch: int, threads: int, ctx: int) -> None:
+        import llama_cpp as lc
+
+        self._lc = lc
+        self._quiet = lc.llama_log_callback(lambda *_: None)  # kept alive: C holds the pointer
+        lc.llama_log_set(self._quiet, ctypes.c_void_p(0))
+        lc.llama_backend_init()
+        self._model = lc.llama_model_load_from_file(model.encode(), lc.llama_model_default_params())
+        if not self._model:
+            raise SystemExit(f"llama.cpp cannot load {model}")
+        params = lc.llama_context_default_params()
+        params.n_ctx = ctx
+        params.n_batch = max(ubatch, 512)
+        params.n_ubatch = ubatch
+        params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = 1
+        self._context = lc.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise SystemExit("llama.cpp cannot make a context")
+        self._memory = lc.llama_get_memory(self._context)
+        self.version = f"llama-cpp-python {lc.__version__}: {lc.llama_print_system_info().decode().strip()}"
+
+    def decode(self, tokens: np.ndarray) -> None:
+        array = (ctypes.c_int32 * len(tokens))(*tokens.tolist())
+        batch = self._lc.llama_batch_get_one(array, len(tokens))
+        status = self._lc.llama_decode(self._context, batch)
+        if status != 0:
+            raise SystemExit(f"llama_decode returned {status}")
+        self._lc.llama_synchronize(self._context)
+
+    def clear(self) -> None:
+        self._lc.llama_memory_clear(self._memory, True)
+
+
+ENGINES = {"dyno": Dyno, "llama.cpp": LlamaCpp}
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Samples of one process, in tokens a second."""
+    runner = ENGINES[args.engine](args.models[0], args.ubatch, args.threads, args.prompt + args.generate + 64)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, args.vocab, args.prompt + args.generate, dtype=np.int32)
+    result: dict[str, Any] = {"version": runner.version, "pp": [], "tg": []}
+    for sample in range(args.samples + 1):  # the first one warms up
+        runner.clear()
+        start = time.perf_counter()
+        if args.prompt:
+            runner.decode(tokens[: args.prompt])
+        middle = time.perf_counter()
+        for token in tokens[args.prompt :]:
+            runner.decode(token.reshape(1))
+        end = time.perf_counter()
+        if sample:
+            result["pp"].append(args.prompt / (middle - start))
+            result["tg"].append(args.generate / (end - middle))
+    return result
+
+
+def child(args: argparse.Namespace, engine: str, model: str, vocab: int) -> dict[str, Any]:
+    """One measurement in a process of its own."""
+    python = args.llama_python if engine == "llama.cpp" and args.llama_python else sys.executable
+    command = [python, __file__, model, "--engine", engine, "--vocab", str(vocab)]
+    command += ["-p", str(args.prompt), "-n", str(args.generate), "-t", str(args.threads)]
+    command += ["-ub", str(args.ubatch), "--samples", str(args.samples)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{engine} failed on {model} ({done.returncode}):\n{done.stderr[-2000:]}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def compare(args: argparse.Namespace, model: str) -> dict[str, Any]:
+    """All rounds of one model."""
+    from dyno import _core
+
+    vocab = int(_core.describe_model(model)["n_vocab"])
+    samples: dict[str, dict[str, list[list[float]]]] = {e: {"pp": [], "tg": []} for e in ENGINES}
+    versions: dict[str, str] = {}
+    for number in range(args.rounds):
+        order = list(ENGINES) if number % 2 == 0 else list(reversed(ENGINES))
+        for engine in order:
+            result = child(args, engine, model, vocab)
+            versions[engine] = result["version"]
+            for test in ("pp", "tg"):
+                samples[engine][test].append(result[test])
+    row: dict[str, Any] = {"model": Path(model).name, "versions": versions, "samples": samples}
+    for test, size in (("pp", args.prompt), ("tg", args.generate)):
+        if not size:
+            continue
+        medians = {e: statistics.median(sum(samples[e][test], [])) for e in ENGINES}
+        rounds = [
+            statistics.median(a) / statistics.median(b)
+            for a, b in zip(samples["dyno"][test], samples["llama.cpp"][test], strict=True)
+        ]
+        row[f"{test}{size}"] = {
+            **medians,
+            "ratio": medians["dyno"] / medians["llama.cpp"],
+            "ratio_of_rounds": rounds,
+        }
+        print(
+            f"{row['model']:28} {test}{size:<5} dyno {medians['dyno']:9.1f}  llama.cpp {medians['llama.cpp']:9.1f}"
+            f"  ratio {medians['dyno'] / medians['llama.cpp']:.2f}"
+            f"  (rounds {min(rounds):.2f} to {max(rounds):.2f})",
+            flush=True,
+        )
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="+", help="GGUF files")
+    parser.add_argument("-p", "--prompt", type=int, default=512)
+    parser.add_argument("-n", "--generate", type=int, default=64)
+    parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("-ub", "--ubatch", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each engine")
+    parser.add_argument("--samples", type=int, default=3, help="samples of each process, after one warm-up")
+    parser.add_argument("--llama-python", help="an interpreter that has llama-cpp-python")
+    parser.add_argument("--json", type=Path, help="write everything here")
+    parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
+    parser.add_argument("--vocab", type=int, default=8192, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.engine:
+        print(json.dumps(measure(args)))
+        return
+    from dyno import _core
+
+    rows = [compare(args, model) for model in args.models]
+    ratios = [r[k]["ratio"] for r in rows for k in r if k.startswith(("pp", "tg"))]
+    mean = float(np.exp(np.mean(np.log(ratios))))
+    print(f"geometric mean of {len(ratios)} ratios {mean:.3f}, smallest {min(ratios):.3f}")
+    if args.json:
+        cpu = _core.cpu_info()
+        command = "python benchmarks/vs_llama_cpp.py " + " ".join(
+            os.path.basename(a) if a.endswith(".gguf") else a for a in sys.argv[1:]
+        )
+        report = {
+            "command": command,
+            "machine": {
+                "cpu": cpu["name"],
+                "isa": cpu["isa"],
+                "cores": cpu["cores"],
+                "os": platform.platform(),
+            },
+            "threads": args.threads,
+            "geometric_mean": mean,
+            "smallest": min(ratios),
+            "rows": rows,
+        }
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
