@@ -1,12 +1,12 @@
 """Runs dyno and llama.cpp in turn on the same files and threads, and compares medians.
 
-    pip install llama-cpp-python        # here, or in an environment of its own: --llama-python …/bin/python
-    python benchmarks/vs_llama_cpp.py model.gguf … -p 512 -n 64 -t 2 --rounds 3 --json benchmarks/results/x.json
+    pip install llama-cpp-python     # here, or in an environment of its own: --llama-python …/bin/python
+    python benchmarks/vs_llama_cpp.py model.gguf … -p 512 -n 64 -t 2 --rounds 3 --json results.json
 
-Every measurement is a process of its own: load, warm up, then samples. Rounds alternate which engine goes first, so
-that a drift of the machine meets both. The ratio of medians over all samples is what counts; the spread between
-rounds is printed beside it. pp reads a prompt of random tokens and computes the last row's logits; tg feeds random
-tokens one by one without sampling.
+Every measurement is a process of its own: load, warm up, then samples. Rounds alternate which engine goes
+first, so that a drift of the machine meets both. The ratio of medians over all samples is what counts; the
+spread between rounds is printed beside it. pp reads a prompt of random tokens and computes the last row's
+logits; tg feeds random tokens one by one without sampling.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def compare(args: argparse.Namespace, model: str) -> dict[str, Any]:
     for test, size in (("pp", args.prompt), ("tg", args.generate)):
         if not size:
             continue
-        medians = {e: statistics.median(sum(samples[e][test], [])) for e in ENGINES}
+        medians = {e: statistics.median(x for run in samples[e][test] for x in run) for e in ENGINES}
         rounds = [
             statistics.median(a) / statistics.median(b)
             for a, b in zip(samples["dyno"][test], samples["llama.cpp"][test], strict=True)
@@ -162,8 +162,8 @@ def compare(args: argparse.Namespace, model: str) -> dict[str, Any]:
             "ratio_of_rounds": rounds,
         }
         print(
-            f"{row['model']:28} {test}{size:<5} dyno {medians['dyno']:9.1f}  llama.cpp {medians['llama.cpp']:9.1f}"
-            f"  ratio {medians['dyno'] / medians['llama.cpp']:.2f}"
+            f"{row['model']:28} {test}{size:<5} dyno {medians['dyno']:9.1f}"
+            f"  llama.cpp {medians['llama.cpp']:9.1f}  ratio {medians['dyno'] / medians['llama.cpp']:.2f}"
             f"  (rounds {min(rounds):.2f} to {max(rounds):.2f})",
             flush=True,
         )
