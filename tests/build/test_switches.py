@@ -1,0 +1,292 @@
+"""Every switch of csrc/cmake shows what it changed: the project is configured, and the commands are read.
+
+Nothing is compiled beyond CMake's own checks of the compiler. The CUDA cases hand CMake a toolkit that is not
+there (an empty path) or a program that is no compiler, so that they say the same on machines with and without
+one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Configure = Callable[..., "Configured"]
+
+ROOT = Path(__file__).resolve().parents[2]
+# Those of the test extra stand beside the interpreter, which need not be on the PATH.
+SEARCH = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+CMAKE = shutil.which("cmake", path=SEARCH)
+NINJA = shutil.which("ninja", path=SEARCH)
+COMPILER = next((c for c in (os.environ.get("CXX"), "c++", "g++", "clang++") if c and shutil.which(c)), None)
+pytestmark = pytest.mark.skipif(
+    not (CMAKE and NINJA and COMPILER),
+    reason="configuring needs cmake and ninja (both in the test extra) and a C++ compiler",
+)
+
+NO_TOOLKIT = {"DYNO_NVCC": "", "DYNO_NVIDIA_SMI": ""}
+NO_GPU = {"DYNO_NVCC": shutil.which("true") or "/bin/true", "DYNO_NVIDIA_SMI": ""}
+ISAS = {"portable", "avx2", "avx512_vnni"}
+
+
+@dataclass(frozen=True)
+class Configured:
+    """What a run of CMake left behind."""
+
+    ok: bool
+    output: str
+    folder: Path
+    commands: dict[str, list[str]]  # object file: its compile command
+
+    def of(self, part: str) -> list[list[str]]:
+        """Commands of the objects whose path contains `part`."""
+        found = [command for name, command in self.commands.items() if part in name]
+        assert found, f"no object of {part} is compiled"
+        return found
+
+    @property
+    def kernel_libraries(self) -> set[str]:
+        return {m[1] for name in self.commands if (m := re.search(r"dyno_kernels_(\w+)\.dir", name))}
+
+
+@pytest.fixture(scope="session")
+def configure(tmp_path_factory: pytest.TempPathFactory) -> Configure:
+    """configure(SWITCH=value, …): CMake run in a fresh folder; the same switches are configured once."""
+    known: dict[tuple[tuple[str, str], ...], Configured] = {}
+
+    def run(**switches: str) -> Configured:
+        given = {**NO_TOOLKIT, "DYNO_BUILD_PYTHON": "OFF", **switches}
+        key = tuple(sorted(given.items()))
+        if key not in known:
+            known[key] = _configure(tmp_path_factory.mktemp("configured"), given)
+        return known[key]
+
+    return run
+
+
+def _configure(folder: Path, switches: dict[str, str]) -> Configured:
+    hidden = {"CUDAARCHS", "CUDACXX", "CXXFLAGS", "CFLAGS", "LDFLAGS", "CMAKE_GENERATOR"}
+    done = subprocess.run(
+        [str(CMAKE), "-S", str(ROOT), "-B", str(folder), "-GNinja", f"-DCMAKE_MAKE_PROGRAM={NINJA}"]
+        + [f"-D{name}={value}" for name, value in switches.items()],
+        env={k: v for k, v in os.environ.items() if k not in hidden},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    listed = folder / "compile_commands.json"
+    entries = json.loads(listed.read_text()) if done.returncode == 0 else []
+    commands = {}
+    for entry in entries:
+        words = entry["command"].split()
+        commands[words[words.index("-o") + 1]] = words
+    # CMake wraps its messages; a test should not depend on where.
+    return Configured(done.returncode == 0, " ".join((done.stdout + done.stderr).split()), folder, commands)
+
+
+def machine() -> str:
+    return os.uname().machine
+
+
+x86 = pytest.mark.skipif(machine() != "x86_64", reason="instruction sets are chosen on x86-64 alone")
+
+
+# ---- host switches ----
+
+
+def test_defaults(configure: Configure) -> None:
+    built = configure()
+    assert built.ok, built.output
+    everything = [word for command in built.commands.values() for word in command]
+    assert "-O3" in everything
+    for absent in ("-march=native", "-Werror", "-g"):
+        assert absent not in everything
+    assert not any(word.startswith(("-flto", "-fsanitize")) for word in everything)
+
+
+@x86
+def test_one_build_holds_every_instruction_set(configure: Configure) -> None:
+    built = configure()
+    assert built.kernel_libraries == ISAS
+    for command in built.of("dyno_kernels_portable.dir"):
+        assert not any(word.startswith("-mavx") for word in command)
+    for command in built.of("dyno_kernels_avx2.dir"):
+        assert "-mavx2" in command
+        assert not any(word.startswith("-mavx512") for word in command)
+    for command in built.of("dyno_kernels_avx512_vnni.dir"):
+        assert "-mavx512vnni" in command
+    # Kernel flags on a unit of the host would make it crash on older machines.
+    for command in built.of("dyno_host.dir"):
+        assert not any(word.startswith(("-mavx", "-march")) for word in command)
+
+
+@x86
+def test_native_compiles_kernels_for_this_machine_alone(configure: Configure) -> None:
+    built = configure(GGML_NATIVE="ON")
+    assert built.ok, built.output
+    assert len(built.kernel_libraries) == 1
+    (isa,) = built.kernel_libraries
+    assert isa in ISAS
+    for command in built.of(f"dyno_kernels_{isa}.dir"):
+        assert "-march=native" in command
+    for command in built.of("dyno_host.dir"):
+        assert f"-DDYNO_HAVE_ISA_{isa}=1" in command
+        assert not any(f"-DDYNO_HAVE_ISA_{other}=1" in command for other in ISAS - {isa})
+        assert "-march=native" not in command
+
+
+def test_lto(configure: Configure) -> None:
+    built = configure(GGML_LTO="ON")
+    if not built.ok:
+        assert "GGML_LTO=ON, but this compiler cannot" in built.output
+        pytest.skip("this compiler has no link-time optimisation")
+    for command in built.commands.values():
+        assert any(word.startswith("-flto") for word in command)
+
+
+@pytest.mark.parametrize("sanitizers", ["address", "undefined", "address+undefined", "thread"])
+def test_sanitizers(configure: Configure, sanitizers: str) -> None:
+    built = configure(DYNO_SANITIZE=sanitizers)
+    assert built.ok, built.output
+    for command in built.commands.values():
+        assert f"-fsanitize={sanitizers.replace('+', ',')}" in command
+        assert "-fno-sanitize-recover=all" in command
+
+
+@pytest.mark.parametrize("value", ["memory", "adress", "address,undefined", ""])
+def test_an_unknown_sanitizer_is_refused(configure: Configure, value: str) -> None:
+    built = configure(DYNO_SANITIZE=value)
+    assert not built.ok
+    assert (
+        f"DYNO_SANITIZE={value}: expected off, address, undefined, address+undefined or thread"
+        in built.output
+    )
+
+
+def test_warnings_are_errors(configure: Configure) -> None:
+    built = configure(DYNO_WERROR="ON")
+    assert built.ok, built.output
+    for command in built.commands.values():
+        assert "-Werror" in command
+
+
+def test_build_type(configure: Configure) -> None:
+    built = configure(CMAKE_BUILD_TYPE="RelWithDebInfo")
+    assert built.ok, built.output
+    for command in built.commands.values():
+        assert "-g" in command
+
+
+def test_fuzz_targets(configure: Configure) -> None:
+    assert not any("gguf_target" in name for name in configure().commands)
+    built = configure(DYNO_BUILD_FUZZ="ON")
+    assert built.ok, built.output
+    assert built.of("gguf_target")
+
+
+def test_the_module_records_its_switches(configure: Configure) -> None:
+    """`dyno info` prints what the build wrote down; without DYNO_BUILD_PYTHON there is no module."""
+    pytest.importorskip("nanobind", reason="configuring the module needs nanobind (in the test extra)")
+    assert not any("_core.dir" in name for name in configure().commands)
+    switches = {"GGML_LTO": "ON", "DYNO_SANITIZE": "undefined", "DYNO_WERROR": "ON"}
+    built = configure(
+        **switches, DYNO_BUILD_PYTHON="ON", Python_EXECUTABLE=sys.executable, DYNO_VERSION="7.8.9"
+    )
+    assert built.ok, built.output
+    assert built.of("_core.dir")
+    header = (built.folder / "csrc" / "bindings" / "build_info.h").read_text()
+    for name, value in {**switches, "GGML_NATIVE": "OFF", "GGML_CUDA": "OFF"}.items():
+        assert f'{{"{name}", "{value}"}}' in header
+    assert '"7.8.9"' in header
+
+
+def test_every_host_switch_is_tried() -> None:
+    options = (ROOT / "csrc" / "cmake" / "Options.cmake").read_text()
+    switches = set(
+        re.findall(r"^(?:option|set)\((\w+) .*?(?:ON|OFF|CACHE STRING.*)\)$", options, re.MULTILINE)
+    )
+    assert {"GGML_NATIVE", "GGML_LTO", "DYNO_SANITIZE", "DYNO_WERROR", "DYNO_BUILD_PYTHON"} <= switches
+    text = Path(__file__).read_text()
+    assert [name for name in sorted(switches) if f"{name}=" not in text and f'"{name}"' not in text] == []
+
+
+# ---- CUDA: on, off and why ----
+
+
+def test_auto_without_a_toolkit_says_why(configure: Configure) -> None:
+    built = configure()
+    assert "GGML_CUDA: OFF (no CUDA toolkit was found)" in built.output
+    assert not any(name.endswith(".cu.o") for name in built.commands)
+
+
+def test_auto_without_a_gpu_says_why(configure: Configure) -> None:
+    built = configure(**NO_GPU)
+    assert built.ok, built.output
+    assert "GGML_CUDA: OFF (a CUDA toolkit was found, but no GPU" in built.output
+    assert "-DGGML_CUDA=ON" in built.output
+
+
+def test_off_is_off_with_a_toolkit(configure: Configure) -> None:
+    built = configure(**NO_GPU, GGML_CUDA="OFF")
+    assert built.ok, built.output
+    assert "GGML_CUDA: OFF (it was asked for)" in built.output
+
+
+def test_on_without_a_toolkit_is_an_error(configure: Configure) -> None:
+    built = configure(GGML_CUDA="ON")
+    assert not built.ok
+    assert "needs a CUDA toolkit, and none was found (it was asked for)" in built.output
+    assert "-DCMAKE_CUDA_COMPILER" in built.output
+    assert "-DGGML_CUDA=OFF" in built.output
+
+
+@pytest.mark.parametrize(
+    "switch", ["GGML_CUDA_F16", "GGML_CUDA_LTO", "GGML_CUDA_FORCE_MMQ", "CMAKE_CUDA_ARCHITECTURES"]
+)
+def test_a_cuda_switch_asks_for_cuda(configure: Configure, switch: str) -> None:
+    """AUTO never leaves out in silence what somebody has configured."""
+    built = configure(**{switch: "80" if switch.endswith("ARCHITECTURES") else "ON"})
+    assert not built.ok
+    assert f"none was found ({switch} was given)" in built.output
+
+
+def test_off_contradicts_a_cuda_switch(configure: Configure) -> None:
+    built = configure(GGML_CUDA="OFF", GGML_CUDA_F16="ON")
+    assert not built.ok
+    assert "GGML_CUDA=OFF contradicts GGML_CUDA_F16" in built.output
+
+
+@pytest.mark.parametrize(
+    ("switches", "message"),
+    [
+        ({"GGML_CUDA": "maybe"}, "GGML_CUDA=maybe: expected AUTO, ON or OFF"),
+        ({"CMAKE_CUDA_ARCHITECTURES": "60"}, "the oldest chips with kernels here are 7.5"),
+        ({"CMAKE_CUDA_ARCHITECTURES": "hopper"}, "'hopper' is neither 'native' nor a number"),
+        (
+            {"CMAKE_CUDA_ARCHITECTURES": "75", "GGML_CUDA_FORCE_BF16": "ON"},
+            "cannot be built for architecture 75",
+        ),
+        (
+            {"CMAKE_CUDA_ARCHITECTURES": "75", "GGML_CUDA_IQK_FORCE_BF16": "ON"},
+            "cannot be built for architecture 75",
+        ),
+        ({"GGML_CUDA_FORCE_MMQ": "ON", "GGML_CUDA_FORCE_CUBLAS": "ON"}, "exclude each other"),
+        ({"GGML_CUDA_COMPRESSION_MODE": "tiny"}, "expected none, speed, balance or size"),
+    ],
+)
+def test_impossible_cuda_switches(configure: Configure, switches: dict[str, str], message: str) -> None:
+    built = configure(**NO_GPU, **switches)
+    assert not built.ok
+    assert message in built.output
