@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "ops/copy/act_q8.h"
+#include "ops/matmul/gpu_layout.h"
 #include "ops/matmul/layout.h"
 #include "ops/names.h"
 
@@ -28,7 +29,7 @@ ops::Layout layout_of(std::string_view name) {
   for (size_t i = 0; i < ops::kLayoutNames.size(); ++i) {
     if (ops::kLayoutNames[i] == name) return static_cast<ops::Layout>(i);
   }
-  throw UnsupportedError(str_cat("[layout] unknown layout '", name, "'; expected plain or x16"));
+  throw UnsupportedError(str_cat("[layout] unknown layout '", name, "'; expected plain, x16 or gpu"));
 }
 
 void check_size(const Bytes& w, DType type, ops::Layout layout, int64_t rows, int64_t k) {
@@ -43,14 +44,22 @@ nb::object owned(T* data, std::initializer_list<size_t> shape) {
   return nb::cast(nb::ndarray<nb::numpy, T>(data, shape, owner));
 }
 
-nb::object repack(std::string_view type_name, const Bytes& plain, int64_t rows, int64_t k) {
+nb::object repack(std::string_view type_name, const Bytes& plain, int64_t rows, int64_t k,
+                  std::string_view layout_name) {
   const DType type = type_of(type_name);
+  const ops::Layout layout = layout_of(layout_name);
+  DYNO_CHECK(UnsupportedError, layout != ops::Layout::plain, "[layout] plain weights need no repacking");
   check_size(plain, type, ops::Layout::plain, rows, k);
-  const size_t bytes = ops::layout_bytes(type, ops::Layout::x16, rows, k);
+  const size_t bytes = ops::layout_bytes(type, layout, rows, k);
   auto* out = new uint8_t[bytes];
   nb::object result = owned(out, {bytes});
   const nb::gil_scoped_release unlocked;
-  ops::repack_rows(type, plain.data(), out, rows, k);
+  if (layout == ops::Layout::gpu) {
+    ops::repack_gpu(type, rows, k, reinterpret_cast<const std::byte*>(plain.data()), reinterpret_cast<std::byte*>(out),
+                    0, (rows + ops::kGpuRows - 1) / ops::kGpuRows);
+  } else {
+    ops::repack_rows(type, plain.data(), out, rows, k);
+  }
   return result;
 }
 
@@ -77,16 +86,17 @@ void bind_ops_matmul(nb::module_& o) {
       [](std::string_view type, std::string_view layout) {
         return ops::layout_supported(type_of(type), layout_of(layout));
       },
-      "type"_a, "layout"_a, "Whether weights of a type can have a layout: plain or x16.");
+      "type"_a, "layout"_a, "Whether weights of a type can have a layout: plain, x16 or gpu.");
   o.def(
       "layout_bytes",
       [](std::string_view type, std::string_view layout, int64_t rows, int64_t k) {
         return ops::layout_bytes(type_of(type), layout_of(layout), rows, k);
       },
       "type"_a, "layout"_a, "rows"_a, "k"_a, "Bytes of a weight matrix [rows, k].");
-  o.def("repack", &repack, "type"_a, "plain"_a, "rows"_a, "k"_a, "A plain weight matrix (bytes) in layout x16.");
+  o.def("repack", &repack, "type"_a, "plain"_a, "rows"_a, "k"_a, "layout"_a = "x16",
+        "A plain weight matrix (bytes) in layout x16 or gpu.");
   o.def("unpack", &unpack, "type"_a, "layout"_a, "w"_a, "rows"_a, "k"_a, "isa"_a = "auto",
-        "A quantised matrix in either layout as float32 [rows, k], through the kernels that matmul uses.");
+        "A matrix in any layout as float32 [rows, k], through the kernels that matmul uses.");
   o.def("act_q8_row_bytes", &ops::act_q8_row_bytes, "k"_a, "Bytes of a row of k quantised activations.");
 }
 

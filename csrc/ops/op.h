@@ -73,6 +73,7 @@ enum class CandidateSet : uint8_t { legal, compiled };
 enum class Layout : uint8_t {
   plain,  // as in the file: rows of blocks
   x16,    // 16 rows interleaved, the same bits: see ops/matmul/layout.h
+  gpu,    // tensor-core fragments, the same bits: see ops/matmul/gpu_layout.h
 };
 std::string_view layout_name(Layout layout);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "ops/matmul/gpu_layout.h"
 #include "ops/matmul/kernels.h"
 #include "ops/matmul/quant_format.h"
 
@@ -30,16 +31,18 @@ CpuIsa repack_isa() {
 }  // namespace
 
 bool layout_supported(DType type, Layout layout) {
+  if (layout == Layout::gpu) return has_gpu_layout(type);
   return layout == Layout::plain ? dtype_info(type).is_weight : record_bytes_of(type) != 0;
 }
 
 size_t layout_bytes(DType type, Layout layout, int64_t rows, int64_t k) {
   DYNO_CHECK(UnsupportedError, layout_supported(type, layout), "[layout] ", dtype_name(type), " has no layout ",
-             layout == Layout::plain ? "plain" : "x16");
+             layout_name(layout));
   const int64_t block = dtype_info(type).block_elements;
   DYNO_CHECK(UnsupportedError, rows >= 0 && k >= 0 && k % block == 0, "[layout] a matrix of ", rows, " rows of ", k,
              " values of ", dtype_name(type), ": rows must be multiples of ", block, " values");
   if (layout == Layout::plain) return static_cast<size_t>(rows) * row_bytes(type, k);
+  if (layout == Layout::gpu) return static_cast<size_t>(gpu_layout_bytes(type, rows, k));
   const size_t tile = static_cast<size_t>(k / block) * static_cast<size_t>(record_bytes_of(type));
   return static_cast<size_t>((rows + kTileRows - 1) / kTileRows) * tile;
 }
@@ -60,6 +63,12 @@ void repack_rows(DType type, const void* plain, void* out, int64_t rows, int64_t
 
 void unpack_rows(DType type, Layout layout, const void* w, float* out, int64_t rows, int64_t k, CpuIsa isa) {
   const size_t tile_bytes = layout_bytes(type, layout, kTileRows, k);
+  if (layout == Layout::gpu) {
+    for (int64_t row = 0; row < rows; ++row) {
+      dequantize_gpu_row(type, k, static_cast<const std::byte*>(w), row, out + row * k);
+    }
+    return;
+  }
   DYNO_CHECK(UnsupportedError, !is_float(type), "[layout] ", dtype_name(type), " is not quantised");
   for (int64_t row = 0; row < rows; row += kTileRows) {
     const WeightTile tile = {static_cast<const std::byte*>(w) + static_cast<size_t>(row / kTileRows) * tile_bytes,

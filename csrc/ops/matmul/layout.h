@@ -7,7 +7,8 @@
 // (q4_k +2.8 %, q5_k +2.3 %, q3_k +3.6 %, iq4_xs +1.5 %). The rows that a last tile lacks repeat its last row; their
 // results are never stored.
 //
-// Float types have no x16 layout: their dot products read rows as they are.
+// Float types have no x16 layout: their dot products read rows as they are. Layout::gpu is described and made in
+// gpu_layout.h; its sizes and rows are had here as well.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +36,7 @@ void repack_rows(DType type, const void* plain, void* out, int64_t rows, int64_t
 void repack_rows(DType type, const void* plain, void* out, int64_t rows, int64_t k, int64_t first_tile,
                  int64_t n_tiles);
 
-// Rows of a quantised matrix in either layout as floats [rows, k], bit for bit what dequantize_row gives.
+// Rows of a matrix in any layout as floats [rows, k], bit for bit what dequantize_row gives.
 void unpack_rows(DType type, Layout layout, const void* w, float* out, int64_t rows, int64_t k, CpuIsa isa);
 
 }  // namespace dyno::ops

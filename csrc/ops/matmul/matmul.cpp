@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "ops/contract.h"
+#include "ops/matmul/cuda/choice.h"
 #include "ops/matmul/product.h"
 #include "ops/registry.h"
 
@@ -13,6 +14,16 @@ namespace dyno::ops {
 #include "ops/family_table.inc"
 
 namespace {
+
+cuda::Choice choice_of(const Config& config) {
+  const cuda::Path path = config.variant == k_exact    ? cuda::Path::exact
+                          : config.variant == k_stream ? cuda::Path::stream
+                          : config.variant == k_mma    ? cuda::Path::mma
+                                                       : cuda::Path::wgmma;
+  return cuda::choice_of(path, config);
+}
+// The CUDA variants are the last ones of variants.def.
+bool is_cuda(const Config& config) { return config.variant >= k_exact; }
 
 Tiling tiling_of(const Config& config) {
   if (config.variant == k_matvec) return matvec_tiling(config, 1);
@@ -30,10 +41,19 @@ Support supports(const MatmulDesc& desc, const Config& config, const DeviceInfo&
   if (Support s = check_sizes({{"m", desc.m}, {"n", desc.n}, {"k", desc.k}, {"batch", desc.batch}}); !s) return s;
   if (Support s = supports_weights(desc.type, desc.layout, desc.act, desc.k); !s) return s;
   if (Support s = check_config(Family::matmul, kVariants, kInstances, config, device); !s) return s;
+  if (device.kind == DeviceKind::cuda) return cuda::supports_choice(cuda::shape_of(desc), choice_of(config), device);
+  if (desc.layout == Layout::gpu) return Support::no("layout gpu is read by CUDA kernels only");
   return supports_tiling(tiling_of(config), desc.type, desc.act, desc.m, device);
 }
 
 Config default_config(const MatmulDesc& desc, const DeviceInfo& device) {
+  if (device.kind == DeviceKind::cuda) {
+    const cuda::Choice choice = cuda::default_choice(cuda::shape_of(desc), device);
+    const auto tokens = static_cast<int16_t>(choice.tokens), warps = static_cast<int16_t>(choice.warps);
+    if (choice.path == cuda::Path::exact) return {k_exact, {}};
+    if (choice.path == cuda::Path::stream) return {k_stream, {warps, static_cast<int16_t>(choice.stripes)}};
+    return {static_cast<uint8_t>(choice.path == cuda::Path::mma ? k_mma : k_wgmma), {tokens, warps}};
+  }
   const bool wide = device.isa == CpuIsa::avx512_vnni;
   Config wanted;
   if (desc.act == ActType::f32) {
@@ -55,6 +75,7 @@ Cost cost(const MatmulDesc& desc) {
 }
 
 size_t scratch_bytes(const MatmulDesc& desc, const Config& config) {
+  if (is_cuda(config)) return cuda::choice_scratch_bytes(cuda::shape_of(desc), choice_of(config));
   return product_scratch_bytes(tiling_of(config), weights_of(desc), 1);
 }
 
@@ -99,5 +120,29 @@ void launch(const Config& config, const MatmulDesc& desc, const MatmulArgs& args
     }
   });
 }
+
+#ifdef DYNO_HAVE_CUDA
+void launch(const Config& config, const MatmulDesc& desc, const MatmulArgs& args, CudaStream& stream) {
+  const cuda::Shape shape = cuda::shape_of(desc);
+  cuda::Problem p;
+  p.type = desc.type;
+  p.rows = static_cast<int32_t>(shape.rows);
+  p.n = static_cast<int32_t>(desc.n);
+  p.k = static_cast<int32_t>(desc.k);
+  p.x = static_cast<const uint8_t*>(args.x);
+  p.x_stride = args.x_stride_bytes;
+  p.y = args.y;
+  p.w = static_cast<const uint8_t*>(args.w);
+  p.bias = args.bias;
+  p.w_stride = args.w_batch_stride_bytes;
+  p.matrices = static_cast<int32_t>(desc.batch);
+  p.residual = args.residual;
+  p.scale = args.scale;
+  p.x_batch_stride = args.x_batch_stride_bytes;
+  p.y_stride = args.y_stride;
+  p.y_batch_stride = args.y_batch_stride;
+  cuda::run(choice_of(config), shape, p, stream);
+}
+#endif
 
 }  // namespace dyno::ops

@@ -4,6 +4,7 @@
 
 #include "ops/args.h"
 #include "ops/cpu_context.h"
+#include "ops/cuda_stream.h"
 #include "ops/op.h"
 
 namespace dyno::ops {
@@ -16,5 +17,6 @@ Support supports(const MatmulDesc& desc, const Config& config, const DeviceInfo&
 Cost cost(const MatmulDesc& desc);
 size_t scratch_bytes(const MatmulDesc& desc, const Config& config);
 void launch(const Config& config, const MatmulDesc& desc, const MatmulArgs& args, CpuContext& context);
+void launch(const Config& config, const MatmulDesc& desc, const MatmulArgs& args, CudaStream& stream);
 
 }  // namespace dyno::ops

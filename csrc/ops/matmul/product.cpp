@@ -15,7 +15,7 @@ int max_accumulators(CpuIsa isa) { return isa == CpuIsa::avx512_vnni ? 12 : 4; }
 Support supports_weights(DType type, Layout layout, ActType act, int64_t k) {
   if (!dtype_info(type).is_weight) return Support::no(str_cat("no kernels multiply with ", dtype_name(type)));
   if (!layout_supported(type, layout)) {
-    return Support::no(str_cat(dtype_name(type), " has no layout ", layout == Layout::plain ? "plain" : "x16"));
+    return Support::no(str_cat(dtype_name(type), " has no layout ", layout_name(layout)));
   }
   if (act == ActType::q8 && is_float(type)) {
     return Support::no(str_cat(dtype_name(type), " weights need f32 activations, not q8"));

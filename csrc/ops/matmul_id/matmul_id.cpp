@@ -1,6 +1,7 @@
 #include "ops/matmul_id/matmul_id.h"
 
 #include "ops/contract.h"
+#include "ops/matmul/cuda/choice.h"
 #include "ops/matmul/product.h"
 #include "ops/matmul_id/expert_groups.h"
 #include "ops/registry.h"
@@ -13,6 +14,16 @@ namespace dyno::ops {
 #include "ops/family_table.inc"
 
 namespace {
+
+cuda::Choice choice_of(const Config& config) {
+  const cuda::Path path = config.variant == k_exact    ? cuda::Path::exact
+                          : config.variant == k_stream ? cuda::Path::stream
+                          : config.variant == k_mma    ? cuda::Path::mma
+                                                       : cuda::Path::wgmma;
+  return cuda::choice_of(path, config);
+}
+// The CUDA variants are the last ones of variants.def.
+bool is_cuda(const Config& config) { return config.variant >= k_exact; }
 
 Tiling tiling_of(const Config& config) {
   if (config.variant == k_by_row) return matvec_tiling(config, 1);
@@ -55,10 +66,19 @@ Support supports(const MatmulIdDesc& desc, const Config& config, const DeviceInf
   if (!sizes) return sizes;
   if (Support s = supports_weights(desc.type, desc.layout, desc.act, desc.k); !s) return s;
   if (Support s = check_config(Family::matmul_id, kVariants, kInstances, config, device); !s) return s;
+  if (device.kind == DeviceKind::cuda) return cuda::supports_choice(cuda::shape_of(desc), choice_of(config), device);
+  if (desc.layout == Layout::gpu) return Support::no("layout gpu is read by CUDA kernels only");
   return supports_tiling(tiling_of(config), desc.type, desc.act, 1, device);
 }
 
 Config default_config(const MatmulIdDesc& desc, const DeviceInfo& device) {
+  if (device.kind == DeviceKind::cuda) {
+    const cuda::Choice choice = cuda::default_choice(cuda::shape_of(desc), device);
+    const auto tokens = static_cast<int16_t>(choice.tokens), warps = static_cast<int16_t>(choice.warps);
+    if (choice.path == cuda::Path::exact) return {k_exact, {}};
+    if (choice.path == cuda::Path::stream) return {k_stream, {warps, static_cast<int16_t>(choice.stripes)}};
+    return {static_cast<uint8_t>(choice.path == cuda::Path::mma ? k_mma : k_wgmma), {tokens, warps}};
+  }
   const bool wide = device.isa == CpuIsa::avx512_vnni;
   // Up to here matvec is faster: unpacking plain rows costs more, so it pays to keep what was unpacked.
   const int16_t few = desc.layout == Layout::x16 ? 8 : 4;
@@ -76,6 +96,7 @@ Config default_config(const MatmulIdDesc& desc, const DeviceInfo& device) {
 Cost cost(const MatmulIdDesc& desc) { return moe_cost(desc, 1); }
 
 size_t scratch_bytes(const MatmulIdDesc& desc, const Config& config) {
+  if (is_cuda(config)) return cuda::choice_scratch_bytes(cuda::shape_of(desc), choice_of(config));
   return product_scratch_bytes(tiling_of(config), weights_of(desc), 1);
 }
 
@@ -104,5 +125,29 @@ void launch(const Config& config, const MatmulIdDesc& desc, const MatmulIdArgs& 
     }
   });
 }
+
+#ifdef DYNO_HAVE_CUDA
+void launch(const Config& config, const MatmulIdDesc& desc, const MatmulIdArgs& args, CudaStream& stream) {
+  const cuda::Shape shape = cuda::shape_of(desc);
+  cuda::Problem p;
+  p.type = desc.type;
+  p.rows = static_cast<int32_t>(shape.rows);
+  p.n = static_cast<int32_t>(desc.n);
+  p.k = static_cast<int32_t>(desc.k);
+  p.x = static_cast<const uint8_t*>(args.x);
+  p.x_stride = args.x_stride_bytes;
+  p.y = args.y;
+  p.w = static_cast<const uint8_t*>(args.w);
+  p.bias = args.bias;
+  p.w_stride = args.w_expert_stride_bytes;
+  p.matrices = static_cast<int32_t>(desc.experts);
+  p.grouping = cuda::Grouping::experts;
+  p.ids = args.ids;
+  p.groups = args.workspace;
+  p.x_divisor = static_cast<int32_t>(desc.x_per_slot ? 1 : desc.used);
+  p.y_stride = desc.n;
+  cuda::run(choice_of(config), shape, p, stream);
+}
+#endif
 
 }  // namespace dyno::ops

@@ -3,6 +3,7 @@
 
 #include "ops/args.h"
 #include "ops/cpu_context.h"
+#include "ops/cuda_stream.h"
 #include "ops/op.h"
 
 namespace dyno::ops {
@@ -15,5 +16,6 @@ Support supports(const MatmulIdDesc& desc, const Config& config, const DeviceInf
 Cost cost(const MatmulIdDesc& desc);
 size_t scratch_bytes(const MatmulIdDesc& desc, const Config& config);
 void launch(const Config& config, const MatmulIdDesc& desc, const MatmulIdArgs& args, CpuContext& context);
+void launch(const Config& config, const MatmulIdDesc& desc, const MatmulIdArgs& args, CudaStream& stream);
 
 }  // namespace dyno::ops

@@ -3,6 +3,7 @@
 
 #include "ops/args.h"
 #include "ops/cpu_context.h"
+#include "ops/cuda_stream.h"
 #include "ops/op.h"
 
 namespace dyno::ops {
@@ -15,5 +16,6 @@ Support supports(const MoeUpGateDesc& desc, const Config& config, const DeviceIn
 Cost cost(const MoeUpGateDesc& desc);
 size_t scratch_bytes(const MoeUpGateDesc& desc, const Config& config);
 void launch(const Config& config, const MoeUpGateDesc& desc, const MoeUpGateArgs& args, CpuContext& context);
+void launch(const Config& config, const MoeUpGateDesc& desc, const MoeUpGateArgs& args, CudaStream& stream);
 
 }  // namespace dyno::ops

@@ -1,6 +1,7 @@
 #include "ops/up_gate/up_gate.h"
 
 #include "ops/contract.h"
+#include "ops/matmul/cuda/choice.h"
 #include "ops/matmul/gate_pair.h"
 #include "ops/registry.h"
 
@@ -12,6 +13,16 @@ namespace dyno::ops {
 #include "ops/family_table.inc"
 
 namespace {
+
+cuda::Choice choice_of(const Config& config) {
+  const cuda::Path path = config.variant == k_exact    ? cuda::Path::exact
+                          : config.variant == k_stream ? cuda::Path::stream
+                          : config.variant == k_mma    ? cuda::Path::mma
+                                                       : cuda::Path::wgmma;
+  return cuda::choice_of(path, config);
+}
+// The CUDA variants are the last ones of variants.def.
+bool is_cuda(const Config& config) { return config.variant >= k_exact; }
 
 Tiling tiling_of(const Config& config) {
   if (config.variant == k_matvec) return matvec_tiling(config, 2);
@@ -29,10 +40,19 @@ Support supports(const UpGateDesc& desc, const Config& config, const DeviceInfo&
   if (Support s = check_sizes({{"m", desc.m}, {"n", desc.n}, {"k", desc.k}}); !s) return s;
   if (Support s = supports_weights(desc.type, desc.layout, desc.act, desc.k); !s) return s;
   if (Support s = check_config(Family::up_gate, kVariants, kInstances, config, device); !s) return s;
+  if (device.kind == DeviceKind::cuda) return cuda::supports_choice(cuda::shape_of(desc), choice_of(config), device);
+  if (desc.layout == Layout::gpu) return Support::no("layout gpu is read by CUDA kernels only");
   return supports_tiling(tiling_of(config), desc.type, desc.act, desc.m, device);
 }
 
 Config default_config(const UpGateDesc& desc, const DeviceInfo& device) {
+  if (device.kind == DeviceKind::cuda) {
+    const cuda::Choice choice = cuda::default_choice(cuda::shape_of(desc), device);
+    const auto tokens = static_cast<int16_t>(choice.tokens), warps = static_cast<int16_t>(choice.warps);
+    if (choice.path == cuda::Path::exact) return {k_exact, {}};
+    if (choice.path == cuda::Path::stream) return {k_stream, {warps, static_cast<int16_t>(choice.stripes)}};
+    return {static_cast<uint8_t>(choice.path == cuda::Path::mma ? k_mma : k_wgmma), {tokens, warps}};
+  }
   const bool wide = device.isa == CpuIsa::avx512_vnni;
   Config wanted;
   if (desc.act == ActType::f32) {
@@ -53,6 +73,7 @@ Cost cost(const UpGateDesc& desc) {
 }
 
 size_t scratch_bytes(const UpGateDesc& desc, const Config& config) {
+  if (is_cuda(config)) return cuda::choice_scratch_bytes(cuda::shape_of(desc), choice_of(config));
   return product_scratch_bytes(tiling_of(config), weights_of(desc), 2);
 }
 
@@ -78,5 +99,26 @@ void launch(const Config& config, const UpGateDesc& desc, const UpGateArgs& args
     }
   });
 }
+
+#ifdef DYNO_HAVE_CUDA
+void launch(const Config& config, const UpGateDesc& desc, const UpGateArgs& args, CudaStream& stream) {
+  const cuda::Shape shape = cuda::shape_of(desc);
+  cuda::Problem p;
+  p.type = desc.type;
+  p.rows = static_cast<int32_t>(shape.rows);
+  p.n = static_cast<int32_t>(desc.n);
+  p.k = static_cast<int32_t>(desc.k);
+  p.x = static_cast<const uint8_t*>(args.x);
+  p.x_stride = args.x_stride_bytes;
+  p.y = args.y;
+  p.w = static_cast<const uint8_t*>(args.w_gate);
+  p.w_up = static_cast<const uint8_t*>(args.w_up);
+  p.bias = args.bias_gate;
+  p.bias_up = args.bias_up;
+  p.activation = desc.activation;
+  p.y_stride = args.y_stride;
+  cuda::run(choice_of(config), shape, p, stream);
+}
+#endif
 
 }  // namespace dyno::ops

@@ -3,6 +3,7 @@
 
 #include "ops/args.h"
 #include "ops/cpu_context.h"
+#include "ops/cuda_stream.h"
 #include "ops/op.h"
 
 namespace dyno::ops {
@@ -15,5 +16,6 @@ Support supports(const UpGateDesc& desc, const Config& config, const DeviceInfo&
 Cost cost(const UpGateDesc& desc);
 size_t scratch_bytes(const UpGateDesc& desc, const Config& config);
 void launch(const Config& config, const UpGateDesc& desc, const UpGateArgs& args, CpuContext& context);
+void launch(const Config& config, const UpGateDesc& desc, const UpGateArgs& args, CudaStream& stream);
 
 }  // namespace dyno::ops

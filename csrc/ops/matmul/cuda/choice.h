@@ -1,0 +1,61 @@
+// What the four families of matrix products share of CUDA on the host: which kernels exist for a desc, the default, the
+// scratch and the launch. Needs no CUDA toolkit, except for run().
+//
+// Variants, by the same names in every family (parameters in this order):
+//   exact           plain weights, float32 throughout
+//   stream(warps, stripes)   few tokens: weights stream past up to 8 rows of x
+//   mma(tokens, warps), wgmma(tokens, warps)   tensor cores; wgmma needs a Hopper chip and code for 90a
+#pragma once
+
+#include "ops/cuda_stream.h"
+#include "ops/matmul/cuda/problem.h"
+#include "ops/op.h"
+
+namespace dyno::ops::cuda {
+
+enum class Path : uint8_t { exact, stream, mma, wgmma };
+
+struct Choice {
+  Path path = Path::exact;
+  int tokens = 0;
+  int warps = 0;
+  int stripes = 1;
+};
+inline Choice choice_of(Path path, const Config& config) {
+  if (path == Path::stream) return {path, 0, config.params[0], config.params[1]};
+  return {path, config.params[0], config.params[1]};
+}
+
+// What of a desc matters to the choice.
+struct Shape {
+  DType type = DType::f32;
+  Layout layout = Layout::plain;
+  ActType act = ActType::f32;
+  int64_t rows = 1;  // of y: m, or m·used
+  int64_t n = 0, k = 0;
+  int64_t matrices = 1;  // batch, or experts
+  bool experts = false;
+  bool gated = false;
+  int64_t x_rows = 1;  // rows of x, over all of the batch
+};
+
+template <typename Desc>
+Shape shape_of(const Desc& d) {
+  Shape s{.type = d.type, .layout = d.layout, .act = d.act, .rows = d.m, .n = d.n, .k = d.k, .x_rows = d.m};
+  if constexpr (requires { d.experts; }) {
+    s.experts = true, s.rows = d.m * d.used, s.matrices = d.experts;
+  }
+  if constexpr (requires { d.x_per_slot; }) s.x_rows = d.x_per_slot ? s.rows : d.m;
+  if constexpr (requires { d.batch; }) s.matrices = d.batch, s.x_rows = d.m * d.batch;
+  s.gated = requires { d.activation; };
+  return s;
+}
+
+Support supports_choice(const Shape& shape, const Choice& choice, const DeviceInfo& device);
+Choice default_choice(const Shape& shape, const DeviceInfo& device);
+// Bytes of CudaStream::workspace.
+size_t choice_scratch_bytes(const Shape& shape, const Choice& choice);
+// Enqueues the launches of `problem`, whose x is float32. Throws DeviceError when the workspace is too small.
+void run(const Choice& choice, const Shape& shape, Problem problem, CudaStream& stream);
+
+}  // namespace dyno::ops::cuda

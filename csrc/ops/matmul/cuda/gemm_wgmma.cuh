@@ -1,0 +1,111 @@
+// Tensor cores through wgmma (Hopper, code for 90a): weights are A in registers, tokens are B in shared memory.
+// See gemm_tile.cuh for the shape of the work. Four consecutive warps make a warpgroup; each product takes stripe i of
+// its four warps as the 64 rows of A.
+#pragma once
+
+#include "device/wgmma.cuh"
+#include "ops/matmul/cuda/gemm_mma.cuh"
+
+namespace dyno::ops::cuda {
+
+template <DType kType, int kTokens, int kWarps>
+__global__ void __launch_bounds__(32 * kWarps, kGemmBlocks<kType, kTokens, kWarps>) gemm_wgmma_kernel(const Problem p) {
+#ifdef DYNO_DEVICE_WGMMA
+  const GemmBlock block = gemm_block<kTokens>(p);
+  if (block.rows <= 0) return;
+  extern __shared__ uint8_t shared_raw[];
+  uint8_t* shared = shared_raw + (1024 - device::shared_address(shared_raw) % 1024) % 1024;
+  const uint32_t stages = device::shared_address(shared);
+
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const WarpStripes<kType> stripes(p, block.matrix, warp, kWarps);
+  TokenCopies<kTokens, 32 * kWarps> copies(p, block);
+  const int tiles = (p.k + kGpuTile - 1) / kGpuTile;
+
+  using Tile = WeightTile<kType>;
+  typename Tile::Cursor cursor[2] = {{stripes.at[0], 0, lane}, {stripes.at[1], 0, lane}};
+  Tile now[2], next[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) now[i].load(cursor[i]);
+#pragma unroll
+  for (int s = 0; s < kStages - 2; ++s) {
+    if (s < tiles) copies.issue(stages + s * kTokens * kTileRowBytes);
+    device::copy_async_commit();
+  }
+
+  float sums[2][kTokens / 2] = {};
+  uint32_t a[2][2][4];  // [step & 1][stripe]: one is read by products under way while the other is made
+  for (int tile = 0; tile < tiles; ++tile) {
+    device::copy_async_wait<kStages - 3>();
+    device::fence_async_shared();
+    // The tile has arrived for all threads. Products of the last tile may still be under way in other warps, those of
+    // the tile before it are over: its stage is filled next.
+    __syncthreads();
+    const uint64_t stage = device::wgmma_descriptor(stages + tile % kStages * kTokens * kTileRowBytes);
+    for_each_step([&]<int kStep>() {
+      // At most the products of one step are under way, so those that read a[kStep & 1] are over.
+      now[0].template fragment<kStep>(a[kStep & 1][0]);
+      now[1].template fragment<kStep>(a[kStep & 1][1]);
+      device::wgmma_fence();
+      device::wgmma_f16(sums[0], a[kStep & 1][0], stage + 2 * kStep);
+      device::wgmma_f16(sums[1], a[kStep & 1][1], stage + 2 * kStep);
+      device::wgmma_commit();
+      // While these products run, ask for what later tiles need.
+      if constexpr (kStep == 0) {
+        if (tile + 1 < tiles) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            cursor[i].advance();
+            next[i].load(cursor[i]);
+          }
+        }
+      } else if constexpr (kStep == 1) {
+        const int ahead = tile + kStages - 2;
+        if (ahead < tiles) copies.issue(stages + ahead % kStages * kTokens * kTileRowBytes);
+        device::copy_async_commit();
+      } else if constexpr (kStep == 2) {
+        if (tile + kPrefetchTiles < tiles) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) cursor[i].prefetch(kPrefetchTiles - 1, lane);
+        }
+      }
+      device::wgmma_wait<1>();
+    });
+#pragma unroll
+    for (int i = 0; i < 2; ++i) now[i] = next[i];
+  }
+  device::wgmma_wait<0>();
+  gemm_epilogue<kTokens>(p, block, stripes.row_of_w, lane, sums, shared);
+#endif
+}
+
+template <DType kType, int kTokens, int kWarps>
+void gemm_wgmma_block(const Problem& p, CUstream_st* stream) {
+  constexpr int kBytes = gemm_shared_bytes(kTokens);
+  const auto kernel = gemm_wgmma_kernel<kType, kTokens, kWarps>;
+  allow_shared(kernel, kBytes);
+  kernel<<<gemm_grid(p, kTokens, kWarps), 32 * kWarps, kBytes, stream>>>(p);
+}
+
+template <DType kType>
+void gemm_wgmma(const Problem& p, int tokens, int warps, CUstream_st* stream) {
+  const auto with_warps = [&]<int kWarps>() {
+    switch (tokens) {
+      case 16:
+        return gemm_wgmma_block<kType, 16, kWarps>(p, stream);
+      case 32:
+        return gemm_wgmma_block<kType, 32, kWarps>(p, stream);
+      case 64:
+        return gemm_wgmma_block<kType, 64, kWarps>(p, stream);
+      default:
+        return gemm_wgmma_block<kType, 128, kWarps>(p, stream);
+    }
+  };
+  if (warps == 4) {
+    with_warps.template operator()<4>();
+  } else {
+    with_warps.template operator()<8>();
+  }
+}
+
+}  // namespace dyno::ops::cuda

@@ -1,0 +1,79 @@
+// What the matrix kernels of all four families run on: one product, or a gated pair of products over the same rows.
+// Filled by the families' launch functions; plain host code.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda_stream.h"
+#include "ops/op.h"
+
+namespace dyno::ops::cuda {
+
+// How rows of x and y belong to matrices.
+enum class Grouping : uint8_t {
+  dense,   // every row meets matrix `batch index`
+  experts  // row r = (token, slot) meets matrix ids[r]
+};
+
+struct Problem {
+  DType type = DType::f32;
+  const uint8_t* w = nullptr;
+  const uint8_t* w_up = nullptr;  // gated: y = activation(x·wᵀ + bias, x·w_upᵀ + bias_up)
+  int64_t w_stride = 0;           // bytes between matrices
+  const float* bias = nullptr;    // [n], or [matrices, n] with experts
+  const float* bias_up = nullptr;
+  const float* residual = nullptr;  // dense and not gated: y = residual + scale·(x·wᵀ + bias)
+  float scale = 1.0f;
+  Activation activation = Activation::silu;
+
+  const uint8_t* x = nullptr;  // float32 rows, or half rows of HalfRows
+  int64_t x_stride = 0;        // bytes between rows
+  int64_t x_batch_stride = 0;  // bytes
+  int32_t x_divisor = 1;       // experts: row r reads row r / x_divisor of x
+  float* y = nullptr;
+  int64_t y_stride = 0;  // elements between rows
+  int64_t y_batch_stride = 0;
+
+  int32_t rows = 0;  // of y: m, or m·used
+  int32_t n = 0, k = 0;
+  int32_t matrices = 1;  // batch, or experts
+
+  Grouping grouping = Grouping::dense;
+  const int32_t* ids = nullptr;  // [rows]
+  // Made by group_rows(): first_tile [matrices + 1], first_row [matrices + 1], order [rows].
+  int32_t* groups = nullptr;
+
+  constexpr bool gated() const { return w_up != nullptr; }
+};
+
+// Activations as half rows: k padded up to 64 with zeros, then one float s, with x = s·half; s is a power of two that
+// keeps the largest value of the row within [2^9, 2^10), so that neither range nor small values are lost.
+constexpr int64_t half_row_bytes(int64_t k) { return (k + 63) / 64 * 128 + 64; }
+
+// ---- Launches. None of them synchronises or allocates. -------------------------------------------------------------
+
+// f32 rows -> half rows: `batch` groups of `rows` rows, row r of group b at x + b·x_batch_stride + r·x_stride (bytes);
+// written at out + (b·rows + r)·half_row_bytes(k). x needs 4-byte alignment.
+void halve_rows(const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, int64_t rows, int64_t batch, int64_t k,
+                uint8_t* out, CUstream_st* stream);
+// Sorts the rows of p.ids by matrix into p.groups and counts tiles of `tile_rows` rows.
+void group_rows(const Problem& p, int tile_rows, CUstream_st* stream);
+
+// Kernels of one weight type, in Layout::gpu unless said otherwise.
+struct TypeKernels {
+  // f32 x, up to 8 rows a block: `warps` (4, 8, 16) share the k of 1 or 2 stripes of w.
+  void (*stream)(const Problem& p, int warps, int stripes, CUstream_st* stream) = nullptr;
+  // half rows x: tiles of `tokens` (16, 32, 64, 128) rows of x and 32·warps rows of w (warps 4 or 8).
+  void (*gemm_mma)(const Problem& p, int tokens, int warps, CUstream_st* stream) = nullptr;
+  void (*gemm_wgmma)(const Problem& p, int tokens, int warps, CUstream_st* stream) = nullptr;
+  // f32 x and plain weights, float32 sums in a fixed order.
+  void (*exact)(const Problem& p, CUstream_st* stream) = nullptr;
+  // Plain to Layout::gpu on the device: `matrices` of [n, k], both contiguous.
+  void (*repack)(const uint8_t* plain, uint8_t* out, int64_t matrices, int64_t n, int64_t k,
+                 CUstream_st* stream) = nullptr;
+  // Layout::gpu to half [n, k] (k contiguous), one matrix.
+  void (*to_half)(const uint8_t* w, uint16_t* out, int64_t n, int64_t k, CUstream_st* stream) = nullptr;
+};
+const TypeKernels& type_kernels(DType type);
+
+}  // namespace dyno::ops::cuda

@@ -1,0 +1,26 @@
+// All kernels of one weight type, as a table.
+#pragma once
+
+#include "ops/matmul/cuda/convert.cuh"
+#include "ops/matmul/cuda/exact.cuh"
+#include "ops/matmul/cuda/gemm_mma.cuh"
+#include "ops/matmul/cuda/gemm_wgmma.cuh"
+#include "ops/matmul/cuda/stream.cuh"
+
+namespace dyno::ops::cuda {
+
+template <DType kType>
+constexpr TypeKernels make_type_kernels() {
+  if constexpr (has_gpu_layout(kType)) {
+    return {.stream = stream<kType>,
+            .gemm_mma = gemm_mma<kType>,
+            .gemm_wgmma = gemm_wgmma<kType>,
+            .exact = exact<kType>,
+            .repack = repack<kType>,
+            .to_half = to_half<kType>};
+  } else {
+    return {.exact = exact<kType>};
+  }
+}
+
+}  // namespace dyno::ops::cuda

@@ -1,0 +1,142 @@
+// Layout::gpu: weights in the order in which tensor cores and 16-byte loads want them. The same bits as in the file.
+//
+// A matrix [n, k] is cut into stripes of 16 rows (n padded up) and tiles of 64 k (k padded up); pads are zero weights.
+// A stripe is contiguous along k, so a warp that walks one stripe reads one stream:
+//
+//   types with 32-element blocks, f16, bf16:   tile 0 | tile 1 | …          tile = codes, then scales
+//   types with 256-element super-blocks:       super 0 | super 1 | …        super = 4 times (codes, then sub-block
+//                                                                           scales), then d (and dmin) of the 256
+//
+// Codes. With lane = 4·g + t (g < 8, t < 4), a 16×16 step s (s < 4) of a tile is the A operand of mma.m16n8k16, whose
+// register j (j < 4) holds for each lane two neighbours of k:
+//   row g + 8·(j & 1), k = 16·s + 2·t + 8·(j >> 1) and that + 1       ("pair j, low and high element")
+// f16, bf16: the 4 registers of step s, 16 bytes a lane: byte 512·s + 16·lane.
+// Other types split the code u of an element into planes, one after the other, every plane lane by lane:
+//   8 bits:  two halves of 512 bytes (steps 0–1, 2–3), 16 bytes a lane: byte 2·j + element of the 8 of a step
+//   4 bits:  16 bytes a lane, one 32-bit word for each step; pair j at bits 4·j and 16 + 4·j (codebook types: 8·j,
+//   8·j+4) 2 bits:  8 bytes a lane, word s / 2; with p = 4·(s & 1) + j at bits 2·p and 16 + 2·p 1 bit:   4 bytes a
+//   lane; with p = 4·s + j at bits p and 16 + p
+// u is the file's code; signed bytes (q8_0) are stored biased by 128.
+//
+// Scales of a tile, for g < 8 in order (r = rows g and g + 8, b = 32-blocks of the tile, s = 16-blocks):
+//   f16 d                 {d[g][0], d[g][1], d[g+8][0], d[g+8][1]}                       8 bytes
+//   f16 d, m              {d, m of [g][0], [g][1], [g+8][0], [g+8][1]}                  16 bytes
+//   e8m0                  {e[g][0], e[g+8][0], e[g][1], e[g+8][1]}                       4 bytes
+//   scale, min (q4_k …)   {sc[g][b], sc[g+8][b], m[g][b], m[g+8][b]} for b = 0, 1         8 bytes
+//   scale of 16           {sc[g][s], sc[g+8][s]} for s = 0 … 3                            8 bytes, signed ones biased
+//   by 128 scale of 32 (iq4_xs)  {sc[g][b], sc[g+8][b]} for b = 0, 1                             4 bytes, biased by 128
+// d of a super-block, for g < 8 in order: {d[g], d[g+8]} (4 bytes) or {d[g], d[g+8], dmin[g], dmin[g+8]} (8 bytes).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace dyno::ops {
+
+inline constexpr int kGpuRows = 16;  // of a stripe
+inline constexpr int kGpuTile = 64;  // elements of k in a tile
+
+enum class GpuScale : uint8_t {
+  none,       // f16, bf16
+  d,          // w = d·(u − offset)
+  d_m,        // w = d·u + m
+  e8m0,       // w = 2^(e − 128)·codebook[u]
+  k_min32,    // w = d·sc·u − dmin·m, 32-blocks
+  k_min16,    // the same with 4-bit sc and m in one byte, 16-blocks
+  k_scale16,  // w = d·sc·(u − offset), 16-blocks
+  k_scale32,  // w = d·sc·codebook[u], 32-blocks
+};
+enum class GpuCodebook : uint8_t { none, iq4nl, mxfp4 };
+
+struct GpuFormat {
+  int low_bits = 0;   // first plane: 16 (floats), 8, 4, 2
+  int high_bits = 0;  // second plane: 0, 1, 2
+  int offset = 0;     // subtracted from u
+  GpuScale scale = GpuScale::none;
+  GpuCodebook codebook = GpuCodebook::none;
+
+  constexpr int bits() const { return low_bits + high_bits; }
+  constexpr bool super_block() const { return scale >= GpuScale::k_min32; }
+  constexpr int code_bytes() const { return kGpuRows * kGpuTile * bits() / 8; }  // of a tile
+  constexpr int scale_bytes() const {                                            // of a tile
+    switch (scale) {
+      case GpuScale::none:
+        return 0;
+      case GpuScale::d_m:
+        return 128;
+      case GpuScale::e8m0:
+      case GpuScale::k_scale32:
+        return 32;
+      default:
+        return 64;
+    }
+  }
+  constexpr int super_bytes() const {  // d and dmin of a super-block
+    return !super_block() ? 0 : scale == GpuScale::k_min32 || scale == GpuScale::k_min16 ? 64 : 32;
+  }
+  constexpr int tile_bytes() const { return code_bytes() + scale_bytes(); }
+  constexpr int unit_k() const { return super_block() ? 256 : kGpuTile; }
+  constexpr int unit_bytes() const {  // of a tile or, where there are super-blocks, of 4 tiles with their d
+    return super_block() ? 4 * tile_bytes() + super_bytes() : tile_bytes();
+  }
+};
+
+// Of a type without this layout (f32): low_bits = 0.
+constexpr GpuFormat gpu_format(DType type) {
+  switch (type) {
+    case DType::f16:
+    case DType::bf16:
+      return {16, 0, 0, GpuScale::none, GpuCodebook::none};
+    case DType::q4_0:
+      return {4, 0, 8, GpuScale::d, GpuCodebook::none};
+    case DType::q4_1:
+      return {4, 0, 0, GpuScale::d_m, GpuCodebook::none};
+    case DType::q5_0:
+      return {4, 1, 16, GpuScale::d, GpuCodebook::none};
+    case DType::q5_1:
+      return {4, 1, 0, GpuScale::d_m, GpuCodebook::none};
+    case DType::q8_0:
+      return {8, 0, 128, GpuScale::d, GpuCodebook::none};
+    case DType::q2_k:
+      return {2, 0, 0, GpuScale::k_min16, GpuCodebook::none};
+    case DType::q3_k:
+      return {2, 1, 4, GpuScale::k_scale16, GpuCodebook::none};
+    case DType::q4_k:
+      return {4, 0, 0, GpuScale::k_min32, GpuCodebook::none};
+    case DType::q5_k:
+      return {4, 1, 0, GpuScale::k_min32, GpuCodebook::none};
+    case DType::q6_k:
+      return {4, 2, 32, GpuScale::k_scale16, GpuCodebook::none};
+    case DType::iq4_nl:
+      return {4, 0, 0, GpuScale::d, GpuCodebook::iq4nl};
+    case DType::iq4_xs:
+      return {4, 0, 0, GpuScale::k_scale32, GpuCodebook::iq4nl};
+    case DType::mxfp4:
+      return {4, 0, 0, GpuScale::e8m0, GpuCodebook::mxfp4};
+    default:
+      return {};
+  }
+}
+
+constexpr bool has_gpu_layout(DType type) { return gpu_format(type).low_bits != 0; }
+
+constexpr int64_t gpu_stripe_bytes(DType type, int64_t k) {
+  const GpuFormat f = gpu_format(type);
+  return (k + f.unit_k() - 1) / f.unit_k() * f.unit_bytes();
+}
+// Of one matrix [n, k]; experts follow each other at this distance.
+constexpr int64_t gpu_layout_bytes(DType type, int64_t n, int64_t k) {
+  return (n + kGpuRows - 1) / kGpuRows * gpu_stripe_bytes(type, k);
+}
+
+// Repacks stripes [first, last) of the matrix [n, k] at `plain` (rows as in the file) into `out`, where the first byte
+// of stripe 0 is out[0]. Stripes are independent: callers split them over threads.
+// Throws UnsupportedError for a type without this layout or a k that is no multiple of its block.
+void repack_gpu(DType type, int64_t n, int64_t k, const std::byte* plain, std::byte* out, int64_t first, int64_t last);
+
+// What a kernel reads as row `row`, in float32: equal to dequantize_row() of the file's bytes.
+void dequantize_gpu_row(DType type, int64_t k, const std::byte* packed, int64_t row, float* out);
+
+}  // namespace dyno::ops
