@@ -1,0 +1,196 @@
+// Times the CUDA candidates of matrix products of real models and prints JSON: microseconds, GB/s of weights, TFLOP/s,
+// and percent of what this device did when it copied memory and when cuBLAS multiplied halves. Weights rotate through
+// copies larger than L2; launches replay from a graph; the median of five replays.
+//   bench_products decode|prefill|all
+#include <cublas_v2.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "core/cuda/check.h"
+#include "core/cuda_devices.h"
+#include "product_case.h"
+
+namespace {
+
+using namespace dyno;
+using testing::ProductCase;
+using testing::ProductOptions;
+
+struct Timer {
+  cudaStream_t stream = nullptr;
+  cudaEvent_t start = nullptr, stop = nullptr;
+  Timer() {
+    DYNO_CUDA_CHECK(cudaStreamCreate(&stream));
+    DYNO_CUDA_CHECK(cudaEventCreate(&start));
+    DYNO_CUDA_CHECK(cudaEventCreate(&stop));
+  }
+  // Median microseconds of body(i), `count` of which make a graph.
+  double microseconds(int count, const std::function<void(int)>& body) const {
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    body(0);
+    DYNO_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < count; ++i) body(i);
+    DYNO_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+    DYNO_CUDA_CHECK(cudaGraphInstantiate(&replay, graph, 0));
+    std::vector<float> times;
+    for (int i = 0; i < 7; ++i) {
+      DYNO_CUDA_CHECK(cudaEventRecord(start, stream));
+      DYNO_CUDA_CHECK(cudaGraphLaunch(replay, stream));
+      DYNO_CUDA_CHECK(cudaEventRecord(stop, stream));
+      DYNO_CUDA_CHECK(cudaStreamSynchronize(stream));
+      float milliseconds = 0;
+      DYNO_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start, stop));
+      if (i >= 2) times.push_back(milliseconds);
+    }
+    DYNO_CUDA_CHECK(cudaGraphExecDestroy(replay));
+    DYNO_CUDA_CHECK(cudaGraphDestroy(graph));
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2] * 1000.0 / count;
+  }
+};
+
+struct Ceilings {
+  double copy_gbps = 0, multiply_tflops = 0;
+};
+
+Ceilings measure_ceilings(const Timer& timer) {
+  Ceilings out;
+  {
+    const size_t bytes = size_t{2} << 30;
+    const testing::GuardedBuffer from(bytes), to(bytes);
+    // Not from a graph, where copies may go to the slower copy engines.
+    for (int i = 0; i < 5; ++i) {
+      float milliseconds = 0;
+      DYNO_CUDA_CHECK(cudaEventRecord(timer.start, timer.stream));
+      DYNO_CUDA_CHECK(cudaMemcpyAsync(to.data(), from.data(), bytes, cudaMemcpyDeviceToDevice, timer.stream));
+      DYNO_CUDA_CHECK(cudaEventRecord(timer.stop, timer.stream));
+      DYNO_CUDA_CHECK(cudaStreamSynchronize(timer.stream));
+      DYNO_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, timer.start, timer.stop));
+      out.copy_gbps = std::max(out.copy_gbps, 2.0 * static_cast<double>(bytes) / milliseconds / 1e6);
+    }
+  }
+  const int n = 8192;
+  const std::vector<std::byte> halves = testing::random_weights(DType::f16, n, n, 7);
+  const testing::GuardedBuffer a(halves.size()), b(halves.size()), c(size_t{4} * n * n);
+  DYNO_CUDA_CHECK(cudaMemcpy(a.data(), halves.data(), halves.size(), cudaMemcpyHostToDevice));
+  DYNO_CUDA_CHECK(cudaMemcpy(b.data(), halves.data(), halves.size(), cudaMemcpyHostToDevice));
+  cublasHandle_t handle;
+  const float one = 1, zero = 0;
+  if (cublasCreate(&handle) != CUBLAS_STATUS_SUCCESS ||
+      cublasSetStream(handle, timer.stream) != CUBLAS_STATUS_SUCCESS) {
+    return out;
+  }
+  const double us = timer.microseconds(5, [&](int) {
+    cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, n, n, n, &one, a.data(), CUDA_R_16F, n, b.data(), CUDA_R_16F, n,
+                 &zero, c.data(), CUDA_R_32F, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+  });
+  cublasDestroy(handle);
+  out.multiply_tflops = 2.0 * n * n * n / us / 1e6;
+  return out;
+}
+
+struct Bench {
+  DeviceInfo device = cuda_device(0);
+  Timer timer;
+  Ceilings ceilings = measure_ceilings(timer);
+  ops::CudaStream stream;
+  testing::GuardedBuffer workspace{size_t{1} << 30};
+  bool first = true;
+
+  Bench() {
+    stream.handle = timer.stream;
+    stream.device = &device;
+    stream.workspace = workspace.as<std::byte>();
+    stream.workspace_bytes = workspace.bytes();
+  }
+
+  void run(const char* what, const ops::OpDesc& desc) {
+    ProductOptions options{.reference = false, .routing = testing::Routing::skewed};
+    const double bytes = ops::cost(desc).bytes;
+    options.copies = static_cast<int>(std::clamp(3e8 / bytes, 1.0, 40.0)) + 1;
+    const ProductCase product(desc, options);
+    const double flops = ops::cost(desc).flops;
+    const int count = flops > 1e11 ? 4 : std::max(options.copies, 20);
+    const ops::Config usual = ops::default_config(desc, device);
+    for (const ops::Config& config : ops::candidates(desc, device, ops::CandidateSet::compiled)) {
+      const double us = timer.microseconds(count, [&](int i) { product.launch(config, stream, i % options.copies); });
+      const double gbps = product.weight_bytes() / us / 1e3, tflops = flops / us / 1e6;
+      std::printf(
+          "%s\n    {\"what\": \"%s\", \"op\": \"%s\", \"tokens\": %lld, \"config\": \"%s\", \"default\": %s, "
+          "\"us\": %.2f, \"weights_gbps\": %.0f, \"percent_of_copy\": %.1f, \"tflops\": %.1f, "
+          "\"percent_of_multiply\": %.1f}",
+          first ? "" : ",", what, ops::op_key(desc).c_str(), static_cast<long long>(ops::tokens_of(desc)),
+          ops::describe(ops::family_of(desc), config).c_str(), config == usual ? "true" : "false", us, gbps,
+          100 * gbps / ceilings.copy_gbps, tflops, 100 * tflops / ceilings.multiply_tflops);
+      first = false;
+    }
+  }
+};
+
+void bench_decode(Bench& bench) {
+  constexpr auto gpu = ops::Layout::gpu;
+  for (const DType type : {DType::f16, DType::q4_0, DType::q5_0, DType::q8_0, DType::q2_k, DType::q3_k, DType::q4_k,
+                           DType::q6_k, DType::iq4_xs, DType::mxfp4}) {
+    bench.run("square", ops::MatmulDesc{.type = type, .layout = gpu, .m = 1, .n = 4096, .k = 4096});
+    bench.run("wide", ops::MatmulDesc{.type = type, .layout = gpu, .m = 1, .n = 14336, .k = 4096});
+    bench.run("deep", ops::MatmulDesc{.type = type, .layout = gpu, .m = 1, .n = 4096, .k = 14336});
+  }
+  bench.run("llama-8b ffn", ops::UpGateDesc{.type = DType::q4_k, .layout = gpu, .m = 1, .n = 14336, .k = 4096});
+  bench.run("head", ops::MatmulDesc{.type = DType::q6_k, .layout = gpu, .m = 1, .n = 151936, .k = 2048});
+  for (const DType type : {DType::q4_0, DType::mxfp4}) {
+    bench.run("qwen3moe-30b up_gate",
+              ops::MoeUpGateDesc{.type = type, .layout = gpu, .m = 1, .n = 768, .k = 2048, .experts = 128, .used = 8});
+    bench.run(
+        "qwen3moe-30b down",
+        ops::MatmulIdDesc{
+            .type = type, .layout = gpu, .m = 1, .n = 2048, .k = 768, .experts = 128, .used = 8, .x_per_slot = true});
+  }
+}
+
+void bench_prefill(Bench& bench) {
+  constexpr auto gpu = ops::Layout::gpu;
+  for (const int64_t m : {32, 128, 512, 4096}) {
+    for (const DType type : {DType::f16, DType::q4_0, DType::q8_0, DType::q4_k, DType::q6_k}) {
+      bench.run("square", ops::MatmulDesc{.type = type, .layout = gpu, .m = m, .n = 4096, .k = 4096});
+      if (m >= 512) bench.run("wide", ops::MatmulDesc{.type = type, .layout = gpu, .m = m, .n = 14336, .k = 4096});
+    }
+    for (const DType type : {DType::q4_0, DType::mxfp4}) {
+      bench.run(
+          "qwen3moe-30b up_gate",
+          ops::MoeUpGateDesc{.type = type, .layout = gpu, .m = m, .n = 768, .k = 2048, .experts = 128, .used = 8});
+      bench.run(
+          "qwen3moe-30b down",
+          ops::MatmulIdDesc{
+              .type = type, .layout = gpu, .m = m, .n = 2048, .k = 768, .experts = 128, .used = 8, .x_per_slot = true});
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string mode = argc > 1 ? argv[1] : "all";
+  if (mode != "decode" && mode != "prefill" && mode != "all") {
+    std::fprintf(stderr, "bench_products: '%s' is none of decode, prefill, all\n", mode.c_str());
+    return 2;
+  }
+  try {
+    Bench bench;
+    std::printf(
+        "{\"device\": \"%s\", \"compute_capability\": %d, \"sm_count\": %d, \"copy_gbps\": %.0f, "
+        "\"multiply_f16_8192_tflops\": %.0f,\n  \"rows\": [",
+        bench.device.name.c_str(), bench.device.compute_capability, bench.device.sm_count, bench.ceilings.copy_gbps,
+        bench.ceilings.multiply_tflops);
+    if (mode != "prefill") bench_decode(bench);
+    if (mode != "decode") bench_prefill(bench);
+    std::printf("\n  ]}\n");
+    return 0;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 1;
+  }
+}

@@ -1,0 +1,129 @@
+// Every CUDA candidate of the four families of matrix products against float64, over odd shapes: error, guard bytes,
+// equal bits when launched again. Prints one line for each fault and the number of launches; exit status 1 on a fault.
+//   check_products [type]
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "core/cuda/check.h"
+#include "core/cuda_devices.h"
+#include "product_case.h"
+
+namespace {
+
+using namespace dyno;
+using testing::ProductCase;
+using testing::ProductOptions;
+using testing::Routing;
+
+struct Checker {
+  DeviceInfo device = cuda_device(0);
+  ops::CudaStream stream;
+  testing::GuardedBuffer workspace{size_t{64} << 20};
+  int launches = 0, faults = 0;
+  double worst = 0;
+
+  Checker() {
+    DYNO_CUDA_CHECK(cudaStreamCreate(&stream.handle));
+    stream.device = &device;
+    stream.workspace = workspace.as<std::byte>();
+  }
+
+  void run(const ops::OpDesc& desc, const ProductOptions& options) {
+    const ProductCase product(desc, options);
+    double power = 0;
+    for (const double v : product.reference()) power += v * v;
+    for (const ops::Config& config : ops::candidates(desc, device, ops::CandidateSet::compiled)) {
+      const std::string name = ops::describe(ops::family_of(desc), config);
+      const bool exact = name.find("exact") != std::string::npos;
+      stream.workspace_bytes = ops::scratch_bytes(desc, config);  // no more than it asked for
+      std::vector<float> y[2];
+      for (auto& values : y) {
+        product.y().fill(0xff);  // NaN wherever nothing is written
+        product.launch(config, stream);
+        DYNO_CUDA_CHECK(cudaStreamSynchronize(stream.handle));
+        values = testing::download<float>(product.y(), product.y_count());
+        ++launches;
+      }
+      double error = 0;
+      for (size_t i = 0; i < product.y_count(); ++i) {
+        const double difference = y[0][i] - product.reference()[i];
+        error += difference * difference;
+      }
+      const double nmse = error / power, limit = exact ? 1e-11 : 1e-6;
+      const bool same = std::memcmp(y[0].data(), y[1].data(), y[0].size() * 4) == 0;
+      const bool guards = product.y().guards_intact() && workspace.guards_intact();
+      if (!exact && nmse > worst) worst = nmse;
+      if (!(nmse <= limit) || !same || !guards) {
+        ++faults;
+        std::printf("FAULT %s m=%lld %s: nmse %.3g (limit %.0e)%s%s\n", ops::op_key(desc).c_str(),
+                    static_cast<long long>(ops::tokens_of(desc)), name.c_str(), nmse, limit,
+                    same ? "" : ", other bits the second time", guards ? "" : ", guard bytes overwritten");
+      }
+    }
+  }
+};
+
+void check_type(Checker& checker, DType type) {
+  const int64_t block = dtype_info(type).block_elements;
+  const auto k_of = [&](int64_t k) { return (k + block - 1) / block * block; };
+  uint64_t seed = 1;
+  for (const ops::Layout layout : {ops::Layout::plain, ops::Layout::gpu}) {
+    if (layout == ops::Layout::gpu && type == DType::f32) continue;
+    for (const auto& [m, n, k] : {std::array<int64_t, 3>{1, 19, 352}, {5, 77, 32}, {37, 77, 160}, {130, 272, 96}}) {
+      checker.run(ops::MatmulDesc{.type = type, .layout = layout, .m = m, .n = n, .k = k_of(k)},
+                  {.bias = m % 2 == 1, .residual = m != 5, .seed = ++seed});
+    }
+    checker.run(ops::MatmulDesc{.type = type, .layout = layout, .m = 9, .n = 48, .k = k_of(128), .batch = 3},
+                {.seed = ++seed});
+    for (const int64_t m : {1, 33}) {
+      checker.run(
+          ops::UpGateDesc{
+              .type = type, .layout = layout, .activation = ops::Activation::gelu_tanh, .m = m, .n = 80, .k = k_of(96)},
+          {.bias = m > 1, .seed = ++seed});
+    }
+    for (const auto& [m, routing] :
+         {std::pair<int64_t, Routing>{1, Routing::uniform}, {19, Routing::half_empty}, {60, Routing::one_expert}}) {
+      for (const bool x_per_slot : {false, true}) {
+        checker.run(ops::MatmulIdDesc{.type = type,
+                                      .layout = layout,
+                                      .m = m,
+                                      .n = 80,
+                                      .k = k_of(160),
+                                      .experts = 7,
+                                      .used = 3,
+                                      .x_per_slot = x_per_slot},
+                    {.bias = x_per_slot, .routing = routing, .seed = ++seed});
+      }
+      checker.run(ops::MoeUpGateDesc{.type = type,
+                                     .layout = layout,
+                                     .activation = ops::Activation::swiglu_oai,
+                                     .m = m,
+                                     .n = 144,
+                                     .k = k_of(64),
+                                     .experts = 5,
+                                     .used = 2},
+                  {.bias = true, .routing = routing, .seed = ++seed});
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    Checker checker;
+    for (const DType type : {DType::f32, DType::f16, DType::bf16, DType::q4_0, DType::q4_1, DType::q5_0, DType::q5_1,
+                             DType::q8_0, DType::q2_k, DType::q3_k, DType::q4_k, DType::q5_k, DType::q6_k,
+                             DType::iq4_nl, DType::iq4_xs, DType::mxfp4}) {
+      if (argc < 2 || dtype_name(type) == argv[1]) check_type(checker, type);
+    }
+    std::printf("%d launches on %s, %d faults, largest nmse of a default path %.2g\n", checker.launches,
+                checker.device.name.c_str(), checker.faults, checker.worst);
+    return checker.faults == 0 && checker.launches > 0 ? 0 : 1;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 1;
+  }
+}
