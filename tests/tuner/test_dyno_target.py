@@ -156,3 +156,29 @@ def test_a_tune_from_end_to_end(tmp_path: Path) -> None:
     assert profile.evidence.quality.routing_pinned
     with Engine(str(MODEL), profile=str(out), require_profile=True) as engine:
         assert engine.logits([1, 2, 3]).shape[0] == 3
+
+
+def test_a_short_sample_is_repeated_and_its_median_run_counts(
+    target: Any, default: Configuration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lengths are scripted, so that no clock decides: one run is put aside, and does not count."""
+    target.apply(default, CONTEXT)
+    lengths = [0.02, 0.02, 0.5, 0.02]
+    asked: list[int] = []
+
+    def one_run(workload: Workload, metric: str, prompt: int) -> tuple[float, float]:
+        asked.append(prompt)
+        return lengths[len(asked) - 1], lengths[len(asked) - 1]
+
+    monkeypatch.setattr(target, "_run", one_run)
+    sample = target.measure(WORKLOAD, "pp", 2)
+    assert (sample.seconds, sample.clock_seconds, sample.tokens) == (0.02, 0.02, WORKLOAD.pp)
+    assert asked == [2, 2, 2]
+    lengths[:] = [1.0]
+    asked.clear()
+    assert target.measure(WORKLOAD, "pp", 0).seconds == 1.0
+    assert len(asked) == 1
+    lengths[:] = [1e-6] * 1000
+    asked.clear()
+    target.measure(WORKLOAD, "pp", 0)
+    assert len(asked) == 64  # a clock that hardly moves does not hold it up

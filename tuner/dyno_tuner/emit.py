@@ -118,7 +118,13 @@ def _kernels(outcome: Outcome) -> dict[str, dict[str, Any]]:
     written: dict[str, dict[str, Any]] = {}
     for kernel in outcome.kernels:
         written.setdefault(kernel.choice.key, {})[kernel.choice.tokens] = profiles.KernelEntry(
-            **{**dict(kernel.choice.config), **_ratio(kernel.estimate), "group": kernel.group}
+            **{
+                **dict(kernel.choice.config),
+                **_ratio(kernel.estimate),
+                "group": kernel.group,
+                "note": f"its launch alone: {kernel.alone.ratio:.3f} × "
+                f"[{kernel.alone.low:.3f}, {kernel.alone.high:.3f}]",
+            }
         )
     for key, tokens in outcome.kernel_defaults:
         written.setdefault(key, {})[tokens] = "default"

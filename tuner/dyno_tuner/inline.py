@@ -35,10 +35,22 @@ class InlineExecutor:
         return self._target.quality(configuration, context)
 
     def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]:
-        return []
+        listed = getattr(self._target, "kernel_ops", None)
+        return list(listed(configuration, workload)) if listed is not None else []
 
     def time_ops(self, request: Mapping[str, Any], context: OpContext, deadline: float) -> list[list[float]]:
-        raise TuneError("this target has no ops to time")
+        timed = getattr(self._target, "time_op", None)
+        if timed is None:
+            raise TuneError("this target has no ops to time")
+        return [
+            list(
+                timed(
+                    request["key"], request["m"], config, threads=request["threads"],
+                    seconds=request["seconds"], seed=number,
+                )
+            )
+            for number, config in enumerate(request["configs"])
+        ]  # fmt: skip
 
     def close(self) -> None:
         self._target.close()

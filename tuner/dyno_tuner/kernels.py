@@ -2,7 +2,8 @@
 group.
 
 A kernel that wins by itself need not win in the engine, so no choice is written because of its own time:
-the choices for prefill and those for generation each have to gain the margin as a group in paired rounds.
+the choices for prefill and those for generation each have to gain the margin as a group, as part of the
+whole profile, in paired rounds (`whole`).
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .confirm import visits_in_round
-from .outcome import KernelEntry, Outcome
 from .stats import Estimate, estimate
 from .target import Configuration, KernelChoice, KernelOp, Value
+from .whole import WholeProfile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from .choose import Choice
     from .confirm import Bar, Rounds
     from .ledger import Ledger
+    from .outcome import KernelEntry, Outcome
+    from .space import Space
 
 MIN_GAIN = 1.02  # of one launch over the default's; less is not worth a line in a profile
 BATCH = 6  # candidates timed in one request, the default with them
@@ -36,6 +40,7 @@ class KernelStage:
     """
 
     ledger: Ledger
+    space: Space
     rounds: Rounds
     weights: Mapping[str, float]
     bar: Callable[[int], Bar]
@@ -50,18 +55,22 @@ class KernelStage:
     looked_at: list[KernelOp] = field(default_factory=list)
     written: list[KernelEntry] = field(default_factory=list)
 
-    def run(self, configuration: Configuration) -> None:
+    def run(self, choice: Choice) -> None:
+        """Brings `choice` to the whole profile where kernels gain; leaves it as it is where they do not."""
+        configuration = self.space.configuration(choice.point)
         ops = self.ledger.kernel_ops("kernels/ops", configuration, process=self.process())
         ops = [op for op in ops if len(op.candidates) > 1 and op.metric in self.weights]
         for number, op in enumerate(ops):
             begun, configs = self.ledger.now, len(op.candidates) + 9
-            confirming = 3 * visits_in_round(1 + len(self.weights)) * self.ledger.expected_visit
+            confirming = (
+                3 * visits_in_round(2 + len(self.weights) + bool(choice.entries)) * self.ledger.expected_visit
+            )
             if not self.more(configs * self.cost_per_config + confirming):
                 self.note("kernels_cut", done=number, of=len(ops))
                 break
             self._time(number, op, configuration)
             self.cost_per_config = max(0.2 * self.cost_per_config, (self.ledger.now - begun) / configs)
-        self._confirm(configuration)
+        self._confirm(choice)
 
     def _time(self, number: int, op: KernelOp, configuration: Configuration) -> None:
         """Two passes: all candidates once, then the best few again beside the default, on which alone they
@@ -110,35 +119,26 @@ class KernelStage:
         if gain.ratio > MIN_GAIN and gain.low > 1:
             self.chosen.append((op, KernelChoice(op.key, op.tokens, dict(best[index])), gain))
 
-    def _confirm(self, base: Configuration) -> None:
-        by_metric = {m: [c for c in self.chosen if c[0].metric == m] for m in self.weights}
-        groups = {m: chosen for m, chosen in by_metric.items() if chosen}
-        if not groups:
-            return
-        configurations = {"without": base}
-        for metric, chosen in groups.items():
-            candidate = Configuration(base.settings, tuple(choice for _, choice, _ in chosen))
-            reason = self.check(candidate)
+    def _confirm(self, choice: Choice) -> None:
+        groups: dict[str, list[tuple[KernelChoice, Estimate]]] = {}
+        for metric in self.weights:
+            chosen = [(kernel, alone) for op, kernel, alone in self.chosen if op.metric == metric]
+            if not chosen:
+                continue
+            reason = self.check(
+                Configuration(self.space.settings(choice.point), tuple(kernel for kernel, _ in chosen))
+            )
             if reason:
                 self.note("incorrect", kernels=metric, reason=reason)
             else:
-                configurations[metric] = candidate
-        if len(configurations) < 2:
-            return
-        result = self.rounds.compare("kernels/confirm", configurations, self.count)
-        bar = self.bar(result.rounds)
-        for metric in configurations:
-            if metric == "without" or metric not in result.logs or result.rounds < 2:
-                continue
-            ok, gain = bar.beats(result, metric, [metric], self.weights)
-            self.note("kernels", group=metric, beats=ok, choices=len(groups[metric]), **gain.to_dict())
-            if ok:
-                self.written += [
-                    KernelEntry(choice, own, f"kernels_{metric}") for _, choice, own in groups[metric]
-                ]
+                groups[metric] = chosen
+        self.whole = WholeProfile(
+            self.space, self.rounds, self.weights, self.bar, self.note, self.check, self.count, groups
+        )
+        self.written = self.whole.run(choice)
 
     def add_to(self, outcome: Outcome) -> None:
-        """Writes what was proven into `outcome`."""
+        """Writes what was proven into `outcome`, and `default` for all else that was looked at."""
         outcome.kernels = list(self.written)
         named = {(e.choice.key, e.choice.tokens) for e in self.written}
         outcome.kernel_defaults = [

@@ -26,11 +26,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class KernelEntry:
-    """A kernel choice of a group that beat the engine's own choices end to end."""
+    """A kernel choice of a group without which the whole profile is slower."""
 
     choice: KernelChoice
-    estimate: Estimate  # of the launch alone: time of the default / time of this one
+    estimate: Estimate  # the whole profile over the whole profile without the group
     group: str
+    alone: Estimate  # of the launch by itself: time of the default / time of this one; no gain in serving
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ class Outcome:
                 for e in self.entries
             },
             "kernels": [
-                {**k.choice.to_dict(), **k.estimate.to_dict(), "group": k.group} for k in self.kernels
+                {**k.choice.to_dict(), **k.estimate.to_dict(), "group": k.group, "alone": k.alone.to_dict()}
+                for k in self.kernels
             ],
             "gain": {m: g.to_dict() for m, g in self.gain.items()},
             "margin": self.margin,

@@ -107,6 +107,10 @@ class Progress:
             self.say(
                 f"  {data['choices']} kernel choices for {data['group']}: {data['ratio']:.3f} ×, {verdict}"
             )
+        elif kind == "whole" and plain and "gain" in data:
+            gains = ", ".join(f"{m} {g['ratio']:.3f} ×" for m, g in data["gain"].items())
+            verdict = "taken" if data["taken"] else "not taken as it is"
+            self.say(f"  the whole profile over the default: {gains}, {verdict}")
         elif kind == "too_short":
             self.say(f"  {data['message']}")
         elif kind == "kernels_cut" and plain:

@@ -39,7 +39,7 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
         config = " ".join(f"{k}={v}" for k, v in kernel.choice.config.items())
         table.add_row(
             f"{kernel.choice.key} {kernel.choice.tokens}", config, "", f"{e.ratio:.3f}",
-            f"{e.low:.3f} … {e.high:.3f}", f"its op alone ({kernel.group})",
+            f"{e.low:.3f} … {e.high:.3f}", f"({kernel.group}; alone {kernel.alone.ratio:.3f})",
         )  # fmt: skip
     if table.row_count:
         console.print(table)

@@ -99,6 +99,7 @@ class Tune:
         self._checked: dict[object, tuple[TrialStatus, str] | None] = {}
         self._qualities: dict[Point, Quality] = {}
         self._kernels: KernelStage | None = None
+        self._kernel_qualities: dict[object, Quality] = {}
         self._choice = Choice(space.default)
         self._unstable = 0
         self._policy = options.policy
@@ -139,13 +140,12 @@ class Tune:
         if self.options.kernels:
             self._stage("kernels")
             self._until("kernels")
-            configuration = self.space.configuration(self._choice.point)
             self._kernels = KernelStage(
-                self.ledger, self._rounds("kernels"), self.weights, self._bar, self._more_seconds, self._note,
-                lambda c: self._check_configuration(c, Fidelity.ROUNDING), self._round_count,
+                self.ledger, self.space, self._rounds("kernels"), self.weights, self._bar,
+                self._more_seconds, self._note, self._check_configuration, self._round_count,
                 lambda: self._process,
             )  # fmt: skip
-            self._kernels.run(configuration)
+            self._kernels.run(self._choice)
         if self.options.budget is not None and self.ledger.now > 0.97 * self.options.budget:
             self.status = "budget"
         self._stage("done")
@@ -389,15 +389,22 @@ class Tune:
                 self._note("incorrect", settings=self.space.settings(point), reason=verdict.reason)
         return self._checked[kind]
 
-    def _check_configuration(self, configuration: Configuration, fidelity: Fidelity) -> str:
+    def _check_configuration(self, configuration: Configuration) -> str:
         """For configurations with kernels: the reason why not, or nothing."""
         if not self.options.check:
             return ""
-        quality = self.ledger.quality(
-            f"quality/kernels/{self._process}", configuration, process=self._process
-        )
-        if quality.status.kills:
-            self._process += 1
+        identity = self.space.identity(configuration)
+        if identity not in self._kernel_qualities:
+            key = f"quality/kernels/{len(self._kernel_qualities)}"
+            quality = self.ledger.quality(key, configuration, process=self._process)
+            if quality.status.kills:
+                self._process += 1
+            self._kernel_qualities[identity] = quality
+        quality = self._kernel_qualities[identity]
+        # Kernels may change rounding; settings among them may be allowed to change more.
+        order = list(Fidelity)
+        settings = self.space.fidelity(self.space.point(configuration.settings))
+        fidelity = max(settings, Fidelity.ROUNDING, key=order.index)
         return judge(quality, self._default_quality, fidelity, self.options.approx_limit).reason
 
     # ---- the answer, at any moment
@@ -445,6 +452,9 @@ class Tune:
         ] + [Failure(self.space.settings(p), v.status, v.message) for p, v in choice.failed]
         if self._kernels is not None:
             self._kernels.add_to(result)
+            if result.kernels:
+                whole = Configuration(result.settings, tuple(k.choice for k in result.kernels))
+                result.quality = self._kernel_qualities.get(self.space.identity(whole))
         return result
 
     def _choose_from_screen(self, trials: Sequence[Trial]) -> None:

@@ -97,7 +97,8 @@ class KernelEntry(StrictModel):
         description="Name of the variant."
     )
     ratio: Ratio | None = Field(
-        default=None, description="Default configuration / this one, in time; above 1 is faster."
+        default=None,
+        description="Full profile / full profile with this entry, or its group, at default, in speed.",
     )
     ci95: Interval | None = Field(default=None, description="95 % interval of the ratio.")
     n: PositiveCount | None = Field(default=None, description="Pairs of samples behind the ratio.")

@@ -22,10 +22,12 @@ from ..stats import keyed_rng
 from ..target import (
     Configuration,
     Description,
+    KernelOp,
     OpContext,
     Quality,
     Sample,
     TrialStatus,
+    Value,
     Workload,
 )
 from .surfaces import SURFACES, Surface
@@ -151,7 +153,7 @@ class SimulatedTarget:
         n, key = self.noise, (self.seed, self._context.key, self._context.process, metric, self._sample)
         settings = self._configuration.settings
         rng = keyed_rng("sample", *key)
-        level = math.log(self.surface.rates(settings)[metric])
+        level = math.log(self.surface.with_kernels(self._configuration)[metric])
         level += 0.01 * float(keyed_rng("prompt", metric, prompt).standard_normal())
         level += n.process * float(keyed_rng("process", self.seed, self._context.process).standard_normal())
         layout = keyed_rng(
@@ -187,6 +189,23 @@ class SimulatedTarget:
         }
         digest = json.dumps(rounding, sort_keys=True)
         return Quality(TrialStatus.OK, kld, 20 * kld, 1.0 - min(1.0, kld), 512, digest, seconds=0.2)
+
+    def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]:
+        default: dict[str, Value] = {"variant": "plain"}
+        other: dict[str, Value] = {"variant": "other"}
+        return [
+            KernelOp(op.key, "m1", 1, 1, default, (default, other), op.metric)
+            for op in self.surface.ops
+            if workload.tokens(op.metric)
+        ]
+
+    def time_op(
+        self, key: str, m: int, config: Mapping[str, Value], *, threads: int, seconds: float, seed: int
+    ) -> list[float]:
+        op = next(o for o in self.surface.ops if o.key == key)
+        rng = keyed_rng("op", self.seed, key, config["variant"], seed)
+        gain = op.alone if config["variant"] == "other" else 1.0
+        return [1e-4 / gain * math.exp(self.noise.within * float(z)) for z in rng.standard_normal(5)]
 
     def clock(self) -> float:
         return self._spent

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..knobs import Fidelity, Kind, Knob
 from ..space import Space
 from ..stats import keyed_rng
-from ..target import METRICS, Settings, TrialStatus, Value
+from ..target import METRICS, Configuration, Settings, TrialStatus, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,9 +32,25 @@ def _no_kld(settings: Settings) -> float:
 
 
 @dataclass(frozen=True)
+class SimulatedOp:
+    """An op with one other kernel, `{"variant": "other"}`, beside its default.
+
+    Args:
+    alone: time of the default / time of the other, of the launch by itself.
+    serving: by metric, tokens/s with the other / tokens/s with the default; may depend on the settings.
+    """
+
+    key: str
+    metric: str
+    alone: float
+    serving: Callable[[Settings], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
 class Surface:
     """Args:
-    rates: true tokens/s of every metric.
+    rates: true tokens/s of every metric, with the engine's own kernels.
+    ops: what else there is to choose among.
     fault: what happens to the worker with these settings, if anything.
     kld: mean KLD against the exact path.
     """
@@ -45,6 +61,17 @@ class Surface:
     fault: Callable[[Settings], TrialStatus | None] = _no_fault
     kld: Callable[[Settings], float] = _no_kld
     weights: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(METRICS, 1.0))
+    ops: tuple[SimulatedOp, ...] = ()
+
+    def with_kernels(self, configuration: Configuration) -> dict[str, float]:
+        """True tokens/s of a configuration, kernels included."""
+        rates = dict(self.rates(configuration.settings))
+        others = {k.key for k in configuration.kernels if k.config["variant"] == "other"}
+        for op in self.ops:
+            if op.key in others:
+                for metric, gain in op.serving(configuration.settings).items():
+                    rates[metric] *= gain
+        return rates
 
     def space(self) -> Space:
         return Space(self.knobs)

@@ -1,0 +1,147 @@
+"""The whole profile, kernels included, is what is compared with the default and what is written."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from conftest_tuner import WORKLOAD, Simulated
+from dyno import profiles
+from dyno_tuner import journal
+from dyno_tuner.inline import InlineExecutor
+from dyno_tuner.session import Request, run
+from dyno_tuner.target import Configuration
+from dyno_tuner.targets.simulated import SimulatedTarget
+from dyno_tuner.targets.surfaces import SimulatedOp, Surface, null, saturating
+from dyno_tuner.tune import Options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dyno_tuner.outcome import Outcome
+
+
+def _op(key: str, metric: str, alone: float, **serving: float) -> SimulatedOp:
+    return SimulatedOp(f"matmul {key}", metric, alone, lambda settings: serving)
+
+
+def _with(surface: Surface, *ops: SimulatedOp) -> Surface:
+    return dataclasses.replace(surface, ops=ops)
+
+
+def _truth(surface: Surface, outcome: Outcome) -> dict[str, float]:
+    """True gain of what was written over the default, by metric."""
+    tuned = Configuration(outcome.settings, tuple(k.choice for k in outcome.kernels))
+    rates, base = surface.with_kernels(tuned), surface.with_kernels(Configuration(outcome.defaults))
+    return {m: rates[m] / base[m] for m in rates}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_reported_is_the_whole_profile(seed: int) -> None:
+    """A kernel that is 1.6 times as fast alone gives 1.15 in serving, and 1.15 is what is said."""
+    surface = _with(saturating(), _op("a", "tg", 1.6, tg=1.15), _op("b", "pp", 1.5, pp=1.0))
+    outcome = Simulated(surface, seed, kernels=True, max_trials=20).outcome
+    assert [k.choice.key for k in outcome.kernels] == ["matmul a"]
+    assert outcome.kernel_defaults == [("matmul b", "m1")]
+    (kernel,) = outcome.kernels
+    assert kernel.estimate.ratio == pytest.approx(1.15, abs=0.03)
+    assert kernel.alone.ratio == pytest.approx(1.6, abs=0.05)
+    truth = _truth(surface, outcome)
+    for metric in WORKLOAD.metrics:
+        assert outcome.gain[metric].ratio == pytest.approx(truth[metric], rel=0.03)
+        assert outcome.tuned[metric] / outcome.baseline[metric] == pytest.approx(truth[metric], rel=0.05)
+    for entry in outcome.entries:
+        assert entry.estimate.ratio > 1
+
+
+def test_kernels_without_settings_are_compared_with_the_default() -> None:
+    surface = _with(null(), _op("a", "tg", 1.3, tg=1.2))
+    outcome = Simulated(surface, 1, kernels=True, max_trials=8).outcome
+    assert outcome.entries == []
+    assert outcome.gain["tg"].ratio == pytest.approx(1.2, abs=0.03)
+    assert outcome.gain["pp"].ratio == pytest.approx(1.0, abs=0.02)
+    assert outcome.kernels[0].estimate.ratio == pytest.approx(outcome.gain["tg"].ratio, rel=1e-6)
+
+
+@pytest.mark.parametrize("serving", [{"tg": 1.0}, {"tg": 0.9}, {"tg": 1.1, "pp": 0.9}])
+@pytest.mark.parametrize("seed", range(2))
+def test_kernels_that_do_not_gain_in_serving_go_back(serving: dict[str, float], seed: int) -> None:
+    surface = _with(null(), _op("a", "tg", 1.5, **serving))
+    outcome = Simulated(surface, seed, kernels=True, max_trials=8).outcome
+    assert outcome.kernels == []
+    assert outcome.kernel_defaults == [("matmul a", "m1")]
+    assert outcome.gain == {}
+    assert outcome.tuned == outcome.baseline
+
+
+def test_a_harmful_group_does_not_take_the_other_with_it() -> None:
+    surface = _with(null(), _op("a", "tg", 1.3, tg=1.2), _op("b", "pp", 1.3, pp=0.8))
+    for seed in range(3):
+        outcome = Simulated(surface, seed, kernels=True, max_trials=8).outcome
+        assert [k.choice.key for k in outcome.kernels] == ["matmul a"]
+        assert outcome.gain["pp"].ratio == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_setting_that_kernels_make_useless_becomes_default() -> None:
+    """The setting gains 1.2 with the default's kernel, nothing with the other one, which gains more."""
+    plain = null()
+    knob = plain.knobs[0]
+    value = next(v for v in knob.values if v != knob.default)
+
+    def serving(settings: Any) -> dict[str, float]:
+        return {"tg": 1.4 / (1.2 if settings[knob.name] == value else 1.0)}
+
+    surface = dataclasses.replace(
+        plain,
+        knobs=(dataclasses.replace(knob, moves=frozenset({"tg"})), *plain.knobs[1:]),
+        rates=lambda s: {"pp": 400.0, "tg": 30.0 * (1.2 if s[knob.name] == value else 1.0)},
+        ops=(SimulatedOp("matmul a", "tg", 1.4, serving),),
+    )
+    for seed in range(2):
+        outcome = Simulated(surface, seed, kernels=True, max_trials=20).outcome
+        assert outcome.settings == outcome.defaults
+        assert outcome.entries == []
+        assert outcome.gain["tg"].ratio == pytest.approx(1.4, abs=0.04)
+
+
+@pytest.mark.parametrize("budget", [30.0, 60.0, 120.0, 400.0])
+def test_the_budget_holds_and_what_is_written_is_true(budget: float) -> None:
+    surface = _with(saturating(), _op("a", "tg", 1.6, tg=1.15), _op("b", "pp", 1.5, pp=1.1))
+    run = Simulated(surface, 3, kernels=True, budget=budget)
+    assert run.outcome.seconds <= 1.1 * budget
+    truth = _truth(surface, run.outcome)
+    assert all(t >= 1 - run.outcome.margin[m] for m, t in truth.items())
+    if run.outcome.kernels:
+        assert all(run.outcome.gain[m].ratio == pytest.approx(truth[m], rel=0.04) for m in truth)
+
+
+def _session(folder: Path) -> Any:
+    surface = _with(saturating(), _op("a", "tg", 1.6, tg=1.15), _op("b", "pp", 1.5, pp=1.0))
+    target = SimulatedTarget(surface, 5)
+    options = Options(WORKLOAD, seed=5, max_trials=12, rounds=2, max_rounds=2, kernels=True)
+    request = Request("simulated", options, out=folder / "p.yaml", resume=True, quiet=True)
+    return run(request, InlineExecutor(target), surface.space())
+
+
+def test_a_cut_journal_gives_the_same_kernels_and_the_profile_says_what_was_measured(tmp_path: Path) -> None:
+    first = _session(tmp_path)
+    records = journal.load(first.journal).records
+    keys = [r["key"] for r in records if "op" in r]
+    assert len(keys) == len(set(keys))
+    profile = profiles.load_profile(first.path)
+    entry = profile.kernels["matmul a"]["m1"]
+    (kernel,) = first.outcome.kernels
+    assert entry.ratio == round(kernel.estimate.ratio, 4)
+    assert entry.group == "kernels_tg"
+    assert "alone" in entry.note
+    assert profile.kernels["matmul b"]["m1"] == "default"
+    assert profile.evidence.gain["tg8"].ratio == round(first.outcome.gain["tg"].ratio, 4)
+    assert profile.evidence.tuned["tg8"] > 1.1 * profile.evidence.baseline["tg8"]
+    data = first.journal.read_bytes()
+    whole = data.index(b'"whole/0')
+    for cut in (whole, whole + (len(data) - whole) // 2, len(data) - 5):
+        first.journal.write_bytes(data[:cut])
+        first.path.unlink()
+        again = _session(tmp_path)
+        assert again.outcome.to_dict() == first.outcome.to_dict(), cut
