@@ -80,6 +80,7 @@ void for_each_field(std::type_identity<AttentionDesc>, V&& v) {
   v("v_type", &D::v_type, In::always);
   v("v_in_k", &D::v_in_k, In::if_set); v("sinks", &D::sinks, In::if_set); v("windowed", &D::windowed, In::if_set);
   v("softcap", &D::softcap, In::if_set);
+  v("exact", &D::exact, In::if_set);
 }
 template <typename V>
 void for_each_field(std::type_identity<KvStoreDesc>, V&& v) {

@@ -183,6 +183,7 @@ struct AttentionDesc {
   bool sinks = false;   // one logit per head joins the softmax denominator
   bool windowed = false;
   bool softcap = false;
+  bool exact = false;  // f32 queries and weights whatever the device prefers
   friend bool operator==(const AttentionDesc&, const AttentionDesc&) = default;
 };
 

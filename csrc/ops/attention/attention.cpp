@@ -3,6 +3,7 @@
 #include "core/error.h"
 #include "ops/attention/kernels.h"
 #include "ops/contract.h"
+#include "ops/attention/kernels_cuda.h"
 #include "ops/parallel.h"
 #include "ops/registry.h"
 #include "ops/runs.h"
@@ -183,6 +184,49 @@ void launch_decode(const Config& config, const AttentionDesc& desc, const Attent
 
 }  // namespace
 
+bool flash_in_bf16(const AttentionDesc& desc) {
+#ifdef DYNO_CUDA_FORCE_BF16
+  return desc.k_type != DType::f16 || (!desc.v_in_k && desc.v_type != DType::f16);
+#else
+  return desc.k_type == DType::bf16;
+#endif
+}
+
+namespace {
+
+// What the tensor core variants ask for beyond what all variants do.
+Support flash_supports(const AttentionDesc& desc, const Config& config, const DeviceInfo& device) {
+  if (desc.exact) return Support::no("exact=1: the products of flash attention have 11 or 8 bits");
+  const DType v_type = desc.v_in_k ? desc.k_type : desc.v_type;
+  const auto narrow = [](DType type) { return type == DType::f16 || type == DType::q8_0; };
+  const bool types = (narrow(desc.k_type) && narrow(v_type)) || (desc.k_type == DType::bf16 && v_type == DType::bf16);
+  if (!types) {
+    return Support::no(str_cat("k_type=", dtype_name(desc.k_type), " with v_type=", dtype_name(v_type),
+                               ": flash attention takes two of f16 and q8_0, or bf16 twice"));
+  }
+  if (flash_in_bf16(desc) && device.compute_capability < 80) {
+    return Support::no(str_cat("compute capability ", device.compute_capability,
+                               " has no bfloat16 matrix instructions; they come with 80"));
+  }
+  if (std::max(desc.dk, desc.dv) > kFlashMaxHead) {
+    return Support::no(str_cat("heads of dk=", desc.dk, " dv=", desc.dv, " are wider than the ", kFlashMaxHead,
+                               " of flash attention"));
+  }
+  const int head = flash_head(std::max(desc.dk, desc.dv));
+  const auto shape = config.variant == k_flash_split ? FlashShape::rows16 : static_cast<FlashShape>(config.params[0]);
+  if (shape == FlashShape::rows128 && head > 128) {
+    return Support::no(str_cat("rows=128 do not fit into registers with heads of ", head));
+  }
+  const size_t shared = flash_shared_bytes(head, shape) + 1024;  // and what is not dynamic
+  if (shared > static_cast<size_t>(device.shared_per_block_bytes)) {
+    return Support::no(str_cat(shared, " bytes of shared memory are more than the device's ",
+                               device.shared_per_block_bytes));
+  }
+  return Support::yes();
+}
+
+}  // namespace
+
 Support supports(const AttentionDesc& desc, const Config& config, const DeviceInfo& device) {
   const Support sizes = check_sizes(
       {{"m", desc.m}, {"heads", desc.heads}, {"kv_heads", desc.kv_heads}, {"dk", desc.dk}, {"dv", desc.dv}});
@@ -206,14 +250,58 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
   if (!desc.v_in_k) {
     if (const Support values = row("v_type", desc.v_type, desc.dv); !values) return values;
   }
+  if (device.kind == DeviceKind::cuda && std::max(desc.dk, desc.dv) > kCudaMaxHead) {
+    return Support::no(str_cat("heads of dk=", desc.dk, " dv=", desc.dv, " are wider than the ", kCudaMaxHead,
+                               " of the CUDA kernels"));
+  }
   const Support checked = check_config(Family::attention, kVariants, kInstances, config, device);
   if (checked && config.variant == k_decode && desc.m > kDecodeMaxTokens) {
     return Support::no(str_cat("variant decode is for up to ", kDecodeMaxTokens, " tokens, not m=", desc.m));
   }
-  return checked;
+  if (!checked || device.kind == DeviceKind::cpu) return checked;
+  const bool splits = config.variant == k_flash_split || (config.variant == k_rows && config.params[0] > 1);
+  if (splits && desc.m > kDecodeMaxTokens) {
+    return Support::no(str_cat("splits of the keys are for up to ", kDecodeMaxTokens, " tokens, not m=", desc.m));
+  }
+  if (splits && AttentionTiles{kCudaRowTile, desc.heads / desc.kv_heads}.bound(desc.m, desc.m) * desc.kv_heads >
+                    kStreamCounters) {
+    return Support::no(str_cat("more tiles of m=", desc.m, " tokens and heads=", desc.heads, " than can be counted"));
+  }
+  return config.variant == k_rows ? checked : flash_supports(desc, config, device);
 }
 
+namespace {
+
+// Parts such that every multiprocessor has a block or two.
+int16_t cuda_splits(int64_t tiles, const DeviceInfo& device) {
+  int16_t splits = 1;
+  while (splits < 32 && tiles * splits < device.sm_count) splits = static_cast<int16_t>(splits * 2);
+  return splits;
+}
+
+// The best variant that the device supports: tensor cores, then rows.
+Config cuda_default(const AttentionDesc& desc, const DeviceInfo& device) {
+  const int64_t group = std::max<int64_t>(1, desc.heads / std::max<int64_t>(1, desc.kv_heads));
+  const auto blocks = [&](int64_t rows) { return AttentionTiles{rows, group}.bound(desc.m, 1) * desc.kv_heads; };
+  // Splits pay as long as whole tiles would leave multiprocessors without work.
+  if (desc.m <= kDecodeMaxTokens && blocks(64) < device.sm_count) {
+    const Config split{k_flash_split, {cuda_splits(blocks(16), device)}};
+    if (supports(desc, split, device)) return split;
+  }
+  for (const int16_t rows : {int16_t{128}, int16_t{64}}) {
+    const Config whole{k_flash, {rows}};
+    if ((rows == 64 || blocks(128) >= 2 * device.sm_count) && supports(desc, whole, device)) return whole;
+  }
+  const Config split{k_rows, {cuda_splits(blocks(kCudaRowTile), device)}};
+  return supports(desc, split, device) ? split : Config{k_rows, {1}};
+}
+
+}  // namespace
+
 Config default_config(const AttentionDesc& desc, const DeviceInfo& device) {
+  if (device.kind == DeviceKind::cuda) {
+    return cuda_default(desc, device);
+  }
   const int64_t rows = desc.m * (desc.heads / std::max<int64_t>(1, desc.kv_heads));
   const auto tiles = [&](int64_t tile_rows) { return desc.kv_heads * ceil_div(rows, tile_rows); };
   // Transposed scores waste the lanes that few rows leave empty; and only the decode variant splits the keys, for when
@@ -245,6 +333,9 @@ Cost cost(const AttentionDesc& desc) {
 }
 
 size_t scratch_bytes(const AttentionDesc& desc, const Config& config) {
+  if (config.variant == k_rows) return attention_partials_bytes(desc, kCudaRowTile, config.params[0]);
+  if (config.variant == k_flash) return 0;
+  if (config.variant == k_flash_split) return attention_partials_bytes(desc, 16, config.params[0]);
   if (config.variant == k_decode) {
     const DecodeLayout layout(desc, config.params[0]);
     return static_cast<size_t>(layout.private_floats + layout.tiles_per_round * layout.tile_floats) * sizeof(float);
@@ -252,16 +343,33 @@ size_t scratch_bytes(const AttentionDesc& desc, const Config& config) {
   return static_cast<size_t>(blocked_floats(config.params[0], config.params[1], desc.dk, desc.dv)) * sizeof(float);
 }
 
-void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context) {
-  check_runs("attention", args.runs, args.n_runs, desc.m, args.slot_positions);
+static void check_scalars(const AttentionDesc& desc, const AttentionArgs& args) {
   DYNO_CHECK(PlanError, !desc.windowed || args.window >= 1, "[attention] window ", args.window,
              " sees no key; at least 1 is needed");
   DYNO_CHECK(PlanError, !desc.softcap || args.softcap > 0, "[attention] softcap ", args.softcap, " is not positive");
+}
+
+void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context) {
+  check_runs("attention", args.runs, args.n_runs, desc.m, args.slot_positions);
+  check_scalars(desc, args);
   if (config.variant == k_decode) {
     launch_decode(config, desc, args, context);
   } else {
     launch_blocked(config, desc, args, context);
   }
 }
+
+#ifdef DYNO_HAVE_CUDA
+void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CudaStream& stream) {
+  check_scalars(desc, args);
+  if (config.variant == k_flash) {
+    attention_flash_cuda(args, desc, static_cast<FlashShape>(config.params[0]), 1, stream);
+  } else if (config.variant == k_flash_split) {
+    attention_flash_cuda(args, desc, FlashShape::rows16, config.params[0], stream);
+  } else {
+    attention_rows_cuda(args, desc, config.params[0], stream);
+  }
+}
+#endif
 
 }  // namespace dyno::ops

@@ -3,6 +3,7 @@
 
 #include "ops/args.h"
 #include "ops/cpu_context.h"
+#include "ops/cuda_stream.h"
 #include "ops/op.h"
 
 namespace dyno::ops {
@@ -17,5 +18,6 @@ size_t scratch_bytes(const AttentionDesc& desc, const Config& config);
 // The cache must already hold the keys and values of this batch's tokens. Throws PlanError for runs outside of the
 // batch or the cache.
 void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context);
+void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CudaStream& stream);
 
 }  // namespace dyno::ops

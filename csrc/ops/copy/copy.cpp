@@ -6,6 +6,7 @@
 #include "ops/contract.h"
 #include "ops/copy/act_q8.h"
 #include "ops/copy/kernels.h"
+#include "ops/copy/kernels_cuda.h"
 #include "ops/parallel.h"
 #include "ops/registry.h"
 
@@ -21,10 +22,16 @@ Support supports(const CopyDesc& desc, const Config& config, const DeviceInfo& d
   if (desc.act == ActType::q8 && desc.k % kActBlock != 0) {
     return Support::no(str_cat("k=", desc.k, " is no multiple of ", kActBlock, ", the block of q8 activations"));
   }
-  return check_config(Family::copy, kVariants, kInstances, config, device);
+  const Support checked = check_config(Family::copy, kVariants, kInstances, config, device);
+  if (checked && config.variant == k_columns && desc.act != ActType::f32) {
+    return Support::no(str_cat("variant columns moves f32, it does not convert to ", act_name(desc.act)));
+  }
+  return checked;
 }
 
-Config default_config(const CopyDesc&, const DeviceInfo&) { return {k_rows, {8}}; }
+Config default_config(const CopyDesc&, const DeviceInfo& device) {
+  return device.kind == DeviceKind::cuda ? Config{k_columns, {64}} : Config{k_rows, {8}};
+}
 
 Cost cost(const CopyDesc& desc) {
   const double elements = static_cast<double>(desc.m) * static_cast<double>(desc.k);
@@ -45,5 +52,11 @@ void launch(const Config& config, const CopyDesc& desc, const CopyArgs& args, Cp
     }
   });
 }
+
+#ifdef DYNO_HAVE_CUDA
+void launch(const Config& config, const CopyDesc& desc, const CopyArgs& args, CudaStream& stream) {
+  copy_columns_cuda(args, desc, config.params[0], stream);
+}
+#endif
 
 }  // namespace dyno::ops

@@ -3,6 +3,7 @@
 
 #include "ops/args.h"
 #include "ops/cpu_context.h"
+#include "ops/cuda_stream.h"
 #include "ops/op.h"
 
 namespace dyno::ops {
@@ -15,5 +16,6 @@ Support supports(const CopyDesc& desc, const Config& config, const DeviceInfo& d
 Cost cost(const CopyDesc& desc);
 size_t scratch_bytes(const CopyDesc& desc, const Config& config);
 void launch(const Config& config, const CopyDesc& desc, const CopyArgs& args, CpuContext& context);
+void launch(const Config& config, const CopyDesc& desc, const CopyArgs& args, CudaStream& stream);
 
 }  // namespace dyno::ops

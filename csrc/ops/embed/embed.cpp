@@ -3,6 +3,7 @@
 #include "core/error.h"
 #include "gguf/dequantize.h"
 #include "ops/contract.h"
+#include "ops/embed/kernels_cuda.h"
 #include "ops/parallel.h"
 #include "ops/registry.h"
 namespace dyno::ops {
@@ -23,7 +24,9 @@ Support supports(const EmbedDesc& desc, const Config& config, const DeviceInfo& 
   return check_config(Family::embed, kVariants, kInstances, config, device);
 }
 
-Config default_config(const EmbedDesc&, const DeviceInfo&) { return {k_rows, {16}}; }
+Config default_config(const EmbedDesc&, const DeviceInfo& device) {
+  return device.kind == DeviceKind::cuda ? Config{k_columns, {256}} : Config{k_rows, {16}};
+}
 
 Cost cost(const EmbedDesc& desc) {
   const double rows = static_cast<double>(desc.m), n = static_cast<double>(desc.n);
@@ -48,5 +51,11 @@ void launch(const Config& config, const EmbedDesc& desc, const EmbedArgs& args, 
     }
   });
 }
+
+#ifdef DYNO_HAVE_CUDA
+void launch(const Config& config, const EmbedDesc& desc, const EmbedArgs& args, CudaStream& stream) {
+  embed_columns_cuda(args, desc, config.params[0], stream);
+}
+#endif
 
 }  // namespace dyno::ops

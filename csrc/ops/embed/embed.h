@@ -3,6 +3,7 @@
 
 #include "ops/args.h"
 #include "ops/cpu_context.h"
+#include "ops/cuda_stream.h"
 #include "ops/op.h"
 
 namespace dyno::ops {
@@ -16,5 +17,6 @@ Cost cost(const EmbedDesc& desc);
 size_t scratch_bytes(const EmbedDesc& desc, const Config& config);
 // Ids must be rows of the table; others throw PlanError.
 void launch(const Config& config, const EmbedDesc& desc, const EmbedArgs& args, CpuContext& context);
+void launch(const Config& config, const EmbedDesc& desc, const EmbedArgs& args, CudaStream& stream);
 
 }  // namespace dyno::ops

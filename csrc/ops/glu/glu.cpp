@@ -1,6 +1,7 @@
 #include "ops/glu/glu.h"
 
 #include "ops/contract.h"
+#include "ops/glu/kernels_cuda.h"
 #include "ops/matmul/kernels.h"
 #include "ops/parallel.h"
 #include "ops/registry.h"
@@ -17,7 +18,9 @@ Support supports(const GluDesc& desc, const Config& config, const DeviceInfo& de
   return sizes ? check_config(Family::glu, kVariants, kInstances, config, device) : sizes;
 }
 
-Config default_config(const GluDesc&, const DeviceInfo&) { return {k_rows, {4}}; }
+Config default_config(const GluDesc&, const DeviceInfo& device) {
+  return device.kind == DeviceKind::cuda ? Config{k_columns, {128}} : Config{k_rows, {4}};
+}
 
 Cost cost(const GluDesc& desc) {
   const double elements = static_cast<double>(desc.m) * static_cast<double>(desc.n);
@@ -41,5 +44,11 @@ void launch(const Config& config, const GluDesc& desc, const GluArgs& args, CpuC
     }
   });
 }
+
+#ifdef DYNO_HAVE_CUDA
+void launch(const Config& config, const GluDesc& desc, const GluArgs& args, CudaStream& stream) {
+  glu_columns_cuda(args, desc, config.params[0], stream);
+}
+#endif
 
 }  // namespace dyno::ops

@@ -3,6 +3,7 @@
 
 #include "ops/args.h"
 #include "ops/cpu_context.h"
+#include "ops/cuda_stream.h"
 #include "ops/op.h"
 
 namespace dyno::ops {
@@ -16,5 +17,6 @@ Cost cost(const GluDesc& desc);
 size_t scratch_bytes(const GluDesc& desc, const Config& config);
 // `y` may be `up` or `gate`.
 void launch(const Config& config, const GluDesc& desc, const GluArgs& args, CpuContext& context);
+void launch(const Config& config, const GluDesc& desc, const GluArgs& args, CudaStream& stream);
 
 }  // namespace dyno::ops

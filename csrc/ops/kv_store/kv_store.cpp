@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "ops/contract.h"
+#include "ops/kv_store/kernels_cuda.h"
 #include "ops/kv_store/kernels.h"
 #include "ops/parallel.h"
 #include "ops/registry.h"
@@ -49,7 +50,9 @@ Support supports(const KvStoreDesc& desc, const Config& config, const DeviceInfo
   return check_config(Family::kv_store, kVariants, kInstances, config, device);
 }
 
-Config default_config(const KvStoreDesc&, const DeviceInfo&) { return {k_rows, {16}}; }
+Config default_config(const KvStoreDesc&, const DeviceInfo& device) {
+  return device.kind == DeviceKind::cuda ? Config{k_columns, {128}} : Config{k_rows, {16}};
+}
 
 Cost cost(const KvStoreDesc& desc) {
   const double m = static_cast<double>(desc.m);
@@ -74,5 +77,11 @@ void launch(const Config& config, const KvStoreDesc& desc, const KvStoreArgs& ar
     }
   });
 }
+
+#ifdef DYNO_HAVE_CUDA
+void launch(const Config& config, const KvStoreDesc& desc, const KvStoreArgs& args, CudaStream& stream) {
+  kv_store_rows_cuda(args, desc, config.params[0], stream);
+}
+#endif
 
 }  // namespace dyno::ops

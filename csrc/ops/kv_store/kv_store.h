@@ -3,6 +3,7 @@
 
 #include "ops/args.h"
 #include "ops/cpu_context.h"
+#include "ops/cuda_stream.h"
 #include "ops/op.h"
 
 namespace dyno::ops {
@@ -16,5 +17,6 @@ Cost cost(const KvStoreDesc& desc);
 size_t scratch_bytes(const KvStoreDesc& desc, const Config& config);
 // Throws PlanError for runs outside of the batch or the cache.
 void launch(const Config& config, const KvStoreDesc& desc, const KvStoreArgs& args, CpuContext& context);
+void launch(const Config& config, const KvStoreDesc& desc, const KvStoreArgs& args, CudaStream& stream);
 
 }  // namespace dyno::ops

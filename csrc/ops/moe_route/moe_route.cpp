@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "ops/contract.h"
+#include "ops/moe_route/kernels_cuda.h"
 #include "ops/moe_route/kernels.h"
 #include "ops/parallel.h"
 #include "ops/registry.h"
@@ -30,17 +31,24 @@ Support supports(const MoeRouteDesc& desc, const Config& config, const DeviceInf
   if (desc.used > open) {
     return Support::no(str_cat("used=", desc.used, " is more than the ", open, " experts to choose from"));
   }
+  if (device.kind == DeviceKind::cuda && desc.experts > kCudaMaxExperts) {
+    return Support::no(str_cat("experts=", desc.experts, " are more than the ", kCudaMaxExperts, " of a CUDA warp"));
+  }
   return check_config(Family::moe_route, kVariants, kInstances, config, device);
 }
 
-Config default_config(const MoeRouteDesc&, const DeviceInfo&) { return {k_rows, {1}}; }
+Config default_config(const MoeRouteDesc& desc, const DeviceInfo& device) {
+  if (device.kind == DeviceKind::cuda) return {k_warp, {static_cast<int16_t>(desc.m <= 128 ? 1 : 4)}};
+  return {k_rows, {1}};
+}
 
 Cost cost(const MoeRouteDesc& desc) {
   const double m = static_cast<double>(desc.m), experts = static_cast<double>(desc.experts);
   return {m * (experts + 2 * static_cast<double>(desc.used)) * 4, m * experts * (8 + static_cast<double>(desc.used))};
 }
 
-size_t scratch_bytes(const MoeRouteDesc& desc, const Config&) {
+size_t scratch_bytes(const MoeRouteDesc& desc, const Config& config) {
+  if (config.variant == k_warp) return 0;
   return static_cast<size_t>(2 * desc.experts + desc.groups) * sizeof(float);
 }
 
@@ -59,5 +67,11 @@ void launch(const Config& config, const MoeRouteDesc& desc, const MoeRouteArgs& 
                                       moe_route_tokens(args, shape, begin, end, reinterpret_cast<float*>(scratch)));
                   });
 }
+
+#ifdef DYNO_HAVE_CUDA
+void launch(const Config& config, const MoeRouteDesc& desc, const MoeRouteArgs& args, CudaStream& stream) {
+  moe_route_warps_cuda(args, desc, config.params[0], stream);
+}
+#endif
 
 }  // namespace dyno::ops

@@ -3,6 +3,7 @@
 
 #include "ops/args.h"
 #include "ops/cpu_context.h"
+#include "ops/cuda_stream.h"
 #include "ops/op.h"
 
 namespace dyno::ops {
@@ -16,5 +17,6 @@ Cost cost(const MoeRouteDesc& desc);
 size_t scratch_bytes(const MoeRouteDesc& desc, const Config& config);
 // Pinned ids must be experts; others throw PlanError.
 void launch(const Config& config, const MoeRouteDesc& desc, const MoeRouteArgs& args, CpuContext& context);
+void launch(const Config& config, const MoeRouteDesc& desc, const MoeRouteArgs& args, CudaStream& stream);
 
 }  // namespace dyno::ops

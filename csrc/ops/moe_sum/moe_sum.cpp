@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "ops/contract.h"
+#include "ops/moe_sum/kernels_cuda.h"
 #include "ops/moe_sum/kernels.h"
 #include "ops/parallel.h"
 #include "ops/registry.h"
@@ -18,7 +19,9 @@ Support supports(const MoeSumDesc& desc, const Config& config, const DeviceInfo&
   return sizes ? check_config(Family::moe_sum, kVariants, kInstances, config, device) : sizes;
 }
 
-Config default_config(const MoeSumDesc&, const DeviceInfo&) { return {k_rows, {16}}; }
+Config default_config(const MoeSumDesc&, const DeviceInfo& device) {
+  return device.kind == DeviceKind::cuda ? Config{k_columns, {64}} : Config{k_rows, {16}};
+}
 
 Cost cost(const MoeSumDesc& desc) {
   const double outputs = static_cast<double>(desc.m) * static_cast<double>(desc.n);
@@ -36,5 +39,11 @@ void launch(const Config& config, const MoeSumDesc& desc, const MoeSumArgs& args
                     DYNO_DISPATCH_ISA(context.isa, moe_sum_pieces(args, desc.n, desc.used, pieces, begin, end));
                   });
 }
+
+#ifdef DYNO_HAVE_CUDA
+void launch(const Config& config, const MoeSumDesc& desc, const MoeSumArgs& args, CudaStream& stream) {
+  moe_sum_columns_cuda(args, desc, config.params[0], stream);
+}
+#endif
 
 }  // namespace dyno::ops

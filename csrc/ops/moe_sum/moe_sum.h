@@ -3,6 +3,7 @@
 
 #include "ops/args.h"
 #include "ops/cpu_context.h"
+#include "ops/cuda_stream.h"
 #include "ops/op.h"
 
 namespace dyno::ops {
@@ -16,5 +17,6 @@ Cost cost(const MoeSumDesc& desc);
 size_t scratch_bytes(const MoeSumDesc& desc, const Config& config);
 // `out` may be `residual`.
 void launch(const Config& config, const MoeSumDesc& desc, const MoeSumArgs& args, CpuContext& context);
+void launch(const Config& config, const MoeSumDesc& desc, const MoeSumArgs& args, CudaStream& stream);
 
 }  // namespace dyno::ops

@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "ops/contract.h"
+#include "ops/rope/kernels_cuda.h"
 #include "ops/parallel.h"
 #include "ops/registry.h"
 #include "ops/rope/kernels.h"
@@ -26,14 +27,18 @@ Support supports(const RopeDesc& desc, const Config& config, const DeviceInfo& d
   return check_config(Family::rope, kVariants, kInstances, config, device);
 }
 
-Config default_config(const RopeDesc&, const DeviceInfo&) { return {k_rows, {4}}; }
+Config default_config(const RopeDesc&, const DeviceInfo& device) {
+  return device.kind == DeviceKind::cuda ? Config{k_pairs, {128}} : Config{k_rows, {4}};
+}
 
 Cost cost(const RopeDesc& desc) {
   const double elements = static_cast<double>(desc.m) * static_cast<double>(desc.heads * desc.n_rot);
   return {elements * 8, elements * 3};
 }
 
-size_t scratch_bytes(const RopeDesc& desc, const Config&) { return static_cast<size_t>(desc.n_rot) * sizeof(float); }
+size_t scratch_bytes(const RopeDesc& desc, const Config& config) {
+  return config.variant == k_pairs ? 0 : static_cast<size_t>(desc.n_rot) * sizeof(float);
+}
 
 void launch(const Config& config, const RopeDesc& desc, const RopeArgs& args, CpuContext& context) {
   for (int64_t token = 0; token < desc.m; ++token) {
@@ -46,5 +51,11 @@ void launch(const Config& config, const RopeDesc& desc, const RopeArgs& args, Cp
                                                   begin, end, reinterpret_cast<float*>(scratch)));
                   });
 }
+
+#ifdef DYNO_HAVE_CUDA
+void launch(const Config& config, const RopeDesc& desc, const RopeArgs& args, CudaStream& stream) {
+  rope_pairs_cuda(args, desc, config.params[0], stream);
+}
+#endif
 
 }  // namespace dyno::ops

@@ -3,6 +3,7 @@
 
 #include "ops/args.h"
 #include "ops/cpu_context.h"
+#include "ops/cuda_stream.h"
 #include "ops/op.h"
 
 namespace dyno::ops {
@@ -16,5 +17,6 @@ Cost cost(const RopeDesc& desc);
 size_t scratch_bytes(const RopeDesc& desc, const Config& config);
 // Positions must not be negative.
 void launch(const Config& config, const RopeDesc& desc, const RopeArgs& args, CpuContext& context);
+void launch(const Config& config, const RopeDesc& desc, const RopeArgs& args, CudaStream& stream);
 
 }  // namespace dyno::ops

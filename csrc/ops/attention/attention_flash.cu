@@ -1,0 +1,54 @@
+// The launch of flash attention: which instance, and how the cache lies.
+#include "ops/attention/flash_launch.cuh"
+
+namespace dyno::ops {
+
+#define DYNO_FLASH_HEAD(head) \
+  void flash_attention_##head(const FlashTask&, FlashShape, bool, const FlashGrid&, CUstream_st*);
+DYNO_FLASH_HEAD(64)
+DYNO_FLASH_HEAD(128)
+DYNO_FLASH_HEAD(256)
+#undef DYNO_FLASH_HEAD
+
+namespace {
+
+int scalar_of(DType type) {
+  switch (type) {
+    case DType::bf16:
+      return static_cast<int>(device::Scalar::bf16);
+    case DType::q8_0:
+      return static_cast<int>(device::Scalar::q8_0);
+    default:
+      return static_cast<int>(device::Scalar::f16);
+  }
+}
+
+bool aligned(const void* pointer, int64_t row_bytes, int64_t head_bytes) {
+  return (reinterpret_cast<uintptr_t>(pointer) | static_cast<uint64_t>(row_bytes | head_bytes)) % 16 == 0;
+}
+
+}  // namespace
+
+void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, FlashShape shape, int splits,
+                          CudaStream& stream) {
+  FlashTask task{};
+  task.common = make_cuda_attention(args, desc, splits, stream);
+  task.k_type = scalar_of(desc.k_type);
+  task.v_type = desc.v_in_k ? task.k_type : scalar_of(desc.v_type);
+  task.aligned = aligned(args.k_cache, args.k_row_bytes, task.common.k_head_bytes) &&
+                 (desc.v_in_k ? desc.dv % 8 == 0 : aligned(args.v_cache, args.v_row_bytes, task.common.v_head_bytes));
+  const AttentionTiles tiles{static_cast<int64_t>(shape), task.common.group};
+  const FlashGrid grid{static_cast<unsigned>(tiles.bound(desc.m, args.n_runs)), static_cast<unsigned>(desc.kv_heads),
+                       static_cast<unsigned>(splits)};
+  const bool bf16 = flash_in_bf16(desc);
+  switch (flash_head(desc.dk > desc.dv ? desc.dk : desc.dv)) {
+    case 64:
+      return flash_attention_64(task, shape, bf16, grid, stream.handle);
+    case 128:
+      return flash_attention_128(task, shape, bf16, grid, stream.handle);
+    default:
+      return flash_attention_256(task, shape, bf16, grid, stream.handle);
+  }
+}
+
+}  // namespace dyno::ops

@@ -1,0 +1,364 @@
+// Flash attention with tensor cores: scores, online softmax and weighted values of a tile of query rows, key block by key
+// block, nothing of the score matrix in memory.
+//
+// A warp owns 16 query rows: the fragments of its scores are, without a move, the left operand of the second product.
+// kRowWarps > 1: the warps of a block own different rows and share key blocks in shared memory; the load of the next
+// keys runs under the second product, that of the values under the first. kKeyWarps > 1: all warps own the same rows and
+// walk different keys with shared memory of their own; their results meet at the end.
+//
+// Heads are padded with zeros to kHead. Rows and key blocks always lie the same way, so results are the same every time.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "device/flash.cuh"
+#include "ops/attention/tile.cuh"
+
+namespace dyno::ops {
+
+struct FlashTask {
+  CudaAttention common;
+  int k_type, v_type;  // device::Scalar
+  bool aligned;        // rows of the cache start at 16-byte addresses
+};
+
+inline constexpr float kLog2E = 1.4426950408889634f;
+
+template <int kHead, bool kBf16, int kRowWarps, int kKeyWarps, int kKeys>
+struct Flash {
+  static_assert(kRowWarps == 1 || kKeyWarps == 1);
+  static constexpr int kWarps = kRowWarps * kKeyWarps;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kRows = 16 * kRowWarps;
+  static constexpr int kPitch = kHead + 8;  // halves; the pad spreads the 8 rows of a matrix over all banks
+  static constexpr int kTileHalves = kKeys * kPitch;
+  static constexpr bool kQueriesInRegisters = kHead <= 128;
+  static constexpr int kLoaders = 32 * kRowWarps;  // threads that fill one key block
+
+  // Keys and values of each key warp, then the queries.
+  static constexpr size_t shared_bytes() {
+    const size_t tiles = size_t{kKeyWarps} * 2 * kTileHalves * 2;
+    const size_t queries = size_t{kRows} * kPitch * 2;
+    const size_t merge = kKeyWarps > 1 ? size_t{kKeyWarps} * 16 * (kHead + 2) * 4 : 0;
+    const size_t all = tiles + queries;
+    return all > merge ? all : merge;
+  }
+};
+
+// Threads that share a key block wait for each other.
+template <int kRowWarps>
+__device__ __forceinline__ void group_sync() {
+  if constexpr (kRowWarps == 1) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+}
+
+// Fills `kKeys` rows of shared memory with the halves of cache rows first, first + 1, …; zeros from row `count` and
+// column `width` on. Asynchronous where the cache holds what the products want.
+template <int kHead, bool kBf16, int kKeys, int kLoaders>
+__device__ __forceinline__ void load_block(uint16_t* out, const uint8_t* rows, int64_t stride, int type, bool aligned,
+                                           int width, int count, int thread) {
+  constexpr int kPitch = kHead + 8, kChunks = kHead / 8;
+  const auto scalar = static_cast<device::Scalar>(type);
+  const bool same = scalar == (kBf16 ? device::Scalar::bf16 : device::Scalar::f16);
+  if (same && aligned) {
+#pragma unroll 4
+    for (int i = thread; i < kKeys * kChunks; i += kLoaders) {
+      const int row = i / kChunks, column = i % kChunks * 8;
+      const bool valid = row < count && column < width;
+      const uint8_t* from = rows + (valid ? row : 0) * stride + (valid ? column : 0) * 2;
+      device::copy_async_16(device::shared_address(out + row * kPitch + column), from, valid);
+    }
+    return;
+  }
+#pragma unroll 4
+  for (int i = thread; i < kKeys * kHead / 2; i += kLoaders) {
+    const int row = i / (kHead / 2), column = i % (kHead / 2) * 2;
+    float v[2] = {0, 0};
+    if (row < count) {
+      const uint8_t* from = rows + row * stride;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if (column + e >= width) continue;
+        v[e] = scalar == device::Scalar::q8_0   ? device::load_scalar<device::Scalar::q8_0>(from, column + e)
+               : scalar == device::Scalar::bf16 ? device::load_scalar<device::Scalar::bf16>(from, column + e)
+                                                : device::load_scalar<device::Scalar::f16>(from, column + e);
+      }
+    }
+    *reinterpret_cast<uint32_t*>(out + row * kPitch + column) = device::pack2_finite<kBf16>(v[0], v[1]);
+  }
+}
+
+template <bool kBf16>
+__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (kBf16) {
+    device::mma_bf16(c, a, b0, b1);
+  } else {
+    device::mma_f16(c, a, b0, b1);
+  }
+}
+
+template <int kHead, bool kBf16, int kRowWarps, int kKeyWarps, int kKeys>
+__global__ void __launch_bounds__(32 * kRowWarps* kKeyWarps)
+    flash_kernel(const __grid_constant__ FlashTask task) {
+  using Shape = Flash<kHead, kBf16, kRowWarps, kKeyWarps, kKeys>;
+  constexpr int kPitch = Shape::kPitch, kSteps = kHead / 16, kKeyTiles = kKeys / 8, kValueTiles = kHead / 8;
+  extern __shared__ __align__(128) uint8_t shared[];
+  const CudaAttention& t = task.common;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, quad = lane % 4;
+  const int row_warp = kKeyWarps == 1 ? warp : 0, key_warp = kKeyWarps == 1 ? 0 : warp;
+  const int kv_head = blockIdx.y, split = blockIdx.z;
+  const CudaTile tile = find_tile(t, blockIdx.x, Shape::kRows);
+  if (tile.empty()) return;
+  constexpr int kStride = kKeys * kKeyWarps;
+  const KeyRange range = split_keys(t, tile, split, kStride);
+  if (split >= range.active) return;
+
+  auto* keys = reinterpret_cast<uint16_t*>(shared) + key_warp * 2 * Shape::kTileHalves;
+  uint16_t* values = keys + Shape::kTileHalves;
+  auto* queries = reinterpret_cast<uint16_t*>(shared) + kKeyWarps * 2 * Shape::kTileHalves;
+
+  // Queries, scaled, as halves.
+  const float scale = t.query_scale();
+  for (int i = threadIdx.x; i < Shape::kRows * kHead / 2; i += Shape::kThreads) {
+    const int row = i / (kHead / 2), column = i % (kHead / 2) * 2;
+    float v[2] = {0, 0};
+    if (row < tile.rows()) {
+      const float* from = query_row(t, tile, tile.row_begin + row, kv_head);
+      if (column < t.dk) v[0] = from[column] * scale;
+      if (column + 1 < t.dk) v[1] = from[column + 1] * scale;
+    }
+    *reinterpret_cast<uint32_t*>(queries + row * kPitch + column) = device::pack2_finite<kBf16>(v[0], v[1]);
+  }
+  __syncthreads();  // queries are written
+  // Matrices of an A operand: rows 0–7 and 8–15 of the first 8 columns, then of the next 8.
+  const uint32_t query_address =
+      device::shared_address(queries + (row_warp * 16 + lane % 16) * kPitch + lane / 16 * 8);
+  uint32_t query[Shape::kQueriesInRegisters ? kSteps : 1][4];
+  if constexpr (Shape::kQueriesInRegisters) {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) device::load_matrix_x4(query[s], query_address + s * 32);
+  }
+  const uint32_t key_address = device::shared_address(keys + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 8);
+  const uint32_t value_address =
+      device::shared_address(values + (lane / 8 % 2 * 8 + lane % 8) * kPitch + lane / 16 * 8);
+
+  // Which keys: a part of the tile's, in blocks; key warps take turns.
+  const int begin = range.begin, end = range.end;
+  const uint8_t* key_base = key_rows(t, tile.run, kv_head);
+  const uint8_t* value_base = value_rows(t, tile.run, kv_head);
+  const int64_t value_stride = t.v_in_k ? t.args.k_row_bytes : t.args.v_row_bytes;
+  const int loader = threadIdx.x % Shape::kLoaders;
+  const auto load_keys = [&](int first) {
+    load_block<kHead, kBf16, kKeys, Shape::kLoaders>(keys, key_base + first * t.args.k_row_bytes, t.args.k_row_bytes,
+                                                     task.k_type, task.aligned, t.dk, end - first, loader);
+    device::copy_async_commit();
+  };
+  const auto load_values = [&](int first) {
+    load_block<kHead, kBf16, kKeys, Shape::kLoaders>(values, value_base + first * value_stride, value_stride,
+                                                     task.v_type, task.aligned, t.dv, end - first, loader);
+    device::copy_async_commit();
+  };
+
+  // Positions of this lane's rows g and g + 8; rows past the end see what the last row sees and are never stored.
+  int position[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = min(tile.row_begin + row_warp * 16 + g + 8 * h, tile.row_end - 1);
+    position[h] = tile.run.position + row / t.group;
+  }
+  const int first_position = tile.run.position + min(tile.row_begin + row_warp * 16, tile.row_end - 1) / t.group;
+  const int last_position = tile.run.position + min(tile.row_begin + row_warp * 16 + 15, tile.row_end - 1) / t.group;
+
+  float sums[kValueTiles][4] = {};
+  float best[2] = {minus_infinity(), minus_infinity()}, total[2] = {0, 0};
+
+  const int start = begin + key_warp * kKeys;
+  if (start < end) {
+    load_keys(start);
+    load_values(start);
+  }
+  for (int first = start; first < end; first += kStride) {
+    device::copy_async_wait<1>();
+    group_sync<kRowWarps>();  // the keys have arrived for all
+    float scores[kKeyTiles][4] = {};
+#ifdef DYNO_CUDA_F16
+    uint32_t half_scores[kKeyTiles][2] = {};
+#endif
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      uint32_t a[4];
+      if constexpr (Shape::kQueriesInRegisters) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) a[j] = query[s][j];
+      } else {
+        device::load_matrix_x4(a, query_address + s * 32);
+      }
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; n += 2) {
+        uint32_t b[4];
+        device::load_matrix_x4(b, key_address + (n * 8 * kPitch + s * 16) * 2);
+#ifdef DYNO_CUDA_F16
+        if constexpr (!kBf16) {
+          device::mma_f16_half_sums(half_scores[n], a, b[0], b[1]);
+          device::mma_f16_half_sums(half_scores[n + 1], a, b[2], b[3]);
+          continue;
+        }
+#endif
+        mma<kBf16>(scores[n], a, b[0], b[1]);
+        mma<kBf16>(scores[n + 1], a, b[2], b[3]);
+      }
+    }
+#ifdef DYNO_CUDA_F16
+    if constexpr (!kBf16) {
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float2 v = __half22float2(*reinterpret_cast<const __half2*>(&half_scores[n][h]));
+          scores[n][2 * h] = v.x, scores[n][2 * h + 1] = v.y;
+        }
+      }
+    }
+#endif
+    group_sync<kRowWarps>();  // the keys are read
+    if (first + kStride < end) {
+      load_keys(first + kStride);
+    } else {
+      device::copy_async_commit();  // an empty group keeps the count
+    }
+
+    // Scores in units of log2.
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        scores[n][j] = (t.softcap ? t.args.softcap * tanhf(scores[n][j]) : scores[n][j]) * kLog2E;
+      }
+    }
+    const bool edge = first + kKeys > end || first + kKeys - 1 > first_position ||
+                      (t.windowed && first <= last_position - t.args.window);
+    if (edge) {
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int key = first + n * 8 + quad * 2 + (j & 1), distance = position[j >> 1] - key;
+          const bool seen = key < end && distance >= 0 && (!t.windowed || distance < t.args.window);
+          if (!seen) scores[n][j] = minus_infinity();
+        }
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float top = best[h];
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; ++n) top = fmaxf(top, fmaxf(scores[n][2 * h], scores[n][2 * h + 1]));
+      top = fmaxf(top, __shfl_xor_sync(device::kFullMask, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(device::kFullMask, top, 2));
+      const float base = top == minus_infinity() ? 0.0f : top;  // nothing seen yet: all weights are 0
+      const float shrink = device::exp2_fast(best[h] - base);
+      best[h] = top;
+      float sum = 0;
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; ++n) {
+        scores[n][2 * h] = device::exp2_fast(scores[n][2 * h] - base);
+        scores[n][2 * h + 1] = device::exp2_fast(scores[n][2 * h + 1] - base);
+        sum += scores[n][2 * h] + scores[n][2 * h + 1];
+      }
+      total[h] = total[h] * shrink + sum;  // of this lane's columns; the quad adds up at the end
+#pragma unroll
+      for (int n = 0; n < kValueTiles; ++n) sums[n][2 * h] *= shrink, sums[n][2 * h + 1] *= shrink;
+    }
+
+    device::copy_async_wait<1>();
+    group_sync<kRowWarps>();  // the values have arrived for all
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k) {
+      const uint32_t a[4] = {device::pack2<kBf16>(scores[2 * k][0], scores[2 * k][1]),
+                             device::pack2<kBf16>(scores[2 * k][2], scores[2 * k][3]),
+                             device::pack2<kBf16>(scores[2 * k + 1][0], scores[2 * k + 1][1]),
+                             device::pack2<kBf16>(scores[2 * k + 1][2], scores[2 * k + 1][3])};
+#pragma unroll
+      for (int n = 0; n < kValueTiles; n += 2) {
+        uint32_t b[4];
+        device::load_matrix_x4_transposed(b, value_address + (k * 16 * kPitch + n * 8) * 2);
+        mma<kBf16>(sums[n], a, b[0], b[1]);
+        mma<kBf16>(sums[n + 1], a, b[2], b[3]);
+      }
+    }
+    group_sync<kRowWarps>();  // the values are read
+    if (first + kStride < end) {
+      load_values(first + kStride);
+    } else {
+      device::copy_async_commit();
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    total[h] += __shfl_xor_sync(device::kFullMask, total[h], 1);
+    total[h] += __shfl_xor_sync(device::kFullMask, total[h], 2);
+    best[h] /= kLog2E;  // partial results and sinks are in units of e
+  }
+
+  const bool whole = range.active == 1;
+  if constexpr (kKeyWarps > 1) {
+    // The warps' results, in their order: [warp][row][2 + kHead] in the memory of keys and values.
+    constexpr int kRow = kHead + 2;
+    __syncthreads();  // all warps are done with keys and values
+    auto* merged = reinterpret_cast<float*>(shared);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float* row = merged + (warp * 16 + g + 8 * h) * kRow;
+      if (quad == 0) row[0] = best[h], row[1] = total[h];
+#pragma unroll
+      for (int n = 0; n < kValueTiles; ++n) {
+        row[2 + n * 8 + quad * 2] = sums[n][2 * h];
+        row[2 + n * 8 + quad * 2 + 1] = sums[n][2 * h + 1];
+      }
+    }
+    __syncthreads();  // all results are written
+    for (int row = warp; row < tile.rows(); row += kKeyWarps) {
+      float top = minus_infinity(), weight[kKeyWarps], sum = 0;
+#pragma unroll
+      for (int w = 0; w < kKeyWarps; ++w) top = fmaxf(top, merged[(w * 16 + row) * kRow]);
+      const float base = top == minus_infinity() ? 0.0f : top;
+#pragma unroll
+      for (int w = 0; w < kKeyWarps; ++w) {
+        weight[w] = expf(merged[(w * 16 + row) * kRow] - base);
+        sum += merged[(w * 16 + row) * kRow + 1] * weight[w];
+      }
+      float* out = whole ? output_row(t, tile, tile.row_begin + row, kv_head)
+                         : partial_row(t, blockIdx.x, Shape::kRows, kv_head, split, row) + 2;
+      const float factor = whole ? output_factor(t, tile.row_begin + row, kv_head, top, sum) : 1.0f;
+      for (int d = lane; d < t.dv; d += 32) {
+        float v = 0;
+#pragma unroll
+        for (int w = 0; w < kKeyWarps; ++w) v += merged[(w * 16 + row) * kRow + 2 + d] * weight[w];
+        out[d] = v * factor;
+      }
+      if (!whole && lane == 0) out[-2] = top, out[-1] = sum;
+    }
+  } else {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = row_warp * 16 + g + 8 * h;
+      if (row >= tile.rows()) continue;
+      float* out = whole ? output_row(t, tile, tile.row_begin + row, kv_head)
+                         : partial_row(t, blockIdx.x, Shape::kRows, kv_head, split, row) + 2;
+      const float factor = whole ? output_factor(t, tile.row_begin + row, kv_head, best[h], total[h]) : 1.0f;
+#pragma unroll
+      for (int n = 0; n < kValueTiles; ++n) {
+        const int d = n * 8 + quad * 2;
+        if (d < t.dv) out[d] = sums[n][2 * h] * factor;
+        if (d + 1 < t.dv) out[d + 1] = sums[n][2 * h + 1] * factor;
+      }
+      if (!whole && quad == 0) out[-2] = best[h], out[-1] = total[h];
+    }
+  }
+  if (!whole) combine_partials(t, tile, blockIdx.x, Shape::kRows, kv_head, range.active);
+}
+
+}  // namespace dyno::ops

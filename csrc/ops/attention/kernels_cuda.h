@@ -1,0 +1,64 @@
+// CUDA kernels of attention and what they share with the host: how a batch is cut into tiles.
+#pragma once
+
+#include "ops/args.h"
+#include "ops/cuda_stream.h"
+#include "ops/op.h"
+
+namespace dyno::ops {
+
+// A tile is up to `rows` query rows of one run and one kv head; row r of a run is token r / group, head r % group.
+struct AttentionTiles {
+  int64_t rows = 1;
+  int64_t group = 1;
+
+  int64_t of_run(int64_t n_tokens) const { return (n_tokens * group + rows - 1) / rows; }
+  // No batch of m tokens in n_runs runs has more.
+  int64_t bound(int64_t m, int64_t n_runs) const {
+    const int64_t apart = m * of_run(1), together = m * group / rows + n_runs;
+    return apart < together ? apart : together;
+  }
+};
+
+// Widest head of the kernels, and the rows of a tile of attention_rows_cuda.
+inline constexpr int64_t kCudaMaxHead = 1024;
+inline constexpr int kCudaRowTile = 8;
+
+// Parts of the keys are independent blocks; their results meet in the workspace.
+inline size_t attention_partials_bytes(const AttentionDesc& desc, int64_t tile_rows, int splits) {
+  if (splits == 1) return 0;
+  const AttentionTiles tiles{tile_rows, desc.heads / desc.kv_heads};
+  const int64_t rows = tiles.bound(desc.m, desc.m) * desc.kv_heads * splits * tile_rows;
+  return static_cast<size_t>(rows * (2 + desc.dv)) * sizeof(float);
+}
+// ---- Flash attention (flash.cuh): half or bfloat16 products on tensor cores ------------------------------------------
+
+enum class FlashShape : int { rows16 = 16, rows64 = 64, rows128 = 128 };  // query rows of a block
+inline constexpr int64_t kFlashMaxHead = 256;
+
+// What heads of `dim` are padded to.
+constexpr int flash_head(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : 256; }
+constexpr int flash_keys(int head) { return head <= 128 ? 64 : 32; }
+constexpr int flash_key_warps(int head) { return head <= 128 ? 4 : 2; }
+constexpr size_t flash_shared_bytes(int head, int row_warps, int key_warps, int keys) {
+  const size_t pitch = static_cast<size_t>(head) + 8;
+  const size_t tiles = (static_cast<size_t>(key_warps) * 2 * static_cast<size_t>(keys) +
+                        16 * static_cast<size_t>(row_warps)) * pitch * 2;
+  const size_t merge = key_warps == 1 ? 0 : static_cast<size_t>(key_warps) * 16 * (static_cast<size_t>(head) + 2) * 4;
+  return tiles > merge ? tiles : merge;
+}
+constexpr size_t flash_shared_bytes(int head, FlashShape shape) {
+  if (shape == FlashShape::rows16) return flash_shared_bytes(head, 1, flash_key_warps(head), 32);
+  return flash_shared_bytes(head, static_cast<int>(shape) / 16, 1, flash_keys(head));
+}
+// Whether the products run in bfloat16: what a bfloat16 cache needs, and all but half caches with GGML_CUDA_FORCE_BF16.
+bool flash_in_bf16(const AttentionDesc& desc);
+void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, FlashShape shape, int splits,
+                          CudaStream& stream);
+
+// ---- Rows ------------------------------------------------------------------------------------------------------------
+
+// f32 arithmetic throughout, any head and cache type.
+void attention_rows_cuda(const AttentionArgs& args, const AttentionDesc& desc, int splits, CudaStream& stream);
+
+}  // namespace dyno::ops

@@ -1,0 +1,151 @@
+// What a block of an attention kernel works on, and the end of its work: writing rows, or parts of rows that the last
+// block to arrive combines in their order.
+#pragma once
+
+#include "device/convert.cuh"
+#include "device/reduce.cuh"
+#include "ops/attention/kernels_cuda.h"
+
+namespace dyno::ops {
+
+struct CudaAttention {
+  AttentionArgs args;
+  int group, heads, kv_heads, dk, dv;
+  int64_t k_head_bytes, v_head_bytes;
+  bool v_in_k, sinks, windowed, softcap;
+  int splits;
+  float* partials;    // [tile][kv head][split][row][2 + dv]: maximum, sum, weighted values
+  int32_t* counters;  // [tile][kv head]
+
+  __device__ float query_scale() const { return softcap ? args.scale / args.softcap : args.scale; }
+};
+
+struct CudaTile {
+  SequenceRun run;
+  int row_begin = 0, row_end = 0;  // empty: no such tile
+  int key_begin = 0, key_end = 0;  // what any of its rows sees
+
+  __device__ bool empty() const { return row_begin >= row_end; }
+  __device__ int rows() const { return row_end - row_begin; }
+};
+
+// Within a run the last rows come first: they see the most keys, so they are the longest.
+__device__ __forceinline__ CudaTile find_tile(const CudaAttention& task, int tile, int tile_rows) {
+  CudaTile out;
+  for (int r = 0; r < task.args.n_runs; ++r) {
+    const SequenceRun run = task.args.runs[r];
+    const int rows = run.n_tokens * task.group, tiles = (rows + tile_rows - 1) / tile_rows;
+    if (tile < tiles) {
+      out.run = run;
+      out.row_begin = (tiles - 1 - tile) * tile_rows;
+      out.row_end = min(out.row_begin + tile_rows, rows);
+      out.key_end = run.position + (out.row_end - 1) / task.group + 1;
+      const int first = run.position + out.row_begin / task.group;
+      out.key_begin = task.windowed ? max(0, first - task.args.window + 1) : 0;
+      return out;
+    }
+    tile -= tiles;
+  }
+  return out;
+}
+
+__device__ __forceinline__ const uint8_t* key_rows(const CudaAttention& t, const SequenceRun& run, int kv_head) {
+  return reinterpret_cast<const uint8_t*>(t.args.k_cache) + run.slot * t.args.slot_positions * t.args.k_row_bytes +
+         kv_head * t.k_head_bytes;
+}
+__device__ __forceinline__ const uint8_t* value_rows(const CudaAttention& t, const SequenceRun& run, int kv_head) {
+  if (t.v_in_k) return key_rows(t, run, kv_head);
+  return reinterpret_cast<const uint8_t*>(t.args.v_cache) + run.slot * t.args.slot_positions * t.args.v_row_bytes +
+         kv_head * t.v_head_bytes;
+}
+__device__ __forceinline__ const float* query_row(const CudaAttention& t, const CudaTile& tile, int row,
+                                                  int kv_head) {
+  const int64_t token = tile.run.first_token + row / t.group;
+  return t.args.q + token * t.args.q_stride + int64_t{kv_head * t.group + row % t.group} * t.dk;
+}
+__device__ __forceinline__ float* output_row(const CudaAttention& t, const CudaTile& tile, int row, int kv_head) {
+  const int64_t token = tile.run.first_token + row / t.group;
+  return t.args.out + token * t.args.out_stride + int64_t{kv_head * t.group + row % t.group} * t.dv;
+}
+
+// Whether `row` (of the run) sees key `key`.
+__device__ __forceinline__ bool sees(const CudaAttention& t, const CudaTile& tile, int row, int key) {
+  const int distance = tile.run.position + row / t.group - key;
+  return distance >= 0 && (!t.windowed || distance < t.args.window);
+}
+
+__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
+
+// What the weighted values of a row are multiplied with, given its maximum and the sum of its weights: the sink joins
+// the denominator.
+__device__ __forceinline__ float output_factor(const CudaAttention& t, int row, int kv_head, float best, float total) {
+  if (!t.sinks) return 1.0f / total;
+  const float sink = t.args.sinks[kv_head * t.group + row % t.group];
+  const float top = fmaxf(sink, best);
+  const float shrink = expf(best - top);
+  return shrink / (total * shrink + expf(sink - top));
+}
+
+__device__ __forceinline__ float* partial_row(const CudaAttention& t, int tile, int tile_rows, int kv_head, int split,
+                                              int row) {
+  const int64_t index = ((int64_t{tile} * t.kv_heads + kv_head) * t.splits + split) * tile_rows + row;
+  return t.partials + index * (2 + t.dv);
+}
+
+// The part of a tile's keys that a split works on. Splits beyond `active` have none and leave at once; a tile with one
+// active split is written without a detour.
+struct KeyRange {
+  int begin, end;
+  int active;
+};
+__device__ __forceinline__ KeyRange split_keys(const CudaAttention& t, const CudaTile& tile, int split, int step) {
+  const int keys = tile.key_end - tile.key_begin;
+  const int each = ((keys + t.splits - 1) / t.splits + step - 1) / step * step;
+  const int begin = tile.key_begin + split * each;
+  return {begin, min(begin + each, tile.key_end), (keys + each - 1) / each};
+}
+
+// Called by every thread after the block has written its partial rows. The last of the tile's active blocks combines
+// them, always in the order of the splits: a warp takes a row, its lanes the splits' weights and then the dimensions.
+__device__ __forceinline__ void combine_partials(const CudaAttention& t, const CudaTile& tile, int tile_index,
+                                                 int tile_rows, int kv_head, int active) {
+  __shared__ bool last;
+  __threadfence();  // this thread's part is visible to the block that counts last
+  __syncthreads();  // … and so are those of the whole block
+  if (threadIdx.x == 0) {
+    int32_t* counter = t.counters + tile_index * t.kv_heads + kv_head;
+    last = atomicAdd(counter, 1) == active - 1;
+    if (last) *counter = 0;  // for the next launch
+  }
+  __syncthreads();
+  if (!last) return;
+  __threadfence();  // the other blocks' parts are read after their counts
+  const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  const int64_t step = int64_t{tile_rows} * (2 + t.dv);
+  for (int row = threadIdx.x / 32; row < tile.rows(); row += warps) {
+    const float* first = partial_row(t, tile_index, tile_rows, kv_head, 0, row);
+    const float* mine = first + lane * step;
+    const float m = lane < active ? __ldcg(mine) : minus_infinity();
+    const float part_total = lane < active ? __ldcg(mine + 1) : 0.0f;
+    const float best = device::warp_max(m);
+    const float weight = m == minus_infinity() ? 0.0f : expf(m - best);
+    const float total = device::warp_sum(part_total * weight);
+    const float factor = output_factor(t, tile.row_begin + row, kv_head, best, total);
+    float* out = output_row(t, tile, tile.row_begin + row, kv_head);
+    for (int base = 0; base < t.dv; base += 32) {
+      const int d = base + lane;
+      float sum = 0;
+#pragma unroll 8
+      for (int s = 0; s < active; ++s) {
+        const float w = __shfl_sync(device::kFullMask, weight, s);
+        const float v = d < t.dv ? __ldcg(first + s * step + 2 + d) : 0.0f;
+        if (w != 0.0f) sum += v * w;
+      }
+      if (d < t.dv) out[d] = sum * factor;
+    }
+  }
+}
+
+CudaAttention make_cuda_attention(const AttentionArgs& args, const AttentionDesc& desc, int splits, CudaStream& stream);
+
+}  // namespace dyno::ops

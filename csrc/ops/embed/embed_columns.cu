@@ -1,0 +1,57 @@
+// Rows of the table by token id, an element a thread, dequantised as the file format defines it.
+#include <cuda_runtime.h>
+
+#include "core/cuda/check.h"
+#include "core/error.h"
+#include "ops/embed/kernels_cuda.h"
+#include "ops/matmul/gpu_pack.h"
+
+namespace dyno::ops {
+namespace {
+
+template <DType kType>
+__global__ void __launch_bounds__(256) embed_columns(EmbedArgs args, int64_t n) {
+  using Block = typename FileBlock<kType>::Type;
+  constexpr int kElements = kFileBlock<kType>;
+  const int64_t token = blockIdx.x, i = int64_t{blockIdx.y} * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  const auto* row = static_cast<const Block*>(args.table) + args.ids[token] * (n / kElements);
+  args.out[token * n + i] = value_of<kType>(row[i / kElements], static_cast<int>(i % kElements)) * args.scale;
+}
+
+auto kernel_of(DType type) {
+  switch (type) {
+#define DYNO_CASE(name) \
+  case DType::name:     \
+    return embed_columns<DType::name>;
+    DYNO_CASE(f32)
+    DYNO_CASE(f16)
+    DYNO_CASE(bf16)
+    DYNO_CASE(q4_0)
+    DYNO_CASE(q4_1)
+    DYNO_CASE(q5_0)
+    DYNO_CASE(q5_1)
+    DYNO_CASE(q8_0)
+    DYNO_CASE(q2_k)
+    DYNO_CASE(q3_k)
+    DYNO_CASE(q4_k)
+    DYNO_CASE(q5_k)
+    DYNO_CASE(q6_k)
+    DYNO_CASE(iq4_nl)
+    DYNO_CASE(iq4_xs)
+    DYNO_CASE(mxfp4)
+#undef DYNO_CASE
+    default:
+      throw UnsupportedError(str_cat("[embed] no CUDA kernel for a table of type ", dtype_name(type)));
+  }
+}
+
+}  // namespace
+
+void embed_columns_cuda(const EmbedArgs& args, const EmbedDesc& desc, int threads, CudaStream& stream) {
+  const dim3 grid(static_cast<unsigned>(desc.m), static_cast<unsigned>((desc.n + threads - 1) / threads));
+  kernel_of(desc.type)<<<grid, static_cast<unsigned>(threads), 0, stream.handle>>>(args, desc.n);
+  DYNO_LAUNCH_CHECK("embed");
+}
+
+}  // namespace dyno::ops
