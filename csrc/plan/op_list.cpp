@@ -67,8 +67,15 @@ void OpList::finish_uses() {
 // ---- shared pieces -------------------------------------------------------------------------------------------------
 
 ops::ActType OpList::act_for(WeightId id) const {
+  // GPU kernels take f32 rows and convert them as they need.
+  if (plan_.device.kind == DeviceKind::cuda) return ops::ActType::f32;
   const bool quantised = !is_float(model_.weight(id).type);
   return quantised && plan_.load.numerics == Numerics::standard ? ops::ActType::q8 : ops::ActType::f32;
+}
+
+// On the CPU attention is f32 throughout.
+bool OpList::exact_attention() const {
+  return plan_.device.kind == DeviceKind::cuda && plan_.load.numerics == Numerics::exact;
 }
 
 Operand OpList::as(ops::ActType act, Input& input, int32_t layer) {
@@ -242,7 +249,8 @@ void OpList::gqa(const model::LayerSpec& layer, int32_t i) {
                                        .v_type = plan_.kv_type_v,
                                        .sinks = a.sinks != kNone,
                                        .windowed = a.window > 0,
-                                       .softcap = a.softcap > 0},
+                                       .softcap = a.softcap > 0,
+                                       .exact = exact_attention()},
                     i);
   node.x = q;
   node.y = out;
@@ -307,7 +315,8 @@ void OpList::mla(const model::LayerSpec& layer, int32_t i) {
                                        .dv = a.dv,
                                        .k_type = plan_.kv_type_k,
                                        .v_type = plan_.kv_type_k,
-                                       .v_in_k = true},
+                                       .v_in_k = true,
+                                       .exact = exact_attention()},
                     i);
   node.x = absorbed;
   node.y = mixed;

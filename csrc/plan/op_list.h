@@ -23,6 +23,7 @@ class OpList {
   void touch(const Operand& operand, int node);
   void finish_uses();
 
+  bool exact_attention() const;
   ops::ActType act_for(model::WeightId id) const;
   // `x` in the form its weight wants; quantised once and shared by later calls with the same `cache`.
   struct Input {

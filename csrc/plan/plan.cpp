@@ -12,6 +12,9 @@ namespace {
 
 constexpr int64_t kDefaultContext = 4096;
 
+// Device memory that is nobody's plan: kernels' code, cuBLAS, graphs, logits.
+constexpr size_t kDeviceReserve = size_t{512} << 20;
+
 bool is_cache_type(DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16 || t == DType::q8_0; }
 
 void check_cache_type(DType type, int64_t dim, const char* which, size_t layer) {
@@ -23,8 +26,18 @@ void check_cache_type(DType type, int64_t dim, const char* which, size_t layer) 
 }
 
 // Weights that owned copies are made of: repacked, converted or transposed.
-WeightPlacement place(const model::Weight& w, const LoadOptions& load) {
+WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const LoadOptions& load) {
   WeightPlacement p;
+  if (device.kind == DeviceKind::cuda) {
+    // Exact products and rows by token id read the file's order; so do matrices that the tensor cores' tiles do not fit.
+    const bool vector = w.transform == model::Transform::to_f32;
+    if (load.numerics == Numerics::standard && !vector && !w.table && w.cols % 32 == 0 &&
+        ops::layout_supported(w.type, ops::Layout::gpu)) {
+      p.layout = ops::Layout::gpu;
+    }
+    p.bytes = static_cast<size_t>(w.batch) * ops::layout_bytes(w.type, p.layout, w.rows, w.cols);
+    return p;
+  }
   const bool quantised = !is_float(w.type);
   const bool matrix = w.transform == model::Transform::none || w.transform == model::Transform::kv_b_v;
   if (matrix && !w.table && quantised && load.cpu_repack && load.numerics == Numerics::standard &&
@@ -90,7 +103,7 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
   plan.load = load;
   layout_kv(plan, model, context);
   for (const model::Weight& weight : model.weights) {
-    plan.weights.push_back(place(weight, load));
+    plan.weights.push_back(place(weight, device, load));
   }
   // The embedding table is read row by row, but over a long text nearly all of its pages become resident. Where it is
   // the output matrix as well and both are pages of the file, it is there once.
@@ -104,9 +117,25 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
   return plan;
 }
 
+void check_memory(const Plan& plan, size_t free_bytes) {
+  const size_t needed = plan.total_bytes() + kDeviceReserve;
+  if (needed <= free_bytes) return;
+  const int64_t per_token = static_cast<int64_t>(plan.arena_bytes) / plan.ubatch;
+  throw PlanError(str_cat(
+      "[plan] device cuda:", plan.device.ordinal, " has ", mib(free_bytes), " free, but this needs ", mib(needed),
+      ": weights ", mib(plan.weights_bytes), ", KV cache ", mib(plan.kv_bytes), ", arena ", mib(plan.arena_bytes),
+      ", workspace ", mib(plan.scratch_bytes), ", ", mib(kDeviceReserve), " for the runtime. Use a smaller ctx (",
+      plan.context.ctx, " positions x ", plan.context.sequences, " sequences), a smaller ubatch (", plan.ubatch,
+      " tokens of ", per_token, " bytes), a cache of fewer bits, a smaller quantisation, or another device"));
+}
+
 std::string Plan::describe(const model::ModelDesc& model) const {
-  std::string out = str_cat("device ", device.name, " (", cpu_isa_name(device.isa), ", ", device.cores, " cores)\n",
-                            "numerics ", numerics_name(load.numerics), ", cpu_repack ", load.cpu_repack ? "on" : "off",
+  const std::string properties =
+      device.kind == DeviceKind::cuda
+          ? str_cat("cuda:", device.ordinal, ", compute capability ", device.compute_capability / 10, ".",
+                    device.compute_capability % 10, ", ", device.sm_count, " multiprocessors")
+          : str_cat(cpu_isa_name(device.isa), ", ", device.cores, " cores");
+  std::string out = str_cat("device ", device.name, " (", properties, ")\n", "numerics ", numerics_name(load.numerics), ", cpu_repack ", load.cpu_repack ? "on" : "off",
                             "\ncontext ", context.ctx, " positions x ", context.sequences, " sequence",
                             context.sequences > 1 ? "s" : "", ", cache k ", dtype_name(kv_type_k), " v ",
                             dtype_name(kv_type_v), ", u-batch ", ubatch, "\n");

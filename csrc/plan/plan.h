@@ -135,6 +135,9 @@ struct Plan {
 Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const LoadOptions& load,
                 const ContextOptions& context, int64_t ubatch);
 
+// Throws PlanError that says what to change when the plan does not fit into `free_bytes` of its GPU.
+void check_memory(const Plan& plan, size_t free_bytes);
+
 // Re-plans the arena for another u-batch; op list and placement stay.
 void layout_arena(Plan& plan, int64_t ubatch);
 // Re-plans the cache.

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 
+#include "core/cuda_devices.h"
 #include "core/error.h"
+#include "runtime/executor_cpu.h"
+#include "runtime/executor_cuda.h"
 
 namespace dyno::runtime {
 namespace {
@@ -16,63 +19,68 @@ SessionSettings resolved(SessionSettings s, int cores) {
              s.threads_batch, "; expected 0 (as threads) to ", kMaxThreads);
   if (s.threads == 0) s.threads = cores;
   if (s.threads_batch == 0) s.threads_batch = s.threads;
+  DYNO_CHECK(PlanError, !s.cuda_graphs || kCudaGraphsBuilt, "[session] cuda_graphs is on, but ",
+             "this build has no CUDA graphs (GGML_CUDA, GGML_CUDA_USE_GRAPHS)");
   return s;
-}
-
-DeviceInfo device_with(CpuIsa isa) {
-  DeviceInfo device = detect_cpu();
-  DYNO_CHECK(UnsupportedError, isa <= device.isa, "[session] instruction set ", cpu_isa_name(isa),
-             " is not available here; the best is ", cpu_isa_name(device.isa));
-  device.isa = isa;
-  return device;
 }
 
 }  // namespace
 
 Session::Session(const std::string& path, const plan::LoadOptions& load, const plan::ContextOptions& context,
-                 const SessionSettings& settings, CpuIsa isa, std::vector<profile::KernelEntry> kernels)
+                 const SessionSettings& settings, const DeviceInfo& device, std::vector<profile::KernelEntry> kernels)
     : file_(GgufFile::open(path)),
       model_(model::describe_model(file_)),
-      plan_(plan::build_plan(model_, device_with(isa), load, context, settings.ubatch)),
-      settings_(resolved(settings, plan_.device.cores)),
+      plan_(plan::build_plan(model_, device, load, context, settings.ubatch)),
+      settings_(resolved(settings, detect_cpu().cores)),
       kernels_(std::move(kernels)),
       pool_(std::make_unique<ThreadPool>(kMaxThreads)),
-      weights_(std::make_unique<Weights>(file_, model_, plan_, *pool_,
-                                         std::max(settings_.threads, settings_.threads_batch))),
-      executor_(std::make_unique<CpuExecutor>(model_, plan_, *weights_, *pool_)),
       positions_(static_cast<size_t>(plan_.context.sequences), 0) {
-  choose();
+  const int threads = std::max(settings_.threads, settings_.threads_batch);
+  selection_ = std::make_unique<plan::Selection>(plan_, kernels_);
+  plan_scratch();
+  if (device.kind == DeviceKind::cuda) {
+    plan::check_memory(plan_, cuda_free_bytes(device.ordinal));
+    executor_ = make_cuda_executor(file_, model_, plan_, *pool_, threads);
+  } else {
+    weights_ = std::make_unique<Weights>(file_, model_, plan_, *pool_, threads);
+    executor_ = std::make_unique<CpuExecutor>(model_, plan_, *weights_, *pool_);
+  }
+  choose(/*clear_cache=*/false);
 }
 
-void Session::choose() {
-  selection_ = std::make_unique<plan::Selection>(plan_, kernels_);
-  const int threads = std::max(settings_.threads, settings_.threads_batch);
+// On the CPU every thread has its own scratch memory, on a GPU a launch has one workspace.
+void Session::plan_scratch() {
+  const int threads = plan_.device.kind == DeviceKind::cuda ? 1 : std::max(settings_.threads, settings_.threads_batch);
   plan_.scratch_bytes = selection_->scratch_per_thread(plan_, plan_.ubatch) * static_cast<size_t>(threads);
-  executor_->prepare(*selection_, threads, /*clear_cache=*/false);
+}
+
+void Session::choose(bool clear_cache) {
+  selection_ = std::make_unique<plan::Selection>(plan_, kernels_);
+  plan_scratch();
+  executor_->use_graphs(settings_.cuda_graphs);
+  executor_->prepare(*selection_, std::max(settings_.threads, settings_.threads_batch), clear_cache);
 }
 
 void Session::set(const SessionSettings& settings) {
-  const SessionSettings next = resolved(settings, plan_.device.cores);
+  const SessionSettings next = resolved(settings, detect_cpu().cores);
+  executor_->finish();
   plan::layout_arena(plan_, next.ubatch);
   settings_ = next;
-  choose();
+  choose(/*clear_cache=*/false);
 }
 
 void Session::set_kernels(std::vector<profile::KernelEntry> kernels) {
+  executor_->finish();
   kernels_ = std::move(kernels);
-  choose();
+  choose(/*clear_cache=*/false);
 }
 
 void Session::set_context(const plan::ContextOptions& context) {
   // Cache types are part of the attention ops, so the op list is made again; layouts do not depend on them.
-  const size_t scratch = plan_.scratch_bytes;
+  executor_->finish();
   plan_ = plan::build_plan(model_, plan_.device, plan_.load, context, settings_.ubatch);
-  plan_.scratch_bytes = scratch;
   positions_.assign(static_cast<size_t>(plan_.context.sequences), 0);
-  selection_ = std::make_unique<plan::Selection>(plan_, kernels_);
-  const int threads = std::max(settings_.threads, settings_.threads_batch);
-  plan_.scratch_bytes = selection_->scratch_per_thread(plan_, plan_.ubatch) * static_cast<size_t>(threads);
-  executor_->prepare(*selection_, threads, /*clear_cache=*/true);
+  choose(/*clear_cache=*/true);
 }
 
 void Session::check_slot(int32_t slot) const {

@@ -13,14 +13,23 @@
 #include "model/model_desc.h"
 #include "plan/plan.h"
 #include "plan/selection.h"
-#include "runtime/executor_cpu.h"
+#include "core/thread_pool.h"
+#include "runtime/executor.h"
+#include "runtime/weights.h"
 
 namespace dyno::runtime {
+
+#ifdef DYNO_CUDA_GRAPHS
+inline constexpr bool kCudaGraphsBuilt = true;
+#else
+inline constexpr bool kCudaGraphsBuilt = false;
+#endif
 
 struct SessionSettings {
   int64_t ubatch = 512;
   int threads = 0;        // for u-batches of one token a sequence; 0: all cores
   int threads_batch = 0;  // for larger ones; 0: as `threads`
+  bool cuda_graphs = kCudaGraphsBuilt;  // replay captured graphs on a GPU
 };
 
 // New tokens of one sequence; they follow what its slot holds.
@@ -42,9 +51,10 @@ struct DecodeRequest {
 
 class Session {
  public:
-  // Throws GgufError, ModelError, PlanError, UnsupportedError, OutOfMemoryError.
+  // `device`: the CPU, its isa perhaps lowered, or one of detect_cuda(). Throws GgufError, ModelError, PlanError,
+  // UnsupportedError, DeviceError, OutOfMemoryError.
   Session(const std::string& path, const plan::LoadOptions& load, const plan::ContextOptions& context,
-          const SessionSettings& settings, CpuIsa isa, std::vector<profile::KernelEntry> kernels);
+          const SessionSettings& settings, const DeviceInfo& device, std::vector<profile::KernelEntry> kernels);
 
   const model::ModelDesc& model() const { return model_; }
   const GgufFile& file() const { return file_; }
@@ -72,7 +82,8 @@ class Session {
  private:
   void check(const DecodeRequest& request) const;
   void check_slot(int32_t slot) const;
-  void choose();
+  void choose(bool clear_cache);
+  void plan_scratch();
 
   GgufFile file_;
   model::ModelDesc model_;
@@ -80,9 +91,9 @@ class Session {
   SessionSettings settings_;
   std::vector<profile::KernelEntry> kernels_;
   std::unique_ptr<ThreadPool> pool_;
-  std::unique_ptr<Weights> weights_;
+  std::unique_ptr<Weights> weights_;  // of the CPU; on a GPU the executor holds them
   std::unique_ptr<plan::Selection> selection_;
-  std::unique_ptr<CpuExecutor> executor_;
+  std::unique_ptr<Executor> executor_;
   std::vector<int64_t> positions_;  // per slot
 };
 

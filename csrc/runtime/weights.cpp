@@ -52,22 +52,24 @@ void transpose_keys(const model::Weight& weight, int64_t head, std::byte* out) {
 // Pages of the file that a copy under way keeps resident beside the copy, at most.
 constexpr size_t kSlabBytes = size_t{4} << 20;
 
-// Makes the copy slab by slab and drops the file's pages behind it: an output matrix can be a third of a model, and
-// both forms of it must not be in memory at once.
-void fill(const GgufFile& file, const model::Weight& weight, const plan::WeightPlacement& placement, std::byte* out,
-          ThreadPool& pool, int threads) {
+}  // namespace
+
+// Slab by slab, dropping the file's pages behind it: an output matrix can be a third of a model, and both forms of it
+// must not be in memory at once.
+void fill_weight(const GgufFile& file, const model::Weight& weight, ops::Layout layout, std::byte* out,
+                 ThreadPool& pool, int threads) {
   if (weight.transform == model::Transform::to_f32) {
     dequantize_row(weight.tensor->type, weight.tensor->data, reinterpret_cast<float*>(out), weight.batch * weight.cols);
     return;
   }
-  const size_t batch_bytes = ops::layout_bytes(weight.type, placement.layout, weight.rows, weight.cols);
+  const size_t batch_bytes = ops::layout_bytes(weight.type, layout, weight.rows, weight.cols);
   if (weight.transform == model::Transform::kv_b_k_transposed) {
     for (int64_t b = 0; b < weight.batch; ++b) transpose_keys(weight, b, out + batch_bytes * static_cast<size_t>(b));
     return;
   }
   // Chunks of 16 rows, which every layout can be made of independently.
   const size_t source_row = row_bytes(weight.type, weight.cols);
-  const size_t chunk_bytes = ops::layout_bytes(weight.type, placement.layout, 16, weight.cols);
+  const size_t chunk_bytes = ops::layout_bytes(weight.type, layout, 16, weight.cols);
   const int64_t chunks = (weight.rows + 15) / 16;
   const int64_t total = chunks * weight.batch;
   const int64_t slab = std::max<int64_t>(threads, static_cast<int64_t>(kSlabBytes / (source_row * 16)));
@@ -82,7 +84,7 @@ void fill(const GgufFile& file, const model::Weight& weight, const plan::WeightP
         const int64_t rows = std::min<int64_t>(16, weight.rows - chunk * 16);
         std::byte* target =
             out + batch_bytes * static_cast<size_t>(i / chunks) + chunk_bytes * static_cast<size_t>(chunk);
-        if (placement.layout == ops::Layout::plain) {
+        if (layout == ops::Layout::plain) {
           std::memcpy(target, source_of(i), source_row * static_cast<size_t>(rows));
         } else {
           ops::repack_rows(weight.type, source_of(i), target, rows, weight.cols);
@@ -95,8 +97,6 @@ void fill(const GgufFile& file, const model::Weight& weight, const plan::WeightP
     file.advise_drop({first, static_cast<size_t>(last - first)});
   }
 }
-
-}  // namespace
 
 Weights::Weights(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan, ThreadPool& pool,
                  int threads)
@@ -114,7 +114,7 @@ Weights::Weights(const GgufFile& file, const model::ModelDesc& model, const plan
     }
     std::byte* target = owned_.data() + offset;
     offset += aligned(placement.bytes);
-    fill(file, weight, placement, target, pool, threads);
+    fill_weight(file, weight, placement.layout, target, pool, threads);
     data_[i] = target;
     file.advise_drop(weight.tensor->bytes());
   }

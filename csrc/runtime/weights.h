@@ -10,6 +10,10 @@
 
 namespace dyno::runtime {
 
+// Writes a weight, transformed and in `layout` (plain or x16), to `out`.
+void fill_weight(const GgufFile& file, const model::Weight& weight, ops::Layout layout, std::byte* out,
+                 ThreadPool& pool, int threads);
+
 class Weights {
  public:
   // Repacks on `threads` threads; file pages are dropped as soon as their copy exists.

@@ -1,0 +1,270 @@
+#include "runtime/cuda/executor_cuda.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/cuda/check.h"
+#include "core/error.h"
+#include "runtime/cuda/rows.h"
+#include "runtime/launch_node.h"
+
+namespace dyno::runtime {
+namespace {
+
+// Of the inputs of a u-batch, in one piece of memory so that one copy brings them.
+struct InputLayout {
+  size_t positions, rows, runs, bytes;
+  explicit InputLayout(int64_t ubatch) {
+    const auto ints = static_cast<size_t>(ubatch) * sizeof(int32_t);
+    positions = ints;
+    rows = 2 * ints;
+    runs = 3 * ints;
+    bytes = runs + static_cast<size_t>(ubatch) * sizeof(ops::SequenceRun);
+  }
+};
+
+// Logits that leave through page-locked memory; more are copied as they are.
+constexpr size_t kStagedLogits = size_t{4} << 20;
+
+}  // namespace
+
+struct CudaExecutor::Env {
+  const model::ModelDesc& model;
+  const plan::Plan& plan;
+  const plan::Selection& selection;
+  const CudaExecutor& executor;
+  ops::CudaStream context;
+  LaunchBatch batch;
+  int64_t tokens;
+  std::byte* cache;
+
+  std::byte* at(const plan::Operand& operand) const {
+    if (!operand) return nullptr;
+    std::byte* base = operand.value == plan.logits
+                          ? executor.logits_.data()
+                          : executor.arena_.data() + plan.values[static_cast<size_t>(operand.value)].offset;
+    return base + operand.offset_bytes;
+  }
+  const std::byte* weight(model::WeightId id) const { return executor.weights_.data(id); }
+  const float* inverse_frequencies(int32_t table) const {
+    return reinterpret_cast<const float*>(executor.tables_.data() +
+                                          executor.table_offsets_[static_cast<size_t>(table)]);
+  }
+  void soft_cap(float* values, int64_t count, float cap) const {
+    runtime::soft_cap(values, count, cap, context.handle);
+  }
+  void copy_ids(const int32_t* from, int64_t count, int32_t* to) const {
+    DYNO_CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<size_t>(count) * sizeof(int32_t), cudaMemcpyDeviceToDevice,
+                                    context.handle));
+  }
+};
+
+CudaExecutor::CudaExecutor(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan,
+                           ThreadPool& pool, int threads)
+    : model_(model),
+      plan_(plan),
+      stream_(make_stream()),
+      weights_(file, model, plan, pool, threads),
+      counters_(ops::kStreamCounters * sizeof(int32_t), "counters") {
+  size_t bytes = 0;
+  for (const plan::RopeTable& table : plan.rope_tables) {
+    table_offsets_.push_back(bytes);
+    bytes += (table.inv_freq.size() * sizeof(float) + 255) / 256 * 256;
+  }
+  tables_ = DeviceBuffer(bytes, "rope tables");
+  for (size_t i = 0; i < plan.rope_tables.size(); ++i) {
+    const std::vector<float>& table = plan.rope_tables[i].inv_freq;
+    DYNO_CUDA_CHECK(cudaMemcpy(tables_.data() + table_offsets_[i], table.data(), table.size() * sizeof(float),
+                               cudaMemcpyHostToDevice));
+  }
+  DYNO_CUDA_CHECK(cudaMemset(counters_.data(), 0, counters_.size()));
+  for (Event& event : staged_copied_) event = make_event();
+}
+
+CudaExecutor::~CudaExecutor() { DYNO_CUDA_CHECK_NOTHROW(cudaStreamSynchronize(stream_.get())); }
+
+void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cache) {
+  const DeviceScope scope(plan_.device.ordinal);
+  finish();
+  graphs_.clear();
+  // Old memory is freed first: both together need not fit.
+  const auto resize = [](DeviceBuffer& buffer, size_t bytes, const char* purpose) {
+    if (buffer.size() == bytes) return false;
+    buffer = DeviceBuffer();
+    buffer = DeviceBuffer(bytes, purpose);
+    return true;
+  };
+  resize(arena_, plan_.arena_bytes, "the arena");
+  resize(workspace_, selection.scratch_per_thread(plan_, plan_.ubatch), "kernel workspace");
+  if (resize(cache_, plan_.kv_bytes, "the KV cache") || clear_cache) {
+    // Kernels never use what lies behind a sequence's end, but they may multiply it with zero.
+    DYNO_CUDA_CHECK(cudaMemset(cache_.data(), 0, cache_.size()));
+  }
+  const InputLayout layout(plan_.ubatch);
+  if (resize(inputs_, layout.bytes, "inputs")) {
+    for (PinnedBuffer& stage : staged_) stage = PinnedBuffer(layout.bytes, "inputs");
+  }
+}
+
+void CudaExecutor::finish() { DYNO_CUDA_CHECK(cudaStreamSynchronize(stream_.get())); }
+
+void CudaExecutor::upload(const MicroBatch& batch) {
+  const InputLayout layout(plan_.ubatch);
+  PinnedBuffer& stage = staged_[next_stage_];
+  const Event& copied = staged_copied_[next_stage_];
+  next_stage_ = 1 - next_stage_;
+  DYNO_CUDA_CHECK(cudaEventSynchronize(copied.get()));
+  const auto put = [&](size_t offset, const auto& values) {
+    std::memcpy(stage.data() + offset, values.data(), values.size_bytes());
+  };
+  put(0, batch.tokens);
+  put(layout.positions, batch.positions);
+  put(layout.rows, batch.logit_rows);
+  put(layout.runs, batch.runs);
+  const size_t bytes = layout.runs + batch.runs.size_bytes();
+  DYNO_CUDA_CHECK(cudaMemcpyAsync(inputs_.data(), stage.data(), bytes, cudaMemcpyHostToDevice, stream_.get()));
+  DYNO_CUDA_CHECK(cudaEventRecord(copied.get(), stream_.get()));
+}
+
+void CudaExecutor::select_rows(Env& env, int64_t wanted, std::span<const plan::ValueId> values) {
+  if (wanted == env.tokens) return;
+  const auto* rows = reinterpret_cast<const int32_t*>(inputs_.data() + InputLayout(plan_.ubatch).rows);
+  for (const plan::ValueId id : values) {
+    const plan::Value& value = plan_.values[static_cast<size_t>(id)];
+    gather_rows(arena_.data() + value.offset, value.bytes_per_token, rows, wanted, stream_.get());
+  }
+  env.tokens = wanted;
+}
+
+void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& selection) {
+  const InputLayout layout(plan_.ubatch);
+  const auto ints = [&](size_t offset) { return reinterpret_cast<const int32_t*>(inputs_.data() + offset); };
+  Env env{.model = model_,
+          .plan = plan_,
+          .selection = selection,
+          .executor = *this,
+          .context = {.handle = stream_.get(),
+                      .device = &plan_.device,
+                      .workspace = workspace_.data(),
+                      .workspace_bytes = workspace_.size(),
+                      .counters = reinterpret_cast<int32_t*>(counters_.data())},
+          .batch = {.tokens = ints(0),
+                    .positions = ints(layout.positions),
+                    .runs = reinterpret_cast<const ops::SequenceRun*>(inputs_.data() + layout.runs),
+                    .n_runs = static_cast<int32_t>(batch.runs.size()),
+                    .pinned_routing = batch.pinned_routing == nullptr
+                                          ? nullptr
+                                          : reinterpret_cast<const int32_t*>(pinned_routing_.data()),
+                    .captured_routing = batch.captured_routing == nullptr
+                                            ? nullptr
+                                            : reinterpret_cast<int32_t*>(captured_routing_.data()),
+                    .routing_stride = static_cast<int64_t>(batch.tokens.size())},
+          .tokens = static_cast<int64_t>(batch.tokens.size()),
+          .cache = cache_.data()};
+  const auto wanted = static_cast<int64_t>(batch.logit_rows.size());
+  const NodeRange range = nodes_to_run(plan_, batch);
+  if (batch.op_seconds != nullptr) {
+    while (timing_.size() <= static_cast<size_t>(range.stop)) timing_.push_back(make_timing_event());
+    DYNO_CUDA_CHECK(cudaEventRecord(timing_.front().get(), stream_.get()));
+  }
+  for (int32_t i = 0; i < range.stop; ++i) {
+    if (range.all_rows && i == plan_.head_node) select_rows(env, wanted, {&plan_.residual, 1});
+    launch_node(plan_.nodes[static_cast<size_t>(i)], env);
+    if (batch.op_seconds != nullptr) DYNO_CUDA_CHECK(cudaEventRecord(timing_[static_cast<size_t>(i) + 1].get(), stream_.get()));
+    if (!range.all_rows && i == plan_.select_node) select_rows(env, wanted, plan_.select_values);
+  }
+}
+
+void CudaExecutor::add_op_seconds(const MicroBatch& batch) {
+  finish();
+  for (int32_t i = 0; i < nodes_to_run(plan_, batch).stop; ++i) {
+    const auto at = static_cast<size_t>(i);
+    float milliseconds = 0;
+    DYNO_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, timing_[at].get(), timing_[at + 1].get()));
+    batch.op_seconds[plan_.nodes[at].key] += static_cast<double>(milliseconds) * 1e-3;
+  }
+}
+
+void CudaExecutor::capture(const MicroBatch& batch, const plan::Selection& selection, Captured& into) {
+  DYNO_CUDA_CHECK(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
+  cudaGraph_t captured = nullptr;
+  try {
+    launch_all(batch, selection);
+  } catch (...) {
+    cudaStreamEndCapture(stream_.get(), &captured);
+    const Graph broken(captured);
+    (void)cudaGetLastError();
+    throw;
+  }
+  DYNO_CUDA_CHECK(cudaStreamEndCapture(stream_.get(), &captured));
+  const Graph graph(captured);
+  cudaGraphExec_t exec = nullptr;
+  DYNO_CUDA_CHECK(cudaGraphInstantiate(&exec, graph.get(), 0));
+  into.graph = GraphExec(exec);
+}
+
+void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection, int) {
+  const DeviceScope scope(plan_.device.ordinal);
+  const size_t row_bytes = static_cast<size_t>(model_.n_vocab) * sizeof(float);
+  const size_t logits_bytes = batch.logit_rows.size() * row_bytes;
+  if (logits_.size() < logits_bytes) {
+    finish();
+    graphs_.clear();  // they write to the old memory
+    logits_ = DeviceBuffer();
+    logits_ = DeviceBuffer(logits_bytes, "logits");
+  }
+  upload(batch);
+
+  // Routing travels for all layers together; a layer's part of the host arrays holds `routing_stride` tokens.
+  int64_t used = 0;
+  for (const model::LayerSpec& layer : model_.layers) used = std::max(used, layer.ffn.used);
+  const auto tokens = static_cast<size_t>(batch.tokens.size());
+  const auto layers = static_cast<size_t>(model_.moe_layers());
+  const size_t layer_bytes = tokens * static_cast<size_t>(used) * sizeof(int32_t);
+  const size_t host_pitch = static_cast<size_t>(batch.routing_stride * used) * sizeof(int32_t);
+  const auto fit = [&](DeviceBuffer& buffer) {
+    if (buffer.size() >= layers * layer_bytes) return;
+    buffer = DeviceBuffer();
+    buffer = DeviceBuffer(layers * layer_bytes, "routing");
+  };
+  if (batch.pinned_routing != nullptr) {
+    fit(pinned_routing_);
+    DYNO_CUDA_CHECK(cudaMemcpy2DAsync(pinned_routing_.data(), layer_bytes, batch.pinned_routing, host_pitch,
+                                      layer_bytes, layers, cudaMemcpyHostToDevice, stream_.get()));
+  }
+  if (batch.captured_routing != nullptr) fit(captured_routing_);
+
+  // The second time a shape comes, it is captured: one that comes once is not worth it, and the first run loads what
+  // cannot be loaded during a capture.
+  const bool repeats = batch.tokens.size() == batch.runs.size() && !batch.logit_rows.empty();
+  const bool routing = batch.pinned_routing != nullptr || batch.captured_routing != nullptr;
+  Captured* captured = nullptr;
+  if (graphs_wanted_ && repeats && !routing && batch.op_seconds == nullptr) {
+    captured = &graphs_[{static_cast<int64_t>(tokens), static_cast<int64_t>(batch.runs.size()),
+                         static_cast<int64_t>(batch.logit_rows.size())}];
+    if (++captured->uses == 2) capture(batch, selection, *captured);
+  }
+  if (captured != nullptr && captured->graph) {
+    DYNO_CUDA_CHECK(cudaGraphLaunch(captured->graph.get(), stream_.get()));
+  } else {
+    launch_all(batch, selection);
+  }
+
+  if (batch.op_seconds != nullptr) add_op_seconds(batch);
+  if (batch.captured_routing != nullptr) {
+    DYNO_CUDA_CHECK(cudaMemcpy2DAsync(batch.captured_routing, host_pitch, captured_routing_.data(), layer_bytes,
+                                      layer_bytes, layers, cudaMemcpyDeviceToHost, stream_.get()));
+  }
+  if (logits_bytes != 0) {
+    const bool staged = logits_bytes <= kStagedLogits;
+    if (staged && staged_logits_.size() < logits_bytes) staged_logits_ = PinnedBuffer(logits_bytes, "logits");
+    void* to = staged ? static_cast<void*>(staged_logits_.data()) : batch.logits;
+    DYNO_CUDA_CHECK(cudaMemcpyAsync(to, logits_.data(), logits_bytes, cudaMemcpyDeviceToHost, stream_.get()));
+    finish();
+    if (staged) std::memcpy(batch.logits, to, logits_bytes);
+  } else if (routing) {
+    finish();
+  }
+}
+
+}  // namespace dyno::runtime

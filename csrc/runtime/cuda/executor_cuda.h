@@ -1,0 +1,65 @@
+// Runs a plan's op list on one GPU: launches in the order of the list on one stream and, for u-batches of one token a
+// sequence, replays of a captured graph. What changes between two replays lies in device memory.
+#pragma once
+
+#include <array>
+#include <map>
+#include <vector>
+
+#include "core/thread_pool.h"
+#include "ops/cuda_stream.h"
+#include "runtime/cuda/handles.h"
+#include "runtime/cuda/weights_cuda.h"
+#include "runtime/executor.h"
+
+namespace dyno::runtime {
+
+class CudaExecutor final : public Executor {
+ public:
+  // Uploads the weights. The plan's device must be the current one.
+  CudaExecutor(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan, ThreadPool& pool,
+               int threads);
+  ~CudaExecutor() override;
+
+  void prepare(const plan::Selection& selection, int max_threads, bool clear_cache) override;
+  void run(const MicroBatch& batch, const plan::Selection& selection, int threads) override;
+  void use_graphs(bool wanted) override { graphs_wanted_ = wanted; }
+  void finish() override;
+
+ private:
+  struct Env;
+  // What two u-batches must share to run the same graph.
+  struct Shape {
+    int64_t tokens, runs, logit_rows;
+    auto operator<=>(const Shape&) const = default;
+  };
+  struct Captured {
+    int uses = 0;
+    GraphExec graph;
+  };
+
+  void upload(const MicroBatch& batch);
+  void launch_all(const MicroBatch& batch, const plan::Selection& selection);
+  void select_rows(Env& env, int64_t wanted, std::span<const plan::ValueId> values);
+  void add_op_seconds(const MicroBatch& batch);
+  void capture(const MicroBatch& batch, const plan::Selection& selection, Captured& into);
+
+  const model::ModelDesc& model_;
+  const plan::Plan& plan_;
+  Stream stream_;
+  CudaWeights weights_;
+  DeviceBuffer tables_;  // inverse frequencies of the rope tables
+  std::vector<size_t> table_offsets_;
+  DeviceBuffer arena_, cache_, workspace_, counters_;
+  DeviceBuffer inputs_, logits_, pinned_routing_, captured_routing_;
+  // Two, so that one can be filled while the copy of the other may be under way.
+  std::array<PinnedBuffer, 2> staged_;
+  std::array<Event, 2> staged_copied_;
+  size_t next_stage_ = 0;
+  PinnedBuffer staged_logits_;
+  std::vector<Event> timing_;  // before the first node and after each, when times are asked for
+  bool graphs_wanted_ = false;
+  std::map<Shape, Captured> graphs_;
+};
+
+}  // namespace dyno::runtime

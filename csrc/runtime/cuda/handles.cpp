@@ -1,0 +1,83 @@
+#include "runtime/cuda/handles.h"
+
+#include "core/cuda/check.h"
+#include "core/error.h"
+
+namespace dyno::runtime {
+namespace {
+
+void check_memory(cudaError_t status, size_t bytes, const char* purpose, const char* kind) {
+  if (status != cudaErrorMemoryAllocation) {
+    cuda_check(status, kind, __FILE__, __LINE__);
+    return;
+  }
+  (void)cudaGetLastError();
+  throw OutOfMemoryError(str_cat("[cuda] no ", kind, " memory for ", purpose, ": ", bytes, " bytes"));
+}
+
+}  // namespace
+
+DeviceScope::DeviceScope(int ordinal) {
+  DYNO_CUDA_CHECK(cudaGetDevice(&previous_));
+  if (previous_ != ordinal) DYNO_CUDA_CHECK(cudaSetDevice(ordinal));
+}
+DeviceScope::~DeviceScope() { DYNO_CUDA_CHECK_NOTHROW(cudaSetDevice(previous_)); }
+
+void destroy_stream(cudaStream_t stream) noexcept { DYNO_CUDA_CHECK_NOTHROW(cudaStreamDestroy(stream)); }
+void destroy_event(cudaEvent_t event) noexcept { DYNO_CUDA_CHECK_NOTHROW(cudaEventDestroy(event)); }
+void destroy_graph(cudaGraph_t graph) noexcept { DYNO_CUDA_CHECK_NOTHROW(cudaGraphDestroy(graph)); }
+void destroy_graph_exec(cudaGraphExec_t graph) noexcept { DYNO_CUDA_CHECK_NOTHROW(cudaGraphExecDestroy(graph)); }
+
+Stream make_stream() {
+  cudaStream_t stream = nullptr;
+  DYNO_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  return Stream(stream);
+}
+
+Event make_event() {
+  cudaEvent_t event = nullptr;
+  DYNO_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  return Event(event);
+}
+
+Event make_timing_event() {
+  cudaEvent_t event = nullptr;
+  DYNO_CUDA_CHECK(cudaEventCreate(&event));
+  return Event(event);
+}
+
+DeviceBuffer::DeviceBuffer(size_t bytes, const char* purpose) : size_(bytes) {
+  if (bytes == 0) return;
+  void* data = nullptr;
+  check_memory(cudaMalloc(&data, bytes), bytes, purpose, "device");
+  data_ = static_cast<std::byte*>(data);
+}
+DeviceBuffer::~DeviceBuffer() {
+  if (data_ != nullptr) DYNO_CUDA_CHECK_NOTHROW(cudaFree(data_));
+}
+DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+PinnedBuffer::PinnedBuffer(size_t bytes, const char* purpose) : size_(bytes) {
+  if (bytes == 0) return;
+  void* data = nullptr;
+  check_memory(cudaMallocHost(&data, bytes), bytes, purpose, "page-locked host");
+  data_ = static_cast<std::byte*>(data);
+}
+PinnedBuffer::~PinnedBuffer() {
+  if (data_ != nullptr) DYNO_CUDA_CHECK_NOTHROW(cudaFreeHost(data_));
+}
+PinnedBuffer::PinnedBuffer(PinnedBuffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+}  // namespace dyno::runtime

@@ -1,0 +1,98 @@
+// Owners of CUDA streams, events, device memory and graphs: move-only, freed on destruction.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <utility>
+
+namespace dyno::runtime {
+
+// Makes `ordinal` the calling thread's device for as long as it lives.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int ordinal);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int previous_ = 0;
+};
+
+// A handle of type T that `Destroy` frees.
+template <typename T, void (*Destroy)(T) noexcept>
+class Handle {
+ public:
+  Handle() = default;
+  explicit Handle(T value) : value_(value) {}
+  ~Handle() {
+    if (value_ != nullptr) Destroy(value_);
+  }
+  Handle(Handle&& other) noexcept : value_(std::exchange(other.value_, nullptr)) {}
+  Handle& operator=(Handle&& other) noexcept {
+    std::swap(value_, other.value_);
+    return *this;
+  }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  T get() const { return value_; }
+  explicit operator bool() const { return value_ != nullptr; }
+
+ private:
+  T value_ = nullptr;
+};
+
+void destroy_stream(cudaStream_t stream) noexcept;
+void destroy_event(cudaEvent_t event) noexcept;
+void destroy_graph(cudaGraph_t graph) noexcept;
+void destroy_graph_exec(cudaGraphExec_t graph) noexcept;
+using Stream = Handle<cudaStream_t, destroy_stream>;
+using Event = Handle<cudaEvent_t, destroy_event>;
+using Graph = Handle<cudaGraph_t, destroy_graph>;
+using GraphExec = Handle<cudaGraphExec_t, destroy_graph_exec>;
+
+Stream make_stream();  // does not wait for the default stream
+Event make_event();    // without timing
+Event make_timing_event();
+
+// Device memory of the current device. Throws OutOfMemoryError with the size and the purpose.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  DeviceBuffer(size_t bytes, const char* purpose);
+  ~DeviceBuffer();
+  DeviceBuffer(DeviceBuffer&& other) noexcept;
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Page-locked host memory, which copies to and from the device need to be asynchronous.
+class PinnedBuffer {
+ public:
+  PinnedBuffer() = default;
+  PinnedBuffer(size_t bytes, const char* purpose);
+  ~PinnedBuffer();
+  PinnedBuffer(PinnedBuffer&& other) noexcept;
+  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept;
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace dyno::runtime

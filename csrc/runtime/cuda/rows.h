@@ -1,0 +1,17 @@
+// Small kernels of the executor that are no ops of a plan.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+struct CUstream_st;
+
+namespace dyno::runtime {
+
+// row i of `values` = row rows[i], in place, for i < count; rows are ascending. `row_bytes` is a multiple of 4.
+void gather_rows(std::byte* values, size_t row_bytes, const int32_t* rows, int64_t count, CUstream_st* stream);
+
+// values = cap * tanh(values / cap)
+void soft_cap(float* values, int64_t count, float cap, CUstream_st* stream);
+
+}  // namespace dyno::runtime

@@ -1,0 +1,53 @@
+// Runs a plan's op list for one u-batch at a time, on one device.
+#pragma once
+
+#include <span>
+
+#include "ops/args.h"
+#include "plan/plan.h"
+#include "plan/selection.h"
+
+namespace dyno::runtime {
+
+// One u-batch: tokens of one or several sequences, and which rows' logits are wanted.
+struct MicroBatch {
+  std::span<const int32_t> tokens;
+  std::span<const int32_t> positions;
+  std::span<const ops::SequenceRun> runs;
+  std::span<const int32_t> logit_rows;  // ascending
+  float* logits = nullptr;              // [logit_rows, n_vocab]
+  // Routing of mixtures of experts, [moe layer][token][slot] with `routing_stride` tokens a layer; null when not asked.
+  const int32_t* pinned_routing = nullptr;
+  int32_t* captured_routing = nullptr;
+  int64_t routing_stride = 0;
+  double* op_seconds = nullptr;  // [Plan::keys], added to; null when not asked
+};
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+
+  // Re-allocates what the plan's u-batch, cache or thread count needs. `clear_cache` forgets all positions. Throws
+  // OutOfMemoryError.
+  virtual void prepare(const plan::Selection& selection, int max_threads, bool clear_cache) = 0;
+  // Logits and captured routing are in host memory when it returns; without either it may return earlier.
+  virtual void run(const MicroBatch& batch, const plan::Selection& selection, int threads) = 0;
+  // Whether u-batches whose shape repeats are captured and replayed, where the device can.
+  virtual void use_graphs(bool wanted) = 0;
+  // Waits for everything that run() started.
+  virtual void finish() = 0;
+};
+
+// Nodes [0, stop) are run. Routing is reported and pinned for every token, so then all rows go through the last layer's
+// feed-forward; else only those whose logits are wanted leave its attention.
+struct NodeRange {
+  int32_t stop = 0;
+  bool all_rows = false;
+};
+inline NodeRange nodes_to_run(const plan::Plan& plan, const MicroBatch& batch) {
+  const bool all_rows = batch.pinned_routing != nullptr || batch.captured_routing != nullptr;
+  if (!batch.logit_rows.empty()) return {static_cast<int32_t>(plan.nodes.size()), all_rows};
+  return {all_rows ? plan.head_node : plan.select_node, all_rows};
+}
+
+}  // namespace dyno::runtime

@@ -1,0 +1,17 @@
+// The door to the GPU executor for code that is compiled without a CUDA toolkit.
+#pragma once
+
+#include <memory>
+
+#include "core/thread_pool.h"
+#include "gguf/gguf_file.h"
+#include "runtime/executor.h"
+
+namespace dyno::runtime {
+
+// Uploads the weights to the plan's device. All arguments must outlive the executor. Throws DeviceError in a build
+// without CUDA.
+std::unique_ptr<Executor> make_cuda_executor(const GgufFile& file, const model::ModelDesc& model,
+                                             const plan::Plan& plan, ThreadPool& pool, int threads);
+
+}  // namespace dyno::runtime

@@ -1,0 +1,243 @@
+// From a node of the op list to the launch of its op: the one place that fills every family's arguments, for every
+// device. An Env gives the pointers and the context of a device:
+//   model, plan, selection, context, tokens (rows that go on), cache, batch (LaunchBatch);
+//   at(operand), weight(id), inverse_frequencies(table), soft_cap(values, count, cap), copy_ids(from, count, to).
+#pragma once
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "ops/attention/attention.h"
+#include "ops/copy/copy.h"
+#include "ops/embed/embed.h"
+#include "ops/glu/glu.h"
+#include "ops/kv_store/kv_store.h"
+#include "ops/matmul/matmul.h"
+#include "ops/matmul_id/matmul_id.h"
+#include "ops/moe_route/moe_route.h"
+#include "ops/moe_sum/moe_sum.h"
+#include "ops/moe_up_gate/moe_up_gate.h"
+#include "ops/norm/norm.h"
+#include "ops/rope/rope.h"
+#include "ops/up_gate/up_gate.h"
+#include "ops/registry.h"
+#include "plan/plan.h"
+#include "plan/selection.h"
+
+namespace dyno::runtime {
+
+// A MicroBatch where the kernels can read it.
+struct LaunchBatch {
+  const int32_t* tokens = nullptr;
+  const int32_t* positions = nullptr;
+  const ops::SequenceRun* runs = nullptr;
+  int32_t n_runs = 0;
+  const int32_t* pinned_routing = nullptr;
+  int32_t* captured_routing = nullptr;
+  int64_t routing_stride = 0;
+};
+
+template <typename... Cases>
+struct Overloaded : Cases... {
+  using Cases::operator()...;
+};
+template <typename... Cases>
+Overloaded(Cases...) -> Overloaded<Cases...>;  // clang 14 deduces none for aggregates
+
+// The launch of a family on a device; families without kernels there say so.
+template <typename Desc, typename Args, typename Context>
+void launch_op(const ops::Config& config, const Desc& desc, const Args& args, Context& context) {
+  if constexpr (requires { ops::launch(config, desc, args, context); }) {
+    ops::launch(config, desc, args, context);
+  } else {
+    throw UnsupportedError(str_cat("[executor] no kernels for ", ops::op_key(desc), " on this device"));
+  }
+}
+
+template <typename Env>
+void launch_node(const plan::Node& node, Env& env) {
+  const plan::Plan& plan = env.plan;
+  const plan::OpUse& use = plan.keys[static_cast<size_t>(node.key)];
+  const int64_t rows = env.tokens * node.rows_factor;
+  const ops::OpDesc desc = ops::with_tokens(use.desc, rows);
+  const int bucket = std::min(ops::bucket_of(rows), plan::kBuckets - 1);
+  const ops::Config& config = env.selection.choice(node.key, bucket).config;
+  const auto pointer = [&](const plan::Operand& o) { return env.at(o); };
+  const auto floats = [&](const plan::Operand& o) { return reinterpret_cast<float*>(env.at(o)); };
+  const auto ints = [&](const plan::Operand& o) { return reinterpret_cast<int32_t*>(env.at(o)); };
+  const auto weight = [&](model::WeightId id) { return env.weight(id); };
+  const auto vector = [&](model::WeightId id) {
+    return id == model::kNone ? nullptr : reinterpret_cast<const float*>(env.weight(id));
+  };
+  constexpr int64_t kF32 = sizeof(float);
+  const auto stack_stride = [&](model::WeightId id) {
+    return static_cast<int64_t>(plan.weights[static_cast<size_t>(id)].bytes) / env.model.weight(id).batch;
+  };
+
+  const Overloaded cases{
+      [&](const ops::EmbedDesc& d) {
+        launch_op(config, d,
+                    ops::EmbedArgs{.table = weight(node.w),
+                                   .rows = env.model.n_vocab,
+                                   .ids = env.batch.tokens,
+                                   .out = floats(node.y),
+                                   .scale = node.scale},
+                    env.context);
+      },
+      [&](const ops::NormDesc& d) {
+        launch_op(config, d,
+                    ops::NormArgs{.x = floats(node.x),
+                                  .x_stride = node.x.stride_bytes / kF32,
+                                  .weight = vector(node.w),
+                                  .residual = floats(node.residual),
+                                  .out = floats(node.y),
+                                  .out_stride = node.y.stride_bytes / kF32,
+                                  .eps = node.eps},
+                    env.context);
+      },
+      [&](const ops::RopeDesc& d) {
+        launch_op(config, d,
+                    ops::RopeArgs{.x = floats(node.x),
+                                  .x_stride = node.x.stride_bytes / kF32,
+                                  .positions = env.batch.positions,
+                                  .inv_freq = env.inverse_frequencies(node.rope_table),
+                                  .mscale = plan.rope_tables[static_cast<size_t>(node.rope_table)].mscale},
+                    env.context);
+      },
+      [&](const ops::MatmulDesc& d) {
+        launch_op(config, d,
+                    ops::MatmulArgs{.x = pointer(node.x),
+                                    .x_stride_bytes = node.x.stride_bytes,
+                                    .x_batch_stride_bytes = node.x.batch_stride_bytes,
+                                    .w = weight(node.w),
+                                    .w_batch_stride_bytes = stack_stride(node.w),
+                                    .bias = vector(node.bias),
+                                    .residual = floats(node.residual),
+                                    .scale = node.scale,
+                                    .y = floats(node.y),
+                                    .y_stride = node.y.stride_bytes / kF32,
+                                    .y_batch_stride = node.y.batch_stride_bytes / kF32},
+                    env.context);
+        if (node.softcap > 0) env.soft_cap(floats(node.y), d.m * d.n, node.softcap);
+      },
+      [&](const ops::MatmulIdDesc& d) {
+        launch_op(config, d,
+                    ops::MatmulIdArgs{.x = pointer(node.x),
+                                      .x_stride_bytes = node.x.stride_bytes,
+                                      .w = weight(node.w),
+                                      .w_expert_stride_bytes = stack_stride(node.w),
+                                      .bias = vector(node.bias),
+                                      .ids = ints(node.ids),
+                                      .y = floats(node.y),
+                                      .workspace = ints(node.workspace)},
+                    env.context);
+      },
+      [&](const ops::UpGateDesc& d) {
+        launch_op(config, d,
+                    ops::UpGateArgs{.x = pointer(node.x),
+                                    .x_stride_bytes = node.x.stride_bytes,
+                                    .w_gate = weight(node.w),
+                                    .w_up = weight(node.w2),
+                                    .bias_gate = vector(node.bias),
+                                    .bias_up = vector(node.bias2),
+                                    .y = floats(node.y),
+                                    .y_stride = node.y.stride_bytes / kF32},
+                    env.context);
+      },
+      [&](const ops::MoeUpGateDesc& d) {
+        launch_op(config, d,
+                    ops::MoeUpGateArgs{.x = pointer(node.x),
+                                       .x_stride_bytes = node.x.stride_bytes,
+                                       .w_gate = weight(node.w),
+                                       .w_up = weight(node.w2),
+                                       .w_expert_stride_bytes = stack_stride(node.w),
+                                       .bias_gate = vector(node.bias),
+                                       .bias_up = vector(node.bias2),
+                                       .ids = ints(node.ids),
+                                       .y = floats(node.y),
+                                       .workspace = ints(node.workspace)},
+                    env.context);
+      },
+      [&](const ops::MoeRouteDesc& d) {
+        const int64_t at_layer = node.moe_index * env.batch.routing_stride * d.used;
+        int32_t* ids = ints(node.ids);
+        launch_op(config, d,
+                    ops::MoeRouteArgs{.logits = floats(node.x),
+                                      .selection_bias = vector(node.w),
+                                      .pinned = env.batch.pinned_routing == nullptr
+                                                    ? nullptr
+                                                    : env.batch.pinned_routing + at_layer,
+                                      .scale = node.scale,
+                                      .ids = ids,
+                                      .weights = floats(node.route_weights)},
+                    env.context);
+        if (env.batch.captured_routing != nullptr) {
+          env.copy_ids(ids, d.m * d.used, env.batch.captured_routing + at_layer);
+        }
+      },
+      [&](const ops::MoeSumDesc& d) {
+        launch_op(config, d,
+                    ops::MoeSumArgs{.x = floats(node.x),
+                                    .weights = floats(node.route_weights),
+                                    .residual = floats(node.residual),
+                                    .scale = node.scale,
+                                    .out = floats(node.y)},
+                    env.context);
+      },
+      [&](const ops::AttentionDesc& d) {
+        const plan::KvLayer& kv = plan.kv[static_cast<size_t>(node.layer)];
+        launch_op(config, d,
+                    ops::AttentionArgs{.q = floats(node.x),
+                                       .q_stride = node.x.stride_bytes / kF32,
+                                       .k_cache = env.cache + kv.k_offset,
+                                       .v_cache = env.cache + kv.v_offset,
+                                       .k_row_bytes = kv.k_row_bytes,
+                                       .v_row_bytes = kv.v_row_bytes,
+                                       .slot_positions = plan.context.ctx,
+                                       .runs = env.batch.runs,
+                                       .n_runs = env.batch.n_runs,
+                                       .sinks = vector(node.w),
+                                       .scale = node.scale,
+                                       .softcap = node.softcap,
+                                       .window = node.window,
+                                       .out = floats(node.y),
+                                       .out_stride = node.y.stride_bytes / kF32},
+                    env.context);
+      },
+      [&](const ops::KvStoreDesc& d) {
+        const plan::KvLayer& kv = plan.kv[static_cast<size_t>(node.layer)];
+        launch_op(config, d,
+                    ops::KvStoreArgs{.x = floats(node.x),
+                                     .x_stride = node.x.stride_bytes / kF32,
+                                     .cache = env.cache + (node.value_cache ? kv.v_offset : kv.k_offset),
+                                     .row_bytes = node.value_cache ? kv.v_row_bytes : kv.k_row_bytes,
+                                     .slot_positions = plan.context.ctx,
+                                     .runs = env.batch.runs,
+                                     .n_runs = env.batch.n_runs},
+                    env.context);
+      },
+      [&](const ops::CopyDesc& d) {
+        launch_op(config, d,
+                    ops::CopyArgs{.x = floats(node.x),
+                                  .x_stride = node.x.stride_bytes / kF32,
+                                  .out = pointer(node.y),
+                                  .out_stride_bytes = node.y.stride_bytes},
+                    env.context);
+      },
+      [&](const ops::GluDesc& d) {
+        launch_op(config, d,
+                    ops::GluArgs{.gate = floats(node.gate),
+                                 .gate_stride = node.gate.stride_bytes / kF32,
+                                 .up = floats(node.x),
+                                 .up_stride = node.x.stride_bytes / kF32,
+                                 .y = floats(node.y),
+                                 .y_stride = node.y.stride_bytes / kF32},
+                    env.context);
+      },
+      [&](const ops::SampleDesc&) { throw Error("[executor] sampling is not part of a plan"); },
+  };
+  std::visit(cases, desc);
+}
+
+
+}  // namespace dyno::runtime
