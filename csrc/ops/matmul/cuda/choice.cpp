@@ -81,7 +81,7 @@ Choice default_choice(const Shape& s, const DeviceInfo& device) {
 
 size_t choice_scratch_bytes(const Shape& s, const Choice& choice) {
   if (choice.path == Path::exact || choice.path == Path::stream) return 0;
-  return static_cast<size_t>(s.x_rows * half_row_bytes(s.k));
+  return static_cast<size_t>(s.x_rows * half_row_bytes(s.type, s.k));
 }
 
 #ifdef DYNO_HAVE_CUDA
@@ -95,9 +95,9 @@ void run(const Choice& choice, const Shape& shape, Problem p, CudaStream& stream
   auto* half = reinterpret_cast<uint8_t*>(stream.workspace);
   const int64_t batch = p.grouping == Grouping::experts ? 1 : p.matrices;
   const int64_t rows = shape.x_rows / batch;
-  halve_rows(p.x, p.x_stride, p.x_batch_stride, rows, batch, p.k, half, stream.handle);
+  halve_rows(p.type, p.x, p.x_stride, p.x_batch_stride, rows, batch, p.k, half, stream.handle);
   p.x = half;
-  p.x_stride = half_row_bytes(p.k);
+  p.x_stride = half_row_bytes(p.type, p.k);
   p.x_batch_stride = rows * p.x_stride;
   if (p.grouping == Grouping::experts) group_rows(p, choice.tokens, stream.handle);
   (choice.path == Path::mma ? kernels.gemm_mma : kernels.gemm_wgmma)(p, choice.tokens, choice.warps, stream.handle);

@@ -4,6 +4,7 @@
 
 #include "device/reduce.cuh"
 #include "ops/matmul/cuda/epilogue.cuh"
+#include "ops/matmul/cuda/exact_f32.cuh"
 #include "ops/matmul/gpu_pack.h"
 
 namespace dyno::ops::cuda {
@@ -113,6 +114,9 @@ __global__ void __launch_bounds__(256) exact_tiles_kernel(const Problem p) {
 
 template <DType kType>
 void exact(const Problem& p, CUstream_st* stream) {
+  if constexpr (kType == DType::f32) {
+    if (fits_exact_f32(p)) return exact_f32(p, stream);
+  }
   const bool experts = p.grouping == Grouping::experts;
   if (!experts && p.rows > 8) {
     const dim3 grid(static_cast<unsigned>((p.rows + 63) / 64), static_cast<unsigned>((p.n + 63) / 64),

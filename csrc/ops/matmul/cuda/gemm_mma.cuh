@@ -19,7 +19,8 @@ __global__ void __launch_bounds__(32 * kWarps, kGemmBlocks<kType, kTokens, kWarp
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const WarpStripes<kType> stripes(p, block.matrix, warp, kWarps);
   TokenCopies<kTokens, 32 * kWarps> copies(p, block);
-  const int tiles = (p.k + kGpuTile - 1) / kGpuTile;
+  // Of the weights, and of the rows of x, which may hold k twice.
+  const int weight_tiles = (p.k + kGpuTile - 1) / kGpuTile, tiles = half_passes(kType) * weight_tiles;
 
   using Tile = WeightTile<kType>;
   typename Tile::Cursor cursor[2] = {{stripes.at[0], 0, lane}, {stripes.at[1], 0, lane}};
@@ -44,11 +45,15 @@ __global__ void __launch_bounds__(32 * kWarps, kGemmBlocks<kType, kTokens, kWarp
     if (tile + 1 < tiles) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        cursor[i].advance();
+        if (half_passes(kType) > 1 && tile + 1 == weight_tiles) {
+          cursor[i] = typename Tile::Cursor(stripes.at[i], 0, lane);
+        } else {
+          cursor[i].advance();
+        }
         next[i].load(cursor[i]);
       }
     }
-    if (tile + kPrefetchTiles < tiles) {
+    if (tile + kPrefetchTiles < weight_tiles) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) cursor[i].prefetch(kPrefetchTiles - 1, lane);
     }

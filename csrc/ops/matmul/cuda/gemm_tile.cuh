@@ -128,7 +128,7 @@ template <int kTokens>
 __device__ __forceinline__ void gemm_epilogue(const Problem& p, const GemmBlock& block, const int (&row_of_w)[2],
                                               int lane, const float (&sums)[2][kTokens / 2], uint8_t* shared) {
   RowTarget* targets = reinterpret_cast<RowTarget*>(shared);
-  const int64_t k_bytes = (p.k + kGpuTile - 1) / kGpuTile * kTileRowBytes;
+  const int64_t k_bytes = half_passes(p.type) * ((p.k + kGpuTile - 1) / kGpuTile * kTileRowBytes);
   const int64_t batch_at = p.grouping == Grouping::dense ? block.matrix * p.y_batch_stride : 0;
   __syncthreads();  // no warp reads tiles of x any more
   if (threadIdx.x < block.rows) {

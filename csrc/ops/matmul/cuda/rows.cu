@@ -19,7 +19,7 @@ __device__ __forceinline__ float row_scale(float largest) {
 
 // A block for each row. The scale is a power of two, so dividing by it is exact.
 __global__ void __launch_bounds__(256)
-    halve_rows_kernel(const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, int k, uint8_t* out) {
+    halve_rows_kernel(DType type, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, int k, uint8_t* out) {
   __shared__ float shared[32];
   const float* row = reinterpret_cast<const float*>(x + blockIdx.y * x_batch_stride + blockIdx.x * x_stride);
   float max = 0;
@@ -29,13 +29,19 @@ __global__ void __launch_bounds__(256)
   }
   const float scale = row_scale(device::block_max(max, shared));
   const float inverse = 1.0f / scale;
-  const int padded = (k + kGpuTile - 1) / kGpuTile * kGpuTile;
-  uint8_t* to = out + (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * half_row_bytes(k);
+  const int padded = (k + kGpuTile - 1) / kGpuTile * kGpuTile, passes = half_passes(type);
+  uint8_t* to = out + (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * half_row_bytes(type, k);
   for (int at = threadIdx.x * 2; at < padded; at += 512) {
     const float2 v = at < k ? *reinterpret_cast<const float2*>(row + at) : make_float2(0, 0);
-    *reinterpret_cast<uint32_t*>(to + at * 2) = device::pack_half2(v.x * inverse, v.y * inverse);
+    const uint32_t halves = device::pack_half2(v.x * inverse, v.y * inverse);
+    *reinterpret_cast<uint32_t*>(to + at * 2) = halves;
+    if (passes == 2) {
+      const float2 taken = __half22float2(device::as_half2(halves));
+      *reinterpret_cast<uint32_t*>(to + (padded + at) * 2) =
+          device::pack_half2(v.x * inverse - taken.x, v.y * inverse - taken.y);
+    }
   }
-  if (threadIdx.x == 0) *reinterpret_cast<float*>(to + padded * 2) = scale;
+  if (threadIdx.x == 0) *reinterpret_cast<float*>(to + passes * padded * 2) = scale;
 }
 
 // One block. Counts in shared memory; the order within an expert does not matter, because rows of a product are
@@ -79,10 +85,10 @@ __global__ void __launch_bounds__(1024)
 
 }  // namespace
 
-void halve_rows(const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, int64_t rows, int64_t batch, int64_t k,
-                uint8_t* out, CUstream_st* stream) {
+void halve_rows(DType type, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, int64_t rows, int64_t batch,
+                int64_t k, uint8_t* out, CUstream_st* stream) {
   const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(batch));
-  halve_rows_kernel<<<grid, 256, 0, stream>>>(x, x_stride, x_batch_stride, static_cast<int>(k), out);
+  halve_rows_kernel<<<grid, 256, 0, stream>>>(type, x, x_stride, x_batch_stride, static_cast<int>(k), out);
   DYNO_LAUNCH_CHECK("copy");
 }
 

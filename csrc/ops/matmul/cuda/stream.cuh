@@ -17,8 +17,9 @@ namespace dyno::ops::cuda {
 constexpr int stream_row_bytes(int k) { return (k + kGpuTile - 1) / kGpuTile * 128 + 16; }
 inline constexpr int kStreamShared = 96 * 1024;  // at most; longer rows come in passes over parts of k
 
-// Floats x[at … at + 3] as halves, zeros from k on.
-__device__ __forceinline__ uint2 halves_of(const float* x, int at, int k) {
+// Floats x[at … at + 3] as halves, zeros from k on; `rest`: what these leave over.
+template <bool kRest>
+__device__ __forceinline__ uint2 halves_of(const float* x, int at, int k, uint2& rest) {
   float v[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) v[i] = 0.0f;
@@ -26,7 +27,12 @@ __device__ __forceinline__ uint2 halves_of(const float* x, int at, int k) {
     const float2 low = *reinterpret_cast<const float2*>(x + at), high = *reinterpret_cast<const float2*>(x + at + 2);
     v[0] = low.x, v[1] = low.y, v[2] = high.x, v[3] = high.y;
   }
-  return {device::pack_half2(v[0], v[1]), device::pack_half2(v[2], v[3])};
+  const uint2 halves = {device::pack_half2(v[0], v[1]), device::pack_half2(v[2], v[3])};
+  if constexpr (kRest) {
+    const float2 low = __half22float2(device::as_half2(halves.x)), high = __half22float2(device::as_half2(halves.y));
+    rest = {device::pack_half2(v[0] - low.x, v[1] - low.y), device::pack_half2(v[2] - high.x, v[3] - high.y)};
+  }
+  return halves;
 }
 
 // Where the pair of k with number `pair` (k = 2·pair) of a tile stands, so that the 16 values that a lane needs (its t
@@ -41,6 +47,7 @@ __global__ void __launch_bounds__(512, WeightTile<kType>::kLowWords >= 8 || gpu_
     stream_kernel(const Problem p, int part_tiles) {
   using Tile = WeightTile<kType>;
   constexpr int kMats = kPair ? 2 : 1;
+  constexpr bool kTwice = half_passes(kType) == 2;
   constexpr int kUnroll = kPair || Tile::kLowWords >= 16 ? 1 : 2;
   extern __shared__ uint8_t x_halves[];
   __shared__ float shared[16][kMats][kGpuRows * 8];
@@ -90,10 +97,16 @@ __global__ void __launch_bounds__(512, WeightTile<kType>::kLowWords >= 8 || gpu_
     for (int row = 0; row < rows; ++row) {
       const float* from = reinterpret_cast<const float*>(x + row * p.x_stride);
       for (int quad = threadIdx.x; quad < count * 16; quad += blockDim.x) {
-        const uint2 v = halves_of(from, part * kGpuTile + quad * 4, p.k);
+        uint2 rest;
+        const uint2 v = halves_of<kTwice>(from, part * kGpuTile + quad * 4, p.k, rest);
         uint32_t* to = reinterpret_cast<uint32_t*>(x_halves + row * row_bytes) + quad / 16 * 32;
         to[x_slot(quad % 16 * 2)] = v.x;
         to[x_slot(quad % 16 * 2 + 1)] = v.y;
+        if constexpr (kTwice) {
+          to += rows * row_bytes / 4;
+          to[x_slot(quad % 16 * 2)] = rest.x;
+          to[x_slot(quad % 16 * 2 + 1)] = rest.y;
+        }
       }
     }
     __syncthreads();  // x is complete
@@ -107,14 +120,22 @@ __global__ void __launch_bounds__(512, WeightTile<kType>::kLowWords >= 8 || gpu_
         if (tile + u >= end) break;
         const uint4 low = *reinterpret_cast<const uint4*>(mine);
         const uint4 high = *reinterpret_cast<const uint4*>(mine + 16);
+        uint4 rest_low{}, rest_high{};
+        if constexpr (kTwice) {
+          rest_low = *reinterpret_cast<const uint4*>(mine + rows * row_bytes);
+          rest_high = *reinterpret_cast<const uint4*>(mine + rows * row_bytes + 16);
+        }
         mine += 128;
         const uint32_t b[4][2] = {{low.x, low.y}, {low.z, low.w}, {high.x, high.y}, {high.z, high.w}};
+        const uint32_t rest[4][2] = {
+            {rest_low.x, rest_low.y}, {rest_low.z, rest_low.w}, {rest_high.x, rest_high.y}, {rest_high.z, rest_high.w}};
         for_each_step([&]<int kStep>() {
           uint32_t a[4];
 #pragma unroll
           for (int i = 0; i < kMats; ++i) {
             now[u][i].template fragment<kStep>(a);
             device::mma_f16(sums[i], a, b[kStep][0], b[kStep][1]);
+            if constexpr (kTwice) device::mma_f16(sums[i], a, rest[kStep][0], rest[kStep][1]);
           }
         });
       }
@@ -163,8 +184,9 @@ void stream(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) 
   const bool pair = p.gated() || stripes == 2;
   const int rows_of_w = p.gated() || stripes == 1 ? kGpuRows : 2 * kGpuRows;
   const int rows = experts ? 1 : p.rows < 8 ? p.rows : 8, tiles = (p.k + kGpuTile - 1) / kGpuTile;
-  const int most = (kStreamShared / rows - 16) / 128, part_tiles = tiles < most ? tiles : most;
-  const int bytes = rows * (part_tiles * 128 + 16);
+  const int x_rows = rows * half_passes(kType);
+  const int most = (kStreamShared / x_rows - 16) / 128, part_tiles = tiles < most ? tiles : most;
+  const int bytes = x_rows * (part_tiles * 128 + 16);
   const dim3 grid(static_cast<unsigned>((p.n + rows_of_w - 1) / rows_of_w),
                   static_cast<unsigned>(experts ? p.rows : (p.rows + 7) / 8),
                   static_cast<unsigned>(experts ? 1 : p.matrices));

@@ -19,7 +19,9 @@ constexpr TypeKernels make_type_kernels() {
             .repack = repack<kType>,
             .to_half = to_half<kType>};
   } else {
-    return {.exact = exact<kType>};
+    TypeKernels kernels;
+    kernels.exact = exact<kType>;
+    return kernels;
   }
 }
 
