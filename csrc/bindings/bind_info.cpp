@@ -9,6 +9,7 @@
 
 #include "bindings/convert.h"
 #include "build_info.h"
+#include "core/cuda_devices.h"
 #include "core/device_info.h"
 
 namespace nb = nanobind;
@@ -57,6 +58,7 @@ nb::dict device_dict(const DeviceInfo& info) {
     d["l2_bytes"] = info.l2_bytes;
     d["l3_bytes"] = info.l3_bytes;
   } else {
+    d["l2_bytes"] = info.l2_bytes;
     d["compute_capability"] = info.compute_capability;
     d["sm_count"] = info.sm_count;
     d["shared_per_block_bytes"] = info.shared_per_block_bytes;
@@ -70,6 +72,17 @@ void bind_info(nb::module_& m) {
   m.def(
       "cpu_info", [] { return device_dict(detect_cpu()); }, nb::sig("def cpu_info() -> dict[str, typing.Any]"),
       "The CPU this process runs on: name, isa (the best usable set), features, cores, cache sizes, memory.");
+  m.def(
+      "devices",
+      [] {
+        nb::list all;
+        all.append(device_dict(detect_cpu()));
+        for (const DeviceInfo& device : detect_cuda()) all.append(device_dict(device));
+        return all;
+      },
+      nb::sig("def devices() -> list[dict[str, typing.Any]]"),
+      "The CPU, then every GPU that the CUDA runtime shows, in its order: cuda:0, cuda:1, …");
+  m.def("no_cuda_reason", &no_cuda_reason, "Why devices() shows no GPU; empty when it shows one.");
 }
 
 }  // namespace dyno

@@ -15,6 +15,7 @@
 #include <optional>
 
 #include "bindings/convert.h"
+#include "bindings/cuda_launch.h"
 #include "bindings/ops_convert.h"
 #include "core/error.h"
 #include "runtime/session.h"
@@ -30,7 +31,7 @@ using Sequences = std::vector<std::pair<int32_t, IdArray>>;
 using Kernels = std::vector<std::tuple<std::string, std::string, nb::dict, std::string>>;
 using RoutingArray = nb::ndarray<const int32_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
-plan::LoadOptions read_load(const nb::dict& dict, CpuIsa& isa) {
+plan::LoadOptions read_load(const nb::dict& dict, DeviceInfo& device) {
   SettingsReader r(dict, "load");
   plan::LoadOptions load;
   const std::string numerics = r.text("numerics", "default");
@@ -38,9 +39,10 @@ plan::LoadOptions read_load(const nb::dict& dict, CpuIsa& isa) {
              "'; expected default or exact");
   load.numerics = numerics == "exact" ? plan::Numerics::exact : plan::Numerics::standard;
   load.cpu_repack = r.flag("cpu_repack", true);
-  const std::string name = r.text("cpu_isa", "auto");
-  isa = name == "auto" ? detect_cpu().isa : cpu_isa_from_name(name);
+  const std::string isa = r.text("cpu_isa", "auto");
+  const std::string name = r.text("device", "cpu");
   r.finish();
+  device = device_from_name(name, isa);
   return load;
 }
 
@@ -75,6 +77,7 @@ runtime::SessionSettings read_session(const nb::dict& dict, runtime::SessionSett
   s.ubatch = r.integer("ubatch", s.ubatch);
   s.threads = thread_count(r, "threads", s.threads);
   s.threads_batch = thread_count(r, "threads_batch", s.threads_batch);
+  s.cuda_graphs = r.flag("cuda_graphs", s.cuda_graphs);
   r.finish();
   return s;
 }
@@ -101,13 +104,13 @@ class PySession {
  public:
   PySession(const std::filesystem::path& path, const nb::dict& load, const nb::dict& context, const nb::dict& session,
             const Kernels& kernels) {
-    CpuIsa isa = CpuIsa::portable;
-    const plan::LoadOptions load_options = read_load(load, isa);
+    DeviceInfo device;
+    const plan::LoadOptions load_options = read_load(load, device);
     const plan::ContextOptions context_options = read_context(context);
     const runtime::SessionSettings settings = read_session(session, {});
     std::vector<profile::KernelEntry> entries = read_kernels(kernels);
     const nb::gil_scoped_release release;
-    session_ = std::make_unique<runtime::Session>(path.native(), load_options, context_options, settings, isa,
+    session_ = std::make_unique<runtime::Session>(path.native(), load_options, context_options, settings, device,
                                                   std::move(entries));
   }
 
@@ -241,6 +244,8 @@ nb::dict plan_dict(const runtime::Session& session) {
   settings["numerics"] = std::string(plan::numerics_name(p.load.numerics));
   settings["cpu_repack"] = p.load.cpu_repack;
   settings["cpu_isa"] = std::string(cpu_isa_name(p.device.isa));
+  settings["device"] = device_name(p.device);
+  settings["cuda_graphs"] = session.settings().cuda_graphs;
   settings["ctx"] = p.context.ctx;
   settings["kv_type_k"] = std::string(dtype_name(p.kv_type_k));
   settings["kv_type_v"] = std::string(dtype_name(p.kv_type_v));
@@ -256,7 +261,7 @@ nb::dict plan_dict(const runtime::Session& session) {
     t["name"] = w.name;
     t["dtype"] = std::string(dtype_name(w.type));
     t["layout"] = std::string(ops::layout_name(p.weights[i].layout));
-    t["device"] = "cpu";
+    t["device"] = device_name(p.device);
     t["mapped"] = p.weights[i].mapped;
     t["bytes"] = p.weights[i].bytes;
     tensors.append(t);
@@ -321,7 +326,7 @@ void bind_session(nb::module_& m) {
       .def(nb::init<const std::filesystem::path&, const nb::dict&, const nb::dict&, const nb::dict&, const Kernels&>(),
            "path"_a, nb::kw_only(), "load"_a = nb::dict(), "context"_a = nb::dict(), "session"_a = nb::dict(),
            "kernels"_a = Kernels(),
-           "load: numerics, cpu_repack, cpu_isa. context: ctx, kv_type_k, kv_type_v, sequences. session: ubatch, "
+           "load: numerics, device (cpu, cuda, cuda:N), cpu_repack, cpu_isa. context: ctx, kv_type_k, kv_type_v, sequences. session: ubatch, "
            "threads, threads_batch. kernels: (op key, token range, config dict, origin).")
       .def_prop_ro(
           "model", [](const PySession& s) { return model_dict(s.get().model()); },

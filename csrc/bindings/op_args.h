@@ -13,9 +13,17 @@
 
 namespace dyno {
 
+// Where a launch on another device finds an array of the host.
+class ArgMirror {
+ public:
+  virtual ~ArgMirror() = default;
+  virtual void* mirror(const void* host, size_t bytes, bool written) = 0;
+};
+
 class OpArgs {
  public:
-  OpArgs(std::string_view family, const nanobind::dict& args) : family_(family), args_(args) {}
+  OpArgs(std::string_view family, const nanobind::dict& args, ArgMirror* mirror = nullptr)
+      : family_(family), args_(args), mirror_(mirror) {}
 
   // An array of at least `count` elements of T. Names that are absent or None throw.
   template <typename T>
@@ -67,11 +75,14 @@ class OpArgs {
                " has the wrong element type");
     DYNO_CHECK(PlanError, static_cast<int64_t>(array.size()) >= count, "[", family_, "] argument ", name, " has ",
                array.size(), " elements, ", count, " are needed");
-    return static_cast<T*>(array.data());
+    void* data = const_cast<void*>(static_cast<const void*>(array.data()));
+    if (mirror_ != nullptr) data = mirror_->mirror(data, array.nbytes(), !std::is_const_v<T>);
+    return static_cast<T*>(data);
   }
 
   std::string family_;
   const nanobind::dict& args_;
+  ArgMirror* mirror_;
   std::vector<std::string_view> names_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/string.h>
 
+#include "bindings/cuda_launch.h"
 #include "bindings/launch_context.h"
 #include "bindings/matmul_args.h"
 #include "bindings/op_args.h"
@@ -18,6 +19,7 @@
 #include "ops/moe_up_gate/moe_up_gate.h"
 #include "ops/norm/norm.h"
 #include "ops/rope/rope.h"
+#include "ops/runs.h"
 #include "ops/sample/sample.h"
 #include "ops/up_gate/up_gate.h"
 
@@ -182,27 +184,49 @@ auto read_args(OpArgs& in, const D& d, std::vector<SequenceRun>&) { return read_
 }  // namespace
 
 void run_op(std::string_view family_text, const nb::dict& desc_dict, const std::optional<nb::dict>& config_dict,
-            const nb::dict& args_dict, int threads, std::string_view isa) {
+            const nb::dict& args_dict, int threads, std::string_view isa, std::string_view device_text,
+            [[maybe_unused]] bool captured) {
   const Family family = family_from_name(family_text);
   const OpDesc desc = desc_from_dict(family, desc_dict);
-  const DeviceInfo device = device_with_isa(isa);
+  const DeviceInfo device = device_from_name(device_text, isa);
   const Config config = config_dict ? config_from_dict(family, *config_dict) : default_config(desc, device);
   const Support support = supports(desc, config, device);
   DYNO_CHECK(UnsupportedError, support.ok, "[", family_text, "] ", support.reason);
-  LaunchContext launcher(scratch_bytes(desc, config), threads, device.isa);
   std::visit(
       [&]<typename D>(const D& d) {
         if constexpr (requires(OpArgs & in, std::vector<SequenceRun> & runs) { read_args(in, d, runs); }) {
-          OpArgs in(family_text, args_dict);
           std::vector<SequenceRun> runs;
-          const auto args = read_args(in, d, runs);
+          if (device.kind == DeviceKind::cpu) {
+            LaunchContext launcher(scratch_bytes(desc, config), threads, device.isa);
+            OpArgs in(family_text, args_dict);
+            const auto args = read_args(in, d, runs);
+            in.finish();
+            const nb::gil_scoped_release unlocked;
+            launch(config, d, args, launcher.context());
+            launcher.check_scratch();
+            return;
+          }
+#ifdef DYNO_HAVE_CUDA
+          CudaLaunch launcher(device, scratch_bytes(desc, config));
+          OpArgs in(family_text, args_dict, &launcher);
+          auto args = read_args(in, d, runs);
           in.finish();
-          const nb::gil_scoped_release unlocked;
-          launch(config, d, args, launcher.context());
-          launcher.check_scratch();
-        } else {
-          throw UnsupportedError(str_cat("[ops] ", family_text, " cannot be run alone"));
+          if constexpr (requires { args.runs; }) {
+            check_runs("ops", args.runs, args.n_runs, d.m, args.slot_positions);
+            const size_t bytes = runs.size() * sizeof(SequenceRun);
+            args.runs = static_cast<const SequenceRun*>(launcher.mirror(runs.data(), bytes, false));
+          }
+          if constexpr (requires { launch(config, d, args, launcher.stream()); }) {
+            const nb::gil_scoped_release unlocked;
+            launcher.begin(captured);
+            launch(config, d, args, launcher.stream());
+            launcher.end(captured);
+            launcher.finish();
+            return;
+          }
+#endif
         }
+        throw UnsupportedError(str_cat("[ops] ", family_text, " cannot be run alone on ", device_text));
       },
       desc);
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,8 +48,22 @@ def nmse(got: NDArray[Any], want: NDArray[Any]) -> float:
     return error / spread if spread > 0 else error
 
 
+_least = contextvars.ContextVar("least", default=0.0)
+
+
+@contextlib.contextmanager
+def at_least(limit: float) -> Iterator[None]:
+    """Within it, expect_close allows `limit` where it would allow less: for products of halves."""
+    token = _least.set(limit)
+    try:
+        yield
+    finally:
+        _least.reset(token)
+
+
 def expect_close(got: NDArray[Any], want: NDArray[Any], limit: float) -> None:
     """NMSE below `limit`; the message names the worst element."""
+    limit = max(limit, _least.get())
     assert got.shape == want.shape, f"shape {got.shape}, expected {want.shape}"
     value = nmse(got, want)
     worst = np.unravel_index(int(np.argmax(np.abs(got - want))), want.shape) if want.size else ()
@@ -71,6 +87,8 @@ def launch(
     *,
     threads: int = 1,
     isa: str = "auto",
+    device: str = "cpu",
+    captured: bool = False,
 ) -> dict[str, NDArray[Any]]:
     """Runs the op with its outputs between guards, checks the guards and returns copies of the outputs."""
     inner: dict[str, NDArray[Any]] = {}
@@ -78,7 +96,9 @@ def launch(
     for name, initial in outputs.items():
         inner[name], buffers[name] = guarded(initial)
     before = {name: value.copy() for name, value in args.items() if isinstance(value, np.ndarray)}
-    _core.ops.run(case.family, case.desc, config, {**args, **inner}, threads=threads, isa=isa)
+    _core.ops.run(
+        case.family, case.desc, config, {**args, **inner}, threads=threads, isa=isa, device=device, captured=captured
+    )
     for name, buffer in buffers.items():
         assert (buffer[:GUARD_BYTES] == GUARD).all(), f"{name}: bytes before it were overwritten"
         assert (buffer[-GUARD_BYTES:] == GUARD).all(), f"{name}: bytes after it were overwritten"

@@ -1,0 +1,135 @@
+#include "bindings/cuda_launch.h"
+
+#include <charconv>
+#include <map>
+
+#include "bindings/launch_context.h"
+#include "core/cuda_devices.h"
+#include "core/error.h"
+#include "ops/contract.h"
+#ifdef DYNO_HAVE_CUDA
+#include "core/cuda/check.h"
+#include "runtime/cuda/handles.h"
+#endif
+
+namespace dyno {
+
+DeviceInfo device_from_name(std::string_view name, std::string_view isa) {
+  if (name == "cpu") return device_with_isa(isa);
+  int ordinal = 0;
+  bool known = name == "cuda";
+  if (name.starts_with("cuda:") && name.size() > 5) {
+    const char* end = name.data() + name.size();
+    const auto [stop, error] = std::from_chars(name.data() + 5, end, ordinal);
+    known = error == std::errc() && stop == end && ordinal >= 0;
+  }
+  DYNO_CHECK(ProfileError, known, "[settings] device is '", name, "'; expected cpu, cuda or cuda:N");
+  DeviceInfo device = cuda_device(ordinal);
+  DYNO_CHECK(UnsupportedError, ops::compiled_for(device), "[cuda] this build has no code for ", device.name,
+             " (compute capability ", device.compute_capability / 10, ".", device.compute_capability % 10,
+             "); build it with CMAKE_CUDA_ARCHITECTURES=native or ", device.compute_capability);
+  return device;
+}
+
+std::string device_name(const DeviceInfo& device) {
+  return device.kind == DeviceKind::cpu ? "cpu" : str_cat("cuda:", device.ordinal);
+}
+
+#ifdef DYNO_HAVE_CUDA
+
+namespace {
+
+// Around every argument; a multiple of the alignment that kernels may count on.
+constexpr size_t kGuardBytes = 256;
+constexpr uint8_t kGuard = 0xa5;
+
+}  // namespace
+
+struct CudaLaunch::State {
+  explicit State(const DeviceInfo& info) : device(info), scope(info.ordinal), stream(runtime::make_stream()) {}
+
+  struct Mirrored {
+    runtime::DeviceBuffer memory;
+    size_t bytes = 0;
+    bool written = false;
+  };
+  DeviceInfo device;
+  runtime::DeviceScope scope;
+  runtime::Stream stream;
+  runtime::DeviceBuffer workspace, counters;
+  std::map<const void*, Mirrored> arrays;
+  ops::CudaStream launch;
+};
+
+CudaLaunch::CudaLaunch(const DeviceInfo& device, size_t workspace_bytes) : state_(std::make_unique<State>(device)) {
+  State& s = *state_;
+  // Exactly what was asked for, filled with NaNs: memory checkers find what lies beyond, results what is not written.
+  s.workspace = runtime::DeviceBuffer(std::max<size_t>(workspace_bytes, 4), "workspace");
+  DYNO_CUDA_CHECK(cudaMemset(s.workspace.data(), 0xff, s.workspace.size()));
+  s.counters = runtime::DeviceBuffer(ops::kStreamCounters * sizeof(int32_t), "counters");
+  DYNO_CUDA_CHECK(cudaMemset(s.counters.data(), 0, s.counters.size()));
+  s.launch = {.handle = s.stream.get(),
+              .device = &s.device,
+              .workspace = s.workspace.data(),
+              .workspace_bytes = workspace_bytes,
+              .counters = reinterpret_cast<int32_t*>(s.counters.data())};
+}
+
+CudaLaunch::~CudaLaunch() = default;
+
+void* CudaLaunch::mirror(const void* host, size_t bytes, bool written) {
+  State::Mirrored& array = state_->arrays[host];
+  if (array.memory.data() == nullptr) {
+    array.memory = runtime::DeviceBuffer(bytes + 2 * kGuardBytes, "an argument");
+    array.bytes = bytes;
+    DYNO_CUDA_CHECK(cudaMemset(array.memory.data(), kGuard, array.memory.size()));
+    DYNO_CUDA_CHECK(cudaMemcpy(array.memory.data() + kGuardBytes, host, bytes, cudaMemcpyHostToDevice));
+  }
+  DYNO_CHECK(PlanError, array.bytes >= bytes, "[ops] two arguments overlap, but are not the same array");
+  array.written |= written;
+  return array.memory.data() + kGuardBytes;
+}
+
+ops::CudaStream& CudaLaunch::stream() { return state_->launch; }
+
+void CudaLaunch::begin(bool captured) {
+  DYNO_CUDA_CHECK(cudaDeviceSynchronize());  // the copies above ran on another stream
+  if (captured) {
+    DYNO_CUDA_CHECK(cudaStreamBeginCapture(state_->stream.get(), cudaStreamCaptureModeThreadLocal));
+  }
+}
+
+void CudaLaunch::end(bool captured) {
+  if (!captured) return;
+  cudaGraph_t raw = nullptr;
+  DYNO_CUDA_CHECK(cudaStreamEndCapture(state_->stream.get(), &raw));
+  const runtime::Graph graph(raw);
+  cudaGraphExec_t exec = nullptr;
+  DYNO_CUDA_CHECK(cudaGraphInstantiate(&exec, graph.get(), 0));
+  const runtime::GraphExec owned(exec);
+  DYNO_CUDA_CHECK(cudaGraphLaunch(exec, state_->stream.get()));
+  DYNO_CUDA_CHECK(cudaStreamSynchronize(state_->stream.get()));
+}
+
+void CudaLaunch::finish() {
+  State& s = *state_;
+  DYNO_CUDA_CHECK(cudaStreamSynchronize(s.stream.get()));
+  for (const auto& [host, array] : s.arrays) {
+    std::vector<uint8_t> all(array.memory.size());
+    DYNO_CUDA_CHECK(cudaMemcpy(all.data(), array.memory.data(), all.size(), cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < kGuardBytes; ++i) {
+      DYNO_CHECK(DeviceError, all[i] == kGuard && all[all.size() - 1 - i] == kGuard,
+                 "[cuda] a launch wrote outside of an argument of ", array.bytes, " bytes");
+    }
+    if (array.written) std::copy_n(all.data() + kGuardBytes, array.bytes, const_cast<uint8_t*>(static_cast<const uint8_t*>(host)));
+  }
+  std::vector<int32_t> counters(ops::kStreamCounters);
+  DYNO_CUDA_CHECK(cudaMemcpy(counters.data(), s.counters.data(), s.counters.size(), cudaMemcpyDeviceToHost));
+  for (const int32_t counter : counters) {
+    DYNO_CHECK(DeviceError, counter == 0, "[cuda] a launch left a counter at ", counter);
+  }
+}
+
+#endif
+
+}  // namespace dyno

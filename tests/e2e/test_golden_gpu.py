@@ -1,0 +1,126 @@
+"""The ten architectures on a GPU against logits that the public reference implementation computed in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dyno import _core
+from dyno.errors import DeviceError, ProfileError
+
+TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
+NAMES = sorted(p.name.removesuffix("-tiny.gguf") for p in TINY.glob("*-tiny.gguf"))
+GPUS = [d for d in _core.devices() if d["kind"] == "cuda"]
+
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")]
+
+
+def nmse(observed: np.ndarray, reference: np.ndarray) -> float:
+    o, r = observed.astype(np.float64), reference.astype(np.float64)
+    return float(((o - r) ** 2).sum() / ((r - r.mean()) ** 2).sum())
+
+
+def golden(name: str) -> dict[str, np.ndarray]:
+    with np.load(TINY / f"{name}-tiny.golden.npz") as data:
+        return {key: data[key] for key in data.files}
+
+
+def open_session(name: str, numerics: str, context: dict[str, Any] | None = None, **session: Any) -> _core.Session:
+    load = {"device": "cuda:0", "numerics": numerics}
+    return _core.Session(TINY / f"{name}-tiny.gguf", load=load, context={"ctx": 256, **(context or {})}, session=session)
+
+
+def decode(s: _core.Session, tokens: np.ndarray, rows: str = "all", **kw: Any) -> np.ndarray:
+    return s.decode([(0, np.ascontiguousarray(tokens, np.int32))], rows, **kw)[0]
+
+
+class TestExact:
+    pytestmark = gpu
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_prompts_and_single_tokens(self, name: str) -> None:
+        g = golden(name)
+        s = open_session(name, "exact", {"kv_type_k": "f32", "kv_type_v": "f32"}, ubatch=23)
+        for which in ("short", "long"):
+            s.reset()
+            logits = decode(s, g[f"tokens_{which}"])
+            assert nmse(logits, g[f"logits_{which}"]) < 1e-7
+        s.reset()
+        for graphs in {False, _core.build_info()["switches"]["GGML_CUDA_USE_GRAPHS"] == "ON"}:
+            s.set({"cuda_graphs": graphs})
+            s.reset()
+            rows = [decode(s, token.reshape(1))[0] for token in g["tokens_short"]]
+            assert nmse(np.stack(rows), g["logits_short"]) < 1e-7, f"cuda_graphs={graphs}"
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_sequences_in_one_batch(self, name: str) -> None:
+        g = golden(name)
+        tokens = g["tokens_long"].astype(np.int32)
+        s = open_session(name, "exact", {"kv_type_k": "f32", "kv_type_v": "f32", "sequences": 3}, ubatch=19)
+        sizes = {2: 3, 0: 41, 1: 17}
+        logits = s.decode([(slot, tokens[:n].copy()) for slot, n in sizes.items()], "all")[0]
+        want = np.concatenate([g["logits_long"][:n] for n in sizes.values()])
+        assert nmse(logits, want) < 1e-7
+        for _ in range(4):
+            step = [(slot, tokens[s.position(slot)].reshape(1)) for slot in sizes]
+            want = np.stack([g["logits_long"][s.position(slot)] for slot in sizes])
+            assert nmse(s.decode(step, "last")[0], want) < 1e-7
+
+    def test_last_row_alone_equals_the_last_of_all(self) -> None:
+        for name in NAMES:
+            g = golden(name)
+            s = open_session(name, "exact", {"kv_type_k": "f32", "kv_type_v": "f32"}, ubatch=16)
+            every = decode(s, g["tokens_short"])
+            s.reset()
+            assert nmse(decode(s, g["tokens_short"], "last")[0], every[-1]) < 1e-9, name
+
+
+def routed(name: str, tokens: np.ndarray, context: dict[str, Any]) -> np.ndarray:
+    """Logits of the default numerics with the experts that the exact computation picks."""
+    exact = open_session(name, "exact", {"kv_type_k": "f32", "kv_type_v": "f32"})
+    if exact.model["moe_layers"] == 0:
+        return decode(open_session(name, "default", context), tokens)
+    ids = [(0, np.ascontiguousarray(tokens, np.int32))]
+    routing = exact.decode(ids, "none", capture_routing=True)[1]
+    return open_session(name, "default", context).decode(ids, "all", pinned_routing=routing)[0]
+
+
+class TestDefault:
+    pytestmark = gpu
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_with_pinned_routing(self, name: str) -> None:
+        g = golden(name)
+        for which in ("short", "long"):
+            assert nmse(routed(name, g[f"tokens_{which}"], {}), g[f"logits_{which}"]) < 1e-5
+
+    @pytest.mark.parametrize("kv", ["bf16", "q8_0"])
+    def test_other_caches(self, kv: str) -> None:
+        for name in NAMES:
+            g = golden(name)
+            if kv == "q8_0" and name.startswith("deepseek2"):
+                continue  # its latent rows hold no whole number of blocks
+            got = routed(name, g["tokens_long"], {"kv_type_k": kv, "kv_type_v": kv})
+            assert nmse(got, g["logits_long"]) < 1e-2, name
+
+    def test_top1(self) -> None:
+        agree = total = 0
+        for name in NAMES:
+            g = golden(name)
+            s = open_session(name, "default")
+            for which in ("short", "long"):
+                s.reset()
+                agree += int((decode(s, g[f"tokens_{which}"]).argmax(-1) == g[f"logits_{which}"].argmax(-1)).sum())
+                total += len(g[f"tokens_{which}"])
+        assert agree / total >= 0.995
+
+
+def test_names_of_devices() -> None:
+    path = TINY / f"{NAMES[0]}-tiny.gguf"
+    with pytest.raises(ProfileError, match="expected cpu, cuda or cuda:N"):
+        _core.Session(path, load={"device": "gpu0"})
+    with pytest.raises(DeviceError, match="cuda:77"):
+        _core.Session(path, load={"device": "cuda:77"})
