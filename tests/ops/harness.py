@@ -97,7 +97,14 @@ def launch(
         inner[name], buffers[name] = guarded(initial)
     before = {name: value.copy() for name, value in args.items() if isinstance(value, np.ndarray)}
     _core.ops.run(
-        case.family, case.desc, config, {**args, **inner}, threads=threads, isa=isa, device=device, captured=captured
+        case.family,
+        case.desc,
+        config,
+        {**args, **inner},
+        threads=threads,
+        isa=isa,
+        device=device,
+        captured=captured,
     )
     for name, buffer in buffers.items():
         assert (buffer[:GUARD_BYTES] == GUARD).all(), f"{name}: bytes before it were overwritten"
