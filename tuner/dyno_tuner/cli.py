@@ -245,6 +245,49 @@ def diff(
         raise typer.Exit(1)
 
 
+@app.command(context_settings={"allow_interspersed_args": False})
+def doctor(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND LINE", help="Of llama-server, llama-bench, …, or of cmake."),
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="llama.cpp or ik_llama.cpp; default: told from the line.")
+    ] = None,
+    version: Annotated[
+        str | None, typer.Option(help="Commit or day (YYYY-MM-DD) of the engine; default: as in the tables.")
+    ] = None,
+    gpu_arch: Annotated[
+        str | None, typer.Option(help="Compute capability of the GPU: 7.5, 8.6, 9.0, …")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="How many GPUs.", min=0, max=1024)] = None,
+    moe: Annotated[
+        bool | None, typer.Option("--moe/--dense", help="Whether the model is a mixture of experts.")
+    ] = None,
+    experts: Annotated[int | None, typer.Option(help="Experts per layer.", min=1, max=100_000)] = None,
+    experts_used: Annotated[int | None, typer.Option(help="Experts per token.", min=1, max=100_000)] = None,
+    model: Annotated[Path | None, typer.Option(help="GGUF file to take the facts of the model from.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Say what every token of a llama.cpp or ik_llama.cpp command line does, without running it. Exit code 1
+    where something is wrong."""
+    from .doctor import diagnose
+    from .doctor.facts import gather
+    from .doctor.render import print_line, to_dict
+
+    try:
+        facts = gather(gpu_arch, gpus, moe, experts, experts_used, model)
+        line = diagnose(words or [], engine=engine, version=version, facts=facts)
+    except (TuneError, DynoError) as error:
+        raise typer.BadParameter(" ".join(str(error).split())) from error
+    if as_json:
+        print(json.dumps(to_dict(line)))
+    else:
+        print_line(line, Console(highlight=False))
+    if line.wrong:
+        raise typer.Exit(1)
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 

@@ -1,0 +1,292 @@
+"""Every command line and cmake line that the diagnosis was made for, with what it has to say about it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from dyno_tuner.cli import app
+from dyno_tuner.doctor import Facts, Line, diagnose
+from dyno_tuner.doctor.facts import gather, parse_cc
+from dyno_tuner.doctor.flags import FLAGS
+from dyno_tuner.doctor.gone import GONE
+from dyno_tuner.doctor.line import ENGINES, IK, MAIN, Item
+from dyno_tuner.doctor.op_ids import ERAS
+from dyno_tuner.doctor.rules import LIMITS
+from dyno_tuner.doctor.switches import BUILD, ENVIRONMENT
+from dyno_tuner.errors import TuneError
+from typer.testing import CliRunner
+
+TURING, AMPERE, VOLTA, PASCAL = Facts(cc=7.5), Facts(cc=8.6), Facts(cc=7.0), Facts(cc=6.1)
+
+
+def _find(line: Line, start: str) -> Item:
+    found = [i for i in line.items if i.text.startswith(start)]
+    assert found, f"no token {start}: {[i.text for i in line.items]}"
+    return found[-1]
+
+
+def _says(item: Item) -> str:
+    return " ".join(n.text for n in item.notes)
+
+
+# line, engine to give, version, facts, token, its status, part of what is said
+CASES: list[tuple[str, str | None, str | None, Facts | None, str, str, str]] = [
+    # build switches
+    ("-DGGML_CUDA_LTO=ON", IK, None, None, "-DGGML_CUDA_LTO", "missing", "never merged"),
+    ("cmake -B b -DGGML_CUDA_F16=ON", None, None, TURING, "-DGGML_CUDA_F16", "does", "near no effect"),
+    ("cmake -DGGML_CUDA_F16:BOOL=ON", IK, None, PASCAL, "-DGGML_CUDA_F16", "wrong-gpu", "1/64"),
+    ("cmake -D GGML_CUDA_F16=ON", MAIN, None, None, "-D GGML_CUDA_F16", "removed", "gone"),
+    ("cmake -DGGML_CUDA_FORCE_MMQ=ON", IK, None, TURING, "-DGGML_CUDA_FORCE_MMQ", "inert", "no effect"),
+    ("cmake -DGGML_CUDA_FORCE_MMQ=ON", MAIN, None, AMPERE, "-DGGML_CUDA_FORCE_MMQ", "inert", "no effect"),
+    ("cmake -DGGML_CUDA_FORCE_MMQ=ON", MAIN, None, VOLTA, "-DGGML_CUDA_FORCE_MMQ", "does", "kernels"),
+    ("cmake -DGGML_CUDA_IQK_FORCE_BF16=1", IK, None, AMPERE, "-DGGML_CUDA_IQK", "does", "overflow"),
+    ("cmake -DGGML_CUDA_IQK_FORCE_BF16=OFF", IK, None, TURING, "-DGGML_CUDA_IQK", "does", "overflow"),
+    ("cmake -DGGML_CUDA_FORCE_DMMV=ON", IK, None, None, "-DGGML_CUDA_FORCE_DMMV", "inert", "MMVQ"),
+    ("cmake -DGGML_CUDA_PEER_MAX_BATCH_SIZE=4", IK, None, None, "-DGGML_CUDA_PEER", "inert", "never read"),
+    ("cmake -DGGML_CUDA_GRAPH_OPT=1", MAIN, None, None, "-DGGML_CUDA_GRAPH_OPT", "invalid", "environment"),
+    ("cmake -DGGML_CUDA_FORCE_MQM=ON", IK, None, None, "-DGGML_CUDA_FORCE_MQM", "unknown",
+        "GGML_CUDA_FORCE_MMQ"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=61", MAIN, None, TURING, "-DCMAKE_CUDA", "wrong-gpu", "add 75"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=80-real;86", IK, None, AMPERE, "-DCMAKE_CUDA", "does", "switch"),
+    ("cmake -DCMAKE_CUDA_ARCHITECTURES=90", IK, None, AMPERE, "-DCMAKE_CUDA", "wrong-gpu", "no architecture"),
+    ("cmake -DGGML_SCHED_MAX_COPIES=4", IK, None, Facts(gpus=1), "-DGGML_SCHED", "inert", "one GPU"),
+    ("GGML_CUDA_F16=ON llama-cli", IK, None, None, "GGML_CUDA_F16", "invalid", "give it to cmake"),
+    # environment
+    ("GGML_CUDA_GRAPH_OPT=1 llama-cli", None, None, AMPERE, "GGML_CUDA_GRAPH_OPT", "does", "no kernel "
+        "fusion"),
+    ("GGML_CUDA_GRAPH_OPT=2 llama-cli", MAIN, None, None, "GGML_CUDA_GRAPH_OPT", "inert", "only the value 1"),
+    ("GGML_CUDA_GRAPH_OPT=1 llama-cli", MAIN, None, PASCAL, "GGML_CUDA_GRAPH_OPT", "inert", "below 7.0"),
+    ("GGML_CUDA_GRAPH_OPT=1 llama-cli", IK, None, None, "GGML_CUDA_GRAPH_OPT", "missing", "absent"),
+    ("GGML_CUDA_GRAPH_OPT=1 GGML_CUDA_DISABLE_GRAPHS=1 llama-cli", None, None, None, "GGML_CUDA_GRAPH_OPT",
+     "inert", "turns off"),
+    ("llama-cli --cuda-graph-opt", None, None, None, "--cuda-graph-opt", "missing", "no such flag"),
+    ("GGML_CUDA_DISABLE_GRAPHS=0 llama-cli", IK, None, AMPERE, "GGML_CUDA_DISABLE", "invalid", "presence"),
+    ("GGML_CUDA_DISABLE_GRAPHS=1 llama-cli", IK, None, TURING, "GGML_CUDA_DISABLE", "inert", "below"),
+    ("GGML_CUDA_CUBLAS_COMPUTE_TYPE=bf16 llama-cli", None, None, TURING, "GGML_CUDA_CUBLAS", "wrong-gpu",
+        "bf16"),
+    ("GGML_CUDA_CUBLAS_COMPUTE_TYPE=f16 llama-cli", None, None, TURING, "GGML_CUDA_CUBLAS", "does", "cuBLAS"),
+    ("CUDA_SCALE_LAUNCH_QUEUES=4x llama-cli", MAIN, None, None, "CUDA_SCALE", "does", "queues"),
+    # -cuda
+    ("-cuda mmq-id-size=0", None, None, None, "mmq-id-size", "does", "0 never"),
+    ("-cuda fusion=0,grahps=0", None, None, None, "grahps", "invalid", "nearest: graphs"),
+    ("-cuda graphs=true", None, None, None, "graphs", "invalid", "0 or 1"),
+    ("-cuda graphs=0", None, None, TURING, "graphs", "inert", "below compute capability 8.0"),
+    ("-cuda fa-offset=4", None, None, None, "fa-offset", "invalid", "0 to 3"),
+    ("-cuda mmq-id-size=8 -ub 512 -b 512", None, None, Facts(experts=128, experts_used=8), "mmq-id-size",
+        "inert",
+     "same path"),
+    ("-cuda mmq-id-size=2 -ub 512 -b 512", None, None, Facts(experts=128, experts_used=8), "mmq-id-size",
+        "does", ""),
+    ("-cuda mmq-id-size=0", None, None, Facts(moe=False), "mmq-id-size", "inert", "no experts"),
+    ("-sm graph -cuda graphs=1", None, None, None, "graphs", "inert", "without CUDA graphs"),
+    ("llama-cli -cuda graphs=0", MAIN, None, None, "-cuda", "missing", "a flag of ik_llama.cpp"),
+    # removed, renamed, other tool
+    ("llama-server -fmoe", IK, None, None, "-fmoe", "removed", "on by default"),
+    ("llama-bench -fmoe 1", IK, None, None, "-fmoe 1", "does", "fused"),
+    ("llama-server -fmoe", IK, "2025-10-01", None, "-fmoe", "unknown", "since when"),
+    ("llama-server -fmoe", IK, "2026-09-01", None, "-fmoe", "removed", "on by default"),
+    ("llama-server -fa -ub 512", IK, None, None, "-fa", "removed", "bare -fa"),
+    ("llama-server -fa on", IK, None, None, "-fa on", "does", "flash"),
+    ("llama-server -sm row", IK, None, None, "-sm row", "removed", "a71934998"),
+    ("llama-server -sm row", IK, "2025-11-30", None, "-sm row", "does", "works"),
+    ("llama-server -sm row", MAIN, None, None, "-sm row", "does", "deprecated"),
+    ("llama-bench -mmp 0", MAIN, None, None, "-mmp 0", "removed", "-lm"),
+    ("llama-server --no-mmap", MAIN, None, None, "--no-mmap", "removed", "-lm"),
+    ("llama-server --no-mmap", IK, None, None, "--no-mmap", "does", "reads"),
+    ("llama-bench -op 27,0", IK, None, None, "-op", "missing", "does not take"),
+    ("llama-bench -d 4096", IK, None, None, "-d", "missing", "-gp"),
+    ("llama-bench -tb 8", MAIN, None, None, "-tb", "missing", "only -t"),
+    ("llama-server -op -1,0", MAIN, None, None, "-op", "missing", "--no-op-offload"),
+    ("llama-server -mla 3", MAIN, None, None, "-mla", "missing", "a flag of ik_llama.cpp"),
+    ("llama-sweep-bench -c 4096", MAIN, None, None, "llama-sweep", "missing", "batched-bench"),
+    ("llama-cli -ser 6,1", IK, None, None, "-ser", "inert", "ignored since"),
+    ("llama-cli -ser 6,1", IK, "2025-10-18", None, "-ser", "does", "fewer"),
+    ("llama-cli -rcache", IK, None, None, "-rcache", "removed", "no longer"),
+    ("llama-cli --flash-atn on", MAIN, None, None, "--flash-atn", "unknown", "--flash-attn"),
+    # combinations
+    ("llama-cli -ub 4096", MAIN, None, None, "-ub", "invalid", "give -b 4096"),
+    ("llama-cli -ub 4096 -b 4096", MAIN, None, None, "-ub", "does", ""),
+    ("llama-cli -c 1024 -b 2048", MAIN, None, None, "-b", "invalid", "context of 1024"),
+    ("llama-cli -ctv q8_0 -fa off", MAIN, None, None, "-ctv", "invalid", "flash attention"),
+    ("llama-cli -ctk q8_0 -ctv q4_0", IK, None, None, "-ctv", "needs", "FA_ALL_QUANTS"),
+    ("llama-cli -ctk q8_0 -ctv iq4_nl", IK, None, None, "-ctv", "does", ""),
+    ("llama-cli -ctk iq4_nl", MAIN, None, None, "-ctk", "invalid", "iq4_nl"),
+    ("llama-cli -ctk q8_KV", MAIN, None, None, "-ctk", "invalid", "known are"),
+    ("llama-cli --fit -ot exps=CPU", IK, None, None, "-ot", "invalid", "--fit"),
+    ("llama-cli -mla 1 -amb 512", IK, None, None, "-amb", "inert", "-mla 2 or 3"),
+    ("llama-cli -mla 3", IK, None, Facts(architecture="qwen3moe"), "-mla", "inert", "forced to 0"),
+    ("llama-cli -sm graph -mla 0", IK, None, None, "-mla", "invalid", "stops"),
+    ("llama-cli -sm tensor -ctk q8_0", MAIN, None, None, "-ctk", "invalid", "unquantized"),
+    ("llama-cli -sm layer", MAIN, None, Facts(gpus=1), "-sm", "inert", "one GPU"),
+    ("llama-cli -no-ooae -ub 1024", IK, None, Facts(experts=384, experts_used=8), "-no-ooae", "inert",
+        "1536"),
+    ("llama-cli -no-ooae -ub 2048", IK, None, Facts(experts=384, experts_used=8), "-no-ooae", "does", ""),
+    ("llama-cli -op 28,0,31,0 -ub 512", IK, None, Facts(experts=256, experts_used=8), "-op", "inert", "1024"),
+    ("llama-cli -ngl 999 -rtr", IK, None, None, "-rtr", "inert", "host memory"),
+    ("llama-cli -ngl 999 -ncmoe 20 -rtr", IK, None, None, "-rtr", "does", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "engine", "version", "facts", "token", "status", "text"),
+    CASES,
+    ids=[f"{c[0]}-{c[1]}-{c[2]}" for c in CASES],
+)
+def test_quoted_lines(
+    words: str,
+    engine: str | None,
+    version: str | None,
+    facts: Facts | None,
+    token: str,
+    status: str,
+    text: str,
+) -> None:
+    line = diagnose(words.split(), engine=engine, version=version, facts=facts)
+    item = _find(line, token)
+    assert (item.status, text in _says(item)) == (status, True), _says(item)
+    assert line.wrong == any(n.wrong for i in line.items for n in i.notes)
+    assert all(i.notes for i in line.items), "a token about which nothing is said"
+
+
+def test_the_build_line_of_the_turing_thread() -> None:
+    line = diagnose(
+        [
+            "GGML_CUDA_F16=ON",
+            "GGML_CUDA_USE_GRAPHS=OFF",
+            "GGML_CUDA_IQK_FORCE_BF16=1",
+            "GGML_SCHED_MAX_COPIES=1",
+        ],
+        facts=TURING,
+    )
+    assert line.engine == IK
+    assert [str(i.status) for i in line.items] == ["does", "inert", "wrong-gpu", "inert"]
+
+
+EXPERTS = "MUL_MAT,0,MUL_MAT_ID,0,MOE_FUSED_UP_GATE,0"
+
+
+@pytest.mark.parametrize(
+    ("ids", "version", "status", "by_name", "today"),
+    [
+        ("26,0,27,0,29,0", "2025-08-14", "does", EXPERTS, "27,0,28,0,31,0"),
+        ("26,0,27,0,29,0", "b50efcc9d", "does", EXPERTS, "27,0,28,0,31,0"),
+        ("26,0,27,0,29,0", "2025-08-15", "renumbered", EXPERTS, "27,0,28,0,31,0"),
+        ("26,0,27,0,29,0", "fc06bc9", "renumbered", EXPERTS, "27,0,28,0,31,0"),
+        ("26,0,27,0,29,0", None, "renumbered", EXPERTS, "27,0,28,0,31,0"),
+        ("27,0,28,0,30,0", "2025-08-30", "does", EXPERTS, "27,0,28,0,31,0"),
+        ("27,0,28,0,31,0", None, "does", EXPERTS, "27,0,28,0,31,0"),
+        ("27,0,28,0,31,0", "2025-08-20", "renumbered", EXPERTS, "27,0,28,0,31,0"),
+        ("28,0,31,0", None, "does", "MUL_MAT_ID,0,MOE_FUSED_UP_GATE,0", "28,0,31,0"),
+        ("28,0,30,0", None, "does", "MUL_MAT_ID,0,FUSED_UP_GATE,0", "28,0,30,0"),
+        ("29,0", "2025-06-01", "does", "MOE_FUSED_UP_GATE,0", "31,0"),
+        ("29,0", None, "renumbered", "MOE_FUSED_UP_GATE,0", "31,0"),
+        ("-1,0", None, "does", "all ops,0", "-1,0"),
+        ("111,0", None, "does", "all ops,0", "-1,0"),
+        ("42,1", None, "does", "GET_ROWS,1", "42,1"),
+        ("42,1", "2025-09-15", "unknown", None, None),
+        ("26,0", "2024-01-01", "unknown", None, None),
+    ],
+)
+def test_op_ids(ids: str, version: str | None, status: str, by_name: str | None, today: str | None) -> None:
+    item = _find(diagnose(["llama-sweep-bench", "-op", ids], engine=IK, version=version), "-op")
+    assert (str(item.status), item.by_name, item.rewritten) == (status, by_name, today), _says(item)
+
+
+def test_op_list_that_is_read_silently_wrong() -> None:
+    for value, text in (
+        ("MUL_MAT,0", "id 0"),
+        ("27", "dropped"),
+        ("27,0,28", "dropped"),
+        ("27,2", "only 0"),
+    ):
+        item = _find(diagnose(["llama-server", "-op", value], engine=IK), "-op")
+        assert item.wrong, value
+        assert text in _says(item)
+    said = _says(_find(diagnose(["-op", "26,0,27,0,29,0"]), "-op"))
+    assert "MULTI_ADD, MUL_MAT, OUT_PROD" in said
+    assert "MUL_MAT, MUL_MAT_ID, MOE_FUSED_UP_GATE" in said
+
+
+def test_engine_is_told_from_the_line() -> None:
+    for words, engine in (
+        ("llama-server -rtr -ub 512", IK), ("-cuda graphs=0", IK), ("llama-sweep-bench -c 512", IK), ("-fmoe",
+            IK),
+        ("llama-bench -nopo 1", MAIN), ("GGML_CUDA_GRAPH_OPT=1 llama-cli", MAIN), ("llama-server -m x", MAIN),
+        ("llama-server --no-mmap", MAIN), ("/opt/ik/bin/llama-sweep-bench.exe -c 1", IK),
+    ):  # fmt: skip
+        line = diagnose(words.split())
+        assert line.engine == engine, words
+        assert line.engine_reason
+    assert "but only" in diagnose(["llama-cli", "-rtr", "-cuda", "graphs=0", "-nr"]).engine_reason
+    assert diagnose(["llama-cli"], version="8337e4cd38a").engine == IK
+
+
+def test_words_as_one_string_and_continuations() -> None:
+    one = diagnose(["llama-server -m 'my model.gguf' \\\n -ub 512"])
+    assert [i.text for i in one.items] == ["llama-server", "-m my model.gguf", "-ub 512"]
+    for bad in ([], [""], ["llama-cli 'x"], ["x"] * 5000):
+        with pytest.raises(TuneError):
+            diagnose(bad)
+
+
+def test_versions_that_cannot_be_placed() -> None:
+    for version in ("deadbeef", "2025-13-01", "41d6c42b9", "v1", "0c1e57098"):
+        with pytest.raises(TuneError, match=version):
+            diagnose(["llama-cli"], engine=IK, version=version)
+
+
+def test_gpu_and_model_facts(tiny_dir: Path) -> None:
+    assert [parse_cc(t) for t in ("7.5", "75", "sm_75", "90a", "12.0")] == [7.5, 7.5, 7.5, 9.0, 12.0]
+    for bad in ("", "turing", "7", "999.9", "-7.5", "7.5.1"):
+        with pytest.raises(TuneError):
+            parse_cc(bad)
+    with pytest.raises(TuneError, match="contradict"):
+        gather(None, None, False, 8, None, None)
+    with pytest.raises(TuneError, match="no such file"):
+        gather(None, None, None, None, None, Path("/no/such.gguf"))
+    model = next(p for p in sorted(tiny_dir.glob("*.gguf")) if "qwen3moe" in p.name)
+    facts = gather(None, None, None, None, None, model)
+    assert facts.architecture == "qwen3moe"
+    assert facts.moe
+    assert None not in (facts.experts, facts.experts_used, facts.layers)
+
+
+def test_tables_are_consistent() -> None:
+    for engine in ENGINES:
+        for tool in ("bench", "common"):
+            names = [n for f in FLAGS if f.engine == engine and tool in f.tools for n in f.names]
+            assert len(names) == len(set(names)), sorted(n for n in names if names.count(n) > 1)
+            alive = set(names)
+            for row in GONE:
+                if row.engine == engine and tool in row.tools and row.value is None:
+                    assert not alive & set(row.names), row.names
+        for table in (BUILD, ENVIRONMENT):
+            switches = [s.name for s in table if s.engine == engine]
+            assert len(switches) == len(set(switches))
+    known = {("cmake", s.name, s.engine) for s in BUILD if s.gone is None}
+    known |= {("env", s.name, s.engine) for s in ENVIRONMENT} | {("cuda", "graphs", IK)}
+    assert {(x.kind, x.name, x.engine) for x in LIMITS} <= known
+    assert [e.since for e in ERAS] == sorted(e.since for e in ERAS)
+    assert all(len(set(e.ids.values())) == len(e.ids) for e in ERAS)
+
+
+def test_exit_codes_and_json() -> None:
+    def run(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["doctor", *arguments])
+        return done.exit_code, done.output
+
+    assert run("--gpu-arch", "7.5", "--", "cmake", "-DGGML_CUDA_FORCE_MMQ=ON")[0] == 0
+    code, text = run("--json", "--", "llama-server", "-op", "26,0,27,0,29,0", "-cuda", "graphs=0")
+    told = json.loads(text)
+    assert code == 1
+    assert told["wrong"]
+    assert told["engine"] == IK
+    assert [t["status"] for t in told["tokens"]] == ["does", "renumbered", "does", "does"]
+    assert told["tokens"][1]["rewritten"] == "27,0,28,0,31,0"
+    assert all(n["source"] for t in told["tokens"] if t["kind"] != "program" for n in t["notes"])
+    assert run("--gpu-arch", "turing", "--", "llama-cli")[0] == 2
+    assert run("--engine", "vllm", "--", "llama-cli")[0] == 2
+    assert run()[0] == 2
+    assert "[/bold]" in run("--", "llama-cli", "-m", "[/bold]")[1]

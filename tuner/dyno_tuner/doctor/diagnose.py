@@ -1,0 +1,266 @@
+"""The diagnosis: every item against the tables, then the rules over the whole line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence  # noqa: TC003
+
+from ..errors import TuneError
+from .flags import BENCH, COMMON, FLAGS, IK_TOOLS, TOOLS, find_flag
+from .gone import find_gone
+from .line import ENGINES, IK, MAIN, Facts, Item, Line, Status, _is_int
+from .op_ids import decode
+from .parse import detect_engine, parse, split
+from .rules import RULES
+from .switches import BUILD_NAMES, CUDA_KEYS, ENV_ELSEWHERE, ENV_NAMES, find_build, find_env
+from .versions import resolve_version
+
+CUDA_SOURCE = "ik_llama.cpp 8337e4cd3 (2026-08-15), ggml-cuda.cu:5299-5388"
+
+
+def diagnose(
+    words: Sequence[str], *, engine: str | None = None, version: str | None = None, facts: Facts | None = None
+) -> Line:
+    """What every token of a command line does.
+
+    Args:
+        words: the line, as words or as one string.
+        engine: ``llama.cpp`` or ``ik_llama.cpp``; None: told from the line.
+        version: a day (YYYY-MM-DD) or a commit; None: the one that the tables describe.
+        facts: GPU and model, where known.
+
+    Raises TuneError for a line, engine or version that cannot be read.
+    """
+    line_words = split(words)
+    if engine is not None and engine not in ENGINES:
+        raise TuneError(f"--engine {engine!r}: give {' or '.join(ENGINES)}")
+    chosen, reason = (engine, "as given") if engine else detect_engine(line_words, version)
+    when = resolve_version(version, chosen)
+    items, tool = parse(line_words, chosen)
+    line = Line(chosen, reason, when, facts or Facts(), items, tool)
+    for item in list(items):
+        {"program": _program, "env": _env, "cmake": _cmake, "flag": _flag, "argument": _argument}[item.kind](
+            item, line
+        )
+    for rule in RULES:
+        rule(line)
+    return line
+
+
+def _nearest(name: str, names: Sequence[str]) -> str | None:
+    found = difflib.get_close_matches(name, list(dict.fromkeys(names)), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def _unknown(item: Item, names: Sequence[str], what: str) -> None:
+    item.nearest = _nearest(item.name, names)
+    hint = f"; nearest known: {item.nearest}" if item.nearest else ""
+    item.say(Status.UNKNOWN, f"{what} is not in the tables{hint}")
+
+
+def _program(item: Item, line: Line) -> None:
+    if item.name == "cmake" or item.name in TOOLS:
+        if item.name in IK_TOOLS and line.engine == MAIN:
+            item.say(
+                Status.MISSING, "a program of ik_llama.cpp; llama-batched-bench -npl 1 stands for it here"
+            )
+        else:
+            item.say(Status.DOES, "the program")
+        return
+    _unknown(item, [*TOOLS, "cmake"], "the program")
+
+
+def _argument(item: Item, line: Line) -> None:
+    if line.tool == "cmake":
+        item.say(Status.DOES, "an argument of cmake itself")
+    elif item.name == "env":
+        item.say(Status.DOES, "runs the program with the variables behind it")
+    else:
+        item.say(Status.UNKNOWN, "an argument that belongs to no flag")
+
+
+def _env(item: Item, line: Line) -> None:
+    row = find_env(item.name, line.engine)
+    if row is not None:
+        item.say(Status.DOES, row.does, row.source)
+        if row.presence and (item.value or "").strip().lower() in ("0", "off", "false", "no", ""):
+            item.say(
+                Status.INVALID,
+                "only its presence is tested: set to this value it is on; leave it out",
+                row.source,
+            )
+    elif item.name in ENV_NAMES:
+        text = ENV_ELSEWHERE.get((line.engine, item.name))
+        item.say(
+            Status.MISSING,
+            text or f"a variable of {_other(line.engine)}; the tables know none of this name here",
+        )
+    elif item.name in BUILD_NAMES:
+        item.say(
+            Status.INVALID, "a build switch, which nothing reads from the environment; give it to cmake as -D"
+        )
+    elif item.name.startswith("LLAMA_ARG_") and line.engine == MAIN:
+        item.say(Status.NEEDS, "most flags can be given as LLAMA_ARG_*; which ones is not in the tables")
+    else:
+        _unknown(item, sorted(ENV_NAMES), "the variable")
+
+
+def _cmake(item: Item, line: Line) -> None:
+    row = find_build(item.name, line.engine)
+    if row is None:
+        if item.name in ENV_NAMES:
+            item.say(
+                Status.INVALID, "an environment variable of the running program; cmake does nothing with it"
+            )
+        else:
+            _unknown(item, sorted(BUILD_NAMES), "the build switch")
+        return
+    if row.gone is not None:
+        item.say(Status.REMOVED if row.lost else Status.MISSING, row.gone, row.source)
+        return
+    default = f"; default {row.default}" if row.default is not None else ""
+    item.say(Status.DOES, row.does + default, row.source)
+    if row.dead is not None:
+        item.say(Status.INERT, row.dead, row.source)
+    if line.tool is not None and line.tool != "cmake":
+        item.say(Status.INVALID, "a build switch, which the program does not read; give it to cmake as -D")
+
+
+def _flag(item: Item, line: Line) -> None:
+    kind = BENCH if line.bench else COMMON
+    name = item.text.split()[0].partition("=")[0] if item.text.startswith("--") else item.text.split()[0]
+    gone = find_gone(name, line.engine, kind, item.value)
+    if gone is not None and (item.flag is None or gone.value is not None):
+        known = line.version.has_undated or (gone.since is not None and line.version.since(gone.since))
+        if not gone.removed or known:
+            item.say(Status.REMOVED if gone.removed else Status.MISSING, gone.text)
+            return
+        if gone.since is None:
+            item.say(
+                Status.UNKNOWN,
+                f"gone by the commit that the tables describe, since when they do not say: {gone.text}",
+            )
+            return
+        item.say(Status.DOES, f"works in {line.version.text}; later {gone.text}")
+        return
+    if item.flag is None:
+        _foreign(item, name, line)
+        return
+    item.say(Status.DOES, item.flag.does, item.flag.source)
+    if kind not in item.flag.tools:
+        item.say(Status.NEEDS, "a flag of llama-bench alone; the line names no program")
+    _value(item, line)
+    if item.name == "-op" and item.value is not None:
+        decode(item, line.version)
+    elif item.name == "-cuda" and item.value is not None:
+        _cuda(item, line)
+
+
+def _foreign(item: Item, name: str, line: Line) -> None:
+    kind = BENCH if line.bench else COMMON
+    here = [f for f in FLAGS if f.engine == line.engine and name in f.names]
+    if here:
+        item.say(Status.MISSING, f"{'llama-bench' if line.bench else 'only llama-bench'} "
+                 f"{'does not take it' if line.bench else 'takes it'}, as far as the tables know",
+                     here[0].source)  # fmt: skip
+        return
+    other = _other(line.engine)
+    there = next((f for k in (kind, BENCH, COMMON) if (f := find_flag(name, other, k))), None)
+    if there is not None:
+        item.say(
+            Status.MISSING,
+            f"a flag of {other} ({there.does}); the tables know none of this name here",
+            there.source,
+        )
+        return
+    _unknown(item, [n for f in FLAGS if f.engine == line.engine for n in f.names], "the flag")
+
+
+def _value(item: Item, line: Line) -> None:
+    flag = item.flag
+    if flag is None or not flag.takes or (flag.optional and item.value is None):
+        return
+    if item.value is None:
+        if item.name == "-fa" and line.engine == IK and not line.version.has_undated:
+            item.say(
+                Status.UNKNOWN,
+                "bare: older versions took it so, since when a value is wanted is not in the tables",
+            )
+        elif item.name == "-fa" and line.engine == IK and not line.bench:
+            item.say(
+                Status.REMOVED,
+                "bare -fa is gone: it swallows the next word and fails; write -fa on",
+                flag.source,
+            )
+        else:
+            wants = "|".join(flag.values) or "a value"
+            item.say(Status.INVALID, f"it wants {wants} behind it", flag.source)
+        return
+    parts = item.value.split(",") if line.bench and item.name != "-ot" else [item.value]
+    for part in parts:
+        if flag.values and part not in flag.values:
+            near = _nearest(part, flag.values)
+            known = ", ".join(flag.values)
+            item.say(
+                Status.INVALID,
+                f"value {part!r}: known are {known}{f' (nearest: {near})' if near else ''}",
+                flag.source,
+            )
+        elif flag.form == "int" and not _is_int(part):
+            if line.bench and line.engine == MAIN and _is_range(part):
+                continue
+            item.say(Status.INVALID, f"value {part!r} is no whole number", flag.source)
+
+
+def _is_range(text: str) -> bool:
+    """`a-b`, `a-b+step`, `a-b*factor` of llama.cpp's llama-bench."""
+    first, dash, rest = text.partition("-")
+    last, step = rest, ""
+    for sign in "+*":
+        if sign in rest:
+            last, _, step = rest.partition(sign)
+            return bool(dash) and _is_int(first) and _is_int(last) and _is_int(step)
+    return bool(dash) and _is_int(first) and _is_int(last)
+
+
+def _cuda(item: Item, line: Line) -> None:
+    """Checks each key=value of a `-cuda` and puts it on the line as an item of its own."""
+    if any(c.isspace() for c in item.value or ""):
+        item.say(Status.INVALID, "no spaces between the parameters", CUDA_SOURCE)
+    at = line.items.index(item)
+    for text in (item.value or "").split(","):
+        key, equals, value = (p.strip() for p in text.partition("="))
+        part = Item("cuda", key, text, value)
+        at += 1
+        line.items.insert(at, part)
+        row = CUDA_KEYS.get(key)
+        if row is None:
+            part.nearest = _nearest(key, list(CUDA_KEYS))
+            part.say(Status.INVALID, f"unknown parameter, ignored with a warning; known are "
+                f"{', '.join(CUDA_KEYS)}"
+                     + (f" (nearest: {part.nearest})" if part.nearest else ""), CUDA_SOURCE)  # fmt: skip
+            continue
+        kind, default, does = row
+        part.say(Status.DOES, f"{does}; default {default}", CUDA_SOURCE)
+        if not equals or not _fits(kind, value):
+            wanted = {"bool": "0 or 1", "int": "a whole number", "float": "a number from 0 to 3"}[kind]
+            part.say(
+                Status.INVALID,
+                f"value {value!r}: {wanted} is wanted; it is ignored with a warning",
+                CUDA_SOURCE,
+            )
+
+
+def _fits(kind: str, value: str) -> bool:
+    if kind == "bool":
+        return value in ("0", "1")
+    if kind == "int":
+        return _is_int(value)
+    try:
+        return 0 <= float(value) <= 3
+    except ValueError:
+        return False
+
+
+def _other(engine: str) -> str:
+    return MAIN if engine == IK else IK

@@ -1,0 +1,71 @@
+"""What is known beside the command line: the GPU as the user names it, the model from its file."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from ..errors import TuneError
+from .line import Facts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def parse_cc(text: str) -> float:
+    """Compute capability of `7.5`, `75`, `sm_75`, `90a`. Raises TuneError."""
+    found = re.fullmatch(r"(?:sm_|compute_)?([0-9]{1,2})\.?([0-9])[af]?", text.strip().lower())
+    value = float(f"{found[1]}.{found[2]}") if found else 0.0
+    if not 2.0 <= value <= 20.0:
+        raise TuneError(
+            f"--gpu-arch {text!r}: give a compute capability, as 7.5 (Turing), 8.9 (Ada) or 9.0 (Hopper)"
+        )
+    return value
+
+
+def gather(
+    gpu_arch: str | None,
+    gpus: int | None,
+    moe: bool | None,
+    experts: int | None,
+    experts_used: int | None,
+    model: Path | None,
+) -> Facts:
+    """The facts; what the user says goes before what the file says.
+
+    Raises TuneError for facts that contradict each other, dyno.errors.GgufError for a bad file.
+    """
+    layers: int | None = None
+    architecture: str | None = None
+    if model is not None:
+        architecture, layers, in_file, used_in_file = _read(model)
+        experts = experts if experts is not None else in_file
+        experts_used = experts_used if experts_used is not None else used_in_file
+        if moe is None:
+            moe = bool(experts)
+    if moe is False and experts:
+        raise TuneError(f"--dense and {experts} experts contradict each other")
+    if experts and experts_used and experts_used > experts:
+        raise TuneError(f"--experts-used {experts_used} is more than the {experts} experts")
+    if experts:
+        moe = True
+    cc = parse_cc(gpu_arch) if gpu_arch is not None else None
+    return Facts(cc, gpus, moe, experts, experts_used, layers, architecture)
+
+
+def _read(model: Path) -> tuple[str | None, int | None, int | None, int | None]:
+    from dyno import _core
+
+    if not os.path.isfile(model):
+        raise TuneError(f"--model {model}: no such file")
+    file = _core.Gguf(str(model))
+    architecture = file.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise TuneError(f"--model {model}: general.architecture is missing or no text")
+
+    def number(key: str) -> int | None:
+        value = file.get(f"{architecture}.{key}")
+        return int(value) if isinstance(value, int) and 0 < value < 1 << 31 else None
+
+    return architecture, number("block_count"), number("expert_count"), number("expert_used_count")

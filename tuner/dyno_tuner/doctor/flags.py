@@ -1,0 +1,376 @@
+"""Flags of both engines: what they do, which tools take them, and since when others are gone.
+
+A row holds for ik_llama.cpp at 8337e4cd3 (2026-08-15) and llama.cpp at 0c1e57098. Long spellings behind the
+first name are those of `--help`. A flag that is in no row is unknown, which is no error: the tables hold what
+moves speed, memory and answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .line import ENGINES, IK, MAIN
+
+BENCH, COMMON = "bench", "common"  # llama-bench; every tool that shares the common argument parser
+BOTH_TOOLS = (BENCH, COMMON)
+IK_SOURCE = "ik_llama.cpp 8337e4cd3 (2026-08-15)"
+MAIN_SOURCE = "llama.cpp 0c1e57098"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One row. `values`: the words it takes; empty for anything. `form`: `int`, `number` or empty."""
+
+    names: tuple[str, ...]
+    does: str
+    engine: str
+    tools: tuple[str, ...] = BOTH_TOOLS
+    takes: bool = True
+    values: tuple[str, ...] = ()
+    form: str = ""
+    optional: bool = False  # whether it wants a value is not known: 0 or 1 behind it is taken for one
+    where: str = ""  # file and line of the source
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def source(self) -> str:
+        return f"{IK_SOURCE if self.engine == IK else MAIN_SOURCE}{', ' if self.where else ''}{self.where}"
+
+
+_ROWS: list[Flag] = []
+
+
+def _row(names: str, does: str, engines: tuple[str, ...] = ENGINES, tools: tuple[str, ...] = BOTH_TOOLS, *,
+         takes: bool = True, values: str = "", form: str = "", optional: bool = False,
+             where: str = "") -> None:  # fmt: skip
+    words = tuple(values.split("|")) if values else ()
+    _ROWS.extend(
+        Flag(tuple(names.split()), does, e, tools, takes, words, form, optional, where) for e in engines
+    )
+
+
+_IK, _MAIN, _C, _B = (IK,), (MAIN,), (COMMON,), (BENCH,)
+_KV = "f32|f16|bf16|q8_0|q4_0|q4_1|iq4_nl|q5_0|q5_1"
+
+# Batch sizes, layers, placement
+_row("-m --model", "model file")
+_row("-f --file", "text file", tools=_C)
+_row("-c --ctx-size", "context length; -b is cut to it", tools=_C, form="int")
+_row(
+    "-b --batch-size",
+    "logical batch, default 2048; cut to the context",
+    form="int",
+    where="n_batch=min(n_ctx,b)",
+)
+_row(
+    "-ub --ubatch-size",
+    "physical batch, default 512; cut to -b. Buffers grow with it; the lever of prompt speed with "
+    "offloaded weights, because each expert upload is shared by that many tokens",
+    form="int",
+    where="n_ubatch=min(n_batch,ub)",
+)
+_row(
+    "-ngl --n-gpu-layers --gpu-layers",
+    "layers on the GPU; by default all where a GPU exists, without a check of memory unless --fit",
+    _IK,
+    form="int",
+    where="src/llama.cpp:7756",
+)
+_row(
+    "-ngl --n-gpu-layers --gpu-layers",
+    "layers on the GPU: a number, auto or all; default auto",
+    _MAIN,
+    where="arg.cpp:2789",
+)
+_row(
+    "-ot --override-tensor",
+    "tensors that match a pattern go to a buffer (CPU, CUDA0, …); the first rule that matches wins",
+)
+_row("-cmoe --cpu-moe", "expert tensors of all layers stay in host memory", tools=_C, takes=False)
+_row("-ncmoe --n-cpu-moe", "expert tensors of the first N layers stay in host memory", form="int")
+_row(
+    "-ncffn",
+    "the first N layers' FFN tensors stay in host memory",
+    _MAIN,
+    _C,
+    form="int",
+    where="arg.cpp:2777",
+)
+_row(
+    "--fit",
+    "places experts by free memory; sets -ngl 999",
+    _IK,
+    _C,
+    takes=False,
+    where="src/llama.cpp:4281-4288",
+)
+_row("--fit", "places experts by free memory", _IK, _B, values="0|1")
+_row("--fit-margin", "MiB that --fit leaves free", _IK, form="int", where="common.cpp:2187")
+_row(
+    "-fit --fit",
+    "adjusts what the user left unset to free memory; on by default",
+    _MAIN,
+    _C,
+    values="on|off",
+    where="arg.cpp:2868-2921",
+)
+_row("-fitt", "MiB that -fit leaves free per device, default 1024", _MAIN)
+_row("-fitc", "least context that -fit may choose, default 4096", _MAIN, form="int")
+_row(
+    "-sm --split-mode",
+    "how several GPUs share the model; graph only for some architectures",
+    _IK,
+    _C,
+    values="none|layer|attn|graph",
+    where="common.cpp:2054, src/llama.cpp:3895-3926",
+)
+_row("-sm --split-mode", "how several GPUs share the model", _IK, _B, values="none|layer|graph")
+_row(
+    "-sm --split-mode",
+    "how several GPUs share the model; row is deprecated, tensor experimental (flash attention on, "
+    "KV cache unquantized, not for DEEPSEEK2)",
+    _MAIN,
+    values="none|layer|row|tensor",
+    where="arg.cpp:2807",
+)
+_row("-ts --tensor-split", "proportions of the GPUs")
+_row("-mg --main-gpu", "number of the main GPU", form="int")
+_row("--max-gpu", "GPUs per layer in a graph split", _IK, form="int")
+_row("-dev --device", "devices to use")
+_row("-smgs --split-mode-graph-scheduling", "scheduling of the graph split", _IK, _C, takes=False)
+_row("-sas", "asynchronous scheduler of the graph split", _IK, _C, takes=False)
+_row("-sas", "asynchronous scheduler of the graph split", _IK, _B, values="0|1", optional=True)
+_row(
+    "-grt",
+    "type of the reduction in a graph split (gpt-oss: always f32)",
+    _IK,
+    _C,
+    values="f16|bf16|f32|q8_0",
+    where="src/llama.cpp:8226-8233",
+)
+# Threads and host memory
+_row("-t --threads", "threads of generation (of everything in llama-bench, and where -tb is not given)")
+_row("-tb --threads-batch", "threads of prompts; default -t", tools=_C, form="int")
+_row("-tgb", "pairs of threads for generation and prompts", _IK, _B)
+_row("-C --cpu-mask", "CPU mask", _MAIN)
+_row("-Cr --cpu-range", "CPU range", _MAIN, _C)
+_row("--cpu-strict", "threads stay on their CPU", _MAIN, values="0|1")
+_row("--prio", "priority of the threads", _MAIN, form="int")
+_row("--poll", "how long threads spin before they sleep, 0 to 100", _MAIN, form="int")
+_row("--numa", "placement on NUMA nodes", values="distribute|isolate|numactl")
+_row("--no-mmap", "reads the file into memory instead of mapping it", _IK, _C, takes=False)
+_row("-mmp --mmap", "maps the file (1) or reads it (0)", _IK, _B, values="0|1")
+_row(
+    "-lm --load-mode",
+    "how the file is loaded; stands for --no-mmap, --mlock and -mmp",
+    _MAIN,
+    values="auto|none|mmap|mlock|mmap+mlock|dio",
+    where="arg.cpp:2691",
+)
+_row("-lzm", "lazy loading", _MAIN)
+_row("-thp", "huge pages for weights in host memory", _IK, _C, takes=False)
+_row("--defer-experts", "experts are loaded late", _IK, _C, takes=False)
+_row("--prefetch-experts", "experts are prefetched", _IK, _C, takes=False)
+_row("-thp", "huge pages for weights in host memory", _IK, _B, values="0|1", optional=True)
+_row("--defer-experts", "experts are loaded late", _IK, _B, values="0|1", optional=True)
+_row("-mqkv", "merges the Q, K and V weights", _IK, _C, takes=False)
+_row("-muge", "merges up and gate weights of experts; no mmap", _IK, _C, takes=False)
+_row("-mqkv", "merges the Q, K and V weights", _IK, _B, values="0|1", optional=True)
+_row("-muge", "merges up and gate weights of experts; no mmap", _IK, _B, values="0|1", optional=True)
+_row("-gr", "reuse of graphs, on by default", _IK, _C, takes=False)
+_row("-no-gr", "no reuse of graphs", _IK, _C, takes=False)
+_row("-gr", "reuse of graphs, on by default", _IK, _B, values="0|1", optional=True)
+_row("-mea", "MiB of extra allocation, default 256", _IK, _C, form="int")
+_row("-dr", "dry run", _IK, _C, takes=False, where="common.cpp:2494")
+_row("-nkvo --no-kv-offload", "KV cache in host memory", tools=_C, takes=False)
+_row("-nkvo --no-kv-offload", "KV cache in host memory", tools=_B, values="0|1")
+_row("-kvu", "one KV buffer for all sequences", _MAIN, _C, takes=False)
+_row(
+    "--swa-full",
+    "full cache for sliding-window models: more memory, needed for context shifts",
+    _MAIN,
+    _C,
+    takes=False,
+)
+_row("--no-host", "bypasses pinned host buffers, so that extra buffer types apply", _MAIN, _C, takes=False)
+_row("--no-host", "bypasses pinned host buffers, so that extra buffer types apply", _MAIN, _B, values="0|1")
+_row("--repack", "repacks host weights at load (Q4_0 and others); on by default", _MAIN, _C, takes=False)
+_row("--repack", "repacks host weights at load", _MAIN, _B, values="0|1", optional=True)
+_row("-nr --no-repack", "no repacking of host weights", _MAIN, _C, takes=False)
+# Attention
+_row(
+    "-fa --flash-attn",
+    "flash attention; auto is the same as on",
+    _IK,
+    _C,
+    values="on|off|auto|0|1",
+    where="common.cpp:1927",
+)
+_row("-fa --flash-attn", "flash attention, default 1", _IK, _B, values="0|1")
+_row("-fa --flash-attn", "flash attention, default auto", _MAIN, values="on|off|auto", where="arg.cpp:1754")
+for _letter, _long in (("k", "K"), ("v", "V")):
+    _row(
+        f"-ct{_letter} --cache-type-{_letter}",
+        f"type of the {_long} cache; changes answers",
+        _IK,
+        values=f"{_KV}|q6_0|q8_KV",
+    )
+    _row(
+        f"-ct{_letter} --cache-type-{_letter}",
+        f"type of the {_long} cache; changes answers. Quantized caches are rotated "
+        "(off with LLAMA_ATTN_ROT_DISABLE)",
+        _MAIN,
+        values=_KV,
+        where="src/llama-kv-cache.cpp:315-345",
+    )
+    _row(
+        f"-{_letter}had",
+        f"Hadamard rotation of the {_long} cache",
+        _IK,
+        _C,
+        takes=False,
+        where="common.cpp:2246",
+    )
+_row(
+    "-mla --mla-use",
+    "cache form of latent attention: 0 expanded, 1 latent, 2 latent with expanded prompts, 3 like 2 with "
+    "absorbed generation; default 3, forced 0 for other models and 3 on partial offload",
+    _IK,
+    values="0|1|2|3",
+    where="src/llama.cpp:8215-8225",
+)
+_row(
+    "-amb --attention-max-batch",
+    "MiB that temporaries of attention may take (default 256, in llama-bench 0; least 128, "
+    "0 is off): less memory, more launches",
+    _IK,
+    form="int",
+    where="common.cpp:1964",
+)
+# Offload of host weights
+_row(
+    "-op --offload-policy",
+    "which ops go to the GPU when their weights are in host memory, by op id",
+    _IK,
+    _C,
+    where="common.cpp:2541",
+)
+_row(
+    "-no-ooae --no-offload-only-active-experts",
+    "uploads all experts instead of the ones the router chose",
+    _IK,
+    _C,
+    takes=False,
+    where="common.cpp:2552",
+)
+_row(
+    "-no-ooae",
+    "uploads all experts instead of the ones the router chose",
+    _IK,
+    _B,
+    values="0|1",
+    optional=True,
+)
+_row("--no-op-offload", "no op goes to the GPU for weights in host memory", _MAIN, _C, takes=False)
+_row("--op-offload", "ops go to the GPU for weights in host memory (default)", _MAIN, _C, takes=False)
+_row("-nopo --no-op-offload", "1: no op goes to the GPU for weights in host memory", _MAIN, _B, values="0|1")
+_row(
+    "-cuda --cuda-params",
+    "parameters of the CUDA backend, key=value,…; the last -cuda wins",
+    _IK,
+    where="ggml-cuda.cu:5299-5388",
+)
+# Mixtures of experts, fusion
+_row(
+    "-no-fmoe --no-fused-moe",
+    "no fused up+gate of experts; also ends CUDA graphs in generation with experts",
+    _IK,
+    _C,
+    takes=False,
+    where="common.cpp:1973",
+)
+_row("-fmoe --fused-moe", "fused up+gate of experts, default 1", _IK, _B, values="0|1")
+_row("-no-fug", "no fused dense up+gate", _IK, _C, takes=False)
+_row("-no-fug", "no fused dense up+gate", _IK, _B, values="0|1", optional=True)
+_row("-no-mmad", "no fused multiply and add of expert outputs", _IK, _C, takes=False)
+_row(
+    "-ger",
+    "grouped expert routing (bailingmoe2 and 3), off by default; changes answers",
+    _IK,
+    _C,
+    takes=False,
+)
+_row("-ger", "grouped expert routing, default 0; changes answers", _IK, _B, values="0|1", optional=True)
+_row("-ser --smart-expert-reduction", "fewer experts per token", _IK)
+_row(
+    "-rtr --run-time-repack",
+    "repacks weights in host memory to interleaved types; no mmap. What CUDA cannot run in "
+    "those types then stays on the CPU",
+    _IK,
+    _C,
+    takes=False,
+    where="common.cpp:2225, src/llama.cpp:4912",
+)
+_row("-rtr --run-time-repack", "repacks weights in host memory; no mmap", _IK, _B, values="0|1")
+# Benchmarks and quality
+_row("-p --n-prompt", "prompt tokens of a test", tools=_B)
+_row("-n --n-gen", "generated tokens of a test", tools=_B)
+_row("-n --predict --n-predict", "tokens to generate", tools=_C)
+_row("-p --prompt", "prompt", tools=_C)
+_row("-pg", "prompt and generation in one test: pp,tg", tools=_B)
+_row("-gp", "generation after a prompt: stands for depth", _IK, _B)
+_row("-d --n-depth", "tokens in the cache before a test", _MAIN, _B)
+_row("-r --repetitions", "repetitions, default 5", tools=_B, form="int")
+_row("-o --output", "format of the output", _IK, _B, values="csv|json|md|sql")
+_row("-o --output", "format of the output", _MAIN, _B, values="csv|json|jsonl|md|sql")
+_row("-oe --output-err", "a second copy of the output on stderr", tools=_B)
+_row("-w --warmup", "warm-up run", _IK, _B, values="0|1")
+_row("-embd", "embeddings", tools=_B, values="0|1", optional=True)
+_row("--print-overrides", "prints which tensors -ot moved", _IK, _B, values="0|1", optional=True)
+_row("--delay", "seconds between tests", _MAIN, _B, form="int")
+for _name, _does in (
+    ("--no-warmup", "no warm-up run"),
+    ("--progress", "shows progress"),
+    ("--list-devices", "lists devices"),
+):
+    _row(_name, _does, _MAIN, _B, takes=False)
+_row("--version", "prints the version", _MAIN, takes=False)
+_row("--version", "prints the version", _IK, _C, takes=False)
+_row("-nrep", "repetitions of the first row (llama-sweep-bench)", _IK, _C, form="int")
+_row("-wb", "warm-up batch (llama-sweep-bench)", _IK, _C, takes=False)
+_row("--sweep-stride", "step between rows (llama-sweep-bench)", _IK, _C)
+_row("--sweep-memory", "adds memory columns (llama-sweep-bench)", _IK, _C, takes=False)
+_row("--output-format", "format of the output (llama-sweep-bench)", _IK, _C)
+_row("--output-format", "format of the output (llama-batched-bench)", _MAIN, _C, values="md|jsonl")
+_row("-npp", "prompt tokens (llama-batched-bench)", tools=_C)
+_row("-ntg", "generated tokens (llama-batched-bench)", tools=_C)
+_row("-npl", "parallel sequences (llama-batched-bench)", tools=_C)
+_row("--chunks", "chunks of the text (llama-perplexity)", tools=_C, form="int")
+_row("--kl-divergence-base --save-all-logits", "file of the reference's logits (llama-perplexity)", tools=_C)
+_row("--kl-divergence", "compares with the reference's logits (llama-perplexity)", tools=_C, takes=False)
+
+FLAGS: tuple[Flag, ...] = tuple(_ROWS)
+
+# Programs whose arguments the tables describe. llama-sweep-bench is ik_llama.cpp's alone.
+TOOLS = (
+    "llama-server",
+    "llama-cli",
+    "llama-bench",
+    "llama-sweep-bench",
+    "llama-perplexity",
+    "llama-batched-bench",
+)
+IK_TOOLS = ("llama-sweep-bench",)
+
+
+def find_flag(name: str, engine: str, tool: str) -> Flag | None:
+    """The row of a flag in one engine and kind of tool."""
+    return next((f for f in FLAGS if f.engine == engine and tool in f.tools and name in f.names), None)
+
+
+def engines_of(name: str) -> set[str]:
+    """The engines that have a flag of this spelling in any tool."""
+    return {f.engine for f in FLAGS if name in f.names}

@@ -1,0 +1,76 @@
+"""Flags that an engine or tool has lost, or never had, and what stands for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .flags import BENCH, BOTH_TOOLS, COMMON
+from .line import IK, MAIN
+
+_C, _B = (COMMON,), (BENCH,)
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A flag that an engine or tool has lost or never had, as far as the tables say so."""
+
+    names: tuple[str, ...]
+    engine: str
+    tools: tuple[str, ...]
+    takes: bool
+    removed: bool  # it was there once
+    text: str
+    since: str | None = None  # day; None: before the commit that the tables describe, day not known
+    value: str | None = None  # only with this value
+
+
+_ANY = BOTH_TOOLS
+GONE: tuple[Gone, ...] = (
+    Gone(("-fmoe", "--fused-moe"), IK, _C, False, True,
+         "removed: fused MoE is on by default since 41d6c42b9 (PR 863) and the tools stop at this flag as "
+         "unknown; leave it "
+         "out, -no-fmoe turns it off, llama-bench still takes -fmoe 0|1"),
+    Gone(("-sm", "--split-mode"), IK, _ANY, True, True, "split mode row was removed in a71934998 "
+        "(2025-12-01); use layer or "
+         "graph", "2025-12-01", "row"),
+    Gone(("-rcache",), IK, _ANY, False, True, "no longer supported"),
+    Gone(("-fdn",), IK, _ANY, False, True, "deprecated"),
+    Gone(("-op", "--offload-policy"), IK, _B, True, False, "llama-bench does not take it; "
+        "llama-sweep-bench does"),
+    Gone(("--version",), IK, _B, False, False, "llama-bench has none; its JSON holds build_commit"),
+    Gone(("-d", "--n-depth"), IK, _B, True, False, "llama-bench has no depth here; -gp pp,tg stands for it"),
+    Gone(("-no-mmad",), IK, _B, False, False, "llama-bench does not take it"),
+    Gone(("--no-op-offload",), IK, _ANY, False, False, "a flag of llama.cpp; -op -1,0 does that here"),
+    Gone(("-nopo",), IK, _B, True, False, "a flag of llama.cpp; -cuda offload-batch-size=N with a large N "
+        "does that here"),
+    Gone(("-mmp", "--mmap"), MAIN, _B, True, True, "replaced by -lm none|mmap|…"),
+    Gone(("--no-mmap",), MAIN, _ANY, False, True, "replaced by -lm none"),
+    Gone(("--mlock",), MAIN, _C, False, True, "replaced by -lm mlock"),
+    Gone(("-tb", "--threads-batch"), MAIN, _B, True, False, "llama-bench has only -t"),
+    Gone(("-op", "--offload-policy"), MAIN, _ANY, True, False, "a flag of ik_llama.cpp; here --no-op-offload "
+        "(llama-bench: "
+         "-nopo 1), and GGML_OP_OFFLOAD_MIN_BATCH for the threshold"),
+    Gone(("-cuda", "--cuda-params"), MAIN, _ANY, True, False, "a flag of ik_llama.cpp; llama.cpp has "
+        "environment variables "
+         "(GGML_CUDA_DISABLE_GRAPHS, GGML_CUDA_DISABLE_FUSION, GGML_OP_OFFLOAD_MIN_BATCH)"),
+    Gone(("-rtr", "--run-time-repack"), MAIN, _ANY, False, False, "a flag of ik_llama.cpp; here --repack, on "
+        "by default"),
+    Gone(("--cuda-graph-opt",), MAIN, _ANY, False, False, "there is no such flag; it is the environment "
+        "variable "
+         "GGML_CUDA_GRAPH_OPT=1"),
+    Gone(("--cuda-graph-opt",), IK, _ANY, False, False, "there is no such flag, and ik_llama.cpp does not "
+        "have what "
+         "GGML_CUDA_GRAPH_OPT=1 does in llama.cpp"),
+)  # fmt: skip
+
+
+def find_gone(name: str, engine: str, tool: str, value: str | None = None) -> Gone | None:
+    """The row that says that a flag (with this value) is not there."""
+    return next(
+        (
+            g
+            for g in GONE
+            if g.engine == engine and tool in g.tools and name in g.names and g.value in (None, value)
+        ),
+        None,
+    )

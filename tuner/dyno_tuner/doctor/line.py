@@ -1,0 +1,132 @@
+"""The plain values of a diagnosis: the command line as items, and what was found on each of them."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .flags import Flag
+    from .versions import Version
+
+IK = "ik_llama.cpp"
+MAIN = "llama.cpp"
+ENGINES = (MAIN, IK)
+
+
+class Status(enum.StrEnum):
+    """What is known about a token. The later, the worse."""
+
+    DOES = "does"  # takes effect as described
+    INERT = "inert"  # accepted, changes nothing here
+    NEEDS = "needs"  # depends on a build or a model that the line does not show
+    UNKNOWN = "unknown"  # not in the tables
+    RENUMBERED = "renumbered"  # an id that means another op in this version
+    REMOVED = "removed"  # this version has lost or renamed it
+    MISSING = "missing"  # this engine or tool never had it
+    WRONG_GPU = "wrong-gpu"
+    INVALID = "invalid"  # value or combination that cannot work or does not do what it says
+
+
+WRONG = frozenset({Status.RENUMBERED, Status.REMOVED, Status.MISSING, Status.WRONG_GPU, Status.INVALID})
+
+
+@dataclass(frozen=True)
+class Note:
+    """One statement about an item, with where it is from."""
+
+    status: Status
+    text: str
+    source: str = ""
+
+    @property
+    def wrong(self) -> bool:
+        return self.status in WRONG
+
+
+@dataclass
+class Item:
+    """A token with its value. `kind`: program, env, flag, cmake, cuda (a key of `-cuda`) or argument."""
+
+    kind: str
+    name: str  # canonical spelling where known, else as typed
+    text: str  # as typed, with its value
+    value: str | None = None
+    flag: Flag | None = None
+    notes: list[Note] = field(default_factory=list)
+    nearest: str | None = None
+    ops: list[dict[str, Any]] = field(default_factory=list)  # decoded `-op` pairs
+    by_name: str | None = None  # the `-op` list by op names
+    rewritten: str | None = None  # the same in the ids of today
+
+    @property
+    def status(self) -> Status:
+        order = list(Status)
+        return max((n.status for n in self.notes), key=order.index, default=Status.UNKNOWN)
+
+    @property
+    def wrong(self) -> bool:
+        return any(n.wrong for n in self.notes)
+
+    def say(self, status: Status, text: str, source: str = "") -> None:
+        self.notes.append(Note(status, text, source))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known beside the line itself; None where it is not."""
+
+    cc: float | None = None  # compute capability of the GPU, 7.5
+    gpus: int | None = None
+    moe: bool | None = None
+    experts: int | None = None
+    experts_used: int | None = None
+    layers: int | None = None
+    architecture: str | None = None
+
+
+@dataclass
+class Line:
+    """A whole command line, ready for the rules."""
+
+    engine: str
+    engine_reason: str
+    version: Version
+    facts: Facts
+    items: list[Item]
+    tool: str | None  # name of the program, None where the line has none
+
+    @property
+    def bench(self) -> bool:
+        return self.tool == "llama-bench"
+
+    def all(self, kind: str, name: str) -> list[Item]:
+        return [i for i in self.items if i.kind == kind and i.name == name]
+
+    def last(self, kind: str, name: str) -> Item | None:
+        found = self.all(kind, name)
+        return found[-1] if found else None
+
+    def flag(self, name: str) -> Item | None:
+        return self.last("flag", name)
+
+    def numbers(self, name: str, default: int | None = None) -> list[int]:
+        """Values of a whole-number flag (several in llama-bench), or the default; empty where unreadable."""
+        item = self.flag(name)
+        if item is None:
+            return [] if default is None else [default]
+        parts = (item.value or "").split(",")
+        return [int(p) for p in parts] if all(_is_int(p) for p in parts) else []
+
+    def cuda(self, key: str) -> Item | None:
+        return self.last("cuda", key)
+
+    @property
+    def wrong(self) -> bool:
+        return any(i.wrong for i in self.items)
+
+
+def _is_int(text: str) -> bool:
+    body = text[1:] if text[:1] in "+-" else text
+    return body.isascii() and body.isdigit() and len(body) < 19

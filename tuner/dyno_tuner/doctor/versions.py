@@ -1,0 +1,92 @@
+"""Which version a command line is for: commits whose dates are known, and when things changed."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import dataclass
+
+from ..errors import TuneError
+from .line import IK, MAIN
+
+# commit: (engine, date or None, what it is)
+COMMITS: dict[str, tuple[str, str | None, str]] = {
+    "7e5af2073": (IK, "2024-10-31", "MULTI_ADD in the op enum"),
+    "b50efcc9d": (IK, "2025-02-23", "MOE_FUSED_UP_GATE in the op enum"),
+    "633e0617b": (IK, "2025-08-15", "ADD_ID at op id 3 (gpt-oss)"),
+    "fc06bc9": (IK, "2025-08-15", "PR 689: ADD_ID at op id 3"),
+    "8de297b79": (IK, "2025-08-31", "FUSED_UP_GATE in the op enum"),
+    "7a41b3b1f": (IK, "2025-10-19", "PR 840: -ser does nothing any more"),
+    "41d6c42b9": (IK, None, "PR 863: fused MoE is the default"),
+    "1c31b2538": (IK, "2025-11-07", "PR 913: mmq_id, SM count rounded up"),
+    "a71934998": (IK, "2025-12-01", "-sm row removed"),
+    "8337e4cd3": (IK, "2026-08-15", "the commit that the tables describe"),
+    "0c1e57098": (MAIN, None, "the commit that the tables describe"),
+}
+REFERENCE = {IK: "8337e4cd3", MAIN: "0c1e57098"}
+
+
+@dataclass(frozen=True)
+class Version:
+    """A point in the history of an engine. `date` is None for the commit that the tables describe, which is
+    also what is taken where no version was given."""
+
+    text: str
+    date: datetime.date | None
+    later: bool = False  # than the commit that the tables describe
+
+    @property
+    def has_undated(self) -> bool:
+        """True where every change up to the tables' commit is in, also those whose day is not known."""
+        return self.is_reference or self.later
+
+    @property
+    def is_reference(self) -> bool:
+        return self.date is None
+
+    def since(self, iso: str) -> bool:
+        """True from that day on; the reference commit is after every dated change."""
+        return self.date is None or self.date >= datetime.date.fromisoformat(iso)
+
+
+def commit_of(text: str) -> str | None:
+    """The known commit that `text` names (at least seven hex digits, either may be the shorter)."""
+    if not re.fullmatch(r"[0-9a-f]{7,40}", text):
+        return None
+    return next((c for c in COMMITS if c.startswith(text) or text.startswith(c)), None)
+
+
+def engine_of_version(text: str | None) -> str | None:
+    """The engine whose history holds this commit; None for dates."""
+    known = commit_of(text.lower()) if text else None
+    return COMMITS[known][0] if known else None
+
+
+def resolve_version(text: str | None, engine: str) -> Version:
+    """The version that was asked for. Raises TuneError where it cannot be placed in time."""
+    reference = REFERENCE[engine]
+    if text is None:
+        return Version(reference, None)
+    if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
+        try:
+            date = datetime.date.fromisoformat(text)
+        except ValueError as error:
+            raise TuneError(f"--version {text}: no such day; write YYYY-MM-DD") from error
+        day = COMMITS[reference][1]
+        edge = datetime.date.fromisoformat(day) if day else None
+        return Version(text, None if date == edge else date, edge is not None and date > edge)
+    known = commit_of(text.lower())
+    if known is None:
+        raise TuneError(
+            f"--version {text!r}: neither a day (YYYY-MM-DD) nor a commit in the tables; give the commit's "
+            f"date "
+            "(git show -s --format=%cs COMMIT)"
+        )
+    owner, day, what = COMMITS[known]
+    if owner != engine:
+        raise TuneError(f"--version {text}: a commit of {owner}, but the engine is {engine}")
+    if known == reference:
+        return Version(known, None)
+    if day is None:
+        raise TuneError(f"--version {text}: {what}; the tables do not hold its date, give it as YYYY-MM-DD")
+    return Version(known, datetime.date.fromisoformat(day))
