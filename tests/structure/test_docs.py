@@ -91,6 +91,8 @@ def wrong(program: str, line: Command) -> str:
             return wrong("tune", Command(line.where, ("tune", *words)))
         command = subcommands(command)[names[0]]
     for word in words:
+        if word == "--":  # what follows is another program's
+            break
         if word.startswith("-") and len(word) > 1 and not re.match(r"-\d", word):
             option = word.split("=")[0]
             if option not in options(command):

@@ -105,6 +105,9 @@ CASES: list[tuple[str, str | None, str | None, Facts | None, str, str, str]] = [
     ("llama-cli -ser 6,1", IK, "2025-10-18", None, "-ser", "does", "fewer"),
     ("llama-cli -rcache", IK, None, None, "-rcache", "removed", "no longer"),
     ("llama-cli --flash-atn on", MAIN, None, None, "--flash-atn", "unknown", "--flash-attn"),
+    ("llama-cli --flash-attn=on", MAIN, None, None, "--flash-attn=on", "unknown", "write a space"),
+    ("numactl --interleave=all llama-bench -tb 8", MAIN, None, None, "-tb", "missing", "only -t"),
+    ("taskset -c 0-3 llama-bench -d 4096", IK, None, None, "-d", "missing", "-gp"),
     # combinations
     ("llama-cli -ub 4096", MAIN, None, None, "-ub", "invalid", "give -b 4096"),
     ("llama-cli -ub 4096 -b 4096", MAIN, None, None, "-ub", "does", ""),

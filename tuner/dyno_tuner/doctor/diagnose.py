@@ -75,6 +75,8 @@ def _argument(item: Item, line: Line) -> None:
         item.say(Status.DOES, "an argument of cmake itself")
     elif item.name == "env":
         item.say(Status.DOES, "runs the program with the variables behind it")
+    elif any(i.kind == "program" for i in line.items[line.items.index(item) + 1 :]):
+        item.say(Status.UNKNOWN, "part of a command that starts the program, which the tables do not cover")
     else:
         item.say(Status.UNKNOWN, "an argument that belongs to no flag")
 
@@ -149,6 +151,8 @@ def _flag(item: Item, line: Line) -> None:
     item.say(Status.DOES, item.flag.does, item.flag.source)
     if kind not in item.flag.tools:
         item.say(Status.NEEDS, "a flag of llama-bench alone; the line names no program")
+    if item.value is not None and item.text.startswith(f"{name}="):
+        item.say(Status.UNKNOWN, "whether the form --flag=value is read is not in the tables; write a space")
     _value(item, line)
     if item.name == "-op" and item.value is not None:
         decode(item, line.version)

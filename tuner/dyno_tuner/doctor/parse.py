@@ -8,7 +8,7 @@ from collections.abc import Sequence  # noqa: TC003
 from pathlib import PurePosixPath, PureWindowsPath
 
 from ..errors import TuneError
-from .flags import BENCH, COMMON, IK_TOOLS, engines_of, find_flag
+from .flags import BENCH, COMMON, IK_TOOLS, TOOLS, engines_of, find_flag
 from .gone import GONE, find_gone
 from .line import ENGINES, IK, MAIN, Item
 from .switches import BUILD, BUILD_NAMES, ENV_NAMES, ENVIRONMENT
@@ -106,9 +106,12 @@ def parse(words: Sequence[str], engine: str) -> tuple[list[Item], str | None]:
             )
     tool: str | None = None
     if rest and not rest[0].startswith("-"):
-        word = rest.pop(0)
-        tool = program_of(word)
-        items.append(Item("program", tool, word))
+        known = (*TOOLS, "cmake")
+        at = next((i for i, w in enumerate(rest) if program_of(w) in known), 0)  # behind numactl and the like
+        items.extend(Item("argument", w, w) for w in rest[:at])
+        tool = program_of(rest[at])
+        items.append(Item("program", tool, rest[at]))
+        rest = rest[at + 1 :]
     if tool == "cmake" or (tool is None and any(w.startswith("-D") for w in rest)):
         items.extend(_cmake(rest))
     else:
