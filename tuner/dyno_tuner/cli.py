@@ -15,6 +15,7 @@ from types import FrameType  # noqa: TC003
 from typing import Annotated, Any
 
 import typer
+import typer.core
 from dyno.errors import DynoError
 from rich.console import Console
 
@@ -23,8 +24,21 @@ from .errors import TuneError
 from .samplers import SAMPLERS
 from .target import Workload
 
+
+class _Commands(typer.core.TyperGroup):
+    """Keeps what follows `--` from being read as a subcommand where an engine's command line is given."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        before = args[: args.index("--")] if "--" in args else []
+        if any(a == "--engine" or a.startswith("--engine=") for a in before):
+            ctx.meta["command_line"] = args[len(before) + 1 :]
+            args = before
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
     name="tune",
+    cls=_Commands,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -82,6 +96,13 @@ def tune(
         list[str] | None,
         typer.Option("--set", help="Hold a setting at a value: NAME=VALUE; may be repeated."),
     ] = None,
+    engine: Annotated[
+        str, typer.Option(help="dyno, llama.cpp or ik_llama.cpp; after -- your own command line of it.")
+    ] = "dyno",
+    binaries: Annotated[
+        Path | None, typer.Option("--bin", help="Folder of llama.cpp's or ik_llama.cpp's binaries.")
+    ] = None,
+    text: Annotated[Path | None, typer.Option(help="With --bin: text that answers are compared on.")] = None,
     kernels: Annotated[bool, typer.Option(help="Also choose kernels of single ops.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
@@ -102,7 +123,8 @@ def tune(
 
     if sampler not in SAMPLERS:
         raise typer.BadParameter(f"no sampler {sampler!r}; there are {', '.join(SAMPLERS)}")
-    chosen = _device(device, gpu)
+    options_of_engine = _engine(engine, binaries, text, device, gpu, context.meta.get("command_line", []))
+    chosen = _device(device, gpu) if engine == "dyno" else "cpu"
     if not os.path.isfile(model):
         raise TuneError(f"model {model}: no such file")
     parsed = Workload.parse(workload) if workload is not None else Workload(pp=512, tg=64)
@@ -112,12 +134,13 @@ def tune(
         seed=seed,
         sampler=sampler,
         approx_limit=allow_approx,
-        kernels=kernels,
+        kernels=kernels and engine == "dyno",
     )
     needed = parsed.depth + max(parsed.pp, parsed.tg)
     request = Request(
         model, options, chosen, out, resume, ctx if ctx is not None else max(4096, needed), storage,
-        shlex.join(["tune", *sys.argv[1:]]), quiet, _held(hold or []),
+        shlex.join(["tune", *sys.argv[1:]]), quiet, _held(hold or [], engine),
+        deadline_floor=6.0 if engine == "dyno" else 120.0, engine=engine, engine_options=options_of_engine,
     )  # fmt: skip
     result = run(request)
     if as_json:
@@ -151,7 +174,34 @@ def _device(device: str, gpu: str | None) -> str:
     return "cpu"
 
 
-def _held(pairs: list[str]) -> dict[str, Any]:
+def _engine(
+    engine: str, binaries: Path | None, text: Path | None, device: str, gpu: str | None, command: list[str]
+) -> dict[str, Any]:
+    """Options of a foreign engine's target; empty for dyno."""
+    from dyno.settings import ENGINES
+
+    if engine not in ENGINES:
+        raise typer.BadParameter(f"no engine {engine!r}; there are {', '.join(ENGINES)}")
+    if engine == "dyno":
+        if binaries is not None or text is not None or command:
+            raise typer.BadParameter(
+                "--bin, --text and a command line go with --engine llama.cpp|ik_llama.cpp"
+            )
+        return {}
+    if binaries is None:
+        raise typer.BadParameter(f"--engine {engine} needs --bin DIR, the folder of its binaries")
+    number = gpu if gpu is not None else device.removeprefix("cuda:") if device.startswith("cuda:") else None
+    if number is not None and not re.fullmatch(r"[0-9]{1,3}", number):
+        raise typer.BadParameter(f"--gpu {number!r}: give the number of one GPU, as in --gpu 0")
+    return {
+        "binaries": str(binaries.absolute()),
+        "gpu": int(number) if number is not None else None,
+        "command": command,
+        "text": str(text.absolute()) if text is not None else None,
+    }
+
+
+def _held(pairs: list[str], engine: str) -> dict[str, Any]:
     from dyno.settings import SETTINGS, unknown_setting
 
     held: dict[str, Any] = {}
@@ -160,7 +210,9 @@ def _held(pairs: list[str]) -> dict[str, Any]:
         if not equals:
             raise typer.BadParameter(f"--set {pair!r}: write NAME=VALUE")
         if name not in SETTINGS:
-            raise typer.BadParameter(f"--set: {unknown_setting(name, 'cpu')}")
+            raise typer.BadParameter(
+                f"--set: {unknown_setting(name, 'cpu' if engine == 'dyno' else None, engine)}"
+            )
         try:
             held[name] = SETTINGS[name].parse(text)
         except ValueError as error:

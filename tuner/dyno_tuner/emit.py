@@ -66,7 +66,7 @@ def profile_of(
         ),
         settings=_settings(outcome),
         kernels=_kernels(outcome),
-        evidence=_evidence(outcome, made),
+        evidence=_evidence(outcome, description, made),
         provenance=profiles.Provenance(
             tuner=__version__,
             engine_commit=description.engine.get("commit") or None,
@@ -136,7 +136,7 @@ def _metric(workload: Workload, metric: str) -> str:
     return f"{metric}{workload.tokens(metric)}{depth}"
 
 
-def _evidence(outcome: Outcome, made: Made) -> profiles.Evidence:
+def _evidence(outcome: Outcome, description: Description, made: Made) -> profiles.Evidence:
     workload = made.workload
     tuned = outcome.tuned or outcome.baseline
     quality = outcome.quality or outcome.default_quality
@@ -148,13 +148,13 @@ def _evidence(outcome: Outcome, made: Made) -> profiles.Evidence:
         quality=None
         if quality is None
         else profiles.Quality(
-            reference="numerics: exact",
+            reference=description.engine.get("reference", "numerics: exact"),
             tokens=quality.tokens,
             mean_kld=quality.mean_kld,
             default_mean_kld=outcome.default_quality.mean_kld if outcome.default_quality else None,
             max_kld=quality.max_kld,
             top1=quality.top1,
-            routing_pinned=True,
+            routing_pinned=description.target not in ("llama.cpp", "ik_llama.cpp"),
         ),
         noise=_noise(list(outcome.noise.values()), outcome),
         journal=f"sha256:{made.journal_sha256}" if made.journal_sha256 else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import json
 import os
@@ -24,6 +25,7 @@ from .ledger import Executor, Ledger
 from .progress import Progress
 from .space import Space
 from .study import Mirror
+from .targets import ggml_knobs
 from .tune import Options, Tune
 from .worker import WorkerExecutor
 
@@ -52,6 +54,8 @@ class Request:
     quiet: bool = False
     held: dict[str, Any] = field(default_factory=dict)  # settings given by the user, not searched
     deadline_floor: float = 6.0  # seconds that any trial may take
+    engine: str = "dyno"
+    engine_options: dict[str, Any] = field(default_factory=dict)  # of a foreign engine's target
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,13 @@ def memory_gbps(budget_seconds: float = 0.3) -> float:
 
 def knobs_for(description: Description, request: Request) -> tuple[Knob, ...]:
     """The knobs of the table that apply to this engine, device, model and workload."""
+    if request.engine != "dyno":
+        engine = description.engine
+        return ggml_knobs.make_knobs(
+            engine["defaults"], description.model, request.options.workload, int(engine["cores"]),
+            approx=request.options.approx_limit is not None,
+            exact_only=not engine["answers_compared"], held=tuple(request.held),
+        )  # fmt: skip
     facts = Facts(
         device=description.device,
         model=description.model,
@@ -161,7 +172,7 @@ def output_path(request: Request, description: Description) -> Path:
 
 def incumbents(description: Description, out: Path) -> list[dict[str, Any]]:
     """What races first: the profile that this run would replace, and the one that the runtime would take."""
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = [dict(description.engine.get("incumbent") or {})]
     if out.exists():
         # One that cannot be read is about to be replaced; what it says cannot be used.
         with contextlib.suppress(ProfileError):
@@ -171,7 +182,7 @@ def incumbents(description: Description, out: Path) -> list[dict[str, Any]]:
             device_of(description, {}), model_of(description), engine_of(description)
         )
     except ProfileError:
-        return found
+        return [s for s in found if s]
     if match.profile is not None:
         found.append(incumbent_settings(match.profile))
     return [s for s in found if s]
@@ -187,10 +198,11 @@ def run(request: Request, executor: Executor | None = None, space: Space | None 
     with tempfile.TemporaryDirectory(prefix="dyno-tune-") as scratch:
         own = executor is None
         if executor is None:
+            own_options: dict[str, Any] = {"ctx": request.ctx}
             executor = WorkerExecutor(
-                "dyno",
-                {"model": os.path.abspath(request.model), "settings": request.held, "ctx": request.ctx,
-                 "scratch": scratch},
+                request.engine.replace(".", "_"),
+                {"model": os.path.abspath(request.model), "settings": request.held, "scratch": scratch,
+                 **(own_options if request.engine == "dyno" else request.engine_options)},
             )  # fmt: skip
         try:
             return _run(request, executor, space)
@@ -201,10 +213,15 @@ def run(request: Request, executor: Executor | None = None, space: Space | None 
 
 def _run(request: Request, executor: Executor, space: Space | None) -> Result:
     description = executor.describe()
+    foreign = request.engine != "dyno"
     space = space or Space(knobs_for(description, request))
     out = output_path(request, description)
     _check_writable(out)
     options = request.options
+    if foreign and not description.engine["answers_compared"]:
+        options = dataclasses.replace(
+            options, check=False
+        )  # and only settings that change no bit are searched
     with Progress(description.label, options.budget, quiet=request.quiet) as progress:
         book, past, head = open_journal(
             out.with_name(out.name + ".journal.jsonl"),
@@ -219,6 +236,8 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
                 deadline_floor=request.deadline_floor,
             )  # fmt: skip
             ledger.on_note = progress.note
+            for name, why in description.engine.get("refused", {}).items():
+                progress.say(f"{name} is not searched: {why}")
             operations = [r for r in past if "op" in r]
             if operations:
                 progress.resumed(max(float(r["t"]) for r in operations), len(operations))
@@ -233,7 +252,8 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
                 warning = busy(int(description.device.get("cores") or 1))
                 if warning:
                     progress.say(warning)
-                rates["memory_gbps"] = memory_gbps()
+                if description.device.get("kind") == "cpu":
+                    rates["memory_gbps"] = memory_gbps()
                 ledger.note("machine", **environment(), **rates)
             outcome = Tune(ledger, space, options, incumbents=head["incumbents"], mirror=mirror).run()
             if outcome.status != "interrupted":

@@ -16,7 +16,7 @@ from .measure import VisitPolicy, run_visit
 from .target import Configuration, OpContext, TrialStatus, Workload
 
 _PR_SET_PDEATHSIG = 1
-TARGETS = ("dyno", "replay", "simulated")
+TARGETS = ("dyno", "replay", "simulated", "llama_cpp", "ik_llama_cpp")
 
 
 def _die_with(parent: int) -> None:

@@ -1,0 +1,274 @@
+"""llama.cpp and ik_llama.cpp as targets, on texts in the forms that two versions of each print. They are
+written by hand after the documented forms: no recordings, for no real binary was at hand."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dyno import profiles
+from dyno_tuner.errors import TargetFailure, TargetUnusable, TuneError
+from dyno_tuner.session import Request, run
+from dyno_tuner.target import Configuration, OpContext, TrialStatus, Workload
+from dyno_tuner.targets.ggml_bench import GgmlTarget
+from dyno_tuner.targets.ggml_command import parse_command
+from dyno_tuner.targets.ggml_help import Help, parse_help, parse_version
+from dyno_tuner.targets.ggml_install import Installation, parse_op_ids
+from dyno_tuner.targets.ggml_knobs import spell
+from dyno_tuner.targets.ggml_process import Finished, bench_rows, judge
+from dyno_tuner.targets.ggml_quality import parse_kld
+from dyno_tuner.tune import Options
+
+DATA = Path(__file__).parents[1] / "data" / "engines"
+VERSIONS = ["llama.cpp-b6100", "llama.cpp-b9800", "ik_llama.cpp-3900", "ik_llama.cpp-4500"]
+OPS = ["NONE", "DUP", "ADD", "ADD_ID", "MUL_MAT", "MUL_MAT_ID", "MOE_FUSED_UP_GATE"]
+NOW = OpContext("test")
+TOOLS = ("llama-bench", "llama-server", "llama-perplexity")
+
+
+def fake(folder: Path, version: str, tools: tuple[str, ...] = TOOLS, **spec: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "spec.json").write_text(json.dumps({"data": str(DATA), "engine": version, "ops": OPS, **spec}))
+    for tool in tools:
+        path = folder / tool
+        path.write_text(f"#!{sys.executable} -S\n" + (DATA / "fake.py").read_text())
+        path.chmod(0o755)
+    return folder
+
+
+def calls(folder: Path, name: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
+    return [c for c in lines if c["name"] == name and "--help" not in c["args"]]
+
+
+def help_of(version: str, tool: str) -> Help:
+    return parse_help((DATA / f"{version}-{tool}.help").read_text())
+
+
+@pytest.fixture
+def model(tiny_dir: Path) -> str:
+    return str(next(iter(sorted(tiny_dir.glob("*qwen3moe*.gguf")))))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_version_and_engine(tmp_path: Path, version: str) -> None:
+    engine = version.rpartition("-")[0]
+    other = {"llama.cpp": "ik_llama.cpp", "ik_llama.cpp": "llama.cpp"}[engine]
+    folder = fake(tmp_path / "b", version)
+    found = Installation(str(folder), engine).version("m.gguf")
+    assert (found.number, len(found.commit)) == (version.rpartition("-")[2].lstrip("b"), len(found.commit))
+    with pytest.raises(TargetUnusable, match=f"use --engine {engine}"):
+        Installation(str(folder), other)
+    with pytest.raises(TargetUnusable, match="no executable llama-bench"):
+        Installation(str(tmp_path), engine)
+
+
+def test_version_from_results_where_no_tool_tells_it(tmp_path: Path) -> None:
+    folder = fake(tmp_path / "b", "llama.cpp-b6100", ("llama-bench",))
+    assert str(Installation(str(folder), "llama.cpp").version("m.gguf")) == "6100 (65c797c4)"
+    assert parse_version("version: unknowable") is None
+
+
+@pytest.mark.parametrize(
+    ("version", "bench", "common"),
+    [
+        ("llama.cpp-b6100", ["-fa", "1"], ["-fa"]),
+        ("llama.cpp-b9800", ["-fa", "on"], ["-fa", "on"]),
+        ("ik_llama.cpp-3900", ["-fa", "1"], ["-fa"]),
+        ("ik_llama.cpp-4500", ["-fa", "1"], ["-fa", "on"]),
+    ],
+)
+def test_spelling_of_flash_attention(version: str, bench: list[str], common: list[str]) -> None:
+    engine = version.rpartition("-")[0]
+    on = {"flash_attention": True}
+    assert spell(on, engine, help_of(version, "bench"), bench=True).args == bench
+    assert spell(on, engine, help_of(version, "common"), bench=False).args == common
+    off = spell({"flash_attention": False}, engine, help_of(version, "common"), bench=False).args
+    assert off == ([] if len(common) == 1 else ["-fa", "off"])
+
+
+def test_spelling_of_experts_and_cuda_parameters() -> None:
+    old, new = help_of("ik_llama.cpp-3900", "common"), help_of("ik_llama.cpp-4500", "common")
+    engine = "ik_llama.cpp"
+    assert spell({"fused_moe": True}, engine, old, bench=False).args == ["-fmoe"]
+    assert spell({"fused_moe": False}, engine, old, bench=False).args == []
+    assert spell({"fused_moe": True}, engine, new, bench=False).args == []
+    assert spell({"fused_moe": False}, engine, new, bench=False).args == ["-no-fmoe"]
+    both = spell({"mmq_id_size": 0, "cuda_graphs": False}, engine, new, bench=False)
+    assert both.all_args() == ["-cuda", "mmq-id-size=0,graphs=0"]
+    with pytest.raises(ValueError, match=r"mmq_id_size.*-cuda"):
+        spell({"mmq_id_size": 0}, engine, old, bench=False)
+    with pytest.raises(ValueError, match="compute_type has no spelling"):
+        spell({"compute_type": "f16"}, engine, new, bench=False)
+
+
+def test_variables_by_presence_and_by_value() -> None:
+    help_ = help_of("llama.cpp-b9800", "common")
+    on = spell(
+        {"cuda_graphs": True, "graph_concurrency": True, "fusion": True}, "llama.cpp", help_, bench=False
+    )
+    assert on.env == {
+        "GGML_CUDA_DISABLE_GRAPHS": None, "GGML_CUDA_GRAPH_OPT": "1", "GGML_CUDA_DISABLE_FUSION": None,
+    }  # fmt: skip
+    off = spell({"cuda_graphs": False, "graph_concurrency": False}, "llama.cpp", help_, bench=False)
+    assert off.env == {"GGML_CUDA_DISABLE_GRAPHS": "1", "GGML_CUDA_GRAPH_OPT": None}
+
+
+def test_a_u_batch_raises_the_batch_that_bounds_it() -> None:
+    help_ = help_of("llama.cpp-b9800", "common")
+    assert spell({"ubatch": 4096}, "llama.cpp", help_, bench=False).args == ["-ub", "4096", "-b", "4096"]
+    assert spell({"ubatch": 1024}, "llama.cpp", help_, bench=False).args == ["-ub", "1024"]
+
+
+def _parse(version: str, line: str) -> Any:
+    engine = version.rpartition("-")[0]
+    return parse_command(line.split(), help_of(version, "common"), help_of(version, "bench"), engine)
+
+
+def test_a_command_line_taken_apart() -> None:
+    line = "GGML_CUDA_DISABLE_GRAPHS=0 ./llama-server -m x.gguf -ngl 20 -ub 1024 -fa off --port 80"
+    line += " -ot a=CPU,b=CPU"
+    found = _parse("llama.cpp-b9800", line)
+    assert found.incumbent == {"cuda_graphs": False, "ubatch": 1024, "flash_attention": False}
+    assert found.bench == ["-ngl", "20", "-ot", "a=CPU;b=CPU"]
+    assert found.kept == ["-m", "x.gguf", "-ngl", "20", "--port", "80", "-ot", "a=CPU,b=CPU"]
+    assert (found.host_weights, found.gpu_layers) == (True, 20)
+    old = _parse("ik_llama.cpp-3900", "llama-server -fa -fmoe -mla 3 -ctk q8_0")
+    assert old.incumbent == {"flash_attention": True, "fused_moe": True, "mla_mode": "auto"}
+    assert old.bench == ["-ctk", "q8_0"]
+
+
+@pytest.mark.parametrize(
+    ("version", "line", "message"),
+    [
+        ("ik_llama.cpp-4500", "llama-server -fmoe", "'-fmoe' is no flag"),
+        ("ik_llama.cpp-4500", "llama-server -op 27,0", "-op"),
+        ("ik_llama.cpp-4500", "llama-server -cuda speed=9", "speed=9"),
+        ("llama.cpp-b9800", "llama-server -fit on", "fit"),
+        ("llama.cpp-b9800", "llama-server --no-mmap", "no flag"),
+        ("llama.cpp-b9800", "llama-server --lora x", "--lora can't be reproduced"),
+        ("llama.cpp-b9800", "llama-server -ub", "needs a value"),
+        ("llama.cpp-b9800", "llama-server -ub many", "whole number"),
+        ("llama.cpp-b6100", "llama-server -ncmoe 3", "no flag"),
+    ],
+)
+def test_a_command_line_that_cannot_be_measured(version: str, line: str, message: str) -> None:
+    with pytest.raises(TuneError, match=message):
+        _parse(version, line)
+
+
+def test_ids_of_ops_are_of_this_binary(tmp_path: Path) -> None:
+    new = Installation(str(fake(tmp_path / "n", "ik_llama.cpp-4500")), "ik_llama.cpp")
+    assert new.op_ids("m.gguf")["MOE_FUSED_UP_GATE"] == 6
+    old = Installation(str(fake(tmp_path / "o", "ik_llama.cpp-3900")), "ik_llama.cpp")
+    with pytest.raises(TargetUnusable, match="no tool that has both -op and -dr"):
+        old.op_ids("m.gguf")
+    for ops in (["MUL_MAT", "MUL_MAT_ID"], ["NONE", "MUL_MAT", "NONE", "MUL_MAT_ID"], []):
+        text = "\n".join(f"Setting offload policy for op {op} to ON" for op in ops)
+        with pytest.raises(TargetUnusable):
+            parse_op_ids(text, "x")
+
+
+def _died(code: int, stderr: str) -> str:
+    with pytest.raises(TargetFailure) as caught:
+        judge(Finished("", stderr, 1.0, code))
+    assert caught.value.message
+    return caught.value.status
+
+
+def test_ways_to_die() -> None:
+    assert _died(1, "ggml_backend_cuda_buffer_type_alloc_buffer: cudaMalloc failed: out of memory") == "oom"
+    assert _died(-9, "") == "oom"
+    assert _died(-6, "GGML_ASSERT(n_dependents == fan_out) failed") == "crash"
+    assert _died(1, "error: invalid parameter for argument: -fmoe") == "invalid"
+    assert _died(1, "") == "crash"
+    assert _died(0, "invalid parameter mmq-id-sizes (3) -> ignored") == "invalid"
+    judge(Finished("", "warnings", 1.0, 0))
+
+
+def test_results_by_key_behind_logs() -> None:
+    row = {"n_prompt": 1, "n_gen": 0, "samples_ns": [5]}
+    assert bench_rows("[NCCL] up\nlog\n" + json.dumps([row])) == [row]
+    assert bench_rows(json.dumps(row) + "\n" + json.dumps(row)) == [row, row]
+    for bad in ("", "[]", "[1", '[{"n_prompt": 1}]', json.dumps([{**row, "samples_ns": [0]}]), "[NaN]"):
+        with pytest.raises(TargetFailure):
+            bench_rows(bad)
+
+
+def test_divergence_by_label() -> None:
+    text = (DATA / "kld.txt").read_text()
+    found = parse_kld(text.replace("@KLD@", "0.000071"), 1.0)
+    assert (found.mean_kld, found.max_kld, round(found.top1, 5)) == (7.1e-5, 0.004113, 0.99559)
+    assert parse_kld(text.replace("@KLD@", "0.000071"), 2.0).digest == found.digest
+    assert parse_kld(text.replace("@KLD@", "0.000072"), 1.0).digest != found.digest
+    assert not parse_kld(text.replace("@KLD@", "nan"), 1.0).mean_kld <= 1
+    with pytest.raises(TargetFailure, match="mean_kld"):
+        parse_kld("Mean PPL(Q) : 4", 1.0)
+
+
+def test_a_visit_is_one_process_and_reads_back_what_ran(tmp_path: Path, model: str) -> None:
+    folder = fake(tmp_path / "b", "llama.cpp-b9800")
+    target = GgmlTarget("llama.cpp", model, str(folder))
+    workload = Workload(pp=64, tg=8)
+    target.apply(Configuration({"ubatch": 128}), NOW)
+    rates = [target.measure(workload, metric, i).rate for metric in ("pp", "tg") for i in range(4)]
+    assert all(390000 < r < 401000 for r in rates[:4])
+    assert all(79000 < r < 80100 for r in rates[4:])
+    (call,) = calls(folder, "llama-bench")
+    assert call["env"]["CUDA_VISIBLE_DEVICES"] == ""
+    assert call["args"][call["args"].index("-ub") + 1] == "128"
+    assert "-ngl" in call["args"]
+    target.close()
+    other = GgmlTarget("llama.cpp", model, str(fake(tmp_path / "c", "llama.cpp-b9800", ran=512)))
+    other.apply(Configuration({"ubatch": 128}), NOW)
+    with pytest.raises(TargetFailure, match="asked for 128, llama-bench ran n_ubatch=512"):
+        other.measure(workload, "pp", 0)
+    other.close()
+
+
+def test_hangs_are_killed(tmp_path: Path, model: str) -> None:
+    folder = fake(tmp_path / "b", "llama.cpp-b6100", faults={"-p 64": "hang"})
+    target = GgmlTarget("llama.cpp", model, str(folder), deadline=1.0)
+    target.apply(Configuration({}), NOW)
+    with pytest.raises(TargetFailure) as caught:
+        target.measure(Workload(pp=64, tg=8), "pp", 0)
+    assert caught.value.status == TrialStatus.TIMEOUT
+    target.close()
+
+
+@pytest.mark.parametrize("version", ["llama.cpp-b9800", "ik_llama.cpp-4500"])
+def test_a_tune_writes_a_profile_of_that_engine(tmp_path: Path, model: str, version: str) -> None:
+    engine = version.rpartition("-")[0]
+    faults = {"-ub 256": "CUDA error: out of memory"}
+    folder = fake(tmp_path / "b", version, faults=faults, wrong="-ub 128")
+    options = Options(
+        Workload(pp=256, tg=8), max_trials=4, rounds=2, max_rounds=2, aa_processes=2, sampler="random"
+    )
+    request = Request(
+        model, options, out=tmp_path / "p.yaml", quiet=True, deadline_floor=60.0, engine=engine,
+        engine_options={"binaries": str(folder), "command": ["llama-server", "-ub", "64", "--port", "80"]},
+        held={"threads": 2, "threads_batch": 2, "flash_attention": True},
+    )  # fmt: skip
+    result = run(request)
+    written = profiles.load_profile(result.path)
+    assert written.match.engine.name == engine
+    assert written.match.engine.version.startswith(version.rpartition("-")[2].lstrip("b"))
+    entry = written.settings["ubatch"]
+    assert not isinstance(entry, str)
+    assert entry.value == 64
+    assert (entry.ratio or 0) > 1.4
+    assert {
+        f.settings["ubatch"]: f.status for f in result.outcome.failures if f.settings["ubatch"] in (128, 256)
+    }
+
+
+def test_claims_of_more_time_than_has_passed_are_implausible(tmp_path: Path, model: str) -> None:
+    target = GgmlTarget("llama.cpp", model, str(fake(tmp_path / "b", "llama.cpp-b6100")))
+    target.apply(Configuration({}), NOW)
+    with pytest.raises(TargetFailure) as caught:
+        target.measure(Workload(pp=1 << 24, tg=0), "pp", 0)
+    assert caught.value.status == TrialStatus.IMPLAUSIBLE
+    target.close()

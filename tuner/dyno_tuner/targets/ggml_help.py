@@ -1,0 +1,110 @@
+"""What a binary of llama.cpp or ik_llama.cpp says it can do: its `--help` and `--version`, read per flag.
+
+Both move quickly (flags come, go and change their values), so nothing is concluded from a version number:
+a flag exists where the help of this very binary lists it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+_FLAG = re.compile(r"-{1,2}[A-Za-z][A-Za-z0-9_-]*")
+_DEFAULT = re.compile(r"default:?\s*['\"]?([^\s'\",;)]+)")
+_ENV = re.compile(r"\(env:\s*([A-Z][A-Z0-9_]+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One option of a binary."""
+
+    names: tuple[str, ...]
+    argument: str = ""  # as the help shows it, e.g. "<0|1>" or "[on|off|auto]"; "" for a switch
+    default: str = ""
+    env: str = ""  # the environment variable that stands for it, where there is one
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values that the help lists, e.g. ("on", "off", "auto")."""
+        text = self.argument.strip("<>[]{}() ")
+        parts = [p.strip() for p in re.split(r"[|,]", text)]
+        return tuple(parts) if len(parts) > 1 and all(re.fullmatch(r"[\w+-]+", p) for p in parts) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Help:
+    """The options of one binary by every name they have."""
+
+    flags: dict[str, Flag] = field(default_factory=dict)
+
+    def get(self, *names: str) -> Flag | None:
+        """The first of `names` that the binary has."""
+        return next((self.flags[n] for n in names if n in self.flags), None)
+
+    def has(self, *names: str) -> bool:
+        return self.get(*names) is not None
+
+
+def parse_help(text: str) -> Help:
+    """Reads what `--help` printed, on whichever stream."""
+    blocks: list[list[str]] = []
+    for line in text.splitlines():
+        if re.match(r"\s{0,12}-{1,2}[A-Za-z]", line):
+            blocks.append([line])
+        elif blocks and line.startswith(" ") and line.strip():
+            blocks[-1].append(line)
+        elif blocks and not line.strip():
+            blocks.append([""])
+    flags: dict[str, Flag] = {}
+    for block in blocks:
+        names, argument = _head(block[0])
+        if not names:
+            continue
+        whole = " ".join(part.strip() for part in block)
+        default, env = _DEFAULT.search(whole), _ENV.search(whole)
+        flag = Flag(names, argument, default[1] if default else "", env[1] if env else "")
+        for name in names:
+            flags.setdefault(name, flag)
+    return Help(flags)
+
+
+def _head(line: str) -> tuple[tuple[str, ...], str]:
+    """Names and argument of an option's first line: names, perhaps padded, then its argument up to two
+    spaces or the description's opening parenthesis."""
+    rest, names = line.strip(), []
+    while (found := _FLAG.match(rest)) is not None:
+        names.append(found[0])
+        rest = rest[found.end() :]
+        separator = re.match(r"\s*[,/|]\s*(?=-)|\s+(?=--[A-Za-z])", rest)
+        if separator is None:
+            break
+        rest = rest[separator.end() :]
+    argument = re.match(r"[ =](<[^>]*>|\[[^\]]*\]|\{[^}]*\}|[^\s(-]\S*)", rest)
+    return tuple(names), argument[1] if argument else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    number: str  # the build number
+    commit: str
+
+    def __str__(self) -> str:
+        return f"{self.number} ({self.commit})" if self.commit else self.number
+
+
+def parse_version(text: str) -> Version | None:
+    """`version: 3999 (8337e4cd3)` and `version: 0.1 (build 6710, commit 0c1e570)`; None for anything else."""
+    found = re.search(
+        r"^version:\s*\S+\s*\(build\s+([0-9]+),\s*commit\s+([0-9a-f]{4,40})\)", text, re.MULTILINE
+    )
+    found = found or re.search(r"^version:\s*([0-9]+)\s*\(([0-9a-f]{4,40}|unknown)\)", text, re.MULTILINE)
+    return Version(found[1], found[2]) if found else None
+
+
+def engine_of_help(bench: Help) -> tuple[str, str]:
+    """Which tree a llama-bench was built from, and the flags that say so."""
+    marks = [n for n in ("-mla", "-rtr", "-amb", "-fmoe", "-ser", "-cuda") if bench.has(n)]
+    if marks:
+        return "ik_llama.cpp", ", ".join(marks)
+    marks = [n for n in ("-nopo", "-ncmoe", "-d", "--poll", "--prio", "-lm", "--no-host") if bench.has(n)]
+    return ("llama.cpp", ", ".join(marks)) if marks else ("", "")

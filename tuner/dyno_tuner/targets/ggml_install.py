@@ -1,0 +1,174 @@
+"""A folder with the binaries of llama.cpp or ik_llama.cpp, and what this very build can do."""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import TargetFailure, TargetUnusable
+from .ggml_help import Help, Version, engine_of_help, parse_help, parse_version
+from .ggml_process import bench_rows, execute, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_COMMON = ("llama-server", "llama-cli", "llama-perplexity", "llama-sweep-bench")
+_HELP_DEADLINE = 60.0
+_ASKED_IDS = 160  # more than any enum of ops has had so far
+_POLICY = re.compile(r"offload policy for op\s+(\S+)\s+to\s+(?:ON|OFF)", re.IGNORECASE)
+
+
+class Installation:
+    """The binaries in a folder.
+
+    Args:
+        folder: where `llama-bench` is, or the build tree above `bin/`.
+        engine: "llama.cpp" or "ik_llama.cpp", as the user named it.
+
+    Raises:
+        TargetUnusable: there is no llama-bench, or it is of the other engine.
+    """
+
+    def __init__(self, folder: str, engine: str) -> None:
+        self.engine = engine
+        self.folder = self._find(Path(folder))
+        self.bench = str(self.folder / "llama-bench")
+        found, marks = engine_of_help(self.bench_help)
+        if not found:
+            raise TargetUnusable(f"{self.bench}: its --help lists none of the flags of {engine}")
+        if found != engine:
+            raise TargetUnusable(
+                f"{self.bench} is of {found} (it has {marks}), not of {engine}; use --engine {found}"
+            )
+
+    @staticmethod
+    def _find(folder: Path) -> Path:
+        for place in (folder, folder / "bin", folder / "build" / "bin"):
+            if os.access(place / "llama-bench", os.X_OK) and (place / "llama-bench").is_file():
+                return place
+        raise TargetUnusable(
+            f"no executable llama-bench in {folder}, {folder}/bin or {folder}/build/bin; give --bin the "
+            "folder of the engine's binaries"
+        )
+
+    def tool(self, name: str) -> str | None:
+        """Path of a binary; None where this folder does not have it."""
+        path = self.folder / name
+        return str(path) if path.is_file() and os.access(path, os.X_OK) else None
+
+    @functools.cached_property
+    def bench_help(self) -> Help:
+        return self._help(self.bench)
+
+    @functools.cached_property
+    def common(self) -> tuple[str, Help] | None:
+        """The first tool with the common flags, and its help: what serves, where it is there."""
+        for name in _COMMON:
+            path = self.tool(name)
+            if path is not None:
+                return name, self._help(path)
+        return None
+
+    def help_of(self, name: str) -> Help | None:
+        path = self.tool(name)
+        return None if path is None else self._help(path)
+
+    @staticmethod
+    def _help(path: str) -> Help:
+        try:
+            done = execute([path, "--help"], deadline=_HELP_DEADLINE)
+        except TargetFailure as failure:
+            raise TargetUnusable(f"{path} --help: {failure.message}") from failure
+        parsed = parse_help(done.stdout + "\n" + done.stderr)
+        if not parsed.flags:
+            raise TargetUnusable(f"{path} --help lists no flags (exit code {done.code}): {done.last_line()}")
+        return parsed
+
+    def version(self, model: str) -> Version:
+        """From `--version` of a common tool; llama-bench alone tells it only in its results."""
+        for name in _COMMON:
+            path = self.tool(name)
+            if path is None:
+                continue
+            try:
+                done = execute([path, "--version"], deadline=_HELP_DEADLINE)
+            except TargetFailure:
+                continue  # the next tool, or the results of llama-bench, say it as well
+            found = parse_version(done.stderr + "\n" + done.stdout)
+            if found is not None:
+                return found
+        command = [self.bench, "-m", model, "-p", "1", "-n", "0", "-r", "1", "-o", "json"]
+        try:
+            done = execute(command)
+            judge(done)
+            row = bench_rows(done.stdout)[0]
+        except TargetFailure as failure:
+            raise TargetUnusable(f"llama-bench does not run {model}: {failure.message}") from failure
+        return Version(str(row.get("build_number", "unknown")), str(row.get("build_commit", "")))
+
+    def reads_variable(self, name: str) -> bool:
+        """Whether the name of an environment variable stands in this build's files. Nothing lists them."""
+        needle = name.encode() + b"\0"
+        return any(_contains(path, needle) for path in self._files())
+
+    def _files(self) -> Iterator[Path]:
+        yield Path(self.bench)
+        for place in (self.folder, self.folder.parent / "lib", self.folder.parent / "src"):
+            yield from sorted(place.glob("libggml*")) if place.is_dir() else ()
+
+    def op_ids(self, model: str) -> dict[str, int]:
+        """Ids of ops by name, in this very binary (ik_llama.cpp).
+
+        A dry run with `-op 0,1,1,1,…` prints the name of every op in the order of the ids; to set a policy
+        to what it is already changes nothing. The list ends where the engine speaks of all ops.
+
+        Raises:
+            TargetUnusable: no tool that takes `-op` and `-dr`, or its answer can't be read. Ids are never
+            guessed: they have been renumbered five times.
+        """
+        for name in _COMMON:
+            path = self.tool(name)
+            if path is None or not (flags := self._help(path)).has("-op", "--offload-policy"):
+                continue
+            dry = flags.get("-dr", "--dry-run")
+            if dry is None:
+                continue
+            pairs = ",".join(f"{i},1" for i in range(_ASKED_IDS))
+            try:
+                done = execute([path, "-m", model, dry.names[0], "-op", pairs])
+            except TargetFailure as failure:
+                raise TargetUnusable(f"{path}: ids of ops: {failure.message}") from failure
+            return parse_op_ids(done.stdout + "\n" + done.stderr, path)
+        raise TargetUnusable(
+            f"{self.folder}: no tool that has both -op and -dr, so the ids of ops can't be found by name"
+        )
+
+
+def parse_op_ids(text: str, source: str) -> dict[str, int]:
+    """Names in the order of their ids. Raises TargetUnusable where the order can't be trusted."""
+    ids: dict[str, int] = {}
+    for number, found in enumerate(_POLICY.finditer(text)):
+        if found[1].lower() == "all":
+            break
+        if found[1] in ids:
+            raise TargetUnusable(
+                f"{source}: op {found[1]} appears twice, so ids can't be told from the order"
+            )
+        ids[found[1]] = number
+    if list(ids)[:1] != ["NONE"] or "MUL_MAT" not in ids or "MUL_MAT_ID" not in ids:
+        raise TargetUnusable(
+            f"{source}: the dry run does not list the ops from NONE on, so no name can be turned into an id"
+        )
+    return ids
+
+
+def _contains(path: Path, needle: bytes) -> bool:
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return data.find(needle) >= 0 or data.find(needle[:-1]) >= 0
+    except (OSError, ValueError):  # unreadable or empty: it holds nothing
+        return False
