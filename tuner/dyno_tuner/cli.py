@@ -340,6 +340,17 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command()
+def report(
+    journal: Annotated[Path, typer.Argument(help="Journal of a tune: PROFILE.journal.jsonl.")],
+    out: Annotated[Path | None, typer.Option(help="Page to write; default: beside the journal.")] = None,
+) -> None:
+    """Write one self-contained HTML page about a run, also an interrupted one. Needs the `report` extra."""
+    from .htmlreport import write_report
+
+    print(f"report: {write_report(journal, out)}")
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 

@@ -238,6 +238,8 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
             ledger.on_note = progress.note
             for name, why in description.engine.get("refused", {}).items():
                 progress.say(f"{name} is not searched: {why}")
+            if request.command:
+                ledger.note("request", command=request.command, label=description.label)
             operations = [r for r in past if "op" in r]
             if operations:
                 progress.resumed(max(float(r["t"]) for r in operations), len(operations))

@@ -1,0 +1,314 @@
+"""Numbers of the report, all of them from the journal: paired rounds, scores of the screen, effects of knobs,
+voided blocks, paths that cross."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import statistics
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..check import ROUNDING_FACTOR, ROUNDING_FLOOR
+from ..knobs import KNOBS
+from ..measure import score
+from ..stats import Estimate, estimate, paired_log_ratios
+from ..target import TrialStatus
+from .read import Run, Seen, mapping, number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..target import Value
+
+
+def words(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """What differs from the default."""
+    changed = [f"{k}={v}" for k, v in settings.items() if k not in defaults or defaults[k] != v]
+    return " ".join(changed) or "default"
+
+
+def estimate_of(data: Mapping[str, Any]) -> Estimate | None:
+    """A ratio with its interval as the journal writes it."""
+    interval = data.get("ci95")
+    bounds = [number(x) for x in interval] if isinstance(interval, list) and len(interval) == 2 else []
+    ratio = number(data.get("ratio"))
+    if ratio is None or len(bounds) != 2 or bounds[0] is None or bounds[1] is None:
+        return None
+    return Estimate(ratio, bounds[0], bounds[1], int(number(data.get("n")) or 0))
+
+
+def median_rate(seen: Seen, metric: str) -> float | None:
+    rates = list(seen.visit.rates(metric).values()) if seen.visit.status is TrialStatus.OK else []
+    return statistics.median(rates) if rates else None
+
+
+# ---- paired rounds
+
+
+@dataclass
+class Paired:
+    """The last paired comparison of one configuration with the default."""
+
+    stage: str
+    settings: dict[str, Value]
+    base: dict[str, list[float]] = field(default_factory=dict)  # tokens/s of the default by metric
+    rates: dict[str, list[float]] = field(default_factory=dict)
+    ratio: dict[str, Estimate] = field(default_factory=dict)
+    rounds: int = 0
+
+
+def _stages(run: Run) -> dict[str, dict[str, list[Seen]]]:
+    """Whole rounds `A B C C B A` by stage and round, as `confirm.Rounds` numbers them."""
+    found: dict[str, dict[str, dict[int, Seen]]] = {}
+    for seen in run.visits:
+        parts = seen.key.rsplit("/", 2)
+        if len(parts) == 3 and parts[1][:1] == "r" and parts[1][1:].isdigit() and parts[2].isdigit():
+            found.setdefault(parts[0], {}).setdefault(parts[1], {})[int(parts[2])] = seen
+    whole: dict[str, dict[str, list[Seen]]] = {}
+    for stage, rounds in found.items():
+        for name, visits in rounds.items():
+            order = [visits[n] for n in sorted(visits)]
+            mirrored = all(
+                a.configuration == b.configuration for a, b in zip(order, order[::-1], strict=True)
+            )
+            alive = all(s.visit.status is TrialStatus.OK for s in order)
+            if sorted(visits) == list(range(len(order))) and len(order) % 2 == 0 and mirrored and alive:
+                whole.setdefault(stage, {})[name] = order
+    return whole
+
+
+def paired(run: Run, settings: Mapping[str, Any]) -> Paired | None:
+    """The last stage with at least two whole rounds of these settings against the default."""
+    result: Paired | None = None
+    for stage, rounds in _stages(run).items():
+        made = Paired(stage, dict(settings))
+        logs: dict[str, list[list[float]]] = {m: [] for m in run.metrics}
+        for order in rounds.values():
+            base = order[0]
+            if base.settings() != run.defaults or base.configuration.kernels:
+                continue
+            half = len(order) // 2
+            at = next(
+                (
+                    n for n in range(1, half)
+                    if order[n].settings() == dict(settings)
+                    and not order[n].configuration.kernels
+                ),
+                None,
+            )  # fmt: skip
+            if at is None:
+                continue
+            made.rounds += 1
+            for metric in run.metrics:
+                ours = [order[i].visit.rates(metric) for i in (at, -1 - at)]
+                theirs = [order[i].visit.rates(metric) for i in (0, -1)]
+                made.base.setdefault(metric, []).extend(r for v in theirs for r in v.values())
+                made.rates.setdefault(metric, []).extend(r for v in ours for r in v.values())
+                there, back = (paired_log_ratios(o, t) for o, t in zip(ours, theirs, strict=True))
+                logs[metric].append([(x + y) / 2 for x, y in zip(there, back, strict=False)])
+        if made.rounds >= 2:
+            made.ratio = {m: estimate(g, "report", stage, m) for m, g in logs.items() if any(g)}
+            result = made
+    return result
+
+
+# ---- the screen
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One trial of the screen."""
+
+    number: int
+    settings: dict[str, Any]
+    status: str
+    ratio: float | None  # to the default, geometric mean of the metrics
+    message: str
+    t: float | None  # seconds of the run, of its last visit
+    by_metric: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Void:
+    """A block that was measured again because its anchor moved."""
+
+    block: int
+    moved: float
+    begin: float
+    end: float
+    visits: tuple[Seen, ...]
+
+
+def _anchors(run: Run) -> list[Seen]:
+    return [
+        s for s in run.visits
+        if s.visit.status is TrialStatus.OK and s.key.startswith("screen/b")
+    ]  # fmt: skip
+
+
+def _stamp(run: Run, anchor: Seen) -> float:
+    """The time at which the screen takes an anchor to stand: the one that closes a block, when it began."""
+    if anchor.key.endswith("/before"):
+        return anchor.t
+    at = bisect.bisect_left(run.times, anchor.t)
+    return run.times[at - 1] if at else anchor.t
+
+
+def trials(run: Run) -> list[Tried]:
+    anchors = _anchors(run)
+    last: dict[str, Seen] = {}
+    for seen in run.visits:
+        parts = seen.key.split("/")
+        if len(parts) >= 2 and parts[0] == "screen" and parts[1].startswith("t"):
+            last[parts[1][1:]] = seen
+    found: dict[int, Tried] = {}
+    for note in run.noted("trial"):
+        count = number(note.get("number"))
+        if count is None:
+            continue
+        seen_last = last.get(str(int(count)))
+        by_metric: dict[str, float] = {}
+        if seen_last is not None and seen_last.visit.status is TrialStatus.OK:
+            before = [a for a in anchors if a.t < seen_last.t][-1:]
+            after = [a for a in anchors if a.t > seen_last.t][:1]
+            around = [(_stamp(run, a), a.visit) for a in (*before, *after)]
+            if around and before:
+                scored = score(seen_last.visit, around, seen_last.t, run.metrics)
+                by_metric = {m: math.exp(scored.log_ratio(m)) for m, p in scored.pairs.items() if p}
+        ratio = number(note.get("ratio"))
+        found[int(count)] = Tried(
+            int(count), mapping(note.get("settings")), str(note.get("status", "")),
+            ratio if ratio is not None and ratio > 0 else None, str(note.get("message", "")),
+            seen_last.t if seen_last else None, by_metric,
+        )  # fmt: skip
+    return [found[n] for n in sorted(found)]
+
+
+def voids(run: Run) -> list[Void]:
+    anchors = _anchors(run)
+    result: list[Void] = []
+    for note in run.noted("void"):
+        block, repeat, moved = (number(note.get(k)) for k in ("block", "repeat", "moved"))
+        if block is None or repeat is None or moved is None:
+            continue
+        closing = "after" if repeat == 0 else f"again{int(repeat) - 1}"
+        key = f"screen/b{int(block)}/{closing}"
+        at = next((n for n, a in enumerate(anchors) if a.key in (key, f"{key}/retry")), None)
+        if at is None or at == 0:
+            continue
+        begin, end = anchors[at - 1].t, anchors[at].t
+        inside = tuple(s for s in run.visits if begin < s.t < end and s.key.startswith("screen/t"))
+        result.append(Void(int(block), moved, begin, end, inside))
+    return result
+
+
+# ---- what each knob does
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a knob alone moved, by the additive fit: value -> ratio to its default."""
+
+    knob: str
+    by_value: dict[str, float]
+    counts: dict[str, int]
+
+    @property
+    def spread(self) -> float:
+        """Best over worst value, as a fraction."""
+        return max(self.by_value.values()) / min(self.by_value.values()) - 1
+
+
+def effects(run: Run, tried: Sequence[Tried]) -> tuple[list[Effect], float | None]:
+    """Main effects of the knobs on the combined log ratio, and the share of the variation that they explain
+    (None where nothing varied, or too little was tried to tell). An additive model fitted by least squares,
+    with a little ridge, because a search does not try all values equally often; what it leaves unexplained is
+    interaction and noise."""
+    defaults = run.defaults
+    rows = [(defaults, 0.0)] + [(t.settings, math.log(t.ratio)) for t in tried if t.ratio is not None]
+    columns: list[tuple[str, str]] = []
+    for knob in run.knobs:
+        values = {str(s.get(knob, defaults.get(knob))): None for s, _ in rows}
+        columns += [(knob, v) for v in values if v != str(defaults.get(knob))]
+    if len(rows) < 4 or not columns:
+        return [], None
+    design = np.array(
+        [[str(s.get(k, defaults.get(k))) == v for k, v in columns] for s, _ in rows], dtype=float
+    )
+    observed = np.array([y for _, y in rows])
+    ridge = 0.05 * np.eye(len(columns))
+    fitted = np.linalg.solve(design.T @ design + ridge, design.T @ observed)
+    total = float(((observed - observed.mean()) ** 2).sum())
+    left = float(((observed - design @ fitted) ** 2).sum())
+    found: list[Effect] = []
+    for knob in run.knobs:
+        default = str(defaults.get(knob))
+        logs = {default: 0.0, **{v: float(c) for (k, v), c in zip(columns, fitted, strict=True) if k == knob}}
+        counts = {v: sum(str(s.get(knob, defaults.get(knob))) == v for s, _ in rows) for v in logs}
+        if len(logs) > 1:
+            found.append(Effect(knob, {v: math.exp(x) for v, x in logs.items()}, counts))
+    found.sort(key=lambda e: -e.spread)
+    # With hardly more trials than effects anything fits, and the share would say nothing.
+    told = total > 0 and len(rows) > 1.5 * len(columns) + 1
+    return found, (max(0.0, 1 - left / total) if told else None)
+
+
+# ---- rates over the u-batch
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Best median rate at every u-batch, of one path."""
+
+    name: str
+    points: dict[float, tuple[float, str]]  # u-batch -> (tokens/s, settings)
+
+
+def threshold_knob(run: Run) -> str | None:
+    """The searched knob that says up to which u-batch the first path is taken."""
+    known = {k.name for k in KNOBS if k.threshold_of == "ubatch"}
+    return next((name for name in run.knobs if name in known), None)
+
+
+def curves(run: Run, metric: str) -> tuple[list[Curve], float | None]:
+    """Curves by path, and the u-batch where they cross: geometric mean of the two neighbours between which
+    the better path changes. None where one path wins at every u-batch at which both were measured."""
+    knob = threshold_knob(run) if metric == "pp" else None
+    best: dict[str, dict[float, tuple[float, str]]] = {}
+    for seen in run.visits:
+        rate, size = median_rate(seen, metric), number(seen.settings().get("ubatch"))
+        if rate is None or size is None or size <= 0:
+            continue
+        name = "best measured"
+        if knob is not None and (limit := number(seen.settings().get(knob))) is not None:
+            name = f"u-batch ≤ {knob}" if size <= limit else f"u-batch > {knob}"
+        known = best.setdefault(name, {}).get(size)
+        if known is None or rate > known[0]:
+            best[name][size] = (rate, words(seen.settings(), run.defaults))
+    found = [Curve(n, dict(sorted(best[n].items()))) for n in sorted(best)]
+    if len(found) != 2:
+        return found, None
+    first, second = found
+    common = [u for u in first.points if u in second.points]
+    sides = [(u, first.points[u][0] > second.points[u][0]) for u in common]
+    crossings = [math.sqrt(a * b) for (a, x), (b, y) in itertools.pairwise(sides) if x != y]
+    return found, crossings[0] if len(crossings) == 1 else None
+
+
+# ---- answers
+
+
+def kld_limit(run: Run) -> tuple[float | None, float | None]:
+    """Mean KLD that settings which may round differently are allowed, and the one that the user allowed for
+    settings that change answers."""
+    default = next(
+        (q.quality for q in run.qualities if dict(q.configuration.settings) == run.defaults
+         and not q.configuration.kernels and q.quality.status is TrialStatus.OK),
+        None,
+    )  # fmt: skip
+    limit = None if default is None else ROUNDING_FACTOR * default.mean_kld + ROUNDING_FLOOR
+    return limit, number(run.head.get("approx_limit"))

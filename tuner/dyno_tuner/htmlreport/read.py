@@ -1,0 +1,183 @@
+"""A journal as the report sees it: operations and notes that were checked one by one.
+
+A journal may be of an interrupted run, cut, damaged, or not written by the tuner at all; what cannot be used
+is counted and said on the page, never guessed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .. import journal
+from ..errors import JournalError, TuneError
+from ..target import METRICS, Configuration, Quality, TrialStatus, Visit, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from ..target import Value
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None for anything else (bools and the journal's "nan" included)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    return {str(k): v for k, v in value.items()} if isinstance(value, dict) else {}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One visit of the journal."""
+
+    key: str
+    process: int
+    configuration: Configuration
+    visit: Visit
+    t: float  # seconds of the run at its end
+
+    def settings(self) -> dict[str, Value]:
+        return dict(self.configuration.settings)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One comparison of answers with the exact path's."""
+
+    key: str
+    configuration: Configuration
+    quality: Quality
+
+
+@dataclass
+class Run:
+    """Everything that a journal says."""
+
+    path: str
+    sha256: str
+    head: dict[str, Any] = field(default_factory=dict)
+    workload: Workload | None = None
+    visits: list[Seen] = field(default_factory=list)  # in order of time
+    qualities: list[Checked] = field(default_factory=list)
+    notes: list[dict[str, Any]] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)  # ends of all operations, ascending
+    operations: int = 0
+    seconds: float = 0.0
+    damaged: int = 0  # lines that are not whole
+    unusable: int = 0  # whole lines whose content makes no sense
+
+    def noted(self, kind: str) -> Iterator[dict[str, Any]]:
+        return (n for n in self.notes if n["note"] == kind)
+
+    def last(self, kind: str) -> dict[str, Any]:
+        """The last note of a kind; empty where there is none."""
+        return next((n for n in reversed(self.notes) if n["note"] == kind), {})
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return mapping(self.head.get("identity"))
+
+    @property
+    def knobs(self) -> dict[str, list[Any]]:
+        return {k: list(v) for k, v in mapping(self.head.get("knobs")).items() if isinstance(v, list)}
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The default's settings: as the A/A stage measured them, else as the engine states them."""
+        for seen in self.visits:
+            if seen.key.startswith("aa/"):
+                return seen.settings()
+        stated = mapping(mapping(self.identity.get("engine")).get("defaults"))
+        return {name: stated[name] for name in self.knobs if name in stated}
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        if self.workload is not None:
+            return self.workload.metrics
+        measured = {s.metric for seen in self.visits for s in seen.visit.samples}
+        return tuple(m for m in METRICS if m in measured)
+
+    def named(self, metric: str) -> str:
+        """`pp512`, with the depth where there is one: `tg64 @ d4096`."""
+        if self.workload is None:
+            return metric
+        depth = f" @ d{self.workload.depth}" if self.workload.depth else ""
+        return f"{metric}{self.workload.tokens(metric)}{depth}"
+
+
+def read(path: Path) -> Run:
+    """Raises JournalError where the file cannot be read or holds no record of a tune."""
+    loaded = journal.load(path)
+    if not loaded.records:
+        raise JournalError(f"journal {path}: holds no whole record of a tune; give a file *.journal.jsonl")
+    run = Run(str(path), journal.sha256(path), damaged=loaded.damaged)
+    for record in loaded.records:
+        if "run" in record:
+            run.head = run.head or record
+        elif isinstance(record.get("note"), str):
+            run.notes.append(record)
+        elif "op" in record:
+            _operation(run, record)
+        else:
+            run.unusable += 1
+    if "workload" in run.head:
+        try:
+            run.workload = Workload.from_dict(run.head["workload"])
+        except (KeyError, TypeError, ValueError, OverflowError, TuneError):
+            run.unusable += 1
+    if not (run.head or run.operations or run.notes):
+        raise JournalError(f"journal {path}: holds {len(loaded.records)} records, none of them of a tune")
+    run.visits.sort(key=lambda seen: seen.t)
+    run.times.sort()
+    return run
+
+
+def _operation(run: Run, record: Mapping[str, Any]) -> None:
+    t = number(record.get("t"))
+    if t is None:
+        run.unusable += 1
+        return
+    try:
+        if record["op"] == "visit":
+            run.visits.append(_visit(record, t))
+        elif record["op"] == "quality":
+            run.qualities.append(_quality(record))
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
+        run.unusable += 1
+        return
+    run.operations += 1
+    run.times.append(t)
+    run.seconds = max(run.seconds, t)
+
+
+def _configuration(data: Mapping[str, Any]) -> Configuration:
+    configuration = Configuration.from_dict(data)
+    kernels = [value for choice in configuration.kernels for value in choice.config.values()]
+    for value in [*configuration.settings.values(), *kernels]:
+        if not isinstance(value, bool | int | float | str):
+            raise ValueError(f"{value!r} is no setting's value")
+    return configuration
+
+
+def _visit(record: Mapping[str, Any], t: float) -> Seen:
+    visit = Visit.from_dict(record["result"])
+    for sample in visit.samples:
+        if visit.status is TrialStatus.OK and not (
+            math.isfinite(sample.seconds) and sample.seconds > 0 and sample.tokens > 0
+        ):
+            raise ValueError(f"{sample.tokens} tokens in {sample.seconds} s is no rate")
+    return Seen(str(record["key"]), int(record["process"]), _configuration(record["config"]), visit, t)
+
+
+def _quality(record: Mapping[str, Any]) -> Checked:
+    return Checked(str(record["key"]), _configuration(record["config"]), Quality.from_dict(record["result"]))
