@@ -81,8 +81,9 @@ def _stages(run: Run) -> dict[str, dict[str, list[Seen]]]:
     return whole
 
 
-def paired(run: Run, settings: Mapping[str, Any]) -> Paired | None:
-    """The last stage with at least two whole rounds of these settings against the default."""
+def paired(run: Run, settings: Mapping[str, Any], kernels: int = 0) -> Paired | None:
+    """The last stage with at least two whole rounds of these settings, and so many kernel choices, against
+    the default."""
     result: Paired | None = None
     for stage, rounds in _stages(run).items():
         made = Paired(stage, dict(settings))
@@ -96,7 +97,7 @@ def paired(run: Run, settings: Mapping[str, Any]) -> Paired | None:
                 (
                     n for n in range(1, half)
                     if order[n].settings() == dict(settings)
-                    and not order[n].configuration.kernels
+                    and len(order[n].configuration.kernels) == kernels
                 ),
                 None,
             )  # fmt: skip

@@ -71,7 +71,7 @@ def forest(rows: Sequence[tuple[str, Estimate]], margin: float | None) -> Figure
     return _figure(
         [trace],
         {"title": {"text": "ratio to the default"}},
-        {"autorange": "reversed", "type": "category"},
+        {"range": [len(rows) - 0.5, -0.5], "type": "category"},
         90 + 34 * len(rows),
         shapes=shapes,
     )

@@ -181,7 +181,9 @@ def _margins(run: Run) -> dict[str, float]:
 
 
 def _comparison(page: Page, run: Run, found: Verdict) -> None:
-    pair = analyse.paired(run, found.settings) if found.settings != run.defaults else None
+    chosen = found.outcome.get("kernels")
+    kernels = len(chosen) if isinstance(chosen, list) else 0
+    pair = analyse.paired(run, found.settings, kernels) if kernels or found.settings != run.defaults else None
     margins = _margins(run)
     gain = {m: estimate_of(mapping(g)) for m, g in mapping(found.outcome.get("gain")).items()}
     rows: list[list[object]] = []
@@ -204,7 +206,7 @@ def _comparison(page: Page, run: Run, found: Verdict) -> None:
         )  # fmt: skip
     elif found.settings == run.defaults and not found.final:
         body.append(soft("So far there is nothing but the default."))
-    elif found.settings == run.defaults:
+    elif found.settings == run.defaults and not kernels:
         body.append(soft("Every setting stays at its default: nothing beat it beyond the noise."))
     else:
         page.missing.append("These settings were not yet compared with the default in two paired rounds.")
@@ -416,8 +418,10 @@ def _kernels(page: Page, run: Run, found: Verdict) -> None:
          *ratio_cells(estimate_of(k))]
         for k in map(mapping, listed if isinstance(listed, list) else [])
     ]  # fmt: skip
-    if groups:
-        body = [table(["group", "#choices", "#ratio", "#95 % interval", "verdict"], groups)]
+    if groups or choices:
+        body = []
+        if groups:
+            body.append(table(["group", "#choices", "#ratio", "#95 % interval", "verdict"], groups))
         if choices:
             columns = ["~op", "tokens", "~configuration", "#its launch alone", "#95 % interval"]
             body.append(table(columns, choices))
