@@ -349,6 +349,71 @@ def report(
     from .htmlreport import write_report
 
     print(f"report: {write_report(journal, out)}")
+def verify(
+    profile: Annotated[Path, typer.Argument(help="Profile.")],
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="GGUF file; default: the one that the profile names.")
+    ] = None,
+    budget: Annotated[str, typer.Option(help="Time to take at most: 90s, 3m, 1h.")] = "2m",
+    seed: Annotated[int, typer.Option(help="Seed.", min=0)] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Measure whether a profile still holds, entry by entry. Exit code 0 where every entry is kept, 1 where
+    one is stale, harmful or unsupported, or where nothing could be measured."""
+    from .verify import KEEP
+    from .verify import verify as run
+
+    verdicts, gain = run(profile, model, budget=parse_duration(budget), seed=seed, quiet=quiet)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "entries": [v.to_dict() for v in verdicts],
+                    "gain": {m: g.to_dict() for m, g in gain.items()},
+                }
+            )
+        )
+    else:
+        for v in verdicts:
+            e = v.measured
+            now = f" {e.ratio:.3f} × [{e.low:.3f}, {e.high:.3f}]" if e else ""
+            then = f" (recorded {v.recorded:.3f} ×)" if v.recorded is not None else ""
+            print(f"{v.verdict:<11} {v.entry}:{now}{then} {v.reason}")
+        for metric, g in gain.items():
+            print(f"whole profile, {metric}: {g.ratio:.3f} × the default [{g.low:.3f}, {g.high:.3f}]")
+        if not verdicts:
+            print("every entry is default: there is nothing to verify")
+    if any(v.verdict != KEEP for v in verdicts):
+        raise typer.Exit(1)
+
+
+@app.command()
+def history(
+    folder: Annotated[
+        list[Path] | None, typer.Argument(help="Folders with journals; default: the user's profiles.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """List the tunes of this machine, the newest first."""
+    from dyno import profiles
+
+    from .history import history as read
+
+    folders = folder or [profiles.user_folder()]
+    absent = [str(f) for f in folder or [] if not f.is_dir()]
+    if absent:
+        raise TuneError(f"history: {absent[0]} is no folder")
+    rows = read(folders)
+    if as_json:
+        print(json.dumps([row.to_dict() for row in rows]))
+        return
+    if not rows:
+        print(f"no journals in {', '.join(map(str, folders))}")
+    for row in rows:
+        gain = " ".join(f"{m} {r:.3f}×" for m, r in row.gain.items()) or "-"
+        print(f"{row.date[:16]:<16}  {row.status:<10}  {gain:<22}  {row.seconds:>6.0f} s  {row.model}")
+        print(f"{'':<16}  {row.path}")
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

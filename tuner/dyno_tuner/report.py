@@ -59,7 +59,7 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
     if not outcome.entries and not outcome.kernels:
         console.print(
             "Nothing beat the engine's defaults by more than the noise: every entry is `default`."
-            if outcome.searched
+            if outcome.searched or outcome.kernel_defaults
             else "Nothing could be tried in time: the profile changes nothing."
         )
     if outcome.quality is not None and outcome.default_quality is not None and outcome.entries:

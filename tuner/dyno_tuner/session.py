@@ -105,6 +105,7 @@ def header(description: Description, request: Request, space: Space, out: Path) 
     return {
         "run": FORMAT,
         "tuner": __version__,
+        "label": description.label,
         "identity": description.identity(),
         "workload": options.workload.to_dict(),
         "seed": options.seed,
@@ -121,7 +122,7 @@ def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path
     plain = json.loads(json.dumps(wanted))
     for key, value in plain.items():
         # A run keeps the incumbents that it began with: by now its own profile may have taken their place.
-        if key not in ("tuner", "incumbents") and found.get(key) != value:
+        if key not in ("tuner", "label", "incumbents") and found.get(key) != value:
             detail = ""
             if isinstance(value, dict) and isinstance(found.get(key), dict):
                 names = [n for n in {**value, **found[key]} if value.get(n) != found[key].get(n)]

@@ -119,7 +119,7 @@ class SimulatedTarget:
         )
 
     def apply(self, configuration: Configuration, context: OpContext) -> None:
-        self._configuration = configuration
+        self._configuration = configuration = self._complete(configuration)
         self._context = context
         self._sample = 0
         # Time is the operation's own, so that nothing depends on whether the operations before were carried
@@ -129,6 +129,11 @@ class SimulatedTarget:
         fault = self.surface.fault(configuration.settings)
         if fault is not None:
             self._fail(fault)
+
+    def _complete(self, configuration: Configuration) -> Configuration:
+        """What is left out is the default, as in any engine."""
+        defaults = {k.name: k.default for k in self.surface.knobs}
+        return Configuration({**defaults, **configuration.settings}, configuration.kernels)
 
     def _advance(self, seconds: float) -> None:
         self._now += seconds
@@ -175,6 +180,7 @@ class SimulatedTarget:
         return Sample(metric, prompt, workload.tokens(metric), shown, seconds)
 
     def quality(self, configuration: Configuration, context: OpContext) -> Quality:
+        configuration = self._complete(configuration)
         self._now = context.now
         fault = self.surface.fault(configuration.settings)
         if fault is not None:

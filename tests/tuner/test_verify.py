@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from conftest_tuner import WORKLOAD
+from dyno import profiles
+from dyno_tuner.cli import app
+from dyno_tuner.errors import TuneError
+from dyno_tuner.history import history
+from dyno_tuner.inline import InlineExecutor
+from dyno_tuner.session import Request, run
+from dyno_tuner.targets.simulated import SimulatedTarget
+from dyno_tuner.targets.surfaces import SimulatedOp, saturating
+from dyno_tuner.tune import Options
+from dyno_tuner.verify import HARMFUL, KEEP, STALE, UNSUPPORTED, verify
+from typer.testing import CliRunner
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _surface(tg: float = 1.15, **changes: Any) -> Any:
+    op = SimulatedOp("matmul a", "tg", 1.6, lambda settings: {"tg": tg})
+    return dataclasses.replace(saturating(), ops=(op,), **changes)
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    surface = _surface()
+    options = Options(WORKLOAD, seed=1, max_trials=20, rounds=3, max_rounds=3, kernels=True)
+    request = Request("m", options, out=tmp_path_factory.mktemp("v") / "p.yaml", quiet=True)
+    result = run(request, InlineExecutor(SimulatedTarget(surface, 1)), surface.space())
+    assert {e.name for e in result.outcome.entries} >= {"ubatch"}
+    assert result.outcome.kernels
+    return result.path
+
+
+def _verify(path: Path, surface: Any, seed: int = 7) -> dict[str, Any]:
+    verdicts, gain = verify(
+        path, budget=None, quiet=True, executor=InlineExecutor(SimulatedTarget(surface, seed)),
+        options={"rounds": 3, "max_rounds": 4},
+    )  # fmt: skip
+    return {v.entry: v for v in verdicts} | {"gain": gain}
+
+
+def test_what_still_holds_is_kept(profile: Path) -> None:
+    found = _verify(profile, _surface())
+    gain = found.pop("gain")
+    assert {v.verdict for v in found.values()} == {KEEP}
+    assert "kernels.matmul a.m1" in found
+    recorded = profiles.load_profile(profile).evidence.gain["tg8"].ratio
+    assert gain["tg"].ratio == pytest.approx(recorded, rel=0.05)
+
+
+@pytest.mark.parametrize(("serving", "verdict"), [(1.0, STALE), (0.8, HARMFUL)])
+def test_another_engine_makes_entries_stale_or_harmful(profile: Path, serving: float, verdict: str) -> None:
+    found = _verify(profile, _surface(serving))
+    assert found["kernels.matmul a.m1"].verdict == verdict
+    assert found["settings.ubatch"].verdict == KEEP
+
+
+def test_a_default_that_caught_up_is_stale_and_a_setting_that_is_gone_unsupported(profile: Path) -> None:
+    value = profiles.load_profile(profile).settings["ubatch"].value
+    knobs = tuple(
+        dataclasses.replace(k, default=value) if k.name == "ubatch" else k for k in _surface().knobs
+    )
+    assert _verify(profile, _surface(knobs=knobs))["settings.ubatch"].verdict == STALE
+    gone = _surface(
+        knobs=tuple(k for k in knobs if k.name != "ubatch"),
+        rates=lambda s: saturating().rates({"ubatch": 512, **s}),
+    )
+    assert _verify(profile, gone)["settings.ubatch"].verdict == UNSUPPORTED
+
+
+def test_wrong_answers_and_crashes_are_harmful(profile: Path) -> None:
+    changed = _verify(profile, _surface(kld=lambda s: 0.02 if s["ubatch"] != 512 else 1e-6))
+    assert changed["settings.ubatch"].verdict == HARMFUL
+    assert "answers" in changed["settings.ubatch"].reason
+    from dyno_tuner.target import TrialStatus
+
+    crash = _verify(profile, _surface(fault=lambda s: TrialStatus.CRASH if s["ubatch"] != 512 else None))
+    assert crash["settings.ubatch"].verdict == HARMFUL
+    assert crash["kernels.matmul a.m1"].verdict == KEEP
+    refused = _verify(profile, _surface(fault=lambda s: TrialStatus.INVALID if s["ubatch"] != 512 else None))
+    assert refused["settings.ubatch"].verdict == UNSUPPORTED
+
+
+def test_a_model_that_is_not_there_is_asked_for(profile: Path) -> None:
+    with pytest.raises(TuneError, match="--model"):
+        verify(profile)
+    missing = CliRunner().invoke(app, ["verify", str(profile), "--model", "absent.gguf"])
+    assert isinstance(missing.exception, TuneError)
+
+
+def test_history_lists_journals_with_their_gain(profile: Path, tmp_path: Path) -> None:
+    book = profile.with_name(profile.name + ".journal.jsonl")
+    (past,) = history([profile.parent])
+    assert past.status == "complete"
+    assert past.model == "simulated saturating"
+    assert past.gain["tg"] > 1.1
+    (tmp_path / "cut.journal.jsonl").write_bytes(book.read_bytes()[: book.stat().st_size // 2])
+    (tmp_path / "other.journal.jsonl").write_text("not one\n")
+    shown = CliRunner().invoke(app, ["history", str(tmp_path), "--json"])
+    assert [row["status"] for row in json.loads(shown.stdout)] == ["unfinished"]
+    assert "1." in CliRunner().invoke(app, ["history", str(profile.parent)]).stdout

@@ -1,0 +1,330 @@
+"""Does a profile still hold? Each entry, or its group, is taken out of the whole profile, in the same ABBA
+rounds that wrote it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shlex
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dyno import profiles
+from dyno.settings import SETTINGS
+
+from .check import judge
+from .choose import DEFAULT, FULL
+from .confirm import visits_in_round
+from .errors import TuneError
+from .knobs import Fidelity, Kind, Knob
+from .ledger import Executor, Ledger
+from .progress import Progress
+from .space import Space
+from .target import METRICS, Configuration, KernelChoice, TrialStatus, Workload
+from .tune import Options, Tune
+from .worker import WorkerExecutor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from .confirm import Bar, Comparison
+    from .stats import Estimate
+    from .target import Description
+
+KEEP, STALE, HARMFUL, UNSUPPORTED = "keep", "stale", "harmful", "unsupported"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one entry."""
+
+    entry: str
+    verdict: str  # keep | stale | harmful | unsupported
+    reason: str
+    recorded: float | None = None  # the ratio in the profile
+    measured: Estimate | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "entry": self.entry, "verdict": self.verdict, "reason": self.reason, "recorded": self.recorded,
+            "measured": self.measured.to_dict() if self.measured else None,
+        }  # fmt: skip
+
+
+@dataclass
+class Unit:
+    """Entries that stand or fall together."""
+
+    label: str
+    settings: dict[str, Any]
+    kernels: list[KernelChoice]
+    moves: tuple[str, ...]
+    recorded: float | None
+
+    def entries(self) -> list[str]:
+        return [
+            *(f"settings.{name}" for name in self.settings),
+            *(f"kernels.{k.key}.{k.tokens}" for k in self.kernels),
+        ]
+
+
+def units_of(profile: profiles.Profile, metrics: Sequence[str]) -> list[Unit]:
+    """The entries that are not `default`, by group; kernels without a group are one."""
+    units: dict[str, Unit] = {}
+    for name, entry in profile.settings.items():
+        if isinstance(entry, profiles.SettingEntry):
+            said: list[str] = list(entry.moves)
+            moves = tuple(m for m in metrics if m in said) or tuple(metrics)
+            label = entry.group or name
+            unit = units.setdefault(label, Unit(label, {}, [], moves, entry.ratio))
+            unit.settings[name] = entry.value
+            unit.moves = tuple(m for m in metrics if m in unit.moves or m in moves)
+    for key, buckets in profile.kernels.items():
+        for tokens, kernel in buckets.items():
+            if isinstance(kernel, profiles.KernelEntry):
+                label = kernel.group or "kernels"
+                own = tuple(m for m in metrics if label == f"kernels_{m}") or tuple(metrics)
+                unit = units.setdefault(label, Unit(label, {}, [], own, kernel.ratio))
+                unit.kernels.append(KernelChoice(key, tokens, kernel.config))
+    return list(units.values())
+
+
+class Verification(Tune):
+    """Measures `units` on whatever the ledger's executor runs. `verdicts` is complete when `run` is done."""
+
+    def __init__(self, ledger: Ledger, space: Space, options: Options, units: Sequence[Unit]) -> None:
+        super().__init__(ledger, space, options)
+        self._units = list(units)
+        self.verdicts: list[Verdict] = []
+        self.gain: dict[str, Estimate] = {}
+
+    def _configuration(self, units: Sequence[Unit]) -> Configuration:
+        settings = self.space.settings(self.space.default)
+        for unit in units:
+            settings.update(unit.settings)
+        return Configuration(settings, tuple(k for u in units for k in u.kernels))
+
+    def _say(self, unit: Unit, verdict: str, reason: str, measured: Estimate | None = None) -> None:
+        self.verdicts += [Verdict(e, verdict, reason, unit.recorded, measured) for e in unit.entries()]
+
+    def _run(self) -> None:
+        self._stage("noise")
+        if not self._measure_noise():
+            raise TuneError("the budget is too short to tell a gain from noise; give a longer --budget")
+        self._stage("verify")
+        units = self._answering(self._running(self._units))
+        if not units:
+            return
+        configurations = {DEFAULT: self._configuration([]), FULL: self._configuration(units)}
+        if len(units) > 1:
+            for unit in units:
+                rest = [u for u in units if u is not unit]
+                configurations[f"without {unit.label}"] = self._configuration(rest)
+        if self.options.budget is not None:
+            self._stage_end = self.options.budget
+        result = self._rounds("verify").compare("verify", configurations, self._round_count)
+        if result.rounds < 2 or FULL not in result.logs:
+            failed = result.failed.get(FULL)
+            if failed is None:
+                needed = self.ledger.now + 2 * visits_in_round(len(configurations)) * self.visit_cost
+                raise TuneError(
+                    f"the budget is too short for two rounds; give --budget {1 + int(needed / 60)}m"
+                )
+            for unit in units:
+                self._say(unit, HARMFUL, f"the whole profile fails ({failed.status}): {failed.message}")
+            return
+        self.gain = {m: result.ratio(FULL, [m], self.weights) for m in self.weights}
+        for unit in units:
+            self._verdict(result, unit)
+
+    def _running(self, units: Sequence[Unit]) -> list[Unit]:
+        """Those that the engine takes. What it refuses, or does not survive, is said at once."""
+        whole = self._visit("runs/full", self._configuration(units), self._process, False)
+        if whole.status is TrialStatus.OK:
+            return list(units)
+        good = []
+        for number, unit in enumerate(units):
+            visit = self._visit(f"runs/{number}", self._configuration([unit]), self._process, False)
+            if visit.status is TrialStatus.OK:
+                good.append(unit)
+            else:
+                refused = visit.status is TrialStatus.INVALID
+                self._say(unit, UNSUPPORTED if refused else HARMFUL, visit.message or str(visit.status))
+        if len(good) == len(units):
+            for unit in units:
+                self._say(unit, HARMFUL, f"with the others it fails ({whole.status}): {whole.message}")
+            return []
+        return good
+
+    def _answering(self, units: Sequence[Unit]) -> list[Unit]:
+        """Those whose answers are as near to the exact path's as the default's."""
+        if not units or not self._wrong("all", units):
+            return list(units)
+        good = []
+        for unit in units:
+            reason = self._wrong(unit.label, [unit])
+            if reason:
+                self._say(unit, HARMFUL, f"answers changed: {reason}")
+            else:
+                good.append(unit)
+        if len(good) == len(units):
+            for unit in units:
+                self._say(unit, HARMFUL, "answers changed by the entries together")
+            return []
+        return good
+
+    def _wrong(self, key: str, units: Sequence[Unit]) -> str:
+        configuration = self._configuration(units)
+        order = list(Fidelity)
+        fidelity = self.space.fidelity(self.space.point(configuration.settings))
+        if configuration.kernels:
+            fidelity = max(fidelity, Fidelity.ROUNDING, key=order.index)
+        quality = self.ledger.quality(f"quality/verify/{key}", configuration, process=self._process)
+        if quality.status.kills:
+            self._process += 1
+        return judge(quality, self._default_quality, fidelity, self.options.approx_limit).reason
+
+    def _verdict(self, result: Comparison, unit: Unit) -> None:
+        name = f"without {unit.label}"
+        if name in result.failed:
+            self._say(unit, KEEP, "the rest does not run without it")
+            return
+        bar: Bar = self._bar(result.rounds)
+        over = name if name in result.logs else DEFAULT
+        beats, gain = bar.beats(result, FULL, unit.moves, self.weights, over)
+        if any(bar.harms(result.ratio(FULL, [m], self.weights, over), m) for m in self.weights):
+            self._say(unit, HARMFUL, "the profile is faster without it", gain)
+        elif beats:
+            self._say(unit, KEEP, "still gains", gain)
+        elif unit.recorded is not None and gain.ratio > 1 and gain.low <= unit.recorded <= gain.high:
+            margin = 100 * bar.of(unit.moves)
+            self._say(unit, KEEP, f"as recorded, though within today's noise ({margin:.1f} %)", gain)
+        else:
+            self._say(unit, STALE, "gains nothing any more that could be told from noise", gain)
+
+
+def _knob(name: str, value: Any, default: Any) -> Knob:
+    setting = SETTINGS[name]
+    moves: frozenset[str] = frozenset(m for m in METRICS if m in setting.moves) or frozenset(METRICS)
+    return Knob(name, (default, value), default, Kind(setting.kind), moves, Fidelity(setting.fidelity),
+                ordinal=False)  # fmt: skip
+
+
+def sort_out(
+    units: Sequence[Unit], defaults: Mapping[str, Any]
+) -> tuple[list[Unit], list[Verdict], dict[str, Any]]:
+    """Without measuring: units worth it, verdicts on the others, settings to search by name."""
+    left, verdicts, values = [], [], {}
+    for unit in units:
+        missing = [n for n in unit.settings if n not in defaults]
+        if missing:
+            why = f"this engine has no setting {', '.join(missing)} on this device"
+            verdicts += [Verdict(e, UNSUPPORTED, why, unit.recorded) for e in unit.entries()]
+        elif not unit.kernels and all(defaults[n] == v for n, v in unit.settings.items()):
+            why = "it is the engine's default now"
+            verdicts += [Verdict(e, STALE, why, unit.recorded) for e in unit.entries()]
+        else:
+            left.append(unit)
+            values.update({n: v for n, v in unit.settings.items() if defaults[n] != v})
+    return left, verdicts, values
+
+
+def model_file(path: Path, profile: profiles.Profile) -> str:
+    """The model that a profile was made with, by what it says. Raises TuneError."""
+    said = profile.provenance
+    places: list[Path] = []
+    words = shlex.split(said.command) if said and said.command else []
+    for flag, value in itertools.pairwise(words):
+        if flag in ("--model", "-m"):
+            places.append(Path(value))
+    if said and said.model_file:
+        places += [Path(said.model_file), path.parent / said.model_file]
+    for place in places:
+        if place.is_file():
+            return str(place)
+    raise TuneError(f"profile {path}: the model it was made with is not found here; give --model")
+
+
+def verify(
+    path: Path, model: str | None = None, *, budget: float | None = 120.0, seed: int = 0, quiet: bool = False,
+    executor: Executor | None = None, knob: Callable[[str, Any, Any], Knob] = _knob,
+    options: Mapping[str, Any] | None = None,
+) -> tuple[list[Verdict], dict[str, Estimate]]:  # fmt: skip
+    """Verdicts on the entries of a profile, in its order, and the gain of the whole by metric.
+
+    Args:
+        model: GGUF file; by default the one that the profile names.
+        budget: seconds.
+        executor: the engine; by default a worker process with dyno's own.
+        options: further ones of `Options`.
+
+    Raises:
+        ProfileError: the file is no profile.
+        TuneError: nothing could be verified; says why.
+    """
+    profile = profiles.load_profile(path)
+    work = profile.evidence.workload if profile.evidence else None
+    workload = (
+        Workload(
+            pp=max(work.pp, default=0), tg=max(work.tg, default=0), depth=max(work.depth, default=0)
+        )
+        if work is not None and (work.pp or work.tg)
+        else Workload()
+    )  # fmt: skip
+    units = units_of(profile, workload.metrics)
+    if not units:
+        return [], {}
+    with tempfile.TemporaryDirectory(prefix="dyno-verify-") as scratch:
+        own = executor is None
+        if executor is None:
+            file = model or model_file(path, profile)
+            if not os.path.isfile(file):
+                raise TuneError(f"model {file}: no such file")
+            needed = workload.depth + max(workload.pp, workload.tg)
+            executor = WorkerExecutor(
+                "dyno",
+                {"model": os.path.abspath(file), "settings": {}, "ctx": max(4096, needed),
+                 "scratch": scratch},
+            )  # fmt: skip
+        try:
+            return _verify(profile, units, workload, executor, budget, seed, quiet, knob, options or {})
+        finally:
+            if own:
+                executor.close()
+
+
+def _verify(
+    profile: profiles.Profile, units: list[Unit], workload: Workload, executor: Executor,
+    budget: float | None, seed: int, quiet: bool, knob: Callable[[str, Any, Any], Knob],
+    extra: Mapping[str, Any],
+) -> tuple[list[Verdict], dict[str, Estimate]]:  # fmt: skip
+    description: Description = executor.describe()
+    wanted = (profile.match.model.architecture, profile.match.device.kind)
+    found = (description.model.get("architecture"), description.device.get("kind"))
+    if wanted != found:
+        raise TuneError(f"the profile is for {' on '.join(wanted)}, not for {' on '.join(map(str, found))}")
+    defaults = description.engine["defaults"]
+    left, verdicts, values = sort_out(units, defaults)
+    gain: dict[str, Estimate] = {}
+    if left:
+        space = Space(tuple(knob(n, v, defaults[n]) for n, v in values.items()))
+        quality = profile.evidence.quality if profile.evidence else None
+        approx = any(k.fidelity is Fidelity.APPROX for k in space.knobs)
+        limit = 1.5 * (quality.mean_kld or 0.0) + 1e-5 if approx and quality is not None else None
+        given = Options(workload, budget=budget, seed=seed, approx_limit=limit, **extra)
+        with Progress(description.label, budget, quiet=quiet) as progress:
+            ledger = Ledger(
+                executor, workload, identity=space.identity, bounds=description.bounds,
+                virtual_time=description.virtual_time,
+            )  # fmt: skip
+            ledger.on_note = progress.note
+            run = Verification(ledger, space, given, left)
+            run.run()
+        if run.status == "interrupted":
+            raise KeyboardInterrupt
+        verdicts += run.verdicts
+        gain = run.gain
+    order = [e for u in units for e in u.entries()]
+    return sorted(verdicts, key=lambda v: order.index(v.entry)), gain
