@@ -349,6 +349,9 @@ def report(
     from .htmlreport import write_report
 
     print(f"report: {write_report(journal, out)}")
+
+
+@app.command()
 def verify(
     profile: Annotated[Path, typer.Argument(help="Profile.")],
     model: Annotated[
