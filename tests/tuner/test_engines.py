@@ -10,17 +10,21 @@ from typing import Any
 
 import pytest
 from dyno import profiles
+from dyno.cli import app as dyno_app
+from dyno_tuner.cli import app
 from dyno_tuner.errors import TargetFailure, TargetUnusable, TuneError
 from dyno_tuner.session import Request, run
 from dyno_tuner.target import Configuration, OpContext, TrialStatus, Workload
 from dyno_tuner.targets.ggml_bench import GgmlTarget
 from dyno_tuner.targets.ggml_command import parse_command
+from dyno_tuner.targets.ggml_export import export, tuned_with
 from dyno_tuner.targets.ggml_help import Help, parse_help, parse_version
 from dyno_tuner.targets.ggml_install import Installation, parse_op_ids
 from dyno_tuner.targets.ggml_knobs import spell
 from dyno_tuner.targets.ggml_process import Finished, bench_rows, judge
 from dyno_tuner.targets.ggml_quality import parse_kld
 from dyno_tuner.tune import Options
+from typer.testing import CliRunner
 
 DATA = Path(__file__).parents[1] / "data" / "engines"
 VERSIONS = ["llama.cpp-b6100", "llama.cpp-b9800", "ik_llama.cpp-3900", "ik_llama.cpp-4500"]
@@ -272,3 +276,75 @@ def test_claims_of_more_time_than_has_passed_are_implausible(tmp_path: Path, mod
         target.measure(Workload(pp=1 << 24, tg=0), "pp", 0)
     assert caught.value.status == TrialStatus.IMPLAUSIBLE
     target.close()
+
+
+def _profile(engine: str, settings: dict[str, Any], command: str = "tune") -> profiles.Profile:
+    entries = {n: {"value": v} for n, v in settings.items()}
+    return profiles.Profile.model_validate({
+        "schema": 1, "label": "a 100 % test",
+        "match": {
+            "device": {"kind": "cpu", "isa": "avx2", "cores": 2, "memory_mib": 1000},
+            "model": {"architecture": "llama", "layers": 1, "embedding": 8, "types": {"F32": 1.0}},
+            "engine": {"name": engine, "version": "1"},
+        },
+        "settings": entries, "provenance": {"tuner": "1", "date": "2026-11-20", "command": command},
+    })  # fmt: skip
+
+
+def test_export_keeps_the_users_command_line(tmp_path: Path) -> None:
+    folder = fake(tmp_path / "b", "llama.cpp-b9800")
+    profile = _profile("llama.cpp", {"ubatch": 4096, "graph_concurrency": True})
+    own = ["llama-server", "-m", "old.gguf", "-ub", "512", "-fa", "off", "--port", "80"]
+    text = export(profile, "llama-server", binaries=str(folder), model="/m.gguf", command=own)
+    flags = "-m /m.gguf --port 80 -fa off -ub 4096 -b 4096"
+    assert text == f"env GGML_CUDA_GRAPH_OPT=1 {folder}/llama-server {flags}\n"
+    unit = export(profile, "systemd", binaries=str(folder), model="/m $x.gguf")
+    assert "Environment=GGML_CUDA_GRAPH_OPT=1\n" in unit
+    assert f'ExecStart={folder}/llama-server -m "/m $$x.gguf" -ub 4096 -b 4096\n' in unit
+    assert "Description=a 100 %% test\n" in unit
+    env = export(profile, "env", binaries=str(folder), model="/m.gguf")
+    assert env == "LLAMA_ARG_UBATCH=4096\nLLAMA_ARG_BATCH=4096\nGGML_CUDA_GRAPH_OPT=1\n"
+
+
+def test_export_refuses_by_name(tmp_path: Path) -> None:
+    ik = str(fake(tmp_path / "i", "ik_llama.cpp-3900"))
+    with pytest.raises(TuneError, match="mmq_id_size"):
+        export(_profile("ik_llama.cpp", {"mmq_id_size": 0}), "systemd", binaries=ik, model="m")
+    with pytest.raises(TuneError, match="-ub has no environment variable"):
+        export(_profile("ik_llama.cpp", {"ubatch": 64}), "env", binaries=ik, model="m")
+    with pytest.raises(TuneError, match="op_offload"):
+        export(_profile("ik_llama.cpp", {"op_offload.matmul": False}), "systemd", binaries=ik, model="m")
+    with pytest.raises(TuneError, match="docker"):
+        export(_profile("ik_llama.cpp", {}), "docker", binaries=ik, model="m")
+    bench = str(fake(tmp_path / "x", "llama.cpp-b9800", ("llama-bench",)))
+    with pytest.raises(TuneError, match="no llama-server"):
+        export(_profile("llama.cpp", {}), "env", binaries=bench, model="m")
+
+
+def test_what_a_profile_was_tuned_with() -> None:
+    line = "tune --engine llama.cpp --bin=/b -m 'x y.gguf' -- llama-server -m z.gguf"
+    found = tuned_with(_profile("llama.cpp", {}, line))
+    assert found == ("/b", "x y.gguf", ["llama-server", "-m", "z.gguf"])
+    assert tuned_with(_profile("llama.cpp", {})) == (None, None, [])
+
+
+def test_what_follows_the_dashes_is_no_subcommand(tmp_path: Path) -> None:
+    folder = fake(tmp_path / "b", "llama.cpp-b9800")
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    own = ["--engine", "llama.cpp", "--bin", str(folder), "-m", str(file), "--out", str(tmp_path / "p.yaml")]
+    failed = CliRunner().invoke(app, [*own, "--", "llama-server", "--port", "80"])
+    assert failed.exit_code == 1
+    assert "GGUF" in str(failed.exception) or "gguf" in str(failed.exception)
+    assert CliRunner().invoke(app, ["-m", str(file), "--bin", str(folder)]).exit_code == 2
+    assert CliRunner().invoke(app, ["-m", str(file), "--engine", "vllm"]).exit_code == 2
+    assert CliRunner().invoke(app, ["-m", str(file), "--engine", "llama.cpp"]).exit_code == 2
+
+
+def test_the_command_that_exports(tmp_path: Path) -> None:
+    folder = fake(tmp_path / "b", "llama.cpp-b9800")
+    path = tmp_path / "p.yaml"
+    line = f"tune --engine llama.cpp --bin {folder} -m /m.gguf -- llama-server -ub 64 --port 80"
+    profiles.save_profile(_profile("llama.cpp", {"ubatch": 1024}, line), path)
+    done = CliRunner().invoke(dyno_app, ["profiles", "export", str(path), "--as", "llama-server"])
+    assert done.output == f"{folder}/llama-server -m /m.gguf --port 80 -ub 1024\n"

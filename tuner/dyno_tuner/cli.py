@@ -30,7 +30,8 @@ class _Commands(typer.core.TyperGroup):
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         before = args[: args.index("--")] if "--" in args else []
-        if any(a == "--engine" or a.startswith("--engine=") for a in before):
+        named = any(a == "--engine" or a.startswith("--engine=") for a in before)
+        if named and not any(a in self.commands for a in before):
             ctx.meta["command_line"] = args[len(before) + 1 :]
             args = before
         return super().parse_args(ctx, args)

@@ -1,4 +1,4 @@
-"""`dyno profiles`: list, check and show profile files."""
+"""`dyno profiles`: list, check, show and export profile files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from dyno._cli import options, state
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, check and show profiles.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, check, show and export profiles.")
 
 
 @app.command("list")
@@ -81,3 +81,43 @@ def show(
         print(json.dumps(to_dict(profile), indent=2))
     else:
         print("\n".join(profiles.describe(profile)))
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="Profile of llama.cpp or ik_llama.cpp.")],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="After --: your own command line; default: the one that was tuned from."),
+    ] = None,
+    form: Annotated[str, typer.Option("--as", help="llama-server, env or systemd.")] = "llama-server",
+    binaries: Annotated[
+        str | None, typer.Option("--bin", help="Folder with llama-server; default: the one that was tuned.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="GGUF file; default: the one that was tuned.")
+    ] = None,
+    verbose: state.Verbose = 0,
+) -> None:
+    """The command line, environment file or systemd unit that runs a profile of another engine."""
+    state.verbosity(verbose)
+    from dyno_tuner.errors import TargetFailure, TuneError
+    from dyno_tuner.targets import ggml_export
+
+    from dyno import profiles
+    from dyno.errors import ProfileError
+
+    profile = profiles.load_profile(file)
+    folder, tuned, own = ggml_export.tuned_with(profile)
+    folder, tuned = binaries or folder, model or tuned
+    if profile.match.engine.name != "dyno":
+        for value, option in ((folder, "--bin DIR"), (tuned, "--model FILE")):
+            if not value:
+                raise ProfileError(f"{file} does not say what it was tuned with; give {option}")
+    try:
+        text = ggml_export.export(
+            profile, form, binaries=folder or "", model=tuned or "", command=command or own
+        )
+    except (TuneError, TargetFailure) as error:
+        raise ProfileError(str(error)) from error
+    print(text, end="")

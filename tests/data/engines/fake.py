@@ -1,6 +1,6 @@
-"""Stands for the binaries of an engine: prints help, version and results in the documented forms of real ones,
-and measures nothing: its rates are a function of the flags. Started under the binaries' names; `spec.json` is
-beside it."""
+"""Stands for the binaries of an engine: prints help, version and results in the documented forms of real
+ones, and measures nothing: its rates are a function of the flags. Started under the binaries' names;
+`spec.json` is beside it."""
 
 import json
 import os
