@@ -20,9 +20,12 @@ namespace {
 
 std::string_view scaling_name(model::RopeScaling scaling) {
   switch (scaling) {
-    case model::RopeScaling::none: return "none";
-    case model::RopeScaling::linear: return "linear";
-    case model::RopeScaling::yarn: return "yarn";
+    case model::RopeScaling::none:
+      return "none";
+    case model::RopeScaling::linear:
+      return "linear";
+    case model::RopeScaling::yarn:
+      return "yarn";
   }
   return "none";
 }
@@ -147,11 +150,14 @@ void bind_model(nb::module_& m) {
         return model::describe_model(file).describe();
       },
       "path"_a, nb::sig("def describe_model_text(path: str | os.PathLike[str]) -> str"), "The same for people.");
-  m.def("architectures", [] {
-    std::vector<std::string> names;
-    for (const std::string_view name : model::known_architectures()) names.emplace_back(name);
-    return names;
-  }, "Names of the architectures this build can run.");
+  m.def(
+      "architectures",
+      [] {
+        std::vector<std::string> names;
+        for (const std::string_view name : model::known_architectures()) names.emplace_back(name);
+        return names;
+      },
+      "Names of the architectures this build can run.");
 }
 
 }  // namespace dyno

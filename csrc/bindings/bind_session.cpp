@@ -326,7 +326,8 @@ void bind_session(nb::module_& m) {
       .def(nb::init<const std::filesystem::path&, const nb::dict&, const nb::dict&, const nb::dict&, const Kernels&>(),
            "path"_a, nb::kw_only(), "load"_a = nb::dict(), "context"_a = nb::dict(), "session"_a = nb::dict(),
            "kernels"_a = Kernels(),
-           "load: numerics, device (cpu, cuda, cuda:N), cpu_repack, cpu_isa. context: ctx, kv_type_k, kv_type_v, sequences. session: ubatch, "
+           "load: numerics, device (cpu, cuda, cuda:N), cpu_repack, cpu_isa. context: ctx, kv_type_k, kv_type_v, "
+           "sequences. session: ubatch, "
            "threads, threads_batch. kernels: (op key, token range, config dict, origin).")
       .def_prop_ro(
           "model", [](const PySession& s) { return model_dict(s.get().model()); },

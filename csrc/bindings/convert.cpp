@@ -17,8 +17,8 @@ nb::object SettingsReader::take(const char* name) {
 }
 
 void SettingsReader::fail(const char* name, const char* expected, const nb::object& value) {
-  throw ProfileError(str_cat("[settings] ", what_, " setting ", name, " is ",
-                             nb::cast<std::string>(nb::str(value)), "; expected ", expected));
+  throw ProfileError(str_cat("[settings] ", what_, " setting ", name, " is ", nb::cast<std::string>(nb::str(value)),
+                             "; expected ", expected));
 }
 
 int64_t SettingsReader::integer(const char* name, int64_t fallback) {

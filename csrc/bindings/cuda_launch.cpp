@@ -121,7 +121,8 @@ void CudaLaunch::finish() {
       DYNO_CHECK(DeviceError, all[i] == kGuard && all[all.size() - 1 - i] == kGuard,
                  "[cuda] a launch wrote outside of an argument of ", array.bytes, " bytes");
     }
-    if (array.written) std::copy_n(all.data() + kGuardBytes, array.bytes, const_cast<uint8_t*>(static_cast<const uint8_t*>(host)));
+    if (array.written)
+      std::copy_n(all.data() + kGuardBytes, array.bytes, const_cast<uint8_t*>(static_cast<const uint8_t*>(host)));
   }
   std::vector<int32_t> counters(ops::kStreamCounters);
   DYNO_CUDA_CHECK(cudaMemcpy(counters.data(), s.counters.data(), s.counters.size(), cudaMemcpyDeviceToHost));

@@ -13,7 +13,7 @@ void bind_info(nb::module_& m);
 void bind_model(nb::module_& m);
 void bind_ops(nb::module_& m);
 void bind_session(nb::module_& m);
-}
+}  // namespace dyno
 
 NB_MODULE(_core, m) {
   m.doc() = "The dyno engine: GGUF files, plans, ops and sessions. Use it through the package dyno.";

@@ -44,7 +44,7 @@ void assign(nb::handle value, std::string_view name, DType& out) {
   out = *type;
 }
 template <typename E>
-requires std::is_enum_v<E>
+  requires std::is_enum_v<E>
 void assign(nb::handle value, std::string_view name, E& out) {
   const std::string text = text_of(value, name);
   const std::span<const std::string_view> names = ops::enum_names(out);
@@ -58,7 +58,8 @@ nb::object to_object(bool value) { return nb::bool_(value); }
 nb::object to_object(std::string_view value) { return nb::str(value.data(), value.size()); }
 nb::object to_object(DType value) { return to_object(dtype_name(value)); }
 template <typename E>
-requires std::is_enum_v<E> nb::object to_object(E value) {
+  requires std::is_enum_v<E>
+nb::object to_object(E value) {
   return to_object(ops::enum_names(value)[static_cast<size_t>(value)]);
 }
 

@@ -178,8 +178,10 @@ SampleArgs read_args(OpArgs& in, const SampleDesc& d, std::vector<SequenceRun>&)
 }
 
 template <typename D>
-requires requires(OpArgs& in, const D& d) { read_matmul_args(in, d); }
-auto read_args(OpArgs& in, const D& d, std::vector<SequenceRun>&) { return read_matmul_args(in, d); }
+  requires requires(OpArgs& in, const D& d) { read_matmul_args(in, d); }
+auto read_args(OpArgs& in, const D& d, std::vector<SequenceRun>&) {
+  return read_matmul_args(in, d);
+}
 
 }  // namespace
 
@@ -194,7 +196,7 @@ void run_op(std::string_view family_text, const nb::dict& desc_dict, const std::
   DYNO_CHECK(UnsupportedError, support.ok, "[", family_text, "] ", support.reason);
   std::visit(
       [&]<typename D>(const D& d) {
-        if constexpr (requires(OpArgs & in, std::vector<SequenceRun> & runs) { read_args(in, d, runs); }) {
+        if constexpr (requires(OpArgs& in, std::vector<SequenceRun>& runs) { read_args(in, d, runs); }) {
           std::vector<SequenceRun> runs;
           if (device.kind == DeviceKind::cpu) {
             LaunchContext launcher(scratch_bytes(desc, config), threads, device.isa);

@@ -9,7 +9,6 @@
 namespace dyno {
 
 void run_op(std::string_view family, const nanobind::dict& desc, const std::optional<nanobind::dict>& config,
-            const nanobind::dict& args, int threads, std::string_view isa,
-            std::string_view device, bool captured);
+            const nanobind::dict& args, int threads, std::string_view isa, std::string_view device, bool captured);
 
 }  // namespace dyno

@@ -80,7 +80,7 @@ std::vector<double> time_op(std::string_view family_text, const nb::dict& desc_d
         do {
           copies.push_back(owner.make(d));
         } while (owner.bytes() < rotate_bytes && static_cast<int64_t>(copies.size()) < kMaxCopies);
-        if constexpr (requires(ops::CpuContext & c) { ops::launch(config, d, copies[0], c); }) {
+        if constexpr (requires(ops::CpuContext& c) { ops::launch(config, d, copies[0], c); }) {
           return measure(min_seconds, copies.size(),
                          [&](size_t copy) { ops::launch(config, d, copies[copy], launcher.context()); });
         } else {

@@ -58,15 +58,14 @@ std::optional<std::string> Builder::text(std::string_view name) const {
   return std::string(*value);
 }
 
-int64_t Builder::per_layer(std::string_view name, int64_t index, std::optional<int64_t> fallback,
-                           int64_t least) const {
+int64_t Builder::per_layer(std::string_view name, int64_t index, std::optional<int64_t> fallback, int64_t least) const {
   if (is_array(name)) {
     const std::vector<int64_t> values = file_.metadata().get_i64_array(key(name));
     DYNO_CHECK(ModelError, index < static_cast<int64_t>(values.size()), "[model] ", key(name), " has ", values.size(),
                " entries; layer ", index, " needs one");
     const int64_t value = values[static_cast<size_t>(index)];
-    DYNO_CHECK(ModelError, value >= least && value <= kMaxDimension, "[model] ", key(name), "[", index, "] is ",
-               value, "; expected at least ", least);
+    DYNO_CHECK(ModelError, value >= least && value <= kMaxDimension, "[model] ", key(name), "[", index, "] is ", value,
+               "; expected at least ", least);
     return value;
   }
   return fallback ? integer_or(name, *fallback, least) : integer(name, least);
@@ -205,8 +204,8 @@ RopeSpec Builder::rope(bool neox, int64_t rotary_dims) {
       r.factor = old_linear;
     }
   } else {
-    throw UnsupportedError(str_cat("[model] ", key("rope.scaling.type"), " is '", scaling,
-                                   "'; supported: none, linear, yarn"));
+    throw UnsupportedError(
+        str_cat("[model] ", key("rope.scaling.type"), " is '", scaling, "'; supported: none, linear, yarn"));
   }
   if (r.factor == 0) r.factor = 1.0;
   if (r.factor == 1.0) r.scaling = RopeScaling::none;
@@ -293,8 +292,7 @@ void Builder::moe_ffn(LayerSpec& layer, int64_t i, const MoeFacts& facts) {
   f.groups = integer_or("expert_group_count", 1);
   f.groups_used = integer_or("expert_group_used_count", f.groups);
   DYNO_CHECK(ModelError, facts.width > 0, "[model] ", key("expert_feed_forward_length"), " is ", facts.width);
-  DYNO_CHECK(ModelError, f.experts <= 65536 && f.used <= f.experts, "[model] ", f.used, " experts used of ",
-             f.experts);
+  DYNO_CHECK(ModelError, f.experts <= 65536 && f.used <= f.experts, "[model] ", f.used, " experts used of ", f.experts);
   if (f.groups <= 1) f.groups = f.groups_used = 1;
   DYNO_CHECK(ModelError,
              f.experts % f.groups == 0 && f.groups_used >= 1 && f.groups_used <= f.groups &&
@@ -304,10 +302,18 @@ void Builder::moe_ffn(LayerSpec& layer, int64_t i, const MoeFacts& facts) {
 
   const int64_t gating = integer_or("expert_gating_func", 0);
   switch (gating) {
-    case 0: f.gating = facts.gating; break;
-    case 1: f.gating = ops::Gating::softmax; break;
-    case 2: f.gating = ops::Gating::sigmoid; break;
-    case 3: f.gating = ops::Gating::softmax_selected; break;
+    case 0:
+      f.gating = facts.gating;
+      break;
+    case 1:
+      f.gating = ops::Gating::softmax;
+      break;
+    case 2:
+      f.gating = ops::Gating::sigmoid;
+      break;
+    case 3:
+      f.gating = ops::Gating::softmax_selected;
+      break;
     default:
       throw UnsupportedError(str_cat("[model] ", key("expert_gating_func"), " is ", gating,
                                      "; supported: 1 softmax, 2 sigmoid, 3 softmax over the selected"));
@@ -320,7 +326,8 @@ void Builder::moe_ffn(LayerSpec& layer, int64_t i, const MoeFacts& facts) {
   f.router_bias = vector_optional(blk(i, "ffn_gate_inp.bias"), f.experts);
   f.selection_bias = vector_optional(blk(i, "exp_probs_b.bias"), f.experts);
   DYNO_CHECK(UnsupportedError, !has_tensor(blk(i, "ffn_gate_up_exps.weight")), "[model] tensor ",
-             blk(i, "ffn_gate_up_exps.weight"), ": merged gate and up experts are not supported; convert the file "
+             blk(i, "ffn_gate_up_exps.weight"),
+             ": merged gate and up experts are not supported; convert the file "
              "with separate ffn_gate_exps and ffn_up_exps");
   f.experts_gate = stack(blk(i, "ffn_gate_exps.weight"), f.experts, f.width, n_embd);
   f.experts_up = stack(blk(i, "ffn_up_exps.weight"), f.experts, f.width, n_embd);

@@ -19,9 +19,9 @@ inline constexpr WeightId kNone = -1;
 // What a loader does with a tensor before kernels see it.
 enum class Transform : uint8_t {
   none,
-  to_f32,           // small vectors: norms, biases, sinks, frequency factors
+  to_f32,             // small vectors: norms, biases, sinks, frequency factors
   kv_b_k_transposed,  // legacy attn_kv_b: the key half of each head, transposed to [heads, kv_lora, nope], f32 or f16
-  kv_b_v,           // legacy attn_kv_b: the value half of each head, rows as in the file
+  kv_b_v,             // legacy attn_kv_b: the value half of each head, rows as in the file
 };
 
 // One matrix (or stack of `batch` matrices, or vector) that a kernel reads: w[batch, rows, cols].
@@ -32,7 +32,7 @@ struct Weight {
   DType type = DType::f32;  // after the transform
   int64_t batch = 1;        // experts, or heads
   int64_t rows = 0;
-  int64_t cols = 0;  // the contracted dimension
+  int64_t cols = 0;    // the contracted dimension
   bool table = false;  // read by token id (embed)
 };
 
@@ -47,8 +47,8 @@ struct RopeSpec {
   int64_t original_context = 0;
   double beta_fast = 32.0;
   double beta_slow = 1.0;
-  double attention_factor = 1.0;      // of the file; multiplies YaRN's own
-  bool yarn_scales_cos_sin = true;    // deepseek2 folds the magnitude into the attention scale instead
+  double attention_factor = 1.0;       // of the file; multiplies YaRN's own
+  bool yarn_scales_cos_sin = true;     // deepseek2 folds the magnitude into the attention scale instead
   WeightId frequency_factors = kNone;  // divisors of the frequencies (llama 3), f32 [n_rot / 2]
 };
 
@@ -72,13 +72,13 @@ struct AttentionSpec {
   WeightId sinks = kNone;                   // [heads]
 
   // mla (DeepSeek-V2, arXiv:2405.04434), computed in absorbed form over the latent cache
-  int64_t kv_lora = 0;    // width of the latent
-  int64_t nope = 0;       // non-rotary dims of a query head
-  int64_t v_head = 0;     // dims of a value head before the output projection
+  int64_t kv_lora = 0;                                  // width of the latent
+  int64_t nope = 0;                                     // non-rotary dims of a query head
+  int64_t v_head = 0;                                   // dims of a value head before the output projection
   WeightId q_a = kNone, q_a_norm = kNone, q_b = kNone;  // low-rank queries; otherwise `q`
   WeightId kv_a = kNone, kv_a_norm = kNone;
-  WeightId k_b = kNone;   // [heads, kv_lora, nope]
-  WeightId v_b = kNone;   // [heads, v_head, kv_lora]
+  WeightId k_b = kNone;  // [heads, kv_lora, nope]
+  WeightId v_b = kNone;  // [heads, v_head, kv_lora]
 
   WeightId output = kNone, output_bias = kNone;
 };

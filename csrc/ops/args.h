@@ -8,19 +8,19 @@
 namespace dyno::ops {
 
 struct EmbedArgs {
-  const void* table = nullptr;     // [rows, n] of the desc's type, plain layout
-  int64_t rows = 0;                // ids are checked by the caller
-  const int32_t* ids = nullptr;    // [m]
-  float* out = nullptr;            // [m, n]
+  const void* table = nullptr;   // [rows, n] of the desc's type, plain layout
+  int64_t rows = 0;              // ids are checked by the caller
+  const int32_t* ids = nullptr;  // [m]
+  float* out = nullptr;          // [m, n]
   float scale = 1.0f;
 };
 
 struct NormArgs {
   const float* x = nullptr;
-  int64_t x_stride = 0;            // between tokens; rows of one token are contiguous
-  const float* weight = nullptr;   // [n], null = all ones
-  const float* residual = nullptr; // [m, n], when desc.add
-  float* out = nullptr;            // may be x
+  int64_t x_stride = 0;             // between tokens; rows of one token are contiguous
+  const float* weight = nullptr;    // [n], null = all ones
+  const float* residual = nullptr;  // [m, n], when desc.add
+  float* out = nullptr;             // may be x
   int64_t out_stride = 0;
   float eps = 0;
 };
@@ -34,28 +34,28 @@ struct RopeArgs {
 };
 
 struct MatmulArgs {
-  const void* x = nullptr;         // f32 [m, k] or q8 rows
-  int64_t x_stride_bytes = 0;      // between tokens
+  const void* x = nullptr;     // f32 [m, k] or q8 rows
+  int64_t x_stride_bytes = 0;  // between tokens
   int64_t x_batch_stride_bytes = 0;
   const void* w = nullptr;
   int64_t w_batch_stride_bytes = 0;
-  const float* bias = nullptr;     // [n]
-  const float* residual = nullptr; // [m, n] with y's stride; may be y
+  const float* bias = nullptr;      // [n]
+  const float* residual = nullptr;  // [m, n] with y's stride; may be y
   float scale = 1.0f;
   float* y = nullptr;
-  int64_t y_stride = 0;            // between tokens
+  int64_t y_stride = 0;  // between tokens
   int64_t y_batch_stride = 0;
 };
 
 struct MatmulIdArgs {
   const void* x = nullptr;
-  int64_t x_stride_bytes = 0;       // between rows: tokens, or (token, slot) when x_per_slot
+  int64_t x_stride_bytes = 0;  // between rows: tokens, or (token, slot) when x_per_slot
   const void* w = nullptr;
   int64_t w_expert_stride_bytes = 0;
-  const float* bias = nullptr;      // [experts, n]
-  const int32_t* ids = nullptr;     // [m, used]
-  float* y = nullptr;               // [m, used, n], contiguous
-  int32_t* workspace = nullptr;     // moe_workspace_ints(m, used, experts) of them
+  const float* bias = nullptr;   // [experts, n]
+  const int32_t* ids = nullptr;  // [m, used]
+  float* y = nullptr;            // [m, used, n], contiguous
+  int32_t* workspace = nullptr;  // moe_workspace_ints(m, used, experts) of them
 };
 
 struct UpGateArgs {
@@ -78,7 +78,7 @@ struct MoeUpGateArgs {
   const float* bias_gate = nullptr;   // [experts, n]
   const float* bias_up = nullptr;
   const int32_t* ids = nullptr;
-  float* y = nullptr;                 // [m, used, n]
+  float* y = nullptr;  // [m, used, n]
   int32_t* workspace = nullptr;
 };
 
@@ -90,50 +90,50 @@ struct MoeRouteArgs {
   const float* selection_bias = nullptr;  // [experts]
   const int32_t* pinned = nullptr;        // [m, used]: take these experts instead of choosing
   float scale = 1.0f;
-  int32_t* ids = nullptr;                 // [m, used]
-  float* weights = nullptr;               // [m, used]
+  int32_t* ids = nullptr;    // [m, used]
+  float* weights = nullptr;  // [m, used]
 };
 
 struct MoeSumArgs {
-  const float* x = nullptr;        // [m, used, n]
-  const float* weights = nullptr;  // [m, used]
-  const float* residual = nullptr; // [m, n], may be out
+  const float* x = nullptr;         // [m, used, n]
+  const float* weights = nullptr;   // [m, used]
+  const float* residual = nullptr;  // [m, n], may be out
   float scale = 1.0f;
-  float* out = nullptr;            // [m, n]
+  float* out = nullptr;  // [m, n]
 };
 
 // Consecutive tokens of one sequence within a batch.
 struct SequenceRun {
   int32_t first_token = 0;  // row in the batch
   int32_t n_tokens = 0;
-  int32_t position = 0;     // of the first token; the cache holds positions [0, position) before this batch
-  int32_t slot = 0;         // which sequence of the cache
+  int32_t position = 0;  // of the first token; the cache holds positions [0, position) before this batch
+  int32_t slot = 0;      // which sequence of the cache
 };
 
 struct AttentionArgs {
   const float* q = nullptr;
-  int64_t q_stride = 0;             // between tokens
+  int64_t q_stride = 0;                // between tokens
   const std::byte* k_cache = nullptr;  // [slots, ctx, kv_heads, dk] of k_type
   const std::byte* v_cache = nullptr;  // [slots, ctx, kv_heads, dv] of v_type; unused when v_in_k
-  int64_t k_row_bytes = 0;          // one position, all heads
+  int64_t k_row_bytes = 0;             // one position, all heads
   int64_t v_row_bytes = 0;
-  int64_t slot_positions = 0;       // ctx
+  int64_t slot_positions = 0;  // ctx
   const SequenceRun* runs = nullptr;
   int32_t n_runs = 0;
-  const float* sinks = nullptr;     // [heads]
+  const float* sinks = nullptr;  // [heads]
   float scale = 1.0f;
-  float softcap = 0;                // when desc.softcap
-  int32_t window = 0;               // when desc.windowed: key j is seen by query p iff p - j < window
+  float softcap = 0;   // when desc.softcap
+  int32_t window = 0;  // when desc.windowed: key j is seen by query p iff p - j < window
   float* out = nullptr;
   int64_t out_stride = 0;
 };
 
 struct KvStoreArgs {
-  const float* x = nullptr;         // [m, width]
+  const float* x = nullptr;  // [m, width]
   int64_t x_stride = 0;
-  std::byte* cache = nullptr;       // [slots, ctx, width] of desc.type
-  int64_t row_bytes = 0;            // stride between positions
-  int64_t byte_offset = 0;          // within a row
+  std::byte* cache = nullptr;  // [slots, ctx, width] of desc.type
+  int64_t row_bytes = 0;       // stride between positions
+  int64_t byte_offset = 0;     // within a row
   int64_t slot_positions = 0;
   const SequenceRun* runs = nullptr;
   int32_t n_runs = 0;
@@ -142,27 +142,27 @@ struct KvStoreArgs {
 struct CopyArgs {
   const float* x = nullptr;
   int64_t x_stride = 0;
-  void* out = nullptr;              // rows of act_q8_row_bytes(k)
+  void* out = nullptr;  // rows of act_q8_row_bytes(k)
   int64_t out_stride_bytes = 0;
 };
 
 struct GluArgs {
-  const float* gate = nullptr;      // [m, n]
+  const float* gate = nullptr;  // [m, n]
   int64_t gate_stride = 0;
-  const float* up = nullptr;        // [m, n], may be y
+  const float* up = nullptr;  // [m, n], may be y
   int64_t up_stride = 0;
   float* y = nullptr;
   int64_t y_stride = 0;
 };
 
 struct SampleArgs {
-  const float* logits = nullptr;    // [m, n_vocab]
-  const float* uniform = nullptr;   // [m] in [0, 1)
-  float temperature = 1.0f;         // 0 = greedy
-  int32_t top_k = 0;                // 0 = off
-  float top_p = 1.0f;               // 1 = off
-  float min_p = 0.0f;               // 0 = off
-  int32_t* out = nullptr;           // [m]
+  const float* logits = nullptr;   // [m, n_vocab]
+  const float* uniform = nullptr;  // [m] in [0, 1)
+  float temperature = 1.0f;        // 0 = greedy
+  int32_t top_k = 0;               // 0 = off
+  float top_p = 1.0f;              // 1 = off
+  float min_p = 0.0f;              // 0 = off
+  int32_t* out = nullptr;          // [m]
 };
 
 }  // namespace dyno::ops

@@ -11,10 +11,10 @@ namespace dyno::ops {
 
 struct CpuContext {
   ThreadPool* pool = nullptr;
-  int threads = 1;                  // for this launch
-  CpuIsa isa = CpuIsa::portable;    // kernels of this set or below
-  std::byte* scratch = nullptr;     // threads * scratch_per_thread bytes, 64-byte aligned
-  size_t scratch_per_thread = 0;    // at least the largest scratch_bytes() of the planned ops
+  int threads = 1;                // for this launch
+  CpuIsa isa = CpuIsa::portable;  // kernels of this set or below
+  std::byte* scratch = nullptr;   // threads * scratch_per_thread bytes, 64-byte aligned
+  size_t scratch_per_thread = 0;  // at least the largest scratch_bytes() of the planned ops
 };
 
 }  // namespace dyno::ops

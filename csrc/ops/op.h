@@ -41,7 +41,7 @@ inline constexpr int kMaxParams = 5;
 struct VariantInfo {
   std::string_view name;
   DeviceKind device;
-  CpuIsa min_isa;                                      // cpu variants
+  CpuIsa min_isa;                                        // cpu variants
   std::array<std::string_view, kMaxParams> param_names;  // unused ones are empty
 };
 

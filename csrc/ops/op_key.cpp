@@ -23,7 +23,8 @@ std::string_view key_name(std::string_view field) {
 std::string value_text(int64_t value) { return std::to_string(value); }
 std::string value_text(DType type) { return std::string(dtype_name(type)); }
 template <typename E>
-requires std::is_enum_v<E> std::string value_text(E value) {
+  requires std::is_enum_v<E>
+std::string value_text(E value) {
   return std::string(enum_names(value)[static_cast<size_t>(value)]);
 }
 
@@ -134,7 +135,7 @@ class KeyParser {
     out = *type;
   }
   template <typename E>
-  requires std::is_enum_v<E>
+    requires std::is_enum_v<E>
   void parse(std::string_view name, std::string_view text, E& out) const {
     const std::span<const std::string_view> names = enum_names(out);
     for (size_t i = 0; i < names.size(); ++i) {

@@ -26,9 +26,8 @@ void layout_arena(Plan& plan, int64_t ubatch) {
   for (size_t i = 0; i < plan.values.size(); ++i) {
     if (plan.values[i].first_use >= 0 && static_cast<ValueId>(i) != plan.logits) order.push_back(i);
   }
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return bytes_of(plan.values[a]) > bytes_of(plan.values[b]);
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return bytes_of(plan.values[a]) > bytes_of(plan.values[b]); });
   std::vector<size_t> placed;
   plan.arena_bytes = 0;
   for (const size_t i : order) {

@@ -35,9 +35,8 @@ Operand OpList::slice(Operand operand, int64_t offset_elements) {
 
 Node& OpList::emit(const std::string& name, ops::OpDesc desc, int32_t layer, int32_t rows_factor) {
   const std::string key = ops::op_key(desc);
-  const auto known = std::find_if(plan_.keys.begin(), plan_.keys.end(), [&](const OpUse& use) {
-    return use.key == key && use.rows_factor == rows_factor;
-  });
+  const auto known = std::find_if(plan_.keys.begin(), plan_.keys.end(),
+                                  [&](const OpUse& use) { return use.key == key && use.rows_factor == rows_factor; });
   const auto index = static_cast<int32_t>(known - plan_.keys.begin());
   if (known == plan_.keys.end()) {
     plan_.keys.push_back({.desc = desc, .key = key, .count = 1, .rows_factor = rows_factor});
@@ -102,8 +101,7 @@ Operand OpList::rms_norm(const std::string& name, Operand x, WeightId weight, in
   return y;
 }
 
-void OpList::head_norm(const std::string& name, Operand x, WeightId weight, int64_t heads, int64_t dim,
-                       int32_t layer) {
+void OpList::head_norm(const std::string& name, Operand x, WeightId weight, int64_t heads, int64_t dim, int32_t layer) {
   Node& node = emit(name, ops::NormDesc{.n = dim, .rows_per_token = heads}, layer);
   node.x = x;
   node.y = x;
@@ -186,13 +184,10 @@ int32_t OpList::rope_table(const model::RopeSpec& spec) {
 void OpList::rope(const std::string& name, Operand x, const model::RopeSpec& spec, int64_t heads, int64_t head_dim,
                   int64_t offset, int32_t layer) {
   const int32_t table = rope_table(spec);
-  Node& node = emit(name,
-                    ops::RopeDesc{.heads = heads,
-                                  .head_dim = head_dim,
-                                  .n_rot = spec.n_rot,
-                                  .offset = offset,
-                                  .neox = spec.neox},
-                    layer);
+  Node& node = emit(
+      name,
+      ops::RopeDesc{.heads = heads, .head_dim = head_dim, .n_rot = spec.n_rot, .offset = offset, .neox = spec.neox},
+      layer);
   node.x = x;
   node.y = x;
   node.rope_table = table;
@@ -277,9 +272,8 @@ void OpList::mla(const model::LayerSpec& layer, int32_t i) {
     const int64_t q_lora = model_.weight(a.q_a).rows;
     const Operand low = value(p + "q_a", q_lora);
     matmul(p + "attn_q_a", h, a.q_a, kNone, low, {}, 1.0f, i);
-    Input q_low{.f32 = rms_norm(p + "attn_q_a_norm", low, a.q_a_norm, q_lora, i),
-                .width = q_lora,
-                .name = p + "attn_q_a_norm"};
+    Input q_low{
+        .f32 = rms_norm(p + "attn_q_a_norm", low, a.q_a_norm, q_lora, i), .width = q_lora, .name = p + "attn_q_a_norm"};
     matmul(p + "attn_q_b", q_low, a.q_b, kNone, q, {}, 1.0f, i);
   } else {
     matmul(p + "attn_q", h, a.q, kNone, q, {}, 1.0f, i);
@@ -374,8 +368,8 @@ Operand OpList::up_gate(const std::string& name, const model::FfnSpec& f, Input&
 
 void OpList::dense_ffn(const model::LayerSpec& layer, int32_t i, Input& h) {
   const std::string p = str_cat("blk.", i, ".");
-  Input hidden{.f32 = up_gate(p + "ffn_up_gate", layer.ffn, h, i), .width = layer.ffn.dense_width,
-               .name = p + "ffn_up_gate"};
+  Input hidden{
+      .f32 = up_gate(p + "ffn_up_gate", layer.ffn, h, i), .width = layer.ffn.dense_width, .name = p + "ffn_up_gate"};
   project(p + "ffn_down", hidden, layer.ffn.down, layer.ffn.down_bias, layer.ffn_post_norm, p + "ffn_post_norm", i);
 }
 
@@ -408,8 +402,7 @@ void OpList::moe_ffn(const model::LayerSpec& layer, int32_t i, Input& h) {
   const size_t row_ints = static_cast<size_t>(ops::moe_workspace_ints(1, f.used, f.experts) -
                                               ops::moe_workspace_ints(0, f.used, f.experts));
   const size_t fixed_ints = static_cast<size_t>(ops::moe_workspace_ints(0, f.used, f.experts));
-  const Operand workspace =
-      value_bytes(p + "moe_workspace", row_ints * sizeof(int32_t), fixed_ints * sizeof(int32_t));
+  const Operand workspace = value_bytes(p + "moe_workspace", row_ints * sizeof(int32_t), fixed_ints * sizeof(int32_t));
   const auto with_experts = [&](Node& node) {
     node.ids = ids;
     node.workspace = workspace;
@@ -498,8 +491,8 @@ void OpList::moe_ffn(const model::LayerSpec& layer, int32_t i, Input& h) {
   sum.scale = static_cast<float>(model_.residual_scale);
 
   if (f.dense_width > 0) {
-    Input shared{.f32 = up_gate(p + "ffn_shared_up_gate", f, h, i), .width = f.dense_width,
-                 .name = p + "ffn_shared_up_gate"};
+    Input shared{
+        .f32 = up_gate(p + "ffn_shared_up_gate", f, h, i), .width = f.dense_width, .name = p + "ffn_shared_up_gate"};
     matmul(p + "ffn_shared_down", shared, f.down, f.down_bias, residual_, residual_,
            static_cast<float>(model_.residual_scale), i);
   }
@@ -510,8 +503,8 @@ void OpList::moe_ffn(const model::LayerSpec& layer, int32_t i, Input& h) {
 void OpList::build() {
   residual_ = value("residual", model_.n_embd);
   plan_.residual = residual_.value;
-  Node& embed = emit("token_embd", ops::EmbedDesc{.type = model_.weight(model_.token_embd).type, .n = model_.n_embd},
-                     -1);
+  Node& embed =
+      emit("token_embd", ops::EmbedDesc{.type = model_.weight(model_.token_embd).type, .n = model_.n_embd}, -1);
   embed.y = residual_;
   embed.w = model_.token_embd;
   embed.scale = static_cast<float>(model_.embedding_scale);
@@ -525,8 +518,8 @@ void OpList::build() {
       gqa(layer, index);
     }
     const std::string name = str_cat("blk.", i, ".ffn_norm");
-    Input h{.f32 = rms_norm(name, residual_, layer.ffn_norm, model_.n_embd, index), .width = model_.n_embd,
-            .name = name};
+    Input h{
+        .f32 = rms_norm(name, residual_, layer.ffn_norm, model_.n_embd, index), .width = model_.n_embd, .name = name};
     if (layer.ffn.kind == model::FfnKind::moe) {
       moe_ffn(layer, index, h);
     } else {
@@ -535,7 +528,8 @@ void OpList::build() {
   }
 
   plan_.head_node = static_cast<int32_t>(plan_.nodes.size());
-  Input h{.f32 = rms_norm("output_norm", residual_, model_.output_norm, model_.n_embd, -1), .width = model_.n_embd,
+  Input h{.f32 = rms_norm("output_norm", residual_, model_.output_norm, model_.n_embd, -1),
+          .width = model_.n_embd,
           .name = "output_norm"};
   const Operand logits = value("logits", model_.n_vocab);
   plan_.logits = logits.value;

@@ -36,8 +36,7 @@ class OpList {
   Operand as(ops::ActType act, Input& input, int32_t layer);
 
   Operand rms_norm(const std::string& name, Operand x, model::WeightId weight, int64_t n, int32_t layer);
-  void head_norm(const std::string& name, Operand x, model::WeightId weight, int64_t heads, int64_t dim,
-                 int32_t layer);
+  void head_norm(const std::string& name, Operand x, model::WeightId weight, int64_t heads, int64_t dim, int32_t layer);
   // y = [residual + scale *] (x·wᵀ + bias)
   void matmul(const std::string& name, Input& x, model::WeightId w, model::WeightId bias, Operand y, Operand residual,
               float scale, int32_t layer);

@@ -29,7 +29,8 @@ void check_cache_type(DType type, int64_t dim, const char* which, size_t layer) 
 WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const LoadOptions& load) {
   WeightPlacement p;
   if (device.kind == DeviceKind::cuda) {
-    // Exact products and rows by token id read the file's order; so do matrices that the tensor cores' tiles do not fit.
+    // Exact products and rows by token id read the file's order; so do matrices that the tensor cores' tiles do not
+    // fit.
     const bool vector = w.transform == model::Transform::to_f32;
     if (load.numerics == Numerics::standard && !vector && !w.table && w.cols % 32 == 0 &&
         ops::layout_supported(w.type, ops::Layout::gpu)) {
@@ -135,10 +136,10 @@ std::string Plan::describe(const model::ModelDesc& model) const {
           ? str_cat("cuda:", device.ordinal, ", compute capability ", device.compute_capability / 10, ".",
                     device.compute_capability % 10, ", ", device.sm_count, " multiprocessors")
           : str_cat(cpu_isa_name(device.isa), ", ", device.cores, " cores");
-  std::string out = str_cat("device ", device.name, " (", properties, ")\n", "numerics ", numerics_name(load.numerics), ", cpu_repack ", load.cpu_repack ? "on" : "off",
-                            "\ncontext ", context.ctx, " positions x ", context.sequences, " sequence",
-                            context.sequences > 1 ? "s" : "", ", cache k ", dtype_name(kv_type_k), " v ",
-                            dtype_name(kv_type_v), ", u-batch ", ubatch, "\n");
+  std::string out = str_cat("device ", device.name, " (", properties, ")\n", "numerics ", numerics_name(load.numerics),
+                            ", cpu_repack ", load.cpu_repack ? "on" : "off", "\ncontext ", context.ctx, " positions x ",
+                            context.sequences, " sequence", context.sequences > 1 ? "s" : "", ", cache k ",
+                            dtype_name(kv_type_k), " v ", dtype_name(kv_type_v), ", u-batch ", ubatch, "\n");
   out += str_cat("weights ", mib(weights_bytes), "\nkv cache ", mib(kv_bytes), "\narena ", mib(arena_bytes),
                  "\nscratch ", mib(scratch_bytes), "\ntotal ", mib(total_bytes()), "\n");
   std::map<std::string, std::pair<int, size_t>> groups;

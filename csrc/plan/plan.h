@@ -71,20 +71,20 @@ struct RopeTable {
 };
 
 struct Node {
-  std::string name;         // "blk.3.attn_q"
+  std::string name;  // "blk.3.attn_q"
   int32_t layer = -1;
   int32_t key = -1;         // index into Plan::keys
   int32_t rows_factor = 1;  // the desc's m is tokens * rows_factor
   Operand x{}, y{}, residual{};
   Operand ids{}, route_weights{}, workspace{};  // mixtures of experts
-  Operand gate{};                         // glu: the other input
+  Operand gate{};                               // glu: the other input
   model::WeightId w = model::kNone, w2 = model::kNone, bias = model::kNone, bias2 = model::kNone;
   float scale = 1.0f;
   float eps = 0.0f;
   float softcap = 0.0f;
   int32_t window = 0;
   int32_t rope_table = -1;
-  int32_t moe_index = -1;  // which mixture-of-experts layer, for routing capture and pinning
+  int32_t moe_index = -1;    // which mixture-of-experts layer, for routing capture and pinning
   bool value_cache = false;  // kv_store: V instead of K
 };
 
@@ -97,8 +97,8 @@ struct OpUse {
 };
 
 struct KvLayer {
-  int64_t k_row_bytes = 0, v_row_bytes = 0;    // one position, all heads; v is 0 when V lies within K
-  size_t k_offset = 0, v_offset = 0;           // in the cache
+  int64_t k_row_bytes = 0, v_row_bytes = 0;  // one position, all heads; v is 0 when V lies within K
+  size_t k_offset = 0, v_offset = 0;         // in the cache
 };
 
 struct Plan {
@@ -118,7 +118,7 @@ struct Plan {
   // After this node of the last layer only the rows whose logits are wanted go on; these values are compacted.
   int32_t select_node = -1;
   std::vector<ValueId> select_values;
-  int32_t head_node = -1;            // first node behind the last layer
+  int32_t head_node = -1;  // first node behind the last layer
   ValueId residual = kNoValue;
   ValueId logits = kNoValue;  // lives in the caller's memory, not in the arena
 

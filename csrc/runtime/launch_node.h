@@ -18,9 +18,9 @@
 #include "ops/moe_sum/moe_sum.h"
 #include "ops/moe_up_gate/moe_up_gate.h"
 #include "ops/norm/norm.h"
+#include "ops/registry.h"
 #include "ops/rope/rope.h"
 #include "ops/up_gate/up_gate.h"
-#include "ops/registry.h"
 #include "plan/plan.h"
 #include "plan/selection.h"
 
@@ -77,167 +77,165 @@ void launch_node(const plan::Node& node, Env& env) {
   const Overloaded cases{
       [&](const ops::EmbedDesc& d) {
         launch_op(config, d,
-                    ops::EmbedArgs{.table = weight(node.w),
-                                   .rows = env.model.n_vocab,
-                                   .ids = env.batch.tokens,
-                                   .out = floats(node.y),
-                                   .scale = node.scale},
-                    env.context);
+                  ops::EmbedArgs{.table = weight(node.w),
+                                 .rows = env.model.n_vocab,
+                                 .ids = env.batch.tokens,
+                                 .out = floats(node.y),
+                                 .scale = node.scale},
+                  env.context);
       },
       [&](const ops::NormDesc& d) {
         launch_op(config, d,
-                    ops::NormArgs{.x = floats(node.x),
-                                  .x_stride = node.x.stride_bytes / kF32,
-                                  .weight = vector(node.w),
-                                  .residual = floats(node.residual),
-                                  .out = floats(node.y),
-                                  .out_stride = node.y.stride_bytes / kF32,
-                                  .eps = node.eps},
-                    env.context);
+                  ops::NormArgs{.x = floats(node.x),
+                                .x_stride = node.x.stride_bytes / kF32,
+                                .weight = vector(node.w),
+                                .residual = floats(node.residual),
+                                .out = floats(node.y),
+                                .out_stride = node.y.stride_bytes / kF32,
+                                .eps = node.eps},
+                  env.context);
       },
       [&](const ops::RopeDesc& d) {
         launch_op(config, d,
-                    ops::RopeArgs{.x = floats(node.x),
-                                  .x_stride = node.x.stride_bytes / kF32,
-                                  .positions = env.batch.positions,
-                                  .inv_freq = env.inverse_frequencies(node.rope_table),
-                                  .mscale = plan.rope_tables[static_cast<size_t>(node.rope_table)].mscale},
-                    env.context);
+                  ops::RopeArgs{.x = floats(node.x),
+                                .x_stride = node.x.stride_bytes / kF32,
+                                .positions = env.batch.positions,
+                                .inv_freq = env.inverse_frequencies(node.rope_table),
+                                .mscale = plan.rope_tables[static_cast<size_t>(node.rope_table)].mscale},
+                  env.context);
       },
       [&](const ops::MatmulDesc& d) {
         launch_op(config, d,
-                    ops::MatmulArgs{.x = pointer(node.x),
-                                    .x_stride_bytes = node.x.stride_bytes,
-                                    .x_batch_stride_bytes = node.x.batch_stride_bytes,
-                                    .w = weight(node.w),
-                                    .w_batch_stride_bytes = stack_stride(node.w),
-                                    .bias = vector(node.bias),
-                                    .residual = floats(node.residual),
-                                    .scale = node.scale,
-                                    .y = floats(node.y),
-                                    .y_stride = node.y.stride_bytes / kF32,
-                                    .y_batch_stride = node.y.batch_stride_bytes / kF32},
-                    env.context);
+                  ops::MatmulArgs{.x = pointer(node.x),
+                                  .x_stride_bytes = node.x.stride_bytes,
+                                  .x_batch_stride_bytes = node.x.batch_stride_bytes,
+                                  .w = weight(node.w),
+                                  .w_batch_stride_bytes = stack_stride(node.w),
+                                  .bias = vector(node.bias),
+                                  .residual = floats(node.residual),
+                                  .scale = node.scale,
+                                  .y = floats(node.y),
+                                  .y_stride = node.y.stride_bytes / kF32,
+                                  .y_batch_stride = node.y.batch_stride_bytes / kF32},
+                  env.context);
         if (node.softcap > 0) env.soft_cap(floats(node.y), d.m * d.n, node.softcap);
       },
       [&](const ops::MatmulIdDesc& d) {
         launch_op(config, d,
-                    ops::MatmulIdArgs{.x = pointer(node.x),
-                                      .x_stride_bytes = node.x.stride_bytes,
-                                      .w = weight(node.w),
-                                      .w_expert_stride_bytes = stack_stride(node.w),
-                                      .bias = vector(node.bias),
-                                      .ids = ints(node.ids),
-                                      .y = floats(node.y),
-                                      .workspace = ints(node.workspace)},
-                    env.context);
+                  ops::MatmulIdArgs{.x = pointer(node.x),
+                                    .x_stride_bytes = node.x.stride_bytes,
+                                    .w = weight(node.w),
+                                    .w_expert_stride_bytes = stack_stride(node.w),
+                                    .bias = vector(node.bias),
+                                    .ids = ints(node.ids),
+                                    .y = floats(node.y),
+                                    .workspace = ints(node.workspace)},
+                  env.context);
       },
       [&](const ops::UpGateDesc& d) {
         launch_op(config, d,
-                    ops::UpGateArgs{.x = pointer(node.x),
-                                    .x_stride_bytes = node.x.stride_bytes,
-                                    .w_gate = weight(node.w),
-                                    .w_up = weight(node.w2),
-                                    .bias_gate = vector(node.bias),
-                                    .bias_up = vector(node.bias2),
-                                    .y = floats(node.y),
-                                    .y_stride = node.y.stride_bytes / kF32},
-                    env.context);
+                  ops::UpGateArgs{.x = pointer(node.x),
+                                  .x_stride_bytes = node.x.stride_bytes,
+                                  .w_gate = weight(node.w),
+                                  .w_up = weight(node.w2),
+                                  .bias_gate = vector(node.bias),
+                                  .bias_up = vector(node.bias2),
+                                  .y = floats(node.y),
+                                  .y_stride = node.y.stride_bytes / kF32},
+                  env.context);
       },
       [&](const ops::MoeUpGateDesc& d) {
         launch_op(config, d,
-                    ops::MoeUpGateArgs{.x = pointer(node.x),
-                                       .x_stride_bytes = node.x.stride_bytes,
-                                       .w_gate = weight(node.w),
-                                       .w_up = weight(node.w2),
-                                       .w_expert_stride_bytes = stack_stride(node.w),
-                                       .bias_gate = vector(node.bias),
-                                       .bias_up = vector(node.bias2),
-                                       .ids = ints(node.ids),
-                                       .y = floats(node.y),
-                                       .workspace = ints(node.workspace)},
-                    env.context);
+                  ops::MoeUpGateArgs{.x = pointer(node.x),
+                                     .x_stride_bytes = node.x.stride_bytes,
+                                     .w_gate = weight(node.w),
+                                     .w_up = weight(node.w2),
+                                     .w_expert_stride_bytes = stack_stride(node.w),
+                                     .bias_gate = vector(node.bias),
+                                     .bias_up = vector(node.bias2),
+                                     .ids = ints(node.ids),
+                                     .y = floats(node.y),
+                                     .workspace = ints(node.workspace)},
+                  env.context);
       },
       [&](const ops::MoeRouteDesc& d) {
         const int64_t at_layer = node.moe_index * env.batch.routing_stride * d.used;
         int32_t* ids = ints(node.ids);
         launch_op(config, d,
-                    ops::MoeRouteArgs{.logits = floats(node.x),
-                                      .selection_bias = vector(node.w),
-                                      .pinned = env.batch.pinned_routing == nullptr
-                                                    ? nullptr
-                                                    : env.batch.pinned_routing + at_layer,
-                                      .scale = node.scale,
-                                      .ids = ids,
-                                      .weights = floats(node.route_weights)},
-                    env.context);
+                  ops::MoeRouteArgs{
+                      .logits = floats(node.x),
+                      .selection_bias = vector(node.w),
+                      .pinned = env.batch.pinned_routing == nullptr ? nullptr : env.batch.pinned_routing + at_layer,
+                      .scale = node.scale,
+                      .ids = ids,
+                      .weights = floats(node.route_weights)},
+                  env.context);
         if (env.batch.captured_routing != nullptr) {
           env.copy_ids(ids, d.m * d.used, env.batch.captured_routing + at_layer);
         }
       },
       [&](const ops::MoeSumDesc& d) {
         launch_op(config, d,
-                    ops::MoeSumArgs{.x = floats(node.x),
-                                    .weights = floats(node.route_weights),
-                                    .residual = floats(node.residual),
-                                    .scale = node.scale,
-                                    .out = floats(node.y)},
-                    env.context);
+                  ops::MoeSumArgs{.x = floats(node.x),
+                                  .weights = floats(node.route_weights),
+                                  .residual = floats(node.residual),
+                                  .scale = node.scale,
+                                  .out = floats(node.y)},
+                  env.context);
       },
       [&](const ops::AttentionDesc& d) {
         const plan::KvLayer& kv = plan.kv[static_cast<size_t>(node.layer)];
         launch_op(config, d,
-                    ops::AttentionArgs{.q = floats(node.x),
-                                       .q_stride = node.x.stride_bytes / kF32,
-                                       .k_cache = env.cache + kv.k_offset,
-                                       .v_cache = env.cache + kv.v_offset,
-                                       .k_row_bytes = kv.k_row_bytes,
-                                       .v_row_bytes = kv.v_row_bytes,
-                                       .slot_positions = plan.context.ctx,
-                                       .runs = env.batch.runs,
-                                       .n_runs = env.batch.n_runs,
-                                       .sinks = vector(node.w),
-                                       .scale = node.scale,
-                                       .softcap = node.softcap,
-                                       .window = node.window,
-                                       .out = floats(node.y),
-                                       .out_stride = node.y.stride_bytes / kF32},
-                    env.context);
+                  ops::AttentionArgs{.q = floats(node.x),
+                                     .q_stride = node.x.stride_bytes / kF32,
+                                     .k_cache = env.cache + kv.k_offset,
+                                     .v_cache = env.cache + kv.v_offset,
+                                     .k_row_bytes = kv.k_row_bytes,
+                                     .v_row_bytes = kv.v_row_bytes,
+                                     .slot_positions = plan.context.ctx,
+                                     .runs = env.batch.runs,
+                                     .n_runs = env.batch.n_runs,
+                                     .sinks = vector(node.w),
+                                     .scale = node.scale,
+                                     .softcap = node.softcap,
+                                     .window = node.window,
+                                     .out = floats(node.y),
+                                     .out_stride = node.y.stride_bytes / kF32},
+                  env.context);
       },
       [&](const ops::KvStoreDesc& d) {
         const plan::KvLayer& kv = plan.kv[static_cast<size_t>(node.layer)];
         launch_op(config, d,
-                    ops::KvStoreArgs{.x = floats(node.x),
-                                     .x_stride = node.x.stride_bytes / kF32,
-                                     .cache = env.cache + (node.value_cache ? kv.v_offset : kv.k_offset),
-                                     .row_bytes = node.value_cache ? kv.v_row_bytes : kv.k_row_bytes,
-                                     .slot_positions = plan.context.ctx,
-                                     .runs = env.batch.runs,
-                                     .n_runs = env.batch.n_runs},
-                    env.context);
+                  ops::KvStoreArgs{.x = floats(node.x),
+                                   .x_stride = node.x.stride_bytes / kF32,
+                                   .cache = env.cache + (node.value_cache ? kv.v_offset : kv.k_offset),
+                                   .row_bytes = node.value_cache ? kv.v_row_bytes : kv.k_row_bytes,
+                                   .slot_positions = plan.context.ctx,
+                                   .runs = env.batch.runs,
+                                   .n_runs = env.batch.n_runs},
+                  env.context);
       },
       [&](const ops::CopyDesc& d) {
         launch_op(config, d,
-                    ops::CopyArgs{.x = floats(node.x),
-                                  .x_stride = node.x.stride_bytes / kF32,
-                                  .out = pointer(node.y),
-                                  .out_stride_bytes = node.y.stride_bytes},
-                    env.context);
+                  ops::CopyArgs{.x = floats(node.x),
+                                .x_stride = node.x.stride_bytes / kF32,
+                                .out = pointer(node.y),
+                                .out_stride_bytes = node.y.stride_bytes},
+                  env.context);
       },
       [&](const ops::GluDesc& d) {
         launch_op(config, d,
-                    ops::GluArgs{.gate = floats(node.gate),
-                                 .gate_stride = node.gate.stride_bytes / kF32,
-                                 .up = floats(node.x),
-                                 .up_stride = node.x.stride_bytes / kF32,
-                                 .y = floats(node.y),
-                                 .y_stride = node.y.stride_bytes / kF32},
-                    env.context);
+                  ops::GluArgs{.gate = floats(node.gate),
+                               .gate_stride = node.gate.stride_bytes / kF32,
+                               .up = floats(node.x),
+                               .up_stride = node.x.stride_bytes / kF32,
+                               .y = floats(node.y),
+                               .y_stride = node.y.stride_bytes / kF32},
+                  env.context);
       },
       [&](const ops::SampleDesc&) { throw Error("[executor] sampling is not part of a plan"); },
   };
   std::visit(cases, desc);
 }
-
 
 }  // namespace dyno::runtime

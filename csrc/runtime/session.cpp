@@ -100,8 +100,8 @@ int64_t Session::position(int32_t slot) const {
 void Session::rewind(int32_t slot, int64_t position) {
   check_slot(slot);
   int64_t& current = positions_[static_cast<size_t>(slot)];
-  DYNO_CHECK(PlanError, position >= 0 && position <= current, "[session] cannot rewind sequence ", slot, " to position ",
-             position, "; it holds ", current);
+  DYNO_CHECK(PlanError, position >= 0 && position <= current, "[session] cannot rewind sequence ", slot,
+             " to position ", position, "; it holds ", current);
   current = position;
 }
 
@@ -113,9 +113,12 @@ int64_t Session::token_count(const DecodeRequest& request) {
 
 int64_t Session::row_count(const DecodeRequest& request) {
   switch (request.rows) {
-    case LogitRows::none: return 0;
-    case LogitRows::last: return static_cast<int64_t>(request.sequences.size());
-    case LogitRows::all: return token_count(request);
+    case LogitRows::none:
+      return 0;
+    case LogitRows::last:
+      return static_cast<int64_t>(request.sequences.size());
+    case LogitRows::all:
+      return token_count(request);
   }
   return 0;
 }
@@ -160,17 +163,17 @@ void Session::decode(const DecodeRequest& request) {
   int64_t rows_done = 0;
   const auto flush = [&] {
     if (tokens.empty()) return;
-    executor_->run({.tokens = tokens,
-                    .positions = positions,
-                    .runs = runs,
-                    .logit_rows = rows,
-                    .logits = request.logits + rows_done * n_vocab,
-                    .pinned_routing = request.pinned_routing == nullptr ? nullptr : request.pinned_routing + done * used,
-                    .captured_routing =
-                        request.captured_routing == nullptr ? nullptr : request.captured_routing + done * used,
-                    .routing_stride = total,
-                    .op_seconds = request.op_seconds},
-                   *selection_, threads);
+    executor_->run(
+        {.tokens = tokens,
+         .positions = positions,
+         .runs = runs,
+         .logit_rows = rows,
+         .logits = request.logits + rows_done * n_vocab,
+         .pinned_routing = request.pinned_routing == nullptr ? nullptr : request.pinned_routing + done * used,
+         .captured_routing = request.captured_routing == nullptr ? nullptr : request.captured_routing + done * used,
+         .routing_stride = total,
+         .op_seconds = request.op_seconds},
+        *selection_, threads);
     for (const ops::SequenceRun& run : runs) positions_[static_cast<size_t>(run.slot)] += run.n_tokens;
     done += static_cast<int64_t>(tokens.size());
     rows_done += static_cast<int64_t>(rows.size());

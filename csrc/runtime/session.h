@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "core/thread_pool.h"
 #include "gguf/gguf_file.h"
 #include "model/model_desc.h"
 #include "plan/plan.h"
 #include "plan/selection.h"
-#include "core/thread_pool.h"
 #include "runtime/executor.h"
 #include "runtime/weights.h"
 
@@ -27,8 +27,8 @@ inline constexpr bool kCudaGraphsBuilt = false;
 
 struct SessionSettings {
   int64_t ubatch = 512;
-  int threads = 0;        // for u-batches of one token a sequence; 0: all cores
-  int threads_batch = 0;  // for larger ones; 0: as `threads`
+  int threads = 0;                      // for u-batches of one token a sequence; 0: all cores
+  int threads_batch = 0;                // for larger ones; 0: as `threads`
   bool cuda_graphs = kCudaGraphsBuilt;  // replay captured graphs on a GPU
 };
 

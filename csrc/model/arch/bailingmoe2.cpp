@@ -21,8 +21,7 @@ void build_bailingmoe2(Builder& b) {
     if (i < dense) {
       b.dense_ffn(layer, i, b.feed_forward(i));
     } else {
-      b.moe_ffn(layer, i,
-                {.gating = ops::Gating::sigmoid, .normalize = true, .width = width, .shared_width = shared});
+      b.moe_ffn(layer, i, {.gating = ops::Gating::sigmoid, .normalize = true, .width = width, .shared_width = shared});
     }
   }
 }

@@ -19,8 +19,7 @@ void build_glm4moe(Builder& b) {
     if (i < dense) {
       b.dense_ffn(layer, i, b.feed_forward(i));
     } else {
-      b.moe_ffn(layer, i,
-                {.gating = ops::Gating::sigmoid, .normalize = true, .width = width, .shared_width = shared});
+      b.moe_ffn(layer, i, {.gating = ops::Gating::sigmoid, .normalize = true, .width = width, .shared_width = shared});
     }
   }
 }

@@ -22,10 +22,7 @@ void build_granitemoe(Builder& b) {
     if (attention_scale != 0) layer.attention.scale = attention_scale;
     layer.ffn_norm = b.vector(b.blk(i, "ffn_norm.weight"), m.n_embd);
     b.moe_ffn(layer, i,
-              {.gating = ops::Gating::softmax,
-               .normalize = true,
-               .width = b.feed_forward(i),
-               .shared_width = shared});
+              {.gating = ops::Gating::softmax, .normalize = true, .width = b.feed_forward(i), .shared_width = shared});
   }
 }
 

@@ -2,8 +2,8 @@
 
 #include "core/error.h"
 #include "ops/attention/kernels.h"
-#include "ops/contract.h"
 #include "ops/attention/kernels_cuda.h"
+#include "ops/contract.h"
 #include "ops/parallel.h"
 #include "ops/registry.h"
 #include "ops/runs.h"
@@ -219,8 +219,8 @@ Support flash_supports(const AttentionDesc& desc, const Config& config, const De
   }
   const size_t shared = flash_shared_bytes(head, shape) + 1024;  // and what is not dynamic
   if (shared > static_cast<size_t>(device.shared_per_block_bytes)) {
-    return Support::no(str_cat(shared, " bytes of shared memory are more than the device's ",
-                               device.shared_per_block_bytes));
+    return Support::no(
+        str_cat(shared, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
   }
   return Support::yes();
 }

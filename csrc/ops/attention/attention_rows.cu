@@ -1,6 +1,6 @@
-// Attention in f32 for every head size and cache type: a block holds kCudaRowTile query rows and walks the keys in chunks.
-// Scores: a warp takes a key, its lanes the dimensions. Values: a thread takes a dimension of all rows, and where heads
-// are narrower than the block, groups of threads share the keys.
+// Attention in f32 for every head size and cache type: a block holds kCudaRowTile query rows and walks the keys in
+// chunks. Scores: a warp takes a key, its lanes the dimensions. Values: a thread takes a dimension of all rows, and
+// where heads are narrower than the block, groups of threads share the keys.
 #include <cuda_runtime.h>
 
 #include "core/cuda/check.h"

@@ -1,12 +1,13 @@
-// Flash attention with tensor cores: scores, online softmax and weighted values of a tile of query rows, key block by key
-// block, nothing of the score matrix in memory.
+// Flash attention with tensor cores: scores, online softmax and weighted values of a tile of query rows, key block by
+// key block, nothing of the score matrix in memory.
 //
 // A warp owns 16 query rows: the fragments of its scores are, without a move, the left operand of the second product.
 // kRowWarps > 1: the warps of a block own different rows and share key blocks in shared memory; the load of the next
-// keys runs under the second product, that of the values under the first. kKeyWarps > 1: all warps own the same rows and
-// walk different keys with shared memory of their own; their results meet at the end.
+// keys runs under the second product, that of the values under the first. kKeyWarps > 1: all warps own the same rows
+// and walk different keys with shared memory of their own; their results meet at the end.
 //
-// Heads are padded with zeros to kHead. Rows and key blocks always lie the same way, so results are the same every time.
+// Heads are padded with zeros to kHead. Rows and key blocks always lie the same way, so results are the same every
+// time.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -101,8 +102,7 @@ __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint3
 }
 
 template <int kHead, bool kBf16, int kRowWarps, int kKeyWarps, int kKeys>
-__global__ void __launch_bounds__(32 * kRowWarps* kKeyWarps)
-    flash_kernel(const __grid_constant__ FlashTask task) {
+__global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const __grid_constant__ FlashTask task) {
   using Shape = Flash<kHead, kBf16, kRowWarps, kKeyWarps, kKeys>;
   constexpr int kPitch = Shape::kPitch, kSteps = kHead / 16, kKeyTiles = kKeys / 8, kValueTiles = kHead / 8;
   extern __shared__ __align__(128) uint8_t shared[];
@@ -134,8 +134,7 @@ __global__ void __launch_bounds__(32 * kRowWarps* kKeyWarps)
   }
   __syncthreads();  // queries are written
   // Matrices of an A operand: rows 0–7 and 8–15 of the first 8 columns, then of the next 8.
-  const uint32_t query_address =
-      device::shared_address(queries + (row_warp * 16 + lane % 16) * kPitch + lane / 16 * 8);
+  const uint32_t query_address = device::shared_address(queries + (row_warp * 16 + lane % 16) * kPitch + lane / 16 * 8);
   uint32_t query[Shape::kQueriesInRegisters ? kSteps : 1][4];
   if constexpr (Shape::kQueriesInRegisters) {
 #pragma unroll

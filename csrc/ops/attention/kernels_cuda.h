@@ -31,7 +31,8 @@ inline size_t attention_partials_bytes(const AttentionDesc& desc, int64_t tile_r
   const int64_t rows = tiles.bound(desc.m, desc.m) * desc.kv_heads * splits * tile_rows;
   return static_cast<size_t>(rows * (2 + desc.dv)) * sizeof(float);
 }
-// ---- Flash attention (flash.cuh): half or bfloat16 products on tensor cores ------------------------------------------
+// ---- Flash attention (flash.cuh): half or bfloat16 products on tensor cores
+// ------------------------------------------
 
 enum class FlashShape : int { rows16 = 16, rows64 = 64, rows128 = 128 };  // query rows of a block
 inline constexpr int64_t kFlashMaxHead = 256;
@@ -42,8 +43,9 @@ constexpr int flash_keys(int head) { return head <= 128 ? 64 : 32; }
 constexpr int flash_key_warps(int head) { return head <= 128 ? 4 : 2; }
 constexpr size_t flash_shared_bytes(int head, int row_warps, int key_warps, int keys) {
   const size_t pitch = static_cast<size_t>(head) + 8;
-  const size_t tiles = (static_cast<size_t>(key_warps) * 2 * static_cast<size_t>(keys) +
-                        16 * static_cast<size_t>(row_warps)) * pitch * 2;
+  const size_t tiles =
+      (static_cast<size_t>(key_warps) * 2 * static_cast<size_t>(keys) + 16 * static_cast<size_t>(row_warps)) * pitch *
+      2;
   const size_t merge = key_warps == 1 ? 0 : static_cast<size_t>(key_warps) * 16 * (static_cast<size_t>(head) + 2) * 4;
   return tiles > merge ? tiles : merge;
 }
@@ -56,7 +58,8 @@ bool flash_in_bf16(const AttentionDesc& desc);
 void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, FlashShape shape, int splits,
                           CudaStream& stream);
 
-// ---- Rows ------------------------------------------------------------------------------------------------------------
+// ---- Rows
+// ------------------------------------------------------------------------------------------------------------
 
 // f32 arithmetic throughout, any head and cache type.
 void attention_rows_cuda(const AttentionArgs& args, const AttentionDesc& desc, int splits, CudaStream& stream);

@@ -58,8 +58,7 @@ __device__ __forceinline__ const uint8_t* value_rows(const CudaAttention& t, con
   return reinterpret_cast<const uint8_t*>(t.args.v_cache) + run.slot * t.args.slot_positions * t.args.v_row_bytes +
          kv_head * t.v_head_bytes;
 }
-__device__ __forceinline__ const float* query_row(const CudaAttention& t, const CudaTile& tile, int row,
-                                                  int kv_head) {
+__device__ __forceinline__ const float* query_row(const CudaAttention& t, const CudaTile& tile, int row, int kv_head) {
   const int64_t token = tile.run.first_token + row / t.group;
   return t.args.q + token * t.args.q_stride + int64_t{kv_head * t.group + row % t.group} * t.dk;
 }

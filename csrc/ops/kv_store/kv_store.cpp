@@ -2,8 +2,8 @@
 
 #include "core/error.h"
 #include "ops/contract.h"
-#include "ops/kv_store/kernels_cuda.h"
 #include "ops/kv_store/kernels.h"
+#include "ops/kv_store/kernels_cuda.h"
 #include "ops/parallel.h"
 #include "ops/registry.h"
 #include "ops/runs.h"

@@ -2,8 +2,8 @@
 
 #include "core/error.h"
 #include "ops/contract.h"
-#include "ops/moe_route/kernels_cuda.h"
 #include "ops/moe_route/kernels.h"
+#include "ops/moe_route/kernels_cuda.h"
 #include "ops/parallel.h"
 #include "ops/registry.h"
 

@@ -18,7 +18,9 @@ struct Best {
   float score;
   int id;
 };
-__device__ __forceinline__ bool better(float a, int a_id, float b, int b_id) { return a > b || (a == b && a_id < b_id); }
+__device__ __forceinline__ bool better(float a, int a_id, float b, int b_id) {
+  return a > b || (a == b && a_id < b_id);
+}
 
 __device__ __forceinline__ Best warp_best(Best best) {
 #pragma unroll
@@ -43,7 +45,8 @@ __device__ __forceinline__ Best best_of(const float (&scores)[kPerLane], int lan
 // Leaves only the experts of the groups whose two best scores have the largest sum. `sums` is shared memory of the
 // warp, one float a group.
 template <int kPerLane>
-__device__ __forceinline__ void mask_groups(float (&scores)[kPerLane], float* sums, const MoeRouteDesc& desc, int lane) {
+__device__ __forceinline__ void mask_groups(float (&scores)[kPerLane], float* sums, const MoeRouteDesc& desc,
+                                            int lane) {
   const int groups = static_cast<int>(desc.groups), size = static_cast<int>(desc.experts / desc.groups);
   for (int g = 0; g < groups; ++g) {
     Best first{never(), INT_MAX};

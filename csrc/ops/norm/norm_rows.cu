@@ -38,8 +38,8 @@ __device__ __forceinline__ void normalise(const NormArgs& args, const Row& row, 
   if constexpr (Vector) {
     for (int i = thread * 4; i < n; i += threads * 4) {
       float4 v = *reinterpret_cast<const float4*>(row.x + i);
-      const float4 w = args.weight == nullptr ? make_float4(1, 1, 1, 1)
-                                              : *reinterpret_cast<const float4*>(args.weight + i);
+      const float4 w =
+          args.weight == nullptr ? make_float4(1, 1, 1, 1) : *reinterpret_cast<const float4*>(args.weight + i);
       v = make_float4(v.x * scale * w.x, v.y * scale * w.y, v.z * scale * w.z, v.w * scale * w.w);
       if (row.residual != nullptr) {
         const float4 r = *reinterpret_cast<const float4*>(row.residual + i);

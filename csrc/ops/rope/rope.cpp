@@ -2,10 +2,10 @@
 
 #include "core/error.h"
 #include "ops/contract.h"
-#include "ops/rope/kernels_cuda.h"
 #include "ops/parallel.h"
 #include "ops/registry.h"
 #include "ops/rope/kernels.h"
+#include "ops/rope/kernels_cuda.h"
 
 namespace dyno::ops {
 

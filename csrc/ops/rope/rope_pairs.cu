@@ -30,9 +30,8 @@ void rope_pairs_cuda(const RopeArgs& args, const RopeDesc& desc, int threads, Cu
   const auto blocks = static_cast<unsigned>((desc.heads * half + threads - 1) / threads);
   const dim3 grid(static_cast<unsigned>(desc.m), blocks);
   const auto kernel = desc.neox ? rope_pairs<true> : rope_pairs<false>;
-  kernel<<<grid, static_cast<unsigned>(threads), 0, stream.handle>>>(args, static_cast<int>(desc.heads),
-                                                                     static_cast<int>(desc.head_dim), half,
-                                                                     static_cast<int>(desc.offset));
+  kernel<<<grid, static_cast<unsigned>(threads), 0, stream.handle>>>(
+      args, static_cast<int>(desc.heads), static_cast<int>(desc.head_dim), half, static_cast<int>(desc.offset));
   DYNO_LAUNCH_CHECK("rope");
 }
 

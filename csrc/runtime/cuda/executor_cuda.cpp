@@ -139,28 +139,28 @@ void CudaExecutor::select_rows(Env& env, int64_t wanted, std::span<const plan::V
 void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& selection) {
   const InputLayout layout(plan_.ubatch);
   const auto ints = [&](size_t offset) { return reinterpret_cast<const int32_t*>(inputs_.data() + offset); };
-  Env env{.model = model_,
-          .plan = plan_,
-          .selection = selection,
-          .executor = *this,
-          .context = {.handle = stream_.get(),
-                      .device = &plan_.device,
-                      .workspace = workspace_.data(),
-                      .workspace_bytes = workspace_.size(),
-                      .counters = reinterpret_cast<int32_t*>(counters_.data())},
-          .batch = {.tokens = ints(0),
-                    .positions = ints(layout.positions),
-                    .runs = reinterpret_cast<const ops::SequenceRun*>(inputs_.data() + layout.runs),
-                    .n_runs = static_cast<int32_t>(batch.runs.size()),
-                    .pinned_routing = batch.pinned_routing == nullptr
-                                          ? nullptr
-                                          : reinterpret_cast<const int32_t*>(pinned_routing_.data()),
-                    .captured_routing = batch.captured_routing == nullptr
-                                            ? nullptr
-                                            : reinterpret_cast<int32_t*>(captured_routing_.data()),
-                    .routing_stride = static_cast<int64_t>(batch.tokens.size())},
-          .tokens = static_cast<int64_t>(batch.tokens.size()),
-          .cache = cache_.data()};
+  Env env{
+      .model = model_,
+      .plan = plan_,
+      .selection = selection,
+      .executor = *this,
+      .context = {.handle = stream_.get(),
+                  .device = &plan_.device,
+                  .workspace = workspace_.data(),
+                  .workspace_bytes = workspace_.size(),
+                  .counters = reinterpret_cast<int32_t*>(counters_.data())},
+      .batch = {.tokens = ints(0),
+                .positions = ints(layout.positions),
+                .runs = reinterpret_cast<const ops::SequenceRun*>(inputs_.data() + layout.runs),
+                .n_runs = static_cast<int32_t>(batch.runs.size()),
+                .pinned_routing = batch.pinned_routing == nullptr
+                                      ? nullptr
+                                      : reinterpret_cast<const int32_t*>(pinned_routing_.data()),
+                .captured_routing =
+                    batch.captured_routing == nullptr ? nullptr : reinterpret_cast<int32_t*>(captured_routing_.data()),
+                .routing_stride = static_cast<int64_t>(batch.tokens.size())},
+      .tokens = static_cast<int64_t>(batch.tokens.size()),
+      .cache = cache_.data()};
   const auto wanted = static_cast<int64_t>(batch.logit_rows.size());
   const NodeRange range = nodes_to_run(plan_, batch);
   if (batch.op_seconds != nullptr) {
@@ -170,7 +170,8 @@ void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& se
   for (int32_t i = 0; i < range.stop; ++i) {
     if (range.all_rows && i == plan_.head_node) select_rows(env, wanted, {&plan_.residual, 1});
     launch_node(plan_.nodes[static_cast<size_t>(i)], env);
-    if (batch.op_seconds != nullptr) DYNO_CUDA_CHECK(cudaEventRecord(timing_[static_cast<size_t>(i) + 1].get(), stream_.get()));
+    if (batch.op_seconds != nullptr)
+      DYNO_CUDA_CHECK(cudaEventRecord(timing_[static_cast<size_t>(i) + 1].get(), stream_.get()));
     if (!range.all_rows && i == plan_.select_node) select_rows(env, wanted, plan_.select_values);
   }
 }

@@ -48,8 +48,8 @@ struct Problem {
 
 // Activations as half rows: k padded up to 64 with zeros, then one float s, with x = s·half; s is a power of two that
 // keeps the largest value of the row within [2^9, 2^10), so that neither range nor small values are lost.
-// Float weights lose nothing on their way into the products, so their activations shall not either: those rows hold all k
-// halves twice, first the halves, then the halves of what they left over, and the products walk the weights twice.
+// Float weights lose nothing on their way into the products, so their activations shall not either: those rows hold all
+// k halves twice, first the halves, then the halves of what they left over, and the products walk the weights twice.
 constexpr int half_passes(DType type) { return type == DType::f16 || type == DType::bf16 ? 2 : 1; }
 constexpr int64_t half_row_bytes(DType type, int64_t k) { return half_passes(type) * ((k + 63) / 64 * 128) + 64; }
 
@@ -57,8 +57,8 @@ constexpr int64_t half_row_bytes(DType type, int64_t k) { return half_passes(typ
 
 // f32 rows -> half rows: `batch` groups of `rows` rows, row r of group b at x + b·x_batch_stride + r·x_stride (bytes);
 // written at out + (b·rows + r)·half_row_bytes(type, k). x needs 4-byte alignment.
-void halve_rows(DType type, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, int64_t rows, int64_t batch, int64_t k,
-                uint8_t* out, CUstream_st* stream);
+void halve_rows(DType type, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, int64_t rows, int64_t batch,
+                int64_t k, uint8_t* out, CUstream_st* stream);
 // Sorts the rows of p.ids by matrix into p.groups and counts tiles of `tile_rows` rows.
 void group_rows(const Problem& p, int tile_rows, CUstream_st* stream);
 
