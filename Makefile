@@ -23,7 +23,7 @@ lint: $(VENV)/.installed-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
-	$(BIN)/python -m dyno.profiles.generate --check
+	$(BIN)/python -m dyno.profiles.generate --check --root .
 
 format: $(VENV)/.installed-lint
 	$(BIN)/ruff check --fix .
@@ -32,7 +32,7 @@ format: $(VENV)/.installed-lint
 
 # The pages and schemas that are made from code.
 generate: $(VENV)/.installed
-	$(BIN)/python -m dyno.profiles.generate
+	$(BIN)/python -m dyno.profiles.generate --root .
 
 SECONDS ?= 60
 fuzz:

@@ -28,6 +28,7 @@ endif()
 set(DYNO_CUDA_GIVEN "${_cuda_given}" CACHE INTERNAL "CUDA switches that the user gave")
 set(DYNO_CUDA_DECLARED TRUE CACHE INTERNAL "The CUDA switches are in the cache")
 
+option(DYNO_BUILD_CUDA_CHECKS "Build the programs of tests/cuda, which need a GPU" OFF)
 option(GGML_CUDA_LTO "Device link-time optimisation (-dlto)" OFF)
 option(GGML_CUDA_USE_GRAPHS "Capture decoding into CUDA graphs" ON)
 option(GGML_CUDA_F16 "Half-precision accumulators for the scores of attention" OFF)

@@ -8,7 +8,6 @@ option(GGML_NATIVE "Compile the CPU kernels for this machine alone (-march=nativ
 option(GGML_LTO "Link-time optimisation of host code" OFF)
 option(DYNO_BUILD_PYTHON "Build the Python module" ON)
 option(DYNO_BUILD_FUZZ "Build the fuzz targets" OFF)
-option(DYNO_BUILD_CUDA_CHECKS "Build the programs of tests/cuda, which need a GPU" OFF)
 option(DYNO_WERROR "Warnings are errors" OFF)
 set(DYNO_SANITIZE "off" CACHE STRING "Sanitizers: off, address, undefined, address+undefined, thread")
 set_property(CACHE DYNO_SANITIZE PROPERTY STRINGS off address undefined address+undefined thread)

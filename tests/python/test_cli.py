@@ -38,6 +38,7 @@ def dyno(
     """Runs `dyno ARGUMENTS` in this process, without the profiles of this machine."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("DYNO_SITE_PROFILES", str(tmp_path / "site"))
+    monkeypatch.setattr("dyno.profiles.layers.shipped_folder", lambda: tmp_path / "shipped")
     loggers = [logging.getLogger("dyno"), logging.getLogger("dyno.profiles.match")]
     before = [(list(log.handlers), log.propagate, log.level) for log in loggers]
 

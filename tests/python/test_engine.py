@@ -22,6 +22,7 @@ TOKENS = [5, 9, 200, 17, 3, 44, 80, 121, 6, 7]
 def _no_profiles_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("DYNO_SITE_PROFILES", str(tmp_path / "site"))
+    monkeypatch.setattr("dyno.profiles.layers.shipped_folder", lambda: tmp_path / "shipped")
 
 
 @pytest.fixture
