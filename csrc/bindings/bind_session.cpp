@@ -31,7 +31,8 @@ using Sequences = std::vector<std::pair<int32_t, IdArray>>;
 using Kernels = std::vector<std::tuple<std::string, std::string, nb::dict, std::string>>;
 using RoutingArray = nb::ndarray<const int32_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
-plan::LoadOptions read_load(const nb::dict& dict, DeviceInfo& device) {
+// `described`: a device that need not be here, for plans.
+plan::LoadOptions read_load(const nb::dict& dict, const std::optional<nb::dict>& described, DeviceInfo& device) {
   SettingsReader r(dict, "load");
   plan::LoadOptions load;
   const std::string numerics = r.text("numerics", "default");
@@ -42,7 +43,7 @@ plan::LoadOptions read_load(const nb::dict& dict, DeviceInfo& device) {
   const std::string isa = r.text("cpu_isa", "auto");
   const std::string name = r.text("device", "cpu");
   r.finish();
-  device = device_from_name(name, isa);
+  device = described ? device_from_dict(described) : device_from_name(name, isa);
   return load;
 }
 
@@ -103,15 +104,17 @@ std::vector<profile::KernelEntry> read_kernels(const Kernels& kernels) {
 class PySession {
  public:
   PySession(const std::filesystem::path& path, const nb::dict& load, const nb::dict& context, const nb::dict& session,
-            const Kernels& kernels) {
+            const Kernels& kernels, bool plan_only, const std::optional<nb::dict>& described) {
+    DYNO_CHECK(PlanError, plan_only || !described, "[session] a described device can only be planned for: plan_only");
     DeviceInfo device;
-    const plan::LoadOptions load_options = read_load(load, device);
+    const plan::LoadOptions load_options = read_load(load, described, device);
     const plan::ContextOptions context_options = read_context(context);
     const runtime::SessionSettings settings = read_session(session, {});
     std::vector<profile::KernelEntry> entries = read_kernels(kernels);
     const nb::gil_scoped_release release;
     session_ = std::make_unique<runtime::Session>(path.native(), load_options, context_options, settings, device,
-                                                  std::move(entries));
+                                                  std::move(entries),
+                                                  plan_only ? runtime::Loading::plan_only : runtime::Loading::weights);
   }
 
   runtime::Session& get() const {
@@ -323,12 +326,15 @@ nb::list kernel_report(const runtime::Session& session) {
 
 void bind_session(nb::module_& m) {
   nb::class_<PySession>(m, "Session", "A loaded model with its KV cache. Calls from several threads are serialised.")
-      .def(nb::init<const std::filesystem::path&, const nb::dict&, const nb::dict&, const nb::dict&, const Kernels&>(),
+      .def(nb::init<const std::filesystem::path&, const nb::dict&, const nb::dict&, const nb::dict&, const Kernels&,
+                    bool, const std::optional<nb::dict>&>(),
            "path"_a, nb::kw_only(), "load"_a = nb::dict(), "context"_a = nb::dict(), "session"_a = nb::dict(),
-           "kernels"_a = Kernels(),
+           "kernels"_a = Kernels(), "plan_only"_a = false, "device"_a = nb::none(),
            "load: numerics, device (cpu, cuda, cuda:N), cpu_repack, cpu_isa. context: ctx, kv_type_k, kv_type_v, "
            "sequences. session: ubatch, "
-           "threads, threads_batch. kernels: (op key, token range, config dict, origin).")
+           "threads, threads_batch. kernels: (op key, token range, config dict, origin). plan_only: decide everything, "
+           "read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in "
+           "cpu_info() and devices(), of a device that need not be here.")
       .def_prop_ro(
           "model", [](const PySession& s) { return model_dict(s.get().model()); },
           nb::sig("def model(self) -> dict[str, typing.Any]"))

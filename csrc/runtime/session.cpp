@@ -27,7 +27,8 @@ SessionSettings resolved(SessionSettings s, int cores) {
 }  // namespace
 
 Session::Session(const std::string& path, const plan::LoadOptions& load, const plan::ContextOptions& context,
-                 const SessionSettings& settings, const DeviceInfo& device, std::vector<profile::KernelEntry> kernels)
+                 const SessionSettings& settings, const DeviceInfo& device, std::vector<profile::KernelEntry> kernels,
+                 Loading loading)
     : file_(GgufFile::open(path)),
       model_(model::describe_model(file_)),
       plan_(plan::build_plan(model_, device, load, context, settings.ubatch)),
@@ -38,6 +39,7 @@ Session::Session(const std::string& path, const plan::LoadOptions& load, const p
   const int threads = std::max(settings_.threads, settings_.threads_batch);
   selection_ = std::make_unique<plan::Selection>(plan_, kernels_);
   plan_scratch();
+  if (loading == Loading::plan_only) return;
   if (device.kind == DeviceKind::cuda) {
     plan::check_memory(plan_, cuda_free_bytes(device.ordinal));
     executor_ = make_cuda_executor(file_, model_, plan_, *pool_, threads);
@@ -57,27 +59,32 @@ void Session::plan_scratch() {
 void Session::choose(bool clear_cache) {
   selection_ = std::make_unique<plan::Selection>(plan_, kernels_);
   plan_scratch();
+  if (executor_ == nullptr) return;
   executor_->use_graphs(settings_.cuda_graphs);
   executor_->prepare(*selection_, std::max(settings_.threads, settings_.threads_batch), clear_cache);
 }
 
+void Session::finish() const {
+  if (executor_ != nullptr) executor_->finish();
+}
+
 void Session::set(const SessionSettings& settings) {
   const SessionSettings next = resolved(settings, detect_cpu().cores);
-  executor_->finish();
+  finish();
   plan::layout_arena(plan_, next.ubatch);
   settings_ = next;
   choose(/*clear_cache=*/false);
 }
 
 void Session::set_kernels(std::vector<profile::KernelEntry> kernels) {
-  executor_->finish();
+  finish();
   kernels_ = std::move(kernels);
   choose(/*clear_cache=*/false);
 }
 
 void Session::set_context(const plan::ContextOptions& context) {
   // Cache types are part of the attention ops, so the op list is made again; layouts do not depend on them.
-  executor_->finish();
+  finish();
   plan_ = plan::build_plan(model_, plan_.device, plan_.load, context, settings_.ubatch);
   positions_.assign(static_cast<size_t>(plan_.context.sequences), 0);
   choose(/*clear_cache=*/true);
@@ -144,6 +151,7 @@ void Session::check(const DecodeRequest& request) const {
 
 // Sequences one behind the other, cut into u-batches; a sequence may span several, and one may hold several.
 void Session::decode(const DecodeRequest& request) {
+  DYNO_CHECK(PlanError, executor_ != nullptr, "[session] this session was made to be planned, not to be run");
   check(request);
   const int64_t total = token_count(request);
   const bool single = std::all_of(request.sequences.begin(), request.sequences.end(),

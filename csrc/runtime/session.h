@@ -49,12 +49,16 @@ struct DecodeRequest {
   double* op_seconds = nullptr;             // [plan().keys], added to
 };
 
+// plan_only: everything is decided and can be printed, but nothing is read or allocated, and decode() throws.
+enum class Loading : uint8_t { weights, plan_only };
+
 class Session {
  public:
-  // `device`: the CPU, its isa perhaps lowered, or one of detect_cuda(). Throws GgufError, ModelError, PlanError,
-  // UnsupportedError, DeviceError, OutOfMemoryError.
+  // `device`: the CPU, its isa perhaps lowered, or one of detect_cuda(); any description for plan_only. Throws
+  // GgufError, ModelError, PlanError, UnsupportedError, DeviceError, OutOfMemoryError.
   Session(const std::string& path, const plan::LoadOptions& load, const plan::ContextOptions& context,
-          const SessionSettings& settings, const DeviceInfo& device, std::vector<profile::KernelEntry> kernels);
+          const SessionSettings& settings, const DeviceInfo& device, std::vector<profile::KernelEntry> kernels,
+          Loading loading = Loading::weights);
 
   const model::ModelDesc& model() const { return model_; }
   const GgufFile& file() const { return file_; }
@@ -84,6 +88,7 @@ class Session {
   void check_slot(int32_t slot) const;
   void choose(bool clear_cache);
   void plan_scratch();
+  void finish() const;
 
   GgufFile file_;
   model::ModelDesc model_;
@@ -93,8 +98,8 @@ class Session {
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Weights> weights_;  // of the CPU; on a GPU the executor holds them
   std::unique_ptr<plan::Selection> selection_;
-  std::unique_ptr<Executor> executor_;
-  std::vector<int64_t> positions_;  // per slot
+  std::unique_ptr<Executor> executor_;  // null for plan_only
+  std::vector<int64_t> positions_;      // per slot
 };
 
 }  // namespace dyno::runtime

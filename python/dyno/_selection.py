@@ -115,13 +115,18 @@ def select(
     return selection
 
 
-def open_session(selection: Selection, new_session: Callable[[], Any]) -> tuple[Any, list[dict[str, Any]]]:
+def open_session(
+    selection: Selection, new_session: Callable[[bool], Any]
+) -> tuple[Any, list[dict[str, Any]]]:
     """Open a session with as much of the profile as this machine takes.
+
+    What can be rejected is found on sessions that only plan, so that the weights are read once.
 
     Args:
         selection: What is left of it so far; entries that turn out not to fit or are not supported are
         rejected.
-        new_session: Opens one with the settings and kernels that `selection` holds at that moment.
+        new_session: Opens one with the settings and kernels that `selection` holds at that moment; True: only
+        to plan.
 
     Returns:
         The session, and the rows of its kernel report that were rejected.
@@ -130,36 +135,41 @@ def open_session(selection: Selection, new_session: Callable[[], Any]) -> tuple[
         PlanError, OutOfMemoryError: It does not fit even without the profile's entries.
         ProfileError: A profile is required and can't be used whole.
     """
+    rejected = _settle(selection, new_session)
+    while True:
+        try:
+            return new_session(False), rejected
+        except OutOfMemoryError as error:  # of a device whose free memory only loading can tell
+            if not selection.unchecked:
+                raise
+            _reject_unchecked(selection, str(error))
+
+
+def _settle(selection: Selection, new_session: Callable[[bool], Any]) -> list[dict[str, Any]]:
+    """Reject what this machine does not take; the rejected rows of the kernel report."""
     from dyno import _core
 
     memory = int(_core.cpu_info()["memory_bytes"])
     while True:
         try:
-            session = new_session()
-        except (PlanError, OutOfMemoryError) as error:
+            session = new_session(True)
+        except PlanError as error:
             if not selection.unchecked:
                 raise
             _reject_unchecked(selection, str(error))
             continue
         wanted = int(session.plan["total_bytes"])
         if selection.unchecked and wanted > memory:
-            session.close()
             _reject_unchecked(selection, f"the plan needs {wanted >> 20} MiB of {memory >> 20} MiB")
             continue
-        selection.unchecked = []
         rejected = [row for row in session.kernel_report() if row["status"] == "rejected"]
-        if not rejected:
-            return session, []
-        settings, kernels = selection.settings, selection.kernels
-        selection.reject(profiles.rejections(rejected))
-        # The session fell back for these entries by itself; only what fell with them, by group, is news to
-        # it.
-        gone = {(row["key"], row["tokens"]) for row in rejected}
-        alone = [entry for entry in kernels if (entry[0], entry[1]) not in gone]
-        if selection.settings == settings and selection.kernels == alone:
-            return session, rejected
-        session.close()
-        return new_session(), rejected
+        if rejected:
+            kernels = selection.kernels
+            selection.reject(profiles.rejections(rejected))  # groups fall together
+            # The engine falls back for these by itself, and then its ops say why.
+            gone = {(row["key"], row["tokens"]) for row in rejected}
+            selection.kernels += [entry for entry in kernels if (entry[0], entry[1]) in gone]
+        return rejected
 
 
 def _reject_unchecked(selection: Selection, why: str) -> None:

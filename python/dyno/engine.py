@@ -39,6 +39,9 @@ class Engine:
         profile: `auto` finds the best profile for this device and model, a path takes that file, None takes
         none.
         require_profile: Refuse to run unless an exact profile was found.
+        plan_only: Decide everything (`plan`, `describe_ops`, `settings`, the profile) but read no weights and
+        allocate nothing, so that a model larger than the machine can be looked at; logits and text raise
+        PlanError.
         **settings: Values by name, as in `dyno.settings.SETTINGS`; they override the profile.
 
     Raises:
@@ -60,9 +63,12 @@ class Engine:
         profile: str | os.PathLike[str] | Profile | None = "auto",
         *,
         require_profile: bool = False,
+        plan_only: bool = False,
         **settings: Any,
     ) -> None:
         from dyno import _core
+
+        self._plan_only = plan_only
 
         self._session: Any = None
         self._lock = threading.Lock()
@@ -377,7 +383,7 @@ class Engine:
             self._arguments, self._selection.settings, "cpu", self._n_ctx_train, self._latent_cache
         )
 
-    def _new_session(self) -> Any:
+    def _new_session(self, plan_only: bool) -> Any:
         """A session with the arguments, and the profile as far as it has been accepted."""
         from dyno import _core
 
@@ -388,6 +394,7 @@ class Engine:
             context=self.settings.of_kind("cpu", "context"),
             session=self.settings.of_kind("cpu", "session"),
             kernels=self._selection.kernels,
+            plan_only=plan_only or self._plan_only,
         )
 
     def _decode(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import dyno
 import numpy as np
 import pytest
-from dyno import DeviceError, GgufError, ModelError, PlanError, ProfileError, profiles
+from dyno import DeviceError, GgufError, ModelError, PlanError, ProfileError, _core, profiles
 from dyno.quality import nmse
 
 if TYPE_CHECKING:
@@ -353,3 +353,36 @@ def test_a_file_without_a_vocabulary_opens_and_only_text_fails(tmp_path: Path, t
             bare.tokenize("x")
         with pytest.raises(ModelError, match="no vocabulary"):
             bare.generate("x")
+
+
+def test_a_plan_needs_no_weights(tiny_dir: Path) -> None:
+    path = tiny_dir / "qwen3moe-tiny.gguf"
+    with (
+        dyno.Engine(path, profile=None) as loaded,
+        dyno.Engine(path, profile=None, plan_only=True) as planned,
+    ):
+        assert planned.plan == loaded.plan
+        assert planned.describe_ops() == loaded.describe_ops()
+        assert planned.describe_plan() == loaded.describe_plan()
+        planned.set(ubatch=7)
+        assert planned.plan["settings"]["ubatch"] == 7
+        planned.set_context(ctx=32)
+        assert planned.plan["kv_bytes"] < loaded.plan["kv_bytes"]
+        with pytest.raises(PlanError, match="planned"):
+            planned.logits([1, 2, 3])
+
+
+def test_a_plan_for_a_device_that_is_not_here(tiny_dir: Path) -> None:
+    device = {
+        "kind": "cuda",
+        "name": "described",
+        "compute_capability": 90,
+        "sm_count": 132,
+        "memory_bytes": 1 << 37,
+    }
+    path = str(tiny_dir / "qwen3moe-tiny.gguf")
+    session = _core.Session(path, plan_only=True, device=device)
+    assert session.plan["device"]["kind"] == "cuda"
+    assert all(op["config"]["variant"] for op in session.ops())
+    with pytest.raises(PlanError, match="only be planned"):
+        _core.Session(path, device=device)

@@ -46,7 +46,7 @@ def explain(
     else:
         from dyno.engine import Engine
 
-        with Engine(file, device, **chosen, **arguments) as engine:
+        with Engine(file, device, plan_only=True, **chosen, **arguments) as engine:
             state.print_profile(engine)
             result, text = stages.plan(engine) if stage is Stage.plan else stages.ops(engine, tokens)
     print(json.dumps(result, indent=2) if json_ else text)
