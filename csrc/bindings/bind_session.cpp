@@ -79,6 +79,7 @@ runtime::SessionSettings read_session(const nb::dict& dict, runtime::SessionSett
   s.threads = thread_count(r, "threads", s.threads);
   s.threads_batch = thread_count(r, "threads_batch", s.threads_batch);
   s.cuda_graphs = r.flag("cuda_graphs", s.cuda_graphs);
+  s.fusion = r.flag("fusion", s.fusion);
   r.finish();
   return s;
 }
@@ -211,7 +212,7 @@ nb::list PySession::time_ops(const Sequences& sequences, std::string_view rows) 
     request.sequences.push_back({.slot = slot, .tokens = {tokens.data(), tokens.size()}});
   }
   const std::vector<plan::OpUse>& keys = session.plan().keys;
-  std::vector<double> seconds(keys.size(), 0.0);
+  std::vector<runtime::OpTime> times(keys.size());
   {
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
@@ -219,16 +220,17 @@ nb::list PySession::time_ops(const Sequences& sequences, std::string_view rows) 
     const auto logits =
         std::make_unique_for_overwrite<float[]>(static_cast<size_t>(runtime::Session::row_count(request)) * n_vocab);
     request.logits = logits.get();
-    request.op_seconds = seconds.data();
+    request.op_times = times.data();
     session.decode(request);
   }
   nb::list out;
   for (size_t k = 0; k < keys.size(); ++k) {
+    if (times[k].launches == 0) continue;  // an op of the other list
     nb::dict d;
     d["family"] = std::string(ops::family_name(ops::family_of(keys[k].desc)));
     d["key"] = keys[k].key;
-    d["count"] = keys[k].count;
-    d["seconds"] = seconds[k];
+    d["count"] = times[k].launches;
+    d["seconds"] = times[k].seconds;
     out.append(d);
   }
   return out;
@@ -249,6 +251,7 @@ nb::dict plan_dict(const runtime::Session& session) {
   settings["cpu_isa"] = std::string(cpu_isa_name(p.device.isa));
   settings["device"] = device_name(p.device);
   settings["cuda_graphs"] = session.settings().cuda_graphs;
+  settings["fusion"] = session.settings().fusion;
   settings["ctx"] = p.context.ctx;
   settings["kv_type_k"] = std::string(dtype_name(p.kv_type_k));
   settings["kv_type_v"] = std::string(dtype_name(p.kv_type_v));
@@ -288,6 +291,8 @@ nb::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens
   for (size_t k = 0; k < p.keys.size(); ++k) {
     const plan::OpUse& use = p.keys[k];
     for (const int64_t count : counts) {
+      const plan::ListId list = p.list_for(count).id;
+      if (use.count_in(list) == 0) continue;
       const int64_t rows = count * use.rows_factor;
       const int bucket = std::min(ops::bucket_of(rows), plan::kBuckets - 1);
       const ops::OpDesc desc = ops::with_tokens(use.desc, rows);
@@ -296,7 +301,8 @@ nb::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens
       nb::dict d;
       d["family"] = std::string(ops::family_name(ops::family_of(desc)));
       d["key"] = use.key;
-      d["count"] = use.count;
+      d["list"] = std::string(plan::list_name(list));
+      d["count"] = use.count_in(list);
       d["rows"] = rows;
       d["tokens"] = ops::bucket_name(bucket);
       d["config"] = config_to_dict(ops::family_of(desc), choice.config);
@@ -332,7 +338,8 @@ void bind_session(nb::module_& m) {
            "kernels"_a = Kernels(), "plan_only"_a = false, "device"_a = nb::none(),
            "load: numerics, device (cpu, cuda, cuda:N), cpu_repack, cpu_isa. context: ctx, kv_type_k, kv_type_v, "
            "sequences. session: ubatch, "
-           "threads, threads_batch. kernels: (op key, token range, config dict, origin). plan_only: decide everything, "
+           "threads, threads_batch, cuda_graphs, fusion. kernels: (op key, token range, config dict, origin). "
+           "plan_only: decide everything, "
            "read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in "
            "cpu_info() and devices(), of a device that need not be here.")
       .def_prop_ro(
@@ -346,7 +353,8 @@ void bind_session(nb::module_& m) {
           "ops", [](const PySession& s, std::optional<int64_t> tokens) { return ops_list(s.get(), tokens); },
           "tokens"_a = nb::none(), nb::sig("def ops(self, tokens: int | None = None) -> list[dict[str, typing.Any]]"),
           "Every distinct op with its configuration and why it was chosen, for that many tokens a u-batch (default: 1 "
-          "and the u-batch). `rows` is what the op itself sees: tokens times heads or experts where it works on those.")
+          "and the u-batch). `list` is the op list that runs (fused for few tokens on a GPU), `count` its nodes. "
+          "`rows` is what the op itself sees: tokens times heads or experts where it works on those.")
       .def(
           "kernel_report", [](const PySession& s) { return kernel_report(s.get()); },
           nb::sig("def kernel_report(self) -> list[dict[str, str]]"), "What became of each kernel entry given.")
@@ -394,10 +402,12 @@ void bind_session(nb::module_& m) {
                    "numpy.ndarray | None = None, capture_routing: bool = False) -> tuple[typing.Any, typing.Any]"),
            "Appends tokens (int32) to sequences and returns (logits float32 [rows, n_vocab] or None, routing int32 "
            "[moe layers, tokens, used] or None). rows: all, last (of each sequence) or none. Raises PlanError.")
-      .def("time_ops", &PySession::time_ops, "sequences"_a, "rows"_a = "last",
-           nb::sig("def time_ops(self, sequences: list[tuple[int, numpy.ndarray]], rows: str = 'last') -> "
-                   "list[dict[str, typing.Any]]"),
-           "Decodes like decode() and returns, for every distinct op, the seconds that all its launches took.")
+      .def(
+          "time_ops", &PySession::time_ops, "sequences"_a, "rows"_a = "last",
+          nb::sig("def time_ops(self, sequences: list[tuple[int, numpy.ndarray]], rows: str = 'last') -> "
+                  "list[dict[str, typing.Any]]"),
+          "Decodes like decode() and returns, for every distinct op that ran, how often (`count`) and the seconds that "
+          "all its launches took.")
       .def("close", &PySession::close, "Frees weights and cache; later calls raise DynoError.");
 }
 

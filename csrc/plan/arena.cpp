@@ -18,7 +18,8 @@ void layout_arena(Plan& plan, int64_t ubatch) {
   DYNO_CHECK(PlanError, ubatch >= 1 && ubatch <= 65536, "[plan] ubatch is ", ubatch, "; expected 1 to 65536");
   plan.ubatch = ubatch;
   const auto bytes_of = [&](const Value& v) {
-    return aligned(v.bytes_per_token * static_cast<size_t>(ubatch) + v.bytes_fixed);
+    const int64_t tokens = v.list == ListId::fused ? std::min(ubatch, kFusedTokens) : ubatch;
+    return aligned(v.bytes_per_token * static_cast<size_t>(tokens) + v.bytes_fixed);
   };
 
   // Largest first, each at the lowest offset that is free during its life.
@@ -35,7 +36,9 @@ void layout_arena(Plan& plan, int64_t ubatch) {
     std::vector<std::pair<size_t, size_t>> taken;
     for (const size_t j : placed) {
       const Value& other = plan.values[j];
-      const bool apart = other.last_use < value.first_use || value.last_use < other.first_use;
+      // Only one of the lists runs at a time.
+      const bool apart =
+          other.list != value.list || other.last_use < value.first_use || value.last_use < other.first_use;
       if (!apart) taken.emplace_back(other.offset, other.offset + bytes_of(other));
     }
     std::sort(taken.begin(), taken.end());

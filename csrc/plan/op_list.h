@@ -1,4 +1,5 @@
-// Writes the op list of a model into a plan: one function per part of a layer. Internal to plan/.
+// Writes an op list of a model into a plan: one function for each part of a layer. The parts that a list of fewer,
+// larger launches replaces are virtual (fused_list.h). Internal to plan/.
 #pragma once
 
 #include <string>
@@ -7,13 +8,35 @@
 
 namespace dyno::plan {
 
+inline constexpr int64_t kF32 = sizeof(float);
+
 class OpList {
  public:
-  OpList(Plan& plan, const model::ModelDesc& model) : plan_(plan), model_(model) {}
+  OpList(Plan& plan, const model::ModelDesc& model, NodeList& list) : plan_(plan), model_(model), list_(list) {}
+  virtual ~OpList() = default;
+  OpList(const OpList&) = delete;
+  OpList& operator=(const OpList&) = delete;
 
   void build();
 
- private:
+ protected:
+  // What a product reads. Where it is a normed row, the norm is emitted when something asks for its result.
+  struct Input {
+    Operand before{};  // of the norm
+    model::WeightId norm = model::kNone;
+    Operand f32{};
+    Operand q8{};
+    int64_t width = 0;
+    int32_t rows_factor = 1;
+    std::string name{};
+  };
+  struct Qkv {
+    Operand q{}, k{}, v{};
+  };
+  struct Routing {
+    Operand ids{}, weights{}, workspace{};
+  };
+
   // Values. Widths are in f32 elements per token.
   Operand value(const std::string& name, int64_t width);
   Operand value_bytes(const std::string& name, size_t bytes_per_token, size_t bytes_fixed = 0);
@@ -25,21 +48,16 @@ class OpList {
 
   bool exact_attention() const;
   ops::ActType act_for(model::WeightId id) const;
-  // `x` in the form its weight wants; quantised once and shared by later calls with the same `cache`.
-  struct Input {
-    Operand f32{};
-    Operand q8{};
-    int64_t width = 0;
-    int32_t rows_factor = 1;
-    std::string name{};
-  };
+  static Input normed(const std::string& name, Operand x, model::WeightId weight, int64_t n);
+  Operand f32_of(Input& input, int32_t layer);
+  // `input` in the form its weight wants; quantised once and shared by later calls with the same Input.
   Operand as(ops::ActType act, Input& input, int32_t layer);
 
   Operand rms_norm(const std::string& name, Operand x, model::WeightId weight, int64_t n, int32_t layer);
   void head_norm(const std::string& name, Operand x, model::WeightId weight, int64_t heads, int64_t dim, int32_t layer);
   // y = [residual + scale *] (x·wᵀ + bias)
-  void matmul(const std::string& name, Input& x, model::WeightId w, model::WeightId bias, Operand y, Operand residual,
-              float scale, int32_t layer);
+  virtual void matmul(const std::string& name, Input& x, model::WeightId w, model::WeightId bias, Operand y,
+                      Operand residual, float scale, int32_t layer);
   void batched_matmul(const std::string& name, Input& x, model::WeightId w, Operand y, int32_t layer);
   // Adds a projection's output to the residual stream, through a norm where the architecture has one.
   void project(const std::string& name, Input& x, model::WeightId w, model::WeightId bias, model::WeightId post_norm,
@@ -48,17 +66,32 @@ class OpList {
             int64_t offset, int32_t layer);
   void store(const std::string& name, Operand x, int64_t width, bool value_cache, int32_t layer);
 
+  // Attention (op_list_attention.cpp).
   void gqa(const model::LayerSpec& layer, int32_t index);
   void mla(const model::LayerSpec& layer, int32_t index);
+  virtual Qkv qkv_products(const model::AttentionSpec& a, Input& h, int32_t layer);
+  // Norms of heads, rotation, and the way of k and v into the cache.
+  virtual void store_qkv(const model::AttentionSpec& a, const Qkv& x, int32_t layer);
+
+  // Feed-forward (op_list_ffn.cpp).
+  void feed_forward(const model::LayerSpec& layer, int32_t index);
   void dense_ffn(const model::LayerSpec& layer, int32_t index, Input& h);
   void moe_ffn(const model::LayerSpec& layer, int32_t index, Input& h);
   // activation(gate) * up of a dense FFN; [width]
-  Operand up_gate(const std::string& name, const model::FfnSpec& ffn, Input& h, int32_t layer);
+  virtual Operand up_gate(const std::string& name, const model::FfnSpec& ffn, Input& h, int32_t layer);
+  Routing routing_values(const model::FfnSpec& ffn, int32_t layer);
+  virtual Routing route_experts(const model::FfnSpec& ffn, Input& h, int32_t layer);
+  // The same for a token's experts; [used, width]
+  virtual Operand experts_up_gate(const model::FfnSpec& ffn, Input& h, const Routing& routing, int32_t layer);
+  // Adds the weighted sum of the experts' down products to the residual stream.
+  virtual void experts_down(const model::FfnSpec& ffn, Operand hidden, const Routing& routing, int32_t layer);
+
   int32_t rope_table(const model::RopeSpec& spec);
 
   Plan& plan_;
   const model::ModelDesc& model_;
-  Operand residual_;
+  NodeList& list_;
+  Operand residual_{};
   int32_t moe_count_ = 0;
 };
 

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "ops/matmul/layout.h"
+#include "plan/fused_list.h"
 #include "plan/op_list.h"
 
 namespace dyno::plan {
@@ -61,6 +62,7 @@ std::string mib(size_t bytes) {
 }  // namespace
 
 std::string_view numerics_name(Numerics numerics) { return numerics == Numerics::exact ? "exact" : "default"; }
+std::string_view list_name(ListId list) { return list == ListId::fused ? "fused" : "general"; }
 
 void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& context) {
   ContextOptions c = context;
@@ -113,7 +115,10 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
     const bool counted = model.weights[i].table && plan.weights[i].mapped && table_is_output;
     if (!counted) plan.weights_bytes += plan.weights[i].bytes;
   }
-  OpList(plan, model).build();
+  OpList(plan, model, plan.general).build();
+  if (device.kind == DeviceKind::cuda && load.numerics == Numerics::standard) {
+    FusedList(plan, model, plan.fused).build();
+  }
   layout_arena(plan, ubatch);
   return plan;
 }
@@ -152,7 +157,14 @@ std::string Plan::describe(const model::ModelDesc& model) const {
   for (const auto& [text, group] : groups) {
     out += str_cat("  ", group.first, " weights ", text, ": ", mib(group.second), "\n");
   }
-  out += str_cat(nodes.size(), " ops a token, ", keys.size(), " distinct\n");
+  const auto distinct = [&](ListId list) {
+    return std::count_if(keys.begin(), keys.end(), [&](const OpUse& use) { return use.count_in(list) > 0; });
+  };
+  out += str_cat(general.nodes.size(), " ops a u-batch, ", distinct(ListId::general), " distinct\n");
+  if (!fused.nodes.empty()) {
+    out += str_cat(fused.nodes.size(), " ops a u-batch of at most ", kFusedTokens, " tokens, ", distinct(ListId::fused),
+                   " distinct", fusion ? "\n" : ", off (fusion)\n");
+  }
   return out;
 }
 

@@ -5,6 +5,7 @@
 // byte stride) into pointers once the arena exists, so the same op list serves any number of tokens up to the u-batch.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -47,11 +48,21 @@ struct WeightPlacement {
 using ValueId = int32_t;
 inline constexpr ValueId kNoValue = -1;
 
+// A plan holds up to two op lists over the same weights and cache. A u-batch runs through one of them.
+enum class ListId : uint8_t {
+  general,  // any number of tokens
+  fused,    // few, larger launches for at most kFusedTokens tokens
+};
+inline constexpr size_t kListCount = 2;
+inline constexpr int64_t kFusedTokens = 8;
+std::string_view list_name(ListId list);
+
 struct Value {
   std::string name;
   size_t bytes_per_token = 0;
   size_t bytes_fixed = 0;
-  int first_use = -1;  // node indices
+  ListId list = ListId::general;
+  int first_use = -1;  // node indices of its list
   int last_use = -1;
   size_t offset = 0;  // in the arena
 };
@@ -92,8 +103,20 @@ struct Node {
 struct OpUse {
   ops::OpDesc desc;  // m = 1
   std::string key;
-  int count = 0;
+  std::array<int, kListCount> count{};  // nodes of each list
   int rows_factor = 1;
+
+  int count_in(ListId list) const { return count[static_cast<size_t>(list)]; }
+};
+
+struct NodeList {
+  ListId id = ListId::general;
+  std::vector<Node> nodes{};
+  // After this node of the last layer only the rows whose logits are wanted go on; these values are compacted.
+  int32_t select_node = -1;
+  std::vector<ValueId> select_values{};
+  int32_t head_node = -1;  // first node behind the last layer
+  ValueId residual = kNoValue;
 };
 
 struct KvLayer {
@@ -111,21 +134,22 @@ struct Plan {
 
   std::vector<WeightPlacement> weights;  // parallel to ModelDesc::weights
   std::vector<Value> values;
-  std::vector<Node> nodes;
-  std::vector<OpUse> keys;
+  NodeList general{.id = ListId::general};
+  NodeList fused{.id = ListId::fused};  // without nodes where nothing is fused: on the CPU, with numerics exact
+  bool fusion = true;                   // whether the fused list is used where there is one
+  std::vector<OpUse> keys;              // of both lists
   std::vector<RopeTable> rope_tables;
   std::vector<KvLayer> kv;
-  // After this node of the last layer only the rows whose logits are wanted go on; these values are compacted.
-  int32_t select_node = -1;
-  std::vector<ValueId> select_values;
-  int32_t head_node = -1;  // first node behind the last layer
-  ValueId residual = kNoValue;
   ValueId logits = kNoValue;  // lives in the caller's memory, not in the arena
 
   size_t weights_bytes = 0;  // owned copies and mapped pages that kernels read
   size_t kv_bytes = 0;
   size_t arena_bytes = 0;
   size_t scratch_bytes = 0;  // all threads together; set when configurations are chosen
+  // The list that a u-batch of that many tokens runs through.
+  const NodeList& list_for(int64_t tokens) const {
+    return fusion && tokens <= kFusedTokens && !fused.nodes.empty() ? fused : general;
+  }
   size_t total_bytes() const { return weights_bytes + kv_bytes + arena_bytes + scratch_bytes; }
 
   std::string describe(const model::ModelDesc& model) const;

@@ -1,4 +1,4 @@
-// Runs a plan's op list for one u-batch at a time, on one device.
+// Runs a plan's op lists for one u-batch at a time, on one device.
 #pragma once
 
 #include <span>
@@ -8,6 +8,12 @@
 #include "plan/selection.h"
 
 namespace dyno::runtime {
+
+// What the launches of one op took.
+struct OpTime {
+  double seconds = 0;
+  int64_t launches = 0;
+};
 
 // One u-batch: tokens of one or several sequences, and which rows' logits are wanted.
 struct MicroBatch {
@@ -20,7 +26,7 @@ struct MicroBatch {
   const int32_t* pinned_routing = nullptr;
   int32_t* captured_routing = nullptr;
   int64_t routing_stride = 0;
-  double* op_seconds = nullptr;  // [Plan::keys], added to; null when not asked
+  OpTime* op_times = nullptr;  // [Plan::keys], added to; null when not asked
 };
 
 class Executor {
@@ -44,10 +50,10 @@ struct NodeRange {
   int32_t stop = 0;
   bool all_rows = false;
 };
-inline NodeRange nodes_to_run(const plan::Plan& plan, const MicroBatch& batch) {
+inline NodeRange nodes_to_run(const plan::NodeList& list, const MicroBatch& batch) {
   const bool all_rows = batch.pinned_routing != nullptr || batch.captured_routing != nullptr;
-  if (!batch.logit_rows.empty()) return {static_cast<int32_t>(plan.nodes.size()), all_rows};
-  return {all_rows ? plan.head_node : plan.select_node, all_rows};
+  if (!batch.logit_rows.empty()) return {static_cast<int32_t>(list.nodes.size()), all_rows};
+  return {all_rows ? list.head_node : list.select_node, all_rows};
 }
 
 }  // namespace dyno::runtime

@@ -88,19 +88,22 @@ void CpuExecutor::run(const MicroBatch& batch, const plan::Selection& selection,
           .arena = arena_.data(),
           .cache = cache_.data(),
           .logits = batch.logits};
-  const NodeRange range = nodes_to_run(plan_, batch);
+  const plan::NodeList& list = plan_.list_for(env.tokens);
+  const NodeRange range = nodes_to_run(list, batch);
   for (int32_t i = 0; i < range.stop; ++i) {
-    if (range.all_rows && i == plan_.head_node) select_rows(env, batch.logit_rows, {&plan_.residual, 1});
-    const plan::Node& node = plan_.nodes[static_cast<size_t>(i)];
-    if (batch.op_seconds == nullptr) {
+    if (range.all_rows && i == list.head_node) select_rows(env, batch.logit_rows, {&list.residual, 1});
+    const plan::Node& node = list.nodes[static_cast<size_t>(i)];
+    if (batch.op_times == nullptr) {
       launch_node(node, env);
     } else {
       const auto start = std::chrono::steady_clock::now();
       launch_node(node, env);
       const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-      batch.op_seconds[node.key] += elapsed.count();
+      OpTime& time = batch.op_times[node.key];
+      time.seconds += elapsed.count();
+      ++time.launches;
     }
-    if (!range.all_rows && i == plan_.select_node) select_rows(env, batch.logit_rows, plan_.select_values);
+    if (!range.all_rows && i == list.select_node) select_rows(env, batch.logit_rows, list.select_values);
   }
 }
 

@@ -57,6 +57,7 @@ void Session::plan_scratch() {
 }
 
 void Session::choose(bool clear_cache) {
+  plan_.fusion = settings_.fusion;
   selection_ = std::make_unique<plan::Selection>(plan_, kernels_);
   plan_scratch();
   if (executor_ == nullptr) return;
@@ -180,7 +181,7 @@ void Session::decode(const DecodeRequest& request) {
          .pinned_routing = request.pinned_routing == nullptr ? nullptr : request.pinned_routing + done * used,
          .captured_routing = request.captured_routing == nullptr ? nullptr : request.captured_routing + done * used,
          .routing_stride = total,
-         .op_seconds = request.op_seconds},
+         .op_times = request.op_times},
         *selection_, threads);
     for (const ops::SequenceRun& run : runs) positions_[static_cast<size_t>(run.slot)] += run.n_tokens;
     done += static_cast<int64_t>(tokens.size());

@@ -30,6 +30,7 @@ struct SessionSettings {
   int threads = 0;                      // for u-batches of one token a sequence; 0: all cores
   int threads_batch = 0;                // for larger ones; 0: as `threads`
   bool cuda_graphs = kCudaGraphsBuilt;  // replay captured graphs on a GPU
+  bool fusion = true;                   // few tokens go through the plan's fused list, where it has one
 };
 
 // New tokens of one sequence; they follow what its slot holds.
@@ -46,7 +47,7 @@ struct DecodeRequest {
   float* logits = nullptr;                  // [rows_of(request), n_vocab], in the order of the sequences
   const int32_t* pinned_routing = nullptr;  // [moe layers, tokens, used]
   int32_t* captured_routing = nullptr;      // likewise
-  double* op_seconds = nullptr;             // [plan().keys], added to
+  OpTime* op_times = nullptr;               // [plan().keys], added to
 };
 
 // plan_only: everything is decided and can be printed, but nothing is read or allocated, and decode() throws.

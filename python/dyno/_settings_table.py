@@ -196,7 +196,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "fusion",
         "session",
         "bool",
-        "Plan fused launches (norm with quantisation, QKV with rope and store, ...) instead of single ops.",
+        "Run u-batches of at most 8 tokens through the op list of fused launches instead of the general one.",
         default=True,
         devices=CUDA,
         fidelity="rounding",

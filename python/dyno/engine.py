@@ -338,7 +338,7 @@ class Engine:
             tokens: Size of the batch that the configurations are for; None lists every bucket that matters.
 
         Returns:
-            Dicts with `family`, `key`, `count`, `tokens`, `config`, `reason`, `bytes` and `flops`.
+            Dicts with `list`, `family`, `key`, `count`, `tokens`, `config`, `reason`, `bytes` and `flops`.
         """
         return list(self._open().ops(tokens))
 

@@ -57,9 +57,10 @@ def plan(engine: Engine) -> tuple[dict[str, Any], str]:
 def ops(engine: Engine, tokens: int | None) -> tuple[dict[str, Any], str]:
     """Every op, the configuration that was taken for it, and why."""
     found = engine.describe_ops(tokens)
-    header = ("count", "op", "rows", "configuration", "why", "bytes", "flops")
+    header = ("list", "count", "op", "rows", "configuration", "why", "bytes", "flops")
     rows = [
         (
+            str(op["list"]),
             str(op["count"]),
             str(op["key"]),
             str(op["tokens"]),

@@ -162,27 +162,31 @@ void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& se
       .tokens = static_cast<int64_t>(batch.tokens.size()),
       .cache = cache_.data()};
   const auto wanted = static_cast<int64_t>(batch.logit_rows.size());
-  const NodeRange range = nodes_to_run(plan_, batch);
-  if (batch.op_seconds != nullptr) {
+  const plan::NodeList& list = plan_.list_for(env.tokens);
+  const NodeRange range = nodes_to_run(list, batch);
+  if (batch.op_times != nullptr) {
     while (timing_.size() <= static_cast<size_t>(range.stop)) timing_.push_back(make_timing_event());
     DYNO_CUDA_CHECK(cudaEventRecord(timing_.front().get(), stream_.get()));
   }
   for (int32_t i = 0; i < range.stop; ++i) {
-    if (range.all_rows && i == plan_.head_node) select_rows(env, wanted, {&plan_.residual, 1});
-    launch_node(plan_.nodes[static_cast<size_t>(i)], env);
-    if (batch.op_seconds != nullptr)
+    if (range.all_rows && i == list.head_node) select_rows(env, wanted, {&list.residual, 1});
+    launch_node(list.nodes[static_cast<size_t>(i)], env);
+    if (batch.op_times != nullptr)
       DYNO_CUDA_CHECK(cudaEventRecord(timing_[static_cast<size_t>(i) + 1].get(), stream_.get()));
-    if (!range.all_rows && i == plan_.select_node) select_rows(env, wanted, plan_.select_values);
+    if (!range.all_rows && i == list.select_node) select_rows(env, wanted, list.select_values);
   }
 }
 
-void CudaExecutor::add_op_seconds(const MicroBatch& batch) {
+void CudaExecutor::add_op_times(const MicroBatch& batch) {
   finish();
-  for (int32_t i = 0; i < nodes_to_run(plan_, batch).stop; ++i) {
+  const plan::NodeList& list = plan_.list_for(static_cast<int64_t>(batch.tokens.size()));
+  for (int32_t i = 0; i < nodes_to_run(list, batch).stop; ++i) {
     const auto at = static_cast<size_t>(i);
     float milliseconds = 0;
     DYNO_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, timing_[at].get(), timing_[at + 1].get()));
-    batch.op_seconds[plan_.nodes[at].key] += static_cast<double>(milliseconds) * 1e-3;
+    OpTime& time = batch.op_times[list.nodes[at].key];
+    time.seconds += static_cast<double>(milliseconds) * 1e-3;
+    ++time.launches;
   }
 }
 
@@ -240,7 +244,7 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
   const bool repeats = batch.tokens.size() == batch.runs.size() && !batch.logit_rows.empty();
   const bool routing = batch.pinned_routing != nullptr || batch.captured_routing != nullptr;
   Captured* captured = nullptr;
-  if (graphs_wanted_ && repeats && !routing && batch.op_seconds == nullptr) {
+  if (graphs_wanted_ && repeats && !routing && batch.op_times == nullptr) {
     captured = &graphs_[{static_cast<int64_t>(tokens), static_cast<int64_t>(batch.runs.size()),
                          static_cast<int64_t>(batch.logit_rows.size())}];
     if (++captured->uses == 2) capture(batch, selection, *captured);
@@ -251,7 +255,7 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
     launch_all(batch, selection);
   }
 
-  if (batch.op_seconds != nullptr) add_op_seconds(batch);
+  if (batch.op_times != nullptr) add_op_times(batch);
   if (batch.captured_routing != nullptr) {
     DYNO_CUDA_CHECK(cudaMemcpy2DAsync(batch.captured_routing, host_pitch, captured_routing_.data(), layer_bytes,
                                       layer_bytes, layers, cudaMemcpyDeviceToHost, stream_.get()));

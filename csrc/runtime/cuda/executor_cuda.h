@@ -41,7 +41,7 @@ class CudaExecutor final : public Executor {
   void upload(const MicroBatch& batch);
   void launch_all(const MicroBatch& batch, const plan::Selection& selection);
   void select_rows(Env& env, int64_t wanted, std::span<const plan::ValueId> values);
-  void add_op_seconds(const MicroBatch& batch);
+  void add_op_times(const MicroBatch& batch);
   void capture(const MicroBatch& batch, const plan::Selection& selection, Captured& into);
 
   const model::ModelDesc& model_;

@@ -1,0 +1,3 @@
+#include "plan/fused_list.h"
+
+namespace dyno::plan {}  // namespace dyno::plan

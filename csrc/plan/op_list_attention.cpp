@@ -1,0 +1,138 @@
+// Attention of a layer: from the residual stream to what it adds to it.
+#include "plan/op_list.h"
+
+#include "core/error.h"
+#include "ops/args.h"
+
+namespace dyno::plan {
+
+using model::kNone;
+using model::WeightId;
+
+OpList::Qkv OpList::qkv_products(const model::AttentionSpec& a, Input& h, int32_t i) {
+  const std::string p = str_cat("blk.", i, ".");
+  const int64_t q_width = a.heads * a.dk;
+  const int64_t k_width = a.kv_heads * a.dk;
+  const int64_t v_width = a.kv_heads * a.dv;
+  if (a.qkv != kNone) {
+    const Operand q = value(p + "qkv", q_width + k_width + v_width);
+    matmul(p + "attn_qkv", h, a.qkv, a.qkv_bias, q, {}, 1.0f, i);
+    return {q, slice(q, q_width), slice(q, q_width + k_width)};
+  }
+  const Qkv out{value(p + "q", q_width), value(p + "k", k_width), value(p + "v", v_width)};
+  matmul(p + "attn_q", h, a.q, a.q_bias, out.q, {}, 1.0f, i);
+  matmul(p + "attn_k", h, a.k, a.k_bias, out.k, {}, 1.0f, i);
+  matmul(p + "attn_v", h, a.v, a.v_bias, out.v, {}, 1.0f, i);
+  return out;
+}
+
+void OpList::store_qkv(const model::AttentionSpec& a, const Qkv& x, int32_t i) {
+  const std::string p = str_cat("blk.", i, ".");
+  if (a.q_norm != kNone) head_norm(p + "attn_q_norm", x.q, a.q_norm, a.heads, a.dk, i);
+  if (a.k_norm != kNone) head_norm(p + "attn_k_norm", x.k, a.k_norm, a.kv_heads, a.dk, i);
+  rope(p + "rope_q", x.q, a.rope, a.heads, a.dk, 0, i);
+  rope(p + "rope_k", x.k, a.rope, a.kv_heads, a.dk, 0, i);
+  store(p + "kv_store_k", x.k, a.kv_heads * a.dk, false, i);
+  store(p + "kv_store_v", x.v, a.kv_heads * a.dv, true, i);
+}
+
+void OpList::gqa(const model::LayerSpec& layer, int32_t i) {
+  const model::AttentionSpec& a = layer.attention;
+  const std::string p = str_cat("blk.", i, ".");
+  Input h = normed(p + "attn_norm", residual_, layer.attn_norm, model_.n_embd);
+  const Qkv qkv = qkv_products(a, h, i);
+  store_qkv(a, qkv, i);
+
+  const Operand out = value(p + "attention", a.heads * a.dv);
+  Node& node = emit(p + "attention",
+                    ops::AttentionDesc{.heads = a.heads,
+                                       .kv_heads = a.kv_heads,
+                                       .dk = a.dk,
+                                       .dv = a.dv,
+                                       .k_type = plan_.kv_type_k,
+                                       .v_type = plan_.kv_type_v,
+                                       .sinks = a.sinks != kNone,
+                                       .windowed = a.window > 0,
+                                       .softcap = a.softcap > 0,
+                                       .exact = exact_attention()},
+                    i);
+  node.x = qkv.q;
+  node.y = out;
+  node.w = a.sinks;
+  node.scale = static_cast<float>(a.scale);
+  node.softcap = static_cast<float>(a.softcap);
+  node.window = static_cast<int32_t>(a.window);
+  list_.select_node = static_cast<int32_t>(list_.nodes.size() - 1);
+  list_.select_values = {residual_.value, out.value};
+
+  Input o{.f32 = out, .width = a.heads * a.dv, .name = p + "attention"};
+  project(p + "attn_output", o, a.output, a.output_bias, layer.attn_post_norm, p + "attn_post_norm", i);
+}
+
+void OpList::mla(const model::LayerSpec& layer, int32_t i) {
+  const model::AttentionSpec& a = layer.attention;
+  const std::string p = str_cat("blk.", i, ".");
+  Input h = normed(p + "attn_norm", residual_, layer.attn_norm, model_.n_embd);
+  const int64_t key_head = a.nope + a.rope.n_rot;
+  const Operand q = value(p + "q", a.heads * key_head);
+  if (a.q_a != kNone) {
+    const int64_t q_lora = model_.weight(a.q_a).rows;
+    const Operand low = value(p + "q_a", q_lora);
+    matmul(p + "attn_q_a", h, a.q_a, kNone, low, {}, 1.0f, i);
+    Input q_low = normed(p + "attn_q_a_norm", low, a.q_a_norm, q_lora);
+    matmul(p + "attn_q_b", q_low, a.q_b, kNone, q, {}, 1.0f, i);
+  } else {
+    matmul(p + "attn_q", h, a.q, kNone, q, {}, 1.0f, i);
+  }
+  rope(p + "rope_q", q, a.rope, a.heads, key_head, a.nope, i);
+
+  // The cache row: the normalised latent, then the rotary key.
+  const Operand latent = value(p + "kv_a", a.dk);
+  matmul(p + "attn_kv_a", h, a.kv_a, kNone, latent, {}, 1.0f, i);
+  head_norm(p + "attn_kv_a_norm", latent, a.kv_a_norm, 1, a.kv_lora, i);
+  rope(p + "rope_k", latent, a.rope, 1, a.dk, a.kv_lora, i);
+  store(p + "kv_store", latent, a.dk, false, i);
+
+  // Queries against the latent: [heads, kv_lora + rotary].
+  const auto heads = static_cast<int32_t>(a.heads);
+  Operand absorbed = value(p + "q_absorbed", a.heads * a.dk);
+  Operand head_rows = q;
+  head_rows.stride_bytes = key_head * kF32;
+  Input q_nope{.f32 = head_rows, .width = a.nope, .rows_factor = heads, .name = p + "q_nope"};
+  Operand target = absorbed;
+  target.batch_stride_bytes = a.dk * kF32;
+  batched_matmul(p + "attn_k_b", q_nope, a.k_b, target, i);
+  Node& rotary = emit(p + "q_rotary", ops::CopyDesc{.act = ops::ActType::f32, .k = a.rope.n_rot}, i, heads);
+  rotary.x = slice(head_rows, a.nope);
+  rotary.y = slice(absorbed, a.kv_lora);
+  rotary.y.stride_bytes = a.dk * kF32;
+
+  const Operand mixed = value(p + "attention", a.heads * a.kv_lora);
+  Node& node = emit(p + "attention",
+                    ops::AttentionDesc{.heads = a.heads,
+                                       .kv_heads = 1,
+                                       .dk = a.dk,
+                                       .dv = a.dv,
+                                       .k_type = plan_.kv_type_k,
+                                       .v_type = plan_.kv_type_k,
+                                       .v_in_k = true,
+                                       .exact = exact_attention()},
+                    i);
+  node.x = absorbed;
+  node.y = mixed;
+  node.scale = static_cast<float>(a.scale);
+  list_.select_node = static_cast<int32_t>(list_.nodes.size() - 1);
+  list_.select_values = {residual_.value, mixed.value};
+
+  const Operand out = value(p + "attention_v", a.heads * a.v_head);
+  Operand mixed_rows = mixed;
+  mixed_rows.stride_bytes = a.kv_lora * kF32;
+  Input latent_out{.f32 = mixed_rows, .width = a.kv_lora, .rows_factor = heads, .name = p + "attention"};
+  target = out;
+  target.batch_stride_bytes = a.v_head * kF32;
+  batched_matmul(p + "attn_v_b", latent_out, a.v_b, target, i);
+  Input o{.f32 = out, .width = a.heads * a.v_head, .name = p + "attention_v"};
+  project(p + "attn_output", o, a.output, a.output_bias, layer.attn_post_norm, p + "attn_post_norm", i);
+}
+
+}  // namespace dyno::plan
