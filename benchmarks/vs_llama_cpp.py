@@ -1,12 +1,16 @@
-"""Runs dyno and llama.cpp in turn on the same files and threads, and compares medians.
+"""Runs dyno, llama.cpp and, if asked, ik_llama.cpp in turn on the same files and threads; compares medians.
 
     pip install llama-cpp-python     # here, or in an environment of its own: --llama-python …/bin/python
     python benchmarks/vs_llama_cpp.py model.gguf … -p 512 -n 64 -t 2 --rounds 3 --json results.json
+    python benchmarks/vs_llama_cpp.py model.gguf … --ik-bin ik_llama.cpp/build/bin/llama-bench
 
-Every measurement is a process of its own: load, warm up, then samples. Rounds alternate which engine goes
-first, so that a drift of the machine meets both. The ratio of medians over all samples is what counts; the
-spread between rounds is printed beside it. pp reads a prompt of random tokens and computes the last row's
-logits; tg feeds random tokens one by one without sampling.
+Every measurement is a process of its own: load, warm up, then samples. Every round begins with another
+engine, so that a drift of the machine meets all of them. The ratio of medians over all samples is what
+counts; the spread between rounds is printed beside it. pp reads a prompt of random tokens and computes the
+last row's logits; tg feeds random tokens one by one behind it, without sampling. ik_llama.cpp is measured by
+its own llama-bench, which does the same; its flags beside the common ones are `--ik-args` (default: rows
+repacked, no flash attention, its faster setting on CPUs). The first sample of each of its tests warms up and
+is dropped.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import ctypes
 import json
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -98,6 +103,34 @@ class LlamaCpp:
 
 
 ENGINES = {"dyno": Dyno, "llama.cpp": LlamaCpp}
+IK = "ik_llama.cpp"
+
+
+def measure_ik(args: argparse.Namespace, model: str) -> dict[str, Any]:
+    """Samples of one llama-bench process of ik_llama.cpp, in tokens a second."""
+    command = [str(args.ik_bin), "-m", model, "-o", "json", "-r", str(args.samples + 1)]
+    command += ["-p", str(args.prompt), "-n", "0", "-gp", f"{args.prompt},{args.generate}"]
+    command += [
+        "-t",
+        str(args.threads),
+        "-ub",
+        str(args.ubatch),
+        "-b",
+        str(max(512, args.ubatch)),
+        "-ngl",
+        "0",
+    ]
+    done = subprocess.run([*command, *shlex.split(args.ik_args)], capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    begin = next((n for n, line in enumerate(lines) if line.strip() == "["), None)
+    if done.returncode != 0 or begin is None:
+        raise SystemExit(f"{IK} failed on {model} ({done.returncode}):\n{done.stderr[-2000:]}")
+    result: dict[str, Any] = {"pp": [], "tg": []}
+    for row in json.loads("\n".join(lines[begin:])):
+        result["version"] = f"{IK} {row['build_number']} ({row['build_commit']}) {args.ik_args}"
+        # -gp times the generation behind the prompt, as the others do it
+        result["tg" if row["n_gen"] else "pp"] = row["samples_ts"][1:]
+    return result
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -123,6 +156,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def child(args: argparse.Namespace, engine: str, model: str, vocab: int) -> dict[str, Any]:
     """One measurement in a process of its own."""
+    if engine == IK:
+        return measure_ik(args, model)
     python = args.llama_python if engine == "llama.cpp" and args.llama_python else sys.executable
     command = [python, __file__, model, "--engine", engine, "--vocab", str(vocab)]
     command += ["-p", str(args.prompt), "-n", str(args.generate), "-t", str(args.threads)]
@@ -138,36 +173,48 @@ def compare(args: argparse.Namespace, model: str) -> dict[str, Any]:
     from dyno import _core
 
     vocab = int(_core.describe_model(model)["n_vocab"])
-    samples: dict[str, dict[str, list[list[float]]]] = {e: {"pp": [], "tg": []} for e in ENGINES}
+    engines = [*ENGINES, IK] if args.ik_bin else [*ENGINES]
+    samples: dict[str, dict[str, list[list[float]]]] = {e: {"pp": [], "tg": []} for e in engines}
     versions: dict[str, str] = {}
     for number in range(args.rounds):
-        order = list(ENGINES) if number % 2 == 0 else list(reversed(ENGINES))
-        for engine in order:
+        first = number % len(engines)
+        for engine in engines[first:] + engines[:first]:
             result = child(args, engine, model, vocab)
             versions[engine] = result["version"]
             for test in ("pp", "tg"):
                 samples[engine][test].append(result[test])
     row: dict[str, Any] = {"model": Path(model).name, "versions": versions, "samples": samples}
     for test, size in (("pp", args.prompt), ("tg", args.generate)):
-        if not size:
-            continue
-        medians = {e: statistics.median(x for run in samples[e][test] for x in run) for e in ENGINES}
-        rounds = [
-            statistics.median(a) / statistics.median(b)
-            for a, b in zip(samples["dyno"][test], samples["llama.cpp"][test], strict=True)
-        ]
-        row[f"{test}{size}"] = {
-            **medians,
-            "ratio": medians["dyno"] / medians["llama.cpp"],
-            "ratio_of_rounds": rounds,
-        }
-        print(
-            f"{row['model']:28} {test}{size:<5} dyno {medians['dyno']:9.1f}"
-            f"  llama.cpp {medians['llama.cpp']:9.1f}  ratio {medians['dyno'] / medians['llama.cpp']:.2f}"
-            f"  (rounds {min(rounds):.2f} to {max(rounds):.2f})",
-            flush=True,
-        )
+        if size:
+            row[f"{test}{size}"] = summary(samples, test)
+            print(f"{row['model']:28} {test}{size:<5} {describe(row[f'{test}{size}'])}", flush=True)
     return row
+
+
+def summary(samples: dict[str, dict[str, list[list[float]]]], test: str) -> dict[str, Any]:
+    """Medians by engine, and dyno's over llama.cpp's and over the fastest other engine's."""
+    medians = {e: statistics.median(x for run in s[test] for x in run) for e, s in samples.items()}
+    rounds = [
+        statistics.median(a) / statistics.median(b)
+        for a, b in zip(samples["dyno"][test], samples["llama.cpp"][test], strict=True)
+    ]
+    fastest = max((e for e in medians if e != "dyno"), key=lambda e: medians[e])
+    return {
+        **medians,
+        "ratio": medians["dyno"] / medians["llama.cpp"],
+        "ratio_of_rounds": rounds,
+        "fastest_other": fastest,
+        "ratio_to_fastest_other": medians["dyno"] / medians[fastest],
+    }
+
+
+def describe(result: dict[str, Any]) -> str:
+    rates = "  ".join(f"{e} {result[e]:9.1f}" for e in (*ENGINES, IK) if e in result)
+    rounds = result["ratio_of_rounds"]
+    text = f"{rates}  ratio {result['ratio']:.2f} (rounds {min(rounds):.2f} to {max(rounds):.2f})"
+    if IK in result:
+        text += f"  to the faster of the others {result['ratio_to_fastest_other']:.2f}"
+    return text
 
 
 def main() -> None:
@@ -182,6 +229,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="processes of each engine")
     parser.add_argument("--samples", type=int, default=3, help="samples of each process, after one warm-up")
     parser.add_argument("--llama-python", help="an interpreter that has llama-cpp-python")
+    parser.add_argument("--ik-bin", type=Path, help="llama-bench of ik_llama.cpp, to be measured as well")
+    parser.add_argument("--ik-args", default="-rtr 1 -fa 0", help="further flags for it, as one word")
     parser.add_argument("--json", type=Path, help="write everything here")
     parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
     parser.add_argument("--vocab", type=int, default=8192, help=argparse.SUPPRESS)
@@ -195,10 +244,14 @@ def main() -> None:
     ratios = [r[k]["ratio"] for r in rows for k in r if k.startswith(("pp", "tg"))]
     mean = float(np.exp(np.mean(np.log(ratios))))
     print(f"geometric mean of {len(ratios)} ratios {mean:.3f}, smallest {min(ratios):.3f}")
+    others = [r[k]["ratio_to_fastest_other"] for r in rows for k in r if k.startswith(("pp", "tg"))]
+    if args.ik_bin:
+        mean_others = float(np.exp(np.mean(np.log(others))))
+        print(f"to the faster of the others: geometric mean {mean_others:.3f}, smallest {min(others):.3f}")
     if args.json:
         cpu = _core.cpu_info()
         command = "python benchmarks/vs_llama_cpp.py " + " ".join(
-            os.path.basename(a) if a.endswith(".gguf") else a for a in sys.argv[1:]
+            os.path.basename(a) if a.endswith(".gguf") or os.sep in a else a for a in sys.argv[1:]
         )
         report = {
             "command": command,
@@ -211,6 +264,7 @@ def main() -> None:
             "threads": args.threads,
             "geometric_mean": mean,
             "smallest": min(ratios),
+            "smallest_to_fastest_other": min(others),
             "rows": rows,
         }
         args.json.write_text(json.dumps(report, indent=1) + "\n")

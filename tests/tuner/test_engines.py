@@ -4,9 +4,7 @@ written by hand after the documented forms: no recordings, for no real binary wa
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from dyno import profiles
@@ -24,23 +22,14 @@ from dyno_tuner.targets.ggml_knobs import spell
 from dyno_tuner.targets.ggml_process import Finished, bench_rows, judge
 from dyno_tuner.targets.ggml_quality import parse_kld
 from dyno_tuner.tune import Options
+from fake_engines import DATA, fake
 from typer.testing import CliRunner
 
-DATA = Path(__file__).parents[1] / "data" / "engines"
+if TYPE_CHECKING:
+    from pathlib import Path
+
 VERSIONS = ["llama.cpp-b6100", "llama.cpp-b9800", "ik_llama.cpp-3900", "ik_llama.cpp-4500"]
-OPS = ["NONE", "DUP", "ADD", "ADD_ID", "MUL_MAT", "MUL_MAT_ID", "MOE_FUSED_UP_GATE"]
 NOW = OpContext("test")
-TOOLS = ("llama-bench", "llama-server", "llama-perplexity")
-
-
-def fake(folder: Path, version: str, tools: tuple[str, ...] = TOOLS, **spec: Any) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "spec.json").write_text(json.dumps({"data": str(DATA), "engine": version, "ops": OPS, **spec}))
-    for tool in tools:
-        path = folder / tool
-        path.write_text(f"#!{sys.executable} -S\n" + (DATA / "fake.py").read_text())
-        path.chmod(0o755)
-    return folder
 
 
 def calls(folder: Path, name: str) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from dyno.errors import DynoError
 from rich.console import Console
 
 from . import __version__
+from .ab.command import ab
 from .errors import TuneError
 from .samplers import SAMPLERS
 from .target import Workload
@@ -57,6 +58,9 @@ def parse_duration(text: str) -> float:
     if not 5 <= seconds <= 7 * 86400:
         raise typer.BadParameter(f"{text!r} is out of range; give 5 s to 168 h")
     return seconds
+
+
+app.command(name="ab")(ab)
 
 
 def _version(wanted: bool) -> None:

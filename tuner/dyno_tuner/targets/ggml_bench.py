@@ -81,6 +81,7 @@ class GgmlTarget:
         self._own_scratch = None if scratch else tempfile.TemporaryDirectory(prefix="dyno-ggml-")
         self._scratch = Path(scratch or (self._own_scratch.name if self._own_scratch else "."))
         self._settings: dict[str, Value] = {}
+        self.peak_mib: float | None = None  # largest resident set of the last process
         self._queue: dict[tuple[Workload, str], list[Sample]] = {}
 
     def _read_command(self, tokens: Sequence[str]) -> Command:
@@ -153,6 +154,7 @@ class GgmlTarget:
 
     def _start(self, command: list[str], environment: Mapping[str, str | None]) -> Finished:
         done = execute(command, {**self._environment(), **environment}, self._deadline)
+        self.peak_mib = done.peak_mib
         if done.stderr:
             # The worker keeps the last of it for messages.
             print(done.stderr[-4000:], flush=True)

@@ -35,7 +35,7 @@ class Installation:
 
     def __init__(self, folder: str, engine: str) -> None:
         self.engine = engine
-        self.folder = self._find(Path(folder))
+        self.folder = self.find(Path(folder))
         self.bench = str(self.folder / "llama-bench")
         found, marks = engine_of_help(self.bench_help)
         if not found:
@@ -46,7 +46,7 @@ class Installation:
             )
 
     @staticmethod
-    def _find(folder: Path) -> Path:
+    def find(folder: Path) -> Path:
         for place in (folder, folder / "bin", folder / "build" / "bin"):
             if os.access(place / "llama-bench", os.X_OK) and (place / "llama-bench").is_file():
                 return place
@@ -62,7 +62,7 @@ class Installation:
 
     @functools.cached_property
     def bench_help(self) -> Help:
-        return self._help(self.bench)
+        return read_help(self.bench)
 
     @functools.cached_property
     def common(self) -> tuple[str, Help] | None:
@@ -70,23 +70,12 @@ class Installation:
         for name in _COMMON:
             path = self.tool(name)
             if path is not None:
-                return name, self._help(path)
+                return name, read_help(path)
         return None
 
     def help_of(self, name: str) -> Help | None:
         path = self.tool(name)
-        return None if path is None else self._help(path)
-
-    @staticmethod
-    def _help(path: str) -> Help:
-        try:
-            done = execute([path, "--help"], deadline=_HELP_DEADLINE)
-        except TargetFailure as failure:
-            raise TargetUnusable(f"{path} --help: {failure.message}") from failure
-        parsed = parse_help(done.stdout + "\n" + done.stderr)
-        if not parsed.flags:
-            raise TargetUnusable(f"{path} --help lists no flags (exit code {done.code}): {done.last_line()}")
-        return parsed
+        return None if path is None else read_help(path)
 
     def version(self, model: str) -> Version:
         """From `--version` of a common tool; llama-bench alone tells it only in its results."""
@@ -132,7 +121,7 @@ class Installation:
         """
         for name in _COMMON:
             path = self.tool(name)
-            if path is None or not (flags := self._help(path)).has("-op", "--offload-policy"):
+            if path is None or not (flags := read_help(path)).has("-op", "--offload-policy"):
                 continue
             dry = flags.get("-dr", "--dry-run")
             if dry is None:
@@ -146,6 +135,27 @@ class Installation:
         raise TargetUnusable(
             f"{self.folder}: no tool that has both -op and -dr, so the ids of ops can't be found by name"
         )
+
+
+def read_help(path: str) -> Help:
+    """The flags of a binary. Raises TargetUnusable where it lists none."""
+    try:
+        done = execute([path, "--help"], deadline=_HELP_DEADLINE)
+    except TargetFailure as failure:
+        raise TargetUnusable(f"{path} --help: {failure.message}") from failure
+    parsed = parse_help(done.stdout + "\n" + done.stderr)
+    if not parsed.flags:
+        raise TargetUnusable(f"{path} --help lists no flags (exit code {done.code}): {done.last_line()}")
+    return parsed
+
+
+def engine_in(folder: Path) -> str | None:
+    """The engine whose llama-bench a folder has; None where it has none, or one that can't be told."""
+    try:
+        bench = Installation.find(folder) / "llama-bench"
+    except TargetUnusable:
+        return None
+    return engine_of_help(read_help(str(bench)))[0] or None
 
 
 def parse_op_ids(text: str, source: str) -> dict[str, int]:

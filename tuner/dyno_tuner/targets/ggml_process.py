@@ -10,9 +10,11 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import TargetFailure, TargetUnusable
 from ..target import TrialStatus
@@ -41,6 +43,7 @@ class Finished:
     stderr: str
     seconds: float
     code: int  # exit status; negative: number of the signal
+    peak_mib: float | None = None  # largest resident set
 
     def last_line(self) -> str:
         lines = [line.strip() for line in (self.stderr or self.stdout).splitlines() if line.strip()]
@@ -70,25 +73,55 @@ def execute(
         merged.pop(name, None)
         if value is not None:
             merged[name] = value
-    begun = time.monotonic()
+    # Files, not pipes: nothing has to be read while it runs, and whoever waits for it learns what it used.
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        begun = time.monotonic()
+        try:
+            child = subprocess.Popen(
+                list(command), env=merged, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                preexec_fn=_die_with_parent,
+            )  # fmt: skip
+        except OSError as error:
+            raise TargetUnusable(f"{command[0]} cannot be started: {error.strerror or error}") from error
+        ended = _wait(child, deadline)
+        seconds = time.monotonic() - begun
+        if ended is None:
+            name = os.path.basename(command[0])
+            raise TargetFailure(
+                str(TrialStatus.TIMEOUT), f"{name} did not end within {deadline:.0f} s and was killed"
+            )
+        code, peak_mib = ended
+        return Finished(_text(out), _text(err), seconds, code, peak_mib)
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def _wait(child: subprocess.Popen[bytes], deadline: float) -> tuple[int, float | None] | None:
+    """Exit code and largest resident set in MiB; None for one that had to be killed at its deadline."""
+    found: list[tuple[int, float | None]] = []
+
+    def reap() -> None:
+        _, status, used = os.wait4(child.pid, 0)
+        kib = used.ru_maxrss if sys.platform == "linux" else used.ru_maxrss / 1024
+        found.append((os.waitstatus_to_exitcode(status), kib / 1024 if kib else None))
+
+    waiting = threading.Thread(target=reap, daemon=True)
+    waiting.start()
     try:
-        done = subprocess.run(
-            list(command), env=merged, stdin=subprocess.DEVNULL, capture_output=True, timeout=deadline,
-            check=False, preexec_fn=_die_with_parent,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        name = os.path.basename(command[0])
-        raise TargetFailure(
-            str(TrialStatus.TIMEOUT), f"{name} did not end within {deadline:.0f} s and was killed"
-        ) from None
-    except OSError as error:
-        raise TargetUnusable(f"{command[0]} cannot be started: {error.strerror or error}") from error
-    return Finished(
-        done.stdout.decode(errors="replace"),
-        done.stderr.decode(errors="replace"),
-        time.monotonic() - begun,
-        done.returncode,
-    )
+        waiting.join(deadline)
+        late = not found
+    except BaseException:  # Ctrl-C while it runs: nothing is left behind
+        late = True
+        raise
+    finally:
+        if not found:
+            os.kill(child.pid, signal.SIGKILL)
+            waiting.join()
+        child.returncode = found[0][0]
+    return None if late else found[0]
 
 
 def judge(done: Finished) -> None:

@@ -1,0 +1,242 @@
+"""`tune ab`: the verdict against known truth, and every kind of side."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from dyno import profiles
+from dyno_tuner.ab.compare import FASTER, SAME, SLOWER, Options, compare, judge
+from dyno_tuner.ab.dyno_side import DynoSide
+from dyno_tuner.ab.revision import build, commit_of
+from dyno_tuner.ab.run import Run
+from dyno_tuner.ab.sides import Given, make_side
+from dyno_tuner.cli import app
+from dyno_tuner.errors import TuneError
+from dyno_tuner.target import Workload
+from fake_engines import fake
+from typer.testing import CliRunner
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORK = Workload(pp=64, tg=8)
+
+
+class Simulated:
+    """Rates with known truth: `effect` is B's true ratio on pp; tg is the same on both sides."""
+
+    def __init__(self, seed: int, effect: float, between: float = 0.01, drift: float = 0.0) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.effect, self.between, self.drift = effect, between, drift
+        self.order: list[str] = []
+
+    def __call__(self, name: str) -> Run:
+        slow = np.exp(-self.drift * len(self.order))
+        self.order.append(name)
+        process = self.rng.normal(0, self.between, 2)
+        within = self.rng.normal(0, 0.004, (2, 3))
+        level = {"pp": 400.0 * (self.effect if name == "B" else 1.0), "tg": 80.0}
+        return Run(
+            {m: tuple(level[m] * slow * np.exp(process[i] + within[i])) for i, m in enumerate(level)}, 64.0
+        )
+
+
+def _verdicts(effect: float, seeds: int, drift: float = 0.0) -> list[tuple[str, str]]:
+    found = []
+    for seed in range(seeds):
+        result = compare(Simulated(seed, effect, drift=drift), Options(WORK), lambda line: None)
+        found.append((result.metrics["pp64"].verdict, result.metrics["tg8"].verdict))
+    return found
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.004])  # the second: 10 % over the run
+def test_what_is_equal_is_called_equal(drift: float) -> None:
+    found = _verdicts(1.0, 100, drift)
+    assert sum(v == (SAME, SAME) for v in found) >= 95
+
+
+def test_what_differs_is_found() -> None:
+    assert sum(v == (FASTER, SAME) for v in _verdicts(1.05, 40)) >= 38
+    assert sum(v == (SLOWER, SAME) for v in _verdicts(0.95, 40)) >= 38
+
+
+def test_less_than_the_least_is_no_difference() -> None:
+    runs = [{"A": [Run({"pp": (100.0,)})] * 2, "B": [Run({"pp": (100.8,)})] * 2}] * 3
+    metric = judge(runs, Options(Workload(pp=8, tg=0))).metrics["pp8"]
+    assert (metric.verdict, metric.margin, round(metric.ratio.ratio, 3)) == (SAME, 0.01, 1.008)
+    assert judge(runs, Options(Workload(pp=8, tg=0), least=0.005)).verdict == FASTER
+
+
+def test_rounds_go_there_and_back_and_can_be_stopped() -> None:
+    simulated = Simulated(0, 1.0)
+    assert compare(simulated, Options(WORK, rounds=3), lambda line: None).rounds == 3
+    assert "".join(simulated.order) == "A" + "ABBA" * 3
+
+    def stops(after: int) -> Simulated:
+        class Stops(Simulated):
+            def __call__(self, name: str) -> Run:
+                if len(self.order) == after:
+                    raise KeyboardInterrupt
+                return super().__call__(name)
+
+        return Stops(0, 1.0)
+
+    cut = compare(stops(11), Options(WORK), lambda line: None)
+    assert (cut.rounds, cut.interrupted) == (2, True)
+    with pytest.raises(TuneError, match="after 1 rounds"):
+        compare(stops(6), Options(WORK), lambda line: None)
+
+
+@pytest.fixture
+def model(tiny_dir: Path) -> str:
+    return str(next(iter(sorted(tiny_dir.glob("*qwen3moe*.gguf")))))
+
+
+def _ab(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["ab", "--workload", "pp=64,tg=8", "--rounds", "2", "-q", *arguments])
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        ([], 0, "no difference"),
+        (["--flags-b", "-ub 64"], 0, "**faster**"),
+        (["--flags-a", "-ub 64"], 3, "**slower**"),
+        (["--flags-b", "-ub 128"], 4, "answers changed"),
+        (["--flags-b", "-ub 128", "--allow-approx", "0.01"], 0, "no difference"),
+        (["--flags-b", "-ub 128", "--no-answers"], 0, "no difference"),
+    ],
+)
+def test_two_sets_of_flags(tmp_path: Path, model: str, flags: list[str], code: int, said: str) -> None:
+    folder = str(fake(tmp_path / "b", "llama.cpp-b9800", wrong="-ub 128"))
+    found, text = _ab(folder, folder, "-m", model, *flags, "--", "-t", "2")
+    assert (found, said in text) == (code, True), text
+    assert "| pp64 (t/s) |" in text
+    assert "memory, host" in text
+
+
+def test_two_engines_as_json(tmp_path: Path, model: str) -> None:
+    main, ik = (
+        fake(tmp_path / "a", "llama.cpp-b9800", wrong="-ub 999"),
+        fake(tmp_path / "b", "ik_llama.cpp-4500", wrong="-ub 999"),
+    )
+    table = tmp_path / "table.md"
+    code, text = _ab(str(main), str(ik / "llama-bench"), "-m", model, "--json", "--out", str(table))
+    told = json.loads(text)
+    assert code == 0
+    assert (told["a"]["engine"], told["b"]["engine"]) == ("llama.cpp", "ik_llama.cpp")
+    assert (told["verdict"], told["rounds"]) == (SAME, 2)
+    assert set(told["metrics"]) == {"pp64", "tg8"}
+    assert told["answers"]["b"]["mean_kld"] == pytest.approx(7.1e-5)
+    assert len(told["samples"]["A"]["pp"]) == 4
+    assert told["command"] in table.read_text()
+
+
+def test_a_profile_of_another_engine(tmp_path: Path, model: str) -> None:
+    folder = fake(tmp_path / "b", "llama.cpp-b9800")
+    path = tmp_path / "p.yaml"
+    profiles.save_profile(
+        profiles.Profile.model_validate({
+            "schema": 1, "label": "x",
+            "match": {
+                "device": {"kind": "cpu", "isa": "avx2", "cores": 2, "memory_mib": 1000},
+                "model": {"architecture": "llama", "layers": 1, "embedding": 8, "types": {"F32": 1.0}},
+                "engine": {"name": "llama.cpp", "version": "1"},
+            },
+            "settings": {"ubatch": {"value": 64}, "threads": "default"},
+        }),
+        path,
+    )  # fmt: skip
+    code, text = _ab(str(folder), str(path), "-m", model, "--bin", str(folder))
+    assert (code, "**faster**" in text) == (0, True), text
+    with pytest.raises(TuneError, match="give --bin"):
+        make_side("B", str(path), Given(model), "", print)
+
+
+def test_dyno_runs_and_answers(tmp_path: Path, model: str) -> None:
+    side = DynoSide("A", model, settings={"threads": 1, "threads_batch": 1})
+    run = side.run(Workload(pp=16, tg=2, depth=4))
+    assert {m: len(r) for m, r in run.rates.items()} == {"pp": 3, "tg": 3}
+    assert (run.host_mib or 0) > 20
+    mine = side.answers(tmp_path, first=True)
+    other = DynoSide("B", model, settings={"kv_type_k": "q8_0", "kv_type_v": "q8_0"}).answers(
+        tmp_path, first=False
+    )
+    assert mine is not None
+    assert other is not None
+    assert 0 <= mine.mean_kld < other.mean_kld
+    assert mine.tokens == other.tokens == 2048
+    with pytest.raises(TuneError, match=r"side A: .*ubatch"):
+        DynoSide("A", model, settings={"ubatch": -1}).run(Workload(pp=8, tg=0))
+
+
+_STUB = """
+class Engine:
+    def __init__(self, path, **settings): self.settings = settings
+    def __enter__(self): return self
+    def __exit__(self, *error): pass
+    def reset(self): pass
+    def logits(self, tokens, **how): return [[0.0]]
+__version__ = "0.0.9"
+"""
+_CMAKE = """cmake_minimum_required(VERSION 3.20)
+project(stub LANGUAGES NONE)
+if(BREAK)
+  message(FATAL_ERROR "broken on purpose")
+endif()
+file(WRITE ${CMAKE_BINARY_DIR}/csrc/bindings/_core.so "")
+"""
+
+
+def test_a_commit_is_built_once_and_run(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    repository = tmp_path / "r"
+    (repository / "python" / "dyno").mkdir(parents=True)
+    (repository / "python" / "dyno" / "__init__.py").write_text(_STUB)
+    (repository / "CMakeLists.txt").write_text(_CMAKE)
+    who = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_AUTHOR_NAME": "x", "GIT_AUTHOR_EMAIL": "x@y",
+           "GIT_COMMITTER_NAME": "x", "GIT_COMMITTER_EMAIL": "x@y"}  # fmt: skip
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run(["git", "-C", str(repository), *words], check=True, env=who)
+    commit = commit_of("HEAD", repository)
+    assert commit is not None
+    said: list[str] = []
+    side = make_side("A", "HEAD", Given(model, repository=repository), "", said.append)
+    assert side.run(WORK).rates["pp"]
+    assert side.facts["version"] == "0.0.9"
+    assert len(said) == 1
+    make_side("B", commit[:9], Given(model, repository=repository), "", said.append)
+    assert len(said) == 1  # built before
+    with pytest.raises(TuneError, match="broken on purpose"):
+        build(commit, repository, ["BREAK=ON"], said.append)
+
+
+@pytest.mark.parametrize(
+    ("word", "own", "message"),
+    [
+        ("nosuchthing", "", "neither a file, nor a folder, nor a commit"),
+        ("--all", "", "neither a file"),
+        ("empty", "", "no folder of llama-bench"),
+        ("default", "-ub 64", "flags of other engines"),
+        ("default", "'", "check the quotes"),
+        ("none.yaml", "", "none.yaml"),
+    ],
+)
+def test_what_is_no_side(tmp_path: Path, model: str, word: str, own: str, message: str) -> None:
+    (tmp_path / "empty").mkdir()
+    where = str(tmp_path / word) if word in ("empty", "none.yaml") else word
+    with pytest.raises((TuneError, profiles.ProfileError), match=message):
+        make_side("A", where, Given(model, repository=tmp_path), own, print)
+
+
+def test_wrong_usage(tmp_path: Path, model: str) -> None:
+    assert _ab("default", "default")[0] == 2
+    assert _ab("default", "default", "-m", model, "--device", "tpu")[0] == 2
+    assert _ab("default", "default", "-m", model, "--device", "cuda:1", "--gpu", "0")[0] == 2
+    assert _ab("default", "default", "-m", str(tmp_path / "no.gguf"))[0] == 1

@@ -1,0 +1,95 @@
+"""One process of dyno, of this build or of another: `python child.py JSON`, with PYTHONPATH set to the build.
+
+Only the public `dyno.Engine` is used, so that older and newer builds can run it; nothing of this package is
+imported. Prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+SAMPLE_SECONDS = 0.1  # of work in a sample, at least; shorter runs are repeated within it
+SAMPLE_RUNS = 64
+
+
+def tokens(count: int, vocab: int, *key: int) -> Any:
+    return np.random.default_rng((20261120, *key)).integers(vocab, size=count, dtype=np.int32)
+
+
+def one(engine: Any, ask: dict[str, Any], metric: str, prompt: int) -> float:
+    """Seconds of one run: pp reads a prompt, tg feeds random tokens one by one and samples none."""
+    count, depth = ask[metric], ask["depth"]
+    piece = tokens(count, ask["vocab"], prompt, int(metric == "tg"))
+    engine.reset()
+    if depth:
+        engine.logits(tokens(depth, ask["vocab"], prompt, 2), reset=False, rows="last")
+    begun = time.perf_counter()
+    if metric == "pp":
+        engine.logits(piece, reset=False, rows="last")
+    else:
+        for i in range(count):
+            engine.logits(piece[i : i + 1], reset=False, rows="last")
+    return time.perf_counter() - begun
+
+
+def speed(engine: Any, ask: dict[str, Any]) -> dict[str, Any]:
+    rates: dict[str, list[float]] = {}
+    for metric in ("pp", "tg"):
+        for prompt in range(-1, ask["prompts"] if ask[metric] else -1):
+            runs: list[float] = []
+            while len(runs) < SAMPLE_RUNS and sum(runs) < SAMPLE_SECONDS:
+                runs.append(one(engine, ask, metric, max(0, prompt)))
+            if prompt >= 0:  # the first one was cold
+                middle = sorted(runs)[(len(runs) - 1) // 2]
+                rates.setdefault(metric, []).append(ask[metric] / middle)
+    return {"rates": rates}
+
+
+def answers(engine: Any, ask: dict[str, Any]) -> dict[str, Any]:
+    """Writes the logits of every sequence; with `routing`, that of the most exact path is written or used."""
+    kept: dict[str, Any] = {}
+    pins = np.load(ask["pins"], allow_pickle=False) if ask["pins"] else {}
+    for n, sequence in enumerate(ask["sequences"]):
+        piece = np.asarray(sequence, dtype=np.int32)
+        if ask["capture"] and hasattr(engine, "logits_with_routing"):
+            logits, chosen = engine.logits_with_routing(piece)
+            if chosen is not None:
+                kept[f"routing{n}"] = chosen
+        elif f"routing{n}" in pins:
+            logits = engine.logits(piece, rows="all", pinned_routing=pins[f"routing{n}"])
+        else:
+            logits = engine.logits(piece, rows="all")
+        kept[f"logits{n}"] = np.asarray(logits, dtype=np.float32)
+    np.savez(ask["out"], **kept)
+    return {}
+
+
+def main() -> None:
+    ask = json.loads(sys.argv[1])
+    import dyno
+
+    build: dict[str, Any] = {}
+    try:
+        from dyno import _core
+
+        build = dict(_core.build_info())
+    except (ImportError, AttributeError):
+        pass  # a build that does not tell is named by its version alone
+    with dyno.Engine(ask["model"], device=ask["device"], profile=ask["profile"], **ask["settings"]) as engine:
+        done = speed(engine, ask) if ask["do"] == "speed" else answers(engine, ask)
+    known = {k: str(build[k]) for k in ("version", "commit", "ops_revision") if k in build}
+    print(json.dumps({**done, "version": getattr(dyno, "__version__", "unknown"), "build": known,
+                      "from": str(dyno.__file__)}))  # fmt: skip
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+        sys.exit(1)

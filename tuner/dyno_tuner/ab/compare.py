@@ -1,0 +1,150 @@
+"""ABBA rounds and the verdict.
+
+A round is four fresh processes, A B B A, so that a linear drift cancels in the ratio. What the two processes
+of the same side differ by in a round is the noise that the verdict is held against.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..errors import TuneError
+from ..stats import Estimate, estimate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ..target import Workload
+    from .run import Run
+
+FASTER, SLOWER, SAME = "faster", "slower", "no difference"
+LEAST_ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Options:
+    workload: Workload
+    rounds: int = 6
+    budget: float | None = None  # seconds; a round that would not end within it is not begun
+    least: float = 0.01  # a smaller difference is none
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Metric:
+    """B against A on one metric."""
+
+    a: float  # median tokens/s
+    b: float
+    ratio: Estimate
+    margin: float  # what |ratio - 1| has to exceed
+    verdict: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "a": self.a, "b": self.b, **self.ratio.to_dict(), "margin": self.margin, "verdict": self.verdict,
+        }  # fmt: skip
+
+
+@dataclass
+class Compared:
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    memory: dict[str, tuple[float, float]] = field(default_factory=dict)  # MiB of A and B: host, gpu
+    rounds: int = 0
+    seconds: float = 0.0
+    samples: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
+    interrupted: bool = False
+
+    @property
+    def verdict(self) -> str:
+        found = {m.verdict for m in self.metrics.values()} - {SAME}
+        return SAME if not found else "mixed" if len(found) > 1 else found.pop()
+
+
+def compare(measure: Callable[[str], Run], options: Options, say: Callable[[str], None]) -> Compared:
+    """Args:
+        measure: one process of side "A" or "B".
+        say: takes a line about every round.
+
+    Raises:
+        TuneError: fewer than two rounds ended.
+    """
+    begun = time.monotonic()
+    rounds: list[dict[str, list[Run]]] = []
+    interrupted = False
+    try:
+        measure("A")  # the first load of a file decides nothing
+        longest = 0.0
+        while len(rounds) < max(LEAST_ROUNDS, options.rounds):
+            since = time.monotonic()
+            spent = since - begun + longest
+            if len(rounds) >= LEAST_ROUNDS and options.budget is not None and spent > options.budget:
+                break
+            done: dict[str, list[Run]] = {"A": [], "B": []}
+            for name in "ABBA":
+                done[name].append(measure(name))
+            rounds.append(done)
+            longest = max(longest, time.monotonic() - since)
+            say(_line(len(rounds), done, options.workload))
+    except KeyboardInterrupt:
+        interrupted = True
+    if len(rounds) < LEAST_ROUNDS:
+        raise TuneError(
+            f"interrupted after {len(rounds)} rounds; {LEAST_ROUNDS} are the least that say anything"
+        )
+    result = judge(rounds, options)
+    result.seconds = time.monotonic() - begun
+    result.interrupted = interrupted
+    return result
+
+
+def judge(rounds: Sequence[Mapping[str, Sequence[Run]]], options: Options) -> Compared:
+    """The verdict on rounds of `{"A": [first, last], "B": [second, third]}`."""
+    result = Compared(rounds=len(rounds))
+    for metric in options.workload.metrics:
+        result.metrics[f"{metric}{options.workload.tokens(metric)}"] = _metric(metric, rounds, options)
+    for name in ("host_mib", "gpu_mib"):
+        sides = [[getattr(run, name) for r in rounds for run in r[side]] for side in "AB"]
+        if all(x is not None for side in sides for x in side):
+            result.memory[name] = (max(sides[0]), max(sides[1]))
+    result.samples = {
+        side: {m: [list(run.rates[m]) for r in rounds for run in r[side]] for m in options.workload.metrics}
+        for side in "AB"
+    }
+    return result
+
+
+def _metric(metric: str, rounds: Sequence[Mapping[str, Sequence[Run]]], options: Options) -> Metric:
+    groups: list[list[float]] = []
+    apart: list[float] = []  # of two processes of one side in one round
+    for done in rounds:
+        logs = {s: [[math.log(x) for x in run.rates[metric]] for run in done[s]] for s in "AB"}
+        pairs = min(len(x) for side in logs.values() for x in side)
+        mean = {s: [(logs[s][0][i] + logs[s][1][i]) / 2 for i in range(pairs)] for s in "AB"}
+        groups.append([mean["B"][i] - mean["A"][i] for i in range(pairs)])
+        apart += [statistics.median(logs[s][0]) - statistics.median(logs[s][1]) for s in "AB"]
+    # Two processes differ by sqrt(2) sigma; a round's ratio has half the variance of each side's two.
+    sigma = math.sqrt(sum(x * x for x in apart) / (2 * len(apart)))
+    margin = max(options.least, 2 * 1.96 * sigma / math.sqrt(len(rounds)))
+    found = estimate(groups, options.seed, "ab", metric)
+    verdict = SAME
+    if found.ratio > 1 + margin and found.low > 1:
+        verdict = FASTER
+    elif found.ratio < 1 / (1 + margin) and found.high < 1:
+        verdict = SLOWER
+    medians = {
+        s: statistics.median(x for r in rounds for run in r[s] for x in run.rates[metric]) for s in "AB"
+    }
+    return Metric(medians["A"], medians["B"], found, margin, verdict)
+
+
+def _line(number: int, done: Mapping[str, Sequence[Run]], workload: Workload) -> str:
+    parts = []
+    for metric in workload.metrics:
+        a, b = (statistics.fmean(statistics.median(run.rates[metric]) for run in done[s]) for s in "AB")
+        parts.append(f"{metric}{workload.tokens(metric)} {a:,.1f} and {b:,.1f} t/s ({b / a:.3f})")
+    return f"round {number}: {', '.join(parts)}"

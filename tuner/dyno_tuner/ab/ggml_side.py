@@ -1,0 +1,85 @@
+"""A side that is the binaries of llama.cpp or ik_llama.cpp, with flags or a profile."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from ..errors import TargetFailure, TuneError
+from ..target import Configuration, OpContext, TrialStatus
+from ..targets.ggml_bench import GgmlTarget
+from .gpu_memory import GpuMemory
+from .run import Answers, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from ..target import Workload
+
+PROMPTS = 3
+
+
+class GgmlSide:
+    """Args:
+    name: "A" or "B", for messages.
+    binaries: folder of the engine's binaries.
+    command: flags as the common tools take them, e.g. of the user's llama-server.
+    settings: values that stand above those of the command line, e.g. of a profile.
+    """
+
+    def __init__(
+        self, name: str, engine: str, model: str, binaries: str, *, command: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None, gpu: int | None = None, text: str | None = None,
+        deadline: float = 600.0,
+    ) -> None:  # fmt: skip
+        self.kind = engine
+        self._name = name
+        self._arguments: dict[str, Any] = {
+            "engine": engine, "model": model, "binaries": binaries, "gpu": gpu, "command": list(command),
+            "text": text, "deadline": deadline,
+        }  # fmt: skip
+        self._gpu = gpu
+        try:
+            self._target = GgmlTarget(**self._arguments)
+        except TuneError as error:
+            raise TuneError(f"side {name}: {error}") from error
+        told = self._target.describe()
+        unknown = [n for n in settings or {} if n not in told.engine["defaults"]]
+        if unknown:
+            why = told.engine["refused"].get(unknown[0], "no setting of it")
+            raise TuneError(f"side {name}: {unknown[0]} can't be set on {engine} here: {why}")
+        self._settings = {**told.engine["incumbent"], **(settings or {})}
+        self.facts: dict[str, Any] = {
+            "engine": engine, "version": told.engine["version"], "binaries": binaries,
+            "command": list(command), "settings": self._settings,
+        }  # fmt: skip
+
+    def run(self, workload: Workload) -> Run:
+        rates: dict[str, tuple[float, ...]] = {}
+        peak: list[float] = []
+        context = OpContext("ab")
+        with GpuMemory(self._gpu) if self._gpu is not None else contextlib.nullcontext() as memory:
+            try:
+                self._target.apply(Configuration(self._settings), context)
+                for metric in workload.metrics:
+                    taken = [self._target.measure(workload, metric, n) for n in range(PROMPTS + 1)]
+                    rates[metric] = tuple(s.rate for s in taken[1:])
+                    peak += [self._target.peak_mib] if self._target.peak_mib is not None else []
+            except TargetFailure as failure:
+                raise TuneError(f"side {self._name} ({failure.status}): {failure.message}") from failure
+        return Run(rates, max(peak, default=None), None if memory is None else memory.mib)
+
+    def answers(self, reference: Path, *, first: bool) -> Answers | None:
+        """By llama-perplexity, against the most exact settings of the first side; None without it."""
+        target = GgmlTarget(**self._arguments, scratch=str(reference))
+        if not target.describe().engine["answers_compared"]:
+            return None
+        found = target.quality(Configuration(self._settings), OpContext("ab"))
+        target.close()
+        if found.status is not TrialStatus.OK:
+            raise TuneError(f"side {self._name}: its answers can't be had ({found.status}): {found.message}")
+        return Answers(found.mean_kld, found.max_kld, found.top1, found.tokens)
+
+    def close(self) -> None:
+        self._target.close()

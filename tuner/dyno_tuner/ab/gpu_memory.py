@@ -1,0 +1,66 @@
+"""The largest use of a GPU's memory while something runs, asked of the driver's management library."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import TYPE_CHECKING
+
+from ..errors import TuneError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_STEP = 0.05  # seconds between two looks
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class GpuMemory:
+    """`with GpuMemory(0) as memory: …`, then `memory.mib`: the peak beyond what was used at the start.
+
+    Raises TuneError where the library or the GPU is missing. What lasts less than 50 ms can be missed, and
+    another process on the same GPU is counted in.
+    """
+
+    def __init__(self, gpu: int, library: str = "libnvidia-ml.so.1") -> None:
+        try:
+            self._nvml = ctypes.CDLL(library)
+        except OSError as error:
+            raise TuneError(f"--gpu {gpu}: {library} can't be loaded: {error}") from error
+        self._handle = ctypes.c_void_p()
+        self._call("nvmlInit_v2")
+        self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(gpu), ctypes.byref(self._handle))
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._before = self._peak = self._used()
+
+    def _call(self, name: str, *arguments: object) -> None:
+        status = getattr(self._nvml, name)(*arguments)
+        if status != 0:
+            raise TuneError(f"{name} gave error {status}; does nvidia-smi list this GPU?")
+
+    def _used(self) -> int:
+        found = _Memory()
+        self._call("nvmlDeviceGetMemoryInfo", self._handle, ctypes.byref(found))
+        return int(found.used)
+
+    def _watch(self) -> None:
+        while not self._end.wait(_STEP):
+            self._peak = max(self._peak, self._used())
+
+    @property
+    def mib(self) -> float:
+        return (self._peak - self._before) / 2**20
+
+    def __enter__(self) -> GpuMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        self._thread.join()

@@ -1,0 +1,75 @@
+"""A comparison as JSON, and as a markdown table for a pull request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .compare import SAME, Compared
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .run import Answers
+
+_MEMORY = {"host_mib": "memory, host (MiB)", "gpu_mib": "memory, GPU (MiB)"}
+
+
+def to_dict(
+    result: Compared, answers: tuple[Answers, Answers] | None, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        **facts,
+        "rounds": result.rounds,
+        "seconds": round(result.seconds, 1),
+        "interrupted": result.interrupted,
+        "verdict": result.verdict,
+        "metrics": {name: m.to_dict() for name, m in result.metrics.items()},
+        "memory": {n: {"a": a, "b": b} for n, (a, b) in result.memory.items()},
+        "answers": None if answers is None else {"a": answers[0].to_dict(), "b": answers[1].to_dict()},
+        "samples": result.samples,
+    }
+
+
+def markdown(
+    result: Compared, answers: tuple[Answers, Answers] | None, facts: Mapping[str, Any], changed: str
+) -> str:
+    """Args: `changed`: why B's answers are not as near as A's; "" where they are."""
+    rows = ["| | A | B | B / A | 95 % interval | |", "|---|--:|--:|--:|:-:|---|"]
+    for name, m in result.metrics.items():
+        e = m.ratio
+        verdict = m.verdict if m.verdict == SAME else f"**{m.verdict}**"
+        rows.append(
+            f"| {name} (t/s) | {m.a:,.1f} | {m.b:,.1f} | {e.ratio:.3f} | {e.low:.3f} to {e.high:.3f} | "
+            f"{verdict} (margin {100 * m.margin:.1f} %) |"
+        )
+    for name, (a, b) in result.memory.items():
+        rows.append(f"| {_MEMORY[name]} | {a:,.0f} | {b:,.0f} | {b / a:.3f} | | |" if a > 0 else
+                    f"| {_MEMORY[name]} | {a:,.0f} | {b:,.0f} | | | |")  # fmt: skip
+    if answers is not None:
+        first, other = answers
+        verdict = f"**{changed}**" if changed else "as near"
+        rows += [
+            f"| mean KLD to A's most exact path (nats) | {first.mean_kld:.3g} | {other.mean_kld:.3g} | | | "
+            f"{verdict} |",
+            f"| same most likely token | {100 * first.top1:.2f} % | {100 * other.top1:.2f} % | | | "
+            f"{other.tokens:,} tokens |",
+        ]
+    lines = [*rows, ""]
+    lines += [f"{side.upper()}: {_side(facts[side])}  " for side in ("a", "b")]
+    lines += [
+        f"{facts['model']} on {facts['device']}; {result.rounds} ABBA rounds of fresh processes, "
+        f"{facts['workload']}.{' Interrupted.' if result.interrupted else ''}",
+        "",
+        f"    {facts['command']}",
+    ]
+    return "\n".join(lines)
+
+
+def _side(facts: Mapping[str, Any]) -> str:
+    words = [f"{facts['engine']} {facts.get('version', '')}".strip()]
+    for key in ("commit", "build", "binaries", "profile"):
+        if facts.get(key):
+            words.append(f"{key} `{facts[key]}`")
+    if facts.get("settings"):
+        words.append(" ".join(f"{k}={v}" for k, v in facts["settings"].items()))
+    return ", ".join(words)

@@ -1,0 +1,54 @@
+"""What one process of one side gives, and what a side has to be able to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ..target import Workload
+
+
+@dataclass(frozen=True)
+class Run:
+    """One process: tokens/s by metric, in the order of the prompts, without the cold first sample."""
+
+    rates: Mapping[str, tuple[float, ...]]
+    host_mib: float | None = None  # largest resident set
+    gpu_mib: float | None = None  # largest use of the GPU's memory beyond what was used before
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How far a side is from the most exact answers of the first one (KLD in nats per token)."""
+
+    mean_kld: float
+    max_kld: float
+    top1: float  # share of tokens with the same most likely next token
+    tokens: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "mean_kld": self.mean_kld, "max_kld": self.max_kld, "top1": self.top1, "tokens": self.tokens,
+        }  # fmt: skip
+
+
+class Side(Protocol):
+    """One of the two. Every call of `run` is a new process. Methods raise TuneError."""
+
+    kind: str  # the engine: dyno, llama.cpp or ik_llama.cpp
+    facts: dict[str, Any] = field()  # version and settings, for people and the JSON
+
+    def run(self, workload: Workload) -> Run: ...
+
+    def answers(self, reference: Path, *, first: bool) -> Answers | None:
+        """Args:
+        reference: folder that the first side puts its most exact answers into and that both compare with.
+        first: whether this is the first side.
+        """
+        ...
+
+    def close(self) -> None: ...

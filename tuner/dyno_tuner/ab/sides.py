@@ -1,0 +1,112 @@
+"""What the user names as A or B: a profile, a folder of binaries, a build or commit of dyno, or `default`."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dyno import profiles
+
+from ..errors import TuneError
+from ..targets.ggml_export import tuned_with
+from ..targets.ggml_install import engine_in
+from .dyno_side import DynoSide
+from .ggml_side import GgmlSide
+from .revision import build, commit_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .run import Side
+
+
+@dataclass
+class Given:
+    """What holds for both sides."""
+
+    model: str
+    gpu: int | None = None
+    text: str | None = None
+    deadline: float = 600.0
+    binaries: Path | None = None  # for profiles of other engines
+    repository: Path = field(default_factory=Path.cwd)
+    defines: Sequence[str] = ()  # of CMake, for commits
+    command: Sequence[str] = ()  # flags for the binaries of both sides
+    settings: dict[str, Any] = field(default_factory=dict)  # of dyno, for both sides
+
+
+def make_side(
+    name: str, word: str, given: Given, own: str, say: Callable[[str], None], profile: Path | None = None
+) -> Side:
+    """Args:
+        name: "A" or "B".
+        word: as the user wrote it.
+        own: further flags of this side's binaries, as one word.
+        profile: for a build or commit of dyno.
+
+    Raises:
+        TuneError: it is nothing that could be run; says what is accepted.
+    """
+    try:
+        flags = [*given.command, *shlex.split(own)]
+    except ValueError as error:
+        raise TuneError(f"side {name}: {own!r}: {error}; check the quotes") from error
+    path = Path(word)
+    if word != "default" and path.suffix in (".yaml", ".yml"):
+        return _profile(name, path, given, flags, own)
+    binaries = path.parent if path.name.startswith("llama-") and path.is_file() else path
+    if path.exists() and (found := engine_in(binaries)) is not None:
+        return GgmlSide(name, found, given.model, str(binaries), command=flags, gpu=given.gpu,
+                        text=given.text, deadline=given.deadline)  # fmt: skip
+    package = _package(name, word, path, given, say)
+    if flags and own:
+        raise TuneError(f"side {name}: {own!r} are flags of other engines' binaries, and {word} is dyno")
+    return DynoSide(name, given.model, build=package, profile=profile, settings=given.settings, gpu=given.gpu,
+                    deadline=given.deadline)  # fmt: skip
+
+
+def _profile(name: str, path: Path, given: Given, flags: list[str], own: str) -> Side:
+    profile = profiles.load_profile(path)
+    engine = profile.match.engine.name
+    if engine == "dyno":
+        if own:
+            raise TuneError(
+                f"side {name}: {own!r} are flags of other engines' binaries, and {path} is of dyno"
+            )
+        return DynoSide(name, given.model, profile=path.absolute(), settings=given.settings, gpu=given.gpu,
+                        deadline=given.deadline)  # fmt: skip
+    folder, _, command = tuned_with(profile)
+    binaries = str(given.binaries) if given.binaries is not None else folder
+    if binaries is None:
+        raise TuneError(
+            f"side {name}: {path} is a profile of {engine}; give --bin, the folder of its binaries"
+        )
+    settings = {n: e.value for n, e in profile.settings.items() if isinstance(e, profiles.SettingEntry)}
+    return GgmlSide(name, engine, given.model, binaries, command=[*command, *flags], settings=settings,
+                    gpu=given.gpu, text=given.text, deadline=given.deadline)  # fmt: skip
+
+
+def _package(name: str, word: str, path: Path, given: Given, say: Callable[[str], None]) -> Path | None:
+    """The folder to import dyno from; None for this one."""
+    if word == "default":
+        return None
+    for place in (path, path / "python"):
+        if path.is_dir() and (place / "dyno" / "__init__.py").is_file():
+            if not any((place / "dyno").glob("_core*.so")) and not any((place / "dyno").glob("_core*.pyd")):
+                raise TuneError(
+                    f"side {name}: {place / 'dyno'} has no compiled dyno._core; build it, or name a commit"
+                )
+            return place.absolute()
+    if path.exists():
+        raise TuneError(
+            f"side {name}: {word} is no profile (.yaml), no folder of llama-bench, and none of dyno"
+        )
+    commit = commit_of(word, given.repository)
+    if commit is None:
+        raise TuneError(
+            f"side {name}: {word!r} is neither a file, nor a folder, nor a commit in {given.repository}; "
+            "give a profile, the folder of llama-bench, a folder with a build of dyno, a commit, or `default`"
+        )
+    return build(commit, given.repository, given.defines, say)
