@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MODEL := models/pycode-moe-20m-Q4_K_M.gguf
 PROFILE := $(VENV)/demo-profile.yaml
 
-.PHONY: demo test test-gpu lint format generate fuzz clean
+.PHONY: demo test test-gpu cuda-check lint format generate fuzz clean
 
 # From a fresh clone: build, install, tune the shipped model on this machine, generate text under the profile.
 demo: $(VENV)/.installed
@@ -17,6 +17,13 @@ test: $(VENV)/.installed-test
 
 test-gpu: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m gpu tests
+
+# The CUDA engine compiled and linked for the oldest and a Hopper chip, with the kernel instances that defaults take.
+# Needs a toolkit, which is an error to lack, and no GPU.
+cuda-check: $(VENV)/.installed-test
+	$(BIN)/cmake --preset cuda-check -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
+	$(BIN)/cmake --build --preset cuda-check
+	DYNO_CUDA_BUILD=build/cuda-check $(BIN)/python -m pytest tests/build
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .

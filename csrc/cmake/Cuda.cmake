@@ -9,8 +9,9 @@ set_property(CACHE GGML_CUDA PROPERTY STRINGS AUTO ON OFF)
 # cache as well.
 set(_cuda_given "")
 set(_cuda_switches GGML_CUDA_LTO GGML_CUDA_USE_GRAPHS GGML_CUDA_F16 GGML_CUDA_FORCE_BF16 GGML_CUDA_IQK_FORCE_BF16
-    GGML_CUDA_FORCE_MMQ GGML_CUDA_FORCE_CUBLAS GGML_CUDA_FAST_MATH GGML_CUDA_COMPRESSION_MODE)
-set(_cuda_defaults OFF ON OFF OFF OFF OFF OFF OFF size)
+    GGML_CUDA_FORCE_MMQ GGML_CUDA_FORCE_CUBLAS GGML_CUDA_FAST_MATH GGML_CUDA_COMPRESSION_MODE GGML_CUDA_INSTANCES
+    GGML_CUDA_PROFILE)
+set(_cuda_defaults OFF ON OFF OFF OFF OFF OFF OFF size all "")
 foreach(_switch _default IN ZIP_LISTS _cuda_switches _cuda_defaults)
   if(DEFINED ${_switch} AND (NOT DYNO_CUDA_DECLARED OR NOT "${${_switch}}" STREQUAL "${_default}"))
     list(APPEND _cuda_given ${_switch})
@@ -39,6 +40,9 @@ option(GGML_CUDA_FORCE_CUBLAS "Dequantise and multiply with cuBLAS at every size
 option(GGML_CUDA_FAST_MATH "Approximate transcendentals and division (-use_fast_math) outside of exact kernels" OFF)
 set(GGML_CUDA_COMPRESSION_MODE "size" CACHE STRING "Compression of device code: none, speed, balance or size")
 set_property(CACHE GGML_CUDA_COMPRESSION_MODE PROPERTY STRINGS none speed balance size)
+set(GGML_CUDA_INSTANCES "all" CACHE STRING "Kernel instances that are compiled: all, or minimal (those that defaults take)")
+set_property(CACHE GGML_CUDA_INSTANCES PROPERTY STRINGS all minimal)
+set(GGML_CUDA_PROFILE "" CACHE FILEPATH "Compile the kernel instances that this profile names, and those that defaults take")
 
 # ---- ON or OFF -----------------------------------------------------------------------------------------------------
 string(TOUPPER "${GGML_CUDA}" _cuda_mode)
@@ -171,9 +175,57 @@ if(DYNO_CUDA)
   if(GGML_CUDA_FORCE_CUBLAS)
     message(FATAL_ERROR "GGML_CUDA_FORCE_CUBLAS=ON: this version has no path through cuBLAS; leave it out")
   endif()
+  if(GGML_CUDA_LTO)
+    # The device link makes machine code alone, which later generations of chips cannot run.
+    set(_real "")
+    foreach(_arch IN LISTS _archs)
+      if(_arch MATCHES "-virtual$")
+        message(FATAL_ERROR "GGML_CUDA_LTO=ON cannot be built for ${_arch}: the device link makes machine code, not "
+                            "intermediate code. Name the chips themselves, such as 80 or 90a")
+      endif()
+      string(REGEX REPLACE "-real$" "" _number ${_arch})
+      list(APPEND _real ${_number}-real)
+    endforeach()
+    list(REMOVE_DUPLICATES _real)
+    set(CMAKE_CUDA_ARCHITECTURES "${_real}" CACHE STRING "CUDA architectures" FORCE)
+  endif()
   if(NOT GGML_CUDA_COMPRESSION_MODE MATCHES "^(none|speed|balance|size)$")
     message(FATAL_ERROR "GGML_CUDA_COMPRESSION_MODE=${GGML_CUDA_COMPRESSION_MODE}: expected none, speed, balance or size")
   endif()
+endif()
+
+# ---- Kernel instances ----------------------------------------------------------------------------------------------
+# Weight types with kernels, in the order of csrc/ops/matmul/cuda/type_table.cpp.
+set(DYNO_CUDA_TYPES f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k iq4_nl iq4_xs mxfp4)
+set(DYNO_DEVICE_LINK_REPORT ${CMAKE_BINARY_DIR}/dyno_device_link.json)
+set(DYNO_GENERATED ${CMAKE_BINARY_DIR}/generated)  # headers; included as "ops/left_out.inc"
+if(DYNO_CUDA)
+  if(NOT GGML_CUDA_INSTANCES MATCHES "^(all|minimal)$")
+    message(FATAL_ERROR "GGML_CUDA_INSTANCES=${GGML_CUDA_INSTANCES}: expected all or minimal")
+  endif()
+  set(_instances_arguments --select ${GGML_CUDA_INSTANCES})
+  if(NOT GGML_CUDA_PROFILE STREQUAL "")
+    get_filename_component(_profile "${GGML_CUDA_PROFILE}" ABSOLUTE BASE_DIR ${CMAKE_SOURCE_DIR})
+    list(APPEND _instances_arguments --profile ${_profile})
+    if(EXISTS ${_profile})
+      set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${_profile})
+    endif()
+  endif()
+  find_package(Python 3.11 REQUIRED COMPONENTS Interpreter)
+  file(GLOB _variants ${CMAKE_SOURCE_DIR}/csrc/ops/*/variants.def)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
+               ${_variants} ${CMAKE_SOURCE_DIR}/csrc/cmake/cuda_instances.py)
+  list(JOIN DYNO_CUDA_TYPES "," _types)
+  execute_process(
+    COMMAND ${Python_EXECUTABLE} ${CMAKE_SOURCE_DIR}/csrc/cmake/cuda_instances.py ${_instances_arguments}
+            --types ${_types} --output ${DYNO_GENERATED}/ops/left_out.inc ${_variants}
+    RESULT_VARIABLE _instances_result OUTPUT_VARIABLE _instances_text ERROR_VARIABLE _instances_error
+    OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_STRIP_TRAILING_WHITESPACE)
+  if(NOT _instances_result EQUAL 0)
+    message(FATAL_ERROR "GGML_CUDA_INSTANCES=${GGML_CUDA_INSTANCES} GGML_CUDA_PROFILE=${GGML_CUDA_PROFILE}: "
+                        "${_instances_error}")
+  endif()
+  message(STATUS "GGML_CUDA_INSTANCES: ${_instances_text}")
 endif()
 
 # ---- Toolchain and target ------------------------------------------------------------------------------------------
@@ -200,7 +252,7 @@ if(DYNO_CUDA)
 
   # Objects go into dyno_host, so that selection and launches are one library.
   add_library(dyno_cuda OBJECT)
-  target_include_directories(dyno_cuda PRIVATE ${CMAKE_SOURCE_DIR}/csrc)
+  target_include_directories(dyno_cuda PRIVATE ${CMAKE_SOURCE_DIR}/csrc ${DYNO_GENERATED})
   target_compile_options(dyno_cuda PRIVATE
     --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra,-fvisibility=hidden -Xcudafe=--display_error_number)
   if(DYNO_WERROR)
@@ -246,6 +298,16 @@ function(dyno_add_cuda_sources)
   endforeach()
 endfunction()
 
+# dyno_add_cuda_instance(TEMPLATE NAME [EXACT]): a CUDA source made from TEMPLATE with the caller's variables.
+macro(dyno_add_cuda_instance _template _name)
+  configure_file(${_template} ${CMAKE_CURRENT_BINARY_DIR}/${_name}.cu @ONLY)
+  target_sources(dyno_cuda PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/${_name}.cu)
+  if(GGML_CUDA_FAST_MATH AND NOT "${ARGN}" STREQUAL "EXACT")
+    set_property(SOURCE ${CMAKE_CURRENT_BINARY_DIR}/${_name}.cu TARGET_DIRECTORY dyno_cuda
+                 APPEND PROPERTY COMPILE_OPTIONS -use_fast_math)
+  endif()
+endmacro()
+
 # dyno_link_cuda(TARGET): hands the CUDA objects, macros and libraries to the host library.
 function(dyno_link_cuda target)
   if(NOT DYNO_CUDA)
@@ -253,35 +315,51 @@ function(dyno_link_cuda target)
   endif()
   target_compile_definitions(${target} PUBLIC ${DYNO_CUDA_DEFINITIONS})
   target_include_directories(${target} PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  target_include_directories(${target} PUBLIC ${DYNO_GENERATED})
   target_link_libraries(${target} PUBLIC CUDA::cudart_static CUDA::cublas)
   if(NOT GGML_CUDA_LTO)
     target_sources(${target} PRIVATE $<TARGET_OBJECTS:dyno_cuda>)
     return()
   endif()
-  find_package(Python 3.11 REQUIRED COMPONENTS Interpreter)
   # Intermediate code in the objects, machine code from one device link that optimises across them, on all cores.
   set_target_properties(dyno_cuda PROPERTIES CUDA_SEPARABLE_COMPILATION ON CUDA_ARCHITECTURES OFF)
   set(_codes "")
   set(_link_codes "")
   foreach(_arch IN LISTS CMAKE_CUDA_ARCHITECTURES)
-    string(REGEX REPLACE "-(real|virtual)$" "" _number ${_arch})
+    string(REGEX REPLACE "-real$" "" _number ${_arch})
     list(APPEND _codes "-gencode=arch=compute_${_number},code=lto_${_number}")
     list(APPEND _link_codes "-gencode=arch=compute_${_number},code=sm_${_number}")
   endforeach()
   target_compile_options(dyno_cuda PRIVATE ${_codes})
   set(_linked ${CMAKE_BINARY_DIR}/dyno_device_link.o)
   add_custom_command(
-    OUTPUT ${_linked} ${CMAKE_BINARY_DIR}/dyno_device_link.json
-    COMMAND ${Python_EXECUTABLE} ${CMAKE_SOURCE_DIR}/csrc/cmake/device_link.py --output ${_linked}
-            --report ${CMAKE_BINARY_DIR}/dyno_device_link.json -- ${CMAKE_CUDA_COMPILER} -dlink -dlto
-            --split-compile-extended=0 --threads=0 -Xcompiler=-fPIC ${_link_codes} $<TARGET_OBJECTS:dyno_cuda>
-            -o ${_linked}
-    DEPENDS dyno_cuda $<TARGET_OBJECTS:dyno_cuda> ${CMAKE_SOURCE_DIR}/csrc/cmake/device_link.py
+    OUTPUT ${_linked} ${DYNO_DEVICE_LINK_REPORT}
+    COMMAND ${Python_EXECUTABLE} ${CMAKE_SOURCE_DIR}/csrc/cmake/link_report.py --step device_link --output ${_linked}
+            --report ${DYNO_DEVICE_LINK_REPORT} -- ${CMAKE_CUDA_COMPILER} -ccbin ${CMAKE_CUDA_HOST_COMPILER} -dlink -dlto
+            --split-compile-extended=0 --threads=0 --compress-mode=${GGML_CUDA_COMPRESSION_MODE} -Xcompiler=-fPIC
+            ${_link_codes} $<TARGET_OBJECTS:dyno_cuda> -o ${_linked}
+    DEPENDS dyno_cuda $<TARGET_OBJECTS:dyno_cuda> ${CMAKE_SOURCE_DIR}/csrc/cmake/link_report.py
     COMMENT "Device link-time optimisation" COMMAND_EXPAND_LISTS VERBATIM)
   add_custom_target(dyno_device_link DEPENDS ${_linked})
   target_sources(${target} PRIVATE $<TARGET_OBJECTS:dyno_cuda> ${_linked})
   set_source_files_properties(${_linked} TARGET_DIRECTORY ${target} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
   add_dependencies(${target} dyno_device_link)
+endfunction()
+
+# dyno_report_link(MODULE): the links' time, memory and size are printed, and installed beside the module.
+function(dyno_report_link module)
+  if(NOT DYNO_CUDA)
+    return()
+  endif()
+  set(_report ${CMAKE_CURRENT_BINARY_DIR}/link_report.json)
+  set(_before "")
+  if(GGML_CUDA_LTO)
+    set(_before --before ${DYNO_DEVICE_LINK_REPORT})
+  endif()
+  set_property(TARGET ${module} PROPERTY CXX_LINKER_LAUNCHER
+    ${Python_EXECUTABLE} ${CMAKE_SOURCE_DIR}/csrc/cmake/link_report.py --step module_link --output $<TARGET_FILE:${module}>
+    --report ${_report} ${_before} --)
+  install(FILES ${_report} DESTINATION dyno)
 endfunction()
 
 # The initialiser list that the module records.

@@ -70,6 +70,11 @@ bool cuda_code_for(std::string_view architectures, int compute_capability) {
   return false;
 }
 
+void throw_left_out(std::string_view variant, DType type, const Params& params) {
+  throw UnsupportedError(str_cat("[ops] ", variant, " ", params[0], " ", params[1], " for ", dtype_name(type),
+                                 " is not in this build (GGML_CUDA_INSTANCES, GGML_CUDA_PROFILE)"));
+}
+
 Support check_sizes(std::initializer_list<Size> sizes) {
   for (const Size& size : sizes) {
     if (size.value < 1) return Support::no(str_cat(size.name, "=", size.value, " is below 1"));

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/instances.h"
 #include "ops/op.h"
 
 namespace dyno::ops {
@@ -22,15 +23,26 @@ bool compiled_for(const DeviceInfo& device);
 // own chips and on later ones of the same generation; intermediate code (no suffix, or -virtual) on all later ones.
 bool cuda_code_for(std::string_view architectures, int compute_capability);
 
-// The instances that supports(desc, …, device) accepts, in the order of variants.def. Every instance is compiled in, so
-// the sets differ only for devices that this binary holds no code for.
+// Whether the kernels of a GPU instance are in this binary, for the desc's weight type where it has one.
 template <typename Desc>
-std::vector<Config> supported_instances(std::span<const Config> instances, const Desc& desc, const DeviceInfo& device,
-                                        CandidateSet set) {
+bool holds_instance(const Desc& desc, std::span<const VariantInfo> variants, const Config& config) {
+  uint64_t bit = kNoTypeBit;
+  if constexpr (requires { desc.type; }) bit = type_bit(desc.type);
+  const VariantInfo& variant = variants[config.variant];
+  return variant.device == DeviceKind::cpu || instance_compiled(variant.name, bit, config.params);
+}
+
+// The instances that supports(desc, …, device) of the family accepts, in the order of variants.def; `compiled` leaves
+// out what this binary holds no code for.
+template <typename Desc>
+std::vector<Config> supported_instances(std::span<const VariantInfo> variants, std::span<const Config> instances,
+                                        const Desc& desc, const DeviceInfo& device, CandidateSet set) {
   std::vector<Config> out;
-  if (set == CandidateSet::compiled && !compiled_for(device)) return out;
-  std::copy_if(instances.begin(), instances.end(), std::back_inserter(out),
-               [&](const Config& config) { return supports(desc, config, device).ok; });
+  const bool compiled = set == CandidateSet::compiled;
+  if (compiled && !compiled_for(device)) return out;
+  std::copy_if(instances.begin(), instances.end(), std::back_inserter(out), [&](const Config& config) {
+    return supports(desc, config, device).ok && (!compiled || holds_instance(desc, variants, config));
+  });
   return out;
 }
 

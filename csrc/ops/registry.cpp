@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "ops/attention/attention.h"
+#include "ops/contract.h"
 #include "ops/copy/copy.h"
 #include "ops/embed/embed.h"
 #include "ops/glu/glu.h"
@@ -43,6 +44,17 @@ int variant_index(Family family, std::string_view name) {
   return static_cast<int>(it - names.begin());
 }
 
+// Whether this binary holds the instance. Without any code for the device the question is what a build that has some
+// would do, so that profiles can be checked and models planned elsewhere.
+Support in_this_build(const OpDesc& desc, const Config& config, const DeviceInfo& device) {
+  if (device.kind == DeviceKind::cpu || !compiled_for(device)) return Support::yes();
+  const bool held =
+      std::visit([&](const auto& d) { return holds_instance(d, variants(family_of(desc)), config); }, desc);
+  if (held) return Support::yes();
+  return Support::no(str_cat(describe(family_of(desc), config), " is not in this build, which left optional instances ",
+                             "out; build with GGML_CUDA_INSTANCES=all, or name it in the GGML_CUDA_PROFILE"));
+}
+
 }  // namespace
 
 Family family_of(const OpDesc& desc) { return kFamilyOf[desc.index()]; }
@@ -61,11 +73,19 @@ std::vector<Config> candidates(const OpDesc& desc, const DeviceInfo& device, Can
 }
 
 Config default_config(const OpDesc& desc, const DeviceInfo& device) {
-  return std::visit([&](const auto& d) { return default_config(d, device); }, desc);
+  const Config wanted = std::visit([&](const auto& d) { return default_config(d, device); }, desc);
+  if (in_this_build(desc, wanted, device)) return wanted;
+  // No default is optional (tests/ops); should one be all the same, its variant's first candidate takes the place.
+  const std::vector<Config> held = candidates(desc, device, CandidateSet::compiled);
+  const auto same = [&](const Config& config) { return config.variant == wanted.variant; };
+  const auto nearest = std::find_if(held.begin(), held.end(), same);
+  if (nearest != held.end()) return *nearest;
+  return held.empty() ? wanted : held.front();
 }
 
 Support supports(const OpDesc& desc, const Config& config, const DeviceInfo& device) {
-  return std::visit([&](const auto& d) { return supports(d, config, device); }, desc);
+  const Support legal = std::visit([&](const auto& d) { return supports(d, config, device); }, desc);
+  return legal ? in_this_build(desc, config, device) : legal;
 }
 
 Cost cost(const OpDesc& desc) {

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import platform
+from pathlib import Path
 from typing import Any
 
 
 def collect() -> dict[str, Any]:
-    """Build (version, switches, compiler, instruction sets), Python and devices, as plain values."""
+    """Build (version, switches, compiler, kernels, cost of links), Python and devices, as plain values."""
     from dyno import _core
 
     return {
-        "build": _core.build_info(),
+        "build": {**_core.build_info(), "links": links(Path(str(_core.__file__)))},
         "python": {"version": platform.python_version(), "platform": platform.platform()},
-        "devices": [_core.cpu_info()],
+        "devices": _core.devices(),
+        "no_cuda_reason": _core.no_cuda_reason(),
     }
+
+
+def links(module: Path) -> dict[str, Any] | None:
+    """What the links of a build with CUDA cost, which it wrote beside the module; None without CUDA."""
+    report = module.resolve().parent / "link_report.json"
+    if not report.is_file():
+        return None
+    facts: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    return facts
 
 
 def text(facts: dict[str, Any]) -> str:
@@ -24,6 +36,7 @@ def text(facts: dict[str, Any]) -> str:
         f"dyno {build['version']} (ops revision {build['ops_revision']})",
         f"compiler          {build['compiler']}, {build['build_type']}",
         f"instruction sets  {', '.join(build['isas'])}",
+        *_links(build["links"]),
         f"python            {facts['python']['version']}, {facts['python']['platform']}",
         "switches",
     ]
@@ -31,8 +44,22 @@ def text(facts: dict[str, Any]) -> str:
     lines += [f"  {name:{width}}  {_switch(value)}" for name, value in sorted(build["switches"].items())]
     lines.append("devices")
     for device in facts["devices"]:
-        lines += _device(device)
+        lines += _cpu(device) if device["kind"] == "cpu" else _gpu(device)
+    if facts["no_cuda_reason"]:
+        lines.append(f"  cuda: none, {facts['no_cuda_reason']}")
     return "\n".join(lines)
+
+
+def _links(report: dict[str, Any] | None) -> list[str]:
+    if report is None:
+        return []
+    lines = [f"device code       {report['device_code_bytes'] / 2**20:.1f} MiB of the module"]
+    for step in ("device_link", "module_link"):
+        if cost := report.get(step):
+            size = f"{cost['bytes'] / 2**20:.1f} MiB"
+            memory = f"largest process {cost['peak_process_mib']} MiB"
+            lines.append(f"{step.replace('_', ' '):16}  {cost['seconds']} s, {memory}, {size}")
+    return lines
 
 
 def _switch(value: object) -> str:
@@ -41,7 +68,7 @@ def _switch(value: object) -> str:
     return str(value) if value != "" else "(empty)"
 
 
-def _device(device: dict[str, Any]) -> list[str]:
+def _cpu(device: dict[str, Any]) -> list[str]:
     caches = ", ".join(
         f"{name} {device[key] // 1024} KiB"
         for name, key in (("L1d", "l1d_bytes"), ("L2", "l2_bytes"), ("L3", "l3_bytes"))
@@ -52,4 +79,14 @@ def _device(device: dict[str, Any]) -> list[str]:
         f"    kernels {device['isa']}, {device['cores']} cores, {caches}",
         f"    memory {device['memory_bytes'] / 2**30:.1f} GiB",
         f"    features {' '.join(device['features'])}",
+    ]
+
+
+def _gpu(device: dict[str, Any]) -> list[str]:
+    major, minor = divmod(device["compute_capability"], 10)
+    return [
+        f"  {device['kind']}: {device['name']}",
+        f"    compute capability {major}.{minor}, {device['sm_count']} multiprocessors, "
+        f"L2 {device['l2_bytes'] // 1024} KiB",
+        f"    memory {device['memory_bytes'] / 2**30:.1f} GiB",
     ]

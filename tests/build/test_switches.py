@@ -7,93 +7,23 @@ one.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Configure = Callable[..., "Configured"]
+    Configure = Callable[..., Any]
 
 ROOT = Path(__file__).resolve().parents[2]
-# Those of the test extra stand beside the interpreter, which need not be on the PATH.
-SEARCH = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
-CMAKE = shutil.which("cmake", path=SEARCH)
-NINJA = shutil.which("ninja", path=SEARCH)
-COMPILER = next((c for c in (os.environ.get("CXX"), "c++", "g++", "clang++") if c and shutil.which(c)), None)
-pytestmark = pytest.mark.skipif(
-    not (CMAKE and NINJA and COMPILER),
-    reason="configuring needs cmake and ninja (both in the test extra) and a C++ compiler",
-)
-
-NO_TOOLKIT = {"DYNO_NVCC": "", "DYNO_NVIDIA_SMI": ""}
 NO_GPU = {"DYNO_NVCC": shutil.which("true") or "/bin/true", "DYNO_NVIDIA_SMI": ""}
 ISAS = {"portable", "avx2", "avx512_vnni"}
-
-
-@dataclass(frozen=True)
-class Configured:
-    """What a run of CMake left behind."""
-
-    ok: bool
-    output: str
-    folder: Path
-    commands: dict[str, list[str]]  # object file: its compile command
-
-    def of(self, part: str) -> list[list[str]]:
-        """Commands of the objects whose path contains `part`."""
-        found = [command for name, command in self.commands.items() if part in name]
-        assert found, f"no object of {part} is compiled"
-        return found
-
-    @property
-    def kernel_libraries(self) -> set[str]:
-        return {m[1] for name in self.commands if (m := re.search(r"dyno_kernels_(\w+)\.dir", name))}
-
-
-@pytest.fixture(scope="session")
-def configure(tmp_path_factory: pytest.TempPathFactory) -> Configure:
-    """configure(SWITCH=value, …): CMake run in a fresh folder; the same switches are configured once."""
-    known: dict[tuple[tuple[str, str], ...], Configured] = {}
-
-    def run(**switches: str) -> Configured:
-        given = {**NO_TOOLKIT, "DYNO_BUILD_PYTHON": "OFF", **switches}
-        key = tuple(sorted(given.items()))
-        if key not in known:
-            known[key] = _configure(tmp_path_factory.mktemp("configured"), given)
-        return known[key]
-
-    return run
-
-
-def _configure(folder: Path, switches: dict[str, str]) -> Configured:
-    hidden = {"CUDAARCHS", "CUDACXX", "CXXFLAGS", "CFLAGS", "LDFLAGS", "CMAKE_GENERATOR"}
-    done = subprocess.run(
-        [str(CMAKE), "-S", str(ROOT), "-B", str(folder), "-GNinja", f"-DCMAKE_MAKE_PROGRAM={NINJA}"]
-        + [f"-D{name}={value}" for name, value in switches.items()],
-        env={k: v for k, v in os.environ.items() if k not in hidden},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    listed = folder / "compile_commands.json"
-    entries = json.loads(listed.read_text()) if done.returncode == 0 else []
-    commands = {}
-    for entry in entries:
-        words = entry["command"].split()
-        commands[words[words.index("-o") + 1]] = words
-    # CMake wraps its messages; a test should not depend on where.
-    return Configured(done.returncode == 0, " ".join((done.stdout + done.stderr).split()), folder, commands)
 
 
 def machine() -> str:
@@ -285,6 +215,11 @@ def test_off_contradicts_a_cuda_switch(configure: Configure) -> None:
         ({"GGML_CUDA_FORCE_MMQ": "ON"}, "quantised kernels are the only path"),
         ({"GGML_CUDA_FORCE_CUBLAS": "ON"}, "no path through cuBLAS"),
         ({"GGML_CUDA_COMPRESSION_MODE": "tiny"}, "expected none, speed, balance or size"),
+        ({"GGML_CUDA_INSTANCES": "some"}, "expected all or minimal"),
+        (
+            {"CMAKE_CUDA_ARCHITECTURES": "80-virtual", "GGML_CUDA_LTO": "ON"},
+            "GGML_CUDA_LTO=ON cannot be built for 80-virtual",
+        ),
     ],
 )
 def test_impossible_cuda_switches(configure: Configure, switches: dict[str, str], message: str) -> None:

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "core/cuda/check.h"
+#include "ops/instances.h"
 #include "ops/matmul/cuda/gemm_tile.cuh"
 
 namespace dyno::ops::cuda {
@@ -91,10 +92,14 @@ void allow_shared(Kernel kernel, int bytes) {
 
 template <DType kType, int kTokens, int kWarps>
 void gemm_mma_block(const Problem& p, CUstream_st* stream) {
-  constexpr int kBytes = gemm_shared_bytes(kTokens);
-  const auto kernel = gemm_mma_kernel<kType, kTokens, kWarps>;
-  allow_shared(kernel, kBytes);
-  kernel<<<gemm_grid(p, kTokens, kWarps), 32 * kWarps, kBytes, stream>>>(p);
+  if constexpr (!instance_compiled("mma", kType, {kTokens, kWarps})) {
+    throw_left_out("mma", kType, {kTokens, kWarps});
+  } else {
+    constexpr int kBytes = gemm_shared_bytes(kTokens);
+    const auto kernel = gemm_mma_kernel<kType, kTokens, kWarps>;
+    allow_shared(kernel, kBytes);
+    kernel<<<gemm_grid(p, kTokens, kWarps), 32 * kWarps, kBytes, stream>>>(p);
+  }
 }
 
 template <DType kType>

@@ -86,10 +86,14 @@ __global__ void __launch_bounds__(32 * kWarps, kGemmBlocks<kType, kTokens, kWarp
 
 template <DType kType, int kTokens, int kWarps>
 void gemm_wgmma_block(const Problem& p, CUstream_st* stream) {
-  constexpr int kBytes = gemm_shared_bytes(kTokens);
-  const auto kernel = gemm_wgmma_kernel<kType, kTokens, kWarps>;
-  allow_shared(kernel, kBytes);
-  kernel<<<gemm_grid(p, kTokens, kWarps), 32 * kWarps, kBytes, stream>>>(p);
+  if constexpr (!instance_compiled("wgmma", kType, {kTokens, kWarps})) {
+    throw_left_out("wgmma", kType, {kTokens, kWarps});
+  } else {
+    constexpr int kBytes = gemm_shared_bytes(kTokens);
+    const auto kernel = gemm_wgmma_kernel<kType, kTokens, kWarps>;
+    allow_shared(kernel, kBytes);
+    kernel<<<gemm_grid(p, kTokens, kWarps), 32 * kWarps, kBytes, stream>>>(p);
+  }
 }
 
 template <DType kType>

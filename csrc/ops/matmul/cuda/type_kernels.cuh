@@ -3,11 +3,15 @@
 
 #include "ops/matmul/cuda/convert.cuh"
 #include "ops/matmul/cuda/exact.cuh"
-#include "ops/matmul/cuda/gemm_mma.cuh"
-#include "ops/matmul/cuda/gemm_wgmma.cuh"
 #include "ops/matmul/cuda/stream.cuh"
 
 namespace dyno::ops::cuda {
+
+// Units of their own: gemm_instances.cu.in.
+template <DType kType>
+void gemm_mma(const Problem& p, int tokens, int warps, CUstream_st* stream);
+template <DType kType>
+void gemm_wgmma(const Problem& p, int tokens, int warps, CUstream_st* stream);
 
 template <DType kType>
 constexpr TypeKernels make_type_kernels() {
