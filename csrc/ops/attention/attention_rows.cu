@@ -3,8 +3,9 @@
 // where heads are narrower than the block, groups of threads share the keys.
 #include <cuda_runtime.h>
 
-#include "core/cuda/check.h"
+#include "core/cuda/launch.h"
 #include "core/error.h"
+#include "device/dependent.cuh"
 #include "ops/attention/tile.cuh"
 
 namespace dyno::ops {
@@ -41,6 +42,8 @@ __device__ __forceinline__ int summed_row(int lane) {
 // kDims: dimensions of the value that a thread holds.
 template <Scalar kKey, Scalar kValue, int kDims>
 __global__ void __launch_bounds__(kThreads) attention_rows(CudaAttention task) {
+  device::let_next_start();
+  device::wait_for_previous();
   extern __shared__ float queries[];  // [kRows][dk]
   __shared__ float scores[kRows][kChunk];
   __shared__ float best[kRows], total[kRows], shrink[kRows];
@@ -166,8 +169,7 @@ void launch_types(const CudaAttention& task, const dim3& grid, CudaStream& strea
                       : task.dv <= 2 * kThreads ? attention_rows<kKey, kValue, 2>
                                                 : attention_rows<kKey, kValue, 4>;
   const size_t shared = static_cast<size_t>(kRows * task.dk) * sizeof(float);
-  kernel<<<grid, kThreads, shared, stream.handle>>>(task);
-  DYNO_LAUNCH_CHECK("attention");
+  launch_dependent("attention", kernel, grid, kThreads, shared, stream.handle, task);
 }
 
 template <Scalar kKey>

@@ -12,6 +12,7 @@
 
 #include <cuda_runtime.h>
 
+#include "device/dependent.cuh"
 #include "device/flash.cuh"
 #include "ops/attention/tile.cuh"
 
@@ -103,6 +104,8 @@ __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint3
 
 template <int kHead, bool kBf16, int kRowWarps, int kKeyWarps, int kKeys>
 __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const __grid_constant__ FlashTask task) {
+  device::let_next_start();
+  device::wait_for_previous();
   using Shape = Flash<kHead, kBf16, kRowWarps, kKeyWarps, kKeys>;
   constexpr int kPitch = Shape::kPitch, kSteps = kHead / 16, kKeyTiles = kKeys / 8, kValueTiles = kHead / 8;
   extern __shared__ __align__(128) uint8_t shared[];

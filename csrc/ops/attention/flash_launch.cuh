@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/cuda/check.h"
+#include "core/cuda/launch.h"
 #include "ops/attention/flash.cuh"
 #include "ops/attention/kernels_cuda.h"
 
@@ -19,8 +20,8 @@ void launch_flash_instance(const FlashTask& task, const FlashGrid& grid, CUstrea
   constexpr auto kShared = static_cast<int>(Shape::shared_bytes());
   // A property of the function on the current device; setting it again costs next to nothing.
   DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
-  kernel<<<dim3(grid.tiles, grid.kv_heads, grid.splits), Shape::kThreads, kShared, stream>>>(task);
-  DYNO_LAUNCH_CHECK("attention");
+  launch_dependent("attention", kernel, dim3(grid.tiles, grid.kv_heads, grid.splits), Shape::kThreads, kShared, stream,
+                   task);
 }
 
 template <int kHead, bool kBf16>

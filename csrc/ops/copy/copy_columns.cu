@@ -1,13 +1,16 @@
 // Rows of f32 from one stride to another, a thread for each element.
 #include <cuda_runtime.h>
 
-#include "core/cuda/check.h"
+#include "core/cuda/launch.h"
+#include "device/dependent.cuh"
 #include "ops/copy/kernels_cuda.h"
 
 namespace dyno::ops {
 namespace {
 
 __global__ void __launch_bounds__(256) copy_columns(CopyArgs args, int64_t rows, int k) {
+  device::let_next_start();
+  device::wait_for_previous();
   const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const int64_t row = index / k, i = index % k;
   if (row >= rows) return;
@@ -19,8 +22,8 @@ __global__ void __launch_bounds__(256) copy_columns(CopyArgs args, int64_t rows,
 
 void copy_columns_cuda(const CopyArgs& args, const CopyDesc& desc, int threads, CudaStream& stream) {
   const auto blocks = static_cast<unsigned>((desc.m * desc.k + threads - 1) / threads);
-  copy_columns<<<blocks, static_cast<unsigned>(threads), 0, stream.handle>>>(args, desc.m, static_cast<int>(desc.k));
-  DYNO_LAUNCH_CHECK("copy");
+  launch_dependent("copy", copy_columns, blocks, static_cast<unsigned>(threads), 0, stream.handle, args, desc.m,
+                   static_cast<int>(desc.k));
 }
 
 }  // namespace dyno::ops

@@ -1,8 +1,9 @@
 // Rows of the table by token id, an element a thread, dequantised as the file format defines it.
 #include <cuda_runtime.h>
 
-#include "core/cuda/check.h"
+#include "core/cuda/launch.h"
 #include "core/error.h"
+#include "device/dependent.cuh"
 #include "ops/embed/kernels_cuda.h"
 #include "ops/matmul/gpu_pack.h"
 
@@ -11,6 +12,8 @@ namespace {
 
 template <DType kType>
 __global__ void __launch_bounds__(256) embed_columns(EmbedArgs args, int64_t n) {
+  device::let_next_start();
+  device::wait_for_previous();
   using Block = typename FileBlock<kType>::Type;
   constexpr int kElements = kFileBlock<kType>;
   const int64_t token = blockIdx.x, i = int64_t{blockIdx.y} * blockDim.x + threadIdx.x;
@@ -50,8 +53,7 @@ auto kernel_of(DType type) {
 
 void embed_columns_cuda(const EmbedArgs& args, const EmbedDesc& desc, int threads, CudaStream& stream) {
   const dim3 grid(static_cast<unsigned>(desc.m), static_cast<unsigned>((desc.n + threads - 1) / threads));
-  kernel_of(desc.type)<<<grid, static_cast<unsigned>(threads), 0, stream.handle>>>(args, desc.n);
-  DYNO_LAUNCH_CHECK("embed");
+  launch_dependent("embed", kernel_of(desc.type), grid, static_cast<unsigned>(threads), 0, stream.handle, args, desc.n);
 }
 
 }  // namespace dyno::ops

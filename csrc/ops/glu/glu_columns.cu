@@ -1,7 +1,8 @@
 // y = activation(gate) * up, a thread for each element.
 #include <cuda_runtime.h>
 
-#include "core/cuda/check.h"
+#include "core/cuda/launch.h"
+#include "device/dependent.cuh"
 #include "ops/glu/kernels_cuda.h"
 
 namespace dyno::ops {
@@ -23,6 +24,8 @@ __device__ __forceinline__ float activate(Activation activation, float gate, flo
 }
 
 __global__ void __launch_bounds__(256) glu_columns(GluArgs args, int64_t n, Activation activation) {
+  device::let_next_start();
+  device::wait_for_previous();
   const int64_t row = blockIdx.x, i = int64_t{blockIdx.y} * blockDim.x + threadIdx.x;
   if (i >= n) return;
   args.y[row * args.y_stride + i] =
@@ -33,8 +36,8 @@ __global__ void __launch_bounds__(256) glu_columns(GluArgs args, int64_t n, Acti
 
 void glu_columns_cuda(const GluArgs& args, const GluDesc& desc, int threads, CudaStream& stream) {
   const dim3 grid(static_cast<unsigned>(desc.m), static_cast<unsigned>((desc.n + threads - 1) / threads));
-  glu_columns<<<grid, static_cast<unsigned>(threads), 0, stream.handle>>>(args, desc.n, desc.activation);
-  DYNO_LAUNCH_CHECK("glu");
+  launch_dependent("glu", glu_columns, grid, static_cast<unsigned>(threads), 0, stream.handle, args, desc.n,
+                   desc.activation);
 }
 
 }  // namespace dyno::ops

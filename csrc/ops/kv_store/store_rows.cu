@@ -2,9 +2,10 @@
 // for q8_0 a warp makes a block of 32.
 #include <cuda_runtime.h>
 
-#include "core/cuda/check.h"
+#include "core/cuda/launch.h"
 #include "core/error.h"
 #include "device/convert.cuh"
+#include "device/dependent.cuh"
 #include "device/reduce.cuh"
 #include "ops/kv_store/kernels_cuda.h"
 #include "ops/runs.cuh"
@@ -26,6 +27,8 @@ __device__ __forceinline__ void store_q8_0(float v, uint8_t* block, int lane) {
 
 template <Scalar kType>
 __global__ void __launch_bounds__(256) store_rows(KvStoreArgs args, int width) {
+  device::let_next_start();
+  device::wait_for_previous();
   const int64_t token = blockIdx.x;
   const int64_t i = int64_t{blockIdx.y} * blockDim.x + threadIdx.x;
   const int64_t cell = cell_of(args.runs, args.n_runs, args.slot_positions, static_cast<int>(token));
@@ -63,8 +66,8 @@ auto kernel_of(DType type) {
 void kv_store_rows_cuda(const KvStoreArgs& args, const KvStoreDesc& desc, int threads, CudaStream& stream) {
   const auto columns = static_cast<unsigned>((desc.width + threads - 1) / threads);
   const dim3 grid(static_cast<unsigned>(desc.m), columns);
-  kernel_of(desc.type)<<<grid, static_cast<unsigned>(threads), 0, stream.handle>>>(args, static_cast<int>(desc.width));
-  DYNO_LAUNCH_CHECK("kv_store");
+  launch_dependent("kv_store", kernel_of(desc.type), grid, static_cast<unsigned>(threads), 0, stream.handle, args,
+                   static_cast<int>(desc.width));
 }
 
 }  // namespace dyno::ops

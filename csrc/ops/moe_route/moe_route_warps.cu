@@ -2,7 +2,8 @@
 // MoeRouteDesc (ops/op.h), ties go to the lower id.
 #include <cuda_runtime.h>
 
-#include "core/cuda/check.h"
+#include "core/cuda/launch.h"
+#include "device/dependent.cuh"
 #include "device/reduce.cuh"
 #include "ops/moe_route/kernels_cuda.h"
 
@@ -85,6 +86,8 @@ __device__ __forceinline__ void mask_groups(float (&scores)[kPerLane], float* su
 
 template <int kPerLane>
 __global__ void __launch_bounds__(128) moe_route_warps(MoeRouteArgs args, MoeRouteDesc desc) {
+  device::let_next_start();
+  device::wait_for_previous();
   extern __shared__ float shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t token = int64_t{blockIdx.x} * (blockDim.x / 32) + warp;
@@ -181,8 +184,8 @@ auto kernel_for(int64_t experts) {
 void moe_route_warps_cuda(const MoeRouteArgs& args, const MoeRouteDesc& desc, int warps, CudaStream& stream) {
   const auto blocks = static_cast<unsigned>((desc.m + warps - 1) / warps);
   const size_t shared = static_cast<size_t>(warps * (desc.groups + desc.experts)) * sizeof(float);
-  kernel_for(desc.experts)<<<blocks, static_cast<unsigned>(warps * 32), shared, stream.handle>>>(args, desc);
-  DYNO_LAUNCH_CHECK("moe_route");
+  launch_dependent("moe_route", kernel_for(desc.experts), blocks, static_cast<unsigned>(warps * 32), shared,
+                   stream.handle, args, desc);
 }
 
 }  // namespace dyno::ops

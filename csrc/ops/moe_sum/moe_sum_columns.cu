@@ -1,7 +1,8 @@
 // The weighted sum over a token's experts, slot by slot in their order: a thread sums one column (or four).
 #include <cuda_runtime.h>
 
-#include "core/cuda/check.h"
+#include "core/cuda/launch.h"
+#include "device/dependent.cuh"
 #include "ops/moe_sum/kernels_cuda.h"
 
 namespace dyno::ops {
@@ -25,6 +26,8 @@ __device__ __forceinline__ float4 multiply_add(float4 x, float w, float4 sum) {
 // `columns` counts values of T.
 template <typename T>
 __global__ void __launch_bounds__(256) moe_sum_columns(MoeSumArgs args, int columns, int used) {
+  device::let_next_start();
+  device::wait_for_previous();
   const int64_t token = blockIdx.x;
   const int column = blockIdx.y * blockDim.x + threadIdx.x;
   if (column >= columns) return;
@@ -46,8 +49,7 @@ void moe_sum_columns_cuda(const MoeSumArgs& args, const MoeSumDesc& desc, int th
   const int columns = static_cast<int>(vector ? desc.n / 4 : desc.n), used = static_cast<int>(desc.used);
   const dim3 grid(static_cast<unsigned>(desc.m), static_cast<unsigned>((columns + threads - 1) / threads));
   const auto kernel = vector ? moe_sum_columns<float4> : moe_sum_columns<float>;
-  kernel<<<grid, static_cast<unsigned>(threads), 0, stream.handle>>>(args, columns, used);
-  DYNO_LAUNCH_CHECK("moe_sum");
+  launch_dependent("moe_sum", kernel, grid, static_cast<unsigned>(threads), 0, stream.handle, args, columns, used);
 }
 
 }  // namespace dyno::ops

@@ -1,7 +1,8 @@
 // RMS norm: `threads` threads a row; rows of a warp share blocks of eight.
 #include <cuda_runtime.h>
 
-#include "core/cuda/check.h"
+#include "core/cuda/launch.h"
+#include "device/dependent.cuh"
 #include "device/reduce.cuh"
 #include "ops/norm/kernels_cuda.h"
 
@@ -61,6 +62,8 @@ constexpr int kWarpsPerBlock = 8;
 template <bool Vector>
 __global__ void __launch_bounds__(32 * kWarpsPerBlock)
     norm_warps(NormArgs args, int n, int rows_per_token, int64_t rows) {
+  device::let_next_start();
+  device::wait_for_previous();
   const int64_t row = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / 32;
   if (row >= rows) return;
   normalise<Vector>(args, row_of(args, n, rows_per_token, row), n, threadIdx.x % 32, 32,
@@ -69,6 +72,8 @@ __global__ void __launch_bounds__(32 * kWarpsPerBlock)
 
 template <bool Vector>
 __global__ void __launch_bounds__(1024) norm_blocks(NormArgs args, int n, int rows_per_token) {
+  device::let_next_start();
+  device::wait_for_previous();
   __shared__ float shared[32];
   normalise<Vector>(args, row_of(args, n, rows_per_token, blockIdx.x), n, threadIdx.x, blockDim.x,
                     [&](float v) { return device::block_sum(v, shared); });
@@ -86,12 +91,12 @@ void norm_rows_cuda(const NormArgs& args, const NormDesc& desc, int threads, Cud
   if (threads == 32) {
     const auto kernel = vector ? norm_warps<true> : norm_warps<false>;
     const auto blocks = static_cast<unsigned>((rows + kWarpsPerBlock - 1) / kWarpsPerBlock);
-    kernel<<<blocks, 32 * kWarpsPerBlock, 0, stream.handle>>>(args, n, per_token, rows);
+    launch_dependent("norm", kernel, blocks, 32 * kWarpsPerBlock, 0, stream.handle, args, n, per_token, rows);
   } else {
     const auto kernel = vector ? norm_blocks<true> : norm_blocks<false>;
-    kernel<<<static_cast<unsigned>(rows), static_cast<unsigned>(threads), 0, stream.handle>>>(args, n, per_token);
+    launch_dependent("norm", kernel, static_cast<unsigned>(rows), static_cast<unsigned>(threads), 0, stream.handle,
+                     args, n, per_token);
   }
-  DYNO_LAUNCH_CHECK("norm");
 }
 
 }  // namespace dyno::ops

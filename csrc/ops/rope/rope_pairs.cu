@@ -1,7 +1,8 @@
 // Rotary embedding: a thread rotates one pair of one head.
 #include <cuda_runtime.h>
 
-#include "core/cuda/check.h"
+#include "core/cuda/launch.h"
+#include "device/dependent.cuh"
 #include "device/rope.cuh"
 #include "ops/rope/kernels_cuda.h"
 
@@ -10,6 +11,8 @@ namespace {
 
 template <bool Neox>
 __global__ void __launch_bounds__(256) rope_pairs(RopeArgs args, int heads, int head_dim, int half, int offset) {
+  device::let_next_start();
+  device::wait_for_previous();
   const int64_t token = blockIdx.x;
   const int index = blockIdx.y * blockDim.x + threadIdx.x;
   const int head = index / half, pair = index % half;
@@ -30,9 +33,8 @@ void rope_pairs_cuda(const RopeArgs& args, const RopeDesc& desc, int threads, Cu
   const auto blocks = static_cast<unsigned>((desc.heads * half + threads - 1) / threads);
   const dim3 grid(static_cast<unsigned>(desc.m), blocks);
   const auto kernel = desc.neox ? rope_pairs<true> : rope_pairs<false>;
-  kernel<<<grid, static_cast<unsigned>(threads), 0, stream.handle>>>(
-      args, static_cast<int>(desc.heads), static_cast<int>(desc.head_dim), half, static_cast<int>(desc.offset));
-  DYNO_LAUNCH_CHECK("rope");
+  launch_dependent("rope", kernel, grid, static_cast<unsigned>(threads), 0, stream.handle, args,
+                   static_cast<int>(desc.heads), static_cast<int>(desc.head_dim), half, static_cast<int>(desc.offset));
 }
 
 }  // namespace dyno::ops

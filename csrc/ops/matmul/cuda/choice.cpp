@@ -87,6 +87,7 @@ size_t choice_scratch_bytes(const Shape& s, const Choice& choice) {
 #ifdef DYNO_HAVE_CUDA
 void run(const Choice& choice, const Shape& shape, Problem p, CudaStream& stream) {
   const TypeKernels& kernels = type_kernels(p.type);
+  p.shared_limit = static_cast<int32_t>(stream.device->shared_per_block_bytes);
   if (choice.path == Path::exact) return kernels.exact(p, stream.handle);
   if (choice.path == Path::stream) return kernels.stream(p, choice.warps, choice.stripes, stream.handle);
   const size_t scratch = choice_scratch_bytes(shape, choice);

@@ -2,6 +2,8 @@
 // dequantised as the file format defines them and summed by fused multiply-adds in a fixed order.
 #pragma once
 
+#include "core/cuda/launch.h"
+#include "device/dependent.cuh"
 #include "device/reduce.cuh"
 #include "ops/matmul/cuda/epilogue.cuh"
 #include "ops/matmul/cuda/exact_f32.cuh"
@@ -20,6 +22,8 @@ __device__ __forceinline__ float weight_value(const uint8_t* matrix, int64_t row
 // A warp for each row of w; up to 8 rows of x a block, one with experts.
 template <DType kType>
 __global__ void __launch_bounds__(256) exact_rows_kernel(const Problem p) {
+  device::let_next_start();
+  device::wait_for_previous();
   const int lane = threadIdx.x & 31, row_of_w = blockIdx.x * 8 + (threadIdx.x >> 5);
   if (row_of_w >= p.n) return;
   const bool experts = p.grouping == Grouping::experts;
@@ -127,7 +131,7 @@ void exact(const Problem& p, CUstream_st* stream) {
   }
   const dim3 grid(static_cast<unsigned>((p.n + 7) / 8), static_cast<unsigned>(experts ? p.rows : 1),
                   static_cast<unsigned>(experts ? 1 : p.matrices));
-  exact_rows_kernel<kType><<<grid, 256, 0, stream>>>(p);
+  launch_dependent("matmul", exact_rows_kernel<kType>, grid, 256, 0, stream, p);
 }
 
 }  // namespace dyno::ops::cuda

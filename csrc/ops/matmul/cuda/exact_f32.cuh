@@ -2,6 +2,8 @@
 // sums run in a fixed order.
 #pragma once
 
+#include "core/cuda/launch.h"
+#include "device/dependent.cuh"
 #include "device/reduce.cuh"
 #include "ops/matmul/cuda/epilogue.cuh"
 
@@ -19,6 +21,8 @@ __device__ __forceinline__ float dot4(float4 a, float4 b, float sum) {
 
 // Up to 4 rows of x: a warp for each row of w, its lanes share k.
 static __global__ void __launch_bounds__(128) exact_f32_few_kernel(const Problem p) {
+  device::let_next_start();
+  device::wait_for_previous();
   const int lane = threadIdx.x & 31, row_of_w = blockIdx.x * 4 + (threadIdx.x >> 5);
   if (row_of_w >= p.n) return;
   const auto* w = reinterpret_cast<const float4*>(p.w) + static_cast<int64_t>(row_of_w) * (p.k / 4);
@@ -41,6 +45,8 @@ static __global__ void __launch_bounds__(128) exact_f32_few_kernel(const Problem
 
 // 16 rows of x by 16 rows of w a block; its 8 warps share k and meet in shared memory. A lane has 2 by 4 of the sums.
 static __global__ void __launch_bounds__(256) exact_f32_tile_kernel(const Problem p) {
+  device::let_next_start();
+  device::wait_for_previous();
   __shared__ float parts[8][16][17];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, i = lane / 4, j = lane % 4;
   const int first_row = blockIdx.x * 16, first_w = blockIdx.y * 16;
@@ -85,11 +91,11 @@ static __global__ void __launch_bounds__(256) exact_f32_tile_kernel(const Proble
 
 inline void exact_f32(const Problem& p, CUstream_st* stream) {
   if (p.rows <= 4) {
-    exact_f32_few_kernel<<<static_cast<unsigned>((p.n + 3) / 4), 128, 0, stream>>>(p);
+    launch_dependent("matmul", exact_f32_few_kernel, static_cast<unsigned>((p.n + 3) / 4), 128, 0, stream, p);
     return;
   }
   const dim3 grid(static_cast<unsigned>((p.rows + 15) / 16), static_cast<unsigned>((p.n + 15) / 16));
-  exact_f32_tile_kernel<<<grid, 256, 0, stream>>>(p);
+  launch_dependent("matmul", exact_f32_tile_kernel, grid, 256, 0, stream, p);
 }
 
 }  // namespace dyno::ops::cuda

@@ -11,8 +11,19 @@ namespace dyno::ops::cuda {
 
 // How rows of x and y belong to matrices.
 enum class Grouping : uint8_t {
-  dense,   // every row meets matrix `batch index`
-  experts  // row r = (token, slot) meets matrix ids[r]
+  dense,    // every row meets matrix `batch index`
+  experts,  // row r = (token, slot) meets matrix ids[r]
+  summed,   // the same, and y holds for each token the sum of its rows, each times its slot's weight (stream only)
+};
+
+// A product of its own over the same rows of x: stream only.
+struct Part {
+  DType type = DType::f32;
+  int32_t n = 0;
+  const uint8_t* w = nullptr;
+  const float* bias = nullptr;
+  float* y = nullptr;
+  int64_t y_stride = 0;
 };
 
 struct Problem {
@@ -43,6 +54,15 @@ struct Problem {
   // Made by group_rows(): first_tile [matrices + 1], first_row [matrices + 1], order [rows].
   int32_t* groups = nullptr;
 
+  // stream only: each row is x / sqrt(mean(x²) + norm_eps)·norm (null: all ones) before it meets the weights.
+  bool normed = false;
+  const float* norm = nullptr;
+  float norm_eps = 0;
+  const float* slot_weights = nullptr;  // summed: [rows]
+  int32_t used = 1;                     // summed: rows of a token
+  Part more[2]{};                       // dense: further products, where n > 0
+  int32_t shared_limit = 0;             // bytes of shared memory that a block may have; filled by run()
+
   constexpr bool gated() const { return w_up != nullptr; }
 };
 
@@ -64,7 +84,7 @@ void group_rows(const Problem& p, int tile_rows, CUstream_st* stream);
 
 // Kernels of one weight type, in Layout::gpu unless said otherwise.
 struct TypeKernels {
-  // f32 x, up to 8 rows a block: `warps` (4, 8, 16) share the k of 1 or 2 stripes of w.
+  // f32 x, up to 8 rows a block: `warps` (4, 8, 16) share the k of 1 or 2 stripes of w. Parts are of this type.
   void (*stream)(const Problem& p, int warps, int stripes, CUstream_st* stream) = nullptr;
   // half rows x: tiles of `tokens` (16, 32, 64, 128) rows of x and 32·warps rows of w (warps 4 or 8).
   void (*gemm_mma)(const Problem& p, int tokens, int warps, CUstream_st* stream) = nullptr;
@@ -78,5 +98,8 @@ struct TypeKernels {
   void (*to_half)(const uint8_t* w, uint16_t* out, int64_t n, int64_t k, CUstream_st* stream) = nullptr;
 };
 const TypeKernels& type_kernels(DType type);
+
+// `stream` where one of the parts has another type than p.type; for the pairs of stream_mixed_types() only.
+void stream_mixed(const Problem& p, DType other, int warps, int stripes, CUstream_st* stream);
 
 }  // namespace dyno::ops::cuda

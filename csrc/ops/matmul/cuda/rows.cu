@@ -5,17 +5,10 @@
 #include "device/ptx.cuh"
 #include "device/reduce.cuh"
 #include "ops/matmul/cuda/problem.h"
-#include "ops/matmul/gpu_layout.h"
+#include "ops/matmul/cuda/stream_rows.cuh"
 
 namespace dyno::ops::cuda {
 namespace {
-
-// The power of two s with max / s in [2^9, 2^10); 1 for zero and for what is not finite.
-__device__ __forceinline__ float row_scale(float largest) {
-  if (!(largest > 0.0f) || largest > 3.0e38f) return 1.0f;
-  const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;  // subnormal: -127
-  return __uint_as_float(static_cast<uint32_t>(min(max(exponent - 9, -126), 117) + 127) << 23);
-}
 
 // A block for each row. The scale is a power of two, so dividing by it is exact.
 __global__ void __launch_bounds__(256)

@@ -1,118 +1,110 @@
 // Few tokens: weights are streamed once, and the next tiles are under way while these are used.
 //
-// A block owns a pair of stripes (32 rows of w; gated: 16 rows of each matrix) and up to 8 rows of x; its warps share k
-// and meet in shared memory. The product is an MMA whose 8 columns are the rows of x, so up to 8 tokens cost no more
-// arithmetic than one. x is turned into halves once a block.
+// A block owns one or two stripes (16 rows of w each; gated: one of each matrix) and up to 8 rows of x; its warps share
+// k and meet in shared memory. The product is an MMA whose 8 columns are the rows of x, so up to 8 tokens cost no more
+// arithmetic than one. x is normed where asked and turned into halves once a block (stream_rows.cuh). Weights that do
+// not depend on what earlier launches write are requested before those have ended.
 #pragma once
 
 #include <cuda_runtime.h>
 
-#include "core/cuda/check.h"
+#include "core/cuda/launch.h"
+#include "device/dependent.cuh"
 #include "ops/matmul/cuda/epilogue.cuh"
+#include "ops/matmul/cuda/stream_rows.cuh"
 #include "ops/matmul/cuda/weight_tile.cuh"
 
 namespace dyno::ops::cuda {
 
-// Bytes of a row of halves in shared memory: the tiles, and 16 bytes more so that rows start in other banks.
-constexpr int stream_row_bytes(int k) { return (k + kGpuTile - 1) / kGpuTile * 128 + 16; }
-inline constexpr int kStreamShared = 96 * 1024;  // at most; longer rows come in passes over parts of k
+inline constexpr int kStreamShared = 96 * 1024;  // at most, of a block; longer rows come in passes over parts of k
+inline constexpr int kStreamAhead = 16;          // tiles that a warp asks for into L2 before its rows are there
 
-// Floats x[at … at + 3] as halves, zeros from k on; `rest`: what these leave over.
-template <bool kRest>
-__device__ __forceinline__ uint2 halves_of(const float* x, int at, int k, uint2& rest) {
-  float v[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) v[i] = 0.0f;
-  if (at + 4 <= k) {
-    const float2 low = *reinterpret_cast<const float2*>(x + at), high = *reinterpret_cast<const float2*>(x + at + 2);
-    v[0] = low.x, v[1] = low.y, v[2] = high.x, v[3] = high.y;
-  }
-  const uint2 halves = {device::pack_half2(v[0], v[1]), device::pack_half2(v[2], v[3])};
-  if constexpr (kRest) {
-    const float2 low = __half22float2(device::as_half2(halves.x)), high = __half22float2(device::as_half2(halves.y));
-    rest = {device::pack_half2(v[0] - low.x, v[1] - low.y), device::pack_half2(v[2] - high.x, v[3] - high.y)};
-  }
-  return halves;
+// Dynamic shared memory of a block: rows of x, then [warps][mats] sums of 16 x 8, then what warps know of rows, then
+// the factors that undo theirs.
+__host__ __device__ constexpr int stream_row_bytes(int tiles) { return tiles * 128 + 16; }  // rows start in other banks
+__host__ __device__ constexpr int stream_tail_bytes(int warps, int mats, int rows) {
+  return warps * mats * kGpuRows * 8 * 4 + (rows > warps ? rows : warps) * 4 + rows * 4;
 }
 
-// Where the pair of k with number `pair` (k = 2·pair) of a tile stands, so that the 16 values that a lane needs (its t
-// of every step) are 32 bytes in a row: t first, then step, then the two registers of B.
-__device__ __forceinline__ int x_slot(int pair) {
-  const int step = pair >> 3, high = (pair >> 2) & 1, t = pair & 3;
-  return t * 8 + step * 2 + high;  // 4-byte words
-}
+// The product that a block works on.
+struct StreamTarget {
+  const uint8_t* w;
+  const float* bias;
+  float* y;
+  int64_t y_stride;
+  int n, stripe;
+};
 
-template <DType kType, bool kPair>
-__global__ void __launch_bounds__(512, WeightTile<kType>::kLowWords >= 8 || gpu_format(kType).super_block() ? 1 : 2)
-    stream_kernel(const Problem p, int part_tiles) {
+// kMats: stripes of a block, or the two of a gated pair. kSummed: Grouping::summed, where the rows of a token follow
+// each other along k.
+template <DType kType, int kMats, bool kSummed>
+__device__ __forceinline__ void stream_block(const Problem& p, const StreamTarget& target, int part_tiles) {
   using Tile = WeightTile<kType>;
-  constexpr int kMats = kPair ? 2 : 1;
   constexpr bool kTwice = half_passes(kType) == 2;
-  constexpr int kUnroll = kPair || Tile::kLowWords >= 16 ? 1 : 2;
-  extern __shared__ uint8_t x_halves[];
-  __shared__ float shared[16][kMats][kGpuRows * 8];
+  constexpr int kUnroll = kMats == 2 || Tile::kLowWords >= 16 ? 1 : 2;
+  extern __shared__ __align__(16) uint8_t shared[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
   const int g = lane >> 2, t = lane & 3;
   const bool gated = p.gated(), experts = p.grouping == Grouping::experts;
-  const int stripes = (p.n + kGpuRows - 1) / kGpuRows;
-  const int stripe = blockIdx.x * (kPair && !gated ? 2 : 1);
-
-  // Rows of x and the matrix of this block.
-  const int first_row = experts ? blockIdx.y : blockIdx.y * 8;
-  const int rows = experts ? 1 : min(8, p.rows - first_row);
-  const int matrix = experts ? p.ids[first_row] : static_cast<int>(blockIdx.z);
-  const uint8_t* x = experts ? p.x + static_cast<int64_t>(first_row / p.x_divisor) * p.x_stride
-                             : p.x + matrix * p.x_batch_stride + first_row * p.x_stride;
-
+  const int stripe = target.stripe;
   const int64_t stripe_bytes = gpu_stripe_bytes(kType, p.k);
-  const uint8_t* w[kMats];
-  w[0] = p.w + matrix * p.w_stride + stripe * stripe_bytes;
-  if constexpr (kPair) {
-    w[1] = gated ? p.w_up + matrix * p.w_stride + stripe * stripe_bytes
-                 : p.w + matrix * p.w_stride + min(stripe + 1, stripes - 1) * stripe_bytes;
-  }
-
   const int tiles = (p.k + kGpuTile - 1) / kGpuTile;
-  const int row_bytes = part_tiles * 128 + 16;
-  float sums[kMats][4] = {};
-  for (int part = 0; part < tiles; part += part_tiles) {
-    const int part_end = min(part + part_tiles, tiles), count = part_end - part;
-    const int begin = part + count * warp / warps, end = part + count * (warp + 1) / warps;
-    typename Tile::Cursor cursor[2] = {{w[0], begin, lane}, {w[kMats - 1], begin, lane}};
-    Tile now[kUnroll][kMats], next[kUnroll][kMats];
-    const auto load = [&](Tile(&to)[kUnroll][kMats]) {
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-#pragma unroll
-        for (int i = 0; i < kMats; ++i) {
-          if (cursor[i].tile >= end) break;
-          to[u][i].load(cursor[i]);
-          cursor[i].advance();
-        }
-      }
-    };
-    load(now);
 
-    if (part > 0) __syncthreads();  // all have used the part before
-    for (int row = 0; row < rows; ++row) {
-      const float* from = reinterpret_cast<const float*>(x + row * p.x_stride);
-      for (int quad = threadIdx.x; quad < count * 16; quad += blockDim.x) {
-        uint2 rest;
-        const uint2 v = halves_of<kTwice>(from, part * kGpuTile + quad * 4, p.k, rest);
-        uint32_t* to = reinterpret_cast<uint32_t*>(x_halves + row * row_bytes) + quad / 16 * 32;
-        to[x_slot(quad % 16 * 2)] = v.x;
-        to[x_slot(quad % 16 * 2 + 1)] = v.y;
-        if constexpr (kTwice) {
-          to += rows * row_bytes / 4;
-          to[x_slot(quad % 16 * 2)] = rest.x;
-          to[x_slot(quad % 16 * 2 + 1)] = rest.y;
-        }
+  // Rows of x and y of this block.
+  const int first_row = kSummed ? blockIdx.y * p.used : experts ? blockIdx.y : blockIdx.y * 8;
+  const int columns = kSummed || experts ? 1 : min(8, p.rows - first_row);  // of the MMA
+  StreamRows x{.x = p.x,
+               .stride = p.x_stride,
+               .rows = kSummed ? p.used : columns,
+               .k = p.k,
+               .norm = p.norm,
+               .normed = p.normed,
+               .eps = p.norm_eps};
+  x.x += experts ? static_cast<int64_t>(first_row / p.x_divisor) * p.x_stride
+                 : blockIdx.z * p.x_batch_stride + first_row * p.x_stride;
+
+  const int row_bytes = kSummed ? tiles * 128 : stream_row_bytes(part_tiles);
+  uint8_t* rest = shared + x.rows * row_bytes;
+  float* all_sums = reinterpret_cast<float*>(shared + (kTwice ? 2 : 1) * x.rows * row_bytes);
+  float* stats = all_sums + warps * kMats * kGpuRows * 8;
+  float* backs = stats + max(x.rows, warps);
+
+  // This warp's way along k: tiles [at, end) of the matrix of `cursor`.
+  typename Tile::Cursor cursor[2] = {{target.w, 0, lane}, {target.w, 0, lane}};
+  Tile now[kUnroll][kMats], next[kUnroll][kMats];
+  int end = 0;
+  const auto load = [&](Tile(&to)[kUnroll][kMats]) {
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+#pragma unroll
+      for (int i = 0; i < kMats; ++i) {
+        if (cursor[i].tile >= end) break;
+        to[u][i].load(cursor[i]);
+        cursor[i].advance();
       }
     }
-    __syncthreads();  // x is complete
+  };
+  const auto start = [&](int matrix, int begin, int stop) {
+    const uint8_t* w = target.w + matrix * p.w_stride + stripe * stripe_bytes;
+    cursor[0] = {w, begin, lane};
+    if constexpr (kMats == 2) {
+      const int stripes = (target.n + kGpuRows - 1) / kGpuRows;
+      cursor[1] = {gated ? p.w_up + matrix * p.w_stride + stripe * stripe_bytes
+                         : w + (min(stripe + 1, stripes - 1) - stripe) * stripe_bytes,
+                   begin, lane};
+    }
+    end = stop;
+    load(now);
+    const int ahead = min(stop - begin - kUnroll, kStreamAhead);
+    for (int tile = 0; tile < ahead; ++tile) {
+#pragma unroll
+      for (int i = 0; i < kMats; ++i) cursor[i].prefetch(tile, lane);
+    }
+  };
 
-    // Columns beyond `rows` repeat the last row and are not stored.
-    const uint8_t* mine = x_halves + min(g, rows - 1) * row_bytes + t * 32 + (begin - part) * 128;
+  float sums[kMats][4] = {};
+  // Multiplies tiles [begin, end) with the halves at `mine`.
+  const auto multiply = [&](const uint8_t* mine, int begin) {
     for (int tile = begin; tile < end; tile += kUnroll) {
       load(next);
 #pragma unroll
@@ -122,12 +114,12 @@ __global__ void __launch_bounds__(512, WeightTile<kType>::kLowWords >= 8 || gpu_
         const uint4 high = *reinterpret_cast<const uint4*>(mine + 16);
         uint4 rest_low{}, rest_high{};
         if constexpr (kTwice) {
-          rest_low = *reinterpret_cast<const uint4*>(mine + rows * row_bytes);
-          rest_high = *reinterpret_cast<const uint4*>(mine + rows * row_bytes + 16);
+          rest_low = *reinterpret_cast<const uint4*>(mine + x.rows * row_bytes);
+          rest_high = *reinterpret_cast<const uint4*>(mine + x.rows * row_bytes + 16);
         }
         mine += 128;
         const uint32_t b[4][2] = {{low.x, low.y}, {low.z, low.w}, {high.x, high.y}, {high.z, high.w}};
-        const uint32_t rest[4][2] = {
+        const uint32_t left[4][2] = {
             {rest_low.x, rest_low.y}, {rest_low.z, rest_low.w}, {rest_high.x, rest_high.y}, {rest_high.z, rest_high.w}};
         for_each_step([&]<int kStep>() {
           uint32_t a[4];
@@ -135,7 +127,7 @@ __global__ void __launch_bounds__(512, WeightTile<kType>::kLowWords >= 8 || gpu_
           for (int i = 0; i < kMats; ++i) {
             now[u][i].template fragment<kStep>(a);
             device::mma_f16(sums[i], a, b[kStep][0], b[kStep][1]);
-            if constexpr (kTwice) device::mma_f16(sums[i], a, rest[kStep][0], rest[kStep][1]);
+            if constexpr (kTwice) device::mma_f16(sums[i], a, left[kStep][0], left[kStep][1]);
           }
         });
       }
@@ -145,56 +137,233 @@ __global__ void __launch_bounds__(512, WeightTile<kType>::kLowWords >= 8 || gpu_
         for (int i = 0; i < kMats; ++i) now[u][i] = next[u][i];
       }
     }
+  };
+
+  int matrix = static_cast<int>(blockIdx.z);
+  if constexpr (kSummed) {
+    const int total = p.used * tiles, last = total * (warp + 1) / warps;
+    int begin = total * warp / warps;
+    device::wait_for_previous();
+    const auto segment = [&](int at) {
+      const int slot = at / tiles;
+      start(p.ids[first_row + slot], at - slot * tiles, min(last, (slot + 1) * tiles) - slot * tiles);
+    };
+    if (begin < last) segment(begin);
+    x.gather(stats);
+    __syncthreads();  // what warps know of the rows is there
+    for (int r = 0; r < x.rows; ++r) {
+      float back;
+      const float factor = x.factor(stats, r, back);
+      x.template halve<kTwice>(r, factor, 0, tiles, shared + r * row_bytes, rest + r * row_bytes);
+      if (threadIdx.x == 0) backs[r] = back;
+    }
+    __syncthreads();  // x is complete
+    float total_sums[4] = {};
+    while (begin < last) {
+      const int slot = begin / tiles;
+      multiply(shared + t * 32 + begin * 128, begin - slot * tiles);
+      const float weight = p.slot_weights[first_row + slot] * backs[slot];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        total_sums[e] += weight * sums[0][e];
+        sums[0][e] = 0;
+      }
+      begin = slot * tiles + end;
+      if (begin < last) segment(begin);
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[0][e] = total_sums[e];
+  } else {
+    if (experts) {
+      device::wait_for_previous();
+      matrix = p.ids[first_row];
+    }
+    for (int part = 0; part < tiles; part += part_tiles) {
+      const int count = min(part_tiles, tiles - part);
+      const int begin = part + count * warp / warps;
+      start(matrix, begin, part + count * (warp + 1) / warps);
+      if (part == 0) {
+        if (!experts) device::wait_for_previous();
+        x.gather(stats);
+      }
+      __syncthreads();  // what warps know of the rows is there; all have used the part before
+      for (int r = 0; r < columns; ++r) {
+        float back;
+        const float factor = x.factor(stats, r, back);
+        x.template halve<kTwice>(r, factor, part, count, shared + r * row_bytes, rest + r * row_bytes);
+        if (threadIdx.x == 0) backs[r] = back;
+      }
+      __syncthreads();  // x is complete
+      // Columns beyond `columns` repeat the last row and are not stored.
+      multiply(shared + min(g, columns - 1) * row_bytes + t * 32 + (begin - part) * 128, begin);
+    }
   }
 
   // Element e of `sums` is row g + 8·(e / 2) of the stripe, column 2·t + e % 2.
 #pragma unroll
   for (int i = 0; i < kMats; ++i) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) shared[warp][i][(2 * t + e % 2) * kGpuRows + g + 8 * (e / 2)] = sums[i][e];
+    for (int e = 0; e < 4; ++e) {
+      all_sums[(warp * kMats + i) * kGpuRows * 8 + (2 * t + e % 2) * kGpuRows + g + 8 * (e / 2)] = sums[i][e];
+    }
   }
   __syncthreads();  // the warps' sums are written
-  if (threadIdx.x >= kGpuRows * rows) return;
+  if (threadIdx.x >= kGpuRows * columns) return;
   const int column = threadIdx.x / kGpuRows;
   float total[kMats] = {};
   for (int i = 0; i < warps; ++i) {
 #pragma unroll
-    for (int mat = 0; mat < kMats; ++mat) total[mat] += shared[i][mat][threadIdx.x];
+    for (int mat = 0; mat < kMats; ++mat) total[mat] += all_sums[(i * kMats + mat) * kGpuRows * 8 + threadIdx.x];
   }
-  const int64_t y_at = (experts ? 0 : matrix * p.y_batch_stride) + (first_row + column) * p.y_stride;
-  const int64_t bias_of = experts ? matrix : 0;
   const int row_of_w = stripe * kGpuRows + threadIdx.x % kGpuRows;
-  if (gated) {
-    if constexpr (kPair) {
-      if (row_of_w < p.n) store_gated(p, bias_of, row_of_w, y_at + row_of_w, total[0], total[1]);
+  if constexpr (kSummed) {
+    if (row_of_w >= p.n) return;
+    const int64_t at = blockIdx.y * p.y_stride + row_of_w;
+    if (p.bias != nullptr) {
+      for (int slot = 0; slot < p.used; ++slot) {
+        const int64_t expert = p.ids[first_row + slot];
+        total[0] += p.slot_weights[first_row + slot] * p.bias[expert * p.n + row_of_w];
+      }
     }
+    p.y[at] = (p.residual == nullptr ? 0.0f : p.residual[at]) + p.scale * total[0];
     return;
+  }
+  const float back = backs[column];
+#pragma unroll
+  for (int mat = 0; mat < kMats; ++mat) total[mat] *= back;
+  const int64_t y_at = (experts ? 0 : matrix * p.y_batch_stride) + (first_row + column) * target.y_stride;
+  const int64_t bias_of = experts ? static_cast<int64_t>(matrix) * p.n : 0;
+  if constexpr (kMats == 2) {
+    if (gated) {
+      if (row_of_w < p.n) store_gated(p, experts ? matrix : 0, row_of_w, y_at + row_of_w, total[0], total[1]);
+      return;
+    }
   }
 #pragma unroll
   for (int i = 0; i < kMats; ++i) {
     const int row = row_of_w + i * kGpuRows;
-    if (row < p.n) store_product(p, bias_of, row, y_at + row, total[i]);
+    if (row >= target.n) continue;
+    float sum = total[i];
+    if (target.bias != nullptr) sum += target.bias[bias_of + row];
+    sum *= p.scale;
+    if (p.residual != nullptr) sum += p.residual[y_at + row];
+    target.y[y_at + row] = sum;
   }
 }
 
-// `stripes`: 1 or 2 of them a block; a gated pair always takes 2, one of each matrix.
+// The product of block blockIdx.x: parts have blocks of their own, one after the other. Its index: 0 is p itself.
+template <int kStripes>
+__device__ __forceinline__ int stream_target(const Problem& p, StreamTarget& target) {
+  constexpr int kRows = kStripes * kGpuRows;
+  int block = blockIdx.x, part = 0;
+  target = {p.w, p.bias, p.y, p.y_stride, p.n, 0};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int blocks = (target.n + kRows - 1) / kRows;
+    if (p.more[i].n == 0 || block < blocks) break;
+    block -= blocks;
+    target = {p.more[i].w, p.more[i].bias, p.more[i].y, p.more[i].y_stride, p.more[i].n, 0};
+    part = i + 1;
+  }
+  target.stripe = block * kStripes;
+  return part;
+}
+
+// Types whose tiles take many registers run one block of 16 warps a multiprocessor.
+template <DType kType>
+constexpr int stream_blocks() {
+  return WeightTile<kType>::kLowWords >= 8 || gpu_format(kType).super_block() ? 1 : 2;
+}
+
+template <DType kType, int kMats>
+__global__ void __launch_bounds__(512, stream_blocks<kType>())
+    stream_kernel(const __grid_constant__ Problem p, int part_tiles) {
+  device::let_next_start();
+  StreamTarget target;
+  if (p.gated()) {
+    target = {p.w, p.bias, p.y, p.y_stride, p.n, static_cast<int>(blockIdx.x)};
+  } else {
+    stream_target<kMats>(p, target);
+  }
+  stream_block<kType, kMats, false>(p, target, part_tiles);
+}
+
+template <DType kType>
+__global__ void __launch_bounds__(512, stream_blocks<kType>())
+    stream_summed_kernel(const __grid_constant__ Problem p, int part_tiles) {
+  device::let_next_start();
+  stream_block<kType, 1, true>(p, {p.w, p.bias, p.y, p.y_stride, p.n, static_cast<int>(blockIdx.x)}, part_tiles);
+}
+
+// Parts of type kOther beside those of p.type.
+template <DType kType, DType kOther, int kMats>
+__global__ void __launch_bounds__(512, stream_blocks<kType>() < stream_blocks<kOther>() ? stream_blocks<kType>()
+                                                                                        : stream_blocks<kOther>())
+    stream_mixed_kernel(const __grid_constant__ Problem p, int part_tiles) {
+  device::let_next_start();
+  StreamTarget target;
+  const int part = stream_target<kMats>(p, target);
+  const bool other = part > 0 && p.more[part - 1].type == kOther;
+  if (other) {
+    stream_block<kOther, kMats, false>(p, target, part_tiles);
+  } else {
+    stream_block<kType, kMats, false>(p, target, part_tiles);
+  }
+}
+
+// Tiles of k that fit into shared memory at once, and a launch's grid and bytes.
+struct StreamLaunch {
+  dim3 grid;
+  int part_tiles, bytes;
+};
+inline StreamLaunch stream_launch(const Problem& p, int passes, int warps, int mats, int stripes) {
+  const bool experts = p.grouping == Grouping::experts, summed = p.grouping == Grouping::summed;
+  const int tiles = (p.k + kGpuTile - 1) / kGpuTile;
+  const int columns = experts || summed ? 1 : p.rows < 8 ? p.rows : 8, x_rows = summed ? p.used : columns;
+  const int tail = stream_tail_bytes(warps, mats, x_rows);
+  const int limit = p.shared_limit < kStreamShared ? p.shared_limit : kStreamShared;
+  const int most = ((limit - tail) / (x_rows * passes) - 16) / 128;
+  StreamLaunch out;
+  out.part_tiles = summed || tiles < most ? tiles : most;
+  out.bytes = x_rows * passes * (summed ? tiles * 128 : stream_row_bytes(out.part_tiles)) + tail;
+  const auto blocks = [&](int n) { return static_cast<unsigned>((n + stripes * kGpuRows - 1) / (stripes * kGpuRows)); };
+  unsigned x = blocks(p.n);
+  for (const Part& part : p.more) x += blocks(part.n);
+  out.grid = dim3(x,
+                  static_cast<unsigned>(summed    ? p.rows / p.used
+                                        : experts ? p.rows
+                                                  : (p.rows + 7) / 8),
+                  static_cast<unsigned>(experts || summed ? 1 : p.matrices));
+  return out;
+}
+template <typename Kernel>
+void launch_stream(Kernel kernel, const Problem& p, const StreamLaunch& shape, int warps, CUstream_st* stream) {
+  if (shape.bytes > 48 * 1024) {  // more than a block may have unasked
+    DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.bytes));
+  }
+  launch_dependent("stream", kernel, shape.grid, static_cast<unsigned>(32 * warps), static_cast<size_t>(shape.bytes),
+                   stream, p, shape.part_tiles);
+}
+
+// `stripes`: 1 or 2 of them a block; a gated pair always takes 2, one of each matrix, a sum always 1.
 template <DType kType>
 void stream(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) {
-  const bool experts = p.grouping == Grouping::experts;
-  const bool pair = p.gated() || stripes == 2;
-  const int rows_of_w = p.gated() || stripes == 1 ? kGpuRows : 2 * kGpuRows;
-  const int rows = experts ? 1 : p.rows < 8 ? p.rows : 8, tiles = (p.k + kGpuTile - 1) / kGpuTile;
-  const int x_rows = rows * half_passes(kType);
-  const int most = (kStreamShared / x_rows - 16) / 128, part_tiles = tiles < most ? tiles : most;
-  const int bytes = x_rows * (part_tiles * 128 + 16);
-  const dim3 grid(static_cast<unsigned>((p.n + rows_of_w - 1) / rows_of_w),
-                  static_cast<unsigned>(experts ? p.rows : (p.rows + 7) / 8),
-                  static_cast<unsigned>(experts ? 1 : p.matrices));
-  const auto kernel = pair ? stream_kernel<kType, true> : stream_kernel<kType, false>;
-  if (bytes > 16 * 1024) {  // with its own arrays more than a block may have unasked
-    DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  constexpr int kPasses = half_passes(kType);
+  if (p.grouping == Grouping::summed) {
+    return launch_stream(stream_summed_kernel<kType>, p, stream_launch(p, kPasses, warps, 1, 1), warps, cuda_stream);
   }
-  kernel<<<grid, static_cast<unsigned>(32 * warps), static_cast<size_t>(bytes), cuda_stream>>>(p, part_tiles);
+  if (p.gated()) {
+    return launch_stream(stream_kernel<kType, 2>, p, stream_launch(p, kPasses, warps, 2, 1), warps, cuda_stream);
+  }
+  const auto kernel = stripes == 2 ? stream_kernel<kType, 2> : stream_kernel<kType, 1>;
+  launch_stream(kernel, p, stream_launch(p, kPasses, warps, stripes, stripes), warps, cuda_stream);
+}
+
+template <DType kType, DType kOther>
+void stream_mixed_pair(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) {
+  static_assert(half_passes(kType) == half_passes(kOther), "rows of x are laid out once");
+  const auto kernel = stripes == 2 ? stream_mixed_kernel<kType, kOther, 2> : stream_mixed_kernel<kType, kOther, 1>;
+  launch_stream(kernel, p, stream_launch(p, half_passes(kType), warps, stripes, stripes), warps, cuda_stream);
 }
 
 }  // namespace dyno::ops::cuda
