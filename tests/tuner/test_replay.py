@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import bz2
+import csv
+import gzip
 import json
+import lzma
+import random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +16,7 @@ from dyno_tuner.targets.replay import ReplayTarget, experts_of, load_sweep
 from typer.testing import CliRunner
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -110,6 +116,16 @@ def test_what_is_no_sweep_is_refused_with_its_line(tmp_path: Path, text: str, wo
         load_sweep(tmp_path / "absent")
 
 
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, bz2.compress])
+def test_a_damaged_archive_is_refused(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    whole = pack(b'{"n_prompt": 1, "n_gen": 0, "samples_ts": [1]}\n' * 50)
+    path = tmp_path / "cut"
+    for damaged in (whole[:-9], whole[:12] + b"\xff" * 8 + whole[20:]):
+        path.write_bytes(damaged)
+        with pytest.raises(TuneError, match="cannot be read"):
+            load_sweep(path)
+
+
 def test_the_command(sweep_path: Path) -> None:
     done = CliRunner().invoke(
         app, ["replay", str(sweep_path), "--seeds", "2", "--sampler", "random", "--json"]
@@ -121,3 +137,89 @@ def test_the_command(sweep_path: Path) -> None:
     assert "within 2 %" in done.stdout
     assert CliRunner().invoke(app, ["replay", str(sweep_path), "--metric", "xx"]).exit_code == 2
     assert CliRunner().invoke(app, ["replay", str(sweep_path), "--sampler", "psychic"]).exit_code == 2
+
+
+def _shuffled(sweep_path: Path, path: Path, how: str) -> Path:
+    """The recorded sweep in another dress: other order of fields and records, holes, another container."""
+    rng = random.Random(7)
+    rows = [json.loads(line) for line in sweep_path.read_text().splitlines()]
+    rng.shuffle(rows)
+    rows = [dict(rng.sample(list(row.items()), len(row))) for row in rows]
+    for row in rows:
+        row["model"] = "a model that nobody knows"
+        row["wall_s"] = rng.random()
+        row["some_counter"] = rng.random()
+        if row["mla_attn"] == 3:
+            row["mla_attn"] = None
+    if how == "csv":
+        for row in rows:
+            row["samples_ts"] = json.dumps(row["samples_ts"])
+        names = sorted({n for row in rows for n in row})
+        with path.open("w", newline="") as out:
+            writer = csv.DictWriter(out, names)
+            writer.writeheader()
+            writer.writerows(rows)
+        return path
+    text = json.dumps(rows, indent=1) if how == "array" else "\n".join(map(json.dumps, rows))
+    pack = {"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress}.get(how, bytes)
+    path.write_bytes(pack(text.encode()))
+    return path
+
+
+@pytest.mark.parametrize("how", ["lines", "array", "csv", "gz", "xz", "bz2"])
+def test_the_same_sweep_in_another_dress(sweep_path: Path, tmp_path: Path, how: str) -> None:
+    """Neither names nor order tell anything: the paths are found from the rates."""
+    target = ReplayTarget(load_sweep(_shuffled(sweep_path, tmp_path / "data", how)))
+    assert target.name == "pp4096"
+    assert target.experts["mmq_id_size"] == 128
+    assert target.classes == 18
+    assert target.rate({}) == pytest.approx(7430, rel=0.005)
+    assert target.best()[0] == {"ubatch": 4096, "mmq_id_size": 64, "fused_moe": True, "fusion": 1}
+
+
+def test_a_dense_model_has_no_paths_of_experts(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    lines = [
+        json.dumps({"n_ubatch": u, "cuda_params": f"mmq-id-size={m}", "n_prompt": 4096, "n_gen": 0,
+                    "model": "d",
+                    "samples_ts": [rng.gauss(1, 0.004) * 9000 * u / (u + 200) for _ in range(4)]})
+        for u in (256, 512, 1024, 2048) for m in (0, 32)
+    ]  # fmt: skip
+    path = tmp_path / "dense.jsonl"
+    path.write_text("\n".join(lines))
+    assert ReplayTarget(load_sweep(path)).classes == 4
+
+
+def test_failed_configurations_are_no_slow_ones(tmp_path: Path) -> None:
+    rows = [{"n_ubatch": u, "n_prompt": 4096, "n_gen": 0, "model": "m", "samples_ts": [u, u, u]}
+            for u in (128, 256, 512, 1024)]  # fmt: skip
+    rows.append({"n_ubatch": 4096, "n_prompt": 4096, "n_gen": 0, "model": "m", "samples_ts": [],
+                 "error": "CUDA out of memory"})  # fmt: skip
+    path = tmp_path / "oom.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    result = replay_many(load_sweep(path), seeds=2)
+    assert result["chosen"]["settings"] == {"ubatch": 1024}
+    assert result["chosen"]["record"]["n_ubatch"] == 1024
+
+
+def test_one_model_and_one_workload_of_several(tmp_path: Path) -> None:
+    rows = [
+        {"n_ubatch": u, "n_prompt": p, "n_gen": g, "n_depth": d, "model": m, "samples_ts": [r * u, r * u]}
+        for m, r in (("a", 1.0), ("b", 2.0)) for p, g, d in ((512, 0, 0), (0, 64, 0), (0, 64, 4096))
+        for u in ((256, 512) if m == "a" else (256, 512, 1024))
+    ]  # fmt: skip
+    path = tmp_path / "two.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert load_sweep(path).model == "b"
+    assert load_sweep(path).models == ("b", "a")
+    assert ReplayTarget(load_sweep(path, model="a")).name == "pp512"
+    assert ReplayTarget(load_sweep(path), "tg", depth=4096).name == "tg64@d4096"
+    with pytest.raises(TuneError, match="there are b, a"):
+        load_sweep(path, model="c")
+    with pytest.raises(TuneError, match="no records of pp4096"):
+        ReplayTarget(load_sweep(path), "pp", 4096)
+
+
+def test_no_more_configurations_than_allowed(sweep_path: Path) -> None:
+    result = replay_many(load_sweep(sweep_path), seeds=4, limit=5)
+    assert result["evaluations_max"] <= 5

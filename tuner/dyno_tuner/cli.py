@@ -227,19 +227,24 @@ def _held(pairs: list[str], engine: str) -> dict[str, Any]:
 
 @app.command()
 def replay(
-    data: Annotated[Path, typer.Argument(help="Recorded sweep: JSON Lines as llama-bench writes them.")],
+    data: Annotated[
+        Path, typer.Argument(help="Recorded sweep: llama-bench's jsonl, json or csv; also as .gz, .xz, .bz2.")
+    ],
     sampler: Annotated[str, typer.Option(help=f"{', '.join(SAMPLERS)}.")] = "guided",
     seeds: Annotated[
         int, typer.Option(help="How many searches, with seeds from 0.", min=1, max=100_000)
     ] = 100,
     metric: Annotated[
-        str | None, typer.Option(help="pp or tg, with tokens if there are several: pp4096.")
+        str | None, typer.Option(help="pp or tg, with tokens and depth if there are several: tg128@d4096.")
     ] = None,
     evaluations: Annotated[
         int, typer.Option(help="Distinct configurations a search may measure.", min=2)
     ] = 12,
     experts: Annotated[
-        int | None, typer.Option(help="Experts of the model, where its name does not say.")
+        int | None, typer.Option(help="Experts of the model; default: from the file, else from its rates.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Of a file with several: the model's name or its beginning.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -249,13 +254,14 @@ def replay(
 
     if sampler not in SAMPLERS:
         raise typer.BadParameter(f"no sampler {sampler!r}; there are {', '.join(SAMPLERS)}")
-    wanted = re.fullmatch(r"(pp|tg)([0-9]*)", metric) if metric is not None else None
+    wanted = re.fullmatch(r"(pp|tg)([0-9]*)(?:@d([0-9]+))?", metric) if metric is not None else None
     if metric is not None and wanted is None:
         raise typer.BadParameter(f"--metric {metric!r}: give pp, tg, pp4096, tg128, …")
     result = replay_many(
-        load_sweep(data, experts),
+        load_sweep(data, experts, model),
         metric=wanted[1] if wanted else None,
         tokens=int(wanted[2]) if wanted and wanted[2] else None,
+        depth=int(wanted[3]) if wanted and wanted[3] else None,
         sampler=sampler,
         seeds=seeds,
         limit=evaluations,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .inline import InlineExecutor
 from .ledger import Ledger
 from .targets.replay import ReplayTarget, Sweep
+from .targets.replay_code import INERT
 from .tune import Options, Tune
 
 if TYPE_CHECKING:
@@ -33,10 +34,16 @@ class ReplayRun:
 
 
 def replay_once(
-    sweep: Sweep, metric: str | None, tokens: int | None, sampler: str, seed: int, limit: int
+    sweep: Sweep,
+    metric: str | None,
+    tokens: int | None,
+    sampler: str,
+    seed: int,
+    limit: int,
+    depth: int | None = None,
 ) -> ReplayRun:
     """Args: `limit`: distinct configurations that may be measured, the default with them."""
-    target = ReplayTarget(sweep, metric, tokens, seed)
+    target = ReplayTarget(sweep, metric, tokens, seed, depth)
     space = target.space()
     workload = target.workload()
     ledger = Ledger(InlineExecutor(target), workload, identity=space.identity, virtual_time=True)
@@ -50,7 +57,7 @@ def replay_once(
         check=False,
     )
     outcome = Tune(ledger, space, options).run()
-    _, best = target.best()
+    best = target.best_code()
     rate = target.rate(outcome.settings)
     rates = [target._class_rate(kind) for kind in target.visited]
     to_within = next((n for n, r in enumerate(rates, 1) if r >= WITHIN * best), None)
@@ -62,6 +69,7 @@ def replay_many(
     *,
     metric: str | None = None,
     tokens: int | None = None,
+    depth: int | None = None,
     sampler: str = "guided",
     seeds: int = 100,
     limit: int = 12,
@@ -70,21 +78,24 @@ def replay_many(
     """The result as plain data; see `tune replay --json`."""
     runs: list[ReplayRun] = []
     for seed in range(seeds):
-        runs.append(replay_once(sweep, metric, tokens, sampler, seed, limit))
+        runs.append(replay_once(sweep, metric, tokens, sampler, seed, limit, depth))
         if progress is not None:
             progress(seed, runs[-1])
-    target = ReplayTarget(sweep, metric, tokens)
+    target = ReplayTarget(sweep, metric, tokens, depth=depth)
     best_settings, best_rate = target.best()
+    best_code = target.best_code()
     default = {k.name: k.default for k in target.knobs()}
     counts = Counter(tuple(r.settings.items()) for r in runs)
     choices = [
         {"settings": dict(items), "rate": target.rate(dict(items)),
-         "ratio_to_best": target.rate(dict(items)) / best_rate, "runs": count}
+         "ratio_to_best": target.rate(dict(items)) / best_code, "runs": count,
+         "record": target.row(dict(items))}
         for items, count in counts.most_common()
     ]  # fmt: skip
     return {
         "data": sweep.path,
-        "workload": f"{target.metric}{target.tokens}",
+        "model": sweep.model,
+        "workload": target.name,
         "sampler": sampler,
         "points": len(list(target.space().points())),
         "distinct": target.classes,
@@ -96,7 +107,13 @@ def replay_many(
             [r.to_within if r.to_within is not None else target.classes + 1 for r in runs]
         ),
         "default": {"settings": default, "rate": target.rate(default)},
-        "best": {"settings": best_settings, "rate": best_rate},
+        "best": {
+            "settings": best_settings,
+            "rate": best_rate,
+            "code_rate": best_code,
+            "record": target.row(best_settings),
+        },
+        "experts": {name: factor for name, factor in target.experts.items() if factor != INERT},
         "chosen": choices[0],
         "choices": choices,
         "seeds": [asdict(r) for r in runs],

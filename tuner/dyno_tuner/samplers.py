@@ -188,40 +188,57 @@ def frozen_trial(
 
 
 class _Surrogate:
-    """Gaussian process on log ratios: Matérn 5/2, one length scale per knob, the noise of every observation
-    known."""
+    """Gaussian process on log ratios: what each knob does by itself plus what they do together, both with
+    Matérn 5/2 kernels and one length scale per knob (the first and the full order of an additive process,
+    Duvenaud et al. 2011). The gains of an engine's settings mostly multiply, so their logarithms add, and
+    a few trials tell the main effects; the product carries what two settings do only together. The noise of
+    every observation is known."""
 
     def __init__(self, groups: Sequence[int]) -> None:
         self._groups = np.asarray(groups, dtype=int)
         self._knobs = int(self._groups.max()) + 1 if len(groups) else 0
-        self._log_scales = np.zeros(self._knobs)
-        self._log_amplitude = 0.0
-        self._fitted = 0
+        # Sums the squared differences of a knob's coordinates: (coordinates, knobs).
+        self._gather = np.zeros((len(self._groups), self._knobs))
+        self._gather[np.arange(len(self._groups)), self._groups] = 1.0
+        self._theta: np.ndarray | None = None
 
-    def _kernel(self, a: np.ndarray, b: np.ndarray, log_scales: np.ndarray) -> np.ndarray:
-        weights = np.exp(-log_scales)[self._groups]
-        difference = a[:, None, :] * weights - b[None, :, :] * weights
-        r = np.sqrt(5.0 * np.einsum("ijk,ijk->ij", difference, difference) + 1e-12)
-        return np.asarray((1 + r + r * r / 3) * np.exp(-r))
+    def _squares(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Squared distance by knob: (knobs, len(a), len(b))."""
+        difference = a[:, None, :] - b[None, :, :]
+        return np.ascontiguousarray(np.moveaxis((difference * difference) @ self._gather, 2, 0))
 
-    def _evidence(self, x: np.ndarray, y: np.ndarray, noise: np.ndarray, theta: np.ndarray) -> float:
-        """Log marginal likelihood with a weak prior on length scales (median half the range) and
-        amplitude."""
-        k = math.exp(2 * theta[-1]) * self._kernel(x, x, theta[:-1]) + np.diag(noise**2)
+    def _kernel(self, squares: np.ndarray, theta: np.ndarray) -> np.ndarray:
+        scaled = 5.0 * squares * np.exp(-2 * theta[:-2])[:, None, None]
+        alone = np.sqrt(scaled)
+        together = np.sqrt(scaled.sum(axis=0))
+        main = ((1 + alone + scaled / 3) * np.exp(-alone)).sum(axis=0) / max(1, self._knobs)
+        product = (1 + together + together * together / 3) * np.exp(-together)
+        return np.asarray(math.exp(2 * theta[-2]) * main + math.exp(2 * theta[-1]) * product)
+
+    def _evidence(
+        self, squares: np.ndarray, y: np.ndarray, noise: np.ndarray, theta: np.ndarray, start: np.ndarray
+    ) -> float:
+        """Log marginal likelihood with weak priors: length scales around the whole range of a knob,
+        amplitudes around the spread of the data."""
+        k = self._kernel(squares, theta)
+        k[np.diag_indices_from(k)] += noise**2
         try:
             chol = np.linalg.cholesky(k)
         except np.linalg.LinAlgError:
             return -math.inf
         z = np.linalg.solve(chol, y)
-        prior = -0.5 * float(((theta[:-1] + 0.4) ** 2).sum()) / 0.8**2 - 0.5 * float((theta[-1] + 1.5) ** 2)
+        prior = -0.5 * float(((theta - start) ** 2).sum()) / 0.8**2
         return float(-0.5 * z @ z - np.log(np.diag(chol)).sum()) + prior
 
-    def fit(self, x: np.ndarray, y: np.ndarray, noise: np.ndarray, rng: np.random.Generator) -> None:
+    def fit(self, x: np.ndarray, y: np.ndarray, noise: np.ndarray) -> None:
         """Coordinate search on the evidence from a fixed start, so that the result depends on the data
         alone."""
         self._mean = float(np.median(y))
-        theta = np.concatenate([np.full(self._knobs, -0.4), [math.log(max(float(y.std()), 0.02))]])
-        best = self._evidence(x, y - self._mean, noise, theta)
+        spread = math.log(max(float(y.std()), 0.02))
+        start = np.concatenate([np.full(self._knobs, -0.4), [spread, spread - 0.5]])
+        squares = self._squares(x, x)
+        theta = start
+        best = self._evidence(squares, y - self._mean, noise, theta, start)
         step = 0.8
         while step > 0.15:
             improved = False
@@ -229,24 +246,27 @@ class _Surrogate:
                 for sign in (-1.0, 1.0):
                     trial = theta.copy()
                     trial[n] += sign * step
-                    value = self._evidence(x, y - self._mean, noise, trial)
+                    value = self._evidence(squares, y - self._mean, noise, trial, start)
                     if value > best + 1e-9:
                         theta, best, improved = trial, value, True
                         break
             if not improved:
                 step /= 2
         self._theta = theta
-        k = math.exp(2 * theta[-1]) * self._kernel(x, x, theta[:-1]) + np.diag(noise**2)
+        k = self._kernel(squares, theta)
+        k[np.diag_indices_from(k)] += noise**2
         self._x = x
         self._chol = np.linalg.cholesky(k)
         self._alpha = np.linalg.solve(self._chol.T, np.linalg.solve(self._chol, y - self._mean))
 
     def predict(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of the noise-free value."""
-        amplitude = math.exp(2 * self._theta[-1])
-        cross = amplitude * self._kernel(x, self._x, self._theta[:-1])
+        """Mean and standard deviation of the noise-free value. Raises RuntimeError before `fit`."""
+        if self._theta is None:
+            raise RuntimeError("predict() before fit()")
+        cross = self._kernel(self._squares(x, self._x), self._theta)
         mean = self._mean + cross @ self._alpha
         solved = np.linalg.solve(self._chol, cross.T)
+        amplitude = math.exp(2 * self._theta[-2]) + math.exp(2 * self._theta[-1])
         variance = np.maximum(amplitude - np.einsum("ij,ij->j", solved, solved), 1e-12)
         return mean, np.sqrt(variance)
 
@@ -270,7 +290,15 @@ class GuidedProposer:
         self._tpe = TpeProposer(space) if use_tpe else None
         self._listed = listed
         self._groups = space.feature_groups()
-        self._startup = min(6, 2 + len(space.knobs))
+        self._startup = 4  # trials that cover before any are chosen; main effects need no more
+        self._features: dict[Point, np.ndarray] = {}
+
+    def _coordinates(self, points: Sequence[Point]) -> np.ndarray:
+        """Features by row; those of a point never change."""
+        for point in points:
+            if point not in self._features:
+                self._features[point] = self._space.features(point)
+        return np.stack([self._features[p] for p in points])
 
     def _start(
         self, history: Sequence[Observation], key: Sequence[object], tried: set[Hashable]
@@ -287,8 +315,8 @@ class GuidedProposer:
         else:
             pool = [self._space.random(rng) for _ in range(24)]
             pool = [p for p in pool if self._space.code_class(p) not in tried] or pool
-        seen = np.stack([self._space.features(o.point) for o in history])
-        points: np.ndarray = np.stack([self._space.features(p) for p in pool])
+        seen = self._coordinates([o.point for o in history])
+        points = self._coordinates(pool)
         nearest = np.abs(points[:, None, :] - seen[None, :, :]).sum(axis=2).min(axis=1)
         return pool[int(np.argmax(nearest))]
 
@@ -305,17 +333,18 @@ class GuidedProposer:
             return RandomProposer(space).propose(history, key)
         y = np.array([o.score for o in known], dtype=float)
         noise = np.array([max(o.sigma, 1e-3) for o in known])
-        x = np.stack([space.features(o.point) for o in known])
+        x = self._coordinates([o.point for o in known])
         surrogate = _Surrogate(self._groups)
-        surrogate.fit(x, y, noise, keyed_rng("fit", *key))
-        mean, sigma = surrogate.predict(np.stack([space.features(p) for p in pool]))
-        at_known, _ = surrogate.predict(np.stack([space.features(o.point) for o in known]))
+        surrogate.fit(x, y, noise)
+        candidates = self._coordinates(pool)
+        mean, sigma = surrogate.predict(candidates)
+        at_known, _ = surrogate.predict(x)
         best = float(at_known.max())
         z = (mean - best) / sigma
         pdf, cdf = _normal_pdf_cdf(z)
         gain = (mean - best) * cdf + sigma * pdf
-        gain *= self._runs(history, np.stack([space.features(p) for p in pool]))
-        return list(pool)[int(np.argmax(gain))]
+        gain *= self._runs(history, candidates)
+        return pool[int(np.argmax(gain))]
 
     def _runs(self, history: Sequence[Observation], x: np.ndarray) -> np.ndarray:
         """Probability that a point runs at all: a vote of what was tried around it. A failure has no rate,
@@ -323,7 +352,7 @@ class GuidedProposer:
         ran = np.array([o.score is not None for o in history], dtype=float)
         if ran.all():
             return np.ones(len(x))
-        seen = np.stack([self._space.features(o.point) for o in history])
+        seen = self._coordinates([o.point for o in history])
         difference = x[:, None, :] - seen[None, :, :]
         votes = np.exp(-0.5 * np.einsum("ijk,ijk->ij", difference, difference) / 0.15**2)
         chance = np.asarray((0.5 + votes @ ran) / (0.5 + votes.sum(axis=1)))

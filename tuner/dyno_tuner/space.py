@@ -28,6 +28,7 @@ class Space:
         knobs: in the order in which points list them.
         legal: hard constraint; points that break it are never proposed. The default point must be legal.
         fixed: settings that are not searched but belong to every configuration.
+        listed: the only points there are, where they are known one by one.
     """
 
     def __init__(
@@ -35,8 +36,10 @@ class Space:
         knobs: Sequence[Knob],
         legal: Callable[[Settings], bool] | None = None,
         fixed: Mapping[str, Value] | None = None,
+        listed: Sequence[Point] | None = None,
     ) -> None:
         self.knobs = tuple(knobs)
+        self._listed = None if listed is None else dict.fromkeys(listed)
         self.fixed = dict(fixed or {})
         self._legal = legal
         self.default: Point = tuple(k.values.index(k.default) for k in self.knobs)
@@ -47,6 +50,8 @@ class Space:
 
     def __len__(self) -> int:
         """Number of points before constraints and classes."""
+        if self._listed is not None:
+            return len(self._listed)
         return int(np.prod([len(k.values) for k in self.knobs])) if self.knobs else 1
 
     def settings(self, point: Point) -> dict[str, Value]:
@@ -60,6 +65,8 @@ class Space:
         return tuple(k.values.index(settings.get(k.name, k.default)) for k in self.knobs)
 
     def legal(self, point: Point) -> bool:
+        if self._listed is not None and point not in self._listed:
+            return False
         return self._legal is None or self._legal(self.settings(point))
 
     def code_class(self, point: Point) -> Hashable:
@@ -104,6 +111,8 @@ class Space:
 
     def points(self) -> Iterator[Point]:
         """Every legal point."""
+        if self._listed is not None:
+            return (p for p in self._listed if self.legal(p))
         return (p for p in itertools.product(*(range(len(k.values)) for k in self.knobs)) if self.legal(p))
 
     def enumerable(self) -> bool:
@@ -120,6 +129,9 @@ class Space:
 
     def random(self, rng: np.random.Generator) -> Point:
         """A legal point; falls back to the default where a thousand draws find none."""
+        if self._listed is not None:
+            listed = list(self.points())
+            return listed[int(rng.integers(len(listed)))]
         for _ in range(1000):
             point = tuple(int(rng.integers(len(k.values))) for k in self.knobs)
             if self.legal(point):
@@ -139,13 +151,23 @@ class Space:
         return found
 
     def features(self, point: Point) -> np.ndarray:
-        """Coordinates for a surrogate: ordered knobs as one number in [0, 1], others one-hot."""
+        """Coordinates for a surrogate: ordered knobs as one number in [0, 1], others one-hot. What of a value
+        reaches the code counts, not the value: a bound is the path that it selects."""
         row: list[float] = []
+        settings: dict[str, Value] | None = None
         for knob, i in zip(self.knobs, point, strict=True):
-            if knob.ordinal:
-                row.append(i / max(1, len(knob.values) - 1))
-            else:
+            if not knob.ordinal:
                 row.extend(1.0 if i == j else 0.0 for j in range(len(knob.values)))
+                continue
+            place = i / max(1, len(knob.values) - 1)
+            if knob.code is not None:
+                settings = settings or self.settings(point)
+                code = knob.code(knob.values[i], settings)
+                if isinstance(code, bool):
+                    place = float(code)
+                elif isinstance(code, int | float | str) and code in knob.values:
+                    place = knob.values.index(code) / max(1, len(knob.values) - 1)
+            row.append(place)
         return np.asarray(row)
 
     def feature_groups(self) -> list[int]:

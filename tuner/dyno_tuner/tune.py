@@ -376,6 +376,8 @@ class Tune:
         limit = self.options.max_distinct
         if limit is not None and kind not in self._met and len(self._met) >= limit:
             return TrialStatus.INVALID, f"{limit} configurations have been measured, and no more are allowed"
+        if limit is not None:
+            self._met.add(kind)  # admitted is as good as measured: several can be admitted at once
         if not self.options.check or kind == self.space.code_class(self.space.default):
             return None
         if kind not in self._checked:

@@ -1,17 +1,15 @@
-"""A recorded sweep as a target: JSON Lines with one record per configuration, as llama-bench writes them.
+"""A recorded sweep as a target.
 
-Every field that varies and is no measurement is a knob; `cuda_params` is taken apart into its keys. A visit
-takes the samples of one recorded process in their order, the cold one first; a new process takes another
-record of the same code where there is one, so that a search meets the noise that was really there. Points
-that were not recorded are not legal.
+Every field that varies and is no measurement is a knob. A visit takes the samples of one recorded process in
+their order, the cold one first; a new process takes another record of the same code where there is one, so
+that a search meets the noise that was really there. Points that were not recorded are not legal.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +28,13 @@ from ..target import (
     Value,
     Workload,
 )
+from .replay_code import IN_TOKENS, INERT, PER_EXPERT, infer_factor, merges
+from .replay_data import Record, Sweep, experts_of, load_sweep
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
+
+__all__ = ["ReplayTarget", "Sweep", "experts_of", "from_options", "load_sweep"]
 
 # What ik_llama.cpp and llama.cpp run where a record does not say.
 _DEFAULTS: dict[str, Value] = {
@@ -50,178 +52,45 @@ _DEFAULTS: dict[str, Value] = {
     "mla_attn": 3,
     "attn_max_batch": 0,
 }
-_NAMES = {"n_ubatch": "ubatch", "n_batch": "batch", "n_threads": "threads"}
-_NO_KNOBS = frozenset(
-    [
-        "avg_ts",
-        "stddev_ts",
-        "samples_ts",
-        "avg_ns",
-        "stddev_ns",
-        "samples_ns",
-        "test_time",
-        "order",
-        "model",
-        "n_prompt",
-        "n_gen",
-        "n_depth",
-        "build_commit",
-        "build_number",
-        "cpu_info",
-        "gpu_info",
-        "backends",
-        "model_filename",
-        "model_type",
-        "model_size",
-        "model_n_params",
-        "n_experts",
-        "n_expert",
-        "cuda_params",
-    ]
-)
-# Experts by the beginning of a model's name, for files whose records do not have `n_experts`.
-_EXPERTS = {
-    "qwen3moe-30b-a3b": 128,
-    "qwen3-30b-a3b": 128,
-    "qwen3moe-235b": 128,
-    "deepseek2-lite": 64,
-    "deepseek-v2-lite": 64,
-    "deepseek-v3": 256,
-    "deepseek-r1": 256,
-    "kimi-k2": 384,
-    "gpt-oss-20b": 32,
-    "gpt-oss-120b": 128,
-    "glm4moe": 128,
-    "glm-4.5-air": 128,
-    "granitemoe": 32,
-    "bailingmoe2": 256,
-    "mixtral-8x7b": 8,
-}
-_MAX_RECORDS = 100_000
 
 
-def experts_of(model: str) -> int | None:
-    """Number of experts of a model by its name; None where the name says nothing."""
-    name = model.lower()
-    found = [(len(prefix), count) for prefix, count in _EXPERTS.items() if name.startswith(prefix)]
-    return max(found)[1] if found else None
-
-
-@dataclass(frozen=True)
-class Record:
-    """One process of the sweep."""
-
-    settings: dict[str, Value]
-    metric: str
-    tokens: int
-    samples: tuple[float, ...]  # tokens/s, in order, the first one cold
-
-    @property
-    def warm(self) -> tuple[float, ...]:
-        return self.samples[1:] if len(self.samples) > 1 else self.samples
-
-
-@dataclass
-class Sweep:
-    """A file of records."""
-
-    path: str
-    model: str
-    experts: int | None
-    records: list[Record] = field(default_factory=list)
-
-    def workloads(self) -> list[tuple[str, int]]:
-        """(metric, tokens), the one with most records first."""
-        counts = Counter((r.metric, r.tokens) for r in self.records)
-        return [w for w, _ in counts.most_common()]
-
-
-def load_sweep(path: str | Path, experts: int | None = None) -> Sweep:
-    """Reads a sweep. Raises TuneError that names the line and what is wrong with it."""
-    path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TuneError(f"replay {path}: cannot be read: {error}") from error
-    sweep = Sweep(str(path), "", experts)
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        if number > _MAX_RECORDS:
-            raise TuneError(f"replay {path}: more than {_MAX_RECORDS} lines")
-        try:
-            data = json.loads(line)
-            if not isinstance(data, dict):
-                raise ValueError("not a JSON object")
-            sweep.records.append(_record(data))
-        except (ValueError, KeyError, TypeError) as error:
-            what = f"no field {error}" if isinstance(error, KeyError) else str(error)
-            raise TuneError(f"replay {path}, line {number}: {what}") from error
-        sweep.model = sweep.model or str(data.get("model", data.get("model_type", "")))
-        if sweep.experts is None and (given := data.get("n_experts", data.get("n_expert"))) is not None:
-            sweep.experts = int(given)
-    if not sweep.records:
-        raise TuneError(f"replay {path}: holds no records")
-    if sweep.experts is None:
-        sweep.experts = experts_of(sweep.model)
-    return sweep
-
-
-def _record(data: Mapping[str, Any]) -> Record:
-    settings: dict[str, Value] = {}
-    for name, value in data.items():
-        if name not in _NO_KNOBS and isinstance(value, bool | int | float | str):
-            settings[_NAMES.get(name, name)] = value
-    for part in str(data.get("cuda_params") or "").split(","):
-        if part:
-            name, equals, value = part.partition("=")
-            if not equals:
-                raise ValueError(f"cuda_params: {part!r} is no key=value")
-            settings[name.replace("-", "_")] = _number(value)
-    prompt, generated = int(data["n_prompt"]), int(data["n_gen"])
-    if (prompt > 0) == (generated > 0):
-        raise ValueError(f"n_prompt={prompt} and n_gen={generated}: exactly one has to be positive")
-    samples = tuple(float(s) for s in data["samples_ts"])
-    if not samples or not all(0 < s < 1e9 for s in samples):
-        raise ValueError(f"samples_ts={list(samples)!r} are no rates in tokens/s")
-    return Record(settings, "pp" if prompt else "tg", prompt or generated, samples)
-
-
-def _number(text: str) -> Value:
-    for read in (int, float):
-        try:
-            return read(text)
-        except ValueError:
-            continue
-    return text
+def _name(metric: str, tokens: object, depth: int) -> str:
+    return f"{metric}{tokens}" + (f"@d{depth}" if depth else "")
 
 
 class ReplayTarget:
     """Args:
-    metric, tokens: which records are replayed; default: the workload that most records have.
+    metric, tokens, depth: which records are replayed; default: the prompts that most records have.
     seed: of the order in which records of the same code are met.
     """
 
     def __init__(
-        self, sweep: Sweep, metric: str | None = None, tokens: int | None = None, seed: int = 0
+        self,
+        sweep: Sweep,
+        metric: str | None = None,
+        tokens: int | None = None,
+        seed: int = 0,
+        depth: int | None = None,
     ) -> None:
-        matching = [w for w in sweep.workloads() if metric in (None, w[0]) and tokens in (None, w[1])]
+        wanted = (metric, tokens, depth)
+        matching = [
+            w for w in sweep.workloads() if all(a in (None, b) for a, b in zip(wanted, w, strict=True))
+        ]
         if not matching:
-            have = ", ".join(f"{m}{t}" for m, t in sweep.workloads())
-            raise TuneError(
-                f"replay {sweep.path}: no records of {metric or ''}{tokens or ''}; there are {have}"
-            )
-        self.metric, self.tokens = matching[0]
+            have = ", ".join(_name(*w) for w in sweep.workloads())
+            asked = _name(metric or "", tokens or "", depth or 0)
+            raise TuneError(f"replay {sweep.path}: no records of {asked}; there are {have}")
+        self.metric, self.tokens, self.depth = matching[0]
         self.sweep = sweep
         self.seed = seed
-        self._records = [r for r in sweep.records if (r.metric, r.tokens) == matching[0]]
-        self._knobs = self._make_knobs()
-        by_settings: dict[tuple[Value, ...], list[Record]] = {}
-        for record in self._records:
-            by_settings.setdefault(self._key(record.settings), []).append(record)
-        self._by_settings = by_settings
-        self._knobs = self._with_recorded_default()
-        self._space = Space(self._knobs, lambda s: self._key(s) in self._by_settings)
+        self._records = [r for r in sweep.records if (r.metric, r.tokens, r.depth) == matching[0]]
+        self._knobs = self._with_recorded_default(self._make_knobs())
+        self.experts: dict[str, float | None] = {}  # by bound: what it is multiplied with
+        self._knobs = tuple(self._with_rule(k) for k in self._knobs)
+        self._recorded = {self._key(r.settings) for r in self._records}
+        points = [tuple(k.values.index(v) for k, v in zip(self._knobs, key, strict=True)) for key in
+                  dict.fromkeys(self._key(r.settings) for r in self._records)]  # fmt: skip
+        self._space = Space(self._knobs, listed=points)
         self._by_class: dict[Hashable, list[Record]] = {}
         for record in self._records:
             kind = self._space.code_class(self._space.point(self._full(record.settings)))
@@ -245,10 +114,11 @@ class ReplayTarget:
             values = set(given) | ({default} if len(given) < len(self._records) else set())
             if len(values) < 2:
                 continue
-            if default not in values:
-                default = common
             ordinal = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
             ordered = sorted(values, key=lambda v: (float(v) if ordinal else 0.0, str(v)))
+            if default not in values:
+                near = float(default) if ordinal else 0.0
+                default = min(ordered, key=lambda v: abs(float(v) - near)) if ordinal else common
             knobs.append(
                 Knob(
                     name,
@@ -262,20 +132,45 @@ class ReplayTarget:
             )
         order = {"ubatch": 0, "mmq_id_size": 1}
         knobs.sort(key=lambda k: (order.get(k.name, 2), k.name))
-        return tuple(self._with_rule(k, {k.name for k in knobs}) for k in knobs)
+        return tuple(k for k in knobs if not self._follows_ubatch(k.name))
 
-    def _with_rule(self, knob: Knob, names: set[str]) -> Knob:
-        """mmq-id-size switches paths at ubatch = value × experts; nothing else of it reaches the code."""
-        experts = self.sweep.experts
-        if knob.name != "mmq_id_size" or "ubatch" not in names or not experts:
+    def _follows_ubatch(self, name: str) -> bool:
+        """Whether a batch is given together with the u-batch and never varies beside it."""
+        if name != "batch":
+            return False
+        pairs = {(r.settings.get("ubatch"), r.settings.get("batch")) for r in self._records}
+        return len(pairs) == len({u for u, _ in pairs}) > 1
+
+    def _with_rule(self, knob: Knob) -> Knob:
+        """Bounds on the u-batch switch paths, and nothing else of them reaches the code; a u-batch reaches
+        no further than the prompt and the batch."""
+        names = {k.name for k in self._knobs}
+        if knob.name == "ubatch" and self.metric == "pp" and knob.ordinal:
+            longest = self.tokens
+
+            def effective(value: Value, settings: Settings) -> Hashable:
+                return min(float(value), float(settings.get("batch", longest)), longest)
+
+            rows = [(self._full(r.settings), statistics.median(r.warm)) for r in self._records if r.samples]
+            return replace(knob, code=effective) if merges(rows, knob.name, effective) else knob
+        if knob.name not in (*PER_EXPERT, *IN_TOKENS) or not knob.ordinal or "ubatch" not in names:
             return knob
+        rows = [(self._full(r.settings), statistics.median(r.warm)) for r in self._records if r.samples]
+        if knob.name in IN_TOKENS:
+            factor: float | None = 1
+        elif self.sweep.experts is not None:
+            factor = self.sweep.experts
+        else:
+            factor = infer_factor(rows, knob.name, experts_of(self.sweep.model))
+        self.experts[knob.name] = factor
+        if factor is None:
+            return knob
+        scale = factor
 
         def path(value: Value, settings: Settings) -> Hashable:
-            return int(settings["ubatch"]) <= int(value) * experts
+            return scale == INERT or float(settings["ubatch"]) <= float(value) * scale
 
-        return Knob(
-            knob.name, knob.values, knob.default, knob.kind, knob.moves, knob.fidelity, knob.ordinal, path
-        )
+        return replace(knob, code=path, threshold_of="ubatch")
 
     def _full(self, settings: Mapping[str, Value]) -> dict[str, Value]:
         return {k.name: settings.get(k.name, k.default) for k in self._knobs}
@@ -283,21 +178,25 @@ class ReplayTarget:
     def _key(self, settings: Mapping[str, Value]) -> tuple[Value, ...]:
         return tuple(settings.get(k.name, k.default) for k in self._knobs)
 
-    def _with_recorded_default(self) -> tuple[Knob, ...]:
-        """Where the engine's default was not recorded, the recorded point nearest to it stands in for it."""
-        default = tuple(k.default for k in self._knobs)
-        if default in self._by_settings:
-            return self._knobs
+    def _with_recorded_default(self, knobs: tuple[Knob, ...]) -> tuple[Knob, ...]:
+        """Where the engine's default was not recorded, or failed, the recorded point nearest to it stands in
+        for it."""
+        ran = {
+            tuple(r.settings.get(k.name, k.default) for k in knobs): None for r in self._records if r.samples
+        }
+        if tuple(k.default for k in knobs) in ran:
+            return knobs
 
         def far(key: Sequence[Value]) -> tuple[int, float]:
-            differ = sum(v != k.default for v, k in zip(key, self._knobs, strict=True))
-            return differ, sum(k.distance(v) for v, k in zip(key, self._knobs, strict=True))
+            differ = sum(v != k.default for v, k in zip(key, knobs, strict=True))
+            return differ, sum(k.distance(v) for v, k in zip(key, knobs, strict=True))
 
-        nearest = min(self._by_settings, key=far)
-        return tuple(
-            Knob(k.name, k.values, v, k.kind, k.moves, k.fidelity, k.ordinal, k.code)
-            for k, v in zip(self._knobs, nearest, strict=True)
-        )
+        # A value that is left out of a record is the engine's; it must not change with the stand-in.
+        for record in self._records:
+            for k in knobs:
+                record.settings.setdefault(k.name, k.default)
+        nearest = min(ran, key=far)
+        return tuple(replace(k, default=v) for k, v in zip(knobs, nearest, strict=True))
 
     def knobs(self) -> tuple[Knob, ...]:
         return self._knobs
@@ -310,12 +209,27 @@ class ReplayTarget:
         return self._class_rate(self._space.code_class(self._space.point(self._full(settings))))
 
     def _class_rate(self, kind: Hashable) -> float:
-        return statistics.median(s for r in self._by_class[kind] for s in r.warm)
+        """0 for code that failed whenever it was tried."""
+        warm = [s for r in self._by_class.get(kind, []) for s in r.warm]
+        return statistics.median(warm) if warm else 0.0
 
     def best(self) -> tuple[dict[str, Value], float]:
         """The record with the highest median of warm samples: its settings and that rate."""
-        record = max(self._records, key=lambda r: statistics.median(r.warm))
+        record = max((r for r in self._records if r.samples), key=lambda r: statistics.median(r.warm))
         return self._full(record.settings), statistics.median(record.warm)
+
+    def best_code(self) -> float:
+        """The highest rate of the code that can run, tokens/s. Single records of the same code differ by up
+        to 2 %, so the best record is also the luckiest one."""
+        return max(self._class_rate(kind) for kind in self._by_class)
+
+    def row(self, settings: Settings) -> dict[str, Any]:
+        """The best record of this configuration as it was written, without its samples."""
+        key = self._key(self._full(settings))
+        records = [r for r in self._records if self._key(r.settings) == key and r.samples]
+        if not records:
+            return {}
+        return dict(max(records, key=lambda r: statistics.median(r.warm)).row)
 
     @property
     def classes(self) -> int:
@@ -329,20 +243,29 @@ class ReplayTarget:
             label=f"replay of {Path(self.sweep.path).name}",
             device={"kind": "recorded"},
             model={"architecture": self.sweep.model, "experts": self.sweep.experts},
-            engine={"workload": f"{self.metric}{self.tokens}", "records": len(self._records)},
+            engine={"workload": self.name, "records": len(self._records)},
             virtual_time=True,
         )
 
+    @property
+    def name(self) -> str:
+        return _name(self.metric, self.tokens, self.depth)
+
     def workload(self) -> Workload:
-        return Workload(pp=self.tokens, tg=0) if self.metric == "pp" else Workload(pp=0, tg=self.tokens)
+        counts = (self.tokens, 0) if self.metric == "pp" else (0, self.tokens)
+        return Workload(pp=counts[0], tg=counts[1], depth=self.depth)
 
     def apply(self, configuration: Configuration, context: OpContext) -> None:
         settings = self._full(configuration.settings)
-        if self._key(settings) not in self._by_settings:
+        if self._key(settings) not in self._recorded:
             raise TargetFailure(str(TrialStatus.INVALID), f"{settings} was not recorded")
         kind = self._space.code_class(self._space.point(settings))
         self.visited[kind] = None
-        records = self._by_class[kind]
+        records = [r for r in self._by_class[kind] if r.samples]
+        if not records:
+            failure = self._by_class[kind][0].failure
+            status = TrialStatus.OOM if "memory" in failure.lower() else TrialStatus.CRASH
+            raise TargetFailure(str(status), failure)
         order = keyed_rng("record", self.seed, str(kind)).permutation(len(records))
         record = records[int(order[context.process % len(records)])]
         rng = keyed_rng("samples", self.seed, context.key)
@@ -373,5 +296,5 @@ class ReplayTarget:
 
 def from_options(options: Mapping[str, Any]) -> ReplayTarget:
     """Builds a target in a worker from plain values."""
-    sweep = load_sweep(options["path"], options.get("experts"))
+    sweep = load_sweep(options["path"], options.get("experts"), options.get("model"))
     return ReplayTarget(sweep, options.get("metric"), options.get("tokens"), int(options.get("seed", 0)))
