@@ -129,7 +129,8 @@ class PySession {
   }
 
   nb::list time_ops(const Sequences& sequences, std::string_view rows);
-  nb::tuple decode(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned, bool capture);
+  nb::tuple decode(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned, bool capture,
+                   int64_t every);
 
   template <typename Change>
   void change(Change&& change) {
@@ -159,11 +160,12 @@ nb::object owned_array(std::unique_ptr<T[]> data, std::initializer_list<size_t> 
 }
 
 nb::tuple PySession::decode(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned,
-                            bool capture) {
+                            bool capture, int64_t every) {
   runtime::Session& session = get();
   const model::ModelDesc& model = session.model();
   runtime::DecodeRequest request;
   request.rows = parse_rows(rows);
+  request.every = every;
   for (const auto& [slot, tokens] : sequences) {
     request.sequences.push_back({.slot = slot, .tokens = {tokens.data(), tokens.size()}});
   }
@@ -396,12 +398,15 @@ void bind_session(nb::module_& m) {
           "position"_a, "slot"_a = 0, "Drops the positions from `position` on.")
       .def(
           "position", [](const PySession& s, int32_t slot) { return s.get().position(slot); }, "slot"_a = 0)
-      .def("decode", &PySession::decode, "sequences"_a, "rows"_a = "last", "pinned_routing"_a = nb::none(),
-           "capture_routing"_a = false,
-           nb::sig("def decode(self, sequences: list[tuple[int, numpy.ndarray]], rows: str = 'last', pinned_routing: "
-                   "numpy.ndarray | None = None, capture_routing: bool = False) -> tuple[typing.Any, typing.Any]"),
-           "Appends tokens (int32) to sequences and returns (logits float32 [rows, n_vocab] or None, routing int32 "
-           "[moe layers, tokens, used] or None). rows: all, last (of each sequence) or none. Raises PlanError.")
+      .def(
+          "decode", &PySession::decode, "sequences"_a, "rows"_a = "last", "pinned_routing"_a = nb::none(),
+          "capture_routing"_a = false, "every"_a = 1,
+          nb::sig("def decode(self, sequences: list[tuple[int, numpy.ndarray]], rows: str = 'last', pinned_routing: "
+                  "numpy.ndarray | None = None, capture_routing: bool = False, every: int = 1) -> tuple[typing.Any, "
+                  "typing.Any]"),
+          "Appends tokens (int32) to sequences and returns (logits float32 [rows, n_vocab] or None, routing int32 "
+          "[moe layers, tokens, used] or None). rows: all (or of every so many tokens of a sequence, and of its last), "
+          "last (of each sequence) or none. Raises PlanError.")
       .def(
           "time_ops", &PySession::time_ops, "sequences"_a, "rows"_a = "last",
           nb::sig("def time_ops(self, sequences: list[tuple[int, numpy.ndarray]], rows: str = 'last') -> "

@@ -125,13 +125,20 @@ int64_t Session::row_count(const DecodeRequest& request) {
       return 0;
     case LogitRows::last:
       return static_cast<int64_t>(request.sequences.size());
-    case LogitRows::all:
-      return token_count(request);
+    case LogitRows::all: {
+      int64_t n = 0;
+      const int64_t every = std::max<int64_t>(request.every, 1);
+      for (const SequenceInput& s : request.sequences) {
+        n += (static_cast<int64_t>(s.tokens.size()) - 1) / every + 1;
+      }
+      return n;
+    }
   }
   return 0;
 }
 
 void Session::check(const DecodeRequest& request) const {
+  DYNO_CHECK(PlanError, request.every >= 1, "[session] every is ", request.every, "; expected 1 or more");
   DYNO_CHECK(PlanError, !request.sequences.empty(), "[session] nothing to decode: no sequences given");
   std::vector<bool> seen(positions_.size(), false);
   for (const SequenceInput& s : request.sequences) {
@@ -205,7 +212,8 @@ void Session::decode(const DecodeRequest& request) {
                       .slot = s.slot});
       for (int64_t i = 0; i < n; ++i) {
         const bool last = at + i + 1 == size;
-        if (request.rows == LogitRows::all || (request.rows == LogitRows::last && last)) {
+        const bool due = request.rows == LogitRows::all && (at + i + 1) % request.every == 0;
+        if (due || (request.rows != LogitRows::none && last)) {
           rows.push_back(static_cast<int32_t>(tokens.size()));
         }
         tokens.push_back(s.tokens[static_cast<size_t>(at + i)]);

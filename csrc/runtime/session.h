@@ -44,6 +44,7 @@ enum class LogitRows : uint8_t { none, last, all };  // `last`: of each sequence
 struct DecodeRequest {
   std::vector<SequenceInput> sequences;
   LogitRows rows = LogitRows::last;
+  int64_t every = 1;                        // `all`: of every so many tokens of a sequence, and of its last
   float* logits = nullptr;                  // [rows_of(request), n_vocab], in the order of the sequences
   const int32_t* pinned_routing = nullptr;  // [moe layers, tokens, used]
   int32_t* captured_routing = nullptr;      // likewise

@@ -4,17 +4,29 @@ A target compares logits with the exact path's on the same device, with the rout
 experts. What is allowed depends on the knobs that differ from the default: `exact` ones must not change one
 bit, `rounding` ones may be at most half as far again from the exact path as the default is, `approx` ones
 as far as the user allowed.
+
+`rounding` is judged twice: by the mean over all tokens, and for every batch size alone, because a kernel that
+is wrong for one size hides in the mean of all. With few tokens at a size chance matters, so there the two
+configurations are compared in pairs, block of tokens by block, and only what chance does not explain counts.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .knobs import Fidelity
+from .stats import t_quantile
 from .target import Quality, TrialStatus
+
+if TYPE_CHECKING:
+    from .target import GroupQuality
 
 ROUNDING_FACTOR = 1.5
 ROUNDING_FLOOR = 1e-5  # nats per token; below it a difference is one of summation order
+FALSE_ALARM = 1e-3  # of a check of sound answers, all its batch sizes together
+MIN_BLOCKS = 6  # fewer say nothing about a batch size
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,4 +56,36 @@ def judge(candidate: Quality, default: Quality, fidelity: Fidelity, approx_limit
         return Verdict(
             False, f"mean KLD {candidate.mean_kld:.3g} against the exact path, allowed is {limit:.3g}"
         )
+    if fidelity is not Fidelity.APPROX:
+        defaults = {g.name: g for g in default.groups}
+        pairs = [(g, defaults[g.name]) for g in candidate.groups if g.name in defaults]
+        for ours, theirs in pairs:
+            if beyond_chance(ours, theirs, FALSE_ALARM / len(pairs)):
+                allowed = ROUNDING_FACTOR * theirs.mean_kld + ROUNDING_FLOOR
+                return Verdict(
+                    False,
+                    f"mean KLD {ours.mean_kld:.3g} against the exact path in {ours.name} tokens, allowed is "
+                    f"{allowed:.3g}",
+                )
     return Verdict(True)
+
+
+def beyond_chance(ours: GroupQuality, theirs: GroupQuality, false_alarm: float) -> bool:
+    """Whether a group's answers are further off than allowed, and not by chance: a one-sided paired t test.
+
+    Args:
+        ours, theirs: the same passage by the candidate and by the default.
+        false_alarm: probability of saying so of answers that are just within what is allowed.
+    """
+    if len(ours.blocks) != len(theirs.blocks) or len(ours.blocks) < MIN_BLOCKS:
+        return False  # too few to tell; the mean over everything has to do
+    over = [a - ROUNDING_FACTOR * b - ROUNDING_FLOOR for a, b in zip(ours.blocks, theirs.blocks, strict=True)]
+    if not all(map(math.isfinite, over)):
+        return True
+    count = len(over)
+    mean = sum(over) / count
+    if mean <= 0:
+        return False
+    deviation = math.sqrt(sum((v - mean) ** 2 for v in over) / (count - 1))
+    threshold = t_quantile(1 - false_alarm, count - 1)
+    return mean > threshold * deviation / math.sqrt(count)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +28,27 @@ def t975(degrees: int) -> float:
     if degrees < 1:
         return math.inf
     return _T975[degrees] if degrees < len(_T975) else 1.96 + 2.4 / degrees
+
+
+def t_quantile(probability: float, degrees: int) -> float:
+    """Quantile of Student's t distribution, within 2 % for at least 5 degrees of freedom and 1 - p >= 1e-5.
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5 (expansion around the normal
+    quantile).
+
+    Raises:
+        ValueError: probability outside (0, 1), or fewer than 5 degrees of freedom.
+    """
+    if not 0 < probability < 1 or degrees < 5:
+        raise ValueError(f"no quantile for probability {probability} and {degrees} degrees of freedom")
+    x = NormalDist().inv_cdf(probability)
+    terms = (
+        (x**3 + x) / 4,
+        (5 * x**5 + 16 * x**3 + 3 * x) / 96,
+        (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384,
+        (79 * x**9 + 776 * x**7 + 1482 * x**5 - 1920 * x**3 - 945 * x) / 92160,
+    )
+    return float(x + sum(term / degrees**power for power, term in enumerate(terms, 1)))
 
 
 def paired_log_ratios(candidate: Mapping[int, float], base: Mapping[int, float]) -> list[float]:

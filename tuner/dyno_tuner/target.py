@@ -7,7 +7,7 @@ plain value with `to_dict` / `from_dict`, because it goes over a pipe and into t
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -208,6 +208,35 @@ class Visit:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupQuality:
+    """The answers in batches of one size."""
+
+    name: str
+    tokens: int
+    mean_kld: float  # nats per token
+    max_kld: float
+    agree: int  # tokens with the same most likely next token
+    blocks: tuple[float, ...]  # mean KLD of neighbouring tokens, the same ones for every configuration
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "tokens": self.tokens,
+            "mean_kld": self.mean_kld,
+            "max_kld": self.max_kld,
+            "agree": self.agree,
+            "blocks": list(self.blocks),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> GroupQuality:
+        return cls(
+            str(data["name"]), int(data["tokens"]), float(data["mean_kld"]), float(data["max_kld"]),
+            int(data["agree"]), tuple(float(b) for b in data["blocks"]),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class Quality:
     """How far a configuration's answers are from the exact path's, with the routing pinned to that path's."""
 
@@ -219,6 +248,22 @@ class Quality:
     digest: str = ""  # of the logits' bits: equal digests, equal answers
     message: str = ""
     seconds: float = 0.0
+    groups: tuple[GroupQuality, ...] = ()  # empty where a target cannot tell
+
+    @classmethod
+    def of(cls, groups: Sequence[GroupQuality], digest: str, seconds: float) -> Quality:
+        """Of answers that were scored in groups: every scored token counts the same."""
+        tokens = sum(g.tokens for g in groups)
+        return cls(
+            TrialStatus.OK,
+            mean_kld=sum(g.mean_kld * g.tokens for g in groups) / tokens,
+            max_kld=max(g.max_kld for g in groups),
+            top1=sum(g.agree for g in groups) / tokens,
+            tokens=tokens,
+            digest=digest,
+            seconds=seconds,
+            groups=tuple(groups),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -230,12 +275,14 @@ class Quality:
             "digest": self.digest,
             "message": self.message,
             "seconds": self.seconds,
+            "groups": [g.to_dict() for g in self.groups],
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Quality:
         numbers = {n: float(data[n]) for n in ("mean_kld", "max_kld", "top1", "seconds")}
-        return cls(**{**data, **numbers, "status": TrialStatus(data["status"])})
+        groups = tuple(GroupQuality.from_dict(g) for g in data.get("groups", ()))
+        return cls(**{**data, **numbers, "status": TrialStatus(data["status"]), "groups": groups})
 
 
 @dataclass(frozen=True, slots=True)

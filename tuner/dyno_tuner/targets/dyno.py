@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from dyno import _core, profiles
 from dyno.errors import DeviceError, DynoError, GgufError, ModelError, OutOfMemoryError
-from dyno.quality import Comparer
 from dyno.settings import DefaultsFor, has_latent_cache, settings_for
 
 from ..errors import TargetFailure, TargetUnusable
@@ -32,12 +31,12 @@ from ..target import (
     Value,
     Workload,
 )
-from .check_text import TEXT
+from . import answers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-CHECK_TOKENS = (64, 512)  # at least and at most; fewer where the exact path is slow
+CHECK_BATCH = 512  # tokens of the largest batch whose answers are checked
 SAMPLE_SECONDS = 0.1  # of work in a sample, at least
 SAMPLE_RUNS = 64  # of which a sample is made, at most
 # Multiply-adds a cycle and core that no CPU of the class exceeds, in int8; times two for operations.
@@ -51,10 +50,16 @@ class DynoTarget:
     settings: values held fixed, by name; they take part in no search.
     ctx: length of the context; what the workload needs, at least.
     scratch: folder for the exact path's logits, so that a new worker need not compute them again.
+    check_seed: another one checks the answers on other passages.
     """
 
     def __init__(
-        self, model: str, settings: Settings | None = None, ctx: int | None = None, scratch: str | None = None
+        self,
+        model: str,
+        settings: Settings | None = None,
+        ctx: int | None = None,
+        scratch: str | None = None,
+        check_seed: int = 0,
     ) -> None:
         self._path = model
         self._fixed = dict(settings or {})
@@ -63,6 +68,8 @@ class DynoTarget:
         self._loaded: dict[str, Any] = {}  # settings of the open session
         self._depth: tuple[int, int] | None = None  # (prompt, tokens) that the cache holds
         self._reference: tuple[list[np.ndarray], list[np.ndarray | None]] | None = None
+        self._groups: list[answers.Group] | None = None
+        self._check_seed = check_seed
         try:
             self._model: dict[str, Any] = dict(_core.describe_model(model))
             self._device: dict[str, Any] = dict(_core.cpu_info())
@@ -239,42 +246,16 @@ class DynoTarget:
 
     # ---- answers
 
-    def _check_sequences(self) -> list[np.ndarray]:
-        """Prompts of several lengths, odd ones too: text where the file has a vocabulary, else random
-        tokens."""
-        # What two billion operations a second and core do in about ten seconds: the same on every run.
-        fewest, most = CHECK_TOKENS
-        affordable = int(2e9 * int(self._device["cores"]) * 10 / (2 * self._active_parameters() + 1))
-        total = min(max(fewest, min(most, affordable)), max(8, self._ctx - 1))
-        try:
-            from dyno.tokenizer import Tokenizer
-
-            tokens = np.asarray(Tokenizer.from_gguf(self._path).encode(TEXT), dtype=np.int32)
-        except DynoError:
-            tokens = self._tokens(total, "check")
-        tokens = np.resize(tokens, total)
-        cuts = [c for c in (1, 8, 41, 170) if c < total]
-        return [part for part in np.split(tokens, cuts) if len(part)]
-
-    def _logits(
-        self, sequences: list[np.ndarray], routing: list[np.ndarray | None], capture: bool
-    ) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
-        """Every sequence by itself as one prompt; of the last one also its final tokens one by one."""
-        rows: list[np.ndarray] = []
-        used: list[np.ndarray | None] = []
-        for n, tokens in enumerate(sequences):
-            single = 6 if n == len(sequences) - 1 and len(tokens) > 12 else 0
-            whole = len(tokens) - single
-            pieces = [tokens[:whole], *(tokens[i : i + 1] for i in range(whole, len(tokens)))]
-            self._session.reset()
-            for piece in pieces:
-                pinned = None if capture else routing[len(rows)]
-                logits, chosen = self._session.decode(
-                    [(0, piece)], rows="all", pinned_routing=pinned, capture_routing=capture
-                )
-                rows.append(np.array(logits, dtype=np.float32))
-                used.append(None if chosen is None else np.array(chosen, dtype=np.int32))
-        return rows, used
+    def _asked(self) -> list[answers.Group]:
+        """What is scored: fewer tokens where the exact path is slow."""
+        if self._groups is None:
+            # What two billion operations a second and core do in about ten seconds: the same on every run.
+            affordable = int(2e9 * int(self._device["cores"]) * 10 / (2 * self._active_parameters() + 1))
+            self._groups = answers.groups(
+                self._path, total=max(answers.FEWEST, min(answers.MOST, affordable)), ctx=self._ctx,
+                largest=CHECK_BATCH, vocabulary=int(self._model["n_vocab"]), seed=self._check_seed,
+            )  # fmt: skip
+        return self._groups
 
     def _exact(self) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
         """Logits and experts of the exact path: f32 throughout, none of the knobs."""
@@ -292,7 +273,9 @@ class DynoTarget:
         settings = self._complete({}) | {"numerics": "exact", "kv_type_k": "f32", "kv_type_v": "f32"}
         settings["cpu_repack"] = False
         self._open(settings, [])
-        self._reference = self._logits(self._check_sequences(), [], capture=bool(self._model.get("experts")))
+        self._reference = answers.exact_answers(
+            self._session, self._asked(), capture=bool(self._model.get("experts"))
+        )
         self._close_session()
         if file is not None:
             arrays: dict[str, Any] = {"count": np.int64(len(self._reference[0]))}
@@ -310,7 +293,12 @@ class DynoTarget:
         try:
             reference, routing = self._exact()
             self._switch(configuration)
-            logits, _ = self._logits(self._check_sequences(), routing, capture=False)
+            digest = hashlib.sha256()
+            found = []
+            ours = answers.answers(self._session, self._asked(), routing)
+            for group, exact, logits in zip(self._asked(), reference, ours, strict=True):
+                digest.update(logits.tobytes())
+                found.append(answers.score(group, exact, logits))
         except TargetFailure as failure:
             status = TrialStatus(failure.status)
             return Quality(status, message=failure.message, seconds=self.clock() - begun)
@@ -318,16 +306,7 @@ class DynoTarget:
             return Quality(TrialStatus.OOM, message=str(error), seconds=self.clock() - begun)
         except DynoError as error:
             return Quality(TrialStatus.INVALID, message=str(error), seconds=self.clock() - begun)
-        comparer = Comparer()
-        digest = hashlib.sha256()
-        for exact, ours in zip(reference, logits, strict=True):
-            comparer.add(exact, ours)
-            digest.update(ours.tobytes())
-        found = comparer.result()
-        return Quality(
-            TrialStatus.OK, found.mean_kld, found.max_kld, found.top1_agreement, found.rows,
-            digest.hexdigest()[:32], "", self.clock() - begun,
-        )  # fmt: skip
+        return Quality.of(found, digest.hexdigest()[:32], self.clock() - begun)
 
     # ---- kernels
 

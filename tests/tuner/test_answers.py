@@ -1,0 +1,110 @@
+"""What is asked of a configuration, and when its answers are no longer the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from dyno import _core
+from dyno_tuner.check import FALSE_ALARM, beyond_chance, judge
+from dyno_tuner.knobs import Fidelity
+from dyno_tuner.stats import keyed_rng, t_quantile
+from dyno_tuner.target import GroupQuality, Quality
+from dyno_tuner.targets import answers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def quality(**blocks: Sequence[float]) -> Quality:
+    groups = [
+        GroupQuality(
+            name, 16 * len(kld), float(np.mean(kld)), max(kld), 16 * len(kld), tuple(map(float, kld))
+        )
+        for name, kld in blocks.items()
+    ]
+    return Quality.of(groups, "digest of " + repr(blocks), 0.0)
+
+
+def block_means(key: object, count: int = 16, mean: float = 3e-4) -> np.ndarray:
+    """As text gives them: few tokens are much harder than the rest."""
+    return np.asarray(mean * keyed_rng("kld", key).lognormal(-0.32, 0.8, count))
+
+
+def test_a_fault_at_one_batch_size_is_not_hidden_by_the_others() -> None:
+    caught = 0
+    for run in range(100):
+        base = {f"g{i}": block_means((run, i)) for i in range(9)}
+        # 0.4 % of perplexity are 0.004 nats; the rest only rounds otherwise.
+        wrong = {n: b * keyed_rng("rounding", run, n).lognormal(0, 0.1, len(b)) for n, b in base.items()}
+        wrong["g4"] = base["g4"] + block_means((run, "fault"), mean=0.004)
+        mean = judge(quality(**wrong), quality(**base), Fidelity.ROUNDING, None)
+        caught += not mean.ok
+    assert caught >= 99
+
+
+def test_other_rounding_is_no_fault() -> None:
+    alarms = 0
+    for run in range(400):
+        base = {f"g{i}": block_means((run, i)) for i in range(9)}
+        # As far from the exact path as the default, in other places.
+        other = {n: block_means((run, n, "other")) * 0.3 + b * 0.7 for n, b in base.items()}
+        alarms += not judge(quality(**other), quality(**base), Fidelity.ROUNDING, None).ok
+    assert alarms <= 4
+
+
+def test_one_hard_token_does_not_condemn() -> None:
+    base = quality(a=[1e-4] * 16)
+    spike = quality(a=[1e-4] * 15 + [1e-3])
+    assert not beyond_chance(spike.groups[0], base.groups[0], FALSE_ALARM)
+
+
+def test_what_is_not_a_number_condemns() -> None:
+    base = quality(a=[1e-4] * 16)
+    assert beyond_chance(quality(a=[1e-4] * 15 + [float("nan")]).groups[0], base.groups[0], FALSE_ALARM)
+
+
+def test_a_quality_survives_the_journal() -> None:
+    before = quality(a=[1e-4, 2e-4], b=[3e-4])
+    assert Quality.from_dict(before.to_dict()) == before
+
+
+@pytest.mark.parametrize(
+    ("probability", "degrees", "exact"),
+    [
+        (0.975, 5, 2.5706),
+        (0.999, 7, 4.7853),
+        (0.9999, 15, 4.8800),
+        (0.9999, 30, 4.2340),
+        (0.99999, 15, 6.1089),
+    ],
+)
+def test_t_quantiles(probability: float, degrees: int, exact: float) -> None:
+    assert t_quantile(probability, degrees) == pytest.approx(exact, rel=0.02)
+
+
+def test_passages_reach_every_range_of_batch_sizes(trained_model: Path) -> None:
+    asked = answers.groups(str(trained_model), total=answers.MOST, ctx=1024, largest=512, vocabulary=8192)
+    ranges = [_core.ops.bucket_name(group.size) for group in asked]
+    assert ranges == ["m1", "m2-4", "m5-8", "m9-16", "m17-32", "m33-64", "m65-128", "m129-256", "m257-512"]
+    assert sum(len(group.scored()) for group in asked) >= 2000
+    assert min(len(group.scored()) for group in asked) >= answers.BLOCK * 12
+    other = answers.groups(
+        str(trained_model), total=answers.MOST, ctx=1024, largest=512, vocabulary=8192, seed=1
+    )
+    assert not np.array_equal(asked[0].tokens, other[0].tokens)
+
+
+def test_scored_positions_are_what_the_engine_returns(trained_model: Path) -> None:
+    session = _core.Session(str(trained_model), context={"ctx": 64})
+    tokens = np.arange(10, 47, dtype=np.int32)
+    group = answers.Group(size=16, tokens=tokens, every=5)
+    every, _ = session.decode([(0, tokens)], rows="all")
+    rows = next(iter(answers.answers(session, [group], [None])))
+    wanted = group.scored()
+    assert list(wanted) == [4, 9, 14, 15, 20, 25, 30, 31, 36]
+    assert rows.shape == (len(wanted), every.shape[1])
+    assert np.allclose(rows, every[wanted], atol=0.05)
+    assert answers.score(group, every[wanted], rows).mean_kld < 1e-3
