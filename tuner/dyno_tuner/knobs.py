@@ -131,7 +131,18 @@ def _ubatch_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
 
 
 def _path_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
-    return lambda value, settings: int(settings.get("ubatch", f.workload.pp)) <= int(value)
+    """Which path a pass over the layers takes: by its tokens, never more than the prompt has."""
+    longest = max(f.workload.pp, f.workload.depth, 1)
+    return lambda value, settings: min(int(settings.get("ubatch", longest)), longest) <= int(value)
+
+
+def _few_tokens(f: Facts) -> Sequence[Value]:
+    return [0, 1, 2, 4, 8, 16, 32, 64, 128]
+
+
+def _short_prompts(f: Facts) -> bool:
+    """Whether whole passes are so short that the matrix-vector path can be the right one for them."""
+    return _is_cuda(f) and 1 < max(f.workload.pp, f.workload.depth) <= 128
 
 
 def _cache_types(f: Facts) -> Sequence[Value]:
@@ -159,6 +170,10 @@ KNOBS: tuple[KnobSpec, ...] = (
     KnobSpec("graph_concurrency", _switch, lambda f: _is_cuda(f) and f.workload.tg > 0,
              "GGML_CUDA_GRAPH_OPT=1", None, ordinal=False),
     KnobSpec("fusion", _switch, _is_cuda, "GGML_CUDA_DISABLE_FUSION=1", "-cuda fusion=0|1", ordinal=False),
+    KnobSpec("matvec_max_tokens", _few_tokens, _short_prompts, None, None, code=_path_code,
+             threshold_of="ubatch"),
+    KnobSpec("matvec_id_max_tokens", _few_tokens, lambda f: _short_prompts(f) and _is_moe(f), None, None,
+             code=_path_code, threshold_of="ubatch"),
     KnobSpec("mmq_max_tokens", _thresholds, _is_cuda, None, None, code=_path_code, threshold_of="ubatch"),
     KnobSpec("mmq_id_max_tokens", _thresholds, lambda f: _is_cuda(f) and _is_moe(f), None,
              "-cuda mmq-id-size=N (times the number of experts)", code=_path_code, threshold_of="ubatch"),

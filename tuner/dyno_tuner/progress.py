@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 STAGES = {
     "noise": "the default against itself",
+    "thresholds": "solving thresholds",
     "screen": "searching",
     "finalists": "finalists in pairs",
     "kernels": "kernels",
@@ -90,6 +91,8 @@ class Progress:
                 self.say(f"  a gain counts from {margins}")
         elif kind == "trial":
             self._trial(data, plain)
+        elif kind == "threshold" and plain:
+            self._threshold(data)
         elif kind == "void":
             self._voided += 1
             if plain:
@@ -131,6 +134,17 @@ class Progress:
             self._best = (ratio, named)
         if plain:
             self.say(f"  {data['number']:3d}  {ratio:6.3f} ×  {named}")
+
+    def _threshold(self, data: Mapping[str, Any]) -> None:
+        if data["verdict"] == "budget":
+            self.say(f"  {data['knob']}: no time to solve it; searched with the rest")
+            return
+        words = {"tie": "both paths are alike", "always": "the first path at every u-batch",
+                 "never": "the second path at every u-batch"}  # fmt: skip
+        found = words.get(str(data["verdict"]))
+        if found is None:
+            found = f"the first path up to {data['tokens'][data['below'] - 1]} tokens"
+        self.say(f"  {data['knob']}={data['value']}: {found} ({data['measurements']} measurements)")
 
     def _elapsed(self) -> float:
         return self._offset + time.monotonic() - self._begun

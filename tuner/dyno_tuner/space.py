@@ -54,6 +54,17 @@ class Space:
             return len(self._listed)
         return int(np.prod([len(k.values) for k in self.knobs])) if self.knobs else 1
 
+    def with_knob(self, number: int, knob: Knob) -> Space:
+        """The same space with fewer values of one knob. Points are numbered anew."""
+        knobs = (*self.knobs[:number], knob, *self.knobs[number + 1 :])
+        listed = None
+        if self._listed is not None:
+            every = [self.settings(p) for p in self._listed]
+            listed = [
+                tuple(k.values.index(s[k.name]) for k in knobs) for s in every if s[knob.name] in knob.values
+            ]
+        return Space(knobs, self._legal, self.fixed, listed)
+
     def settings(self, point: Point) -> dict[str, Value]:
         return {**self.fixed, **{k.name: k.values[i] for k, i in zip(self.knobs, point, strict=True)}}
 

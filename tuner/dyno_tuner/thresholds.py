@@ -8,6 +8,7 @@ two sizes next to the crossing, where noise can have been wrong by a step.
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,11 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
+# Standard errors: of half a dozen sizes at which nothing differs, none is beyond them in 19 of 20 solves.
+DOUBT = 2.6
+
+
 class Verdict(enum.StrEnum):
     CROSSING = "crossing"
     ALWAYS = "always"  # the first path wins everywhere on the grid
     NEVER = "never"
-    TIE = "tie"  # no size was seen at which the paths differ by more than the margin
+    TIE = "tie"  # no size was seen at which the paths differ by more than the margin and the noise
 
 
 @dataclass
@@ -70,6 +75,11 @@ def solve(
     def mean(index: int) -> float:
         return sum(result.seen[index]) / len(result.seen[index])
 
+    def parted(index: int) -> bool:
+        """Whether the paths differ at this size beyond margin and doubt."""
+        error = max(errors) / math.sqrt(len(result.seen[index]))
+        return abs(mean(index)) > max(margin, DOUBT * error)
+
     low, high = -1, len(grid)  # the first path wins at `low`, the second one at `high`
     while high - low > 1 and result.measurements + 2 <= limit:
         middle = (low + high) // 2
@@ -79,7 +89,7 @@ def solve(
             high = middle
     # Curves that have not parted by the far end are equal: look there before calling anything a crossing.
     while result.measurements + 2 <= limit:
-        if all(abs(mean(i)) <= margin for i in result.seen):
+        if not any(parted(i) for i in result.seen):
             ends = [i for i in (0, len(grid) - 1) if i not in result.seen]
             if ends:
                 ask(ends[0])
@@ -105,7 +115,7 @@ def solve(
                     break
                 ask(high)
     result.below = low + 1
-    if all(abs(mean(i)) <= margin for i in result.seen):
+    if not any(parted(i) for i in result.seen):
         result.verdict = Verdict.TIE
     elif result.below == 0:
         result.verdict = Verdict.NEVER

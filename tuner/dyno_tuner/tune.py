@@ -20,6 +20,7 @@ from .knobs import Fidelity
 from .measure import ANCHOR_DRIFT, VisitPolicy
 from .outcome import Failure, Outcome
 from .samplers import SAMPLERS
+from .solving import ThresholdStage
 from .stats import Noise, noise_of
 from .study import Mirror, Screen, ScreenPlan, Trial
 from .target import Configuration, Quality, TrialStatus, Visit, Workload
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 # Share of the budget at which each stage has to end, with and without kernels behind it.
 _ENDS = {
+    "thresholds": (0.25, 0.2),
     "screen": (0.48, 0.36),
     "confirm": (0.68, 0.54),
     "walk": (0.80, 0.62),
@@ -102,6 +104,7 @@ class Tune:
         self._kernel_qualities: dict[object, Quality] = {}
         self._choice = Choice(space.default)
         self._unstable = 0
+        self._solved: list[str] = []  # thresholds
         self._policy = options.policy
         self._met: set[object] = {space.code_class(space.default)}
         self.noise: dict[str, Noise] = {}
@@ -132,6 +135,7 @@ class Tune:
             self.status = "budget"
             return
         if self.space.knobs:
+            self._solve_thresholds()
             self._stage("screen")
             self._run_screen()
             self._stage("finalists")
@@ -299,10 +303,51 @@ class Tune:
         """3 %, or more where the noise of a visit alone makes an anchor move by that."""
         return max(ANCHOR_DRIFT, *(3 * math.sqrt(2) * n.within for n in self.noise.values()))
 
+    def _solve_thresholds(self) -> None:
+        """Solved, not searched: what is left of a threshold is its default and the value that takes the
+        faster path at every u-batch."""
+        o = self.options
+        if o.max_distinct is not None or not any(k.threshold_of and k.code for k in self.space.knobs):
+            return
+        self._stage("thresholds")
+        self._until("thresholds")
+        whole = self.space
+        stage = ThresholdStage(
+            whole,
+            lambda key, settings, metrics: self._measured(
+                key, Configuration(dict(settings)), metrics, self._process, False
+            ),
+            lambda settings: self._admit(whole.point(settings)),
+            self._more, self._note, self.weights, self._visit_sigma,
+        )  # fmt: skip
+        space = stage.run()
+        self._solved = stage.solved
+        incumbents = [whole.settings(p) for p in self._incumbents]
+        qualities = [(whole.settings(p), q) for p, q in self._qualities.items()]
+        self.space = space
+        self._choice.point = space.default
+        # A value that solving has ruled out is none any more; an incumbent without it still races.
+        known = [self._known(s) or self._nearest(s) for s in [*incumbents, *stage.seeds]]
+        self._incumbents = list(dict.fromkeys(known))
+        self._qualities = {p: q for s, q in qualities if (p := self._known(s)) is not None}
+
+    def _nearest(self, settings: Mapping[str, Any]) -> Point:
+        """`settings` with the solution in place of a threshold that solving has ruled out."""
+        point = []
+        for knob in self.space.knobs:
+            value = settings[knob.name]
+            if value not in knob.values:
+                value = next((v for v in knob.values if v != knob.default), knob.default)
+            point.append(knob.values.index(value))
+        return tuple(point)
+
+    @property
+    def _visit_sigma(self) -> float:
+        return max(0.002, max(1.25 * n.within for n in self.noise.values()))
+
     def _run_screen(self) -> None:
         o = self.options
         self._until("screen")
-        sigma = max(0.002, max(1.25 * n.within for n in self.noise.values()))
         plan = ScreenPlan(
             visit=lambda key, point, metrics: self._measured(
                 key, self.space.configuration(point), metrics, self._process, False
@@ -313,7 +358,7 @@ class Tune:
             more=self._more,
             note=self._note_trial,
             weights=self.weights,
-            sigma=sigma,
+            sigma=self._visit_sigma,
             void_over=self._void_over,
             block=o.block,
             max_trials=o.max_trials,
@@ -418,7 +463,7 @@ class Tune:
         return [
             k.name
             for n, k in enumerate(self.space.knobs)
-            if any(p[n] != self.space.default[n] for p in points)
+            if k.name in self._solved or any(p[n] != self.space.default[n] for p in points)
         ]
 
     def outcome(self) -> Outcome:

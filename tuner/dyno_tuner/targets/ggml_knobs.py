@@ -15,7 +15,7 @@ from dyno.settings import SETTINGS, settings_for
 from ..knobs import Fidelity, Kind, Knob
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from ..target import Settings, Value, Workload
     from .ggml_help import Help
@@ -183,9 +183,16 @@ def make_knobs(
         "offload_min_tokens": [0, *_UBATCHES[:7], 1 << 24],
         "mla_mode": tuple(_MLA), "attention_max_batch_mib": [128, 256, 512, 1024, 2048],
     }  # fmt: skip
-    codes = {
+    used = max(1, int(model.get("experts_used") or 1))
+
+    def tokens(settings: Settings) -> int:
+        return min(int(settings.get("ubatch", longest)), longest)
+
+    codes: dict[str, Callable[[Value, Settings], Hashable]] = {
         "ubatch": lambda v, s: min(int(v), longest),
-        "mmq_id_size": lambda v, s: min(int(s.get("ubatch", longest)), longest) <= int(v) * experts,
+        "mmq_id_size": lambda v, s: tokens(s) <= int(v) * experts,
+        # Weights are sent to the GPU from so many tokens on; ik_llama.cpp scales it for the experts.
+        "offload_min_tokens": lambda v, s: (tokens(s) < int(v), tokens(s) * used < int(v) * experts),
     }
     knobs: list[Knob] = []
     for name, default in found.items():
@@ -209,6 +216,7 @@ def make_knobs(
                     name, tuple(choices), default, Kind(row.kind),
                     frozenset(m for m in row.moves if m != "memory") or frozenset({"pp", "tg"}),
                     Fidelity(row.fidelity), row.type == "int", codes.get(name),
+                    "ubatch" if name in ("mmq_id_size", "offload_min_tokens") else None,
                 )
             )  # fmt: skip
     return tuple(knobs)
