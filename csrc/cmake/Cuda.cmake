@@ -282,30 +282,40 @@ else()
   message(STATUS "GGML_CUDA: OFF (${_cuda_why})")
 endif()
 
-# dyno_add_cuda_sources([EXACT] FILE…): CUDA sources, relative to the calling folder. EXACT ones never see fast math:
-# they serve numerics=exact.
+# dyno_add_cuda_sources([EXACT] [CHIP] FILE…): CUDA sources, relative to the calling folder. EXACT ones never see fast
+# math: they serve numerics=exact. CHIP ones have instructions that exist in code for exactly one chip (90a). Two kinds
+# stay out of link-time optimisation: CHIP, because nvlink 13.0 forgets the "a", and EXACT with fast math, because it
+# optimises units of one arithmetic alone.
 function(dyno_add_cuda_sources)
   if(NOT DYNO_CUDA)
     return()
   endif()
-  cmake_parse_arguments(_add "EXACT" "" "" ${ARGN})
+  cmake_parse_arguments(_add "EXACT;CHIP" "" "" ${ARGN})
   foreach(_file IN LISTS _add_UNPARSED_ARGUMENTS)
-    target_sources(dyno_cuda PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/${_file})
+    cmake_path(ABSOLUTE_PATH _file BASE_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
+    target_sources(dyno_cuda PRIVATE ${_file})
+    set(_options "")
     if(GGML_CUDA_FAST_MATH AND NOT _add_EXACT)
-      set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/${_file} TARGET_DIRECTORY dyno_cuda
-                   APPEND PROPERTY COMPILE_OPTIONS -use_fast_math)
+      list(APPEND _options -use_fast_math)
     endif()
+    if(GGML_CUDA_LTO)
+      set(_code lto)
+      if(_add_CHIP OR (_add_EXACT AND GGML_CUDA_FAST_MATH))
+        set(_code sm)
+      endif()
+      foreach(_arch IN LISTS CMAKE_CUDA_ARCHITECTURES)
+        string(REGEX REPLACE "-real$" "" _number ${_arch})
+        list(APPEND _options -gencode=arch=compute_${_number},code=${_code}_${_number})
+      endforeach()
+    endif()
+    set_property(SOURCE ${_file} TARGET_DIRECTORY dyno_cuda APPEND PROPERTY COMPILE_OPTIONS ${_options})
   endforeach()
 endfunction()
 
-# dyno_add_cuda_instance(TEMPLATE NAME [EXACT]): a CUDA source made from TEMPLATE with the caller's variables.
+# dyno_add_cuda_instance(TEMPLATE NAME [EXACT] [CHIP]): a CUDA source made from TEMPLATE with the caller's variables.
 macro(dyno_add_cuda_instance _template _name)
   configure_file(${_template} ${CMAKE_CURRENT_BINARY_DIR}/${_name}.cu @ONLY)
-  target_sources(dyno_cuda PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/${_name}.cu)
-  if(GGML_CUDA_FAST_MATH AND NOT "${ARGN}" STREQUAL "EXACT")
-    set_property(SOURCE ${CMAKE_CURRENT_BINARY_DIR}/${_name}.cu TARGET_DIRECTORY dyno_cuda
-                 APPEND PROPERTY COMPILE_OPTIONS -use_fast_math)
-  endif()
+  dyno_add_cuda_sources(${ARGN} ${CMAKE_CURRENT_BINARY_DIR}/${_name}.cu)
 endmacro()
 
 # dyno_link_cuda(TARGET): hands the CUDA objects, macros and libraries to the host library.
@@ -323,14 +333,11 @@ function(dyno_link_cuda target)
   endif()
   # Intermediate code in the objects, machine code from one device link that optimises across them, on all cores.
   set_target_properties(dyno_cuda PROPERTIES CUDA_SEPARABLE_COMPILATION ON CUDA_ARCHITECTURES OFF)
-  set(_codes "")
   set(_link_codes "")
   foreach(_arch IN LISTS CMAKE_CUDA_ARCHITECTURES)
     string(REGEX REPLACE "-real$" "" _number ${_arch})
-    list(APPEND _codes "-gencode=arch=compute_${_number},code=lto_${_number}")
     list(APPEND _link_codes "-gencode=arch=compute_${_number},code=sm_${_number}")
   endforeach()
-  target_compile_options(dyno_cuda PRIVATE ${_codes})
   set(_linked ${CMAKE_BINARY_DIR}/dyno_device_link.o)
   add_custom_command(
     OUTPUT ${_linked} ${DYNO_DEVICE_LINK_REPORT}

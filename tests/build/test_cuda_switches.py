@@ -1,0 +1,305 @@
+"""Every CUDA switch shows what it changed, in the commands that a build would run.
+
+Needs a toolkit and no GPU. Switches that do not meet are set together, because configuring takes seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Configure = Callable[..., Any]
+
+ROOT = Path(__file__).resolve().parents[2]
+NVCC = shutil.which("nvcc", path=os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin")))
+EXACT, CHIP, FAST = "norm_rows.cu", "gemm_wgmma_q4_0.cu", "gemm_mma_q4_0.cu"
+
+
+@pytest.fixture
+def cuda(configure: Configure) -> Configure:
+    """configure(), for 90a and with the toolkit of this machine."""
+    if NVCC is None:
+        assert "DYNO_CUDA_BUILD" not in os.environ, "a CUDA build was made, but its toolkit is not found"
+        pytest.skip("no CUDA toolkit: nvcc is neither on the PATH nor in /usr/local/cuda")
+
+    def run(**switches: str) -> Any:
+        given = {"DYNO_NVCC": NVCC, "GGML_CUDA": "ON", "CMAKE_CUDA_ARCHITECTURES": "90a", **switches}
+        return configure(**given)
+
+    return run
+
+
+def works(built: Any) -> Any:
+    assert built.ok, built.output
+    return built
+
+
+def units(built: Any) -> list[list[str]]:
+    """Commands of the CUDA sources."""
+    return [command for name, command in built.commands.items() if name.endswith(".cu.o")]
+
+
+def macros(built: Any) -> set[str]:
+    """What CUDA sources and host sources of one library see."""
+    both = [*units(built), *(c for n, c in built.commands.items() if "dyno_host.dir" in n)]
+    found = [{word for word in command if word.startswith("-DDYNO_CUDA")} for command in both]
+    assert all(words == found[0] for words in found), "host and device code see different macros"
+    return found[0]
+
+
+def test_defaults(cuda: Configure) -> None:
+    built = works(cuda())
+    assert len(units(built)) > 40
+    for command in units(built):
+        assert "--compress-mode=size" in command
+        assert any("sm_90a" in word for word in command)
+        assert not {"-use_fast_math", "-rdc=true", "--Werror=all-warnings"} & set(command)
+    assert "-DDYNO_CUDA_GRAPHS=1" in macros(built)
+    assert not macros(built) & {"-DDYNO_CUDA_F16=1", "-DDYNO_CUDA_FORCE_BF16=1"}
+    assert "-dlink" not in built.link_commands()
+
+
+TOGETHER = {
+    "GGML_CUDA_USE_GRAPHS": "OFF",
+    "GGML_CUDA_F16": "ON",
+    "GGML_CUDA_FORCE_BF16": "ON",
+    "GGML_CUDA_FAST_MATH": "ON",
+    "GGML_CUDA_COMPRESSION_MODE": "balance",
+    "GGML_CUDA_INSTANCES": "minimal",
+    "CMAKE_CUDA_ARCHITECTURES": "80;86-virtual;89-real;90a",
+    "DYNO_WERROR": "ON",
+}
+
+
+@pytest.fixture
+def together(cuda: Configure) -> Any:
+    pytest.importorskip("nanobind", reason="configuring the module needs nanobind (in the test extra)")
+    return works(cuda(**TOGETHER, DYNO_BUILD_PYTHON="ON", Python_EXECUTABLE=sys.executable))
+
+
+def test_switches_that_are_macros(cuda: Configure, together: Any) -> None:
+    assert "-DDYNO_CUDA_GRAPHS=1" not in macros(together)
+    assert {"-DDYNO_CUDA_F16=1", "-DDYNO_CUDA_FORCE_BF16=1"} <= macros(together)
+    assert "-DDYNO_CUDA_FORCE_BF16=1" in macros(works(cuda(GGML_CUDA_IQK_FORCE_BF16="ON")))
+    sources = [
+        p.read_text() for p in (ROOT / "csrc").rglob("*.*") if p.suffix in {".h", ".cpp", ".cu", ".cuh"}
+    ]
+    for macro in ("DYNO_CUDA_GRAPHS", "DYNO_CUDA_F16", "DYNO_CUDA_FORCE_BF16"):
+        assert any(re.search(rf"\b{macro}\b", text) for text in sources), f"nothing reads {macro}"
+
+
+def test_architectures(together: Any) -> None:
+    for command in units(together):
+        codes = re.findall(r"arch=(compute_\w+),code=\[?([\w,]+)\]?", " ".join(command))
+        assert {arch for arch, _ in codes} == {"compute_80", "compute_86", "compute_89", "compute_90a"}
+        made = {code for _, several in codes for code in several.split(",")}
+        assert made == {"sm_80", "compute_80", "compute_86", "sm_89", "sm_90a", "compute_90a"}
+    assert any("80,86-virtual,89-real,90a" in word for word in macros(together))
+
+
+def test_fast_math_spares_what_serves_exact_numerics(together: Any) -> None:
+    for name in (EXACT, "type_kernels_q4_0.cu", "attention_rows.cu"):
+        assert all("-use_fast_math" not in command for command in together.of(name))
+    for name in (FAST, CHIP, "flash_head_128.cu"):
+        assert all("-use_fast_math" in command for command in together.of(name))
+
+
+def test_compression_and_warnings(together: Any) -> None:
+    for command in units(together):
+        assert "--compress-mode=balance" in command
+        assert {"--Werror=all-warnings", "-Xcompiler=-Werror"} <= set(command)
+
+
+def test_link_time_optimisation(cuda: Configure) -> None:
+    built = works(cuda(GGML_CUDA_LTO="ON", CMAKE_CUDA_ARCHITECTURES="80;90a"))
+    for command in units(built):
+        assert "-rdc=true" in command
+    for name, code in ((EXACT, "lto"), (FAST, "lto"), (CHIP, "sm")):
+        for command in built.of(name):
+            assert {w for w in command if w.startswith("-gencode")} == {
+                f"-gencode=arch=compute_80,code={code}_80",
+                f"-gencode=arch=compute_90a,code={code}_90a",
+            }
+    (link,) = {line for line in built.link_commands().splitlines() if " -dlink " in line}
+    for part in ("-dlto", "--split-compile-extended=0", "code=sm_80", "code=sm_90a", "--step device_link"):
+        assert part in link
+    # No intermediate code remains, so the module must not claim later chips of the generation.
+    assert any("80-real,90a-real" in word for word in macros(built))
+
+
+def test_link_time_optimisation_of_one_arithmetic(cuda: Configure) -> None:
+    """nvlink refuses units that treat subnormal numbers differently."""
+    built = works(cuda(GGML_CUDA_LTO="ON", GGML_CUDA_FAST_MATH="ON"))
+    optimised = [c for c in units(built) if any("code=lto_90a" in word for word in c)]
+    assert optimised
+    assert all("-use_fast_math" in command for command in optimised)
+
+
+# ---- kernel instances ----
+
+
+def left_out(built: Any) -> str:
+    text: str = (built.folder / "generated" / "ops" / "left_out.inc").read_text()
+    return "\n".join(line for line in text.splitlines() if not line.startswith("//"))
+
+
+def test_all_instances(cuda: Configure) -> None:
+    built = works(cuda())
+    assert left_out(built) == ""
+    assert re.search(r"0 of [1-9]\d* optional kernel instances left out", built.output)
+
+
+def test_minimal_instances(together: Any) -> None:
+    optional = {
+        (m[1], *m[2].replace(" ", "").split(","))
+        for path in (ROOT / "csrc" / "ops").glob("*/variants.def")
+        for m in re.finditer(r"^DYNO_OPTIONAL\((\w+), (.*)\)", path.read_text(), re.MULTILINE)
+    }
+    rows = re.findall(r'\{"(\w+)", \{([\d, ]*)\}, 0\},', left_out(together))
+    assert {(name, *values.replace(" ", "").split(",")) for name, values in rows} == optional
+    assert optional
+
+
+KERNELS = {
+    "matmul q4_k n=4096 k=4096 layout=gpu": {
+        "m65-128": {"variant": "wgmma", "tokens": 32, "warps": 8, "ratio": 1.06, "ci95": [1.04, 1.08]},
+        "m1": "default",
+    },
+    "moe_up_gate mxfp4 n=2880 k=2880 experts=32 used=4 activation=silu layout=gpu": {
+        "m513-1024": {"variant": "wgmma", "tokens": 32, "warps": 8},
+    },
+    "norm n=4096": "default",
+    "attention heads=32 kv_heads=8 dk=128 dv=128 k=f16 v=f16": {
+        "m1": {"variant": "flash_split", "splits": 8}
+    },
+}
+
+
+def write_profile(folder: Path, kernels: Any, kind: str = "cuda") -> str:
+    path = folder / "profile.yaml"
+    path.write_text(json.dumps({"schema": 1, "match": {"device": {"kind": kind}}, "kernels": kernels}))
+    return str(path)
+
+
+def test_a_profile_keeps_what_it_names(cuda: Configure, tmp_path: Path) -> None:
+    built = works(cuda(GGML_CUDA_PROFILE=write_profile(tmp_path, KERNELS)))
+    text = left_out(built)
+    assert '{"wgmma", {32, 8}, type_bit(DType::mxfp4) | type_bit(DType::q4_k)},' in text
+    assert '{"mma", {128, 8}, 0},' in text
+    # What the build depends on: another profile configures again.
+    assert str(tmp_path / "profile.yaml") in (built.folder / "build.ninja").read_text()
+
+
+SELECT = ROOT / "csrc" / "cmake" / "cuda_instances.py"
+
+
+def select(folder: Path, profile: str) -> subprocess.CompletedProcess[str]:
+    variants = sorted(map(str, (ROOT / "csrc" / "ops").glob("*/variants.def")))
+    command = [
+        sys.executable,
+        str(SELECT),
+        "--select",
+        "all",
+        "--profile",
+        profile,
+        "--types",
+        "q4_0,q4_k,mxfp4",
+    ]
+    return subprocess.run(
+        [*command, "--output", str(folder / "ops" / "left_out.inc"), *variants],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kernels", "kind", "message"),
+    [
+        ({}, "cpu", "was made for a device of kind cpu"),
+        ({"matmull q4_0 n=1 k=32": {}}, "cuda", "no op family 'matmull'; nearest: matmul"),
+        ({"matmul q4_k} n=1": {}}, "cuda", "no kernels for type q4_k}; nearest: q4_k"),
+        ({"matmul q4_0 n=1": {"m1": {"variant": "streem"}}}, "cuda", "does not exist; nearest: stream"),
+        (
+            {"matmul q4_0 n=1": {"m1": {"variant": "gemm", "rows": 4}}},
+            "cuda",
+            "gemm of matmul runs on another device",
+        ),
+        (
+            {"matmul q4_0 n=1": {"m1": {"variant": "mma", "rows": 4}}},
+            "cuda",
+            "parameters of mma are tokens, warps, not rows",
+        ),
+        (
+            {"matmul q4_0 n=1": {"m1": {"variant": "mma", "tokens": 48, "warps": 4}}},
+            "cuda",
+            "is no instance of",
+        ),
+        ([1], "cuda", "kernels: a mapping is expected, not list"),
+    ],
+)
+def test_a_profile_that_cannot_be_built(tmp_path: Path, kernels: Any, kind: str, message: str) -> None:
+    done = select(tmp_path, write_profile(tmp_path, kernels, kind))
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert not (tmp_path / "ops").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is no profile"),
+        (b"schema: 2", "is no profile"),
+        (b"[1, 2", "cannot be read"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_profile(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "profile.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    done = select(tmp_path, str(path))
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "profile.yaml" in done.stderr
+
+
+def test_a_wrong_profile_stops_the_configure_step(cuda: Configure, tmp_path: Path) -> None:
+    built = cuda(GGML_CUDA_PROFILE=str(tmp_path / "missing.yaml"))
+    assert not built.ok
+    assert "missing.yaml cannot be read" in built.output
+
+
+# ---- records ----
+
+
+def test_the_module_records_every_switch(together: Any) -> None:
+    header = (together.folder / "csrc" / "bindings" / "build_info.h").read_text()
+    defaults = {"GGML_CUDA": "ON", "GGML_CUDA_LTO": "OFF", "GGML_CUDA_PROFILE": ""}
+    for name, value in {**defaults, **TOGETHER}.items():
+        assert f'{{"{name}", "{value}"}}' in header
+    for name in ("GGML_CUDA_FORCE_MMQ", "GGML_CUDA_FORCE_CUBLAS"):
+        assert f'{{"{name}", "OFF"}}' in header
+    assert "link_report.py --step module_link" in together.link_commands()
+
+
+def test_every_cuda_switch_is_tried_and_described() -> None:
+    text = (ROOT / "csrc" / "cmake" / "Cuda.cmake").read_text()
+    (listed,) = re.findall(r"set\(_cuda_switches ([^)]*)\)", text)
+    tried = Path(__file__).read_text()
+    page = (ROOT / "docs" / "cuda.md").read_text()
+    for switch in [*listed.split(), "GGML_CUDA", "CMAKE_CUDA_ARCHITECTURES"]:
+        assert f'"{switch}"' in tried or f"{switch}=" in tried, switch
+        assert f"`{switch}`" in page, switch
