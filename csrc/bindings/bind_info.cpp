@@ -1,6 +1,7 @@
 // dyno._core.build_info and cpu_info: what was built, and what it runs on.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <initializer_list>
@@ -8,11 +9,18 @@
 #include <utility>
 
 #include "bindings/convert.h"
+#include "bindings/cuda_launch.h"
+#include "bindings/ops_convert.h"
 #include "build_info.h"
 #include "core/cuda_devices.h"
 #include "core/device_info.h"
+#include "core/error.h"
+#ifdef DYNO_HAVE_CUDA
+#include "runtime/cuda/probe.h"
+#endif
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace dyno {
 namespace {
@@ -43,6 +51,24 @@ nb::dict build_info() {
   return d;
 }
 
+nb::dict measured_rates(std::string_view name) {
+  const DeviceInfo device = device_from_name(name, "auto");
+  DYNO_CHECK(DeviceError, device.kind == DeviceKind::cuda, "[probe] device '", name, "': only GPUs are measured here");
+  nb::dict d;
+#ifdef DYNO_HAVE_CUDA
+  runtime::DeviceRates rates;
+  {
+    const nb::gil_scoped_release unlocked;
+    rates = runtime::measure_rates(device.ordinal);
+  }
+  d["memory_gbps"] = rates.memory_gbps;
+  d["host_to_device_gbps"] = rates.host_to_device_gbps;
+  d["device_to_host_gbps"] = rates.device_to_host_gbps;
+  d["f16_tflops"] = rates.f16_tflops;
+#endif
+  return d;
+}
+
 }  // namespace
 
 nb::dict device_dict(const DeviceInfo& info) {
@@ -62,6 +88,7 @@ nb::dict device_dict(const DeviceInfo& info) {
     d["compute_capability"] = info.compute_capability;
     d["sm_count"] = info.sm_count;
     d["shared_per_block_bytes"] = info.shared_per_block_bytes;
+    d["pci_bus_id"] = info.pci_bus_id;
   }
   return d;
 }
@@ -82,6 +109,12 @@ void bind_info(nb::module_& m) {
       },
       nb::sig("def devices() -> list[dict[str, typing.Any]]"),
       "The CPU, then every GPU that the CUDA runtime shows, in its order: cuda:0, cuda:1, …");
+  m.def(
+      "device_problem", [](const nb::dict& device) { return device_problem(device_from_dict(device)); }, "device"_a,
+      "Why this build cannot run on a device, described as in devices(); empty where it can.");
+  m.def("measure_rates", &measured_rates, "device"_a, nb::sig("def measure_rates(device: str) -> dict[str, float]"),
+        "What a GPU does at best, measured in about half a second: memory_gbps (a copy, read + written), "
+        "host_to_device_gbps and device_to_host_gbps (page-locked), f16_tflops (cuBLAS). Raises DeviceError.");
   m.def("no_cuda_reason", &no_cuda_reason, "Why devices() shows no GPU; empty when it shows one.");
 }
 

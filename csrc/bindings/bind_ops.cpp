@@ -156,7 +156,7 @@ void bind_ops(nb::module_& m) {
         "launches run as a replayed graph.");
   bind_ops_matmul(o);
   o.def("time", &time_op, "family"_a, "desc"_a, "config"_a = nb::none(), nb::kw_only(), "threads"_a = 1,
-        "min_seconds"_a = 0.1, "rotate_bytes"_a = 0, "seed"_a = 0, "depth"_a = 0, "isa"_a = "auto",
+        "min_seconds"_a = 0.1, "rotate_bytes"_a = 0, "seed"_a = 0, "depth"_a = 0, "isa"_a = "auto", "device"_a = "cpu",
         "Seconds of each launch on synthetic data: at least min_seconds of them in all, after a warm-up. Launches walk "
         "through copies of all arguments that fill rotate_bytes, so that caches are as cold as in a whole model; depth "
         "is the number of positions before the batch (attention, kv_store).");

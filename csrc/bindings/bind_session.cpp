@@ -32,7 +32,8 @@ using Kernels = std::vector<std::tuple<std::string, std::string, nb::dict, std::
 using RoutingArray = nb::ndarray<const int32_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
 // `described`: a device that need not be here, for plans.
-plan::LoadOptions read_load(const nb::dict& dict, const std::optional<nb::dict>& described, DeviceInfo& device) {
+plan::LoadOptions read_load(const nb::dict& dict, const std::optional<nb::dict>& described, DeviceInfo& device,
+                            nb::dict* asked = nullptr) {
   SettingsReader r(dict, "load");
   plan::LoadOptions load;
   const std::string numerics = r.text("numerics", "default");
@@ -43,6 +44,7 @@ plan::LoadOptions read_load(const nb::dict& dict, const std::optional<nb::dict>&
   const std::string isa = r.text("cpu_isa", "auto");
   const std::string name = r.text("device", "cpu");
   r.finish();
+  if (asked != nullptr) *asked = r.asked();
   device = described ? device_from_dict(described) : device_from_name(name, isa);
   return load;
 }
@@ -56,7 +58,7 @@ std::optional<DType> read_type(SettingsReader& r, const char* name) {
   return type;
 }
 
-plan::ContextOptions read_context(const nb::dict& dict) {
+plan::ContextOptions read_context(const nb::dict& dict, nb::dict* asked = nullptr) {
   SettingsReader r(dict, "context");
   plan::ContextOptions c;
   c.ctx = r.integer("ctx", 0);
@@ -64,6 +66,7 @@ plan::ContextOptions read_context(const nb::dict& dict) {
   c.kv_type_v = read_type(r, "kv_type_v");
   c.sequences = r.integer("sequences", 1);
   r.finish();
+  if (asked != nullptr) *asked = r.asked();
   return c;
 }
 
@@ -73,7 +76,7 @@ int thread_count(SettingsReader& r, const char* name, int fallback) {
   return static_cast<int>(value);
 }
 
-runtime::SessionSettings read_session(const nb::dict& dict, runtime::SessionSettings s) {
+runtime::SessionSettings read_session(const nb::dict& dict, runtime::SessionSettings s, nb::dict* asked = nullptr) {
   SettingsReader r(dict, "session");
   s.ubatch = r.integer("ubatch", s.ubatch);
   s.threads = thread_count(r, "threads", s.threads);
@@ -81,7 +84,21 @@ runtime::SessionSettings read_session(const nb::dict& dict, runtime::SessionSett
   s.cuda_graphs = r.flag("cuda_graphs", s.cuda_graphs);
   s.fusion = r.flag("fusion", s.fusion);
   r.finish();
+  if (asked != nullptr) *asked = r.asked();
   return s;
+}
+
+// {kind: {name: default}} of everything that the readers above know.
+nb::dict known_settings() {
+  nb::dict load, context, session, all;
+  DeviceInfo device;
+  read_load(nb::dict(), std::nullopt, device, &load);
+  read_context(nb::dict(), &context);
+  read_session(nb::dict(), {}, &session);
+  all["load"] = load;
+  all["context"] = context;
+  all["session"] = session;
+  return all;
 }
 
 // (op_key, tokens, config, origin). A range that cannot be read is an error of the caller, not of the profile.
@@ -333,6 +350,9 @@ nb::list kernel_report(const runtime::Session& session) {
 }  // namespace
 
 void bind_session(nb::module_& m) {
+  m.def("known_settings", &known_settings, nb::sig("def known_settings() -> dict[str, dict[str, typing.Any]]"),
+        "{kind: {name: default}}: every setting that Session takes, whatever the device. 0 and 'auto' mean that the "
+        "engine decides.");
   nb::class_<PySession>(m, "Session", "A loaded model with its KV cache. Calls from several threads are serialised.")
       .def(nb::init<const std::filesystem::path&, const nb::dict&, const nb::dict&, const nb::dict&, const Kernels&,
                     bool, const std::optional<nb::dict>&>(),
@@ -413,6 +433,11 @@ void bind_session(nb::module_& m) {
                   "list[dict[str, typing.Any]]"),
           "Decodes like decode() and returns, for every distinct op that ran, how often (`count`) and the seconds that "
           "all its launches took.")
+      .def(
+          "check_memory", [](const PySession& s, size_t free_bytes) { plan::check_memory(s.get().plan(), free_bytes); },
+          "free_bytes"_a,
+          "Raises OutOfMemoryError, with what to change, when the plan does not fit into a GPU with that much free "
+          "memory. Opening a session on a GPU does this before it allocates anything.")
       .def("close", &PySession::close, "Frees weights and cache; later calls raise DynoError.");
 }
 

@@ -10,6 +10,11 @@ namespace nb = nanobind;
 
 namespace dyno {
 
+template <typename T>
+void SettingsReader::remember(const char* name, const T& fallback) {
+  asked_[name] = fallback;
+}
+
 nb::object SettingsReader::take(const char* name) {
   known_.emplace_back(name);
   if (!dict_.contains(name)) return nb::none();
@@ -22,6 +27,7 @@ void SettingsReader::fail(const char* name, const char* expected, const nb::obje
 }
 
 int64_t SettingsReader::integer(const char* name, int64_t fallback) {
+  remember(name, fallback);
   const nb::object value = take(name);
   if (value.is_none()) return fallback;
   int64_t out = 0;
@@ -30,6 +36,7 @@ int64_t SettingsReader::integer(const char* name, int64_t fallback) {
 }
 
 bool SettingsReader::flag(const char* name, bool fallback) {
+  remember(name, fallback);
   const nb::object value = take(name);
   if (value.is_none()) return fallback;
   if (!nb::isinstance<nb::bool_>(value)) fail(name, "true or false", value);
@@ -37,6 +44,7 @@ bool SettingsReader::flag(const char* name, bool fallback) {
 }
 
 std::string SettingsReader::text(const char* name, const std::string& fallback) {
+  remember(name, fallback);
   const nb::object value = take(name);
   if (value.is_none()) return fallback;
   if (!nb::isinstance<nb::str>(value)) fail(name, "a name", value);

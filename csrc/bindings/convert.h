@@ -22,14 +22,19 @@ class SettingsReader {
   std::string text(const char* name, const std::string& fallback);
   // Throws ProfileError that names every key nobody asked for.
   void finish();
+  // {name: default} of everything that was asked for so far.
+  const nanobind::dict& asked() const { return asked_; }
 
  private:
   nanobind::object take(const char* name);
+  template <typename T>
+  void remember(const char* name, const T& fallback);
   [[noreturn]] void fail(const char* name, const char* expected, const nanobind::object& value);
 
   nanobind::dict dict_;
   std::string what_;
   std::vector<std::string> known_;
+  nanobind::dict asked_;
 };
 
 }  // namespace dyno

@@ -25,10 +25,21 @@ DeviceInfo device_from_name(std::string_view name, std::string_view isa) {
   }
   DYNO_CHECK(ProfileError, known, "[settings] device is '", name, "'; expected cpu, cuda or cuda:N");
   DeviceInfo device = cuda_device(ordinal);
-  DYNO_CHECK(UnsupportedError, ops::compiled_for(device), "[cuda] this build has no code for ", device.name,
-             " (compute capability ", device.compute_capability / 10, ".", device.compute_capability % 10,
-             "); build it with CMAKE_CUDA_ARCHITECTURES=native or ", device.compute_capability);
+  const std::string problem = device_problem(device);
+  DYNO_CHECK(DeviceError, problem.empty(), "[cuda] device ", device_name(device), ": ", problem);
   return device;
+}
+
+std::string device_problem(const DeviceInfo& device) {
+  if (ops::compiled_for(device)) return "";
+#ifdef DYNO_HAVE_CUDA
+  return str_cat("this build holds code for ", DYNO_CUDA_ARCHITECTURES, " and none for ",
+                 device.name.empty() ? "this GPU" : device.name, " (compute capability ",
+                 device.compute_capability / 10, ".", device.compute_capability % 10,
+                 "); build it with CMAKE_CUDA_ARCHITECTURES=native or ", device.compute_capability);
+#else
+  return no_cuda_reason();
+#endif
 }
 
 std::string device_name(const DeviceInfo& device) {
@@ -129,6 +140,81 @@ void CudaLaunch::finish() {
   for (const int32_t counter : counters) {
     DYNO_CHECK(DeviceError, counter == 0, "[cuda] a launch left a counter at ", counter);
   }
+}
+
+struct CudaTimer::State {
+  explicit State(const DeviceInfo& info) : device(info), scope(info.ordinal), stream(runtime::make_stream()) {}
+
+  DeviceInfo device;
+  runtime::DeviceScope scope;
+  runtime::Stream stream;
+  runtime::DeviceBuffer workspace, counters;
+  std::vector<runtime::DeviceBuffer> arrays;
+  ops::CudaStream launch;
+};
+
+CudaTimer::CudaTimer(const DeviceInfo& device, size_t workspace_bytes) : state_(std::make_unique<State>(device)) {
+  State& s = *state_;
+  s.workspace = runtime::DeviceBuffer(std::max<size_t>(workspace_bytes, 4), "workspace");
+  s.counters = runtime::DeviceBuffer(ops::kStreamCounters * sizeof(int32_t), "counters");
+  DYNO_CUDA_CHECK(cudaMemset(s.counters.data(), 0, s.counters.size()));
+  s.launch = {.handle = s.stream.get(),
+              .device = &s.device,
+              .workspace = s.workspace.data(),
+              .workspace_bytes = workspace_bytes,
+              .counters = reinterpret_cast<int32_t*>(s.counters.data())};
+}
+
+CudaTimer::~CudaTimer() = default;
+
+std::byte* CudaTimer::upload(const std::byte* host, size_t bytes) {
+  runtime::DeviceBuffer& copy = state_->arrays.emplace_back(bytes, "an argument to time with");
+  DYNO_CUDA_CHECK(cudaMemcpy(copy.data(), host, bytes, cudaMemcpyHostToDevice));
+  return copy.data();
+}
+
+ops::CudaStream& CudaTimer::stream() { return state_->launch; }
+
+std::vector<double> CudaTimer::time(const std::function<void()>& launch_all, size_t launches, double min_seconds) {
+  constexpr size_t kLeast = 5, kMost = 100'000;
+  cudaStream_t stream = state_->stream.get();
+  DYNO_CUDA_CHECK(cudaDeviceSynchronize());  // the copies ran on another stream
+  launch_all();                              // loads what cannot be loaded during a capture
+  DYNO_CUDA_CHECK(cudaStreamSynchronize(stream));
+  DYNO_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  cudaGraph_t raw = nullptr;
+  try {
+    launch_all();
+  } catch (...) {
+    cudaStreamEndCapture(stream, &raw);
+    const runtime::Graph broken(raw);
+    throw;
+  }
+  DYNO_CUDA_CHECK(cudaStreamEndCapture(stream, &raw));
+  const runtime::Graph graph(raw);
+  cudaGraphExec_t exec = nullptr;
+  DYNO_CUDA_CHECK(cudaGraphInstantiate(&exec, graph.get(), 0));
+  const runtime::GraphExec owned(exec);
+  const runtime::Event begin = runtime::make_timing_event(), end = runtime::make_timing_event();
+  const auto replay = [&] {
+    DYNO_CUDA_CHECK(cudaEventRecord(begin.get(), stream));
+    DYNO_CUDA_CHECK(cudaGraphLaunch(exec, stream));
+    DYNO_CUDA_CHECK(cudaEventRecord(end.get(), stream));
+    DYNO_CUDA_CHECK(cudaEventSynchronize(end.get()));
+    float milliseconds = 0;
+    DYNO_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()));
+    return static_cast<double>(milliseconds) * 1e-3;
+  };
+  double warm = 0;
+  for (int i = 0; i < 3 || (warm < 0.1 * min_seconds && i < 1000); ++i) warm += replay();
+  std::vector<double> samples;
+  double total = 0;
+  while ((total < min_seconds || samples.size() < kLeast) && samples.size() < kMost) {
+    const double seconds = replay();
+    total += seconds;
+    samples.push_back(seconds / static_cast<double>(launches));
+  }
+  return samples;
 }
 
 #endif

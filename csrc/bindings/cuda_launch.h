@@ -1,16 +1,21 @@
 // A single launch on a GPU outside of a session: arguments are copied there, and back after it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #include "bindings/op_args.h"
 #include "ops/cuda_stream.h"
 
 namespace dyno {
 
-// The device of "cpu", "cuda" or "cuda:N"; `isa` lowers the CPU's. Throws ProfileError, DeviceError, UnsupportedError.
+// The device of "cpu", "cuda" or "cuda:N"; `isa` lowers the CPU's. Throws ProfileError, UnsupportedError for the isa,
+// DeviceError for a GPU that is not there or that this build has no code for.
 DeviceInfo device_from_name(std::string_view name, std::string_view isa);
+// Why this build cannot run on a device; empty where it can.
+std::string device_problem(const DeviceInfo& device);
 std::string device_name(const DeviceInfo& device);
 
 #ifdef DYNO_HAVE_CUDA
@@ -28,6 +33,24 @@ class CudaLaunch final : public ArgMirror {
   void end(bool captured);
   // Waits, checks that the counters were left at zero, and brings written arrays back.
   void finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Times launches as a session runs them: captured in a graph and replayed.
+class CudaTimer {
+ public:
+  CudaTimer(const DeviceInfo& device, size_t workspace_bytes);
+  ~CudaTimer();
+
+  // A copy of a host array on the device, owned here.
+  std::byte* upload(const std::byte* host, size_t bytes);
+  ops::CudaStream& stream();
+  // Captures what `launch_all` launches, `launches` of them, and replays it until `min_seconds` have been measured and
+  // at least five times. Seconds of one launch, for every replay.
+  std::vector<double> time(const std::function<void()>& launch_all, size_t launches, double min_seconds);
 
  private:
   struct State;

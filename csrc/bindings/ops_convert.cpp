@@ -140,7 +140,7 @@ DeviceInfo device_from_dict(const std::optional<nb::dict>& dict) {
       {"compute_capability", &DeviceInfo::compute_capability},
       {"sm_count", &DeviceInfo::sm_count},
   }};
-  std::vector<std::string_view> names = {"kind", "name", "isa", "features"};
+  std::vector<std::string_view> names = {"kind", "name", "isa", "features", "pci_bus_id"};
   for (const auto& field : wide) names.push_back(field.first);
   for (const auto& field : narrow) names.push_back(field.first);
   for (const auto& [key, value] : *dict) {
@@ -151,6 +151,8 @@ DeviceInfo device_from_dict(const std::optional<nb::dict>& dict) {
       info.kind = kind == "cpu" ? DeviceKind::cpu : DeviceKind::cuda;
     } else if (text == "name") {
       info.name = text_of(value, text);
+    } else if (text == "pci_bus_id") {
+      info.pci_bus_id = text_of(value, text);
     } else if (text == "isa") {
       info.isa = cpu_isa_from_name(text_of(value, text));
     } else if (text == "features") {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "bindings/cuda_launch.h"
 #include "bindings/launch_context.h"
 #include "bindings/ops_convert.h"
 #include "bindings/synthetic_args.h"
@@ -31,6 +32,11 @@ constexpr size_t kMaxLaunches = 200'000;
 // More copies bring nothing: the caches are cold long before.
 constexpr int64_t kMaxCopies = 256;
 
+#ifdef DYNO_HAVE_CUDA
+// In one graph: its start is shared by them.
+constexpr size_t kLeastCaptured = 16;
+#endif
+
 // Calls launch_copy(i) for copies in turn; see time_op().
 template <typename Launch>
 std::vector<double> measure(double min_seconds, size_t copies, const Launch& launch_copy) {
@@ -58,10 +64,11 @@ std::vector<double> measure(double min_seconds, size_t copies, const Launch& lau
 
 std::vector<double> time_op(std::string_view family_text, const nb::dict& desc_dict,
                             const std::optional<nb::dict>& config_dict, int threads, double min_seconds,
-                            int64_t rotate_bytes, uint64_t seed, int64_t depth, std::string_view isa) {
+                            int64_t rotate_bytes, uint64_t seed, int64_t depth, std::string_view isa,
+                            std::string_view device_text) {
   const ops::Family family = ops::family_from_name(family_text);
   const ops::OpDesc desc = desc_from_dict(family, desc_dict);
-  const DeviceInfo device = device_with_isa(isa);
+  const DeviceInfo device = device_from_name(device_text, isa);
   const ops::Config config = config_dict ? config_from_dict(family, *config_dict) : ops::default_config(desc, device);
   const ops::Support support = ops::supports(desc, config, device);
   DYNO_CHECK(UnsupportedError, support.ok, "[", family_text, "] ", support.reason);
@@ -71,21 +78,46 @@ std::vector<double> time_op(std::string_view family_text, const nb::dict& desc_d
   DYNO_CHECK(PlanError, depth >= 0 && depth < (int64_t{1} << 30), "[time] depth=", depth, " positions; 0 to 2^30");
 
   const nb::gil_scoped_release unlocked;
-  LaunchContext launcher(ops::scratch_bytes(desc, config), threads, device.isa);
   return std::visit(
       [&]<typename D>(const D& d) -> std::vector<double> {
-        using Args = decltype(std::declval<SyntheticArgs&>().make(d));
-        SyntheticArgs owner(seed, depth);
-        std::vector<Args> copies;
-        do {
-          copies.push_back(owner.make(d));
-        } while (owner.bytes() < rotate_bytes && static_cast<int64_t>(copies.size()) < kMaxCopies);
-        if constexpr (requires(ops::CpuContext& c) { ops::launch(config, d, copies[0], c); }) {
-          return measure(min_seconds, copies.size(),
-                         [&](size_t copy) { ops::launch(config, d, copies[copy], launcher.context()); });
-        } else {
-          throw UnsupportedError(str_cat("[ops] ", family_text, " cannot be run alone"));
+        if constexpr (requires(SyntheticArgs& owner) { owner.make(d); }) {
+          using Args = decltype(std::declval<SyntheticArgs&>().make(d));
+          const auto make_copies = [&](SyntheticArgs& owner) {
+            std::vector<Args> copies;
+            do {
+              copies.push_back(owner.make(d));
+            } while (owner.bytes() < rotate_bytes && static_cast<int64_t>(copies.size()) < kMaxCopies);
+            return copies;
+          };
+          if (device.kind == DeviceKind::cpu) {
+            if constexpr (requires(const Args& a, ops::CpuContext& c) { ops::launch(config, d, a, c); }) {
+              LaunchContext launcher(ops::scratch_bytes(desc, config), threads, device.isa);
+              SyntheticArgs owner(seed, depth);
+              const std::vector<Args> copies = make_copies(owner);
+              return measure(min_seconds, copies.size(),
+                             [&](size_t copy) { ops::launch(config, d, copies[copy], launcher.context()); });
+            }
+          }
+#ifdef DYNO_HAVE_CUDA
+          if (device.kind == DeviceKind::cuda) {
+            if constexpr (requires(const Args& a, ops::CudaStream& c) { ops::launch(config, d, a, c); }) {
+              CudaTimer timer(device, ops::scratch_bytes(desc, config));
+              SyntheticArgs owner(seed, depth,
+                                  [&](const std::byte* host, size_t bytes) { return timer.upload(host, bytes); });
+              const std::vector<Args> copies = make_copies(owner);
+              const size_t launches = std::max<size_t>(copies.size(), kLeastCaptured);
+              return timer.time(
+                  [&] {
+                    for (size_t i = 0; i < launches; ++i) {
+                      ops::launch(config, d, copies[i % copies.size()], timer.stream());
+                    }
+                  },
+                  launches, min_seconds);
+            }
+          }
+#endif
         }
+        throw UnsupportedError(str_cat("[ops] ", family_text, " cannot be run alone on ", device_text));
       },
       desc);
 }

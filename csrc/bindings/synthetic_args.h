@@ -1,7 +1,10 @@
 // Arguments of every family filled with plausible random data, owned here: what single ops are timed on.
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
+#include <functional>
 #include <memory>
 #include <random>
 #include <vector>
@@ -17,7 +20,12 @@ namespace dyno {
 
 class SyntheticArgs {
  public:
-  SyntheticArgs(uint64_t seed, int64_t depth) : random_(seed), depth_(depth) {}
+  // Takes a filled host array and gives the address that launches use; what it copied may be freed.
+  using Publish = std::function<std::byte*(const std::byte* host, size_t bytes)>;
+
+  // `publish`: where arrays go for launches on another device; without it they stay in host memory.
+  SyntheticArgs(uint64_t seed, int64_t depth, Publish publish = nullptr)
+      : random_(seed), depth_(depth), publish_(std::move(publish)) {}
 
   // Bytes of all arrays made so far.
   int64_t bytes() const { return bytes_; }
@@ -152,9 +160,7 @@ class SyntheticArgs {
   ops::SampleArgs make(const ops::SampleDesc& d) {
     ops::SampleArgs a;
     a.logits = floats(d.m * d.n_vocab);
-    float* uniform = floats(d.m);
-    for (int64_t i = 0; i < d.m; ++i) uniform[i] = 0.5f;
-    a.uniform = uniform;
+    a.uniform = constants(d.m, 0.5f);
     a.top_k = 40;
     a.top_p = 0.95f;
     a.temperature = 0.8f;
@@ -182,68 +188,95 @@ class SyntheticArgs {
     return static_cast<int64_t>(ops::layout_bytes(d.type, d.layout, d.n, d.k));
   }
 
-  std::byte* allocate(int64_t bytes) {
+  struct Block {
+    std::byte* data;
+    size_t size;
+  };
+  Block allocate(int64_t bytes) {
     const size_t size = (static_cast<size_t>(bytes) + 64) / 64 * 64;
     owned_.emplace_back(static_cast<std::byte*>(std::aligned_alloc(64, size)));
     DYNO_CHECK(OutOfMemoryError, owned_.back() != nullptr, "[ops] no memory for ", size, " bytes to time with");
     bytes_ += static_cast<int64_t>(size);
-    return owned_.back().get();
+    return {owned_.back().get(), size};
   }
-  float* floats(int64_t count) {
-    auto* out = reinterpret_cast<float*>(allocate(count * 4));
-    for (int64_t i = 0; i < count; ++i) {
-      out[i] = static_cast<float>(static_cast<int32_t>(random_() >> 40) - (1 << 23)) * 0x1p-23f;
+  // The address that launches use for the array that was allocated last.
+  template <typename T>
+  T* publish(Block block) {
+    std::byte* address = block.data;
+    if (publish_) {
+      address = publish_(block.data, block.size);
+      owned_.pop_back();
     }
-    return out;
+    return reinterpret_cast<T*>(address);
+  }
+  float uniform() { return static_cast<float>(static_cast<int32_t>(random_() >> 40) - (1 << 23)) * 0x1p-23f; }
+
+  float* floats(int64_t count) {
+    const Block block = allocate(count * 4);
+    auto* out = reinterpret_cast<float*>(block.data);
+    for (int64_t i = 0; i < count; ++i) out[i] = uniform();
+    return publish<float>(block);
+  }
+  float* constants(int64_t count, float value) {
+    const Block block = allocate(count * 4);
+    std::fill_n(reinterpret_cast<float*>(block.data), count, value);
+    return publish<float>(block);
   }
   int32_t* integers(int64_t count, int64_t limit) {
-    auto* out = reinterpret_cast<int32_t*>(allocate(count * 4));
+    const Block block = allocate(count * 4);
+    auto* out = reinterpret_cast<int32_t*>(block.data);
     for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int32_t>(random_() % static_cast<uint64_t>(limit));
-    return out;
+    return publish<int32_t>(block);
   }
   // Bytes from 0x20 to 0x3f: read as the scales of any type they are ordinary positive numbers, never subnormal,
-  // infinite or NaN, which would be timed at another speed.
+  // infinite or NaN, which would be timed at another speed. What lies beyond the first megabyte repeats it.
   std::byte* weights(int64_t bytes) {
-    std::byte* out = allocate(bytes);
-    for (int64_t i = 0; i < bytes; i += 8) {
+    constexpr size_t kPeriod = size_t{1} << 20;
+    const Block block = allocate(bytes);
+    const size_t drawn = std::min(block.size, kPeriod);
+    for (size_t i = 0; i < drawn; i += 8) {
       const uint64_t word = (random_() & 0x1f1f1f1f1f1f1f1f) | 0x2020202020202020;
-      for (int64_t j = 0; j < 8 && i + j < bytes; ++j) out[i + j] = static_cast<std::byte>(word >> (8 * j));
+      std::memcpy(block.data + i, &word, 8);
     }
-    return out;
+    for (size_t i = drawn; i < block.size; i += kPeriod) {
+      std::memcpy(block.data + i, block.data, std::min(kPeriod, block.size - i));
+    }
+    return publish<std::byte>(block);
   }
   void* activations(ops::ActType act, int64_t bytes) {
     return act == ops::ActType::f32 ? static_cast<void*>(floats(bytes / 4)) : weights(bytes);
   }
   std::byte* cache(DType type, int64_t elements) {
-    std::byte* out = allocate(static_cast<int64_t>(row_bytes(type, elements)));
+    const Block block = allocate(static_cast<int64_t>(row_bytes(type, elements)));
     const std::unique_ptr<float[]> values(new float[static_cast<size_t>(elements)]);
-    for (int64_t i = 0; i < elements; ++i) {
-      values[static_cast<size_t>(i)] = static_cast<float>(static_cast<int32_t>(random_() >> 40) - (1 << 23)) * 0x1p-23f;
-    }
-    quantize_row(type, values.get(), out, elements);
-    return out;
+    for (int64_t i = 0; i < elements; ++i) values[static_cast<size_t>(i)] = uniform();
+    quantize_row(type, values.get(), block.data, elements);
+    return publish<std::byte>(block);
   }
   // Each token to `used` distinct experts.
   int32_t* routing(int64_t m, int64_t used, int64_t experts) {
-    int32_t* ids = integers(m * used, experts);
+    const Block block = allocate(m * used * 4);
+    auto* ids = reinterpret_cast<int32_t*>(block.data);
     for (int64_t token = 0; token < m; ++token) {
       int32_t* row = ids + token * used;
-      for (int64_t slot = 1; slot < used; ++slot) {
+      for (int64_t slot = 0; slot < used; ++slot) {
+        row[slot] = static_cast<int32_t>(random_() % static_cast<uint64_t>(experts));
         while (std::find(row, row + slot, row[slot]) != row + slot) {
           row[slot] = static_cast<int32_t>((row[slot] + 1) % experts);
         }
       }
     }
-    return ids;
+    return publish<int32_t>(block);
   }
   const ops::SequenceRun* one_run(int64_t m) {
-    auto* run = reinterpret_cast<ops::SequenceRun*>(allocate(sizeof(ops::SequenceRun)));
-    *run = {0, static_cast<int32_t>(m), static_cast<int32_t>(depth_), 0};
-    return run;
+    const Block block = allocate(sizeof(ops::SequenceRun));
+    *reinterpret_cast<ops::SequenceRun*>(block.data) = {0, static_cast<int32_t>(m), static_cast<int32_t>(depth_), 0};
+    return publish<ops::SequenceRun>(block);
   }
 
   std::mt19937_64 random_;
   int64_t depth_;
+  Publish publish_;
   int64_t bytes_ = 0;
   std::vector<std::unique_ptr<std::byte, Free>> owned_;
 };

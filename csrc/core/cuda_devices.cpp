@@ -1,5 +1,7 @@
 #include "core/cuda_devices.h"
 
+#include <array>
+
 #include "core/error.h"
 
 #ifdef DYNO_HAVE_CUDA
@@ -39,6 +41,9 @@ DeviceInfo describe(int ordinal) {
   info.sm_count = properties.multiProcessorCount;
   info.shared_per_block_bytes = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
   info.l2_bytes = properties.l2CacheSize;
+  std::array<char, 32> bus{};
+  DYNO_CUDA_CHECK(cudaDeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), ordinal));
+  info.pci_bus_id = bus.data();
   return info;
 }
 

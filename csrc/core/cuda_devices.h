@@ -14,8 +14,7 @@ std::vector<DeviceInfo> detect_cuda();
 // Why detect_cuda() is empty; empty when it is not.
 std::string no_cuda_reason();
 
-// The GPU `ordinal`. Throws DeviceError that says how many there are, or why there are none, and UnsupportedError when
-// this binary holds no code for it.
+// The GPU `ordinal`. Throws DeviceError that says how many there are, or why there are none.
 DeviceInfo cuda_device(int ordinal);
 
 // Free bytes of device memory right now.

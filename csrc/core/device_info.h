@@ -40,6 +40,7 @@ struct DeviceInfo {
   int compute_capability = 0;  // 90 = 9.0
   int sm_count = 0;
   int64_t shared_per_block_bytes = 0;
+  std::string pci_bus_id;  // "0000:1b:00.0": what the driver's tools know it by
 };
 
 // The machine this process runs on. `isa` is capped by the environment variable DYNO_CPU_ISA (for tests).

@@ -13,9 +13,6 @@ namespace {
 
 constexpr int64_t kDefaultContext = 4096;
 
-// Device memory that is nobody's plan: kernels' code, cuBLAS, graphs, logits.
-constexpr size_t kDeviceReserve = size_t{512} << 20;
-
 bool is_cache_type(DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16 || t == DType::q8_0; }
 
 void check_cache_type(DType type, int64_t dim, const char* which, size_t layer) {
@@ -121,18 +118,6 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
   }
   layout_arena(plan, ubatch);
   return plan;
-}
-
-void check_memory(const Plan& plan, size_t free_bytes) {
-  const size_t needed = plan.total_bytes() + kDeviceReserve;
-  if (needed <= free_bytes) return;
-  const int64_t per_token = static_cast<int64_t>(plan.arena_bytes) / plan.ubatch;
-  throw PlanError(str_cat(
-      "[plan] device cuda:", plan.device.ordinal, " has ", mib(free_bytes), " free, but this needs ", mib(needed),
-      ": weights ", mib(plan.weights_bytes), ", KV cache ", mib(plan.kv_bytes), ", arena ", mib(plan.arena_bytes),
-      ", workspace ", mib(plan.scratch_bytes), ", ", mib(kDeviceReserve), " for the runtime. Use a smaller ctx (",
-      plan.context.ctx, " positions x ", plan.context.sequences, " sequences), a smaller ubatch (", plan.ubatch,
-      " tokens of ", per_token, " bytes), a cache of fewer bits, a smaller quantisation, or another device"));
 }
 
 std::string Plan::describe(const model::ModelDesc& model) const {

@@ -159,8 +159,9 @@ struct Plan {
 Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const LoadOptions& load,
                 const ContextOptions& context, int64_t ubatch);
 
-// Throws PlanError that says what to change when the plan does not fit into `free_bytes` of its GPU.
-void check_memory(const Plan& plan, size_t free_bytes);
+// Throws OutOfMemoryError that says what to change when the plan does not fit into `free_bytes` of its GPU.
+// `weights_loaded`: the weights lie there already, and only the rest is asked for.
+void check_memory(const Plan& plan, size_t free_bytes, bool weights_loaded = false);
 
 // Re-plans the arena for another u-batch; op list and placement stay.
 void layout_arena(Plan& plan, int64_t ubatch);

@@ -37,8 +37,7 @@ Session::Session(const std::string& path, const plan::LoadOptions& load, const p
       pool_(std::make_unique<ThreadPool>(kMaxThreads)),
       positions_(static_cast<size_t>(plan_.context.sequences), 0) {
   const int threads = std::max(settings_.threads, settings_.threads_batch);
-  selection_ = std::make_unique<plan::Selection>(plan_, kernels_);
-  plan_scratch();
+  choose();
   if (loading == Loading::plan_only) return;
   if (device.kind == DeviceKind::cuda) {
     plan::check_memory(plan_, cuda_free_bytes(device.ordinal));
@@ -47,7 +46,7 @@ Session::Session(const std::string& path, const plan::LoadOptions& load, const p
     weights_ = std::make_unique<Weights>(file_, model_, plan_, *pool_, threads);
     executor_ = std::make_unique<CpuExecutor>(model_, plan_, *weights_, *pool_);
   }
-  choose(/*clear_cache=*/false);
+  prepare(/*clear_cache=*/false);
 }
 
 // On the CPU every thread has its own scratch memory, on a GPU a launch has one workspace.
@@ -56,13 +55,46 @@ void Session::plan_scratch() {
   plan_.scratch_bytes = selection_->scratch_per_thread(plan_, plan_.ubatch) * static_cast<size_t>(threads);
 }
 
-void Session::choose(bool clear_cache) {
+void Session::choose() {
   plan_.fusion = settings_.fusion;
   selection_ = std::make_unique<plan::Selection>(plan_, kernels_);
   plan_scratch();
+}
+
+void Session::prepare(bool clear_cache) {
   if (executor_ == nullptr) return;
   executor_->use_graphs(settings_.cuda_graphs);
   executor_->prepare(*selection_, std::max(settings_.threads, settings_.threads_batch), clear_cache);
+  held_bytes_ = plan_.kv_bytes + plan_.arena_bytes + plan_.scratch_bytes;
+}
+
+// What is refused or fails leaves the session as it was. The new memory is checked before the old one is given back.
+template <typename Change>
+void Session::replan(const Change& change, bool clear_cache) {
+  finish();
+  const plan::Plan plan = plan_;
+  const SessionSettings settings = settings_;
+  const std::vector<profile::KernelEntry> kernels = kernels_;
+  bool touched = false;
+  try {
+    change();
+    choose();
+    if (executor_ != nullptr && plan_.device.kind == DeviceKind::cuda) {
+      plan::check_memory(plan_, cuda_free_bytes(plan_.device.ordinal) + held_bytes_, /*weights_loaded=*/true);
+    }
+    touched = true;
+    prepare(clear_cache);
+  } catch (...) {
+    plan_ = plan;
+    settings_ = settings;
+    kernels_ = kernels;
+    choose();
+    if (touched) {
+      if (clear_cache) reset();
+      prepare(clear_cache);
+    }
+    throw;
+  }
 }
 
 void Session::finish() const {
@@ -71,24 +103,23 @@ void Session::finish() const {
 
 void Session::set(const SessionSettings& settings) {
   const SessionSettings next = resolved(settings, detect_cpu().cores);
-  finish();
-  plan::layout_arena(plan_, next.ubatch);
-  settings_ = next;
-  choose(/*clear_cache=*/false);
+  replan(
+      [&] {
+        plan::layout_arena(plan_, next.ubatch);
+        settings_ = next;
+      },
+      /*clear_cache=*/false);
 }
 
 void Session::set_kernels(std::vector<profile::KernelEntry> kernels) {
-  finish();
-  kernels_ = std::move(kernels);
-  choose(/*clear_cache=*/false);
+  replan([&] { kernels_ = std::move(kernels); }, /*clear_cache=*/false);
 }
 
 void Session::set_context(const plan::ContextOptions& context) {
   // Cache types are part of the attention ops, so the op list is made again; layouts do not depend on them.
-  finish();
-  plan_ = plan::build_plan(model_, plan_.device, plan_.load, context, settings_.ubatch);
+  replan([&] { plan_ = plan::build_plan(model_, plan_.device, plan_.load, context, settings_.ubatch); },
+         /*clear_cache=*/true);
   positions_.assign(static_cast<size_t>(plan_.context.sequences), 0);
-  choose(/*clear_cache=*/true);
 }
 
 void Session::check_slot(int32_t slot) const {

@@ -68,7 +68,8 @@ class Session {
   const plan::Selection& selection() const { return *selection_; }
   const SessionSettings& settings() const { return settings_; }
 
-  // Session settings: the weights and what the cache holds stay.
+  // Session settings: the weights and what the cache holds stay. What does not fit throws OutOfMemoryError and changes
+  // nothing.
   void set(const SessionSettings& settings);
   void set_kernels(std::vector<profile::KernelEntry> kernels);
   // Context settings: the weights stay, the cache is made anew and is empty.
@@ -88,7 +89,10 @@ class Session {
  private:
   void check(const DecodeRequest& request) const;
   void check_slot(int32_t slot) const;
-  void choose(bool clear_cache);
+  void choose();
+  void prepare(bool clear_cache);
+  template <typename Change>
+  void replan(const Change& change, bool clear_cache);
   void plan_scratch();
   void finish() const;
 
@@ -102,6 +106,7 @@ class Session {
   std::unique_ptr<plan::Selection> selection_;
   std::unique_ptr<Executor> executor_;  // null for plan_only
   std::vector<int64_t> positions_;      // per slot
+  size_t held_bytes_ = 0;               // cache, arena and scratch that the executor holds
 };
 
 }  // namespace dyno::runtime

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from dyno.errors import PlanError
-from dyno.settings import DefaultsFor, settings_for, unknown_setting
+from dyno.settings import DefaultsFor, engine_defaults, settings_for, unknown_setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -102,6 +102,7 @@ def resolve(
                 numerics=str(values.get("numerics", "default")),
                 threads=threads if isinstance(threads, int) else None,
                 latent_cache=latent_cache,
+                cuda_graphs=bool(engine_defaults().get("cuda_graphs", True)),
             )
             values[name], origins[name] = setting.default_value(given), "default"
     return EffectiveSettings(values, origins)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dyno import profiles
 from dyno.errors import OutOfMemoryError, PlanError
+from dyno.settings import settings_for, unknown_setting
 
 if TYPE_CHECKING:
     import os
@@ -31,6 +32,8 @@ class Selection:
     """What the caller set; wins over the profile."""
     require: bool
     """A rejected entry is an error."""
+    memory_bytes: int = 0
+    """Memory of the device, all of it."""
     unchecked: list[str] = field(default_factory=list)
     """Entries that hold only if the plan shows that they fit."""
     settings: dict[str, tuple[SettingValue, str]] = field(default_factory=dict)
@@ -66,13 +69,19 @@ class Selection:
             _log.warning("%s", line)
 
 
-def identities(path: str, model: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Device, model and engine as profiles name them; `path` and `model` are the file and its description."""
+def identities(path: str, model: Mapping[str, Any], device: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Device, model and engine as profiles name them.
+
+    Args:
+        path: The GGUF file.
+        model: Its description.
+        device: Properties of the device.
+    """
     from dyno import _core
 
     name = {"general.name": _core.Gguf(path).get("general.name")}
     return (
-        profiles.device_from_info(_core.cpu_info()),
+        profiles.device_from_info(device),
         profiles.model_from_description(model, weights=profiles.weights_kind(name)),
         profiles.engine_from_build(_core.build_info()),
     )
@@ -83,6 +92,7 @@ def select(
     model: Mapping[str, Any],
     profile: str | os.PathLike[str] | Profile | None,
     arguments: Mapping[str, SettingValue],
+    device_info: Mapping[str, Any],
     *,
     require: bool,
 ) -> Selection:
@@ -93,24 +103,31 @@ def select(
         model: Its description.
         profile: `auto`, a path, a profile, or None.
         arguments: Settings of the caller.
+        device_info: Properties of the device that it is to run on.
         require: Anything but a whole exact match is an error.
 
     Raises:
         ProfileError: The file named can't be read, or `require` and there is no exact match.
     """
-    device, identity, engine = identities(path, model)
+    device, identity, engine = identities(path, model, device_info)
     if profile == "auto" and arguments.get("numerics") == "exact":
         # The reference that others are measured against must not depend on what lies in a folder.
         profile = None
     match = profiles.find_profile(device, identity, engine, profile=profile, require=require)
-    selection = Selection(match, arguments, require)
+    selection = Selection(match, arguments, require, int(device_info["memory_bytes"]))
     if match.profile is None:
         _match_log.info("%s", match.headline)
         return selection
     level = _match_log.info if match.level is profiles.Level.EXACT else _match_log.warning
     level("%s", match.headline)
     decisions = profiles.decide(match.profile, match.level, device)
-    selection.reject({d.path: d.reason for d in decisions if d.action == "reject"})
+    known = {setting.name for setting in settings_for(device.kind)}
+    unknown = {
+        profiles.setting_path(name): unknown_setting(name, device.kind)
+        for name, entry in match.profile.settings.items()
+        if isinstance(entry, profiles.SettingEntry) and name not in known
+    }
+    selection.reject({d.path: d.reason for d in decisions if d.action == "reject"} | unknown)
     selection.unchecked = [d.path for d in decisions if d.action == "fit_check"]
     return selection
 
@@ -147,9 +164,7 @@ def open_session(
 
 def _settle(selection: Selection, new_session: Callable[[bool], Any]) -> list[dict[str, Any]]:
     """Reject what this machine does not take; the rejected rows of the kernel report."""
-    from dyno import _core
-
-    memory = int(_core.cpu_info()["memory_bytes"])
+    memory = selection.memory_bytes
     while True:
         try:
             session = new_session(True)

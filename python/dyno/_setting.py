@@ -18,6 +18,7 @@ Moves = Literal["pp", "tg", "memory"]
 RanksBy = Literal["bandwidth", "tile", "cores"]
 
 CPU_AND_CUDA: Final = frozenset({"cpu", "cuda"})
+CPU: Final = frozenset({"cpu"})
 CUDA: Final = frozenset({"cuda"})
 DYNO: Final = frozenset({"dyno"})
 GGML_ENGINES: Final = frozenset({"llama.cpp", "ik_llama.cpp"})
@@ -44,6 +45,8 @@ class DefaultsFor:
     """Value of the setting `threads` where the caller gave one."""
     latent_cache: bool = False
     """The KV cache holds the latents of multi-head latent attention."""
+    cuda_graphs: bool = True
+    """This build can capture CUDA graphs (GGML_CUDA_USE_GRAPHS)."""
 
 
 @dataclass(frozen=True, slots=True)

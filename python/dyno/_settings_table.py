@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dyno._setting import ALL_ENGINES, CUDA, GGML_ENGINES, DefaultsFor, Setting
+from dyno._setting import ALL_ENGINES, CPU, CUDA, GGML_ENGINES, DefaultsFor, Setting
 
 KV_TYPES: Final = ("f32", "f16", "bf16", "q8_0")
 GGML_KV_TYPES: Final = ("q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "q6_0", "q8_kv")
@@ -37,6 +37,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "Instruction set whose CPU kernels and weight layouts are used.",
         default="auto",
         choices=("auto", "portable", "avx2", "avx512_vnni"),
+        devices=CPU,
         fidelity="rounding",
     ),
     Setting(
@@ -45,6 +46,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "bool",
         "Interleave the rows of weights at load for the CPU's matrix kernels, where such a layout exists.",
         default=True,
+        devices=CPU,
         fidelity="rounding",
         moves=("pp", "tg", "memory"),
         engines=ALL_ENGINES,
@@ -59,7 +61,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         memory_bound=True,
         moves=("pp", "tg", "memory"),
         ranks_by="bandwidth",
-        engines=ALL_ENGINES,
+        engines=GGML_ENGINES,
     ),
     # ---- context: the KV cache is made again ----
     Setting(
@@ -139,7 +141,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "threads",
         "session",
         "int",
-        "CPU threads for one token (generation).",
+        "CPU threads for one token (generation); on a GPU those that load the weights.",
         default=lambda given: max(1, given.cores),
         default_doc="cores that the process may run on",
         minimum=1,
@@ -177,7 +179,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "session",
         "bool",
         "Replay the launches of a token as one captured CUDA graph.",
-        default=True,
+        default=lambda given: given.cuda_graphs,
+        default_doc="true where the build has CUDA graphs",
         devices=CUDA,
         moves=("tg",),
         engines=ALL_ENGINES,
@@ -285,7 +288,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         fidelity="rounding",
         moves=("pp",),
         ranks_by="bandwidth",
-        engines=ALL_ENGINES,
+        engines=GGML_ENGINES,
     ),
     *(
         Setting(
@@ -298,7 +301,7 @@ TABLE: Final[tuple[Setting, ...]] = (
             fidelity="rounding",
             moves=("pp",),
             ranks_by="bandwidth",
-            engines=frozenset({"dyno", "ik_llama.cpp"}),
+            engines=frozenset({"ik_llama.cpp"}),
         )
         for op in OFFLOAD_OPS
     ),

@@ -178,18 +178,32 @@ def _of_kind(case: BenchCase, *kinds: str) -> dict[str, Any]:
     return {k: v for k, v in case.settings if (SETTINGS[k].kind if k in SETTINGS else "") in kinds}
 
 
-def machine_facts() -> dict[str, Any]:
-    """What a record says of build and machine, by the names of llama-bench."""
+def machine_facts(device: str = "cpu") -> dict[str, Any]:
+    """What a record says of build and machine, by the names of llama-bench.
+
+    Args:
+        device: As for `Engine`.
+
+    Raises:
+        DeviceError: No such device.
+    """
     from dyno import _core
+    from dyno.devices import resolve_device
 
     build, cpu = _core.build_info(), _core.cpu_info()
-    return {
+    chosen = resolve_device(device)
+    gpu = chosen.kind == "cuda"
+    facts = {
         "build_version": build["version"],
         "build_info": build,
         "cpu_info": cpu["name"],
-        "gpu_info": "",
-        "backends": "CPU",
+        "gpu_info": chosen.info["name"] if gpu else "",
+        "backends": "CUDA" if gpu else "CPU",
     }
+    if gpu:
+        names = ("driver", "power_limit_w", "compute_capability", "sm_count", "memory_bytes")
+        facts["gpu"] = {name: chosen.info[name] for name in names if chosen.info.get(name) is not None}
+    return facts
 
 
 def model_facts(path: str) -> dict[str, Any]:

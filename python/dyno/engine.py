@@ -11,7 +11,8 @@ import numpy as np
 
 from dyno import _effective, _selection
 from dyno._generate import Sampling, StopFilter, pieces
-from dyno.errors import DeviceError, DynoError, PlanError
+from dyno.devices import resolve_device
+from dyno.errors import DynoError, PlanError
 from dyno.settings import has_latent_cache
 from dyno.tokenizer import Tokenizer
 
@@ -35,7 +36,8 @@ class Engine:
 
     Args:
         path: GGUF file; the first part of a split one.
-        device: `cpu`, `cuda:N`, or `auto` for the best that this build and machine have.
+        device: `cpu`, `cuda:N`, or `auto` for the first GPU that this build has code for, else the CPU; which
+        one it became is logged and stands in `device`.
         profile: `auto` finds the best profile for this device and model, a path takes that file, None takes
         none.
         require_profile: Refuse to run unless an exact profile was found.
@@ -49,7 +51,8 @@ class Engine:
         ModelError: The file describes no model that can be built.
         ProfileError: The profile can't be used, or `require_profile` found none.
         PlanError: Unknown setting, impossible value, or the plan does not fit.
-        DeviceError: No such device in this build or machine.
+        DeviceError: No such device in this build or machine, or a GPU that this build has no code for.
+        OutOfMemoryError: It does not fit into the GPU's free memory; the message says what to change.
 
     Example:
         >>> with Engine("model.gguf", threads=4) as engine:  # doctest: +SKIP
@@ -74,14 +77,16 @@ class Engine:
         self._lock = threading.Lock()
         self._tokenizer: Tokenizer | None = None
         self.path = os.fspath(path)
-        self.device = resolve_device(device)
-        arguments = _effective.check_arguments(settings, "cpu")
+        self._device = resolve_device(device)
+        arguments = _effective.check_arguments(settings, self._device.kind)
         model = _core.describe_model(self.path)
         self._n_ctx_train = int(model["n_ctx_train"])
         self._n_vocab = int(model["n_vocab"])
         self._latent_cache = has_latent_cache(model)
         self._arguments = arguments
-        self._selection = _selection.select(self.path, model, profile, arguments, require=require_profile)
+        self._selection = _selection.select(
+            self.path, model, profile, arguments, self._device.info, require=require_profile
+        )
         self.settings: EffectiveSettings = self._resolve()
         self._session, self._rejected_kernels = _selection.open_session(self._selection, self._new_session)
         self.settings = self._resolve()
@@ -271,15 +276,16 @@ class Engine:
         """Change session settings without reloading the model; what the sequences hold stays valid.
 
         Raises:
+            OutOfMemoryError: It does not fit; everything stays as it was.
             PlanError: An unknown name, an impossible value, or a setting that needs the engine to be opened
             again.
         """
-        checked = _effective.check_arguments(settings, "cpu", kinds=("session",))
+        checked = _effective.check_arguments(settings, self._device.kind, kinds=("session",))
         before, self._arguments = self._arguments, {**self._arguments, **checked}
         wanted = self._resolve()
         try:
             with self._lock:
-                self._open().set(wanted.of_kind("cpu", "session"))
+                self._open().set(wanted.of_kind(self._device.kind, "session"))
         except DynoError:
             self._arguments = before
             raise
@@ -291,16 +297,31 @@ class Engine:
         Raises:
             PlanError: An unknown name, an impossible value, a setting of another kind, or it does not fit.
         """
-        checked = _effective.check_arguments(settings, "cpu", kinds=("context",))
+        checked = _effective.check_arguments(settings, self._device.kind, kinds=("context",))
         before, self._arguments = self._arguments, {**self._arguments, **checked}
         wanted = self._resolve()
         try:
             with self._lock:
-                self._open().set_context(wanted.of_kind("cpu", "context"))
+                self._open().set_context(wanted.of_kind(self._device.kind, "context"))
         except DynoError:
             self._arguments = before
             raise
         self.settings = wanted
+
+    @property
+    def device(self) -> str:
+        """Name of the device: `cpu` or `cuda:N`."""
+        return self._device.name
+
+    @property
+    def device_info(self) -> dict[str, Any]:
+        """Properties of the device, as the engine and the driver report them."""
+        return dict(self._device.info)
+
+    @property
+    def device_headline(self) -> str:
+        """`device: cuda:0, NVIDIA H200`, and why where it was not named."""
+        return self._device.headline
 
     @property
     def profile(self) -> MatchResult | None:
@@ -342,6 +363,23 @@ class Engine:
         """
         return list(self._open().ops(tokens))
 
+    def time_ops(
+        self, tokens: Sequence[int] | NDArray[np.integer[Any]], slot: int = 0
+    ) -> list[dict[str, Any]]:
+        """Append tokens as `logits` does and time every launch alone.
+
+        Returns:
+            Dicts with `family`, `key`, `count` (nodes of the op list) and `seconds` of all launches together.
+
+        Raises:
+            PlanError: As in `logits`.
+        """
+        array = _token_array(tokens)
+        with self._lock:
+            session = self._open()
+            self._check_room(session, [(slot, array)], False)
+            return list(session.time_ops([(slot, array)], rows="last"))
+
     def kernel_report(self) -> list[dict[str, Any]]:
         """What became of each kernel entry of the profile: `applied`, `rejected` or `unused`, with the
         reason.
@@ -380,7 +418,11 @@ class Engine:
 
     def _resolve(self) -> EffectiveSettings:
         return _effective.resolve(
-            self._arguments, self._selection.settings, "cpu", self._n_ctx_train, self._latent_cache
+            self._arguments,
+            self._selection.settings,
+            self._device.kind,
+            self._n_ctx_train,
+            self._latent_cache,
         )
 
     def _new_session(self, plan_only: bool) -> Any:
@@ -390,9 +432,9 @@ class Engine:
         self.settings = self._resolve()
         return _core.Session(
             self.path,
-            load=self.settings.of_kind("cpu", "load"),
-            context=self.settings.of_kind("cpu", "context"),
-            session=self.settings.of_kind("cpu", "session"),
+            load={"device": self.device, **self.settings.of_kind(self._device.kind, "load")},
+            context=self.settings.of_kind(self._device.kind, "context"),
+            session=self.settings.of_kind(self._device.kind, "session"),
             kernels=self._selection.kernels,
             plan_only=plan_only or self._plan_only,
         )
@@ -445,20 +487,6 @@ class Engine:
                     f"[engine] {len(tokens)} tokens from position {start} do not fit into ctx={ctx}; "
                     f"open the engine with a larger ctx (the model was made for {self._n_ctx_train})"
                 )
-
-
-def resolve_device(device: str) -> str:
-    """The device that a name means in this build.
-
-    Raises:
-        DeviceError: Not a name of a device, or one that this build can't drive.
-    """
-    if device in ("auto", "cpu"):
-        return "cpu"
-    kind, _, number = device.partition(":")
-    if kind == "cuda" and (number.isdecimal() or not _):
-        raise DeviceError(f"[device] {device!r}: this build of dyno has no CUDA; use device='cpu'")
-    raise DeviceError(f"[device] unknown device {device!r}; known are 'auto', 'cpu' and 'cuda:N'")
 
 
 def _token_array(tokens: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.int32]:

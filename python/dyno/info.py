@@ -8,16 +8,29 @@ from pathlib import Path
 from typing import Any
 
 
-def collect() -> dict[str, Any]:
-    """Build (version, switches, compiler, kernels, cost of links), Python and devices, as plain values."""
-    from dyno import _core
+def collect(device: str = "all") -> dict[str, Any]:
+    """Build (version, switches, compiler, kernels, cost of links), Python and devices, as plain values.
 
-    return {
+    Args:
+        device: `all`, or one by name as for `Engine`.
+
+    Raises:
+        DeviceError: No such device.
+    """
+    from dyno import _core, _nvml
+    from dyno.devices import list_devices, resolve_device
+
+    chosen = list_devices() if device == "all" else [resolve_device(device)]
+    facts: dict[str, Any] = {
         "build": {**_core.build_info(), "links": links(Path(str(_core.__file__)))},
         "python": {"version": platform.python_version(), "platform": platform.platform()},
-        "devices": _core.devices(),
-        "no_cuda_reason": _core.no_cuda_reason(),
+        "devices": [{"device": d.name, **d.info} for d in chosen],
     }
+    gpus = [d for d in chosen if d.kind == "cuda"]
+    facts["no_cuda_reason"] = "" if gpus else _core.no_cuda_reason()
+    if gpus and _nvml.why_not():
+        facts["no_driver_facts"] = _nvml.why_not()
+    return facts
 
 
 def links(module: Path) -> dict[str, Any] | None:
@@ -44,9 +57,11 @@ def text(facts: dict[str, Any]) -> str:
     lines += [f"  {name:{width}}  {_switch(value)}" for name, value in sorted(build["switches"].items())]
     lines.append("devices")
     for device in facts["devices"]:
-        lines += _cpu(device) if device["kind"] == "cpu" else _gpu(device)
+        lines += _gpu(device) if device["kind"] == "cuda" else _cpu(device)
     if facts["no_cuda_reason"]:
         lines.append(f"  cuda: none, {facts['no_cuda_reason']}")
+    if facts.get("no_driver_facts"):
+        lines.append(f"  the driver tells nothing: {facts['no_driver_facts']}")
     return "\n".join(lines)
 
 
@@ -75,7 +90,7 @@ def _cpu(device: dict[str, Any]) -> list[str]:
         if device.get(key)
     )
     return [
-        f"  {device['kind']}: {device['name']}",
+        f"  {device['device']}: {device['name']}",
         f"    kernels {device['isa']}, {device['cores']} cores, {caches}",
         f"    memory {device['memory_bytes'] / 2**30:.1f} GiB",
         f"    features {' '.join(device['features'])}",
@@ -83,10 +98,26 @@ def _cpu(device: dict[str, Any]) -> list[str]:
 
 
 def _gpu(device: dict[str, Any]) -> list[str]:
-    major, minor = divmod(device["compute_capability"], 10)
-    return [
-        f"  {device['kind']}: {device['name']}",
-        f"    compute capability {major}.{minor}, {device['sm_count']} multiprocessors, "
-        f"L2 {device['l2_bytes'] // 1024} KiB",
+    capability = device["compute_capability"]
+    lines = [
+        f"  {device['device']}: {device['name']}",
+        f"    compute capability {capability // 10}.{capability % 10}, {device['sm_count']} SMs, "
+        f"L2 {device['l2_bytes'] / 2**20:.0f} MiB",
         f"    memory {device['memory_bytes'] / 2**30:.1f} GiB",
     ]
+    told = [
+        f"{name} {device[key]:g}{unit}" if isinstance(device[key], float) else f"{name} {device[key]}{unit}"
+        for name, key, unit in (
+            ("driver", "driver", ""),
+            ("power limit", "power_limit_w", " W"),
+            ("SM clock up to", "max_sm_mhz", " MHz"),
+        )
+        if device.get(key) is not None
+    ]
+    if device.get("pcie_generation") and device.get("pcie_lanes"):
+        told.append(f"PCIe {device['pcie_generation']}.0 x{device['pcie_lanes']}")
+    if told:
+        lines.append(f"    {', '.join(told)}")
+    if device.get("problem"):
+        lines.append(f"    not usable: {device['problem']}")
+    return lines

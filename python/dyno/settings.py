@@ -7,6 +7,7 @@ are named by op key and validated by the op families themselves.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final
 
 from dyno._setting import ENGINES, DefaultsFor, Setting, SettingValue, closest, suggestion
@@ -23,12 +24,30 @@ if len(SETTINGS) != len(TABLE):  # a duplicate would silently hide a row
 
 
 def settings_for(device_kind: str | None = None, engine: str = "dyno") -> list[Setting]:
-    """The settings that do something on a kind of device (None: on any) under an engine, in table order."""
+    """The settings that do something on a kind of device (None: on any) under an engine, in table order.
+
+    For dyno itself these are the rows that the compiled engine takes: one that it does not know does nothing.
+    """
     return [
         setting
         for setting in SETTINGS.values()
-        if engine in setting.engines and applies_on(setting, device_kind, engine)
+        if engine in setting.engines
+        and applies_on(setting, device_kind, engine)
+        and (engine != "dyno" or setting.name in engine_defaults())
     ]
+
+
+@functools.cache
+def engine_defaults() -> Mapping[str, SettingValue]:
+    """Every setting that the compiled engine takes, with its own default (0 or `auto`: it decides)."""
+    from dyno import _core
+
+    return {
+        name: value
+        for kind, settings in _core.known_settings().items()
+        for name, value in settings.items()
+        if (kind, name) != ("load", "device")  # an argument of its own
+    }
 
 
 def applies_on(setting: Setting, device_kind: str | None, engine: str = "dyno") -> bool:
@@ -48,6 +67,8 @@ def unknown_setting(name: str, device_kind: str | None = None, engine: str = "dy
         setting = SETTINGS[name]
         if engine not in setting.engines:
             return f"{name!r} is a setting of {', '.join(sorted(setting.engines))}, not of {engine}"
+        if applies_on(setting, device_kind, engine):
+            return f"{name!r} is not there in this version of {engine}"
         return (
             f"{name!r} does nothing on a {device_kind} device (only on {', '.join(sorted(setting.devices))})"
         )
@@ -64,6 +85,7 @@ __all__ = [
     "SettingValue",
     "applies_on",
     "closest",
+    "engine_defaults",
     "has_latent_cache",
     "settings_for",
     "suggestion",

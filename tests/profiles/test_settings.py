@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from dyno.settings import SETTINGS, DefaultsFor, Setting, closest, settings_for, unknown_setting
+from dyno.settings import (
+    SETTINGS,
+    DefaultsFor,
+    Setting,
+    closest,
+    engine_defaults,
+    settings_for,
+    unknown_setting,
+)
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=lambda setting: setting.name)
@@ -80,12 +88,24 @@ def test_what_applies_where() -> None:
     assert "cuda_graphs" not in on_cpu
     assert "batch" not in on_cpu
     assert "flash_attention" in {setting.name for setting in settings_for("cpu", "llama.cpp")}
-    assert {"cuda_graphs", "op_offload.matmul_id", "threads"} <= {s.name for s in settings_for("cuda")}
+    on_cuda = {setting.name for setting in settings_for("cuda")}
+    assert {"cuda_graphs", "ubatch", "threads", "kv_type_k", "ctx", "numerics", "sequences"} <= on_cuda
+    assert not {"cpu_isa", "cpu_repack"} & on_cuda
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_the_table_and_the_compiled_engine_agree(kind: str) -> None:
+    """What the engine takes has a row, and constant defaults are its own."""
+    taken = engine_defaults()
+    assert set(taken) <= {setting.name for setting in SETTINGS.values() if "dyno" in setting.engines}
+    for setting in settings_for(kind):
+        if not callable(setting.default):
+            assert setting.default == taken[setting.name], setting.name
 
 
 def test_unknown_names_are_told_the_nearest() -> None:
     assert "did you mean 'ubatch'?" in unknown_setting("n-ubatch", "cpu")
-    assert "did you mean 'op_offload.matmul_id'?" in unknown_setting("op_offload.matmul-id", "cuda")
+    assert "did you mean 'cuda_graphs'?" in unknown_setting("cuda-graph", "cuda")
     assert "does nothing on a cpu device" in unknown_setting("fusion", "cpu")
     assert "is a setting of ik_llama.cpp, not of dyno" in unknown_setting("fused_moe")
     assert closest("xyzzy", ["ubatch"]) is None

@@ -230,7 +230,7 @@ def write_profile(engine: dyno.Engine, path: Path, text: str) -> None:
     """A profile for this machine and the engine's model with the given settings and kernels."""
     from dyno import _selection
 
-    device, model, build = _selection.identities(engine.path, engine.model)
+    device, model, build = _selection.identities(engine.path, engine.model, engine.device_info)
     match = profiles.Match(device=device, model=model, engine=build)
     profile = profiles.Profile(schema=1, label="test", match=match)  # type: ignore[call-arg]
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -73,14 +73,17 @@ def _version(wanted: bool) -> None:
 def tune(
     context: typer.Context,
     model: Annotated[str | None, typer.Option("--model", "-m", help="GGUF file.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda:N; auto takes what this build can use.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="auto (the first usable GPU, else the CPU), cpu or cuda:N.")
+    ] = "auto",
     gpu: Annotated[str | None, typer.Option(help="Number of the GPU; the same as --device cuda:N.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Profile to write; default: the user's profile folder.")
     ] = None,
     budget: Annotated[str, typer.Option(help="Wall-clock limit: 90s, 3m, 1h.")] = "3m",
     workload: Annotated[
-        str | None, typer.Option(help="What to be fast at: pp=512,tg=64,depth=0 (tokens).")
+        str | None,
+        typer.Option(help="What to be fast at (tokens); default pp=4096,tg=128 on a GPU, else pp=512,tg=64."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of every random draw.", min=0)] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the journal of the last run.")] = False,
@@ -129,10 +132,11 @@ def tune(
     if sampler not in SAMPLERS:
         raise typer.BadParameter(f"no sampler {sampler!r}; there are {', '.join(SAMPLERS)}")
     options_of_engine = _engine(engine, binaries, text, device, gpu, context.meta.get("command_line", []))
-    chosen = _device(device, gpu) if engine == "dyno" else "cpu"
     if not os.path.isfile(model):
         raise TuneError(f"model {model}: no such file")
-    parsed = Workload.parse(workload) if workload is not None else Workload(pp=512, tg=64)
+    chosen = _device(device, gpu) if engine == "dyno" else "cpu"
+    usual = Workload(pp=4096, tg=128) if chosen.startswith("cuda") else Workload(pp=512, tg=64)
+    parsed = Workload.parse(workload, usual) if workload is not None else usual
     options = Options(
         parsed,
         budget=parse_duration(budget),
@@ -145,7 +149,8 @@ def tune(
     request = Request(
         model, options, chosen, out, resume, ctx if ctx is not None else max(4096, needed), storage,
         shlex.join(["tune", *sys.argv[1:]]), quiet, _held(hold or [], engine),
-        deadline_floor=6.0 if engine == "dyno" else 120.0, engine=engine, engine_options=options_of_engine,
+        deadline_floor=_least_deadline(engine, chosen, model), engine=engine,
+        engine_options=options_of_engine,
     )  # fmt: skip
     result = run(request)
     if as_json:
@@ -165,6 +170,13 @@ def tune(
         raise typer.Exit(130)
 
 
+def _least_deadline(engine: str, device: str, model: str) -> float:
+    """Seconds that any trial may take: on a GPU the weights have to get there, from a disk at worst."""
+    if engine != "dyno":
+        return 120.0
+    return 6.0 if device == "cpu" else 20.0 + os.path.getsize(model) / 0.5e9
+
+
 def _device(device: str, gpu: str | None) -> str:
     if gpu is not None:
         if not re.fullmatch(r"[0-9]{1,3}", gpu):
@@ -174,9 +186,12 @@ def _device(device: str, gpu: str | None) -> str:
         device = f"cuda:{gpu}"
     if not re.fullmatch(r"auto|cpu|cuda:[0-9]{1,3}", device):
         raise typer.BadParameter(f"--device {device!r}: give cpu, cuda:N or auto")
-    if device.startswith("cuda"):
-        raise TuneError(f"device {device}: this build of dyno has no CUDA; use --device cpu")
-    return "cpu"
+    from dyno.devices import built_for_cuda, resolve_device
+
+    chosen = resolve_device(device)
+    if device == "auto" and built_for_cuda():
+        print(chosen.headline, file=sys.stderr)
+    return chosen.name
 
 
 def _engine(
@@ -368,6 +383,7 @@ def verify(
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="GGUF file; default: the one that the profile names.")
     ] = None,
+    gpu: Annotated[str | None, typer.Option(help="Number of the GPU, for a profile of one.")] = None,
     budget: Annotated[str, typer.Option(help="Time to take at most: 90s, 3m, 1h.")] = "2m",
     seed: Annotated[int, typer.Option(help="Seed.", min=0)] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
@@ -378,7 +394,8 @@ def verify(
     from .verify import KEEP
     from .verify import verify as run
 
-    verdicts, gain = run(profile, model, budget=parse_duration(budget), seed=seed, quiet=quiet)
+    device = None if gpu is None else _device("auto", gpu)
+    verdicts, gain = run(profile, model, budget=parse_duration(budget), seed=seed, quiet=quiet, device=device)
     if as_json:
         print(
             json.dumps(

@@ -72,6 +72,8 @@ def profile_of(
             engine_commit=description.engine.get("commit") or None,
             device_name=description.engine.get("device_name") or None,
             compiler=description.engine.get("compiler") or None,
+            driver=(description.engine.get("gpu") or {}).get("driver") or None,
+            cuda=(description.engine.get("gpu") or {}).get("cuda") or None,
             os=f"{platform.system()} {platform.release()}",
             date=made.date.isoformat(),
             model_file=made.model_file or None,

@@ -30,6 +30,36 @@ def environment() -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def gpu_busy(pci_bus_id: str | None) -> str:
+    """A warning for people where other processes compute on the GPU; nothing where none does or none can be
+    seen.
+
+    Args:
+        pci_bus_id: of the GPU; None for no GPU.
+    """
+    if pci_bus_id is None:
+        return ""
+    from dyno import _nvml
+
+    state = _nvml.state(pci_bus_id)
+    # Our own worker is one of them.
+    others = [pid for pid in state.get("processes") or [] if not _is_child(pid)]
+    if not others:
+        return ""
+    return (
+        f"the GPU is also used by {len(others)} other process{'es' if len(others) > 1 else ''} "
+        f"({', '.join(map(str, others[:5]))}): better tune when nothing else runs on it"
+    )
+
+
+def _is_child(pid: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except (OSError, UnicodeDecodeError):
+        return True  # of another container, or gone: nothing can be said of it
+    return pid == os.getpid() or int(words[1]) == os.getpid()
+
+
 def busy(cores: int) -> str:
     """A warning for people where other processes take the cores; nothing where they don't."""
     if not hasattr(os, "getloadavg"):

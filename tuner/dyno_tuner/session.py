@@ -18,7 +18,7 @@ from dyno.errors import ProfileError
 
 from . import __version__, journal
 from .emit import Made, device_of, engine_of, incumbent_settings, model_of, profile_of
-from .environment import busy, environment
+from .environment import busy, environment, gpu_busy
 from .errors import JournalError, TuneError
 from .knobs import Facts, Knob, resolve
 from .ledger import Executor, Ledger
@@ -199,7 +199,7 @@ def run(request: Request, executor: Executor | None = None, space: Space | None 
     with tempfile.TemporaryDirectory(prefix="dyno-tune-") as scratch:
         own = executor is None
         if executor is None:
-            own_options: dict[str, Any] = {"ctx": request.ctx}
+            own_options: dict[str, Any] = {"ctx": request.ctx, "device": request.device}
             executor = WorkerExecutor(
                 request.engine.replace(".", "_"),
                 {"model": os.path.abspath(request.model), "settings": request.held, "scratch": scratch,
@@ -250,14 +250,18 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
                     mirror = Mirror(space, request.storage, f"{description.label} seed {options.seed}")
                 except Exception as error:  # whatever a database driver raises
                     raise TuneError(f"storage {request.storage}: {error}") from error
-            rates = {}
+            rates = dict(description.rates)
             if not description.virtual_time:
                 warning = busy(int(description.device.get("cores") or 1))
                 if warning:
                     progress.say(warning)
                 if description.device.get("kind") == "cpu":
                     rates["memory_gbps"] = memory_gbps()
-                ledger.note("machine", **environment(), **rates)
+                gpu = description.engine.get("gpu") or {}
+                others = gpu_busy(gpu.get("pci_bus_id"))
+                if others:
+                    progress.say(others)
+                ledger.note("machine", **environment(), **rates, **gpu)
             outcome = Tune(ledger, space, options, incumbents=head["incumbents"], mirror=mirror).run()
             if outcome.status != "interrupted":
                 ledger.note("outcome", **outcome.to_dict())

@@ -326,6 +326,8 @@ class Description:
         default_factory=dict
     )  # tokens/s by metric that the hardware cannot exceed
     virtual_time: bool = False  # seconds are computed, not waited for
+    # Measured ones of the device, for the profile: memory_gbps, pcie_gbps, … No part of the identity.
+    rates: dict[str, float] = field(default_factory=dict)
 
     def identity(self) -> dict[str, Any]:
         """What a journal has to have in common with this run to be continued."""
@@ -340,6 +342,7 @@ class Description:
             "engine": self.engine,
             "bounds": self.bounds,
             "virtual_time": self.virtual_time,
+            "rates": self.rates,
         }
 
     @classmethod

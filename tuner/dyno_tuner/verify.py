@@ -250,7 +250,7 @@ def model_file(path: Path, profile: profiles.Profile) -> str:
 def verify(
     path: Path, model: str | None = None, *, budget: float | None = 120.0, seed: int = 0, quiet: bool = False,
     executor: Executor | None = None, knob: Callable[[str, Any, Any], Knob] = _knob,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None, device: str | None = None,
 ) -> tuple[list[Verdict], dict[str, Estimate]]:  # fmt: skip
     """Verdicts on the entries of a profile, in its order, and the gain of the whole by metric.
 
@@ -259,6 +259,7 @@ def verify(
         budget: seconds.
         executor: the engine; by default a worker process with dyno's own.
         options: further ones of `Options`.
+        device: `cpu` or `cuda:N`; by default the first of the profile's kind.
 
     Raises:
         ProfileError: the file is no profile.
@@ -286,7 +287,7 @@ def verify(
             executor = WorkerExecutor(
                 "dyno",
                 {"model": os.path.abspath(file), "settings": {}, "ctx": max(4096, needed),
-                 "scratch": scratch},
+                 "scratch": scratch, "device": device or profile.match.device.kind},
             )  # fmt: skip
         try:
             return _verify(profile, units, workload, executor, budget, seed, quiet, knob, options or {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any
 
@@ -46,7 +47,12 @@ def bench(
     ] = True,
     output: Annotated[str, typer.Option("--output", "-o", help="md, json, jsonl or csv.")] = "md",
     seed: Annotated[int, typer.Option(help="Of the random tokens.")] = 0,
+    per_op: Annotated[
+        bool,
+        typer.Option(help="Time every op: time, GB/s, TFLOP/s, share of the measured peak (md or json)."),
+    ] = False,
     device: options.Device = "auto",
+    gpu: options.Gpu = None,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
     require_profile: options.RequireProfile = False,
@@ -91,7 +97,56 @@ def bench(
             if k in varied
         },
     )
-    _measure(str(model), grid, repetitions, seed, warm_up, output, {"device": device, **chosen, **fixed})
+    arguments = {"device": options.device_argument(device, gpu), **chosen, **fixed}
+    if per_op:
+        if output not in ("md", "json"):
+            raise typer.BadParameter(
+                f"--per-op is printed as md or json, not {output}", param_hint="--output"
+            )
+        _per_op(str(model), grid, repetitions, seed, output, arguments)
+        return
+    _measure(str(model), grid, repetitions, seed, warm_up, output, arguments)
+
+
+def _per_op(
+    path: str, grid: list[Any], repetitions: int, seed: int, output: str, arguments: dict[str, Any]
+) -> None:
+    from dyno import bench as measure
+    from dyno import bench_ops
+    from dyno._progress import progress
+    from dyno.engine import Engine
+
+    mixed = [case.test for case in grid if case.n_prompt and case.n_gen]
+    if mixed:
+        raise typer.BadParameter(f"{mixed[0]}: --per-op times prompts and tokens apart", param_hint="-pg")
+    opened = {"ctx": max(case.positions for case in grid), **arguments}
+    found = []
+    with Engine(path, **opened) as engine, progress("bench", len(grid)) as advance:
+        state.print_choices(engine)
+        peaks = bench_ops.peaks_of(engine.device)
+        for case in grid:
+            changed = dict(case.settings)
+            contexts = {k: v for k, v in changed.items() if k.startswith("kv_type")}
+            if contexts:
+                engine.set_context(**contexts)
+            sessions = {k: v for k, v in changed.items() if k not in contexts}
+            if sessions:
+                engine.set(**sessions)
+            result = bench_ops.measure(
+                engine,
+                case,
+                peaks,
+                repetitions=repetitions,
+                seed=seed,
+                notify=lambda note: advance(0, note),
+            )
+            found.append({**result.to_dict(), "settings": dict(engine.settings)})
+            advance(1, "")
+            if output == "md":
+                print(bench_ops.table(result), end="\n\n")
+        machine = measure.machine_facts(engine.device)
+    if output == "json":
+        print(json.dumps({**machine, **measure.model_facts(path), "tests": found}, indent=2))
 
 
 def _measure(
@@ -107,7 +162,7 @@ def _measure(
     from dyno import bench as measure
     from dyno._progress import progress
 
-    machine, model = measure.machine_facts(), measure.model_facts(path)
+    machine, model = measure.machine_facts(arguments["device"]), measure.model_facts(path)
     records = []
     with progress("bench", len(grid)) as advance:
         results = measure.run(
@@ -117,7 +172,7 @@ def _measure(
             seed=seed,
             warm_up=warm_up,
             on_step=lambda note: advance(0, note),
-            on_open=state.print_profile_once(),
+            on_open=state.print_choices_once(),
             **arguments,
         )
         for result in results:

@@ -27,6 +27,7 @@ def explain(
     tokens: Annotated[int | None, typer.Option(help="For `ops`: size of the batch.")] = None,
     json_: options.Json = False,
     device: options.Device = "auto",
+    gpu: options.Gpu = None,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
     require_profile: options.RequireProfile = False,
@@ -46,7 +47,9 @@ def explain(
     else:
         from dyno.engine import Engine
 
-        with Engine(file, device, plan_only=True, **chosen, **arguments) as engine:
-            state.print_profile(engine)
+        with Engine(
+            file, options.device_argument(device, gpu), plan_only=True, **chosen, **arguments
+        ) as engine:
+            state.print_choices(engine)
             result, text = stages.plan(engine) if stage is Stage.plan else stages.ops(engine, tokens)
     print(json.dumps(result, indent=2) if json_ else text)

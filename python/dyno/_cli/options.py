@@ -8,7 +8,12 @@ from typing import Annotated, Any
 import typer
 
 Model = Annotated[Path, typer.Option("--model", "-m", help="GGUF file; the first part of a split one.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
+Device = Annotated[
+    str, typer.Option(help="auto (the first usable GPU, else the CPU; which one is printed), cpu or cuda:N.")
+]
+Gpu = Annotated[
+    int | None, typer.Option(help="Number of the GPU; the same as --device cuda:N.", min=0, max=9999)
+]
 ProfileFile = Annotated[
     Path | None, typer.Option("--profile", help="Take this profile instead of the best one found.")
 ]
@@ -33,6 +38,19 @@ KvTypeV = Annotated[
     str | None, typer.Option("--kv-type-v", "--cache-type-v", "-ctv", help="Type of the values.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def device_argument(device: str, gpu: int | None) -> str:
+    """`--device` and `--gpu` as one name.
+
+    Raises:
+        typer.BadParameter: They contradict each other.
+    """
+    if gpu is None:
+        return device
+    if device not in ("auto", f"cuda:{gpu}"):
+        raise typer.BadParameter(f"{gpu} and --device {device} contradict each other", param_hint="--gpu")
+    return f"cuda:{gpu}"
 
 
 def profile_argument(profile: Path | None, no_profile: bool, require: bool) -> dict[str, Any]:

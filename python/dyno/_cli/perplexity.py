@@ -33,6 +33,7 @@ def perplexity(
     reference: Annotated[Path | None, typer.Option(help="Compare with saved log-probabilities.")] = None,
     json_: options.Json = False,
     device: options.Device = "auto",
+    gpu: options.Gpu = None,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
     require_profile: options.RequireProfile = False,
@@ -68,8 +69,12 @@ def perplexity(
     with ExitStack() as stack:
         theirs = None if reference is None else stack.enter_context(ReferenceReader(reference))
         length = ctx if ctx is not None else 512 if theirs is None else theirs.ctx
-        engine = stack.enter_context(Engine(model, device, **chosen, **{"ctx": max(length, 1), **arguments}))
-        state.print_profile(engine)
+        engine = stack.enter_context(
+            Engine(
+                model, options.device_argument(device, gpu), **chosen, **{"ctx": max(length, 1), **arguments}
+            )
+        )
+        state.print_choices(engine)
         tokens = _chunks(engine, file, length, chunks, theirs)
         n_vocab = int(engine.model["n_vocab"])
         save = None

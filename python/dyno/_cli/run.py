@@ -43,6 +43,7 @@ def run(
     ] = None,
     echo: Annotated[bool, typer.Option(help="Print the prompt before its continuation.")] = True,
     device: options.Device = "auto",
+    gpu: options.Gpu = None,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
     require_profile: options.RequireProfile = False,
@@ -73,8 +74,8 @@ def run(
 
     from dyno.engine import Engine
 
-    with Engine(model, device, **chosen, **arguments) as engine:
-        state.print_profile(engine)
+    with Engine(model, options.device_argument(device, gpu), **chosen, **arguments) as engine:
+        state.print_choices(engine)
         tokens = engine.tokenizer.encode(text, parse_special=True)
         limit = None if max_tokens is None or max_tokens < 0 else max_tokens
         pieces = engine.generate(tokens, limit, temperature, top_k, top_p, min_p, seed, stop or ())

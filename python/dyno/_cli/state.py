@@ -41,12 +41,18 @@ def configure_logging() -> None:
     logger = logging.getLogger("dyno")
     logger.handlers[:] = [handler]
     logger.propagate = False
-    # The profile in force is printed by the commands.
+    # The device and the profile in force are printed by the commands.
+    logging.getLogger("dyno.device").setLevel(logging.ERROR)
     logging.getLogger("dyno.profiles.match").setLevel(logging.ERROR)
 
 
-def print_profile(engine: Engine) -> None:
-    """The line `profile: FILE (exact match)`, or the chain of what was looked for."""
+def print_choices(engine: Engine) -> None:
+    """The lines `device: …` (where there was a choice) and `profile: FILE (exact match)`, or the chain of
+    what was looked for."""
+    from dyno.devices import built_for_cuda
+
+    if built_for_cuda():
+        print(engine.device_headline, file=sys.stderr)
     match = engine.match
     print(match.headline, file=sys.stderr)
     if match.level.name != "EXACT":
@@ -54,13 +60,13 @@ def print_profile(engine: Engine) -> None:
             print(f"  {line}", file=sys.stderr)
 
 
-def print_profile_once() -> Callable[[Engine], None]:
-    """`print_profile` for the first engine of several."""
+def print_choices_once() -> Callable[[Engine], None]:
+    """`print_choices` for the first engine of several."""
     shown: list[str] = []
 
     def show(engine: Engine) -> None:
         if engine.match.headline not in shown:
             shown.append(engine.match.headline)
-            print_profile(engine)
+            print_choices(engine)
 
     return show

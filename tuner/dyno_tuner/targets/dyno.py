@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dyno import _core, profiles
+from dyno._effective import usable_cores
+from dyno.devices import resolve_device
 from dyno.errors import DeviceError, DynoError, GgufError, ModelError, OutOfMemoryError
-from dyno.settings import DefaultsFor, has_latent_cache, settings_for
+from dyno.settings import DefaultsFor, engine_defaults, has_latent_cache, settings_for
 
 from ..errors import TargetFailure, TargetUnusable
 from ..stats import keyed_rng
@@ -42,11 +44,13 @@ SAMPLE_RUNS = 64  # of which a sample is made, at most
 # Multiply-adds a cycle and core that no CPU of the class exceeds, in int8; times two for operations.
 _OPS_PER_CYCLE = {"portable": 64, "avx2": 256, "avx512_vnni": 512}
 _MAX_GHZ = 6.5
+GPU_HEADROOM = 1.3  # over rates that were measured: a copy and one product need not reach the hardware's best
 
 
 class DynoTarget:
     """Args:
     model: path of a GGUF file.
+    device: `cpu`, `cuda:N`, or `auto`.
     settings: values held fixed, by name; they take part in no search.
     ctx: length of the context; what the workload needs, at least.
     scratch: folder for the exact path's logits, so that a new worker need not compute them again.
@@ -60,6 +64,7 @@ class DynoTarget:
         ctx: int | None = None,
         scratch: str | None = None,
         check_seed: int = 0,
+        device: str = "cpu",
     ) -> None:
         self._path = model
         self._fixed = dict(settings or {})
@@ -72,17 +77,23 @@ class DynoTarget:
         self._check_seed = check_seed
         try:
             self._model: dict[str, Any] = dict(_core.describe_model(model))
-            self._device: dict[str, Any] = dict(_core.cpu_info())
+            chosen = resolve_device(device)
+            self._name = chosen.name
+            self._kind = chosen.kind
+            self._device: dict[str, Any] = dict(chosen.info)
             self._build: dict[str, Any] = dict(_core.build_info())
         except (DynoError, OSError) as error:
             raise TargetUnusable(str(error)) from error
         limit = int(self._model.get("n_ctx_train") or 4096)
         self._ctx = min(ctx or min(limit, 4096), limit)
         given = DefaultsFor(
-            cores=int(self._device["cores"]), n_ctx_train=limit, latent_cache=has_latent_cache(self._model)
-        )
-        self._kinds = {s.name: s.kind for s in settings_for("cpu")}
-        self._defaults = {s.name: s.default_value(given) for s in settings_for("cpu")} | {"ctx": self._ctx}
+            cores=usable_cores(), n_ctx_train=limit, latent_cache=has_latent_cache(self._model),
+            cuda_graphs=bool(engine_defaults().get("cuda_graphs", True)),
+        )  # fmt: skip
+        self._kinds = {s.name: s.kind for s in settings_for(self._kind)}
+        self._defaults = {s.name: s.default_value(given) for s in settings_for(self._kind)}
+        self._defaults["ctx"] = self._ctx
+        self._rates: dict[str, float] = {}
 
     # ---- facts
 
@@ -93,7 +104,7 @@ class DynoTarget:
         engine = profiles.engine_from_build(self._build)
         return Description(
             target="dyno",
-            label=f"{self._device.get('name') or 'CPU'} · {os.path.basename(self._path)}",
+            label=f"{self._device.get('name') or self._kind.upper()} · {os.path.basename(self._path)}",
             device=device.model_dump(mode="json", exclude_none=True),
             model={
                 **model.model_dump(mode="json", exclude_none=True),
@@ -106,11 +117,52 @@ class DynoTarget:
                 "ctx": self._ctx,
                 "compiler": str(self._build.get("compiler", "")),
                 "device_name": str(self._device.get("name", "")),
+                **self._gpu_facts(),
             },
             bounds=self._bounds(),
+            rates=dict(self._measured_rates()),
         )
 
+    def _gpu_facts(self) -> dict[str, Any]:
+        """What the driver tells, and the toolkit that the engine was built with."""
+        if self._kind != "cuda":
+            return {}
+        names = ("pci_bus_id", "driver", "power_limit_w", "max_sm_mhz", "pcie_generation", "pcie_lanes")
+        told = {name: self._device[name] for name in names if self._device.get(name) is not None}
+        return {"gpu": {**told, "cuda": str(self._build["switches"].get("CUDA", ""))}}
+
+    def _measured_rates(self) -> dict[str, float]:
+        """What the GPU does at best, measured once; empty on a CPU."""
+        if self._kind == "cuda" and not self._rates:
+            try:
+                found = _core.measure_rates(self._name)
+            except DynoError as error:
+                raise TargetUnusable(str(error)) from error
+            self._rates = {
+                "memory_gbps": round(found["memory_gbps"], 1),
+                "pcie_gbps": round(min(found["host_to_device_gbps"], found["device_to_host_gbps"]), 1),
+                "f16_tflops": round(found["f16_tflops"], 1),
+            }
+        return self._rates
+
     def _bounds(self) -> dict[str, float]:
+        return self._gpu_bounds() if self._kind == "cuda" else self._cpu_bounds()
+
+    def _gpu_bounds(self) -> dict[str, float]:
+        """By the rates that were measured: operations at twice the rate of a half product (that of int8),
+        and, token by token, weights that are read from memory but for what the L2 cache can hold."""
+        active = self._active_parameters()
+        if active <= 0:
+            return {}
+        rates = self._measured_rates()
+        bounds = {"pp": GPU_HEADROOM * 2 * rates["f16_tflops"] * 1e12 / (2 * active)}
+        share = active / max(1.0, float(self._model.get("parameters") or active))
+        read = share * os.path.getsize(self._path) - int(self._device.get("l2_bytes") or 0)
+        if read > 0:
+            bounds["tg"] = GPU_HEADROOM * rates["memory_gbps"] * 1e9 / read
+        return bounds
+
+    def _cpu_bounds(self) -> dict[str, float]:
         """What no run can exceed: the operations of a token over the peak of the cores, with a clock no CPU
         has.
 
@@ -147,7 +199,7 @@ class DynoTarget:
         self._close_session()
         self._session = _core.Session(
             self._path,
-            load=self._of(settings, "load"),
+            load={"device": self._name, **self._of(settings, "load")},
             context=self._of(settings, "context"),
             session=self._of(settings, "session"),
             kernels=kernels,
@@ -250,7 +302,8 @@ class DynoTarget:
         """What is scored: fewer tokens where the exact path is slow."""
         if self._groups is None:
             # What two billion operations a second and core do in about ten seconds: the same on every run.
-            affordable = int(2e9 * int(self._device["cores"]) * 10 / (2 * self._active_parameters() + 1))
+            rate = 2e9 * usable_cores() if self._kind == "cpu" else 1e12
+            affordable = int(rate * 10 / (2 * self._active_parameters() + 1))
             self._groups = answers.groups(
                 self._path, total=max(answers.FEWEST, min(answers.MOST, affordable)), ctx=self._ctx,
                 largest=CHECK_BATCH, vocabulary=int(self._model["n_vocab"]), seed=self._check_seed,
@@ -271,7 +324,8 @@ class DynoTarget:
                 )
             return self._reference
         settings = self._complete({}) | {"numerics": "exact", "kv_type_k": "f32", "kv_type_v": "f32"}
-        settings["cpu_repack"] = False
+        if "cpu_repack" in settings:
+            settings["cpu_repack"] = False
         self._open(settings, [])
         self._reference = answers.exact_answers(
             self._session, self._asked(), capture=bool(self._model.get("experts"))
@@ -310,6 +364,15 @@ class DynoTarget:
 
     # ---- kernels
 
+    @property
+    def _plain_device(self) -> dict[str, Any]:
+        """The properties that the engine's selection knows."""
+        known = (
+            "kind", "name", "memory_bytes", "isa", "features", "cores", "l1d_bytes", "l2_bytes", "l3_bytes",
+            "compute_capability", "sm_count", "shared_per_block_bytes", "pci_bus_id",
+        )  # fmt: skip
+        return {key: self._device[key] for key in known if key in self._device}
+
     def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]:
         """Every op of the model at the tokens that the workload runs it with, where there is a choice."""
         self._switch(configuration)
@@ -321,7 +384,7 @@ class DynoTarget:
             for op in self._session.ops(tokens):
                 rows = int(op["rows"])
                 family, desc = _core.ops.parse_key(op["key"], rows)
-                candidates = tuple(dict(c) for c in _core.ops.candidates(family, desc))
+                candidates = tuple(dict(c) for c in _core.ops.candidates(family, desc, self._plain_device))
                 place = (str(op["key"]), str(op["tokens"]))
                 if metric == "pp" and family == "matmul" and desc.get("n") == self._model["n_vocab"]:
                     continue  # the head runs for the last row only
@@ -335,7 +398,8 @@ class DynoTarget:
     def _weight(self, op: KernelOp) -> float:
         family, desc = _core.ops.parse_key(op.key, op.m)
         moved, flops = _core.ops.cost(family, desc)
-        seconds = max(float(moved) / 20e9, float(flops) / 200e9) * op.count
+        memory, compute = (20e9, 200e9) if self._kind == "cpu" else (4e12, 4e14)
+        seconds = max(float(moved) / memory, float(flops) / compute) * op.count
         return seconds / op.m if op.metric == "pp" else seconds
 
     def time_op(
@@ -348,7 +412,7 @@ class DynoTarget:
         try:
             times = _core.ops.time(
                 family, desc, dict(config), threads=threads, min_seconds=seconds,
-                rotate_bytes=min(rotate, 1 << 28), seed=seed,
+                rotate_bytes=min(rotate, 1 << 28), seed=seed, device=self._name,
             )  # fmt: skip
         except (OutOfMemoryError, MemoryError) as error:
             raise TargetFailure(str(TrialStatus.OOM), str(error)) from error

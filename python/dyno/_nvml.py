@@ -1,0 +1,108 @@
+"""What the driver's management library tells of a GPU, without touching its memory or its clocks.
+
+Every value is None where the driver, the card or a virtual machine does not tell it.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["facts", "state", "why_not"]
+
+
+@contextmanager
+def _session() -> Iterator[Any]:
+    """The initialised library; None where there is none (see `why_not`)."""
+    try:
+        import pynvml
+    except ImportError:
+        yield None
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def why_not() -> str:
+    """Why nothing is told here; empty where the library answers."""
+    try:
+        import pynvml
+    except ImportError:
+        return "the package nvidia-ml-py is not installed"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return f"NVML: {error}"
+    pynvml.nvmlShutdown()
+    return ""
+
+
+def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        answer = question(*arguments)
+    except nvml.NVMLError:
+        return None  # not every card and not every virtual machine answers everything
+    return answer.decode() if isinstance(answer, bytes) else answer
+
+
+def facts(pci_bus_id: str) -> dict[str, Any]:
+    """What does not change while a process runs.
+
+    Args:
+        pci_bus_id: As `dyno._core.devices()` gives it.
+
+    Returns:
+        `driver`, `power_limit_w` (enforced), `power_limit_default_w`, `pcie_generation` and `pcie_lanes` (the
+        most that card and slot can), `max_sm_mhz`, `max_memory_mhz`; empty without NVML or for an unknown
+        card.
+    """
+    with _session() as nvml:
+        handle = None if nvml is None else _ask(nvml, nvml.nvmlDeviceGetHandleByPciBusId, pci_bus_id)
+        if handle is None:
+            return {}
+        enforced = _ask(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+        default = _ask(nvml, nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+        return {
+            "driver": _ask(nvml, nvml.nvmlSystemGetDriverVersion),
+            "power_limit_w": None if enforced is None else round(enforced / 1000, 1),
+            "power_limit_default_w": None if default is None else round(default / 1000, 1),
+            "pcie_generation": _ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+            "pcie_lanes": _ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+            "max_sm_mhz": _ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
+            "max_memory_mhz": _ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM),
+        }
+
+
+def state(pci_bus_id: str) -> dict[str, Any]:
+    """What changes from moment to moment.
+
+    Returns:
+        `temperature_c`, `sm_mhz`, `memory_mhz`, `power_w`, `throttle_reasons` (a bit mask, 0: none),
+        `memory_used_bytes`, `processes` (ids of processes that compute on the GPU); empty without NVML.
+    """
+    with _session() as nvml:
+        handle = None if nvml is None else _ask(nvml, nvml.nvmlDeviceGetHandleByPciBusId, pci_bus_id)
+        if handle is None:
+            return {}
+        power = _ask(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
+        memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+        processes = _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        return {
+            "temperature_c": _ask(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            "sm_mhz": _ask(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            "memory_mhz": _ask(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+            "power_w": None if power is None else round(power / 1000, 1),
+            "throttle_reasons": _ask(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
+            "memory_used_bytes": None if memory is None else int(memory.used),
+            "processes": None if processes is None else sorted(int(p.pid) for p in processes),
+        }

@@ -1,0 +1,252 @@
+"""Where the time of a prompt or of a token goes, op by op.
+
+Each launch is timed alone, between two events on a GPU, so ops do not overlap and the sum is more than what
+a captured graph takes: that time stands beside it. Bytes and operations are the least that an op has to move
+and do.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dyno.bench import _feed, _once
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dyno.bench import BenchCase
+    from dyno.engine import Engine
+
+__all__ = ["OpTime", "PerOp", "measure", "peaks_of", "table"]
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """All launches of one distinct op in a test."""
+
+    family: str
+    key: str
+    launches: float
+    """In the whole test."""
+    seconds: float
+    share: float
+    """Of the time of all ops."""
+    bytes: float
+    flops: float
+    gbps: float
+    """1e9 bytes a second."""
+    tflops: float
+    """1e12 operations a second."""
+    percent_of_peak: float | None
+    """Of the memory's or the products' measured rate, whichever the op is nearer to; None where unknown."""
+
+
+@dataclass(frozen=True)
+class PerOp:
+    """The ops of one test, the most expensive first."""
+
+    test: str
+    tokens: int
+    ops: list[OpTime]
+    op_seconds: float
+    """Sum over the ops."""
+    test_seconds: float
+    """The same test untouched, in the median."""
+    peaks: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def peaks_of(device: str) -> dict[str, float]:
+    """Measured rates of a GPU (`dyno._core.measure_rates`); empty for the CPU.
+
+    Raises:
+        DeviceError: No such device.
+    """
+    from dyno import _core
+
+    return dict(_core.measure_rates(device)) if device != "cpu" else {}
+
+
+def measure(
+    engine: Engine,
+    case: BenchCase,
+    peaks: Mapping[str, float],
+    *,
+    repetitions: int = 5,
+    seed: int = 0,
+    notify: Callable[[str], None] | None = None,
+) -> PerOp:
+    """Time every op of a test.
+
+    Args:
+        engine: Opened with a context that holds the case.
+        case: A prompt or generated tokens (not both), perhaps behind a depth.
+        peaks: As `peaks_of` gives them.
+        repetitions: The median over this many runs counts.
+        seed: Of the random tokens.
+        notify: Called with a note before each run.
+
+    Raises:
+        PlanError: The case does not fit into the context.
+    """
+    tell = notify or (lambda note: None)
+    vocabulary = int(engine.model["n_vocab"])
+    tokens = np.random.default_rng(seed).integers(0, vocabulary, case.positions, dtype=np.int32)
+    engine.reset()
+    for _ in range(2):
+        _once(engine, case, tokens)  # warm
+    tell(f"{case.test} untouched")
+    untouched = statistics.median(_once(engine, case, tokens) for _ in range(repetitions)) / 1e9
+
+    pieces = (
+        [tokens[case.depth :]]
+        if case.n_prompt
+        else [tokens[i : i + 1] for i in range(case.depth, case.positions)]
+    )
+    runs: list[dict[str, float]] = []
+    for number in range(repetitions):
+        tell(f"{case.test} op by op {number + 1}/{repetitions}")
+        engine.reset()
+        _feed(engine, tokens[: case.depth], case.batch, last_row=False)
+        seconds: dict[str, float] = {}
+        for piece in pieces:
+            for row in engine.time_ops(piece):
+                seconds[row["key"]] = seconds.get(row["key"], 0.0) + float(row["seconds"])
+        runs.append(seconds)
+    medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+    total = sum(medians.values())
+    work = _work(engine, case)
+    ops = []
+    for key, seconds_of in medians.items():
+        if seconds_of <= 0 or key not in work:
+            continue
+        family, launches, moved, flops = work[key]
+        rates = (moved / seconds_of / 1e9, flops / seconds_of / 1e12)
+        ops.append(
+            OpTime(
+                family,
+                key,
+                launches,
+                seconds_of,
+                seconds_of / total,
+                moved,
+                flops,
+                *rates,
+                _percent(rates, peaks),
+            )
+        )
+    ops.sort(key=lambda op: -op.seconds)
+    return PerOp(case.test, case.tokens, ops, total, untouched, dict(peaks))
+
+
+def _percent(rates: Sequence[float], peaks: Mapping[str, float]) -> float | None:
+    if not peaks:
+        return None
+    return 100 * max(rates[0] / peaks["memory_gbps"], rates[1] / peaks["f16_tflops"])
+
+
+def _work(engine: Engine, case: BenchCase) -> dict[str, tuple[str, float, float, float]]:
+    """Family, launches, bytes and operations by key, over all u-batches of a case."""
+    ubatch = int(engine.settings["ubatch"])
+    vocabulary = int(engine.model["n_vocab"])
+    windows = [int(layer["attention"]["window"]) for layer in engine.model["layers"]]
+    found: dict[str, tuple[str, float, float, float]] = {}
+    end = case.positions
+    start = case.depth
+    while start < end:
+        count = min(ubatch, end - start) if case.n_prompt else 1
+        last = start + count >= end or not case.n_prompt
+        for op in engine.describe_ops(count):
+            key, family = str(op["key"]), str(op["family"])
+            launches, moved, flops = float(op["count"]), float(op["bytes"]), float(op["flops"])
+            desc = _desc(key)
+            if family == "matmul" and desc.get("n") == vocabulary:
+                if not last:
+                    continue  # logits of the last row only
+                moved, flops = _cost(key, 1)
+            elif family == "attention":
+                moved, flops = _attention(key, desc, windows, start, count)
+            before = found.get(key, (family, 0.0, 0.0, 0.0))
+            found[key] = (
+                family,
+                before[1] + launches,
+                before[2] + launches * moved,
+                before[3] + launches * flops,
+            )
+        start += count
+    return found
+
+
+def _desc(key: str) -> dict[str, Any]:
+    from dyno import _core
+
+    return dict(_core.ops.parse_key(key)[1])
+
+
+def _cost(key: str, tokens: int) -> tuple[float, float]:
+    from dyno import _core
+
+    family, desc = _core.ops.parse_key(key, tokens)
+    moved, flops = _core.ops.cost(family, desc)
+    return float(moved), float(flops)
+
+
+def _attention(
+    key: str, desc: Mapping[str, Any], windows: Sequence[int], start: int, count: int
+) -> tuple[float, float]:
+    """Bytes and operations of one launch with the positions that are really there, averaged over the layers,
+    which may have windows. The op's own cost knows no history: of one token it holds q, out, and one key and
+    value."""
+    one_moved, one_flops = _cost(key, 1)
+    outside = 4.0 * desc["heads"] * (desc["dk"] + desc["dv"])
+    key_bytes = one_moved - outside
+    positions = np.arange(start, start + count)
+    moved = flops = 0.0
+    for window in windows:
+        first = max(0, start - window + 1) if window else 0
+        seen = np.minimum(positions + 1, window) if window else positions + 1
+        moved += count * outside + (start + count - first) * key_bytes
+        flops += float(seen.sum()) * one_flops
+    return moved / len(windows), flops / len(windows)
+
+
+def table(result: PerOp, limit: int = 30) -> str:
+    """For people: the most expensive ops, and what all of them are beside the test itself."""
+    per = "token" if not result.test.startswith("pp") else "prompt"
+    scale = 1 / result.tokens if per == "token" else 1.0
+    header = ("op", "launches", f"us a {per}", "share", "GB/s", "TFLOP/s", "% of peak")
+    rows = [
+        (
+            op.key,
+            f"{op.launches * scale:g}",
+            f"{op.seconds * scale * 1e6:.1f}",
+            f"{100 * op.share:.1f} %",
+            f"{op.gbps:.0f}",
+            f"{op.tflops:.1f}",
+            "" if op.percent_of_peak is None else f"{op.percent_of_peak:.1f}",
+        )
+        for op in result.ops[:limit]
+    ]
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    lines = [
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in (header, *rows)
+    ]
+    ops, test = result.op_seconds * scale * 1e6, result.test_seconds * scale * 1e6
+    lines.append(f"{result.test}: ops one by one {ops:.1f} us a {per}, the test itself {test:.1f} us a {per}")
+    if result.peaks:
+        lines.append(
+            f"peaks, measured: memory {result.peaks['memory_gbps']:.0f} GB/s, "
+            f"half products {result.peaks['f16_tflops']:.0f} TFLOP/s"
+        )
+    return "\n".join(lines)

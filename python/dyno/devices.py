@@ -1,0 +1,122 @@
+"""Devices by name: `cpu`, `cuda:N`, and `auto` for the best that this build and machine have.
+
+Nothing here is asked for at import; listing the GPUs allocates nothing on them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from dyno.errors import DeviceError
+
+__all__ = ["Device", "built_for_cuda", "list_devices", "resolve_device"]
+
+_log = logging.getLogger("dyno.device")
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that this build can run on."""
+
+    name: str
+    """`cpu` or `cuda:N`."""
+    info: dict[str, Any] = field(repr=False)
+    """Properties as the engine reports them; for GPUs also what the driver tells (see `dyno._nvml.facts`)."""
+    why: str = ""
+    """Why `auto` means this device; empty where it was named."""
+
+    @property
+    def kind(self) -> str:
+        """`cpu` or `cuda`."""
+        return str(self.info["kind"])
+
+    @property
+    def headline(self) -> str:
+        """The line that the runtime prints: `device: cuda:0, NVIDIA H200 (auto: the first GPU)`."""
+        title = f"device: {self.name}, {self.info.get('name') or 'unknown'}"
+        return f"{title} (auto: {self.why})" if self.why else title
+
+
+def list_devices() -> list[Device]:
+    """The CPU, then every GPU, also those that this build has no code for (`info["problem"]` says why)."""
+    from dyno import _core
+
+    found = []
+    number = 0
+    for info in _core.devices():
+        if info["kind"] == "cpu":
+            found.append(Device("cpu", dict(info)))
+        else:
+            found.append(Device(f"cuda:{number}", _with_driver(info)))
+            number += 1
+    return found
+
+
+def resolve_device(name: str) -> Device:
+    """The device that a name means.
+
+    Args:
+        name: `cpu`, `cuda` (the first GPU), `cuda:N`, or `auto`: the first GPU that this build has code for,
+            else the CPU, which is said.
+
+    Raises:
+        DeviceError: Not a name of a device, no such GPU, or one that this build has no code for.
+    """
+    from dyno import _core
+
+    if name == "auto":
+        return _automatic()
+    if name == "cpu":
+        return Device("cpu", dict(_core.cpu_info()))
+    matched = re.fullmatch(r"cuda(?::([0-9]{1,4}))?", name)
+    if matched is None:
+        raise DeviceError(f"[device] unknown device {name!r}; known are 'auto', 'cpu' and 'cuda:N'")
+    number = int(matched[1] or 0)
+    gpus = [info for info in _core.devices() if info["kind"] == "cuda"]
+    if not gpus:
+        raise DeviceError(f"[device] {name!r}: {_core.no_cuda_reason()}; use device='cpu'")
+    if number >= len(gpus):
+        raise DeviceError(
+            f"[device] {name!r} does not exist: this machine shows {len(gpus)} GPU"
+            f"{'s' if len(gpus) > 1 else ''}, cuda:0 to cuda:{len(gpus) - 1}"
+        )
+    problem = _core.device_problem(gpus[number])
+    if problem:
+        raise DeviceError(f"[device] {name!r}: {problem}")
+    return Device(f"cuda:{number}", _with_driver(gpus[number]))
+
+
+def _automatic() -> Device:
+    from dyno import _core
+
+    problems = []
+    gpus = [info for info in _core.devices() if info["kind"] == "cuda"]
+    for number, info in enumerate(gpus):
+        problem = _core.device_problem(info)
+        if not problem:
+            why = "the only GPU" if len(gpus) == 1 else f"the first usable one of {len(gpus)} GPUs"
+            device = Device(f"cuda:{number}", _with_driver(info), why)
+            _log.info("%s", device.headline)
+            return device
+        problems.append(f"cuda:{number}: {problem}")
+    device = Device("cpu", dict(_core.cpu_info()), "; ".join(problems) or str(_core.no_cuda_reason()))
+    # A build for GPUs that finds none is news; one for the CPU does what it is for.
+    _log.log(logging.WARNING if built_for_cuda() else logging.INFO, "%s", device.headline)
+    return device
+
+
+def built_for_cuda() -> bool:
+    """Whether this build has the CUDA engine."""
+    from dyno import _core
+
+    return str(_core.build_info()["switches"].get("GGML_CUDA", "OFF")).upper() == "ON"
+
+
+def _with_driver(info: dict[str, Any]) -> dict[str, Any]:
+    from dyno import _core, _nvml
+
+    told = _nvml.facts(str(info["pci_bus_id"]))
+    return {**info, "problem": _core.device_problem(info), **told}
