@@ -114,7 +114,7 @@ def _ab(*arguments: str) -> tuple[int, str]:
     ],
 )
 def test_two_sets_of_flags(tmp_path: Path, model: str, flags: list[str], code: int, said: str) -> None:
-    folder = str(fake(tmp_path / "b", "llama.cpp-b9800", wrong="-ub 128"))
+    folder = str(fake(tmp_path / "b", "llama.cpp-0c1e570", wrong="-ub 128"))
     found, text = _ab(folder, folder, "-m", model, *flags, "--", "-t", "2")
     assert (found, said in text) == (code, True), text
     assert "| pp64 (t/s) |" in text
@@ -123,8 +123,8 @@ def test_two_sets_of_flags(tmp_path: Path, model: str, flags: list[str], code: i
 
 def test_two_engines_as_json(tmp_path: Path, model: str) -> None:
     main, ik = (
-        fake(tmp_path / "a", "llama.cpp-b9800", wrong="-ub 999"),
-        fake(tmp_path / "b", "ik_llama.cpp-4500", wrong="-ub 999"),
+        fake(tmp_path / "a", "llama.cpp-0c1e570", wrong="-ub 999"),
+        fake(tmp_path / "b", "ik_llama.cpp-4840", wrong="-ub 999"),
     )
     table = tmp_path / "table.md"
     code, text = _ab(str(main), str(ik / "llama-bench"), "-m", model, "--json", "--out", str(table))
@@ -139,7 +139,7 @@ def test_two_engines_as_json(tmp_path: Path, model: str) -> None:
 
 
 def test_a_profile_of_another_engine(tmp_path: Path, model: str) -> None:
-    folder = fake(tmp_path / "b", "llama.cpp-b9800")
+    folder = fake(tmp_path / "b", "llama.cpp-0c1e570")
     path = tmp_path / "p.yaml"
     profiles.save_profile(
         profiles.Profile.model_validate({

@@ -211,11 +211,13 @@ def _engine(
     if binaries is None:
         raise typer.BadParameter(f"--engine {engine} needs --bin DIR, the folder of its binaries")
     number = gpu if gpu is not None else device.removeprefix("cuda:") if device.startswith("cuda:") else None
-    if number is not None and not re.fullmatch(r"[0-9]{1,3}", number):
-        raise typer.BadParameter(f"--gpu {number!r}: give the number of one GPU, as in --gpu 0")
+    if number is not None and not re.fullmatch(r"[0-9]{1,3}(,[0-9]{1,3})*", number):
+        raise typer.BadParameter(
+            f"--gpu {number!r}: give the numbers of the GPUs, as in --gpu 0 or --gpu 0,1"
+        )
     return {
         "binaries": str(binaries.absolute()),
-        "gpu": int(number) if number is not None else None,
+        "gpu": [int(n) for n in number.split(",")] if number is not None else None,
         "command": command,
         "text": str(text.absolute()) if text is not None else None,
     }

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .outcome import Outcome
     from .stats import Estimate, Noise
-    from .target import Description, Workload
+    from .target import Description, Value, Workload
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,13 @@ def _ratio(estimate: Estimate) -> dict[str, Any]:
     }
 
 
+def _plain(name: str, value: Value) -> Any:
+    """Rules are searched as one word, and written as a list."""
+    if SETTINGS[name].type == "rules":
+        return [rule for rule in str(value).split(",") if rule]
+    return value
+
+
 def _settings(outcome: Outcome) -> dict[str, Any]:
     written: dict[str, Any] = {}
     entries = {e.name: e for e in outcome.entries}
@@ -106,8 +113,8 @@ def _settings(outcome: Outcome) -> dict[str, Any]:
             "default"
             if entry is None
             else profiles.SettingEntry(
-                value=entry.value,  # type: ignore[arg-type]
-                default=entry.default,  # type: ignore[arg-type]
+                value=_plain(name, entry.value),
+                default=_plain(name, entry.default),
                 **_ratio(entry.estimate),
                 moves=list(entry.moves),  # type: ignore[arg-type]
                 group=entry.group,
@@ -187,7 +194,7 @@ def _some(count: int) -> list[int]:
 def incumbent_settings(profile: profiles.Profile) -> dict[str, Any]:
     """The values that a profile sets, by name."""
     return {
-        name: entry.value
+        name: ",".join(entry.value) if isinstance(entry.value, list) else entry.value
         for name, entry in profile.settings.items()
         if isinstance(entry, profiles.SettingEntry) and name in SETTINGS
     }

@@ -83,11 +83,9 @@ def memory_gbps(budget_seconds: float = 0.3) -> float:
 def knobs_for(description: Description, request: Request) -> tuple[Knob, ...]:
     """The knobs of the table that apply to this engine, device, model and workload."""
     if request.engine != "dyno":
-        engine = description.engine
         return ggml_knobs.make_knobs(
-            engine["defaults"], description.model, request.options.workload, int(engine["cores"]),
-            approx=request.options.approx_limit is not None,
-            exact_only=not engine["answers_compared"], held=tuple(request.held),
+            description.engine, description.model, request.options.workload,
+            approx=request.options.approx_limit is not None, held=tuple(request.held),
         )  # fmt: skip
     facts = Facts(
         device=description.device,
@@ -97,6 +95,12 @@ def knobs_for(description: Description, request: Request) -> tuple[Knob, ...]:
         ctx=int(description.engine["ctx"]),
     )
     return resolve(facts, approx=request.options.approx_limit is not None, held=request.held)
+
+
+def space_for(description: Description, request: Request) -> Space:
+    knobs = knobs_for(description, request)
+    foreign = request.engine != "dyno"
+    return Space(knobs, ggml_knobs.legal(description.engine, description.device) if foreign else None)
 
 
 def header(description: Description, request: Request, space: Space, out: Path) -> dict[str, Any]:
@@ -202,8 +206,9 @@ def run(request: Request, executor: Executor | None = None, space: Space | None 
             own_options: dict[str, Any] = {"ctx": request.ctx, "device": request.device}
             executor = WorkerExecutor(
                 request.engine.replace(".", "_"),
-                {"model": os.path.abspath(request.model), "settings": request.held, "scratch": scratch,
-                 **(own_options if request.engine == "dyno" else request.engine_options)},
+                {"model": os.path.abspath(request.model), "settings": request.held,
+                 "scratch": scratch,
+                 **(foreign_options(request) if request.engine != "dyno" else own_options)},
             )  # fmt: skip
         try:
             return _run(request, executor, space)
@@ -212,10 +217,17 @@ def run(request: Request, executor: Executor | None = None, space: Space | None 
                 executor.close()
 
 
+def foreign_options(request: Request) -> dict[str, Any]:
+    """With the file that keeps what the engine's processes say, beside the profile or by the model's name."""
+    name = f"{request.engine}-{os.path.basename(request.model)}"
+    place = os.path.abspath(request.out or profiles.user_folder() / name)
+    return {**request.engine_options, "log": f"{place}.stderr.log"}
+
+
 def _run(request: Request, executor: Executor, space: Space | None) -> Result:
     description = executor.describe()
     foreign = request.engine != "dyno"
-    space = space or Space(knobs_for(description, request))
+    space = space or space_for(description, request)
     out = output_path(request, description)
     _check_writable(out)
     options = request.options
@@ -237,7 +249,10 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
                 deadline_floor=request.deadline_floor,
             )  # fmt: skip
             ledger.on_note = progress.note
-            for name, why in description.engine.get("refused", {}).items():
+            refused = dict(description.engine.get("refused", {}))
+            if foreign and options.approx_limit is None:
+                refused["kv_type_k, kv_type_v"] = "they change answers; give --allow-approx KLD"
+            for name, why in refused.items():
                 progress.say(f"{name} is not searched: {why}")
             if request.command:
                 ledger.note("request", command=request.command, label=description.label)

@@ -1,9 +1,10 @@
-"""Stands for the binaries of an engine: prints help, version and results in the documented forms of real
-ones, and measures nothing: its rates are a function of the flags. Started under the binaries' names;
+"""Stands for the binaries of an engine: prints what real ones were recorded to print, and measures nothing:
+its rates are a function of the flags. Started under the binaries' names;
 `spec.json` is beside it."""
 
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -35,16 +36,22 @@ for fault, text in spec.get("faults", {}).items():
             os.abort()
         sys.exit(1)
 if "-op" in args and "-dr" in args:
-    for number, _ in enumerate(value("-op", "").split(",")[::2]):
-        op = spec["ops"][number] if number < len(spec["ops"]) else None
-        print(
-            f"Setting offload policy for op {op} to ON" if op else "Setting offload policy for all ops to ON"
-        )
+    asked = len(value("-op", "").split(",")) // 2
+    print("".join((data / f"{engine}.ops").read_text().splitlines(keepends=True)[:asked]), file=sys.stderr)
+    sys.exit(0)
+if name == "llama-sweep-bench":
+    (Path(sys.argv[0]).parent / "swept.json").write_text(json.dumps(args))
+    step, made = int(value("-ub", "512")), int(value("-n", "0"))
+    rate = 2.0 if "-op" in args else 1.0
+    for position in range(0, int(value("-c", "512")), step):
+        row = json.loads((data / f"{engine}.sweep.jsonl").read_text().splitlines()[0])
+        row |= {"pp": step, "tg": made, "n_kv": position, "t_pp": step / (4e5 * rate), "t_tg": made / 8e4}
+        print(json.dumps(row), file=sys.stderr)
     sys.exit(0)
 if name == "llama-perplexity":
     if "--kl-divergence" in args:
         kld = "0.000500" if spec.get("wrong", "-") in " ".join(args) else "0.000071"
-        print((data / "kld.txt").read_text().replace("@KLD@", kld))
+        print(re.sub(r"(Mean +KLD: +)[0-9.]+", rf"\g<1>{kld}", (data / f"{engine}.kld").read_text()))
     else:
         Path(value("--kl-divergence-base", "")).write_bytes(b"_logits_")
     sys.exit(0)
@@ -56,11 +63,13 @@ for key, tokens, rate in (
 ):
     if tokens:
         nanoseconds = [round(1e9 * tokens / rate * (1 + 0.001 * i)) for i in (3, 0, 1, 2)]
-        rows.append({
-            "build_commit": "65c797c4", "build_number": 6100, "n_ubatch": spec.get("ran", ubatch),
-            "n_threads": threads, "type_k": "f16", "n_prompt": 0, "n_gen": 0, key: tokens,
+        row = json.loads((data / f"{engine}-bench.json").read_text())[0]
+        row |= {
+            "n_ubatch": spec.get("ran", ubatch), "n_threads": threads, "n_prompt": 0, "n_gen": 0, key: tokens,
             "samples_ns": nanoseconds, "samples_ts": [tokens / n * 1e9 for n in nanoseconds],
-        })  # fmt: skip
+        }  # fmt: skip
+        row["flash_attn"] = type(row["flash_attn"])(value("-fa", "1") in ("1", "on"))
+        rows.append(row)
 print("ggml_cuda_init: a log line on standard output")
 print("[NCCL] a log line that begins with a bracket")
 print(json.dumps(rows, indent=2))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dyno import profiles
 
+from ..emit import incumbent_settings
 from ..errors import TuneError
 from ..targets.ggml_export import tuned_with
 from ..targets.ggml_install import engine_in
@@ -83,7 +84,7 @@ def _profile(name: str, path: Path, given: Given, flags: list[str], own: str) ->
         raise TuneError(
             f"side {name}: {path} is a profile of {engine}; give --bin, the folder of its binaries"
         )
-    settings = {n: e.value for n, e in profile.settings.items() if isinstance(e, profiles.SettingEntry)}
+    settings = incumbent_settings(profile)
     return GgmlSide(name, engine, given.model, binaries, command=[*command, *flags], settings=settings,
                     gpu=given.gpu, text=given.text, deadline=given.deadline)  # fmt: skip
 

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import TargetFailure, TargetUnusable, TuneError
 from ..target import Configuration, Description, OpContext, Quality, Sample, TrialStatus, Value, Workload
-from . import ggml_knobs
+from . import ggml_applies
+from .ggml_applies import Here
 from .ggml_command import Command, parse_command
 from .ggml_device import cpu_device, cuda_device, model_identity
 from .ggml_install import Installation
-from .ggml_knobs import Here, spell
+from .ggml_log import RunLog
 from .ggml_process import Finished, bench_rows, execute, judge
 from .ggml_quality import CHUNKS, CONTEXT, parse_kld, write_text
+from .ggml_spell import OP_NAMES, spell
+from .ggml_sweep import sweep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,12 +39,13 @@ class GgmlTarget:
     engine: "llama.cpp" or "ik_llama.cpp".
     model: path of a GGUF file.
     binaries: folder of the engine's binaries.
-    gpu: number of the GPU as nvidia-smi counts; None: the CPU alone.
+    gpu: number of the GPU as nvidia-smi counts, or several; None: the CPU alone.
     command: the user's own command line, if any.
     settings: values held fixed, by name.
     text: file whose text the answers are compared on.
     scratch: folder for the reference's logits.
     deadline: seconds that one process may take.
+    log: file that gets what every process says on standard error.
     """
 
     def __init__(
@@ -49,29 +53,42 @@ class GgmlTarget:
         engine: str,
         model: str,
         binaries: str,
-        gpu: int | None = None,
+        gpu: int | Sequence[int] | None = None,
         command: Sequence[str] = (),
         settings: Mapping[str, Value] | None = None,
         text: str | None = None,
         scratch: str | None = None,
         deadline: float = 600.0,
+        log: str | None = None,
     ) -> None:
         self._path = model
         self._deadline = deadline
         self._install = Installation(binaries, engine)
         self._engine = engine
         self._model = model_identity(model)
-        self._gpu = gpu
-        self._device, self._device_name = (cpu_device(), "CPU") if gpu is None else cuda_device(gpu)
+        self._gpus = () if gpu is None else (gpu,) if isinstance(gpu, int) else tuple(gpu)
+        self._device, self._device_name = cuda_device(self._gpus[0]) if self._gpus else (cpu_device(), "CPU")
+        self._log = RunLog(log)
         self._version = self._install.version(model)
         self._command = self._read_command(command)
         self._layers_on_gpu()
         self._cores = int(cpu_device()["cores"])
-        here = Here(self._install, self._device, self._model, self._command.host_weights)
-        self._refused = ggml_knobs.refusals(here)
-        self._defaults = ggml_knobs.defaults(here, self._cores)
-        self._fixed = dict(settings or {})
-        for name in (*self._fixed, *self._command.incumbent):
+        offloads = engine == "ik_llama.cpp" and bool(self._gpus) and self._command.host_weights
+        ids = ggml_applies.find_op_ids(self._install, model, wanted=offloads)
+        self._op_ids = {} if isinstance(ids, str) else dict(ids)
+        self._read_policy(ids)
+        here = Here(
+            self._install, self._device, self._model, self._command.host_weights, len(self._gpus) or 1,
+            self._command.base, frozenset(self._command.carried), ids,
+        )  # fmt: skip
+        self._refused = ggml_applies.refusals(here)
+        self._defaults = ggml_applies.defaults(here, self._cores)
+        self._sweeps = any(n.startswith("op_offload.") for n in self._defaults)
+        # What the command line says of placement and cache stays, searched or not.
+        self._fixed = {
+            **{n: v for n, v in self._command.base.items() if n not in self._defaults}, **(settings or {}),
+        }  # fmt: skip
+        for name in (*(settings or {}), *self._command.incumbent):
             if name not in self._defaults:
                 raise TargetUnusable(
                     f"{name} can't be set here: {self._refused.get(name, 'unknown setting')}"
@@ -88,19 +105,42 @@ class GgmlTarget:
         if not tokens:
             return Command()
         named = next((t for t in tokens if not t.startswith("-") and "=" not in t), "")
-        help_ = self._install.help_of(os.path.basename(named)) if named else None
+        source = os.path.basename(named)
+        help_ = self._install.help_of(source) if named else None
         if help_ is None and self._install.common is not None:
-            help_ = self._install.common[1]
+            missing = f" ({self._install.folder} has no {source} to ask)" if source else ""
+            source, help_ = self._install.common[0] + missing, self._install.common[1]
         if help_ is None:
             raise TargetUnusable(
                 f"{self._install.folder} has no llama-server, llama-cli or llama-perplexity, so the "
                 "command line can't be read; give --bin a folder that has one"
             )
-        return parse_command(tokens, help_, self._install.bench_help, self._engine)
+        command = parse_command(tokens, help_, self._install.bench_help, self._engine, source)
+        if command.base.get("cpu_moe_layers"):
+            layers = min(int(command.base["cpu_moe_layers"]), int(self._model["layers"]))
+            command.base["cpu_moe_layers"] = layers
+        return command
+
+    def _read_policy(self, ids: Mapping[str, int] | str) -> None:
+        """The user's own `-op` by name: what the numbers mean in this binary, not where they were found."""
+        if not self._command.policy:
+            return
+        if isinstance(ids, str):
+            raise TargetUnusable(f"the command line's -op can't be measured: {ids}")
+        names = {number: name for name, number in ids.items()}
+        families = {name: family for family, name in OP_NAMES.items()}
+        for number, on in self._command.policy.items():
+            name = names.get(number, "no op")
+            if name not in families:
+                raise TargetUnusable(
+                    f"the command line's -op {number} is {name} in this binary, no product with weights: the "
+                    "numbers are of another version; write the policy for this one"
+                )
+            self._command.incumbent[f"op_offload.{families[name]}"] = on
 
     def _layers_on_gpu(self) -> None:
         command = self._command
-        if self._gpu is None:
+        if not self._gpus:
             command.bench += ["-ngl", "0"] if "-ngl" not in command.bench else []
         elif command.gpu_layers is None:
             command.bench += ["-ngl", "999"] if "-ngl" not in command.bench else []
@@ -128,6 +168,8 @@ class GgmlTarget:
                 "answers_compared": self._perplexity is not None,
                 "reference": "llama-perplexity: no fusion, graphs or flash attention, u-batch 64",
                 "cores": self._cores,
+                "split_modes": ggml_applies.split_modes(self._install),
+                "bench": "llama-sweep-bench" if self._sweeps else "llama-bench",
                 "ctx": 0,
             },
             bounds=self._bounds(),
@@ -148,32 +190,31 @@ class GgmlTarget:
     # ---- processes
 
     def _environment(self) -> dict[str, str | None]:
-        visible = "" if self._gpu is None else str(self._gpu)
+        visible = ",".join(map(str, self._gpus))
         given: dict[str, str | None] = dict(self._command.env)
         return {**given, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible}
 
     def _start(self, command: list[str], environment: Mapping[str, str | None]) -> Finished:
-        done = execute(command, {**self._environment(), **environment}, self._deadline)
+        variables = {**self._environment(), **environment}
+        done = execute(command, variables, self._deadline, str(self._scratch))
         self.peak_mib = done.peak_mib
-        if done.stderr:
-            # The worker keeps the last of it for messages.
-            print(done.stderr[-4000:], flush=True)
+        self._log.add(command, environment, done)
         judge(done)
         return done
 
     def apply(self, configuration: Configuration, context: OpContext) -> None:
         self._settings = {**self._defaults, **self._fixed, **configuration.settings}
         self._queue.clear()
-        plain = self._command.value_cache in ("f16", "bf16", "f32")
-        if not plain and not self._settings.get("flash_attention", True):
-            raise TargetFailure(
-                str(TrialStatus.INVALID), f"a V cache in {self._command.value_cache} needs flash_attention"
-            )
+        cache = str(self._settings.get("kv_type_v", "f16"))
+        if cache not in ("f16", "bf16", "f32") and not self._settings.get("flash_attention", True):
+            raise TargetFailure(str(TrialStatus.INVALID), f"a V cache in {cache} needs flash_attention")
 
     def measure(self, workload: Workload, metric: str, prompt: int) -> Sample:
         """The next repetition of this visit's process; pp: one prompt, tg: token by token."""
         waiting = self._queue.setdefault((workload, metric), [])
-        if not waiting:
+        if not waiting and self._sweeps:
+            waiting.append(self._sweep(workload, metric))
+        elif not waiting:
             self._run(workload, metric)
         first = self._queue[workload, metric].pop(0)
         return Sample(metric, prompt, first.tokens, first.seconds, first.clock_seconds)
@@ -219,6 +260,23 @@ class GgmlTarget:
                 str(TrialStatus.IMPLAUSIBLE),
                 f"llama-bench claims {total:.2f} s of samples, but ran for {done.seconds:.2f} s",
             )
+
+    def _sweep(self, workload: Workload, metric: str) -> Sample:
+        """One process of llama-sweep-bench, which takes `-op`."""
+        tool, help_ = self._install.tool("llama-sweep-bench"), self._install.help_of("llama-sweep-bench")
+        if tool is None or help_ is None:
+            raise TargetUnusable(f"{self._install.folder} has no llama-sweep-bench any more")
+        try:
+            plan = sweep(
+                tool, help_, self._path, self._settings, workload, metric, batch=self._command.batch,
+                op_ids=self._op_ids,
+            )  # fmt: skip
+        except ValueError as error:
+            raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
+        placed = [*self._command.common, *([] if "-ngl" in self._command.carried else ["-ngl", "999"])]
+        done = self._start([*plan.command, *placed], plan.env)
+        seconds = plan.seconds(done.stdout + "\n" + done.stderr)
+        return Sample(metric, 0, workload.tokens(metric), seconds, seconds)
 
     def _read_back(self, row: Mapping[str, Any]) -> None:
         """Keys come and go; what is there has to agree with what was asked."""
@@ -266,15 +324,19 @@ class GgmlTarget:
             except (OSError, UnicodeDecodeError) as error:
                 raise TargetUnusable(f"--text {self._text}: {error}") from error
         write_text(text, own)
-        exact = {"flash_attention": False, "cuda_graphs": False, "fusion": False, "mmq_id_size": 0}
+        exact: dict[str, Value] = {
+            "flash_attention": False,
+            "cuda_graphs": False,
+            "fusion": False,
+            "mmq_id_size": 0,
+        }
         exact |= {"fused_moe": False, "ubatch": 64}
-        # The cache is f16 here, whatever the command line has.
+        # Whatever the command line has.
+        exact |= {"kv_type_k": "f16", "kv_type_v": "f16"}
         settings = {n: exact.get(n, v) for n, v in {**self._defaults, **self._fixed}.items()}
         partial = base.with_name(f"base-{os.getpid()}.partial")
         try:
-            self._perplexity_run(
-                settings, ["-f", str(text), "--kl-divergence-base", str(partial)], cache=False
-            )
+            self._perplexity_run(settings, ["-f", str(text), "--kl-divergence-base", str(partial)])
         except TargetFailure as failure:
             raise TargetUnusable(f"the reference's answers can't be had: {failure.message}") from failure
         if not partial.exists():
@@ -282,20 +344,19 @@ class GgmlTarget:
         os.replace(partial, base)
         return base
 
-    def _perplexity_run(
-        self, settings: Mapping[str, Value], extra: list[str], *, cache: bool = True
-    ) -> Finished:
+    def _perplexity_run(self, settings: Mapping[str, Value], extra: list[str]) -> Finished:
         help_ = self._install.help_of("llama-perplexity")
         if self._perplexity is None or help_ is None:
             raise TargetUnusable("no llama-perplexity")
         try:
             spelled = spell(
-                settings, self._engine, help_, bench=False, batch=max(CONTEXT, self._command.batch)
-            )
+                settings, self._engine, help_, bench=False, batch=max(CONTEXT, self._command.batch),
+                op_ids=self._op_ids,
+            )  # fmt: skip
         except ValueError as error:
             raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
-        placed = _placement(self._command, cache=cache)
-        ngl = [] if "-ngl" in placed else ["-ngl", "0" if self._gpu is None else "999"]
+        placed = self._command.common
+        ngl = [] if "-ngl" in self._command.carried else ["-ngl", "999" if self._gpus else "0"]
         fit = ["-fit", "off"] if help_.has("-fit") and self._engine == "llama.cpp" else []
         command = [self._perplexity, "-m", self._path, "-c", str(CONTEXT), "--chunks", str(CHUNKS), *extra]
         return self._start([*command, *placed, *ngl, *fit, *spelled.all_args()], spelled.env)
@@ -306,21 +367,6 @@ class GgmlTarget:
     def close(self) -> None:
         if self._own_scratch is not None:
             self._own_scratch.cleanup()
-
-
-def _placement(command: Command, *, cache: bool) -> list[str]:
-    """Of the tokens that stay as they are, those that say where weights live, and of what type the cache
-    is."""
-    wanted = {"-ngl", "--gpu-layers", "--n-gpu-layers", "-ot", "--override-tensor", "-ncmoe", "--n-cpu-moe",
-              "-sm", "--split-mode", "-mg", "--main-gpu", "-ts", "--tensor-split", "--numa"}  # fmt: skip
-    if cache:
-        wanted |= {"-ctk", "--cache-type-k", "-ctv", "--cache-type-v"}
-    alone = {"-cmoe", "--cpu-moe", "-nkvo", "--no-kv-offload", "--no-mmap"}
-    found: list[str] = []
-    for n, token in enumerate(command.kept):
-        if token in alone or token.partition("=")[0] in wanted:
-            found += [token] if token in alone or "=" in token else command.kept[n : n + 2]
-    return found
 
 
 def _row_of(rows: Sequence[Mapping[str, Any]], workload: Workload, metric: str) -> Mapping[str, Any]:

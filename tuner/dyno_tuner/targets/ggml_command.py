@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import TuneError
+from .ggml_help import Flag
+from .ggml_spell import CUDA_KEYS, MLA, from_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,17 +22,17 @@ if TYPE_CHECKING:
 _KNOBS = {
     "-ub": "ubatch", "-t": "threads", "-tb": "threads_batch",
     "-fa": "flash_attention", "-amb": "attention_max_batch_mib", "-mla": "mla_mode",
-    "-fmoe": "fused_moe", "-no-fmoe": "fused_moe", "-rtr": "cpu_repack",
+    "-fmoe": "fused_moe", "-no-fmoe": "fused_moe", "-rtr": "cpu_repack", "--repack": "cpu_repack",
+    "-no-fa": "flash_attention",
 }  # fmt: skip
-_MLA = {"3": "auto", "1": "absorbed", "0": "expanded"}
-_CUDA_KEYS = {
-    "graphs": "cuda_graphs", "fusion": "fusion", "mmq-id-size": "mmq_id_size",
-    "offload-batch-size": "offload_min_tokens",
+_MLA = {flag: name for name, flag in MLA.items()}
+_CUDA_KEYS = {key: name for name, key in CUDA_KEYS.items()}
+_CARRIED = frozenset({"-ngl", "-ot", "-mg", "-ts", "-nkvo", "--numa", "--no-mmap", "-dev"})
+_CACHE = {"-ctk": "kv_type_k", "-ctv": "kv_type_v"}
+# Names that share a row of the help with their opposite; where the user wrote the other, nothing is meant.
+_OPPOSITES = {
+    "-kvo": "-nkvo", "--kv-offload": "-nkvo", "--mmap": "--no-mmap", "--op-offload": "--no-op-offload",
 }  # fmt: skip
-_HOST = frozenset({"-ot", "-cmoe", "-ncmoe"})
-_CARRIED = frozenset(
-    {"-ngl", "-ot", "-cmoe", "-ncmoe", "-sm", "-mg", "-ts", "-nkvo", "--numa", "--no-mmap", "-ctk", "-ctv"}
-)
 # Neither the speed of a prompt nor that of a token of one sequence depends on them.
 _SERVING = frozenset({
     "-m", "-c", "-n", "-np", "-cb", "--host", "--port", "--jinja", "--api-key", "--alias", "-a", "--temp",
@@ -40,6 +42,15 @@ _SERVING = frozenset({
 })  # fmt: skip
 
 
+# ik_llama.cpp's help shows these without the argument that they take.
+_UNTOLD = frozenset({"-mla", "-amb", "-cuda", "-ser", "-grt", "-gap", "-dsatk", "-draft"})
+# A build of it without a GPU takes these, though its help lists none.
+_WITH_GPU = (
+    "-ngl", "--gpu-layers", "--n-gpu-layers", "-sm", "--split-mode", "-ts", "--tensor-split", "-mg",
+    "--main-gpu", "-op", "--offload-policy",
+)  # fmt: skip
+
+
 @dataclass
 class Command:
     """A command line taken apart."""
@@ -47,19 +58,24 @@ class Command:
     program: str = ""
     env: dict[str, str] = field(default_factory=dict)
     incumbent: dict[str, Value] = field(default_factory=dict)  # settings that the search may change
+    # Placement and cache: where the search starts from.
+    base: dict[str, Value] = field(default_factory=dict)
+    policy: dict[int, bool] = field(default_factory=dict)  # of `-op`: offloaded or not, by the op's id
     bench: list[str] = field(default_factory=list)  # what llama-bench is given in every run
+    common: list[str] = field(default_factory=list)  # the same for the other tools
+    carried: set[str] = field(default_factory=set)  # first names of those flags
     kept: list[str] = field(default_factory=list)  # every other token, as the user wrote it
     batch: int = 2048
     host_weights: bool = False  # by rules for tensors
     gpu_layers: int | None = None
-    value_cache: str = "f16"
 
 
-def parse_command(tokens: Sequence[str], help_: Help, bench: Help, engine: str) -> Command:
+def parse_command(tokens: Sequence[str], help_: Help, bench: Help, engine: str, help_of: str = "") -> Command:
     """Args:
         tokens: `[NAME=VALUE…] [program] flags…`.
         help_: of the tool that the command line starts.
         bench: of llama-bench.
+        help_of: whose help that is, for messages.
 
     Raises:
         TuneError: a flag that this binary does not have, or that llama-bench can't reproduce. To leave it
@@ -77,11 +93,12 @@ def parse_command(tokens: Sequence[str], help_: Help, bench: Help, engine: str) 
         token = rest.pop(0)
         name, equals, value = token.partition("=")
         flag = help_.get(name if equals else token)
+        if flag is None and name in _WITH_GPU and not help_.has(*_WITH_GPU):
+            flag = Flag(("-op",) if name == "--offload-policy" else (name,), "N")
         if flag is None:
-            raise TuneError(f"the command line's {token!r} is no flag of this {out.program or 'binary'}")
+            raise TuneError(f"the command line's {token!r} is no flag of {help_of or 'this binary'}")
         values: list[str] = []
-        # The help of older ik_llama.cpp shows these without their argument.
-        if flag.argument or "-mla" in flag.names or "-amb" in flag.names:
+        if flag.argument or _UNTOLD & set(flag.names):
             if equals:
                 values = [value]
             elif rest:
@@ -109,26 +126,33 @@ def _variables(out: Command, engine: str) -> None:
 
 
 def _take(out: Command, token: str, names: frozenset[str], values: list[str], bench: Help) -> None:
+    own = token.partition("=")[0]
+    if own in _OPPOSITES and _OPPOSITES[own] in names:
+        out.kept += [token]  # what the engine does by itself
+        return
     knob = next((_KNOBS[n] for n in sorted(names) if n in _KNOBS), None)
+    cache = next((_CACHE[n] for n in names if n in _CACHE), None)
     if knob is not None:
-        out.incumbent[knob] = _knob_value(knob, token, names, values)
+        out.incumbent[knob] = _knob_value(knob, token, own, names, values)
+    elif cache is not None:
+        out.base[cache] = values[0].lower()
+    elif names & {"-cmoe", "-ncmoe", "-sm"} or ("-ot" in names and from_buffers(values[0]) is not None):
+        _place(out, token, names, values)
     elif "-b" in names:
         out.batch = _integer(values[0], token)
         out.kept += [token, *values] if "=" not in token else [token]
     elif "-cuda" in names:
         _cuda_pairs(out, values[0])
     elif "-op" in names:
-        raise TuneError(
-            f"the command line's {token} sets an offload policy, which llama-bench can't be given; leave it "
-            "out of what is tuned"
-        )
+        _policy(out, token, values[0])
     else:
-        out.kept += [token] if "=" in token else [token, *values]
+        given = [token] if "=" in token else [token, *values]
+        out.kept += given
         if names & _CARRIED:
+            out.carried |= names & _CARRIED
             out.bench += _for_bench(token, names, values, bench)
-            out.host_weights |= bool(names & _HOST)
-            if "-ctv" in names:
-                out.value_cache = values[0]
+            out.common += given
+            out.host_weights |= "-ot" in names
             if "-ngl" in names and values[0].isdigit():
                 out.gpu_layers = int(values[0])
         elif "-fit" in names or names & {"--fit"}:
@@ -141,13 +165,40 @@ def _take(out: Command, token: str, names: frozenset[str], values: list[str], be
             )
 
 
-def _knob_value(knob: str, token: str, names: frozenset[str], values: list[str]) -> Value:
+def _policy(out: Command, token: str, text: str) -> None:
+    numbers = [_integer(part, token) for part in text.split(",")]
+    if len(numbers) % 2 or any(on not in (0, 1) for on in numbers[1::2]):
+        raise TuneError(f"the command line's {token} {text!r} is no list of ID,0|1 pairs")
+    out.policy |= {i: bool(on) for i, on in zip(numbers[::2], numbers[1::2], strict=True)}
+
+
+def _place(out: Command, token: str, names: frozenset[str], values: list[str]) -> None:
+    if "-sm" in names:
+        out.base["split_mode"] = values[0]
+        return
+    out.host_weights = True
+    if "-ot" in names:
+        rules = [str(out.base["placement"])] if "placement" in out.base else []
+        out.base["placement"] = ",".join([*rules, from_buffers(values[0]) or ""])
+    else:
+        # More layers than any model has: all of them.
+        out.base["cpu_moe_layers"] = 999 if "-cmoe" in names else _integer(values[0], token)
+    if {"placement", "cpu_moe_layers"} <= set(out.base):
+        raise TuneError(
+            f"the command line's {token}: -ot and -cmoe or -ncmoe can't be told apart; write all of it "
+            "as -ot rules"
+        )
+
+
+def _knob_value(knob: str, token: str, own: str, names: frozenset[str], values: list[str]) -> Value:
+    if "-no-fa" in names:
+        return False
     if knob == "flash_attention":
         return not values or values[0].lower() in ("on", "auto", "1", "true", "enabled")
     if knob == "fused_moe":
         return "-no-fmoe" not in names
     if knob == "cpu_repack":
-        return True
+        return own not in ("-nr", "--no-repack")
     if knob == "mla_mode":
         if values[0] not in _MLA:
             raise TuneError(f"the command line's {token} {values[0]}: 0, 1 and 3 can be tuned from")
@@ -166,14 +217,12 @@ def _cuda_pairs(out: Command, text: str) -> None:
 
 def _for_bench(token: str, names: frozenset[str], values: list[str], bench: Help) -> list[str]:
     """The same in llama-bench, whose lists are separated otherwise."""
-    wanted = ["-ncmoe", "--n-cpu-moe"] if names & {"-cmoe", "-ncmoe"} else sorted(names, key=len)
+    wanted = sorted(names, key=len)
     if "--no-mmap" in names:
         wanted, values = ["-mmp"], ["0"]
-    elif "-cmoe" in names:
-        values = ["999"]
     elif "-nkvo" in names:
-        values = ["1"]
-    elif "-ts" in names:
+        wanted, values = ["-nkvo"], ["1"]
+    elif names & {"-ts", "-dev"}:
         values = [values[0].replace(",", "/")]
     elif "-ngl" in names:
         values = [{"all": "999", "auto": "999"}.get(values[0], values[0])]

@@ -17,8 +17,8 @@ from ..errors import TuneError
 from .ggml_command import Command, parse_command
 from .ggml_help import parse_help
 from .ggml_install import Installation
-from .ggml_knobs import Spelled, spell
 from .ggml_process import execute
+from .ggml_spell import Spelled, rules_text, spell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,13 +74,14 @@ def export(
     chosen: dict[str, Value] = {}
     for name, entry in profile.settings.items():
         if isinstance(entry, profiles.SettingEntry):
-            if not isinstance(entry.value, bool | int | str):
-                raise TuneError(f"{name}: {entry.value!r} has no spelling in {engine}")
-            chosen[name] = entry.value
+            chosen[name] = rules_text(entry.value) if isinstance(entry.value, list) else entry.value
+    ids = install.op_ids(model) if any(n.startswith("op_offload.") for n in chosen) else {}
     # What was looked at and left at its default is left out: the user's value did not prove better.
     held = {n: v for n, v in own.incumbent.items() if n not in profile.settings}
     try:
-        spelled = spell({**held, **chosen}, engine, help_, bench=False, batch=own.batch)
+        spelled = spell(
+            {**own.base, **held, **chosen}, engine, help_, bench=False, batch=own.batch, op_ids=ids
+        )
     except ValueError as error:
         raise TuneError(f"{server}: {error}") from error
     spelled.env = {**own.env, **spelled.env}

@@ -44,6 +44,12 @@ class Help:
     def has(self, *names: str) -> bool:
         return self.get(*names) is not None
 
+    @property
+    def takes_policy(self) -> bool:
+        """Whether a common tool of ik_llama.cpp takes `-op`: it always does, but a build without a GPU lists
+        none of the flags that are about GPUs."""
+        return self.has("-op") or (self.has("-dr") and not self.has("-ngl"))
+
 
 def parse_help(text: str) -> Help:
     """Reads what `--help` printed, on whichever stream."""
@@ -79,7 +85,8 @@ def _head(line: str) -> tuple[tuple[str, ...], str]:
         if separator is None:
             break
         rest = rest[separator.end() :]
-    argument = re.match(r"[ =](<[^>]*>|\[[^\]]*\]|\{[^}]*\}|[^\s(-]\S*)", rest)
+    # In parentheses only a list of choices is an argument; anything else there describes.
+    argument = re.match(r"[ =](<[^>]*>|\[[^\]]*\]|\{[^}]*\}|\([\w|+-]*\|[\w|+-]*\)|[^\s(-]\S*)", rest)
     return tuple(names), argument[1] if argument else ""
 
 

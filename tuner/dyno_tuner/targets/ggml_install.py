@@ -6,6 +6,7 @@ import functools
 import mmap
 import os
 import re
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,16 +120,20 @@ class Installation:
             TargetUnusable: no tool that takes `-op` and `-dr`, or its answer can't be read. Ids are never
             guessed: they have been renumbered five times.
         """
-        for name in _COMMON:
+        for name in reversed(_COMMON):  # a server might stay
             path = self.tool(name)
-            if path is None or not (flags := read_help(path)).has("-op", "--offload-policy"):
-                continue
-            dry = flags.get("-dr", "--dry-run")
-            if dry is None:
+            if path is None or not (flags := read_help(path)).takes_policy or not flags.has("-dr"):
                 continue
             pairs = ",".join(f"{i},1" for i in range(_ASKED_IDS))
+            # The benchmark goes on behind the dry run, so it gets next to nothing to do.
+            least = ["-c", "32", "-b", "32", "-ub", "32", "-n", "1"]
             try:
-                done = execute([path, "-m", model, dry.names[0], "-op", pairs])
+                with tempfile.TemporaryDirectory(prefix="dyno-ops-") as folder:
+                    done = execute(
+                        [path, "-m", model, "-dr", *least, "-op", pairs],
+                        deadline=_HELP_DEADLINE,
+                        folder=folder,
+                    )
             except TargetFailure as failure:
                 raise TargetUnusable(f"{path}: ids of ops: {failure.message}") from failure
             return parse_op_ids(done.stdout + "\n" + done.stderr, path)

@@ -56,13 +56,17 @@ def _die_with_parent() -> None:
 
 
 def execute(
-    command: Sequence[str], environment: Mapping[str, str | None] | None = None, deadline: float = 600.0
+    command: Sequence[str],
+    environment: Mapping[str, str | None] | None = None,
+    deadline: float = 600.0,
+    folder: str | None = None,
 ) -> Finished:
     """Runs `command` to its end.
 
     Args:
         environment: variables to set; None unsets one (several are tested by presence alone).
         deadline: seconds, after which the process is killed.
+        folder: to run in. The tools of ik_llama.cpp leave a log file where they run.
 
     Raises:
         TargetFailure: it ran past its deadline (`timeout`).
@@ -79,7 +83,7 @@ def execute(
         try:
             child = subprocess.Popen(
                 list(command), env=merged, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_die_with_parent, cwd=folder,
             )  # fmt: skip
         except OSError as error:
             raise TargetUnusable(f"{command[0]} cannot be started: {error.strerror or error}") from error
