@@ -1,0 +1,75 @@
+"""`tune --gpu 0` on the shipped model with a small budget, and its profile in a fresh process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from dyno import _core, profiles
+from dyno_tuner.target import Configuration, OpContext, TrialStatus, Workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GPUS = [d for d in _core.devices() if d["kind"] == "cuda" and not _core.device_problem(d)]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")]
+
+
+def run(module: str, *arguments: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+
+
+def test_a_tune_from_end_to_end(trained_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "gpu.yaml"
+    done = run("dyno_tuner.cli", "--model", trained_model, "--gpu", 0, "--budget", "40s", "--workload",
+               "pp=512,tg=32", "--out", out, "--json", "--quiet")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["status"] in ("complete", "budget")
+    profile = profiles.load_profile(out)
+    device = profile.match.device
+    assert isinstance(device, profiles.CudaDevice)
+    assert device.sm_count == GPUS[0]["sm_count"]
+    assert (device.memory_gbps or 0) > 10
+    assert (device.pcie_gbps or 0) > 0.5
+    assert profile.evidence is not None
+    assert set(profile.evidence.baseline) == {"pp512", "tg32"}
+    assert all(name not in ("threads", "cpu_repack") for name in profile.settings)
+    text = run("dyno", "run", "-m", trained_model, "-p", "def f(", "-n", 8, "--gpu", 0, "--profile", out,
+               "--require-profile")  # fmt: skip
+    assert text.returncode == 0, text.stderr
+    assert "(exact match)" in text.stderr
+
+
+def test_the_target_measures_on_the_gpu(trained_model: Path) -> None:
+    from dyno_tuner.targets.dyno import DynoTarget
+
+    target = DynoTarget(str(trained_model), device="cuda:0")
+    try:
+        described = target.describe()
+        assert described.device["kind"] == "cuda"
+        assert {"ubatch", "cuda_graphs"} <= set(described.engine["defaults"])
+        assert not {"cpu_repack", "cpu_isa"} & set(described.engine["defaults"])
+        assert {"memory_gbps", "pcie_gbps", "f16_tflops"} == set(described.rates)
+        default = Configuration({"ubatch": 512})
+        target.apply(default, OpContext("k"))
+        workload = Workload(pp=256, tg=8)
+        for metric in workload.metrics:
+            rate = target.measure(workload, metric, 0).rate
+            assert 0 < rate < described.bounds.get(metric, float("inf"))
+        quality = target.quality(default, OpContext("q"))
+        assert quality.status is TrialStatus.OK, quality.message
+        assert quality.mean_kld < 5e-3
+        ops = target.kernel_ops(default, workload)
+        assert ops
+        times = target.time_op(
+            ops[0].key, ops[0].m, dict(ops[0].candidates[-1]), threads=1, seconds=0.002, seed=0
+        )
+        assert times
+        assert min(times) > 0
+    finally:
+        target.close()
