@@ -13,9 +13,12 @@ from dyno_tuner.doctor.flags import FLAGS
 from dyno_tuner.doctor.gone import GONE
 from dyno_tuner.doctor.line import ENGINES, IK, MAIN, Item
 from dyno_tuner.doctor.op_ids import ERAS
+from dyno_tuner.doctor.others import OTHERS
 from dyno_tuner.doctor.rules import LIMITS
 from dyno_tuner.doctor.switches import BUILD, ENVIRONMENT
 from dyno_tuner.errors import TuneError
+from dyno_tuner.targets.ggml_help import parse_help
+from fake_engines import DATA
 from typer.testing import CliRunner
 
 TURING, AMPERE, VOLTA, PASCAL = Facts(cc=7.5), Facts(cc=8.6), Facts(cc=7.0), Facts(cc=6.1)
@@ -104,6 +107,27 @@ CASES: list[tuple[str, str | None, str | None, Facts | None, str, str, str]] = [
     ("llama-cli -ser 6,1", IK, None, None, "-ser", "inert", "ignored since"),
     ("llama-cli -ser 6,1", IK, "2025-10-18", None, "-ser", "does", "fewer"),
     ("llama-cli -rcache", IK, None, None, "-rcache", "removed", "no longer"),
+    ("llama-bench -rcache 1", IK, None, None, "-rcache", "inert", "nothing is done"),
+    ("llama-cli -fdn 4", IK, None, None, "-fdn", "removed", "deprecated"),
+    ("llama-bench -ncmoe 4", IK, None, None, "-ncmoe", "missing", "--n-cpu-moe"),
+    ("llama-server --port 8080 --jinja -np 4", IK, None, None, "-np 4", "does", "a flag of it"),
+    ("llama-server --temp 0.6 --no-webui", MAIN, None, None, "--temp 0.6", "does", "a flag of it"),
+    ("llama-server --port", MAIN, None, None, "--port", "invalid", "wants a value"),
+    ("llama-server --mertics", MAIN, None, None, "--mertics", "unknown", "--metrics"),
+    # what the threads quote: PR 891, issue 474 and 765, PR 728
+    ("cmake -B build -DGGML_CUDA=ON -DCMAKE_CUDA_SEPARABLE_COMPILATION=ON -DCMAKE_CUDA_FLAGS=-dlto", IK, None,
+        None, "-DCMAKE_CUDA_SEP", "does", "slower in generation"),
+    ("cmake -B build -DCMAKE_INTERPROCEDURAL_OPTIMIZATION=TRUE", IK, None, None, "-DCMAKE_INTER", "does",
+        "slower in generation"),
+    ("llama-server -op 29,0 -rtr -ot exps=CPU", IK, "2025-06-05", None, "-op", "does", "MOE_FUSED_UP_GATE"),
+    ("llama-server -rtr -ot exps=CPU -b 4096 -ub 4096", IK, None, None, "-rtr", "does", "repacks"),
+    ("llama-server -ot exps=CPU -op 26,0,27,0,29,0", IK, "2025-08-20", None, "-op", "renumbered", "OUT_PROD"),
+    ("llama-server -ot exps=CPU -op 28,0,30,0", IK, None, None, "-op", "does", "FUSED_UP_GATE"),
+    ("llama-server -cuda mmq-id-size=0 -ub 2048", IK, None, None, "mmq-id-size", "does", "0 never"),
+    ("GGML_CUDA_DISABLE_FUSION=1 llama-server", MAIN, None, None, "GGML_CUDA_DISABLE_F", "does", "fusion"),
+    ("GGML_CUDA_P2P=0 llama-server", MAIN, None, None, "GGML_CUDA_P2P", "invalid", "presence"),
+    ("GGML_CUDA_NO_PINNED=0 llama-server", IK, None, None, "GGML_CUDA_NO_PINNED", "invalid", "presence"),
+    ("GGML_CUDA_DISABLE_FUSION=1 llama-server", IK, None, None, "GGML_CUDA_DISABLE_F", "missing", "fusion=0"),
     ("llama-cli --flash-atn on", MAIN, None, None, "--flash-atn", "unknown", "--flash-attn"),
     ("llama-cli --flash-attn=on", MAIN, None, None, "--flash-attn=on", "unknown", "write a space"),
     ("numactl --interleave=all llama-bench -tb 8", MAIN, None, None, "-tb", "missing", "only -t"),
@@ -130,6 +154,97 @@ CASES: list[tuple[str, str | None, str | None, Facts | None, str, str, str]] = [
     ("llama-cli -ngl 999 -rtr", IK, None, None, "-rtr", "inert", "host memory"),
     ("llama-cli -ngl 999 -ncmoe 20 -rtr", IK, None, None, "-rtr", "does", ""),
 ]  # fmt: skip
+
+
+# Every flag, key and variable that the reference quotes for the runtime: each is taken as it stands there.
+ACCEPTED: list[tuple[str, str]] = [
+    (
+        IK,
+        "llama-cli -c 8192 -b 4096 -ub 4096 -ngl 99 -ot exps=CPU,x=CUDA0 -sm layer -ts 1,1 -mg 0 -dev a",
+    ),
+    (
+        IK,
+        "llama-server -cmoe -t 8 -tb 16 --numa distribute --no-mmap -thp --defer-experts --prefetch-experts",
+    ),
+    (IK, "llama-server -ncmoe 10 -mqkv -muge -gr -mea 256 -wgt 8 -dr -nkvo -khad -vhad"),
+    (IK, "llama-server --fit --fit-margin 1024 -no-gr -no-fmoe -no-fug -no-mmad -ger -no-ooae -op -1,0"),
+    (IK, "llama-server -sm graph --max-gpu 2 -smgs -sas -grt q8_0 -mla 3 -fa on -amb 512"),
+    (IK, "llama-server -fa auto -ctk q8_0 -ctv q8_0 -rtr -ot exps=CPU -cmoe -ser 6,1"),
+    (
+        IK,
+        "llama-server -cuda fusion=0,offload-batch-size=64,offload-batch-size-per-byte=2,enable-p2p=0",
+    ),
+    (IK, "llama-server -cuda fa-offset=0.5,mmq-id-size=64,graphs=0 -fa 1"),
+    (
+        IK,
+        "llama-bench -p 512 -n 128 -gp 512,64 -b 2048 -ub 512 -ctk f16 -ctv f16 -t 8 -tgb 8,16 -ngl 99",
+    ),
+    (IK, "llama-bench --n-cpu-moe 4 -sm layer -mg 0 -nkvo 0 -fa 1 -mla 3 -amb 0 -gr 1 -mmp 1 --numa isolate"),
+    (
+        IK,
+        "llama-bench -pg 1,2 -embd 0 -ts 1/1 -r 3 -w 1 -rtr 0 -cuda graphs=1 -mqkv 0 -muge 0 -thp 0 -fmoe 1 -ger 0",
+    ),
+    (
+        IK,
+        "llama-bench -no-fug 0 -no-ooae 0 -sas 0 --fit 0 --fit-margin 512 --max-gpu 2 --print-overrides 0",
+    ),
+    (IK, "llama-sweep-bench -nrep 3 -wb --sweep-stride 2 --sweep-memory --output-format jsonl -ub 512 -n 64"),
+    (IK, "llama-perplexity -f text -c 512 --chunks 20 --kl-divergence-base base --kl-divergence"),
+    (IK, "GGML_CUDA_DISABLE_GRAPHS=1 GGML_CUDA_NO_PINNED=1 GGML_CUDA_REGISTER_HOST=1 llama-cli -m x"),
+    (IK, "GGML_CUDA_HOST_MALLOC_THP=1 GGML_CUDA_ENABLE_UNIFIED_MEMORY=1 GGML_SCHED_DEBUG=1 llama-cli -m x"),
+    (IK, "GGML_MOE_PREFETCH_AHEAD=2 IK_LEGACY_GRAPH_REUSE=1 LLAMA_HOTSWAP_X=1 llama-perplexity -m x"),
+    (
+        MAIN,
+        "llama-server -m x -b 4096 -ub 4096 -ngl all -ot a=CPU -cmoe -fit off -sm row -ts 1,1 -mg 0 -dev a",
+    ),
+    (MAIN, "llama-server -ncmoe 4 -ncffn 2 -ngl auto -fitt 1024 -fitc 4096 -t 8 -tb 8 -C 0xff -Cr 0-7"),
+    (
+        MAIN,
+        "llama-server --cpu-strict 1 --prio 2 --numa numactl -lm mlock -lzm on -nkvo -kvu --swa-full",
+    ),
+    (MAIN, "llama-server --no-host --repack -fa on -ctk q8_0 -ctv q8_0 --no-op-offload"),
+    (
+        MAIN,
+        "llama-bench --poll 50 -nopo 1 -d 4096 -ncmoe 4 -sm tensor -fa auto --no-host 0 --repack 1 -lm none -o jsonl",
+    ),
+    (MAIN, "llama-bench -p 512-2048+512 -C 0x1 --cpu-strict 0 --prio 0 --delay 1 --no-warmup --progress"),
+    (MAIN, "llama-batched-bench --output-format jsonl -npp 512 -ntg 64 -npl 1"),
+    (
+        MAIN,
+        "GGML_CUDA_GRAPH_OPT=1 GGML_CUDA_P2P=1 GGML_CUDA_ALLREDUCE=1 GGML_CUDA_DEVICES=0 llama-server -m x",
+    ),
+    (MAIN, "GGML_CUDA_MMQ_PREC=q8 GGML_CUDA_CUBLAS_COMPUTE_TYPE=f32 GGML_CUDA_PDL=0 llama-server -m x"),
+    (MAIN, "GGML_OP_OFFLOAD_MIN_BATCH=64 LLAMA_GRAPH_REUSE_DISABLE=1 LLAMA_ATTN_ROT_DISABLE=1 llama-server"),
+    (MAIN, "GGML_SCHED_DEBUG=1 CUDA_SCALE_LAUNCH_QUEUES=4x GGML_CUDA_REGISTER_HOST=1 llama-server"),
+]
+
+
+@pytest.mark.parametrize(("engine", "words"), ACCEPTED, ids=[f"{e}: {w[:60]}" for e, w in ACCEPTED])
+def test_everything_that_the_reference_quotes_is_known(engine: str, words: str) -> None:
+    line = diagnose(words.split(), engine=engine)
+    bad = {i.text: _says(i) for i in line.items if str(i.status) not in ("does", "inert", "needs")}
+    assert not bad
+
+
+# Of other programs than those whose help was recorded, or taken though no help lists them.
+_UNLISTED = {
+    (IK, "common"): {"--n-gpu-layers", "--n-predict", "--kl-divergence-base", "--save-all-logits"},
+    (MAIN, "common"): {"-f", "--file", "-p", "--prompt", "--output-format", "-npp", "-ntg", "-npl",
+                       "--chunks", "--kl-divergence-base", "--save-all-logits", "--kl-divergence"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", ["bench", "common"])
+@pytest.mark.parametrize(("engine", "name"), [(IK, "ik_llama.cpp-4840"), (MAIN, "llama.cpp-0c1e570")])
+def test_the_tables_agree_with_what_real_binaries_list(engine: str, name: str, tool: str) -> None:
+    listed = parse_help((DATA / f"{name}-{tool}.help").read_text())
+    rows = [f for f in FLAGS if f.engine == engine and tool in f.tools]
+    missing = {n for f in rows for n in f.names if n not in listed.flags}
+    assert missing == _UNLISTED.get((engine, tool), set())
+    lost = [g for g in GONE if g.engine == engine and tool in g.tools and g.value is None]
+    assert not [n for g in lost for n in g.names if n in listed.flags]
+    known = {n for f in rows for n in f.names} | set(OTHERS[engine, tool == "bench"])
+    assert not {f.names for f in listed.flags.values() if not known & set(f.names)}
 
 
 @pytest.mark.parametrize(

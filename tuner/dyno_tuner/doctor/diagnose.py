@@ -6,10 +6,11 @@ import difflib
 from collections.abc import Sequence  # noqa: TC003
 
 from ..errors import TuneError
-from .flags import BENCH, COMMON, FLAGS, IK_TOOLS, TOOLS, find_flag
+from .flags import BENCH, COMMON, FLAGS, IK_SOURCE, IK_TOOLS, MAIN_SOURCE, TOOLS, find_flag
 from .gone import find_gone
 from .line import ENGINES, IK, MAIN, Facts, Item, Line, Status, _is_int
 from .op_ids import decode
+from .others import OTHERS
 from .parse import detect_engine, parse, split
 from .rules import RULES
 from .switches import BUILD_NAMES, CUDA_KEYS, ENV_ELSEWHERE, ENV_NAMES, find_build, find_env
@@ -101,6 +102,8 @@ def _env(item: Item, line: Line) -> None:
         item.say(
             Status.INVALID, "a build switch, which nothing reads from the environment; give it to cmake as -D"
         )
+    elif item.name.startswith("LLAMA_HOTSWAP_") and line.engine == IK:
+        item.say(Status.DOES, "of llama-perplexity's persistent mode", IK_SOURCE)
     elif item.name.startswith("LLAMA_ARG_") and line.engine == MAIN:
         item.say(Status.NEEDS, "most flags can be given as LLAMA_ARG_*; which ones is not in the tables")
     else:
@@ -162,6 +165,16 @@ def _flag(item: Item, line: Line) -> None:
 
 def _foreign(item: Item, name: str, line: Line) -> None:
     kind = BENCH if line.bench else COMMON
+    if name in OTHERS[line.engine, line.bench]:
+        source = IK_SOURCE if line.engine == IK else MAIN_SOURCE
+        item.say(
+            Status.DOES,
+            "a flag of it; the tables know nothing that it does to speed, memory or answers",
+            source,
+        )
+        if item.value is None and OTHERS[line.engine, line.bench][name]:
+            item.say(Status.INVALID, "it wants a value behind it", source)
+        return
     here = [f for f in FLAGS if f.engine == line.engine and name in f.names]
     if here:
         item.say(Status.MISSING, f"{'llama-bench' if line.bench else 'only llama-bench'} "
@@ -177,7 +190,8 @@ def _foreign(item: Item, name: str, line: Line) -> None:
             there.source,
         )
         return
-    _unknown(item, [n for f in FLAGS if f.engine == line.engine for n in f.names], "the flag")
+    known = [n for f in FLAGS if f.engine == line.engine for n in f.names]
+    _unknown(item, [*known, *OTHERS[line.engine, line.bench]], "the flag")
 
 
 def _value(item: Item, line: Line) -> None:

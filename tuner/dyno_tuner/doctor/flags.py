@@ -76,21 +76,27 @@ _row(
     "-ngl --n-gpu-layers --gpu-layers",
     "layers on the GPU; by default all where a GPU exists, without a check of memory unless --fit",
     _IK,
+    _C,
     form="int",
     where="src/llama.cpp:7756",
 )
+_row("-ngl --n-gpu-layers", "layers on the GPU, default 999", _IK, _B, form="int")
 _row(
     "-ngl --n-gpu-layers --gpu-layers",
     "layers on the GPU: a number, auto or all; default auto",
     _MAIN,
+    _C,
     where="arg.cpp:2789",
 )
+_row("-ngl --n-gpu-layers", "layers on the GPU, default -1 (automatic)", _MAIN, _B, form="int")
 _row(
     "-ot --override-tensor",
     "tensors that match a pattern go to a buffer (CPU, CUDA0, …); the first rule that matches wins",
 )
 _row("-cmoe --cpu-moe", "expert tensors of all layers stay in host memory", tools=_C, takes=False)
-_row("-ncmoe --n-cpu-moe", "expert tensors of the first N layers stay in host memory", form="int")
+_row("-ncmoe --n-cpu-moe", "expert tensors of the first N layers stay in host memory", tools=_C, form="int")
+_row("-ncmoe --n-cpu-moe", "expert tensors of the first N layers stay in host memory", _MAIN, _B, form="int")
+_row("--n-cpu-moe", "expert tensors of the first N layers stay in host memory", _IK, _B, form="int")
 _row(
     "-ncffn",
     "the first N layers' FFN tensors stay in host memory",
@@ -139,7 +145,8 @@ _row(
 _row("-ts --tensor-split", "proportions of the GPUs")
 _row("-mg --main-gpu", "number of the main GPU", form="int")
 _row("--max-gpu", "GPUs per layer in a graph split", _IK, form="int")
-_row("-dev --device", "devices to use")
+_row("-dev --device", "devices to use", tools=_C)
+_row("-dev --device", "devices to use", _MAIN, _B)
 _row("-smgs --split-mode-graph-scheduling", "scheduling of the graph split", _IK, _C, takes=False)
 _row("-sas", "asynchronous scheduler of the graph split", _IK, _C, takes=False)
 _row("-sas", "asynchronous scheduler of the graph split", _IK, _B, values="0|1", optional=True)
@@ -293,6 +300,8 @@ _row(
     where="common.cpp:1973",
 )
 _row("-fmoe --fused-moe", "fused up+gate of experts, default 1", _IK, _B, values="0|1")
+_row("-rcache --rope-cache", "read and not used any more", _IK, _B, values="0|1", optional=True)
+_row("-no-fa --no-flash-attn", "no flash attention, as -fa off", _IK, _C, takes=False)
 _row("-no-fug", "no fused dense up+gate", _IK, _C, takes=False)
 _row("-no-fug", "no fused dense up+gate", _IK, _B, values="0|1", optional=True)
 _row("-no-mmad", "no fused multiply and add of expert outputs", _IK, _C, takes=False)

@@ -33,8 +33,9 @@ GONE: tuple[Gone, ...] = (
     Gone(("-sm", "--split-mode"), IK, _ANY, True, True, "split mode row was removed in a71934998 "
         "(2025-12-01); use layer or "
          "graph", "2025-12-01", "row"),
-    Gone(("-rcache",), IK, _ANY, False, True, "no longer supported"),
-    Gone(("-fdn",), IK, _ANY, False, True, "deprecated"),
+    Gone(("-rcache", "--rope-cache"), IK, _C, False, True, "no longer supported"),
+    Gone(("-fdn", "--fused-delta-net"), IK, _C, True, True, "deprecated"),
+    Gone(("-ncmoe",), IK, _B, True, False, "llama-bench has only the long name, --n-cpu-moe"),
     Gone(("-op", "--offload-policy"), IK, _B, True, False, "llama-bench does not take it; "
         "llama-sweep-bench does"),
     Gone(("--version",), IK, _B, False, False, "llama-bench has none; its JSON holds build_commit"),

@@ -11,6 +11,7 @@ from ..errors import TuneError
 from .flags import BENCH, COMMON, IK_TOOLS, TOOLS, engines_of, find_flag
 from .gone import GONE, find_gone
 from .line import ENGINES, IK, MAIN, Item
+from .others import OTHERS
 from .switches import BUILD, BUILD_NAMES, ENV_NAMES, ENVIRONMENT
 from .versions import engine_of_version
 
@@ -168,6 +169,8 @@ def _flags(words: list[str], engine: str, kind: str, *, loose: bool) -> list[Ite
                 takes = following in ("0", "1")
         elif gone is not None:
             takes = gone.takes or (following in ("0", "1") and not gone.takes)
+        elif name in (others := OTHERS[engine, kind == BENCH]):
+            takes = others[name]
         else:  # known elsewhere: read as there; unknown: a value is what does not look like a flag
             rows = [f for e in ENGINES for k in (COMMON, BENCH) if (f := find_flag(name, e, k))]
             takes = rows[0].takes if rows else following is not None and not _is_flag(following)

@@ -306,6 +306,12 @@ def exclusive(line: Line) -> None:
             mapped.say(Status.INERT, f"{name} turns mmap off")
 
 
+def rope_cache(line: Line) -> None:
+    item = line.flag("-rcache")
+    if item is not None and item.flag is not None:
+        item.say(Status.INERT, "read, and nothing is done with it any more", IK_SOURCE)
+
+
 def expert_reduction(line: Line) -> None:
     item = line.flag("-ser")
     if item is not None and line.engine == IK and line.version.since("2025-10-19"):
@@ -321,5 +327,5 @@ def repeated(line: Line) -> None:
 RULES: tuple[Callable[[Line], None], ...] = (
     gpu_limits, architectures, single_gpu, defaults, batch_sizes, cache_types, latent_attention, split_modes,
         graphs,
-    offload, expert_kernels, exclusive, expert_reduction, repeated,
+    offload, expert_kernels, exclusive, expert_reduction, repeated, rope_cache,
 )  # fmt: skip
