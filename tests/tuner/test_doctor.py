@@ -182,7 +182,7 @@ ACCEPTED: list[tuple[str, str]] = [
     (IK, "llama-bench --n-cpu-moe 4 -sm layer -mg 0 -nkvo 0 -fa 1 -mla 3 -amb 0 -gr 1 -mmp 1 --numa isolate"),
     (
         IK,
-        "llama-bench -pg 1,2 -embd 0 -ts 1/1 -r 3 -w 1 -rtr 0 -cuda graphs=1 -mqkv 0 -muge 0 -thp 0 -fmoe 1 -ger 0",
+        "llama-bench -pg 1,2 -embd 0 -ts 1/1 -r 3 -w 1 -rtr 0 -cuda graphs=1 -mqkv 0 -muge 0 -thp 0 -fmoe 1",
     ),
     (
         IK,
@@ -205,9 +205,12 @@ ACCEPTED: list[tuple[str, str]] = [
     (MAIN, "llama-server --no-host --repack -fa on -ctk q8_0 -ctv q8_0 --no-op-offload"),
     (
         MAIN,
-        "llama-bench --poll 50 -nopo 1 -d 4096 -ncmoe 4 -sm tensor -fa auto --no-host 0 --repack 1 -lm none -o jsonl",
+        "llama-bench --poll 50 -nopo 1 -d 4096 -ncmoe 4 -sm tensor -fa auto --no-host 0 -lm none",
     ),
-    (MAIN, "llama-bench -p 512-2048+512 -C 0x1 --cpu-strict 0 --prio 0 --delay 1 --no-warmup --progress"),
+    (
+        MAIN,
+        "llama-bench --no-warmup --progress --repack 1 -p 512-2048+512 -C 0x1 --cpu-strict 0 --prio 0 --delay 1",
+    ),
     (MAIN, "llama-batched-bench --output-format jsonl -npp 512 -ntg 64 -npl 1"),
     (
         MAIN,
