@@ -205,11 +205,11 @@ ACCEPTED: list[tuple[str, str]] = [
     (MAIN, "llama-server --no-host --repack -fa on -ctk q8_0 -ctv q8_0 --no-op-offload"),
     (
         MAIN,
-        "llama-bench --poll 50 -nopo 1 -d 4096 -ncmoe 4 -sm tensor -fa auto --no-host 0 -lm none",
+        "llama-bench --poll 50 --cpu-strict 0 -nopo 1 -d 4096 -ncmoe 4 -sm tensor -fa auto -lm none",
     ),
     (
         MAIN,
-        "llama-bench --no-warmup --progress --repack 1 -p 512-2048+512 -C 0x1 --cpu-strict 0 --prio 0 --delay 1",
+        "llama-bench --no-warmup --progress --repack 1 -p 512-2048+512 -C 0x1 --prio 0 --delay 1",
     ),
     (MAIN, "llama-batched-bench --output-format jsonl -npp 512 -ntg 64 -npl 1"),
     (

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from dyno_tuner.targets.ggml_help import Help
 
-MAIN, IK = "llama.cpp-0c1e570", "ik_llama.cpp-4840"
+MAIN, IK, OLD_MAIN = "llama.cpp-0c1e570", "ik_llama.cpp-4840", "llama.cpp-4227c9b"
+VERSIONS = [OLD_MAIN, MAIN, IK]
 TOOLS = ("llama-bench", "llama-server", "llama-perplexity", "llama-sweep-bench")
 H200 = {"kind": "cuda", "compute_capability": "9.0", "sm_count": 132, "memory_mib": 143771}
 SMALL = {**H200, "compute_capability": "8.6", "memory_mib": 24000}
@@ -239,3 +240,33 @@ def test_a_policy_is_measured_by_the_sweep(
         GgmlTarget("ik_llama.cpp", model, str(folder), gpu=0, command=renumbered)
     with pytest.raises((TargetUnusable, TuneError), match="can't be measured"):
         GgmlTarget("ik_llama.cpp", model, str(folder), command=["llama-server", "-op", "28,0"])
+
+
+SERVED: dict[str, dict[str, Any]] = {
+    "llama.cpp": {"graph_concurrency": True, "cpu_repack": False, "split_mode": "layer"},
+    "ik_llama.cpp": {
+        "fused_moe": False, "mmq_id_size": 0, "mla_mode": "expanded", "attention_max_batch_mib": 512,
+        "cpu_repack": True, "op_offload.matmul_id": False, "split_mode": "graph",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_flag_is_one_that_the_binary_lists(version: str) -> None:
+    engine = version.rpartition("-")[0]
+    settings = {
+        "ubatch": 4096, "threads": 4, "threads_batch": 8, "flash_attention": True, "kv_type_k": "q8_0",
+        "kv_type_v": "q8_0", "cuda_graphs": False, "fusion": False, "offload_min_tokens": 64,
+        "cpu_moe_layers": 2, **SERVED[engine],
+    }  # fmt: skip
+    if version == OLD_MAIN:
+        settings["cpu_repack"] = True  # its own way: it has a flag for the opposite alone
+    for tool, bench in (("bench", True), ("common", False)):
+        help_ = help_of(version, tool)
+        wanted = settings if not bench else {n: v for n, v in settings.items() if "." not in n}
+        if version == OLD_MAIN and bench:
+            del wanted["cpu_repack"]
+        args = spell(wanted, engine, help_, bench=bench, op_ids={"MUL_MAT_ID": 28}).all_args()
+        flags = [a for a in args if a.startswith("-")]
+        assert len(flags) >= 8
+        assert not [f for f in flags if f not in help_.flags]

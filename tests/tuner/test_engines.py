@@ -304,6 +304,8 @@ def test_export_keeps_the_users_command_line(tmp_path: Path) -> None:
     assert "Description=a 100 %% test\n" in unit
     env = export(profile, "env", binaries=str(folder), model="/m.gguf")
     assert env == "LLAMA_ARG_UBATCH=4096\nLLAMA_ARG_BATCH=4096\nGGML_CUDA_GRAPH_OPT=1\n"
+    plain = _profile("llama.cpp", {"cpu_repack": False})
+    assert export(plain, "env", binaries=str(folder), model="/m.gguf") == "LLAMA_ARG_REPACK=0\n"
 
 
 def test_export_refuses_by_name(tmp_path: Path) -> None:

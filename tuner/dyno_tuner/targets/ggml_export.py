@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from ..target import Value
 
+_OFF = ("-nr", "-nkvo")
 FORMS = ("llama-server", "env", "systemd")
 
 
@@ -141,7 +142,10 @@ def _environment_file(spelled: Spelled, profile: profiles.Profile, flags: Mappin
             raise TuneError(
                 f"{name} has no environment variable in this llama-server; use --as llama-server or systemd"
             )
-        lines[variable] = args.pop(0) if getattr(flag, "argument", "") else "1"
+        if getattr(flag, "argument", ""):
+            lines[variable] = args.pop(0)
+        else:  # one variable for a flag and its opposite
+            lines[variable] = "0" if name in _OFF or name.startswith("--no-") else "1"
     unset = [n for n, v in sorted(spelled.env.items()) if v is None]
     lines |= {n: v for n, v in sorted(spelled.env.items()) if v is not None}
     text = [f"# has to be unset: {n}" for n in unset]
