@@ -1,0 +1,67 @@
+"""Op by op: what is counted, on the CPU with a tiny model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import dyno
+import pytest
+from dyno import _core, bench, bench_ops
+
+TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
+
+
+def test_all_launches_of_a_prompt_are_counted() -> None:
+    with dyno.Engine(
+        TINY / "qwen3moe-tiny.gguf", "cpu", profile=None, ctx=64, ubatch=16, threads=1
+    ) as engine:
+        found = bench_ops.measure(engine, bench.BenchCase(40, 0, 8), {}, repetitions=1)
+        layers = int(engine.model["n_layers"])
+        rows = {op.key: op for op in found.ops}
+        routes = next(op for op in rows.values() if op.family == "moe_route")
+        assert routes.launches == 3 * layers  # u-batches of 16, 16 and 8
+        head = next(op for op in rows.values() if f"n={engine.model['n_vocab']} " in op.key + " ")
+        assert head.launches == 1
+        assert head.flops == 2 * int(engine.model["n_vocab"]) * int(engine.model["n_embd"])
+    assert found.op_seconds > 0
+    assert sum(op.share for op in found.ops) == pytest.approx(1.0)
+    assert all(op.percent_of_peak is None for op in found.ops)
+    assert [op.seconds for op in found.ops] == sorted((op.seconds for op in found.ops), reverse=True)
+
+
+def test_attention_is_counted_with_its_history_and_its_window() -> None:
+    key = "attention heads=4 kv_heads=2 dk=32 dv=32 k=f16 v=f16"
+    desc = _core.ops.parse_key(key)[1]
+    one = 4 * (2 * 32 + 2 * 32)  # operations of a query with one key and value
+    row = 2 * (2 * 32 + 2 * 32)  # bytes of a position
+    ends = 4 * 4 * (32 + 32)
+    assert bench_ops._attention(key, desc, [0], 0, 3) == (3 * ends + 3 * row, (1 + 2 + 3) * one)
+    assert bench_ops._attention(key, desc, [0], 100, 1) == (ends + 101 * row, 101 * one)
+    assert bench_ops._attention(key, desc, [10], 100, 1) == (ends + 10 * row, 10 * one)
+    half = bench_ops._attention(key, desc, [0, 10], 100, 1)
+    assert half == (ends + (101 + 10) / 2 * row, (101 + 10) / 2 * one)
+
+
+def test_shares_of_the_peak() -> None:
+    peaks = {"memory_gbps": 1000.0, "f16_tflops": 100.0}
+    assert bench_ops._percent((500.0, 1.0), peaks) == pytest.approx(50.0)
+    assert bench_ops._percent((5.0, 80.0), peaks) == pytest.approx(80.0)
+
+
+def test_the_command_prints_a_table_or_json() -> None:
+    model = TINY / "llama-tiny.gguf"
+    base = [sys.executable, "-m", "dyno", "bench", "-m", str(model), "--device", "cpu", "-r", "1", "-t", "1"]
+    text = subprocess.run(
+        [*base, "-p", "16", "-n", "2", "--per-op"], capture_output=True, text=True, check=True
+    )
+    assert "us a prompt" in text.stdout
+    assert "tg2: ops one by one" in text.stdout
+    done = subprocess.run(
+        [*base, "-p", "0", "-n", "2", "--per-op", "-o", "json"], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout)["tests"][0]["test"] == "tg2"
+    wrong = subprocess.run([*base, "-pg", "16,2", "--per-op"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
