@@ -209,12 +209,21 @@ class SyntheticArgs {
     }
     return reinterpret_cast<T*>(address);
   }
+  // What lies beyond the first megabyte of an array repeats it: drawing all of it would take longer than timing it.
+  static constexpr int64_t kPeriod = int64_t{1} << 20;
+  static void repeat(Block block, size_t drawn) {
+    for (size_t at = drawn; drawn > 0 && at < block.size; at += drawn) {
+      std::memcpy(block.data + at, block.data, std::min(drawn, block.size - at));
+    }
+  }
   float uniform() { return static_cast<float>(static_cast<int32_t>(random_() >> 40) - (1 << 23)) * 0x1p-23f; }
 
   float* floats(int64_t count) {
     const Block block = allocate(count * 4);
     auto* out = reinterpret_cast<float*>(block.data);
-    for (int64_t i = 0; i < count; ++i) out[i] = uniform();
+    const int64_t drawn = std::min<int64_t>(count, kPeriod / 4);
+    for (int64_t i = 0; i < drawn; ++i) out[i] = uniform();
+    repeat(block, static_cast<size_t>(drawn) * 4);
     return publish<float>(block);
   }
   float* constants(int64_t count, float value) {
@@ -229,18 +238,15 @@ class SyntheticArgs {
     return publish<int32_t>(block);
   }
   // Bytes from 0x20 to 0x3f: read as the scales of any type they are ordinary positive numbers, never subnormal,
-  // infinite or NaN, which would be timed at another speed. What lies beyond the first megabyte repeats it.
+  // infinite or NaN, which would be timed at another speed.
   std::byte* weights(int64_t bytes) {
-    constexpr size_t kPeriod = size_t{1} << 20;
     const Block block = allocate(bytes);
-    const size_t drawn = std::min(block.size, kPeriod);
+    const size_t drawn = std::min<size_t>(block.size, kPeriod);
     for (size_t i = 0; i < drawn; i += 8) {
       const uint64_t word = (random_() & 0x1f1f1f1f1f1f1f1f) | 0x2020202020202020;
       std::memcpy(block.data + i, &word, 8);
     }
-    for (size_t i = drawn; i < block.size; i += kPeriod) {
-      std::memcpy(block.data + i, block.data, std::min(kPeriod, block.size - i));
-    }
+    repeat(block, drawn);
     return publish<std::byte>(block);
   }
   void* activations(ops::ActType act, int64_t bytes) {

@@ -408,7 +408,8 @@ class DynoTarget:
         family, desc = _core.ops.parse_key(key, m)
         # Between two uses of a weight the rest of the model passes through the caches; of a large one, 256
         # MiB leave none of them warm.
-        rotate = max(2 * int(self._device.get("l2_bytes") or 1 << 20), os.path.getsize(self._path))
+        cold = 2 * int(self._device.get("l2_bytes") or 1 << 20)
+        rotate = cold if self._kind == "cuda" else max(cold, os.path.getsize(self._path))
         try:
             times = _core.ops.time(
                 family, desc, dict(config), threads=threads, min_seconds=seconds,
