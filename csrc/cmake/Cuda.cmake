@@ -252,14 +252,17 @@ if(DYNO_CUDA)
 
   # Objects go into dyno_host, so that selection and launches are one library.
   add_library(dyno_cuda OBJECT)
-  target_include_directories(dyno_cuda PRIVATE ${CMAKE_SOURCE_DIR}/csrc ${DYNO_GENERATED})
-  target_compile_options(dyno_cuda PRIVATE
-    --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra,-fvisibility=hidden -Xcudafe=--display_error_number)
+  set(_cuda_libraries dyno_cuda)
+  if(GGML_CUDA_LTO)
+    add_library(dyno_cuda_lto OBJECT)
+    list(APPEND _cuda_libraries dyno_cuda_lto)
+  endif()
+  set(_cuda_options --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra,-fvisibility=hidden -Xcudafe=--display_error_number)
   if(DYNO_WERROR)
-    target_compile_options(dyno_cuda PRIVATE -Xcompiler=-Werror --Werror=all-warnings)
+    list(APPEND _cuda_options -Xcompiler=-Werror --Werror=all-warnings)
   endif()
   if(CUDAToolkit_VERSION VERSION_GREATER_EQUAL 12.8)
-    target_compile_options(dyno_cuda PRIVATE --compress-mode=${GGML_CUDA_COMPRESSION_MODE})
+    list(APPEND _cuda_options --compress-mode=${GGML_CUDA_COMPRESSION_MODE})
   elseif(NOT GGML_CUDA_COMPRESSION_MODE STREQUAL "size")
     message(FATAL_ERROR "GGML_CUDA_COMPRESSION_MODE needs CUDA 12.8 or newer, not ${CUDAToolkit_VERSION}")
   endif()
@@ -277,46 +280,48 @@ if(DYNO_CUDA)
   # Which chips have code, in ascending order, for the message of a chip that has none: "75;90a".
   string(REPLACE ";" "," _arch_text "${CMAKE_CUDA_ARCHITECTURES}")
   list(APPEND DYNO_CUDA_DEFINITIONS "DYNO_CUDA_ARCHITECTURES=\"${_arch_text}\"")
-  target_compile_definitions(dyno_cuda PRIVATE ${DYNO_CUDA_DEFINITIONS})
+  foreach(_library IN LISTS _cuda_libraries)
+    target_include_directories(${_library} PRIVATE ${CMAKE_SOURCE_DIR}/csrc ${DYNO_GENERATED})
+    target_compile_options(${_library} PRIVATE ${_cuda_options})
+    target_compile_definitions(${_library} PRIVATE ${DYNO_CUDA_DEFINITIONS})
+  endforeach()
 else()
   message(STATUS "GGML_CUDA: OFF (${_cuda_why})")
 endif()
 
-# dyno_add_cuda_sources([EXACT] [CHIP] FILE…): CUDA sources, relative to the calling folder. EXACT ones never see fast
-# math: they serve numerics=exact. CHIP ones have instructions that exist in code for exactly one chip (90a). Two kinds
-# stay out of link-time optimisation: CHIP, because nvlink 13.0 forgets the "a", and EXACT with fast math, because it
-# optimises units of one arithmetic alone.
+# dyno_add_cuda_sources([EXACT] FILE…): CUDA sources, relative to the calling folder. EXACT ones never see fast math: they
+# serve numerics=exact.
 function(dyno_add_cuda_sources)
+  _dyno_add_cuda(dyno_cuda ${ARGN})
+endfunction()
+
+# dyno_add_cuda_instance(TEMPLATE NAME [EXACT] [CHIP]): a CUDA source made from TEMPLATE with the caller's variables.
+# These hold nearly all of the device code, and take part in link-time optimisation, so their kernels need external
+# linkage: nvlink 13.0 drops others when it splits the link. Two kinds stay out: CHIP, with instructions that exist in
+# code for exactly one chip, because it forgets the "a" of 90a; and EXACT with fast math, because it takes units of one
+# arithmetic alone.
+macro(dyno_add_cuda_instance _template _name)
+  configure_file(${_template} ${CMAKE_CURRENT_BINARY_DIR}/${_name}.cu @ONLY)
+  if(NOT GGML_CUDA_LTO OR "${ARGN}" MATCHES "CHIP" OR ("${ARGN}" MATCHES "EXACT" AND GGML_CUDA_FAST_MATH))
+    _dyno_add_cuda(dyno_cuda ${ARGN} ${CMAKE_CURRENT_BINARY_DIR}/${_name}.cu)
+  else()
+    _dyno_add_cuda(dyno_cuda_lto ${ARGN} ${CMAKE_CURRENT_BINARY_DIR}/${_name}.cu)
+  endif()
+endmacro()
+
+function(_dyno_add_cuda _target)
   if(NOT DYNO_CUDA)
     return()
   endif()
   cmake_parse_arguments(_add "EXACT;CHIP" "" "" ${ARGN})
   foreach(_file IN LISTS _add_UNPARSED_ARGUMENTS)
     cmake_path(ABSOLUTE_PATH _file BASE_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
-    target_sources(dyno_cuda PRIVATE ${_file})
-    set(_options "")
+    target_sources(${_target} PRIVATE ${_file})
     if(GGML_CUDA_FAST_MATH AND NOT _add_EXACT)
-      list(APPEND _options -use_fast_math)
+      set_property(SOURCE ${_file} TARGET_DIRECTORY ${_target} APPEND PROPERTY COMPILE_OPTIONS -use_fast_math)
     endif()
-    if(GGML_CUDA_LTO)
-      set(_code lto)
-      if(_add_CHIP OR (_add_EXACT AND GGML_CUDA_FAST_MATH))
-        set(_code sm)
-      endif()
-      foreach(_arch IN LISTS CMAKE_CUDA_ARCHITECTURES)
-        string(REGEX REPLACE "-real$" "" _number ${_arch})
-        list(APPEND _options -gencode=arch=compute_${_number},code=${_code}_${_number})
-      endforeach()
-    endif()
-    set_property(SOURCE ${_file} TARGET_DIRECTORY dyno_cuda APPEND PROPERTY COMPILE_OPTIONS ${_options})
   endforeach()
 endfunction()
-
-# dyno_add_cuda_instance(TEMPLATE NAME [EXACT] [CHIP]): a CUDA source made from TEMPLATE with the caller's variables.
-macro(dyno_add_cuda_instance _template _name)
-  configure_file(${_template} ${CMAKE_CURRENT_BINARY_DIR}/${_name}.cu @ONLY)
-  dyno_add_cuda_sources(${ARGN} ${CMAKE_CURRENT_BINARY_DIR}/${_name}.cu)
-endmacro()
 
 # dyno_link_cuda(TARGET): hands the CUDA objects, macros and libraries to the host library.
 function(dyno_link_cuda target)
@@ -327,16 +332,17 @@ function(dyno_link_cuda target)
   target_include_directories(${target} PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
   target_include_directories(${target} PUBLIC ${DYNO_GENERATED})
   target_link_libraries(${target} PUBLIC CUDA::cudart_static CUDA::cublas)
+  target_sources(${target} PRIVATE $<TARGET_OBJECTS:dyno_cuda>)
   if(NOT GGML_CUDA_LTO)
-    target_sources(${target} PRIVATE $<TARGET_OBJECTS:dyno_cuda>)
     return()
   endif()
   # Intermediate code in the objects, machine code from one device link that optimises across them, on all cores.
-  set_target_properties(dyno_cuda PROPERTIES CUDA_SEPARABLE_COMPILATION ON CUDA_ARCHITECTURES OFF)
+  set_target_properties(dyno_cuda_lto PROPERTIES CUDA_SEPARABLE_COMPILATION ON CUDA_ARCHITECTURES OFF)
   set(_link_codes "")
   foreach(_arch IN LISTS CMAKE_CUDA_ARCHITECTURES)
     string(REGEX REPLACE "-real$" "" _number ${_arch})
-    list(APPEND _link_codes "-gencode=arch=compute_${_number},code=sm_${_number}")
+    target_compile_options(dyno_cuda_lto PRIVATE -gencode=arch=compute_${_number},code=lto_${_number})
+    list(APPEND _link_codes -gencode=arch=compute_${_number},code=sm_${_number})
   endforeach()
   set(_linked ${CMAKE_BINARY_DIR}/dyno_device_link.o)
   add_custom_command(
@@ -344,11 +350,11 @@ function(dyno_link_cuda target)
     COMMAND ${Python_EXECUTABLE} ${CMAKE_SOURCE_DIR}/csrc/cmake/link_report.py --step device_link --output ${_linked}
             --report ${DYNO_DEVICE_LINK_REPORT} -- ${CMAKE_CUDA_COMPILER} -ccbin ${CMAKE_CUDA_HOST_COMPILER} -dlink -dlto
             --split-compile-extended=0 --threads=0 --compress-mode=${GGML_CUDA_COMPRESSION_MODE} -Xcompiler=-fPIC
-            ${_link_codes} $<TARGET_OBJECTS:dyno_cuda> -o ${_linked}
-    DEPENDS dyno_cuda $<TARGET_OBJECTS:dyno_cuda> ${CMAKE_SOURCE_DIR}/csrc/cmake/link_report.py
+            ${_link_codes} $<TARGET_OBJECTS:dyno_cuda_lto> -o ${_linked}
+    DEPENDS dyno_cuda_lto $<TARGET_OBJECTS:dyno_cuda_lto> ${CMAKE_SOURCE_DIR}/csrc/cmake/link_report.py
     COMMENT "Device link-time optimisation" COMMAND_EXPAND_LISTS VERBATIM)
   add_custom_target(dyno_device_link DEPENDS ${_linked})
-  target_sources(${target} PRIVATE $<TARGET_OBJECTS:dyno_cuda> ${_linked})
+  target_sources(${target} PRIVATE $<TARGET_OBJECTS:dyno_cuda_lto> ${_linked})
   set_source_files_properties(${_linked} TARGET_DIRECTORY ${target} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
   add_dependencies(${target} dyno_device_link)
 endfunction()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import resource
 import struct
 import subprocess
@@ -18,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+INTERNAL_KERNEL = re.compile(rb"__nv_static_\d+__\w+__Z\w+\0")  # how such a kernel is registered
 DEVICE_SECTIONS = (b".nv_fatbin", b"__nv_relfatbin")
 
 
@@ -38,6 +40,12 @@ def device_code_bytes(module: Path) -> int:
     return total
 
 
+def internal_kernels(command: list[str]) -> list[str]:
+    """Objects of a device link with kernels of internal linkage, which a split link drops without a word."""
+    objects = [Path(word) for word in command if word.endswith(".o")]
+    return [path.name for path in objects if path.is_file() and INTERNAL_KERNEL.search(path.read_bytes())]
+
+
 def cost_text(step: str, cost: dict[str, Any]) -> str:
     return (
         f"{step.replace('_', ' ')}: {cost['seconds']} s, largest process {cost['peak_process_mib']} MiB, "
@@ -54,6 +62,9 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if args.step == "device_link" and (dropped := internal_kernels(command)):
+        print(f"kernels of internal linkage are lost in a split link: {', '.join(dropped)}", file=sys.stderr)
+        return 1
     started = time.monotonic()
     status = subprocess.run(command, check=False).returncode
     if status != 0:

@@ -123,17 +123,22 @@ def test_compression_and_warnings(together: Any) -> None:
 
 def test_link_time_optimisation(cuda: Configure) -> None:
     built = works(cuda(GGML_CUDA_LTO="ON", CMAKE_CUDA_ARCHITECTURES="80;90a"))
-    for command in units(built):
-        assert "-rdc=true" in command
-    for name, code in ((EXACT, "lto"), (FAST, "lto"), (CHIP, "sm")):
+    for name in (FAST, "type_kernels_q4_0.cu", "flash_head_128.cu"):
         for command in built.of(name):
-            assert {w for w in command if w.startswith("-gencode")} == {
-                f"-gencode=arch=compute_80,code={code}_80",
-                f"-gencode=arch=compute_90a,code={code}_90a",
-            }
+            assert {"-gencode=arch=compute_80,code=lto_80", "-gencode=arch=compute_90a,code=lto_90a"} <= set(
+                command
+            )
+            assert "-rdc=true" in command
+    # nvlink forgets that 90a is no 90, and drops kernels of internal linkage, so these are whole programs.
+    for name in (EXACT, CHIP):
+        for command in built.of(name):
+            assert "-rdc=true" not in command
+            assert any("sm_90a" in word for word in command)
     (link,) = {line for line in built.link_commands().splitlines() if " -dlink " in line}
     for part in ("-dlto", "--split-compile-extended=0", "code=sm_80", "code=sm_90a", "--step device_link"):
         assert part in link
+    assert FAST in link
+    assert CHIP not in link
     # No intermediate code remains, so the module must not claim later chips of the generation.
     assert any("80-real,90a-real" in word for word in macros(built))
 
@@ -144,6 +149,32 @@ def test_link_time_optimisation_of_one_arithmetic(cuda: Configure) -> None:
     optimised = [c for c in units(built) if any("code=lto_90a" in word for word in c)]
     assert optimised
     assert all("-use_fast_math" in command for command in optimised)
+
+
+def test_a_device_link_that_would_lose_kernels_is_refused(tmp_path: Path) -> None:
+    lost, kept = tmp_path / "lost.o", tmp_path / "kept.o"
+    lost.write_bytes(b"..__nv_static_25__dfa63896_4_p_cu_43c30941__Z5probev\0..")
+    kept.write_bytes(b".._Z5probev..")
+    output, report = tmp_path / "linked", tmp_path / "report.json"
+
+    def link(*objects: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(ROOT / "csrc" / "cmake" / "link_report.py"), "--step", "device_link"]
+        linker = [sys.executable, "-c", "import sys; open(sys.argv[1], 'w').write('linked')", str(output)]
+        return subprocess.run(
+            [*command, "--output", str(output), "--report", str(report), "--", *linker, *map(str, objects)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    refused = link(kept, lost)
+    assert refused.returncode == 1
+    assert "lost.o" in refused.stderr
+    assert not output.exists()
+    assert link(kept).returncode == 0
+    cost = json.loads(report.read_text())["device_link"]
+    assert cost["bytes"] == 6
+    assert cost["peak_process_mib"] > 0
 
 
 # ---- kernel instances ----

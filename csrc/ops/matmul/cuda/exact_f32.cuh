@@ -20,7 +20,8 @@ __device__ __forceinline__ float dot4(float4 a, float4 b, float sum) {
 }
 
 // Up to 4 rows of x: a warp for each row of w, its lanes share k.
-static __global__ void __launch_bounds__(128) exact_f32_few_kernel(const Problem p) {
+template <int kThreads>  // templates, because each weight type's unit has them
+__global__ void __launch_bounds__(kThreads) exact_f32_few_kernel(const Problem p) {
   device::let_next_start();
   device::wait_for_previous();
   const int lane = threadIdx.x & 31, row_of_w = blockIdx.x * 4 + (threadIdx.x >> 5);
@@ -44,7 +45,8 @@ static __global__ void __launch_bounds__(128) exact_f32_few_kernel(const Problem
 }
 
 // 16 rows of x by 16 rows of w a block; its 8 warps share k and meet in shared memory. A lane has 2 by 4 of the sums.
-static __global__ void __launch_bounds__(256) exact_f32_tile_kernel(const Problem p) {
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads) exact_f32_tile_kernel(const Problem p) {
   device::let_next_start();
   device::wait_for_previous();
   __shared__ float parts[8][16][17];
@@ -91,11 +93,11 @@ static __global__ void __launch_bounds__(256) exact_f32_tile_kernel(const Proble
 
 inline void exact_f32(const Problem& p, CUstream_st* stream) {
   if (p.rows <= 4) {
-    launch_dependent("matmul", exact_f32_few_kernel, static_cast<unsigned>((p.n + 3) / 4), 128, 0, stream, p);
+    launch_dependent("matmul", exact_f32_few_kernel<128>, static_cast<unsigned>((p.n + 3) / 4), 128, 0, stream, p);
     return;
   }
   const dim3 grid(static_cast<unsigned>((p.rows + 15) / 16), static_cast<unsigned>((p.n + 15) / 16));
-  launch_dependent("matmul", exact_f32_tile_kernel, grid, 256, 0, stream, p);
+  launch_dependent("matmul", exact_f32_tile_kernel<256>, grid, 256, 0, stream, p);
 }
 
 }  // namespace dyno::ops::cuda
