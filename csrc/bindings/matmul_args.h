@@ -27,6 +27,11 @@ inline int64_t matrix_bytes(const auto& d) {
 // Zero rows reach nowhere.
 inline int64_t reach(int64_t rows, int64_t stride, int64_t row) { return rows == 0 ? 0 : (rows - 1) * stride + row; }
 
+// Of a product that norms its rows.
+inline ops::NormInside read_norm(OpArgs& in, int64_t k) {
+  return {.weight = in.optional_in<float>("norm_weight", k), .eps = in.number<float>("norm_eps", 0.0f)};
+}
+
 inline ops::MatmulArgs read_matmul_args(OpArgs& in, const ops::MatmulDesc& d) {
   ops::MatmulArgs a;
   const int64_t x_row = act_row_bytes(d.act, d.k);
@@ -40,6 +45,7 @@ inline ops::MatmulArgs read_matmul_args(OpArgs& in, const ops::MatmulDesc& d) {
   a.y_stride = in.number<int64_t>("y_stride", d.n * d.batch);
   const int64_t y = reach(d.m, a.y_stride, reach(d.batch, a.y_batch_stride, d.n));
   a.residual = in.optional_in<float>("residual", y);
+  if (d.norm) a.norm = read_norm(in, d.k);
   a.scale = in.number<float>("scale", 1.0f);
   a.y = in.out<float>("y", y);
   return a;
@@ -70,6 +76,7 @@ inline ops::UpGateArgs read_matmul_args(OpArgs& in, const ops::UpGateDesc& d) {
   a.bias_up = in.optional_in<float>("bias_up", d.n);
   a.y_stride = in.number<int64_t>("y_stride", d.n);
   a.y = in.out<float>("y", reach(d.m, a.y_stride, d.n));
+  if (d.norm) a.norm = read_norm(in, d.k);
   return a;
 }
 
@@ -87,6 +94,41 @@ inline ops::MoeUpGateArgs read_matmul_args(OpArgs& in, const ops::MoeUpGateDesc&
   a.ids = in.in<int32_t>("ids", d.m * d.used);
   a.y = in.out<float>("y", d.m * d.used * d.n);
   a.workspace = in.out<int32_t>("workspace", ops::moe_workspace_ints(d.m, d.used, d.experts));
+  if (d.norm) a.norm = read_norm(in, d.k);
+  return a;
+}
+
+inline ops::QkvArgs read_matmul_args(OpArgs& in, const ops::QkvDesc& d) {
+  constexpr const char* kW[] = {"w_q", "w_k", "w_v"};
+  constexpr const char* kBias[] = {"bias_q", "bias_k", "bias_v"};
+  constexpr const char* kY[] = {"q", "k", "v"};
+  constexpr const char* kStride[] = {"q_stride", "k_stride", "v_stride"};
+  const DType types[] = {d.type, d.type_k, d.type_v};
+  const int64_t heights[] = {d.n, d.n_k, d.n_v};
+  ops::QkvArgs a;
+  a.x_stride_bytes = in.number<int64_t>("x_stride_bytes", d.k * 4);
+  a.x = in.in<float>("x", (reach(d.m, a.x_stride_bytes, d.k * 4) + 3) / 4);
+  for (size_t i = 0; i < 3 && heights[i] > 0; ++i) {
+    a.w[i] = in.in<uint8_t>(kW[i], static_cast<int64_t>(ops::layout_bytes(types[i], d.layout, heights[i], d.k)));
+    a.bias[i] = in.optional_in<float>(kBias[i], heights[i]);
+    a.y_stride[i] = in.number<int64_t>(kStride[i], heights[i]);
+    a.y[i] = in.out<float>(kY[i], reach(d.m, a.y_stride[i], heights[i]));
+  }
+  if (d.norm) a.norm = read_norm(in, d.k);
+  return a;
+}
+
+inline ops::MoeDownSumArgs read_matmul_args(OpArgs& in, const ops::MoeDownSumDesc& d) {
+  ops::MoeDownSumArgs a;
+  a.x = in.in<float>("x", d.m * d.used * d.k);
+  a.w_expert_stride_bytes = in.number<int64_t>("w_expert_stride_bytes", matrix_bytes(d));
+  a.w = in.in<uint8_t>("w", reach(d.experts, a.w_expert_stride_bytes, matrix_bytes(d)));
+  a.bias = in.optional_in<float>("bias", d.experts * d.n);
+  a.ids = in.in<int32_t>("ids", d.m * d.used);
+  a.weights = in.in<float>("weights", d.m * d.used);
+  a.residual = in.optional_in<float>("residual", d.m * d.n);
+  a.scale = in.number<float>("scale", 1.0f);
+  a.out = in.out<float>("out", d.m * d.n);
   return a;
 }
 

@@ -67,6 +67,7 @@ class SyntheticArgs {
     a.y_batch_stride = d.n;
     a.y_stride = d.n * d.batch;
     a.y = floats(d.m * a.y_stride);
+    if (d.norm) a.norm = norm_inside(d.k);
     return a;
   }
   ops::MatmulIdArgs make(const ops::MatmulIdDesc& d) {
@@ -88,6 +89,7 @@ class SyntheticArgs {
     a.w_up = weights(matrix_bytes(d));
     a.y_stride = d.n;
     a.y = floats(d.m * d.n);
+    if (d.norm) a.norm = norm_inside(d.k);
     return a;
   }
   ops::MoeUpGateArgs make(const ops::MoeUpGateDesc& d) {
@@ -100,6 +102,32 @@ class SyntheticArgs {
     a.ids = routing(d.m, d.used, d.experts);
     a.y = floats(d.m * d.used * d.n);
     a.workspace = integers(ops::moe_workspace_ints(d.m, d.used, d.experts), 1);
+    if (d.norm) a.norm = norm_inside(d.k);
+    return a;
+  }
+  ops::QkvArgs make(const ops::QkvDesc& d) {
+    const DType types[] = {d.type, d.type_k, d.type_v};
+    const int64_t heights[] = {d.n, d.n_k, d.n_v};
+    ops::QkvArgs a;
+    a.x_stride_bytes = d.k * 4;
+    a.x = floats(d.m * d.k);
+    for (size_t i = 0; i < 3 && heights[i] > 0; ++i) {
+      a.w[i] = weights(static_cast<int64_t>(ops::layout_bytes(types[i], d.layout, heights[i], d.k)));
+      a.y_stride[i] = heights[i];
+      a.y[i] = floats(d.m * heights[i]);
+    }
+    if (d.norm) a.norm = norm_inside(d.k);
+    return a;
+  }
+  ops::MoeDownSumArgs make(const ops::MoeDownSumDesc& d) {
+    ops::MoeDownSumArgs a;
+    a.x = floats(d.m * d.used * d.k);
+    a.w_expert_stride_bytes = matrix_bytes(d);
+    a.w = weights(d.experts * a.w_expert_stride_bytes);
+    a.ids = routing(d.m, d.used, d.experts);
+    a.weights = floats(d.m * d.used);
+    a.residual = floats(d.m * d.n);
+    a.out = floats(d.m * d.n);
     return a;
   }
   ops::MoeRouteArgs make(const ops::MoeRouteDesc& d) {
@@ -180,6 +208,8 @@ class SyntheticArgs {
   struct Free {
     void operator()(std::byte* p) const { std::free(p); }
   };
+
+  ops::NormInside norm_inside(int64_t k) { return {.weight = floats(k), .eps = 1e-6f}; }
 
   static int64_t activation_bytes(ops::ActType act, int64_t k) {
     return act == ops::ActType::q8 ? static_cast<int64_t>(ops::act_q8_row_bytes(k)) : k * 4;

@@ -33,6 +33,12 @@ struct RopeArgs {
   float mscale = 1.0f;                 // YaRN's factor on cos and sin
 };
 
+// Of a product that norms its rows (desc.norm).
+struct NormInside {
+  const float* weight = nullptr;  // [k], null = all ones
+  float eps = 0;
+};
+
 struct MatmulArgs {
   const void* x = nullptr;     // f32 [m, k] or q8 rows
   int64_t x_stride_bytes = 0;  // between tokens
@@ -45,6 +51,7 @@ struct MatmulArgs {
   float* y = nullptr;
   int64_t y_stride = 0;  // between tokens
   int64_t y_batch_stride = 0;
+  NormInside norm{};
 };
 
 struct MatmulIdArgs {
@@ -67,6 +74,7 @@ struct UpGateArgs {
   const float* bias_up = nullptr;
   float* y = nullptr;
   int64_t y_stride = 0;
+  NormInside norm{};
 };
 
 struct MoeUpGateArgs {
@@ -80,6 +88,7 @@ struct MoeUpGateArgs {
   const int32_t* ids = nullptr;
   float* y = nullptr;  // [m, used, n]
   int32_t* workspace = nullptr;
+  NormInside norm{};
 };
 
 // Ints a launch of matmul_id or moe_up_gate needs to group rows by expert.
@@ -153,6 +162,29 @@ struct GluArgs {
   int64_t up_stride = 0;
   float* y = nullptr;
   int64_t y_stride = 0;
+};
+
+// Products of qkv: 0 q, 1 k, 2 v.
+struct QkvArgs {
+  const float* x = nullptr;
+  int64_t x_stride_bytes = 0;  // between tokens
+  const void* w[3]{};
+  const float* bias[3]{};
+  float* y[3]{};
+  int64_t y_stride[3]{};  // between tokens
+  NormInside norm{};
+};
+
+struct MoeDownSumArgs {
+  const float* x = nullptr;  // [m, used, k]
+  const void* w = nullptr;
+  int64_t w_expert_stride_bytes = 0;
+  const float* bias = nullptr;      // [experts, n]
+  const int32_t* ids = nullptr;     // [m, used]
+  const float* weights = nullptr;   // [m, used]
+  const float* residual = nullptr;  // [m, n], may be out
+  float scale = 1.0f;
+  float* out = nullptr;  // [m, n]
 };
 
 struct SampleArgs {

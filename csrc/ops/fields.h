@@ -38,7 +38,7 @@ template <typename V>
 void for_each_field(std::type_identity<MatmulDesc>, V&& v) {
   using D = MatmulDesc;
   v("type", &D::type, In::always); v("m", &D::m, In::never); v("n", &D::n, In::always); v("k", &D::k, In::always);
-  v("batch", &D::batch, In::if_set); v("layout", &D::layout, In::if_set); v("act", &D::act, In::if_set);
+  v("batch", &D::batch, In::if_set); v("norm", &D::norm, In::if_set); v("layout", &D::layout, In::if_set); v("act", &D::act, In::if_set);
 }
 template <typename V>
 void for_each_field(std::type_identity<MatmulIdDesc>, V&& v) {
@@ -51,13 +51,15 @@ template <typename V>
 void for_each_field(std::type_identity<UpGateDesc>, V&& v) {
   using D = UpGateDesc;
   v("type", &D::type, In::always); v("m", &D::m, In::never); v("n", &D::n, In::always); v("k", &D::k, In::always);
-  v("activation", &D::activation, In::always); v("layout", &D::layout, In::if_set); v("act", &D::act, In::if_set);
+  v("activation", &D::activation, In::always); v("norm", &D::norm, In::if_set); v("layout", &D::layout, In::if_set);
+  v("act", &D::act, In::if_set);
 }
 template <typename V>
 void for_each_field(std::type_identity<MoeUpGateDesc>, V&& v) {
   using D = MoeUpGateDesc;
   v("type", &D::type, In::always); v("m", &D::m, In::never); v("n", &D::n, In::always); v("k", &D::k, In::always);
   v("experts", &D::experts, In::always); v("used", &D::used, In::always); v("activation", &D::activation, In::always);
+  v("norm", &D::norm, In::if_set);
   v("layout", &D::layout, In::if_set); v("act", &D::act, In::if_set);
 }
 template <typename V>
@@ -101,6 +103,19 @@ template <typename V>
 void for_each_field(std::type_identity<GluDesc>, V&& v) {
   using D = GluDesc;
   v("m", &D::m, In::never); v("n", &D::n, In::always); v("activation", &D::activation, In::always);
+}
+template <typename V>
+void for_each_field(std::type_identity<QkvDesc>, V&& v) {
+  using D = QkvDesc;
+  v("type", &D::type, In::always); v("type_k", &D::type_k, In::always); v("type_v", &D::type_v, In::always);
+  v("m", &D::m, In::never); v("n", &D::n, In::always); v("n_k", &D::n_k, In::always); v("n_v", &D::n_v, In::if_set);
+  v("k", &D::k, In::always); v("norm", &D::norm, In::if_set); v("layout", &D::layout, In::if_set);
+}
+template <typename V>
+void for_each_field(std::type_identity<MoeDownSumDesc>, V&& v) {
+  using D = MoeDownSumDesc;
+  v("type", &D::type, In::always); v("m", &D::m, In::never); v("n", &D::n, In::always); v("k", &D::k, In::always);
+  v("experts", &D::experts, In::always); v("used", &D::used, In::always); v("layout", &D::layout, In::if_set);
 }
 // clang-format on
 

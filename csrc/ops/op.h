@@ -32,8 +32,10 @@ enum class Family : uint8_t {
   copy,
   sample,
   glu,
+  qkv,
+  moe_down_sum,
 };
-inline constexpr int kFamilyCount = 14;
+inline constexpr int kFamilyCount = 16;
 std::string_view family_name(Family family);
 
 inline constexpr int kMaxParams = 5;
@@ -116,12 +118,14 @@ struct RopeDesc {
 };
 
 // y[m, n] (f32) = x[m, k] · wᵀ, w [n, k]. With batch > 1: y[m, b, n] = x[m, b, k] · w[b]ᵀ (per-head products of MLA).
-// Epilogue: y = residual + scale * (x·wᵀ + bias), each part optional.
+// Epilogue: y = residual + scale * (x·wᵀ + bias), each part optional. With `norm` each row of x goes through an RMS
+// norm first (here and in up_gate, moe_up_gate and qkv).
 struct MatmulDesc {
   DType type = DType::f32;
   Layout layout = Layout::plain;
   ActType act = ActType::f32;
   int64_t m = 1, n = 0, k = 0, batch = 1;
+  bool norm = false;
   friend bool operator==(const MatmulDesc&, const MatmulDesc&) = default;
 };
 
@@ -143,6 +147,7 @@ struct UpGateDesc {
   ActType act = ActType::f32;
   Activation activation = Activation::silu;
   int64_t m = 1, n = 0, k = 0;
+  bool norm = false;
   friend bool operator==(const UpGateDesc&, const UpGateDesc&) = default;
 };
 
@@ -153,6 +158,7 @@ struct MoeUpGateDesc {
   ActType act = ActType::f32;
   Activation activation = Activation::silu;
   int64_t m = 1, n = 0, k = 0, experts = 1, used = 1;
+  bool norm = false;
   friend bool operator==(const MoeUpGateDesc&, const MoeUpGateDesc&) = default;
 };
 
@@ -206,6 +212,25 @@ struct GluDesc {
   int64_t m = 1, n = 0;
   Activation activation = Activation::silu;
   friend bool operator==(const GluDesc&, const GluDesc&) = default;
+};
+
+// Up to three products over the same rows, whose types may differ: q[m, n] = x · wqᵀ + bias_q, k[m, n_k], v[m, n_v].
+// Without a third product n_v is 0.
+struct QkvDesc {
+  DType type = DType::f32, type_k = DType::f32, type_v = DType::f32;
+  Layout layout = Layout::plain;
+  int64_t m = 1, n = 0, n_k = 0, n_v = 0, k = 0;
+  bool norm = false;
+  friend bool operator==(const QkvDesc&, const QkvDesc&) = default;
+};
+
+// out[m, n] = residual + scale * sum over slots of weight[m, slot] * (x[m, slot, k] · w[id]ᵀ + bias[id]): matmul_id and
+// moe_sum in one, w [experts, n, k].
+struct MoeDownSumDesc {
+  DType type = DType::f32;
+  Layout layout = Layout::plain;
+  int64_t m = 1, n = 0, k = 0, experts = 1, used = 1;
+  friend bool operator==(const MoeDownSumDesc&, const MoeDownSumDesc&) = default;
 };
 
 // Draws one token per row of logits [m, n_vocab]. Pure: the random numbers are an input.

@@ -12,10 +12,12 @@
 #include "ops/kv_store/kv_store.h"
 #include "ops/matmul/matmul.h"
 #include "ops/matmul_id/matmul_id.h"
+#include "ops/moe_down_sum/moe_down_sum.h"
 #include "ops/moe_route/moe_route.h"
 #include "ops/moe_sum/moe_sum.h"
 #include "ops/moe_up_gate/moe_up_gate.h"
 #include "ops/norm/norm.h"
+#include "ops/qkv/qkv.h"
 #include "ops/rope/rope.h"
 #include "ops/sample/sample.h"
 #include "ops/up_gate/up_gate.h"
@@ -24,9 +26,9 @@ namespace dyno::ops {
 namespace {
 
 constexpr Family kFamilyOf[] = {
-    Family::embed,    Family::norm,        Family::rope,      Family::matmul,  Family::matmul_id,
-    Family::up_gate,  Family::moe_up_gate, Family::moe_route, Family::moe_sum, Family::attention,
-    Family::kv_store, Family::copy,        Family::sample,    Family::glu,
+    Family::embed,       Family::norm,      Family::rope,    Family::matmul,       Family::matmul_id, Family::up_gate,
+    Family::moe_up_gate, Family::moe_route, Family::moe_sum, Family::attention,    Family::kv_store,  Family::copy,
+    Family::sample,      Family::glu,       Family::qkv,     Family::moe_down_sum,
 };
 static_assert(std::size(kFamilyOf) == std::variant_size_v<OpDesc>, "one family for each alternative of OpDesc");
 
@@ -126,6 +128,10 @@ std::span<const VariantInfo> variants(Family family) {
       return copy_variants();
     case Family::glu:
       return glu_variants();
+    case Family::qkv:
+      return qkv_variants();
+    case Family::moe_down_sum:
+      return moe_down_sum_variants();
   }
   throw ProfileError(str_cat("[ops] no op family has the number ", static_cast<int>(family)));
 }

@@ -10,8 +10,9 @@
 
 namespace dyno::ops {
 
-using OpDesc = std::variant<EmbedDesc, NormDesc, RopeDesc, MatmulDesc, MatmulIdDesc, UpGateDesc, MoeUpGateDesc,
-                            MoeRouteDesc, MoeSumDesc, AttentionDesc, KvStoreDesc, CopyDesc, SampleDesc, GluDesc>;
+using OpDesc =
+    std::variant<EmbedDesc, NormDesc, RopeDesc, MatmulDesc, MatmulIdDesc, UpGateDesc, MoeUpGateDesc, MoeRouteDesc,
+                 MoeSumDesc, AttentionDesc, KvStoreDesc, CopyDesc, SampleDesc, GluDesc, QkvDesc, MoeDownSumDesc>;
 
 Family family_of(const OpDesc& desc);
 int64_t tokens_of(const OpDesc& desc);

@@ -9,6 +9,19 @@ namespace dyno::plan {
 class FusedList final : public OpList {
  public:
   using OpList::OpList;
+
+ private:
+  // Whether the device has a kernel for the op, at any number of tokens that come this way.
+  bool takes(const ops::OpDesc& desc) const;
+
+  // Products of streamed weights norm their rows themselves.
+  Source source(Input& input, model::WeightId w, int32_t layer) override;
+
+  // Attention part: q, k and v in one launch.
+  Qkv qkv_products(const model::AttentionSpec& a, Input& h, int32_t layer) override;
+
+  // Experts part: down products, weighted sum and residual in one launch.
+  void experts_down(const model::FfnSpec& f, Operand hidden, const Routing& routing, int32_t layer) override;
 };
 
 }  // namespace dyno::plan

@@ -53,7 +53,7 @@ void OpList::touch(const Operand& operand, int node) {
 void OpList::finish_uses() {
   for (size_t i = 0; i < list_.nodes.size(); ++i) {
     const Node& n = list_.nodes[i];
-    for (const Operand& o : {n.x, n.y, n.residual, n.ids, n.route_weights, n.workspace, n.gate}) {
+    for (const Operand& o : {n.x, n.y, n.y2, n.y3, n.residual, n.ids, n.route_weights, n.workspace, n.gate}) {
       touch(o, static_cast<int>(i));
     }
   }
@@ -97,6 +97,14 @@ Operand OpList::as(ops::ActType act, Input& input, int32_t layer) {
   return input.q8;
 }
 
+OpList::Source OpList::source(Input& input, WeightId w, int32_t layer) { return {as(act_for(w), input, layer)}; }
+
+void OpList::set_norm(Node& node, const Source& source, const Input& input) const {
+  if (!source.norm) return;
+  node.norm = input.norm;
+  node.eps = static_cast<float>(model_.norm_eps);
+}
+
 Operand OpList::rms_norm(const std::string& name, Operand x, WeightId weight, int64_t n, int32_t layer) {
   const Operand y = value(name, n);
   Node& node = emit(name, ops::NormDesc{.n = n}, layer);
@@ -118,16 +126,17 @@ void OpList::head_norm(const std::string& name, Operand x, WeightId weight, int6
 void OpList::matmul(const std::string& name, Input& x, WeightId w, WeightId bias, Operand y, Operand residual,
                     float scale, int32_t layer) {
   const model::Weight& weight = model_.weight(w);
-  const ops::ActType act = act_for(w);
-  const Operand input = as(act, x, layer);
+  const Source input = source(x, w, layer);
   Node& node = emit(name,
                     ops::MatmulDesc{.type = weight.type,
                                     .layout = plan_.weights[static_cast<size_t>(w)].layout,
-                                    .act = act,
+                                    .act = act_for(w),
                                     .n = weight.rows,
-                                    .k = weight.cols},
+                                    .k = weight.cols,
+                                    .norm = input.norm},
                     layer);
-  node.x = input;
+  set_norm(node, input, x);
+  node.x = input.x;
   node.y = y;
   node.residual = residual;
   node.w = w;

@@ -52,12 +52,19 @@ class OpList {
   Operand f32_of(Input& input, int32_t layer);
   // `input` in the form its weight wants; quantised once and shared by later calls with the same Input.
   Operand as(ops::ActType act, Input& input, int32_t layer);
+  // What a product with weight `w` reads of `input`: it, or the row before its norm, when the product norms it.
+  struct Source {
+    Operand x{};
+    bool norm = false;
+  };
+  virtual Source source(Input& input, model::WeightId w, int32_t layer);
+  void set_norm(Node& node, const Source& source, const Input& input) const;
 
   Operand rms_norm(const std::string& name, Operand x, model::WeightId weight, int64_t n, int32_t layer);
   void head_norm(const std::string& name, Operand x, model::WeightId weight, int64_t heads, int64_t dim, int32_t layer);
   // y = [residual + scale *] (x·wᵀ + bias)
-  virtual void matmul(const std::string& name, Input& x, model::WeightId w, model::WeightId bias, Operand y,
-                      Operand residual, float scale, int32_t layer);
+  void matmul(const std::string& name, Input& x, model::WeightId w, model::WeightId bias, Operand y, Operand residual,
+              float scale, int32_t layer);
   void batched_matmul(const std::string& name, Input& x, model::WeightId w, Operand y, int32_t layer);
   // Adds a projection's output to the residual stream, through a norm where the architecture has one.
   void project(const std::string& name, Input& x, model::WeightId w, model::WeightId bias, model::WeightId post_norm,
@@ -78,11 +85,11 @@ class OpList {
   void dense_ffn(const model::LayerSpec& layer, int32_t index, Input& h);
   void moe_ffn(const model::LayerSpec& layer, int32_t index, Input& h);
   // activation(gate) * up of a dense FFN; [width]
-  virtual Operand up_gate(const std::string& name, const model::FfnSpec& ffn, Input& h, int32_t layer);
+  Operand up_gate(const std::string& name, const model::FfnSpec& ffn, Input& h, int32_t layer);
   Routing routing_values(const model::FfnSpec& ffn, int32_t layer);
   virtual Routing route_experts(const model::FfnSpec& ffn, Input& h, int32_t layer);
   // The same for a token's experts; [used, width]
-  virtual Operand experts_up_gate(const model::FfnSpec& ffn, Input& h, const Routing& routing, int32_t layer);
+  Operand experts_up_gate(const model::FfnSpec& ffn, Input& h, const Routing& routing, int32_t layer);
   // Adds the weighted sum of the experts' down products to the residual stream.
   virtual void experts_down(const model::FfnSpec& ffn, Operand hidden, const Routing& routing, int32_t layer);
 

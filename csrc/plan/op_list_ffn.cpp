@@ -15,17 +15,18 @@ Operand OpList::up_gate(const std::string& name, const model::FfnSpec& f, Input&
   const ops::Layout layout = plan_.weights[static_cast<size_t>(f.gate)].layout;
   const Operand out = value(name, f.dense_width);
   if (gate.type == up.type && layout == plan_.weights[static_cast<size_t>(f.up)].layout) {
-    const ops::ActType act = act_for(f.gate);
-    const Operand input = as(act, h, layer);
+    const Source input = source(h, f.gate, layer);
     Node& node = emit(name,
                       ops::UpGateDesc{.type = gate.type,
                                       .layout = layout,
-                                      .act = act,
+                                      .act = act_for(f.gate),
                                       .activation = f.activation,
                                       .n = f.dense_width,
-                                      .k = gate.cols},
+                                      .k = gate.cols,
+                                      .norm = input.norm},
                       layer);
-    node.x = input;
+    set_norm(node, input, h);
+    node.x = input.x;
     node.y = out;
     node.w = f.gate;
     node.w2 = f.up;
@@ -89,19 +90,20 @@ Operand OpList::experts_up_gate(const model::FfnSpec& f, Input& h, const Routing
   const auto layout_of = [&](WeightId w) { return plan_.weights[static_cast<size_t>(w)].layout; };
   const model::Weight& gate = model_.weight(f.experts_gate);
   if (gate.type == model_.weight(f.experts_up).type && layout_of(f.experts_gate) == layout_of(f.experts_up)) {
-    const ops::ActType act = act_for(f.experts_gate);
-    const Operand input = as(act, h, i);
+    const Source input = source(h, f.experts_gate, i);
     Node& node = emit(p + "moe_up_gate",
                       ops::MoeUpGateDesc{.type = gate.type,
                                          .layout = layout_of(f.experts_gate),
-                                         .act = act,
+                                         .act = act_for(f.experts_gate),
                                          .activation = f.activation,
                                          .n = f.width,
                                          .k = gate.cols,
                                          .experts = f.experts,
-                                         .used = f.used},
+                                         .used = f.used,
+                                         .norm = input.norm},
                       i);
-    node.x = input;
+    set_norm(node, input, h);
+    node.x = input.x;
     node.y = hidden;
     node.w = f.experts_gate;
     node.w2 = f.experts_up;

@@ -89,7 +89,10 @@ struct Node {
   Operand x{}, y{}, residual{};
   Operand ids{}, route_weights{}, workspace{};  // mixtures of experts
   Operand gate{};                               // glu: the other input
-  model::WeightId w = model::kNone, w2 = model::kNone, bias = model::kNone, bias2 = model::kNone;
+  Operand y2{}, y3{};                           // qkv: its other outputs
+  model::WeightId w = model::kNone, w2 = model::kNone, w3 = model::kNone;
+  model::WeightId bias = model::kNone, bias2 = model::kNone, bias3 = model::kNone;
+  model::WeightId norm = model::kNone;  // of a product that norms its rows
   float scale = 1.0f;
   float eps = 0.0f;
   float softcap = 0.0f;

@@ -26,10 +26,13 @@ Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& 
     const int last = std::min(entry.last_bucket, kBuckets - 1);
     for (size_t k = 0; k < plan.keys.size(); ++k) {
       if (plan.keys[k].key != entry.op_key) continue;
+      // Beyond its list's tokens an op never runs.
+      const bool few = plan.keys[k].count_in(ListId::general) == 0;
+      const int end = few ? std::min(last, ops::bucket_of(kFusedTokens * plan.keys[k].rows_factor)) : last;
       // An entry is taken whole or not at all: one bucket that cannot run it rejects it for all of them.
       ops::Config config{};
       std::string why;
-      for (int bucket = entry.first_bucket; bucket <= last && why.empty(); ++bucket) {
+      for (int bucket = entry.first_bucket; bucket <= end && why.empty(); ++bucket) {
         const ops::OpDesc desc = ops::with_tokens(plan.keys[k].desc, ops::bucket_range(bucket).second);
         try {
           config = ops::config_from_entries(ops::family_of(desc), entry.config);
@@ -41,7 +44,7 @@ Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& 
       }
       report.status = why.empty() ? EntryStatus::applied : EntryStatus::rejected;
       report.reason = why.empty() ? entry.origin : str_cat(entry.origin, ": ", why);
-      for (int bucket = entry.first_bucket; bucket <= last; ++bucket) {
+      for (int bucket = entry.first_bucket; bucket <= end; ++bucket) {
         Choice& choice = choices_[k][static_cast<size_t>(bucket)];
         if (why.empty()) {
           choice = {config, "profile: " + entry.origin};

@@ -14,10 +14,12 @@
 #include "ops/kv_store/kv_store.h"
 #include "ops/matmul/matmul.h"
 #include "ops/matmul_id/matmul_id.h"
+#include "ops/moe_down_sum/moe_down_sum.h"
 #include "ops/moe_route/moe_route.h"
 #include "ops/moe_sum/moe_sum.h"
 #include "ops/moe_up_gate/moe_up_gate.h"
 #include "ops/norm/norm.h"
+#include "ops/qkv/qkv.h"
 #include "ops/registry.h"
 #include "ops/rope/rope.h"
 #include "ops/up_gate/up_gate.h"
@@ -69,6 +71,7 @@ void launch_node(const plan::Node& node, Env& env) {
   const auto vector = [&](model::WeightId id) {
     return id == model::kNone ? nullptr : reinterpret_cast<const float*>(env.weight(id));
   };
+  const auto norm_inside = [&] { return ops::NormInside{.weight = vector(node.norm), .eps = node.eps}; };
   constexpr int64_t kF32 = sizeof(float);
   const auto stack_stride = [&](model::WeightId id) {
     return static_cast<int64_t>(plan.weights[static_cast<size_t>(id)].bytes) / env.model.weight(id).batch;
@@ -116,7 +119,8 @@ void launch_node(const plan::Node& node, Env& env) {
                                   .scale = node.scale,
                                   .y = floats(node.y),
                                   .y_stride = node.y.stride_bytes / kF32,
-                                  .y_batch_stride = node.y.batch_stride_bytes / kF32},
+                                  .y_batch_stride = node.y.batch_stride_bytes / kF32,
+                                  .norm = norm_inside()},
                   env.context);
         if (node.softcap > 0) env.soft_cap(floats(node.y), d.m * d.n, node.softcap);
       },
@@ -141,7 +145,8 @@ void launch_node(const plan::Node& node, Env& env) {
                                   .bias_gate = vector(node.bias),
                                   .bias_up = vector(node.bias2),
                                   .y = floats(node.y),
-                                  .y_stride = node.y.stride_bytes / kF32},
+                                  .y_stride = node.y.stride_bytes / kF32,
+                                  .norm = norm_inside()},
                   env.context);
       },
       [&](const ops::MoeUpGateDesc& d) {
@@ -155,7 +160,34 @@ void launch_node(const plan::Node& node, Env& env) {
                                      .bias_up = vector(node.bias2),
                                      .ids = ints(node.ids),
                                      .y = floats(node.y),
-                                     .workspace = ints(node.workspace)},
+                                     .workspace = ints(node.workspace),
+                                     .norm = norm_inside()},
+                  env.context);
+      },
+      [&](const ops::QkvDesc& d) {
+        const auto third = [&](model::WeightId id) { return id == model::kNone ? nullptr : weight(id); };
+        launch_op(config, d,
+                  ops::QkvArgs{.x = floats(node.x),
+                               .x_stride_bytes = node.x.stride_bytes,
+                               .w = {weight(node.w), weight(node.w2), third(node.w3)},
+                               .bias = {vector(node.bias), vector(node.bias2), vector(node.bias3)},
+                               .y = {floats(node.y), floats(node.y2), floats(node.y3)},
+                               .y_stride = {node.y.stride_bytes / kF32, node.y2.stride_bytes / kF32,
+                                            node.y3.stride_bytes / kF32},
+                               .norm = norm_inside()},
+                  env.context);
+      },
+      [&](const ops::MoeDownSumDesc& d) {
+        launch_op(config, d,
+                  ops::MoeDownSumArgs{.x = floats(node.x),
+                                      .w = weight(node.w),
+                                      .w_expert_stride_bytes = stack_stride(node.w),
+                                      .bias = vector(node.bias),
+                                      .ids = ints(node.ids),
+                                      .weights = floats(node.route_weights),
+                                      .residual = floats(node.residual),
+                                      .scale = node.scale,
+                                      .out = floats(node.y)},
                   env.context);
       },
       [&](const ops::MoeRouteDesc& d) {

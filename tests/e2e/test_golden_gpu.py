@@ -99,6 +99,34 @@ class TestDefault:
         for which in ("short", "long"):
             assert nmse(routed(name, g[f"tokens_{which}"], {}), g[f"logits_{which}"]) < 1e-5
 
+    @pytest.mark.parametrize("fusion", [True, False])
+    @pytest.mark.parametrize("name", NAMES)
+    def test_single_tokens_and_few(self, name: str, fusion: bool) -> None:
+        """With the routing pinned, token by token, replayed and not, then several sequences at once."""
+        g = golden(name)
+        tokens = g["tokens_short"].astype(np.int32)
+        exact = open_session(name, "exact", {"kv_type_k": "f32", "kv_type_v": "f32"})
+        routing = None
+        if exact.model["moe_layers"]:
+            routing = exact.decode([(0, tokens)], "none", capture_routing=True)[1]
+        s = open_session(name, "default", {"sequences": 5}, fusion=fusion)
+        assert {op["list"] for op in s.ops(1)} == {"fused" if fusion else "general"}
+        rows = []
+        for i, token in enumerate(tokens):
+            pinned = None if routing is None else np.ascontiguousarray(routing[:, i : i + 1])
+            rows.append(decode(s, token.reshape(1), pinned_routing=pinned)[0])
+        assert nmse(np.stack(rows), g["logits_short"]) < 1e-5
+        # Sequences 1 to 4 hold what sequence 0 held: five equal rows, and the same without a graph.
+        n = len(tokens) - 3
+        for slot in range(5):
+            s.reset(slot)
+            s.decode([(slot, tokens[:n].copy())], "none")
+        alone = [decode(s, tokens[n + i : n + i + 1])[0] for i in range(3)]
+        s.rewind(n, 0)
+        for i in range(3):
+            together = s.decode([(slot, tokens[n + i : n + i + 1].copy()) for slot in range(5)], "last")[0]
+            assert max(nmse(row, alone[i]) for row in together) < 1e-5
+
     @pytest.mark.parametrize("kv", ["bf16", "q8_0"])
     def test_other_caches(self, kv: str) -> None:
         for name in NAMES:

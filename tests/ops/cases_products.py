@@ -1,4 +1,4 @@
-"""Cases of the families that multiply with weights: matmul, matmul_id, up_gate, moe_up_gate, and copy.
+"""Cases of the families that multiply with weights, and of copy.
 
 Weights are random blocks of every type with ordinary scales; what they mean is left to the public `gguf`
 package. Activations in q8 are quantised here, from the description in csrc/ops/copy/act_q8.h.
@@ -62,8 +62,9 @@ class Weights:
         values = gguf.quants.dequantize(wanted, qtype)
         self.values = values.reshape(count, n, k).astype(np.float64)
         matrices = np.ascontiguousarray(plain).reshape(count, -1)
-        if layout == "x16":
-            matrices = np.stack([_core.ops.repack(dtype, matrix, n, k) for matrix in matrices])
+        if layout != "plain":
+            repacked = [_core.ops.repack(dtype, matrix, n, k, layout=layout) for matrix in matrices]
+            matrices = np.stack(repacked)
         self.bytes = matrices.reshape(-1)
 
 
@@ -97,6 +98,17 @@ def kinds() -> Iterator[tuple[str, str, str]]:
         yield dtype, "x16", "f32"
 
 
+def normed(
+    rng: np.random.Generator, x: NDArray[np.float64], *, weight: bool = True
+) -> tuple[dict[str, Any], NDArray[np.float64]]:
+    """Arguments of a norm inside of a product, and the rows that the product then sees."""
+    args: dict[str, Any] = {"norm_eps": 1e-5}
+    if weight:
+        args["norm_weight"] = normal(rng, x.shape[-1])
+    wide = args["norm_weight"].astype(np.float64) if weight else None
+    return args, reference.rms_norm(x, wide, None, 1e-5)
+
+
 @cases("matmul")
 def matmul_cases() -> Iterator[Case]:
     def make(
@@ -108,14 +120,18 @@ def matmul_cases() -> Iterator[Case]:
         batch: int = 1,
         gap: int = 0,
         extras: bool = False,
+        norm: bool = False,
     ) -> Case:
         dtype, layout, act = kind
 
         def build(rng: np.random.Generator) -> Any:
             w = Weights(rng, dtype, layout, batch, n, k)
             x, x_values = activations(rng, act, m * batch, k)
-            want = np.einsum("mbk,bnk->mbn", x_values.reshape(m, batch, k), w.values)
             args: dict[str, Any] = {"x": x, "w": w.bytes, "y_stride": n * batch + gap}
+            if norm:
+                inside, x_values = normed(rng, x_values)
+                args |= inside
+            want = np.einsum("mbk,bnk->mbn", x_values.reshape(m, batch, k), w.values)
             if extras:
                 args |= {"bias": normal(rng, n), "residual": normal(rng, m, n * batch + gap), "scale": 0.5}
                 residual = args["residual"][:, : n * batch].reshape(m, batch, n)
@@ -128,6 +144,7 @@ def matmul_cases() -> Iterator[Case]:
             return args, {"y": np.full((m, n * batch + gap), 77, F32)}, check
 
         desc = {"type": dtype, "layout": layout, "act": act, "m": m, "n": n, "k": k, "batch": batch}
+        desc["norm"] = norm
         return Case("matmul", desc, build, f"gap={gap}-extras={extras}")
 
     for kind in kinds():
@@ -137,6 +154,12 @@ def matmul_cases() -> Iterator[Case]:
     yield make(("f16", "plain", "f32"), 5, 3, 37, batch=3)
     yield make(("q8_0", "plain", "q8"), 4, 33, 96, batch=2, extras=True)
     yield make(("q4_0", "x16", "q8"), 130, 50, 1056)
+    for dtype in (*FLOATS[1:], *SCALES):
+        yield make((dtype, "gpu", "f32"), 1, 37, 768, extras=True, norm=True)
+        yield make((dtype, "gpu", "f32"), 3, 37, 768, gap=5)
+    for m in (1, 8, 11):
+        yield make(("q4_0", "gpu", "f32"), m, 50, 6176, norm=True)
+        yield make(("f16", "gpu", "f32"), m, 16, 3104)
 
 
 @cases("matmul_id")
@@ -182,7 +205,9 @@ def matmul_id_cases() -> Iterator[Case]:
 
 @cases("up_gate")
 def up_gate_cases() -> Iterator[Case]:
-    def make(kind: tuple[str, str, str], m: int, n: int, activation: str, *, bias: bool = False) -> Case:
+    def make(
+        kind: tuple[str, str, str], m: int, n: int, activation: str, *, bias: bool = False, norm: bool = False
+    ) -> Case:
         dtype, layout, act = kind
         k = 256
 
@@ -190,6 +215,9 @@ def up_gate_cases() -> Iterator[Case]:
             gate, up = (Weights(rng, dtype, layout, 1, n, k) for _ in range(2))
             x, x_values = activations(rng, act, m, k)
             args: dict[str, Any] = {"x": x, "w_gate": gate.bytes, "w_up": up.bytes}
+            if norm:
+                inside, x_values = normed(rng, x_values)
+                args |= inside
             g, u = x_values @ gate.values[0].T, x_values @ up.values[0].T
             if bias:
                 args |= {"bias_gate": normal(rng, n), "bias_up": normal(rng, n)}
@@ -202,6 +230,7 @@ def up_gate_cases() -> Iterator[Case]:
             return args, {"y": np.empty((m, n), F32)}, check
 
         desc = {"type": dtype, "layout": layout, "act": act, "m": m, "n": n, "k": k, "activation": activation}
+        desc["norm"] = norm
         return Case("up_gate", desc, build, f"bias={bias}")
 
     for kind in kinds():
@@ -209,24 +238,39 @@ def up_gate_cases() -> Iterator[Case]:
     for activation in ("silu", "gelu_tanh", "swiglu_oai"):
         yield make(("f32", "plain", "f32"), 1, 1, activation, bias=True)
         yield make(("q8_0", "x16", "q8"), 41, 20, activation, bias=True)
+    for dtype in (*FLOATS[1:], *SCALES):
+        yield make((dtype, "gpu", "f32"), 2, 35, "silu", bias=True, norm=True)
+        yield make((dtype, "gpu", "f32"), 1, 35, "gelu_tanh")
 
 
 @cases("moe_up_gate")
 def moe_up_gate_cases() -> Iterator[Case]:
-    def make(kind: tuple[str, str, str], m: int, used: int, activation: str, *, bias: bool = False) -> Case:
+    def make(
+        kind: tuple[str, str, str],
+        m: int,
+        used: int,
+        activation: str,
+        *,
+        bias: bool = False,
+        norm: bool = False,
+        one: bool = False,
+    ) -> Case:
         dtype, layout, act = kind
         n, k, experts = 19, 256, 5
 
         def build(rng: np.random.Generator) -> Any:
             gate, up = (Weights(rng, dtype, layout, experts, n, k) for _ in range(2))
             x, x_values = activations(rng, act, m, k)
-            ids = np.argsort(rng.random((m, experts - 1)), axis=1)[:, :used]
+            ids = np.full((m, used), 2) if one else np.argsort(rng.random((m, experts - 1)), axis=1)[:, :used]
             args: dict[str, Any] = {
                 "x": x,
                 "w_gate": gate.bytes,
                 "w_up": up.bytes,
                 "ids": ids.astype(np.int32),
             }
+            if norm:
+                inside, x_values = normed(rng, x_values, weight=used > 1)
+                args |= inside
             g = np.einsum("mk,munk->mun", x_values, gate.values[ids])
             u = np.einsum("mk,munk->mun", x_values, up.values[ids])
             if bias:
@@ -245,14 +289,118 @@ def moe_up_gate_cases() -> Iterator[Case]:
             return args, outputs, check
 
         desc = {"type": dtype, "layout": layout, "act": act, "m": m, "n": n, "k": k, "experts": experts}
-        desc |= {"used": used, "activation": activation}
-        return Case("moe_up_gate", desc, build, f"bias={bias}")
+        desc |= {"used": used, "activation": activation, "norm": norm}
+        return Case("moe_up_gate", desc, build, f"bias={bias}-one={one}")
 
     for kind in kinds():
         yield make(kind, 4, 2, "silu")
     for activation in ("silu", "gelu_tanh", "swiglu_oai"):
         yield make(("bf16", "plain", "f32"), 1, 1, activation, bias=True)
         yield make(("mxfp4", "x16", "q8"), 30, 3, activation, bias=True)
+    for dtype in (*FLOATS[1:], *SCALES):
+        yield make((dtype, "gpu", "f32"), 3, 2, "silu", bias=True, norm=True)
+    yield make(("q4_k", "gpu", "f32"), 8, 1, "swiglu_oai", norm=True, one=True)
+
+
+@cases("qkv")
+def qkv_cases() -> Iterator[Case]:
+    def make(
+        types: str, m: int, heights: tuple[int, int, int], k: int, *, norm: bool, bias: bool = False
+    ) -> Case:
+        dtypes = (types.split() * 3)[:3] if " " not in types else types.split()
+        products = [i for i in range(3) if heights[i] > 0]
+        gap = 3 if bias else 0
+
+        def build(rng: np.random.Generator) -> Any:
+            x = normal(rng, m, k)
+            x_values = x.astype(np.float64)
+            args: dict[str, Any] = {"x": x}
+            if norm:
+                inside, x_values = normed(rng, x_values)
+                args |= inside
+            want, outputs = {}, {}
+            for i in products:
+                name, n = "qkv"[i], heights[i]
+                w = Weights(rng, dtypes[i], "gpu", 1, n, k)
+                args |= {f"w_{name}": w.bytes, f"{name}_stride": n + gap}
+                want[name] = x_values @ w.values[0].T
+                if bias:
+                    args[f"bias_{name}"] = normal(rng, n)
+                    want[name] = want[name] + args[f"bias_{name}"].astype(np.float64)
+                outputs[name] = np.full((m, n + gap), 77, F32)
+
+            def check(out: Any) -> None:
+                for name, values in want.items():
+                    expect_close(out[name][:, : values.shape[1]], values, EXACT)
+                    assert (out[name][:, values.shape[1] :] == 77).all(), "the gap between rows was written"
+
+            return args, outputs, check
+
+        n, n_k, n_v = heights
+        desc = {"type": dtypes[0], "type_k": dtypes[1], "type_v": dtypes[2], "layout": "gpu"}
+        desc |= {"m": m, "n": n, "n_k": n_k, "n_v": n_v, "k": k, "norm": norm}
+        return Case("qkv", desc, build, f"bias={bias}")
+
+    for dtype in (*FLOATS[1:], *SCALES):
+        yield make(dtype, 1, (48, 16, 17), 512, norm=True, bias=True)
+    for pair in (
+        "q2_k q3_k",
+        "q2_k q4_k",
+        "q3_k q4_k",
+        "q3_k q5_k",
+        "q3_k q6_k",
+        "q4_0 q8_0",
+        "q4_k q5_k",
+        "q4_k q6_k",
+        "q4_k q8_0",
+        "q5_k q6_k",
+        "q5_k q8_0",
+        "q6_k q8_0",
+        "iq4_xs q5_k",
+        "iq4_xs q6_k",
+    ):
+        first, second = pair.split()
+        yield make(f"{first} {first} {second}", 2, (80, 21, 33), 768, norm=True)
+        yield make(f"{first} {second} {first}", 1, (37, 64, 16), 256, norm=False)
+    yield make("q4_k q6_k q4_k", 8, (33, 19, 0), 1024, norm=True)
+    yield make("q8_0", 19, (40, 24, 8), 96, norm=True)
+
+
+@cases("moe_down_sum")
+def moe_down_sum_cases() -> Iterator[Case]:
+    def make(
+        dtype: str, m: int, used: int, k: int, *, n: int = 35, bias: bool = False, one: bool = False
+    ) -> Case:
+        experts = max(used + 2, 6)
+
+        def build(rng: np.random.Generator) -> Any:
+            w = Weights(rng, dtype, "gpu", experts, n, k)
+            x = normal(rng, m, used, k)
+            x[:, 0] *= F32(1e5)  # a slot far beyond the range of halves
+            ids = np.full((m, used), 4) if one else np.argsort(rng.random((m, experts)), axis=1)[:, :used]
+            args: dict[str, Any] = {"x": x, "w": w.bytes, "ids": ids.astype(np.int32)}
+            args |= {"weights": normal(rng, m, used), "scale": 0.75}
+            args["weights"][:, 0] *= F32(1e-5)
+            each = np.einsum("muk,munk->mun", x.astype(np.float64), w.values[ids])
+            if bias:
+                args |= {"bias": normal(rng, experts, n), "residual": normal(rng, m, n)}
+                each += args["bias"].astype(np.float64)[ids]
+            residual = args["residual"].astype(np.float64) if bias else None
+            want = reference.moe_sum(each, args["weights"].astype(np.float64), residual, 0.75)
+
+            def check(out: Any) -> None:
+                expect_close(out["out"], want, EXACT)
+
+            return args, {"out": np.empty((m, n), F32)}, check
+
+        desc = {"type": dtype, "layout": "gpu", "m": m, "n": n, "k": k, "experts": experts, "used": used}
+        return Case("moe_down_sum", desc, build, f"bias={bias}-one={one}")
+
+    for dtype in (*FLOATS[1:], *SCALES):
+        yield make(dtype, 2, 3, 256, bias=True)
+    for m, used, k in ((1, 1, 32), (1, 8, 768), (8, 5, 1440), (3, 10, 96)):
+        yield make("q4_0", m, used, k, bias=m == 8)
+        yield make("mxfp4", m, used, k, one=True)
 
 
 @cases("copy")

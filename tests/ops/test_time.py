@@ -10,7 +10,8 @@ from dyno.errors import DynoError
 
 from ops.cases import all_cases
 
-FAMILIES = list({case.family: case.desc for case in all_cases()}.items())
+HERE = [case for case in all_cases() if _core.ops.candidates(case.family, case.desc)]
+FAMILIES = list({case.family: case.desc for case in HERE}.items())
 
 
 @pytest.mark.parametrize(("family", "desc"), FAMILIES, ids=[family for family, _ in FAMILIES])

@@ -38,3 +38,23 @@ def test_exact_and_the_cpu_have_one_list() -> None:
     for session in (plan_for(NAMES[0], numerics="exact"), plan_for(NAMES[0], device=None)):
         assert lists(session, 1) == {"general"}
         assert "at most" not in session.describe_plan()
+
+
+def test_fused_ops_replace_single_ones() -> None:
+    session = plan_for("qwen3moe")
+    fused = {op["family"]: op["count"] for op in session.ops(1)}
+    general = {op["family"]: op["count"] for op in session.ops(9)}
+    layers = session.model["n_layers"]
+    assert fused["qkv"] == fused["moe_down_sum"] == layers
+    assert not {"qkv", "moe_down_sum"} & set(general)
+    assert not {"moe_sum", "matmul_id"} & set(fused)
+    keys = [op["key"] for op in session.ops(1)]
+    assert any(key.startswith("qkv ") and " norm" in key for key in keys)
+
+
+def test_what_no_fused_launch_covers_stays() -> None:
+    """A block's shared memory that cannot hold the rows of all experts leaves the two ops."""
+    small = plan_for("qwen3moe", HOPPER | {"shared_per_block_bytes": 1024})
+    families = {op["family"] for op in small.ops(1)}
+    assert {"matmul_id", "moe_sum"} <= families
+    assert "moe_down_sum" not in families

@@ -62,6 +62,7 @@ Support supports(const MoeUpGateDesc& desc, const Config& config, const DeviceIn
   if (Support s = check_config(Family::moe_up_gate, kVariants, kInstances, config, device); !s) return s;
   if (device.kind == DeviceKind::cuda) return cuda::supports_choice(cuda::shape_of(desc), choice_of(config), device);
   if (desc.layout == Layout::gpu) return Support::no("layout gpu is read by CUDA kernels only");
+  if (desc.norm) return Support::no("only CUDA kernels norm the rows of a product");
   return supports_tiling(tiling_of(config), desc.type, desc.act, 1, device);
 }
 
@@ -142,6 +143,7 @@ void launch(const Config& config, const MoeUpGateDesc& desc, const MoeUpGateArgs
   p.groups = args.workspace;
   p.x_divisor = static_cast<int32_t>(desc.used);
   p.y_stride = desc.n;
+  if (desc.norm) cuda::set_norm(p, args.norm);
   cuda::run(choice_of(config), shape, p, stream);
 }
 #endif

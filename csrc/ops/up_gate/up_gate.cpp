@@ -42,6 +42,7 @@ Support supports(const UpGateDesc& desc, const Config& config, const DeviceInfo&
   if (Support s = check_config(Family::up_gate, kVariants, kInstances, config, device); !s) return s;
   if (device.kind == DeviceKind::cuda) return cuda::supports_choice(cuda::shape_of(desc), choice_of(config), device);
   if (desc.layout == Layout::gpu) return Support::no("layout gpu is read by CUDA kernels only");
+  if (desc.norm) return Support::no("only CUDA kernels norm the rows of a product");
   return supports_tiling(tiling_of(config), desc.type, desc.act, desc.m, device);
 }
 
@@ -117,6 +118,7 @@ void launch(const Config& config, const UpGateDesc& desc, const UpGateArgs& args
   p.bias_up = args.bias_up;
   p.activation = desc.activation;
   p.y_stride = args.y_stride;
+  if (desc.norm) cuda::set_norm(p, args.norm);
   cuda::run(choice_of(config), shape, p, stream);
 }
 #endif

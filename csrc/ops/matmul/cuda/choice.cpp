@@ -31,6 +31,7 @@ int64_t blocks_of(const Shape& s, int tokens, int warps) {
 
 Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& device) {
   if (s.act != ActType::f32) return Support::no("CUDA kernels take f32 activations, not q8");
+  if (s.norm && choice.path != Path::stream) return Support::no("only stream norms the rows of a product");
   if (choice.path == Path::exact) {
     if (s.layout != Layout::plain) return Support::no(str_cat("exact reads layout plain, not ", layout_name(s.layout)));
     return Support::yes();
@@ -56,7 +57,7 @@ Choice default_choice(const Shape& s, const DeviceInfo& device) {
   const int64_t k_tiles = (s.k + kGpuTile - 1) / kGpuTile;
   // Rows of x that meet the same weights, were the routing even.
   const int64_t shared = s.experts ? (s.rows + s.matrices - 1) / s.matrices : s.rows;
-  if (s.experts ? s.rows <= s.matrices : s.rows <= 16) {
+  if (s.norm || (s.experts ? s.rows <= s.matrices : s.rows <= 16)) {
     // Enough warps for the bandwidth, enough tiles for a warp.
     if (k_tiles < 24 || s.n > 65536) return {Path::stream, 0, 4, 2};
     if (s.gated || s.n > 8192) return {Path::stream, 0, 8, 2};
@@ -79,17 +80,36 @@ Choice default_choice(const Shape& s, const DeviceInfo& device) {
   return {path, s.rows > 16 ? 32 : 16, 4};
 }
 
+bool stream_takes_both(DType type, DType other) {
+  if (type == other) return true;
+#define DYNO_MIXED(a, b) \
+  if (type == DType::a && other == DType::b) return true;
+#include "ops/matmul/cuda/mixed_types.def"
+#undef DYNO_MIXED
+  return false;
+}
+
 size_t choice_scratch_bytes(const Shape& s, const Choice& choice) {
   if (choice.path == Path::exact || choice.path == Path::stream) return 0;
   return static_cast<size_t>(s.x_rows * half_row_bytes(s.type, s.k));
 }
 
+int64_t stream_summed_bytes(DType type, int64_t k, int64_t used, int warps) {
+  const int64_t tiles = (k + kGpuTile - 1) / kGpuTile;
+  return used * half_passes(type) * stream_summed_row_bytes(tiles) + stream_tail_bytes(warps, 1, used);
+}
+
 #ifdef DYNO_HAVE_CUDA
+void run_stream(Problem p, DType other, const Choice& choice, CudaStream& stream) {
+  p.shared_limit = static_cast<int32_t>(stream.device->shared_per_block_bytes);
+  if (other != p.type) return stream_mixed(p, other, choice.warps, choice.stripes, stream.handle);
+  type_kernels(p.type).stream(p, choice.warps, choice.stripes, stream.handle);
+}
+
 void run(const Choice& choice, const Shape& shape, Problem p, CudaStream& stream) {
   const TypeKernels& kernels = type_kernels(p.type);
-  p.shared_limit = static_cast<int32_t>(stream.device->shared_per_block_bytes);
   if (choice.path == Path::exact) return kernels.exact(p, stream.handle);
-  if (choice.path == Path::stream) return kernels.stream(p, choice.warps, choice.stripes, stream.handle);
+  if (choice.path == Path::stream) return run_stream(p, p.type, choice, stream);
   const size_t scratch = choice_scratch_bytes(shape, choice);
   DYNO_CHECK(DeviceError, stream.workspace_bytes >= scratch, "[matmul] the stream's workspace has ",
              stream.workspace_bytes, " bytes, ", scratch, " are needed");

@@ -7,6 +7,7 @@
 //   mma(tokens, warps), wgmma(tokens, warps)   tensor cores; wgmma needs a Hopper chip and code for 90a
 #pragma once
 
+#include "ops/args.h"
 #include "ops/cuda_stream.h"
 #include "ops/matmul/cuda/problem.h"
 #include "ops/op.h"
@@ -37,24 +38,38 @@ struct Shape {
   bool experts = false;
   bool gated = false;
   int64_t x_rows = 1;  // rows of x, over all of the batch
+  bool norm = false;   // of the rows, inside of the product
 };
 
 template <typename Desc>
 Shape shape_of(const Desc& d) {
-  Shape s{.type = d.type, .layout = d.layout, .act = d.act, .rows = d.m, .n = d.n, .k = d.k, .x_rows = d.m};
+  Shape s{.type = d.type, .layout = d.layout, .rows = d.m, .n = d.n, .k = d.k, .x_rows = d.m};
+  if constexpr (requires { d.act; }) s.act = d.act;
   if constexpr (requires { d.experts; }) {
     s.experts = true, s.rows = d.m * d.used, s.matrices = d.experts;
   }
   if constexpr (requires { d.x_per_slot; }) s.x_rows = d.x_per_slot ? s.rows : d.m;
   if constexpr (requires { d.batch; }) s.matrices = d.batch, s.x_rows = d.m * d.batch;
   s.gated = requires { d.activation; };
+  if constexpr (requires { d.norm; }) s.norm = d.norm;
   return s;
 }
 
 Support supports_choice(const Shape& shape, const Choice& choice, const DeviceInfo& device);
 Choice default_choice(const Shape& shape, const DeviceInfo& device);
+// Whether stream multiplies with weights of both types in one launch: csrc/ops/matmul/CMakeLists.txt lists the pairs.
+bool stream_takes_both(DType type, DType other);
+inline void set_norm(Problem& p, const NormInside& norm) {
+  p.normed = true;
+  p.norm = norm.weight;
+  p.norm_eps = norm.eps;
+}
 // Bytes of CudaStream::workspace.
 size_t choice_scratch_bytes(const Shape& shape, const Choice& choice);
+// Shared memory of a block of Grouping::summed, which holds all rows of a token.
+int64_t stream_summed_bytes(DType type, int64_t k, int64_t used, int warps);
+// Enqueues `problem` on stream; `other`: the second type of its parts, or its own.
+void run_stream(Problem problem, DType other, const Choice& choice, CudaStream& stream);
 // Enqueues the launches of `problem`, whose x is float32. Throws DeviceError when the workspace is too small.
 void run(const Choice& choice, const Shape& shape, Problem problem, CudaStream& stream);
 

@@ -73,6 +73,14 @@ struct Problem {
 constexpr int half_passes(DType type) { return type == DType::f16 || type == DType::bf16 ? 2 : 1; }
 constexpr int64_t half_row_bytes(DType type, int64_t k) { return half_passes(type) * ((k + 63) / 64 * 128) + 64; }
 
+// Dynamic shared memory of a block of `stream`: rows of x as halves (in parts of `tiles` of k; rows start in other
+// banks, those of a sum follow each other), then [warps][mats] sums of 16 x 8, what warps know of rows, and factors.
+constexpr int64_t stream_row_bytes(int64_t tiles) { return tiles * 128 + 16; }
+constexpr int64_t stream_summed_row_bytes(int64_t tiles) { return tiles * 128; }
+constexpr int64_t stream_tail_bytes(int64_t warps, int64_t mats, int64_t rows) {
+  return warps * mats * 16 * 8 * 4 + (rows > warps ? rows : warps) * 4 + rows * 4;
+}
+
 // ---- Launches. None of them synchronises or allocates. -------------------------------------------------------------
 
 // f32 rows -> half rows: `batch` groups of `rows` rows, row r of group b at x + b·x_batch_stride + r·x_stride (bytes);
@@ -99,7 +107,7 @@ struct TypeKernels {
 };
 const TypeKernels& type_kernels(DType type);
 
-// `stream` where one of the parts has another type than p.type; for the pairs of stream_mixed_types() only.
+// `stream` where one of the parts has another type than p.type; for the pairs of mixed_types.def only.
 void stream_mixed(const Problem& p, DType other, int warps, int stripes, CUstream_st* stream);
 
 }  // namespace dyno::ops::cuda

@@ -8,6 +8,8 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "core/cuda/launch.h"
 #include "device/dependent.cuh"
 #include "ops/matmul/cuda/epilogue.cuh"
@@ -18,13 +20,6 @@ namespace dyno::ops::cuda {
 
 inline constexpr int kStreamShared = 96 * 1024;  // at most, of a block; longer rows come in passes over parts of k
 inline constexpr int kStreamAhead = 16;          // tiles that a warp asks for into L2 before its rows are there
-
-// Dynamic shared memory of a block: rows of x, then [warps][mats] sums of 16 x 8, then what warps know of rows, then
-// the factors that undo theirs.
-__host__ __device__ constexpr int stream_row_bytes(int tiles) { return tiles * 128 + 16; }  // rows start in other banks
-__host__ __device__ constexpr int stream_tail_bytes(int warps, int mats, int rows) {
-  return warps * mats * kGpuRows * 8 * 4 + (rows > warps ? rows : warps) * 4 + rows * 4;
-}
 
 // The product that a block works on.
 struct StreamTarget {
@@ -63,7 +58,7 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
   x.x += experts ? static_cast<int64_t>(first_row / p.x_divisor) * p.x_stride
                  : blockIdx.z * p.x_batch_stride + first_row * p.x_stride;
 
-  const int row_bytes = kSummed ? tiles * 128 : stream_row_bytes(part_tiles);
+  const int row_bytes = static_cast<int>(kSummed ? stream_summed_row_bytes(tiles) : stream_row_bytes(part_tiles));
   uint8_t* rest = shared + x.rows * row_bytes;
   float* all_sums = reinterpret_cast<float*>(shared + (kTwice ? 2 : 1) * x.rows * row_bytes);
   float* stats = all_sums + warps * kMats * kGpuRows * 8;
@@ -314,18 +309,18 @@ __global__ void __launch_bounds__(512, stream_blocks<kType>() < stream_blocks<kO
 // Tiles of k that fit into shared memory at once, and a launch's grid and bytes.
 struct StreamLaunch {
   dim3 grid;
-  int part_tiles, bytes;
+  int part_tiles = 0, bytes = 0;
 };
 inline StreamLaunch stream_launch(const Problem& p, int passes, int warps, int mats, int stripes) {
   const bool experts = p.grouping == Grouping::experts, summed = p.grouping == Grouping::summed;
   const int tiles = (p.k + kGpuTile - 1) / kGpuTile;
-  const int columns = experts || summed ? 1 : p.rows < 8 ? p.rows : 8, x_rows = summed ? p.used : columns;
-  const int tail = stream_tail_bytes(warps, mats, x_rows);
-  const int limit = p.shared_limit < kStreamShared ? p.shared_limit : kStreamShared;
-  const int most = ((limit - tail) / (x_rows * passes) - 16) / 128;
+  const int x_rows = summed ? p.used : experts ? 1 : std::min(p.rows, 8);
+  const auto tail = static_cast<int>(stream_tail_bytes(warps, mats, x_rows));
+  const int most = ((std::min(p.shared_limit, kStreamShared) - tail) / (x_rows * passes) - 16) / 128;
   StreamLaunch out;
-  out.part_tiles = summed || tiles < most ? tiles : most;
-  out.bytes = x_rows * passes * (summed ? tiles * 128 : stream_row_bytes(out.part_tiles)) + tail;
+  out.part_tiles = summed ? tiles : std::min(tiles, most);
+  const int64_t row_bytes = summed ? stream_summed_row_bytes(tiles) : stream_row_bytes(out.part_tiles);
+  out.bytes = static_cast<int>(x_rows * passes * row_bytes) + tail;
   const auto blocks = [&](int n) { return static_cast<unsigned>((n + stripes * kGpuRows - 1) / (stripes * kGpuRows)); };
   unsigned x = blocks(p.n);
   for (const Part& part : p.more) x += blocks(part.n);

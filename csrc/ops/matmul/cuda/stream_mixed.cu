@@ -1,0 +1,18 @@
+// Streaming products whose matrices have two types, for the pairs of mixed_types.def.
+#include "core/error.h"
+#include "ops/matmul/cuda/stream.cuh"
+
+namespace dyno::ops::cuda {
+
+void stream_mixed(const Problem& p, DType other, int warps, int stripes, CUstream_st* stream) {
+#define DYNO_MIXED(a, b)                                                     \
+  if (p.type == DType::a && other == DType::b) {                             \
+    return stream_mixed_pair<DType::a, DType::b>(p, warps, stripes, stream); \
+  }
+#include "ops/matmul/cuda/mixed_types.def"
+#undef DYNO_MIXED
+  throw UnsupportedError(
+      str_cat("[qkv] ", dtype_name(p.type), " and ", dtype_name(other), " have no kernel in common"));
+}
+
+}  // namespace dyno::ops::cuda

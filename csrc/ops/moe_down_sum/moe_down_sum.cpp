@@ -1,0 +1,77 @@
+#include "ops/moe_down_sum/moe_down_sum.h"
+
+#include "core/error.h"
+#include "ops/contract.h"
+#include "ops/matmul/cuda/choice.h"
+#include "ops/matmul/layout.h"
+#include "ops/matmul/product.h"
+#include "ops/registry.h"
+
+namespace dyno::ops {
+
+#define DYNO_FAMILY moe_down_sum
+#define DYNO_FAMILY_DESC MoeDownSumDesc
+#define DYNO_FAMILY_VARIANTS "ops/moe_down_sum/variants.def"
+#include "ops/family_table.inc"
+
+Support supports(const MoeDownSumDesc& desc, const Config& config, const DeviceInfo& device) {
+  const Support sizes =
+      check_sizes({{"m", desc.m}, {"n", desc.n}, {"k", desc.k}, {"experts", desc.experts}, {"used", desc.used}});
+  if (!sizes) return sizes;
+  if (Support s = supports_weights(desc.type, desc.layout, ActType::f32, desc.k); !s) return s;
+  if (Support s = check_config(Family::moe_down_sum, kVariants, kInstances, config, device); !s) return s;
+  if (Support s = cuda::supports_choice(cuda::shape_of(desc), cuda::choice_of(cuda::Path::stream, config), device);
+      !s) {
+    return s;
+  }
+  // All rows of a token lie in shared memory at once.
+  const int64_t needed = cuda::stream_summed_bytes(desc.type, desc.k, desc.used, config.params[0]);
+  if (needed > device.shared_per_block_bytes) {
+    return Support::no(str_cat("used=", desc.used, " rows of k=", desc.k, " need ", needed,
+                               " bytes of shared memory, a block has ", device.shared_per_block_bytes));
+  }
+  return Support::yes();
+}
+
+Config default_config(const MoeDownSumDesc& desc, const DeviceInfo&) {
+  // Up to about six tiles of k for a warp.
+  const int64_t tiles = (desc.k + 63) / 64 * desc.used;
+  return {k_stream, {static_cast<int16_t>(tiles > 32 ? 16 : tiles > 12 ? 8 : 4)}};
+}
+
+Cost cost(const MoeDownSumDesc& desc) {
+  const double m = static_cast<double>(desc.m), n = static_cast<double>(desc.n), k = static_cast<double>(desc.k);
+  const double used = static_cast<double>(desc.used);
+  const double matrix = static_cast<double>(layout_bytes(desc.type, desc.layout, desc.n, desc.k));
+  const double experts = std::min(static_cast<double>(desc.experts), m * used);
+  return {matrix * experts + m * used * k * 4 + m * n * 8, 2 * m * used * n * (k + 1)};
+}
+
+size_t scratch_bytes(const MoeDownSumDesc&, const Config&) { return 0; }
+
+#ifdef DYNO_HAVE_CUDA
+void launch(const Config& config, const MoeDownSumDesc& desc, const MoeDownSumArgs& args, CudaStream& stream) {
+  cuda::Problem p;
+  p.type = desc.type;
+  p.rows = static_cast<int32_t>(desc.m * desc.used);
+  p.n = static_cast<int32_t>(desc.n);
+  p.k = static_cast<int32_t>(desc.k);
+  p.x = reinterpret_cast<const uint8_t*>(args.x);
+  p.x_stride = desc.k * static_cast<int64_t>(sizeof(float));
+  p.w = static_cast<const uint8_t*>(args.w);
+  p.w_stride = args.w_expert_stride_bytes;
+  p.matrices = static_cast<int32_t>(desc.experts);
+  p.grouping = cuda::Grouping::summed;
+  p.ids = args.ids;
+  p.slot_weights = args.weights;
+  p.used = static_cast<int32_t>(desc.used);
+  p.bias = args.bias;
+  p.residual = args.residual;
+  p.scale = args.scale;
+  p.y = args.out;
+  p.y_stride = desc.n;
+  cuda::run_stream(p, desc.type, cuda::choice_of(cuda::Path::stream, config), stream);
+}
+#endif
+
+}  // namespace dyno::ops
