@@ -11,7 +11,7 @@ from dyno_tuner.targets import ggml_bench
 from dyno_tuner.targets.ggml_applies import Here, defaults, find_op_ids, refusal, refusals, split_modes
 from dyno_tuner.targets.ggml_bench import GgmlTarget
 from dyno_tuner.targets.ggml_command import parse_command
-from dyno_tuner.targets.ggml_help import parse_help
+from dyno_tuner.targets.ggml_help import Flag, Help, parse_help
 from dyno_tuner.targets.ggml_install import Installation
 from dyno_tuner.targets.ggml_knobs import legal, make_knobs
 from dyno_tuner.targets.ggml_spell import from_buffers, spell, to_buffers
@@ -21,10 +21,9 @@ from fake_engines import DATA, fake
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dyno_tuner.targets.ggml_help import Help
-
 MAIN, IK, OLD_MAIN = "llama.cpp-0c1e570", "ik_llama.cpp-4840", "llama.cpp-4227c9b"
-VERSIONS = [OLD_MAIN, MAIN, IK]
+OLD_IK = "ik_llama.cpp-3848"
+VERSIONS = [OLD_MAIN, MAIN, OLD_IK, IK]
 TOOLS = ("llama-bench", "llama-server", "llama-perplexity", "llama-sweep-bench")
 H200 = {"kind": "cuda", "compute_capability": "9.0", "sm_count": 132, "memory_mib": 143771}
 SMALL = {**H200, "compute_capability": "8.6", "memory_mib": 24000}
@@ -35,6 +34,13 @@ MLA = {**MOE, "architecture": "deepseek2"}
 
 def help_of(version: str, tool: str) -> Help:
     return parse_help((DATA / f"{version}-{tool}.help").read_text())
+
+
+def whole_help(version: str, tool: str) -> Help:
+    """With the flags that the binary takes unlisted."""
+    found, unlisted = help_of(version, tool), DATA / f"{version}.unlisted"
+    names = unlisted.read_text().split() if tool == "common" and unlisted.exists() else []
+    return Help({**found.flags, **{n: Flag((n,), "N") for n in names}})
 
 
 def here(tmp_path: Path, version: str, device: dict[str, Any], model: dict[str, Any], **more: Any) -> Here:
@@ -261,12 +267,19 @@ def test_every_flag_is_one_that_the_binary_lists(version: str) -> None:
     }  # fmt: skip
     if version == OLD_MAIN:
         settings["cpu_repack"] = True  # its own way: it has a flag for the opposite alone
+    if version == OLD_IK:  # of a time without -cuda
+        for name in ("mmq_id_size", "cuda_graphs", "fusion", "offload_min_tokens"):
+            with pytest.raises(ValueError, match=rf"{name}.*-cuda"):
+                spell({name: 1}, engine, help_of(version, "bench"), bench=True)
+            del settings[name]
     for tool, bench in (("bench", True), ("common", False)):
-        help_ = help_of(version, tool)
+        help_ = whole_help(version, tool)
         wanted = settings if not bench else {n: v for n, v in settings.items() if "." not in n}
         if version == OLD_MAIN and bench:
             del wanted["cpu_repack"]
         args = spell(wanted, engine, help_, bench=bench, op_ids={"MUL_MAT_ID": 28}).all_args()
         flags = [a for a in args if a.startswith("-")]
+        unlisted = DATA / f"{version}.unlisted"
+        also = set(unlisted.read_text().split()) if unlisted.exists() and not bench else set()
         assert len(flags) >= 8
-        assert not [f for f in flags if f not in help_.flags]
+        assert not [f for f in flags if f not in help_of(version, tool).flags and f not in also]

@@ -13,22 +13,24 @@ from dyno_tuner.cli import app
 from dyno_tuner.errors import TargetFailure, TargetUnusable, TuneError
 from dyno_tuner.session import Request, run
 from dyno_tuner.target import Configuration, OpContext, TrialStatus, Workload
+from dyno_tuner.targets import ggml_bench
 from dyno_tuner.targets.ggml_bench import GgmlTarget
 from dyno_tuner.targets.ggml_command import parse_command
 from dyno_tuner.targets.ggml_export import export, tuned_with
 from dyno_tuner.targets.ggml_help import Help, parse_help, parse_version
 from dyno_tuner.targets.ggml_install import Installation, parse_op_ids
+from dyno_tuner.targets.ggml_knobs import make_knobs
 from dyno_tuner.targets.ggml_process import Finished, bench_rows, judge
 from dyno_tuner.targets.ggml_quality import parse_kld
 from dyno_tuner.targets.ggml_spell import spell
 from dyno_tuner.tune import Options
-from fake_engines import DATA, fake
+from fake_engines import DATA, TOOLS, fake
 from typer.testing import CliRunner
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-VERSIONS = ["llama.cpp-4227c9b", "llama.cpp-0c1e570", "ik_llama.cpp-3900", "ik_llama.cpp-4840"]
+VERSIONS = ["llama.cpp-4227c9b", "llama.cpp-0c1e570", "ik_llama.cpp-3848", "ik_llama.cpp-4840"]
 NOW = OpContext("test")
 
 
@@ -70,7 +72,7 @@ def test_version_from_results_where_no_tool_tells_it(tmp_path: Path) -> None:
     [
         ("llama.cpp-4227c9b", ["-fa", "1"], ["-fa"]),
         ("llama.cpp-0c1e570", ["-fa", "on"], ["-fa", "on"]),
-        ("ik_llama.cpp-3900", ["-fa", "1"], ["-fa"]),
+        ("ik_llama.cpp-3848", ["-fa", "1"], ["-fa"]),
         ("ik_llama.cpp-4840", ["-fa", "1"], ["-fa", "on"]),
     ],
 )
@@ -84,7 +86,7 @@ def test_spelling_of_flash_attention(version: str, bench: list[str], common: lis
 
 
 def test_spelling_of_experts_and_cuda_parameters() -> None:
-    old, new = help_of("ik_llama.cpp-3900", "common"), help_of("ik_llama.cpp-4840", "common")
+    old, new = help_of("ik_llama.cpp-3848", "common"), help_of("ik_llama.cpp-4840", "common")
     engine = "ik_llama.cpp"
     assert spell({"fused_moe": True}, engine, old, bench=False).args == ["-fmoe"]
     assert spell({"fused_moe": False}, engine, old, bench=False).args == []
@@ -130,7 +132,7 @@ def test_a_command_line_taken_apart() -> None:
     assert found.base == {"placement": "a=cpu,b=cpu"}
     assert found.kept == ["-m", "x.gguf", "-ngl", "20", "--port", "80"]
     assert (found.host_weights, found.gpu_layers) == (True, 20)
-    old = _parse("ik_llama.cpp-3900", "llama-server -fa -fmoe -mla 3 -ctk q8_0")
+    old = _parse("ik_llama.cpp-3848", "llama-server -fa -fmoe -mla 3 -ctk q8_0")
     assert old.incumbent == {"flash_attention": True, "fused_moe": True, "mla_mode": "auto"}
     assert old.base == {"kv_type_k": "q8_0"}
 
@@ -165,9 +167,11 @@ def test_ids_of_ops_are_of_this_binary(tmp_path: Path) -> None:
         31,
     )
     assert (ids["GET_ROWS"], len(ids)) == (42, 111)
-    old = Installation(str(fake(tmp_path / "o", "ik_llama.cpp-3900")), "ik_llama.cpp")
-    with pytest.raises(TargetUnusable, match="no tool that has both -op and -dr"):
-        old.op_ids("m.gguf")
+    old = Installation(str(fake(tmp_path / "o", "ik_llama.cpp-3848")), "ik_llama.cpp").op_ids("m.gguf")
+    assert (old["MUL_MAT"], old["MUL_MAT_ID"], old["MOE_FUSED_UP_GATE"]) == (27, 28, 30)
+    assert "FUSED_UP_GATE" not in old
+    with pytest.raises(TargetUnusable, match="no tool that takes -op"):
+        Installation(str(fake(tmp_path / "m", "llama.cpp-0c1e570")), "llama.cpp").op_ids("m.gguf")
     for ops in (["MUL_MAT", "MUL_MAT_ID"], ["NONE", "MUL_MAT", "NONE", "MUL_MAT_ID"], []):
         text = "\n".join(f"Setting offload policy for op {op} to ON" for op in ops)
         with pytest.raises(TargetUnusable):
@@ -309,13 +313,15 @@ def test_export_keeps_the_users_command_line(tmp_path: Path) -> None:
 
 
 def test_export_refuses_by_name(tmp_path: Path) -> None:
-    ik = str(fake(tmp_path / "i", "ik_llama.cpp-3900"))
+    ik = str(fake(tmp_path / "i", "ik_llama.cpp-3848"))
     with pytest.raises(TuneError, match="mmq_id_size"):
         export(_profile("ik_llama.cpp", {"mmq_id_size": 0}), "systemd", binaries=ik, model="m")
     with pytest.raises(TuneError, match="-ub has no environment variable"):
         export(_profile("ik_llama.cpp", {"ubatch": 64}), "env", binaries=ik, model="m")
-    with pytest.raises(TuneError, match="ids of ops can't be found"):
-        export(_profile("ik_llama.cpp", {"op_offload.matmul": False}), "systemd", binaries=ik, model="m")
+    policy = _profile("ik_llama.cpp", {"op_offload.matmul": False})
+    assert "-op 27,0" in export(policy, "systemd", binaries=ik, model="m")
+    with pytest.raises(TuneError, match="FUSED_UP_GATE in this binary is not known"):
+        export(_profile("ik_llama.cpp", {"op_offload.up_gate": False}), "systemd", binaries=ik, model="m")
     with pytest.raises(TuneError, match="docker"):
         export(_profile("ik_llama.cpp", {}), "docker", binaries=ik, model="m")
     bench = str(fake(tmp_path / "x", "llama.cpp-0c1e570", ("llama-bench",)))
@@ -350,3 +356,26 @@ def test_the_command_that_exports(tmp_path: Path) -> None:
     profiles.save_profile(_profile("llama.cpp", {"ubatch": 1024}, line), path)
     done = CliRunner().invoke(dyno_app, ["profiles", "export", str(path), "--as", "llama-server"])
     assert done.output == f"{folder}/llama-server -m /m.gguf --port 80 -ub 1024\n"
+
+
+def test_a_model_without_a_vocabulary(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No text can be read with it, so answers can't be compared, and only what changes no bit is searched."""
+    whole = ggml_bench.model_identity
+    monkeypatch.setattr(ggml_bench, "model_identity", lambda path: {**whole(path), "vocabulary": False})
+    target = GgmlTarget("llama.cpp", model, str(fake(tmp_path / "b", "llama.cpp-0c1e570")))
+    told = target.describe()
+    knobs = make_knobs(told.engine, told.model, Workload(pp=64, tg=8), approx=False)
+    assert {k.name for k in knobs} <= {"threads", "threads_batch"}
+    with pytest.raises(TargetUnusable, match="no vocabulary"):
+        target.quality(Configuration({}), NOW)
+    target.close()
+
+
+def test_a_tool_whose_help_lists_nothing(tmp_path: Path) -> None:
+    """llama-sweep-bench of mid-2025: the flags are those of another common tool."""
+    folder = fake(
+        tmp_path / "b", "ik_llama.cpp-3848", (*TOOLS, "llama-sweep-bench"), silent="llama-sweep-bench"
+    )
+    found = Installation(str(folder), "ik_llama.cpp").help_of("llama-sweep-bench")
+    assert found is not None
+    assert all(found.has(n) for n in ("-ub", "-op", "-rtr", "-ncmoe"))

@@ -250,6 +250,11 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
             )  # fmt: skip
             ledger.on_note = progress.note
             refused = dict(description.engine.get("refused", {}))
+            if foreign and not options.check:
+                progress.say(
+                    "answers can't be compared (no llama-perplexity, or no vocabulary in the model), so only "
+                    "settings that change no bit are searched"
+                )
             if foreign and options.approx_limit is None:
                 refused["kv_type_k, kv_type_v"] = "they change answers; give --allow-approx KLD"
             for name, why in refused.items():

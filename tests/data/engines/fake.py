@@ -21,9 +21,20 @@ def value(flag: str, otherwise: str) -> str:
 with (Path(sys.argv[0]).parent / "calls.jsonl").open("a") as log:
     seen = {k: v for k, v in os.environ.items() if k.startswith(("GGML_", "CUDA_"))}
     log.write(json.dumps({"name": name, "args": args, "env": seen}) + "\n")
+if "--help" in args and name == spec.get("silent"):
+    print("    llama-sweep-bench -m model.gguf -c 8192 -b 2048 -ub 512")
+    sys.exit(1)
 if "--help" in args:
     print((data / f"{engine}-{'bench' if name == 'llama-bench' else 'common'}.help").read_text())
     sys.exit(0)
+if "--version" in args:
+    known = re.split(r"[\s,]+", (data / f"{engine}-common.help").read_text())
+    unlisted = data / f"{engine}.unlisted"
+    known += unlisted.read_text().split() if unlisted.exists() else []
+    unknown = [a for a in args if re.match("--?[A-Za-z]", a) and a not in known]
+    if unknown:
+        print(f"error: unknown argument: {unknown[0]}", file=sys.stderr)
+        sys.exit(1)
 if "--version" in args:
     print((data / f"{engine}.version").read_text(), file=sys.stderr)
     sys.exit(0)
@@ -35,7 +46,7 @@ for fault, text in spec.get("faults", {}).items():
         if text.startswith("GGML_ASSERT"):
             os.abort()
         sys.exit(1)
-if "-op" in args and "-dr" in args:
+if "-op" in args and value("-op", "").startswith("0,1,1,1,"):
     asked = len(value("-op", "").split(",")) // 2
     print("".join((data / f"{engine}.ops").read_text().splitlines(keepends=True)[:asked]), file=sys.stderr)
     sys.exit(0)

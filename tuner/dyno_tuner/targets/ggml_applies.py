@@ -204,7 +204,7 @@ def find_op_ids(install: Installation, model: str, *, wanted: bool) -> Mapping[s
     if not wanted:
         return "no weights are in host memory"
     flags = install.help_of("llama-sweep-bench")
-    if flags is None or not flags.takes_policy:
+    if flags is None or not flags.has("-op"):
         return "llama-bench has no -op, and there is no llama-sweep-bench here that has"
     try:
         return install.op_ids(model)

@@ -154,7 +154,7 @@ class GgmlTarget:
             target=self._engine,
             label=f"{self._device_name} · {self._engine} · {os.path.basename(self._path)}",
             device=self._device,
-            model={k: v for k, v in self._model.items() if k != "name"},
+            model={k: v for k, v in self._model.items() if k not in ("name", "vocabulary")},
             engine={
                 "name": self._engine,
                 "version": str(self._version),
@@ -165,7 +165,7 @@ class GgmlTarget:
                 "incumbent": dict(self._command.incumbent),
                 "kept": list(self._command.kept),
                 "variables": dict(self._command.env),
-                "answers_compared": self._perplexity is not None,
+                "answers_compared": self._perplexity is not None and bool(self._model["vocabulary"]),
                 "reference": "llama-perplexity: no fusion, graphs or flash attention, u-batch 64",
                 "cores": self._cores,
                 "split_modes": ggml_applies.split_modes(self._install),
@@ -295,10 +295,11 @@ class GgmlTarget:
     # ---- answers
 
     def quality(self, configuration: Configuration, context: OpContext) -> Quality:
-        if self._perplexity is None:
-            raise TargetUnusable(
-                f"{self._install.folder} has no llama-perplexity, so answers can't be compared"
-            )
+        if self._perplexity is None or not self._model["vocabulary"]:
+            lacking = f"{self._install.folder} has no llama-perplexity"
+            if self._perplexity is not None:
+                lacking = f"{self._path} has no vocabulary to read a text with"
+            raise TargetUnusable(f"{lacking}, so answers can't be compared")
         begun = self.clock()
         try:
             self.apply(configuration, context)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import TuneError
-from .ggml_help import Flag
 from .ggml_spell import CUDA_KEYS, MLA, from_buffers
 
 if TYPE_CHECKING:
@@ -44,11 +43,6 @@ _SERVING = frozenset({
 
 # ik_llama.cpp's help shows these without the argument that they take.
 _UNTOLD = frozenset({"-mla", "-amb", "-cuda", "-ser", "-grt", "-gap", "-dsatk", "-draft"})
-# A build of it without a GPU takes these, though its help lists none.
-_WITH_GPU = (
-    "-ngl", "--gpu-layers", "--n-gpu-layers", "-sm", "--split-mode", "-ts", "--tensor-split", "-mg",
-    "--main-gpu", "-op", "--offload-policy",
-)  # fmt: skip
 
 
 @dataclass
@@ -93,8 +87,6 @@ def parse_command(tokens: Sequence[str], help_: Help, bench: Help, engine: str, 
         token = rest.pop(0)
         name, equals, value = token.partition("=")
         flag = help_.get(name if equals else token)
-        if flag is None and name in _WITH_GPU and not help_.has(*_WITH_GPU):
-            flag = Flag(("-op",) if name == "--offload-policy" else (name,), "N")
         if flag is None:
             raise TuneError(f"the command line's {token!r} is no flag of {help_of or 'this binary'}")
         values: list[str] = []

@@ -75,6 +75,7 @@ def model_identity(path: str) -> dict[str, Any]:
         **model.model_dump(mode="json", exclude_none=True),
         "file_bytes": os.path.getsize(path),
         "name": str(metadata.get("general.name") or os.path.basename(path)),
+        "vocabulary": "tokenizer.ggml.model" in metadata and "tokenizer.ggml.tokens" in metadata,
     }
 
 

@@ -15,9 +15,8 @@ from dyno import profiles
 
 from ..errors import TuneError
 from .ggml_command import Command, parse_command
-from .ggml_help import parse_help
+from .ggml_help import Help
 from .ggml_install import Installation
-from .ggml_process import execute
 from .ggml_spell import Spelled, rules_text, spell
 
 if TYPE_CHECKING:
@@ -69,8 +68,7 @@ def export(
     server = install.tool("llama-server")
     if server is None:
         raise TuneError(f"{install.folder} has no llama-server; give --bin a folder that has one")
-    done = execute([server, "--help"], deadline=60.0)
-    help_ = parse_help(done.stdout + "\n" + done.stderr)
+    help_ = install.help_of("llama-server") or Help()
     own = parse_command(command, help_, install.bench_help, engine) if command else Command()
     chosen: dict[str, Value] = {}
     for name, entry in profile.settings.items():

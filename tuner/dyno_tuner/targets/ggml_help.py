@@ -44,12 +44,6 @@ class Help:
     def has(self, *names: str) -> bool:
         return self.get(*names) is not None
 
-    @property
-    def takes_policy(self) -> bool:
-        """Whether a common tool of ik_llama.cpp takes `-op`: it always does, but a build without a GPU lists
-        none of the flags that are about GPUs."""
-        return self.has("-op") or (self.has("-dr") and not self.has("-ngl"))
-
 
 def parse_help(text: str) -> Help:
     """Reads what `--help` printed, on whichever stream."""

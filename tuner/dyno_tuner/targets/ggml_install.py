@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import TargetFailure, TargetUnusable
-from .ggml_help import Help, Version, engine_of_help, parse_help, parse_version
+from .ggml_help import Flag, Help, Version, engine_of_help, parse_help, parse_version
 from .ggml_process import bench_rows, execute, judge
 
 if TYPE_CHECKING:
@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 _COMMON = ("llama-server", "llama-cli", "llama-perplexity", "llama-sweep-bench")
 _HELP_DEADLINE = 60.0
 _ASKED_IDS = 160  # more than any enum of ops has had so far
+# The help of a build without a GPU leaves out what is about GPUs, that of mid-2025 others. What they are
+# asked with; "" for a switch.
+_UNLISTED = {
+    ("-ngl", "--gpu-layers", "--n-gpu-layers"): "1", ("-sm", "--split-mode"): "layer",
+    ("-ts", "--tensor-split"): "1", ("-mg", "--main-gpu"): "0", ("-op", "--offload-policy"): "0,1",
+    ("-rtr", "--run-time-repack"): "", ("-ot", "--override-tensor"): "x=CPU", ("-cmoe", "--cpu-moe"): "",
+    ("-ncmoe", "--n-cpu-moe"): "1",
+}  # fmt: skip
 _POLICY = re.compile(r"offload policy for op\s+(\S+)\s+to\s+(?:ON|OFF)", re.IGNORECASE)
 
 
@@ -36,6 +44,7 @@ class Installation:
 
     def __init__(self, folder: str, engine: str) -> None:
         self.engine = engine
+        self._helps: dict[str, Help] = {}
         self.folder = self.find(Path(folder))
         self.bench = str(self.folder / "llama-bench")
         found, marks = engine_of_help(self.bench_help)
@@ -69,14 +78,49 @@ class Installation:
     def common(self) -> tuple[str, Help] | None:
         """The first tool with the common flags, and its help: what serves, where it is there."""
         for name in _COMMON:
-            path = self.tool(name)
-            if path is not None:
-                return name, read_help(path)
+            found = self.help_of(name)
+            if found is not None:
+                return name, found
         return None
 
     def help_of(self, name: str) -> Help | None:
+        """The flags of a tool, listed or not; None where the folder does not have it."""
         path = self.tool(name)
-        return None if path is None else read_help(path)
+        if path is None:
+            return None
+        if name not in self._helps:
+            found = self._listed(name, path)
+            if self.engine == "ik_llama.cpp" and name in _COMMON:
+                found = Help({**found.flags, **self._unlisted(path, found)})
+            self._helps[name] = found
+        return self._helps[name]
+
+    def _listed(self, name: str, path: str) -> Help:
+        """What the help says. That of older llama-sweep-bench says nothing; the common tools share a parser,
+        so then it is another's."""
+        try:
+            return read_help(path)
+        except TargetUnusable:
+            others = [p for n in _COMMON if n != name and (p := self.tool(n)) is not None]
+            if name not in _COMMON or self.engine != "ik_llama.cpp" or not others:
+                raise
+            return read_help(others[0])
+
+    @staticmethod
+    def _unlisted(path: str, found: Help) -> dict[str, Flag]:
+        """Flags that a tool takes though its help is silent: it reads them before it answers `--version`."""
+        flags: dict[str, Flag] = {}
+        for names, value in _UNLISTED.items():
+            if found.has(names[0]):
+                continue
+            words = [names[0], value] if value else [names[0]]
+            try:
+                done = execute([path, *words, "--version"], deadline=_HELP_DEADLINE)
+            except TargetFailure as failure:
+                raise TargetUnusable(f"{path} {' '.join(words)} --version: {failure.message}") from failure
+            if parse_version(done.stderr + "\n" + done.stdout) is not None:
+                flags |= dict.fromkeys(names, Flag(names, value))
+        return flags
 
     def version(self, model: str) -> Version:
         """From `--version` of a common tool; llama-bench alone tells it only in its results."""
@@ -117,28 +161,26 @@ class Installation:
         to what it is already changes nothing. The list ends where the engine speaks of all ops.
 
         Raises:
-            TargetUnusable: no tool that takes `-op` and `-dr`, or its answer can't be read. Ids are never
-            guessed: they have been renumbered five times.
+            TargetUnusable: no tool that takes `-op`, or its answer can't be read. Ids are never guessed: they
+            have been renumbered five times.
         """
         for name in reversed(_COMMON):  # a server might stay
-            path = self.tool(name)
-            if path is None or not (flags := read_help(path)).takes_policy or not flags.has("-dr"):
+            path, flags = self.tool(name), self.help_of(name)
+            if path is None or flags is None or not flags.has("-op"):
                 continue
             pairs = ",".join(f"{i},1" for i in range(_ASKED_IDS))
-            # The benchmark goes on behind the dry run, so it gets next to nothing to do.
-            least = ["-c", "32", "-b", "32", "-ub", "32", "-n", "1"]
+            # The benchmark goes on behind the dry run, so it gets next to nothing to do. Older ones have no
+            # dry run and load the model.
+            command = [path, "-m", model, "-c", "32", "-b", "32", "-ub", "32", "-n", "1", "-op", pairs]
+            command += ["-dr"] if flags.has("-dr") else []
             try:
                 with tempfile.TemporaryDirectory(prefix="dyno-ops-") as folder:
-                    done = execute(
-                        [path, "-m", model, "-dr", *least, "-op", pairs],
-                        deadline=_HELP_DEADLINE,
-                        folder=folder,
-                    )
+                    done = execute(command, folder=folder)
             except TargetFailure as failure:
                 raise TargetUnusable(f"{path}: ids of ops: {failure.message}") from failure
             return parse_op_ids(done.stdout + "\n" + done.stderr, path)
         raise TargetUnusable(
-            f"{self.folder}: no tool that has both -op and -dr, so the ids of ops can't be found by name"
+            f"{self.folder}: no tool that takes -op, so the ids of ops can't be found by name"
         )
 
 

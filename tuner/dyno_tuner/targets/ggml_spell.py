@@ -181,8 +181,7 @@ def _placed(name: str, value: Value, help_: Help, *, bench: bool, ik: bool) -> l
 def _policy(out: Spelled, name: str, on: bool, help_: Help, ids: Mapping[str, int] | None) -> None:
     if on:
         return  # what the engine does by itself
-    if not help_.takes_policy:
-        raise ValueError(f"{name}: this binary has no -op")
+    _need(help_, name, "-op")
     op = OP_NAMES[name.removeprefix("op_offload.")]
     if ids is None or op not in ids:
         raise ValueError(f"{name}: the id of {op} in this binary is not known, and none is guessed")
