@@ -1,9 +1,10 @@
-"""The tuner's statistics against known truth: null, harm, repeatability, regret, drift, thresholds.
+"""The tuner's statistics against known truth: null, harm, repeatability, regret, interactions, drift,
+thresholds, budget, interrupts.
 
-    python benchmarks/tuner_statistics.py --seeds 100 --out benchmarks/results/tuner_statistics.json
+    python benchmarks/tuner_statistics.py --seeds 300 --out benchmarks/results/tuner_statistics.json
 
-Every figure comes from whole tunes of the simulated engine (`dyno_tuner.targets.simulated`) except regret,
-which is of the search alone, and thresholds. Runs in as many processes as there are cores.
+Beside the JSON file come its plots (.svg) and, while it runs, a file of the single results (.runs.jsonl) from
+which a run that was stopped goes on. The experiments themselves are in `tuner_experiments.py`.
 """
 
 from __future__ import annotations
@@ -12,196 +13,157 @@ import argparse
 import concurrent.futures
 import datetime
 import json
-import math
 import os
 import statistics
-import time
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dyno_tuner.inline import InlineExecutor
-from dyno_tuner.ledger import Ledger
-from dyno_tuner.samplers import SAMPLERS, Observation
-from dyno_tuner.stats import keyed_rng
-from dyno_tuner.target import Workload
-from dyno_tuner.targets.simulated import SimulatedTarget, SimulationNoise
-from dyno_tuner.targets.surfaces import REGRET_SURFACES, SURFACES
-from dyno_tuner.thresholds import Verdict, solve
-from dyno_tuner.tune import Options, Tune
+import tuner_experiments as experiments
+import tuner_plots as plots
+from dyno_tuner.targets.surfaces import REGRET_SURFACES
 
-WORKLOAD = Workload(pp=64, tg=8)
-TWO_PERCENT = -math.log(0.98)
-
-
-def _tune(surface: str, seed: int, noise: SimulationNoise | None = None) -> dict[str, Any]:
-    """One whole tune, with what its settings are truly worth."""
-    made = SURFACES[surface]()
-    space = made.space()
-    ledger = Ledger(
-        InlineExecutor(SimulatedTarget(made, seed, noise)),
-        WORKLOAD,
-        identity=space.identity,
-        virtual_time=True,
-    )
-    trials = max(15, len(space) // 10)
-    options = Options(WORKLOAD, seed=seed, weights=dict(made.weights), max_trials=trials)
-    outcome = Tune(ledger, space, options).run()
-    truth = made.truth(outcome.settings)
-    entries = {
-        e.name: truth - made.truth({**outcome.settings, e.name: e.default}) for e in outcome.entries
-    }  # true log gain of every entry
-    return {
-        "settings": outcome.settings,
-        "entries": entries,
-        "margin": max(outcome.margin.values()),
-        "truth": truth,
-        "seconds": outcome.seconds,
-        "voided": outcome.voided,
-    }
+PAIRS = (
+    *((s, "default") for s in ("saturating", "crossover", "cliff", "rugged", "interaction", "wide")),
+    *(("saturating", n) for n in ("quiet", "noisy", "processes", "throttle")),
+    *(("interaction", n) for n in ("noisy", "processes")),
+    ("trade", "default"), ("either", "default"), ("crumbs", "default"), ("harmful", "noisy"),
+)  # fmt: skip
+SIGMAS = (0.005, 0.02, 0.03)
+Task = tuple[Any, ...]
 
 
-def null(seed: int) -> dict[str, Any]:
-    return {"changed": len(_tune("null", seed)["entries"])}
+def tasks(seeds: int) -> list[Task]:
+    """Every run, seed by seed, so that a run that was stopped has something of everything."""
+    found: list[Task] = []
+    for s in range(seeds):
+        found += [("null", s, "default"), ("drift", s), ("budget", s), ("interrupt", s)]
+        found += [("null", s, n) for n in ("noisy", "processes", "throttle")] if 3 * s < seeds else []
+        found += [("threshold", s, sigma) for sigma in SIGMAS]
+        found += [
+            ("search", surface, method, s)
+            for surface in (*REGRET_SURFACES, "wide")
+            for method in experiments.METHODS
+        ]
+        # 300 seeds make 60 pairs of everything at the default noise and 20 of each other.
+        found += [("pair", *p, s // 5) for p in PAIRS if s % (5 if p[1] == "default" else 15) == 0]
+    return found
 
 
-def pair(surface: str, seed: int) -> dict[str, Any]:
-    """Two tunes of one surface: harm of either and agreement of both."""
-    made = SURFACES[surface]()
-    a, b = _tune(surface, 2 * seed), _tune(surface, 2 * seed + 1)
-    margin = max(a["margin"], b["margin"])
-    agree = equal = 0
-    for name, value in b["settings"].items():
-        equal += value == a["settings"][name]
-        swapped = {**a["settings"], name: value}
-        agree += abs(made.truth(swapped) - a["truth"]) <= margin
-    harmful = sum(gain < -math.log1p(run["margin"]) for run in (a, b) for gain in run["entries"].values())
-    slower = sum(gain < 0 for run in (a, b) for gain in run["entries"].values())
-    optimum = max(made.truth(made.space().settings(p)) for p in made.space().points())
-    return {
-        "entries": len(a["settings"]),
-        "equal": equal,
-        "agree": agree,
-        "written": len(a["entries"]) + len(b["entries"]),
-        "harmful": harmful,
-        "slower": slower,
-        "regret": [optimum - a["truth"], optimum - b["truth"]],
-        "margin": margin,
-    }
+def call(task: Task) -> dict[str, Any]:
+    return dict(getattr(experiments, task[0])(*task[1:]))
 
 
-def search(surface: str, sampler: str, seed: int) -> dict[str, Any]:
-    """Regret of the search alone: the point with the best noisy score."""
-    made = SURFACES[surface]()
-    space = made.space()
-    default = made.truth(space.settings(space.default))
-    optimum = max(made.truth(space.settings(p)) for p in space.points()) - default
-    evaluations = 60 if len(space) >= 4000 else max(15, len(space) // 10)
-    proposer = SAMPLERS[sampler](space)
-    history = [Observation(space.default, 0.0, 0.006)]
-    truths = {space.default: 0.0}
-    while len(history) < evaluations:
-        point = proposer.propose(history, (seed, len(history)))
-        if point is None:
-            break
-        truth = made.truth(space.settings(point)) - default
-        truths[point] = truth
-        noise = 0.006 * float(keyed_rng("noise", seed, len(history)).standard_normal())
-        history.append(Observation(point, None if truth == -math.inf else truth + noise, 0.006))
-    best = max((o for o in history if o.score is not None), key=lambda o: o.score or 0.0)
-    return {"regret": optimum - truths[best.point], "evaluations": evaluations, "points": len(space)}
+def share(rows: list[dict[str, Any]], key: str) -> float:
+    return sum(bool(r[key]) for r in rows) / len(rows)
 
 
-def drift(seed: int) -> dict[str, Any]:
-    still = _tune("saturating", seed)
-    creeping = _tune("saturating", seed, SimulationNoise(drift=0.1, drift_seconds=200.0))
-    return {"lost": still["truth"] - creeping["truth"], "margin": max(still["margin"], creeping["margin"])}
-
-
-def threshold(seed: int) -> dict[str, Any]:
-    grid = [1 << p for p in range(11)]
-    rng = np.random.default_rng(seed)
-    crossing = 0.5 + seed % 10
-    found = solve(grid, lambda i, n: (0.12 * (crossing - i) + 0.02 * rng.standard_normal(), 0.02))
-    tie = solve(grid, lambda i, n: (0.002 * rng.standard_normal(), 0.002))
-    return {
-        "within_one_step": found.verdict is Verdict.CROSSING and abs(found.below - math.ceil(crossing)) <= 1,
-        "measurements": found.measurements,
-        "tie_is_a_tie": tie.verdict is Verdict.TIE,
-    }
-
-
-def _call(task: tuple[Any, ...]) -> dict[str, Any]:
-    return globals()[task[0]](*task[1:])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=100)
-    parser.add_argument("--samplers", default="guided,tpe,random,coordinate")
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    seeds = range(arguments.seeds)
-    pairs = range(max(1, arguments.seeds // 2))
-    tasks: list[tuple[Any, ...]] = [
-        *(("null", s) for s in seeds),
-        *(("pair", n, s) for n in ("saturating", "interaction") for s in pairs),
-        *(("drift", s) for s in pairs),
-        *(("threshold", s) for s in seeds),
-        *(
-            ("search", n, sampler, s)
-            for n in (*REGRET_SURFACES, "wide")
-            for sampler in arguments.samplers.split(",")
-            for s in seeds
-        ),
-    ]
-    begun = time.time()
-    with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
-        results = list(pool.map(_call, tasks, chunksize=4))
-    grouped: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for task, result in zip(tasks, results, strict=True):
-        grouped.setdefault(task[:-1], []).append(result)
-    report: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "seeds": arguments.seeds,
-        "seconds": round(time.time() - begun),
-        "null": {"tunes": len(seeds), "changed": sum(r["changed"] > 0 for r in grouped[("null",)])},
-        "drift": {
-            "tunes": len(grouped[("drift",)]),
-            "winner_kept": sum(r["lost"] <= r["margin"] for r in grouped[("drift",)]),
-        },
-        "thresholds": {
-            "runs": len(seeds),
-            "within_one_step": sum(r["within_one_step"] for r in grouped[("threshold",)]),
-            "ties_called": sum(r["tie_is_a_tie"] for r in grouped[("threshold",)]),
-            "measurements_max": max(r["measurements"] for r in grouped[("threshold",)]),
-        },
-        "tunes": {},
-        "regret": {},
-    }
-    for key, rows in grouped.items():
-        if key[0] == "pair":
-            report["tunes"][key[1]] = {
-                "tunes": 2 * len(rows),
-                "entries_agree": sum(r["agree"] for r in rows) / sum(r["entries"] for r in rows),
-                "entries_equal": sum(r["equal"] for r in rows) / sum(r["entries"] for r in rows),
-                "written": sum(r["written"] for r in rows),
-                "harmful": sum(r["harmful"] for r in rows),
-                "truly_slower_at_all": sum(r["slower"] for r in rows),
-                "regret_median": statistics.median(x for r in rows for x in r["regret"]),
-                "margin_median": statistics.median(r["margin"] for r in rows),
-            }
-        if key[0] == "search":
+def summary(results: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Args: `results`: rows by the task without its seed."""
+    report: dict[str, Any] = {k: {} for k in ("null", "tunes", "interactions", "regret", "thresholds")}
+    for key, rows in results.items():
+        kind, *of = json.loads(key)
+        if kind == "null":
+            report["null"][of[0]] = {"tunes": len(rows), "changed": sum(r["changed"] > 0 for r in rows)}
+        elif kind == "pair":
+            report["tunes"][" ".join(of)] = _pairs(rows)
+            if of[0] == "interaction":
+                both = [{"ubatch", "threshold"} <= set(n) for r in rows for n in r["names_written"]]
+                one = [len({"ubatch", "threshold"} & set(n)) == 1 for r in rows for n in r["names_written"]]
+                report["interactions"][of[1]] = {
+                    "tunes": len(both), "both_found": sum(both), "one_without_the_other": sum(one),
+                }  # fmt: skip
+        elif kind == "search":
             regrets = [r["regret"] for r in rows]
-            report["regret"].setdefault(key[1], {})[key[2]] = {
+            report["regret"].setdefault(of[0], {})[of[1]] = {
                 "points": rows[0]["points"],
                 "evaluations": rows[0]["evaluations"],
-                "within_2pct": sum(x <= TWO_PERCENT for x in regrets) / len(regrets),
+                "runs": len(rows),
+                "within_2pct": sum(x <= experiments.TWO_PERCENT for x in regrets) / len(rows),
                 "median": statistics.median(regrets),
                 "p90": float(np.quantile(regrets, 0.9)),
             }
+        elif kind == "threshold":
+            report["thresholds"][f"noise {of[0]}"] = {
+                "runs": len(rows),
+                "within_one_step": share(rows, "within_one_step"),
+                "ties_called": share(rows, "tie_is_a_tie"),
+                "measurements_max": max(r["measurements"] for r in rows),
+            }
+        elif kind == "drift":
+            report["drift"] = {
+                "tunes": len(rows), "same_winner": share(rows, "same"),
+                "same_or_as_good": sum(r["lost"] <= r["margin"] for r in rows) / len(rows),
+            }  # fmt: skip
+        elif kind == "budget":
+            report["budget"] = {
+                "tunes": len(rows), "largest_share": max(r["share"] for r in rows),
+                "within_10pct": sum(r["share"] <= 1.1 for r in rows) / len(rows),
+                "harmful": sum(r["harmful"] for r in rows),
+            }  # fmt: skip
+        elif kind == "interrupt":
+            report["interrupt"] = {
+                "tunes": len(rows), "interrupted": sum(r["interrupted"] for r in rows),
+                "valid": sum(r["valid"] for r in rows), "written": sum(r["written"] for r in rows),
+                "harmful": sum(r["harmful"] for r in rows),
+            }  # fmt: skip
+    return report
+
+
+def _pairs(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    names = sum(r["names"] for r in rows)
+    return {
+        "tunes": 2 * len(rows),
+        "entries_agree": sum(r["agree"] for r in rows) / names,
+        "entries_equal": sum(r["equal"] for r in rows) / names,
+        "written": sum(r["written"] for r in rows),
+        "harmful": sum(r["harmful"] for r in rows),
+        "truly_slower_at_all": sum(r["slower"] for r in rows),
+        "intervals": sum(r["intervals"] for r in rows),
+        "intervals_hold_truth": sum(r["covered"] for r in rows),
+        "regret_median": statistics.median(x for r in rows for x in r["regret"]),
+        "regret_max": max(x for r in rows for x in r["regret"]),
+        "margin_median": statistics.median(r["margin"] for r in rows),
+        "seconds_median": statistics.median(x for r in rows for x in r["seconds"]),
+    }
+
+
+def _done(path: Path) -> dict[str, dict[str, Any]]:
+    if not path.exists():
+        return {}
+    lines = path.read_text().splitlines()
+    return {json.dumps(row["task"]): row["result"] for row in map(json.loads, lines)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=300)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    partial = arguments.out.with_suffix(".runs.jsonl")
+    done = _done(partial)
+    wanted = tasks(arguments.seeds)
+    left = [t for t in wanted if json.dumps(t) not in done]
+    with partial.open("a") as out, concurrent.futures.ProcessPoolExecutor(arguments.jobs) as pool:
+        for task, result in zip(left, pool.map(call, left, chunksize=8), strict=True):
+            done[json.dumps(task)] = result
+            out.write(json.dumps({"task": task, "result": result}) + "\n")
+            out.flush()
+    grouped: dict[str, list[dict[str, Any]]] = {}
+    for task in wanted:
+        seed = {"null": 1, "threshold": 1}.get(task[0], len(task) - 1)
+        grouped.setdefault(json.dumps([*task[:seed], *task[seed + 1 :]]), []).append(done[json.dumps(task)])
+    report = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "command": "python " + " ".join(sys.argv),
+        "seeds": arguments.seeds,
+        **summary(grouped),
+    }
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    plots.write(report, grouped, arguments.out)
     print(json.dumps(report, indent=1))
 
 

@@ -3,8 +3,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from dyno_tuner.confirm import Bar, Rounds, visits_in_round
+from conftest_tuner import Simulated
+from dyno_tuner.confirm import Bar, Comparison, Rounds, visits_in_round
 from dyno_tuner.target import Configuration, Sample, TrialStatus, Visit
+from dyno_tuner.targets.simulated import SimulationNoise
 
 A, B, C = (Configuration({"x": n}) for n in range(3))
 WEIGHTS = {"pp": 1.0}
@@ -101,3 +103,24 @@ def test_the_bar() -> None:
     estimate = slower.ratio("b", ["pp"], WEIGHTS)
     assert bar.harms(estimate, "pp")
     assert bar.harms(estimate, "tg")  # noise has made that margin wide, but the loss is beyond doubt
+
+
+def test_noise_in_what_cannot_have_changed_hides_no_gain() -> None:
+    """tg is not moved by the entry: only a fall beyond doubt counts there. pp is: its median does."""
+    bar = Bar({"pp": 0.02, "tg": 0.02})
+    logs = {"pp": [[0.2]] * 4, "tg": [[-0.05], [-0.01], [-0.04], [-0.03]]}
+    result = Comparison(["default", "a"], logs={"a": logs}, rounds=4)
+    weights = {"pp": 1.0, "tg": 1.0}
+    assert not bar.beats(result, "a", ["pp"], weights)[0]
+    assert bar.beats(result, "a", ["pp"], weights, touched=["pp"])[0]
+    logs["tg"] = [[-0.05], [-0.051], [-0.049], [-0.05]]
+    assert not bar.beats(result, "a", ["pp"], weights, touched=["pp"])[0]
+
+
+@pytest.mark.parametrize("seed", [502, 505])
+def test_a_large_gain_is_found_where_processes_differ(seed: int) -> None:
+    """Processes of one configuration 2 % apart, a gain of a third beside a metric that nothing moves."""
+    noise = SimulationNoise(within=0.003, process=0.02, layout=0.012)
+    run = Simulated("crossover", seed, noise)
+    assert run.outcome.settings["ubatch"] == 4096
+    assert run.truly_slower_entries() == []

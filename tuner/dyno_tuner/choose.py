@@ -155,13 +155,14 @@ class Chooser:
             self.weights
         )
         choices = [[m] for m in moved] + ([moved] if len(moved) > 1 else [])
-        return any(bar.beats(result, name, metrics, self.weights)[0] for metrics in choices)
+        return any(bar.beats(result, name, metrics, self.weights, touched=moved)[0] for metrics in choices)
 
     def _as_group(self, result: Comparison, name: str, point: Point) -> tuple[Point, list[Entry]]:
         """The point without the entries that move only what has not gained, and the rest as one group: all
         that can be said where no entry was left out alone."""
         bar = self.bar(result.rounds)
-        gained = {m for m in self.weights if bar.beats(result, name, [m], self.weights)[0]}
+        touched = self.space.moved(point, self.space.default)
+        gained = {m for m in self.weights if bar.beats(result, name, [m], self.weights, touched=touched)[0]}
         for n in self.space.entries(point):
             without = self.space.without(point, n)
             if gained and not gained & set(self._moves(n)) and self.space.legal(without):
@@ -201,14 +202,16 @@ class Chooser:
                     continue
                 ratio = result.ratio(name, moves, self.weights).ratio
                 # All the ties together may cost half a margin.
-                if ratio >= 1 - bar.of(moves) / 2 / len(numbers) and not self._harms(result, name, bar):
+                if ratio >= 1 - bar.of(moves) / 2 / len(numbers) and not self._harms(
+                    result, name, bar, moves
+                ):
                     self.note("tie", knob=knob.name, value=knob.values[candidate[n]], ratio=ratio)
                     point = candidate
                     break
         return point
 
-    def _harms(self, result: Comparison, name: str, bar: Bar) -> bool:
-        return any(bar.harms(result.ratio(name, [m], self.weights), m) for m in self.weights)
+    def _harms(self, result: Comparison, name: str, bar: Bar, touched: Sequence[str]) -> bool:
+        return any(bar.harms(result.ratio(name, [m], self.weights), m, m in touched) for m in self.weights)
 
     # ---- every entry alone
 
@@ -241,7 +244,8 @@ class Chooser:
                     estimate = result.ratio(FULL, self._moves(n), self.weights)
                     ok = True
                 else:
-                    ok, estimate = bar.beats(result, FULL, self._moves(n), self.weights, over)
+                    moves = self._moves(n)
+                    ok, estimate = bar.beats(result, FULL, moves, self.weights, over, touched=moves)
                 entries.append(self._entry(point, n, estimate, None))
                 if not ok and n not in restored:
                     weak.append((estimate.ratio, n))

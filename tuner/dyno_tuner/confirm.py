@@ -6,7 +6,7 @@ two).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -169,18 +169,30 @@ class Bar:
         moves: Sequence[str],
         weights: Mapping[str, float],
         over: str | None = None,
+        touched: Collection[str] | None = None,
     ) -> tuple[bool, Estimate]:
-        """Whether `name` gains at least the margin on what it moves, its interval excludes 1, and nothing
-        that the workload measures falls by more than its margin."""
+        """Whether `name` gains at least the margin on `moves`, its interval excludes 1, and nothing that the
+        workload measures falls by more than its margin.
+
+        Args:
+            touched: the metrics that what differs can move, as far as is known; default: all.
+        """
         gain = comparison.ratio(name, moves, weights, over)
         harmed = any(
-            self.harms(comparison.ratio(name, [m], weights, over), m) for m in weights if weights[m] > 0
+            self.harms(
+                comparison.ratio(name, [m], weights, over), m, touched is None or m in touched or m in moves
+            )
+            for m in weights
+            if weights[m] > 0
         )
         return gain.ratio >= 1 + self.of(moves) and gain.low > 1 and not harmed, gain
 
-    def harms(self, ratio: Estimate, metric: str) -> bool:
+    def harms(self, ratio: Estimate, metric: str, touched: bool = True) -> bool:
         """Whether a metric falls by more than its margin, or, where noise has made the margin wide, by more
-        than 1 % beyond doubt."""
+        than 1 % beyond doubt. Where nothing that differs is known to touch the metric, only a fall by the
+        margin beyond doubt says otherwise: noise in what cannot have changed must not hide a gain."""
+        if not touched:
+            return ratio.high < 1 - self.margin[metric]
         return ratio.ratio < 1 - self.margin[metric] or ratio.high < 0.99
 
 

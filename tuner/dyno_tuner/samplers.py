@@ -230,15 +230,15 @@ class _Surrogate:
         prior = -0.5 * float(((theta - start) ** 2).sum()) / 0.8**2
         return float(-0.5 * z @ z - np.log(np.diag(chol)).sum()) + prior
 
-    def fit(self, x: np.ndarray, y: np.ndarray, noise: np.ndarray) -> None:
-        """Coordinate search on the evidence from a fixed start, so that the result depends on the data
-        alone."""
-        self._mean = float(np.median(y))
+    def learn(self, x: np.ndarray, y: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Length scales and amplitudes: coordinate search on the evidence from a fixed start, so that they
+        depend on the data alone."""
+        centred = y - float(np.median(y))
         spread = math.log(max(float(y.std()), 0.02))
         start = np.concatenate([np.full(self._knobs, -0.4), [spread, spread - 0.5]])
         squares = self._squares(x, x)
         theta = start
-        best = self._evidence(squares, y - self._mean, noise, theta, start)
+        best = self._evidence(squares, centred, noise, theta, start)
         step = 0.8
         while step > 0.15:
             improved = False
@@ -246,23 +246,28 @@ class _Surrogate:
                 for sign in (-1.0, 1.0):
                     trial = theta.copy()
                     trial[n] += sign * step
-                    value = self._evidence(squares, y - self._mean, noise, trial, start)
+                    value = self._evidence(squares, centred, noise, trial, start)
                     if value > best + 1e-9:
                         theta, best, improved = trial, value, True
                         break
             if not improved:
                 step /= 2
+        return np.asarray(theta)
+
+    def condition(self, x: np.ndarray, y: np.ndarray, noise: np.ndarray, theta: np.ndarray) -> None:
+        """The process given these observations."""
         self._theta = theta
-        k = self._kernel(squares, theta)
+        self._mean = float(np.median(y))
+        k = self._kernel(self._squares(x, x), theta)
         k[np.diag_indices_from(k)] += noise**2
         self._x = x
         self._chol = np.linalg.cholesky(k)
         self._alpha = np.linalg.solve(self._chol.T, np.linalg.solve(self._chol, y - self._mean))
 
     def predict(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of the noise-free value. Raises RuntimeError before `fit`."""
+        """Mean and standard deviation of the noise-free value. Raises RuntimeError before `condition`."""
         if self._theta is None:
-            raise RuntimeError("predict() before fit()")
+            raise RuntimeError("predict() before condition()")
         cross = self._kernel(self._squares(x, self._x), self._theta)
         mean = self._mean + cross @ self._alpha
         solved = np.linalg.solve(self._chol, cross.T)
@@ -284,7 +289,7 @@ class GuidedProposer:
     use_tpe: False leaves TPE out of it.
     """
 
-    def __init__(self, space: Space, *, listed: int = 600, use_tpe: bool = True) -> None:
+    def __init__(self, space: Space, *, listed: int = 1500, use_tpe: bool = True) -> None:
         self._space = space
         self._pool = _Pool(space)
         self._tpe = TpeProposer(space) if use_tpe else None
@@ -292,6 +297,7 @@ class GuidedProposer:
         self._groups = space.feature_groups()
         self._startup = 4  # trials that cover before any are chosen; main effects need no more
         self._features: dict[Point, np.ndarray] = {}
+        self._learned: tuple[tuple[Observation, ...], np.ndarray] | None = None
 
     def _coordinates(self, points: Sequence[Point]) -> np.ndarray:
         """Features by row; those of a point never change."""
@@ -335,7 +341,12 @@ class GuidedProposer:
         noise = np.array([max(o.sigma, 1e-3) for o in known])
         x = self._coordinates([o.point for o in known])
         surrogate = _Surrogate(self._groups)
-        surrogate.fit(x, y, noise)
+        # Many observations change little with each: their parameters are learned at every fourth.
+        learned = len(known) if len(known) < 16 else 4 * (len(known) // 4)
+        seen = tuple(known[:learned])
+        if self._learned is None or self._learned[0] != seen:
+            self._learned = (seen, surrogate.learn(x[:learned], y[:learned], noise[:learned]))
+        surrogate.condition(x, y, noise, self._learned[1])
         candidates = self._coordinates(pool)
         mean, sigma = surrogate.predict(candidates)
         at_known, _ = surrogate.predict(x)
@@ -383,13 +394,13 @@ class GuidedProposer:
                     pool.setdefault(kind, point)
 
         if self._tpe is not None:
-            add(self._tpe.suggestions(history, key, 12))
+            add(self._tpe.suggestions(history, key, 6))
         for o in sorted(known, key=lambda o: -(o.score or 0.0))[:4]:
             near = self._space.neighbours(o.point)
             add(near)
             for point in near:
                 add([n for n in self._space.neighbours(point) if rng.random() < 0.3])
-        add([self._space.random(rng) for _ in range(self._listed)])
+        add([self._space.random(rng) for _ in range(400)])
         return list(pool.values())
 
 

@@ -74,9 +74,8 @@ def estimate(groups: Sequence[Sequence[float]], *key: object, resamples: int = 4
     within them.
 
     Groups are resampled first, because what differs between processes (where memory came to lie) does not
-    average out within one. The interval is never taken as narrower than the Student interval over the
-    groups' medians divided by
-    two: a bootstrap over three groups is too sure of itself.
+    average out within one. The interval is never narrower than Student's over the groups' medians: a
+    bootstrap over a handful of groups is too sure of itself (it holds the truth in 75 to 85 % of cases).
     """
     kept = [np.asarray(g, dtype=float) for g in groups if len(g)]
     if not kept:
@@ -98,7 +97,7 @@ def estimate(groups: Sequence[Sequence[float]], *key: object, resamples: int = 4
     low, high = (float(x) for x in np.quantile(draws, (0.025, 0.975)))
     if len(kept) > 1:
         medians = np.array([np.median(g) for g in kept])
-        half = t975(len(kept) - 1) * float(medians.std(ddof=1)) / math.sqrt(len(kept)) / 2
+        half = t975(len(kept) - 1) * float(medians.std(ddof=1)) / math.sqrt(len(kept))
         low, high = min(low, centre - half), max(high, centre + half)
     return Estimate(math.exp(centre), math.exp(min(low, centre)), math.exp(max(high, centre)), len(pooled))
 

@@ -164,7 +164,8 @@ class WholeProfile:
         estimates: dict[str, Estimate] = {}
         weak = []
         for part in parts:
-            ok, gain = bar.beats(result, FULL, part.moves, self.weights, self._over(result, part))
+            over = self._over(result, part)
+            ok, gain = bar.beats(result, FULL, part.moves, self.weights, over, touched=part.moves)
             estimates[part.label] = gain
             if not ok and f"without {part.label}" not in result.failed:
                 weak.append(part)
@@ -181,7 +182,7 @@ class WholeProfile:
         touched = self.space.moved(whole.point, self.space.default) | whole.groups
         moved = [m for m in self.weights if m in touched] or list(self.weights)
         choices = [[m] for m in moved] + ([moved] if len(moved) > 1 else [])
-        return any(bar.beats(result, name, metrics, self.weights)[0] for metrics in choices)
+        return any(bar.beats(result, name, metrics, self.weights, touched=moved)[0] for metrics in choices)
 
     def _settle(
         self, choice: Choice, result: Comparison, smaller: Whole, parts: Sequence[Part], weak: Sequence[Part]
@@ -201,7 +202,7 @@ class WholeProfile:
                 alone_is_default = smaller.point == self.space.default
                 if over == DEFAULT and not alone_is_default:
                     return []
-                ok, gain = bar.beats(result, name, part.moves, self.weights, over)
+                ok, gain = bar.beats(result, name, part.moves, self.weights, over, touched=part.moves)
                 if not ok:
                     return []
                 estimates[part.label] = gain
