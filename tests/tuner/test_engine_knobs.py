@@ -116,6 +116,13 @@ def test_policies_by_name_are_refused_without_ids(tmp_path: Path) -> None:
         spell(off, "ik_llama.cpp", help_of(IK, "bench"), bench=True, op_ids=ids)
 
 
+def test_the_users_own_values_can_race(tmp_path: Path) -> None:
+    engine = {**described(here(tmp_path, MAIN, H200, MOE)), "incumbent": {"ubatch": 100}}
+    knobs = make_knobs(engine, MOE, Workload(pp=512, tg=8), approx=False)
+    (ubatch,) = [k for k in knobs if k.name == "ubatch"]
+    assert ubatch.values == (64, 100, 128, 256, 512)
+
+
 def test_several_gpus(tmp_path: Path) -> None:
     place = here(tmp_path, IK, SMALL, MOE, gpus=2)
     (knob,) = [

@@ -82,9 +82,10 @@ def main() -> None:
         pass  # a build that does not tell is named by its version alone
     with dyno.Engine(ask["model"], device=ask["device"], profile=ask["profile"], **ask["settings"]) as engine:
         done = speed(engine, ask) if ask["do"] == "speed" else answers(engine, ask)
+        fallbacks = getattr(engine, "fallbacks", [])
     known = {k: str(build[k]) for k in ("version", "commit", "ops_revision") if k in build}
     print(json.dumps({**done, "version": getattr(dyno, "__version__", "unknown"), "build": known,
-                      "from": str(dyno.__file__)}))  # fmt: skip
+                      "from": str(dyno.__file__), "fallbacks": list(map(str, fallbacks))}))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -42,8 +42,9 @@ def ab(
     device: Annotated[str, typer.Option(help="cpu or cuda:N.")] = "cpu",
     gpu: Annotated[int | None, typer.Option(help="The same as --device cuda:N.", min=0, max=999)] = None,
     workload: Annotated[
-        str, typer.Option(help="What is measured: pp=512,tg=64,depth=0 (tokens).")
-    ] = "pp=512,tg=64",
+        str | None,
+        typer.Option(help="What is measured (tokens); default: pp=512,tg=64, on a GPU pp=4096,tg=128."),
+    ] = None,
     rounds: Annotated[int, typer.Option(help="ABBA rounds of four processes each.", min=2, max=1000)] = 6,
     budget: Annotated[
         str | None, typer.Option(help="Begin no round that would end later: 90s, 3m, 1h.")
@@ -90,9 +91,11 @@ def ab(
 
     if not os.path.isfile(model):
         raise TuneError(f"model {model}: no such file")
-    parsed = Workload.parse(workload, Workload(pp=512, tg=64))
+    number = _gpu(device, gpu)
+    usual = Workload(pp=512, tg=64) if number is None else Workload(pp=4096, tg=128)
+    parsed = Workload.parse(workload, usual) if workload is not None else usual
     given = Given(
-        os.path.abspath(model), _gpu(device, gpu), str(text.absolute()) if text else None, deadline, binaries,
+        os.path.abspath(model), number, str(text.absolute()) if text else None, deadline, binaries,
         repository or Path.cwd(), defines or (), flags or (), _held(hold or [], "dyno"),
     )  # fmt: skip
     with contextlib.ExitStack() as stack:

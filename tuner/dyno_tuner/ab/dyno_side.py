@@ -80,7 +80,8 @@ class DynoSide:
             raise TuneError(f"side {self._name}: {said or f'exit code {done.code}: {done.last_line()}'}")
         if self._build is not None and not Path(answer["from"]).is_relative_to(self._build):
             raise TuneError(f"side {self._name}: {self._build} was to be run, but {answer['from']} was")
-        self.facts |= {"version": answer["version"], **answer["build"]}
+        if not exact:
+            self.facts |= {"version": answer["version"], **answer["build"], "fallbacks": answer["fallbacks"]}
         return answer, done
 
     def run(self, workload: Workload) -> Run:

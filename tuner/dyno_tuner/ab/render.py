@@ -70,6 +70,8 @@ def _side(facts: Mapping[str, Any]) -> str:
     for key in ("commit", "build", "binaries", "profile"):
         if facts.get(key):
             words.append(f"{key} `{facts[key]}`")
+    if facts.get("fallbacks"):
+        words.append(f"**not taken from the profile: {'; '.join(facts['fallbacks'])}**")
     if facts.get("settings"):
         words.append(" ".join(f"{k}={v}" for k, v in facts["settings"].items()))
     return ", ".join(words)

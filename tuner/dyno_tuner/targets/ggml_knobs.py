@@ -82,10 +82,10 @@ def make_knobs(
         ):
             continue
         choices = list(values.get(name, [False, True]))
-        if default not in choices:
-            choices.append(default)
-            if isinstance(default, int):
-                choices.sort(key=int)
+        own = (engine.get("incumbent") or {}).get(name, default)  # the user's command line has to race
+        choices += [v for v in dict.fromkeys((default, own)) if v not in choices]
+        if row.type == "int":
+            choices.sort(key=int)
         moves = frozenset(m for m in row.moves if m != "memory") or frozenset({"pp", "tg"})
         if name.startswith("kv_type"):
             moves = frozenset({"pp", "tg"})  # flash attention has other kernels for them
