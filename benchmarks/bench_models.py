@@ -71,12 +71,21 @@ def measure(path: Path, args: argparse.Namespace, peaks: dict[str, float]) -> di
                 engine.set(ubatch=ubatch)
                 case = bench.BenchCase(args.prompt, 0, 0, args.prompt)
                 found = bench_ops.measure(engine, case, peaks, repetitions=3, seed=args.seed)
-                row["per_op"].append({**found.to_dict(), "ubatch": ubatch})
+                row["per_op"].append(rounded({**found.to_dict(), "ubatch": ubatch}))
             for depth in args.depths:
                 case = bench.BenchCase(0, 8, depth, args.prompt)
                 found = bench_ops.measure(engine, case, peaks, repetitions=3, seed=args.seed)
-                row["per_op"].append({**found.to_dict(), "ubatch": ubatch})
+                row["per_op"].append(rounded({**found.to_dict(), "ubatch": ubatch}))
     return row
+
+
+def rounded(value: Any) -> Any:
+    """Four digits are more than the clocks give."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list) else value
 
 
 def compare(row: dict[str, Any], peers: dict[str, Any]) -> None:

@@ -490,6 +490,14 @@ class Engine:
 
 
 def _token_array(tokens: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.int32]:
+    if (
+        isinstance(tokens, np.ndarray)
+        and tokens.dtype == np.int32
+        and tokens.ndim == 1
+        and tokens.size
+        and tokens.flags.c_contiguous
+    ):
+        return tokens  # as generating does, token by token; the engine itself checks what the ids are
     try:
         array = np.asarray(tokens)
     except (ValueError, OverflowError) as error:

@@ -30,6 +30,15 @@ def environment() -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def gpu_state(pci_bus_id: str | None) -> dict[str, Any]:
+    """Temperature, clocks, power and throttle reasons of a GPU, as far as the driver tells them."""
+    if pci_bus_id is None:
+        return {}
+    from dyno import _nvml
+
+    return {f"gpu_{name}": value for name, value in _nvml.state(pci_bus_id).items() if value is not None}
+
+
 def gpu_busy(pci_bus_id: str | None) -> str:
     """A warning for people where other processes compute on the GPU; nothing where none does or none can be
     seen.

@@ -18,7 +18,7 @@ from dyno.errors import ProfileError
 
 from . import __version__, journal
 from .emit import Made, device_of, engine_of, incumbent_settings, model_of, profile_of
-from .environment import busy, environment, gpu_busy
+from .environment import busy, environment, gpu_busy, gpu_state
 from .errors import JournalError, TuneError
 from .knobs import Facts, Knob, resolve
 from .ledger import Executor, Ledger
@@ -281,7 +281,8 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
                 others = gpu_busy(gpu.get("pci_bus_id"))
                 if others:
                     progress.say(others)
-                ledger.note("machine", **environment(), **rates, **gpu)
+                state = gpu_state(gpu.get("pci_bus_id"))
+                ledger.note("machine", **environment(), **rates, **gpu, **state)
             outcome = Tune(ledger, space, options, incumbents=head["incumbents"], mirror=mirror).run()
             if outcome.status != "interrupted":
                 ledger.note("outcome", **outcome.to_dict())
