@@ -116,7 +116,8 @@ def main() -> int:
     }
     for path in args.models:
         rows: list[dict[str, Any]] = []
-        with Engine(path, args.device, profile=None, ctx=4096 + 64) as engine:
+        ctx = max(case.positions for _, case in cases().values())
+        with Engine(path, args.device, profile=None, ctx=ctx) as engine:
             for value in changes(engine):
                 if args.only and not set(value) & set(args.only.split(",")):
                     continue

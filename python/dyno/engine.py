@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -497,7 +497,8 @@ def _token_array(tokens: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np
         and tokens.size
         and tokens.flags.c_contiguous
     ):
-        return tokens  # as generating does, token by token; the engine itself checks what the ids are
+        # As generating does, token by token; the engine itself checks what the ids are.
+        return cast("NDArray[np.int32]", tokens)
     try:
         array = np.asarray(tokens)
     except (ValueError, OverflowError) as error:
