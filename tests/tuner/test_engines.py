@@ -379,3 +379,14 @@ def test_a_tool_whose_help_lists_nothing(tmp_path: Path) -> None:
     found = Installation(str(folder), "ik_llama.cpp").help_of("llama-sweep-bench")
     assert found is not None
     assert all(found.has(n) for n in ("-ub", "-op", "-rtr", "-ncmoe"))
+
+
+def test_statistics_that_were_lost_are_asked_for_again(tmp_path: Path, model: str) -> None:
+    folder = fake(tmp_path / "b", "llama.cpp-0c1e570", wrong="-ub 999")
+    target = GgmlTarget("llama.cpp", model, str(folder))
+    (folder / "lost").write_text("3")
+    found = target.quality(Configuration({}), NOW)
+    assert (found.status, found.mean_kld) == (TrialStatus.OK, 7.1e-5)
+    (folder / "lost").write_text("1000")
+    assert "no line for mean_kld" in target.quality(Configuration({}), NOW).message
+    target.close()

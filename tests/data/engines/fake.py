@@ -60,7 +60,11 @@ if name == "llama-sweep-bench":
         print(json.dumps(row), file=sys.stderr)
     sys.exit(0)
 if name == "llama-perplexity":
-    if "--kl-divergence" in args:
+    lost = Path(sys.argv[0]).parent / "lost"  # how many runs still lose their statistics
+    if "--kl-divergence" in args and lost.exists() and (left := int(lost.read_text())) > 0:
+        lost.write_text(str(left - 1))
+        print("chunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence")
+    elif "--kl-divergence" in args:
         kld = "0.000500" if spec.get("wrong", "-") in " ".join(args) else "0.000071"
         print(re.sub(r"(Mean +KLD: +)[0-9.]+", rf"\g<1>{kld}", (data / f"{engine}.kld").read_text()))
     else:

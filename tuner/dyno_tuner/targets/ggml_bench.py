@@ -21,13 +21,16 @@ from .ggml_device import cpu_device, cuda_device, model_identity
 from .ggml_install import Installation
 from .ggml_log import RunLog
 from .ggml_process import Finished, bench_rows, execute, judge
-from .ggml_quality import CHUNKS, CONTEXT, parse_kld, write_text
+from .ggml_quality import CHUNKS, CONTEXT, complete, parse_kld, write_text
 from .ggml_spell import OP_NAMES, spell
 from .ggml_sweep import sweep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+# llama-perplexity of llama.cpp prints from a thread that its end may cut off: on a busy machine a
+# third of its runs lost their statistics, though they ended well.
+_ATTEMPTS = 8
 _REPETITIONS = 4  # the cold one and three prompts
 _READ_BACK = {"ubatch": "n_ubatch", "flash_attention": "flash_attn"}
 # No GPU of today moves more bytes or does more operations in a second; with several, times their number.
@@ -304,9 +307,11 @@ class GgmlTarget:
         try:
             self.apply(configuration, context)
             base = self._reference()
-            done = self._perplexity_run(
-                self._settings, ["--kl-divergence-base", str(base), "--kl-divergence"]
-            )
+            compare = ["--kl-divergence-base", str(base), "--kl-divergence"]
+            for _ in range(_ATTEMPTS):
+                done = self._perplexity_run(self._settings, compare)
+                if complete(done.stdout):
+                    break
             return parse_kld(done.stdout + "\n" + done.stderr, self.clock() - begun)
         except TargetFailure as failure:
             return Quality(TrialStatus(failure.status), message=failure.message, seconds=self.clock() - begun)

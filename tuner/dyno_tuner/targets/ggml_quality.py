@@ -40,6 +40,11 @@ def write_text(path: Path, user_text: str | None) -> None:
     path.write_text("\n\n".join(parts), encoding="utf-8")
 
 
+def complete(text: str) -> bool:
+    """Whether the closing statistics are all there: the last line is printed last."""
+    return re.search(_LINES["top1"], text, re.MULTILINE | re.IGNORECASE) is not None
+
+
 def parse_kld(text: str, seconds: float) -> Quality:
     """Reads the closing statistics of a comparing run by their labels.
 
