@@ -10,6 +10,7 @@ import pytest
 from dyno import profiles
 from dyno.cli import app as dyno_app
 from dyno_tuner.cli import app
+from dyno_tuner.emit import device_of, model_of
 from dyno_tuner.errors import TargetFailure, TargetUnusable, TuneError
 from dyno_tuner.session import Request, run
 from dyno_tuner.target import Configuration, OpContext, TrialStatus, Workload
@@ -24,6 +25,7 @@ from dyno_tuner.targets.ggml_process import Finished, bench_rows, judge
 from dyno_tuner.targets.ggml_quality import parse_kld
 from dyno_tuner.targets.ggml_spell import spell
 from dyno_tuner.tune import Options
+from dyno_tuner.verify import verify
 from fake_engines import DATA, TOOLS, fake
 from typer.testing import CliRunner
 
@@ -390,3 +392,23 @@ def test_statistics_that_were_lost_are_asked_for_again(tmp_path: Path, model: st
     (folder / "lost").write_text("1000")
     assert "no line for mean_kld" in target.quality(Configuration({}), NOW).message
     target.close()
+
+
+def test_a_profile_of_another_engine_is_verified(tmp_path: Path, model: str) -> None:
+    folder = fake(tmp_path / "b", "llama.cpp-0c1e570", wrong="-ub 999")
+    line = f"tune --engine llama.cpp --bin {folder} -m {model} -- llama-server -t 2 --port 80"
+    profile = _profile("llama.cpp", {"ubatch": 64}, line)
+    target = GgmlTarget("llama.cpp", model, str(folder))
+    about = target.describe()
+    target.close()
+    match = profile.match.model_copy(update={"device": device_of(about, {}), "model": model_of(about)})
+    profile = profile.model_copy(update={"match": match})
+    path = tmp_path / "p.yaml"
+    profiles.save_profile(profile, path)
+    few = {"aa_processes": 2, "rounds": 2, "max_rounds": 2}
+    verdicts, gain = verify(path, model, budget=None, quiet=True, options=few)
+    assert {v.entry: v.verdict for v in verdicts}["settings.ubatch"] == "keep"
+    assert gain["pp"].ratio > 1.3
+    profiles.save_profile(profile.model_copy(update={"provenance": None}), path)
+    with pytest.raises(TuneError, match="give --bin"):
+        verify(path, model, quiet=True)

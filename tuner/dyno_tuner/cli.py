@@ -386,6 +386,10 @@ def verify(
         str | None, typer.Option("--model", "-m", help="GGUF file; default: the one that the profile names.")
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="Number of the GPU, for a profile of one.")] = None,
+    binaries: Annotated[
+        Path | None,
+        typer.Option("--bin", help="For a profile of another engine: the folder of its binaries."),
+    ] = None,
     budget: Annotated[str, typer.Option(help="Time to take at most: 90s, 3m, 1h.")] = "2m",
     seed: Annotated[int, typer.Option(help="Seed.", min=0)] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
@@ -397,7 +401,10 @@ def verify(
     from .verify import verify as run
 
     device = None if gpu is None else _device("auto", gpu)
-    verdicts, gain = run(profile, model, budget=parse_duration(budget), seed=seed, quiet=quiet, device=device)
+    folder = str(binaries.absolute()) if binaries is not None else None
+    verdicts, gain = run(
+        profile, model, budget=parse_duration(budget), seed=seed, quiet=quiet, device=device, binaries=folder
+    )
     if as_json:
         print(
             json.dumps(

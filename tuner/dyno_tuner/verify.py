@@ -23,6 +23,7 @@ from .ledger import Executor, Ledger
 from .progress import Progress
 from .space import Space
 from .target import METRICS, Configuration, KernelChoice, TrialStatus, Workload
+from .targets.ggml_export import tuned_with
 from .tune import Options, Tune
 from .worker import WorkerExecutor
 
@@ -79,7 +80,7 @@ def units_of(profile: profiles.Profile, metrics: Sequence[str]) -> list[Unit]:
             moves = tuple(m for m in metrics if m in said) or tuple(metrics)
             label = entry.group or name
             unit = units.setdefault(label, Unit(label, {}, [], moves, entry.ratio))
-            unit.settings[name] = entry.value
+            unit.settings[name] = ",".join(entry.value) if isinstance(entry.value, list) else entry.value
             unit.moves = tuple(m for m in metrics if m in unit.moves or m in moves)
     for key, buckets in profile.kernels.items():
         for tokens, kernel in buckets.items():
@@ -208,8 +209,9 @@ class Verification(Tune):
 def _knob(name: str, value: Any, default: Any) -> Knob:
     setting = SETTINGS[name]
     moves: frozenset[str] = frozenset(m for m in METRICS if m in setting.moves) or frozenset(METRICS)
-    return Knob(name, (default, value), default, Kind(setting.kind), moves, Fidelity(setting.fidelity),
-                ordinal=False)  # fmt: skip
+    placed = name in ("placement", "cpu_moe_layers", "split_mode")  # CPU and GPU round differently
+    fidelity = Fidelity.ROUNDING if placed else Fidelity(setting.fidelity)
+    return Knob(name, (default, value), default, Kind(setting.kind), moves, fidelity, ordinal=False)
 
 
 def sort_out(
@@ -250,7 +252,7 @@ def model_file(path: Path, profile: profiles.Profile) -> str:
 def verify(
     path: Path, model: str | None = None, *, budget: float | None = 120.0, seed: int = 0, quiet: bool = False,
     executor: Executor | None = None, knob: Callable[[str, Any, Any], Knob] = _knob,
-    options: Mapping[str, Any] | None = None, device: str | None = None,
+    options: Mapping[str, Any] | None = None, device: str | None = None, binaries: str | None = None,
 ) -> tuple[list[Verdict], dict[str, Estimate]]:  # fmt: skip
     """Verdicts on the entries of a profile, in its order, and the gain of the whole by metric.
 
@@ -260,6 +262,7 @@ def verify(
         executor: the engine; by default a worker process with dyno's own.
         options: further ones of `Options`.
         device: `cpu` or `cuda:N`; by default the first of the profile's kind.
+        binaries: folder of the other engine's binaries; by default the one that the profile was made with.
 
     Raises:
         ProfileError: the file is no profile.
@@ -284,16 +287,34 @@ def verify(
             if not os.path.isfile(file):
                 raise TuneError(f"model {file}: no such file")
             needed = workload.depth + max(workload.pp, workload.tg)
-            executor = WorkerExecutor(
-                "dyno",
-                {"model": os.path.abspath(file), "settings": {}, "ctx": max(4096, needed),
-                 "scratch": scratch, "device": device or profile.match.device.kind},
-            )  # fmt: skip
+            target: dict[str, Any] = {"model": os.path.abspath(file), "settings": {}, "scratch": scratch}
+            where = device or profile.match.device.kind
+            engine = profile.match.engine.name
+            target |= (
+                {"ctx": max(4096, needed), "device": where}
+                if engine == "dyno"
+                else _binaries(path, profile, where, binaries)
+            )
+            executor = WorkerExecutor(engine.replace(".", "_"), target)
         try:
             return _verify(profile, units, workload, executor, budget, seed, quiet, knob, options or {})
         finally:
             if own:
                 executor.close()
+
+
+def _binaries(path: Path, profile: profiles.Profile, device: str, binaries: str | None) -> dict[str, Any]:
+    """Options of the target for a profile of another engine. Raises TuneError."""
+    folder, _, command = tuned_with(profile)
+    if binaries is None and (folder is None or not os.path.isdir(folder)):
+        raise TuneError(
+            f"profile {path} is of {profile.match.engine.name}; give --bin, the folder of its binaries"
+        )
+    number = int(device.removeprefix("cuda:")) if device.startswith("cuda:") else 0
+    return {
+        "binaries": binaries or folder, "command": command,
+        "gpu": number if device.startswith("cuda") else None,
+    }  # fmt: skip
 
 
 def _verify(
@@ -314,11 +335,15 @@ def _verify(
         quality = profile.evidence.quality if profile.evidence else None
         approx = any(k.fidelity is Fidelity.APPROX for k in space.knobs)
         limit = 1.5 * (quality.mean_kld or 0.0) + 1e-5 if approx and quality is not None else None
-        given = Options(workload, budget=budget, seed=seed, approx_limit=limit, **extra)
+        compared = bool(description.engine.get("answers_compared", True))
+        given = Options(
+            workload, budget=budget, seed=seed, approx_limit=limit, **{"check": compared, **extra}
+        )
         with Progress(description.label, budget, quiet=quiet) as progress:
             ledger = Ledger(
                 executor, workload, identity=space.identity, bounds=description.bounds,
                 virtual_time=description.virtual_time,
+                deadline_floor=6.0 if description.target == "dyno" else 120.0,
             )  # fmt: skip
             ledger.on_note = progress.note
             run = Verification(ledger, space, given, left)
