@@ -111,7 +111,7 @@ def test_run(dyno: Any, trained_model: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(prompt)
     assert len(done.stdout) > len(prompt) + 20
-    assert done.stderr.startswith("profile: none (engine default)\n")
+    assert "profile: none (engine default)\n" in done.stderr
     again = dyno("run", "-m", trained_model, "-p", "-", "-n", 24, "--no-echo", "-v", stdin=prompt)
     assert prompt + again.stdout == done.stdout
     assert "t/s" in again.stderr
@@ -132,7 +132,7 @@ def test_run_with_a_profile(dyno: Any, tiny: Path, trained_model: Path, tmp_path
     ("arguments", "code", "message"),
     [
         (("run", "-m", "missing.gguf", "-p", "x"), 1, "error: [gguf]"),
-        (("run", "-m", "TINY", "-p", "x", "--device", "cuda:0"), 1, "no CUDA"),
+        (("run", "-m", "TINY", "-p", "x", "--device", "cuda:999"), 1, "'cuda:999'"),
         (("run", "-m", "TINY", "-p", "x", "-c", "99999999"), 1, "99999999"),
         (("run", "-m", "TINY", "-p", "x", "--temp", "-1"), 1, "temperature"),
         (("run", "-m", "TINY", "-f", "missing.txt"), 1, "error: missing.txt: No such file"),

@@ -43,7 +43,7 @@ def test_wrong_usage(tmp_path: Path) -> None:
     assert _tune("--model", str(file), "--budget", "soon")[0] == 2
     assert "no sampler" in _tune("--model", str(file), "--sampler", "psychic")[1]
     assert "workload" in _tune("--model", str(file), "--workload", "pp=many")[1]
-    assert "no CUDA" in _tune("--model", str(file), "--gpu", "0")[1]
+    assert "'cuda:999'" in _tune("--model", str(file), "--gpu", "999")[1]
     assert "contradict" in _tune("--model", str(file), "--gpu", "0", "--device", "cpu")[1]
     assert "threads" in _tune("--model", str(file), "--set", "thread=3")[1]
     assert "integer" in _tune("--model", str(file), "--set", "threads=many")[1]
