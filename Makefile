@@ -23,7 +23,7 @@ test-gpu: $(VENV)/.installed-test
 cuda-check: $(VENV)/.installed-test
 	$(BIN)/cmake --preset cuda-check -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 	$(BIN)/cmake --build --preset cuda-check
-	DYNO_CUDA_BUILD=build/cuda-check $(BIN)/python -m pytest tests/build
+	DYNO_CUDA_BUILD=build/cuda-check $(BIN)/python -m pytest tests/build/test_cuda_build.py
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .

@@ -359,7 +359,8 @@ function(dyno_link_cuda target)
   add_dependencies(${target} dyno_device_link)
 endfunction()
 
-# dyno_report_link(MODULE): the links' time, memory and size are printed, and installed beside the module.
+# dyno_report_link(MODULE): the links' time, memory and size are printed, and installed beside the module. Installed, it
+# still finds the toolkit's libraries.
 function(dyno_report_link module)
   if(NOT DYNO_CUDA)
     return()
@@ -372,6 +373,7 @@ function(dyno_report_link module)
   set_property(TARGET ${module} PROPERTY CXX_LINKER_LAUNCHER
     ${Python_EXECUTABLE} ${CMAKE_SOURCE_DIR}/csrc/cmake/link_report.py --step module_link --output $<TARGET_FILE:${module}>
     --report ${_report} ${_before} --)
+  set_target_properties(${module} PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
   install(FILES ${_report} DESTINATION dyno)
 endfunction()
 

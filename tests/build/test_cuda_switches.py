@@ -324,6 +324,9 @@ def test_the_module_records_every_switch(together: Any) -> None:
     for name in ("GGML_CUDA_FORCE_MMQ", "GGML_CUDA_FORCE_CUBLAS"):
         assert f'{{"{name}", "OFF"}}' in header
     assert "link_report.py --step module_link" in together.link_commands()
+    # An installed module still finds cuBLAS, wherever the toolkit lies.
+    installed = (together.folder / "csrc" / "bindings" / "cmake_install.cmake").read_text()
+    assert re.search(r'RPATH "[^"]*/lib', installed)
 
 
 def test_every_cuda_switch_is_tried_and_described() -> None:

@@ -93,6 +93,9 @@ def test_sanitizers(configure: Configure, sanitizers: str) -> None:
     for command in built.commands.values():
         assert f"-fsanitize={sanitizers.replace('+', ',')}" in command
         assert "-fno-sanitize-recover=all" in command
+    # Only kernels are spared what their compiler cannot finish.
+    for command in built.of("dyno_host.dir"):
+        assert not any(word.startswith("-fno-sanitize=") for word in command)
 
 
 @pytest.mark.parametrize("value", ["memory", "adress", "address,undefined", ""])
