@@ -12,7 +12,7 @@ DATA = ROOT / "tests" / "data"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Without the tests of a GPU, `auto` means the CPU everywhere: what they compare with is computed there."""
+    """Without the tests of a GPU, `auto` means the CPU: what the others compare with is computed there."""
     if "not gpu" in str(config.getoption("markexpr")):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
