@@ -240,3 +240,12 @@ def test_wrong_usage(tmp_path: Path, model: str) -> None:
     assert _ab("default", "default", "-m", model, "--device", "tpu")[0] == 2
     assert _ab("default", "default", "-m", model, "--device", "cuda:1", "--gpu", "0")[0] == 2
     assert _ab("default", "default", "-m", str(tmp_path / "no.gguf"))[0] == 1
+
+
+def test_dyno_against_another_engine(tmp_path: Path, model: str) -> None:
+    """Each is held against its own most exact path, and nothing is concluded from the two."""
+    folder = str(fake(tmp_path / "b", "llama.cpp-0c1e570", wrong="-ub 64"))
+    _, text = _ab("default", folder, "-m", model, "--flags-b", "-ub 64", "--set", "threads=1")
+    assert "mean KLD, its own most exact path" in text
+    assert "answers changed" not in text
+    assert "0.0005" in text

@@ -59,6 +59,7 @@ if name == "llama-sweep-bench":
         row |= {"pp": step, "tg": made, "n_kv": position, "t_pp": step / (4e5 * rate), "t_tg": made / 8e4}
         print(json.dumps(row), file=sys.stderr)
     sys.exit(0)
+print(f"{name}: a log line on standard error", file=sys.stderr)
 if name == "llama-perplexity":
     lost = Path(sys.argv[0]).parent / "lost"  # how many runs still lose their statistics
     if "--kl-divergence" in args and lost.exists() and (left := int(lost.read_text())) > 0:

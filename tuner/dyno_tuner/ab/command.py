@@ -74,6 +74,9 @@ def ab(
         float, typer.Option("--allow-approx", help="Mean KLD (nats) that B's answers may have.", min=0.0)
     ] = 0.0,
     deadline: Annotated[float, typer.Option(help="Seconds that one process may take.", min=1.0)] = 600.0,
+    log: Annotated[
+        Path | None, typer.Option(help="Keep here what other engines' binaries say on standard error.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the interval.", min=0)] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the table here, too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
@@ -94,11 +97,13 @@ def ab(
     number = _gpu(device, gpu)
     usual = Workload(pp=512, tg=64) if number is None else Workload(pp=4096, tg=128)
     parsed = Workload.parse(workload, usual) if workload is not None else usual
-    given = Given(
-        os.path.abspath(model), number, str(text.absolute()) if text else None, deadline, binaries,
-        repository or Path.cwd(), defines or (), flags or (), _held(hold or [], "dyno"),
-    )  # fmt: skip
     with contextlib.ExitStack() as stack:
+        said = log or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dyno-ab-"))) / "stderr.log"
+        given = Given(
+            os.path.abspath(model), number, str(text.absolute()) if text else None, deadline,
+            str(said.absolute()), binaries, repository or Path.cwd(), defines or (), flags or (),
+            _held(hold or [], "dyno"),
+        )  # fmt: skip
         sides: dict[str, Side] = {}
         for name, word, own, profile in (("A", a, flags_a, profile_a), ("B", b, flags_b, profile_b)):
             sides[name] = make_side(name, word, given, own, say, profile)
@@ -141,20 +146,21 @@ def _gpu(device: str, gpu: int | None) -> int | None:
 def _answers(
     sides: Mapping[str, Side], allow: float, say: Callable[[str], None]
 ) -> tuple[tuple[Answers, Answers] | None, str]:
-    """Both sides against A's most exact path, and why B is not as near; nothing across kinds of engines that
-    share no format for it."""
-    kinds = {name: side.kind for name, side in sides.items()}
-    if "dyno" in kinds.values() and len(set(kinds.values())) > 1:
-        say(f"answers of {kinds['A']} and {kinds['B']} are not compared: they share no form for logits")
-        return None, ""
+    """Both sides against A's most exact path, and why B is not as near. Engines of two kinds are each held
+    against their own: how far their most exact paths are apart is no matter of the settings compared."""
+    alike = len({side.kind for side in sides.values()}) == 1
     with tempfile.TemporaryDirectory(prefix="dyno-ab-") as folder:
         say("comparing answers")
-        found = [sides[name].answers(Path(folder), first=name == "A") for name in "AB"]
+        found = []
+        for name in "AB":
+            place = Path(folder) if alike else Path(folder) / name
+            place.mkdir(exist_ok=True)
+            found.append(sides[name].answers(place, first=name == "A" or not alike))
     if found[0] is None or found[1] is None:
         lacking = "A" if found[0] is None else "B"
-        say(f"answers are not compared: side {lacking} has no llama-perplexity")
+        say(f"answers are not compared: side {lacking} has no llama-perplexity, or the model no vocabulary")
         return None, ""
     limit = max(ROUNDING_FACTOR * found[0].mean_kld + ROUNDING_FLOOR, allow)
     # Written so that a KLD which is not a number fails.
     near = found[1].mean_kld <= limit
-    return (found[0], found[1]), "" if near else f"answers changed: allowed is {limit:.3g}"
+    return (found[0], found[1]), "" if near or not alike else f"answers changed: allowed is {limit:.3g}"

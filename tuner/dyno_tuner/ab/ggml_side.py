@@ -26,18 +26,19 @@ class GgmlSide:
     binaries: folder of the engine's binaries.
     command: flags as the common tools take them, e.g. of the user's llama-server.
     settings: values that stand above those of the command line, e.g. of a profile.
+    log: file that gets what its processes say on standard error.
     """
 
     def __init__(
         self, name: str, engine: str, model: str, binaries: str, *, command: Sequence[str] = (),
         settings: Mapping[str, Any] | None = None, gpu: int | None = None, text: str | None = None,
-        deadline: float = 600.0,
+        deadline: float = 600.0, log: str | None = None,
     ) -> None:  # fmt: skip
         self.kind = engine
         self._name = name
         self._arguments: dict[str, Any] = {
             "engine": engine, "model": model, "binaries": binaries, "gpu": gpu, "command": list(command),
-            "text": text, "deadline": deadline,
+            "text": text, "deadline": deadline, "log": log,
         }  # fmt: skip
         self._gpu = gpu
         try:

@@ -47,9 +47,11 @@ def markdown(
                     f"| {_MEMORY[name]} | {a:,.0f} | {b:,.0f} | | | |")  # fmt: skip
     if answers is not None:
         first, other = answers
-        verdict = f"**{changed}**" if changed else "as near"
+        alike = facts["a"]["engine"] == facts["b"]["engine"]
+        whose = "A's" if alike else "its own"
+        verdict = f"**{changed}**" if changed else "as near" if alike else ""
         rows += [
-            f"| mean KLD to A's most exact path (nats) | {first.mean_kld:.3g} | {other.mean_kld:.3g} | | | "
+            f"| mean KLD, {whose} most exact path | {first.mean_kld:.3g} | {other.mean_kld:.3g} | | | "
             f"{verdict} |",
             f"| same most likely token | {100 * first.top1:.2f} % | {100 * other.top1:.2f} % | | | "
             f"{other.tokens:,} tokens |",

@@ -31,6 +31,7 @@ class Given:
     gpu: int | None = None
     text: str | None = None
     deadline: float = 600.0
+    log: str | None = None  # file for what other engines say on standard error
     binaries: Path | None = None  # for profiles of other engines
     repository: Path = field(default_factory=Path.cwd)
     defines: Sequence[str] = ()  # of CMake, for commits
@@ -60,7 +61,7 @@ def make_side(
     binaries = path.parent if path.name.startswith("llama-") and path.is_file() else path
     if path.exists() and (found := engine_in(binaries)) is not None:
         return GgmlSide(name, found, given.model, str(binaries), command=flags, gpu=given.gpu,
-                        text=given.text, deadline=given.deadline)  # fmt: skip
+                        text=given.text, deadline=given.deadline, log=given.log)  # fmt: skip
     package = _package(name, word, path, given, say)
     if flags and own:
         raise TuneError(f"side {name}: {own!r} are flags of other engines' binaries, and {word} is dyno")
@@ -86,7 +87,7 @@ def _profile(name: str, path: Path, given: Given, flags: list[str], own: str) ->
         )
     settings = incumbent_settings(profile)
     return GgmlSide(name, engine, given.model, binaries, command=[*command, *flags], settings=settings,
-                    gpu=given.gpu, text=given.text, deadline=given.deadline)  # fmt: skip
+                    gpu=given.gpu, text=given.text, deadline=given.deadline, log=given.log)  # fmt: skip
 
 
 def _package(name: str, word: str, path: Path, given: Given, say: Callable[[str], None]) -> Path | None:
