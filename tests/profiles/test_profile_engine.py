@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from dyno import _selection, settings
+from dyno.errors import ProfileError
 from dyno.profiles import check_file, has_errors
 from dyno.profiles._fields import parse_tokens
 from profile_texts import CPU_TEXT
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from dyno.profiles import Profile
 
-ops: Any = pytest.importorskip("dyno._core", reason="needs the compiled engine").ops
+_core: Any = pytest.importorskip("dyno._core", reason="needs the compiled engine")
+ops: Any = _core.ops
 
+TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
 DEVICE = {"kind": "cpu", "isa": "avx512_vnni", "cores": 2, "memory_bytes": 8 << 30}
 NORM = {"n": 512}
 KEY = ops.op_key("norm", NORM)
@@ -67,3 +72,21 @@ def test_what_the_engine_refuses_is_an_error_with_its_reason(
     assert has_errors(problems)
     assert words in problems[0].message
     assert problems[0].line == 12
+
+
+def test_settings_that_the_engine_lacks_fall_back_loudly_with_their_group(
+    cuda_profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A profile of another version: what it turned here does nothing, and is not passed over in silence."""
+    monkeypatch.setattr(settings, "engine_defaults", lambda: {"ubatch": 512, "cuda_graphs": True})
+    path = str(TINY / "qwen3moe-tiny.gguf")
+    device = {"kind": "cuda", "memory_bytes": 143771 << 20, "compute_capability": 90, "sm_count": 132}
+    found = _selection.select(path, _core.describe_model(path), cuda_profile, {}, device, require=False)
+    assert found.match.profile is cuda_profile
+    assert found.settings == {}  # ubatch was measured with it
+    told = "\n".join(found.lines)
+    assert "settings.mmq_id_max_tokens: engine default instead of 8192" in told
+    assert "'mmq_id_max_tokens' is not there in this version of dyno" in told
+    assert "settings.ubatch: engine default instead of 4096: its group g1 falls back" in told
+    with pytest.raises(ProfileError, match="required"):
+        _selection.select(path, _core.describe_model(path), cuda_profile, {}, device, require=True)
