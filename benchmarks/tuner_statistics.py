@@ -35,20 +35,19 @@ Task = tuple[Any, ...]
 
 
 def tasks(seeds: int) -> list[Task]:
-    """Every run, seed by seed, so that a run that was stopped has something of everything."""
+    """Every run; what is cheap and decides most comes first, for a run can be stopped."""
     found: list[Task] = []
     for s in range(seeds):
-        found += [("null", s, "default"), ("drift", s), ("budget", s), ("interrupt", s)]
-        found += [("null", s, n) for n in ("noisy", "processes", "throttle")] if 3 * s < seeds else []
-        found += [("threshold", s, sigma) for sigma in SIGMAS]
-        found += [
-            ("search", surface, method, s)
-            for surface in (*REGRET_SURFACES, "wide")
-            for method in experiments.METHODS
-        ]
+        found += [("null", s, "default"), ("interrupt", s), *(("threshold", s, sigma) for sigma in SIGMAS)]
+        found += [("search", surface, "guided", s) for surface in REGRET_SURFACES]
         # 300 seeds make 60 pairs of everything at the default noise and 20 of each other.
         found += [("pair", *p, s // 5) for p in PAIRS if s % (5 if p[1] == "default" else 15) == 0]
-    return found
+    for s in range(seeds):
+        found += [("drift", s), ("budget", s)]
+        found += [("null", s, n) for n in ("noisy", "processes", "throttle")] if 3 * s < seeds else []
+    every = [("search", n, m, s) for s in range(seeds) for n in (*REGRET_SURFACES, "wide")
+             for m in experiments.METHODS]  # fmt: skip
+    return [*found, *(t for t in every if t[1] == "wide" or t[2] != "guided")]
 
 
 def call(task: Task) -> dict[str, Any]:
@@ -140,23 +139,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=300)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--report", action="store_true", help="only write what has been run so far")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     partial = arguments.out.with_suffix(".runs.jsonl")
     done = _done(partial)
     wanted = tasks(arguments.seeds)
-    left = [t for t in wanted if json.dumps(t) not in done]
+    left = [t for t in wanted if json.dumps(t) not in done] if not arguments.report else []
     with partial.open("a") as out, concurrent.futures.ProcessPoolExecutor(arguments.jobs) as pool:
         for task, result in zip(left, pool.map(call, left, chunksize=8), strict=True):
             done[json.dumps(task)] = result
             out.write(json.dumps({"task": task, "result": result}) + "\n")
             out.flush()
     grouped: dict[str, list[dict[str, Any]]] = {}
-    for task in wanted:
+    for task in (t for t in wanted if json.dumps(t) in done):
         seed = {"null": 1, "threshold": 1}.get(task[0], len(task) - 1)
         grouped.setdefault(json.dumps([*task[:seed], *task[seed + 1 :]]), []).append(done[json.dumps(task)])
+    missing = sum(json.dumps(t) not in done for t in wanted)
     report = {
+        "runs": len(wanted) - missing,
+        "runs_missing": missing,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": "python " + " ".join(sys.argv),
         "seeds": arguments.seeds,

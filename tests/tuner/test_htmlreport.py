@@ -223,7 +223,7 @@ def test_an_interrupted_run_says_what_is_missing(faulty: tuple[Path, Outcome], t
     data = faulty[0].read_bytes()
     lines = data.split(b"\n")
     cut = tmp_path / "cut.jsonl"
-    for count in (1, 2, 3, 8, 15, 30, 60, 100, len(lines) // 2, len(lines) - 2):
+    for count in (1, 2, 3, 8, 15, 30, 60, len(lines) // 2, len(lines) - 2):
         cut.write_bytes(b"\n".join(lines[:count]) + b"\n" + lines[count][:20])
         words = _check(page.render(cut)).words
         assert "no closing record" in words

@@ -83,7 +83,10 @@ def tune(
     budget: Annotated[str, typer.Option(help="Wall-clock limit: 90s, 3m, 1h.")] = "3m",
     workload: Annotated[
         str | None,
-        typer.Option(help="What to be fast at (tokens); default pp=4096,tg=128 on a GPU, else pp=512,tg=64."),
+        typer.Option(
+            help="What to be fast at: chat, rag, or tokens[:weight] as in pp=512,4096:2,tg=128,depth=0,8192; "
+            "default pp=4096,tg=128 on a GPU, else pp=512,tg=64."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of every random draw.", min=0)] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the journal of the last run.")] = False,
@@ -145,7 +148,7 @@ def tune(
         approx_limit=allow_approx,
         kernels=kernels and engine == "dyno",
     )
-    needed = parsed.depth + max(parsed.pp, parsed.tg)
+    needed = parsed.longest
     request = Request(
         model, options, chosen, out, resume, ctx if ctx is not None else max(4096, needed), storage,
         shlex.join(["tune", *sys.argv[1:]]), quiet, _held(hold or [], engine),

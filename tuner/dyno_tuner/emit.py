@@ -10,6 +10,7 @@ from dyno import profiles
 from dyno.settings import SETTINGS
 
 from . import __version__
+from .workload import Part, Workload, kind_of
 
 if TYPE_CHECKING:
     import datetime
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from .outcome import Outcome
     from .stats import Estimate, Noise
-    from .target import Description, Value, Workload
+    from .target import Description, Value
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def _settings(outcome: Outcome) -> dict[str, Any]:
                 value=_plain(name, entry.value),
                 default=_plain(name, entry.default),
                 **_ratio(entry.estimate),
-                moves=list(entry.moves),  # type: ignore[arg-type]
+                moves=[*dict.fromkeys(kind_of(m) for m in entry.moves)],  # type: ignore[list-item]
                 group=entry.group,
             )
         )
@@ -141,8 +142,7 @@ def _kernels(outcome: Outcome) -> dict[str, dict[str, Any]]:
 
 
 def _metric(workload: Workload, metric: str) -> str:
-    depth = f"@d{workload.depth}" if workload.depth else ""
-    return f"{metric}{workload.tokens(metric)}{depth}"
+    return workload.label(metric)
 
 
 def _evidence(outcome: Outcome, description: Description, made: Made) -> profiles.Evidence:
@@ -150,7 +150,7 @@ def _evidence(outcome: Outcome, description: Description, made: Made) -> profile
     tuned = outcome.tuned or outcome.baseline
     quality = outcome.quality or outcome.default_quality
     return profiles.Evidence(
-        workload=profiles.Workload(pp=_some(workload.pp), tg=_some(workload.tg), depth=[workload.depth]),
+        workload=_workload(workload),
         baseline={_metric(workload, m): round(r, 2) for m, r in outcome.baseline.items()},
         tuned={_metric(workload, m): round(r, 2) for m, r in tuned.items()},
         gain={_metric(workload, m): profiles.Gain(**_ratio(g)) for m, g in outcome.gain.items()},
@@ -185,6 +185,33 @@ def _noise(noise: Sequence[Noise], outcome: Outcome) -> profiles.Noise | None:
         voided=outcome.voided,
         n=worst.visits,
     )
+
+
+def _workload(workload: Workload) -> profiles.Workload:
+    """Of a mix every length and depth there is; which go together, and with which weight, say the names of
+    the measures and the weights in their order."""
+    if not workload.parts:
+        return profiles.Workload(pp=_some(workload.pp), tg=_some(workload.tg), depth=[workload.depth])
+    return profiles.Workload(
+        name=workload.name or None,
+        pp=sorted({p.tokens for p in workload.parts if p.kind == "pp"}),
+        tg=sorted({p.tokens for p in workload.parts if p.kind == "tg"}),
+        depth=sorted({p.depth for p in workload.parts}),
+        weights=[p.weight for p in workload.parts],
+    )
+
+
+def workload_of(profile: profiles.Profile) -> Workload:
+    """What a profile was measured with; the default where it does not say. Raises TuneError."""
+    evidence = profile.evidence
+    if evidence is None or not (evidence.workload.pp or evidence.workload.tg):
+        return Workload()
+    work = evidence.workload
+    names = list(evidence.baseline)
+    if work.weights and len(work.weights) == len(names):
+        parts = [Part.parse(n, w) for n, w in zip(names, work.weights, strict=True)]
+        return Workload.mix(parts, work.name or "")
+    return Workload(pp=max(work.pp, default=0), tg=max(work.tg, default=0), depth=max(work.depth, default=0))
 
 
 def _some(count: int) -> list[int]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from .confirm import visits_in_round
 from .stats import Estimate, estimate
-from .target import Configuration, KernelChoice, KernelOp, Value
+from .target import Configuration, KernelChoice, KernelOp, Value, kind_of
 from .whole import WholeProfile
 
 if TYPE_CHECKING:
@@ -55,11 +55,16 @@ class KernelStage:
     looked_at: list[KernelOp] = field(default_factory=list)
     written: list[KernelEntry] = field(default_factory=list)
 
+    @property
+    def kinds(self) -> list[str]:
+        """`pp`, `tg`: what kernels are chosen for; a mix has several metrics of each."""
+        return list(dict.fromkeys(kind_of(m) for m in self.weights))
+
     def run(self, choice: Choice) -> None:
         """Brings `choice` to the whole profile where kernels gain; leaves it as it is where they do not."""
         configuration = self.space.configuration(choice.point)
         ops = self.ledger.kernel_ops("kernels/ops", configuration, process=self.process())
-        ops = [op for op in ops if len(op.candidates) > 1 and op.metric in self.weights]
+        ops = [op for op in ops if len(op.candidates) > 1 and op.metric in self.kinds]
         for number, op in enumerate(ops):
             begun, configs = self.ledger.now, len(op.candidates) + 9
             confirming = (
@@ -121,7 +126,7 @@ class KernelStage:
 
     def _confirm(self, choice: Choice) -> None:
         groups: dict[str, list[tuple[KernelChoice, Estimate]]] = {}
-        for metric in self.weights:
+        for metric in self.kinds:
             chosen = [(kernel, alone) for op, kernel, alone in self.chosen if op.metric == metric]
             if not chosen:
                 continue

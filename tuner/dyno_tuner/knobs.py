@@ -126,14 +126,21 @@ def _ubatches(f: Facts) -> Sequence[Value]:
 
 
 def _ubatch_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
-    longest = max(f.workload.pp, f.workload.depth, 1)
+    longest = max(f.workload.prompts, default=1)
     return lambda value, settings: min(int(value), longest)
 
 
 def _path_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
-    """Which path a pass over the layers takes: by its tokens, never more than the prompt has."""
-    longest = max(f.workload.pp, f.workload.depth, 1)
-    return lambda value, settings: min(int(settings.get("ubatch", longest)), longest) <= int(value)
+    """Which path a pass over the layers takes: by its tokens, never more than the prompt has. Prompts of
+    several lengths can take several."""
+    passes = f.workload.prompts or (1,)
+
+    def path(value: Value, settings: Settings) -> Hashable:
+        ubatch = int(settings.get("ubatch", passes[-1]))
+        taken = tuple(min(ubatch, p) <= int(value) for p in passes)
+        return taken[0] if len(set(taken)) == 1 else taken
+
+    return path
 
 
 def _few_tokens(f: Facts) -> Sequence[Value]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from .errors import TargetFailure
 from .stats import paired_log_ratios
-from .target import Configuration, OpContext, Sample, Target, TrialStatus, Visit, Workload
+from .target import Configuration, OpContext, Sample, Target, TrialStatus, Visit, Workload, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -100,10 +100,9 @@ def judge_plausibility(visit: Visit, bounds: Mapping[str, float], elapsed: float
         elif sample.seconds < (1 - CLOCK_SKEW) * sample.clock_seconds - 1e-3:
             two = f"{sample.seconds:.6f} s by one clock, {sample.clock_seconds:.6f} s by another"
             message = f"{sample.metric}: {two}"
-        elif sample.metric in bounds and sample.rate > bounds[sample.metric]:
+        elif sample.rate > (bound := bounds.get(kind_of(sample.metric), math.inf)):
             message = (
-                f"{sample.metric}: {sample.rate:,.0f} t/s is above the hardware's bound of "
-                f"{bounds[sample.metric]:,.0f} t/s"
+                f"{sample.metric}: {sample.rate:,.0f} t/s is above the hardware's bound of {bound:,.0f} t/s"
             )
         if message:
             break

@@ -49,7 +49,7 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
     for metric, rate in outcome.baseline.items():
         gain = outcome.gain.get(metric)
         speed.add_row(
-            f"{metric}{workload.tokens(metric)}", f"{rate:,.1f}", f"{outcome.tuned.get(metric, rate):,.1f}",
+            workload.label(metric), f"{rate:,.1f}", f"{outcome.tuned.get(metric, rate):,.1f}",
             f"{gain.ratio:.3f}" if gain else "1",
             f"{gain.low:.3f} … {gain.high:.3f}" if gain else "",
             f"{100 * outcome.margin.get(metric, 0.0):.1f} %",

@@ -7,12 +7,13 @@ depends on; the search never measures two points of one class as if they were tw
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .knobs import Fidelity, Knob
-from .target import Configuration, Settings, Value
+from .target import METRICS, Configuration, Settings, Value, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -64,6 +65,16 @@ class Space:
                 tuple(k.values.index(s[k.name]) for k in knobs) for s in every if s[knob.name] in knob.values
             ]
         return Space(knobs, self._legal, self.fixed, listed)
+
+    def for_metrics(self, metrics: Sequence[str]) -> Space:
+        """The same space with knobs that move all metrics of their kinds: of a mix its parts."""
+        if all(m in METRICS for m in metrics):
+            return self
+        knobs = [
+            replace(k, moves=frozenset(m for m in metrics if kind_of(m) in {kind_of(x) for x in k.moves}))
+            for k in self.knobs
+        ]
+        return Space(knobs, self._legal, self.fixed, None if self._listed is None else list(self._listed))
 
     def settings(self, point: Point) -> dict[str, Value]:
         return {**self.fixed, **{k.name: k.values[i] for k, i in zip(self.knobs, point, strict=True)}}

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from .errors import TuneError
+from .workload import METRICS as METRICS
+from .workload import Workload as Workload  # noqa: TC001 - others import it from here
+from .workload import kind_of as kind_of
 
 Value = bool | int | float | str
 Settings = Mapping[str, Value]
@@ -32,64 +34,6 @@ class TrialStatus(enum.StrEnum):
     def kills(self) -> bool:
         """Whether the worker did not survive it. Such a configuration is never tried again."""
         return self in (TrialStatus.CRASH, TrialStatus.OOM, TrialStatus.TIMEOUT)
-
-
-METRICS = ("pp", "tg")
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """What is measured: a prompt of `pp` tokens, then `tg` generated ones, behind `depth` tokens of
-    context."""
-
-    pp: int = 512
-    tg: int = 64
-    depth: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("pp", "tg", "depth"):
-            value = getattr(self, name)
-            if value < 0 or value > 1 << 24:
-                raise TuneError(f"workload: {name}={value} is out of range; give 0 to {1 << 24} tokens")
-        if self.pp == 0 and self.tg == 0:
-            raise TuneError(
-                "workload: pp and tg are both 0, so there is nothing to measure; give at least one"
-            )
-
-    @classmethod
-    def parse(cls, text: str, base: Workload | None = None) -> Workload:
-        """Reads ``pp=512,tg=64,depth=0``; what is left out keeps `base`'s value. Raises TuneError."""
-        values = {name: getattr(base or cls(), name) for name in ("pp", "tg", "depth")}
-        seen: set[str] = set()
-        for part in text.split(","):
-            name, equals, number = (piece.strip() for piece in part.partition("="))
-            if name not in values or not equals:
-                raise TuneError(f"workload: cannot read {part!r}; write for example pp=512,tg=64,depth=0")
-            if name in seen:
-                raise TuneError(f"workload: {name} is given twice in {text!r}")
-            seen.add(name)
-            try:
-                values[name] = int(number)
-            except ValueError:
-                raise TuneError(f"workload: {name}={number!r} is not a whole number of tokens") from None
-        return cls(**values)
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return tuple(m for m in METRICS if getattr(self, m) > 0)
-
-    def tokens(self, metric: str) -> int:
-        return int(getattr(self, metric))
-
-    def __str__(self) -> str:
-        return f"pp={self.pp},tg={self.tg},depth={self.depth}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"pp": self.pp, "tg": self.tg, "depth": self.depth}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Workload:
-        return cls(pp=int(data["pp"]), tg=int(data["tg"]), depth=int(data["depth"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +91,7 @@ class OpContext:
 class Sample:
     """One timed run of one prompt."""
 
-    metric: str  # "pp" or "tg"
+    metric: str  # "pp" or "tg"; in a mix one of its parts, "tg128@d4096"
     prompt: int  # which of the fixed prompts; samples are paired by it
     tokens: int
     seconds: float

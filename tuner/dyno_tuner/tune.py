@@ -66,7 +66,8 @@ class Options:
     check: bool = True
 
     def metric_weights(self) -> dict[str, float]:
-        return {m: float(self.weights.get(m, 1.0)) for m in self.workload.metrics}
+        own = self.workload.weights
+        return {m: float(self.weights.get(m, own[m])) for m in self.workload.metrics}
 
 
 class Tune:
@@ -88,7 +89,7 @@ class Tune:
         if options.sampler not in SAMPLERS:
             raise TuneError(f"no sampler {options.sampler!r}; there are {', '.join(SAMPLERS)}")
         self.ledger = ledger
-        self.space = space
+        self.space = space = space.for_metrics(options.workload.metrics)
         self.options = options
         self.weights = options.metric_weights()
         self._incumbents = [p for p in (self._known(s) for s in incumbents) if p is not None]

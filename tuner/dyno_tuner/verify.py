@@ -17,12 +17,13 @@ from dyno.settings import SETTINGS
 from .check import judge
 from .choose import DEFAULT, FULL
 from .confirm import visits_in_round
+from .emit import workload_of
 from .errors import TuneError
 from .knobs import Fidelity, Kind, Knob
 from .ledger import Executor, Ledger
 from .progress import Progress
 from .space import Space
-from .target import METRICS, Configuration, KernelChoice, TrialStatus, Workload
+from .target import METRICS, Configuration, KernelChoice, TrialStatus, Workload, kind_of
 from .targets.ggml_export import tuned_with
 from .tune import Options, Tune
 from .worker import WorkerExecutor
@@ -77,7 +78,7 @@ def units_of(profile: profiles.Profile, metrics: Sequence[str]) -> list[Unit]:
     for name, entry in profile.settings.items():
         if isinstance(entry, profiles.SettingEntry):
             said: list[str] = list(entry.moves)
-            moves = tuple(m for m in metrics if m in said) or tuple(metrics)
+            moves = tuple(m for m in metrics if kind_of(m) in said) or tuple(metrics)
             label = entry.group or name
             unit = units.setdefault(label, Unit(label, {}, [], moves, entry.ratio))
             unit.settings[name] = ",".join(entry.value) if isinstance(entry.value, list) else entry.value
@@ -86,7 +87,7 @@ def units_of(profile: profiles.Profile, metrics: Sequence[str]) -> list[Unit]:
         for tokens, kernel in buckets.items():
             if isinstance(kernel, profiles.KernelEntry):
                 label = kernel.group or "kernels"
-                own = tuple(m for m in metrics if label == f"kernels_{m}") or tuple(metrics)
+                own = tuple(m for m in metrics if label == f"kernels_{kind_of(m)}") or tuple(metrics)
                 unit = units.setdefault(label, Unit(label, {}, [], own, kernel.ratio))
                 unit.kernels.append(KernelChoice(key, tokens, kernel.config))
     return list(units.values())
@@ -269,14 +270,7 @@ def verify(
         TuneError: nothing could be verified; says why.
     """
     profile = profiles.load_profile(path)
-    work = profile.evidence.workload if profile.evidence else None
-    workload = (
-        Workload(
-            pp=max(work.pp, default=0), tg=max(work.tg, default=0), depth=max(work.depth, default=0)
-        )
-        if work is not None and (work.pp or work.tg)
-        else Workload()
-    )  # fmt: skip
+    workload = workload_of(profile)
     units = units_of(profile, workload.metrics)
     if not units:
         return [], {}
@@ -286,7 +280,7 @@ def verify(
             file = model or model_file(path, profile)
             if not os.path.isfile(file):
                 raise TuneError(f"model {file}: no such file")
-            needed = workload.depth + max(workload.pp, workload.tg)
+            needed = workload.longest
             target: dict[str, Any] = {"model": os.path.abspath(file), "settings": {}, "scratch": scratch}
             where = device or profile.match.device.kind
             engine = profile.match.engine.name

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from .choose import DEFAULT, FULL, Choice
 from .confirm import visits_in_round
 from .outcome import KernelEntry
-from .target import Configuration, KernelChoice
+from .target import Configuration, KernelChoice, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -95,9 +95,17 @@ class WholeProfile:
 
     # ---- what is compared
 
+    @property
+    def kinds(self) -> list[str]:
+        """`pp` and `tg`, by which kernels are grouped; a mix has several metrics of each."""
+        return list(dict.fromkeys(kind_of(m) for m in self.weights))
+
+    def _of(self, kind: str) -> tuple[str, ...]:
+        return tuple(m for m in self.weights if kind_of(m) == kind)
+
     def configuration(self, whole: Whole) -> Configuration:
         """Kernels in the order of the metrics, so that the same choices are the same configuration."""
-        chosen = [c for m in self.weights if m in whole.groups for c, _ in self.kernels[m]]
+        chosen = [c for m in self.kinds if m in whole.groups for c, _ in self.kernels[m]]
         return Configuration(self.space.settings(whole.point), tuple(chosen))
 
     def _wrong(self, whole: Whole) -> bool:
@@ -107,7 +115,7 @@ class WholeProfile:
         return bool(reason)
 
     def _parts(self, whole: Whole, entries: Sequence[Entry]) -> list[Part]:
-        parts = [Part(f"kernels_{m}", (m,), group=m) for m in self.weights if m in whole.groups]
+        parts = [Part(f"kernels_{m}", self._of(m), group=m) for m in self.kinds if m in whole.groups]
         changed = {self.space.knobs[n].name for n in self.space.entries(whole.point)}
         grouped: dict[str, list[Entry]] = {}
         for entry in entries:
@@ -179,7 +187,8 @@ class WholeProfile:
     def _gains(self, result: Comparison, name: str, whole: Whole) -> bool:
         """Whether the whole beats the default on a metric that it moves, or on their mean, and harms none."""
         bar = self.bar(result.rounds)
-        touched = self.space.moved(whole.point, self.space.default) | whole.groups
+        touched = {m for g in whole.groups for m in self._of(g)}
+        touched |= self.space.moved(whole.point, self.space.default)
         moved = [m for m in self.weights if m in touched] or list(self.weights)
         choices = [[m] for m in moved] + ([moved] if len(moved) > 1 else [])
         return any(bar.beats(result, name, metrics, self.weights, touched=moved)[0] for metrics in choices)
@@ -227,6 +236,6 @@ class WholeProfile:
         choice.tuned = {m: result.median_rate(name, m) for m in self.weights}
         return [
             KernelEntry(kernel, estimates[f"kernels_{m}"], f"kernels_{m}", alone)
-            for m in self.weights if m in whole.groups
+            for m in self.kinds if m in whole.groups
             for kernel, alone in self.kernels[m]
         ]  # fmt: skip

@@ -97,6 +97,8 @@ def ab(
     number = _gpu(device, gpu)
     usual = Workload(pp=512, tg=64) if number is None else Workload(pp=4096, tg=128)
     parsed = Workload.parse(workload, usual) if workload is not None else usual
+    if parsed.parts:
+        raise typer.BadParameter(f"--workload {workload!r}: give one pp, tg and depth here, not a mix")
     with contextlib.ExitStack() as stack:
         said = log or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dyno-ab-"))) / "stderr.log"
         given = Given(

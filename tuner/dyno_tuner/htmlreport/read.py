@@ -111,8 +111,7 @@ class Run:
         """`pp512`, with the depth where there is one: `tg64 @ d4096`."""
         if self.workload is None:
             return metric
-        depth = f" @ d{self.workload.depth}" if self.workload.depth else ""
-        return f"{metric}{self.workload.tokens(metric)}{depth}"
+        return self.workload.label(metric).replace("@d", " @ d")
 
 
 def read(path: Path) -> Run:

@@ -71,7 +71,7 @@ class DynoTarget:
         self._scratch = Path(scratch) if scratch else None
         self._session: Any = None
         self._loaded: dict[str, Any] = {}  # settings of the open session
-        self._depth: tuple[int, int] | None = None  # (prompt, tokens) that the cache holds
+        self._depth: int | None = None  # tokens of context that the cache holds
         self._reference: tuple[list[np.ndarray], list[np.ndarray | None]] | None = None
         self._groups: list[answers.Group] | None = None
         self._check_seed = check_seed
@@ -271,17 +271,19 @@ class DynoTarget:
         """Seconds of one run by two clocks."""
         session = self._session
         count = workload.tokens(metric)
-        start = workload.depth
+        part = workload.part(metric)
+        start = part.depth
         try:
-            if start and self._depth == (prompt, start):
+            if start and self._depth == start:
                 session.rewind(start)
             else:
                 session.reset()
                 if start:
-                    session.decode([(0, self._tokens(start, "depth", prompt))], rows="none")
-                    self._depth = (prompt, start)
-            tokens = self._tokens(count, metric, prompt)
-            pieces = [tokens] if metric == "pp" else [tokens[i : i + 1] for i in range(count)]
+                    # The same for all prompts: only what comes behind it is timed.
+                    session.decode([(0, self._tokens(start, "depth", 0))], rows="none")
+                self._depth = start or None
+            tokens = self._tokens(count, part.kind, prompt)
+            pieces = [tokens] if part.kind == "pp" else [tokens[i : i + 1] for i in range(count)]
             # The other clock runs inside: if this process is put aside between two readings, the sample
             # gets longer, never shorter than the other clock says.
             begun = time.perf_counter()

@@ -225,24 +225,26 @@ class GgmlTarget:
     def _run(self, workload: Workload, metric: str) -> None:
         """One process measures both metrics, where the same flags hold for both."""
         metrics = [metric]
+        part = workload.part(metric)
         other = [m for m in workload.metrics if m != metric and not self._queue.get((workload, m))]
+        other = [] if workload.parts else other
         threads = (self._settings.get("threads"), self._settings.get("threads_batch"))
         if other and threads[0] == threads[1]:
             metrics = [m for m in workload.metrics if m in (metric, *other)]
         try:
             spelled = spell(
                 self._settings, self._engine, self._install.bench_help, bench=True,
-                batch=self._command.batch, metric=metric,
+                batch=self._command.batch, metric=part.kind,
             )  # fmt: skip
         except ValueError as error:
             raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
+        counts = {workload.part(m).kind: workload.tokens(m) for m in metrics}
         command = [self._install.bench, "-m", self._path, "-o", "json", "-r", str(_REPETITIONS)]
-        command += ["-p", str(workload.pp if "pp" in metrics else 0)]
-        command += ["-n", str(workload.tg if "tg" in metrics else 0)]
-        if workload.depth:
+        command += ["-p", str(counts.get("pp", 0)), "-n", str(counts.get("tg", 0))]
+        if part.depth:
             if not self._install.bench_help.has("-d", "--n-depth"):
                 raise TargetUnusable("this llama-bench has no -d, so give a workload with depth=0")
-            command += ["-d", str(workload.depth)]
+            command += ["-d", str(part.depth)]
         done = self._start([*command, *self._command.bench, *spelled.all_args()], spelled.env)
         rows = bench_rows(done.stdout)
         total = 0.0
@@ -269,9 +271,12 @@ class GgmlTarget:
         tool, help_ = self._install.tool("llama-sweep-bench"), self._install.help_of("llama-sweep-bench")
         if tool is None or help_ is None:
             raise TargetUnusable(f"{self._install.folder} has no llama-sweep-bench any more")
+        part = workload.part(metric)
+        alone = (part.tokens, 0) if part.kind == "pp" else (0, part.tokens)
+        single = Workload(*alone, part.depth) if workload.parts else workload
         try:
             plan = sweep(
-                tool, help_, self._path, self._settings, workload, metric, batch=self._command.batch,
+                tool, help_, self._path, self._settings, single, part.kind, batch=self._command.batch,
                 op_ids=self._op_ids,
             )  # fmt: skip
         except ValueError as error:
@@ -376,9 +381,10 @@ class GgmlTarget:
 
 
 def _row_of(rows: Sequence[Mapping[str, Any]], workload: Workload, metric: str) -> Mapping[str, Any]:
-    wanted = (workload.pp, 0) if metric == "pp" else (0, workload.tg)
+    part = workload.part(metric)
+    wanted = (part.tokens, 0) if part.kind == "pp" else (0, part.tokens)
     for row in rows:
-        if (row["n_prompt"], row["n_gen"]) == wanted and int(row.get("n_depth", 0)) == workload.depth:
+        if (row["n_prompt"], row["n_gen"]) == wanted and int(row.get("n_depth", 0)) == part.depth:
             return row
     raise TargetFailure(str(TrialStatus.CRASH), f"llama-bench printed no test with {metric} of {workload}")
 

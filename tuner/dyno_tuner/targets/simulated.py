@@ -9,6 +9,7 @@ never interrupted.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -29,6 +30,7 @@ from ..target import (
     TrialStatus,
     Value,
     Workload,
+    kind_of,
 )
 from .surfaces import SURFACES, Surface
 
@@ -53,6 +55,12 @@ class SimulationNoise:
     outliers: float = 0.01  # probability of a sample that is 10 to 30 % too slow
     cold: float = 0.06  # slowdown of the first sample after apply(), as a fraction
     impossible: float = 0.0  # probability of a sample whose first clock stood still
+
+
+@functools.lru_cache(maxsize=65536)
+def _normal(*key: object) -> float:
+    """What many samples share is drawn once."""
+    return float(keyed_rng(*key).standard_normal())
 
 
 class SimulatedTarget:
@@ -91,6 +99,7 @@ class SimulatedTarget:
         self._configuration: Configuration | None = None
         self._context = OpContext("", 0, 0.0)
         self._sample = 0
+        self._true: dict[str, float] = {}
 
     def knobs(self) -> tuple[Knob, ...]:
         return self.surface.knobs
@@ -122,6 +131,7 @@ class SimulatedTarget:
         self._configuration = configuration = self._complete(configuration)
         self._context = context
         self._sample = 0
+        self._true = self.surface.with_kernels(configuration)
         # Time is the operation's own, so that nothing depends on whether the operations before were carried
         # out.
         self._now = context.now
@@ -155,16 +165,13 @@ class SimulatedTarget:
     def measure(self, workload: Workload, metric: str, prompt: int) -> Sample:
         if self._configuration is None:
             raise TuneError("simulated target: measure() before apply()")
-        n, key = self.noise, (self.seed, self._context.key, self._context.process, metric, self._sample)
+        n, process = self.noise, self._context.process
         settings = self._configuration.settings
-        rng = keyed_rng("sample", *key)
-        level = math.log(self.surface.with_kernels(self._configuration)[metric])
-        level += 0.01 * float(keyed_rng("prompt", metric, prompt).standard_normal())
-        level += n.process * float(keyed_rng("process", self.seed, self._context.process).standard_normal())
-        layout = keyed_rng(
-            "layout", self.seed, self._context.process, json.dumps(dict(settings), sort_keys=True)
-        )
-        level += n.layout * float(layout.standard_normal())
+        rng = keyed_rng("sample", self.seed, self._context.key, process, metric, self._sample)
+        level = math.log(self._true[kind_of(metric)])
+        level += 0.01 * _normal("prompt", metric, prompt)
+        level += n.process * _normal("process", self.seed, process)
+        level += n.layout * _normal("layout", self.seed, process, json.dumps(dict(settings), sort_keys=True))
         level += math.log1p(-n.drift * min(1.0, self._now / n.drift_seconds))
         if n.throttle and (self._now + n.throttle_period / 3) % n.throttle_period < n.throttle_seconds:
             level += math.log1p(-n.throttle)
