@@ -15,6 +15,8 @@
 namespace dyno::runtime {
 namespace {
 
+constexpr size_t kLeastBytes = size_t{16} << 20;  // below, caches and launches would be measured
+
 void cublas_check(cublasStatus_t status, const char* what) {
   DYNO_CHECK(DeviceError, status == CUBLAS_STATUS_SUCCESS, "[probe] ", what, ": ", cublasGetStatusString(status));
 }
@@ -81,6 +83,8 @@ DeviceRates measure_rates(int ordinal) {
   size_t free = 0, total = 0;
   DYNO_CUDA_CHECK(cudaMemGetInfo(&free, &total));
   const size_t bytes = std::min(size_t{1} << 30, free / 4) / 512 * 512;
+  DYNO_CHECK(OutOfMemoryError, bytes >= kLeastBytes, "[probe] device cuda:", ordinal, " has ", free >> 20,
+             " MiB of memory free; rates are measured with ", 4 * (kLeastBytes >> 20), " MiB or more");
   const DeviceBuffer memory(bytes, "the probe");
   const Stream stream = make_stream();
   DeviceRates rates;
