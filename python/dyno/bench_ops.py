@@ -110,6 +110,7 @@ def measure(
         if case.n_prompt
         else [tokens[i : i + 1] for i in range(case.depth, case.positions)]
     )
+    families: dict[str, str] = {}
     runs: list[dict[str, float]] = []
     for number in range(repetitions):
         tell(f"{case.test} op by op {number + 1}/{repetitions}")
@@ -118,6 +119,7 @@ def measure(
         seconds: dict[str, float] = {}
         for piece in pieces:
             for row in engine.time_ops(piece):
+                families[row["key"]] = str(row["family"])
                 seconds[row["key"]] = seconds.get(row["key"], 0.0) + float(row["seconds"])
         runs.append(seconds)
     medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
@@ -125,9 +127,10 @@ def measure(
     work = _work(engine, case)
     ops = []
     for key, seconds_of in medians.items():
-        if seconds_of <= 0 or key not in work:
+        if seconds_of <= 0:
             continue
-        family, launches, moved, flops = work[key]
+        # An op that runs and is not in the list of these batch sizes still took its time.
+        family, launches, moved, flops = work.get(key, (families[key], 0.0, 0.0, 0.0))
         rates = (moved / seconds_of / 1e9, flops / seconds_of / 1e12)
         ops.append(
             OpTime(
@@ -139,7 +142,7 @@ def measure(
                 moved,
                 flops,
                 *rates,
-                _percent(rates, peaks),
+                _percent(rates, peaks) if moved else None,
             )
         )
     ops.sort(key=lambda op: -op.seconds)
