@@ -74,6 +74,31 @@ OpList::Qkv FusedList::qkv_products(const model::AttentionSpec& a, Input& h, int
   return out;
 }
 
+void FusedList::two_products(Input& x, const Product& first, const Product& second, int32_t i) {
+  const model::Weight& a = model_.weight(first.w);
+  const model::Weight& b = model_.weight(second.w);
+  ops::QkvDesc desc{.type = a.type,
+                    .type_k = b.type,
+                    .type_v = a.type,
+                    .layout = plan_.weights[static_cast<size_t>(first.w)].layout,
+                    .n = a.rows,
+                    .n_k = b.rows,
+                    .k = a.cols,
+                    .norm = true};
+  if (plan_.weights[static_cast<size_t>(second.w)].layout != desc.layout || !takes(desc)) {
+    return OpList::two_products(x, first, second, i);
+  }
+  const Source input = source(x, first.w, i);
+  desc.norm = input.norm;
+  Node& node = emit(first.name + "_and_kv_a", desc, i);
+  set_norm(node, input, x);
+  node.x = input.x;
+  node.y = first.y;
+  node.y2 = second.y;
+  node.w = first.w;
+  node.w2 = second.w;
+}
+
 // ---- experts part --------------------------------------------------------------------------------------------------
 
 void FusedList::experts_down(const model::FfnSpec& f, Operand hidden, const Routing& routing, int32_t i) {

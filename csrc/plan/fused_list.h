@@ -17,7 +17,8 @@ class FusedList final : public OpList {
   // Products of streamed weights norm their rows themselves.
   Source source(Input& input, model::WeightId w, int32_t layer) override;
 
-  // Attention part: q, k and v in one launch.
+  // Attention part: q, k and v in one launch, and so the first products of latent attention.
+  void two_products(Input& x, const Product& first, const Product& second, int32_t layer) override;
   Qkv qkv_products(const model::AttentionSpec& a, Input& h, int32_t layer) override;
 
   // Experts part: down products, weighted sum and residual in one launch.

@@ -65,6 +65,13 @@ class OpList {
   // y = [residual + scale *] (x·wᵀ + bias)
   void matmul(const std::string& name, Input& x, model::WeightId w, model::WeightId bias, Operand y, Operand residual,
               float scale, int32_t layer);
+  struct Product {
+    std::string name{};
+    model::WeightId w = model::kNone;
+    Operand y{};
+  };
+  // Two products of the same rows, without biases.
+  virtual void two_products(Input& x, const Product& first, const Product& second, int32_t layer);
   void batched_matmul(const std::string& name, Input& x, model::WeightId w, Operand y, int32_t layer);
   // Adds a projection's output to the residual stream, through a norm where the architecture has one.
   void project(const std::string& name, Input& x, model::WeightId w, model::WeightId bias, model::WeightId post_norm,

@@ -36,6 +36,11 @@ void OpList::store_qkv(const model::AttentionSpec& a, const Qkv& x, int32_t i) {
   store(p + "kv_store_v", x.v, a.kv_heads * a.dv, true, i);
 }
 
+void OpList::two_products(Input& x, const Product& first, const Product& second, int32_t i) {
+  matmul(first.name, x, first.w, kNone, first.y, {}, 1.0f, i);
+  matmul(second.name, x, second.w, kNone, second.y, {}, 1.0f, i);
+}
+
 void OpList::gqa(const model::LayerSpec& layer, int32_t i) {
   const model::AttentionSpec& a = layer.attention;
   const std::string p = str_cat("blk.", i, ".");
@@ -75,20 +80,18 @@ void OpList::mla(const model::LayerSpec& layer, int32_t i) {
   Input h = normed(p + "attn_norm", residual_, layer.attn_norm, model_.n_embd);
   const int64_t key_head = a.nope + a.rope.n_rot;
   const Operand q = value(p + "q", a.heads * key_head);
+  // The cache row: the normalised latent, then the rotary key.
+  const Operand latent = value(p + "kv_a", a.dk);
   if (a.q_a != kNone) {
     const int64_t q_lora = model_.weight(a.q_a).rows;
     const Operand low = value(p + "q_a", q_lora);
-    matmul(p + "attn_q_a", h, a.q_a, kNone, low, {}, 1.0f, i);
+    two_products(h, {p + "attn_q_a", a.q_a, low}, {p + "attn_kv_a", a.kv_a, latent}, i);
     Input q_low = normed(p + "attn_q_a_norm", low, a.q_a_norm, q_lora);
     matmul(p + "attn_q_b", q_low, a.q_b, kNone, q, {}, 1.0f, i);
   } else {
-    matmul(p + "attn_q", h, a.q, kNone, q, {}, 1.0f, i);
+    two_products(h, {p + "attn_q", a.q, q}, {p + "attn_kv_a", a.kv_a, latent}, i);
   }
   rope(p + "rope_q", q, a.rope, a.heads, key_head, a.nope, i);
-
-  // The cache row: the normalised latent, then the rotary key.
-  const Operand latent = value(p + "kv_a", a.dk);
-  matmul(p + "attn_kv_a", h, a.kv_a, kNone, latent, {}, 1.0f, i);
   head_norm(p + "attn_kv_a_norm", latent, a.kv_a_norm, 1, a.kv_lora, i);
   rope(p + "rope_k", latent, a.rope, 1, a.dk, a.kv_lora, i);
   store(p + "kv_store", latent, a.dk, false, i);

@@ -53,8 +53,6 @@ def test_fused_ops_replace_single_ones() -> None:
 
 
 def test_what_no_fused_launch_covers_stays() -> None:
-    """A block's shared memory that cannot hold the rows of all experts leaves the two ops."""
-    small = plan_for("qwen3moe", HOPPER | {"shared_per_block_bytes": 1024})
-    families = {op["family"] for op in small.ops(1)}
-    assert {"matmul_id", "moe_sum"} <= families
-    assert "moe_down_sum" not in families
+    """Routers are float32 in the file's order, which no streaming kernel reads: they keep their norm."""
+    families = {op["family"] for op in plan_for("qwen3moe").ops(1)}
+    assert "norm" in families or "norm_route" in families

@@ -3,6 +3,7 @@
 #include "core/error.h"
 #include "ops/contract.h"
 #include "ops/matmul/cuda/choice.h"
+#include "ops/matmul/gpu_layout.h"
 #include "ops/matmul/layout.h"
 #include "ops/matmul/product.h"
 #include "ops/registry.h"
@@ -20,23 +21,14 @@ Support supports(const MoeDownSumDesc& desc, const Config& config, const DeviceI
   if (!sizes) return sizes;
   if (Support s = supports_weights(desc.type, desc.layout, ActType::f32, desc.k); !s) return s;
   if (Support s = check_config(Family::moe_down_sum, kVariants, kInstances, config, device); !s) return s;
-  if (Support s = cuda::supports_choice(cuda::shape_of(desc), cuda::choice_of(cuda::Path::stream, config), device);
-      !s) {
-    return s;
-  }
-  // All rows of a token lie in shared memory at once.
-  const int64_t needed = cuda::stream_summed_bytes(desc.type, desc.k, desc.used, config.params[0]);
-  if (needed > device.shared_per_block_bytes) {
-    return Support::no(str_cat("used=", desc.used, " rows of k=", desc.k, " need ", needed,
-                               " bytes of shared memory, a block has ", device.shared_per_block_bytes));
-  }
-  return Support::yes();
+  return cuda::supports_choice(cuda::shape_of(desc), cuda::choice_of(cuda::Path::stream, config), device);
 }
 
-Config default_config(const MoeDownSumDesc& desc, const DeviceInfo&) {
-  // Up to about six tiles of k for a warp.
-  const int64_t tiles = (desc.k + 63) / 64 * desc.used;
-  return {k_stream, {static_cast<int16_t>(tiles > 32 ? 16 : tiles > 12 ? 8 : 4)}};
+Config default_config(const MoeDownSumDesc& desc, const DeviceInfo& device) {
+  // A token's experts follow each other along k, and a block has one stripe.
+  const int64_t blocks = (desc.n + kGpuRows - 1) / kGpuRows * desc.m;
+  const int64_t k_tiles = (desc.k + kGpuTile - 1) / kGpuTile * desc.used;
+  return {k_stream, {static_cast<int16_t>(cuda::stream_warps(blocks, k_tiles, device).value_or(4))}};
 }
 
 Cost cost(const MoeDownSumDesc& desc) {

@@ -51,6 +51,33 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
   return Support::yes();
 }
 
+std::optional<int> stream_warps(int64_t blocks, int64_t k_tiles, const DeviceInfo& device) {
+  constexpr int64_t kWarpsAtOnce = 16;  // of a multiprocessor
+  for (const int warps : {16, 8, 4}) {
+    if (warps > 4 && k_tiles < 2 * warps) continue;
+    if (blocks * warps <= kWarpsAtOnce * std::max(device.sm_count, 1)) return warps;
+  }
+  return std::nullopt;
+}
+
+namespace {
+
+// A gated pair is two stripes, one of each matrix.
+Choice stream_choice(const Shape& s, int64_t k_tiles, const DeviceInfo& device) {
+  const int64_t groups = s.experts ? s.rows : (s.rows + 7) / 8 * s.matrices;
+  const auto warps = [&](int stripes) {
+    const int64_t rows = s.gated ? kGpuRows : stripes * kGpuRows;
+    return stream_warps((s.n + rows - 1) / rows * groups, k_tiles, device).value_or(0);
+  };
+  const int one = s.gated ? 0 : warps(1), two = warps(2);
+  if (one > 0 && one >= two) return {Path::stream, 0, one, 1};
+  if (two > 0) return {Path::stream, 0, two, 2};
+  // Several rounds: warps enough for a k that is long, few where blocks are many anyhow.
+  return {Path::stream, 0, s.n > 65536 || k_tiles < 16 ? 4 : 8, 2};
+}
+
+}  // namespace
+
 // Measured on an H200 (benchmarks/results); other chips follow the same order of sizes.
 Choice default_choice(const Shape& s, const DeviceInfo& device) {
   if (s.layout != Layout::gpu) return {Path::exact};
@@ -58,10 +85,7 @@ Choice default_choice(const Shape& s, const DeviceInfo& device) {
   // Rows of x that meet the same weights, were the routing even.
   const int64_t shared = s.experts ? (s.rows + s.matrices - 1) / s.matrices : s.rows;
   if (s.norm || (s.experts ? s.rows <= s.matrices : s.rows <= 16)) {
-    // Enough warps for the bandwidth, enough tiles for a warp.
-    if (k_tiles < 24 || s.n > 65536) return {Path::stream, 0, 4, 2};
-    if (s.gated || s.n > 8192) return {Path::stream, 0, 8, 2};
-    return {Path::stream, 0, 16, gpu_format(s.type).super_block() || s.type == DType::f16 ? 2 : 1};
+    return stream_choice(s, k_tiles, device);
   }
   const bool wgmma = has_wgmma(device);
   const Path path = wgmma ? Path::wgmma : Path::mma;
@@ -92,11 +116,6 @@ bool stream_takes_both(DType type, DType other) {
 size_t choice_scratch_bytes(const Shape& s, const Choice& choice) {
   if (choice.path == Path::exact || choice.path == Path::stream) return 0;
   return static_cast<size_t>(s.x_rows * half_row_bytes(s.type, s.k));
-}
-
-int64_t stream_summed_bytes(DType type, int64_t k, int64_t used, int warps) {
-  const int64_t tiles = (k + kGpuTile - 1) / kGpuTile;
-  return used * half_passes(type) * stream_summed_row_bytes(tiles) + stream_tail_bytes(warps, 1, used);
 }
 
 #ifdef DYNO_HAVE_CUDA

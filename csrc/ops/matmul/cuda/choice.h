@@ -7,6 +7,8 @@
 //   mma(tokens, warps), wgmma(tokens, warps)   tensor cores; wgmma needs a Hopper chip and code for 90a
 #pragma once
 
+#include <optional>
+
 #include "ops/args.h"
 #include "ops/cuda_stream.h"
 #include "ops/matmul/cuda/problem.h"
@@ -57,6 +59,9 @@ Shape shape_of(const Desc& d) {
 
 Support supports_choice(const Shape& shape, const Choice& choice, const DeviceInfo& device);
 Choice default_choice(const Shape& shape, const DeviceInfo& device);
+// The most warps for each of `blocks` of stream that still get two tiles of k each and, with the registers they take,
+// all run at once. None: the blocks come in several rounds.
+std::optional<int> stream_warps(int64_t blocks, int64_t k_tiles, const DeviceInfo& device);
 // Whether stream multiplies with weights of both types in one launch: csrc/ops/matmul/CMakeLists.txt lists the pairs.
 bool stream_takes_both(DType type, DType other);
 inline void set_norm(Problem& p, const NormInside& norm) {
@@ -66,8 +71,6 @@ inline void set_norm(Problem& p, const NormInside& norm) {
 }
 // Bytes of CudaStream::workspace.
 size_t choice_scratch_bytes(const Shape& shape, const Choice& choice);
-// Shared memory of a block of Grouping::summed, which holds all rows of a token.
-int64_t stream_summed_bytes(DType type, int64_t k, int64_t used, int warps);
 // Enqueues `problem` on stream; `other`: the second type of its parts, or its own.
 void run_stream(Problem problem, DType other, const Choice& choice, CudaStream& stream);
 // Enqueues the launches of `problem`, whose x is float32. Throws DeviceError when the workspace is too small.

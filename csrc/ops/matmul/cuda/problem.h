@@ -73,13 +73,10 @@ struct Problem {
 constexpr int half_passes(DType type) { return type == DType::f16 || type == DType::bf16 ? 2 : 1; }
 constexpr int64_t half_row_bytes(DType type, int64_t k) { return half_passes(type) * ((k + 63) / 64 * 128) + 64; }
 
-// Dynamic shared memory of a block of `stream`: rows of x as halves (in parts of `tiles` of k; rows start in other
-// banks, those of a sum follow each other), then [warps][mats] sums of 16 x 8, what warps know of rows, and factors.
+// Dynamic shared memory of a block of `stream`: for each warp its part of the rows of x as halves (rows start in other
+// banks), then [warps][mats] sums of 16 x 8, and for each warp the squares and the scales of up to 8 rows.
 constexpr int64_t stream_row_bytes(int64_t tiles) { return tiles * 128 + 16; }
-constexpr int64_t stream_summed_row_bytes(int64_t tiles) { return tiles * 128; }
-constexpr int64_t stream_tail_bytes(int64_t warps, int64_t mats, int64_t rows) {
-  return warps * mats * 16 * 8 * 4 + (rows > warps ? rows : warps) * 4 + rows * 4;
-}
+constexpr int64_t stream_tail_bytes(int64_t warps, int64_t mats) { return warps * (mats * 16 * 8 + 16) * 4; }
 
 // ---- Launches. None of them synchronises or allocates. -------------------------------------------------------------
 

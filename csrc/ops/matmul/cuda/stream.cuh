@@ -1,9 +1,9 @@
 // Few tokens: weights are streamed once, and the next tiles are under way while these are used.
 //
 // A block owns one or two stripes (16 rows of w each; gated: one of each matrix) and up to 8 rows of x; its warps share
-// k and meet in shared memory. The product is an MMA whose 8 columns are the rows of x, so up to 8 tokens cost no more
-// arithmetic than one. x is normed where asked and turned into halves once a block (stream_rows.cuh). Weights that do
-// not depend on what earlier launches write are requested before those have ended.
+// k and meet once, in shared memory, at the end. The product is an MMA whose 8 columns are the rows of x, so up to 8
+// tokens cost no more arithmetic than one. Weights that do not depend on what earlier launches write are requested
+// before those have ended.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -30,13 +30,22 @@ struct StreamTarget {
   int n, stripe;
 };
 
+// Tiles that a warp has under way, as many as the registers hold.
+template <DType kType, int kMats>
+constexpr int stream_depth() {
+  using Tile = WeightTile<kType>;
+  constexpr int kWords = (Tile::kLowWords + Tile::kHighWords + Tile::kScaleWords + Tile::kSuperWords) * kMats;
+  constexpr int kDepth = 36 / kWords;
+  return kDepth < 1 ? 1 : kDepth > 4 ? 4 : kDepth;
+}
+
 // kMats: stripes of a block, or the two of a gated pair. kSummed: Grouping::summed, where the rows of a token follow
 // each other along k.
 template <DType kType, int kMats, bool kSummed>
 __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarget& target, int part_tiles) {
   using Tile = WeightTile<kType>;
   constexpr bool kTwice = half_passes(kType) == 2;
-  constexpr int kUnroll = kMats == 2 || Tile::kLowWords >= 16 ? 1 : 2;
+  constexpr int kDepth = stream_depth<kType, kMats>();
   extern __shared__ __align__(16) uint8_t shared[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
   const int g = lane >> 2, t = lane & 3;
@@ -48,35 +57,28 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
   // Rows of x and y of this block.
   const int first_row = kSummed ? blockIdx.y * p.used : experts ? blockIdx.y : blockIdx.y * 8;
   const int columns = kSummed || experts ? 1 : min(8, p.rows - first_row);  // of the MMA
-  StreamRows x{.x = p.x,
-               .stride = p.x_stride,
-               .rows = kSummed ? p.used : columns,
-               .k = p.k,
-               .norm = p.norm,
-               .normed = p.normed,
-               .eps = p.norm_eps};
-  x.x += experts ? static_cast<int64_t>(first_row / p.x_divisor) * p.x_stride
-                 : blockIdx.z * p.x_batch_stride + first_row * p.x_stride;
+  const uint8_t* x = p.x + (experts ? static_cast<int64_t>(first_row / p.x_divisor) * p.x_stride
+                                    : blockIdx.z * p.x_batch_stride + first_row * p.x_stride);
 
-  const int row_bytes = static_cast<int>(kSummed ? stream_summed_row_bytes(tiles) : stream_row_bytes(part_tiles));
-  uint8_t* rest = shared + x.rows * row_bytes;
-  float* all_sums = reinterpret_cast<float*>(shared + (kTwice ? 2 : 1) * x.rows * row_bytes);
-  float* stats = all_sums + warps * kMats * kGpuRows * 8;
-  float* backs = stats + max(x.rows, warps);
+  // Of this warp: its halves, what undoes their scales, its squares. Of all: sums, 16 x 8 for each warp and matrix.
+  const int row_bytes = static_cast<int>(stream_row_bytes(part_tiles)), passes = kTwice ? 2 : 1;
+  uint8_t* halves = shared + warp * passes * columns * row_bytes;
+  uint8_t* rests = halves + columns * row_bytes;
+  float* all_sums = reinterpret_cast<float*>(shared + warps * passes * columns * row_bytes);
+  float* all_squares = all_sums + warps * kMats * kGpuRows * 8;  // [warps][8]
+  float* backs = all_squares + warps * 8 + warp * 8;
+  if (lane < 8) all_squares[warp * 8 + lane] = 0;
 
-  // This warp's way along k: tiles [at, end) of the matrix of `cursor`.
+  // A ring of tiles [at, end) of one matrix.
   typename Tile::Cursor cursor[2] = {{target.w, 0, lane}, {target.w, 0, lane}};
-  Tile now[kUnroll][kMats], next[kUnroll][kMats];
+  Tile ring[kDepth][kMats];
   int end = 0;
-  const auto load = [&](Tile(&to)[kUnroll][kMats]) {
+  const auto load = [&](Tile(&to)[kMats]) {
+    if (cursor[0].tile >= end) return;
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-#pragma unroll
-      for (int i = 0; i < kMats; ++i) {
-        if (cursor[i].tile >= end) break;
-        to[u][i].load(cursor[i]);
-        cursor[i].advance();
-      }
+    for (int i = 0; i < kMats; ++i) {
+      to[i].load(cursor[i]);
+      cursor[i].advance();
     }
   };
   const auto start = [&](int matrix, int begin, int stop) {
@@ -89,28 +91,30 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
                    begin, lane};
     }
     end = stop;
-    load(now);
-    const int ahead = min(stop - begin - kUnroll, kStreamAhead);
+#pragma unroll
+    for (int u = 0; u < kDepth; ++u) load(ring[u]);
+    const int ahead = min(stop - begin - kDepth, kStreamAhead);
     for (int tile = 0; tile < ahead; ++tile) {
 #pragma unroll
       for (int i = 0; i < kMats; ++i) cursor[i].prefetch(tile, lane);
     }
   };
 
-  float sums[kMats][4] = {};
-  // Multiplies tiles [begin, end) with the halves at `mine`.
-  const auto multiply = [&](const uint8_t* mine, int begin) {
-    for (int tile = begin; tile < end; tile += kUnroll) {
-      load(next);
+  float sums[kMats][4] = {}, totals[kMats][4] = {};
+  // Multiplies `count` tiles of the ring with the halves of this warp; count is a multiple of kDepth but at the end.
+  const auto multiply = [&](int count) {
+    // Columns beyond `columns` repeat the last row and are not stored.
+    const uint8_t* mine = halves + min(g, columns - 1) * row_bytes + t * 32;
+    for (int tile = 0; tile < count; tile += kDepth) {
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        if (tile + u >= end) break;
+      for (int u = 0; u < kDepth; ++u) {
+        if (tile + u >= count) break;
         const uint4 low = *reinterpret_cast<const uint4*>(mine);
         const uint4 high = *reinterpret_cast<const uint4*>(mine + 16);
         uint4 rest_low{}, rest_high{};
         if constexpr (kTwice) {
-          rest_low = *reinterpret_cast<const uint4*>(mine + x.rows * row_bytes);
-          rest_high = *reinterpret_cast<const uint4*>(mine + x.rows * row_bytes + 16);
+          rest_low = *reinterpret_cast<const uint4*>(mine + columns * row_bytes);
+          rest_high = *reinterpret_cast<const uint4*>(mine + columns * row_bytes + 16);
         }
         mine += 128;
         const uint32_t b[4][2] = {{low.x, low.y}, {low.z, low.w}, {high.x, high.y}, {high.z, high.w}};
@@ -120,113 +124,113 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
           uint32_t a[4];
 #pragma unroll
           for (int i = 0; i < kMats; ++i) {
-            now[u][i].template fragment<kStep>(a);
+            ring[u][i].template fragment<kStep>(a);
             device::mma_f16(sums[i], a, b[kStep][0], b[kStep][1]);
             if constexpr (kTwice) device::mma_f16(sums[i], a, left[kStep][0], left[kStep][1]);
           }
         });
+        load(ring[u]);
       }
+    }
+  };
+  // Adds what tiles [begin, stop) give: element e of a sum belongs to column 2·t + e % 2.
+  const auto add = [&](const uint8_t* from, int begin, int stop, float weight) {
+    for (int at = begin; at < stop; at += part_tiles) {
+      const int count = min(part_tiles, stop - at);
+      if (at > begin) __syncwarp();  // all lanes have used the part before
+      for (int r = 0; r < columns; ++r) {
+        const StreamRow row{reinterpret_cast<const float*>(from + r * p.x_stride), p.norm, p.k};
+        float squares;
+        const float back =
+            row.template halve<kTwice>(at, count, halves + r * row_bytes, rests + r * row_bytes, squares);
+        if (lane == 0) backs[r] = back, all_squares[warp * 8 + r] += squares;
+      }
+      __syncwarp();  // the part's halves and their scales are there
+      multiply(count);
+      const float first = weight * backs[min(2 * t, columns - 1)], second = weight * backs[min(2 * t + 1, columns - 1)];
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
+      for (int i = 0; i < kMats; ++i) {
 #pragma unroll
-        for (int i = 0; i < kMats; ++i) now[u][i] = next[u][i];
+        for (int e = 0; e < 4; ++e) {
+          totals[i][e] += (e % 2 == 0 ? first : second) * sums[i][e];
+          sums[i][e] = 0;
+        }
       }
     }
   };
 
   int matrix = static_cast<int>(blockIdx.z);
+  const auto ask_for = [&](const float* vector, int64_t at) {  // 64 bytes of what the end of the block needs
+    if (vector != nullptr && threadIdx.x == 0) device::prefetch_l2(vector + at);
+  };
   if constexpr (kSummed) {
     const int total = p.used * tiles, last = total * (warp + 1) / warps;
-    int begin = total * warp / warps;
     device::wait_for_previous();
-    const auto segment = [&](int at) {
-      const int slot = at / tiles;
-      start(p.ids[first_row + slot], at - slot * tiles, min(last, (slot + 1) * tiles) - slot * tiles);
-    };
-    if (begin < last) segment(begin);
-    x.gather(stats);
-    __syncthreads();  // what warps know of the rows is there
-    for (int r = 0; r < x.rows; ++r) {
-      float back;
-      const float factor = x.factor(stats, r, back);
-      x.template halve<kTwice>(r, factor, 0, tiles, shared + r * row_bytes, rest + r * row_bytes);
-      if (threadIdx.x == 0) backs[r] = back;
+    ask_for(p.residual, blockIdx.y * p.y_stride + stripe * kGpuRows);
+    for (int begin = total * warp / warps; begin < last;) {
+      const int slot = begin / tiles, at = begin - slot * tiles, stop = min(last - slot * tiles, tiles);
+      __syncwarp();  // all lanes have used the slot before
+      start(p.ids[first_row + slot], at, stop);
+      add(x + slot * p.x_stride, at, stop, p.slot_weights[first_row + slot]);
+      begin = slot * tiles + stop;
     }
-    __syncthreads();  // x is complete
-    float total_sums[4] = {};
-    while (begin < last) {
-      const int slot = begin / tiles;
-      multiply(shared + t * 32 + begin * 128, begin - slot * tiles);
-      const float weight = p.slot_weights[first_row + slot] * backs[slot];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        total_sums[e] += weight * sums[0][e];
-        sums[0][e] = 0;
-      }
-      begin = slot * tiles + end;
-      if (begin < last) segment(begin);
-    }
-#pragma unroll
-    for (int e = 0; e < 4; ++e) sums[0][e] = total_sums[e];
   } else {
     if (experts) {
       device::wait_for_previous();
       matrix = p.ids[first_row];
     }
-    for (int part = 0; part < tiles; part += part_tiles) {
-      const int count = min(part_tiles, tiles - part);
-      const int begin = part + count * warp / warps;
-      start(matrix, begin, part + count * (warp + 1) / warps);
-      if (part == 0) {
-        if (!experts) device::wait_for_previous();
-        x.gather(stats);
-      }
-      __syncthreads();  // what warps know of the rows is there; all have used the part before
-      for (int r = 0; r < columns; ++r) {
-        float back;
-        const float factor = x.factor(stats, r, back);
-        x.template halve<kTwice>(r, factor, part, count, shared + r * row_bytes, rest + r * row_bytes);
-        if (threadIdx.x == 0) backs[r] = back;
-      }
-      __syncthreads();  // x is complete
-      // Columns beyond `columns` repeat the last row and are not stored.
-      multiply(shared + min(g, columns - 1) * row_bytes + t * 32 + (begin - part) * 128, begin);
+    const int begin = tiles * warp / warps, stop = tiles * (warp + 1) / warps;
+    start(matrix, begin, stop);
+    ask_for(target.bias, (experts ? static_cast<int64_t>(matrix) * p.n : 0) + stripe * kGpuRows);
+    if (p.norm != nullptr && begin * kGpuTile + lane * 32 < min(stop * kGpuTile, p.k)) {
+      device::prefetch_l2(p.norm + begin * kGpuTile + lane * 32);
     }
+    if (!experts) device::wait_for_previous();
+    add(x, begin, stop, 1.0f);
   }
 
-  // Element e of `sums` is row g + 8·(e / 2) of the stripe, column 2·t + e % 2.
+  // Element e of `totals` is row g + 8·(e / 2) of the stripe, column 2·t + e % 2.
 #pragma unroll
   for (int i = 0; i < kMats; ++i) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      all_sums[(warp * kMats + i) * kGpuRows * 8 + (2 * t + e % 2) * kGpuRows + g + 8 * (e / 2)] = sums[i][e];
+      all_sums[(warp * kMats + i) * kGpuRows * 8 + (2 * t + e % 2) * kGpuRows + g + 8 * (e / 2)] = totals[i][e];
+    }
+  }
+  const int column = threadIdx.x / kGpuRows, row_of_w = stripe * kGpuRows + threadIdx.x % kGpuRows;
+  const int64_t y_at = kSummed ? blockIdx.y * p.y_stride
+                               : (experts ? 0 : matrix * p.y_batch_stride) + (first_row + column) * target.y_stride;
+  float base[kMats] = {};  // under way while the block meets
+  if (p.residual != nullptr && column < columns) {
+#pragma unroll
+    for (int i = 0; i < kMats; ++i) {
+      if (row_of_w + i * kGpuRows < target.n) base[i] = p.residual[y_at + row_of_w + i * kGpuRows];
     }
   }
   __syncthreads();  // the warps' sums are written
-  if (threadIdx.x >= kGpuRows * columns) return;
-  const int column = threadIdx.x / kGpuRows;
-  float total[kMats] = {};
+  if (column >= columns) return;
+  float total[kMats] = {}, squares = 0;
   for (int i = 0; i < warps; ++i) {
 #pragma unroll
     for (int mat = 0; mat < kMats; ++mat) total[mat] += all_sums[(i * kMats + mat) * kGpuRows * 8 + threadIdx.x];
+    squares += all_squares[i * 8 + column];
   }
-  const int row_of_w = stripe * kGpuRows + threadIdx.x % kGpuRows;
+  if (p.normed) {
+    const float factor = 1.0f / sqrtf(squares / static_cast<float>(p.k) + p.norm_eps);
+#pragma unroll
+    for (int mat = 0; mat < kMats; ++mat) total[mat] *= factor;
+  }
   if constexpr (kSummed) {
     if (row_of_w >= p.n) return;
-    const int64_t at = blockIdx.y * p.y_stride + row_of_w;
     if (p.bias != nullptr) {
       for (int slot = 0; slot < p.used; ++slot) {
         const int64_t expert = p.ids[first_row + slot];
         total[0] += p.slot_weights[first_row + slot] * p.bias[expert * p.n + row_of_w];
       }
     }
-    p.y[at] = (p.residual == nullptr ? 0.0f : p.residual[at]) + p.scale * total[0];
+    p.y[y_at + row_of_w] = base[0] + p.scale * total[0];
     return;
   }
-  const float back = backs[column];
-#pragma unroll
-  for (int mat = 0; mat < kMats; ++mat) total[mat] *= back;
-  const int64_t y_at = (experts ? 0 : matrix * p.y_batch_stride) + (first_row + column) * target.y_stride;
   const int64_t bias_of = experts ? static_cast<int64_t>(matrix) * p.n : 0;
   if constexpr (kMats == 2) {
     if (gated) {
@@ -240,9 +244,7 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
     if (row >= target.n) continue;
     float sum = total[i];
     if (target.bias != nullptr) sum += target.bias[bias_of + row];
-    sum *= p.scale;
-    if (p.residual != nullptr) sum += p.residual[y_at + row];
-    target.y[y_at + row] = sum;
+    target.y[y_at + row] = base[i] + sum * p.scale;
   }
 }
 
@@ -264,15 +266,8 @@ __device__ __forceinline__ int stream_target(const Problem& p, StreamTarget& tar
   return part;
 }
 
-// Types whose tiles take many registers run one block of 16 warps a multiprocessor.
-template <DType kType>
-constexpr int stream_blocks() {
-  return WeightTile<kType>::kLowWords >= 8 || gpu_format(kType).super_block() ? 1 : 2;
-}
-
 template <DType kType, int kMats>
-__global__ void __launch_bounds__(512, stream_blocks<kType>())
-    stream_kernel(const __grid_constant__ Problem p, int part_tiles) {
+__global__ void __launch_bounds__(512, 1) stream_kernel(const __grid_constant__ Problem p, int part_tiles) {
   device::let_next_start();
   StreamTarget target;
   if (p.gated()) {
@@ -284,17 +279,14 @@ __global__ void __launch_bounds__(512, stream_blocks<kType>())
 }
 
 template <DType kType>
-__global__ void __launch_bounds__(512, stream_blocks<kType>())
-    stream_summed_kernel(const __grid_constant__ Problem p, int part_tiles) {
+__global__ void __launch_bounds__(512, 1) stream_summed_kernel(const __grid_constant__ Problem p, int part_tiles) {
   device::let_next_start();
   stream_block<kType, 1, true>(p, {p.w, p.bias, p.y, p.y_stride, p.n, static_cast<int>(blockIdx.x)}, part_tiles);
 }
 
 // Parts of type kOther beside those of p.type.
 template <DType kType, DType kOther, int kMats>
-__global__ void __launch_bounds__(512, stream_blocks<kType>() < stream_blocks<kOther>() ? stream_blocks<kType>()
-                                                                                        : stream_blocks<kOther>())
-    stream_mixed_kernel(const __grid_constant__ Problem p, int part_tiles) {
+__global__ void __launch_bounds__(512, 1) stream_mixed_kernel(const __grid_constant__ Problem p, int part_tiles) {
   device::let_next_start();
   StreamTarget target;
   const int part = stream_target<kMats>(p, target);
@@ -306,21 +298,22 @@ __global__ void __launch_bounds__(512, stream_blocks<kType>() < stream_blocks<kO
   }
 }
 
-// Tiles of k that fit into shared memory at once, and a launch's grid and bytes.
+// Tiles of k that a warp lays out at once, and a launch's grid and bytes.
 struct StreamLaunch {
   dim3 grid;
   int part_tiles = 0, bytes = 0;
 };
-inline StreamLaunch stream_launch(const Problem& p, int passes, int warps, int mats, int stripes) {
+inline StreamLaunch stream_launch(const Problem& p, int passes, int warps, int mats, int depth, int stripes) {
   const bool experts = p.grouping == Grouping::experts, summed = p.grouping == Grouping::summed;
-  const int tiles = (p.k + kGpuTile - 1) / kGpuTile;
-  const int x_rows = summed ? p.used : experts ? 1 : std::min(p.rows, 8);
-  const auto tail = static_cast<int>(stream_tail_bytes(warps, mats, x_rows));
-  const int most = ((std::min(p.shared_limit, kStreamShared) - tail) / (x_rows * passes) - 16) / 128;
+  const int tiles = (p.k + kGpuTile - 1) / kGpuTile, columns = experts || summed ? 1 : std::min(p.rows, 8);
+  // At most what a warp gets of k, rounded up to whole turns of its ring.
+  const int wanted = summed ? std::min((p.used * tiles + warps - 1) / warps, tiles) : (tiles + warps - 1) / warps;
+  const auto tail = static_cast<int>(stream_tail_bytes(warps, mats));
+  const int room = (std::min(p.shared_limit, kStreamShared) - tail) / (warps * columns * passes);
+  const int most = std::max((room - static_cast<int>(stream_row_bytes(0))) / 128 / depth * depth, depth);
   StreamLaunch out;
-  out.part_tiles = summed ? tiles : std::min(tiles, most);
-  const int64_t row_bytes = summed ? stream_summed_row_bytes(tiles) : stream_row_bytes(out.part_tiles);
-  out.bytes = static_cast<int>(x_rows * passes * row_bytes) + tail;
+  out.part_tiles = std::min(wanted, most);
+  out.bytes = static_cast<int>(warps * columns * passes * stream_row_bytes(out.part_tiles)) + tail;
   const auto blocks = [&](int n) { return static_cast<unsigned>((n + stripes * kGpuRows - 1) / (stripes * kGpuRows)); };
   unsigned x = blocks(p.n);
   for (const Part& part : p.more) x += blocks(part.n);
@@ -345,20 +338,24 @@ template <DType kType>
 void stream(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) {
   constexpr int kPasses = half_passes(kType);
   if (p.grouping == Grouping::summed) {
-    return launch_stream(stream_summed_kernel<kType>, p, stream_launch(p, kPasses, warps, 1, 1), warps, cuda_stream);
+    return launch_stream(stream_summed_kernel<kType>, p,
+                         stream_launch(p, kPasses, warps, 1, stream_depth<kType, 1>(), 1), warps, cuda_stream);
   }
   if (p.gated()) {
-    return launch_stream(stream_kernel<kType, 2>, p, stream_launch(p, kPasses, warps, 2, 1), warps, cuda_stream);
+    return launch_stream(stream_kernel<kType, 2>, p, stream_launch(p, kPasses, warps, 2, stream_depth<kType, 2>(), 1),
+                         warps, cuda_stream);
   }
   const auto kernel = stripes == 2 ? stream_kernel<kType, 2> : stream_kernel<kType, 1>;
-  launch_stream(kernel, p, stream_launch(p, kPasses, warps, stripes, stripes), warps, cuda_stream);
+  const int depth = stripes == 2 ? stream_depth<kType, 2>() : stream_depth<kType, 1>();
+  launch_stream(kernel, p, stream_launch(p, kPasses, warps, stripes, depth, stripes), warps, cuda_stream);
 }
 
 template <DType kType, DType kOther>
 void stream_mixed_pair(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) {
   static_assert(half_passes(kType) == half_passes(kOther), "rows of x are laid out once");
   const auto kernel = stripes == 2 ? stream_mixed_kernel<kType, kOther, 2> : stream_mixed_kernel<kType, kOther, 1>;
-  launch_stream(kernel, p, stream_launch(p, half_passes(kType), warps, stripes, stripes), warps, cuda_stream);
+  // A part is whole turns of both rings: their depths are 1 to 4.
+  launch_stream(kernel, p, stream_launch(p, half_passes(kType), warps, stripes, 12, stripes), warps, cuda_stream);
 }
 
 }  // namespace dyno::ops::cuda

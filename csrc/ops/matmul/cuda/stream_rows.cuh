@@ -1,5 +1,6 @@
-// The rows of x of a streaming block: normed where the product asks for it, turned into halves and laid out in shared
-// memory as the B operands of its MMAs.
+// The rows of x of a streaming product: a warp turns its own part of k into halves, laid out in shared memory as the B
+// operands of its MMAs. No warp waits for another: a part has a scale of its own, which multiplies the warp's sums, and
+// the factor of a norm multiplies the sum of all warps, which is when all of a row's squares are known.
 #pragma once
 
 #include "device/ptx.cuh"
@@ -16,11 +17,6 @@ __device__ __forceinline__ int x_slot(int pair) {
   return t * 8 + step * 2 + high;  // 4-byte words
 }
 
-__device__ __forceinline__ float4 load_quad(const float* x) {
-  const float2 low = *reinterpret_cast<const float2*>(x), high = *reinterpret_cast<const float2*>(x + 2);
-  return make_float4(low.x, low.y, high.x, high.y);
-}
-
 // The power of two s with max / s in [2^9, 2^10); 1 for zero and for what is not finite. Dividing by it is exact.
 __device__ __forceinline__ float row_scale(float largest) {
   if (!(largest > 0.0f) || largest > 3.0e38f) return 1.0f;
@@ -28,78 +24,65 @@ __device__ __forceinline__ float row_scale(float largest) {
   return __uint_as_float(static_cast<uint32_t>(min(max(exponent - 9, -126), 117) + 127) << 23);
 }
 
-struct StreamRows {
-  const uint8_t* x;  // row r at x + r·stride
-  int64_t stride;
-  int rows, k;
+// One row, or a part of it that a warp owns.
+struct StreamRow {
+  const float* x;
   const float* norm;  // weights of the norm, or null
-  bool normed;
-  float eps;
+  int k;
 
-  __device__ __forceinline__ const float* row(int r) const { return reinterpret_cast<const float*>(x + r * stride); }
-
-  // What a warp knows of row r for its factor: the sum of squares for a norm, else the largest magnitude. The warps of
-  // a block share the rows; stats holds [rows][warps of a row].
-  __device__ __forceinline__ int warps_of_row() const {
-    const int warps = blockDim.x >> 5;
-    return rows >= warps ? 1 : warps / rows;
-  }
-  __device__ __forceinline__ void gather(float* stats) const {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
-    const int share = warps_of_row(), groups = warps / share, within = warp % share;
-    for (int r = warp / share; r < rows && warp < groups * share; r += groups) {
-      const float* from = row(r);
-      float stat = 0;
-      for (int at = (within * 32 + lane) * 4; at < k; at += share * 128) {
-        const float4 v = load_quad(from + at);
-        if (normed) {
-          stat += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
-        } else {
-          stat = fmaxf(fmaxf(fmaxf(stat, fabsf(v.x)), fmaxf(fabsf(v.y), fabsf(v.z))), fabsf(v.w));
-        }
-      }
-      stat = normed ? device::warp_sum(stat) : device::warp_max(stat);
-      if (lane == 0) stats[r * share + within] = stat;
+  __device__ __forceinline__ float4 quad(int at, float& squares) const {
+    if (at >= k) return make_float4(0, 0, 0, 0);
+    const float2 low = *reinterpret_cast<const float2*>(x + at), high = *reinterpret_cast<const float2*>(x + at + 2);
+    float4 v = make_float4(low.x, low.y, high.x, high.y);
+    squares += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
+    if (norm != nullptr) {
+      const float4 w = *reinterpret_cast<const float4*>(norm + at);
+      v = make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
     }
+    return v;
   }
-  // After a barrier: what row r is multiplied with before it becomes halves; `back` undoes it where that is not wanted.
-  __device__ __forceinline__ float factor(const float* stats, int r, float& back) const {
-    const int lane = threadIdx.x & 31, share = warps_of_row();
-    const float mine = lane < share ? stats[r * share + lane] : 0.0f;
-    if (normed) {
-      back = 1.0f;
-      return 1.0f / sqrtf(device::warp_sum(mine) / static_cast<float>(k) + eps);
-    }
-    back = row_scale(device::warp_max(mine));
-    return 1.0f / back;
+  static __device__ __forceinline__ float largest(float4 v, float so_far) {
+    return fmaxf(fmaxf(fmaxf(so_far, fabsf(v.x)), fmaxf(fabsf(v.y), fabsf(v.z))), fabsf(v.w));
   }
-
-  // Tiles [first, first + count) of row r as halves at `to` (128 bytes a tile), zeros from k on; with kRest also what
-  // these leave over, at `rest`.
   template <bool kRest>
-  __device__ __forceinline__ void halve(int r, float factor, int first, int count, uint8_t* to, uint8_t* rest) const {
-    const float* from = row(r);
-    for (int quad = threadIdx.x; quad < count * 16; quad += blockDim.x) {
-      const int at = first * kGpuTile + quad * 4;
-      float4 v = make_float4(0, 0, 0, 0);
-      if (at < k) {
-        v = load_quad(from + at);
-        v = make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
-        if (norm != nullptr) {
-          const float4 w = *reinterpret_cast<const float4*>(norm + at);
-          v = make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
-        }
-      }
-      const uint32_t low = device::pack_half2(v.x, v.y), high = device::pack_half2(v.z, v.w);
-      const int tile = quad / 16 * 32, slot = x_slot(quad % 16 * 2), next = x_slot(quad % 16 * 2 + 1);
-      reinterpret_cast<uint32_t*>(to)[tile + slot] = low;
-      reinterpret_cast<uint32_t*>(to)[tile + next] = high;
-      if constexpr (kRest) {
-        const float2 a = __half22float2(device::as_half2(low)), b = __half22float2(device::as_half2(high));
-        reinterpret_cast<uint32_t*>(rest)[tile + slot] = device::pack_half2(v.x - a.x, v.y - a.y);
-        reinterpret_cast<uint32_t*>(rest)[tile + next] = device::pack_half2(v.z - b.x, v.w - b.y);
-      }
+  static __device__ __forceinline__ void put(float4 v, float factor, int quad, uint8_t* to, uint8_t* rest) {
+    v = make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
+    const uint32_t low = device::pack_half2(v.x, v.y), high = device::pack_half2(v.z, v.w);
+    const int tile = quad / 16 * 32, slot = x_slot(quad % 16 * 2), next = x_slot(quad % 16 * 2 + 1);
+    reinterpret_cast<uint32_t*>(to)[tile + slot] = low;
+    reinterpret_cast<uint32_t*>(to)[tile + next] = high;
+    if constexpr (kRest) {
+      const float2 a = __half22float2(device::as_half2(low)), b = __half22float2(device::as_half2(high));
+      reinterpret_cast<uint32_t*>(rest)[tile + slot] = device::pack_half2(v.x - a.x, v.y - a.y);
+      reinterpret_cast<uint32_t*>(rest)[tile + next] = device::pack_half2(v.z - b.x, v.w - b.y);
     }
+  }
+
+  // Tiles [first, first + count) as halves at `to` (128 bytes a tile), zeros from k on; with kRest also what these
+  // leave over, at `rest`. Returns what undoes their scale; `squares`: of these tiles, over the warp.
+  template <bool kRest>
+  __device__ __forceinline__ float halve(int first, int count, uint8_t* to, uint8_t* rest, float& squares) const {
+    constexpr int kKept = 2;  // quads a lane keeps: 4 tiles
+    const int lane = threadIdx.x & 31, quads = count * 16;
+    float4 kept[kKept];
+    float sum = 0, most = 0, again = 0;
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) {
+      kept[i] = lane + 32 * i < quads ? quad(first * kGpuTile + (lane + 32 * i) * 4, sum) : make_float4(0, 0, 0, 0);
+    }
+    for (int q = lane + 32 * kKept; q < quads; q += 32) most = largest(quad(first * kGpuTile + q * 4, sum), most);
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) most = largest(kept[i], most);
+    const float back = row_scale(device::warp_max(most)), factor = 1.0f / back;
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) {
+      if (lane + 32 * i < quads) put<kRest>(kept[i], factor, lane + 32 * i, to, rest);
+    }
+    for (int q = lane + 32 * kKept; q < quads; q += 32) {
+      put<kRest>(quad(first * kGpuTile + q * 4, again), factor, q, to, rest);
+    }
+    squares = device::warp_sum(sum);
+    return back;
   }
 };
 
