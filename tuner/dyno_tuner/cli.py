@@ -103,6 +103,10 @@ def tune(
     ctx: Annotated[
         int | None, typer.Option(help="Length of the context; default min(model, 4096).", min=1)
     ] = None,
+    vram: Annotated[
+        str | None,
+        typer.Option(help="Memory that the engine may take, by its plan: 16GiB (main memory on a CPU)."),
+    ] = None,
     hold: Annotated[
         list[str] | None,
         typer.Option("--set", help="Hold a setting at a value: NAME=VALUE; may be repeated."),
@@ -129,6 +133,7 @@ def tune(
     if model is None:
         print(context.get_help())
         raise typer.Exit(2)
+    from .memory import parse_bytes
     from .session import Request, run
     from .tune import Options
 
@@ -140,6 +145,9 @@ def tune(
     chosen = _device(device, gpu) if engine == "dyno" else "cpu"
     usual = Workload(pp=4096, tg=128) if chosen.startswith("cuda") else Workload(pp=512, tg=64)
     parsed = Workload.parse(workload, usual) if workload is not None else usual
+    if vram is not None and engine != "dyno":
+        raise typer.BadParameter(f"--vram goes by dyno's memory plan; --engine {engine} has none")
+    limit = parse_bytes(vram) if vram is not None else None
     options = Options(
         parsed,
         budget=parse_duration(budget),
@@ -153,7 +161,7 @@ def tune(
         model, options, chosen, out, resume, ctx if ctx is not None else max(4096, needed), storage,
         shlex.join(["tune", *sys.argv[1:]]), quiet, _held(hold or [], engine),
         deadline_floor=_least_deadline(engine, chosen, model), engine=engine,
-        engine_options=options_of_engine,
+        engine_options=options_of_engine, memory_limit=limit,
     )  # fmt: skip
     result = run(request)
     if as_json:

@@ -10,7 +10,17 @@ from .measure import VisitPolicy, run_visit
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .target import Configuration, Description, KernelOp, OpContext, Quality, Target, Visit, Workload
+    from .target import (
+        Configuration,
+        Description,
+        KernelOp,
+        OpContext,
+        Quality,
+        Target,
+        Value,
+        Visit,
+        Workload,
+    )
 
 
 class InlineExecutor:
@@ -33,6 +43,12 @@ class InlineExecutor:
 
     def quality(self, configuration: Configuration, context: OpContext, deadline: float) -> Quality:
         return self._target.quality(configuration, context)
+
+    def memory(self, settings: Mapping[str, Value]) -> int | None:
+        planned = getattr(self._target, "memory", None)
+        if planned is None:
+            raise TuneError("this target has no memory plan, so a limit cannot be kept")
+        return None if (size := planned(settings)) is None else int(size)
 
     def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]:
         listed = getattr(self._target, "kernel_ops", None)

@@ -54,6 +54,10 @@ class Executor(Protocol):
 
     def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]: ...
 
+    def memory(self, settings: Mapping[str, Value]) -> int | None:
+        """Bytes that the engine's plan adds up to; None where it refuses the settings."""
+        ...
+
     def time_ops(self, request: Mapping[str, Any], context: OpContext, deadline: float) -> list[list[float]]:
         """Seconds per launch of each of `request["configs"]`, in turn."""
         ...

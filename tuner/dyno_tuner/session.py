@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from dyno import profiles
 from dyno.errors import ProfileError
+from dyno.settings import SETTINGS
 
 from . import __version__, journal
 from .emit import Made, device_of, engine_of, incumbent_settings, model_of, profile_of
@@ -22,6 +23,7 @@ from .environment import busy, environment, gpu_busy, gpu_state
 from .errors import JournalError, TuneError
 from .knobs import Facts, Knob, resolve
 from .ledger import Executor, Ledger
+from .memory import MemoryLimit, NearMiss
 from .progress import Progress
 from .space import Space
 from .study import Mirror
@@ -56,6 +58,7 @@ class Request:
     deadline_floor: float = 6.0  # seconds that any trial may take
     engine: str = "dyno"
     engine_options: dict[str, Any] = field(default_factory=dict)  # of a foreign engine's target
+    memory_limit: int | None = None  # bytes that the engine's plan may add up to
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,24 @@ def space_for(description: Description, request: Request) -> Space:
     return Space(knobs, ggml_knobs.legal(description.engine, description.device) if foreign else None)
 
 
+def limit_memory(
+    description: Description, request: Request, executor: Executor, space: Space
+) -> tuple[Space, list[NearMiss]]:
+    """The space without what the plan says would not fit, and what just does not. Raises TuneError where the
+    default does not fit."""
+    if request.memory_limit is None:
+        return space, []
+    defaults = {"ctx": description.engine["ctx"], **description.engine["defaults"]}
+    longest = request.options.workload.longest
+    paths = ("ctx", "mmq_max_tokens", "mmq_id_max_tokens")  # a path that dequantises needs room for it
+    names = [n for n in defaults if n in paths or "memory" in SETTINGS[n].moves]
+    limit = MemoryLimit(request.memory_limit, executor.memory, names)
+    limit.check_default(defaults, longest)
+    misses = limit.near_misses(space.knobs, defaults, longest)
+    fitting = Space(space.knobs, lambda s: space.allowed(s) and limit.allows({**defaults, **s}), space.fixed)
+    return fitting, misses
+
+
 def header(description: Description, request: Request, space: Space, out: Path) -> dict[str, Any]:
     """The first record of a journal: what a run has to have in common with it to continue it."""
     options = request.options
@@ -115,6 +136,7 @@ def header(description: Description, request: Request, space: Space, out: Path) 
         "seed": options.seed,
         "sampler": options.sampler,
         "approx_limit": options.approx_limit,
+        "memory_limit": request.memory_limit,
         "knobs": {k.name: list(k.values) for k in space.knobs},
         "held": request.held,
         "incumbents": incumbents(description, out),
@@ -228,6 +250,8 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
     description = executor.describe()
     foreign = request.engine != "dyno"
     space = space or space_for(description, request)
+    limited = limit_memory(description, request, executor, space)
+    space = limited[0]
     out = output_path(request, description)
     _check_writable(out)
     options = request.options
@@ -259,6 +283,11 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
                 refused["kv_type_k, kv_type_v"] = "they change answers; give --allow-approx KLD"
             for name, why in refused.items():
                 progress.say(f"{name} is not searched: {why}")
+            for miss in limited[1]:
+                progress.say(str(miss))
+                ledger.note(
+                    "near_miss", name=miss.name, value=miss.value, short=miss.short, message=str(miss)
+                )
             if request.command:
                 ledger.note("request", command=request.command, label=description.label)
             operations = [r for r in past if "op" in r]

@@ -86,10 +86,14 @@ class Space:
         """Raises ValueError for a value that is not in the space; what is missing takes its default."""
         return tuple(k.values.index(settings.get(k.name, k.default)) for k in self.knobs)
 
+    def allowed(self, settings: Settings) -> bool:
+        """Whether the space's own constraint holds."""
+        return self._legal is None or self._legal(settings)
+
     def legal(self, point: Point) -> bool:
         if self._listed is not None and point not in self._listed:
             return False
-        return self._legal is None or self._legal(self.settings(point))
+        return self.allowed(self.settings(point))
 
     def code_class(self, point: Point) -> Hashable:
         """Equal for points that run the same code."""

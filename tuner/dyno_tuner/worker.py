@@ -19,7 +19,17 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import TargetUnusable, TuneError
-from .target import Configuration, Description, KernelOp, OpContext, Quality, TrialStatus, Visit, Workload
+from .target import (
+    Configuration,
+    Description,
+    KernelOp,
+    OpContext,
+    Quality,
+    TrialStatus,
+    Value,
+    Visit,
+    Workload,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -246,6 +256,17 @@ class WorkerExecutor:
         if reply.error:
             return Quality(self._status(reply), message=reply.message)
         return Quality.from_dict(reply.value)
+
+    def memory(self, settings: Mapping[str, Value]) -> int | None:
+        """Bytes that the engine's plan adds up to; None where it refuses the settings. Raises TargetUnusable
+        where the target has no plan."""
+        try:
+            reply = self._get(self._number).call("memory", {"settings": dict(settings)}, START_DEADLINE)
+        except WorkerDied as died:
+            raise TuneError(f"the memory plan could not be had ({died.status}): {died.message}") from died
+        if reply.error:
+            raise TargetUnusable(f"the memory plan could not be had: {reply.message}")
+        return None if reply.value is None else int(reply.value)
 
     def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]:
         arguments = {"configuration": configuration.to_dict(), "workload": workload.to_dict()}

@@ -46,6 +46,8 @@ def _handle(target: Any, request: dict[str, Any]) -> Any:
             )
             for number, config in enumerate(ask["configs"])
         ]
+    if method == "memory":
+        return target.memory(request["settings"])
     configuration = Configuration.from_dict(request["configuration"])
     if method == "kernel_ops":
         ops = target.kernel_ops(configuration, Workload.from_dict(request["workload"]))

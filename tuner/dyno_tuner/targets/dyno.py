@@ -254,6 +254,24 @@ class DynoTarget:
         rng = keyed_rng("tokens", *key)
         return rng.integers(int(self._model["n_vocab"]), size=count, dtype=np.int32)
 
+    # ---- memory
+
+    def memory(self, settings: Settings) -> int | None:
+        """Bytes that the plan adds up to with these settings, without reading a weight; None where the engine
+        refuses them."""
+        complete = self._complete(settings)
+        try:
+            session = _core.Session(
+                self._path,
+                load={"device": self._name, **self._of(complete, "load")},
+                context=self._of(complete, "context"),
+                session=self._of(complete, "session"),
+                plan_only=True,
+            )
+        except DynoError:
+            return None
+        return int(session.plan["total_bytes"])
+
     # ---- speed
 
     def measure(self, workload: Workload, metric: str, prompt: int) -> Sample:
