@@ -246,8 +246,17 @@ if(DYNO_CUDA)
   message(STATUS "GGML_CUDA: ON (${_cuda_why}), CUDA ${CUDAToolkit_VERSION}, architectures "
                  "${CMAKE_CUDA_ARCHITECTURES} (${_arch_why})")
 
-  if(GGML_CUDA_LTO AND CUDAToolkit_VERSION VERSION_LESS 12.8)
-    message(FATAL_ERROR "GGML_CUDA_LTO=ON needs CUDA 12.8 or newer for a parallel device link, not ${CUDAToolkit_VERSION}")
+  if(GGML_CUDA_LTO)
+    if(CUDAToolkit_VERSION VERSION_LESS 12.8)
+      message(FATAL_ERROR "GGML_CUDA_LTO=ON needs CUDA 12.8 or newer for a parallel device link, not ${CUDAToolkit_VERSION}")
+    endif()
+    # Some packages of the toolkit leave it out, which would show only after everything was compiled.
+    find_library(DYNO_LIBNVVM nvvm PATHS ${CUDAToolkit_LIBRARY_ROOT}/nvvm/lib64 NO_DEFAULT_PATH)
+    mark_as_advanced(DYNO_LIBNVVM)
+    if(NOT DYNO_LIBNVVM)
+      message(FATAL_ERROR "GGML_CUDA_LTO=ON needs libnvvm for the device link, and ${CUDAToolkit_LIBRARY_ROOT}/nvvm/lib64 "
+                          "has none: install the toolkit's nvvm package, or leave GGML_CUDA_LTO out")
+    endif()
   endif()
 
   # Objects go into dyno_host, so that selection and launches are one library.

@@ -121,8 +121,11 @@ def test_compression_and_warnings(together: Any) -> None:
         assert {"--Werror=all-warnings", "-Xcompiler=-Werror"} <= set(command)
 
 
+LTO = {"GGML_CUDA_LTO": "ON", "DYNO_LIBNVVM": "/any/libnvvm.so"}  # configuring does not open the library
+
+
 def test_link_time_optimisation(cuda: Configure) -> None:
-    built = works(cuda(GGML_CUDA_LTO="ON", CMAKE_CUDA_ARCHITECTURES="80;90a"))
+    built = works(cuda(**LTO, CMAKE_CUDA_ARCHITECTURES="80;90a"))
     for name in (FAST, "type_kernels_q4_0.cu", "flash_head_128.cu"):
         for command in built.of(name):
             assert {"-gencode=arch=compute_80,code=lto_80", "-gencode=arch=compute_90a,code=lto_90a"} <= set(
@@ -145,10 +148,16 @@ def test_link_time_optimisation(cuda: Configure) -> None:
 
 def test_link_time_optimisation_of_one_arithmetic(cuda: Configure) -> None:
     """nvlink refuses units that treat subnormal numbers differently."""
-    built = works(cuda(GGML_CUDA_LTO="ON", GGML_CUDA_FAST_MATH="ON"))
+    built = works(cuda(**LTO, GGML_CUDA_FAST_MATH="ON"))
     optimised = [c for c in units(built) if any("code=lto_90a" in word for word in c)]
     assert optimised
     assert all("-use_fast_math" in command for command in optimised)
+
+
+def test_link_time_optimisation_needs_its_library(cuda: Configure) -> None:
+    built = cuda(GGML_CUDA_LTO="ON", DYNO_LIBNVVM="")
+    assert not built.ok
+    assert "GGML_CUDA_LTO=ON needs libnvvm for the device link" in built.output
 
 
 def test_a_device_link_that_would_lose_kernels_is_refused(tmp_path: Path) -> None:
