@@ -412,3 +412,25 @@ def test_a_profile_of_another_engine_is_verified(tmp_path: Path, model: str) -> 
     profiles.save_profile(profile.model_copy(update={"provenance": None}), path)
     with pytest.raises(TuneError, match="give --bin"):
         verify(path, model, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [
+        ("ggml_backend_cuda_buffer_type_alloc_buffer: cudaMalloc failed: out of memory", "oom"),
+        ("llama_init_from_model: quantized V cache requires flash_attn to be enabled", "invalid"),
+        ("", "crash"),
+    ],
+)
+def test_a_benchmark_that_fails_without_a_word_is_asked_why(
+    tmp_path: Path, model: str, reason: str, status: str
+) -> None:
+    folder = fake(tmp_path / "b", "llama.cpp-0c1e570", quiet={"-ub 256": reason})
+    target = GgmlTarget("llama.cpp", model, str(folder))
+    target.apply(Configuration({"ubatch": 256}), NOW)
+    with pytest.raises(TargetFailure) as caught:
+        target.measure(Workload(pp=64, tg=0), "pp", 0)
+    assert caught.value.status == status
+    assert reason in caught.value.message
+    assert len(calls(folder, "llama-bench")) == 2
+    target.close()

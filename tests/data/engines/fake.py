@@ -38,6 +38,10 @@ if "--version" in args:
 if "--version" in args:
     print((data / f"{engine}.version").read_text(), file=sys.stderr)
     sys.exit(0)
+for fault, reason in spec.get("quiet", {}).items():
+    if name == "llama-bench" and fault in " ".join(args):
+        print(f"{reason}\n" * ("-v" in args) + "main: error: failed to create context", file=sys.stderr)
+        sys.exit(1)
 for fault, text in spec.get("faults", {}).items():
     if fault in " ".join(args):
         if text == "hang":

@@ -245,7 +245,7 @@ class GgmlTarget:
             if not self._install.bench_help.has("-d", "--n-depth"):
                 raise TargetUnusable("this llama-bench has no -d, so give a workload with depth=0")
             command += ["-d", str(part.depth)]
-        done = self._start([*command, *self._command.bench, *spelled.all_args()], spelled.env)
+        done = self._measured([*command, *self._command.bench, *spelled.all_args()], spelled.env)
         rows = bench_rows(done.stdout)
         total = 0.0
         for name in metrics:
@@ -265,6 +265,16 @@ class GgmlTarget:
                 str(TrialStatus.IMPLAUSIBLE),
                 f"llama-bench claims {total:.2f} s of samples, but ran for {done.seconds:.2f} s",
             )
+
+    def _measured(self, command: list[str], environment: Mapping[str, str | None]) -> Finished:
+        """A run of llama-bench, which says that a context could not be made, but only when asked to why."""
+        try:
+            return self._start(command, environment)
+        except TargetFailure as failure:
+            if failure.status != TrialStatus.CRASH or not self._install.bench_help.has("-v"):
+                raise
+            self._start([*command, "-v"], environment)  # raises what it says now
+            raise
 
     def _sweep(self, workload: Workload, metric: str) -> Sample:
         """One process of llama-sweep-bench, which takes `-op`."""

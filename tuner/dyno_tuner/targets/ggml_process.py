@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import math
@@ -122,7 +123,8 @@ def _wait(child: subprocess.Popen[bytes], deadline: float) -> tuple[int, float |
         raise
     finally:
         if not found:
-            os.kill(child.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended just now
+                os.kill(child.pid, signal.SIGKILL)
             waiting.join()
         child.returncode = found[0][0]
     return None if late else found[0]
