@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -290,3 +291,23 @@ def test_every_flag_is_one_that_the_binary_lists(version: str) -> None:
         also = set(unlisted.read_text().split()) if unlisted.exists() and not bench else set()
         assert len(flags) >= 8
         assert not [f for f in flags if f not in help_of(version, tool).flags and f not in also]
+
+
+def test_a_depth_is_reached_by_the_sweep(tmp_path: Path, tiny_dir: Path) -> None:
+    model = str(next(iter(sorted(tiny_dir.glob("*qwen3moe*.gguf")))))
+    folder = fake(tmp_path / "b", IK, TOOLS)
+    target = GgmlTarget("ik_llama.cpp", model, str(folder))
+    target.apply(Configuration({"ubatch": 64}), OpContext("x"))
+    deep = Workload(pp=128, tg=8, depth=128)
+    assert target.measure(deep, "pp", 0).rate == pytest.approx(4e5)
+    args = json.loads((folder / "swept.json").read_text())
+    assert args[args.index("-c") + 1] == "256"
+    assert target.measure(deep, "tg", 0).rate == pytest.approx(8e4)
+    args = json.loads((folder / "swept.json").read_text())
+    assert args[args.index("--sweep-stride") + 1] == "2"
+    target.close()
+    alone = GgmlTarget("ik_llama.cpp", model, str(fake(tmp_path / "c", IK)))
+    alone.apply(Configuration({}), OpContext("x"))
+    with pytest.raises(TargetUnusable, match="no llama-sweep-bench"):
+        alone.measure(deep, "pp", 0)
+    alone.close()

@@ -215,7 +215,7 @@ class GgmlTarget:
     def measure(self, workload: Workload, metric: str, prompt: int) -> Sample:
         """The next repetition of this visit's process; pp: one prompt, tg: token by token."""
         waiting = self._queue.setdefault((workload, metric), [])
-        if not waiting and self._sweeps:
+        if not waiting and (self._sweeps or self._deep(workload, metric)):
             waiting.append(self._sweep(workload, metric))
         elif not waiting:
             self._run(workload, metric)
@@ -243,7 +243,9 @@ class GgmlTarget:
         command += ["-p", str(counts.get("pp", 0)), "-n", str(counts.get("tg", 0))]
         if part.depth:
             if not self._install.bench_help.has("-d", "--n-depth"):
-                raise TargetUnusable("this llama-bench has no -d, so give a workload with depth=0")
+                raise TargetUnusable(
+                    "this llama-bench has no -d and there is no llama-sweep-bench; give depth=0"
+                )
             command += ["-d", str(part.depth)]
         done = self._measured([*command, *self._command.bench, *spelled.all_args()], spelled.env)
         rows = bench_rows(done.stdout)
@@ -276,6 +278,16 @@ class GgmlTarget:
             self._start([*command, "-v"], environment)  # raises what it says now
             raise
 
+    def _deep(self, workload: Workload, metric: str) -> bool:
+        """Whether a depth is asked for that only llama-sweep-bench can go to."""
+        bench = self._install.bench_help.has("-d", "--n-depth")
+        return (
+            workload.part(metric).depth > 0
+            and not bench
+            and self._engine == "ik_llama.cpp"
+            and (self._install.tool("llama-sweep-bench") is not None)
+        )
+
     def _sweep(self, workload: Workload, metric: str) -> Sample:
         """One process of llama-sweep-bench, which takes `-op`."""
         tool, help_ = self._install.tool("llama-sweep-bench"), self._install.help_of("llama-sweep-bench")
@@ -291,7 +303,8 @@ class GgmlTarget:
             )  # fmt: skip
         except ValueError as error:
             raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
-        placed = [*self._command.common, *([] if "-ngl" in self._command.carried else ["-ngl", "999"])]
+        layers = [] if "-ngl" in self._command.carried else ["-ngl", "999" if self._gpus else "0"]
+        placed = [*self._command.common, *layers]
         done = self._start([*plan.command, *placed], plan.env)
         seconds = plan.seconds(done.stdout + "\n" + done.stderr)
         return Sample(metric, 0, workload.tokens(metric), seconds, seconds)

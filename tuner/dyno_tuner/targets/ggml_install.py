@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import TargetFailure, TargetUnusable
 from .ggml_help import Flag, Help, Version, engine_of_help, parse_help, parse_version
-from .ggml_process import bench_rows, execute, judge
+from .ggml_process import Finished, bench_rows, execute, judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,7 +115,7 @@ class Installation:
                 continue
             words = [names[0], value] if value else [names[0]]
             try:
-                done = execute([path, *words, "--version"], deadline=_HELP_DEADLINE)
+                done = _ask([path, *words, "--version"])
             except TargetFailure as failure:
                 raise TargetUnusable(f"{path} {' '.join(words)} --version: {failure.message}") from failure
             if parse_version(done.stderr + "\n" + done.stdout) is not None:
@@ -129,7 +129,7 @@ class Installation:
             if path is None:
                 continue
             try:
-                done = execute([path, "--version"], deadline=_HELP_DEADLINE)
+                done = _ask([path, "--version"])
             except TargetFailure:
                 continue  # the next tool, or the results of llama-bench, say it as well
             found = parse_version(done.stderr + "\n" + done.stdout)
@@ -137,7 +137,7 @@ class Installation:
                 return found
         command = [self.bench, "-m", model, "-p", "1", "-n", "0", "-r", "1", "-o", "json"]
         try:
-            done = execute(command)
+            done = _ask(command, 600.0)
             judge(done)
             row = bench_rows(done.stdout)[0]
         except TargetFailure as failure:
@@ -174,8 +174,7 @@ class Installation:
             command = [path, "-m", model, "-c", "32", "-b", "32", "-ub", "32", "-n", "1", "-op", pairs]
             command += ["-dr"] if flags.has("-dr") else []
             try:
-                with tempfile.TemporaryDirectory(prefix="dyno-ops-") as folder:
-                    done = execute(command, folder=folder)
+                done = _ask(command, 600.0)
             except TargetFailure as failure:
                 raise TargetUnusable(f"{path}: ids of ops: {failure.message}") from failure
             return parse_op_ids(done.stdout + "\n" + done.stderr, path)
@@ -184,10 +183,16 @@ class Installation:
         )
 
 
+def _ask(command: list[str], deadline: float = _HELP_DEADLINE) -> Finished:
+    """Runs a tool in a folder of its own: those of ik_llama.cpp leave a log file where they run."""
+    with tempfile.TemporaryDirectory(prefix="dyno-ask-") as folder:
+        return execute(command, deadline=deadline, folder=folder)
+
+
 def read_help(path: str) -> Help:
     """The flags of a binary. Raises TargetUnusable where it lists none."""
     try:
-        done = execute([path, "--help"], deadline=_HELP_DEADLINE)
+        done = _ask([path, "--help"])
     except TargetFailure as failure:
         raise TargetUnusable(f"{path} --help: {failure.message}") from failure
     parsed = parse_help(done.stdout + "\n" + done.stderr)
