@@ -145,3 +145,18 @@ def test_a_cut_journal_gives_the_same_kernels_and_the_profile_says_what_was_meas
         first.path.unlink()
         again = _session(tmp_path)
         assert again.outcome.to_dict() == first.outcome.to_dict(), cut
+
+
+@pytest.mark.parametrize("visits", [90, 150])
+def test_kernels_are_not_starved_where_visits_are_slow(visits: int) -> None:
+    """A budget of a few dozen visits, as on a busy machine, still leaves time to prove a kernel worth 20 %."""
+    surface = _with(saturating(), _op("a", "tg", 1.6, tg=1.2), _op("b", "pp", 1.5, pp=1.2))
+    free = Simulated(surface, 1, max_trials=15)
+    taken = []
+    for seed in range(3):
+        budget = visits * free.tune.visit_cost
+        run = Simulated(surface, seed, kernels=True, budget=budget, max_trials=400)
+        assert run.outcome.seconds <= 1.1 * budget
+        assert run.truly_slower_entries() == []
+        taken.append(len(run.outcome.kernels))
+    assert sum(taken) >= 4, taken

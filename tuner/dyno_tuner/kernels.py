@@ -31,6 +31,12 @@ MIN_GAIN = 1.02  # of one launch over the default's; less is not worth a line in
 BATCH = 6  # candidates timed in one request, the default with them
 
 
+def least_visits(kinds: int) -> int:
+    """Of two rounds of the whole profile: the default, the whole, the whole without each group of kernels and
+    without all of them. Less proves nothing."""
+    return 2 * visits_in_round(2 + kinds + (kinds > 1))
+
+
 @dataclass
 class KernelStage:
     """Args:
@@ -67,9 +73,7 @@ class KernelStage:
         ops = [op for op in ops if len(op.candidates) > 1 and op.metric in self.kinds]
         for number, op in enumerate(ops):
             begun, configs = self.ledger.now, len(op.candidates) + 9
-            confirming = (
-                3 * visits_in_round(2 + len(self.weights) + bool(choice.entries)) * self.ledger.expected_visit
-            )
+            confirming = least_visits(len(self.kinds)) * self.ledger.expected_visit
             if not self.more(configs * self.cost_per_config + confirming):
                 self.note("kernels_cut", done=number, of=len(ops))
                 break

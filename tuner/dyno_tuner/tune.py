@@ -15,7 +15,7 @@ from .check import judge
 from .choose import Choice, Chooser
 from .confirm import Bar, Rounds
 from .errors import TuneError
-from .kernels import KernelStage
+from .kernels import KernelStage, least_visits
 from .knobs import Fidelity
 from .measure import ANCHOR_DRIFT, VisitPolicy
 from .outcome import Failure, Outcome
@@ -23,7 +23,7 @@ from .samplers import SAMPLERS
 from .solving import ThresholdStage
 from .stats import Noise, noise_of
 from .study import Mirror, Screen, ScreenPlan, Trial
-from .target import Configuration, Quality, TrialStatus, Visit, Workload
+from .target import Configuration, Quality, TrialStatus, Visit, Workload, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -166,9 +166,21 @@ class Tune:
 
     def _until(self, stage: str) -> None:
         budget = self.options.budget
-        self._stage_end = (
-            math.inf if budget is None else budget * _ENDS[stage][1 if self.options.kernels else 0]
-        )
+        if budget is None:
+            self._stage_end = math.inf
+            return
+        share = _ENDS[stage][1 if self.options.kernels else 0]
+        if self.options.kernels and stage != "kernels":
+            share *= self._before_kernels(budget) / _ENDS["leave_one_out"][1]
+        self._stage_end = budget * share
+
+    def _before_kernels(self, budget: float) -> float:
+        """Share of the budget after which kernels begin: early enough for two rounds of the whole profile,
+        however long a visit takes on a machine that is busy, and for timing ops. Half the budget stays with
+        the settings."""
+        kinds = len({kind_of(m) for m in self.weights})
+        needed = 1.2 * least_visits(kinds) * self.visit_cost / budget + 0.08
+        return max(0.47, min(_ENDS["leave_one_out"][1], _ENDS["kernels"][1] - needed))
 
     def _more(self, visits: int) -> bool:
         return self._more_seconds(visits * self.visit_cost)
