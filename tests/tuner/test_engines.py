@@ -17,7 +17,7 @@ from dyno_tuner.target import Configuration, OpContext, TrialStatus, Workload
 from dyno_tuner.targets import ggml_bench
 from dyno_tuner.targets.ggml_bench import GgmlTarget
 from dyno_tuner.targets.ggml_command import parse_command
-from dyno_tuner.targets.ggml_export import export, tuned_with
+from dyno_tuner.targets.ggml_export import export, held_with, tuned_with
 from dyno_tuner.targets.ggml_help import Help, parse_help, parse_version
 from dyno_tuner.targets.ggml_install import Installation, parse_op_ids
 from dyno_tuner.targets.ggml_knobs import make_knobs
@@ -310,6 +310,8 @@ def test_export_keeps_the_users_command_line(tmp_path: Path) -> None:
     assert "Description=a 100 %% test\n" in unit
     env = export(profile, "env", binaries=str(folder), model="/m.gguf")
     assert env == "LLAMA_ARG_UBATCH=4096\nLLAMA_ARG_BATCH=4096\nGGML_CUDA_GRAPH_OPT=1\n"
+    held = _profile("llama.cpp", {"ubatch": 64}, "tune --set threads=3 --engine llama.cpp")
+    assert export(held, "env", binaries=str(folder), model="m").startswith("LLAMA_ARG_THREADS=3\n")
     plain = _profile("llama.cpp", {"cpu_repack": False})
     assert export(plain, "env", binaries=str(folder), model="/m.gguf") == "LLAMA_ARG_REPACK=0\n"
 
@@ -336,6 +338,10 @@ def test_what_a_profile_was_tuned_with() -> None:
     found = tuned_with(_profile("llama.cpp", {}, line))
     assert found == ("/b", "x y.gguf", ["llama-server", "-m", "z.gguf"])
     assert tuned_with(_profile("llama.cpp", {})) == (None, None, [])
+    held = "tune --engine llama.cpp --set threads=3 --set=cpu_repack=off -- llama-server --set x=1"
+    assert held_with(_profile("llama.cpp", {}, held)) == {"threads": 3, "cpu_repack": False}
+    with pytest.raises(TuneError, match="--set threads=many"):
+        held_with(_profile("llama.cpp", {}, "tune --set threads=many"))
 
 
 def test_what_follows_the_dashes_is_no_subcommand(tmp_path: Path) -> None:

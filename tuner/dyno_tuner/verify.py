@@ -24,7 +24,7 @@ from .ledger import Executor, Ledger
 from .progress import Progress
 from .space import Space
 from .target import METRICS, Configuration, KernelChoice, TrialStatus, Workload, kind_of
-from .targets.ggml_export import tuned_with
+from .targets.ggml_export import held_with, tuned_with
 from .tune import Options, Tune
 from .worker import WorkerExecutor
 
@@ -306,7 +306,7 @@ def _binaries(path: Path, profile: profiles.Profile, device: str, binaries: str 
         )
     number = int(device.removeprefix("cuda:")) if device.startswith("cuda:") else 0
     return {
-        "binaries": binaries or folder, "command": command,
+        "binaries": binaries or folder, "command": command, "settings": held_with(profile),
         "gpu": number if device.startswith("cuda") else None,
     }  # fmt: skip
 

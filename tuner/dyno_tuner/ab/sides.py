@@ -11,7 +11,7 @@ from dyno import profiles
 
 from ..emit import incumbent_settings
 from ..errors import TuneError
-from ..targets.ggml_export import tuned_with
+from ..targets.ggml_export import held_with, tuned_with
 from ..targets.ggml_install import engine_in
 from .dyno_side import DynoSide
 from .ggml_side import GgmlSide
@@ -85,7 +85,7 @@ def _profile(name: str, path: Path, given: Given, flags: list[str], own: str) ->
         raise TuneError(
             f"side {name}: {path} is a profile of {engine}; give --bin, the folder of its binaries"
         )
-    settings = incumbent_settings(profile)
+    settings = {**held_with(profile), **incumbent_settings(profile)}
     return GgmlSide(name, engine, given.model, binaries, command=[*command, *flags], settings=settings,
                     gpu=given.gpu, text=given.text, deadline=given.deadline, log=given.log)  # fmt: skip
 

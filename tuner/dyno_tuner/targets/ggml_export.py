@@ -12,6 +12,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from dyno import profiles
+from dyno.settings import SETTINGS
 
 from ..errors import TuneError
 from .ggml_command import Command, parse_command
@@ -43,6 +44,29 @@ def tuned_with(profile: profiles.Profile) -> tuple[str | None, str | None, list[
                 value if equals else "".join(words[n + 1 : n + 2])
             )
     return found.get("--bin"), found.get("--model"), words[cut + 1 :]
+
+
+def held_with(profile: profiles.Profile) -> dict[str, Value]:
+    """Settings that a profile was tuned with by `--set`: everything was measured with them. Raises TuneError
+    for a value that is none."""
+    try:
+        words = shlex.split(profile.provenance.command or "") if profile.provenance else []
+    except ValueError:
+        words = []  # not written by this tuner
+    cut = words.index("--") if "--" in words else len(words)
+    held: dict[str, Value] = {}
+    for n, word in enumerate(words[:cut]):
+        pair = "".join(words[n + 1 : n + 2]) if word == "--set" else word.removeprefix("--set=")
+        if word != "--set" and not word.startswith("--set="):
+            continue
+        name, equals, text = pair.partition("=")
+        if equals and name in SETTINGS:
+            try:
+                value = SETTINGS[name].parse(text)
+            except ValueError as error:
+                raise TuneError(f"the command that made the profile: --set {pair}: {error}") from error
+            held[name] = rules_text(value) if isinstance(value, list) else value
+    return held
 
 
 def export(
@@ -78,9 +102,8 @@ def export(
     # What was looked at and left at its default is left out: the user's value did not prove better.
     held = {n: v for n, v in own.incumbent.items() if n not in profile.settings}
     try:
-        spelled = spell(
-            {**own.base, **held, **chosen}, engine, help_, bench=False, batch=own.batch, op_ids=ids
-        )
+        settings = {**own.base, **held, **held_with(profile), **chosen}
+        spelled = spell(settings, engine, help_, bench=False, batch=own.batch, op_ids=ids)
     except ValueError as error:
         raise TuneError(f"{server}: {error}") from error
     spelled.env = {**own.env, **spelled.env}
