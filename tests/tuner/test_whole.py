@@ -149,7 +149,7 @@ def test_a_cut_journal_gives_the_same_kernels_and_the_profile_says_what_was_meas
 
 @pytest.mark.parametrize("visits", [90, 150])
 def test_kernels_are_not_starved_where_visits_are_slow(visits: int) -> None:
-    """A budget of a few dozen visits, as on a busy machine, still leaves time to prove a kernel worth 20 %."""
+    """A budget of a few dozen visits, as on a busy machine, leaves time to prove a kernel worth 20 %."""
     surface = _with(saturating(), _op("a", "tg", 1.6, tg=1.2), _op("b", "pp", 1.5, pp=1.2))
     free = Simulated(surface, 1, max_trials=15)
     taken = []

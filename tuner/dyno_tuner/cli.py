@@ -117,7 +117,13 @@ def tune(
     binaries: Annotated[
         Path | None, typer.Option("--bin", help="Folder of llama.cpp's or ik_llama.cpp's binaries.")
     ] = None,
-    text: Annotated[Path | None, typer.Option(help="With --bin: text that answers are compared on.")] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            help="Your own text: what prompts are made of (it decides which experts work); "
+            "with --bin what answers are compared on."
+        ),
+    ] = None,
     kernels: Annotated[bool, typer.Option(help="Also choose kernels of single ops.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
@@ -162,6 +168,7 @@ def tune(
         shlex.join(["tune", *sys.argv[1:]]), quiet, _held(hold or [], engine),
         deadline_floor=_least_deadline(engine, chosen, model), engine=engine,
         engine_options=options_of_engine, memory_limit=limit,
+        text=str(text.absolute()) if text is not None and engine == "dyno" else None,
     )  # fmt: skip
     result = run(request)
     if as_json:
@@ -214,10 +221,8 @@ def _engine(
     if engine not in ENGINES:
         raise typer.BadParameter(f"no engine {engine!r}; there are {', '.join(ENGINES)}")
     if engine == "dyno":
-        if binaries is not None or text is not None or command:
-            raise typer.BadParameter(
-                "--bin, --text and a command line go with --engine llama.cpp|ik_llama.cpp"
-            )
+        if binaries is not None or command:
+            raise typer.BadParameter("--bin and a command line go with --engine llama.cpp|ik_llama.cpp")
         return {}
     if binaries is None:
         raise typer.BadParameter(f"--engine {engine} needs --bin DIR, the folder of its binaries")

@@ -150,7 +150,8 @@ def _evidence(outcome: Outcome, description: Description, made: Made) -> profile
     tuned = outcome.tuned or outcome.baseline
     quality = outcome.quality or outcome.default_quality
     return profiles.Evidence(
-        workload=_workload(workload),
+        workload=_workload(workload, description.engine.get("text_file") or None),
+        routing=profiles.Routing(**outcome.routing) if outcome.routing else None,
         baseline={_metric(workload, m): round(r, 2) for m, r in outcome.baseline.items()},
         tuned={_metric(workload, m): round(r, 2) for m, r in tuned.items()},
         gain={_metric(workload, m): profiles.Gain(**_ratio(g)) for m, g in outcome.gain.items()},
@@ -187,13 +188,16 @@ def _noise(noise: Sequence[Noise], outcome: Outcome) -> profiles.Noise | None:
     )
 
 
-def _workload(workload: Workload) -> profiles.Workload:
+def _workload(workload: Workload, text: str | None) -> profiles.Workload:
     """Of a mix every length and depth there is; which go together, and with which weight, say the names of
     the measures and the weights in their order."""
     if not workload.parts:
-        return profiles.Workload(pp=_some(workload.pp), tg=_some(workload.tg), depth=[workload.depth])
+        return profiles.Workload(
+            pp=_some(workload.pp), tg=_some(workload.tg), depth=[workload.depth], text=text
+        )
     return profiles.Workload(
         name=workload.name or None,
+        text=text,
         pp=sorted({p.tokens for p in workload.parts if p.kind == "pp"}),
         tg=sorted({p.tokens for p in workload.parts if p.kind == "tg"}),
         depth=sorted({p.depth for p in workload.parts}),

@@ -44,6 +44,10 @@ class InlineExecutor:
     def quality(self, configuration: Configuration, context: OpContext, deadline: float) -> Quality:
         return self._target.quality(configuration, context)
 
+    def routing(self, configuration: Configuration, workload: Workload, context: OpContext) -> dict[str, Any]:
+        counted = getattr(self._target, "routing", None)
+        return dict(counted(configuration, workload)) if counted is not None else {}
+
     def memory(self, settings: Mapping[str, Value]) -> int | None:
         planned = getattr(self._target, "memory", None)
         if planned is None:

@@ -54,6 +54,10 @@ class Executor(Protocol):
 
     def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]: ...
 
+    def routing(self, configuration: Configuration, workload: Workload, context: OpContext) -> dict[str, Any]:
+        """How the router spreads the workload's tokens over its experts; empty where there are none."""
+        ...
+
     def memory(self, settings: Mapping[str, Value]) -> int | None:
         """Bytes that the engine's plan adds up to; None where it refuses the settings."""
         ...
@@ -160,6 +164,12 @@ class Ledger:
                 self._identity(configuration), Visit(quality.status, message=quality.message)
             )
         return quality
+
+    def routing(self, key: str, configuration: Configuration, *, process: int) -> dict[str, Any]:
+        def perform(context: OpContext) -> dict[str, Any]:
+            return self._executor.routing(configuration, self._workload, context)
+
+        return self._do("routing", key, configuration.to_dict(), {}, process, perform)
 
     def kernel_ops(self, key: str, configuration: Configuration, *, process: int) -> list[KernelOp]:
         def perform(context: OpContext) -> dict[str, Any]:

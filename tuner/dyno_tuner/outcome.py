@@ -70,6 +70,7 @@ class Outcome:
     unstable: int = 0  # visits that were still warming up at their cap
     drift: float = 0.0
     seconds: float = 0.0
+    routing: dict[str, Any] = field(default_factory=dict)  # how a router spread the workload
     status: str = "complete"  # complete | budget | interrupted
     remark: str = ""
 
@@ -96,5 +97,6 @@ class Outcome:
             "trials": self.trials,
             "voided": self.voided,
             "seconds": self.seconds,
+            "routing": self.routing,
             "status": self.status,
         }

@@ -58,6 +58,7 @@ class Request:
     deadline_floor: float = 6.0  # seconds that any trial may take
     engine: str = "dyno"
     engine_options: dict[str, Any] = field(default_factory=dict)  # of a foreign engine's target
+    text: str | None = None  # file whose text the prompts are
     memory_limit: int | None = None  # bytes that the engine's plan may add up to
 
 
@@ -225,7 +226,7 @@ def run(request: Request, executor: Executor | None = None, space: Space | None 
     with tempfile.TemporaryDirectory(prefix="dyno-tune-") as scratch:
         own = executor is None
         if executor is None:
-            own_options: dict[str, Any] = {"ctx": request.ctx, "device": request.device}
+            own_options: dict[str, Any] = {"text": request.text, "ctx": request.ctx, "device": request.device}
             executor = WorkerExecutor(
                 request.engine.replace(".", "_"),
                 {"model": os.path.abspath(request.model), "settings": request.held,
@@ -255,6 +256,8 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
     out = output_path(request, description)
     _check_writable(out)
     options = request.options
+    if int(description.model.get("experts") or 0) and not foreign:
+        options = dataclasses.replace(options, routing=True)
     if foreign and not description.engine["answers_compared"]:
         options = dataclasses.replace(
             options, check=False

@@ -64,6 +64,7 @@ class Options:
     kernels: bool = False
     weights: Mapping[str, float] = field(default_factory=dict)  # of the metrics; default: all alike
     check: bool = True
+    routing: bool = False  # measure how the router spreads the workload
 
     def metric_weights(self) -> dict[str, float]:
         own = self.workload.weights
@@ -110,6 +111,7 @@ class Tune:
         self._met: set[object] = {space.code_class(space.default)}
         self.noise: dict[str, Noise] = {}
         self.visit_cost = 0.0
+        self.routing: dict[str, Any] = {}
         self.status = "complete"
 
     def _known(self, settings: Mapping[str, Any]) -> Point | None:
@@ -135,6 +137,9 @@ class Tune:
         if not self._measure_noise():
             self.status = "budget"
             return
+        if self.options.routing:
+            default = self.space.configuration(self.space.default)
+            self.routing = self.ledger.routing("routing", default, process=self._process)
         if self.space.knobs:
             self._solve_thresholds()
             self._stage("screen")
@@ -500,6 +505,7 @@ class Tune:
             unstable=self._unstable,
             drift=max((abs(n.drift) for n in self.noise.values()), default=0.0),
             seconds=self.ledger.now,
+            routing=self.routing,
             status=self.status,
             voided=choice.voided + (self._screen.voided if self._screen else 0),
         )

@@ -257,6 +257,15 @@ class WorkerExecutor:
             return Quality(self._status(reply), message=reply.message)
         return Quality.from_dict(reply.value)
 
+    def routing(self, configuration: Configuration, workload: Workload, context: OpContext) -> dict[str, Any]:
+        """How the router spreads the workload; empty where it has none or the worker did not survive it."""
+        arguments = {"configuration": configuration.to_dict(), "workload": workload.to_dict()}
+        try:
+            reply = self._get(context.process).call("routing", arguments, START_DEADLINE)
+        except WorkerDied:
+            return {}
+        return {} if reply.error else dict(reply.value)
+
     def memory(self, settings: Mapping[str, Value]) -> int | None:
         """Bytes that the engine's plan adds up to; None where it refuses the settings. Raises TargetUnusable
         where the target has no plan."""

@@ -52,6 +52,8 @@ def _handle(target: Any, request: dict[str, Any]) -> Any:
     if method == "kernel_ops":
         ops = target.kernel_ops(configuration, Workload.from_dict(request["workload"]))
         return [op.to_dict() for op in ops]
+    if method == "routing":
+        return target.routing(configuration, Workload.from_dict(request["workload"]))
     context = OpContext.from_dict(request["context"])
     if method == "quality":
         return target.quality(configuration, context).to_dict()

@@ -20,7 +20,6 @@ from dyno.errors import DeviceError, DynoError, GgufError, ModelError, OutOfMemo
 from dyno.settings import DefaultsFor, engine_defaults, has_latent_cache, settings_for
 
 from ..errors import TargetFailure, TargetUnusable
-from ..stats import keyed_rng
 from ..target import (
     Configuration,
     Description,
@@ -34,6 +33,7 @@ from ..target import (
     Workload,
 )
 from . import answers
+from .prompts import Prompts, measure_routing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,6 +65,7 @@ class DynoTarget:
         scratch: str | None = None,
         check_seed: int = 0,
         device: str = "cpu",
+        text: str | None = None,
     ) -> None:
         self._path = model
         self._fixed = dict(settings or {})
@@ -90,6 +91,7 @@ class DynoTarget:
             cores=usable_cores(), n_ctx_train=limit, latent_cache=has_latent_cache(self._model),
             cuda_graphs=bool(engine_defaults().get("cuda_graphs", True)),
         )  # fmt: skip
+        self._prompts = Prompts(model, int(self._model["n_vocab"]), text)
         self._kinds = {s.name: s.kind for s in settings_for(self._kind)}
         self._defaults = {s.name: s.default_value(given) for s in settings_for(self._kind)}
         self._defaults["ctx"] = self._ctx
@@ -115,6 +117,8 @@ class DynoTarget:
                 **engine.model_dump(mode="json", exclude_none=True),
                 "defaults": {**self._defaults, **self._fixed},
                 "ctx": self._ctx,
+                "text": self._prompts.digest,
+                "text_file": self._prompts.source if self._prompts.digest else "",
                 "compiler": str(self._build.get("compiler", "")),
                 "device_name": str(self._device.get("name", "")),
                 **self._gpu_facts(),
@@ -251,8 +255,25 @@ class DynoTarget:
             session.close()
 
     def _tokens(self, count: int, *key: object) -> np.ndarray:
-        rng = keyed_rng("tokens", *key)
-        return rng.integers(int(self._model["n_vocab"]), size=count, dtype=np.int32)
+        return self._prompts.take(count, *key)
+
+    # ---- routing
+
+    def routing(self, configuration: Configuration, workload: Workload) -> dict[str, Any]:
+        """How the router spreads a u-batch of the workload's prompts; empty where there are no experts."""
+        experts = int(self._model.get("experts") or 0)
+        if not experts:
+            return {}
+        self._switch(configuration)
+        tokens = min(int(self._loaded["ubatch"]), max(workload.prompts, default=64), self._ctx)
+        try:
+            return measure_routing(self._session, self._prompts, tokens, experts)
+        except (OutOfMemoryError, MemoryError) as error:
+            raise TargetFailure(str(TrialStatus.OOM), str(error)) from error
+        except DynoError as error:
+            raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
+        finally:
+            self._depth = None
 
     # ---- memory
 
