@@ -9,6 +9,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <array>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -83,6 +85,12 @@ runtime::SessionSettings read_session(const nb::dict& dict, runtime::SessionSett
   s.threads_batch = thread_count(r, "threads_batch", s.threads_batch);
   s.cuda_graphs = r.flag("cuda_graphs", s.cuda_graphs);
   s.fusion = r.flag("fusion", s.fusion);
+  const std::string mode = r.text("mla_mode", std::string(plan::mla_mode_name(s.mla_mode)));
+  constexpr std::array kModes = {plan::MlaMode::automatic, plan::MlaMode::expanded, plan::MlaMode::absorbed};
+  const auto known = std::find_if(kModes.begin(), kModes.end(), [&](auto m) { return plan::mla_mode_name(m) == mode; });
+  DYNO_CHECK(ProfileError, known != kModes.end(), "[settings] mla_mode is '", mode,
+             "'; expected auto, expanded or absorbed");
+  s.mla_mode = *known;
   r.finish();
   if (asked != nullptr) *asked = r.asked();
   return s;
@@ -271,6 +279,7 @@ nb::dict plan_dict(const runtime::Session& session) {
   settings["device"] = device_name(p.device);
   settings["cuda_graphs"] = session.settings().cuda_graphs;
   settings["fusion"] = session.settings().fusion;
+  settings["mla_mode"] = std::string(plan::mla_mode_name(session.settings().mla_mode));
   settings["ctx"] = p.context.ctx;
   settings["kv_type_k"] = std::string(dtype_name(p.kv_type_k));
   settings["kv_type_v"] = std::string(dtype_name(p.kv_type_v));
@@ -354,16 +363,17 @@ void bind_session(nb::module_& m) {
         "{kind: {name: default}}: every setting that Session takes, whatever the device. 0 and 'auto' mean that the "
         "engine decides.");
   nb::class_<PySession>(m, "Session", "A loaded model with its KV cache. Calls from several threads are serialised.")
-      .def(nb::init<const std::filesystem::path&, const nb::dict&, const nb::dict&, const nb::dict&, const Kernels&,
-                    bool, const std::optional<nb::dict>&>(),
-           "path"_a, nb::kw_only(), "load"_a = nb::dict(), "context"_a = nb::dict(), "session"_a = nb::dict(),
-           "kernels"_a = Kernels(), "plan_only"_a = false, "device"_a = nb::none(),
-           "load: numerics, device (cpu, cuda, cuda:N), cpu_repack, cpu_isa. context: ctx, kv_type_k, kv_type_v, "
-           "sequences. session: ubatch, "
-           "threads, threads_batch, cuda_graphs, fusion. kernels: (op key, token range, config dict, origin). "
-           "plan_only: decide everything, "
-           "read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in "
-           "cpu_info() and devices(), of a device that need not be here.")
+      .def(
+          nb::init<const std::filesystem::path&, const nb::dict&, const nb::dict&, const nb::dict&, const Kernels&,
+                   bool, const std::optional<nb::dict>&>(),
+          "path"_a, nb::kw_only(), "load"_a = nb::dict(), "context"_a = nb::dict(), "session"_a = nb::dict(),
+          "kernels"_a = Kernels(), "plan_only"_a = false, "device"_a = nb::none(),
+          "load: numerics, device (cpu, cuda, cuda:N), cpu_repack, cpu_isa. context: ctx, kv_type_k, kv_type_v, "
+          "sequences. session: ubatch, "
+          "threads, threads_batch, cuda_graphs, fusion, mla_mode. kernels: (op key, token range, config dict, origin). "
+          "plan_only: decide everything, "
+          "read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in "
+          "cpu_info() and devices(), of a device that need not be here.")
       .def_prop_ro(
           "model", [](const PySession& s) { return model_dict(s.get().model()); },
           nb::sig("def model(self) -> dict[str, typing.Any]"))

@@ -14,6 +14,7 @@
 #include "ops/kv_store/kv_store.h"
 #include "ops/matmul/matmul.h"
 #include "ops/matmul_id/matmul_id.h"
+#include "ops/mla_expand/mla_expand.h"
 #include "ops/moe_down_sum/moe_down_sum.h"
 #include "ops/moe_route/moe_route.h"
 #include "ops/moe_sum/moe_sum.h"
@@ -164,6 +165,20 @@ GluArgs read_args(OpArgs& in, const GluDesc& d, std::vector<SequenceRun>&) {
   a.gate = in.in<float>("gate", extent(d.m, a.gate_stride, d.n));
   a.up = in.in<float>("up", extent(d.m, a.up_stride, d.n));
   a.y = in.out<float>("y", extent(d.m, a.y_stride, d.n));
+  return a;
+}
+
+MlaExpandArgs read_args(OpArgs& in, const MlaExpandDesc& d, std::vector<SequenceRun>&) {
+  MlaExpandArgs a;
+  const auto row = static_cast<int64_t>(row_bytes(d.cache_type, d.lora + d.rope));
+  a.row_bytes = in.number<int64_t>("row_bytes", row);
+  a.latents = reinterpret_cast<const std::byte*>(in.in<uint8_t>("latents", extent(d.m, a.row_bytes, row)));
+  a.k_b_stride_bytes = static_cast<int64_t>(layout_bytes(d.k_type, d.k_layout, d.lora, d.nope));
+  a.v_b_stride_bytes = static_cast<int64_t>(layout_bytes(d.v_type, d.v_layout, d.dv, d.lora));
+  a.k_b = in.in<uint8_t>("k_b", d.heads * a.k_b_stride_bytes);
+  a.v_b = in.in<uint8_t>("v_b", d.heads * a.v_b_stride_bytes);
+  a.keys = reinterpret_cast<uint16_t*>(in.out<uint8_t>("keys", d.m * d.heads * (d.nope + d.rope) * 2));
+  a.values = reinterpret_cast<uint16_t*>(in.out<uint8_t>("values", d.m * d.heads * d.dv * 2));
   return a;
 }
 

@@ -13,6 +13,7 @@
 #include "ops/kv_store/kv_store.h"
 #include "ops/matmul/matmul.h"
 #include "ops/matmul_id/matmul_id.h"
+#include "ops/mla_expand/mla_expand.h"
 #include "ops/moe_down_sum/moe_down_sum.h"
 #include "ops/moe_route/moe_route.h"
 #include "ops/moe_sum/moe_sum.h"

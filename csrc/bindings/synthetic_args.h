@@ -195,6 +195,18 @@ class SyntheticArgs {
     a.out = integers(d.m, 1);
     return a;
   }
+  ops::MlaExpandArgs make(const ops::MlaExpandDesc& d) {
+    ops::MlaExpandArgs a;
+    a.row_bytes = static_cast<int64_t>(row_bytes(d.cache_type, d.lora + d.rope));
+    a.latents = cache(d.cache_type, d.m * (d.lora + d.rope));
+    a.k_b_stride_bytes = static_cast<int64_t>(ops::layout_bytes(d.k_type, d.k_layout, d.lora, d.nope));
+    a.v_b_stride_bytes = static_cast<int64_t>(ops::layout_bytes(d.v_type, d.v_layout, d.dv, d.lora));
+    a.k_b = weights(d.heads * a.k_b_stride_bytes);
+    a.v_b = weights(d.heads * a.v_b_stride_bytes);
+    a.keys = reinterpret_cast<uint16_t*>(weights(d.m * d.heads * (d.nope + d.rope) * 2));
+    a.values = reinterpret_cast<uint16_t*>(weights(d.m * d.heads * d.dv * 2));
+    return a;
+  }
   ops::GluArgs make(const ops::GluDesc& d) {
     ops::GluArgs a;
     a.gate = floats(d.m * d.n);

@@ -187,6 +187,17 @@ struct MoeDownSumArgs {
   float* out = nullptr;  // [m, n]
 };
 
+struct MlaExpandArgs {
+  const std::byte* latents = nullptr;  // [m, lora + rope] of the cache's type
+  int64_t row_bytes = 0;               // between them
+  const void* k_b = nullptr;
+  int64_t k_b_stride_bytes = 0;  // between heads
+  const void* v_b = nullptr;
+  int64_t v_b_stride_bytes = 0;
+  uint16_t* keys = nullptr;    // halves [m, heads, nope + rope]
+  uint16_t* values = nullptr;  // halves [m, heads, dv]
+};
+
 struct SampleArgs {
   const float* logits = nullptr;   // [m, n_vocab]
   const float* uniform = nullptr;  // [m] in [0, 1)

@@ -117,6 +117,14 @@ void for_each_field(std::type_identity<MoeDownSumDesc>, V&& v) {
   v("type", &D::type, In::always); v("m", &D::m, In::never); v("n", &D::n, In::always); v("k", &D::k, In::always);
   v("experts", &D::experts, In::always); v("used", &D::used, In::always); v("layout", &D::layout, In::if_set);
 }
+template <typename V>
+void for_each_field(std::type_identity<MlaExpandDesc>, V&& v) {
+  using D = MlaExpandDesc;
+  v("k_type", &D::k_type, In::always); v("v_type", &D::v_type, In::always); v("m", &D::m, In::never);
+  v("heads", &D::heads, In::always); v("nope", &D::nope, In::always); v("rope", &D::rope, In::always);
+  v("dv", &D::dv, In::always); v("lora", &D::lora, In::always); v("cache_type", &D::cache_type, In::always);
+  v("k_layout", &D::k_layout, In::if_set); v("v_layout", &D::v_layout, In::if_set);
+}
 // clang-format on
 
 }  // namespace dyno::ops

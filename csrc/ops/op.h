@@ -34,8 +34,9 @@ enum class Family : uint8_t {
   glu,
   qkv,
   moe_down_sum,
+  mla_expand,
 };
-inline constexpr int kFamilyCount = 16;
+inline constexpr int kFamilyCount = 17;
 std::string_view family_name(Family family);
 
 inline constexpr int kMaxParams = 5;
@@ -231,6 +232,17 @@ struct MoeDownSumDesc {
   Layout layout = Layout::plain;
   int64_t m = 1, n = 0, k = 0, experts = 1, used = 1;
   friend bool operator==(const MoeDownSumDesc&, const MoeDownSumDesc&) = default;
+};
+
+// Keys and values of all heads from m rows of the latent cache (lora dims of latent, then rope of a shared rotary key):
+// keys[m, h, nope + rope] = latent · k_b[h], rotary part; values[m, h, dv] = latent · v_b[h]ᵀ; both in f16.
+// k_b [heads, lora, nope], v_b [heads, dv, lora].
+struct MlaExpandDesc {
+  DType k_type = DType::f16, v_type = DType::f16;  // of k_b and v_b
+  int64_t m = 1, heads = 1, nope = 0, rope = 0, dv = 0, lora = 0;
+  DType cache_type = DType::f16;
+  Layout k_layout = Layout::plain, v_layout = Layout::plain;
+  friend bool operator==(const MlaExpandDesc&, const MlaExpandDesc&) = default;
 };
 
 // Draws one token per row of logits [m, n_vocab]. Pure: the random numbers are an input.

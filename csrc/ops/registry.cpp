@@ -12,6 +12,7 @@
 #include "ops/kv_store/kv_store.h"
 #include "ops/matmul/matmul.h"
 #include "ops/matmul_id/matmul_id.h"
+#include "ops/mla_expand/mla_expand.h"
 #include "ops/moe_down_sum/moe_down_sum.h"
 #include "ops/moe_route/moe_route.h"
 #include "ops/moe_sum/moe_sum.h"
@@ -26,9 +27,9 @@ namespace dyno::ops {
 namespace {
 
 constexpr Family kFamilyOf[] = {
-    Family::embed,       Family::norm,      Family::rope,    Family::matmul,       Family::matmul_id, Family::up_gate,
-    Family::moe_up_gate, Family::moe_route, Family::moe_sum, Family::attention,    Family::kv_store,  Family::copy,
-    Family::sample,      Family::glu,       Family::qkv,     Family::moe_down_sum,
+    Family::embed,       Family::norm,      Family::rope,    Family::matmul,       Family::matmul_id,  Family::up_gate,
+    Family::moe_up_gate, Family::moe_route, Family::moe_sum, Family::attention,    Family::kv_store,   Family::copy,
+    Family::sample,      Family::glu,       Family::qkv,     Family::moe_down_sum, Family::mla_expand,
 };
 static_assert(std::size(kFamilyOf) == std::variant_size_v<OpDesc>, "one family for each alternative of OpDesc");
 
@@ -132,6 +133,8 @@ std::span<const VariantInfo> variants(Family family) {
       return qkv_variants();
     case Family::moe_down_sum:
       return moe_down_sum_variants();
+    case Family::mla_expand:
+      return mla_expand_variants();
   }
   throw ProfileError(str_cat("[ops] no op family has the number ", static_cast<int>(family)));
 }

@@ -10,9 +10,9 @@
 
 namespace dyno::ops {
 
-using OpDesc =
-    std::variant<EmbedDesc, NormDesc, RopeDesc, MatmulDesc, MatmulIdDesc, UpGateDesc, MoeUpGateDesc, MoeRouteDesc,
-                 MoeSumDesc, AttentionDesc, KvStoreDesc, CopyDesc, SampleDesc, GluDesc, QkvDesc, MoeDownSumDesc>;
+using OpDesc = std::variant<EmbedDesc, NormDesc, RopeDesc, MatmulDesc, MatmulIdDesc, UpGateDesc, MoeUpGateDesc,
+                            MoeRouteDesc, MoeSumDesc, AttentionDesc, KvStoreDesc, CopyDesc, SampleDesc, GluDesc,
+                            QkvDesc, MoeDownSumDesc, MlaExpandDesc>;
 
 Family family_of(const OpDesc& desc);
 int64_t tokens_of(const OpDesc& desc);

@@ -25,7 +25,8 @@ void layout_arena(Plan& plan, int64_t ubatch) {
   // Largest first, each at the lowest offset that is free during its life.
   std::vector<size_t> order;
   for (size_t i = 0; i < plan.values.size(); ++i) {
-    if (plan.values[i].first_use >= 0 && static_cast<ValueId>(i) != plan.logits) order.push_back(i);
+    const bool used = plan.values[i].list != ListId::expanded || plan.expands();
+    if (used && plan.values[i].first_use >= 0 && static_cast<ValueId>(i) != plan.logits) order.push_back(i);
   }
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return bytes_of(plan.values[a]) > bytes_of(plan.values[b]); });

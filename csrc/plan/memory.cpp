@@ -31,7 +31,7 @@ struct Remedy {
 // The largest power of two below the u-batch that frees enough, else the smallest; what one token takes is
 // proportional.
 Remedy smaller_ubatch(const Plan& plan, size_t missing) {
-  const size_t per_token = plan.arena_bytes / static_cast<size_t>(plan.ubatch);
+  const size_t per_token = (plan.arena_bytes - plan.expanded_bytes()) / static_cast<size_t>(plan.ubatch);
   Remedy found;
   for (int64_t u = kLeastUbatch; u < plan.ubatch; u *= 2) {
     const size_t frees = per_token * static_cast<size_t>(plan.ubatch - u);
@@ -47,6 +47,8 @@ Remedy smaller_context(const Plan& plan, size_t missing) {
   const int64_t ctx = std::max(kLeastContext, (plan.context.ctx - fewer) / kLeastContext * kLeastContext);
   return {str_cat("ctx=", ctx), per_position * static_cast<size_t>(plan.context.ctx - ctx)};
 }
+
+Remedy absorbed_attention(const Plan& plan) { return {"mla_mode=absorbed", plan.expanded_bytes()}; }
 
 Remedy fewer_sequences(const Plan& plan, size_t missing) {
   if (plan.context.sequences == 1) return {};
@@ -81,8 +83,9 @@ void check_memory(const Plan& plan, size_t free_bytes, bool weights_loaded) {
   if (needed <= free_bytes) return;
   const size_t missing = needed - free_bytes;
   std::vector<Remedy> remedies;
-  for (Remedy& remedy : std::vector<Remedy>{smaller_ubatch(plan, missing), smaller_context(plan, missing),
-                                            fewer_sequences(plan, missing), smaller_cache(plan)}) {
+  for (Remedy& remedy :
+       std::vector<Remedy>{smaller_ubatch(plan, missing), smaller_context(plan, missing),
+                           fewer_sequences(plan, missing), smaller_cache(plan), absorbed_attention(plan)}) {
     if (remedy.frees > 0) remedies.push_back(std::move(remedy));
   }
   std::string enough, all;

@@ -83,6 +83,8 @@ class OpList {
   // Attention (op_list_attention.cpp).
   void gqa(const model::LayerSpec& layer, int32_t index);
   void mla(const model::LayerSpec& layer, int32_t index);
+  // From queries [heads, nope + rotary] and the stored latents to [heads, v_head].
+  virtual Operand latent_attention(const model::AttentionSpec& a, Operand q, int32_t layer);
   virtual Qkv qkv_products(const model::AttentionSpec& a, Input& h, int32_t layer);
   // Norms of heads, rotation, and the way of k and v into the cache.
   virtual void store_qkv(const model::AttentionSpec& a, const Qkv& x, int32_t layer);

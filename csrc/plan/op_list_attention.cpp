@@ -96,6 +96,13 @@ void OpList::mla(const model::LayerSpec& layer, int32_t i) {
   rope(p + "rope_k", latent, a.rope, 1, a.dk, a.kv_lora, i);
   store(p + "kv_store", latent, a.dk, false, i);
 
+  Input o{.f32 = latent_attention(a, q, i), .width = a.heads * a.v_head, .name = p + "attention_v"};
+  project(p + "attn_output", o, a.output, a.output_bias, layer.attn_post_norm, p + "attn_post_norm", i);
+}
+
+Operand OpList::latent_attention(const model::AttentionSpec& a, Operand q, int32_t i) {
+  const std::string p = str_cat("blk.", i, ".");
+  const int64_t key_head = a.nope + a.rope.n_rot;
   // Queries against the latent: [heads, kv_lora + rotary].
   const auto heads = static_cast<int32_t>(a.heads);
   Operand absorbed = value(p + "q_absorbed", a.heads * a.dk);
@@ -134,8 +141,7 @@ void OpList::mla(const model::LayerSpec& layer, int32_t i) {
   target = out;
   target.batch_stride_bytes = a.v_head * kF32;
   batched_matmul(p + "attn_v_b", latent_out, a.v_b, target, i);
-  Input o{.f32 = out, .width = a.heads * a.v_head, .name = p + "attention_v"};
-  project(p + "attn_output", o, a.output, a.output_bias, layer.attn_post_norm, p + "attn_post_norm", i);
+  return out;
 }
 
 }  // namespace dyno::plan

@@ -1,10 +1,12 @@
 #include "plan/plan.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include "core/error.h"
 #include "ops/matmul/layout.h"
+#include "plan/expanded_list.h"
 #include "plan/fused_list.h"
 #include "plan/op_list.h"
 
@@ -59,7 +61,14 @@ std::string mib(size_t bytes) {
 }  // namespace
 
 std::string_view numerics_name(Numerics numerics) { return numerics == Numerics::exact ? "exact" : "default"; }
-std::string_view list_name(ListId list) { return list == ListId::fused ? "fused" : "general"; }
+std::string_view list_name(ListId list) {
+  constexpr std::array<std::string_view, kListCount> names = {"general", "fused", "expanded"};
+  return names[static_cast<size_t>(list)];
+}
+std::string_view mla_mode_name(MlaMode mode) {
+  constexpr std::array<std::string_view, 3> names = {"auto", "expanded", "absorbed"};
+  return names[static_cast<size_t>(mode)];
+}
 
 void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& context) {
   ContextOptions c = context;
@@ -97,8 +106,9 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
 }
 
 Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const LoadOptions& load,
-                const ContextOptions& context, int64_t ubatch) {
+                const ContextOptions& context, int64_t ubatch, MlaMode mla_mode) {
   Plan plan;
+  plan.mla_mode = mla_mode;
   plan.device = device;
   plan.load = load;
   layout_kv(plan, model, context);
@@ -115,9 +125,23 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
   OpList(plan, model, plan.general).build();
   if (device.kind == DeviceKind::cuda && load.numerics == Numerics::standard) {
     FusedList(plan, model, plan.fused).build();
+    const bool latent = std::any_of(model.layers.begin(), model.layers.end(), [](const model::LayerSpec& layer) {
+      return layer.attention.kind == model::AttentionKind::mla;
+    });
+    if (latent) ExpandedList(plan, model, plan.expanded).build();
   }
   layout_arena(plan, ubatch);
   return plan;
+}
+
+size_t Plan::expanded_bytes() const {
+  size_t most = 0;  // of any layer: the arena holds one at a time
+  for (const Node& node : expanded.nodes) {
+    if (!expands() || !node.keys) continue;
+    const auto bytes = [&](const Operand& o) { return values[static_cast<size_t>(o.value)].bytes_fixed; };
+    most = std::max(most, bytes(node.keys) + bytes(node.values));
+  }
+  return most;
 }
 
 std::string Plan::describe(const model::ModelDesc& model) const {
@@ -149,6 +173,13 @@ std::string Plan::describe(const model::ModelDesc& model) const {
   if (!fused.nodes.empty()) {
     out += str_cat(fused.nodes.size(), " ops a u-batch of at most ", kFusedTokens, " tokens, ", distinct(ListId::fused),
                    " distinct", fusion ? "\n" : ", off (fusion)\n");
+  }
+  if (!expanded.nodes.empty()) {
+    out += str_cat(expanded.nodes.size(), " ops a u-batch with expanded latent attention, ", distinct(ListId::expanded),
+                   " distinct; mla_mode ", mla_mode_name(mla_mode), ", ");
+    out += expands() ? str_cat("keys and values of ", context.ctx, " positions take ", mib(expanded_bytes()),
+                               " of the arena\n")
+                     : str_cat("not used", mla_mode == MlaMode::automatic ? " with an f32 cache\n" : "\n");
   }
   return out;
 }

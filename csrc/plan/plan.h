@@ -52,10 +52,22 @@ inline constexpr ValueId kNoValue = -1;
 enum class ListId : uint8_t {
   general,  // any number of tokens
   fused,    // few, larger launches for at most kFusedTokens tokens
+  expanded  // latent attention with keys and values of all heads: for prompts
 };
-inline constexpr size_t kListCount = 2;
+inline constexpr size_t kListCount = 3;
 inline constexpr int64_t kFusedTokens = 8;
 std::string_view list_name(ListId list);
+
+// How a GPU computes latent attention. absorbed: queries meet the latents themselves. expanded: keys and values of all
+// heads are made from the latents of the whole context for every u-batch, which costs products and memory, and then a
+// query and key head are a third as wide.
+enum class MlaMode : uint8_t {
+  automatic,  // expanded for sequences with at least kExpandTokens new tokens, but for f32 caches
+  expanded,
+  absorbed,
+};
+std::string_view mla_mode_name(MlaMode mode);  // auto, expanded, absorbed
+inline constexpr int64_t kExpandTokens = 32;
 
 struct Value {
   std::string name;
@@ -93,6 +105,8 @@ struct Node {
   model::WeightId w = model::kNone, w2 = model::kNone, w3 = model::kNone;
   model::WeightId bias = model::kNone, bias2 = model::kNone, bias3 = model::kNone;
   model::WeightId norm = model::kNone;  // of a product that norms its rows
+  Operand keys{}, values{};             // expanded latent attention: f16, of all heads
+  bool per_run = false;                 // launched for each run by itself; such nodes stand together
   float scale = 1.0f;
   float eps = 0.0f;
   float softcap = 0.0f;
@@ -138,9 +152,11 @@ struct Plan {
   std::vector<WeightPlacement> weights;  // parallel to ModelDesc::weights
   std::vector<Value> values;
   NodeList general{.id = ListId::general};
-  NodeList fused{.id = ListId::fused};  // without nodes where nothing is fused: on the CPU, with numerics exact
-  bool fusion = true;                   // whether the fused list is used where there is one
-  std::vector<OpUse> keys;              // of both lists
+  NodeList fused{.id = ListId::fused};        // without nodes where nothing is fused: on the CPU, with numerics exact
+  bool fusion = true;                         // whether the fused list is used where there is one
+  NodeList expanded{.id = ListId::expanded};  // where latent attention can be expanded, on a GPU
+  MlaMode mla_mode = MlaMode::automatic;
+  std::vector<OpUse> keys;  // of all lists
   std::vector<RopeTable> rope_tables;
   std::vector<KvLayer> kv;
   ValueId logits = kNoValue;  // lives in the caller's memory, not in the arena
@@ -149,8 +165,17 @@ struct Plan {
   size_t kv_bytes = 0;
   size_t arena_bytes = 0;
   size_t scratch_bytes = 0;  // all threads together; set when configurations are chosen
-  // The list that a u-batch of that many tokens runs through.
-  const NodeList& list_for(int64_t tokens) const {
+  // Whether any u-batch runs through the expanded list. The f16 keys and values that it makes would give away what an
+  // f32 cache was chosen for, so there only an explicit setting does.
+  bool expands() const {
+    return !expanded.nodes.empty() &&
+           (mla_mode == MlaMode::expanded || (mla_mode == MlaMode::automatic && kv_type_k != DType::f32));
+  }
+  // Of the arena: the keys and values that the expanded list makes for one context.
+  size_t expanded_bytes() const;
+  // The list that a u-batch of that many tokens of `runs` sequences runs through.
+  const NodeList& list_for(int64_t tokens, int64_t runs = 1) const {
+    if (expands() && (mla_mode == MlaMode::expanded || tokens >= kExpandTokens * runs)) return expanded;
     return fusion && tokens <= kFusedTokens && !fused.nodes.empty() ? fused : general;
   }
   size_t total_bytes() const { return weights_bytes + kv_bytes + arena_bytes + scratch_bytes; }
@@ -160,13 +185,13 @@ struct Plan {
 
 // Throws PlanError (context beyond the model's limit, impossible cache type) or UnsupportedError.
 Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const LoadOptions& load,
-                const ContextOptions& context, int64_t ubatch);
+                const ContextOptions& context, int64_t ubatch, MlaMode mla_mode = MlaMode::automatic);
 
 // Throws OutOfMemoryError that says what to change when the plan does not fit into `free_bytes` of its GPU.
 // `weights_loaded`: the weights lie there already, and only the rest is asked for.
 void check_memory(const Plan& plan, size_t free_bytes, bool weights_loaded = false);
 
-// Re-plans the arena for another u-batch; op list and placement stay.
+// Re-plans the arena for another u-batch or mla_mode; op lists and placement stay.
 void layout_arena(Plan& plan, int64_t ubatch);
 // Re-plans the cache.
 void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& context);

@@ -60,7 +60,12 @@ Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& 
 size_t Selection::scratch_per_thread(const Plan& plan, int64_t ubatch) const {
   size_t most = 0;
   for (size_t k = 0; k < plan.keys.size(); ++k) {
-    const bool few = plan.keys[k].count_in(ListId::general) == 0;
+    const OpUse& use = plan.keys[k];
+    if (use.count_in(ListId::expanded) > 0 && !plan.expands() && use.count_in(ListId::general) == 0 &&
+        use.count_in(ListId::fused) == 0) {
+      continue;
+    }
+    const bool few = use.count_in(ListId::general) == 0 && use.count_in(ListId::expanded) == 0;
     const int64_t rows = (few ? std::min(ubatch, kFusedTokens) : ubatch) * plan.keys[k].rows_factor;
     for (int bucket = 0; bucket <= std::min(ops::bucket_of(rows), kBuckets - 1); ++bucket) {
       const int64_t m = std::min(rows, ops::bucket_range(bucket).second);

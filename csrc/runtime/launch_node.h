@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <span>
 
 #include "core/error.h"
 #include "ops/attention/attention.h"
@@ -14,6 +15,7 @@
 #include "ops/kv_store/kv_store.h"
 #include "ops/matmul/matmul.h"
 #include "ops/matmul_id/matmul_id.h"
+#include "ops/mla_expand/mla_expand.h"
 #include "ops/moe_down_sum/moe_down_sum.h"
 #include "ops/moe_route/moe_route.h"
 #include "ops/moe_sum/moe_sum.h"
@@ -34,6 +36,8 @@ struct LaunchBatch {
   const int32_t* positions = nullptr;
   const ops::SequenceRun* runs = nullptr;
   int32_t n_runs = 0;
+  std::span<const ops::SequenceRun> host_runs{};  // the same runs in host memory
+  int32_t run = 0;                                // which of them a per_run node is launched for
   const int32_t* pinned_routing = nullptr;
   int32_t* captured_routing = nullptr;
   int64_t routing_stride = 0;
@@ -60,7 +64,12 @@ template <typename Env>
 void launch_node(const plan::Node& node, Env& env) {
   const plan::Plan& plan = env.plan;
   const plan::OpUse& use = plan.keys[static_cast<size_t>(node.key)];
-  const int64_t rows = env.tokens * node.rows_factor;
+  const bool expansion = ops::family_of(use.desc) == ops::Family::mla_expand;
+  const ops::SequenceRun run =
+      node.per_run ? env.batch.host_runs[static_cast<size_t>(env.batch.run)] : ops::SequenceRun{};
+  const int64_t rows = expansion      ? int64_t{run.position} + run.n_tokens
+                       : node.per_run ? int64_t{run.n_tokens}
+                                      : env.tokens * node.rows_factor;
   const ops::OpDesc desc = ops::with_tokens(use.desc, rows);
   const int bucket = std::min(ops::bucket_of(rows), plan::kBuckets - 1);
   const ops::Config& config = env.selection.choice(node.key, bucket).config;
@@ -217,6 +226,23 @@ void launch_node(const plan::Node& node, Env& env) {
       },
       [&](const ops::AttentionDesc& d) {
         const plan::KvLayer& kv = plan.kv[static_cast<size_t>(node.layer)];
+        if (node.per_run) {
+          launch_op(config, d,
+                    ops::AttentionArgs{.q = floats(node.x),
+                                       .q_stride = node.x.stride_bytes / kF32,
+                                       .k_cache = pointer(node.keys),
+                                       .v_cache = pointer(node.values),
+                                       .k_row_bytes = 2 * d.kv_heads * d.dk,
+                                       .v_row_bytes = 2 * d.kv_heads * d.dv,
+                                       .slot_positions = 0,  // they hold this sequence alone
+                                       .runs = env.batch.runs + env.batch.run,
+                                       .n_runs = 1,
+                                       .scale = node.scale,
+                                       .out = floats(node.y),
+                                       .out_stride = node.y.stride_bytes / kF32},
+                    env.context);
+          return;
+        }
         launch_op(config, d,
                   ops::AttentionArgs{.q = floats(node.x),
                                      .q_stride = node.x.stride_bytes / kF32,
@@ -263,6 +289,20 @@ void launch_node(const plan::Node& node, Env& env) {
                                .up_stride = node.x.stride_bytes / kF32,
                                .y = floats(node.y),
                                .y_stride = node.y.stride_bytes / kF32},
+                  env.context);
+      },
+      [&](const ops::MlaExpandDesc& d) {
+        const plan::KvLayer& kv = plan.kv[static_cast<size_t>(node.layer)];
+        const int64_t slot_bytes = plan.context.ctx * kv.k_row_bytes;
+        launch_op(config, d,
+                  ops::MlaExpandArgs{.latents = env.cache + kv.k_offset + run.slot * slot_bytes,
+                                     .row_bytes = kv.k_row_bytes,
+                                     .k_b = weight(node.w),
+                                     .k_b_stride_bytes = stack_stride(node.w),
+                                     .v_b = weight(node.w2),
+                                     .v_b_stride_bytes = stack_stride(node.w2),
+                                     .keys = reinterpret_cast<uint16_t*>(env.at(node.keys)),
+                                     .values = reinterpret_cast<uint16_t*>(env.at(node.values))},
                   env.context);
       },
       [&](const ops::SampleDesc&) { throw Error("[executor] sampling is not part of a plan"); },

@@ -31,7 +31,7 @@ Session::Session(const std::string& path, const plan::LoadOptions& load, const p
                  Loading loading)
     : file_(GgufFile::open(path)),
       model_(model::describe_model(file_)),
-      plan_(plan::build_plan(model_, device, load, context, settings.ubatch)),
+      plan_(plan::build_plan(model_, device, load, context, settings.ubatch, settings.mla_mode)),
       settings_(resolved(settings, detect_cpu().cores)),
       kernels_(std::move(kernels)),
       pool_(std::make_unique<ThreadPool>(kMaxThreads)),
@@ -105,6 +105,7 @@ void Session::set(const SessionSettings& settings) {
   const SessionSettings next = resolved(settings, detect_cpu().cores);
   replan(
       [&] {
+        plan_.mla_mode = next.mla_mode;
         plan::layout_arena(plan_, next.ubatch);
         settings_ = next;
       },
@@ -117,8 +118,11 @@ void Session::set_kernels(std::vector<profile::KernelEntry> kernels) {
 
 void Session::set_context(const plan::ContextOptions& context) {
   // Cache types are part of the attention ops, so the op list is made again; layouts do not depend on them.
-  replan([&] { plan_ = plan::build_plan(model_, plan_.device, plan_.load, context, settings_.ubatch); },
-         /*clear_cache=*/true);
+  replan(
+      [&] {
+        plan_ = plan::build_plan(model_, plan_.device, plan_.load, context, settings_.ubatch, settings_.mla_mode);
+      },
+      /*clear_cache=*/true);
   positions_.assign(static_cast<size_t>(plan_.context.sequences), 0);
 }
 

@@ -31,6 +31,7 @@ struct SessionSettings {
   int threads_batch = 0;                // for larger ones; 0: as `threads`
   bool cuda_graphs = kCudaGraphsBuilt;  // replay captured graphs on a GPU
   bool fusion = true;                   // few tokens go through the plan's fused list, where it has one
+  plan::MlaMode mla_mode = plan::MlaMode::automatic;
 };
 
 // New tokens of one sequence; they follow what its slot holds.

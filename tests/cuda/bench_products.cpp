@@ -12,46 +12,14 @@
 #include "core/cuda/check.h"
 #include "core/cuda_devices.h"
 #include "product_case.h"
+#include "timer.h"
 
 namespace {
 
 using namespace dyno;
 using testing::ProductCase;
 using testing::ProductOptions;
-
-struct Timer {
-  cudaStream_t stream = nullptr;
-  cudaEvent_t start = nullptr, stop = nullptr;
-  Timer() {
-    DYNO_CUDA_CHECK(cudaStreamCreate(&stream));
-    DYNO_CUDA_CHECK(cudaEventCreate(&start));
-    DYNO_CUDA_CHECK(cudaEventCreate(&stop));
-  }
-  // Median microseconds of body(i), `count` of which make a graph.
-  double microseconds(int count, const std::function<void(int)>& body) const {
-    cudaGraph_t graph;
-    cudaGraphExec_t replay;
-    body(0);
-    DYNO_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < count; ++i) body(i);
-    DYNO_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-    DYNO_CUDA_CHECK(cudaGraphInstantiate(&replay, graph, 0));
-    std::vector<float> times;
-    for (int i = 0; i < 7; ++i) {
-      DYNO_CUDA_CHECK(cudaEventRecord(start, stream));
-      DYNO_CUDA_CHECK(cudaGraphLaunch(replay, stream));
-      DYNO_CUDA_CHECK(cudaEventRecord(stop, stream));
-      DYNO_CUDA_CHECK(cudaStreamSynchronize(stream));
-      float milliseconds = 0;
-      DYNO_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start, stop));
-      if (i >= 2) times.push_back(milliseconds);
-    }
-    DYNO_CUDA_CHECK(cudaGraphExecDestroy(replay));
-    DYNO_CUDA_CHECK(cudaGraphDestroy(graph));
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2] * 1000.0 / count;
-  }
-};
+using testing::Timer;
 
 struct Ceilings {
   double copy_gbps = 0, multiply_tflops = 0;

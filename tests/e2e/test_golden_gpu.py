@@ -149,6 +149,48 @@ class TestDefault:
         assert agree / total >= 0.995
 
 
+class TestLatentAttention:
+    """Both ways of latent attention over an f16 cache, whose rounding 27 narrow layers amplify."""
+
+    pytestmark = gpu
+    LIMITS = {"deepseek2-lite": 1e-3, "deepseek2-v3": 1e-5}  # noqa: RUF012
+
+    @pytest.mark.parametrize("mode", ["expanded", "absorbed", "auto"])
+    @pytest.mark.parametrize("name", sorted(LIMITS))
+    def test_prompts_and_single_tokens(self, name: str, mode: str) -> None:
+        g = golden(name)
+        tokens = np.ascontiguousarray(g["tokens_long"], np.int32)
+        exact = open_session(name, "exact", {"kv_type_k": "f32"})
+        routing = exact.decode([(0, tokens)], "none", capture_routing=True)[1]
+        s = open_session(name, "default", {"kv_type_k": "f16"}, mla_mode=mode, ubatch=48)
+        got = s.decode([(0, tokens)], "all", pinned_routing=routing)[0]
+        assert nmse(got, g["logits_long"]) < self.LIMITS[name]
+        s.rewind(100)
+        for at in range(100, 106):
+            pinned = routing[:, at : at + 1].copy()
+            one = s.decode([(0, tokens[at : at + 1])], "last", pinned_routing=pinned)[0]
+            assert nmse(one[0], g["logits_long"][at]) < self.LIMITS[name]
+
+    @pytest.mark.parametrize("name", sorted(LIMITS))
+    def test_sequences_in_one_batch(self, name: str) -> None:
+        g = golden(name)
+        tokens = np.ascontiguousarray(g["tokens_long"], np.int32)
+        exact = open_session(name, "exact", {"kv_type_k": "f32"})
+        routing = exact.decode([(0, tokens)], "none", capture_routing=True)[1]
+        context = {"kv_type_k": "f16", "sequences": 3}
+        s = open_session(name, "default", context, mla_mode="expanded", ubatch=70)
+        done = dict.fromkeys((2, 0, 1), 0)
+        for sizes in ({2: 3, 0: 61, 1: 17}, {0: 40, 1: 1, 2: 90}):
+            parts = [slice(done[slot], done[slot] + n) for slot, n in sizes.items()]
+            pinned = np.concatenate([routing[:, part] for part in parts], axis=1)
+            batch = [(slot, tokens[part].copy()) for slot, part in zip(sizes, parts, strict=True)]
+            got = s.decode(batch, "all", pinned_routing=np.ascontiguousarray(pinned))[0]
+            want = np.concatenate([g["logits_long"][part] for part in parts])
+            assert nmse(got, want) < self.LIMITS[name]
+            for slot, n in sizes.items():
+                done[slot] += n
+
+
 def test_names_of_devices() -> None:
     path = TINY / f"{NAMES[0]}-tiny.gguf"
     with pytest.raises(ProfileError, match="expected cpu, cuda or cuda:N"):

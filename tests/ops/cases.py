@@ -405,6 +405,12 @@ def attention_cases() -> Iterator[Case]:
     yield make(4, 2, 32, 32, [(0, 1, 50, 0)], softcap=30.0)
     yield make(16, 2, 64, 64, [(0, 12, 150, 0)], "f16 f16", sinks=True, window=128)
     yield make(16, 2, 64, 64, [(0, 1, 150, 0)], sinks=True)
+    # Several blocks of keys and of rows in every variant, the last ones cut.
+    yield make(2, 2, 192, 128, [(0, 150, 200, 0)], "f16 f16")
+    yield make(3, 3, 72, 40, [(0, 140, 129, 0)], "f16 f16", gap=1)
+    yield make(8, 1, 128, 128, [(0, 70, 333, 1), (70, 3, 10, 0)], "f16 f16", window=150, sinks=True)
+    yield make(4, 1, 64, 64, [(0, 100, 180, 0)], "q8_0 q8_0")
+    yield make(4, 2, 256, 256, [(0, 40, 130, 0)], "bf16 bf16", softcap=30.0)
     # Latent attention: values within the keys, one kv head.
     yield make(16, 1, 576, 512, [(0, 1, 77, 0)], "f16 f16", v_in_k=True)
     yield make(10, 1, 40, 20, [(0, 30, 40, 0)], v_in_k=True)

@@ -13,7 +13,7 @@ import numpy as np
 from dyno import _core
 
 from ops import reference
-from ops.cases import EXACT, F32, cases, normal
+from ops.cases import EXACT, F32, cases, normal, to_cache
 from ops.harness import Case, expect_close
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FLOATS = ("f32", "f16", "bf16")
+HALVES = 1e-6  # NMSE of sums that end as halves
 # Bytes of a block where its f16 scales lie; mxfp4 has an exponent byte instead.
 SCALES: dict[str, tuple[int, ...]] = {
     "q4_0": (0,),
@@ -436,3 +437,59 @@ def copy_cases() -> Iterator[Case]:
     yield make("q8", 70, 256, 0)
     yield make("f32", 1, 1, 0)
     yield make("f32", 33, 37, 4)
+
+
+@cases("mla_expand")
+def mla_expand_cases() -> Iterator[Case]:
+    def make(
+        m: int,
+        heads: int,
+        shape: tuple[int, int, int, int],
+        weight: str = "f16 plain",
+        cache: str = "f16",
+        gap: int = 0,
+        v_weight: str | None = None,
+    ) -> Case:
+        nope, rope, dv, lora = shape
+        k_type, k_layout = weight.split()
+        v_type, v_layout = (v_weight or weight).split()
+
+        def build(rng: np.random.Generator) -> Any:
+            rows, latents = to_cache(normal(rng, m, lora + rope), cache)
+            k_b = Weights(rng, k_type, k_layout, heads, lora, nope)
+            v_b = Weights(rng, v_type, v_layout, heads, dv, lora)
+            row = rows.reshape(m, -1).shape[1]
+            padded = np.full((m, row + gap), 255, np.uint8)
+            padded[:, :row] = rows.reshape(m, -1)
+            rotary = np.broadcast_to(latents[:, None, lora:], (m, heads, rope))
+            nope_keys = np.einsum("ml,hln->mhn", latents[:, :lora], k_b.values)
+            keys = np.concatenate([nope_keys, rotary], axis=-1)
+            values = np.einsum("ml,hnl->mhn", latents[:, :lora], v_b.values)
+
+            def check(out: Any) -> None:
+                for name, want in (("keys", keys), ("values", values)):
+                    expect_close(out[name].view(np.float16).astype(F32), want, HALVES)
+
+            args = {"latents": padded, "row_bytes": row + gap, "k_b": k_b.bytes, "v_b": v_b.bytes}
+            outputs = {
+                "keys": np.full((m, heads, 2 * (nope + rope)), 77, np.uint8),
+                "values": np.full((m, heads, 2 * dv), 77, np.uint8),
+            }
+            return args, outputs, check
+
+        desc = {"m": m, "heads": heads, "nope": nope, "rope": rope, "dv": dv, "lora": lora}
+        desc |= {"k_type": k_type, "v_type": v_type, "cache_type": cache}
+        desc |= {"k_layout": k_layout, "v_layout": v_layout}
+        return Case("mla_expand", desc, build, f"gap={gap}")
+
+    yield make(1, 1, (1, 1, 1, 1))
+    yield make(5, 3, (20, 6, 12, 20))
+    yield make(130, 2, (40, 8, 24, 72), gap=16)
+    yield make(7, 2, (136, 16, 144, 64), "f32 plain", "f32")
+    yield make(70, 17, (32, 16, 32, 96), "bf16 gpu", "bf16")
+    for dtype in SCALES:
+        k = 256 if dtype.endswith("_k") or dtype == "iq4_xs" else 32
+        yield make(3, 2, (k, 32, 16, k), f"{dtype} gpu", "q8_0")
+    # Matrices that end within a stripe, and what a whole kv_b of an older file becomes.
+    yield make(65, 3, (32, 8, 20, 40), "f16 gpu", v_weight="f16 plain")
+    yield make(9, 2, (64, 8, 64, 64), "f32 plain", v_weight="q4_0 gpu", gap=2)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from dyno import _core
+from dyno.errors import ProfileError
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
 NAMES = sorted(p.name.removesuffix("-tiny.gguf") for p in TINY.glob("*-tiny.gguf"))
@@ -56,3 +57,59 @@ def test_what_no_fused_launch_covers_stays() -> None:
     """Routers are float32 in the file's order, which no streaming kernel reads: they keep their norm."""
     families = {op["family"] for op in plan_for("qwen3moe").ops(1)}
     assert "norm" in families or "norm_route" in families
+
+
+LATENT = [name for name in NAMES if name.startswith("deepseek2")]
+F16 = {"kv_type_k": "f16"}
+
+
+def latent_plan(name: str, context: dict[str, Any], mode: str, **more: Any) -> _core.Session:
+    path = TINY / f"{name}-tiny.gguf"
+    session = {"cuda_graphs": False, "mla_mode": mode, **more.pop("session", {})}
+    return _core.Session(path, context=context, session=session, plan_only=True, device=HOPPER, **more)
+
+
+@pytest.mark.parametrize("name", LATENT)
+def test_prompts_expand_latent_attention(name: str) -> None:
+    session = latent_plan(name, F16, "auto")
+    assert lists(session, 32) == lists(session, 512) == {"expanded"}
+    assert lists(session, 31) == {"general"}
+    assert lists(session, 8) == {"fused"}
+    families = {op["family"]: op for op in session.ops(512)}
+    assert families["mla_expand"]["count"] == families["attention"]["count"] == session.model["n_layers"]
+    assert "kv=" not in families["attention"]["key"]
+    session.set({"mla_mode": "absorbed"})
+    assert lists(session, 512) == {"general"}
+    session.set({"mla_mode": "expanded"})
+    assert lists(session, 1) == {"expanded"}
+
+
+def test_an_f32_cache_is_expanded_only_on_demand() -> None:
+    assert lists(latent_plan(LATENT[0], {}, "auto"), 512) == {"general"}
+    assert lists(latent_plan(LATENT[0], {}, "expanded"), 512) == {"expanded"}
+
+
+def test_the_plan_holds_expanded_keys_and_values_of_one_context() -> None:
+    sizes = {}
+    for ctx in (1024, 4096):
+        for mode in ("auto", "absorbed"):
+            plan = latent_plan(LATENT[0], {**F16, "ctx": ctx, "sequences": 3}, mode)
+            sizes[ctx, mode] = plan.plan["arena_bytes"]
+            assert ("of the arena" in plan.describe_plan()) == (mode == "auto")
+    attention = latent_plan(LATENT[0], F16, "auto").model["layers"][0]["attention"]
+    assert sizes[1024, "absorbed"] == sizes[4096, "absorbed"]
+    grown = sizes[4096, "auto"] - sizes[1024, "auto"]
+    row = grown / 3072 / 2 / attention["heads"]  # halves a head
+    assert row == int(row)
+    assert row > attention["rope"]["dims"]
+
+
+def test_exact_numerics_and_other_models_never_expand() -> None:
+    exact = latent_plan(LATENT[0], F16, "expanded", load={"numerics": "exact"})
+    assert lists(exact, 512) == {"general"}
+    assert "mla_mode" not in plan_for("llama").describe_plan()
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(ProfileError, match="mla_mode is 'fast'; expected auto, expanded or absorbed"):
+        latent_plan(LATENT[0], F16, "fast")

@@ -194,6 +194,19 @@ bool flash_in_bf16(const AttentionDesc& desc) {
 
 namespace {
 
+#if defined(DYNO_HAVE_CUDA)
+constexpr std::string_view kArchitectures = DYNO_CUDA_ARCHITECTURES;
+#else
+constexpr std::string_view kArchitectures = "90a";  // selection for a chip that this build holds no code for
+#endif
+
+bool has_wgmma(const DeviceInfo& device) {
+  return device.compute_capability == 90 && kArchitectures.find("90a") != std::string_view::npos;
+}
+
+// Tokens up to which parts of the keys are offered to the kernels for prompts: beyond, tiles alone fill any chip.
+constexpr int64_t kWgmmaSplitTokens = 2048;
+
 // What the tensor core variants ask for beyond what all variants do.
 Support flash_supports(const AttentionDesc& desc, const Config& config, const DeviceInfo& device) {
   if (desc.exact) return Support::no("exact=1: the products of flash attention have 11 or 8 bits");
@@ -212,7 +225,26 @@ Support flash_supports(const AttentionDesc& desc, const Config& config, const De
     return Support::no(str_cat("heads of dk=", desc.dk, " dv=", desc.dv, " are wider than the ", kFlashMaxHead,
                                " of flash attention"));
   }
-  const int head = flash_head(std::max(desc.dk, desc.dv));
+  const int head = flash_head(desc.dk, desc.dv);
+  if (config.variant == k_flash_wgmma) {
+    if (!has_wgmma(device)) {
+      return Support::no(str_cat("wgmma needs compute capability 9.0 and code for 90a; the device has ",
+                                 device.compute_capability, ", the build has ", kArchitectures));
+    }
+    if (kFlashWgmmaShared > static_cast<size_t>(device.shared_per_block_bytes)) {
+      return Support::no(str_cat(kFlashWgmmaShared, " bytes of shared memory are more than the device's ",
+                                 device.shared_per_block_bytes));
+    }
+    if (config.params[1] > 1 && desc.m > kWgmmaSplitTokens) {
+      return Support::no(
+          str_cat("splits=", config.params[1], " are for up to ", kWgmmaSplitTokens, " tokens, not m=", desc.m));
+    }
+    const AttentionTiles tiles{config.params[0], desc.heads / desc.kv_heads};
+    if (config.params[1] > 1 && tiles.bound(desc.m, desc.m) * desc.kv_heads > kStreamCounters) {
+      return Support::no(str_cat("more tiles of m=", desc.m, " tokens and heads=", desc.heads, " than can be counted"));
+    }
+    return Support::yes();
+  }
   const auto shape = config.variant == k_flash_split ? FlashShape::rows16 : static_cast<FlashShape>(config.params[0]);
   if (shape == FlashShape::rows128 && head > 128) {
     return Support::no(str_cat("rows=128 do not fit into registers with heads of ", head));
@@ -288,6 +320,12 @@ Config cuda_default(const AttentionDesc& desc, const DeviceInfo& device) {
     const Config split{k_flash_split, {cuda_splits(blocks(16), device)}};
     if (supports(desc, split, device)) return split;
   }
+  // Blocks of 128 rows where they fill nine tenths of the multiprocessors; else of 64, with the keys in parts.
+  int16_t parts = 1;
+  while (parts < 8 && blocks(64) * parts * 2 <= device.sm_count) parts = static_cast<int16_t>(parts * 2);
+  const Config wgmma =
+      blocks(128) * 10 >= device.sm_count * 9 ? Config{k_flash_wgmma, {128, 1}} : Config{k_flash_wgmma, {64, parts}};
+  if (supports(desc, wgmma, device)) return wgmma;
   for (const int16_t rows : {int16_t{128}, int16_t{64}}) {
     const Config whole{k_flash, {rows}};
     if ((rows == 64 || blocks(128) >= 2 * device.sm_count) && supports(desc, whole, device)) return whole;
@@ -335,6 +373,10 @@ Cost cost(const AttentionDesc& desc) {
 size_t scratch_bytes(const AttentionDesc& desc, const Config& config) {
   if (config.variant == k_rows) return attention_partials_bytes(desc, kCudaRowTile, config.params[0]);
   if (config.variant == k_flash) return 0;
+  if (config.variant == k_flash_wgmma) {
+    if (config.params[1] == 1) return 0;
+    return static_cast<size_t>(desc.m * desc.heads * config.params[1] * (2 + desc.dv)) * sizeof(float);
+  }
   if (config.variant == k_flash_split) return attention_partials_bytes(desc, 16, config.params[0]);
   if (config.variant == k_decode) {
     const DecodeLayout layout(desc, config.params[0]);
@@ -364,6 +406,8 @@ void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs
   check_scalars(desc, args);
   if (config.variant == k_flash) {
     attention_flash_cuda(args, desc, static_cast<FlashShape>(config.params[0]), 1, stream);
+  } else if (config.variant == k_flash_wgmma) {
+    attention_flash_wgmma_cuda(args, desc, config.params[0], config.params[1], stream);
   } else if (config.variant == k_flash_split) {
     attention_flash_cuda(args, desc, FlashShape::rows16, config.params[0], stream);
   } else {

@@ -7,8 +7,15 @@ namespace dyno::ops {
   void flash_attention_##head(const FlashTask&, FlashShape, bool, const FlashGrid&, CUstream_st*);
 DYNO_FLASH_HEAD(64)
 DYNO_FLASH_HEAD(128)
+DYNO_FLASH_HEAD(192)
 DYNO_FLASH_HEAD(256)
 #undef DYNO_FLASH_HEAD
+#define DYNO_FLASH_WGMMA(head) void flash_wgmma_##head(const FlashTask&, int, bool, const FlashGrid&, CUstream_st*);
+DYNO_FLASH_WGMMA(64)
+DYNO_FLASH_WGMMA(128)
+DYNO_FLASH_WGMMA(192)
+DYNO_FLASH_WGMMA(256)
+#undef DYNO_FLASH_WGMMA
 
 namespace {
 
@@ -29,25 +36,53 @@ bool aligned(const void* pointer, int64_t row_bytes, int64_t head_bytes) {
 
 }  // namespace
 
-void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, FlashShape shape, int splits,
-                          CudaStream& stream) {
+static FlashTask make_task(const AttentionArgs& args, const AttentionDesc& desc, int splits, CudaStream& stream) {
   FlashTask task{};
   task.common = make_cuda_attention(args, desc, splits, stream);
   task.k_type = scalar_of(desc.k_type);
   task.v_type = desc.v_in_k ? task.k_type : scalar_of(desc.v_type);
   task.aligned = aligned(args.k_cache, args.k_row_bytes, task.common.k_head_bytes) &&
                  (desc.v_in_k ? desc.dv % 8 == 0 : aligned(args.v_cache, args.v_row_bytes, task.common.v_head_bytes));
-  const AttentionTiles tiles{static_cast<int64_t>(shape), task.common.group};
-  const FlashGrid grid{static_cast<unsigned>(tiles.bound(desc.m, args.n_runs)), static_cast<unsigned>(desc.kv_heads),
-                       static_cast<unsigned>(splits)};
+  return task;
+}
+
+static FlashGrid make_grid(const AttentionArgs& args, const AttentionDesc& desc, int64_t rows, int splits) {
+  const AttentionTiles tiles{rows, desc.heads / desc.kv_heads};
+  return {static_cast<unsigned>(tiles.bound(desc.m, args.n_runs)), static_cast<unsigned>(desc.kv_heads),
+          static_cast<unsigned>(splits)};
+}
+
+void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, FlashShape shape, int splits,
+                          CudaStream& stream) {
+  const FlashTask task = make_task(args, desc, splits, stream);
+  const FlashGrid grid = make_grid(args, desc, static_cast<int64_t>(shape), splits);
   const bool bf16 = flash_in_bf16(desc);
-  switch (flash_head(desc.dk > desc.dv ? desc.dk : desc.dv)) {
+  switch (flash_head(desc.dk, desc.dv)) {
     case 64:
       return flash_attention_64(task, shape, bf16, grid, stream.handle);
     case 128:
       return flash_attention_128(task, shape, bf16, grid, stream.handle);
+    case 192:
+      return flash_attention_192(task, shape, bf16, grid, stream.handle);
     default:
       return flash_attention_256(task, shape, bf16, grid, stream.handle);
+  }
+}
+
+void attention_flash_wgmma_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, int splits,
+                                CudaStream& stream) {
+  const FlashTask task = make_task(args, desc, splits, stream);
+  const FlashGrid grid = make_grid(args, desc, rows, splits);
+  const bool bf16 = flash_in_bf16(desc);
+  switch (flash_head(desc.dk, desc.dv)) {
+    case 64:
+      return flash_wgmma_64(task, rows, bf16, grid, stream.handle);
+    case 128:
+      return flash_wgmma_128(task, rows, bf16, grid, stream.handle);
+    case 192:
+      return flash_wgmma_192(task, rows, bf16, grid, stream.handle);
+    default:
+      return flash_wgmma_256(task, rows, bf16, grid, stream.handle);
   }
 }
 

@@ -195,6 +195,7 @@ CudaAttention make_cuda_attention(const AttentionArgs& args, const AttentionDesc
                                   CudaStream& stream) {
   CudaAttention task{};
   task.args = args;
+  task.tokens = static_cast<int>(desc.m);
   task.group = static_cast<int>(desc.heads / desc.kv_heads);
   task.heads = static_cast<int>(desc.heads);
   task.kv_heads = static_cast<int>(desc.kv_heads);

@@ -6,25 +6,17 @@
 // keys runs under the second product, that of the values under the first. kKeyWarps > 1: all warps own the same rows
 // and walk different keys with shared memory of their own; their results meet at the end.
 //
-// Heads are padded with zeros to kHead. Rows and key blocks always lie the same way, so results are the same every
-// time.
+// Heads are padded with zeros to kHead and flash_value_head(kHead). Rows and key blocks always lie the same way, so
+// results are the same every time.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "device/dependent.cuh"
 #include "device/flash.cuh"
-#include "ops/attention/tile.cuh"
+#include "ops/attention/flash_task.cuh"
 
 namespace dyno::ops {
-
-struct FlashTask {
-  CudaAttention common;
-  int k_type, v_type;  // device::Scalar
-  bool aligned;        // rows of the cache start at 16-byte addresses
-};
-
-inline constexpr float kLog2E = 1.4426950408889634f;
 
 template <int kHead, bool kBf16, int kRowWarps, int kKeyWarps, int kKeys>
 struct Flash {
@@ -32,16 +24,18 @@ struct Flash {
   static constexpr int kWarps = kRowWarps * kKeyWarps;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kRowWarps;
-  static constexpr int kPitch = kHead + 8;  // halves; the pad spreads the 8 rows of a matrix over all banks
-  static constexpr int kTileHalves = kKeys * kPitch;
+  static constexpr int kValueHead = flash_value_head(kHead);
+  // In halves; the pad spreads the 8 rows of a matrix over all banks.
+  static constexpr int kPitch = kHead + 8, kValuePitch = kValueHead + 8;
+  static constexpr int kKeyHalves = kKeys * kPitch, kTileHalves = kKeyHalves + kKeys * kValuePitch;
   static constexpr bool kQueriesInRegisters = kHead <= 128;
   static constexpr int kLoaders = 32 * kRowWarps;  // threads that fill one key block
 
   // Keys and values of each key warp, then the queries.
   static constexpr size_t shared_bytes() {
-    const size_t tiles = size_t{kKeyWarps} * 2 * kTileHalves * 2;
+    const size_t tiles = size_t{kKeyWarps} * kTileHalves * 2;
     const size_t queries = size_t{kRows} * kPitch * 2;
-    const size_t merge = kKeyWarps > 1 ? size_t{kKeyWarps} * 16 * (kHead + 2) * 4 : 0;
+    const size_t merge = kKeyWarps > 1 ? size_t{kKeyWarps} * 16 * (kValueHead + 2) * 4 : 0;
     const size_t all = tiles + queries;
     return all > merge ? all : merge;
   }
@@ -107,7 +101,8 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
   device::let_next_start();
   device::wait_for_previous();
   using Shape = Flash<kHead, kBf16, kRowWarps, kKeyWarps, kKeys>;
-  constexpr int kPitch = Shape::kPitch, kSteps = kHead / 16, kKeyTiles = kKeys / 8, kValueTiles = kHead / 8;
+  constexpr int kPitch = Shape::kPitch, kSteps = kHead / 16, kKeyTiles = kKeys / 8;
+  constexpr int kValueHead = Shape::kValueHead, kValuePitch = Shape::kValuePitch, kValueTiles = kValueHead / 8;
   extern __shared__ __align__(128) uint8_t shared[];
   const CudaAttention& t = task.common;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, quad = lane % 4;
@@ -119,9 +114,9 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
   const KeyRange range = split_keys(t, tile, split, kStride);
   if (split >= range.active) return;
 
-  auto* keys = reinterpret_cast<uint16_t*>(shared) + key_warp * 2 * Shape::kTileHalves;
-  uint16_t* values = keys + Shape::kTileHalves;
-  auto* queries = reinterpret_cast<uint16_t*>(shared) + kKeyWarps * 2 * Shape::kTileHalves;
+  auto* keys = reinterpret_cast<uint16_t*>(shared) + key_warp * Shape::kTileHalves;
+  uint16_t* values = keys + Shape::kKeyHalves;
+  auto* queries = reinterpret_cast<uint16_t*>(shared) + kKeyWarps * Shape::kTileHalves;
 
   // Queries, scaled, as halves.
   const float scale = t.query_scale();
@@ -145,7 +140,7 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
   }
   const uint32_t key_address = device::shared_address(keys + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 8);
   const uint32_t value_address =
-      device::shared_address(values + (lane / 8 % 2 * 8 + lane % 8) * kPitch + lane / 16 * 8);
+      device::shared_address(values + (lane / 8 % 2 * 8 + lane % 8) * kValuePitch + lane / 16 * 8);
 
   // Which keys: a part of the tile's, in blocks; key warps take turns.
   const int begin = range.begin, end = range.end;
@@ -159,8 +154,8 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
     device::copy_async_commit();
   };
   const auto load_values = [&](int first) {
-    load_block<kHead, kBf16, kKeys, Shape::kLoaders>(values, value_base + first * value_stride, value_stride,
-                                                     task.v_type, task.aligned, t.dv, end - first, loader);
+    load_block<kValueHead, kBf16, kKeys, Shape::kLoaders>(values, value_base + first * value_stride, value_stride,
+                                                          task.v_type, task.aligned, t.dv, end - first, loader);
     device::copy_async_commit();
   };
 
@@ -286,7 +281,7 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
 #pragma unroll
       for (int n = 0; n < kValueTiles; n += 2) {
         uint32_t b[4];
-        device::load_matrix_x4_transposed(b, value_address + (k * 16 * kPitch + n * 8) * 2);
+        device::load_matrix_x4_transposed(b, value_address + (k * 16 * kValuePitch + n * 8) * 2);
         mma<kBf16>(sums[n], a, b[0], b[1]);
         mma<kBf16>(sums[n + 1], a, b[2], b[3]);
       }
@@ -307,8 +302,8 @@ __global__ void __launch_bounds__(32 * kRowWarps * kKeyWarps) flash_kernel(const
 
   const bool whole = range.active == 1;
   if constexpr (kKeyWarps > 1) {
-    // The warps' results, in their order: [warp][row][2 + kHead] in the memory of keys and values.
-    constexpr int kRow = kHead + 2;
+    // The warps' results, in their order: [warp][row][2 + kValueHead] in the memory of keys and values.
+    constexpr int kRow = kValueHead + 2;
     __syncthreads();  // all warps are done with keys and values
     auto* merged = reinterpret_cast<float*>(shared);
 #pragma unroll

@@ -37,16 +37,19 @@ inline size_t attention_partials_bytes(const AttentionDesc& desc, int64_t tile_r
 enum class FlashShape : int { rows16 = 16, rows64 = 64, rows128 = 128 };  // query rows of a block
 inline constexpr int64_t kFlashMaxHead = 256;
 
-// What heads of `dim` are padded to.
-constexpr int flash_head(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : 256; }
+// What key heads are padded to, and value heads with them: 192 and 128 are those of latent attention, expanded.
+constexpr int flash_head(int64_t dk, int64_t dv) {
+  const int64_t widest = dk > dv ? dk : dv;
+  return widest <= 64 ? 64 : widest <= 128 ? 128 : dk <= 192 && dv <= 128 ? 192 : 256;
+}
+constexpr int flash_value_head(int head) { return head == 192 ? 128 : head; }
 constexpr int flash_keys(int head) { return head <= 128 ? 64 : 32; }
 constexpr int flash_key_warps(int head) { return head <= 128 ? 4 : 2; }
 constexpr size_t flash_shared_bytes(int head, int row_warps, int key_warps, int keys) {
-  const size_t pitch = static_cast<size_t>(head) + 8;
-  const size_t tiles =
-      (static_cast<size_t>(key_warps) * 2 * static_cast<size_t>(keys) + 16 * static_cast<size_t>(row_warps)) * pitch *
-      2;
-  const size_t merge = key_warps == 1 ? 0 : static_cast<size_t>(key_warps) * 16 * (static_cast<size_t>(head) + 2) * 4;
+  const size_t pitch = static_cast<size_t>(head) + 8, value_head = static_cast<size_t>(flash_value_head(head));
+  const size_t rows = static_cast<size_t>(key_warps) * static_cast<size_t>(keys);
+  const size_t tiles = (rows * (pitch + value_head + 8) + 16 * static_cast<size_t>(row_warps) * pitch) * 2;
+  const size_t merge = key_warps == 1 ? 0 : static_cast<size_t>(key_warps) * 16 * (value_head + 2) * 4;
   return tiles > merge ? tiles : merge;
 }
 constexpr size_t flash_shared_bytes(int head, FlashShape shape) {
@@ -55,6 +58,17 @@ constexpr size_t flash_shared_bytes(int head, FlashShape shape) {
 }
 // Whether the products run in bfloat16: what a bfloat16 cache needs, and all but half caches with GGML_CUDA_FORCE_BF16.
 bool flash_in_bf16(const AttentionDesc& desc);
+// ---- The same on Hopper chips (flash_wgmma.cuh)
+
+// Shared memory of any of its blocks is at most this.
+inline constexpr size_t kFlashWgmmaShared = 232448;
+constexpr int flash_wgmma_keys(int head, int row_groups) { return row_groups == 2 && head <= 192 ? 128 : 64; }
+constexpr int flash_wgmma_stages(int head, int row_groups) {
+  return row_groups == 2 ? (head == 64 ? 4 : 2) : head <= 192 ? 4 : 3;
+}
+void attention_flash_wgmma_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, int splits,
+                                CudaStream& stream);
+
 void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, FlashShape shape, int splits,
                           CudaStream& stream);
 

@@ -10,7 +10,7 @@ namespace dyno::ops {
 
 struct CudaAttention {
   AttentionArgs args;
-  int group, heads, kv_heads, dk, dv;
+  int tokens, group, heads, kv_heads, dk, dv;
   int64_t k_head_bytes, v_head_bytes;
   bool v_in_k, sinks, windowed, softcap;
   int splits;
@@ -23,6 +23,7 @@ struct CudaAttention {
 struct CudaTile {
   SequenceRun run;
   int row_begin = 0, row_end = 0;  // empty: no such tile
+  int rows_before = 0;             // of earlier runs
   int key_begin = 0, key_end = 0;  // what any of its rows sees
 
   __device__ bool empty() const { return row_begin >= row_end; }
@@ -45,6 +46,7 @@ __device__ __forceinline__ CudaTile find_tile(const CudaAttention& task, int til
       return out;
     }
     tile -= tiles;
+    out.rows_before += rows;
   }
   return out;
 }

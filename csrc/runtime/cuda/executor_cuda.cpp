@@ -153,6 +153,7 @@ void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& se
                 .positions = ints(layout.positions),
                 .runs = reinterpret_cast<const ops::SequenceRun*>(inputs_.data() + layout.runs),
                 .n_runs = static_cast<int32_t>(batch.runs.size()),
+                .host_runs = batch.runs,
                 .pinned_routing = batch.pinned_routing == nullptr
                                       ? nullptr
                                       : reinterpret_cast<const int32_t*>(pinned_routing_.data()),
@@ -162,29 +163,44 @@ void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& se
       .tokens = static_cast<int64_t>(batch.tokens.size()),
       .cache = cache_.data()};
   const auto wanted = static_cast<int64_t>(batch.logit_rows.size());
-  const plan::NodeList& list = plan_.list_for(env.tokens);
+  const plan::NodeList& list = list_for(batch);
   const NodeRange range = nodes_to_run(list, batch);
   if (batch.op_times != nullptr) {
-    while (timing_.size() <= static_cast<size_t>(range.stop)) timing_.push_back(make_timing_event());
+    if (timing_.empty()) timing_.push_back(make_timing_event());
     DYNO_CUDA_CHECK(cudaEventRecord(timing_.front().get(), stream_.get()));
   }
+  timed_.clear();
+  const auto launch = [&](int32_t i) {
+    const plan::Node& node = list.nodes[static_cast<size_t>(i)];
+    launch_node(node, env);
+    if (batch.op_times == nullptr) return;
+    timed_.push_back(node.key);
+    while (timing_.size() <= timed_.size()) timing_.push_back(make_timing_event());
+    DYNO_CUDA_CHECK(cudaEventRecord(timing_[timed_.size()].get(), stream_.get()));
+  };
   for (int32_t i = 0; i < range.stop; ++i) {
     if (range.all_rows && i == list.head_node) select_rows(env, wanted, {&list.residual, 1});
-    launch_node(list.nodes[static_cast<size_t>(i)], env);
-    if (batch.op_times != nullptr)
-      DYNO_CUDA_CHECK(cudaEventRecord(timing_[static_cast<size_t>(i) + 1].get(), stream_.get()));
+    if (list.nodes[static_cast<size_t>(i)].per_run) {
+      // All of such neighbours for one run, then for the next: they share memory that holds one run's.
+      int32_t last = i;
+      while (last + 1 < range.stop && list.nodes[static_cast<size_t>(last) + 1].per_run) ++last;
+      for (env.batch.run = 0; env.batch.run < env.batch.n_runs; ++env.batch.run) {
+        for (int32_t j = i; j <= last; ++j) launch(j);
+      }
+      i = last;
+    } else {
+      launch(i);
+    }
     if (!range.all_rows && i == list.select_node) select_rows(env, wanted, list.select_values);
   }
 }
 
 void CudaExecutor::add_op_times(const MicroBatch& batch) {
   finish();
-  const plan::NodeList& list = plan_.list_for(static_cast<int64_t>(batch.tokens.size()));
-  for (int32_t i = 0; i < nodes_to_run(list, batch).stop; ++i) {
-    const auto at = static_cast<size_t>(i);
+  for (size_t at = 0; at < timed_.size(); ++at) {
     float milliseconds = 0;
     DYNO_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, timing_[at].get(), timing_[at + 1].get()));
-    OpTime& time = batch.op_times[list.nodes[at].key];
+    OpTime& time = batch.op_times[timed_[at]];
     time.seconds += static_cast<double>(milliseconds) * 1e-3;
     ++time.launches;
   }
@@ -244,7 +260,9 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
   const bool repeats = batch.tokens.size() == batch.runs.size() && !batch.logit_rows.empty();
   const bool routing = batch.pinned_routing != nullptr || batch.captured_routing != nullptr;
   Captured* captured = nullptr;
-  if (graphs_wanted_ && repeats && !routing && batch.op_times == nullptr) {
+  // What is launched over expanded latents depends on the depth of the context.
+  const bool fixed = list_for(batch).id != plan::ListId::expanded;
+  if (graphs_wanted_ && repeats && fixed && !routing && batch.op_times == nullptr) {
     captured = &graphs_[{static_cast<int64_t>(tokens), static_cast<int64_t>(batch.runs.size()),
                          static_cast<int64_t>(batch.logit_rows.size())}];
     if (++captured->uses == 2) capture(batch, selection, *captured);

@@ -38,6 +38,9 @@ class CudaExecutor final : public Executor {
     GraphExec graph;
   };
 
+  const plan::NodeList& list_for(const MicroBatch& batch) const {
+    return plan_.list_for(static_cast<int64_t>(batch.tokens.size()), static_cast<int64_t>(batch.runs.size()));
+  }
   void upload(const MicroBatch& batch);
   void launch_all(const MicroBatch& batch, const plan::Selection& selection);
   void select_rows(Env& env, int64_t wanted, std::span<const plan::ValueId> values);
@@ -57,7 +60,8 @@ class CudaExecutor final : public Executor {
   std::array<Event, 2> staged_copied_;
   size_t next_stage_ = 0;
   PinnedBuffer staged_logits_;
-  std::vector<Event> timing_;  // before the first node and after each, when times are asked for
+  std::vector<Event> timing_;   // before the first launch and after each, when times are asked for
+  std::vector<int32_t> timed_;  // whose key each launch has
   bool graphs_wanted_ = false;
   std::map<Shape, Captured> graphs_;
 };

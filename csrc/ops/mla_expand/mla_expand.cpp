@@ -1,0 +1,139 @@
+#include "ops/mla_expand/mla_expand.h"
+
+#include "core/error.h"
+#include "gguf/dequantize.h"
+#include "ops/contract.h"
+#include "ops/matmul/gpu_layout.h"
+#include "ops/matmul/layout.h"
+#include "ops/mla_expand/kernels_cuda.h"
+#include "ops/parallel.h"
+#include "ops/registry.h"
+
+namespace dyno::ops {
+
+#define DYNO_FAMILY mla_expand
+#define DYNO_FAMILY_DESC MlaExpandDesc
+#define DYNO_FAMILY_VARIANTS "ops/mla_expand/variants.def"
+#include "ops/family_table.inc"
+
+namespace {
+
+Support supports_weight(std::string_view name, DType type, Layout layout, int64_t k, const DeviceInfo& device) {
+  if (layout == Layout::x16 || (layout == Layout::gpu && !has_gpu_layout(type))) {
+    return Support::no(str_cat(name, "_layout=", layout_name(layout), " of ", dtype_name(type), " is not read here"));
+  }
+  if (!can_dequantize(type)) return Support::no(str_cat(name, "_type=", dtype_name(type), " cannot be dequantised"));
+  if (device.kind == DeviceKind::cuda && layout == Layout::plain && !is_float(type)) {
+    return Support::no(str_cat(name, "_type=", dtype_name(type), " is read in layout gpu on a GPU, not plain"));
+  }
+  const uint32_t block = dtype_info(type).block_elements;
+  if (k % block == 0) return Support::yes();
+  return Support::no(
+      str_cat("rows of ", k, " elements are no multiple of the ", block, " of a block of ", dtype_name(type)));
+}
+
+// Row `row` of a matrix in float32.
+void weight_row(DType type, Layout layout, const void* w, int64_t row, int64_t k, float* out) {
+  const auto* base = static_cast<const std::byte*>(w);
+  if (layout == Layout::gpu) {
+    dequantize_gpu_row(type, k, base, row, out);
+  } else {
+    dequantize_row(type, base + static_cast<size_t>(row) * row_bytes(type, k), out, k);
+  }
+}
+
+int64_t head_floats(const MlaExpandDesc& d) { return d.lora * d.nope + d.dv * d.lora; }
+
+}  // namespace
+
+Support supports(const MlaExpandDesc& desc, const Config& config, const DeviceInfo& device) {
+  const Support sizes = check_sizes({{"m", desc.m},
+                                     {"heads", desc.heads},
+                                     {"nope", desc.nope},
+                                     {"rope", desc.rope},
+                                     {"dv", desc.dv},
+                                     {"lora", desc.lora}});
+  if (!sizes) return sizes;
+  if (!is_float(desc.cache_type) && desc.cache_type != DType::q8_0) {
+    return Support::no(
+        str_cat("cache_type=", dtype_name(desc.cache_type), " is no type of a KV cache; f32, f16, bf16 or q8_0"));
+  }
+  const int64_t row = desc.lora + desc.rope;
+  if (row % dtype_info(desc.cache_type).block_elements != 0) {
+    return Support::no(str_cat("rows of ", row, " elements are no multiple of the 32 of a block of q8_0"));
+  }
+  if (Support s = supports_weight("k", desc.k_type, desc.k_layout, desc.nope, device); !s) return s;
+  if (Support s = supports_weight("v", desc.v_type, desc.v_layout, desc.lora, device); !s) return s;
+  return check_config(Family::mla_expand, kVariants, kInstances, config, device);
+}
+
+Config default_config(const MlaExpandDesc& desc, const DeviceInfo& device) {
+  if (device.kind == DeviceKind::cpu) return {k_heads, {1024}};
+  return {k_mma, {static_cast<int16_t>(desc.m <= 64 ? 64 : 128)}};
+}
+
+Cost cost(const MlaExpandDesc& desc) {
+  const double m = static_cast<double>(desc.m), heads = static_cast<double>(desc.heads);
+  const double width = static_cast<double>(desc.nope + desc.dv);
+  const double weights = heads * (static_cast<double>(layout_bytes(desc.k_type, desc.k_layout, desc.lora, desc.nope)) +
+                                  static_cast<double>(layout_bytes(desc.v_type, desc.v_layout, desc.dv, desc.lora)));
+  const double latents = m * static_cast<double>(row_bytes(desc.cache_type, desc.lora + desc.rope));
+  const double out = m * heads * (width + static_cast<double>(desc.rope)) * 2;
+  return {weights + latents + out, m * heads * width * static_cast<double>(desc.lora) * 2};
+}
+
+size_t scratch_bytes(const MlaExpandDesc& desc, const Config& config) {
+  if (config.variant == k_mma) return static_cast<size_t>(expand_key_halves(desc) + expand_value_halves(desc)) * 2;
+  const int64_t row = desc.lora + desc.rope + std::max(desc.nope, desc.dv);
+  return static_cast<size_t>(head_floats(desc) + row) * sizeof(float);
+}
+
+void launch(const Config& config, const MlaExpandDesc& d, const MlaExpandArgs& args, CpuContext& context) {
+  const int64_t key = d.nope + d.rope, work = d.m * head_floats(d);
+  const int64_t grain = int64_t{config.params[0]} * 1024;
+  parallel_ranges(context, d.heads, work, grain, [&](int64_t begin, int64_t end, std::byte* scratch) {
+    auto* k_b = reinterpret_cast<float*>(scratch);  // [lora, nope]
+    float* v_b = k_b + d.lora * d.nope;             // [dv, lora]
+    float* latent = v_b + d.dv * d.lora;
+    float* sums = latent + d.lora + d.rope;
+    for (int64_t head = begin; head < end; ++head) {
+      const auto* k_matrix = static_cast<const std::byte*>(args.k_b) + head * args.k_b_stride_bytes;
+      const auto* v_matrix = static_cast<const std::byte*>(args.v_b) + head * args.v_b_stride_bytes;
+      for (int64_t l = 0; l < d.lora; ++l) weight_row(d.k_type, d.k_layout, k_matrix, l, d.nope, k_b + l * d.nope);
+      for (int64_t n = 0; n < d.dv; ++n) weight_row(d.v_type, d.v_layout, v_matrix, n, d.lora, v_b + n * d.lora);
+      for (int64_t row = 0; row < d.m; ++row) {
+        dequantize_row(d.cache_type, args.latents + row * args.row_bytes, latent, d.lora + d.rope);
+        uint16_t* keys = args.keys + (row * d.heads + head) * key;
+        std::fill_n(sums, d.nope, 0.0f);
+        for (int64_t l = 0; l < d.lora; ++l) {
+          for (int64_t n = 0; n < d.nope; ++n) sums[n] += latent[l] * k_b[l * d.nope + n];
+        }
+        quantize_row(DType::f16, sums, keys, d.nope);
+        quantize_row(DType::f16, latent + d.lora, keys + d.nope, d.rope);
+        for (int64_t n = 0; n < d.dv; ++n) {
+          float sum = 0;
+          for (int64_t l = 0; l < d.lora; ++l) sum += latent[l] * v_b[n * d.lora + l];
+          sums[n] = sum;
+        }
+        quantize_row(DType::f16, sums, args.values + (row * d.heads + head) * d.dv, d.dv);
+      }
+    }
+  });
+}
+
+#ifdef DYNO_HAVE_CUDA
+void launch(const Config& config, const MlaExpandDesc& desc, const MlaExpandArgs& args, CudaStream& stream) {
+  const size_t needed = scratch_bytes(desc, config);
+  DYNO_CHECK(DeviceError, stream.workspace_bytes >= needed, "[mla_expand] a workspace of ", stream.workspace_bytes,
+             " bytes; ", needed, " are needed");
+  auto* k_b = reinterpret_cast<uint16_t*>(stream.workspace);
+  uint16_t* v_b = k_b + expand_key_halves(desc);
+  expand_weights_cuda(desc.k_type, desc.k_layout, args.k_b, args.k_b_stride_bytes, desc.heads, desc.lora, desc.nope,
+                      k_b, expand_padded(desc.nope), stream);
+  expand_weights_cuda(desc.v_type, desc.v_layout, args.v_b, args.v_b_stride_bytes, desc.heads, desc.dv, desc.lora, v_b,
+                      expand_padded(desc.lora), stream);
+  expand_products_cuda(args, desc, k_b, v_b, config.params[0], stream);
+}
+#endif
+
+}  // namespace dyno::ops

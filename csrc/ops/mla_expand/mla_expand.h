@@ -1,0 +1,22 @@
+// Family mla_expand: keys and values of all heads from the latent cache of multi-head latent attention
+// (DeepSeek-V2, arXiv:2405.04434, equation 10), so that ordinary attention can run on them.
+#pragma once
+
+#include "ops/args.h"
+#include "ops/cpu_context.h"
+#include "ops/cuda_stream.h"
+#include "ops/op.h"
+
+namespace dyno::ops {
+
+std::span<const VariantInfo> mla_expand_variants();
+std::string op_key(const MlaExpandDesc& desc);
+std::vector<Config> candidates(const MlaExpandDesc& desc, const DeviceInfo& device, CandidateSet set);
+Config default_config(const MlaExpandDesc& desc, const DeviceInfo& device);
+Support supports(const MlaExpandDesc& desc, const Config& config, const DeviceInfo& device);
+Cost cost(const MlaExpandDesc& desc);
+size_t scratch_bytes(const MlaExpandDesc& desc, const Config& config);
+void launch(const Config& config, const MlaExpandDesc& desc, const MlaExpandArgs& args, CpuContext& context);
+void launch(const Config& config, const MlaExpandDesc& desc, const MlaExpandArgs& args, CudaStream& stream);
+
+}  // namespace dyno::ops
