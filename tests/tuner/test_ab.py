@@ -149,12 +149,18 @@ def test_a_profile_of_another_engine(tmp_path: Path, model: str) -> None:
                 "model": {"architecture": "llama", "layers": 1, "embedding": 8, "types": {"F32": 1.0}},
                 "engine": {"name": "llama.cpp", "version": "1"},
             },
-            "settings": {"ubatch": {"value": 64}, "threads": "default"},
+            "settings": {"ubatch": {"value": 64}, "flash_attention": "default"},
+            "provenance": {
+                "tuner": "1", "date": "2026-11-20", "command": "tune -- llama-server -fa off -t 1",
+            },
         }),
         path,
     )  # fmt: skip
     code, text = _ab(str(folder), str(path), "-m", model, "--bin", str(folder))
     assert (code, "**faster**" in text) == (0, True), text
+    assert "ubatch=64" in text
+    assert "threads=1" in text  # of the command line that it was tuned from
+    assert "flash_attention=False" not in text  # which the profile has put back
     with pytest.raises(TuneError, match="give --bin"):
         make_side("B", str(path), Given(model), "", print)
 

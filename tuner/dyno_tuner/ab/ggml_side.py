@@ -26,13 +26,14 @@ class GgmlSide:
     binaries: folder of the engine's binaries.
     command: flags as the common tools take them, e.g. of the user's llama-server.
     settings: values that stand above those of the command line, e.g. of a profile.
+    at_default: settings of the command line that the profile has put back to the engine's default.
     log: file that gets what its processes say on standard error.
     """
 
     def __init__(
         self, name: str, engine: str, model: str, binaries: str, *, command: Sequence[str] = (),
         settings: Mapping[str, Any] | None = None, gpu: int | None = None, text: str | None = None,
-        deadline: float = 600.0, log: str | None = None,
+        deadline: float = 600.0, log: str | None = None, at_default: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.kind = engine
         self._name = name
@@ -50,7 +51,8 @@ class GgmlSide:
         if unknown:
             why = told.engine["refused"].get(unknown[0], "no setting of it")
             raise TuneError(f"side {name}: {unknown[0]} can't be set on {engine} here: {why}")
-        self._settings = {**told.engine["incumbent"], **(settings or {})}
+        own = {n: v for n, v in told.engine["incumbent"].items() if n not in at_default}
+        self._settings = {**own, **(settings or {})}
         self.facts: dict[str, Any] = {
             "engine": engine, "version": told.engine["version"], "binaries": binaries,
             "command": list(command), "settings": self._settings,

@@ -86,8 +86,10 @@ def _profile(name: str, path: Path, given: Given, flags: list[str], own: str) ->
             f"side {name}: {path} is a profile of {engine}; give --bin, the folder of its binaries"
         )
     settings = {**held_with(profile), **incumbent_settings(profile)}
+    at_default = [n for n, e in profile.settings.items() if not isinstance(e, profiles.SettingEntry)]
     return GgmlSide(name, engine, given.model, binaries, command=[*command, *flags], settings=settings,
-                    gpu=given.gpu, text=given.text, deadline=given.deadline, log=given.log)  # fmt: skip
+                    gpu=given.gpu, text=given.text, deadline=given.deadline, log=given.log,
+                    at_default=at_default)  # fmt: skip
 
 
 def _package(name: str, word: str, path: Path, given: Given, say: Callable[[str], None]) -> Path | None:
