@@ -107,6 +107,9 @@ def tune(
         str | None,
         typer.Option(help="Memory that the engine may take, by its plan: 16GiB (main memory on a CPU)."),
     ] = None,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="Also write profiles that need less memory, and a plot.")
+    ] = False,
     hold: Annotated[
         list[str] | None,
         typer.Option("--set", help="Hold a setting at a value: NAME=VALUE; may be repeated."),
@@ -153,6 +156,8 @@ def tune(
     parsed = Workload.parse(workload, usual) if workload is not None else usual
     if vram is not None and engine != "dyno":
         raise typer.BadParameter(f"--vram goes by dyno's memory plan; --engine {engine} has none")
+    if pareto and engine != "dyno":
+        raise typer.BadParameter(f"--pareto goes by dyno's memory plan; --engine {engine} has none")
     limit = parse_bytes(vram) if vram is not None else None
     options = Options(
         parsed,
@@ -161,6 +166,7 @@ def tune(
         sampler=sampler,
         approx_limit=allow_approx,
         kernels=kernels and engine == "dyno",
+        pareto=pareto,
     )
     needed = parsed.longest
     request = Request(
@@ -184,6 +190,8 @@ def tune(
         print_outcome(result.outcome, parsed, console)
         print(f"profile: {result.path}")
         print(f"journal: {result.journal}")
+        if result.pareto is not None:
+            print(f"pareto:  {result.pareto}")
     if result.outcome.status == "interrupted":
         raise typer.Exit(130)
 

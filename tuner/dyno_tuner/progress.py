@@ -12,6 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from .memory import gib
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
@@ -22,6 +24,7 @@ STAGES = {
     "screen": "searching",
     "finalists": "finalists in pairs",
     "kernels": "kernels",
+    "pareto": "speed against memory",
     "done": "done",
     "interrupted": "interrupted",
 }
@@ -114,6 +117,8 @@ class Progress:
             gains = ", ".join(f"{m} {g['ratio']:.3f} ×" for m, g in data["gain"].items())
             verdict = "taken" if data["taken"] else "not taken as it is"
             self.say(f"  the whole profile over the default: {gains}, {verdict}")
+        elif kind == "pareto" and plain:
+            self.say(f"  {data['name']}: {data['ratio']:.3f} × in {gib(data['size'])}")
         elif kind == "too_short":
             self.say(f"  {data['message']}")
         elif kind == "kernels_cut" and plain:

@@ -24,6 +24,7 @@ from .errors import JournalError, TuneError
 from .knobs import Facts, Knob, resolve
 from .ledger import Executor, Ledger
 from .memory import MemoryLimit, NearMiss
+from .pareto import Variant, plot
 from .progress import Progress
 from .space import Space
 from .study import Mirror
@@ -68,6 +69,7 @@ class Result:
     profile: profiles.Profile
     path: Path
     journal: Path
+    pareto: Path | None = None  # folder with the profiles of less memory, and the plot
 
 
 def memory_gbps(budget_seconds: float = 0.3) -> float:
@@ -315,7 +317,14 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
                     progress.say(others)
                 state = gpu_state(gpu.get("pci_bus_id"))
                 ledger.note("machine", **environment(), **rates, **gpu, **state)
-            outcome = Tune(ledger, space, options, incumbents=head["incumbents"], mirror=mirror).run()
+            tune = Tune(ledger, space, options, incumbents=head["incumbents"], mirror=mirror)
+            outcome = tune.run()
+            variants: list[Variant] = []
+            if options.pareto and outcome.status != "interrupted":
+                given = {"ctx": description.engine["ctx"], **description.engine["defaults"]}
+                variants = tune.trade_memory(lambda settings: executor.memory({**given, **settings}))
+                if not variants:
+                    progress.say("--pareto: no time was left to confirm anything; give a longer --budget")
             if outcome.status != "interrupted":
                 ledger.note("outcome", **outcome.to_dict())
     made = Made(
@@ -333,7 +342,26 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
         raise TuneError(
             f"{error}; every measurement is in {book.path}: make room and continue with --resume"
         ) from error
-    return Result(outcome, profile, out, book.path)
+    folder = _write_front(tune, variants, description, made, rates, out) if variants else None
+    return Result(outcome, profile, out, book.path, folder)
+
+
+def _write_front(
+    tune: Tune, variants: list[Variant], description: Description, made: Made, rates: dict[str, float],
+    out: Path,
+) -> Path:  # fmt: skip
+    """A profile for every variant and the plot, in a folder of their own: beside the profile, the runtime
+    would have to choose between them."""
+    folder = out.with_name(out.stem + ".pareto")
+    try:
+        folder.mkdir(exist_ok=True)
+        for v in variants:
+            outcome = tune.variant_outcome(v)
+            profiles.save_profile(profile_of(outcome, description, made, rates), folder / f"{v.name}.yaml")
+        (folder / "pareto.svg").write_text(plot(variants, description.label), encoding="utf-8")
+    except (OSError, ProfileError) as error:
+        raise TuneError(f"{folder} cannot be written: {error}; the profile itself is in {out}") from error
+    return folder
 
 
 def _check_writable(out: Path) -> None:

@@ -19,6 +19,7 @@ from .kernels import KernelStage, least_visits
 from .knobs import Fidelity
 from .measure import ANCHOR_DRIFT, VisitPolicy
 from .outcome import Failure, Outcome
+from .pareto import Variant, front, worthwhile
 from .samplers import SAMPLERS
 from .solving import ThresholdStage
 from .stats import Noise, noise_of
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from .ledger import Ledger
     from .space import Point, Space
+    from .target import Value
 
 # Share of the budget at which each stage has to end, with and without kernels behind it.
 _ENDS = {
@@ -39,6 +41,7 @@ _ENDS = {
     "walk": (0.80, 0.62),
     "leave_one_out": (0.97, 0.74),
     "kernels": (0.97, 0.97),
+    "pareto": (0.98, 0.98),
 }
 
 
@@ -64,6 +67,7 @@ class Options:
     kernels: bool = False
     weights: Mapping[str, float] = field(default_factory=dict)  # of the metrics; default: all alike
     check: bool = True
+    pareto: bool = False  # leave time to confirm what needs less memory
     routing: bool = False  # measure how the router spreads the workload
 
     def metric_weights(self) -> dict[str, float]:
@@ -175,8 +179,10 @@ class Tune:
             self._stage_end = math.inf
             return
         share = _ENDS[stage][1 if self.options.kernels else 0]
-        if self.options.kernels and stage != "kernels":
+        if self.options.kernels and stage not in ("kernels", "pareto"):
             share *= self._before_kernels(budget) / _ENDS["leave_one_out"][1]
+        if self.options.pareto and stage != "pareto":
+            share *= 0.8
         self._stage_end = budget * share
 
     def _before_kernels(self, budget: float) -> float:
@@ -471,6 +477,67 @@ class Tune:
         settings = self.space.fidelity(self.space.point(configuration.settings))
         fidelity = max(settings, Fidelity.ROUNDING, key=order.index)
         return judge(quality, self._default_quality, fidelity, self.options.approx_limit).reason
+
+    # ---- speed against memory
+
+    def trade_memory(self, needs: Callable[[Mapping[str, Value]], int | None]) -> list[Variant]:
+        """The fastest settings and what needs less memory, confirmed together, from large to small; empty
+        where there is no time for it. Call it after `run`.
+
+        Args:
+            needs: bytes of settings by the engine's plan; None where it refuses them.
+        """
+        space, winner = self.space, self._choice.point
+        sizes = {winner: needs(space.settings(winner)), space.default: needs(space.settings(space.default))}
+        found = []
+        for trial in self._screen.trials if self._screen else []:
+            size = needs(space.settings(trial.point))
+            if size is not None and trial.log_ratio is not None and self._admit_fully(trial.point) is None:
+                sizes[trial.point] = size
+                found.append((trial.point, trial.log_ratio, size))
+        whole = sizes[winner]
+        if whole is None or self.status == "interrupted" or not self.noise:
+            return []
+        self._stage("pareto")
+        self._until("pareto")
+        names = {"fastest": winner} if winner != space.default else {}
+        names |= {f"memory{i}": p for i, p in enumerate(front(found, whole), 1) if p != space.default}
+        if not names:
+            return []
+        points = {"default": space.default, **names}
+        result = self._rounds("pareto").compare(
+            "pareto", {n: space.configuration(p) for n, p in points.items()}, self._round_count
+        )
+        if result.rounds < 2:
+            return []
+        metrics = list(self.weights)
+        variants = [
+            Variant(
+                name, point, space.settings(point), int(sizes[point] or 0),
+                result.ratio(name, metrics, self.weights),
+                {m: result.ratio(name, [m], self.weights) for m in metrics},
+                {m: result.median_rate(name, m) for m in metrics},
+            )
+            for name, point in points.items()
+            if name == "default" or name in result.logs
+        ]  # fmt: skip
+        kept = worthwhile(variants, self._bar(result.rounds).of(metrics))
+        for v in kept:
+            self._note("pareto", name=v.name, settings=dict(v.settings), size=v.size, **v.overall.to_dict())
+        return kept
+
+    def variant_outcome(self, variant: Variant) -> Outcome:
+        """What a profile of this variant says: its entries were proven together."""
+        outcome = self.outcome()
+        numbers = self.space.entries(variant.point)
+        chooser = self._chooser()
+        group = "g1" if len(numbers) > 1 else None
+        outcome.settings = dict(variant.settings)
+        outcome.entries = [chooser._entry(variant.point, n, variant.overall, group) for n in numbers]
+        outcome.kernels, outcome.kernel_defaults = [], []
+        outcome.gain, outcome.tuned = dict(variant.gain), dict(variant.tuned)
+        outcome.quality = self._qualities.get(variant.point)
+        return outcome
 
     # ---- the answer, at any moment
 

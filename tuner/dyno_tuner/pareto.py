@@ -1,0 +1,100 @@
+"""Several answers instead of one: what speed costs in memory.
+
+Among what the search has tried, the configurations that no other one beats in both speed and planned memory
+are confirmed in one paired comparison with the default and the fastest. What remains is written as a profile
+each, with a plot of all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape
+
+from .memory import gib
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .space import Point
+    from .stats import Estimate
+    from .target import Value
+
+MOST = 3  # profiles beside the fastest
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A configuration that was confirmed. Ratios are to the default."""
+
+    name: str  # "fastest", "default", or by its memory
+    point: Point
+    settings: Mapping[str, Value]
+    size: int  # bytes, by the engine's plan
+    overall: Estimate  # weighted geometric mean over the metrics
+    gain: Mapping[str, Estimate]
+    tuned: Mapping[str, float]  # tokens/s by metric
+
+
+def front(found: Sequence[tuple[Point, float, int]], below: int) -> list[Point]:
+    """The points that need less than `below` bytes and that none beats in both speed and memory; at most
+    MOST, from the largest to the smallest.
+
+    Args:
+        found: (point, log ratio to the default, bytes).
+    """
+    kept: list[tuple[Point, float, int]] = []
+    best = -float("inf")
+    for point, speed, size in sorted(found, key=lambda f: (f[2], -f[1])):
+        if size < below and speed > best:
+            kept.append((point, speed, size))
+            best = speed
+    kept.reverse()
+    if len(kept) > MOST:  # the ends and the middle say most
+        kept = [kept[round(i * (len(kept) - 1) / (MOST - 1))] for i in range(MOST)]
+    return [p for p, _, _ in kept]
+
+
+def worthwhile(variants: Sequence[Variant], margin: float) -> list[Variant]:
+    """From large to small what is left when everything is dropped that another one of no more memory is as
+    fast as, within the margin."""
+    kept: list[Variant] = []
+    for v in sorted(variants, key=lambda v: (v.size, -v.overall.ratio)):
+        if not kept or v.overall.ratio > max(k.overall.ratio for k in kept) * (1 + margin):
+            kept.append(v)
+    return kept[::-1]
+
+
+def plot(variants: Sequence[Variant], title: str) -> str:
+    """SVG: speed over memory, with the interval of every point."""
+    width, height, left, top = 640, 400, 70, 50
+    wide, high = width - left - 150, height - top - 60
+    sizes = [v.size for v in variants]
+    low, most = min(sizes), max(sizes)
+    edge = 0.08 * (most - low) or 0.05 * most
+    bottom = min(v.overall.low for v in variants)
+    highest = max(v.overall.high for v in variants)
+    room = 0.08 * (highest - bottom) or 0.05
+
+    def at(size: float, ratio: float) -> tuple[float, float]:
+        x = left + wide * (size - low + edge) / (most - low + 2 * edge)
+        return x, top + high * (highest + room - ratio) / (highest - bottom + 2 * room)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}">',
+        "<style>text{font:12px system-ui,sans-serif;fill:#333}.a{stroke:#777}.p{fill:#1668b8;stroke:#1668b8}"
+        "@media(prefers-color-scheme:dark){text{fill:#ddd}.p{fill:#6ab0f3;stroke:#6ab0f3}}</style>",
+        f'<text x="20" y="24" font-weight="600">{escape(title)}</text>',
+        f'<line class="a" x1="{left}" y1="{top + high}" x2="{left + wide}" y2="{top + high}"/>',
+        f'<line class="a" x1="{left}" y1="{top}" x2="{left}" y2="{top + high}"/>',
+        f'<text x="{left + wide / 2:.0f}" y="{height - 12}" text-anchor="middle">memory by the plan</text>',
+        f'<text x="14" y="{top - 10}">speed / default</text>',
+    ]
+    for v in variants:
+        x, y = at(v.size, v.overall.ratio)
+        y1, y2 = at(v.size, v.overall.high)[1], at(v.size, v.overall.low)[1]
+        parts.append(f'<line class="p" x1="{x:.1f}" y1="{y1:.1f}" x2="{x:.1f}" y2="{y2:.1f}"/>')
+        parts.append(f'<circle class="p" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
+        label = f"{v.name}: {v.overall.ratio:.3f} ×, {gib(v.size)}"
+        parts.append(f'<text x="{x + 8:.1f}" y="{y - 6:.1f}">{escape(label)}</text>')
+    return "\n".join(parts) + "\n</svg>\n"
