@@ -113,3 +113,24 @@ def test_exact_numerics_and_other_models_never_expand() -> None:
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(ProfileError, match="mla_mode is 'fast'; expected auto, expanded or absorbed"):
         latent_plan(LATENT[0], F16, "fast")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_planned_fits_a_small_chip(name: str) -> None:
+    """Of 64 KiB of shared memory: no product of eight rows is planned with more warps than that holds."""
+    turing = HOPPER | {"compute_capability": 75, "sm_count": 46, "shared_per_block_bytes": 65_536}
+    session = plan_for(name, turing)
+    for tokens in (1, 8):
+        for op in session.ops(tokens):
+            family, desc = _core.ops.parse_key(op["key"], op["rows"])
+            assert _core.ops.supports(family, desc, op["config"], turing) == (True, "")
+
+
+def test_more_warps_than_shared_memory_holds_are_refused() -> None:
+    desc = {"type": "f16", "layout": "gpu", "m": 8, "n": 4096, "k": 4096}
+    config = {"variant": "stream", "warps": 16, "stripes": 1}
+    assert _core.ops.supports("matmul", desc, config, HOPPER) == (True, "")
+    ok, why = _core.ops.supports("matmul", desc, config, HOPPER | {"shared_per_block_bytes": 65_536})
+    assert not ok
+    assert "shared memory" in why
+    assert "65536" in why

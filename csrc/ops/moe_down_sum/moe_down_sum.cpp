@@ -15,13 +15,19 @@ namespace dyno::ops {
 #define DYNO_FAMILY_VARIANTS "ops/moe_down_sum/variants.def"
 #include "ops/family_table.inc"
 
+namespace {
+
+cuda::Choice choice_of(const Config& config) { return {cuda::Path::stream, 0, config.params[0], 1}; }
+
+}  // namespace
+
 Support supports(const MoeDownSumDesc& desc, const Config& config, const DeviceInfo& device) {
   const Support sizes =
       check_sizes({{"m", desc.m}, {"n", desc.n}, {"k", desc.k}, {"experts", desc.experts}, {"used", desc.used}});
   if (!sizes) return sizes;
   if (Support s = supports_weights(desc.type, desc.layout, ActType::f32, desc.k); !s) return s;
   if (Support s = check_config(Family::moe_down_sum, kVariants, kInstances, config, device); !s) return s;
-  return cuda::supports_choice(cuda::shape_of(desc), cuda::choice_of(cuda::Path::stream, config), device);
+  return cuda::supports_choice(cuda::shape_of(desc), choice_of(config), device);
 }
 
 Config default_config(const MoeDownSumDesc& desc, const DeviceInfo& device) {
@@ -62,7 +68,7 @@ void launch(const Config& config, const MoeDownSumDesc& desc, const MoeDownSumAr
   p.scale = args.scale;
   p.y = args.out;
   p.y_stride = desc.n;
-  cuda::run_stream(p, desc.type, cuda::choice_of(cuda::Path::stream, config), stream);
+  cuda::run_stream(p, desc.type, choice_of(config), stream);
 }
 #endif
 

@@ -16,6 +16,13 @@ namespace dyno::ops {
 
 namespace {
 
+// The type beside desc.type, or desc.type; none where there are three.
+std::optional<DType> other_type(const QkvDesc& desc) {
+  const DType v = desc.n_v > 0 ? desc.type_v : desc.type;
+  if (desc.type_k == desc.type) return v;
+  return v == desc.type || v == desc.type_k ? std::optional(desc.type_k) : std::nullopt;
+}
+
 // The three products as one of their summed height.
 cuda::Shape shape_of(const QkvDesc& desc) {
   return {.type = desc.type,
@@ -24,14 +31,8 @@ cuda::Shape shape_of(const QkvDesc& desc) {
           .n = desc.n + desc.n_k + desc.n_v,
           .k = desc.k,
           .x_rows = desc.m,
-          .norm = desc.norm};
-}
-
-// The type beside desc.type, or desc.type; none where there are three.
-std::optional<DType> other_type(const QkvDesc& desc) {
-  const DType v = desc.n_v > 0 ? desc.type_v : desc.type;
-  if (desc.type_k == desc.type) return v;
-  return v == desc.type || v == desc.type_k ? std::optional(desc.type_k) : std::nullopt;
+          .norm = desc.norm,
+          .other = other_type(desc)};
 }
 
 }  // namespace

@@ -27,6 +27,17 @@ int64_t blocks_of(const Shape& s, int tokens, int warps) {
   return groups * ((rows + tokens - 1) / tokens) * ((s.n + rows_of_w - 1) / rows_of_w);
 }
 
+// What every chip gives a block, for descriptions of devices that do not say.
+int64_t shared_of(const DeviceInfo& device) {
+  return device.shared_per_block_bytes > 0 ? device.shared_per_block_bytes : 48 << 10;
+}
+
+// What a block of stream needs of shared memory at least.
+int64_t least_shared(const Shape& s, int warps, int stripes) {
+  const int64_t columns = s.experts ? 1 : std::min<int64_t>(s.rows, 8);
+  return stream_least_bytes(s.type, s.other.value_or(s.type), columns, warps, s.gated ? 2 : stripes);
+}
+
 }  // namespace
 
 Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& device) {
@@ -44,6 +55,13 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
     return Support::no(str_cat("wgmma needs compute capability 9.0 and code for 90a; the device has ",
                                device.compute_capability / 10, ".", device.compute_capability % 10,
                                ", the code is for ", kArchitectures));
+  }
+  if (choice.path == Path::stream) {
+    const int64_t needed = least_shared(s, choice.warps, choice.stripes);
+    if (needed > shared_of(device)) {
+      return Support::no(str_cat("warps=", choice.warps, " need ", needed, " bytes of shared memory, a block has ",
+                                 shared_of(device)));
+    }
   }
   if (choice.path == Path::stream && !s.experts && s.rows > 64) {
     return Support::no(str_cat("m=", s.rows, ": stream takes at most 64 tokens"));
@@ -70,10 +88,18 @@ Choice stream_choice(const Shape& s, int64_t k_tiles, const DeviceInfo& device) 
     return stream_warps((s.n + rows - 1) / rows * groups, k_tiles, device).value_or(0);
   };
   const int one = s.gated ? 0 : warps(1), two = warps(2);
-  if (one > 0 && one >= two) return {Path::stream, 0, one, 1};
-  if (two > 0) return {Path::stream, 0, two, 2};
-  // Several rounds: warps enough for a k that is long, few where blocks are many anyhow.
-  return {Path::stream, 0, s.n > 65536 || k_tiles < 16 ? 4 : 8, 2};
+  Choice choice{Path::stream, 0, 0, 2};
+  if (one > 0 && one >= two) {
+    choice.warps = one;
+    choice.stripes = 1;
+  } else {
+    // Several rounds: warps enough for a k that is long, few where blocks are many anyhow.
+    choice.warps = two > 0 ? two : s.n > 65536 || k_tiles < 16 ? 4 : 8;
+  }
+  while (choice.warps > 4 && least_shared(s, choice.warps, choice.stripes) > shared_of(device)) {
+    choice.warps /= 2;
+  }
+  return choice;
 }
 
 }  // namespace

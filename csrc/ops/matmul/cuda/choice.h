@@ -39,8 +39,9 @@ struct Shape {
   int64_t matrices = 1;  // batch, or experts
   bool experts = false;
   bool gated = false;
-  int64_t x_rows = 1;  // rows of x, over all of the batch
-  bool norm = false;   // of the rows, inside of the product
+  int64_t x_rows = 1;            // rows of x, over all of the batch
+  bool norm = false;             // of the rows, inside of the product
+  std::optional<DType> other{};  // of further matrices of the same launch
 };
 
 template <typename Desc>

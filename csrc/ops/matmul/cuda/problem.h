@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
 
 #include "ops/cuda_stream.h"
+#include "ops/matmul/gpu_layout.h"
 #include "ops/op.h"
 
 namespace dyno::ops::cuda {
@@ -77,6 +79,23 @@ constexpr int64_t half_row_bytes(DType type, int64_t k) { return half_passes(typ
 // banks), then [warps][mats] sums of 16 x 8, and for each warp the squares and the scales of up to 8 rows.
 constexpr int64_t stream_row_bytes(int64_t tiles) { return tiles * 128 + 16; }
 constexpr int64_t stream_tail_bytes(int64_t warps, int64_t mats) { return warps * (mats * 16 * 8 + 16) * 4; }
+
+// Tiles that a warp of `stream` has under way for each of its matrices, as many as its registers hold. What a warp lays
+// out at once of a longer row is a multiple of it, for two types of both.
+constexpr int stream_depth(DType type, int mats) {
+  const GpuFormat f = gpu_format(type);
+  const int words = (f.low_bits + f.high_bits + f.scale_bytes() / 32 + f.super_bytes() / 32) * mats;
+  const int depth = 36 / words;
+  return depth < 1 ? 1 : depth > 4 ? 4 : depth;
+}
+constexpr int stream_depth(DType type, DType other, int mats) {
+  return std::lcm(stream_depth(type, mats), stream_depth(other, mats));
+}
+// The least that a block gets by with, `columns` rows of x.
+constexpr int64_t stream_least_bytes(DType type, DType other, int64_t columns, int64_t warps, int mats) {
+  return warps * columns * half_passes(type) * stream_row_bytes(stream_depth(type, other, mats)) +
+         stream_tail_bytes(warps, mats);
+}
 
 // ---- Launches. None of them synchronises or allocates. -------------------------------------------------------------
 

@@ -30,22 +30,13 @@ struct StreamTarget {
   int n, stripe;
 };
 
-// Tiles that a warp has under way, as many as the registers hold.
-template <DType kType, int kMats>
-constexpr int stream_depth() {
-  using Tile = WeightTile<kType>;
-  constexpr int kWords = (Tile::kLowWords + Tile::kHighWords + Tile::kScaleWords + Tile::kSuperWords) * kMats;
-  constexpr int kDepth = 36 / kWords;
-  return kDepth < 1 ? 1 : kDepth > 4 ? 4 : kDepth;
-}
-
 // kMats: stripes of a block, or the two of a gated pair. kSummed: Grouping::summed, where the rows of a token follow
 // each other along k.
 template <DType kType, int kMats, bool kSummed>
 __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarget& target, int part_tiles) {
   using Tile = WeightTile<kType>;
   constexpr bool kTwice = half_passes(kType) == 2;
-  constexpr int kDepth = stream_depth<kType, kMats>();
+  constexpr int kDepth = stream_depth(kType, kMats);
   extern __shared__ __align__(16) uint8_t shared[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
   const int g = lane >> 2, t = lane & 3;
@@ -338,15 +329,15 @@ template <DType kType>
 void stream(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) {
   constexpr int kPasses = half_passes(kType);
   if (p.grouping == Grouping::summed) {
-    return launch_stream(stream_summed_kernel<kType>, p,
-                         stream_launch(p, kPasses, warps, 1, stream_depth<kType, 1>(), 1), warps, cuda_stream);
+    return launch_stream(stream_summed_kernel<kType>, p, stream_launch(p, kPasses, warps, 1, stream_depth(kType, 1), 1),
+                         warps, cuda_stream);
   }
   if (p.gated()) {
-    return launch_stream(stream_kernel<kType, 2>, p, stream_launch(p, kPasses, warps, 2, stream_depth<kType, 2>(), 1),
+    return launch_stream(stream_kernel<kType, 2>, p, stream_launch(p, kPasses, warps, 2, stream_depth(kType, 2), 1),
                          warps, cuda_stream);
   }
   const auto kernel = stripes == 2 ? stream_kernel<kType, 2> : stream_kernel<kType, 1>;
-  const int depth = stripes == 2 ? stream_depth<kType, 2>() : stream_depth<kType, 1>();
+  const int depth = stream_depth(kType, stripes);
   launch_stream(kernel, p, stream_launch(p, kPasses, warps, stripes, depth, stripes), warps, cuda_stream);
 }
 
@@ -354,8 +345,8 @@ template <DType kType, DType kOther>
 void stream_mixed_pair(const Problem& p, int warps, int stripes, CUstream_st* cuda_stream) {
   static_assert(half_passes(kType) == half_passes(kOther), "rows of x are laid out once");
   const auto kernel = stripes == 2 ? stream_mixed_kernel<kType, kOther, 2> : stream_mixed_kernel<kType, kOther, 1>;
-  // A part is whole turns of both rings: their depths are 1 to 4.
-  launch_stream(kernel, p, stream_launch(p, half_passes(kType), warps, stripes, 12, stripes), warps, cuda_stream);
+  const int depth = stream_depth(kType, kOther, stripes);
+  launch_stream(kernel, p, stream_launch(p, half_passes(kType), warps, stripes, depth, stripes), warps, cuda_stream);
 }
 
 }  // namespace dyno::ops::cuda

@@ -70,6 +70,7 @@ struct StreamRow {
     for (int i = 0; i < kKept; ++i) {
       kept[i] = lane + 32 * i < quads ? quad(first * kGpuTile + (lane + 32 * i) * 4, sum) : make_float4(0, 0, 0, 0);
     }
+#pragma unroll 4  // loads of several quads under way
     for (int q = lane + 32 * kKept; q < quads; q += 32) most = largest(quad(first * kGpuTile + q * 4, sum), most);
 #pragma unroll
     for (int i = 0; i < kKept; ++i) most = largest(kept[i], most);
