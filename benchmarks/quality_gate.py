@@ -121,7 +121,7 @@ def main() -> None:
     }
     session.close()
     keys = list(by_key)
-    places = [(keys[0], "m1", 1), (keys[1], "m5-8", 7), (keys[-1], "m257-512", 500)]
+    places = [(keys[2], "m1", 1), (keys[1], "m5-8", 7), (keys[-1], "m257-512", 500)]
     shapes = [Shape(*place) for place in places]
     for shape in shapes:
         calibrate(args.model, shape, text, args.cost)
