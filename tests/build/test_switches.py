@@ -115,6 +115,13 @@ def test_warnings_are_errors(configure: Configure) -> None:
         assert "-Werror" in command
 
 
+def test_faults_are_compiled_only_on_request(configure: Configure) -> None:
+    for command in configure().of("ops/matmul/matmul.cpp"):
+        assert "-DDYNO_TEST_FAULTS=1" not in command
+    for command in configure(DYNO_TEST_FAULTS="ON").of("ops/matmul/matmul.cpp"):
+        assert "-DDYNO_TEST_FAULTS=1" in command
+
+
 def test_build_type(configure: Configure) -> None:
     built = configure(CMAKE_BUILD_TYPE="RelWithDebInfo")
     assert built.ok, built.output
