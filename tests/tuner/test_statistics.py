@@ -4,13 +4,18 @@ hundred."""
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import pytest
 from conftest_tuner import Simulated
+from dyno_tuner.knobs import Fidelity, Knob
 from dyno_tuner.samplers import SAMPLERS, Observation
 from dyno_tuner.stats import keyed_rng
 from dyno_tuner.targets.simulated import SimulationNoise
-from dyno_tuner.targets.surfaces import REGRET_SURFACES, SURFACES
+from dyno_tuner.targets.surfaces import REGRET_SURFACES, SURFACES, Surface
+
+if TYPE_CHECKING:
+    from dyno_tuner.target import Settings
 
 SEEDS = range(10)
 TWO_PERCENT = -math.log(0.98)
@@ -147,3 +152,28 @@ def test_a_budget_too_short_for_anything_says_so_and_changes_nothing() -> None:
     assert run.outcome.entries == []
     assert run.outcome.searched == []
     assert run.outcome.seconds <= 4.4
+
+
+def _answers_for_nothing(s: Settings) -> dict[str, float]:
+    return {"pp": 400.0 * (2.0 if s["ubatch"] == 2048 else 1.0), "tg": 30.0}
+
+
+@pytest.mark.parametrize("budget", [None, 40.0, 90.0])
+def test_noise_never_chooses_what_changes_answers(budget: float | None) -> None:
+    """A cache type that gains nothing, beside a setting that doubles prefill: it must not ride along, also
+    not where no time is left to prove entries one by one."""
+    cache = ("f16", "q8_0", "q4_0")
+    knobs = (
+        Knob("ubatch", (512, 1024, 2048), 512, moves=frozenset({"pp"}), fidelity=Fidelity.ROUNDING),
+        Knob("kv_type_k", cache, "f16", moves=frozenset({"tg"}), fidelity=Fidelity.APPROX, ordinal=False),
+        Knob("kv_type_v", cache, "f16", moves=frozenset({"tg"}), fidelity=Fidelity.APPROX, ordinal=False),
+    )
+    noise = SimulationNoise(within=0.02, process=0.02, layout=0.01, outliers=0.05)
+    found = 0
+    for seed in range(6):
+        surface = Surface("for nothing", knobs, _answers_for_nothing)
+        run = Simulated(surface, seed, noise, budget=budget, approx_limit=0.1, max_trials=27)
+        assert run.outcome.settings["kv_type_k"] == "f16", seed
+        assert run.outcome.settings["kv_type_v"] == "f16", seed
+        found += run.outcome.settings["ubatch"] == 2048
+    assert found >= (3 if budget else 6)

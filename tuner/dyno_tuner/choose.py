@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .confirm import visits_in_round
+from .knobs import Fidelity
 from .outcome import Entry
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ class Chooser:
             return
         # Rather few finalists in enough rounds than many in one.
         while len(finalists) > 1 and not self.rounds.affordable(3 * visits_in_round(len(finalists) + 1)):
-            finalists = finalists[:-1]
+            # What changes answers goes first: without its twin in the race it could not win anyhow.
+            changing = [p for p in finalists if self._faithful(p) != p]
+            finalists.remove(changing[-1] if changing else finalists[-1])
         winner = self._race(finalists, choice)
         if winner is None:
             return
@@ -87,9 +90,31 @@ class Chooser:
         joined = self._join(trials)
         if joined is not None and worth and joined not in points:
             points = dict.fromkeys([joined, *list(points)[: self.finalists - 1]])
-        chosen = [p for p in points if p != self.space.default and self.admit(p) is None]
+        # What changes answers has to beat the same without it, so both race.
+        both = {q: None for p in points for q in (p, self._faithful(p))}
+        chosen = [p for p in both if p != self.space.default and self.admit(p) is None]
         self.note("finalists", settings=[self.space.settings(p) for p in chosen])
         return chosen
+
+    def _faithful(self, point: Point) -> Point:
+        """`point` with every knob that changes answers at its default."""
+        for n in self.space.entries(point):
+            if self.space.knobs[n].fidelity is Fidelity.APPROX:
+                point = self.space.without(point, n)
+        return point
+
+    def _earned(self, result: Comparison, names: Mapping[str, Point], name: str, bar: Bar) -> bool:
+        """Whether what changes answers in a finalist gains by itself: noise must never choose it."""
+        faithful = self._faithful(names[name])
+        if faithful == names[name]:
+            return True
+        if faithful == self.space.default:
+            return True  # it has just beaten the default
+        twin = next((n for n, p in names.items() if p == faithful), None)
+        if twin is None or twin not in result.logs:
+            return False
+        moved = [m for m in self.weights if m in self.space.moved(names[name], faithful)]
+        return bar.beats(result, name, moved or list(self.weights), self.weights, twin)[0]
 
     def _join(self, trials: Sequence[Trial]) -> Point | None:
         """Knobs that move one metric only take their value from the trial that was best for that metric."""
@@ -120,6 +145,7 @@ class Chooser:
                 continue
             combined = result.ratio(name, list(self.weights), self.weights)
             ok = result.rounds >= 2 and self._beats_somehow(result, name, point, bar)
+            ok = ok and self._earned(result, names, name, bar)
             self.note(
                 "finalist",
                 settings=self.space.settings(point),
@@ -242,7 +268,7 @@ class Chooser:
                 if over != DEFAULT and over not in result.logs:
                     # It does not run without this entry, or may not be tried: the whole gain speaks for it.
                     estimate = result.ratio(FULL, self._moves(n), self.weights)
-                    ok = True
+                    ok = self.space.knobs[n].fidelity is not Fidelity.APPROX
                 else:
                     moves = self._moves(n)
                     ok, estimate = bar.beats(result, FULL, moves, self.weights, over, touched=moves)
