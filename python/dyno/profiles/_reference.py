@@ -196,7 +196,9 @@ def _settings_sections() -> Iterator[str]:
     yield (
         "`fidelity`: `exact` gives the same bits, `rounding` the same mathematics in another order,\n"
         "`approx` other answers. Settings marked with * are bounded by memory: their values are not taken\n"
-        "from another machine or model without a check that they fit.\n"
+        "from another machine or model without a check that they fit. The table also has rows that the\n"
+        "engine of this version does not take; those are refused by name where they are given, and `dyno\n"
+        "explain plan` lists the settings that are in force.\n"
     )
     for kind, title in _KINDS.items():
         rows = [
