@@ -177,3 +177,11 @@ def test_noise_never_chooses_what_changes_answers(budget: float | None) -> None:
         assert run.outcome.settings["kv_type_v"] == "f16", seed
         found += run.outcome.settings["ubatch"] == 2048
     assert found >= (3 if budget else 6)
+
+
+def test_the_budget_holds_where_what_is_left_out_is_slow() -> None:
+    """Without its layers on the GPU the profile is a quarter as fast: a round of that takes far longer than
+    as many visits of the default."""
+    run = Simulated("cliff", 95, budget=175.9, max_trials=400)
+    assert run.outcome.seconds <= 1.1 * 175.9
+    assert run.truly_slower_entries() == []

@@ -71,6 +71,8 @@ class Rounds:
     next_process: gives the number of a process that has not run yet.
     affordable: whether so many more visits fit into what is left of the budget.
     void_over: by how much a round's anchor may move.
+    now, more_seconds: the time, and whether so much more of it is left: a round of slow configurations
+        takes longer than so many visits of the default.
     """
 
     def __init__(
@@ -80,12 +82,16 @@ class Rounds:
         affordable: Callable[[int], bool],
         metrics: Sequence[str],
         void_over: float,
+        now: Callable[[], float] = lambda: 0.0,
+        more_seconds: Callable[[float], bool] = lambda seconds: True,
     ) -> None:
         self._visit = visit
         self._next_process = next_process
         self.affordable = affordable
         self._metrics = tuple(metrics)
         self._void_over = void_over
+        self._now = now
+        self._more_seconds = more_seconds
 
     def compare(
         self, key: str, configurations: Mapping[str, Configuration], rounds: int, *, insist: bool = False
@@ -98,12 +104,17 @@ class Rounds:
             return result
         voids = 0
         number = 0
+        took = 0.0
         while result.rounds < rounds:
             alive = [n for n in configurations if n not in result.failed]
             if len(alive) < 2 or (number > 1 and not self.affordable(visits_in_round(len(alive)))):
                 break
+            if number > 0 and not (insist and number < 2) and not self._more_seconds(took):
+                break
+            begun = self._now()
             visits = self._round(f"{key}/r{number}", {n: configurations[n] for n in alive}, result)
             number += 1
+            took = max(took, self._now() - begun)
             if visits is None:
                 continue  # someone failed; the round is repeated without it
             anchor = visits[alive[0]]

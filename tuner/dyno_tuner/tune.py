@@ -399,7 +399,10 @@ class Tune:
             self._mirror.add(self._screen.trials[data["number"]], 0.0)
 
     def _rounds(self, stage: str) -> Rounds:
-        return Rounds(self._visit, self._next_process, self._more, tuple(self.weights), self._void_over)
+        return Rounds(
+            self._visit, self._next_process, self._more, tuple(self.weights), self._void_over,
+            lambda: self.ledger.now, self._more_seconds,
+        )  # fmt: skip
 
     def _chooser(self) -> Chooser:
         return Chooser(
