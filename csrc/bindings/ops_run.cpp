@@ -20,7 +20,9 @@
 #include "ops/moe_sum/moe_sum.h"
 #include "ops/moe_up_gate/moe_up_gate.h"
 #include "ops/norm/norm.h"
+#include "ops/norm_route/norm_route.h"
 #include "ops/qkv/qkv.h"
+#include "ops/qkv_rope_store/qkv_rope_store.h"
 #include "ops/rope/rope.h"
 #include "ops/runs.h"
 #include "ops/sample/sample.h"
@@ -137,6 +139,7 @@ AttentionArgs read_args(OpArgs& in, const AttentionDesc& d, std::vector<Sequence
   a.scale = in.number<float>("scale", 1.0f);
   a.softcap = in.number<float>("softcap", 0.0f);
   a.window = in.number<int32_t>("window", 0);
+  a.settled = in.number<int32_t>("settled", 0) != 0;
   a.out = in.out<float>("out", extent(d.m, a.out_stride, d.heads * d.dv));
   return a;
 }
@@ -154,6 +157,61 @@ KvStoreArgs read_args(OpArgs& in, const KvStoreDesc& d, std::vector<SequenceRun>
   a.x = in.in<float>("x", extent(d.m, a.x_stride, d.width));
   const int64_t reach = extent(cells(runs, a.slot_positions), a.row_bytes, a.byte_offset + row);
   a.cache = reinterpret_cast<std::byte*>(in.out<uint8_t>("cache", reach));
+  return a;
+}
+
+QkvRopeStoreArgs read_args(OpArgs& in, const QkvRopeStoreDesc& d, std::vector<SequenceRun>& runs) {
+  QkvRopeStoreArgs a;
+  runs = read_runs(in, d.m);
+  a.runs = runs.data();
+  a.n_runs = static_cast<int32_t>(runs.size());
+  a.slot_positions = in.number<int64_t>("slot_positions", d.m);
+  const int64_t q_row = d.heads * (d.latent ? d.nope + d.n_rot : d.dk), k_row = d.kv_heads * d.dk;
+  a.q_stride = in.number<int64_t>("q_stride", q_row);
+  a.k_stride = in.number<int64_t>("k_stride", k_row);
+  if (d.latent) {
+    a.q = const_cast<float*>(in.in<float>("q", extent(d.m, a.q_stride, q_row)));
+    a.q_out_stride = in.number<int64_t>("q_out_stride", d.heads * d.dk);
+    a.q_out = in.out<float>("q_out", extent(d.m, a.q_out_stride, d.heads * d.dk));
+  } else {
+    a.q = in.out<float>("q", extent(d.m, a.q_stride, q_row));
+    a.v_stride = in.number<int64_t>("v_stride", d.kv_heads * d.dv);
+    a.v = in.in<float>("v", extent(d.m, a.v_stride, d.kv_heads * d.dv));
+  }
+  a.k = in.in<float>("k", extent(d.m, a.k_stride, k_row));
+  a.q_norm = in.optional_in<float>("q_norm", d.dk);
+  a.k_norm = in.optional_in<float>("k_norm", d.latent ? d.dk - d.n_rot : d.dk);
+  a.eps = in.number<float>("eps", 0.0f);
+  a.positions = in.in<int32_t>("positions", d.m);
+  a.inv_freq = in.in<float>("inv_freq", d.n_rot / 2);
+  a.mscale = in.number<float>("mscale", 1.0f);
+  const int64_t rows = cells(runs, a.slot_positions);
+  const auto k_bytes = static_cast<int64_t>(row_bytes(d.k_type, k_row));
+  a.k_row_bytes = in.number<int64_t>("k_row_bytes", k_bytes);
+  a.k_cache = reinterpret_cast<std::byte*>(in.out<uint8_t>("k_cache", extent(rows, a.k_row_bytes, k_bytes)));
+  if (!d.latent) {
+    const auto v_bytes = static_cast<int64_t>(row_bytes(d.v_type, d.kv_heads * d.dv));
+    a.v_row_bytes = in.number<int64_t>("v_row_bytes", v_bytes);
+    a.v_cache = reinterpret_cast<std::byte*>(in.out<uint8_t>("v_cache", extent(rows, a.v_row_bytes, v_bytes)));
+  }
+  return a;
+}
+
+NormRouteArgs read_args(OpArgs& in, const NormRouteDesc& d, std::vector<SequenceRun>&) {
+  NormRouteArgs a;
+  a.x_stride = in.number<int64_t>("x_stride", d.k);
+  a.normed_stride = in.number<int64_t>("normed_stride", d.k);
+  a.x = in.in<float>("x", extent(d.m, a.x_stride, d.k));
+  a.norm = in.optional_in<float>("norm", d.k);
+  a.eps = in.number<float>("eps", 0.0f);
+  a.w = in.in<uint8_t>("w", static_cast<int64_t>(layout_bytes(d.type, d.layout, d.experts, d.k)));
+  a.bias = in.optional_in<float>("bias", d.experts);
+  a.normed = in.out<float>("normed", extent(d.m, a.normed_stride, d.k));
+  a.route.selection_bias = in.optional_in<float>("selection_bias", d.experts);
+  a.route.pinned = in.optional_in<int32_t>("pinned", d.m * d.used);
+  a.route.scale = in.number<float>("scale", 1.0f);
+  a.route.ids = in.out<int32_t>("ids", d.m * d.used);
+  a.route.weights = in.out<float>("weights", d.m * d.used);
   return a;
 }
 

@@ -215,6 +215,44 @@ class SyntheticArgs {
     a.gate_stride = a.up_stride = a.y_stride = d.n;
     return a;
   }
+  ops::QkvRopeStoreArgs make(const ops::QkvRopeStoreDesc& d) {
+    ops::QkvRopeStoreArgs a;
+    a.q_stride = d.heads * (d.latent ? d.nope + d.n_rot : d.dk);
+    a.q = floats(d.m * a.q_stride);
+    a.q_out_stride = d.heads * d.dk;
+    a.q_out = d.latent ? floats(d.m * a.q_out_stride) : nullptr;
+    a.k_stride = d.kv_heads * d.dk;
+    a.k = floats(d.m * a.k_stride);
+    a.q_norm = d.q_norm ? floats(d.dk) : nullptr;
+    a.k_norm = d.k_norm ? floats(d.dk) : nullptr;
+    a.eps = 1e-6f;
+    a.positions = integers(d.m, 4096);
+    a.inv_freq = floats(d.n_rot / 2);
+    a.slot_positions = depth_ + d.m;
+    a.k_row_bytes = static_cast<int64_t>(row_bytes(d.k_type, d.kv_heads * d.dk));
+    a.k_cache = cache(d.k_type, a.slot_positions * d.kv_heads * d.dk);
+    if (!d.latent) {
+      a.v_stride = d.kv_heads * d.dv;
+      a.v = floats(d.m * a.v_stride);
+      a.v_row_bytes = static_cast<int64_t>(row_bytes(d.v_type, d.kv_heads * d.dv));
+      a.v_cache = cache(d.v_type, a.slot_positions * d.kv_heads * d.dv);
+    }
+    a.runs = one_run(d.m);
+    a.n_runs = 1;
+    return a;
+  }
+  ops::NormRouteArgs make(const ops::NormRouteDesc& d) {
+    ops::NormRouteArgs a;
+    a.x = floats(d.m * d.k);
+    a.x_stride = a.normed_stride = d.k;
+    a.norm = floats(d.k);
+    a.eps = 1e-6f;
+    a.w = weights(static_cast<int64_t>(ops::layout_bytes(d.type, d.layout, d.experts, d.k)));
+    a.normed = floats(d.m * d.k);
+    a.route.ids = integers(d.m * d.used, 1);
+    a.route.weights = floats(d.m * d.used);
+    return a;
+  }
 
  private:
   struct Free {

@@ -17,6 +17,18 @@ __device__ __forceinline__ float warp_max(float value) {
   return value;
 }
 
+// Largest and smallest of unsigned numbers, one instruction where a chip has it.
+__device__ __forceinline__ unsigned warp_max_unsigned(unsigned value) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(kFullMask, value);
+#else
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) value = max(value, __shfl_xor_sync(kFullMask, value, offset));
+  return value;
+#endif
+}
+__device__ __forceinline__ unsigned warp_min_unsigned(unsigned value) { return ~warp_max_unsigned(~value); }
+
 // Every thread gets the sum. `shared` holds one float a warp; a caller that reduces twice uses two of them.
 __device__ __forceinline__ float block_sum(float value, float* shared) {
   value = warp_sum(value);

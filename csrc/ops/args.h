@@ -133,6 +133,8 @@ struct AttentionArgs {
   float scale = 1.0f;
   float softcap = 0;   // when desc.softcap
   int32_t window = 0;  // when desc.windowed: key j is seen by query p iff p - j < window
+  // Rows before a run's position were stored by u-batches that are over, not by the launches before this one.
+  bool settled = false;
   float* out = nullptr;
   int64_t out_stride = 0;
 };
@@ -196,6 +198,42 @@ struct MlaExpandArgs {
   int64_t v_b_stride_bytes = 0;
   uint16_t* keys = nullptr;    // halves [m, heads, nope + rope]
   uint16_t* values = nullptr;  // halves [m, heads, dv]
+};
+
+struct QkvRopeStoreArgs {
+  float* q = nullptr;      // in place; latent: read only
+  int64_t q_stride = 0;    // between tokens, like those below
+  float* q_out = nullptr;  // latent
+  int64_t q_out_stride = 0;
+  const float* k = nullptr;
+  int64_t k_stride = 0;
+  const float* v = nullptr;  // not latent
+  int64_t v_stride = 0;
+  const float* q_norm = nullptr;  // [dk], when desc.q_norm
+  const float* k_norm = nullptr;  // [dk] or, latent, [dk - n_rot], when desc.k_norm
+  float eps = 0;
+  const int32_t* positions = nullptr;  // [m]
+  const float* inv_freq = nullptr;     // [n_rot/2]
+  float mscale = 1.0f;
+  std::byte* k_cache = nullptr;  // [slots, ctx, kv_heads, dk] of k_type
+  std::byte* v_cache = nullptr;  // [slots, ctx, kv_heads, dv] of v_type
+  int64_t k_row_bytes = 0;       // stride between positions
+  int64_t v_row_bytes = 0;
+  int64_t slot_positions = 0;
+  const SequenceRun* runs = nullptr;
+  int32_t n_runs = 0;
+};
+
+struct NormRouteArgs {
+  const float* x = nullptr;     // [m, k]
+  int64_t x_stride = 0;         // between tokens
+  const float* norm = nullptr;  // [k], null = all ones
+  float eps = 0;
+  const void* w = nullptr;      // [experts, k] of the desc's type and layout
+  const float* bias = nullptr;  // [experts], on the router's product
+  float* normed = nullptr;      // [m, k], the normed rows for other readers
+  int64_t normed_stride = 0;
+  MoeRouteArgs route{};  // without logits
 };
 
 struct SampleArgs {

@@ -125,6 +125,24 @@ void for_each_field(std::type_identity<MlaExpandDesc>, V&& v) {
   v("dv", &D::dv, In::always); v("lora", &D::lora, In::always); v("cache_type", &D::cache_type, In::always);
   v("k_layout", &D::k_layout, In::if_set); v("v_layout", &D::v_layout, In::if_set);
 }
+template <typename V>
+void for_each_field(std::type_identity<QkvRopeStoreDesc>, V&& v) {
+  using D = QkvRopeStoreDesc;
+  v("m", &D::m, In::never); v("heads", &D::heads, In::always); v("kv_heads", &D::kv_heads, In::always);
+  v("dk", &D::dk, In::always); v("dv", &D::dv, In::always); v("n_rot", &D::n_rot, In::always);
+  v("nope", &D::nope, In::if_set); v("k_type", &D::k_type, In::always); v("v_type", &D::v_type, In::always);
+  v("neox", &D::neox, In::if_set); v("q_norm", &D::q_norm, In::if_set); v("k_norm", &D::k_norm, In::if_set);
+  v("latent", &D::latent, In::if_set);
+}
+template <typename V>
+void for_each_field(std::type_identity<NormRouteDesc>, V&& v) {
+  using D = NormRouteDesc;
+  v("type", &D::type, In::always); v("m", &D::m, In::never); v("k", &D::k, In::always);
+  v("experts", &D::experts, In::always); v("used", &D::used, In::always);
+  v("groups", &D::groups, In::if_set); v("groups_used", &D::groups_used, In::if_set);
+  v("gating", &D::gating, In::always); v("normalize", &D::normalize, In::if_set);
+  v("layout", &D::layout, In::if_set);
+}
 // clang-format on
 
 }  // namespace dyno::ops

@@ -35,8 +35,10 @@ enum class Family : uint8_t {
   qkv,
   moe_down_sum,
   mla_expand,
+  qkv_rope_store,
+  norm_route,
 };
-inline constexpr int kFamilyCount = 17;
+inline constexpr int kFamilyCount = 19;
 std::string_view family_name(Family family);
 
 inline constexpr int kMaxParams = 5;
@@ -243,6 +245,32 @@ struct MlaExpandDesc {
   DType cache_type = DType::f16;
   Layout k_layout = Layout::plain, v_layout = Layout::plain;
   friend bool operator==(const MlaExpandDesc&, const MlaExpandDesc&) = default;
+};
+
+// What lies between the products of q, k, v and attention: norms of heads, rotation of the first n_rot dims of q and k,
+// k and v into the cache. q [m, heads, dk] is changed in place; k [m, kv_heads, dk] and v [m, kv_heads, dv] are only
+// read. latent (MLA): k is the row of the cache [m, dk], whose first dk - n_rot dims are normed and whose others are
+// rotated; there is no v. The last n_rot dims of each q [m, heads, nope + n_rot] go, rotated, to those of q_out [m,
+// heads, dk].
+struct QkvRopeStoreDesc {
+  int64_t m = 1, heads = 1, kv_heads = 1, dk = 0, dv = 0, n_rot = 0, nope = 0;
+  DType k_type = DType::f16, v_type = DType::f16;
+  bool neox = false;    // as in RopeDesc
+  bool q_norm = false;  // RMS norm over each head before the rotation
+  bool k_norm = false;
+  bool latent = false;
+  friend bool operator==(const QkvRopeStoreDesc&, const QkvRopeStoreDesc&) = default;
+};
+
+// RMS norm of rows x [m, k], router product with w [experts, k] and the routing of MoeRouteDesc in one.
+struct NormRouteDesc {
+  DType type = DType::f32;  // of the router
+  Layout layout = Layout::plain;
+  int64_t m = 1, k = 0, experts = 1, used = 1, groups = 1, groups_used = 1;
+  Gating gating = Gating::softmax;
+  bool normalize = false;
+  MoeRouteDesc route() const { return {m, experts, used, groups, groups_used, gating, normalize}; }
+  friend bool operator==(const NormRouteDesc&, const NormRouteDesc&) = default;
 };
 
 // Draws one token per row of logits [m, n_vocab]. Pure: the random numbers are an input.

@@ -18,7 +18,9 @@
 #include "ops/moe_sum/moe_sum.h"
 #include "ops/moe_up_gate/moe_up_gate.h"
 #include "ops/norm/norm.h"
+#include "ops/norm_route/norm_route.h"
 #include "ops/qkv/qkv.h"
+#include "ops/qkv_rope_store/qkv_rope_store.h"
 #include "ops/rope/rope.h"
 #include "ops/sample/sample.h"
 #include "ops/up_gate/up_gate.h"
@@ -27,9 +29,10 @@ namespace dyno::ops {
 namespace {
 
 constexpr Family kFamilyOf[] = {
-    Family::embed,       Family::norm,      Family::rope,    Family::matmul,       Family::matmul_id,  Family::up_gate,
-    Family::moe_up_gate, Family::moe_route, Family::moe_sum, Family::attention,    Family::kv_store,   Family::copy,
-    Family::sample,      Family::glu,       Family::qkv,     Family::moe_down_sum, Family::mla_expand,
+    Family::embed,        Family::norm,        Family::rope,           Family::matmul,     Family::matmul_id,
+    Family::up_gate,      Family::moe_up_gate, Family::moe_route,      Family::moe_sum,    Family::attention,
+    Family::kv_store,     Family::copy,        Family::sample,         Family::glu,        Family::qkv,
+    Family::moe_down_sum, Family::mla_expand,  Family::qkv_rope_store, Family::norm_route,
 };
 static_assert(std::size(kFamilyOf) == std::variant_size_v<OpDesc>, "one family for each alternative of OpDesc");
 
@@ -135,6 +138,10 @@ std::span<const VariantInfo> variants(Family family) {
       return moe_down_sum_variants();
     case Family::mla_expand:
       return mla_expand_variants();
+    case Family::qkv_rope_store:
+      return qkv_rope_store_variants();
+    case Family::norm_route:
+      return norm_route_variants();
   }
   throw ProfileError(str_cat("[ops] no op family has the number ", static_cast<int>(family)));
 }

@@ -23,6 +23,11 @@ class FusedList final : public OpList {
 
   // Experts part: down products, weighted sum and residual in one launch.
   void experts_down(const model::FfnSpec& f, Operand hidden, const Routing& routing, int32_t layer) override;
+
+  // Norms of heads, rotation and the cache in one launch; norm, router and the choice of experts in another.
+  void store_qkv(const model::AttentionSpec& a, const Qkv& x, int32_t layer) override;
+  void store_latent(const model::AttentionSpec& a, Operand q, Operand latent, int32_t layer) override;
+  Routing route_experts(const model::FfnSpec& f, Input& h, int32_t layer) override;
 };
 
 }  // namespace dyno::plan

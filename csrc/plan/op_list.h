@@ -88,6 +88,8 @@ class OpList {
   virtual Qkv qkv_products(const model::AttentionSpec& a, Input& h, int32_t layer);
   // Norms of heads, rotation, and the way of k and v into the cache.
   virtual void store_qkv(const model::AttentionSpec& a, const Qkv& x, int32_t layer);
+  // The same of latent attention. May put the rotary part of the queries where absorbed ones have it: absorbed_.
+  virtual void store_latent(const model::AttentionSpec& a, Operand q, Operand latent, int32_t layer);
 
   // Feed-forward (op_list_ffn.cpp).
   void feed_forward(const model::LayerSpec& layer, int32_t index);
@@ -104,6 +106,7 @@ class OpList {
 
   int32_t rope_table(const model::RopeSpec& spec);
 
+  Operand absorbed_{};  // of the layer at hand
   Plan& plan_;
   const model::ModelDesc& model_;
   NodeList& list_;

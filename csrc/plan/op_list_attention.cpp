@@ -41,6 +41,14 @@ void OpList::two_products(Input& x, const Product& first, const Product& second,
   matmul(second.name, x, second.w, kNone, second.y, {}, 1.0f, i);
 }
 
+void OpList::store_latent(const model::AttentionSpec& a, Operand q, Operand latent, int32_t i) {
+  const std::string p = str_cat("blk.", i, ".");
+  rope(p + "rope_q", q, a.rope, a.heads, a.nope + a.rope.n_rot, a.nope, i);
+  head_norm(p + "attn_kv_a_norm", latent, a.kv_a_norm, 1, a.kv_lora, i);
+  rope(p + "rope_k", latent, a.rope, 1, a.dk, a.kv_lora, i);
+  store(p + "kv_store", latent, a.dk, false, i);
+}
+
 void OpList::gqa(const model::LayerSpec& layer, int32_t i) {
   const model::AttentionSpec& a = layer.attention;
   const std::string p = str_cat("blk.", i, ".");
@@ -91,10 +99,7 @@ void OpList::mla(const model::LayerSpec& layer, int32_t i) {
   } else {
     two_products(h, {p + "attn_q", a.q, q}, {p + "attn_kv_a", a.kv_a, latent}, i);
   }
-  rope(p + "rope_q", q, a.rope, a.heads, key_head, a.nope, i);
-  head_norm(p + "attn_kv_a_norm", latent, a.kv_a_norm, 1, a.kv_lora, i);
-  rope(p + "rope_k", latent, a.rope, 1, a.dk, a.kv_lora, i);
-  store(p + "kv_store", latent, a.dk, false, i);
+  store_latent(a, q, latent, i);
 
   Input o{.f32 = latent_attention(a, q, i), .width = a.heads * a.v_head, .name = p + "attention_v"};
   project(p + "attn_output", o, a.output, a.output_bias, layer.attn_post_norm, p + "attn_post_norm", i);
@@ -105,17 +110,21 @@ Operand OpList::latent_attention(const model::AttentionSpec& a, Operand q, int32
   const int64_t key_head = a.nope + a.rope.n_rot;
   // Queries against the latent: [heads, kv_lora + rotary].
   const auto heads = static_cast<int32_t>(a.heads);
-  Operand absorbed = value(p + "q_absorbed", a.heads * a.dk);
+  const bool rotated = static_cast<bool>(absorbed_);
+  const Operand absorbed = rotated ? absorbed_ : value(p + "q_absorbed", a.heads * a.dk);
+  absorbed_ = {};
   Operand head_rows = q;
   head_rows.stride_bytes = key_head * kF32;
   Input q_nope{.f32 = head_rows, .width = a.nope, .rows_factor = heads, .name = p + "q_nope"};
   Operand target = absorbed;
   target.batch_stride_bytes = a.dk * kF32;
   batched_matmul(p + "attn_k_b", q_nope, a.k_b, target, i);
-  Node& rotary = emit(p + "q_rotary", ops::CopyDesc{.act = ops::ActType::f32, .k = a.rope.n_rot}, i, heads);
-  rotary.x = slice(head_rows, a.nope);
-  rotary.y = slice(absorbed, a.kv_lora);
-  rotary.y.stride_bytes = a.dk * kF32;
+  if (!rotated) {
+    Node& rotary = emit(p + "q_rotary", ops::CopyDesc{.act = ops::ActType::f32, .k = a.rope.n_rot}, i, heads);
+    rotary.x = slice(head_rows, a.nope);
+    rotary.y = slice(absorbed, a.kv_lora);
+    rotary.y.stride_bytes = a.dk * kF32;
+  }
 
   const Operand mixed = value(p + "attention", a.heads * a.kv_lora);
   Node& node = emit(p + "attention",

@@ -101,6 +101,7 @@ struct Node {
   Operand x{}, y{}, residual{};
   Operand ids{}, route_weights{}, workspace{};  // mixtures of experts
   Operand gate{};                               // glu: the other input
+  Operand k{}, v{};                             // qkv_rope_store: its other inputs
   Operand y2{}, y3{};                           // qkv: its other outputs
   model::WeightId w = model::kNone, w2 = model::kNone, w3 = model::kNone;
   model::WeightId bias = model::kNone, bias2 = model::kNone, bias3 = model::kNone;

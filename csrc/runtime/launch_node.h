@@ -21,7 +21,9 @@
 #include "ops/moe_sum/moe_sum.h"
 #include "ops/moe_up_gate/moe_up_gate.h"
 #include "ops/norm/norm.h"
+#include "ops/norm_route/norm_route.h"
 #include "ops/qkv/qkv.h"
+#include "ops/qkv_rope_store/qkv_rope_store.h"
 #include "ops/registry.h"
 #include "ops/rope/rope.h"
 #include "ops/up_gate/up_gate.h"
@@ -84,6 +86,22 @@ void launch_node(const plan::Node& node, Env& env) {
   constexpr int64_t kF32 = sizeof(float);
   const auto stack_stride = [&](model::WeightId id) {
     return static_cast<int64_t>(plan.weights[static_cast<size_t>(id)].bytes) / env.model.weight(id).batch;
+  };
+
+  // Of the mixture-of-experts layer of this node.
+  const auto route_args = [&](int64_t used, model::WeightId selection_bias) {
+    const int64_t at_layer = node.moe_index * env.batch.routing_stride * used;
+    return ops::MoeRouteArgs{
+        .selection_bias = vector(selection_bias),
+        .pinned = env.batch.pinned_routing == nullptr ? nullptr : env.batch.pinned_routing + at_layer,
+        .scale = node.scale,
+        .ids = ints(node.ids),
+        .weights = floats(node.route_weights)};
+  };
+  const auto report_routing = [&](int64_t m, int64_t used) {
+    if (env.batch.captured_routing == nullptr) return;
+    env.copy_ids(ints(node.ids), m * used,
+                 env.batch.captured_routing + node.moe_index * env.batch.routing_stride * used);
   };
 
   const Overloaded cases{
@@ -200,20 +218,24 @@ void launch_node(const plan::Node& node, Env& env) {
                   env.context);
       },
       [&](const ops::MoeRouteDesc& d) {
-        const int64_t at_layer = node.moe_index * env.batch.routing_stride * d.used;
-        int32_t* ids = ints(node.ids);
+        ops::MoeRouteArgs args = route_args(d.used, node.w);
+        args.logits = floats(node.x);
+        launch_op(config, d, args, env.context);
+        report_routing(d.m, d.used);
+      },
+      [&](const ops::NormRouteDesc& d) {
         launch_op(config, d,
-                  ops::MoeRouteArgs{
-                      .logits = floats(node.x),
-                      .selection_bias = vector(node.w),
-                      .pinned = env.batch.pinned_routing == nullptr ? nullptr : env.batch.pinned_routing + at_layer,
-                      .scale = node.scale,
-                      .ids = ids,
-                      .weights = floats(node.route_weights)},
+                  ops::NormRouteArgs{.x = floats(node.x),
+                                     .x_stride = node.x.stride_bytes / kF32,
+                                     .norm = vector(node.w2),
+                                     .eps = node.eps,
+                                     .w = weight(node.w),
+                                     .bias = vector(node.bias),
+                                     .normed = floats(node.y),
+                                     .normed_stride = node.y.stride_bytes / kF32,
+                                     .route = route_args(d.used, node.bias2)},
                   env.context);
-        if (env.batch.captured_routing != nullptr) {
-          env.copy_ids(ids, d.m * d.used, env.batch.captured_routing + at_layer);
-        }
+        report_routing(d.m, d.used);
       },
       [&](const ops::MoeSumDesc& d) {
         launch_op(config, d,
@@ -257,6 +279,7 @@ void launch_node(const plan::Node& node, Env& env) {
                                      .scale = node.scale,
                                      .softcap = node.softcap,
                                      .window = node.window,
+                                     .settled = true,
                                      .out = floats(node.y),
                                      .out_stride = node.y.stride_bytes / kF32},
                   env.context);
@@ -271,6 +294,32 @@ void launch_node(const plan::Node& node, Env& env) {
                                    .slot_positions = plan.context.ctx,
                                    .runs = env.batch.runs,
                                    .n_runs = env.batch.n_runs},
+                  env.context);
+      },
+      [&](const ops::QkvRopeStoreDesc& d) {
+        const plan::KvLayer& kv = plan.kv[static_cast<size_t>(node.layer)];
+        launch_op(config, d,
+                  ops::QkvRopeStoreArgs{.q = floats(node.x),
+                                        .q_stride = node.x.stride_bytes / kF32,
+                                        .q_out = floats(node.y),
+                                        .q_out_stride = node.y.stride_bytes / kF32,
+                                        .k = floats(node.k),
+                                        .k_stride = node.k.stride_bytes / kF32,
+                                        .v = floats(node.v),
+                                        .v_stride = node.v.stride_bytes / kF32,
+                                        .q_norm = vector(node.w),
+                                        .k_norm = vector(node.w2),
+                                        .eps = node.eps,
+                                        .positions = env.batch.positions,
+                                        .inv_freq = env.inverse_frequencies(node.rope_table),
+                                        .mscale = plan.rope_tables[static_cast<size_t>(node.rope_table)].mscale,
+                                        .k_cache = env.cache + kv.k_offset,
+                                        .v_cache = env.cache + kv.v_offset,
+                                        .k_row_bytes = kv.k_row_bytes,
+                                        .v_row_bytes = kv.v_row_bytes,
+                                        .slot_positions = plan.context.ctx,
+                                        .runs = env.batch.runs,
+                                        .n_runs = env.batch.n_runs},
                   env.context);
       },
       [&](const ops::CopyDesc& d) {

@@ -36,7 +36,7 @@ struct Common {
 
 template <typename Desc>
 Common common_of(const Desc& d) {
-  if constexpr (requires { d.layout; }) {
+  if constexpr (requires { d.layout, d.n; }) {
     Common c{d.type, d.layout, d.m, d.n, d.k};
     if constexpr (requires { d.experts; }) c.experts = true, c.matrices = d.experts, c.used = d.used;
     if constexpr (requires { d.batch; }) c.matrices = c.batch = d.batch;

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from dyno import _core
 
 from ops import reference
 from ops.harness import Case, expect_close
@@ -70,6 +71,32 @@ def to_cache(x: NDArray[np.float32], dtype: str) -> tuple[NDArray[np.uint8], NDA
     d = (amax / F32(127)).astype(np.float16)
     packed = np.concatenate([d.view(np.uint8), q.view(np.uint8)], axis=-1)
     return packed.reshape(*x.shape[:-1], -1), (q * d.astype(np.float64)).reshape(x.shape)
+
+
+# NMSE that the rounding of a cache type costs.
+LOSS = {"f32": EXACT, "f16": 1e-6, "bf16": 1e-4, "q8_0": 1e-4}
+
+
+def from_cache(packed: NDArray[np.uint8], dtype: str) -> NDArray[np.float64]:
+    """The values of rows [..., row_bytes] of a cache type."""
+    packed = np.ascontiguousarray(packed)
+    if dtype == "f32":
+        return packed.view(F32).astype(np.float64)
+    if dtype == "f16":
+        return packed.view(np.float16).astype(np.float64)
+    if dtype == "bf16":
+        return (packed.view(np.uint16).astype(np.uint32) << 16).view(F32).astype(np.float64)
+    blocks = packed.reshape(*packed.shape[:-1], -1, 34)
+    scale = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float64)
+    return (blocks[..., 2:].view(np.int8) * scale).reshape(*packed.shape[:-1], -1)
+
+
+def router_weights(
+    rng: np.random.Generator, dtype: str, experts: int, k: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+    """A plain matrix [experts, k] as bytes, and its values."""
+    packed, values = to_cache(normal(rng, experts, k) / F32(np.sqrt(k)), dtype)
+    return np.ascontiguousarray(packed).reshape(-1), values
 
 
 @cases("embed")
@@ -337,6 +364,7 @@ def attention_cases() -> Iterator[Case]:
                 "k_cache": np.ascontiguousarray(keys).reshape(-1),
                 "slot_positions": ctx,
                 "runs": runs,
+                "settled": 1,
                 "scale": scale,
             }
             if v_in_k:
@@ -386,6 +414,12 @@ def attention_cases() -> Iterator[Case]:
     # Decode at depths around the block sizes.
     for depth in (0, 63, 64, 129, 500):
         yield make(4, 2, 32, 24, [(0, 1, depth, 0)])
+    for types in ("f16 f16", "q8_0 q8_0"):
+        yield make(8, 2, 128, 128, [(0, 1, 1500, 0)], types)
+    for types in ("f16 f16", "bf16 bf16", "q8_0 q8_0"):
+        yield make(6, 1, 96, 64, [(0, 2, 300, 1), (2, 1, 5, 0)], types, window=170)
+    yield make(5, 1, 72, 40, [(0, 3, 600, 0)], "f16 f16", gap=3)
+    yield make(2, 1, 256, 192, [(0, 1, 700, 0)], "f16 f16", softcap=20.0)
     # Prompts, from an empty cache and behind one.
     yield make(4, 4, 64, 64, [(0, 70, 0, 0)])
     yield make(6, 2, 20, 20, [(0, 33, 100, 1)])
@@ -414,7 +448,251 @@ def attention_cases() -> Iterator[Case]:
     # Latent attention: values within the keys, one kv head.
     yield make(16, 1, 576, 512, [(0, 1, 77, 0)], "f16 f16", v_in_k=True)
     yield make(10, 1, 40, 20, [(0, 30, 40, 0)], v_in_k=True)
+    yield make(16, 1, 576, 512, [(0, 1, 1300, 0)], v_in_k=True)
+    yield make(20, 1, 576, 512, [(0, 2, 700, 1), (2, 1, 0, 0)], "f16 f16", v_in_k=True, gap=5)
+    yield make(6, 2, 136, 72, [(0, 1, 300, 0)], "bf16 bf16", v_in_k=True)
     yield make(2, 1, 256, 256, [(0, 3, 0, 0)], "bf16 bf16")
+
+
+@cases("qkv_rope_store")
+def qkv_rope_store_cases() -> Iterator[Case]:
+    def make(
+        heads: int,
+        kv_heads: int,
+        dk: int,
+        dv: int,
+        n_rot: int,
+        runs: list[reference.Run],
+        types: str = "f32 f32",
+        *,
+        neox: bool = True,
+        q_norm: bool = False,
+        k_norm: bool = False,
+        nope: int | None = None,
+        gap: int = 0,
+    ) -> Case:
+        k_type, v_type = types.split()
+        latent = nope is not None
+        m = max(first + count for first, count, _, _ in runs)
+        ctx = max(position + count for _, count, position, _ in runs) + 1
+        slots = max(slot for *_, slot in runs) + 1
+        rest = dk - n_rot
+        q_dim = nope + n_rot if nope is not None else dk
+
+        def build(rng: np.random.Generator) -> Any:
+            q = normal(rng, m, heads * q_dim + gap)
+            k = normal(rng, m, kv_heads * dk + gap)
+            v = normal(rng, m, kv_heads * dv + gap)
+            positions = np.zeros(m, np.int32)
+            for first, count, position, _ in runs:
+                positions[first : first + count] = position + np.arange(count)
+            inv_freq = (10_000.0 ** (-2 * np.arange(n_rot // 2) / n_rot)).astype(F32)
+            args: dict[str, Any] = {
+                "k": k,
+                "k_stride": kv_heads * dk + gap,
+                "q_stride": heads * q_dim + gap,
+                "positions": positions,
+                "inv_freq": inv_freq,
+                "mscale": 1.25,
+                "eps": 1e-5,
+                "slot_positions": ctx,
+                "runs": runs,
+            }
+            if not latent:
+                args |= {"v": v, "v_stride": kv_heads * dv + gap}
+            if q_norm:
+                args["q_norm"] = normal(rng, dk)
+            if k_norm:
+                args["k_norm"] = normal(rng, rest if latent else dk)
+
+            def rotate(x: Any, offset: int) -> Any:
+                return reference.rope(
+                    x,
+                    positions.tolist(),
+                    inv_freq.astype(np.float64),
+                    n_rot=n_rot,
+                    offset=offset,
+                    neox=neox,
+                    mscale=1.25,
+                )
+
+            def norm(x: Any, name: str) -> Any:
+                return reference.rms_norm(x, args[name].astype(np.float64), None, 1e-5) if name in args else x
+
+            wide_q = q[:, : heads * q_dim].reshape(m, heads, q_dim).astype(np.float64)
+            wide_k = k[:, : kv_heads * dk].reshape(m, kv_heads, dk).astype(np.float64)
+            outputs: dict[str, Any] = {}
+            if latent:
+                assert nope is not None
+                want_q = rotate(wide_q[..., nope:], 0)
+                wide_k[..., :rest] = norm(wide_k[..., :rest], "k_norm")
+                want_k = rotate(wide_k, rest)
+                args["q"] = q
+                outputs["q_out"] = np.full((m, heads * dk + gap), 77, F32)
+                args["q_out_stride"] = heads * dk + gap
+            else:
+                want_q = rotate(norm(wide_q, "q_norm"), 0)
+                want_k = rotate(norm(wide_k, "k_norm"), 0)
+                outputs["q"] = q
+            k_bytes = to_cache(np.zeros(kv_heads * dk, F32), k_type)[0].size
+            outputs["k_cache"] = rng.integers(0, 256, (slots, ctx, k_bytes + 4 * gap)).astype(np.uint8)
+            args["k_row_bytes"] = k_bytes + 4 * gap
+            if not latent:
+                v_bytes = to_cache(np.zeros(kv_heads * dv, F32), v_type)[0].size
+                outputs["v_cache"] = rng.integers(0, 256, (slots, ctx, v_bytes + 4 * gap)).astype(np.uint8)
+                args["v_row_bytes"] = v_bytes + 4 * gap
+            before = {name: value.copy() for name, value in outputs.items()}
+
+            def check(out: Any) -> None:
+                if latent:
+                    got = out["q_out"][:, : heads * dk].reshape(m, heads, dk)
+                    expect_close(got[..., rest:], want_q, EXACT)
+                    assert (got[..., :rest] == 77).all(), "what the product writes was overwritten"
+                    assert (out["q_out"][:, heads * dk :] == 77).all()
+                else:
+                    expect_close(out["q"][:, : heads * dk].reshape(m, heads, dk), want_q, EXACT)
+                    np.testing.assert_array_equal(out["q"][:, heads * dk :], q[:, heads * dk :])
+                kept = np.ones((slots, ctx), bool)
+                for first, count, position, slot in runs:
+                    kept[slot, position : position + count] = False
+                    cells = out["k_cache"][slot, position : position + count, :k_bytes]
+                    want = want_k[first : first + count].reshape(count, -1)
+                    expect_close(from_cache(cells, k_type), want, LOSS[k_type])
+                    if latent:
+                        continue
+                    cells = out["v_cache"][slot, position : position + count, :v_bytes]
+                    packed, _ = to_cache(
+                        np.ascontiguousarray(v[first : first + count, : kv_heads * dv]), v_type
+                    )
+                    np.testing.assert_array_equal(cells, packed)
+                for name in ("k_cache",) if latent else ("k_cache", "v_cache"):
+                    np.testing.assert_array_equal(out[name][kept], before[name][kept])
+                    width = k_bytes if name == "k_cache" else v_bytes
+                    np.testing.assert_array_equal(out[name][..., width:], before[name][..., width:])
+
+            return args, outputs, check
+
+        desc = {
+            "m": m,
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "dk": dk,
+            "dv": dv,
+            "n_rot": n_rot,
+            "nope": nope or 0,
+            "k_type": k_type,
+            "v_type": v_type,
+            "neox": neox,
+            "q_norm": q_norm,
+            "k_norm": k_norm,
+            "latent": latent,
+        }
+        return Case("qkv_rope_store", desc, build, f"runs{len(runs)}-gap{gap}")
+
+    yield make(1, 1, 2, 1, 2, [(0, 1, 0, 0)])
+    yield make(3, 1, 20, 7, 12, [(0, 2, 3, 1), (2, 3, 0, 0)], neox=False, q_norm=True, gap=3)
+    yield make(4, 2, 128, 128, 128, [(0, 1, 900, 0)], "f16 f16", q_norm=True, k_norm=True)
+    yield make(8, 4, 64, 64, 64, [(0, 1, 7, 2), (1, 1, 0, 0), (2, 1, 3, 1)], "f16 f16")
+    yield make(4, 2, 96, 160, 48, [(0, 8, 2, 0)], "bf16 q8_0", neox=False, k_norm=True)
+    yield make(6, 3, 80, 96, 80, [(0, 2, 1, 0)], "f32 bf16", gap=4)
+    yield make(2, 1, 256, 192, 256, [(0, 3, 1, 0)], "q8_0 f16", q_norm=True, k_norm=True)
+    yield make(5, 1, 36, 32, 4, [(0, 3, 4, 0)], nope=9, k_norm=True, gap=2)
+    yield make(16, 1, 576, 512, 64, [(0, 2, 77, 0)], "f16 f16", nope=128, k_norm=True, neox=False)
+    yield make(2, 1, 96, 64, 32, [(0, 1, 5, 0)], "q8_0 q8_0", nope=1)
+
+
+@cases("norm_route")
+def norm_route_cases() -> Iterator[Case]:
+    def make(
+        m: int,
+        k: int,
+        experts: int,
+        used: int,
+        gating: str,
+        dtype: str = "f32",
+        layout: str = "plain",
+        *,
+        groups: int = 1,
+        groups_used: int = 1,
+        normalize: bool = False,
+        bias: bool = False,
+        pinned: bool = False,
+        weight: bool = True,
+        gap: int = 0,
+    ) -> Case:
+        def build(rng: np.random.Generator) -> Any:
+            x = normal(rng, m, k + gap)
+            plain, wide = router_weights(rng, dtype, experts, k)
+            gain = np.abs(normal(rng, k)) + F32(0.5)
+            args: dict[str, Any] = {
+                "x": x,
+                "x_stride": k + gap,
+                "eps": 1e-5,
+                "scale": 2.5,
+                "w": plain if layout == "plain" else _core.ops.repack(dtype, plain, experts, k, layout),
+                "normed_stride": k + gap,
+            }
+            if weight:
+                args["norm"] = gain
+            if bias:
+                args["bias"] = normal(rng, experts)
+                args["selection_bias"] = normal(rng, experts) * F32(0.2)
+            if pinned:
+                picks = rng.permuted(np.tile(np.arange(experts), (m, 1)), axis=1)[:, :used]
+                args["pinned"] = np.ascontiguousarray(picks, np.int32)
+            want = reference.rms_norm(
+                x[:, :k].astype(np.float64), gain.astype(np.float64) if weight else None, None, 1e-5
+            )
+            logits = want @ wide.T + (args["bias"].astype(np.float64) if bias else 0.0)
+            chosen = {"used": used, "groups": groups, "groups_used": groups_used, "gating": gating}
+            bias64 = args["selection_bias"].astype(np.float64) if bias else None
+            ids = args.get("pinned")
+            if ids is None:
+                ids = reference.route_choice(logits, bias64, **chosen)
+
+            def check(out: Any) -> None:
+                # Sums in another order may swap experts that are equal but for rounding; the weights tell.
+                np.testing.assert_array_equal(np.sort(out["ids"]), np.sort(ids))
+                weights = reference.route_weights(
+                    logits, out["ids"], gating=gating, normalize=normalize, scale=2.5
+                )
+                np.testing.assert_allclose(out["weights"], weights, rtol=2e-5)
+                expect_close(out["normed"][:, :k], want, EXACT)
+                assert (out["normed"][:, k:] == 77).all(), "the gap between rows was written"
+
+            outputs = {
+                "ids": np.full((m, used), -1, np.int32),
+                "weights": np.empty((m, used), F32),
+                "normed": np.full((m, k + gap), 77, F32),
+            }
+            return args, outputs, check
+
+        desc = {
+            "type": dtype,
+            "layout": layout,
+            "m": m,
+            "k": k,
+            "experts": experts,
+            "used": used,
+            "groups": groups,
+            "groups_used": groups_used,
+            "gating": gating,
+            "normalize": normalize,
+        }
+        return Case("norm_route", desc, build, f"bias={bias}-pinned={pinned}-gap={gap}")
+
+    for gating in ("softmax", "sigmoid", "softmax_selected"):
+        yield make(1, 1, 1, 1, gating)
+        yield make(3, 30, 13, 3, gating, normalize=True, weight=False, gap=2)
+        yield make(2, 256, 128, 8, gating, bias=True)
+    yield make(1, 2048, 128, 8, "softmax", normalize=True)
+    yield make(8, 96, 10, 10, "softmax", "f16", pinned=True, normalize=True)
+    yield make(2, 34, 33, 4, "sigmoid", "bf16", gap=1)
+    yield make(5, 64, 256, 8, "sigmoid", groups=8, groups_used=4, bias=True, normalize=True)
+    yield make(2, 96, 40, 6, "softmax", "f16", "gpu", normalize=True)
+    yield make(1, 1056, 300, 5, "softmax", "bf16", "gpu", gap=4)
+    yield make(4, 64, 17, 2, "softmax_selected", "f16", "gpu", bias=True)
+    yield make(2, 64, 33, 4, "softmax", "q8_0")
 
 
 @cases("glu")

@@ -257,6 +257,54 @@ Support flash_supports(const AttentionDesc& desc, const Config& config, const De
   return Support::yes();
 }
 
+Support direct_supports(const AttentionDesc& desc, const Config& config, const DeviceInfo& device) {
+  if (desc.exact) return Support::no("exact=1: the products of direct attention have 11 or 8 bits");
+  const DType v_type = desc.v_in_k ? desc.k_type : desc.v_type;
+  if (desc.k_type != v_type || desc.k_type == DType::f32) {
+    return Support::no(str_cat("k_type=", dtype_name(desc.k_type), " with v_type=", dtype_name(v_type),
+                               ": direct attention takes f16, bf16 or q8_0 twice"));
+  }
+  if (desc.k_type == DType::bf16 && device.compute_capability < 80) {
+    return Support::no(str_cat("compute capability ", device.compute_capability,
+                               " has no bfloat16 matrix instructions; they come with 80"));
+  }
+  if (desc.dk % 8 != 0 || desc.dv % 8 != 0 || std::max(desc.dk, desc.dv) > kFlashMaxHead) {
+    return Support::no(str_cat("heads of dk=", desc.dk, " dv=", desc.dv,
+                               ": direct attention takes multiples of 8 up to ", kFlashMaxHead));
+  }
+  const int rows = config.params[0], head = direct_head(std::max(desc.dk, desc.dv));
+  if (rows == 16 && head > 128) {
+    return Support::no(str_cat("rows=16 do not fit into registers with heads of ", head));
+  }
+  const size_t shared = direct_shared_bytes(head, rows) + 4096;  // and what is not dynamic
+  if (shared > static_cast<size_t>(device.shared_per_block_bytes)) {
+    return Support::no(
+        str_cat(shared, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
+  }
+  return Support::yes();
+}
+
+Support latent_supports(const AttentionDesc& desc, const DeviceInfo& device) {
+  if (desc.exact) return Support::no("exact=1: the products of latent attention have 22, 11 or 8 bits");
+  if (!desc.v_in_k) return Support::no("v_in_k=0: latent attention finds values within keys");
+  if (desc.k_type == DType::q8_0) return Support::no("k_type=q8_0: latent attention takes f32, f16 or bf16");
+  if (desc.k_type == DType::bf16 && device.compute_capability < 80) {
+    return Support::no(str_cat("compute capability ", device.compute_capability,
+                               " has no bfloat16 matrix instructions; they come with 80"));
+  }
+  if (desc.dk % 8 != 0 || desc.dv % 8 != 0 || desc.dk > kLatentMaxKey || desc.dv > kLatentMaxValue) {
+    return Support::no(str_cat("heads of dk=", desc.dk, " dv=", desc.dv,
+                               ": latent attention takes multiples of 8 up to ", kLatentMaxKey, " and ",
+                               kLatentMaxValue));
+  }
+  const size_t shared = latent_shared_bytes(desc.k_type) + 8192;  // and what is not dynamic
+  if (shared > static_cast<size_t>(device.shared_per_block_bytes)) {
+    return Support::no(
+        str_cat(shared, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
+  }
+  return Support::yes();
+}
+
 }  // namespace
 
 Support supports(const AttentionDesc& desc, const Config& config, const DeviceInfo& device) {
@@ -291,7 +339,8 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
     return Support::no(str_cat("variant decode is for up to ", kDecodeMaxTokens, " tokens, not m=", desc.m));
   }
   if (!checked || device.kind == DeviceKind::cpu) return checked;
-  const bool splits = config.variant == k_flash_split || (config.variant == k_rows && config.params[0] > 1);
+  const bool splits = config.variant == k_flash_split || config.variant == k_direct || config.variant == k_latent ||
+                      (config.variant == k_rows && config.params[0] > 1);
   if (splits && desc.m > kDecodeMaxTokens) {
     return Support::no(str_cat("splits of the keys are for up to ", kDecodeMaxTokens, " tokens, not m=", desc.m));
   }
@@ -299,7 +348,9 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
                     kStreamCounters) {
     return Support::no(str_cat("more tiles of m=", desc.m, " tokens and heads=", desc.heads, " than can be counted"));
   }
-  return config.variant == k_rows ? checked : flash_supports(desc, config, device);
+  if (config.variant == k_rows) return checked;
+  if (config.variant == k_latent) return latent_supports(desc, device);
+  return config.variant == k_direct ? direct_supports(desc, config, device) : flash_supports(desc, config, device);
 }
 
 namespace {
@@ -315,6 +366,22 @@ int16_t cuda_splits(int64_t tiles, const DeviceInfo& device) {
 Config cuda_default(const AttentionDesc& desc, const DeviceInfo& device) {
   const int64_t group = std::max<int64_t>(1, desc.heads / std::max<int64_t>(1, desc.kv_heads));
   const auto blocks = [&](int64_t rows) { return AttentionTiles{rows, group}.bound(desc.m, 1) * desc.kv_heads; };
+  // As many parts as give every multiprocessor one block: they share a cache that is read once for 8 or 16 rows.
+  if (desc.m <= kDecodeMaxTokens && blocks(64) < device.sm_count) {
+    const int16_t rows = desc.m * group > 8 ? 16 : 8;
+    Config direct{};
+    for (const Config& config : kInstances) {
+      if (config.variant != k_direct || config.params[0] != rows || !supports(desc, config, device)) continue;
+      if (config.params[1] == 1 || blocks(rows) * config.params[1] <= device.sm_count) direct = config;
+    }
+    if (direct.params[0] != 0) return direct;
+    Config latent{};
+    for (const Config& config : kInstances) {
+      if (config.variant != k_latent || !supports(desc, config, device)) continue;
+      if (config.params[0] == 1 || blocks(kLatentRows) * config.params[0] <= device.sm_count) latent = config;
+    }
+    if (latent.params[0] != 0) return latent;
+  }
   // Splits pay as long as whole tiles would leave multiprocessors without work.
   if (desc.m <= kDecodeMaxTokens && blocks(64) < device.sm_count) {
     const Config split{k_flash_split, {cuda_splits(blocks(16), device)}};
@@ -377,6 +444,8 @@ size_t scratch_bytes(const AttentionDesc& desc, const Config& config) {
     if (config.params[1] == 1) return 0;
     return static_cast<size_t>(desc.m * desc.heads * config.params[1] * (2 + desc.dv)) * sizeof(float);
   }
+  if (config.variant == k_latent) return attention_partials_bytes(desc, kLatentRows, config.params[0]);
+  if (config.variant == k_direct) return attention_partials_bytes(desc, config.params[0], config.params[1]);
   if (config.variant == k_flash_split) return attention_partials_bytes(desc, 16, config.params[0]);
   if (config.variant == k_decode) {
     const DecodeLayout layout(desc, config.params[0]);
@@ -410,6 +479,10 @@ void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs
     attention_flash_wgmma_cuda(args, desc, config.params[0], config.params[1], stream);
   } else if (config.variant == k_flash_split) {
     attention_flash_cuda(args, desc, FlashShape::rows16, config.params[0], stream);
+  } else if (config.variant == k_direct) {
+    attention_direct_cuda(args, desc, config.params[0], config.params[1], stream);
+  } else if (config.variant == k_latent) {
+    attention_latent_cuda(args, desc, config.params[0], stream);
   } else {
     attention_rows_cuda(args, desc, config.params[0], stream);
   }

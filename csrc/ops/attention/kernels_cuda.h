@@ -72,6 +72,31 @@ void attention_flash_wgmma_cuda(const AttentionArgs& args, const AttentionDesc& 
 void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, FlashShape shape, int splits,
                           CudaStream& stream);
 
+// ---- Direct (direct.cuh): few rows over a long cache, no shared memory on the way
+// ---------------------------------------
+
+inline constexpr int kDirectWarps = 8;
+// What heads of `dim` are padded to.
+constexpr int direct_head(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : 256; }
+// One float for each value of each warp's rows; the weights of the splits come later in the same memory.
+constexpr size_t direct_shared_bytes(int head, int rows) {
+  return static_cast<size_t>(kDirectWarps * rows * (head + 4)) * sizeof(float);
+}
+void attention_direct_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, int splits,
+                           CudaStream& stream);
+
+// ---- Latent (latent.cuh): values within wide keys that many heads share
+// -------------------------------------------------------
+
+inline constexpr int64_t kLatentMaxKey = 576, kLatentMaxValue = 512;
+inline constexpr int kLatentMaxSplits = 132;
+inline constexpr int kLatentRows = 16;
+// The queries as fragments; twice for a float32 cache.
+constexpr size_t latent_shared_bytes(DType type) {
+  return static_cast<size_t>(kLatentMaxKey / 32) * 2 * 32 * 16 * (type == DType::f32 ? 2 : 1);
+}
+void attention_latent_cuda(const AttentionArgs& args, const AttentionDesc& desc, int splits, CudaStream& stream);
+
 // ---- Rows
 // ------------------------------------------------------------------------------------------------------------
 

@@ -15,9 +15,7 @@ namespace dyno::ops {
 #define DYNO_FAMILY_VARIANTS "ops/kv_store/variants.def"
 #include "ops/family_table.inc"
 
-namespace {
-
-void store_row(CpuIsa isa, DType type, const float* x, std::byte* out, int64_t width) {
+void store_cache_row(CpuIsa isa, DType type, const float* x, std::byte* out, int64_t width) {
   switch (type) {
     case DType::f32:
       DYNO_DISPATCH_ISA(isa, store_row_f32(x, out, width));
@@ -35,8 +33,6 @@ void store_row(CpuIsa isa, DType type, const float* x, std::byte* out, int64_t w
       throw UnsupportedError(str_cat("[kv_store] no cache of type ", dtype_name(type)));
   }
 }
-
-}  // namespace
 
 Support supports(const KvStoreDesc& desc, const Config& config, const DeviceInfo& device) {
   const Support sizes = check_sizes({{"m", desc.m}, {"width", desc.width}});
@@ -71,8 +67,8 @@ void launch(const Config& config, const KvStoreDesc& desc, const KvStoreArgs& ar
       const int64_t last = std::min<int64_t>(end, int64_t{run.first_token} + run.n_tokens);
       for (int64_t token = first; token < last; ++token) {
         const int64_t cell = run.slot * args.slot_positions + run.position + (token - run.first_token);
-        store_row(context.isa, desc.type, args.x + token * args.x_stride,
-                  args.cache + cell * args.row_bytes + args.byte_offset, desc.width);
+        store_cache_row(context.isa, desc.type, args.x + token * args.x_stride,
+                        args.cache + cell * args.row_bytes + args.byte_offset, desc.width);
       }
     }
   });

@@ -19,4 +19,7 @@ size_t scratch_bytes(const KvStoreDesc& desc, const Config& config);
 void launch(const Config& config, const KvStoreDesc& desc, const KvStoreArgs& args, CpuContext& context);
 void launch(const Config& config, const KvStoreDesc& desc, const KvStoreArgs& args, CudaStream& stream);
 
+// A row of `width` floats as the cache holds it; on the CPU, where other families store as well.
+void store_cache_row(CpuIsa isa, DType type, const float* x, std::byte* out, int64_t width);
+
 }  // namespace dyno::ops

@@ -4,9 +4,8 @@
 
 #include "core/cuda/launch.h"
 #include "core/error.h"
-#include "device/convert.cuh"
 #include "device/dependent.cuh"
-#include "device/reduce.cuh"
+#include "device/store.cuh"
 #include "ops/kv_store/kernels_cuda.h"
 #include "ops/runs.cuh"
 
@@ -14,16 +13,6 @@ namespace dyno::ops {
 namespace {
 
 using device::Scalar;
-
-// A block with a value that is not finite gets a NaN scale, so that the fault stays visible (as on the CPU).
-__device__ __forceinline__ void store_q8_0(float v, uint8_t* block, int lane) {
-  const float largest = device::warp_max(fabsf(v));
-  const bool finite = __all_sync(device::kFullMask, isfinite(v));
-  const float scale = finite ? largest / 127.0f : __int_as_float(0x7fffffff);
-  const float inverse = finite && largest > 0.0f ? 127.0f / largest : 0.0f;
-  reinterpret_cast<int8_t*>(block)[2 + lane] = finite ? static_cast<int8_t>(__float2int_rn(v * inverse)) : int8_t{0};
-  if (lane == 0) *reinterpret_cast<__half*>(block) = __float2half_rn(scale);
-}
 
 template <Scalar kType>
 __global__ void __launch_bounds__(256) store_rows(KvStoreArgs args, int width) {
@@ -35,15 +24,7 @@ __global__ void __launch_bounds__(256) store_rows(KvStoreArgs args, int width) {
   if (cell < 0 || i >= width) return;  // whole warps for q8_0: its width is a multiple of 32
   const float v = args.x[token * args.x_stride + i];
   uint8_t* row = reinterpret_cast<uint8_t*>(args.cache) + cell * args.row_bytes + args.byte_offset;
-  if constexpr (kType == Scalar::f32) {
-    reinterpret_cast<float*>(row)[i] = v;
-  } else if constexpr (kType == Scalar::f16) {
-    reinterpret_cast<__half*>(row)[i] = __float2half_rn(v);
-  } else if constexpr (kType == Scalar::bf16) {
-    reinterpret_cast<__nv_bfloat16*>(row)[i] = __float2bfloat16_rn(v);
-  } else {
-    store_q8_0(v, row + i / 32 * 34, threadIdx.x % 32);
-  }
+  device::store_scalar(kType, v, row, i, threadIdx.x % 32);
 }
 
 auto kernel_of(DType type) {

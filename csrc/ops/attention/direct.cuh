@@ -1,0 +1,442 @@
+// Attention of few query rows over a long cache: keys and values go from the cache straight into the registers that
+// tensor cores read, without shared memory on the way, so that as many loads as registers hold are under way.
+//
+// Both products are transposed, with keys, then dimensions, as the 16 rows of an MMA and 8 query rows as its columns:
+//   scores[16 keys, 8 rows] = K · Qᵀ,   out[16 dims, 8 rows] += Vᵀ · P
+// The order of what is summed over is free, as is the order of rows, so lane 4·g + t reads 16 bytes where it would
+// read 4 pieces of 4: of keys g and g + 8 the dimensions 32·c + 8·t … + 7, of keys 2·t, 2·t + 1, 2·t + 8, 2·t + 9 the
+// dimensions 64·c + 8·g … + 7. A q8_0 key is multiplied as it is and its scales meet the scores of each 32 dimensions.
+//
+// A warp walks every eighth tile of 16 keys of its block's part, its loads one step ahead; warps meet in shared memory,
+// blocks in the workspace, always in the same order.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "device/dependent.cuh"
+#include "device/flash.cuh"
+#include "ops/attention/tile.cuh"
+
+namespace dyno::ops {
+
+struct DirectTask {
+  CudaAttention common;
+  bool aligned;  // rows of the cache start at 16-byte addresses
+  // Rows of earlier tokens are settled and share no 32-byte sector, so that loading one before the last launch has
+  // ended leaves nothing stale of its neighbour, which that launch may write, in a cache.
+  bool early;
+};
+
+namespace direct {
+
+using device::Scalar;
+
+inline constexpr int kWarps = kDirectWarps;
+inline constexpr int kTileKeys = 16;
+inline constexpr float kLog2E = 1.4426950408889634f;
+
+__device__ __forceinline__ uint4 load_16(const uint8_t* p, bool aligned) {
+  uint4 v;
+  if (aligned) {
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];\n"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+  }
+  const auto* h = reinterpret_cast<const uint16_t*>(p);
+  const auto word = [&](int i) { return h[2 * i] | static_cast<uint32_t>(h[2 * i + 1]) << 16; };
+  return {word(0), word(1), word(2), word(3)};
+}
+
+// Bytes of a signed code each, as halves.
+__device__ __forceinline__ uint2 code_halves(uint32_t codes) {
+  const uint32_t biased = codes ^ 0x80808080u;
+  const __half2 offset = device::as_half2(0x64806480u);  // 1024 + 128
+  const uint32_t low = __byte_perm(biased, 0x64646464u, 0x4140), high = __byte_perm(biased, 0x64646464u, 0x4342);
+  return {device::as_bits(__hsub2(device::as_half2(low), offset)),
+          device::as_bits(__hsub2(device::as_half2(high), offset))};
+}
+
+// Eight neighbouring elements of a row as they come from the cache.
+template <Scalar kType>
+struct Piece {
+  uint4 v;
+  __device__ void load(const uint8_t* row, int dim, bool valid, bool aligned) {
+    v = valid ? load_16(row + dim * 2, aligned) : uint4{0, 0, 0, 0};
+  }
+  __device__ uint4 unscaled() const { return v; }
+  __device__ uint4 values() const { return v; }
+  __device__ float scale() const { return 1.0f; }
+};
+template <>
+struct Piece<Scalar::q8_0> {
+  uint2 codes;
+  uint16_t d;
+  __device__ void load(const uint8_t* row, int dim, bool valid, bool) {
+    codes = {0, 0}, d = 0;
+    if (!valid) return;
+    const auto* block = reinterpret_cast<const uint16_t*>(row + dim / 32 * 34);
+    const uint16_t* at = block + 1 + dim % 32 / 2;
+    d = block[0];
+    codes = {at[0] | static_cast<uint32_t>(at[1]) << 16, at[2] | static_cast<uint32_t>(at[3]) << 16};
+  }
+  __device__ uint4 unscaled() const {
+    const uint2 a = code_halves(codes.x), b = code_halves(codes.y);
+    return {a.x, a.y, b.x, b.y};
+  }
+  __device__ uint4 values() const {
+    const __half2 factor = __half2half2(__ushort_as_half(d));
+    const uint4 u = unscaled();
+    const auto times = [&](uint32_t h) { return device::as_bits(__hmul2(device::as_half2(h), factor)); };
+    return {times(u.x), times(u.y), times(u.z), times(u.w)};
+  }
+  __device__ float scale() const { return __half2float(__ushort_as_half(d)); }
+};
+
+// The transpose of an 8x8 matrix of 16-bit elements that lies over the warp, two of a row in each lane.
+__device__ __forceinline__ uint32_t transpose_8x8(uint32_t v) {
+  uint32_t out;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(out) : "r"(v));
+  return out;
+}
+
+template <bool kBf16>
+__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (kBf16) {
+    device::mma_bf16(c, a, b0, b1);
+  } else {
+    device::mma_f16(c, a, b0, b1);
+  }
+}
+
+__device__ __forceinline__ uint32_t word_of(const uint4& v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+// The keys of a block: at least one tile for each of its warps, so that few keys need no second block.
+__device__ __forceinline__ KeyRange block_keys(const CudaAttention& t, const CudaTile& tile, int split) {
+  const int keys = tile.key_end - tile.key_begin;
+  const int even = ((keys + t.splits - 1) / t.splits + kTileKeys - 1) / kTileKeys * kTileKeys;
+  const int each = max(even, kWarps * kTileKeys);
+  const int begin = tile.key_begin + split * each;
+  return {begin, min(begin + each, tile.key_end), (keys + each - 1) / each};
+}
+
+// Partial results: values [tile][kv head][split][rows][dv], then {maximum in units of log2, sum} of each.
+struct Partials {
+  float* values;
+  float2* stats;
+  __device__ Partials(const CudaAttention& t, int rows, int kv_head) {
+    const int64_t all = int64_t{gridDim.x} * t.kv_heads * t.splits * rows;
+    const int64_t first = (int64_t{blockIdx.x} * t.kv_heads + kv_head) * t.splits * rows;
+    values = t.partials + first * t.dv;
+    stats = reinterpret_cast<float2*>(t.partials + all * t.dv) + first;
+  }
+};
+
+// The last of a tile's active blocks adds up what all of them wrote.
+template <int kRows>
+__device__ __forceinline__ void combine(const CudaAttention& t, const CudaTile& tile, int kv_head, int active,
+                                        float* weights) {
+  __shared__ bool last;
+  __threadfence();  // this thread's part is visible to the block that counts last
+  __syncthreads();  // … and so are those of the whole block
+  if (threadIdx.x == 0) {
+    int32_t* counter = t.counters + blockIdx.x * t.kv_heads + kv_head;
+    last = atomicAdd(counter, 1) == active - 1;
+    if (last) *counter = 0;  // for the next launch
+  }
+  __syncthreads();
+  if (!last) return;
+  __threadfence();  // the other blocks' parts are read after their counts
+  const Partials parts(t, kRows, kv_head);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  for (int row = warp; row < tile.rows(); row += kWarps) {
+    float best = minus_infinity();
+    for (int s = lane; s < active; s += 32) best = fmaxf(best, __ldcg(&parts.stats[s * kRows + row].x));
+    best = device::warp_max(best);
+    const float base = best == minus_infinity() ? 0.0f : best;
+    float total = 0;
+    for (int s = lane; s < active; s += 32) {
+      const float2 stat = __ldcg(&parts.stats[s * kRows + row]);
+      const float weight = exp2f(stat.x - base);
+      weights[s * kRows + row] = weight;
+      total += stat.y * weight;
+    }
+    total = device::warp_sum(total);
+    const float factor = output_factor(t, tile.row_begin + row, kv_head, best / kLog2E, total);
+    for (int s = lane; s < active; s += 32) weights[s * kRows + row] *= factor;
+  }
+  __syncthreads();  // the weights are written
+  const int quads = t.dv / 4;
+  for (int i = threadIdx.x; i < tile.rows() * quads; i += static_cast<int>(blockDim.x)) {
+    const int row = i / quads, quad = i % quads;
+    const auto* from = reinterpret_cast<const float4*>(parts.values + int64_t{row} * t.dv) + quad;
+    const int64_t step = int64_t{kRows} * quads;
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 16
+    for (int s = 0; s < active; ++s) {
+      const float4 v = __ldcg(from + s * step);
+      const float w = weights[s * kRows + row];
+      sum.x += v.x * w, sum.y += v.y * w, sum.z += v.z * w, sum.w += v.w * w;
+    }
+    float* out = output_row(t, tile, tile.row_begin + row, kv_head) + 4 * quad;
+    out[0] = sum.x, out[1] = sum.y, out[2] = sum.z, out[3] = sum.w;
+  }
+}
+
+// kTiles: of 8 query rows.
+template <int kHead, Scalar kType, int kTiles>
+__global__ void __launch_bounds__(32 * kWarps, 1) direct_kernel(const __grid_constant__ DirectTask task) {
+  constexpr int kRows = 8 * kTiles, kKeyChunks = kHead / 32, kValueChunks = kHead / 64;
+  constexpr int kPass = kValueChunks < 2 ? kValueChunks : 2, kPasses = kValueChunks / kPass;
+  constexpr int kPitch = kHead + 4;
+  constexpr bool kBf16 = kType == Scalar::bf16, kScaled = kType == Scalar::q8_0;
+  extern __shared__ __align__(16) float merged[];  // [warp][row][kPitch]; later the weights of combine()
+  __shared__ float2 stats[kWarps][kRows];
+  device::let_next_start();
+  const CudaAttention& t = task.common;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, quad = lane % 4;
+  const int kv_head = blockIdx.y, split = blockIdx.z;
+  // The runs and what earlier tokens stored do not come from the launches that are still under way.
+  const CudaTile tile = find_tile(t, blockIdx.x, kRows);
+  const KeyRange range = block_keys(t, tile, split);
+  if (tile.empty() || split >= range.active) return;
+
+  const uint8_t* key_base = key_rows(t, tile.run, kv_head);
+  const uint8_t* value_base = value_rows(t, tile.run, kv_head);
+  const int64_t value_stride = t.v_in_k ? t.args.k_row_bytes : t.args.v_row_bytes;
+  Piece<kType> keys[kKeyChunks][2], values[kPass][4];
+  const auto load_keys = [&](int first) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int key = first + g + 8 * h;
+      const uint8_t* row = key_base + key * t.args.k_row_bytes;
+#pragma unroll
+      for (int c = 0; c < kKeyChunks; ++c) {
+        const int dim = 32 * c + 8 * quad;
+        keys[c][h].load(row, dim, key < range.end && dim < t.dk, task.aligned);
+      }
+    }
+  };
+  const auto load_values = [&](int first, int pass) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = first + 2 * quad + (i & 1) + 8 * (i >> 1);
+      const uint8_t* row = value_base + key * value_stride;
+#pragma unroll
+      for (int c = 0; c < kPass; ++c) {
+        const int dim = 64 * (pass * kPass + c) + 8 * g;
+        values[c][i].load(row, dim, key < range.end && dim < t.dv, task.aligned);
+      }
+    }
+  };
+  const int start = range.begin + warp * kTileKeys;
+  const bool early = task.early && start + kTileKeys <= tile.run.position;
+  if (early && start < range.end) load_keys(start), load_values(start, 0);
+  device::wait_for_previous();
+  if (!early && start < range.end) load_keys(start), load_values(start, 0);
+
+  // Queries, scaled: of row g of each 8 the dimensions that this lane has of the keys.
+  uint32_t query[kKeyChunks][kTiles][4];
+  const float scale = t.query_scale();
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    const int row = n * 8 + g;
+    const float* from = row < tile.rows() ? query_row(t, tile, tile.row_begin + row, kv_head) : nullptr;
+#pragma unroll
+    for (int c = 0; c < kKeyChunks; ++c) {
+      const int dim = 32 * c + 8 * quad;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const bool valid = from != nullptr && dim < t.dk;
+        query[c][n][j] = device::pack2_finite<kBf16>(valid ? from[dim + 2 * j] * scale : 0.0f,
+                                                     valid ? from[dim + 2 * j + 1] * scale : 0.0f);
+      }
+    }
+  }
+  // Positions of rows 2·quad and 2·quad + 1 of each 8; rows past the end see what the last row sees.
+  int position[kTiles][2];
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      position[n][e] = tile.run.position + min(tile.row_begin + n * 8 + 2 * quad + e, tile.row_end - 1) / t.group;
+    }
+  }
+  const int first_position = tile.run.position + tile.row_begin / t.group;
+  const int last_position = tile.run.position + (tile.row_end - 1) / t.group;
+
+  float out[4 * kValueChunks][kTiles][4] = {};
+  float best[kTiles][2], total[kTiles][2] = {};
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) best[n][0] = best[n][1] = minus_infinity();
+
+  for (int first = start; first < range.end; first += kWarps * kTileKeys) {
+    const int next = first + kWarps * kTileKeys;
+    float scores[kTiles][4] = {};
+#pragma unroll
+    for (int c = 0; c < kKeyChunks; ++c) {
+      const uint4 low = keys[c][0].unscaled(), high = keys[c][1].unscaled();
+      const uint32_t a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        if constexpr (kScaled) {
+          float part[4] = {};
+          mma<kBf16>(part, a[0], query[c][n][0], query[c][n][1]);
+          mma<kBf16>(part, a[1], query[c][n][2], query[c][n][3]);
+          const float d0 = keys[c][0].scale(), d1 = keys[c][1].scale();
+          scores[n][0] += part[0] * d0, scores[n][1] += part[1] * d0;
+          scores[n][2] += part[2] * d1, scores[n][3] += part[3] * d1;
+        } else {
+          mma<kBf16>(scores[n], a[0], query[c][n][0], query[c][n][1]);
+          mma<kBf16>(scores[n], a[1], query[c][n][2], query[c][n][3]);
+        }
+      }
+    }
+    if (next < range.end) load_keys(next);
+
+    const bool edge = first + kTileKeys > range.end || first + kTileKeys - 1 > first_position ||
+                      (t.windowed && first <= last_position - t.args.window);
+    uint32_t weights[kTiles][2];
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float score = (t.softcap ? t.args.softcap * tanhf(scores[n][j]) : scores[n][j]) * kLog2E;
+        if (edge) {
+          const int key = first + g + 8 * (j >> 1), distance = position[n][j & 1] - key;
+          const bool seen = key < range.end && distance >= 0 && (!t.windowed || distance < t.args.window);
+          if (!seen) score = minus_infinity();
+        }
+        scores[n][j] = score;
+      }
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float top = fmaxf(scores[n][e], scores[n][2 + e]);
+#pragma unroll
+        for (int offset = 4; offset < 32; offset *= 2) {
+          top = fmaxf(top, __shfl_xor_sync(device::kFullMask, top, offset));
+        }
+        top = fmaxf(top, best[n][e]);
+        const float base = top == minus_infinity() ? 0.0f : top;  // nothing seen yet: all weights are 0
+        const float shrink = device::exp2_fast(best[n][e] - base);
+        best[n][e] = top;
+        scores[n][e] = device::exp2_fast(scores[n][e] - base);
+        scores[n][2 + e] = device::exp2_fast(scores[n][2 + e] - base);
+        total[n][e] = total[n][e] * shrink + scores[n][e] + scores[n][2 + e];  // of this lane's keys
+#pragma unroll
+        for (int m = 0; m < 4 * kValueChunks; ++m) out[m][n][e] *= shrink, out[m][n][2 + e] *= shrink;
+      }
+      weights[n][0] = transpose_8x8(device::pack2<kBf16>(scores[n][0], scores[n][1]));
+      weights[n][1] = transpose_8x8(device::pack2<kBf16>(scores[n][2], scores[n][3]));
+    }
+
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+#pragma unroll
+      for (int c = 0; c < kPass; ++c) {
+        const uint4 v[4] = {values[c][0].values(), values[c][1].values(), values[c][2].values(), values[c][3].values()};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const uint32_t a[4] = {__byte_perm(word_of(v[0], j), word_of(v[1], j), 0x5410),
+                                 __byte_perm(word_of(v[0], j), word_of(v[1], j), 0x7632),
+                                 __byte_perm(word_of(v[2], j), word_of(v[3], j), 0x5410),
+                                 __byte_perm(word_of(v[2], j), word_of(v[3], j), 0x7632)};
+#pragma unroll
+          for (int n = 0; n < kTiles; ++n) {
+            mma<kBf16>(out[(pass * kPass + c) * 4 + j][n], a, weights[n][0], weights[n][1]);
+          }
+        }
+      }
+      if (pass + 1 < kPasses) {
+        load_values(first, pass + 1);
+      } else if (next < range.end) {
+        load_values(next, 0);
+      }
+    }
+  }
+
+  // The warps' results, in their order.
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+#pragma unroll
+      for (int offset = 4; offset < 32; offset *= 2) {
+        total[n][e] += __shfl_xor_sync(device::kFullMask, total[n][e], offset);
+      }
+      const int row = n * 8 + 2 * quad + e;
+      if (g == 0) stats[warp][row] = make_float2(best[n][e], total[n][e]);
+      float* to = merged + (warp * kRows + row) * kPitch + 8 * g;
+#pragma unroll
+      for (int c = 0; c < kValueChunks; ++c) {
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+          *reinterpret_cast<float4*>(to + 64 * c + 2 * j) = make_float4(
+              out[4 * c + j][n][e], out[4 * c + j][n][2 + e], out[4 * c + j + 1][n][e], out[4 * c + j + 1][n][2 + e]);
+        }
+      }
+    }
+  }
+  __syncthreads();  // all results are written
+  const bool whole = range.active == 1;
+  const Partials parts(t, kRows, kv_head);
+  const int quads = t.dv / 4;
+  for (int i = threadIdx.x; i < tile.rows() * quads; i += 32 * kWarps) {
+    const int row = i / quads, at = i % quads * 4;
+    float top = minus_infinity(), sum = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) top = fmaxf(top, stats[w][row].x);
+    const float base = top == minus_infinity() ? 0.0f : top;
+    float4 v = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float weight = exp2f(stats[w][row].x - base);
+      sum += stats[w][row].y * weight;
+      const float4 part = *reinterpret_cast<const float4*>(merged + (w * kRows + row) * kPitch + at);
+      v.x += part.x * weight, v.y += part.y * weight, v.z += part.z * weight, v.w += part.w * weight;
+    }
+    if (whole) {
+      const float factor = output_factor(t, tile.row_begin + row, kv_head, top / kLog2E, sum);
+      float* to = output_row(t, tile, tile.row_begin + row, kv_head) + at;
+      to[0] = v.x * factor, to[1] = v.y * factor, to[2] = v.z * factor, to[3] = v.w * factor;
+    } else {
+      reinterpret_cast<float4*>(parts.values + (int64_t{split} * kRows + row) * t.dv)[at / 4] = v;
+      if (at == 0) parts.stats[split * kRows + row] = make_float2(top, sum);
+    }
+  }
+  if (!whole) {
+    __syncthreads();  // what the warps wrote is read; its memory is used again
+    combine<kRows>(t, tile, kv_head, range.active, merged);
+  }
+}
+
+template <int kHead, Scalar kType>
+void launch_type(const DirectTask& task, int rows, const dim3& grid, CUstream_st* stream) {
+  const auto start = [&](auto kernel) {
+    const size_t shared = direct_shared_bytes(kHead, rows);
+    DYNO_CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+    launch_dependent("attention", kernel, grid, 32 * kWarps, shared, stream, task);
+  };
+  if constexpr (kHead <= 128) {
+    if (rows == 16) return start(direct_kernel<kHead, kType, 2>);
+  }
+  start(direct_kernel<kHead, kType, 1>);
+}
+
+template <int kHead>
+void launch(const DirectTask& task, Scalar type, int rows, const dim3& grid, CUstream_st* stream) {
+  switch (type) {
+    case Scalar::bf16:
+      return launch_type<kHead, Scalar::bf16>(task, rows, grid, stream);
+    case Scalar::q8_0:
+      return launch_type<kHead, Scalar::q8_0>(task, rows, grid, stream);
+    default:
+      return launch_type<kHead, Scalar::f16>(task, rows, grid, stream);
+  }
+}
+
+}  // namespace direct
+}  // namespace dyno::ops

@@ -1,0 +1,185 @@
+// Routing of one token by a warp: lane l holds experts l, l + 32, … in registers. The order of the steps is the one at
+// MoeRouteDesc (ops/op.h), ties go to the lower id.
+#pragma once
+
+#include "device/reduce.cuh"
+#include "ops/args.h"
+#include "ops/op.h"
+
+namespace dyno::ops::route {
+
+// A sum of selected probabilities below the smallest normal f16 counts as that.
+inline constexpr float kSmallestSum = 6.103515625e-5f;
+__device__ __forceinline__ float never() { return __int_as_float(0xff800000); }
+__device__ __forceinline__ float finite_score(float x) { return x > -3.0e38f ? x : -3.0e38f; }
+
+struct Best {
+  float score;
+  int id;
+};
+__device__ __forceinline__ bool better(float a, int a_id, float b, int b_id) {
+  return a > b || (a == b && a_id < b_id);
+}
+
+__device__ __forceinline__ Best warp_best(Best best) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    const float score = __shfl_xor_sync(device::kFullMask, best.score, offset);
+    const int id = __shfl_xor_sync(device::kFullMask, best.id, offset);
+    if (better(score, id, best.score, best.id)) best = {score, id};
+  }
+  return best;
+}
+
+// Numbers in the order of the floats; 0 is below all of them.
+__device__ __forceinline__ unsigned ordered(float x) {
+  const unsigned bits = __float_as_uint(x + 0.0f);  // one zero
+  return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
+}
+
+// The best of all lanes' keys; it is taken out. Ties go to the lower id.
+template <int kPerLane>
+__device__ __forceinline__ int take_best(unsigned (&keys)[kPerLane], int lane) {
+  unsigned best = keys[0], id = lane;
+#pragma unroll
+  for (int i = 1; i < kPerLane; ++i) {
+    if (keys[i] > best) best = keys[i], id = lane + 32 * i;
+  }
+  const unsigned top = device::warp_max_unsigned(best);
+  id = device::warp_min_unsigned(best == top ? id : 0xffffffffu);
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (id == static_cast<unsigned>(lane + 32 * i)) keys[i] = 0;
+  }
+  return static_cast<int>(id);
+}
+
+// Leaves only the experts of the groups whose two best scores have the largest sum. `sums` is shared memory of the
+// warp, one float a group.
+template <int kPerLane>
+__device__ __forceinline__ void mask_groups(float (&scores)[kPerLane], float* sums, const MoeRouteDesc& desc,
+                                            int lane) {
+  const int groups = static_cast<int>(desc.groups), size = static_cast<int>(desc.experts / desc.groups);
+  for (int g = 0; g < groups; ++g) {
+    Best first{never(), INT_MAX};
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int id = lane + 32 * i;
+      if (id / size == g && better(scores[i], id, first.score, first.id)) first = {scores[i], id};
+    }
+    first = warp_best(first);
+    float second = never();
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int id = lane + 32 * i;
+      if (id / size == g && id != first.id) second = fmaxf(second, scores[i]);
+    }
+    second = device::warp_max(second);
+    if (lane == 0) sums[g] = finite_score(size > 1 ? first.score + second : first.score);
+  }
+  __syncwarp();  // all sums are written
+  for (int kept = 0; kept < desc.groups_used; ++kept) {
+    Best best{never(), INT_MAX};
+    for (int g = lane; g < groups; g += 32) {
+      if (better(sums[g], g, best.score, best.id)) best = {sums[g], g};
+    }
+    best = warp_best(best);
+    __syncwarp();  // all sums are read
+    if (lane == 0) sums[best.id] = never();
+    __syncwarp();  // the group is marked before the next search
+  }
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int id = lane + 32 * i;
+    if (id < desc.experts && sums[id / size] != never()) scores[i] = never();
+  }
+}
+
+// Floats of shared memory that route_token() needs for a warp.
+__host__ __device__ inline int64_t shared_floats(const MoeRouteDesc& desc) {
+  return desc.groups + desc.experts + desc.used;
+}
+
+// `logit[i]` is that of expert lane + 32·i, never() where there is none.
+template <int kPerLane>
+__device__ __forceinline__ void route_token(const MoeRouteArgs& args, const MoeRouteDesc& desc, int64_t token,
+                                            const float (&logit)[kPerLane], float* shared) {
+  const int lane = threadIdx.x % 32;
+  const int experts = static_cast<int>(desc.experts), used = static_cast<int>(desc.used);
+  int32_t* ids = args.ids + token * used;
+  float* weights = args.weights + token * used;
+  float* sums = shared;
+  float* source = sums + desc.groups;  // what the weights are read from, by expert
+  int* chosen = reinterpret_cast<int*>(source + desc.experts);
+
+  float probability[kPerLane];
+  float best = never();
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) best = fmaxf(best, logit[i]);
+  if (desc.gating == Gating::softmax) {
+    best = device::warp_max(best);
+    float total = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      probability[i] = lane + 32 * i < experts ? expf(logit[i] - best) : 0.0f;
+      total += probability[i];
+    }
+    total = device::warp_sum(total);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) probability[i] /= total;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      probability[i] = desc.gating == Gating::sigmoid ? 1.0f / (1.0f + expf(-logit[i])) : logit[i];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (lane + 32 * i < experts) source[lane + 32 * i] = probability[i];
+  }
+
+  if (args.pinned != nullptr) {
+    for (int slot = lane; slot < used; slot += 32) chosen[slot] = args.pinned[token * used + slot];
+  } else {
+    // A softmax or sigmoid rounds distinct logits to equal probabilities: without a bias or groups the logits decide.
+    const bool by_logit =
+        desc.gating == Gating::softmax_selected || (args.selection_bias == nullptr && desc.groups == 1);
+    float score[kPerLane];
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int id = lane + 32 * i;
+      const float bias = args.selection_bias != nullptr && id < experts ? args.selection_bias[id] : 0.0f;
+      score[i] = id < experts ? finite_score((by_logit ? logit[i] : probability[i]) + bias) : never();
+    }
+    if (desc.groups_used < desc.groups) mask_groups(score, sums, desc, lane);
+    unsigned keys[kPerLane];
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) keys[i] = lane + 32 * i < experts ? ordered(score[i]) : 0;
+    for (int slot = 0; slot < used; ++slot) {
+      const int id = take_best(keys, lane);
+      if (lane == 0) chosen[slot] = id;
+    }
+  }
+  __syncwarp();  // chosen and source are written; the lanes below read them
+  float top = never(), total = 0;
+  for (int slot = lane; slot < used; slot += 32) top = fmaxf(top, source[chosen[slot]]);
+  if (desc.gating == Gating::softmax_selected) top = device::warp_max(top);
+  const auto weight_of = [&](int slot) {
+    const float value = source[chosen[slot]];
+    return desc.gating == Gating::softmax_selected ? expf(value - top) : value;
+  };
+  for (int slot = lane; slot < used; slot += 32) total += weight_of(slot);
+  total = device::warp_sum(total);
+  float factor = args.scale;
+  if (desc.gating == Gating::softmax_selected) {
+    factor /= total;  // they add up to one, so there is nothing left to normalise
+  } else if (desc.normalize) {
+    factor /= total > kSmallestSum ? total : kSmallestSum;
+  }
+  for (int slot = lane; slot < used; slot += 32) {
+    ids[slot] = chosen[slot];
+    weights[slot] = weight_of(slot) * factor;
+  }
+}
+
+}  // namespace dyno::ops::route
