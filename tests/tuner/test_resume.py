@@ -45,8 +45,9 @@ def _operations(path: Path) -> list[str]:
     return [r["key"] for r in journal.load(path).records if "op" in r] if path.exists() else []
 
 
-@pytest.mark.parametrize("how", ["inline", "worker"])
-def test_killed_at_random_points_a_run_ends_as_if_nothing_had_happened(tmp_path: Path, how: str) -> None:
+def test_killed_with_its_worker_a_run_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    """At any moment of the clock; fifty moments of a run without a worker are in `test_faults`."""
+    how = "worker"
     straight, broken = tmp_path / "straight", tmp_path / "broken"
     expected = _complete(straight, "faulty", how)
     rng = random.Random(11)

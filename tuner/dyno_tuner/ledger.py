@@ -13,6 +13,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .clocks import Clocks
 from .errors import JournalError
 from .measure import VisitPolicy, judge_plausibility
 from .target import (
@@ -69,6 +70,10 @@ class Executor(Protocol):
     def close(self) -> None: ...
 
 
+def _again(message: str) -> str:
+    return message if message.startswith("not tried again") else f"not tried again: {message}"
+
+
 class Ledger:
     """Args:
     journal: where records go; None keeps them in memory only.
@@ -100,15 +105,26 @@ class Ledger:
         self._notes = {json.dumps(r, sort_keys=True) for r in past if "note" in r}
         self._killed: dict[Hashable, Visit] = {}
         for record in past:
-            if record.get("op") == "visit" and TrialStatus(record["result"]["status"]).kills:
-                visit = Visit.from_dict(record["result"])
-                self._killed[self._identity(Configuration.from_dict(record["config"]))] = visit
+            if record.get("op") in ("visit", "quality"):
+                self._remember(
+                    Configuration.from_dict(record["config"]),
+                    TrialStatus(record["result"]["status"]),
+                    str(record["result"]["message"]),
+                )
         self.now = 0.0
         self._base: tuple[float, float] | None = None  # (run time, clock) when the first live operation began
         self.replayed = 0
         self.performed = 0
         self.on_note: Callable[[str, Mapping[str, Any]], None] | None = None
         self.expected_visit = 0.0  # seconds, of the default; 0 while unknown
+
+    def _remember(self, configuration: Configuration, status: TrialStatus, message: str) -> None:
+        """Whether a configuration kills. One that has run since, as an anchor, does not."""
+        identity = self._identity(configuration)
+        if status.kills:
+            self._killed.setdefault(identity, Visit(status, message=message))
+        elif status is TrialStatus.OK:
+            self._killed.pop(identity, None)
 
     @staticmethod
     def _find_key(record: Mapping[str, Any]) -> str:
@@ -135,7 +151,7 @@ class Ledger:
         def perform(context: OpContext) -> dict[str, Any]:
             known = self._killed.get(identity)
             if known is not None and not anchor:
-                return Visit(known.status, message=f"not tried again: {known.message}").to_dict()
+                return Visit(known.status, message=_again(known.message)).to_dict()
             begun = time.monotonic()
             visit = self._executor.visit(
                 configuration, self._workload, metrics, policy, context, self._deadline(configuration)
@@ -144,8 +160,7 @@ class Ledger:
             return judge_plausibility(visit, self._bounds, elapsed).to_dict()
 
         visit = Visit.from_dict(self._do("visit", key, configuration.to_dict(), args, process, perform))
-        if visit.status.kills:
-            self._killed.setdefault(identity, visit)
+        self._remember(configuration, visit.status, visit.message)
         return visit
 
     def killed(self, configuration: Configuration) -> bool:
@@ -155,14 +170,11 @@ class Ledger:
         def perform(context: OpContext) -> dict[str, Any]:
             known = self._killed.get(self._identity(configuration))
             if known is not None:
-                return Quality(known.status, message=f"not tried again: {known.message}").to_dict()
+                return Quality(known.status, message=_again(known.message)).to_dict()
             return self._executor.quality(configuration, context, 4 * self._deadline(configuration)).to_dict()
 
         quality = Quality.from_dict(self._do("quality", key, configuration.to_dict(), {}, process, perform))
-        if quality.status.kills:
-            self._killed.setdefault(
-                self._identity(configuration), Visit(quality.status, message=quality.message)
-            )
+        self._remember(configuration, quality.status, quality.message)
         return quality
 
     def routing(self, key: str, configuration: Configuration, *, process: int) -> dict[str, Any]:
@@ -233,7 +245,10 @@ class Ledger:
         self.performed += 1
         if self._base is None:
             self._base = (self.now, time.monotonic())
+        clocks = Clocks.read()
         result = perform(OpContext(key, process, self.now))
+        if not self._virtual and (message := clocks.disagreement(Clocks.read())):
+            self.note("clock", key=key, message=message)
         if self._virtual:
             # Rounded, so that sums do not depend on what a target has added up before.
             self.now = round(self.now + float(result.get("seconds", 0.0)), 6)

@@ -119,7 +119,7 @@ class Progress:
             self.say(f"  the whole profile over the default: {gains}, {verdict}")
         elif kind == "pareto" and plain:
             self.say(f"  {data['name']}: {data['ratio']:.3f} × in {gib(data['size'])}")
-        elif kind == "too_short":
+        elif kind in ("too_short", "clock"):
             self.say(f"  {data['message']}")
         elif kind == "kernels_cut" and plain:
             self.say(f"  time for {data['done']} of {data['of']} ops")

@@ -171,27 +171,36 @@ def open_journal(path: Path, head: dict[str, Any], resume: bool, progress: Progr
     if path.exists() and path.stat().st_size:
         if resume:
             loaded = journal.load(path)
-            heads = [r for r in loaded.records if r.get("run") == FORMAT]
-            if heads:
-                check_header(heads[0], head, path)
-                past, head = loaded.records, heads[0]
+            if loaded.records and loaded.records[0].get("run") == FORMAT:
+                check_header(loaded.records[0], head, path)
+                past, head = loaded.records, loaded.records[0]
+            elif loaded.records:
+                # Whose measurements these are stood in the line that is damaged: none of them may be used.
+                progress.say(
+                    f"journal {path}: its first line is damaged, so it can't be continued: beginning anew"
+                )
+                _move_aside(path, progress)
             if loaded.damaged:
                 progress.say(f"journal {path}: {loaded.damaged} damaged line(s) left out")
         else:
-            number = 1
-            while (aside := path.with_name(f"{path.name}.{number}")).exists():
-                number += 1
-            try:
-                path.rename(aside)
-            except OSError as error:
-                raise JournalError(f"journal {path}: cannot be moved to {aside}: {error.strerror}") from error
-            progress.say(f"the journal of an earlier run is kept as {aside}")
+            _move_aside(path, progress)
     elif resume:
         progress.say(f"no journal at {path}: beginning anew")
     written = journal.Journal(path)
     if not any(r.get("run") == FORMAT for r in past):
         written.append(head)
     return written, past, head
+
+
+def _move_aside(path: Path, progress: Progress) -> None:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    try:
+        path.rename(aside)
+    except OSError as error:
+        raise JournalError(f"journal {path}: cannot be moved to {aside}: {error.strerror}") from error
+    progress.say(f"the journal of an earlier run is kept as {aside}")
 
 
 def output_path(request: Request, description: Description) -> Path:
@@ -225,7 +234,14 @@ def run(request: Request, executor: Executor | None = None, space: Space | None 
         executor: the engine; by default a worker process with dyno's own.
         space: what to search; by default the knobs of the table that apply.
     """
-    with tempfile.TemporaryDirectory(prefix="dyno-tune-") as scratch:
+    with contextlib.ExitStack() as stack:
+        try:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="dyno-tune-"))
+        except OSError as error:
+            raise TuneError(
+                f"no folder for scratch files can be made in {tempfile.gettempdir()}: {error.strerror}; "
+                "make room there or set TMPDIR"
+            ) from error
         own = executor is None
         if executor is None:
             own_options: dict[str, Any] = {"text": request.text, "ctx": request.ctx, "device": request.device}

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 START_DEADLINE = 120.0  # imports and the first contact with a device
 _KEPT_LINES = 20
+_PAUSE = 5.0  # seconds beyond a wait of one second that no busy machine explains
 
 
 class WorkerDied(Exception):
@@ -138,7 +139,13 @@ class Worker:
             if left <= 0:
                 self.kill()
                 raise WorkerDied(TrialStatus.TIMEOUT, "no answer before the deadline; the worker was killed")
-            ready, _, _ = select.select([self._from], [], [], min(left, 1.0))
+            asked, waited = min(left, 1.0), time.monotonic()
+            ready, _, _ = select.select([self._from], [], [], asked)
+            lost = time.monotonic() - waited - asked
+            if lost > _PAUSE:
+                # Nobody waits that long for a second: this process was stopped, the machine slept or its
+                # clock jumped. The child did not run either, so the time is not its own.
+                end += lost
             if ready:
                 piece = os.read(self._from, 1 << 16)
                 if not piece:
