@@ -91,6 +91,17 @@ runtime::SessionSettings read_session(const nb::dict& dict, runtime::SessionSett
   DYNO_CHECK(ProfileError, known != kModes.end(), "[settings] mla_mode is '", mode,
              "'; expected auto, expanded or absorbed");
   s.mla_mode = *known;
+  plan::PathSettings& paths = s.paths;
+  paths.matvec_max_tokens = r.integer("matvec_max_tokens", paths.matvec_max_tokens);
+  paths.matvec_id_max_tokens = r.integer("matvec_id_max_tokens", paths.matvec_id_max_tokens);
+  paths.mmq_max_tokens = r.integer("mmq_max_tokens", paths.mmq_max_tokens);
+  paths.mmq_id_max_tokens = r.integer("mmq_id_max_tokens", paths.mmq_id_max_tokens);
+  const std::string compute = r.text("compute_type", std::string(ops::compute_type_name(paths.compute)));
+  DYNO_CHECK(ProfileError, compute == "f16" || compute == "bf16" || compute == "f32", "[settings] compute_type is '",
+             compute, "'; expected f16, bf16 or f32");
+  paths.compute = compute == "f16"    ? ops::ComputeType::f16
+                  : compute == "bf16" ? ops::ComputeType::bf16
+                                      : ops::ComputeType::f32;
   r.finish();
   if (asked != nullptr) *asked = r.asked();
   return s;
@@ -280,6 +291,12 @@ nb::dict plan_dict(const runtime::Session& session) {
   settings["cuda_graphs"] = session.settings().cuda_graphs;
   settings["fusion"] = session.settings().fusion;
   settings["mla_mode"] = std::string(plan::mla_mode_name(session.settings().mla_mode));
+  const plan::PathSettings& paths = session.settings().paths;
+  settings["matvec_max_tokens"] = paths.matvec_max_tokens;
+  settings["matvec_id_max_tokens"] = paths.matvec_id_max_tokens;
+  settings["mmq_max_tokens"] = paths.mmq_max_tokens;
+  settings["mmq_id_max_tokens"] = paths.mmq_id_max_tokens;
+  settings["compute_type"] = std::string(ops::compute_type_name(paths.compute));
   settings["ctx"] = p.context.ctx;
   settings["kv_type_k"] = std::string(dtype_name(p.kv_type_k));
   settings["kv_type_v"] = std::string(dtype_name(p.kv_type_v));
@@ -323,8 +340,8 @@ nb::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens
       if (use.count_in(list) == 0) continue;
       const int64_t rows = count * use.rows_factor;
       const int bucket = std::min(ops::bucket_of(rows), plan::kBuckets - 1);
-      const ops::OpDesc desc = ops::with_tokens(use.desc, rows);
-      const plan::Choice& choice = session.selection().choice(static_cast<int32_t>(k), bucket);
+      const ops::OpDesc desc = session.selection().desc(static_cast<int32_t>(k), count, rows);
+      const plan::Choice choice = session.selection().choice(static_cast<int32_t>(k), count);
       const ops::Cost cost = ops::cost(desc);
       nb::dict d;
       d["family"] = std::string(ops::family_name(ops::family_of(desc)));
@@ -335,6 +352,7 @@ nb::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens
       d["tokens"] = ops::bucket_name(bucket);
       d["config"] = config_to_dict(ops::family_of(desc), choice.config);
       d["reason"] = choice.reason;
+      d["path"] = std::string(ops::product_path_name(session.selection().path_of(static_cast<int32_t>(k), count)));
       d["bytes"] = cost.bytes;
       d["flops"] = cost.flops;
       out.append(d);
@@ -363,17 +381,17 @@ void bind_session(nb::module_& m) {
         "{kind: {name: default}}: every setting that Session takes, whatever the device. 0 and 'auto' mean that the "
         "engine decides.");
   nb::class_<PySession>(m, "Session", "A loaded model with its KV cache. Calls from several threads are serialised.")
-      .def(
-          nb::init<const std::filesystem::path&, const nb::dict&, const nb::dict&, const nb::dict&, const Kernels&,
-                   bool, const std::optional<nb::dict>&>(),
-          "path"_a, nb::kw_only(), "load"_a = nb::dict(), "context"_a = nb::dict(), "session"_a = nb::dict(),
-          "kernels"_a = Kernels(), "plan_only"_a = false, "device"_a = nb::none(),
-          "load: numerics, device (cpu, cuda, cuda:N), cpu_repack, cpu_isa. context: ctx, kv_type_k, kv_type_v, "
-          "sequences. session: ubatch, "
-          "threads, threads_batch, cuda_graphs, fusion, mla_mode. kernels: (op key, token range, config dict, origin). "
-          "plan_only: decide everything, "
-          "read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in "
-          "cpu_info() and devices(), of a device that need not be here.")
+      .def(nb::init<const std::filesystem::path&, const nb::dict&, const nb::dict&, const nb::dict&, const Kernels&,
+                    bool, const std::optional<nb::dict>&>(),
+           "path"_a, nb::kw_only(), "load"_a = nb::dict(), "context"_a = nb::dict(), "session"_a = nb::dict(),
+           "kernels"_a = Kernels(), "plan_only"_a = false, "device"_a = nb::none(),
+           "load: numerics, device (cpu, cuda, cuda:N), cpu_repack, cpu_isa. context: ctx, kv_type_k, kv_type_v, "
+           "sequences. session: ubatch, "
+           "threads, threads_batch, cuda_graphs, fusion, mla_mode, matvec_max_tokens, matvec_id_max_tokens, "
+           "mmq_max_tokens, mmq_id_max_tokens, compute_type. kernels: (op key, token range, config dict, origin). "
+           "plan_only: decide everything, "
+           "read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in "
+           "cpu_info() and devices(), of a device that need not be here.")
       .def_prop_ro(
           "model", [](const PySession& s) { return model_dict(s.get().model()); },
           nb::sig("def model(self) -> dict[str, typing.Any]"))
@@ -386,7 +404,9 @@ void bind_session(nb::module_& m) {
           "tokens"_a = nb::none(), nb::sig("def ops(self, tokens: int | None = None) -> list[dict[str, typing.Any]]"),
           "Every distinct op with its configuration and why it was chosen, for that many tokens a u-batch (default: 1 "
           "and the u-batch). `list` is the op list that runs (fused for few tokens on a GPU), `count` its nodes. "
-          "`rows` is what the op itself sees: tokens times heads or experts where it works on those.")
+          "`rows` is what the op itself sees: tokens times heads or experts where it works on those. `path`: which way "
+          "a "
+          "matrix product goes (matvec, mmq, dequantize), any for other ops.")
       .def(
           "kernel_report", [](const PySession& s) { return kernel_report(s.get()); },
           nb::sig("def kernel_report(self) -> list[dict[str, str]]"), "What became of each kernel entry given.")

@@ -68,6 +68,7 @@ struct CudaLaunch::State {
   runtime::DeviceScope scope;
   runtime::Stream stream;
   runtime::DeviceBuffer workspace, counters;
+  runtime::Blas blas{ops::cuda::make_blas()};
   std::map<const void*, Mirrored> arrays;
   ops::CudaStream launch;
 };
@@ -83,7 +84,8 @@ CudaLaunch::CudaLaunch(const DeviceInfo& device, size_t workspace_bytes) : state
               .device = &s.device,
               .workspace = s.workspace.data(),
               .workspace_bytes = workspace_bytes,
-              .counters = reinterpret_cast<int32_t*>(s.counters.data())};
+              .counters = reinterpret_cast<int32_t*>(s.counters.data()),
+              .blas = s.blas.get()};
 }
 
 CudaLaunch::~CudaLaunch() = default;

@@ -19,6 +19,8 @@ struct CudaStream {
   size_t workspace_bytes = 0;
   // kStreamCounters zeros in device memory. A launch that counts its blocks leaves them at zero.
   int32_t* counters = nullptr;
+  // cublasHandle_t of the device, see ops/matmul/cuda/blas.h; null in builds without path `dequantize`.
+  void* blas = nullptr;
 };
 
 inline constexpr int64_t kStreamCounters = 1 << 16;

@@ -4,7 +4,7 @@
 // how the key shows it:
 //   always    type fields stand alone when the name is "type", all others are name=value
 //   if_set    left out while the field has its default (what "off" means: batch=1, layout=plain, a flag that is false)
-//   never     not part of the key: the number of tokens
+//   never     not part of the key: the number of tokens, and what settings decide
 // A name that ends in "_type" is shown without that ending: k=f16.
 #pragma once
 
@@ -39,6 +39,7 @@ void for_each_field(std::type_identity<MatmulDesc>, V&& v) {
   using D = MatmulDesc;
   v("type", &D::type, In::always); v("m", &D::m, In::never); v("n", &D::n, In::always); v("k", &D::k, In::always);
   v("batch", &D::batch, In::if_set); v("norm", &D::norm, In::if_set); v("layout", &D::layout, In::if_set); v("act", &D::act, In::if_set);
+  v("path", &D::path, In::never); v("compute", &D::compute, In::never);
 }
 template <typename V>
 void for_each_field(std::type_identity<MatmulIdDesc>, V&& v) {
@@ -46,6 +47,7 @@ void for_each_field(std::type_identity<MatmulIdDesc>, V&& v) {
   v("type", &D::type, In::always); v("m", &D::m, In::never); v("n", &D::n, In::always); v("k", &D::k, In::always);
   v("experts", &D::experts, In::always); v("used", &D::used, In::always); v("x_per_slot", &D::x_per_slot, In::if_set);
   v("layout", &D::layout, In::if_set); v("act", &D::act, In::if_set);
+  v("path", &D::path, In::never); v("compute", &D::compute, In::never);
 }
 template <typename V>
 void for_each_field(std::type_identity<UpGateDesc>, V&& v) {
@@ -53,6 +55,7 @@ void for_each_field(std::type_identity<UpGateDesc>, V&& v) {
   v("type", &D::type, In::always); v("m", &D::m, In::never); v("n", &D::n, In::always); v("k", &D::k, In::always);
   v("activation", &D::activation, In::always); v("norm", &D::norm, In::if_set); v("layout", &D::layout, In::if_set);
   v("act", &D::act, In::if_set);
+  v("path", &D::path, In::never); v("compute", &D::compute, In::never);
 }
 template <typename V>
 void for_each_field(std::type_identity<MoeUpGateDesc>, V&& v) {
@@ -61,6 +64,7 @@ void for_each_field(std::type_identity<MoeUpGateDesc>, V&& v) {
   v("experts", &D::experts, In::always); v("used", &D::used, In::always); v("activation", &D::activation, In::always);
   v("norm", &D::norm, In::if_set);
   v("layout", &D::layout, In::if_set); v("act", &D::act, In::if_set);
+  v("path", &D::path, In::never); v("compute", &D::compute, In::never);
 }
 template <typename V>
 void for_each_field(std::type_identity<MoeRouteDesc>, V&& v) {

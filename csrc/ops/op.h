@@ -96,7 +96,33 @@ enum class Activation : uint8_t {
 };
 std::string_view activation_name(Activation activation);
 
-// ---- Desc of each family. `m` is the number of tokens; it is not part of op_key(). ----
+// Which of the three ways a quantised product goes on a GPU. Settings choose it by the tokens of the u-batch
+// (plan/paths.h), never a Config; `any`: nobody has chosen, every variant is a candidate.
+enum class ProductPath : uint8_t {
+  any,
+  matvec,      // weights stream past few rows
+  mmq,         // tensor cores, dequantised on the way into the product
+  dequantize,  // dequantised into memory, multiplied at full rate
+};
+std::string_view product_path_name(ProductPath path);
+
+#ifdef DYNO_CUDA_FORCE_MMQ
+inline constexpr bool kDequantizeBuilt = false;
+#else
+inline constexpr bool kDequantizeBuilt = true;
+#endif
+// Dense products that are not matvec's go through cuBLAS at every size.
+#ifdef DYNO_CUDA_FORCE_CUBLAS
+inline constexpr bool kForceBlas = true;
+#else
+inline constexpr bool kForceBlas = false;
+#endif
+
+// Element type of the products of path `dequantize`.
+enum class ComputeType : uint8_t { f16, bf16, f32 };
+std::string_view compute_type_name(ComputeType type);
+
+// ---- Desc of each family. `m` (tokens), `path` and `compute` are not part of op_key(). ----
 
 // Rows of a table by token id: out[m, n] f32 = table[id, :] * scale.
 struct EmbedDesc {
@@ -129,6 +155,8 @@ struct MatmulDesc {
   ActType act = ActType::f32;
   int64_t m = 1, n = 0, k = 0, batch = 1;
   bool norm = false;
+  ProductPath path = ProductPath::any;
+  ComputeType compute = ComputeType::f16;
   friend bool operator==(const MatmulDesc&, const MatmulDesc&) = default;
 };
 
@@ -140,6 +168,8 @@ struct MatmulIdDesc {
   ActType act = ActType::f32;
   int64_t m = 1, n = 0, k = 0, experts = 1, used = 1;
   bool x_per_slot = false;
+  ProductPath path = ProductPath::any;
+  ComputeType compute = ComputeType::f16;
   friend bool operator==(const MatmulIdDesc&, const MatmulIdDesc&) = default;
 };
 
@@ -151,6 +181,8 @@ struct UpGateDesc {
   Activation activation = Activation::silu;
   int64_t m = 1, n = 0, k = 0;
   bool norm = false;
+  ProductPath path = ProductPath::any;
+  ComputeType compute = ComputeType::f16;
   friend bool operator==(const UpGateDesc&, const UpGateDesc&) = default;
 };
 
@@ -162,6 +194,8 @@ struct MoeUpGateDesc {
   Activation activation = Activation::silu;
   int64_t m = 1, n = 0, k = 0, experts = 1, used = 1;
   bool norm = false;
+  ProductPath path = ProductPath::any;
+  ComputeType compute = ComputeType::f16;
   friend bool operator==(const MoeUpGateDesc&, const MoeUpGateDesc&) = default;
 };
 

@@ -74,6 +74,15 @@ OpDesc with_tokens(OpDesc desc, int64_t m) {
   return desc;
 }
 
+OpDesc with_path(OpDesc desc, ProductPath path, ComputeType compute) {
+  std::visit(
+      [&](auto& d) {
+        if constexpr (requires { d.path; }) d.path = path, d.compute = compute;
+      },
+      desc);
+  return desc;
+}
+
 std::vector<Config> candidates(const OpDesc& desc, const DeviceInfo& device, CandidateSet set) {
   return std::visit([&](const auto& d) { return candidates(d, device, set); }, desc);
 }

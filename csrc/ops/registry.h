@@ -17,6 +17,8 @@ using OpDesc = std::variant<EmbedDesc, NormDesc, RopeDesc, MatmulDesc, MatmulIdD
 Family family_of(const OpDesc& desc);
 int64_t tokens_of(const OpDesc& desc);
 OpDesc with_tokens(OpDesc desc, int64_t m);
+// Of a matrix product; other families have no path.
+OpDesc with_path(OpDesc desc, ProductPath path, ComputeType compute);
 
 // The string a profile uses: family, types and shapes, without the number of tokens.
 // "matmul q4_0 n=4096 k=2048 layout=x16 act=q8"

@@ -171,7 +171,7 @@ std::string Plan::describe(const model::ModelDesc& model) const {
   };
   out += str_cat(general.nodes.size(), " ops a u-batch, ", distinct(ListId::general), " distinct\n");
   if (!fused.nodes.empty()) {
-    out += str_cat(fused.nodes.size(), " ops a u-batch of at most ", kFusedTokens, " tokens, ", distinct(ListId::fused),
+    out += str_cat(fused.nodes.size(), " ops a u-batch of at most ", fused_tokens, " tokens, ", distinct(ListId::fused),
                    " distinct", fusion ? "\n" : ", off (fusion)\n");
   }
   if (!expanded.nodes.empty()) {

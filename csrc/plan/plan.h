@@ -153,7 +153,9 @@ struct Plan {
   std::vector<WeightPlacement> weights;  // parallel to ModelDesc::weights
   std::vector<Value> values;
   NodeList general{.id = ListId::general};
-  NodeList fused{.id = ListId::fused};        // without nodes where nothing is fused: on the CPU, with numerics exact
+  NodeList fused{.id = ListId::fused};  // without nodes where nothing is fused: on the CPU, with numerics exact
+  // Fused products are matvec's, so its thresholds bound them as well.
+  int64_t fused_tokens = kFusedTokens;
   bool fusion = true;                         // whether the fused list is used where there is one
   NodeList expanded{.id = ListId::expanded};  // where latent attention can be expanded, on a GPU
   MlaMode mla_mode = MlaMode::automatic;
@@ -177,7 +179,7 @@ struct Plan {
   // The list that a u-batch of that many tokens of `runs` sequences runs through.
   const NodeList& list_for(int64_t tokens, int64_t runs = 1) const {
     if (expands() && (mla_mode == MlaMode::expanded || tokens >= kExpandTokens * runs)) return expanded;
-    return fusion && tokens <= kFusedTokens && !fused.nodes.empty() ? fused : general;
+    return fusion && tokens <= fused_tokens && !fused.nodes.empty() ? fused : general;
   }
   size_t total_bytes() const { return weights_bytes + kv_bytes + arena_bytes + scratch_bytes; }
 

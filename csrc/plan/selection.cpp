@@ -11,69 +11,161 @@ std::string_view entry_status_name(EntryStatus status) {
   return names[static_cast<size_t>(status)];
 }
 
-Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& entries) {
-  choices_.resize(plan.keys.size());
-  for (size_t k = 0; k < plan.keys.size(); ++k) {
+namespace {
+
+constexpr int64_t kAnyTokens = int64_t{1} << 24;
+
+bool only_few(const OpUse& use) { return use.count_in(ListId::general) == 0 && use.count_in(ListId::expanded) == 0; }
+bool only_expanded(const OpUse& use) { return use.count_in(ListId::general) == 0 && use.count_in(ListId::fused) == 0; }
+
+size_t index_of(ops::ProductPath path) { return static_cast<size_t>(path); }
+
+}  // namespace
+
+Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& entries, const PathSettings& paths)
+    : plan_(&plan), paths_(resolved(paths)), choices_(plan.keys.size()) {
+  const auto keys = static_cast<int32_t>(plan.keys.size());
+  for (int32_t k = 0; k < keys; ++k) {
     for (int bucket = 0; bucket < kBuckets; ++bucket) {
-      // A bucket's upper end stands for all of it.
-      const ops::OpDesc desc = ops::with_tokens(plan.keys[k].desc, ops::bucket_range(bucket).second);
-      choices_[k][static_cast<size_t>(bucket)] = {ops::default_config(desc, plan.device), "default heuristic"};
+      for (const ops::ProductPath path : paths_in(k, bucket, kAnyTokens)) {
+        choices_[static_cast<size_t>(k)][index_of(path)][static_cast<size_t>(bucket)] = {
+            ops::default_config(bucket_desc(k, path, bucket), plan.device), "default heuristic"};
+      }
     }
   }
-
   for (const profile::KernelEntry& entry : entries) {
     EntryReport report{.op_key = entry.op_key, .tokens = entry.tokens, .reason = "no op of this model has this key"};
-    const int last = std::min(entry.last_bucket, kBuckets - 1);
-    for (size_t k = 0; k < plan.keys.size(); ++k) {
-      if (plan.keys[k].key != entry.op_key) continue;
-      // Beyond its list's tokens an op never runs.
-      const bool few = plan.keys[k].count_in(ListId::general) == 0;
-      const int end = few ? std::min(last, ops::bucket_of(kFusedTokens * plan.keys[k].rows_factor)) : last;
-      // An entry is taken whole or not at all: one bucket that cannot run it rejects it for all of them.
-      ops::Config config{};
-      std::string why;
-      for (int bucket = entry.first_bucket; bucket <= end && why.empty(); ++bucket) {
-        const ops::OpDesc desc = ops::with_tokens(plan.keys[k].desc, ops::bucket_range(bucket).second);
-        try {
-          config = ops::config_from_entries(ops::family_of(desc), entry.config);
-          const ops::Support support = ops::supports(desc, config, plan.device);
-          if (!support) why = str_cat("with ", ops::bucket_name(bucket), " rows: ", support.reason);
-        } catch (const ProfileError& error) {
-          why = error.what();
-        }
-      }
-      report.status = why.empty() ? EntryStatus::applied : EntryStatus::rejected;
-      report.reason = why.empty() ? entry.origin : str_cat(entry.origin, ": ", why);
-      for (int bucket = entry.first_bucket; bucket <= end; ++bucket) {
-        Choice& choice = choices_[k][static_cast<size_t>(bucket)];
-        if (why.empty()) {
-          choice = {config, "profile: " + entry.origin};
-        } else {
-          choice.reason = "fallback: " + report.reason;
-        }
-      }
+    for (int32_t k = 0; k < keys; ++k) {
+      if (use(k).key == entry.op_key) apply(k, entry, report);
     }
     report_.push_back(std::move(report));
   }
 }
 
-size_t Selection::scratch_per_thread(const Plan& plan, int64_t ubatch) const {
-  size_t most = 0;
-  for (size_t k = 0; k < plan.keys.size(); ++k) {
-    const OpUse& use = plan.keys[k];
-    if (use.count_in(ListId::expanded) > 0 && !plan.expands() && use.count_in(ListId::general) == 0 &&
-        use.count_in(ListId::fused) == 0) {
-      continue;
+// An entry is taken whole or not at all: one bucket that cannot run it, on any path that u-batches take there, rejects
+// it for all of them.
+void Selection::apply(int32_t key, const profile::KernelEntry& entry, EntryReport& report) {
+  // Beyond its list's tokens an op never runs.
+  const bool few = only_few(use(key));
+  const int end = few ? ops::bucket_of(kFusedTokens * use(key).rows_factor) : kBuckets - 1;
+  const int last = std::min({entry.last_bucket, kBuckets - 1, end});
+  ops::Config config{};
+  std::string why;
+  std::vector<std::pair<int, ops::ProductPath>> places;
+  for (int bucket = entry.first_bucket; bucket <= last && why.empty(); ++bucket) {
+    std::string refusal;
+    bool taken = false;
+    for (const ops::ProductPath path : paths_in(key, bucket, kAnyTokens)) {
+      const ops::OpDesc desc = bucket_desc(key, path, bucket);
+      try {
+        config = ops::config_from_entries(ops::family_of(desc), entry.config);
+        const ops::Support support = ops::supports(desc, config, plan_->device);
+        if (support) {
+          places.emplace_back(bucket, path);
+          taken = true;
+        } else {
+          refusal = str_cat("with ", ops::bucket_name(bucket), " rows: ", support.reason);
+        }
+      } catch (const ProfileError& error) {
+        refusal = error.what();
+      }
     }
-    const bool few = use.count_in(ListId::general) == 0 && use.count_in(ListId::expanded) == 0;
-    const int64_t rows = (few ? std::min(ubatch, kFusedTokens) : ubatch) * plan.keys[k].rows_factor;
-    for (int bucket = 0; bucket <= std::min(ops::bucket_of(rows), kBuckets - 1); ++bucket) {
-      const int64_t m = std::min(rows, ops::bucket_range(bucket).second);
-      most = std::max(most, ops::scratch_bytes(ops::with_tokens(plan.keys[k].desc, m),
-                                               choice(static_cast<int32_t>(k), bucket).config));
+    if (!taken) why = refusal;
+  }
+  report.status = why.empty() ? EntryStatus::applied : EntryStatus::rejected;
+  report.reason = why.empty() ? entry.origin : str_cat(entry.origin, ": ", why);
+  Choices& choices = choices_[static_cast<size_t>(key)];
+  if (why.empty()) {
+    for (const auto& [bucket, path] : places) {
+      choices[index_of(path)][static_cast<size_t>(bucket)] = {config, "profile: " + entry.origin};
+    }
+    return;
+  }
+  for (int bucket = entry.first_bucket; bucket <= last; ++bucket) {
+    for (const ops::ProductPath path : paths_in(key, bucket, kAnyTokens)) {
+      choices[index_of(path)][static_cast<size_t>(bucket)].reason = "fallback: " + report.reason;
     }
   }
+}
+
+int Selection::bucket_of(int32_t key, int64_t tokens) const {
+  return std::min(ops::bucket_of(tokens * use(key).rows_factor), kBuckets - 1);
+}
+
+ops::ProductPath Selection::path_of(int32_t key, int64_t tokens) const {
+  return choose_path(use(key).desc, tokens, paths_).path;
+}
+
+// A bucket's upper end stands for all of it.
+ops::OpDesc Selection::bucket_desc(int32_t key, ops::ProductPath path, int bucket) const {
+  const ops::OpDesc desc = ops::with_tokens(use(key).desc, ops::bucket_range(bucket).second);
+  return ops::with_path(desc, path, paths_.compute);
+}
+
+std::vector<ops::ProductPath> Selection::paths_in(int32_t key, int bucket, int64_t ubatch) const {
+  const auto [low, high] = ops::bucket_range(bucket);
+  const int64_t rows = use(key).rows_factor, first = (low + rows - 1) / rows;
+  const int64_t last = std::max(first, std::min(high / rows, ubatch));
+  // The path changes with the tokens in one direction only.
+  std::vector<ops::ProductPath> out = {path_of(key, first)};
+  if (const ops::ProductPath path = path_of(key, last); path != out.back()) {
+    if (out.back() == ops::ProductPath::matvec && path == ops::ProductPath::dequantize) {
+      out.push_back(ops::ProductPath::mmq);
+    }
+    out.push_back(path);
+  }
+  return out;
+}
+
+ops::OpDesc Selection::desc(int32_t key, int64_t tokens, int64_t rows) const {
+  return ops::with_path(ops::with_tokens(use(key).desc, rows), path_of(key, tokens), paths_.compute);
+}
+
+const ops::Config& Selection::config(int32_t key, int64_t tokens, int64_t rows) const {
+  const int bucket = std::min(ops::bucket_of(rows), kBuckets - 1);
+  return choices_[static_cast<size_t>(key)][index_of(path_of(key, tokens))][static_cast<size_t>(bucket)].config;
+}
+
+Choice Selection::choice(int32_t key, int64_t tokens) const {
+  const PathChoice path = choose_path(use(key).desc, tokens, paths_);
+  Choice choice = choices_[static_cast<size_t>(key)][index_of(path.path)][static_cast<size_t>(bucket_of(key, tokens))];
+  if (path.path != ops::ProductPath::any) {
+    choice.reason += str_cat("; path ", ops::product_path_name(path.path), ": ", path.reason);
+  }
+  return choice;
+}
+
+template <typename Visit>
+void Selection::for_each_launch(int64_t ubatch, const Visit& visit) const {
+  for (int32_t k = 0; k < static_cast<int32_t>(plan_->keys.size()); ++k) {
+    if (only_expanded(use(k)) && !plan_->expands()) continue;
+    const int64_t tokens = only_few(use(k)) ? std::min(ubatch, kFusedTokens) : ubatch;
+    const int64_t rows = tokens * use(k).rows_factor;
+    for (int bucket = 0; bucket <= std::min(ops::bucket_of(rows), kBuckets - 1); ++bucket) {
+      const int64_t m = std::min(rows, ops::bucket_range(bucket).second);
+      for (const ops::ProductPath path : paths_in(k, bucket, tokens)) {
+        const Choices& choices = choices_[static_cast<size_t>(k)];
+        visit(ops::with_path(ops::with_tokens(use(k).desc, m), path, paths_.compute),
+              choices[index_of(path)][static_cast<size_t>(bucket)].config);
+      }
+    }
+  }
+}
+
+size_t Selection::scratch_per_thread(int64_t ubatch) const {
+  size_t most = 0;
+  for_each_launch(ubatch, [&](const ops::OpDesc& desc, const ops::Config& config) {
+    most = std::max(most, ops::scratch_bytes(desc, config));
+  });
   return (most + 63) / 64 * 64;
+}
+
+bool Selection::takes_variant(std::string_view name, int64_t ubatch) const {
+  bool takes = false;
+  for_each_launch(ubatch, [&](const ops::OpDesc& desc, const ops::Config& config) {
+    takes |= ops::variants(ops::family_of(desc))[config.variant].name == name;
+  });
+  return takes;
 }
 
 }  // namespace dyno::plan

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/paths.h"
 #include "plan/plan.h"
 #include "profile/profile.h"
 
@@ -14,7 +15,7 @@ inline constexpr int kBuckets = 18;  // up to 131072 rows
 
 struct Choice {
   ops::Config config;
-  std::string reason;  // "default heuristic", "profile: <origin>", "fallback: <why>"
+  std::string reason;  // "default heuristic", "profile: <origin>", "fallback: <why>"; with a path, why that
 };
 
 enum class EntryStatus : uint8_t { applied, rejected, unused };
@@ -30,18 +31,38 @@ struct EntryReport {
 
 class Selection {
  public:
-  // Every entry is validated alone with supports(); a bad one is reported and its op keeps the default.
-  Selection(const Plan& plan, const std::vector<profile::KernelEntry>& entries);
+  // Every entry is validated alone with supports(); a bad one is reported and its op keeps the default. `plan` must
+  // outlive the selection.
+  Selection(const Plan& plan, const std::vector<profile::KernelEntry>& entries, const PathSettings& paths);
 
-  const Choice& choice(int32_t key, int bucket) const {
-    return choices_[static_cast<size_t>(key)][static_cast<size_t>(bucket)];
-  }
+  // The op as it is launched with `rows` rows in a u-batch of that many tokens, on its path, and with which Config.
+  ops::OpDesc desc(int32_t key, int64_t tokens, int64_t rows) const;
+  const ops::Config& config(int32_t key, int64_t tokens, int64_t rows) const;
+  // For printing, of as many rows as the tokens make.
+  Choice choice(int32_t key, int64_t tokens) const;
+  ops::ProductPath path_of(int32_t key, int64_t tokens) const;
   const std::vector<EntryReport>& report() const { return report_; }
-  // Scratch a thread needs for any op at up to `ubatch` tokens.
-  size_t scratch_per_thread(const Plan& plan, int64_t ubatch) const;
+  // Of u-batches of up to `ubatch` tokens: scratch that a thread needs, and whether any op takes a variant.
+  size_t scratch_per_thread(int64_t ubatch) const;
+  bool takes_variant(std::string_view name, int64_t ubatch) const;
 
  private:
-  std::vector<std::array<Choice, kBuckets>> choices_;
+  static constexpr int kPaths = 4;  // as ops::ProductPath
+  using Choices = std::array<std::array<Choice, kBuckets>, kPaths>;
+
+  const OpUse& use(int32_t key) const { return plan_->keys[static_cast<size_t>(key)]; }
+  int bucket_of(int32_t key, int64_t tokens) const;
+  ops::OpDesc bucket_desc(int32_t key, ops::ProductPath path, int bucket) const;
+  // Paths that u-batches within a bucket take, of at most `ubatch` tokens.
+  std::vector<ops::ProductPath> paths_in(int32_t key, int bucket, int64_t ubatch) const;
+  // visit(desc, config) for everything that u-batches of up to `ubatch` tokens may launch.
+  template <typename Visit>
+  void for_each_launch(int64_t ubatch, const Visit& visit) const;
+  void apply(int32_t key, const profile::KernelEntry& entry, EntryReport& report);
+
+  const Plan* plan_;
+  PathSettings paths_;
+  std::vector<Choices> choices_;
   std::vector<EntryReport> report_;
 };
 

@@ -44,7 +44,7 @@ CpuExecutor::CpuExecutor(const model::ModelDesc& model, const plan::Plan& plan, 
 void CpuExecutor::prepare(const plan::Selection& selection, int max_threads, bool clear_cache) {
   if (arena_.size() != plan_.arena_bytes) arena_ = HostBuffer(plan_.arena_bytes, "the arena");
   if (clear_cache || cache_.size() != plan_.kv_bytes) cache_ = HostBuffer(plan_.kv_bytes, "the KV cache");
-  scratch_per_thread_ = selection.scratch_per_thread(plan_, plan_.ubatch);
+  scratch_per_thread_ = selection.scratch_per_thread(plan_.ubatch);
   const size_t scratch = scratch_per_thread_ * static_cast<size_t>(max_threads);
   if (scratch_.size() != scratch) scratch_ = HostBuffer(scratch, "kernel scratch");
 }

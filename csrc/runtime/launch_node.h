@@ -72,9 +72,8 @@ void launch_node(const plan::Node& node, Env& env) {
   const int64_t rows = expansion      ? int64_t{run.position} + run.n_tokens
                        : node.per_run ? int64_t{run.n_tokens}
                                       : env.tokens * node.rows_factor;
-  const ops::OpDesc desc = ops::with_tokens(use.desc, rows);
-  const int bucket = std::min(ops::bucket_of(rows), plan::kBuckets - 1);
-  const ops::Config& config = env.selection.choice(node.key, bucket).config;
+  const ops::OpDesc desc = env.selection.desc(node.key, env.tokens, rows);
+  const ops::Config& config = env.selection.config(node.key, env.tokens, rows);
   const auto pointer = [&](const plan::Operand& o) { return env.at(o); };
   const auto floats = [&](const plan::Operand& o) { return reinterpret_cast<float*>(env.at(o)); };
   const auto ints = [&](const plan::Operand& o) { return reinterpret_cast<int32_t*>(env.at(o)); };

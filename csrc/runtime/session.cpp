@@ -21,6 +21,7 @@ SessionSettings resolved(SessionSettings s, int cores) {
   if (s.threads_batch == 0) s.threads_batch = s.threads;
   DYNO_CHECK(PlanError, !s.cuda_graphs || kCudaGraphsBuilt, "[session] cuda_graphs is on, but ",
              "this build has no CUDA graphs (GGML_CUDA, GGML_CUDA_USE_GRAPHS)");
+  plan::resolved(s.paths);  // throws for values out of range
   return s;
 }
 
@@ -52,12 +53,16 @@ Session::Session(const std::string& path, const plan::LoadOptions& load, const p
 // On the CPU every thread has its own scratch memory, on a GPU a launch has one workspace.
 void Session::plan_scratch() {
   const int threads = plan_.device.kind == DeviceKind::cuda ? 1 : std::max(settings_.threads, settings_.threads_batch);
-  plan_.scratch_bytes = selection_->scratch_per_thread(plan_, plan_.ubatch) * static_cast<size_t>(threads);
+  plan_.scratch_bytes = selection_->scratch_per_thread(plan_.ubatch) * static_cast<size_t>(threads);
 }
 
 void Session::choose() {
   plan_.fusion = settings_.fusion;
-  selection_ = std::make_unique<plan::Selection>(plan_, kernels_);
+  plan_.fused_tokens = std::min(plan::kFusedTokens, settings_.paths.matvec_max_tokens);
+  if (model_.moe_layers() > 0) {
+    plan_.fused_tokens = std::min(plan_.fused_tokens, settings_.paths.matvec_id_max_tokens);
+  }
+  selection_ = std::make_unique<plan::Selection>(plan_, kernels_, settings_.paths);
   plan_scratch();
 }
 

@@ -30,6 +30,7 @@ struct SessionSettings {
   int threads = 0;                      // for u-batches of one token a sequence; 0: all cores
   int threads_batch = 0;                // for larger ones; 0: as `threads`
   bool cuda_graphs = kCudaGraphsBuilt;  // replay captured graphs on a GPU
+  plan::PathSettings paths;             // which way matrix products go on a GPU
   bool fusion = true;                   // few tokens go through the plan's fused list, where it has one
   plan::MlaMode mla_mode = plan::MlaMode::automatic;
 };

@@ -222,8 +222,10 @@ def test_off_contradicts_a_cuda_switch(configure: Configure) -> None:
             {"CMAKE_CUDA_ARCHITECTURES": "75", "GGML_CUDA_IQK_FORCE_BF16": "ON"},
             "cannot be built for architecture 75",
         ),
-        ({"GGML_CUDA_FORCE_MMQ": "ON"}, "quantised kernels are the only path"),
-        ({"GGML_CUDA_FORCE_CUBLAS": "ON"}, "no path through cuBLAS"),
+        (
+            {"GGML_CUDA_FORCE_MMQ": "ON", "GGML_CUDA_FORCE_CUBLAS": "ON"},
+            "GGML_CUDA_FORCE_MMQ=ON contradicts GGML_CUDA_FORCE_CUBLAS=ON",
+        ),
         ({"GGML_CUDA_COMPRESSION_MODE": "tiny"}, "expected none, speed, balance or size"),
         ({"GGML_CUDA_INSTANCES": "some"}, "expected all or minimal"),
         (

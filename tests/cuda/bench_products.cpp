@@ -1,7 +1,8 @@
 // Times the CUDA candidates of matrix products of real models and prints JSON: microseconds, GB/s of weights, TFLOP/s,
 // and percent of what this device did when it copied memory and when cuBLAS multiplied halves. Weights rotate through
 // copies larger than L2; launches replay from a graph; the median of five replays.
-//   bench_products decode|prefill|all
+//   bench_products decode|prefill|prompt|all
+// `prompt`: the products of five models at u-batches of 128 to 4096, the candidates that compete there.
 #include <cublas_v2.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 
 #include "core/cuda/check.h"
 #include "core/cuda_devices.h"
+#include "ops/matmul/cuda/blas.h"
 #include "product_case.h"
 #include "timer.h"
 
@@ -67,13 +69,19 @@ struct Bench {
   Ceilings ceilings = measure_ceilings(timer);
   ops::CudaStream stream;
   testing::GuardedBuffer workspace{size_t{1} << 30};
-  bool first = true;
+  bool first = true, prompt = false;
 
+  ~Bench() { ops::cuda::destroy_blas(stream.blas); }
   Bench() {
+    stream.blas = ops::cuda::make_blas();
     stream.handle = timer.stream;
     stream.device = &device;
     stream.workspace = workspace.as<std::byte>();
     stream.workspace_bytes = workspace.bytes();
+  }
+
+  static bool competes(const std::string& name) {
+    return name.starts_with("cublas") || name.starts_with("half_staged") || name.starts_with("wgmma");
   }
 
   void run(const char* what, const ops::OpDesc& desc) {
@@ -85,6 +93,7 @@ struct Bench {
     const int count = flops > 1e11 ? 4 : std::max(options.copies, 20);
     const ops::Config usual = ops::default_config(desc, device);
     for (const ops::Config& config : ops::candidates(desc, device, ops::CandidateSet::compiled)) {
+      if (prompt && config != usual && !competes(ops::describe(ops::family_of(desc), config))) continue;
       const double us = timer.microseconds(count, [&](int i) { product.launch(config, stream, i % options.copies); });
       const double gbps = product.weight_bytes() / us / 1e3, tflops = flops / us / 1e6;
       std::printf(
@@ -138,12 +147,44 @@ void bench_prefill(Bench& bench) {
   }
 }
 
+void bench_prompt(Bench& bench) {
+  constexpr auto gpu = ops::Layout::gpu;
+  bench.prompt = true;
+  const auto dense = [&](const char* what, DType type, int64_t m, int64_t n, int64_t k) {
+    bench.run(what, ops::MatmulDesc{.type = type, .layout = gpu, .m = m, .n = n, .k = k});
+  };
+  const auto pair = [&](const char* what, DType type, int64_t m, int64_t n, int64_t k) {
+    bench.run(what, ops::UpGateDesc{.type = type, .layout = gpu, .m = m, .n = n, .k = k});
+  };
+  const auto experts = [&](const char* what, DType type, int64_t m, int64_t n, int64_t k, int64_t count, int64_t used) {
+    bench.run(what,
+              ops::MoeUpGateDesc{.type = type, .layout = gpu, .m = m, .n = n, .k = k, .experts = count, .used = used});
+    bench.run(
+        what,
+        ops::MatmulIdDesc{
+            .type = type, .layout = gpu, .m = m, .n = k, .k = n, .experts = count, .used = used, .x_per_slot = true});
+  };
+  for (const int64_t m : {128, 512, 1024, 2048, 4096}) {
+    pair("llama-8b", DType::q4_k, m, 14336, 4096);
+    dense("llama-8b", DType::q4_k, m, 4096, 14336);
+    dense("llama-8b", DType::q4_k, m, 4096, 4096);
+    dense("llama-8b", DType::q4_k, m, 1024, 4096);
+    dense("llama-8b", DType::q6_k, m, 4096, 14336);
+    pair("qwen3-8b", DType::q8_0, m, 12288, 4096);
+    dense("qwen3-8b", DType::q8_0, m, 4096, 4096);
+    dense("qwen3moe-30b", DType::q4_0, m, 4096, 2048);
+    experts("qwen3moe-30b", DType::q4_0, m, 768, 2048, 128, 8);
+    experts("deepseek2-lite", DType::q4_0, m, 1408, 2048, 64, 6);
+    experts("gpt-oss-20b", DType::mxfp4, m, 2880, 2880, 32, 4);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "all";
-  if (mode != "decode" && mode != "prefill" && mode != "all") {
-    std::fprintf(stderr, "bench_products: '%s' is none of decode, prefill, all\n", mode.c_str());
+  if (mode != "decode" && mode != "prefill" && mode != "prompt" && mode != "all") {
+    std::fprintf(stderr, "bench_products: '%s' is none of decode, prefill, prompt, all\n", mode.c_str());
     return 2;
   }
   try {
@@ -153,8 +194,9 @@ int main(int argc, char** argv) {
         "\"multiply_f16_8192_tflops\": %.0f,\n  \"rows\": [",
         bench.device.name.c_str(), bench.device.compute_capability, bench.device.sm_count, bench.ceilings.copy_gbps,
         bench.ceilings.multiply_tflops);
-    if (mode != "prefill") bench_decode(bench);
-    if (mode != "decode") bench_prefill(bench);
+    if (mode == "decode" || mode == "all") bench_decode(bench);
+    if (mode == "prefill" || mode == "all") bench_prefill(bench);
+    if (mode == "prompt" || mode == "all") bench_prompt(bench);
     std::printf("\n  ]}\n");
     return 0;
   } catch (const std::exception& e) {

@@ -266,12 +266,14 @@ ProductCase::ProductCase(const ops::OpDesc& desc, const ProductOptions& options)
   }
 }
 
-void ProductCase::launch(const ops::Config& config, ops::CudaStream& stream, int copy) const {
+void ProductCase::launch(const ops::Config& config, ops::CudaStream& stream, int copy, ops::ComputeType compute) const {
+  const ops::OpDesc desc =
+      compute == ops::ComputeType::f16 ? desc_ : ops::with_path(desc_, ops::ProductPath::dequantize, compute);
   const Common c = common_of(desc_);
   const std::byte* w = w_[0].as<std::byte>() + static_cast<size_t>(copy) * copy_bytes_;
   const std::byte* up = c.gated ? w_[1].as<std::byte>() + static_cast<size_t>(copy) * copy_bytes_ : nullptr;
   const auto stride = static_cast<int64_t>(expert_bytes_);
-  if (const auto* d = std::get_if<ops::MatmulDesc>(&desc_)) {
+  if (const auto* d = std::get_if<ops::MatmulDesc>(&desc)) {
     ops::launch(config, *d,
                 {.x = x_.data(),
                  .x_stride_bytes = c.k * 4 * c.batch,
@@ -285,7 +287,7 @@ void ProductCase::launch(const ops::Config& config, ops::CudaStream& stream, int
                  .y_stride = c.n * c.batch,
                  .y_batch_stride = c.n},
                 stream);
-  } else if (const auto* d = std::get_if<ops::UpGateDesc>(&desc_)) {
+  } else if (const auto* d = std::get_if<ops::UpGateDesc>(&desc)) {
     ops::launch(config, *d,
                 {.x = x_.data(),
                  .x_stride_bytes = c.k * 4,
@@ -296,7 +298,7 @@ void ProductCase::launch(const ops::Config& config, ops::CudaStream& stream, int
                  .y = y_.as<float>(),
                  .y_stride = c.n},
                 stream);
-  } else if (const auto* d = std::get_if<ops::MatmulIdDesc>(&desc_)) {
+  } else if (const auto* d = std::get_if<ops::MatmulIdDesc>(&desc)) {
     ops::launch(config, *d,
                 {.x = x_.data(),
                  .x_stride_bytes = c.k * 4,
@@ -308,7 +310,7 @@ void ProductCase::launch(const ops::Config& config, ops::CudaStream& stream, int
                  .workspace = workspace_.as<int32_t>()},
                 stream);
   } else {
-    ops::launch(config, std::get<ops::MoeUpGateDesc>(desc_),
+    ops::launch(config, std::get<ops::MoeUpGateDesc>(desc),
                 {.x = x_.data(),
                  .x_stride_bytes = c.k * 4,
                  .w_gate = w,

@@ -60,8 +60,9 @@ class ProductCase {
  public:
   ProductCase(const ops::OpDesc& desc, const ProductOptions& options);
 
-  // Enqueues one launch with copy `copy` of the weights.
-  void launch(const ops::Config& config, ops::CudaStream& stream, int copy = 0) const;
+  // Enqueues one launch with copy `copy` of the weights; with another compute type than f16, on path dequantize.
+  void launch(const ops::Config& config, ops::CudaStream& stream, int copy = 0,
+              ops::ComputeType compute = ops::ComputeType::f16) const;
 
   const std::vector<double>& reference() const { return reference_; }
   const GuardedBuffer& y() const { return y_; }

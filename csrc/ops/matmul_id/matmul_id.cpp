@@ -15,15 +15,7 @@ namespace dyno::ops {
 
 namespace {
 
-cuda::Choice choice_of(const Config& config) {
-  const cuda::Path path = config.variant == k_exact    ? cuda::Path::exact
-                          : config.variant == k_stream ? cuda::Path::stream
-                          : config.variant == k_mma    ? cuda::Path::mma
-                                                       : cuda::Path::wgmma;
-  return cuda::choice_of(path, config);
-}
-// The CUDA variants are the last ones of variants.def.
-bool is_cuda(const Config& config) { return config.variant >= k_exact; }
+cuda::Choice choice_of(const Config& config) { return cuda::choice_of(kVariants, config); }
 
 Tiling tiling_of(const Config& config) {
   if (config.variant == k_by_row) return matvec_tiling(config, 1);
@@ -68,16 +60,13 @@ Support supports(const MatmulIdDesc& desc, const Config& config, const DeviceInf
   if (Support s = check_config(Family::matmul_id, kVariants, kInstances, config, device); !s) return s;
   if (device.kind == DeviceKind::cuda) return cuda::supports_choice(cuda::shape_of(desc), choice_of(config), device);
   if (desc.layout == Layout::gpu) return Support::no("layout gpu is read by CUDA kernels only");
+  if (desc.path != ProductPath::any) return Support::no("paths are a choice of CUDA devices");
   return supports_tiling(tiling_of(config), desc.type, desc.act, 1, device);
 }
 
 Config default_config(const MatmulIdDesc& desc, const DeviceInfo& device) {
   if (device.kind == DeviceKind::cuda) {
-    const cuda::Choice choice = cuda::default_choice(cuda::shape_of(desc), device);
-    const auto tokens = static_cast<int16_t>(choice.tokens), warps = static_cast<int16_t>(choice.warps);
-    if (choice.path == cuda::Path::exact) return {k_exact, {}};
-    if (choice.path == cuda::Path::stream) return {k_stream, {warps, static_cast<int16_t>(choice.stripes)}};
-    return {static_cast<uint8_t>(choice.path == cuda::Path::mma ? k_mma : k_wgmma), {tokens, warps}};
+    return cuda::config_of(kVariants, cuda::default_choice(cuda::shape_of(desc), device));
   }
   const bool wide = device.isa == CpuIsa::avx512_vnni;
   // Up to here matvec is faster: unpacking plain rows costs more, so it pays to keep what was unpacked.
@@ -96,7 +85,7 @@ Config default_config(const MatmulIdDesc& desc, const DeviceInfo& device) {
 Cost cost(const MatmulIdDesc& desc) { return moe_cost(desc, 1); }
 
 size_t scratch_bytes(const MatmulIdDesc& desc, const Config& config) {
-  if (is_cuda(config)) return cuda::choice_scratch_bytes(cuda::shape_of(desc), choice_of(config));
+  if (cuda::is_cuda(kVariants, config)) return cuda::choice_scratch_bytes(cuda::shape_of(desc), choice_of(config));
   return product_scratch_bytes(tiling_of(config), weights_of(desc), 1);
 }
 

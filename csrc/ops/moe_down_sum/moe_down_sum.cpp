@@ -17,7 +17,7 @@ namespace dyno::ops {
 
 namespace {
 
-cuda::Choice choice_of(const Config& config) { return {cuda::Path::stream, 0, config.params[0], 1}; }
+cuda::Choice choice_of(const Config& config) { return {cuda::Kernel::stream, 0, config.params[0], 1}; }
 
 }  // namespace
 

@@ -49,14 +49,14 @@ Support supports(const QkvDesc& desc, const Config& config, const DeviceInfo& de
                                " and ", dtype_name(desc.type_v), " at once"));
   }
   if (Support s = check_config(Family::qkv, kVariants, kInstances, config, device); !s) return s;
-  return cuda::supports_choice(shape_of(desc), cuda::choice_of(cuda::Path::stream, config), device);
+  return cuda::supports_choice(shape_of(desc), cuda::choice_of(kVariants, config), device);
 }
 
 Config default_config(const QkvDesc& desc, const DeviceInfo& device) {
   cuda::Shape shape = shape_of(desc);
   shape.norm = true;  // stream, for any number of tokens
   const cuda::Choice choice = cuda::default_choice(shape, device);
-  if (choice.path != cuda::Path::stream) return {k_stream, {8, 1}};
+  if (choice.kernel != cuda::Kernel::stream) return {k_stream, {8, 1}};
   return {k_stream, {static_cast<int16_t>(choice.warps), static_cast<int16_t>(choice.stripes)}};
 }
 
@@ -95,7 +95,7 @@ void launch(const Config& config, const QkvDesc& desc, const QkvArgs& args, Cuda
                      .y_stride = args.y_stride[i]};
   }
   if (desc.norm) cuda::set_norm(p, args.norm);
-  cuda::run_stream(p, *other_type(desc), cuda::choice_of(cuda::Path::stream, config), stream);
+  cuda::run_stream(p, *other_type(desc), cuda::choice_of(kVariants, config), stream);
 }
 #endif
 

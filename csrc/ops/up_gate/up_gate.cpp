@@ -14,15 +14,7 @@ namespace dyno::ops {
 
 namespace {
 
-cuda::Choice choice_of(const Config& config) {
-  const cuda::Path path = config.variant == k_exact    ? cuda::Path::exact
-                          : config.variant == k_stream ? cuda::Path::stream
-                          : config.variant == k_mma    ? cuda::Path::mma
-                                                       : cuda::Path::wgmma;
-  return cuda::choice_of(path, config);
-}
-// The CUDA variants are the last ones of variants.def.
-bool is_cuda(const Config& config) { return config.variant >= k_exact; }
+cuda::Choice choice_of(const Config& config) { return cuda::choice_of(kVariants, config); }
 
 Tiling tiling_of(const Config& config) {
   if (config.variant == k_matvec) return matvec_tiling(config, 2);
@@ -43,16 +35,13 @@ Support supports(const UpGateDesc& desc, const Config& config, const DeviceInfo&
   if (device.kind == DeviceKind::cuda) return cuda::supports_choice(cuda::shape_of(desc), choice_of(config), device);
   if (desc.layout == Layout::gpu) return Support::no("layout gpu is read by CUDA kernels only");
   if (desc.norm) return Support::no("only CUDA kernels norm the rows of a product");
+  if (desc.path != ProductPath::any) return Support::no("paths are a choice of CUDA devices");
   return supports_tiling(tiling_of(config), desc.type, desc.act, desc.m, device);
 }
 
 Config default_config(const UpGateDesc& desc, const DeviceInfo& device) {
   if (device.kind == DeviceKind::cuda) {
-    const cuda::Choice choice = cuda::default_choice(cuda::shape_of(desc), device);
-    const auto tokens = static_cast<int16_t>(choice.tokens), warps = static_cast<int16_t>(choice.warps);
-    if (choice.path == cuda::Path::exact) return {k_exact, {}};
-    if (choice.path == cuda::Path::stream) return {k_stream, {warps, static_cast<int16_t>(choice.stripes)}};
-    return {static_cast<uint8_t>(choice.path == cuda::Path::mma ? k_mma : k_wgmma), {tokens, warps}};
+    return cuda::config_of(kVariants, cuda::default_choice(cuda::shape_of(desc), device));
   }
   const bool wide = device.isa == CpuIsa::avx512_vnni;
   Config wanted;
@@ -74,7 +63,7 @@ Cost cost(const UpGateDesc& desc) {
 }
 
 size_t scratch_bytes(const UpGateDesc& desc, const Config& config) {
-  if (is_cuda(config)) return cuda::choice_scratch_bytes(cuda::shape_of(desc), choice_of(config));
+  if (cuda::is_cuda(kVariants, config)) return cuda::choice_scratch_bytes(cuda::shape_of(desc), choice_of(config));
   return product_scratch_bytes(tiling_of(config), weights_of(desc), 2);
 }
 

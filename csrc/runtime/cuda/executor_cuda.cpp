@@ -95,7 +95,8 @@ void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cac
     return true;
   };
   resize(arena_, plan_.arena_bytes, "the arena");
-  resize(workspace_, selection.scratch_per_thread(plan_, plan_.ubatch), "kernel workspace");
+  resize(workspace_, selection.scratch_per_thread(plan_.ubatch), "kernel workspace");
+  if (!blas_ && selection.takes_variant("cublas", plan_.ubatch)) blas_ = Blas(ops::cuda::make_blas());
   if (resize(cache_, plan_.kv_bytes, "the KV cache") || clear_cache) {
     // Kernels never use what lies behind a sequence's end, but they may multiply it with zero.
     DYNO_CUDA_CHECK(cudaMemset(cache_.data(), 0, cache_.size()));
@@ -148,7 +149,8 @@ void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& se
                   .device = &plan_.device,
                   .workspace = workspace_.data(),
                   .workspace_bytes = workspace_.size(),
-                  .counters = reinterpret_cast<int32_t*>(counters_.data())},
+                  .counters = reinterpret_cast<int32_t*>(counters_.data()),
+                  .blas = blas_.get()},
       .batch = {.tokens = ints(0),
                 .positions = ints(layout.positions),
                 .runs = reinterpret_cast<const ops::SequenceRun*>(inputs_.data() + layout.runs),

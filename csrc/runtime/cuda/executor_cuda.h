@@ -54,6 +54,7 @@ class CudaExecutor final : public Executor {
   DeviceBuffer tables_;  // inverse frequencies of the rope tables
   std::vector<size_t> table_offsets_;
   DeviceBuffer arena_, cache_, workspace_, counters_;
+  Blas blas_;
   DeviceBuffer inputs_, logits_, pinned_routing_, captured_routing_;
   // Two, so that one can be filled while the copy of the other may be under way.
   std::array<PinnedBuffer, 2> staged_;

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <utility>
 
+#include "ops/matmul/cuda/blas.h"
+
 namespace dyno::runtime {
 
 // Makes `ordinal` the calling thread's device for as long as it lives.
@@ -51,6 +53,7 @@ void destroy_graph_exec(cudaGraphExec_t graph) noexcept;
 using Stream = Handle<cudaStream_t, destroy_stream>;
 using Event = Handle<cudaEvent_t, destroy_event>;
 using Graph = Handle<cudaGraph_t, destroy_graph>;
+using Blas = Handle<void*, ops::cuda::destroy_blas>;
 using GraphExec = Handle<cudaGraphExec_t, destroy_graph_exec>;
 
 Stream make_stream();  // does not wait for the default stream

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "ops/matmul/cuda/blas.h"
+#include "ops/matmul/cuda/dequantize.h"
 #include "ops/matmul/gpu_layout.h"
 
 namespace dyno::ops::cuda {
@@ -38,33 +40,125 @@ int64_t least_shared(const Shape& s, int warps, int stripes) {
   return stream_least_bytes(s.type, s.other.value_or(s.type), columns, warps, s.gated ? 2 : stripes);
 }
 
+constexpr std::pair<std::string_view, Kernel> kNames[] = {{"exact", Kernel::exact},
+                                                          {"stream", Kernel::stream},
+                                                          {"mma", Kernel::mma},
+                                                          {"wgmma", Kernel::wgmma},
+                                                          {"cublas", Kernel::cublas},
+                                                          {"half_mma", Kernel::half_mma},
+                                                          {"half_staged", Kernel::half_staged},
+                                                          {"float32", Kernel::float32}};
+
 }  // namespace
+
+ProductPath path_of(Kernel kernel) {
+  switch (kernel) {
+    case Kernel::exact:
+      return ProductPath::any;
+    case Kernel::stream:
+      return ProductPath::matvec;
+    case Kernel::mma:
+    case Kernel::wgmma:
+      return ProductPath::mmq;
+    default:
+      return ProductPath::dequantize;
+  }
+}
+
+bool is_cuda(std::span<const VariantInfo> variants, const Config& config) {
+  return variants[config.variant].device == DeviceKind::cuda;
+}
+
+Choice choice_of(std::span<const VariantInfo> variants, const Config& config) {
+  const std::string_view name = variants[config.variant].name;
+  const auto* known = std::find_if(std::begin(kNames), std::end(kNames), [&](auto& n) { return n.first == name; });
+  DYNO_CHECK(Error, known != std::end(kNames), "[matmul] variant ", name, " is no CUDA kernel");
+  Choice choice{known->second};
+  if (choice.kernel == Kernel::stream) {
+    choice.warps = config.params[0], choice.stripes = config.params[1];
+  } else if (choice.kernel == Kernel::half_staged) {
+    choice.rows = config.params[0], choice.tokens = kStagedTokens;
+  } else {
+    choice.tokens = config.params[0], choice.warps = config.params[1];
+  }
+  return choice;
+}
+
+Config config_of(std::span<const VariantInfo> variants, const Choice& choice) {
+  const auto* name =
+      std::find_if(std::begin(kNames), std::end(kNames), [&](const auto& n) { return n.second == choice.kernel; });
+  for (size_t i = 0; i < variants.size(); ++i) {
+    if (variants[i].device != DeviceKind::cuda || variants[i].name != name->first) continue;
+    Config config{.variant = static_cast<uint8_t>(i)};
+    if (choice.kernel == Kernel::half_staged) {
+      config.params[0] = static_cast<int16_t>(choice.rows);
+      return config;
+    }
+    const bool stream = choice.kernel == Kernel::stream;
+    config.params[0] = static_cast<int16_t>(stream ? choice.warps : choice.tokens);
+    config.params[1] = static_cast<int16_t>(stream ? choice.stripes : choice.warps);
+    return config;
+  }
+  throw Error(str_cat("[matmul] no variant ", name->first));
+}
 
 Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& device) {
   if (s.act != ActType::f32) return Support::no("CUDA kernels take f32 activations, not q8");
-  if (s.norm && choice.path != Path::stream) return Support::no("only stream norms the rows of a product");
-  if (choice.path == Path::exact) {
+  if (s.norm && choice.kernel != Kernel::stream) return Support::no("only stream norms the rows of a product");
+  if (choice.kernel == Kernel::exact) {
     if (s.layout != Layout::plain) return Support::no(str_cat("exact reads layout plain, not ", layout_name(s.layout)));
     return Support::yes();
   }
   if (s.layout != Layout::gpu) {
-    return Support::no(str_cat("stream, mma and wgmma read layout gpu, not ", layout_name(s.layout)));
+    return Support::no(str_cat("all CUDA variants but exact read layout gpu, not ", layout_name(s.layout)));
   }
   if (s.k % 32 != 0) return Support::no(str_cat("k=", s.k, " is no multiple of 32"));
-  if (choice.path == Path::wgmma && !has_wgmma(device)) {
-    return Support::no(str_cat("wgmma needs compute capability 9.0 and code for 90a; the device has ",
+  const ProductPath path = path_of(choice.kernel);
+  if (s.path != ProductPath::any && s.path != path) {
+    return Support::no(str_cat(s.rows, " rows are of path ", product_path_name(s.path),
+                               " by the session's settings, the variant of path ", product_path_name(path)));
+  }
+  if ((choice.kernel == Kernel::wgmma || choice.kernel == Kernel::half_staged) && !has_wgmma(device)) {
+    return Support::no(str_cat("the variant needs compute capability 9.0 and code for 90a; the device has ",
                                device.compute_capability / 10, ".", device.compute_capability % 10,
                                ", the code is for ", kArchitectures));
   }
-  if (choice.path == Path::stream) {
+  if (choice.kernel == Kernel::stream) {
     const int64_t needed = least_shared(s, choice.warps, choice.stripes);
     if (needed > shared_of(device)) {
       return Support::no(str_cat("warps=", choice.warps, " need ", needed, " bytes of shared memory, a block has ",
                                  shared_of(device)));
     }
+    // One block row each; and who has not asked for it does not want it timed.
+    if (s.experts && s.rows > 65535) return Support::no(str_cat(s.rows, " rows: stream takes at most 65535"));
+    if (!s.experts && s.path == ProductPath::any && s.rows > 64) {
+      return Support::no(str_cat("m=", s.rows, ": beyond 64 tokens stream runs only where matvec_max_tokens says so"));
+    }
   }
-  if (choice.path == Path::stream && !s.experts && s.rows > 64) {
-    return Support::no(str_cat("m=", s.rows, ": stream takes at most 64 tokens"));
+  if (path == ProductPath::mmq && kForceBlas && !s.experts) {
+    return Support::no("this build multiplies dense matrices with cuBLAS: GGML_CUDA_FORCE_CUBLAS");
+  }
+  if (path != ProductPath::dequantize) return Support::yes();
+  if (!kDequantizeBuilt) return Support::no("this build has no path dequantize: GGML_CUDA_FORCE_MMQ");
+  if (choice.kernel == Kernel::cublas) {
+    if (s.experts) return Support::no("cuBLAS wants the sizes of groups on the host; experts have them on the device");
+    return Support::yes();
+  }
+  if (kForceBlas && !s.experts) {
+    return Support::no("this build multiplies dense matrices with cuBLAS: GGML_CUDA_FORCE_CUBLAS");
+  }
+  if (choice.kernel == Kernel::half_staged && !s.experts) {
+    return Support::no("half_staged multiplies experts; dense products have cublas");
+  }
+  if (choice.kernel == Kernel::half_staged && s.compute == ComputeType::bf16) return Support::yes();
+  // Without Hopper's tiles nothing else multiplies experts in bfloat16.
+  if (choice.kernel == Kernel::float32 && s.compute == ComputeType::bf16 && s.experts && !has_wgmma(device)) {
+    return Support::yes();
+  }
+  const ComputeType wanted = choice.kernel == Kernel::float32 ? ComputeType::f32 : ComputeType::f16;
+  if (s.compute != wanted) {
+    return Support::no(str_cat("the variant computes in ", compute_type_name(wanted), ", compute_type is ",
+                               compute_type_name(s.compute)));
   }
   return Support::yes();
 }
@@ -80,15 +174,17 @@ std::optional<int> stream_warps(int64_t blocks, int64_t k_tiles, const DeviceInf
 
 namespace {
 
+// Defaults within a path. Measured on an H200 (benchmarks/results); other chips follow the same order of sizes.
 // A gated pair is two stripes, one of each matrix.
-Choice stream_choice(const Shape& s, int64_t k_tiles, const DeviceInfo& device) {
+Choice default_stream(const Shape& s, const DeviceInfo& device) {
+  const int64_t k_tiles = (s.k + kGpuTile - 1) / kGpuTile;
   const int64_t groups = s.experts ? s.rows : (s.rows + 7) / 8 * s.matrices;
   const auto warps = [&](int stripes) {
     const int64_t rows = s.gated ? kGpuRows : stripes * kGpuRows;
     return stream_warps((s.n + rows - 1) / rows * groups, k_tiles, device).value_or(0);
   };
   const int one = s.gated ? 0 : warps(1), two = warps(2);
-  Choice choice{Path::stream, 0, 0, 2};
+  Choice choice{Kernel::stream, 0, 0, 2};
   if (one > 0 && one >= two) {
     choice.warps = one;
     choice.stripes = 1;
@@ -102,32 +198,47 @@ Choice stream_choice(const Shape& s, int64_t k_tiles, const DeviceInfo& device) 
   return choice;
 }
 
-}  // namespace
-
-// Measured on an H200 (benchmarks/results); other chips follow the same order of sizes.
-Choice default_choice(const Shape& s, const DeviceInfo& device) {
-  if (s.layout != Layout::gpu) return {Path::exact};
-  const int64_t k_tiles = (s.k + kGpuTile - 1) / kGpuTile;
-  // Rows of x that meet the same weights, were the routing even.
-  const int64_t shared = s.experts ? (s.rows + s.matrices - 1) / s.matrices : s.rows;
-  if (s.norm || (s.experts ? s.rows <= s.matrices : s.rows <= 16)) {
-    return stream_choice(s, k_tiles, device);
-  }
+Choice default_mmq(const Shape& s, const DeviceInfo& device) {
   const bool wgmma = has_wgmma(device);
-  const Path path = wgmma ? Path::wgmma : Path::mma;
+  const Kernel kernel = wgmma ? Kernel::wgmma : Kernel::mma;
   if (s.experts) {
-    // Tiles follow the rows an expert gets; a tile that is half empty still multiplies.
-    if (shared >= 96) return {path, 64, 8};
-    if (shared >= 24) return wgmma ? Choice{path, 64, 8} : Choice{path, 32, 4};
-    return {path, shared >= 12 ? 32 : 16, 4};
+    // Rows of x that meet the same weights, were the routing even. Tiles follow them; a tile that is half empty still
+    // multiplies.
+    const int64_t shared = (s.rows + s.matrices - 1) / s.matrices;
+    if (shared >= 96) return {kernel, 64, 8};
+    if (shared >= 24) return wgmma ? Choice{kernel, 64, 8} : Choice{kernel, 32, 4};
+    return {kernel, shared >= 12 ? 32 : 16, 4};
   }
   // The largest tile that still gives nearly every multiprocessor a block.
   const int64_t wanted = std::max(device.sm_count, 1) * 9 / 10;
-  for (const Choice& choice : {Choice{path, 128, 8}, Choice{path, 128, 4}, Choice{path, 64, 4}, Choice{path, 32, 4}}) {
+  for (const Choice& choice :
+       {Choice{kernel, 128, 8}, Choice{kernel, 128, 4}, Choice{kernel, 64, 4}, Choice{kernel, 32, 4}}) {
     if (!wgmma && (choice.tokens == 128 || choice.warps == 8)) continue;
     if (choice.tokens / 2 < s.rows && blocks_of(s, choice.tokens, choice.warps) >= wanted) return choice;
   }
-  return {path, s.rows > 16 ? 32 : 16, 4};
+  return {kernel, s.rows > 16 ? 32 : 16, 4};
+}
+
+Choice default_dequantize(const Shape& s, const DeviceInfo& device) {
+  if (!s.experts) return {Kernel::cublas};
+  if (has_wgmma(device) && s.compute != ComputeType::f32) {
+    return {.kernel = Kernel::half_staged, .tokens = kStagedTokens, .rows = 256};
+  }
+  if (s.compute != ComputeType::f16) return {Kernel::float32};
+  return {Kernel::half_mma, 64, 8};
+}
+
+}  // namespace
+
+Choice default_choice(const Shape& s, const DeviceInfo& device) {
+  if (s.layout != Layout::gpu) return {Kernel::exact};
+  ProductPath path = s.path;
+  if (path == ProductPath::any) {
+    const bool few = s.norm || (s.experts ? s.rows <= s.matrices : s.rows <= 16);
+    path = few ? ProductPath::matvec : kForceBlas && !s.experts ? ProductPath::dequantize : ProductPath::mmq;
+  }
+  if (path == ProductPath::matvec) return default_stream(s, device);
+  return path == ProductPath::mmq ? default_mmq(s, device) : default_dequantize(s, device);
 }
 
 bool stream_takes_both(DType type, DType other) {
@@ -140,8 +251,9 @@ bool stream_takes_both(DType type, DType other) {
 }
 
 size_t choice_scratch_bytes(const Shape& s, const Choice& choice) {
-  if (choice.path == Path::exact || choice.path == Path::stream) return 0;
-  return static_cast<size_t>(s.x_rows * half_row_bytes(s.type, s.k));
+  if (choice.kernel == Kernel::exact || choice.kernel == Kernel::stream) return 0;
+  if (path_of(choice.kernel) == ProductPath::dequantize) return plan_dequantize(s, choice).bytes;
+  return static_cast<size_t>(s.x_rows * HalfRows{.passes = half_passes(s.type)}.row_bytes(s.k));
 }
 
 #ifdef DYNO_HAVE_CUDA
@@ -152,21 +264,28 @@ void run_stream(Problem p, DType other, const Choice& choice, CudaStream& stream
 }
 
 void run(const Choice& choice, const Shape& shape, Problem p, CudaStream& stream) {
+  p.last_matrix = p.matrices;
+#ifndef DYNO_CUDA_FORCE_MMQ
+  if (path_of(choice.kernel) == ProductPath::dequantize) return run_dequantized(choice, shape, p, stream);
+#endif
   const TypeKernels& kernels = type_kernels(p.type);
-  if (choice.path == Path::exact) return kernels.exact(p, stream.handle);
-  if (choice.path == Path::stream) return run_stream(p, p.type, choice, stream);
+  p.shared_limit = static_cast<int32_t>(stream.device->shared_per_block_bytes);
+  if (choice.kernel == Kernel::exact) return kernels.exact(p, stream.handle);
+  if (choice.kernel == Kernel::stream) return run_stream(p, p.type, choice, stream);
   const size_t scratch = choice_scratch_bytes(shape, choice);
   DYNO_CHECK(DeviceError, stream.workspace_bytes >= scratch, "[matmul] the stream's workspace has ",
              stream.workspace_bytes, " bytes, ", scratch, " are needed");
   auto* half = reinterpret_cast<uint8_t*>(stream.workspace);
   const int64_t batch = p.grouping == Grouping::experts ? 1 : p.matrices;
   const int64_t rows = shape.x_rows / batch;
-  halve_rows(p.type, p.x, p.x_stride, p.x_batch_stride, rows, batch, p.k, half, stream.handle);
+  const HalfRows format{.passes = half_passes(p.type)};
+  halve_rows(format, p.x, p.x_stride, p.x_batch_stride, rows, batch, p.k, half, stream.handle);
+  p.passes = format.passes;
   p.x = half;
-  p.x_stride = half_row_bytes(p.type, p.k);
+  p.x_stride = format.row_bytes(p.k);
   p.x_batch_stride = rows * p.x_stride;
   if (p.grouping == Grouping::experts) group_rows(p, choice.tokens, stream.handle);
-  (choice.path == Path::mma ? kernels.gemm_mma : kernels.gemm_wgmma)(p, choice.tokens, choice.warps, stream.handle);
+  (choice.kernel == Kernel::mma ? kernels.gemm_mma : kernels.gemm_wgmma)(p, choice.tokens, choice.warps, stream.handle);
 }
 #endif
 

@@ -2,9 +2,16 @@
 // scratch and the launch. Needs no CUDA toolkit, except for run().
 //
 // Variants, by the same names in every family (parameters in this order):
-//   exact           plain weights, float32 throughout
-//   stream(warps, stripes)   few tokens: weights stream past up to 8 rows of x
+//   exact                    plain weights, float32 throughout
+// path matvec:
+//   stream(warps, stripes)   weights stream past up to 8 rows of x
+// path mmq:
 //   mma(tokens, warps), wgmma(tokens, warps)   tensor cores; wgmma needs a Hopper chip and code for 90a
+// path dequantize:
+//   cublas                   dense products only
+//   half_mma(tokens, warps)  compute type f16
+//   half_staged(rows)        experts, compute types f16 and bf16; Hopper with code for 90a
+//   float32                  compute type f32
 #pragma once
 
 #include <optional>
@@ -16,24 +23,28 @@
 
 namespace dyno::ops::cuda {
 
-enum class Path : uint8_t { exact, stream, mma, wgmma };
+enum class Kernel : uint8_t { exact, stream, mma, wgmma, cublas, half_mma, half_staged, float32 };
+ProductPath path_of(Kernel kernel);
 
 struct Choice {
-  Path path = Path::exact;
+  Kernel kernel = Kernel::exact;
   int tokens = 0;
   int warps = 0;
   int stripes = 1;
+  int rows = 0;
 };
-inline Choice choice_of(Path path, const Config& config) {
-  if (path == Path::stream) return {path, 0, config.params[0], config.params[1]};
-  return {path, config.params[0], config.params[1]};
-}
+// A Config as a Choice and back. All four families give the variants the same names.
+bool is_cuda(std::span<const VariantInfo> variants, const Config& config);
+Choice choice_of(std::span<const VariantInfo> variants, const Config& config);
+Config config_of(std::span<const VariantInfo> variants, const Choice& choice);
 
 // What of a desc matters to the choice.
 struct Shape {
   DType type = DType::f32;
   Layout layout = Layout::plain;
   ActType act = ActType::f32;
+  ProductPath path = ProductPath::any;
+  ComputeType compute = ComputeType::f16;
   int64_t rows = 1;  // of y: m, or m·used
   int64_t n = 0, k = 0;
   int64_t matrices = 1;  // batch, or experts
@@ -48,6 +59,7 @@ template <typename Desc>
 Shape shape_of(const Desc& d) {
   Shape s{.type = d.type, .layout = d.layout, .rows = d.m, .n = d.n, .k = d.k, .x_rows = d.m};
   if constexpr (requires { d.act; }) s.act = d.act;
+  if constexpr (requires { d.path; }) s.path = d.path, s.compute = d.compute;
   if constexpr (requires { d.experts; }) {
     s.experts = true, s.rows = d.m * d.used, s.matrices = d.experts;
   }

@@ -11,7 +11,9 @@ namespace dyno::ops::cuda {
 
 inline bool fits_exact_f32(const Problem& p) {
   const auto address = reinterpret_cast<uintptr_t>(p.x) | reinterpret_cast<uintptr_t>(p.w);
-  return p.grouping == Grouping::dense && p.matrices == 1 && !p.gated() && p.n <= 1024 && p.k % 32 == 0 &&
+  // Large products load less through the tiles of exact.cuh, whose blocks fill the chip from here on.
+  const bool small = static_cast<int64_t>(p.rows) * p.n < 1 << 19;
+  return p.grouping == Grouping::dense && p.matrices == 1 && !p.gated() && small && p.n <= 1024 && p.k % 32 == 0 &&
          (address | static_cast<uintptr_t>(p.x_stride)) % 16 == 0;
 }
 

@@ -21,7 +21,8 @@ __global__ void __launch_bounds__(32 * kWarps, kGemmBlocks<kType, kTokens, kWarp
   const WarpStripes<kType> stripes(p, block.matrix, warp, kWarps);
   TokenCopies<kTokens, 32 * kWarps> copies(p, block);
   // Of the weights, and of the rows of x, which may hold k twice.
-  const int weight_tiles = (p.k + kGpuTile - 1) / kGpuTile, tiles = half_passes(kType) * weight_tiles;
+  const int weight_tiles = (p.k + kGpuTile - 1) / kGpuTile,
+            tiles = half_passes(kType) == 2 ? p.passes * weight_tiles : weight_tiles;
 
   using Tile = WeightTile<kType>;
   typename Tile::Cursor cursor[2] = {{stripes.at[0], 0, lane}, {stripes.at[1], 0, lane}};

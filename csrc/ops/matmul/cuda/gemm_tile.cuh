@@ -34,13 +34,13 @@ template <int kTokens>
 __device__ __forceinline__ GemmBlock gemm_block(const Problem& p) {
   if (p.grouping == Grouping::dense) {
     const int first = blockIdx.x * kTokens;
-    return {static_cast<int>(blockIdx.z), first, min(kTokens, p.rows - first)};
+    return {p.first_matrix + static_cast<int>(blockIdx.z), first, min(kTokens, p.rows - first)};
   }
   const int32_t* first_tile = p.groups;
   const int32_t* first_row = p.groups + p.matrices + 1;
-  const int tile = blockIdx.x;
-  if (tile >= first_tile[p.matrices]) return {0, 0, 0};
-  int low = 0, high = p.matrices;  // the last matrix whose first tile is at or before `tile`
+  const int tile = first_tile[p.first_matrix] + blockIdx.x;
+  if (tile >= first_tile[p.last_matrix]) return {0, 0, 0};
+  int low = p.first_matrix, high = p.last_matrix;  // the last matrix whose first tile is at or before `tile`
   while (high - low > 1) {
     const int middle = (low + high) / 2;
     if (first_tile[middle] <= tile) {
@@ -128,7 +128,7 @@ template <int kTokens>
 __device__ __forceinline__ void gemm_epilogue(const Problem& p, const GemmBlock& block, const int (&row_of_w)[2],
                                               int lane, const float (&sums)[2][kTokens / 2], uint8_t* shared) {
   RowTarget* targets = reinterpret_cast<RowTarget*>(shared);
-  const int64_t k_bytes = half_passes(p.type) * ((p.k + kGpuTile - 1) / kGpuTile * kTileRowBytes);
+  const int64_t k_bytes = p.passes * ((p.k + kGpuTile - 1) / kGpuTile * kTileRowBytes);
   const int64_t batch_at = p.grouping == Grouping::dense ? block.matrix * p.y_batch_stride : 0;
   __syncthreads();  // no warp reads tiles of x any more
   if (threadIdx.x < block.rows) {
@@ -194,7 +194,7 @@ inline dim3 gemm_grid(const Problem& p, int tokens, int warps) {
       experts ? p.rows / tokens + (p.rows < p.matrices ? p.rows : p.matrices) : (p.rows + tokens - 1) / tokens;
   const int rows_of_w = warps * (p.gated() ? kGpuRows : 2 * kGpuRows);
   return {static_cast<unsigned>(tiles), static_cast<unsigned>((p.n + rows_of_w - 1) / rows_of_w),
-          static_cast<unsigned>(experts ? 1 : p.matrices)};
+          static_cast<unsigned>(experts ? 1 : p.last_matrix - p.first_matrix)};
 }
 
 }  // namespace dyno::ops::cuda

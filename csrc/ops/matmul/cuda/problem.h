@@ -50,6 +50,8 @@ struct Problem {
   int32_t rows = 0;  // of y: m, or m·used
   int32_t n = 0, k = 0;
   int32_t matrices = 1;  // batch, or experts
+  // Matrices [first, last) are multiplied; w and w_up stand where matrix 0 would.
+  int32_t first_matrix = 0, last_matrix = 1;
 
   Grouping grouping = Grouping::dense;
   const int32_t* ids = nullptr;  // [rows]
@@ -64,6 +66,7 @@ struct Problem {
   int32_t used = 1;                     // summed: rows of a token
   Part more[2]{};                       // dense: further products, where n > 0
   int32_t shared_limit = 0;             // bytes of shared memory that a block may have; filled by run()
+  int32_t passes = 1;                   // of half rows x, see HalfRows
 
   constexpr bool gated() const { return w_up != nullptr; }
 };
@@ -71,9 +74,43 @@ struct Problem {
 // Activations as half rows: k padded up to 64 with zeros, then one float s, with x = s·half; s is a power of two that
 // keeps the largest value of the row within [2^9, 2^10), so that neither range nor small values are lost.
 // Float weights lose nothing on their way into the products, so their activations shall not either: those rows hold all
-// k halves twice, first the halves, then the halves of what they left over, and the products walk the weights twice.
+// k halves twice (passes = 2), first the halves, then the halves of what they left over, and the products walk the
+// weights twice. bfloat16 has the range of float32: those rows are one pass with s = 1.
+struct HalfRows {
+  int passes = 1;
+  bool bf16 = false;
+
+  constexpr int64_t row_bytes(int64_t k) const { return passes * ((k + 63) / 64 * 128) + 64; }
+};
 constexpr int half_passes(DType type) { return type == DType::f16 || type == DType::bf16 ? 2 : 1; }
-constexpr int64_t half_row_bytes(DType type, int64_t k) { return half_passes(type) * ((k + 63) / 64 * 128) + 64; }
+
+// Weights that path `dequantize` has written into memory; matrices follow each other without gaps.
+enum class Unpacked : uint8_t {
+  rows_f16,   // [n, k]
+  rows_bf16,  // [n, k]
+  rows_f32,   // [n, k]
+  fragments,  // Layout::gpu of type f16
+  // Blocks of 64 rows by 64 k in the 128-byte swizzle, those of a block row one behind the other. Of a gated pair each
+  // block holds 32 rows of both matrices, as staged_tiles.cuh says.
+  tiles_f16,
+  tiles_bf16,
+};
+// Bytes of `n` rows of k (tiles of a gated pair: n is twice the rows of each matrix).
+int64_t unpacked_bytes(Unpacked form, int64_t n, int64_t k);
+
+inline constexpr int kStagedTokens = 128;  // rows of x in a tile of gemm_unpacked
+
+// What is unpacked: rows [first_row, first_row + rows) (a multiple of 16, but for the end of the matrix) of matrices
+// [first_matrix, first_matrix + matrices) of a weight in Layout::gpu.
+struct UnpackJob {
+  const uint8_t* w = nullptr;
+  int64_t w_stride = 0;  // bytes between matrices
+  uint8_t* out = nullptr;
+  int64_t first_row = 0, rows = 0, k = 0;
+  int64_t first_matrix = 0, matrices = 1;
+  int pair = 0;                          // tiles: 1 the gate, 2 the other of a gated pair
+  const int32_t* first_place = nullptr;  // of the grouped rows: matrices that no row chose are left out
+};
 
 // Dynamic shared memory of a block of `stream`: for each warp its part of the rows of x as halves (rows start in other
 // banks), then [warps][mats] sums of 16 x 8, and for each warp the squares and the scales of up to 8 rows.
@@ -100,11 +137,15 @@ constexpr int64_t stream_least_bytes(DType type, DType other, int64_t columns, i
 // ---- Launches. None of them synchronises or allocates. -------------------------------------------------------------
 
 // f32 rows -> half rows: `batch` groups of `rows` rows, row r of group b at x + b·x_batch_stride + r·x_stride (bytes);
-// written at out + (b·rows + r)·half_row_bytes(type, k). x needs 4-byte alignment.
-void halve_rows(DType type, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, int64_t rows, int64_t batch,
-                int64_t k, uint8_t* out, CUstream_st* stream);
+// written at out + (b·rows + r)·format.row_bytes(k). x needs 8-byte alignment.
+void halve_rows(HalfRows format, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, int64_t rows,
+                int64_t batch, int64_t k, uint8_t* out, CUstream_st* stream);
 // Sorts the rows of p.ids by matrix into p.groups and counts tiles of `tile_rows` rows.
 void group_rows(const Problem& p, int tile_rows, CUstream_st* stream);
+
+// Unpacked tiles (w; of a gated pair w_up is no more than a sign of it) times half rows, in tiles of 128 by
+// `rows_of_w`.
+void gemm_unpacked(const Problem& p, bool bf16, int rows_of_w, int multiprocessors, CUstream_st* stream);
 
 // Kernels of one weight type, in Layout::gpu unless said otherwise.
 struct TypeKernels {
@@ -118,8 +159,7 @@ struct TypeKernels {
   // Plain to Layout::gpu on the device: `matrices` of [n, k], both contiguous.
   void (*repack)(const uint8_t* plain, uint8_t* out, int64_t matrices, int64_t n, int64_t k,
                  CUstream_st* stream) = nullptr;
-  // Layout::gpu to half [n, k] (k contiguous), one matrix.
-  void (*to_half)(const uint8_t* w, uint16_t* out, int64_t n, int64_t k, CUstream_st* stream) = nullptr;
+  void (*unpack)(const UnpackJob& job, Unpacked form, CUstream_st* stream) = nullptr;
 };
 const TypeKernels& type_kernels(DType type);
 

@@ -1,4 +1,5 @@
 // Half rows from f32 rows, and the sorting of (token, slot) rows by expert.
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include "core/cuda/check.h"
@@ -11,21 +12,27 @@ namespace dyno::ops::cuda {
 namespace {
 
 // A block for each row. The scale is a power of two, so dividing by it is exact.
-__global__ void __launch_bounds__(256)
-    halve_rows_kernel(DType type, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, int k, uint8_t* out) {
+__global__ void __launch_bounds__(256) halve_rows_kernel(HalfRows format, const uint8_t* x, int64_t x_stride,
+                                                         int64_t x_batch_stride, int k, uint8_t* out) {
   __shared__ float shared[32];
+  const int padded = (k + kGpuTile - 1) / kGpuTile * kGpuTile, passes = format.passes;
+  uint8_t* to = out + (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * format.row_bytes(k);
   const float* row = reinterpret_cast<const float*>(x + blockIdx.y * x_batch_stride + blockIdx.x * x_stride);
   float max = 0;
   for (int at = threadIdx.x * 2; at < k; at += 512) {
     const float2 v = *reinterpret_cast<const float2*>(row + at);
     max = fmaxf(max, fmaxf(fabsf(v.x), fabsf(v.y)));
   }
-  const float scale = row_scale(device::block_max(max, shared));
+  const float largest = device::block_max(max, shared);
+  const float scale = format.bf16 ? 1.0f : row_scale(largest);
   const float inverse = 1.0f / scale;
-  const int padded = (k + kGpuTile - 1) / kGpuTile * kGpuTile, passes = half_passes(type);
-  uint8_t* to = out + (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * half_row_bytes(type, k);
   for (int at = threadIdx.x * 2; at < padded; at += 512) {
     const float2 v = at < k ? *reinterpret_cast<const float2*>(row + at) : make_float2(0, 0);
+    if (format.bf16) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(v.x, v.y);
+      *reinterpret_cast<__nv_bfloat162*>(to + at * 2) = pair;
+      continue;
+    }
     const uint32_t halves = device::pack_half2(v.x * inverse, v.y * inverse);
     *reinterpret_cast<uint32_t*>(to + at * 2) = halves;
     if (passes == 2) {
@@ -78,10 +85,10 @@ __global__ void __launch_bounds__(1024)
 
 }  // namespace
 
-void halve_rows(DType type, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, int64_t rows, int64_t batch,
-                int64_t k, uint8_t* out, CUstream_st* stream) {
+void halve_rows(HalfRows format, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, int64_t rows,
+                int64_t batch, int64_t k, uint8_t* out, CUstream_st* stream) {
   const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(batch));
-  halve_rows_kernel<<<grid, 256, 0, stream>>>(type, x, x_stride, x_batch_stride, static_cast<int>(k), out);
+  halve_rows_kernel<<<grid, 256, 0, stream>>>(format, x, x_stride, x_batch_stride, static_cast<int>(k), out);
   DYNO_LAUNCH_CHECK("copy");
 }
 

@@ -4,6 +4,7 @@
 #include "ops/matmul/cuda/convert.cuh"
 #include "ops/matmul/cuda/exact.cuh"
 #include "ops/matmul/cuda/stream.cuh"
+#include "ops/matmul/cuda/unpack.cuh"
 
 namespace dyno::ops::cuda {
 
@@ -21,7 +22,7 @@ constexpr TypeKernels make_type_kernels() {
             .gemm_wgmma = gemm_wgmma<kType>,
             .exact = exact<kType>,
             .repack = repack<kType>,
-            .to_half = to_half<kType>};
+            .unpack = unpack<kType>};
   } else {
     TypeKernels kernels;
     kernels.exact = exact<kType>;
