@@ -28,14 +28,13 @@ void expand_weights_cuda(DType type, Layout layout, const void* w, int64_t strid
                          int64_t k, uint16_t* out, int64_t padded, CudaStream& stream) {
   const auto* bytes = static_cast<const uint8_t*>(w);
   if (layout == Layout::gpu) {
-    // Whole stripes follow each other over the ends of matrices.
-    const bool together = n % kGpuRows == 0 && stride_bytes == gpu_layout_bytes(type, n, k);
-    const auto to_half = cuda::type_kernels(type).to_half;
-    if (together) {
-      to_half(bytes, out, matrices * n, k, stream.handle);
-    } else {
-      for (int64_t i = 0; i < matrices; ++i) to_half(bytes + i * stride_bytes, out + i * n * k, n, k, stream.handle);
-    }
+    const cuda::UnpackJob job{.w = bytes,
+                              .w_stride = stride_bytes,
+                              .out = reinterpret_cast<uint8_t*>(out),
+                              .rows = n,
+                              .k = k,
+                              .matrices = matrices};
+    cuda::type_kernels(type).unpack(job, cuda::Unpacked::rows_f16, stream.handle);
     DYNO_LAUNCH_CHECK("mla_expand");
     return;
   }
