@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
-__all__ = ["facts", "state", "why_not"]
+__all__ = ["facts", "hold", "state", "why_not"]
 
 
 @contextmanager
@@ -31,6 +32,11 @@ def _session() -> Iterator[Any]:
         yield pynvml
     finally:
         pynvml.nvmlShutdown()
+
+
+def hold() -> AbstractContextManager[Any]:
+    """Keeps the library initialised, so that every `state` within it is a matter of microseconds."""
+    return _session()
 
 
 def why_not() -> str:
@@ -87,8 +93,9 @@ def state(pci_bus_id: str) -> dict[str, Any]:
     """What changes from moment to moment.
 
     Returns:
-        `temperature_c`, `sm_mhz`, `memory_mhz`, `power_w`, `throttle_reasons` (a bit mask, 0: none),
-        `memory_used_bytes`, `processes` (ids of processes that compute on the GPU); empty without NVML.
+        `temperature_c`, `sm_mhz`, `memory_mhz`, `power_w`, `power_limit_w` (enforced),
+        `throttle_reasons` (a bit mask, 0: none), `memory_used_bytes`, `processes` (ids of processes that
+        compute on the GPU); empty without NVML.
     """
     with _session() as nvml:
         handle = None if nvml is None else _ask(nvml, nvml.nvmlDeviceGetHandleByPciBusId, pci_bus_id)
@@ -97,7 +104,9 @@ def state(pci_bus_id: str) -> dict[str, Any]:
         power = _ask(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
         memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
         processes = _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        limit = _ask(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
         return {
+            "power_limit_w": None if limit is None else round(limit / 1000, 1),
             "temperature_c": _ask(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             "sm_mhz": _ask(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
             "memory_mhz": _ask(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),

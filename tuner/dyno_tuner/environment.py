@@ -3,28 +3,47 @@ nothing."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 _FILES = {
     "transparent_hugepage": "/sys/kernel/mm/transparent_hugepage/enabled",
+    "transparent_hugepage_defrag": "/sys/kernel/mm/transparent_hugepage/defrag",
+    "huge_pages": "/proc/sys/vm/nr_hugepages",
     "governor": "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
     "numa_balancing": "/proc/sys/kernel/numa_balancing",
     "nodes": "/sys/devices/system/node/online",
 }
 
 
-def _read(path: str) -> str | None:
+def _read(path: str, limit: int = 200) -> str | None:
     try:
-        return Path(path).read_text(encoding="utf-8").strip()[:200]
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()[:limit]
     except (OSError, UnicodeDecodeError):
         return None  # not every kernel has every file; what is absent is not recorded
 
 
-def environment() -> dict[str, Any]:
-    """Load, huge pages, NUMA and clock policy, as far as the kernel tells."""
+def environment(model: str | None = None) -> dict[str, Any]:
+    """Load, other busy processes, huge pages, NUMA, clock policy, and how much of the model's file is in the
+    page cache, as far as the kernel tells."""
     found: dict[str, Any] = {name: _read(path) for name, path in _FILES.items()}
+    status = _read("/proc/self/status", 1 << 16) or ""
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    found["cpus_allowed"] = fields.get("Cpus_allowed_list")
+    found["memory_nodes_allowed"] = fields.get("Mems_allowed_list")
+    found["page_cache"] = page_cache(model) if model is not None else None
+    others = busy_processes()
+    found["busy"] = [f"{b.name} ({b.pid}): {b.cores:.1f} cores" for b in others[:5]] or None
     if hasattr(os, "getloadavg"):
         found["load"] = [round(x, 2) for x in os.getloadavg()]
     return {name: value for name, value in found.items() if value is not None}
@@ -51,22 +70,92 @@ def gpu_busy(pci_bus_id: str | None) -> str:
     from dyno import _nvml
 
     state = _nvml.state(pci_bus_id)
-    # Our own worker is one of them.
-    others = [pid for pid in state.get("processes") or [] if not _is_child(pid)]
+    return company([pid for pid in state.get("processes") or [] if not is_ours(pid)])
+
+
+def company(others: Collection[int]) -> str:
+    """The warning about processes on the GPU; empty where there are none."""
     if not others:
         return ""
+    named = ", ".join(f"{pid} {_read(f'/proc/{pid}/comm') or ''}".strip() for pid in sorted(others)[:5])
     return (
         f"the GPU is also used by {len(others)} other process{'es' if len(others) > 1 else ''} "
-        f"({', '.join(map(str, others[:5]))}): better tune when nothing else runs on it"
+        f"({named}): better tune when nothing else runs on it"
     )
 
 
-def _is_child(pid: int) -> bool:
+def is_ours(pid: int) -> bool:
+    """Whether a process is this one or descends from it: a worker, or an engine that a worker has started."""
+    seen: set[int] = set()
+    while pid > 1 and pid not in seen:
+        if pid == os.getpid():
+            return True
+        seen.add(pid)
+        stat = _read(f"/proc/{pid}/stat")
+        if stat is None:
+            # Of another container, or gone: nothing can be said of it.
+            return True
+        pid = int(stat.rpartition(")")[2].split()[1])
+    return False
+
+
+class Busy(NamedTuple):
+    """A process of somebody else's that computes."""
+
+    pid: int
+    name: str
+    cores: float  # that it keeps busy
+
+
+def busy_processes(seconds: float = 0.3, least: float = 0.2) -> list[Busy]:
+    """Processes that keep more than `least` of a core busy, the busiest first, seen over `seconds`; without
+    those of this run. Empty where the kernel has no /proc."""
+    before, begun = _cpu_times(), time.monotonic()
+    if not before:
+        return []
+    time.sleep(seconds)
+    passed = (time.monotonic() - begun) * os.sysconf("SC_CLK_TCK")
+    found = [
+        Busy(pid, name, round((ticks - before[pid, name]) / passed, 2))
+        for (pid, name), ticks in _cpu_times().items()
+        if (pid, name) in before and ticks - before[pid, name] > least * passed
+    ]
+    return sorted((b for b in found if not is_ours(b.pid)), key=lambda b: -b.cores)
+
+
+def _cpu_times() -> dict[tuple[int, str], int]:
+    """Clock ticks in user and kernel mode, by process."""
+    times = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        stat = _read(f"{entry}/stat", 4096)
+        if stat is not None:
+            head, _, rest = stat.rpartition(")")
+            words = rest.split()
+            times[int(entry.name), head.partition("(")[2]] = int(words[11]) + int(words[12])
+    return times
+
+
+def page_cache(path: str) -> float | None:
+    """Share of a file's pages that are in memory now, without reading any; None where that cannot be told."""
+    # To whoever may not write to a file, Linux says that all of it is there.
+    if sys.platform != "linux" or not os.access(path, os.W_OK):
+        return None
+    # Nothing is written to the mapping, so it needs no memory set aside.
+    flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
     try:
-        words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except (OSError, UnicodeDecodeError):
-        return True  # of another container, or gone: nothing can be said of it
-    return pid == os.getpid() or int(words[1]) == os.getpid()
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, flags=flags) as view:
+            pages = -(-len(view) // mmap.PAGESIZE)
+            present = np.zeros(pages, np.uint8)
+            where = ctypes.c_char.from_buffer(view)
+            libc = ctypes.CDLL(None, use_errno=True)
+            refused = libc.mincore(
+                ctypes.c_void_p(ctypes.addressof(where)), ctypes.c_size_t(len(view)),
+                ctypes.c_void_p(present.ctypes.data),
+            )  # fmt: skip
+            del where  # a view that is looked into cannot be closed
+            return None if refused else round(float(np.mean(present & 1)), 3)
+    except (OSError, ValueError):
+        return None  # no file of its own, or an empty one
 
 
 def busy(cores: int) -> str:

@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .clocks import Clocks
+from .environment import company
 from .errors import JournalError
 from .measure import VisitPolicy, judge_plausibility
 from .target import (
@@ -27,11 +28,16 @@ from .target import (
     Visit,
     Workload,
 )
+from .watch import Conditions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from .journal import Journal
+    from .watch import GpuWatch
+
+
+COOLING = (2.0, 5.0)  # seconds to wait after a window in which the GPU was throttled
 
 
 class Executor(Protocol):
@@ -80,6 +86,8 @@ class Ledger:
     past: records of the journal that is continued.
     identity: what makes two configurations one, for those that must not be tried again.
     deadline_floor: seconds that any operation may take, however fast the default is.
+    watch: looks at the GPU during visits; a window in which it was throttled is dropped and measured again.
+    sleep: waits for a GPU to cool down.
     """
 
     def __init__(
@@ -93,6 +101,8 @@ class Ledger:
         bounds: Mapping[str, float] | None = None,
         virtual_time: bool = False,
         deadline_floor: float = 6.0,
+        watch: GpuWatch | None = None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._executor = executor
         self._workload = workload
@@ -101,6 +111,10 @@ class Ledger:
         self._bounds = dict(bounds or {})
         self._virtual = virtual_time
         self._deadline_floor = deadline_floor
+        self._watch = watch
+        self._sleep = sleep
+        self.conditions = Conditions()
+        self._strangers: set[int] = set()  # processes on the GPU that were said
         self._past = {self._find_key(r): r for r in past if "op" in r}
         self._notes = {json.dumps(r, sort_keys=True) for r in past if "note" in r}
         self._killed: dict[Hashable, Visit] = {}
@@ -152,16 +166,56 @@ class Ledger:
             known = self._killed.get(identity)
             if known is not None and not anchor:
                 return Visit(known.status, message=_again(known.message)).to_dict()
-            begun = time.monotonic()
-            visit = self._executor.visit(
-                configuration, self._workload, metrics, policy, context, self._deadline(configuration)
-            )
-            elapsed = None if self._virtual else time.monotonic() - begun
-            return judge_plausibility(visit, self._bounds, elapsed).to_dict()
 
-        visit = Visit.from_dict(self._do("visit", key, configuration.to_dict(), args, process, perform))
+            def measure() -> Visit:
+                begun = time.monotonic()
+                visit = self._executor.visit(
+                    configuration, self._workload, metrics, policy, context, self._deadline(configuration)
+                )
+                elapsed = None if self._virtual else time.monotonic() - begun
+                return judge_plausibility(visit, self._bounds, elapsed)
+
+            return self._watched(key, measure)
+
+        result = self._do("visit", key, configuration.to_dict(), args, process, perform)
+        visit = Visit.from_dict(result)
+        if "gpu" in result:
+            self.conditions.add(result["gpu"])
         self._remember(configuration, visit.status, visit.message)
         return visit
+
+    def _watched(self, key: str, measure: Callable[[], Visit]) -> dict[str, Any]:
+        """A visit with what the GPU did meanwhile under `gpu`. Windows in which it was throttled are dropped,
+        as long as there is hope: a GPU that stays throttled is measured as it is, and said to be."""
+        if self._watch is None:
+            return measure().to_dict()
+        for dropped, pause in enumerate((*COOLING, None)):
+            with self._watch.window() as window:
+                visit = measure()
+            strangers = window.others - self._strangers
+            if strangers:
+                self._strangers |= strangers
+                self.note("company", processes=sorted(strangers), message=company(strangers))
+            if self.on_note is not None and window.readings:
+                self.on_note("gpu", {**window.to_dict(), "dropped": self.conditions.throttled + dropped})
+            if visit.status is not TrialStatus.OK or not window.throttled:
+                break
+            what = (
+                f"dropped, again in {pause:.0f} s"
+                if pause is not None
+                else "it stays so, and is measured as it is"
+            )
+            self.note(
+                "throttled",
+                key=key,
+                attempt=dropped,
+                message=f"the GPU is throttled ({window.throttled}): {what}",
+            )
+            if pause is not None:
+                self._sleep(pause)
+        return visit.to_dict() | (
+            {"gpu": {**window.to_dict(), "dropped": dropped}} if window.readings else {}
+        )
 
     def killed(self, configuration: Configuration) -> bool:
         return self._identity(configuration) in self._killed

@@ -71,6 +71,7 @@ class Outcome:
     drift: float = 0.0
     seconds: float = 0.0
     routing: dict[str, Any] = field(default_factory=dict)  # how a router spread the workload
+    conditions: dict[str, Any] = field(default_factory=dict)  # what the GPU did meanwhile
     status: str = "complete"  # complete | budget | interrupted
     remark: str = ""
 
@@ -98,5 +99,6 @@ class Outcome:
             "voided": self.voided,
             "seconds": self.seconds,
             "routing": self.routing,
+            "conditions": self.conditions,
             "status": self.status,
         }

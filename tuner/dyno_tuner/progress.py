@@ -55,6 +55,7 @@ class Progress:
         self._best: tuple[float, str] | None = None
         self._margin: Mapping[str, float] = {}
         self._confirmed = ""
+        self._gpu = ""
 
     def __enter__(self) -> Self:
         if self._live_wanted:
@@ -119,7 +120,9 @@ class Progress:
             self.say(f"  the whole profile over the default: {gains}, {verdict}")
         elif kind == "pareto" and plain:
             self.say(f"  {data['name']}: {data['ratio']:.3f} × in {gib(data['size'])}")
-        elif kind in ("too_short", "clock"):
+        elif kind == "gpu":
+            self._gpu = _gpu(data)
+        elif kind in ("too_short", "clock", "throttled", "company"):
             self.say(f"  {data['message']}")
         elif kind == "kernels_cut" and plain:
             self.say(f"  time for {data['done']} of {data['of']} ops")
@@ -166,6 +169,8 @@ class Progress:
             table.add_row(
                 "noise", ", ".join(f"{m}: {100 * x:.1f} % is no gain" for m, x in self._margin.items())
             )
+        if self._gpu:
+            table.add_row("gpu", self._gpu)
         elapsed = self._elapsed()
         if self._budget:
             left = max(0.0, self._budget - elapsed)
@@ -174,6 +179,24 @@ class Progress:
             return Group(Text(f"tune · {self._label}", style="bold"), table, bar)
         table.add_row("time", f"{elapsed:.0f} s")
         return Group(Text(f"tune · {self._label}", style="bold"), table)
+
+
+def _gpu(data: Mapping[str, Any]) -> str:
+    """The last window: highest temperature, range of clocks, power, company, and how many were dropped."""
+    words = []
+    if "temperature_c" in data:
+        words.append(f"{data['temperature_c'][1]:.0f} °C")
+    if "sm_mhz" in data:
+        low, high = data["sm_mhz"]
+        words.append(f"{low:.0f} to {high:.0f} MHz")
+    if "power_w" in data:
+        limit = f" of {data['power_limit_w']:.0f}" if data["power_limit_w"] else ""
+        words.append(f"{data['power_w'][1]:.0f}{limit} W")
+    if data["dropped"]:
+        words.append(f"{data['dropped']} throttled windows dropped")
+    if data["others"]:
+        words.append(f"{len(data['others'])} other processes")
+    return ", ".join(words)
 
 
 def _settings(settings: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ from .space import Space
 from .study import Mirror
 from .targets import ggml_knobs
 from .tune import Options, Tune
+from .watch import GpuWatch
 from .worker import WorkerExecutor
 
 if TYPE_CHECKING:
@@ -287,11 +288,14 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
             request.resume,
             progress,
         )
-        with book:
+        with book, contextlib.ExitStack() as watched:
+            gpu = description.engine.get("gpu") or {}
+            bus = gpu.get("pci_bus_id")
             ledger = Ledger(
                 executor, options.workload, journal=book, past=past, identity=space.identity,
                 bounds=description.bounds, virtual_time=description.virtual_time,
                 deadline_floor=request.deadline_floor,
+                watch=watched.enter_context(GpuWatch(bus)) if bus else None,
             )  # fmt: skip
             ledger.on_note = progress.note
             refused = dict(description.engine.get("refused", {}))
@@ -327,12 +331,13 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
                     progress.say(warning)
                 if description.device.get("kind") == "cpu":
                     rates["memory_gbps"] = memory_gbps()
-                gpu = description.engine.get("gpu") or {}
-                others = gpu_busy(gpu.get("pci_bus_id"))
+                others = gpu_busy(bus)
                 if others:
                     progress.say(others)
-                state = gpu_state(gpu.get("pci_bus_id"))
-                ledger.note("machine", **environment(), **rates, **gpu, **state)
+                around = environment(request.model)
+                if around.get("busy"):
+                    progress.say(f"other processes compute: {', '.join(around['busy'])}")
+                ledger.note("machine", **around, **rates, **gpu, **gpu_state(bus))
             tune = Tune(ledger, space, options, incumbents=head["incumbents"], mirror=mirror)
             outcome = tune.run()
             variants: list[Variant] = []

@@ -576,6 +576,7 @@ class Tune:
             drift=max((abs(n.drift) for n in self.noise.values()), default=0.0),
             seconds=self.ledger.now,
             routing=self.routing,
+            conditions=self.ledger.conditions.to_dict(),
             status=self.status,
             voided=choice.voided + (self._screen.voided if self._screen else 0),
         )

@@ -10,7 +10,17 @@ from dyno.profiles._fields import clean_text
 from dyno.profiles.apply import Effective, effective, effective_settings, kernel_entries, rejections
 from dyno.profiles.check import Listed, check_file, has_errors, list_profiles
 from dyno.profiles.describe import Change, describe, diff
-from dyno.profiles.evidence import Evidence, Gain, Noise, Provenance, Quality, Routing, Samples, Workload
+from dyno.profiles.evidence import (
+    Environment,
+    Evidence,
+    Gain,
+    Noise,
+    Provenance,
+    Quality,
+    Routing,
+    Samples,
+    Workload,
+)
 from dyno.profiles.identity import (
     CpuDevice,
     CudaDevice,
@@ -45,6 +55,7 @@ __all__ = [
     "Device",
     "Effective",
     "EngineIdentity",
+    "Environment",
     "Evidence",
     "Gain",
     "KernelEntry",

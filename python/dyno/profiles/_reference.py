@@ -11,7 +11,17 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from dyno.profiles import identity
-from dyno.profiles.evidence import Evidence, Gain, Noise, Provenance, Quality, Routing, Samples, Workload
+from dyno.profiles.evidence import (
+    Environment,
+    Evidence,
+    Gain,
+    Noise,
+    Provenance,
+    Quality,
+    Routing,
+    Samples,
+    Workload,
+)
 from dyno.profiles.match import MEMORY_TOLERANCE, MIN_SCORE, TYPE_SHARE_TOLERANCE
 from dyno.profiles.schema import KernelEntry, Match, Profile, SettingEntry
 from dyno.settings import SETTINGS
@@ -132,6 +142,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("`evidence.noise`", Noise),
     ("`evidence.samples.<measure>`", Samples),
     ("`evidence.routing`", Routing),
+    ("`evidence.environment`", Environment),
     ("`provenance`", Provenance),
 )
 

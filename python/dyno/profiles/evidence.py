@@ -125,6 +125,24 @@ class Routing(StrictModel):
     )
 
 
+class Environment(StrictModel):
+    """What the machine did while the profile was measured, as far as the driver tells it."""
+
+    throttled: Count | None = Field(
+        default=None, description="Visits that were dropped because the GPU was throttled, and repeated."
+    )
+    temperature_c: list[NonNegative] | None = Field(
+        default=None, min_length=2, max_length=2, description="Lowest and highest, in °C."
+    )
+    sm_mhz: list[NonNegative] | None = Field(
+        default=None, min_length=2, max_length=2, description="Lowest and highest clock, in MHz."
+    )
+    power_limit_w: NonNegative | None = Field(default=None, description="Enforced power limit.")
+    other_processes: Count | None = Field(
+        default=None, description="Processes of others that computed on the GPU meanwhile."
+    )
+
+
 class Evidence(StrictModel):
     """What proves the values of this file."""
 
@@ -142,6 +160,7 @@ class Evidence(StrictModel):
     noise: Noise | None = Field(default=None, description="The incumbent against itself.")
     samples: dict[Metric, Samples] = Field(default_factory=dict, description="Raw samples in short.")
     routing: Routing | None = Field(default=None, description="Use of the experts.")
+    environment: Environment | None = Field(default=None, description="What the GPU did meanwhile.")
     peak_memory_mib: NonNegative | None = Field(default=None, description="Peak memory with this profile.")
     journal: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{8,64}$")] | None = Field(
         default=None, description="Digest of the journal that holds every sample."

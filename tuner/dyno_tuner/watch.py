@@ -1,0 +1,146 @@
+"""Looks at a GPU while it is measured: clocks, temperature, power, why it is slowed down, and who else
+computes on it.
+
+A reading before and one after a visit show an idle GPU, so readings go on while the visit runs. What is read
+decides nothing about a configuration; it says whether a window counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from dyno import _nvml
+
+from .environment import is_ours
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from types import TracebackType
+
+# Of NVML's clocks event reasons those that are faults of the moment. A power limit that is reached (0x4) is
+# how a GPU runs under full load, at its default and at every candidate: it is recorded, nothing is dropped.
+_REASONS = {
+    0x8: "hardware slowdown",
+    0x20: "thermal limit",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+_RANGES = ("temperature_c", "sm_mhz", "power_w")
+PERIOD = 0.25  # seconds between two readings
+
+
+@dataclass
+class Window:
+    """What was seen in one stretch of time."""
+
+    reasons: int = 0  # all of NVML's reasons, ORed
+    others: set[int] = field(default_factory=set)  # ids of processes that are not ours
+    ranges: dict[str, list[float]] = field(default_factory=dict)  # lowest and highest
+    power_limit_w: float | None = None
+    readings: int = 0
+
+    def add(self, state: Mapping[str, Any]) -> None:
+        """One reading of `dyno._nvml.state`; what it does not tell is left out."""
+        self.readings += bool(state)
+        self.reasons |= int(state.get("throttle_reasons") or 0)
+        self.others |= {pid for pid in state.get("processes") or () if not is_ours(pid)}
+        self.power_limit_w = state.get("power_limit_w") or self.power_limit_w
+        for name in _RANGES:
+            value = state.get(name)
+            if value is not None:
+                low, high = self.ranges.get(name, [value, value])
+                self.ranges[name] = [min(low, value), max(high, value)]
+
+    @property
+    def throttled(self) -> str:
+        """Why the window does not count; empty if it does."""
+        return ", ".join(name for bit, name in _REASONS.items() if self.reasons & bit)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "throttle_reasons": self.reasons,
+            "others": sorted(self.others),
+            "power_limit_w": self.power_limit_w,
+            **self.ranges,
+        }
+
+
+class Conditions:
+    """What all windows of a run add up to."""
+
+    def __init__(self) -> None:
+        self.windows = 0
+        self.throttled = 0
+        self.others: set[int] = set()
+        self.ranges: dict[str, list[float]] = {}
+        self.power_limit_w: float | None = None
+
+    def add(self, seen: Mapping[str, Any]) -> None:
+        """`seen` is `Window.to_dict()` with `dropped`, the number of windows before it that did not count."""
+        self.windows += 1
+        self.throttled += int(seen["dropped"])
+        self.others |= set(seen["others"])
+        self.power_limit_w = seen["power_limit_w"] or self.power_limit_w
+        for name in _RANGES:
+            if name in seen:
+                low, high = self.ranges.get(name, seen[name])
+                self.ranges[name] = [min(low, seen[name][0]), max(high, seen[name][1])]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the profile's evidence; empty where nothing was watched."""
+        if not self.windows:
+            return {}
+        found: dict[str, Any] = {"throttled": self.throttled, "other_processes": len(self.others)}
+        found |= {n: r for n, r in self.ranges.items() if n != "power_w"}
+        return found if self.power_limit_w is None else {**found, "power_limit_w": self.power_limit_w}
+
+
+class GpuWatch:
+    """Args:
+    pci_bus_id: of the GPU.
+    read: gives one reading; by default NVML's.
+    period: seconds between readings.
+    """
+
+    def __init__(
+        self, pci_bus_id: str, read: Callable[[str], Mapping[str, Any]] | None = None, period: float = PERIOD
+    ) -> None:
+        self._bus = pci_bus_id
+        self._read = read or _nvml.state
+        self._period = period
+        self._held = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._held.enter_context(_nvml.hold())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._held.close()
+
+    @contextlib.contextmanager
+    def window(self) -> Iterator[Window]:
+        """Readings before, all through and after what runs inside; complete when the context has ended."""
+        seen = Window()
+        seen.add(self._read(self._bus))
+        done = threading.Event()
+
+        def go_on() -> None:
+            while not done.wait(self._period):
+                seen.add(self._read(self._bus))
+
+        # Without NVML nothing is ever told, so nothing has to be asked.
+        reader = threading.Thread(target=go_on, daemon=True) if seen.readings else None
+        if reader is not None:
+            reader.start()
+        try:
+            yield seen
+        finally:
+            done.set()
+            if reader is not None:
+                reader.join()
+                seen.add(self._read(self._bus))
