@@ -325,3 +325,18 @@ def test_without_plotly(faulty: tuple[Path, Outcome], monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(TuneError, match=r"pip install 'gguf-dyno\[report\]'"):
         write_report(faulty[0])
+
+
+def test_what_disturbed_a_run_is_shown(faulty: tuple[Path, Outcome], tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml.journal.jsonl"
+    path.write_bytes(faulty[0].read_bytes())
+    assert "What disturbed the run" not in write_report(path, tmp_path / "quiet.html").read_text()
+    with journal.Journal(path) as book:
+        book.append(
+            {"note": "throttled", "key": "aa/p0/v0", "attempt": 0, "message": "the GPU <is> throttled"}
+        )
+        book.append({"note": "company", "processes": [7], "message": ["no text"]})
+    text = write_report(path, tmp_path / "disturbed.html").read_text()
+    assert "What disturbed the run" in text
+    assert "the GPU &lt;is&gt; throttled" in text
+    assert "no text" not in text

@@ -3,6 +3,7 @@ rounds that wrote it."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shlex
@@ -26,6 +27,7 @@ from .space import Space
 from .target import METRICS, Configuration, KernelChoice, TrialStatus, Workload, kind_of
 from .targets.ggml_export import held_with, tuned_with
 from .tune import Options, Tune
+from .watch import GpuWatch
 from .worker import WorkerExecutor
 
 if TYPE_CHECKING:
@@ -333,11 +335,15 @@ def _verify(
         given = Options(
             workload, budget=budget, seed=seed, approx_limit=limit, **{"check": compared, **extra}
         )
-        with Progress(description.label, budget, quiet=quiet) as progress:
+        bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
+        with (
+            Progress(description.label, budget, quiet=quiet) as progress,
+            GpuWatch(bus) if bus else contextlib.nullcontext() as watch,
+        ):
             ledger = Ledger(
                 executor, workload, identity=space.identity, bounds=description.bounds,
                 virtual_time=description.virtual_time,
-                deadline_floor=6.0 if description.target == "dyno" else 120.0,
+                deadline_floor=6.0 if description.target == "dyno" else 120.0, watch=watch,
             )  # fmt: skip
             ledger.on_note = progress.note
             run = Verification(ledger, space, given, left)

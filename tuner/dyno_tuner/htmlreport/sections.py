@@ -446,6 +446,14 @@ def _machine(page: Page, run: Run) -> None:
         rows = [[k, v] for k, v in note.items() if k != "note"]
         title = "State when the run began" if count == 1 else f"State when it was continued ({count - 1})"
         body.append(f"<div><h3>{title}</h3>\n{table(['state', '~value'], rows)}</div>\n")
+    rows = [
+        [kind, str(note["message"])]
+        for kind in ("throttled", "company", "clock")
+        for note in run.noted(kind)
+        if isinstance(note.get("message"), str)
+    ]
+    if rows:
+        body.append(f"<div><h3>What disturbed the run</h3>\n{table(['kind', '~what'], rows)}</div>\n")
     noise = run.last("noise")
     kinds = ["within", "between", "drift", "margin"]
     rows = [
