@@ -153,6 +153,23 @@ def test_a_gpu_that_stays_throttled_is_measured_as_it_is(nvml: FakeNvml) -> None
     assert "as it is" in [data["message"] for kind, data in seen if kind == "throttled"][-1]
 
 
+def test_a_gpu_that_stays_throttled_is_not_waited_for_at_every_visit(nvml: FakeNvml) -> None:
+    engine, pauses = _Engine(nvml, {1, 2, 3, 4, 6}), []
+
+    def wait(seconds: float) -> None:
+        pauses.append(seconds)
+        nvml.reasons = IDLE
+
+    with GpuWatch(BUS, period=60.0) as watch:
+        ledger = Ledger(engine, WORKLOAD, virtual_time=True, watch=watch, sleep=wait)
+        for key in ("stays", "still hot", "recovers", "hot again", "over"):
+            nvml.reasons = IDLE
+            ledger.visit(key, Configuration({}), ["pp"], VisitPolicy(), process=0)
+    # Three tries, one, one that is clean, and after that it is worth waiting again.
+    assert engine.visits == 3 + 1 + 1 + 2 + 1
+    assert pauses == [*COOLING, COOLING[0]]
+
+
 def test_a_power_limit_that_is_reached_drops_nothing(nvml: FakeNvml) -> None:
     _, ledger, engine, _ = _visit(nvml, {1}, reason=POWER_CAP)
     assert engine.visits == 1

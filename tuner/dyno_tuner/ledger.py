@@ -28,7 +28,7 @@ from .target import (
     Visit,
     Workload,
 )
-from .watch import Conditions
+from .watch import Conditions, why_throttled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -114,6 +114,7 @@ class Ledger:
         self._watch = watch
         self._sleep = sleep
         self.conditions = Conditions()
+        self._hot = False  # the last visit was measured on a GPU that stayed throttled
         self._strangers: set[int] = set()  # processes on the GPU that were said
         self._past = {self._find_key(r): r for r in past if "op" in r}
         self._notes = {json.dumps(r, sort_keys=True) for r in past if "note" in r}
@@ -181,15 +182,17 @@ class Ledger:
         visit = Visit.from_dict(result)
         if "gpu" in result:
             self.conditions.add(result["gpu"])
+            self._hot = bool(why_throttled(int(result["gpu"]["throttle_reasons"])))
         self._remember(configuration, visit.status, visit.message)
         return visit
 
     def _watched(self, key: str, measure: Callable[[], Visit]) -> dict[str, Any]:
         """A visit with what the GPU did meanwhile under `gpu`. Windows in which it was throttled are dropped,
-        as long as there is hope: a GPU that stays throttled is measured as it is, and said to be."""
+        as long as there is hope: a GPU that stays throttled is measured as it is, and said to be, and
+        until it has recovered the budget is not spent on waiting for it again."""
         if self._watch is None:
             return measure().to_dict()
-        for dropped, pause in enumerate((*COOLING, None)):
+        for dropped, pause in enumerate((None,) if self._hot else (*COOLING, None)):
             with self._watch.window() as window:
                 visit = measure()
             strangers = window.others - self._strangers

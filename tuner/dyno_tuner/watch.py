@@ -32,6 +32,11 @@ _RANGES = ("temperature_c", "sm_mhz", "power_w")
 PERIOD = 0.25  # seconds between two readings
 
 
+def why_throttled(reasons: int) -> str:
+    """Those of NVML's reasons for which a window does not count, in words; empty where there are none."""
+    return ", ".join(name for bit, name in _REASONS.items() if reasons & bit)
+
+
 @dataclass
 class Window:
     """What was seen in one stretch of time."""
@@ -57,7 +62,7 @@ class Window:
     @property
     def throttled(self) -> str:
         """Why the window does not count; empty if it does."""
-        return ", ".join(name for bit, name in _REASONS.items() if self.reasons & bit)
+        return why_throttled(self.reasons)
 
     def to_dict(self) -> dict[str, Any]:
         return {
