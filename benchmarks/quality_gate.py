@@ -68,22 +68,31 @@ def mean_nll(session: Any, tokens: np.ndarray, batch: int) -> float:
 
 
 def calibrate(model: str, shape: Shape, text: np.ndarray, cost: float) -> None:
-    """Takes the factor whose cost is nearest to `cost`, by ratio."""
+    """Takes the factor whose cost is nearest to `cost`.
+
+    A small cost drowns in what rounding does to the routing, so it is taken from larger ones: it grows with the
+    square of the error.
+    """
     session = _core.Session(model, context={"ctx": 512})
     base = mean_nll(session, text, shape.batch)
-    best = math.inf
+    slopes = []
     for percent in FACTORS:
         kernel = faulty(shape.key, shape.tokens, percent)
         session.set_kernels([(kernel.key, kernel.tokens, dict(kernel.config), "fault")])
         if any(row["status"] != "applied" for row in session.kernel_report()):
             raise SystemExit(f"{session.kernel_report()}: build with -DDYNO_TEST_FAULTS=ON")
         ratio = math.exp(mean_nll(session, text, shape.batch) - base)
-        distance = abs(math.log(max(ratio - 1, 1e-9) / cost))
-        if distance < best:
-            best, shape.factor, shape.ppl_ratio = distance, percent / 100, ratio
         if ratio - 1 > 2 * cost:
+            slopes.append((ratio - 1) / (percent / 100 - 1) ** 2)
+        if ratio - 1 > 10 * cost:
             break
     session.close()
+    if not slopes:
+        raise SystemExit(f"{shape.key}: no fault costs {cost:.1%}")
+    slope = float(np.median(slopes))
+    costs = {percent: slope * (percent / 100 - 1) ** 2 for percent in FACTORS}
+    nearest = min(FACTORS, key=lambda percent: abs(math.log(costs[percent] / cost)))
+    shape.factor, shape.ppl_ratio = nearest / 100, 1 + costs[nearest]
 
 
 def sound(key: str, tokens: str, batch: int) -> list[Configuration]:
@@ -114,7 +123,7 @@ def main() -> None:
     args = parser.parse_args()
 
     tokenizer = Tokenizer.from_gguf(args.model)
-    text = np.asarray(tokenizer.encode(args.text.read_text(encoding="utf-8")), dtype=np.int32)[: 12 * 512]
+    text = np.asarray(tokenizer.encode(args.text.read_text(encoding="utf-8")), dtype=np.int32)[: 32 * 512]
     session = _core.Session(args.model)
     by_key = {
         op["key"]: op for op in session.ops(1) if op["family"] == "matmul" and "q" in op["key"].split()[1]
