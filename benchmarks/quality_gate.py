@@ -70,8 +70,8 @@ def mean_nll(session: Any, tokens: np.ndarray, batch: int) -> float:
 def calibrate(model: str, shape: Shape, text: np.ndarray, cost: float) -> None:
     """Takes the factor whose cost is nearest to `cost`.
 
-    A small cost drowns in what rounding does to the routing, so it is taken from larger ones: it grows with the
-    square of the error.
+    A small cost drowns in what rounding does to the routing, so it is taken from larger ones: it grows with
+    the square of the error.
     """
     session = _core.Session(model, context={"ctx": 512})
     base = mean_nll(session, text, shape.batch)
