@@ -383,9 +383,9 @@ function(dyno_report_link module)
   if(GGML_CUDA_LTO)
     set(_before --before ${DYNO_DEVICE_LINK_REPORT})
   endif()
+  # Before CMake 3.27 a launcher knows no generator expressions: the script finds the output in the command.
   set_property(TARGET ${module} PROPERTY CXX_LINKER_LAUNCHER
-    ${Python_EXECUTABLE} ${CMAKE_SOURCE_DIR}/csrc/cmake/link_report.py --step module_link --output $<TARGET_FILE:${module}>
-    --report ${_report} ${_before} --)
+    ${Python_EXECUTABLE} ${CMAKE_SOURCE_DIR}/csrc/cmake/link_report.py --step module_link --report ${_report} ${_before} --)
   set_target_properties(${module} PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
   install(FILES ${_report} DESTINATION dyno)
 endfunction()

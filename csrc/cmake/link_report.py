@@ -9,6 +9,7 @@ is device code. The numbers are printed, lie in the wheel and are shown by `dyno
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import resource
@@ -53,15 +54,23 @@ def cost_text(step: str, cost: dict[str, Any]) -> str:
     )
 
 
+def output_of(command: list[str]) -> Path | None:
+    """The file that a compiler's command line writes."""
+    return next((Path(name) for flag, name in itertools.pairwise(command) if flag == "-o"), None)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step", choices=("device_link", "module_link"), required=True)
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--output", type=Path, help="default: what follows -o in the command")
     parser.add_argument("--report", type=Path, required=True)
     parser.add_argument("--before", type=Path)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    output = args.output or output_of(command)
+    if output is None:
+        parser.error("no --output, and no -o in the command")
     if args.step == "device_link" and (dropped := internal_kernels(command)):
         print(f"kernels of internal linkage are lost in a split link: {', '.join(dropped)}", file=sys.stderr)
         return 1
@@ -73,10 +82,10 @@ def main() -> int:
     report[args.step] = {
         "seconds": round(time.monotonic() - started, 1),
         "peak_process_mib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024,
-        "bytes": args.output.stat().st_size,
+        "bytes": output.stat().st_size,
     }
     if args.step == "module_link":
-        report["device_code_bytes"] = device_code_bytes(args.output)
+        report["device_code_bytes"] = device_code_bytes(output)
     args.report.write_text(json.dumps(report) + "\n", encoding="utf-8")
     print(cost_text(args.step, report[args.step]))
     if args.step == "module_link":
