@@ -1,113 +1,18 @@
-"""Cases of the families that multiply with weights, and of copy.
-
-Weights are random blocks of every type with ordinary scales; what they mean is left to the public `gguf`
-package. Activations in q8 are quantised here, from the description in csrc/ops/copy/act_q8.h.
-"""
+"""Cases of the families that multiply with weights."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import gguf
 import numpy as np
-from dyno import _core
 
 from ops import reference
-from ops.cases import EXACT, F32, cases, normal, to_cache
+from ops.cases import EXACT, F32, cases, normal
 from ops.harness import Case, expect_close
+from ops.product_data import FLOATS, SCALES, Weights, activations, kinds, normed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-FLOATS = ("f32", "f16", "bf16")
-HALVES = 1e-6  # NMSE of sums that end as halves
-# Bytes of a block where its f16 scales lie; mxfp4 has an exponent byte instead.
-SCALES: dict[str, tuple[int, ...]] = {
-    "q4_0": (0,),
-    "q4_1": (0, 2),
-    "q5_0": (0,),
-    "q5_1": (0, 2),
-    "q8_0": (0,),
-    "q2_k": (80, 82),
-    "q3_k": (108,),
-    "q4_k": (0, 2),
-    "q5_k": (0, 2),
-    "q6_k": (208,),
-    "iq4_nl": (0,),
-    "iq4_xs": (0,),
-    "mxfp4": (),
-}
-
-
-class Weights:
-    """A stack of random matrices [count, n, k] of one type: bytes in a layout, and values in float64."""
-
-    def __init__(self, rng: np.random.Generator, dtype: str, layout: str, count: int, n: int, k: int) -> None:
-        qtype = gguf.GGMLQuantizationType[dtype.upper()]
-        if dtype in FLOATS:
-            plain = gguf.quants.quantize(normal(rng, count * n, k), qtype).view(np.uint8)
-        else:
-            elements, size = gguf.GGML_QUANT_SIZES[qtype]
-            blocks = rng.integers(0, 256, (count * n * (k // elements), size)).astype(np.uint8)
-            for at in SCALES[dtype]:
-                scale = (rng.uniform(0.01, 0.1, len(blocks)) * rng.choice([-1, 1], len(blocks))).astype(
-                    np.float16
-                )
-                blocks[:, at : at + 2] = scale.reshape(-1, 1).view(np.uint8)
-            if dtype == "mxfp4":
-                blocks[:, 0] = rng.integers(120, 126, len(blocks))
-            plain = blocks.reshape(count * n, -1)
-        wanted = plain.view(F32) if dtype == "f32" else plain
-        values = gguf.quants.dequantize(wanted, qtype)
-        self.values = values.reshape(count, n, k).astype(np.float64)
-        matrices = np.ascontiguousarray(plain).reshape(count, -1)
-        if layout != "plain":
-            repacked = [_core.ops.repack(dtype, matrix, n, k, layout=layout) for matrix in matrices]
-            matrices = np.stack(repacked)
-        self.bytes = matrices.reshape(-1)
-
-
-def activations(
-    rng: np.random.Generator, act: str, rows: int, k: int
-) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """Rows as matmul takes them, and the values that they mean [rows, k]."""
-    x = normal(rng, rows, k)
-    if act == "f32":
-        return x, x.astype(np.float64)
-    blocks = x.reshape(rows, k // 32, 32)
-    d = (np.abs(blocks).max(axis=-1) / F32(127)).astype(F32)
-    q = np.rint(blocks / d[..., None]).astype(np.int8)
-    sums = q.reshape(rows, k // 16, 16).sum(axis=-1).astype(np.int16)
-    packed = np.zeros((rows, _core.ops.act_q8_row_bytes(k)), np.uint8)
-    packed[:, :k] = q.reshape(rows, k).view(np.uint8)
-    packed[:, k : k + k // 8] = d.view(np.uint8)
-    packed[:, k + k // 8 : k + k // 4] = sums.view(np.uint8)
-    return packed, (q * d[..., None].astype(np.float64)).reshape(rows, k)
-
-
-def kinds() -> Iterator[tuple[str, str, str]]:
-    """Every (type, layout, act) that has kernels."""
-    for dtype in FLOATS:
-        yield dtype, "plain", "f32"
-    for dtype in SCALES:
-        yield dtype, "plain", "q8"
-        yield dtype, "x16", "q8"
-    for dtype in ("q4_0", "q6_k"):
-        yield dtype, "plain", "f32"
-        yield dtype, "x16", "f32"
-
-
-def normed(
-    rng: np.random.Generator, x: NDArray[np.float64], *, weight: bool = True
-) -> tuple[dict[str, Any], NDArray[np.float64]]:
-    """Arguments of a norm inside of a product, and the rows that the product then sees."""
-    args: dict[str, Any] = {"norm_eps": 1e-5}
-    if weight:
-        args["norm_weight"] = normal(rng, x.shape[-1])
-    wide = args["norm_weight"].astype(np.float64) if weight else None
-    return args, reference.rms_norm(x, wide, None, 1e-5)
 
 
 @cases("matmul")
@@ -402,94 +307,3 @@ def moe_down_sum_cases() -> Iterator[Case]:
     for m, used, k in ((1, 1, 32), (1, 8, 768), (8, 5, 1440), (3, 10, 96)):
         yield make("q4_0", m, used, k, bias=m == 8)
         yield make("mxfp4", m, used, k, one=True)
-
-
-@cases("copy")
-def copy_cases() -> Iterator[Case]:
-    def make(act: str, m: int, k: int, gap: int) -> Case:
-        row = _core.ops.act_q8_row_bytes(k) if act == "q8" else 4 * k
-
-        def build(rng: np.random.Generator) -> Any:
-            x = normal(rng, m, k + gap)
-            x[0, : min(k, 32)] = 0.0
-
-            def check(out: Any) -> None:
-                got = out["out"]
-                if act == "f32":
-                    np.testing.assert_array_equal(got[:, :row], np.ascontiguousarray(x[:, :k]).view(np.uint8))
-                else:
-                    q = got[:, :k].view(np.int8).reshape(m, k // 32, 32).astype(np.float64)
-                    d = np.ascontiguousarray(got[:, k : k + k // 8]).view(F32)
-                    sums = np.ascontiguousarray(got[:, k + k // 8 : k + k // 4]).view(np.int16)
-                    blocks = x[:, :k].reshape(m, k // 32, 32)
-                    np.testing.assert_allclose(d, np.abs(blocks).max(axis=-1) / 127, rtol=1e-6)
-                    assert (np.abs(q * d[..., None] - blocks) <= 0.5001 * d[..., None]).all()
-                    np.testing.assert_array_equal(sums, q.reshape(m, k // 16, 16).sum(axis=-1))
-                assert (got[:, row:] == 77).all(), "the gap between rows was written"
-
-            args = {"x": x, "x_stride": k + gap, "out_stride_bytes": row + gap}
-            return args, {"out": np.full((m, row + gap), 77, np.uint8)}, check
-
-        return Case("copy", {"act": act, "m": m, "k": k}, build, f"gap={gap}")
-
-    yield make("q8", 1, 32, 0)
-    yield make("q8", 9, 1056, 64)
-    yield make("q8", 70, 256, 0)
-    yield make("f32", 1, 1, 0)
-    yield make("f32", 33, 37, 4)
-
-
-@cases("mla_expand")
-def mla_expand_cases() -> Iterator[Case]:
-    def make(
-        m: int,
-        heads: int,
-        shape: tuple[int, int, int, int],
-        weight: str = "f16 plain",
-        cache: str = "f16",
-        gap: int = 0,
-        v_weight: str | None = None,
-    ) -> Case:
-        nope, rope, dv, lora = shape
-        k_type, k_layout = weight.split()
-        v_type, v_layout = (v_weight or weight).split()
-
-        def build(rng: np.random.Generator) -> Any:
-            rows, latents = to_cache(normal(rng, m, lora + rope), cache)
-            k_b = Weights(rng, k_type, k_layout, heads, lora, nope)
-            v_b = Weights(rng, v_type, v_layout, heads, dv, lora)
-            row = rows.reshape(m, -1).shape[1]
-            padded = np.full((m, row + gap), 255, np.uint8)
-            padded[:, :row] = rows.reshape(m, -1)
-            rotary = np.broadcast_to(latents[:, None, lora:], (m, heads, rope))
-            nope_keys = np.einsum("ml,hln->mhn", latents[:, :lora], k_b.values)
-            keys = np.concatenate([nope_keys, rotary], axis=-1)
-            values = np.einsum("ml,hnl->mhn", latents[:, :lora], v_b.values)
-
-            def check(out: Any) -> None:
-                for name, want in (("keys", keys), ("values", values)):
-                    expect_close(out[name].view(np.float16).astype(F32), want, HALVES)
-
-            args = {"latents": padded, "row_bytes": row + gap, "k_b": k_b.bytes, "v_b": v_b.bytes}
-            outputs = {
-                "keys": np.full((m, heads, 2 * (nope + rope)), 77, np.uint8),
-                "values": np.full((m, heads, 2 * dv), 77, np.uint8),
-            }
-            return args, outputs, check
-
-        desc = {"m": m, "heads": heads, "nope": nope, "rope": rope, "dv": dv, "lora": lora}
-        desc |= {"k_type": k_type, "v_type": v_type, "cache_type": cache}
-        desc |= {"k_layout": k_layout, "v_layout": v_layout}
-        return Case("mla_expand", desc, build, f"gap={gap}")
-
-    yield make(1, 1, (1, 1, 1, 1))
-    yield make(5, 3, (20, 6, 12, 20))
-    yield make(130, 2, (40, 8, 24, 72), gap=16)
-    yield make(7, 2, (136, 16, 144, 64), "f32 plain", "f32")
-    yield make(70, 17, (32, 16, 32, 96), "bf16 gpu", "bf16")
-    for dtype in SCALES:
-        k = 256 if dtype.endswith("_k") or dtype == "iq4_xs" else 32
-        yield make(3, 2, (k, 32, 16, k), f"{dtype} gpu", "q8_0")
-    # Matrices that end within a stripe, and what a whole kv_b of an older file becomes.
-    yield make(65, 3, (32, 8, 20, 40), "f16 gpu", v_weight="f16 plain")
-    yield make(9, 2, (64, 8, 64, 64), "f32 plain", v_weight="q4_0 gpu", gap=2)

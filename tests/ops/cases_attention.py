@@ -1,0 +1,342 @@
+"""Cases of attention and of what surrounds it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ops import reference
+from ops.cache_types import LOSS, from_cache, to_cache
+from ops.cases import EXACT, F32, cases, normal
+from ops.harness import Case, expect_close
+from ops.product_data import HALVES, SCALES, Weights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@cases("attention")
+def attention_cases() -> Iterator[Case]:
+    def make(
+        heads: int,
+        kv_heads: int,
+        dk: int,
+        dv: int,
+        runs: list[reference.Run],
+        types: str = "f32 f32",
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: bool = False,
+        v_in_k: bool = False,
+        gap: int = 0,
+    ) -> Case:
+        k_type, v_type = types.split()
+        m = max(first + count for first, count, _, _ in runs)
+        ctx = max(position + count for _, count, position, _ in runs) + 2
+        slots = max(slot for *_, slot in runs) + 1
+        scale = float(1 / np.sqrt(dk))
+
+        def build(rng: np.random.Generator) -> Any:
+            q = normal(rng, m, heads * dk + gap) * F32(2)
+            keys, key_values = to_cache(normal(rng, slots, ctx, kv_heads, dk), k_type)
+            values, value_values = to_cache(normal(rng, slots, ctx, kv_heads, dv), v_type)
+            args: dict[str, Any] = {
+                "q": q,
+                "q_stride": heads * dk + gap,
+                "out_stride": heads * dv + gap,
+                "k_cache": np.ascontiguousarray(keys).reshape(-1),
+                "slot_positions": ctx,
+                "runs": runs,
+                "settled": 1,
+                "scale": scale,
+            }
+            if v_in_k:
+                value_values = key_values[..., :dv]
+            else:
+                args["v_cache"] = np.ascontiguousarray(values).reshape(-1)
+            if window is not None:
+                args["window"] = window
+            if softcap is not None:
+                args["softcap"] = softcap
+            if sinks:
+                args["sinks"] = normal(rng, heads)
+            want = reference.attention(
+                q[:, : heads * dk].reshape(m, heads, dk).astype(np.float64),
+                key_values,
+                value_values,
+                runs,
+                scale=scale,
+                softcap=softcap,
+                window=window,
+                sinks=args["sinks"].astype(np.float64) if sinks else None,
+            ).reshape(m, heads * dv)
+
+            def check(out: Any) -> None:
+                expect_close(out["out"][:, : heads * dv], want, EXACT)
+                assert (out["out"][:, heads * dv :] == 77).all(), "the gap between rows was written"
+
+            return args, {"out": np.full((m, heads * dv + gap), 77, F32)}, check
+
+        desc = {
+            "m": m,
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "dk": dk,
+            "dv": dv,
+            "k_type": k_type,
+            "v_type": v_type,
+            "windowed": window is not None,
+            "softcap": softcap is not None,
+            "sinks": sinks,
+            "v_in_k": v_in_k,
+        }
+        return Case("attention", desc, build, f"runs{len(runs)}-ctx{ctx}-window{window}")
+
+    yield make(1, 1, 1, 1, [(0, 1, 0, 0)])
+    yield make(2, 1, 16, 16, [(0, 5, 0, 0)], gap=3)
+    # Decode at depths around the block sizes.
+    for depth in (0, 63, 64, 129, 500):
+        yield make(4, 2, 32, 24, [(0, 1, depth, 0)])
+    for types in ("f16 f16", "q8_0 q8_0"):
+        yield make(8, 2, 128, 128, [(0, 1, 1500, 0)], types)
+    for types in ("f16 f16", "bf16 bf16", "q8_0 q8_0"):
+        yield make(6, 1, 96, 64, [(0, 2, 300, 1), (2, 1, 5, 0)], types, window=170)
+    yield make(5, 1, 72, 40, [(0, 3, 600, 0)], "f16 f16", gap=3)
+    yield make(2, 1, 256, 192, [(0, 1, 700, 0)], "f16 f16", softcap=20.0)
+    # Prompts, from an empty cache and behind one.
+    yield make(4, 4, 64, 64, [(0, 70, 0, 0)])
+    yield make(6, 2, 20, 20, [(0, 33, 100, 1)])
+    yield make(3, 1, 24, 40, [(0, 131, 7, 0)])
+    # Several sequences of different length in one batch, some decoding.
+    yield make(8, 2, 80, 80, [(0, 1, 9, 2), (1, 17, 0, 0), (18, 1, 140, 1), (19, 2, 64, 3)])
+    # Every pair of cache types.
+    for k_type in ("f32", "f16", "bf16", "q8_0"):
+        for v_type in ("f32", "f16", "bf16", "q8_0"):
+            yield make(4, 2, 32, 64, [(0, 3, 70, 0)], f"{k_type} {v_type}")
+    yield make(4, 1, 36, 20, [(0, 9, 60, 0)], "f16 bf16")
+    # What a Desc can switch on.
+    yield make(8, 2, 64, 64, [(0, 40, 90, 0)], window=17)
+    yield make(2, 2, 16, 16, [(0, 1, 200, 0)], window=1)
+    yield make(2, 2, 16, 16, [(0, 80, 0, 0)], "f16 f16", window=500)
+    yield make(4, 2, 32, 32, [(0, 20, 50, 0)], softcap=2.0)
+    yield make(4, 2, 32, 32, [(0, 1, 50, 0)], softcap=30.0)
+    yield make(16, 2, 64, 64, [(0, 12, 150, 0)], "f16 f16", sinks=True, window=128)
+    yield make(16, 2, 64, 64, [(0, 1, 150, 0)], sinks=True)
+    # Several blocks of keys and of rows in every variant, the last ones cut.
+    yield make(2, 2, 192, 128, [(0, 150, 200, 0)], "f16 f16")
+    yield make(3, 3, 72, 40, [(0, 140, 129, 0)], "f16 f16", gap=1)
+    yield make(8, 1, 128, 128, [(0, 70, 333, 1), (70, 3, 10, 0)], "f16 f16", window=150, sinks=True)
+    yield make(4, 1, 64, 64, [(0, 100, 180, 0)], "q8_0 q8_0")
+    yield make(4, 2, 256, 256, [(0, 40, 130, 0)], "bf16 bf16", softcap=30.0)
+    # Latent attention: values within the keys, one kv head.
+    yield make(16, 1, 576, 512, [(0, 1, 77, 0)], "f16 f16", v_in_k=True)
+    yield make(10, 1, 40, 20, [(0, 30, 40, 0)], v_in_k=True)
+    yield make(16, 1, 576, 512, [(0, 1, 1300, 0)], v_in_k=True)
+    yield make(20, 1, 576, 512, [(0, 2, 700, 1), (2, 1, 0, 0)], "f16 f16", v_in_k=True, gap=5)
+    yield make(6, 2, 136, 72, [(0, 1, 300, 0)], "bf16 bf16", v_in_k=True)
+    yield make(2, 1, 256, 256, [(0, 3, 0, 0)], "bf16 bf16")
+
+
+@cases("qkv_rope_store")
+def qkv_rope_store_cases() -> Iterator[Case]:
+    def make(
+        heads: int,
+        kv_heads: int,
+        dk: int,
+        dv: int,
+        n_rot: int,
+        runs: list[reference.Run],
+        types: str = "f32 f32",
+        *,
+        neox: bool = True,
+        q_norm: bool = False,
+        k_norm: bool = False,
+        nope: int | None = None,
+        gap: int = 0,
+    ) -> Case:
+        k_type, v_type = types.split()
+        latent = nope is not None
+        m = max(first + count for first, count, _, _ in runs)
+        ctx = max(position + count for _, count, position, _ in runs) + 1
+        slots = max(slot for *_, slot in runs) + 1
+        rest = dk - n_rot
+        q_dim = nope + n_rot if nope is not None else dk
+
+        def build(rng: np.random.Generator) -> Any:
+            q = normal(rng, m, heads * q_dim + gap)
+            k = normal(rng, m, kv_heads * dk + gap)
+            v = normal(rng, m, kv_heads * dv + gap)
+            positions = np.zeros(m, np.int32)
+            for first, count, position, _ in runs:
+                positions[first : first + count] = position + np.arange(count)
+            inv_freq = (10_000.0 ** (-2 * np.arange(n_rot // 2) / n_rot)).astype(F32)
+            args: dict[str, Any] = {
+                "k": k,
+                "k_stride": kv_heads * dk + gap,
+                "q_stride": heads * q_dim + gap,
+                "positions": positions,
+                "inv_freq": inv_freq,
+                "mscale": 1.25,
+                "eps": 1e-5,
+                "slot_positions": ctx,
+                "runs": runs,
+            }
+            if not latent:
+                args |= {"v": v, "v_stride": kv_heads * dv + gap}
+            if q_norm:
+                args["q_norm"] = normal(rng, dk)
+            if k_norm:
+                args["k_norm"] = normal(rng, rest if latent else dk)
+
+            def rotate(x: Any, offset: int) -> Any:
+                return reference.rope(
+                    x,
+                    positions.tolist(),
+                    inv_freq.astype(np.float64),
+                    n_rot=n_rot,
+                    offset=offset,
+                    neox=neox,
+                    mscale=1.25,
+                )
+
+            def norm(x: Any, name: str) -> Any:
+                return reference.rms_norm(x, args[name].astype(np.float64), None, 1e-5) if name in args else x
+
+            wide_q = q[:, : heads * q_dim].reshape(m, heads, q_dim).astype(np.float64)
+            wide_k = k[:, : kv_heads * dk].reshape(m, kv_heads, dk).astype(np.float64)
+            outputs: dict[str, Any] = {}
+            if latent:
+                assert nope is not None
+                want_q = rotate(wide_q[..., nope:], 0)
+                wide_k[..., :rest] = norm(wide_k[..., :rest], "k_norm")
+                want_k = rotate(wide_k, rest)
+                args["q"] = q
+                outputs["q_out"] = np.full((m, heads * dk + gap), 77, F32)
+                args["q_out_stride"] = heads * dk + gap
+            else:
+                want_q = rotate(norm(wide_q, "q_norm"), 0)
+                want_k = rotate(norm(wide_k, "k_norm"), 0)
+                outputs["q"] = q
+            k_bytes = to_cache(np.zeros(kv_heads * dk, F32), k_type)[0].size
+            outputs["k_cache"] = rng.integers(0, 256, (slots, ctx, k_bytes + 4 * gap)).astype(np.uint8)
+            args["k_row_bytes"] = k_bytes + 4 * gap
+            if not latent:
+                v_bytes = to_cache(np.zeros(kv_heads * dv, F32), v_type)[0].size
+                outputs["v_cache"] = rng.integers(0, 256, (slots, ctx, v_bytes + 4 * gap)).astype(np.uint8)
+                args["v_row_bytes"] = v_bytes + 4 * gap
+            before = {name: value.copy() for name, value in outputs.items()}
+
+            def check(out: Any) -> None:
+                if latent:
+                    got = out["q_out"][:, : heads * dk].reshape(m, heads, dk)
+                    expect_close(got[..., rest:], want_q, EXACT)
+                    assert (got[..., :rest] == 77).all(), "what the product writes was overwritten"
+                    assert (out["q_out"][:, heads * dk :] == 77).all()
+                else:
+                    expect_close(out["q"][:, : heads * dk].reshape(m, heads, dk), want_q, EXACT)
+                    np.testing.assert_array_equal(out["q"][:, heads * dk :], q[:, heads * dk :])
+                kept = np.ones((slots, ctx), bool)
+                for first, count, position, slot in runs:
+                    kept[slot, position : position + count] = False
+                    cells = out["k_cache"][slot, position : position + count, :k_bytes]
+                    want = want_k[first : first + count].reshape(count, -1)
+                    expect_close(from_cache(cells, k_type), want, LOSS[k_type])
+                    if latent:
+                        continue
+                    cells = out["v_cache"][slot, position : position + count, :v_bytes]
+                    packed, _ = to_cache(
+                        np.ascontiguousarray(v[first : first + count, : kv_heads * dv]), v_type
+                    )
+                    np.testing.assert_array_equal(cells, packed)
+                for name in ("k_cache",) if latent else ("k_cache", "v_cache"):
+                    np.testing.assert_array_equal(out[name][kept], before[name][kept])
+                    width = k_bytes if name == "k_cache" else v_bytes
+                    np.testing.assert_array_equal(out[name][..., width:], before[name][..., width:])
+
+            return args, outputs, check
+
+        desc = {
+            "m": m,
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "dk": dk,
+            "dv": dv,
+            "n_rot": n_rot,
+            "nope": nope or 0,
+            "k_type": k_type,
+            "v_type": v_type,
+            "neox": neox,
+            "q_norm": q_norm,
+            "k_norm": k_norm,
+            "latent": latent,
+        }
+        return Case("qkv_rope_store", desc, build, f"runs{len(runs)}-gap{gap}")
+
+    yield make(1, 1, 2, 1, 2, [(0, 1, 0, 0)])
+    yield make(3, 1, 20, 7, 12, [(0, 2, 3, 1), (2, 3, 0, 0)], neox=False, q_norm=True, gap=3)
+    yield make(4, 2, 128, 128, 128, [(0, 1, 900, 0)], "f16 f16", q_norm=True, k_norm=True)
+    yield make(8, 4, 64, 64, 64, [(0, 1, 7, 2), (1, 1, 0, 0), (2, 1, 3, 1)], "f16 f16")
+    yield make(4, 2, 96, 160, 48, [(0, 8, 2, 0)], "bf16 q8_0", neox=False, k_norm=True)
+    yield make(6, 3, 80, 96, 80, [(0, 2, 1, 0)], "f32 bf16", gap=4)
+    yield make(2, 1, 256, 192, 256, [(0, 3, 1, 0)], "q8_0 f16", q_norm=True, k_norm=True)
+    yield make(5, 1, 36, 32, 4, [(0, 3, 4, 0)], nope=9, k_norm=True, gap=2)
+    yield make(16, 1, 576, 512, 64, [(0, 2, 77, 0)], "f16 f16", nope=128, k_norm=True, neox=False)
+    yield make(2, 1, 96, 64, 32, [(0, 1, 5, 0)], "q8_0 q8_0", nope=1)
+
+
+@cases("mla_expand")
+def mla_expand_cases() -> Iterator[Case]:
+    def make(
+        m: int,
+        heads: int,
+        shape: tuple[int, int, int, int],
+        weight: str = "f16 plain",
+        cache: str = "f16",
+        gap: int = 0,
+        v_weight: str | None = None,
+    ) -> Case:
+        nope, rope, dv, lora = shape
+        k_type, k_layout = weight.split()
+        v_type, v_layout = (v_weight or weight).split()
+
+        def build(rng: np.random.Generator) -> Any:
+            rows, latents = to_cache(normal(rng, m, lora + rope), cache)
+            k_b = Weights(rng, k_type, k_layout, heads, lora, nope)
+            v_b = Weights(rng, v_type, v_layout, heads, dv, lora)
+            row = rows.reshape(m, -1).shape[1]
+            padded = np.full((m, row + gap), 255, np.uint8)
+            padded[:, :row] = rows.reshape(m, -1)
+            rotary = np.broadcast_to(latents[:, None, lora:], (m, heads, rope))
+            nope_keys = np.einsum("ml,hln->mhn", latents[:, :lora], k_b.values)
+            keys = np.concatenate([nope_keys, rotary], axis=-1)
+            values = np.einsum("ml,hnl->mhn", latents[:, :lora], v_b.values)
+
+            def check(out: Any) -> None:
+                for name, want in (("keys", keys), ("values", values)):
+                    expect_close(out[name].view(np.float16).astype(F32), want, HALVES)
+
+            args = {"latents": padded, "row_bytes": row + gap, "k_b": k_b.bytes, "v_b": v_b.bytes}
+            outputs = {
+                "keys": np.full((m, heads, 2 * (nope + rope)), 77, np.uint8),
+                "values": np.full((m, heads, 2 * dv), 77, np.uint8),
+            }
+            return args, outputs, check
+
+        desc = {"m": m, "heads": heads, "nope": nope, "rope": rope, "dv": dv, "lora": lora}
+        desc |= {"k_type": k_type, "v_type": v_type, "cache_type": cache}
+        desc |= {"k_layout": k_layout, "v_layout": v_layout}
+        return Case("mla_expand", desc, build, f"gap={gap}")
+
+    yield make(1, 1, (1, 1, 1, 1))
+    yield make(5, 3, (20, 6, 12, 20))
+    yield make(130, 2, (40, 8, 24, 72), gap=16)
+    yield make(7, 2, (136, 16, 144, 64), "f32 plain", "f32")
+    yield make(70, 17, (32, 16, 32, 96), "bf16 gpu", "bf16")
+    for dtype in SCALES:
+        k = 256 if dtype.endswith("_k") or dtype == "iq4_xs" else 32
+        yield make(3, 2, (k, 32, 16, k), f"{dtype} gpu", "q8_0")
+    # Matrices that end within a stripe, and what a whole kv_b of an older file becomes.
+    yield make(65, 3, (32, 8, 20, 40), "f16 gpu", v_weight="f16 plain")
+    yield make(9, 2, (64, 8, 64, 64), "f32 plain", v_weight="q4_0 gpu", gap=2)

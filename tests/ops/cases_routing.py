@@ -1,0 +1,215 @@
+"""Cases of the families that choose: experts for tokens, and the next token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from dyno import _core
+
+from ops import reference
+from ops.cache_types import to_cache
+from ops.cases import EXACT, F32, cases, normal
+from ops.harness import Case, expect_close
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+
+def router_weights(
+    rng: np.random.Generator, dtype: str, experts: int, k: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+    """A plain matrix [experts, k] as bytes, and its values."""
+    packed, values = to_cache(normal(rng, experts, k) / F32(np.sqrt(k)), dtype)
+    return np.ascontiguousarray(packed).reshape(-1), values
+
+
+@cases("moe_route")
+def moe_route_cases() -> Iterator[Case]:
+    def make(
+        m: int,
+        experts: int,
+        used: int,
+        gating: str,
+        *,
+        groups: int = 1,
+        groups_used: int = 1,
+        normalize: bool = False,
+        bias: bool = False,
+        pinned: bool = False,
+    ) -> Case:
+        def build(rng: np.random.Generator) -> Any:
+            # Distinct logits at steps well above rounding, so that every order is decided.
+            logits = (rng.permuted(np.tile(np.arange(experts), (m, 1)), axis=1) * (8.0 / experts) - 4).astype(
+                F32
+            )
+            args: dict[str, Any] = {"logits": logits, "scale": 2.5}
+            if bias:
+                args["selection_bias"] = (rng.permutation(experts) * (0.37 / experts)).astype(F32)
+            if pinned:
+                picks = rng.permuted(np.tile(np.arange(experts), (m, 1)), axis=1)[:, :used]
+                args["pinned"] = np.ascontiguousarray(picks, np.int32)
+
+            def check(out: Any) -> None:
+                wide = logits.astype(np.float64)
+                ids = args.get("pinned")
+                if ids is None:
+                    bias64 = args["selection_bias"].astype(np.float64) if bias else None
+                    ids = reference.route_choice(
+                        wide, bias64, used=used, groups=groups, groups_used=groups_used, gating=gating
+                    )
+                np.testing.assert_array_equal(out["ids"], ids)
+                want = reference.route_weights(wide, ids, gating=gating, normalize=normalize, scale=2.5)
+                np.testing.assert_allclose(out["weights"], want, rtol=2e-6)
+
+            outputs = {"ids": np.full((m, used), -1, np.int32), "weights": np.empty((m, used), F32)}
+            return args, outputs, check
+
+        desc = {
+            "m": m,
+            "experts": experts,
+            "used": used,
+            "groups": groups,
+            "groups_used": groups_used,
+            "gating": gating,
+            "normalize": normalize,
+        }
+        return Case("moe_route", desc, build, f"bias={bias}-pinned={pinned}")
+
+    for gating in ("softmax", "sigmoid", "softmax_selected"):
+        yield make(1, 1, 1, gating)
+        yield make(5, 13, 3, gating, normalize=True)
+        yield make(9, 128, 8, gating, bias=True)
+        yield make(4, 10, 10, gating, pinned=True, normalize=True)
+        yield make(6, 32, 4, gating, groups=8, groups_used=2, bias=True, normalize=True)
+    yield make(70, 256, 8, "sigmoid", groups=8, groups_used=4, bias=True, normalize=True)
+
+
+@cases("norm_route")
+def norm_route_cases() -> Iterator[Case]:
+    def make(
+        m: int,
+        k: int,
+        experts: int,
+        used: int,
+        gating: str,
+        dtype: str = "f32",
+        layout: str = "plain",
+        *,
+        groups: int = 1,
+        groups_used: int = 1,
+        normalize: bool = False,
+        bias: bool = False,
+        pinned: bool = False,
+        weight: bool = True,
+        gap: int = 0,
+    ) -> Case:
+        def build(rng: np.random.Generator) -> Any:
+            x = normal(rng, m, k + gap)
+            plain, wide = router_weights(rng, dtype, experts, k)
+            gain = np.abs(normal(rng, k)) + F32(0.5)
+            args: dict[str, Any] = {
+                "x": x,
+                "x_stride": k + gap,
+                "eps": 1e-5,
+                "scale": 2.5,
+                "w": plain if layout == "plain" else _core.ops.repack(dtype, plain, experts, k, layout),
+                "normed_stride": k + gap,
+            }
+            if weight:
+                args["norm"] = gain
+            if bias:
+                args["bias"] = normal(rng, experts)
+                args["selection_bias"] = normal(rng, experts) * F32(0.2)
+            if pinned:
+                picks = rng.permuted(np.tile(np.arange(experts), (m, 1)), axis=1)[:, :used]
+                args["pinned"] = np.ascontiguousarray(picks, np.int32)
+            want = reference.rms_norm(
+                x[:, :k].astype(np.float64), gain.astype(np.float64) if weight else None, None, 1e-5
+            )
+            logits = want @ wide.T + (args["bias"].astype(np.float64) if bias else 0.0)
+            chosen = {"used": used, "groups": groups, "groups_used": groups_used, "gating": gating}
+            bias64 = args["selection_bias"].astype(np.float64) if bias else None
+            ids = args.get("pinned")
+            if ids is None:
+                ids = reference.route_choice(logits, bias64, **chosen)
+
+            def check(out: Any) -> None:
+                # Sums in another order may swap experts that are equal but for rounding; the weights tell.
+                np.testing.assert_array_equal(np.sort(out["ids"]), np.sort(ids))
+                weights = reference.route_weights(
+                    logits, out["ids"], gating=gating, normalize=normalize, scale=2.5
+                )
+                np.testing.assert_allclose(out["weights"], weights, rtol=2e-5)
+                expect_close(out["normed"][:, :k], want, EXACT)
+                assert (out["normed"][:, k:] == 77).all(), "the gap between rows was written"
+
+            outputs = {
+                "ids": np.full((m, used), -1, np.int32),
+                "weights": np.empty((m, used), F32),
+                "normed": np.full((m, k + gap), 77, F32),
+            }
+            return args, outputs, check
+
+        desc = {
+            "type": dtype,
+            "layout": layout,
+            "m": m,
+            "k": k,
+            "experts": experts,
+            "used": used,
+            "groups": groups,
+            "groups_used": groups_used,
+            "gating": gating,
+            "normalize": normalize,
+        }
+        return Case("norm_route", desc, build, f"bias={bias}-pinned={pinned}-gap={gap}")
+
+    for gating in ("softmax", "sigmoid", "softmax_selected"):
+        yield make(1, 1, 1, 1, gating)
+        yield make(3, 30, 13, 3, gating, normalize=True, weight=False, gap=2)
+        yield make(2, 256, 128, 8, gating, bias=True)
+    yield make(1, 2048, 128, 8, "softmax", normalize=True)
+    yield make(8, 96, 10, 10, "softmax", "f16", pinned=True, normalize=True)
+    yield make(2, 34, 33, 4, "sigmoid", "bf16", gap=1)
+    yield make(5, 64, 256, 8, "sigmoid", groups=8, groups_used=4, bias=True, normalize=True)
+    yield make(2, 96, 40, 6, "softmax", "f16", "gpu", normalize=True)
+    yield make(1, 1056, 300, 5, "softmax", "bf16", "gpu", gap=4)
+    yield make(4, 64, 17, 2, "softmax_selected", "f16", "gpu", bias=True)
+    yield make(2, 64, 33, 4, "softmax", "q8_0")
+
+
+@cases("sample")
+def sample_cases() -> Iterator[Case]:
+    def make(m: int, n: int, label: str, **settings: float) -> Case:
+        chosen = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **settings}
+
+        def build(rng: np.random.Generator) -> Any:
+            logits = normal(rng, m, n) * F32(3)
+            uniform = rng.random(m).astype(F32)
+            uniform[0] = 0.0
+
+            def check(out: Any) -> None:
+                for row in range(m):
+                    want = reference.sample(
+                        logits[row].astype(np.float64), uniform=float(uniform[row]), **chosen
+                    )  # type: ignore[arg-type]
+                    assert out["out"][row] == want, f"row {row}"
+
+            return {"logits": logits, "uniform": uniform, **chosen}, {"out": np.full(m, -1, np.int32)}, check
+
+        return Case("sample", {"m": m, "n_vocab": n}, build, label)
+
+    yield make(3, 1, "one-token")
+    yield make(40, 77, "greedy", temperature=0.0)
+    yield make(40, 77, "plain")
+    yield make(40, 77, "hot", temperature=2.5)
+    yield make(40, 77, "top_k", top_k=5)
+    yield make(40, 77, "top_k-past-the-end", top_k=100)
+    yield make(40, 77, "top_p", top_p=0.7)
+    yield make(40, 77, "min_p", min_p=0.1)
+    yield make(40, 300, "all", top_k=40, top_p=0.9, min_p=0.05, temperature=0.8)
+    yield make(40, 300, "tiny-top_p", top_p=1e-6)
+    yield make(2, 40_000, "large", top_k=40, top_p=0.95, temperature=0.7)

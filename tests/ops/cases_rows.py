@@ -1,0 +1,244 @@
+"""Cases of the families that move or transform rows: embed, norm, rope, kv_store, moe_sum, glu, copy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from dyno import _core
+
+from ops import reference
+from ops.cache_types import to_cache
+from ops.cases import EXACT, F32, cases, normal
+from ops.harness import Case, expect_close
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@cases("embed")
+def embed_cases() -> Iterator[Case]:
+    def make(dtype: str, m: int, n: int, scale: float) -> Case:
+        def build(rng: np.random.Generator) -> Any:
+            rows = 7
+            table, values = to_cache(normal(rng, rows, n), dtype)
+            ids = rng.integers(0, rows, m).astype(np.int32)
+
+            def check(out: Any) -> None:
+                want = values[ids].astype(F32) * F32(scale)
+                np.testing.assert_array_equal(out["out"], want)
+
+            return (
+                {"table": table, "rows": rows, "ids": ids, "scale": scale},
+                {"out": np.empty((m, n), F32)},
+                check,
+            )
+
+        return Case("embed", {"type": dtype, "m": m, "n": n}, build)
+
+    yield make("f32", 1, 1, 1.0)
+    yield make("f32", 5, 33, 1.0)
+    yield make("f16", 9, 65, 8.0)
+    yield make("bf16", 3, 7, 1.0)
+    yield make("q8_0", 70, 96, 0.5)
+
+
+@cases("norm")
+def norm_cases() -> Iterator[Case]:
+    def make(m: int, n: int, rows: int = 1, *, weight: bool = True, add: bool = False, gap: int = 0) -> Case:
+        def build(rng: np.random.Generator) -> Any:
+            row = rows * n
+            x = normal(rng, m, row + gap)
+            args: dict[str, Any] = {"x": x, "eps": 1e-5, "x_stride": row + gap, "out_stride": row + gap}
+            if weight:
+                args["weight"] = normal(rng, n)
+            if add:
+                args["residual"] = normal(rng, m, row)
+
+            def check(out: Any) -> None:
+                want = reference.rms_norm(
+                    x[:, :row].reshape(m, rows, n).astype(np.float64),
+                    args["weight"].astype(np.float64) if weight else None,
+                    args["residual"].reshape(m, rows, n).astype(np.float64) if add else None,
+                    1e-5,
+                )
+                expect_close(out["out"][:, :row], want.reshape(m, row), EXACT)
+                assert (out["out"][:, row:] == 77).all(), "the gap between rows was written"
+
+            return args, {"out": np.full((m, row + gap), 77, F32)}, check
+
+        desc = {"m": m, "n": n, "rows_per_token": rows, "add": add}
+        return Case("norm", desc, build, f"weight={weight}-gap={gap}")
+
+    yield make(1, 1)
+    yield make(3, 17, add=True)
+    yield make(2, 64, 3, gap=5)
+    yield make(1, 2048)
+    yield make(33, 130, weight=False, add=True)
+    yield make(5, 128, 16, gap=64)
+
+
+@cases("rope")
+def rope_cases() -> Iterator[Case]:
+    def make(
+        m: int, heads: int, dim: int, n_rot: int, offset: int, neox: bool, start: int, gap: int = 0
+    ) -> Case:
+        def build(rng: np.random.Generator) -> Any:
+            row = heads * dim
+            x = normal(rng, m, row + gap)
+            positions = (start + np.arange(m)).astype(np.int32)
+            inv_freq = (10000.0 ** (-np.arange(n_rot // 2) / (n_rot // 2))).astype(F32)
+            args = {"positions": positions, "inv_freq": inv_freq, "mscale": 1.25, "x_stride": row + gap}
+
+            def check(out: Any) -> None:
+                want = reference.rope(
+                    x[:, :row].reshape(m, heads, dim).astype(np.float64),
+                    positions.tolist(),
+                    inv_freq.astype(np.float64),
+                    n_rot=n_rot,
+                    offset=offset,
+                    neox=neox,
+                    mscale=1.25,
+                )
+                got = out["x"][:, :row].reshape(m, heads, dim)
+                assert np.abs(got - want).max() < 5e-6, f"off by {np.abs(got - want).max()}"
+                expect_close(got, want, 1e-13)
+                np.testing.assert_array_equal(out["x"][:, row:], x[:, row:])
+
+            return args, {"x": x}, check
+
+        desc = {"m": m, "heads": heads, "head_dim": dim, "n_rot": n_rot, "offset": offset, "neox": neox}
+        return Case("rope", desc, build, f"at{start}-gap{gap}")
+
+    for neox in (False, True):
+        yield make(1, 1, 2, 2, 0, neox, 3)
+        yield make(7, 3, 20, 12, 4, neox, 0, gap=3)
+        yield make(3, 2, 128, 128, 0, neox, 131_000)
+        yield make(2, 5, 192, 64, 128, neox, 1_000_000)
+        yield make(40, 16, 64, 64, 0, neox, 100)
+
+
+@cases("kv_store")
+def kv_store_cases() -> Iterator[Case]:
+    def make(dtype: str, width: int, runs: list[reference.Run], gap: int = 0, offset: int = 0) -> Case:
+        m = max(first + count for first, count, _, _ in runs)
+        ctx = max(position + count for _, count, position, _ in runs) + 1
+        slots = max(slot for *_, slot in runs) + 1
+
+        def build(rng: np.random.Generator) -> Any:
+            x = normal(rng, m, width + gap)
+            x[0, 0] = 0.0
+            x[-1, -1 - gap] = 1e-7  # a subnormal f16
+            packed, _ = to_cache(np.ascontiguousarray(x[:, :width]), dtype)
+            row = offset + packed.shape[1] + gap
+            cache = rng.integers(0, 256, (slots, ctx, row)).astype(np.uint8)
+            want = cache.copy()
+            for first, count, position, slot in runs:
+                cells = want[slot, position : position + count]
+                cells[:, offset : offset + packed.shape[1]] = packed[first : first + count]
+
+            def check(out: Any) -> None:
+                np.testing.assert_array_equal(out["cache"], want)
+
+            args = {
+                "x": x,
+                "x_stride": width + gap,
+                "row_bytes": row,
+                "byte_offset": offset,
+                "slot_positions": ctx,
+                "runs": runs,
+            }
+            return args, {"cache": cache}, check
+
+        return Case("kv_store", {"type": dtype, "m": m, "width": width}, build, f"runs{len(runs)}-gap{gap}")
+
+    for dtype in ("f32", "f16", "bf16"):
+        yield make(dtype, 1, [(0, 1, 0, 0)])
+        yield make(dtype, 37, [(0, 3, 2, 1), (3, 1, 0, 0)], gap=4, offset=8)
+    yield make("q8_0", 32, [(0, 1, 5, 0)])
+    yield make("q8_0", 160, [(0, 2, 0, 2), (2, 5, 3, 0)], gap=34, offset=68)
+    yield make("f16", 512, [(0, 80, 1, 0)])
+
+
+@cases("moe_sum")
+def moe_sum_cases() -> Iterator[Case]:
+    def make(m: int, n: int, used: int, residual: bool) -> Case:
+        def build(rng: np.random.Generator) -> Any:
+            args: dict[str, Any] = {
+                "x": normal(rng, m, used, n),
+                "weights": normal(rng, m, used),
+                "scale": 0.75,
+            }
+            if residual:
+                args["residual"] = normal(rng, m, n)
+
+            def check(out: Any) -> None:
+                wide = {k: v.astype(np.float64) for k, v in args.items() if isinstance(v, np.ndarray)}
+                want = reference.moe_sum(wide["x"], wide["weights"], wide.get("residual"), 0.75)
+                expect_close(out["out"], want, EXACT)
+
+            return args, {"out": np.empty((m, n), F32)}, check
+
+        return Case("moe_sum", {"m": m, "n": n, "used": used}, build, f"residual={residual}")
+
+    yield make(1, 1, 1, True)
+    yield make(1, 1030, 8, True)
+    yield make(7, 33, 3, False)
+    yield make(40, 520, 2, True)
+
+
+@cases("glu")
+def glu_cases() -> Iterator[Case]:
+    def make(m: int, n: int, activation: str, gap: int = 0) -> Case:
+        def build(rng: np.random.Generator) -> Any:
+            gate, up = normal(rng, m, n + gap) * F32(4), normal(rng, m, n) * F32(4)
+            args = {"gate": gate, "gate_stride": n + gap, "up": up, "y_stride": n + gap}
+
+            def check(out: Any) -> None:
+                want = reference.gated(gate[:, :n].astype(np.float64), up.astype(np.float64), activation)
+                expect_close(out["y"][:, :n], want, EXACT)
+                assert (out["y"][:, n:] == 77).all(), "the gap between rows was written"
+
+            return args, {"y": np.full((m, n + gap), 77, F32)}, check
+
+        return Case("glu", {"m": m, "n": n, "activation": activation}, build, f"gap={gap}")
+
+    for activation in ("silu", "gelu_tanh", "swiglu_oai"):
+        yield make(1, 1, activation)
+        yield make(7, 37, activation, gap=3)
+        yield make(33, 256, activation)
+
+
+@cases("copy")
+def copy_cases() -> Iterator[Case]:
+    def make(act: str, m: int, k: int, gap: int) -> Case:
+        row = _core.ops.act_q8_row_bytes(k) if act == "q8" else 4 * k
+
+        def build(rng: np.random.Generator) -> Any:
+            x = normal(rng, m, k + gap)
+            x[0, : min(k, 32)] = 0.0
+
+            def check(out: Any) -> None:
+                got = out["out"]
+                if act == "f32":
+                    np.testing.assert_array_equal(got[:, :row], np.ascontiguousarray(x[:, :k]).view(np.uint8))
+                else:
+                    q = got[:, :k].view(np.int8).reshape(m, k // 32, 32).astype(np.float64)
+                    d = np.ascontiguousarray(got[:, k : k + k // 8]).view(F32)
+                    sums = np.ascontiguousarray(got[:, k + k // 8 : k + k // 4]).view(np.int16)
+                    blocks = x[:, :k].reshape(m, k // 32, 32)
+                    np.testing.assert_allclose(d, np.abs(blocks).max(axis=-1) / 127, rtol=1e-6)
+                    assert (np.abs(q * d[..., None] - blocks) <= 0.5001 * d[..., None]).all()
+                    np.testing.assert_array_equal(sums, q.reshape(m, k // 16, 16).sum(axis=-1))
+                assert (got[:, row:] == 77).all(), "the gap between rows was written"
+
+            args = {"x": x, "x_stride": k + gap, "out_stride_bytes": row + gap}
+            return args, {"out": np.full((m, row + gap), 77, np.uint8)}, check
+
+        return Case("copy", {"act": act, "m": m, "k": k}, build, f"gap={gap}")
+
+    yield make("q8", 1, 32, 0)
+    yield make("q8", 9, 1056, 64)
+    yield make("q8", 70, 256, 0)
+    yield make("f32", 1, 1, 0)
+    yield make("f32", 33, 37, 4)
