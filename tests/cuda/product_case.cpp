@@ -72,6 +72,19 @@ std::vector<float> normal(size_t count, uint64_t seed) {
   return out;
 }
 
+// What a kernel of `compute` multiplies. Weights become halves first; beside weights that are floats, activations are
+// two halves each, which lose nothing here.
+float weight_operand(float v, ops::ComputeType compute) {
+  const float half = f16_to_f32(f32_to_f16(v));
+  return compute == ops::ComputeType::f32   ? v
+         : compute == ops::ComputeType::f16 ? half
+                                            : bf16_to_f32(f32_to_bf16(half));
+}
+float x_operand(float v, DType weights, ops::ComputeType compute) {
+  if (compute == ops::ComputeType::bf16) return bf16_to_f32(f32_to_bf16(v));
+  return compute == ops::ComputeType::f32 || is_float(weights) ? v : f16_to_f32(f32_to_f16(v));
+}
+
 std::vector<int32_t> route(const Common& c, Routing routing, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<double> share(static_cast<size_t>(c.matrices), 1.0);
@@ -84,6 +97,31 @@ std::vector<int32_t> route(const Common& c, Routing routing, uint64_t seed) {
   std::vector<int32_t> ids(static_cast<size_t>(c.rows()));
   for (int32_t& id : ids) id = draw(random);
   return ids;
+}
+
+// The products in float64.
+void multiply(const Common& c, const ProductOptions& options, const std::vector<int32_t>& ids,
+              const std::vector<float>& x, const std::vector<float> (&w)[2], const std::vector<float> (&bias)[2],
+              const std::vector<float>& residual, std::vector<double>& out) {
+  const int mats = c.gated ? 2 : 1;
+  for (int64_t row = 0; row < c.rows(); ++row) {
+    for (int64_t b = 0; b < c.batch; ++b) {
+      const int64_t matrix = c.experts ? ids[static_cast<size_t>(row)] : b;
+      const int64_t x_row = c.experts ? (c.x_per_slot ? row : row / c.used) : row * c.batch + b;
+      for (int64_t j = 0; j < c.n; ++j) {
+        double sum[2] = {};
+        for (int i = 0; i < mats; ++i) {
+          const float* row_of_w = w[i].data() + (matrix * c.n + j) * c.k;
+          for (int64_t at = 0; at < c.k; ++at)
+            sum[i] += static_cast<double>(row_of_w[at]) * x[static_cast<size_t>(x_row * c.k + at)];
+          if (options.bias) sum[i] += bias[i][static_cast<size_t>((c.experts ? matrix * c.n : 0) + j)];
+        }
+        const auto at = static_cast<size_t>((row * c.batch + b) * c.n + j);
+        out[at] = c.gated ? activate(c.activation, sum[0], sum[1])
+                          : sum[0] * (options.residual ? 0.75 : 1) + (options.residual ? residual[at] : 0);
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -245,24 +283,26 @@ ProductCase::ProductCase(const ops::OpDesc& desc, const ProductOptions& options)
     }
   }
   if (!options.reference) return;
-  reference_.resize(y_count_);
-  for (int64_t row = 0; row < c.rows(); ++row) {
-    for (int64_t b = 0; b < c.batch; ++b) {
-      const int64_t matrix = c.experts ? ids[static_cast<size_t>(row)] : b;
-      const int64_t x_row = c.experts ? (c.x_per_slot ? row : row / c.used) : row * c.batch + b;
-      for (int64_t j = 0; j < c.n; ++j) {
-        double sum[2] = {};
-        for (int i = 0; i < mats; ++i) {
-          const float* w = values[i].data() + (matrix * c.n + j) * c.k;
-          for (int64_t at = 0; at < c.k; ++at)
-            sum[i] += static_cast<double>(w[at]) * x[static_cast<size_t>(x_row * c.k + at)];
-          if (options.bias) sum[i] += bias[i][static_cast<size_t>((c.experts ? matrix * c.n : 0) + j)];
-        }
-        const auto at = static_cast<size_t>((row * c.batch + b) * c.n + j);
-        reference_[at] = c.gated ? activate(c.activation, sum[0], sum[1])
-                                 : sum[0] * (options.residual ? 0.75 : 1) + (options.residual ? residual[at] : 0);
-      }
+  const auto answers = [&](ops::ComputeType compute) {
+    std::vector<double> out(y_count_);
+    std::vector<float> seen(x), w[2];
+    for (float& v : seen) v = x_operand(v, c.type, compute);
+    for (int i = 0; i < mats; ++i) {
+      w[i] = values[i];
+      for (float& v : w[i]) v = weight_operand(v, compute);
     }
+    multiply(c, options, ids, seen, w, bias, residual, out);
+    return out;
+  };
+  reference_ = answers(ops::ComputeType::f32);
+  for (const auto compute : {ops::ComputeType::f16, ops::ComputeType::bf16}) {
+    const std::vector<double> rounded = answers(compute);
+    double error = 0, power = 0;
+    for (size_t i = 0; i < y_count_; ++i) {
+      error += (rounded[i] - reference_[i]) * (rounded[i] - reference_[i]);
+      power += reference_[i] * reference_[i];
+    }
+    rounding_nmse_[static_cast<size_t>(compute)] = error / power;
   }
 }
 

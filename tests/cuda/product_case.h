@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
 #include <functional>
 #include <string>
 #include <vector>
@@ -65,6 +66,8 @@ class ProductCase {
               ops::ComputeType compute = ops::ComputeType::f16) const;
 
   const std::vector<double>& reference() const { return reference_; }
+  // Squared error over squared answers that operands of a compute type cost, by a reference of rounded operands.
+  double rounding_nmse(ops::ComputeType compute) const { return rounding_nmse_[static_cast<size_t>(compute)]; }
   const GuardedBuffer& y() const { return y_; }
   size_t y_count() const { return y_count_; }
   double weight_bytes() const { return weight_bytes_; }  // of the experts in use
@@ -76,6 +79,7 @@ class ProductCase {
   size_t copy_bytes_ = 0, expert_bytes_ = 0, y_count_ = 0;
   double weight_bytes_ = 0;
   std::vector<double> reference_;
+  std::array<double, 3> rounding_nmse_{};  // by ComputeType
 };
 
 }  // namespace dyno::testing
