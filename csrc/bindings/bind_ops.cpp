@@ -150,10 +150,10 @@ void bind_ops(nb::module_& m) {
       },
       "text"_a, "First and last number of tokens of a range such as m1, m1-8 or m513+; None if it is not one.");
   o.def("run", &run_op, "family"_a, "desc"_a, "config"_a, "args"_a, "threads"_a = 1, "isa"_a = "auto",
-        "device"_a = "cpu", "captured"_a = false,
+        "device"_a = "cpu", "captured"_a = false, "sm_count"_a = 0,
         "Launches an op on NumPy arrays. `args` has the names of the family's C++ Args struct; outputs are written in "
         "place. config=None takes the default. On a GPU (device=cuda:N) arrays are copied there and back, and captured "
-        "launches run as a replayed graph.");
+        "launches run as a replayed graph; sm_count: launch as if the GPU had that many multiprocessors.");
   bind_ops_matmul(o);
   o.def("time", &time_op, "family"_a, "desc"_a, "config"_a = nb::none(), nb::kw_only(), "threads"_a = 1,
         "min_seconds"_a = 0.1, "rotate_bytes"_a = 0, "seed"_a = 0, "depth"_a = 0, "isa"_a = "auto", "device"_a = "cpu",

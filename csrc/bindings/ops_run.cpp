@@ -262,10 +262,13 @@ auto read_args(OpArgs& in, const D& d, std::vector<SequenceRun>&) {
 
 void run_op(std::string_view family_text, const nb::dict& desc_dict, const std::optional<nb::dict>& config_dict,
             const nb::dict& args_dict, int threads, std::string_view isa, std::string_view device_text,
-            [[maybe_unused]] bool captured) {
+            [[maybe_unused]] bool captured, int sm_count) {
   const Family family = family_from_name(family_text);
   const OpDesc desc = desc_from_dict(family, desc_dict);
-  const DeviceInfo device = device_from_name(device_text, isa);
+  DeviceInfo device = device_from_name(device_text, isa);
+  DYNO_CHECK(PlanError, sm_count >= 0 && (sm_count == 0 || device.kind == DeviceKind::cuda), "[ops] sm_count is ",
+             sm_count, "; expected multiprocessors of a GPU, or 0 for those that it has");
+  if (sm_count > 0) device.sm_count = sm_count;
   const Config config = config_dict ? config_from_dict(family, *config_dict) : default_config(desc, device);
   const Support support = supports(desc, config, device);
   DYNO_CHECK(UnsupportedError, support.ok, "[", family_text, "] ", support.reason);

@@ -9,6 +9,7 @@
 namespace dyno {
 
 void run_op(std::string_view family, const nanobind::dict& desc, const std::optional<nanobind::dict>& config,
-            const nanobind::dict& args, int threads, std::string_view isa, std::string_view device, bool captured);
+            const nanobind::dict& args, int threads, std::string_view isa, std::string_view device, bool captured,
+            int sm_count);
 
 }  // namespace dyno

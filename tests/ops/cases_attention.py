@@ -11,6 +11,7 @@ from ops.cache_types import LOSS, from_cache, to_cache
 from ops.cases import EXACT, F32, cases, normal
 from ops.harness import Case, expect_close
 from ops.product_data import HALVES, SCALES, Weights
+from ops.rounding import operand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +100,7 @@ def attention_cases() -> Iterator[Case]:
     # Decode at depths around the block sizes.
     for depth in (0, 63, 64, 129, 500):
         yield make(4, 2, 32, 24, [(0, 1, depth, 0)])
-    for types in ("f16 f16", "q8_0 q8_0"):
+    for types in ("f16 f16", "bf16 bf16", "q8_0 q8_0"):
         yield make(8, 2, 128, 128, [(0, 1, 1500, 0)], types)
     for types in ("f16 f16", "bf16 bf16", "q8_0 q8_0"):
         yield make(6, 1, 96, 64, [(0, 2, 300, 1), (2, 1, 5, 0)], types, window=170)
@@ -309,9 +310,10 @@ def mla_expand_cases() -> Iterator[Case]:
             padded = np.full((m, row + gap), 255, np.uint8)
             padded[:, :row] = rows.reshape(m, -1)
             rotary = np.broadcast_to(latents[:, None, lora:], (m, heads, rope))
-            nope_keys = np.einsum("ml,hln->mhn", latents[:, :lora], k_b.values)
+            wide = operand(latents[:, :lora])
+            nope_keys = np.einsum("ml,hln->mhn", wide, k_b.values)
             keys = np.concatenate([nope_keys, rotary], axis=-1)
-            values = np.einsum("ml,hnl->mhn", latents[:, :lora], v_b.values)
+            values = np.einsum("ml,hnl->mhn", wide, v_b.values)
 
             def check(out: Any) -> None:
                 for name, want in (("keys", keys), ("values", values)):

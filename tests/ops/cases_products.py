@@ -10,6 +10,7 @@ from ops import reference
 from ops.cases import EXACT, F32, cases, normal
 from ops.harness import Case, expect_close
 from ops.product_data import FLOATS, SCALES, Weights, activations, kinds, normed
+from ops.rounding import operand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +38,7 @@ def matmul_cases() -> Iterator[Case]:
             if norm:
                 inside, x_values = normed(rng, x_values)
                 args |= inside
-            want = np.einsum("mbk,bnk->mbn", x_values.reshape(m, batch, k), w.values)
+            want = np.einsum("mbk,bnk->mbn", operand(x_values).reshape(m, batch, k), w.values)
             if extras:
                 args |= {"bias": normal(rng, n), "residual": normal(rng, m, n * batch + gap), "scale": 0.5}
                 residual = args["residual"][:, : n * batch].reshape(m, batch, n)
@@ -81,6 +82,7 @@ def matmul_id_cases() -> Iterator[Case]:
             x, x_values = activations(rng, act, m * used if per_slot else m, k)
             # Some experts stay without a token; with `one` all but one.
             ids = np.full((m, used), 4) if one else np.argsort(rng.random((m, experts - 1)), axis=1)[:, :used]
+            x_values = operand(x_values)
             rows = x_values.reshape(m, used, k) if per_slot else np.repeat(x_values[:, None], used, axis=1)
             want = np.einsum("muk,munk->mun", rows, w.values[ids])
             args: dict[str, Any] = {"x": x, "w": w.bytes, "ids": ids.astype(np.int32)}
@@ -124,6 +126,7 @@ def up_gate_cases() -> Iterator[Case]:
             if norm:
                 inside, x_values = normed(rng, x_values)
                 args |= inside
+            x_values = operand(x_values)
             g, u = x_values @ gate.values[0].T, x_values @ up.values[0].T
             if bias:
                 args |= {"bias_gate": normal(rng, n), "bias_up": normal(rng, n)}
@@ -177,6 +180,7 @@ def moe_up_gate_cases() -> Iterator[Case]:
             if norm:
                 inside, x_values = normed(rng, x_values, weight=used > 1)
                 args |= inside
+            x_values = operand(x_values)
             g = np.einsum("mk,munk->mun", x_values, gate.values[ids])
             u = np.einsum("mk,munk->mun", x_values, up.values[ids])
             if bias:
@@ -229,7 +233,7 @@ def qkv_cases() -> Iterator[Case]:
                 name, n = "qkv"[i], heights[i]
                 w = Weights(rng, dtypes[i], "gpu", 1, n, k)
                 args |= {f"w_{name}": w.bytes, f"{name}_stride": n + gap}
-                want[name] = x_values @ w.values[0].T
+                want[name] = operand(x_values) @ w.values[0].T
                 if bias:
                     args[f"bias_{name}"] = normal(rng, n)
                     want[name] = want[name] + args[f"bias_{name}"].astype(np.float64)
@@ -287,7 +291,7 @@ def moe_down_sum_cases() -> Iterator[Case]:
             args: dict[str, Any] = {"x": x, "w": w.bytes, "ids": ids.astype(np.int32)}
             args |= {"weights": normal(rng, m, used), "scale": 0.75}
             args["weights"][:, 0] *= F32(1e-5)
-            each = np.einsum("muk,munk->mun", x.astype(np.float64), w.values[ids])
+            each = np.einsum("muk,munk->mun", operand(x.astype(np.float64)), w.values[ids])
             if bias:
                 args |= {"bias": normal(rng, experts, n), "residual": normal(rng, m, n)}
                 each += args["bias"].astype(np.float64)[ids]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,22 +48,40 @@ def nmse(got: NDArray[Any], want: NDArray[Any]) -> float:
     return error / spread if spread > 0 else error
 
 
-_least = contextvars.ContextVar("least", default=0.0)
+_more: contextvars.ContextVar[Iterator[float] | None] = contextvars.ContextVar("more", default=None)
+_wanted: contextvars.ContextVar[list[NDArray[np.float64]] | None] = contextvars.ContextVar(
+    "wanted", default=None
+)
 
 
 @contextlib.contextmanager
-def at_least(limit: float) -> Iterator[None]:
-    """Within it, expect_close allows `limit` where it would allow less: for products of halves."""
-    token = _least.set(limit)
+def allowing(more: Sequence[float]) -> Iterator[None]:
+    """Within it, each expect_close allows in turn one of `more` beyond its own limit: see ops.rounding."""
+    token = _more.set(iter(more))
     try:
         yield
     finally:
-        _least.reset(token)
+        _more.reset(token)
+
+
+def recorded(check: Check, outputs: dict[str, NDArray[Any]]) -> list[NDArray[np.float64]]:
+    """What a check would compare `outputs`, as they are before a launch, with: the references alone."""
+    wanted: list[NDArray[np.float64]] = []
+    token = _wanted.set(wanted)
+    try:
+        check(outputs)
+    finally:
+        _wanted.reset(token)
+    return wanted
 
 
 def expect_close(got: NDArray[Any], want: NDArray[Any], limit: float) -> None:
     """NMSE below `limit`; the message names the worst element."""
-    limit = max(limit, _least.get())
+    wanted, more = _wanted.get(), _more.get()
+    if wanted is not None:
+        wanted.append(np.array(want, np.float64))
+        return
+    limit += 0.0 if more is None else next(more)
     assert got.shape == want.shape, f"shape {got.shape}, expected {want.shape}"
     value = nmse(got, want)
     worst = np.unravel_index(int(np.argmax(np.abs(got - want))), want.shape) if want.size else ()
@@ -89,6 +107,7 @@ def launch(
     isa: str = "auto",
     device: str = "cpu",
     captured: bool = False,
+    sm_count: int = 0,
 ) -> dict[str, NDArray[Any]]:
     """Runs the op with its outputs between guards, checks the guards and returns copies of the outputs."""
     inner: dict[str, NDArray[Any]] = {}
@@ -105,6 +124,7 @@ def launch(
         isa=isa,
         device=device,
         captured=captured,
+        sm_count=sm_count,
     )
     for name, buffer in buffers.items():
         assert (buffer[:GUARD_BYTES] == GUARD).all(), f"{name}: bytes before it were overwritten"

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ops.rounding import operand, softmax_weights
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -118,6 +120,7 @@ def attention(
     """
     m, heads, _ = q.shape
     group = heads // keys.shape[2]
+    q, keys, values = operand(q * scale), operand(keys), operand(values)
     out = np.zeros((m, heads, values.shape[3]))
     for first_token, n_tokens, position, slot in runs:
         for t in range(n_tokens):
@@ -126,13 +129,13 @@ def attention(
             for head in range(heads):
                 k = keys[slot, begin : p + 1, head // group]
                 v = values[slot, begin : p + 1, head // group]
-                scores = k @ q[first_token + t, head] * scale
+                scores = k @ q[first_token + t, head]
                 if softcap is not None:
                     scores = softcap * np.tanh(scores / softcap)
                 top = max(scores.max(), -np.inf if sinks is None else sinks[head])
                 weights = np.exp(scores - top)
                 total = weights.sum() + (0 if sinks is None else np.exp(sinks[head] - top))
-                out[first_token + t, head] = weights @ v / total
+                out[first_token + t, head] = softmax_weights(weights) @ v / total
     return out
 
 

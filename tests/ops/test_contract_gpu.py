@@ -1,7 +1,8 @@
 """The op contract on a GPU: every candidate of every family against the float64 reference.
 
-Bit for bit the same again and as a replayed graph, with guard bytes around every argument in device memory,
-which the launcher checks.
+Bit for bit the same again, as a replayed graph and on other numbers of multiprocessors, with guard bytes
+around every argument in device memory, which the launcher checks. Empty experts and all tokens to one expert
+are cases; what rounding allows each variant, ops.rounding says.
 """
 
 from __future__ import annotations
@@ -14,28 +15,19 @@ import pytest
 from dyno import _core
 from dyno.errors import DeviceError
 
+from ops import rounding
 from ops.cases import all_cases
-from ops.harness import Case, at_least, launch
+from ops.harness import Case, allowing, launch
 
 GPUS = [d for d in _core.devices() if d["kind"] == "cuda"]
 DEVICE = {key: value for key, value in GPUS[0].items() if key != "ordinal"} if GPUS else {}
 
 HOPPER = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
 TURING = {"kind": "cuda", "compute_capability": 75, "sm_count": 46, "shared_per_block_bytes": 65_536}
+FEW, MANY = 7, 2 * 132 + 61  # multiprocessors: no powers of two, fewer and more than any chip has
 
 needs_gpu = pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")
 by_case = pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.family + ":" + case.id)
-
-
-def tolerance(case: Case, config: dict[str, Any]) -> float:
-    """NMSE that the operands of a variant's products allow: 11 bits of a half, 8 of a bfloat16."""
-    if case.family == "attention" and config["variant"] in ("flash", "flash_split", "direct", "latent"):
-        return 1e-5 if case.desc["k_type"] == "bf16" else 1e-6
-    if config["variant"] in ("stream", "mma", "wgmma"):
-        # With a min, a weight is the difference of two numbers that were rounded to halves.
-        types = {case.desc.get(name) for name in ("type", "type_k", "type_v")}
-        return 8e-6 if types & {"q4_1", "q5_1", "q2_k", "q4_k", "q5_k"} else 1e-6
-    return 0.0
 
 
 @pytest.mark.gpu
@@ -47,18 +39,25 @@ def test_every_candidate_is_right_on_the_gpu(case: Case) -> None:
     configs = _core.ops.candidates(case.family, case.desc, DEVICE)
     if not configs:
         pytest.skip("no CUDA variant")
+    allowed: dict[rounding.Arithmetic | None, list[float]] = {}
+    force_bf16 = _core.build_info()["switches"]["GGML_CUDA_FORCE_BF16"] == "ON"
     for config in configs:
+        arithmetic = rounding.arithmetic_of(case.family, case.desc, config["variant"], force_bf16=force_bf16)
+        if arithmetic not in allowed:
+            allowed[arithmetic] = rounding.allowances(case, arithmetic, seed) if arithmetic else [0.0] * 16
         try:
             first = launch(case, config, args, outputs, device="cuda:0")
-            with at_least(tolerance(case, config)):
+            with allowing(allowed[arithmetic]):
                 check(first)
-            for captured in (False, True):
-                again = launch(case, config, args, outputs, device="cuda:0", captured=captured)
+            for captured, sm_count in ((False, 0), (True, 0), (False, FEW), (True, MANY)):
+                again = launch(
+                    case, config, args, outputs, device="cuda:0", captured=captured, sm_count=sm_count
+                )
                 for name, value in first.items():
                     if name == "workspace":  # scratch memory: rows of an expert in any order
                         continue
                     same = np.array_equal(again[name].view(np.uint8), value.view(np.uint8))
-                    assert same, f"{name} differs, captured={captured}"
+                    assert same, f"{name} differs, captured={captured}, sm_count={sm_count}"
         except AssertionError as error:
             error.add_note(f"{case.family} {case.desc} with {config}, seed {seed}")
             raise
