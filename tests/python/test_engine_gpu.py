@@ -13,6 +13,7 @@ import pytest
 from dyno import _core, bench, bench_ops, quality
 from dyno import perplexity as measure
 from dyno.errors import DeviceError, OutOfMemoryError, PlanError
+from dyno.testing import tiny_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,28 +158,24 @@ def test_no_such_gpu(trained_model: Path) -> None:
         _core.Session(trained_model, load={"device": "cuda:99"})
 
 
-def test_out_of_memory_leaves_everything_usable(trained_model: Path) -> None:
-    """The GPU is filled by engines until one does not fit; then a context of another one does not."""
-    big: dict[str, Any] = {"ctx": 2048, "sequences": 1024, "kv_type_k": "f32", "kv_type_v": "f32"}
-    engines: list[dyno.Engine] = []
-    message = ""
-    with dyno.Engine(trained_model, device="cuda:0", profile=None, ctx=256) as small:
+def test_out_of_memory_leaves_everything_usable(tmp_path: Path) -> None:
+    """A cache larger than the whole memory is refused, at the start and later, whoever else uses the GPU."""
+    layers, heads, dim, ctx = 8, 2, 128, 1 << 20
+    model = tiny_model(
+        tmp_path / "long.gguf", n_layers=layers, n_heads=heads, n_kv_heads=heads, head_dim=dim, n_ctx=ctx
+    )
+    sequence_bytes = ctx * layers * 2 * heads * dim * 4
+    sequences = GPUS[0]["memory_bytes"] // sequence_bytes + 1
+    big: dict[str, Any] = {"ctx": ctx, "sequences": sequences, "kv_type_k": "f32", "kv_type_v": "f32"}
+    with dyno.Engine(model, device="cuda:0", profile=None, ctx=256) as small:
         before = small.logits([1, 2, 3])
-        try:
-            while not message and len(engines) < 1000:
-                try:
-                    engines.append(dyno.Engine(trained_model, device="cuda:0", profile=None, **big))
-                except OutOfMemoryError as error:
-                    message = str(error)
-            assert "MiB short" in message
-            assert "sequences=" in message
-            with pytest.raises(OutOfMemoryError, match="MiB short"):
-                small.set_context(**big)
-            assert small.settings["ctx"] == 256
-            assert np.array_equal(small.logits([1, 2, 3]), before)
-        finally:
-            for engine in engines:
-                engine.close()
-        small.set_context(**big)
+        with pytest.raises(OutOfMemoryError, match="MiB short") as caught:
+            dyno.Engine(model, device="cuda:0", profile=None, **big)
+        assert "sequences=" in str(caught.value)
+        with pytest.raises(OutOfMemoryError, match="MiB short"):
+            small.set_context(**big)
+        assert small.settings["ctx"] == 256
+        assert np.array_equal(small.logits([1, 2, 3]), before)
+        small.set_context(ctx=512, sequences=3, kv_type_k="f32", kv_type_v="f32")
         small.set_context(ctx=256, sequences=1, kv_type_k="f16", kv_type_v="f16")
         assert np.array_equal(small.logits([1, 2, 3]), before)
