@@ -182,7 +182,7 @@ def test_dyno_runs_and_answers(tmp_path: Path, model: str) -> None:
         DynoSide("A", model, settings={"ubatch": -1}).run(Workload(pp=8, tg=0))
 
 
-_STUB = """
+_PACKAGE = """
 class Engine:
     def __init__(self, path, **settings): self.settings = settings
     def __enter__(self): return self
@@ -192,7 +192,7 @@ class Engine:
 __version__ = "0.0.9"
 """
 _CMAKE = """cmake_minimum_required(VERSION 3.20)
-project(stub LANGUAGES NONE)
+project(sample LANGUAGES NONE)
 if(BREAK)
   message(FATAL_ERROR "broken on purpose")
 endif()
@@ -204,7 +204,7 @@ def test_a_commit_is_built_once_and_run(tmp_path: Path, model: str, monkeypatch:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     repository = tmp_path / "r"
     (repository / "python" / "dyno").mkdir(parents=True)
-    (repository / "python" / "dyno" / "__init__.py").write_text(_STUB)
+    (repository / "python" / "dyno" / "__init__.py").write_text(_PACKAGE)
     (repository / "CMakeLists.txt").write_text(_CMAKE)
     who = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_AUTHOR_NAME": "x", "GIT_AUTHOR_EMAIL": "x@y",
            "GIT_COMMITTER_NAME": "x", "GIT_COMMITTER_EMAIL": "x@y"}  # fmt: skip
