@@ -117,6 +117,9 @@ def test_the_stage_solves_before_the_search(crossing: int) -> None:
     assert note["verdict"] == "crossing"
     assert note["value"] == crossing
     assert note["measurements"] <= 12
+    [solved] = run.outcome.crossings
+    assert (solved.knob, solved.up_to) == ("mmq_id_max_tokens", crossing)
+    assert all((ratio > 1) == (ubatch <= crossing) for ubatch, ratio in solved.ratios.items())
     assert run.regret < 0.02
     assert set(run.outcome.searched) == {"ubatch", "mmq_id_max_tokens"}
     values = {dict(t.items())["mmq_id_max_tokens"] for t in _tried(run)}

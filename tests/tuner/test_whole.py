@@ -154,7 +154,7 @@ def test_kernels_are_not_starved_where_visits_are_slow(visits: int) -> None:
     free = Simulated(surface, 1, max_trials=15)
     taken = []
     for seed in range(3):
-        budget = visits * free.tune.visit_cost
+        budget = visits * free.tune.schedule.visit_cost
         run = Simulated(surface, seed, kernels=True, budget=budget, max_trials=400)
         assert run.outcome.seconds <= 1.1 * budget
         assert run.truly_slower_entries() == []

@@ -198,7 +198,7 @@ class Chooser:
         )
         gain = result.ratio(name, moved, self.weights)
         numbers = self.space.entries(point)
-        return point, [self._entry(point, n, gain, "g1" if len(numbers) > 1 else None) for n in numbers]
+        return point, [self.entry(point, n, gain, "g1" if len(numbers) > 1 else None) for n in numbers]
 
     # ---- ties go towards the default
 
@@ -272,7 +272,7 @@ class Chooser:
                 else:
                     moves = self._moves(n)
                     ok, estimate = bar.beats(result, FULL, moves, self.weights, over, touched=moves)
-                entries.append(self._entry(point, n, estimate, None))
+                entries.append(self.entry(point, n, estimate, None))
                 if not ok and n not in restored:
                     weak.append((estimate.ratio, n))
             whole_ok = self._beats_somehow(result, FULL, point, bar)
@@ -335,7 +335,7 @@ class Chooser:
     def _moves(self, n: int) -> list[str]:
         return [m for m in self.weights if m in self.space.knobs[n].moves] or list(self.weights)
 
-    def _entry(self, point: Point, n: int, estimate: Estimate, group: str | None) -> Entry:
+    def entry(self, point: Point, n: int, estimate: Estimate, group: str | None) -> Entry:
         knob = self.space.knobs[n]
         default = knob.values[self.space.default[n]]
         return Entry(knob.name, knob.values[point[n]], default, tuple(self._moves(n)), estimate, group)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from .solving import Solved
     from .stats import Estimate, Noise
     from .target import KernelChoice, Quality, TrialStatus, Value
 
@@ -71,6 +72,7 @@ class Outcome:
     drift: float = 0.0
     seconds: float = 0.0
     routing: dict[str, Any] = field(default_factory=dict)  # how a router spread the workload
+    crossings: list[Solved] = field(default_factory=list)  # of the thresholds that were solved
     conditions: dict[str, Any] = field(default_factory=dict)  # what the GPU did meanwhile
     status: str = "complete"  # complete | budget | interrupted
     remark: str = ""
@@ -99,6 +101,7 @@ class Outcome:
             "voided": self.voided,
             "seconds": self.seconds,
             "routing": self.routing,
+            "crossings": {c.knob: c.to_dict() for c in self.crossings},
             "conditions": self.conditions,
             "status": self.status,
         }

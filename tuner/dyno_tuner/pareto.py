@@ -14,11 +14,13 @@ from xml.sax.saxutils import escape
 from .memory import gib
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from .outcome import Outcome
     from .space import Point
     from .stats import Estimate
     from .target import Value
+    from .tune import Tune
 
 MOST = 3  # profiles beside the fastest
 
@@ -98,3 +100,65 @@ def plot(variants: Sequence[Variant], title: str) -> str:
         label = f"{v.name}: {v.overall.ratio:.3f} ×, {gib(v.size)}"
         parts.append(f'<text x="{x + 8:.1f}" y="{y - 6:.1f}">{escape(label)}</text>')
     return "\n".join(parts) + "\n</svg>\n"
+
+
+def trade_memory(tune: Tune, needs: Callable[[Mapping[str, Value]], int | None]) -> list[Variant]:
+    """The fastest settings and what needs less memory, confirmed together, from large to small; empty
+    where there is no time for it. Call it after `tune.run()`.
+
+    Args:
+        needs: bytes of settings by the engine's plan; None where it refuses them.
+    """
+    space, winner = tune.space, tune.winner
+    sizes = {winner: needs(space.settings(winner)), space.default: needs(space.settings(space.default))}
+    found = []
+    for trial in tune.trials:
+        size = needs(space.settings(trial.point))
+        if size is None or trial.log_ratio is None or tune.gate.admit_fully(trial.point) is not None:
+            continue
+        sizes[trial.point] = size
+        found.append((trial.point, trial.log_ratio, size))
+    whole = sizes[winner]
+    if whole is None or tune.status == "interrupted" or not tune.noise:
+        return []
+    tune.stage("pareto")
+    tune.schedule.until("pareto")
+    names = {"fastest": winner} if winner != space.default else {}
+    names |= {f"memory{i}": p for i, p in enumerate(front(found, whole), 1) if p != space.default}
+    if not names:
+        return []
+    points = {"default": space.default, **names}
+    configurations = {n: space.configuration(p) for n, p in points.items()}
+    result = tune.rounds().compare("pareto", configurations, tune.round_count)
+    if result.rounds < 2:
+        return []
+    metrics = list(tune.weights)
+    variants = [
+        Variant(
+            name, point, space.settings(point), int(sizes[point] or 0),
+            result.ratio(name, metrics, tune.weights),
+            {m: result.ratio(name, [m], tune.weights) for m in metrics},
+            {m: result.median_rate(name, m) for m in metrics},
+        )
+        for name, point in points.items()
+        if name == "default" or name in result.logs
+    ]  # fmt: skip
+    kept = worthwhile(variants, tune.bar(result.rounds).of(metrics))
+    for v in kept:
+        settings = dict(v.settings)
+        tune.ledger.note("pareto", name=v.name, settings=settings, size=v.size, **v.overall.to_dict())
+    return kept
+
+
+def variant_outcome(tune: Tune, variant: Variant) -> Outcome:
+    """What a profile of this variant says: its entries were proven together."""
+    outcome = tune.outcome()
+    numbers = tune.space.entries(variant.point)
+    chooser = tune.chooser()
+    group = "g1" if len(numbers) > 1 else None
+    outcome.settings = dict(variant.settings)
+    outcome.entries = [chooser.entry(variant.point, n, variant.overall, group) for n in numbers]
+    outcome.kernels, outcome.kernel_defaults = [], []
+    outcome.gain, outcome.tuned = dict(variant.gain), dict(variant.tuned)
+    outcome.quality = tune.gate.of(variant.point)
+    return outcome

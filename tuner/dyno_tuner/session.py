@@ -24,7 +24,7 @@ from .errors import JournalError, TuneError
 from .knobs import Facts, Knob, resolve
 from .ledger import Executor, Ledger
 from .memory import MemoryLimit, NearMiss
-from .pareto import Variant, plot
+from .pareto import Variant, plot, trade_memory, variant_outcome
 from .progress import Progress
 from .space import Space
 from .study import Mirror
@@ -343,7 +343,7 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
             variants: list[Variant] = []
             if options.pareto and outcome.status != "interrupted":
                 given = {"ctx": description.engine["ctx"], **description.engine["defaults"]}
-                variants = tune.trade_memory(lambda settings: executor.memory({**given, **settings}))
+                variants = trade_memory(tune, lambda settings: executor.memory({**given, **settings}))
                 if not variants:
                     progress.say("--pareto: no time was left to confirm anything; give a longer --budget")
             if outcome.status != "interrupted":
@@ -377,7 +377,7 @@ def _write_front(
     try:
         folder.mkdir(exist_ok=True)
         for v in variants:
-            outcome = tune.variant_outcome(v)
+            outcome = variant_outcome(tune, v)
             profiles.save_profile(profile_of(outcome, description, made, rates), folder / f"{v.name}.yaml")
         (folder / "pareto.svg").write_text(plot(variants, description.label), encoding="utf-8")
     except (OSError, ProfileError) as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,22 @@ if TYPE_CHECKING:
 
 LIMIT = 12  # measurements of one threshold; two make a ratio
 _BEATEN = 3.0  # log ratio that stands for a path that does not run
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What was found for one threshold."""
+
+    knob: str
+    verdict: Verdict
+    up_to: int | None  # the largest size of the grid at which the first path wins
+    ratios: Mapping[int, float]  # first path / second, by size
+
+    def to_dict(self) -> dict[str, Any]:
+        ratios = [round(r, 4) for r in self.ratios.values()]
+        return {
+            "verdict": str(self.verdict), "up_to": self.up_to, "ubatch": list(self.ratios), "ratio": ratios,
+        }  # fmt: skip
 
 
 class OutOfTimeError(Exception):
@@ -64,7 +80,7 @@ class ThresholdStage:
     margin: float = 0.01
 
     def __post_init__(self) -> None:
-        self.solved: list[str] = []
+        self.solved: list[Solved] = []
         self.seeds: list[dict[str, Value]] = []  # settings that raced best on the way
         self._best: dict[Hashable, tuple[float, Point]] = {}
 
@@ -88,7 +104,7 @@ class ThresholdStage:
                 below=crossing.below,
                 seen={sizes.tokens[i]: [math.exp(x) for x in xs] for i, xs in sorted(crossing.seen.items())},
             )  # fmt: skip
-            self.solved.append(name)
+            self.solved.append(_solved(name, sizes, crossing))
             self._remember(number, value)
             self._reduce(number, value)
         return self.space
@@ -212,3 +228,11 @@ class ThresholdStage:
         kept = tuple(v for j, v in enumerate(knob.values) if j in (value, self.space.default[number]))
         self._best = {}  # points are numbered anew
         self.space = self.space.with_knob(number, replace(knob, values=kept))
+
+
+def _solved(name: str, sizes: Sizes, crossing: Crossing) -> Solved:
+    located = crossing.verdict in (Verdict.CROSSING, Verdict.ALWAYS)
+    return Solved(
+        name, crossing.verdict, sizes.tokens[crossing.below - 1] if located else None,
+        {sizes.tokens[i]: math.exp(float(np.mean(logs))) for i, logs in sorted(crossing.seen.items())},
+    )  # fmt: skip

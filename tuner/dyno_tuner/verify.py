@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from dyno import profiles
 from dyno.settings import SETTINGS
 
-from .check import judge
 from .choose import DEFAULT, FULL
 from .confirm import visits_in_round
 from .emit import workload_of
@@ -114,10 +113,10 @@ class Verification(Tune):
         self.verdicts += [Verdict(e, verdict, reason, unit.recorded, measured) for e in unit.entries()]
 
     def _run(self) -> None:
-        self._stage("noise")
+        self.stage("noise")
         if not self._measure_noise():
             raise TuneError("the budget is too short to tell a gain from noise; give a longer --budget")
-        self._stage("verify")
+        self.stage("verify")
         units = self._answering(self._running(self._units))
         if not units:
             return
@@ -126,13 +125,12 @@ class Verification(Tune):
             for unit in units:
                 rest = [u for u in units if u is not unit]
                 configurations[f"without {unit.label}"] = self._configuration(rest)
-        if self.options.budget is not None:
-            self._stage_end = self.options.budget
-        result = self._rounds("verify").compare("verify", configurations, self._round_count)
+        self.schedule.until_the_end()
+        result = self.rounds().compare("verify", configurations, self.round_count)
         if result.rounds < 2 or FULL not in result.logs:
             failed = result.failed.get(FULL)
             if failed is None:
-                needed = self.ledger.now + 2 * visits_in_round(len(configurations)) * self.visit_cost
+                needed = self.ledger.now + 2 * visits_in_round(len(configurations)) * self.schedule.visit_cost
                 raise TuneError(
                     f"the budget is too short for two rounds; give --budget {1 + int(needed / 60)}m"
                 )
@@ -180,22 +178,14 @@ class Verification(Tune):
         return good
 
     def _wrong(self, key: str, units: Sequence[Unit]) -> str:
-        configuration = self._configuration(units)
-        order = list(Fidelity)
-        fidelity = self.space.fidelity(self.space.point(configuration.settings))
-        if configuration.kernels:
-            fidelity = max(fidelity, Fidelity.ROUNDING, key=order.index)
-        quality = self.ledger.quality(f"quality/verify/{key}", configuration, process=self._process)
-        if quality.status.kills:
-            self._process += 1
-        return judge(quality, self._default_quality, fidelity, self.options.approx_limit).reason
+        return self.gate.why_not_now(f"quality/verify/{key}", self._configuration(units))
 
     def _verdict(self, result: Comparison, unit: Unit) -> None:
         name = f"without {unit.label}"
         if name in result.failed:
             self._say(unit, KEEP, "the rest does not run without it")
             return
-        bar: Bar = self._bar(result.rounds)
+        bar: Bar = self.bar(result.rounds)
         over = name if name in result.logs else DEFAULT
         beats, gain = bar.beats(result, FULL, unit.moves, self.weights, over)
         if any(bar.harms(result.ratio(FULL, [m], self.weights, over), m) for m in self.weights):

@@ -1,0 +1,93 @@
+"""What of the budget each stage may use. Time is the ledger's, so that decisions by budget repeat."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from .kernels import least_visits
+
+if TYPE_CHECKING:
+    from .ledger import Ledger
+    from .options import Options
+
+# Share of the budget at which each stage has to end, without and with kernels behind it.
+_ENDS = {
+    "thresholds": (0.25, 0.2),
+    "screen": (0.48, 0.36),
+    "confirm": (0.68, 0.54),
+    "walk": (0.80, 0.62),
+    "leave_one_out": (0.97, 0.74),
+    "kernels": (0.97, 0.97),
+    "pareto": (0.98, 0.98),
+}
+
+
+class Schedule:
+    """Args:
+    kinds: of metrics (`pp`, `tg`) that kernels are chosen for.
+    """
+
+    def __init__(self, ledger: Ledger, options: Options, kinds: int) -> None:
+        self._ledger = ledger
+        self._options = options
+        self._kinds = kinds
+        self._end = math.inf
+        self._visit_cost = 0.0
+
+    @property
+    def visit_cost(self) -> float:
+        """Seconds of a visit of the default; 0 while unknown."""
+        return self._visit_cost
+
+    def plan(self, seconds: float) -> None:
+        """Before the first whole visit: what one will take."""
+        self._visit_cost = seconds
+
+    def learn(self, seconds: float) -> None:
+        """What one takes, as measured; deadlines follow from it."""
+        self._visit_cost = self._ledger.expected_visit = seconds
+
+    def follow(self, seconds: float) -> None:
+        """A machine gets busier or quieter while a tune runs; the plan of the budget follows."""
+        self.learn(self._visit_cost + 0.15 * (seconds - self._visit_cost))
+
+    def until(self, stage: str) -> None:
+        """From now on what is asked for has to end with this stage's share."""
+        budget = self._options.budget
+        if budget is None:
+            self._end = math.inf
+            return
+        share = _ENDS[stage][1 if self._options.kernels else 0]
+        if self._options.kernels and stage not in ("kernels", "pareto"):
+            share *= self._before_kernels(budget) / _ENDS["leave_one_out"][1]
+        if self._options.pareto and stage != "pareto":
+            share *= 0.8
+        self._end = budget * share
+
+    def until_the_end(self) -> None:
+        """All that is left of the budget."""
+        self._end = math.inf if self._options.budget is None else self._options.budget
+
+    def _before_kernels(self, budget: float) -> float:
+        """Share of the budget after which kernels begin: early enough for two rounds of the whole profile,
+        however long a visit takes on a machine that is busy, and for timing ops. Half the budget stays with
+        the settings."""
+        needed = 1.2 * least_visits(self._kinds) * self._visit_cost / budget + 0.08
+        return max(0.47, min(_ENDS["leave_one_out"][1], _ENDS["kernels"][1] - needed))
+
+    def more(self, visits: int) -> bool:
+        return self.more_seconds(visits * self._visit_cost)
+
+    def more_seconds(self, seconds: float) -> bool:
+        return self._ledger.now + seconds <= self._end
+
+    def fits(self, visits: int, share: float) -> bool:
+        """Whether so many more visits end within a share of the budget."""
+        budget = self._options.budget
+        return budget is None or self._ledger.now + visits * self._visit_cost <= share * budget
+
+    @property
+    def used_up(self) -> bool:
+        budget = self._options.budget
+        return budget is not None and self._ledger.now > _ENDS["kernels"][1] * budget
