@@ -143,6 +143,19 @@ def _path_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
     return path
 
 
+def _compute_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
+    """The type of products that dequantise first matters where some pass takes that path."""
+    passes = f.workload.prompts or (1,)
+    bounds = ("mmq_max_tokens", "mmq_id_max_tokens") if _is_moe(f) else ("mmq_max_tokens",)
+
+    def used(value: Value, settings: Settings) -> Hashable:
+        ubatch = int(settings.get("ubatch", passes[-1]))
+        least = min(int(settings.get(b, f.defaults.get(b, 0))) for b in bounds)
+        return value if any(min(ubatch, p) > least for p in passes) else "unused"
+
+    return used
+
+
 def _few_tokens(f: Facts) -> Sequence[Value]:
     return [0, 1, 2, 4, 8, 16, 32, 64, 128]
 
@@ -185,7 +198,7 @@ KNOBS: tuple[KnobSpec, ...] = (
     KnobSpec("mmq_id_max_tokens", _thresholds, lambda f: _is_cuda(f) and _is_moe(f), None,
              "-cuda mmq-id-size=N (times the number of experts)", code=_path_code, threshold_of="ubatch"),
     KnobSpec("compute_type", lambda f: ["f16", "bf16", "f32"], _is_cuda, "GGML_CUDA_CUBLAS_COMPUTE_TYPE",
-             "GGML_CUDA_IQK_FORCE_BF16 (build)", ordinal=False),
+             "GGML_CUDA_IQK_FORCE_BF16 (build)", ordinal=False, code=_compute_code),
     KnobSpec("mla_mode", lambda f: ["auto", "expanded", "absorbed"],
              lambda f: _is_cuda(f) and f.model.get("architecture") == "deepseek2", None, "-mla 1|2|3",
              ordinal=False),
