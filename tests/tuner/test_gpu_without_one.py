@@ -13,8 +13,11 @@ from dyno_tuner.errors import TargetUnusable
 from dyno_tuner.knobs import Facts, resolve
 from dyno_tuner.measure import judge_plausibility
 from dyno_tuner.outcome import Outcome
+from dyno_tuner.solving import Solved
+from dyno_tuner.space import Space
 from dyno_tuner.target import Description, Sample, TrialStatus, Visit, Workload
 from dyno_tuner.targets.dyno import GPU_HEADROOM, DynoTarget
+from dyno_tuner.thresholds import Verdict
 
 MODEL = Path(__file__).parents[1] / "data" / "tiny" / "qwen3moe-tiny.gguf"
 H200: dict[str, Any] = {
@@ -93,6 +96,31 @@ def test_knobs_of_a_gpu(described: Description) -> None:
         described.device, described.model, Workload(pp=4096, tg=0), described.engine["defaults"], 4096
     )
     assert "cuda_graphs" not in {knob.name for knob in resolve(prompts, approx=False)}
+
+
+def test_the_compute_type_matters_only_where_products_are_dequantised(described: Description) -> None:
+    facts = Facts(described.device, described.model, WORKLOAD, described.engine["defaults"], 4096)
+    space = Space(resolve(facts, approx=False))
+    settings = space.settings(space.default)
+
+    def kind(**changes: Any) -> Any:
+        return space.code_class(space.point({**settings, **changes}))
+
+    assert kind(compute_type="bf16") == kind()
+    assert kind(compute_type="bf16", mmq_max_tokens=256) != kind(mmq_max_tokens=256)
+    assert kind(compute_type="f32", mmq_id_max_tokens=256) != kind(mmq_id_max_tokens=256)
+    assert kind(compute_type="bf16", mmq_max_tokens=512) == kind()  # 512 tokens are a u-batch
+
+
+def test_the_profile_says_where_paths_cross(described: Description) -> None:
+    crossing = Solved("mmq_id_max_tokens", Verdict.CROSSING, 1024, {512: 1.31234, 2048: 0.8})
+    outcome = Outcome(settings={}, defaults={}, crossings=[crossing])
+    made = Made(WORKLOAD, 0, "tune", None, MODEL.name, datetime.date(2026, 11, 20))
+    profile = profiles.loads_profile(profiles.dumps_profile(profile_of(outcome, described, made)))
+    assert profile.evidence is not None
+    found = profile.evidence.crossings["mmq_id_max_tokens"]
+    assert (found.verdict, found.up_to) == ("crossing", 1024)
+    assert (found.ubatch, found.ratio) == ([512, 2048], [1.3123, 0.8])
 
 
 def test_the_profile_carries_the_measured_rates(described: Description) -> None:

@@ -152,6 +152,7 @@ def _evidence(outcome: Outcome, description: Description, made: Made) -> profile
     return profiles.Evidence(
         workload=_workload(workload, description.engine.get("text_file") or None),
         routing=profiles.Routing(**outcome.routing) if outcome.routing else None,
+        crossings={c.knob: profiles.Crossing(**c.to_dict()) for c in outcome.crossings},
         environment=profiles.Environment(**outcome.conditions) if outcome.conditions else None,
         baseline={_metric(workload, m): round(r, 2) for m, r in outcome.baseline.items()},
         tuned={_metric(workload, m): round(r, 2) for m, r in tuned.items()},

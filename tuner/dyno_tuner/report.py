@@ -43,6 +43,7 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
         )  # fmt: skip
     if table.row_count:
         console.print(table)
+    _print_crossings(outcome, console)
     speed = Table(title="Speed", title_justify="left")
     for column in ("measure", "default t/s", "tuned t/s", "ratio", "95 % interval", "margin"):
         speed.add_column(column, justify="left" if column == "measure" else "right")
@@ -79,3 +80,26 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
         + (f" ({outcome.status})" if outcome.status != "complete" else "")
         + ("; --resume continues" if outcome.status == "interrupted" else "")
     )
+
+
+def _print_crossings(outcome: Outcome, console: Console) -> None:
+    """Of every solved threshold what both of its paths gave; with experts, for which routing that holds."""
+    if not outcome.crossings:
+        return
+    sizes = sorted({n for c in outcome.crossings for n in c.ratios})
+    table = Table(title="Paths: up to the threshold / above it, by u-batch", title_justify="left")
+    table.add_column("threshold")
+    table.add_column("faster below it up to", justify="right")
+    for n in sizes:
+        table.add_column(f"{n}" if n else "prompt", justify="right")
+    words = {"never": "nowhere", "tie": "alike"}
+    for c in outcome.crossings:
+        limit = words.get(str(c.verdict), "") or (f"{c.up_to}" + (" (all)" if c.verdict == "always" else ""))
+        table.add_row(c.knob, limit, *(f"{c.ratios[n]:.3f}" if n in c.ratios else "" for n in sizes))
+    console.print(table)
+    if outcome.routing:
+        r = outcome.routing
+        console.print(
+            f"Routing: {r['distinct']:g} experts used by {r['tokens']} tokens ({r['source']}), "
+            f"busiest over mean {r['busiest_over_mean']:g}."
+        )

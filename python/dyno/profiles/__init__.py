@@ -11,6 +11,7 @@ from dyno.profiles.apply import Effective, effective, effective_settings, kernel
 from dyno.profiles.check import Listed, check_file, has_errors, list_profiles
 from dyno.profiles.describe import Change, describe, diff
 from dyno.profiles.evidence import (
+    Crossing,
     Environment,
     Evidence,
     Gain,
@@ -50,6 +51,7 @@ __all__ = [
     "Change",
     "Comparison",
     "CpuDevice",
+    "Crossing",
     "CudaDevice",
     "Decision",
     "Device",

@@ -12,6 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from dyno.profiles import identity
 from dyno.profiles.evidence import (
+    Crossing,
     Environment,
     Evidence,
     Gain,
@@ -142,6 +143,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("`evidence.noise`", Noise),
     ("`evidence.samples.<measure>`", Samples),
     ("`evidence.routing`", Routing),
+    ("`evidence.crossings` by setting", Crossing),
     ("`evidence.environment`", Environment),
     ("`provenance`", Provenance),
 )

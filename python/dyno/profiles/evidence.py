@@ -125,6 +125,29 @@ class Routing(StrictModel):
     )
 
 
+class Crossing(StrictModel):
+    """Where one of two ways to compute the same takes over from the other: of one threshold setting."""
+
+    verdict: Literal["crossing", "always", "never", "tie"] = Field(
+        description="The path below it wins up to some u-batch, at all of them, at none; or both tie."
+    )
+    up_to: Count | None = Field(
+        default=None, description="Largest u-batch of the grid at which the path below the threshold wins."
+    )
+    ubatch: Counts = Field(default_factory=list, description="U-batches at which both paths were measured.")
+    ratio: list[Ratio] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Of each of them: speed of the path below the threshold / of the one above it.",
+    )
+
+    @model_validator(mode="after")
+    def _one_for_each(self) -> Crossing:
+        if len(self.ubatch) != len(self.ratio):
+            raise ValueError(f"{len(self.ratio)} ratios for {len(self.ubatch)} u-batches")
+        return self
+
+
 class Environment(StrictModel):
     """What the machine did while the profile was measured, as far as the driver tells it."""
 
@@ -160,6 +183,11 @@ class Evidence(StrictModel):
     noise: Noise | None = Field(default=None, description="The incumbent against itself.")
     samples: dict[Metric, Samples] = Field(default_factory=dict, description="Raw samples in short.")
     routing: Routing | None = Field(default=None, description="Use of the experts.")
+    crossings: dict[Name, Crossing] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="By threshold setting: where its two paths cross, with this routing.",
+    )
     environment: Environment | None = Field(default=None, description="What the GPU did meanwhile.")
     peak_memory_mib: NonNegative | None = Field(default=None, description="Peak memory with this profile.")
     journal: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{8,64}$")] | None = Field(
