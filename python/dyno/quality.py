@@ -1,14 +1,18 @@
 """How far one set of logits is from another: the numbers that every check of answers is made of.
 
-All of them work in float64 on blocks of rows, so that a vocabulary of 150k does not need gigabytes.
+All of them work in float64 on blocks of rows, so that a vocabulary of 150k does not need gigabytes; KL
+divergence takes the blocks on several threads, because NumPy releases the interpreter while it computes.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from dyno._effective import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Comparer", "Comparison", "compare", "kld", "log_softmax", "nmse", "top1_agreement"]
 
 _BLOCK_ELEMENTS = 1 << 22  # 32 MiB of float64
+_MOST_THREADS = 16  # each holds some blocks of its own
 
 
 def log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
@@ -40,7 +45,8 @@ def kld_rows(reference_logits: NDArray[Any], logits: NDArray[Any]) -> NDArray[np
     """
     reference, other = _same_shape(reference_logits, logits)
     rows = np.empty(len(reference), dtype=np.float64)
-    for part in _blocks(reference.shape):
+
+    def fill(part: slice) -> None:
         log_p = log_softmax(reference[part])
         log_q = log_softmax(other[part])
         p = np.exp(log_p)
@@ -48,6 +54,15 @@ def kld_rows(reference_logits: NDArray[Any], logits: NDArray[Any]) -> NDArray[np
         with np.errstate(invalid="ignore"):
             terms = np.where(p > 0, p * (log_p - log_q), 0.0)
         rows[part] = terms.sum(axis=-1)
+
+    parts = list(_blocks(reference.shape))
+    threads = min(len(parts), usable_cores(), _MOST_THREADS)
+    if threads < 2:
+        for part in parts:
+            fill(part)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(fill, parts))
     return rows
 
 

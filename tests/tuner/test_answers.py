@@ -97,12 +97,41 @@ def test_passages_reach_every_range_of_batch_sizes(trained_model: Path) -> None:
     assert not np.array_equal(asked[0].tokens, other[0].tokens)
 
 
+def test_a_large_batch_is_scored_sparsely(trained_model: Path) -> None:
+    def asked(once: int, vocabulary: int = 8192) -> list[answers.Group]:
+        return answers.groups(
+            str(trained_model), total=answers.MOST, ctx=4096, largest=512, vocabulary=vocabulary, once=once
+        )
+
+    assert [g.size for g in asked(4096)][:-1] == [g.size for g in asked(0)]
+    large = asked(4096)[-1]
+    assert (large.size, len(large.tokens)) == (4000, 4000)
+    assert 200 <= len(large.scored()) <= 300
+    # Of a large vocabulary the logits would not fit, so fewer rows of every group are kept.
+    rows = sum(len(g.scored()) for g in asked(4096, 150_000))
+    assert rows * 150_000 * 4 < 600 << 20
+    assert len(asked(4096, 150_000)[-1].scored()) >= 50
+
+
+def test_a_group_feels_of_settings_what_its_passes_reach() -> None:
+    tokens = np.zeros(1000, dtype=np.int32)
+    group = answers.Group(500, tokens, 1)
+    base = {"ubatch": 512, "mmq_max_tokens": 65536, "fusion": True}
+    same = [{"ubatch": 4096}, {"mmq_max_tokens": 500}]
+    other = [{"ubatch": 256}, {"mmq_max_tokens": 499}, {"fusion": False}, {"ubatch": 100}]
+    assert all(group.code({**base, **change}) == group.code(base) for change in same)
+    codes = [group.code({**base, **change}) for change in other]
+    assert len({*codes, group.code(base)}) == len(other) + 1
+    # 256 and 244: a bound between the two passes.
+    assert group.code({**base, "ubatch": 256, "mmq_max_tokens": 250}) != codes[0]
+
+
 def test_scored_positions_are_what_the_engine_returns(trained_model: Path) -> None:
     session = _core.Session(str(trained_model), context={"ctx": 64})
     tokens = np.arange(10, 47, dtype=np.int32)
     group = answers.Group(size=16, tokens=tokens, every=5)
     every, _ = session.decode([(0, tokens)], rows="all")
-    rows = next(iter(answers.answers(session, [group], [None])))
+    rows = answers.answer(session, group, None)
     wanted = group.scored()
     assert list(wanted) == [4, 9, 14, 15, 20, 25, 30, 31, 36]
     assert rows.shape == (len(wanted), every.shape[1])

@@ -16,6 +16,8 @@ from dyno_tuner.measure import VisitPolicy, judge_plausibility, run_visit
 from dyno_tuner.session import Request, run
 from dyno_tuner.space import Space
 from dyno_tuner.target import Configuration, KernelChoice, OpContext, TrialStatus, Workload
+from dyno_tuner.targets import answers
+from dyno_tuner.targets.dyno import DynoTarget
 from dyno_tuner.tune import Options
 from dyno_tuner.worker import WorkerExecutor
 
@@ -26,8 +28,6 @@ CONTEXT = OpContext("k")
 
 @pytest.fixture(scope="module")
 def target() -> Any:
-    from dyno_tuner.targets.dyno import DynoTarget
-
     made = DynoTarget(str(MODEL))
     yield made
     made.close()
@@ -95,6 +95,25 @@ def test_exact_settings_leave_every_bit(target: Any, default: Configuration, tmp
     coarse = target.quality(default.replace(kv_type_k="q8_0", kv_type_v="q8_0"), CONTEXT)
     assert coarse.digest != reference.digest
     assert coarse.mean_kld > reference.mean_kld
+
+
+def test_what_a_group_does_not_feel_is_not_asked_again(
+    target: Any, default: Configuration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is taken over is what would have come out, to the bit."""
+    reused = [target.quality(default.replace(ubatch=u), CONTEXT) for u in (512, 64)]
+    asked: list[int] = []
+    answer = answers.answer
+    monkeypatch.setattr(answers, "answer", lambda s, g, p: asked.append(g.size) or answer(s, g, p))
+    assert target.quality(default.replace(ubatch=64), CONTEXT).digest == reused[1].digest
+    assert asked == []
+    fresh = DynoTarget(str(MODEL))
+    try:
+        alone = fresh.quality(default.replace(ubatch=64), CONTEXT)
+    finally:
+        fresh.close()
+    assert alone.groups == reused[1].groups
+    assert alone.digest == reused[1].digest != reused[0].digest
 
 
 def test_the_exact_path_is_computed_once_for_all_workers(tmp_path: Path, default: Configuration) -> None:

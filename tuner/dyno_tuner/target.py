@@ -69,6 +69,10 @@ class Configuration:
     def replace(self, **values: Value) -> Configuration:
         return Configuration({**self.settings, **values}, self.kernels)
 
+    def kernels_key(self) -> tuple[object, ...]:
+        """The kernel choices as something to look up by."""
+        return tuple((k.key, k.tokens, tuple(sorted(k.config.items()))) for k in self.kernels)
+
 
 @dataclass(frozen=True, slots=True)
 class OpContext:

@@ -3,7 +3,8 @@
 A kernel is chosen for a range of batch sizes, so a fault may show at one size alone. The passages are
 therefore decoded in batches of about every such size, one `Group` each, and the distance from the exact path
 is kept group by group and, within a group, block by block, so that `check.judge` can compare two
-configurations in pairs.
+configurations in pairs. Settings that no batch of a group gets to feel (`Group.code`) need not be tried on it
+again.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from ..target import GroupQuality
 from .check_text import TEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Hashable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
 FEWEST, MOST = 64, 2304  # tokens, where the exact path is slow, and where it is not
 SIZES = (1, 3, 7, 14, 30, 60, 125, 250, 500, 1000, 2000, 4000)  # one within each range of batch sizes
 BLOCK = 16  # scored tokens whose mean is one observation
+THRESHOLDS = frozenset({"matvec_max_tokens", "matvec_id_max_tokens", "mmq_max_tokens", "mmq_id_max_tokens"})
+"""Settings that ask whether a pass has more tokens than they say."""
 _LOGITS_BYTES = 512 << 20  # of the exact path, kept; with large vocabularies fewer tokens are scored
 
 
@@ -59,6 +62,19 @@ class Group:
         ]
         return np.asarray(found, dtype=np.intp)
 
+    def code(self, settings: Mapping[str, Any]) -> Hashable:
+        """What of `settings` decides the code that this group's batches run: of the u-batch the sizes of the
+        passes that it cuts them into, of a threshold on which side of it they are."""
+        ubatch = int(settings["ubatch"])
+        passes = (self.size,) if self.size <= ubatch else (ubatch, self.size % ubatch or ubatch)
+        felt: list[Hashable] = [passes]
+        for name, value in sorted(settings.items()):
+            if name in THRESHOLDS:
+                felt.append((name, tuple(p <= int(value) for p in passes)))
+            elif name != "ubatch":
+                felt.append((name, tuple(value) if isinstance(value, list) else value))
+        return tuple(felt)
+
 
 def passages(path: str, count: int, seed: int) -> NDArray[np.int32]:
     """`count` tokens of text from a start that `seed` moves.
@@ -80,7 +96,9 @@ def passages(path: str, count: int, seed: int) -> NDArray[np.int32]:
     return np.resize(np.asarray(tokens[start:], dtype=np.int32), count)
 
 
-def groups(path: str, *, total: int, ctx: int, largest: int, vocabulary: int, seed: int = 0) -> list[Group]:
+def groups(
+    path: str, *, total: int, ctx: int, largest: int, vocabulary: int, seed: int = 0, once: int = 0
+) -> list[Group]:
     """The passages to score.
 
     Args:
@@ -90,20 +108,30 @@ def groups(path: str, *, total: int, ctx: int, largest: int, vocabulary: int, se
         largest: Tokens of the largest batch that is of interest.
         vocabulary: Logits of a token.
         seed: Another one takes other passages.
+        once: Tokens of a batch beyond `largest`, where computing it exactly costs little: it runs once.
     """
     sizes = [s for s in SIZES if s <= max(1, min(largest, ctx, total // 2))]
     share = max(1, total // len(sizes))
     lengths = [min(max(1, share // size) * size, ctx - ctx % size) for size in sizes]
+    thin = [1] * len(sizes)
+    beyond = max((s for s in SIZES if sizes[-1] < s <= min(once, ctx)), default=0)
+    if beyond:
+        # What a large u-batch runs, and nothing smaller stands for: as many of its rows scored as of the
+        # others.
+        sizes.append(beyond)
+        lengths.append(beyond)
+        thin.append(max(1, beyond // share))
     try:
         tokens = passages(path, sum(lengths), seed)
     except (ModelError, UnsupportedError):
         rng = np.random.default_rng([seed, vocabulary])
         tokens = rng.integers(vocabulary, size=sum(lengths), dtype=np.int32)
-    every = -(-sum(lengths) * vocabulary * 4 // _LOGITS_BYTES)
+    scored = sum(length // every for length, every in zip(lengths, thin, strict=True))
+    fewer = max(1, -(-scored * vocabulary * 4 // _LOGITS_BYTES))
     starts = np.cumsum([0, *lengths])
     return [
-        Group(size, tokens[start : start + length], min(max(1, every), size))
-        for size, start, length in zip(sizes, starts, lengths, strict=False)
+        Group(size, tokens[start : start + length], min(fewer * every, size))
+        for size, start, length, every in zip(sizes, starts, lengths, thin, strict=False)
     ]
 
 
@@ -129,20 +157,17 @@ def exact_answers(
     return logits, routing
 
 
-def answers(
-    session: Any, asked: list[Group], routing: list[NDArray[np.int32] | None]
-) -> Iterator[NDArray[np.float32]]:
-    """Logits [scored, n_vocab] of each group in its own batches, with the experts given."""
-    for group, pinned in zip(asked, routing, strict=True):
-        session.reset()
-        rows = []
-        for part in group.batches():
-            experts = None if pinned is None else np.ascontiguousarray(pinned[:, part])
-            found, _ = session.decode(
-                [(0, group.tokens[part])], rows="all", pinned_routing=experts, every=group.every
-            )
-            rows.append(found)
-        yield np.concatenate(rows)
+def answer(session: Any, group: Group, pinned: NDArray[np.int32] | None) -> NDArray[np.float32]:
+    """Logits [scored, n_vocab] of a group in its own batches, with the experts given."""
+    session.reset()
+    rows = []
+    for part in group.batches():
+        experts = None if pinned is None else np.ascontiguousarray(pinned[:, part])
+        found, _ = session.decode(
+            [(0, group.tokens[part])], rows="all", pinned_routing=experts, every=group.every
+        )
+        rows.append(found)
+    return np.concatenate(rows)
 
 
 def score(group: Group, exact: NDArray[np.float32], ours: NDArray[np.float32]) -> GroupQuality:
