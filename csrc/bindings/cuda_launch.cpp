@@ -54,6 +54,11 @@ namespace {
 constexpr size_t kGuardBytes = 256;
 constexpr uint8_t kGuard = 0xa5;
 
+runtime::Blas blas_for(const ops::OpDesc& desc, const ops::Config& config) {
+  const bool taken = ops::variants(ops::family_of(desc))[config.variant].name == "cublas";
+  return taken ? runtime::Blas(ops::cuda::make_blas()) : runtime::Blas();
+}
+
 }  // namespace
 
 struct CudaLaunch::State {
@@ -68,13 +73,16 @@ struct CudaLaunch::State {
   runtime::DeviceScope scope;
   runtime::Stream stream;
   runtime::DeviceBuffer workspace, counters;
-  runtime::Blas blas{ops::cuda::make_blas()};
+  runtime::Blas blas;
   std::map<const void*, Mirrored> arrays;
   ops::CudaStream launch;
 };
 
-CudaLaunch::CudaLaunch(const DeviceInfo& device, size_t workspace_bytes) : state_(std::make_unique<State>(device)) {
+CudaLaunch::CudaLaunch(const DeviceInfo& device, const ops::OpDesc& desc, const ops::Config& config)
+    : state_(std::make_unique<State>(device)) {
   State& s = *state_;
+  const size_t workspace_bytes = ops::scratch_bytes(desc, config);
+  s.blas = blas_for(desc, config);
   // Exactly what was asked for, filled with NaNs: memory checkers find what lies beyond, results what is not written.
   s.workspace = runtime::DeviceBuffer(std::max<size_t>(workspace_bytes, 4), "workspace");
   DYNO_CUDA_CHECK(cudaMemset(s.workspace.data(), 0xff, s.workspace.size()));
@@ -151,12 +159,16 @@ struct CudaTimer::State {
   runtime::DeviceScope scope;
   runtime::Stream stream;
   runtime::DeviceBuffer workspace, counters;
+  runtime::Blas blas;
   std::vector<runtime::DeviceBuffer> arrays;
   ops::CudaStream launch;
 };
 
-CudaTimer::CudaTimer(const DeviceInfo& device, size_t workspace_bytes) : state_(std::make_unique<State>(device)) {
+CudaTimer::CudaTimer(const DeviceInfo& device, const ops::OpDesc& desc, const ops::Config& config)
+    : state_(std::make_unique<State>(device)) {
   State& s = *state_;
+  const size_t workspace_bytes = ops::scratch_bytes(desc, config);
+  s.blas = blas_for(desc, config);
   s.workspace = runtime::DeviceBuffer(std::max<size_t>(workspace_bytes, 4), "workspace");
   s.counters = runtime::DeviceBuffer(ops::kStreamCounters * sizeof(int32_t), "counters");
   DYNO_CUDA_CHECK(cudaMemset(s.counters.data(), 0, s.counters.size()));
@@ -164,7 +176,8 @@ CudaTimer::CudaTimer(const DeviceInfo& device, size_t workspace_bytes) : state_(
               .device = &s.device,
               .workspace = s.workspace.data(),
               .workspace_bytes = workspace_bytes,
-              .counters = reinterpret_cast<int32_t*>(s.counters.data())};
+              .counters = reinterpret_cast<int32_t*>(s.counters.data()),
+              .blas = s.blas.get()};
 }
 
 CudaTimer::~CudaTimer() = default;

@@ -8,6 +8,7 @@
 
 #include "bindings/op_args.h"
 #include "ops/cuda_stream.h"
+#include "ops/registry.h"
 
 namespace dyno {
 
@@ -21,7 +22,8 @@ std::string device_name(const DeviceInfo& device);
 #ifdef DYNO_HAVE_CUDA
 class CudaLaunch final : public ArgMirror {
  public:
-  CudaLaunch(const DeviceInfo& device, size_t workspace_bytes);
+  // `config` of the op that will be launched: only cuBLAS gets a handle, which takes longer to make than a launch.
+  CudaLaunch(const DeviceInfo& device, const ops::OpDesc& desc, const ops::Config& config);
   ~CudaLaunch() override;
 
   // Arrays with the same address share their copy.
@@ -42,7 +44,7 @@ class CudaLaunch final : public ArgMirror {
 // Times launches as a session runs them: captured in a graph and replayed.
 class CudaTimer {
  public:
-  CudaTimer(const DeviceInfo& device, size_t workspace_bytes);
+  CudaTimer(const DeviceInfo& device, const ops::OpDesc& desc, const ops::Config& config);
   ~CudaTimer();
 
   // A copy of a host array on the device, owned here.

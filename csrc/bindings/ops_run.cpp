@@ -289,7 +289,7 @@ void run_op(std::string_view family_text, const nb::dict& desc_dict, const std::
             }
           }
 #ifdef DYNO_HAVE_CUDA
-          CudaLaunch launcher(device, scratch_bytes(desc, config));
+          CudaLaunch launcher(device, desc, config);
           OpArgs in(family_text, args_dict, &launcher);
           auto args = read_args(in, d, runs);
           in.finish();

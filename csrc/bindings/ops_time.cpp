@@ -106,7 +106,7 @@ std::vector<double> time_op(std::string_view family_text, const nb::dict& desc_d
 #ifdef DYNO_HAVE_CUDA
           if (device.kind == DeviceKind::cuda) {
             if constexpr (requires(const Args& a, ops::CudaStream& c) { ops::launch(config, d, a, c); }) {
-              CudaTimer timer(device, ops::scratch_bytes(desc, config));
+              CudaTimer timer(device, desc, config);
               SyntheticArgs owner(seed, depth,
                                   [&](const std::byte* host, size_t bytes) { return timer.upload(host, bytes); });
               const std::vector<Args> copies = make_copies(owner);

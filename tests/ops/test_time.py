@@ -11,6 +11,8 @@ from dyno.errors import DynoError
 from ops.cases import all_cases
 
 HERE = [case for case in all_cases() if _core.ops.candidates(case.family, case.desc)]
+GPUS = [d for d in _core.devices() if d["kind"] == "cuda"]
+DEVICE = {key: value for key, value in GPUS[0].items() if key != "ordinal"} if GPUS else {}
 FAMILIES = list({case.family: case.desc for case in HERE}.items())
 
 
@@ -22,6 +24,19 @@ def test_every_family_can_be_timed(family: str, desc: dict[str, Any]) -> None:
         )
         assert len(seconds) >= 5
         assert all(value >= 0 for value in seconds)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")
+@pytest.mark.parametrize("family", ["matmul", "up_gate", "matmul_id", "attention"])
+def test_every_variant_can_be_timed_on_the_gpu(family: str) -> None:
+    desc = next(
+        c.desc for c in reversed(all_cases()) if c.family == family and c.desc.get("layout", "gpu") == "gpu"
+    )
+    configs = {c["variant"]: c for c in _core.ops.candidates(family, desc, DEVICE)}
+    assert configs
+    for config in configs.values():
+        assert len(_core.ops.time(family, desc, config, min_seconds=0.0, device="cuda:0")) >= 5
 
 
 @pytest.mark.parametrize(
