@@ -109,6 +109,11 @@ def matmul_id_cases() -> Iterator[Case]:
         yield make(kind, 1, 1, per_slot=False, bias=True)
         yield make(kind, 33, 2, per_slot=True, bias=True)
         yield make(kind, 20, 1, per_slot=False, bias=False, one=True)
+    for dtype in (*FLOATS[1:], *SCALES):
+        yield make((dtype, "gpu", "f32"), 5, 3, per_slot=False, bias=True)
+    for dtype in ("f16", "q4_0", "q4_k", "mxfp4"):
+        yield make((dtype, "gpu", "f32"), 33, 2, per_slot=True, bias=False)
+        yield make((dtype, "gpu", "f32"), 20, 1, per_slot=False, bias=False, one=True)
 
 
 @cases("up_gate")
@@ -210,6 +215,11 @@ def moe_up_gate_cases() -> Iterator[Case]:
     for dtype in (*FLOATS[1:], *SCALES):
         yield make((dtype, "gpu", "f32"), 3, 2, "silu", bias=True, norm=True)
     yield make(("q4_k", "gpu", "f32"), 8, 1, "swiglu_oai", norm=True, one=True)
+    for dtype in (*FLOATS[1:], *SCALES):
+        yield make((dtype, "gpu", "f32"), 5, 3, "silu", bias=True)
+    for dtype in ("f16", "q4_0", "q4_k", "mxfp4"):
+        yield make((dtype, "gpu", "f32"), 33, 2, "gelu_tanh")
+        yield make((dtype, "gpu", "f32"), 20, 1, "silu", one=True)
 
 
 @cases("qkv")
