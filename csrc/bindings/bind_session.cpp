@@ -85,6 +85,8 @@ runtime::SessionSettings read_session(const nb::dict& dict, runtime::SessionSett
   s.threads_batch = thread_count(r, "threads_batch", s.threads_batch);
   s.cuda_graphs = r.flag("cuda_graphs", s.cuda_graphs);
   s.fusion = r.flag("fusion", s.fusion);
+  s.flash_attention = r.flag("flash_attention", s.flash_attention);
+  s.graph_concurrency = r.flag("graph_concurrency", s.graph_concurrency);
   const std::string mode = r.text("mla_mode", std::string(plan::mla_mode_name(s.mla_mode)));
   constexpr std::array kModes = {plan::MlaMode::automatic, plan::MlaMode::expanded, plan::MlaMode::absorbed};
   const auto known = std::find_if(kModes.begin(), kModes.end(), [&](auto m) { return plan::mla_mode_name(m) == mode; });
@@ -290,6 +292,8 @@ nb::dict plan_dict(const runtime::Session& session) {
   settings["device"] = device_name(p.device);
   settings["cuda_graphs"] = session.settings().cuda_graphs;
   settings["fusion"] = session.settings().fusion;
+  settings["flash_attention"] = session.settings().flash_attention;
+  settings["graph_concurrency"] = session.settings().graph_concurrency;
   settings["mla_mode"] = std::string(plan::mla_mode_name(session.settings().mla_mode));
   const plan::PathSettings& paths = session.settings().paths;
   settings["matvec_max_tokens"] = paths.matvec_max_tokens;
@@ -387,7 +391,8 @@ void bind_session(nb::module_& m) {
            "kernels"_a = Kernels(), "plan_only"_a = false, "device"_a = nb::none(),
            "load: numerics, device (cpu, cuda, cuda:N), cpu_repack, cpu_isa. context: ctx, kv_type_k, kv_type_v, "
            "sequences. session: ubatch, "
-           "threads, threads_batch, cuda_graphs, fusion, mla_mode, matvec_max_tokens, matvec_id_max_tokens, "
+           "threads, threads_batch, cuda_graphs, graph_concurrency, fusion, flash_attention, mla_mode, "
+           "matvec_max_tokens, matvec_id_max_tokens, "
            "mmq_max_tokens, mmq_id_max_tokens, compute_type. kernels: (op key, token range, config dict, origin). "
            "plan_only: decide everything, "
            "read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in "

@@ -65,6 +65,13 @@ class OpList {
   // y = [residual + scale *] (x·wᵀ + bias)
   void matmul(const std::string& name, Input& x, model::WeightId w, model::WeightId bias, Operand y, Operand residual,
               float scale, int32_t layer);
+  // Emits a node that needs nothing of the one before it, unless others have to come first.
+  template <typename Emit>
+  void beside(const Emit& emit_node) {
+    const size_t before = list_.nodes.size();
+    emit_node();
+    list_.nodes.back().beside = list_.nodes.size() == before + 1;
+  }
   struct Product {
     std::string name{};
     model::WeightId w = model::kNone;

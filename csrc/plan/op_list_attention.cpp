@@ -21,8 +21,8 @@ OpList::Qkv OpList::qkv_products(const model::AttentionSpec& a, Input& h, int32_
   }
   const Qkv out{value(p + "q", q_width), value(p + "k", k_width), value(p + "v", v_width)};
   matmul(p + "attn_q", h, a.q, a.q_bias, out.q, {}, 1.0f, i);
-  matmul(p + "attn_k", h, a.k, a.k_bias, out.k, {}, 1.0f, i);
-  matmul(p + "attn_v", h, a.v, a.v_bias, out.v, {}, 1.0f, i);
+  beside([&] { matmul(p + "attn_k", h, a.k, a.k_bias, out.k, {}, 1.0f, i); });
+  beside([&] { matmul(p + "attn_v", h, a.v, a.v_bias, out.v, {}, 1.0f, i); });
   return out;
 }
 
@@ -38,7 +38,7 @@ void OpList::store_qkv(const model::AttentionSpec& a, const Qkv& x, int32_t i) {
 
 void OpList::two_products(Input& x, const Product& first, const Product& second, int32_t i) {
   matmul(first.name, x, first.w, kNone, first.y, {}, 1.0f, i);
-  matmul(second.name, x, second.w, kNone, second.y, {}, 1.0f, i);
+  beside([&] { matmul(second.name, x, second.w, kNone, second.y, {}, 1.0f, i); });
 }
 
 void OpList::store_latent(const model::AttentionSpec& a, Operand q, Operand latent, int32_t i) {

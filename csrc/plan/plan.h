@@ -115,6 +115,7 @@ struct Node {
   int32_t rope_table = -1;
   int32_t moe_index = -1;    // which mixture-of-experts layer, for routing capture and pinning
   bool value_cache = false;  // kv_store: V instead of K
+  bool beside = false;       // needs nothing of the node before it and the other way round: both can run at once
 };
 
 // An op as profiles name it: all nodes with this key share one Config per token bucket.

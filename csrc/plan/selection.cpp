@@ -22,9 +22,23 @@ size_t index_of(ops::ProductPath path) { return static_cast<size_t>(path); }
 
 }  // namespace
 
-Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& entries, const PathSettings& paths)
-    : plan_(&plan), paths_(resolved(paths)), choices_(plan.keys.size()) {
+Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& entries,
+                     const SelectionSettings& settings)
+    : plan_(&plan),
+      paths_(resolved(settings.paths)),
+      flash_attention_(settings.flash_attention || plan.device.kind != DeviceKind::cuda),
+      graph_concurrency_(settings.graph_concurrency && plan.device.kind == DeviceKind::cuda),
+      choices_(plan.keys.size()) {
   const auto keys = static_cast<int32_t>(plan.keys.size());
+  for (const NodeList* list : {&plan.general, &plan.fused}) {
+    std::vector<int>& branches = branches_[static_cast<size_t>(list->id)];
+    branches.resize(plan.keys.size());
+    const std::vector<Node>& nodes = list->nodes;
+    for (size_t i = 0; i < nodes.size(); ++i) {
+      const bool first = i + 1 < nodes.size() && nodes[i + 1].beside;
+      if (first || nodes[i].beside) ++branches[static_cast<size_t>(nodes[i].key)];
+    }
+  }
   for (int32_t k = 0; k < keys; ++k) {
     for (int bucket = 0; bucket < kBuckets; ++bucket) {
       for (const ops::ProductPath path : paths_in(k, bucket, kAnyTokens)) {
@@ -64,7 +78,9 @@ void Selection::apply(int32_t key, const profile::KernelEntry& entry, EntryRepor
           places.emplace_back(bucket, path);
           taken = true;
         } else {
-          refusal = str_cat("with ", ops::bucket_name(bucket), " rows: ", support.reason);
+          const bool plain = std::holds_alternative<ops::AttentionDesc>(desc) && !flash_attention_;
+          refusal = str_cat("with ", ops::bucket_name(bucket), " rows: ", plain ? "flash_attention is off: " : "",
+                            support.reason);
         }
       } catch (const ProfileError& error) {
         refusal = error.what();
@@ -96,9 +112,19 @@ ops::ProductPath Selection::path_of(int32_t key, int64_t tokens) const {
   return choose_path(use(key).desc, tokens, paths_).path;
 }
 
+// Without flash attention a GPU takes what numerics=exact takes: queries, weights and sums in float32.
+ops::OpDesc Selection::wanted(int32_t key) const {
+  ops::OpDesc desc = use(key).desc;
+  if (auto* attention = std::get_if<ops::AttentionDesc>(&desc);
+      attention != nullptr && !flash_attention_) {
+    attention->exact = true;
+  }
+  return desc;
+}
+
 // A bucket's upper end stands for all of it.
 ops::OpDesc Selection::bucket_desc(int32_t key, ops::ProductPath path, int bucket) const {
-  const ops::OpDesc desc = ops::with_tokens(use(key).desc, ops::bucket_range(bucket).second);
+  const ops::OpDesc desc = ops::with_tokens(wanted(key), ops::bucket_range(bucket).second);
   return ops::with_path(desc, path, paths_.compute);
 }
 
@@ -118,7 +144,7 @@ std::vector<ops::ProductPath> Selection::paths_in(int32_t key, int bucket, int64
 }
 
 ops::OpDesc Selection::desc(int32_t key, int64_t tokens, int64_t rows) const {
-  return ops::with_path(ops::with_tokens(use(key).desc, rows), path_of(key, tokens), paths_.compute);
+  return ops::with_path(ops::with_tokens(wanted(key), rows), path_of(key, tokens), paths_.compute);
 }
 
 const ops::Config& Selection::config(int32_t key, int64_t tokens, int64_t rows) const {
@@ -131,6 +157,17 @@ Choice Selection::choice(int32_t key, int64_t tokens) const {
   Choice choice = choices_[static_cast<size_t>(key)][index_of(path.path)][static_cast<size_t>(bucket_of(key, tokens))];
   if (path.path != ops::ProductPath::any) {
     choice.reason += str_cat("; path ", ops::product_path_name(path.path), ": ", path.reason);
+  }
+  if (std::holds_alternative<ops::AttentionDesc>(use(key).desc) && !flash_attention_) {
+    choice.reason += "; flash_attention is off: float32, no tensor cores";
+  }
+  const NodeList& list = plan_->list_for(tokens);
+  if (graph_concurrency_ && list.id != ListId::expanded) {
+    const int branches = branches_of(list.id)[static_cast<size_t>(key)];
+    if (branches > 0) {
+      choice.reason += str_cat("; graph_concurrency: ", branches, " of ", use(key).count_in(list.id),
+                               " captured beside other products of their input");
+    }
   }
   return choice;
 }
@@ -145,7 +182,7 @@ void Selection::for_each_launch(int64_t ubatch, const Visit& visit) const {
       const int64_t m = std::min(rows, ops::bucket_range(bucket).second);
       for (const ops::ProductPath path : paths_in(k, bucket, tokens)) {
         const Choices& choices = choices_[static_cast<size_t>(k)];
-        visit(ops::with_path(ops::with_tokens(use(k).desc, m), path, paths_.compute),
+        visit(k, ops::with_path(ops::with_tokens(wanted(k), m), path, paths_.compute),
               choices[index_of(path)][static_cast<size_t>(bucket)].config);
       }
     }
@@ -154,15 +191,27 @@ void Selection::for_each_launch(int64_t ubatch, const Visit& visit) const {
 
 size_t Selection::scratch_per_thread(int64_t ubatch) const {
   size_t most = 0;
-  for_each_launch(ubatch, [&](const ops::OpDesc& desc, const ops::Config& config) {
+  for_each_launch(ubatch, [&](int32_t, const ops::OpDesc& desc, const ops::Config& config) {
     most = std::max(most, ops::scratch_bytes(desc, config));
   });
   return (most + 63) / 64 * 64;
 }
 
+size_t Selection::scratch_beside(int64_t tokens) const {
+  size_t most = 0;
+  if (!graph_concurrency_) return most;
+  for_each_launch(tokens, [&](int32_t key, const ops::OpDesc& desc, const ops::Config& config) {
+    const auto at = static_cast<size_t>(key);
+    const int branches = branches_of(ListId::general)[at] + branches_of(ListId::fused)[at];
+    // A stream has some workspace, so that a launch that needs none has an address.
+    if (branches > 0) most = std::max({most, ops::scratch_bytes(desc, config), size_t{256}});
+  });
+  return (most + 255) / 256 * 256;
+}
+
 bool Selection::takes_variant(std::string_view name, int64_t ubatch) const {
   bool takes = false;
-  for_each_launch(ubatch, [&](const ops::OpDesc& desc, const ops::Config& config) {
+  for_each_launch(ubatch, [&](int32_t, const ops::OpDesc& desc, const ops::Config& config) {
     takes |= ops::variants(ops::family_of(desc))[config.variant].name == name;
   });
   return takes;

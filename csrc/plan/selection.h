@@ -29,11 +29,18 @@ struct EntryReport {
   std::string reason;
 };
 
+// Session settings that choose between configurations, on a GPU.
+struct SelectionSettings {
+  PathSettings paths;
+  bool flash_attention = true;     // off: attention in float32, without tensor cores
+  bool graph_concurrency = false;  // captured neighbours that depend on nothing of each other run at the same time
+};
+
 class Selection {
  public:
   // Every entry is validated alone with supports(); a bad one is reported and its op keeps the default. `plan` must
   // outlive the selection.
-  Selection(const Plan& plan, const std::vector<profile::KernelEntry>& entries, const PathSettings& paths);
+  Selection(const Plan& plan, const std::vector<profile::KernelEntry>& entries, const SelectionSettings& settings);
 
   // The op as it is launched with `rows` rows in a u-batch of that many tokens, on its path, and with which Config.
   ops::OpDesc desc(int32_t key, int64_t tokens, int64_t rows) const;
@@ -45,6 +52,9 @@ class Selection {
   // Of u-batches of up to `ubatch` tokens: scratch that a thread needs, and whether any op takes a variant.
   size_t scratch_per_thread(int64_t ubatch) const;
   bool takes_variant(std::string_view name, int64_t ubatch) const;
+  // What each further stream needs for the nodes that run beside others, of u-batches of up to `tokens` tokens; 0
+  // without graph_concurrency.
+  size_t scratch_beside(int64_t tokens) const;
 
  private:
   static constexpr int kPaths = 4;  // as ops::ProductPath
@@ -52,6 +62,9 @@ class Selection {
 
   const OpUse& use(int32_t key) const { return plan_->keys[static_cast<size_t>(key)]; }
   int bucket_of(int32_t key, int64_t tokens) const;
+  const std::vector<int>& branches_of(ListId list) const { return branches_[static_cast<size_t>(list)]; }
+  // Of one row, as the settings want it.
+  ops::OpDesc wanted(int32_t key) const;
   ops::OpDesc bucket_desc(int32_t key, ops::ProductPath path, int bucket) const;
   // Paths that u-batches within a bucket take, of at most `ubatch` tokens.
   std::vector<ops::ProductPath> paths_in(int32_t key, int bucket, int64_t ubatch) const;
@@ -62,6 +75,9 @@ class Selection {
 
   const Plan* plan_;
   PathSettings paths_;
+  bool flash_attention_, graph_concurrency_;
+  // Of each list and key, the nodes that may run beside others.
+  std::array<std::vector<int>, kListCount> branches_;
   std::vector<Choices> choices_;
   std::vector<EntryReport> report_;
 };

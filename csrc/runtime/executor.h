@@ -1,6 +1,7 @@
 // Runs a plan's op lists for one u-batch at a time, on one device.
 #pragma once
 
+#include <algorithm>
 #include <span>
 
 #include "ops/args.h"
@@ -29,6 +30,11 @@ struct MicroBatch {
   OpTime* op_times = nullptr;  // [Plan::keys], added to; null when not asked
 };
 
+// Streams beside the main one in a captured graph: k and v beside q.
+inline constexpr size_t kBesideStreams = 2;
+// A u-batch that is captured has one token a sequence.
+inline int64_t captured_tokens(const plan::Plan& plan) { return std::min(plan.ubatch, plan.context.sequences); }
+
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -38,8 +44,9 @@ class Executor {
   virtual void prepare(const plan::Selection& selection, int max_threads, bool clear_cache) = 0;
   // Logits and captured routing are in host memory when it returns; without either it may return earlier.
   virtual void run(const MicroBatch& batch, const plan::Selection& selection, int threads) = 0;
-  // Whether u-batches whose shape repeats are captured and replayed, where the device can.
-  virtual void use_graphs(bool wanted) = 0;
+  // Whether u-batches whose shape repeats are captured and replayed, where the device can; `concurrent`: nodes that
+  // stand beside each other on streams of their own. To be said before prepare().
+  virtual void use_graphs(bool wanted, bool concurrent) = 0;
   // Waits for everything that run() started.
   virtual void finish() = 0;
 };

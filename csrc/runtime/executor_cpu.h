@@ -21,7 +21,7 @@ class CpuExecutor final : public Executor {
 
   void prepare(const plan::Selection& selection, int max_threads, bool clear_cache) override;
   void run(const MicroBatch& batch, const plan::Selection& selection, int threads) override;
-  void use_graphs(bool) override {}
+  void use_graphs(bool, bool) override {}
   void finish() override {}
 
  private:

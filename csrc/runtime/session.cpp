@@ -53,7 +53,8 @@ Session::Session(const std::string& path, const plan::LoadOptions& load, const p
 // On the CPU every thread has its own scratch memory, on a GPU a launch has one workspace.
 void Session::plan_scratch() {
   const int threads = plan_.device.kind == DeviceKind::cuda ? 1 : std::max(settings_.threads, settings_.threads_batch);
-  plan_.scratch_bytes = selection_->scratch_per_thread(plan_.ubatch) * static_cast<size_t>(threads);
+  plan_.scratch_bytes = selection_->scratch_per_thread(plan_.ubatch) * static_cast<size_t>(threads) +
+                        kBesideStreams * selection_->scratch_beside(captured_tokens(plan_));
 }
 
 void Session::choose() {
@@ -62,13 +63,17 @@ void Session::choose() {
   if (model_.moe_layers() > 0) {
     plan_.fused_tokens = std::min(plan_.fused_tokens, settings_.paths.matvec_id_max_tokens);
   }
-  selection_ = std::make_unique<plan::Selection>(plan_, kernels_, settings_.paths);
+  selection_ = std::make_unique<plan::Selection>(
+      plan_, kernels_,
+      plan::SelectionSettings{.paths = settings_.paths,
+                              .flash_attention = settings_.flash_attention,
+                              .graph_concurrency = settings_.graph_concurrency && settings_.cuda_graphs});
   plan_scratch();
 }
 
 void Session::prepare(bool clear_cache) {
   if (executor_ == nullptr) return;
-  executor_->use_graphs(settings_.cuda_graphs);
+  executor_->use_graphs(settings_.cuda_graphs, settings_.graph_concurrency);
   executor_->prepare(*selection_, std::max(settings_.threads, settings_.threads_batch), clear_cache);
   held_bytes_ = plan_.kv_bytes + plan_.arena_bytes + plan_.scratch_bytes;
 }

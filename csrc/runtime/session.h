@@ -33,6 +33,8 @@ struct SessionSettings {
   plan::PathSettings paths;             // which way matrix products go on a GPU
   bool fusion = true;                   // few tokens go through the plan's fused list, where it has one
   plan::MlaMode mla_mode = plan::MlaMode::automatic;
+  bool flash_attention = true;     // on a GPU
+  bool graph_concurrency = false;  // in captured graphs of the general list
 };
 
 // New tokens of one sequence; they follow what its slot holds.

@@ -167,7 +167,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "flash_attention",
         "session",
         "bool",
-        "Compute attention in blocks without storing the score matrix.",
+        "Compute attention in blocks on tensor cores without storing the scores; off, dyno computes it in "
+        "float32 without tensor cores (and stores no scores either).",
         default=True,
         devices=CUDA,
         fidelity="rounding",
@@ -189,7 +190,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "graph_concurrency",
         "session",
         "bool",
-        "Run the Q, K and V branches on parallel streams inside the captured graph.",
+        "Run the Q, K and V branches on parallel streams inside the captured graph; in dyno where they are "
+        "launches of their own: without `fusion`, or beyond its 8 tokens.",
         default=False,
         devices=CUDA,
         moves=("tg",),

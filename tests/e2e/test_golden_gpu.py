@@ -141,6 +141,50 @@ class TestDefault:
             for token, want in zip(tokens, launched, strict=True):
                 np.testing.assert_array_equal(decode(s, token.reshape(1)), want, err_msg=name)
 
+    @pytest.mark.parametrize("sequences", [1, 3])
+    def test_products_beside_each_other_give_the_same_bits(self, sequences: int) -> None:
+        """graph_concurrency: captured graphs with q, k and v on streams of their own."""
+        if _core.build_info()["switches"]["GGML_CUDA_USE_GRAPHS"] != "ON":
+            pytest.skip("a build without CUDA graphs")
+        for name in NAMES:
+            tokens = golden(name)["tokens_long"].astype(np.int32)[:24]
+            answers = []
+            for concurrent in (False, True):
+                s = open_session(
+                    name, "default", {"sequences": sequences}, fusion=False, graph_concurrency=concurrent
+                )
+                rows = []
+                for token in tokens:
+                    batch = [(slot, token.reshape(1)) for slot in range(sequences)]
+                    rows.append(s.decode(batch, "last")[0])
+                answers.append(np.stack(rows))
+            np.testing.assert_array_equal(answers[1], answers[0], err_msg=name)
+
+    @pytest.mark.parametrize("kv", ["f16", "bf16", "q8_0"])
+    def test_without_flash_attention(self, kv: str) -> None:
+        """The float32 kernels over any cache, for prompts and replayed tokens, and back."""
+        for name in NAMES:
+            if kv == "q8_0" and name.startswith("deepseek2"):
+                continue  # its latent rows hold no whole number of blocks
+            tokens = golden(name)["tokens_long"].astype(np.int32)
+            cache = {"kv_type_k": kv, "kv_type_v": kv}
+            exact = open_session(name, "exact", cache)
+            moe = bool(exact.model["moe_layers"])
+            want, routing = exact.decode([(0, tokens)], "all", capture_routing=moe)
+            s = open_session(name, "default", cache, flash_attention=False, mla_mode="absorbed")
+            got = decode(s, tokens, pinned_routing=routing)
+            assert nmse(got, want) < 1e-4, name
+            s.reset()
+            rows = [
+                decode(
+                    s,
+                    t.reshape(1),
+                    pinned_routing=None if routing is None else np.ascontiguousarray(routing[:, i : i + 1]),
+                )
+                for i, t in enumerate(tokens[:8])
+            ]
+            assert nmse(np.concatenate(rows), want[:8]) < 1e-4, name
+
     @pytest.mark.parametrize("kv", ["bf16", "q8_0"])
     def test_other_caches(self, kv: str) -> None:
         for name in NAMES:

@@ -65,7 +65,7 @@ def test_auto_is_the_gpu_and_settings_change_without_a_reload(trained_model: Pat
             {"ubatch": 1000},
             *(
                 {name: not engine.settings[name]}
-                for name in ("cuda_graphs", "fusion")
+                for name in ("cuda_graphs", "fusion", "flash_attention", "graph_concurrency")
                 if name in engine.settings
             ),
         ):
@@ -90,6 +90,58 @@ def test_greedy_text_follows_its_own_logits(trained_model: Path) -> None:
 def test_perplexity_of_the_shipped_model(trained_model: Path, eval_text: Path) -> None:
     with dyno.Engine(trained_model, device="cuda:0", profile=None, ctx=512) as engine:
         assert scored(engine, eval_text) == pytest.approx(PERPLEXITY[trained_model.stem], rel=3e-3)
+
+
+PATHS: dict[str, tuple[dict[str, Any], float]] = {
+    "mmq": ({}, 2e-4),
+    "without flash attention": ({"flash_attention": False}, 2e-4),
+    "dequantize f16": ({"mmq_max_tokens": 0, "mmq_id_max_tokens": 0}, 2e-4),
+    "dequantize f32": ({"mmq_max_tokens": 0, "mmq_id_max_tokens": 0, "compute_type": "f32"}, 2e-4),
+    # 8 bits instead of 11: errors 8 times, divergences 64 times as large; what that makes of 2e-6 to 2e-5.
+    "dequantize bf16": ({"mmq_max_tokens": 0, "mmq_id_max_tokens": 0, "compute_type": "bf16"}, 2e-3),
+    "matvec": ({"ubatch": 8}, 2e-4),
+    "matvec without fusion": ({"ubatch": 8, "fusion": False}, 2e-4),
+}
+
+
+def divergences(model: Path, text: Path, paths: dict[str, tuple[dict[str, Any], float]]) -> dict[str, float]:
+    """Mean KLD of every path against exact on the same GPU, over 4 chunks of 512, with its routing."""
+    found: dict[str, float] = {}
+    with (
+        dyno.Engine(model, device="cuda:0", profile=None, ctx=512) as engine,
+        dyno.Engine(model, device="cuda:0", profile=None, numerics="exact", ctx=512) as exact,
+    ):
+        chunks = measure.chunk_tokens(engine.tokenizer.encode(text.read_text(encoding="utf-8")), 512, 4)
+        wanted = [exact.logits_with_routing(chunk) for chunk in chunks]
+        defaults = dict(engine.settings)
+        for name, (settings, _) in paths.items():
+            engine.set(**{key: defaults[key] for other, _ in paths.values() for key in other})
+            engine.set(**settings)
+            comparer = quality.Comparer()
+            for chunk, (logits, routing) in zip(chunks, wanted, strict=True):
+                comparer.add(logits, engine.logits(chunk, pinned_routing=routing))
+            found[name] = comparer.result().mean_kld
+    return found
+
+
+def check_divergences(model: Path, text: Path) -> None:
+    found = divergences(model, text, PATHS)
+    print(f"mean KLD {model.stem}: " + ", ".join(f"{name} {value:.1e}" for name, value in found.items()))
+    assert {name: value for name, value in found.items() if not value <= PATHS[name][1]} == {}
+
+
+def test_divergence_of_the_shipped_model(trained_model: Path, eval_text: Path) -> None:
+    """Every way to multiply, against exact: f16 paths at most 2e-4."""
+    check_divergences(trained_model, eval_text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(PERPLEXITY))
+def test_divergence_of_every_type(models_dir: Path, eval_text: Path, name: str) -> None:
+    model = models_dir / "trained" / f"{name}.gguf"
+    if not model.is_file():
+        pytest.skip(f"{model} is not there")
+    check_divergences(model, eval_text)
 
 
 @pytest.mark.slow

@@ -156,6 +156,17 @@ def _compute_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
     return used
 
 
+def _concurrency_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
+    """Nothing without graphs; in dyno, which has thresholds, nothing where q, k, v are one fused launch."""
+    dyno = "matvec_max_tokens" in f.defaults
+
+    def concurrent(value: Value, settings: Settings) -> Hashable:
+        fused = dyno and bool(settings.get("fusion", f.defaults.get("fusion", False)))
+        return bool(value) and bool(settings.get("cuda_graphs", True)) and not fused
+
+    return concurrent
+
+
 def _few_tokens(f: Facts) -> Sequence[Value]:
     return [0, 1, 2, 4, 8, 16, 32, 64, 128]
 
@@ -188,7 +199,7 @@ KNOBS: tuple[KnobSpec, ...] = (
     KnobSpec("cuda_graphs", _switch, lambda f: _is_cuda(f) and f.workload.tg > 0, "GGML_CUDA_DISABLE_GRAPHS",
              "-cuda graphs=0|1", ordinal=False),
     KnobSpec("graph_concurrency", _switch, lambda f: _is_cuda(f) and f.workload.tg > 0,
-             "GGML_CUDA_GRAPH_OPT=1", None, ordinal=False),
+             "GGML_CUDA_GRAPH_OPT=1", None, ordinal=False, code=_concurrency_code),
     KnobSpec("fusion", _switch, _is_cuda, "GGML_CUDA_DISABLE_FUSION=1", "-cuda fusion=0|1", ordinal=False),
     KnobSpec("matvec_max_tokens", _few_tokens, _short_prompts, None, None, code=_path_code,
              threshold_of="ubatch"),

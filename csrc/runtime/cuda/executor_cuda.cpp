@@ -101,6 +101,20 @@ void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cac
     // Kernels never use what lies behind a sequence's end, but they may multiply it with zero.
     DYNO_CUDA_CHECK(cudaMemset(cache_.data(), 0, cache_.size()));
   }
+  if (concurrent_) {
+    if (fork_.get() == nullptr) fork_ = make_event();
+    for (Beside& beside : beside_) {
+      if (beside.stream.get() == nullptr) {
+        beside.stream = make_stream();
+        beside.done = make_event();
+        beside.counters = DeviceBuffer(counters_.size(), "counters");
+        DYNO_CUDA_CHECK(cudaMemset(beside.counters.data(), 0, beside.counters.size()));
+      }
+      resize(beside.workspace, selection.scratch_beside(captured_tokens(plan_)), "kernel workspace");
+    }
+  } else {
+    for (Beside& beside : beside_) beside = {};
+  }
   const InputLayout layout(plan_.ubatch);
   if (resize(inputs_, layout.bytes, "inputs")) {
     for (PinnedBuffer& stage : staged_) stage = PinnedBuffer(layout.bytes, "inputs");
@@ -137,7 +151,29 @@ void CudaExecutor::select_rows(Env& env, int64_t wanted, std::span<const plan::V
   env.tokens = wanted;
 }
 
-void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& selection) {
+void CudaExecutor::launch_beside(Env& env, const plan::NodeList& list, int32_t first, int32_t last) {
+  const ops::CudaStream main = env.context;
+  DYNO_CUDA_CHECK(cudaEventRecord(fork_.get(), stream_.get()));
+  for (int32_t i = first + 1; i <= last; ++i) {
+    const Beside& beside = beside_[static_cast<size_t>(i - first - 1)];
+    DYNO_CUDA_CHECK(cudaStreamWaitEvent(beside.stream.get(), fork_.get()));
+    env.context = {.handle = beside.stream.get(),
+                   .device = main.device,
+                   .workspace = beside.workspace.data(),
+                   .workspace_bytes = beside.workspace.size(),
+                   .counters = reinterpret_cast<int32_t*>(beside.counters.data()),
+                   .blas = main.blas};
+    launch_node(list.nodes[static_cast<size_t>(i)], env);
+    DYNO_CUDA_CHECK(cudaEventRecord(beside.done.get(), beside.stream.get()));
+  }
+  env.context = main;
+  launch_node(list.nodes[static_cast<size_t>(first)], env);
+  for (int32_t i = first + 1; i <= last; ++i) {
+    DYNO_CUDA_CHECK(cudaStreamWaitEvent(stream_.get(), beside_[static_cast<size_t>(i - first - 1)].done.get()));
+  }
+}
+
+void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& selection, bool capturing) {
   const InputLayout layout(plan_.ubatch);
   const auto ints = [&](size_t offset) { return reinterpret_cast<const int32_t*>(inputs_.data() + offset); };
   Env env{
@@ -190,6 +226,17 @@ void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& se
         for (int32_t j = i; j <= last; ++j) launch(j);
       }
       i = last;
+    } else if (int32_t last = i; capturing && concurrent_) {
+      const auto stands_beside = [&](int32_t at) {
+        return at < range.stop && list.nodes[static_cast<size_t>(at)].beside;
+      };
+      while (stands_beside(last + 1) && last - i < static_cast<int32_t>(kBesideStreams)) ++last;
+      if (last > i) {
+        launch_beside(env, list, i, last);
+        i = last;
+      } else {
+        launch(i);
+      }
     } else {
       launch(i);
     }
@@ -212,7 +259,7 @@ void CudaExecutor::capture(const MicroBatch& batch, const plan::Selection& selec
   DYNO_CUDA_CHECK(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
   cudaGraph_t captured = nullptr;
   try {
-    launch_all(batch, selection);
+    launch_all(batch, selection, /*capturing=*/true);
   } catch (...) {
     cudaStreamEndCapture(stream_.get(), &captured);
     const Graph broken(captured);

@@ -23,7 +23,10 @@ class CudaExecutor final : public Executor {
 
   void prepare(const plan::Selection& selection, int max_threads, bool clear_cache) override;
   void run(const MicroBatch& batch, const plan::Selection& selection, int threads) override;
-  void use_graphs(bool wanted) override { graphs_wanted_ = wanted; }
+  void use_graphs(bool wanted, bool concurrent) override {
+    graphs_wanted_ = wanted;
+    concurrent_ = wanted && concurrent;
+  }
   void finish() override;
 
  private:
@@ -42,7 +45,10 @@ class CudaExecutor final : public Executor {
     return plan_.list_for(static_cast<int64_t>(batch.tokens.size()), static_cast<int64_t>(batch.runs.size()));
   }
   void upload(const MicroBatch& batch);
-  void launch_all(const MicroBatch& batch, const plan::Selection& selection);
+  // While a graph is captured, nodes that stand beside each other may go to streams of their own.
+  void launch_all(const MicroBatch& batch, const plan::Selection& selection, bool capturing = false);
+  // Node `first` on the main stream and those up to `last` on one of beside_ each.
+  void launch_beside(Env& env, const plan::NodeList& list, int32_t first, int32_t last);
   void select_rows(Env& env, int64_t wanted, std::span<const plan::ValueId> values);
   void add_op_times(const MicroBatch& batch);
   void capture(const MicroBatch& batch, const plan::Selection& selection, Captured& into);
@@ -63,7 +69,15 @@ class CudaExecutor final : public Executor {
   PinnedBuffer staged_logits_;
   std::vector<Event> timing_;   // before the first launch and after each, when times are asked for
   std::vector<int32_t> timed_;  // whose key each launch has
-  bool graphs_wanted_ = false;
+  bool graphs_wanted_ = false, concurrent_ = false;
+  // What a stream beside the main one must not share with it.
+  struct Beside {
+    Stream stream;
+    Event done;
+    DeviceBuffer workspace, counters;
+  };
+  std::array<Beside, kBesideStreams> beside_;
+  Event fork_;
   std::map<Shape, Captured> graphs_;
 };
 
