@@ -90,6 +90,10 @@ struct StagedStages {
   }
   __device__ __forceinline__ uint32_t full(uint32_t number) const { return barriers + number % kStagedStages * 16; }
   __device__ __forceinline__ uint32_t empty(uint32_t number) const { return full(number) + 8; }
+  // Of the info that turn `turn` uses.
+  __device__ __forceinline__ uint32_t info(uint32_t turn) const {
+    return barriers + kStagedStages * 16 + turn % kStagedInfos * 8;
+  }
   static __device__ __forceinline__ uint32_t parity(uint32_t number) { return number / kStagedStages & 1; }
 };
 
@@ -173,6 +177,7 @@ __global__ void __launch_bounds__(384, 1) gemm_staged_kernel(const Problem p) {
       device::barrier_init(stages.full(i), kFillWarps);
       device::barrier_init(stages.empty(i), 8);
     }
+    for (int i = 0; i < kStagedInfos; ++i) device::barrier_init(stages.info(i), 32 * kFillWarps);
     device::barrier_init_fence();
   }
   __syncthreads();  // barriers are there
@@ -180,7 +185,8 @@ __global__ void __launch_bounds__(384, 1) gemm_staged_kernel(const Problem p) {
   const int rows_of_w = 128 * kBlocks / (p.gated() ? 2 : 1);
   const StagedTiles work(p, rows_of_w);
   const int weight_tiles = (p.k + kGpuTile - 1) / kGpuTile, tiles = p.passes * weight_tiles;
-  auto* infos = reinterpret_cast<StagedInfo*>(shared + kStagedStages * kStagedStageBytes<kBlocks> + 128);
+  auto* infos =
+      reinterpret_cast<StagedInfo*>(shared + kStagedStages * kStagedStageBytes<kBlocks> + kStagedBarrierBytes);
   uint32_t number = 0, turn = 0;
   if (group == 2) {
     device::give_registers<136>();
@@ -203,7 +209,8 @@ __global__ void __launch_bounds__(384, 1) gemm_staged_kernel(const Problem p) {
       for (int at = 0; at < kAhead; ++at) announce(at);
       StagedInfo& info = infos[turn % kStagedInfos];
       info.targets[thread] = target;
-      if (lane == 0) info.tile = tile;  // each warp the same
+      if (thread == 0) info.tile = tile;
+      device::barrier_arrive(stages.info(turn));
       for (int at = 0; at < tiles; ++at) {
         announce(at + kAhead);
         device::copy_async_wait<kAhead>();
@@ -216,7 +223,7 @@ __global__ void __launch_bounds__(384, 1) gemm_staged_kernel(const Problem p) {
   } else {
     device::take_registers<184>();
     for (int index = blockIdx.x; index < work.count; index += gridDim.x, ++turn) {
-      device::barrier_wait(stages.full(number), StagedStages::parity(number));  // the info is there with the stage
+      device::barrier_wait(stages.info(turn), turn / kStagedInfos & 1);
       const StagedInfo& info = infos[turn % kStagedInfos];
       staged_multiply<kBlocks, kBf16>(p, info, stages, number, tiles, group, [&](uint32_t done) {
         if (lane == 0) device::barrier_arrive(stages.empty(done));

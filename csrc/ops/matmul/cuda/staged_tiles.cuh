@@ -24,7 +24,7 @@ struct StagedTile {
   int row_tile;
 };
 
-// What the multiplying warpgroups know of a tile; written by the filling one before the tile's first stage is full.
+// What the multiplying warpgroups know of a tile; written by the filling one, which says so at a barrier of each info.
 // With at least one stage a tile, the filling warpgroup starts at most kStagedStages + 1 tiles ahead of a tile whose
 // sums are still leaving: so many and one may be in use.
 struct StagedInfo {
@@ -32,11 +32,13 @@ struct StagedInfo {
   RowTarget targets[kStagedTokens];
 };
 inline constexpr int kStagedInfos = kStagedStages + 2;
+inline constexpr int kStagedBarrierBytes = 128;
+static_assert(kStagedStages * 16 + kStagedInfos * 8 <= kStagedBarrierBytes);
 
 // Stages, barriers, infos, and the slack that aligns all of it.
 template <int kBlocks>
-inline constexpr int kStagedShared =
-    kStagedStages * kStagedStageBytes<kBlocks> + 128 + kStagedInfos * static_cast<int>(sizeof(StagedInfo)) + 1024;
+inline constexpr int kStagedShared = kStagedStages * kStagedStageBytes<kBlocks> + kStagedBarrierBytes +
+                                     kStagedInfos * static_cast<int>(sizeof(StagedInfo)) + 1024;
 
 // Tiles are numbered with token tiles running fastest; blocks of the grid take them in turn.
 struct StagedTiles {
