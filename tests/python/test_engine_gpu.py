@@ -92,19 +92,18 @@ def test_perplexity_of_the_shipped_model(trained_model: Path, eval_text: Path) -
         assert scored(engine, eval_text) == pytest.approx(PERPLEXITY[trained_model.stem], rel=3e-3)
 
 
-PATHS: dict[str, tuple[dict[str, Any], float]] = {
-    "mmq": ({}, 2e-4),
-    "without flash attention": ({"flash_attention": False}, 2e-4),
-    "dequantize f16": ({"mmq_max_tokens": 0, "mmq_id_max_tokens": 0}, 2e-4),
-    "dequantize f32": ({"mmq_max_tokens": 0, "mmq_id_max_tokens": 0, "compute_type": "f32"}, 2e-4),
-    # 8 bits instead of 11: errors 8 times, divergences 64 times as large; what that makes of 2e-6 to 2e-5.
-    "dequantize bf16": ({"mmq_max_tokens": 0, "mmq_id_max_tokens": 0, "compute_type": "bf16"}, 2e-3),
-    "matvec": ({"ubatch": 8}, 2e-4),
-    "matvec without fusion": ({"ubatch": 8, "fusion": False}, 2e-4),
+PATHS: dict[str, dict[str, Any]] = {
+    "mmq": {},
+    "without flash attention": {"flash_attention": False},
+    "dequantize f16": {"mmq_max_tokens": 0, "mmq_id_max_tokens": 0},
+    "dequantize f32": {"mmq_max_tokens": 0, "mmq_id_max_tokens": 0, "compute_type": "f32"},
+    "dequantize bf16": {"mmq_max_tokens": 0, "mmq_id_max_tokens": 0, "compute_type": "bf16"},
+    "matvec": {"ubatch": 8},
+    "matvec without fusion": {"ubatch": 8, "fusion": False},
 }
 
 
-def divergences(model: Path, text: Path, paths: dict[str, tuple[dict[str, Any], float]]) -> dict[str, float]:
+def divergences(model: Path, text: Path) -> dict[str, float]:
     """Mean KLD of every path against exact on the same GPU, over 4 chunks of 512, with its routing."""
     found: dict[str, float] = {}
     with (
@@ -113,26 +112,22 @@ def divergences(model: Path, text: Path, paths: dict[str, tuple[dict[str, Any], 
     ):
         chunks = measure.chunk_tokens(engine.tokenizer.encode(text.read_text(encoding="utf-8")), 512, 4)
         wanted = [exact.logits_with_routing(chunk) for chunk in chunks]
-        defaults = dict(engine.settings)
-        for name, (settings, _) in paths.items():
-            engine.set(**{key: defaults[key] for other, _ in paths.values() for key in other})
-            engine.set(**settings)
+        defaults = {name: engine.settings[name] for settings in PATHS.values() for name in settings}
+        for path, settings in PATHS.items():
+            engine.set(**{**defaults, **settings})
             comparer = quality.Comparer()
             for chunk, (logits, routing) in zip(chunks, wanted, strict=True):
                 comparer.add(logits, engine.logits(chunk, pinned_routing=routing))
-            found[name] = comparer.result().mean_kld
+            found[path] = comparer.result().mean_kld
+    print(f"mean KLD {model.stem}: " + ", ".join(f"{path} {value:.1e}" for path, value in found.items()))
     return found
 
 
-def check_divergences(model: Path, text: Path) -> None:
-    found = divergences(model, text, PATHS)
-    print(f"mean KLD {model.stem}: " + ", ".join(f"{name} {value:.1e}" for name, value in found.items()))
-    assert {name: value for name, value in found.items() if not value <= PATHS[name][1]} == {}
-
-
 def test_divergence_of_the_shipped_model(trained_model: Path, eval_text: Path) -> None:
-    """Every way to multiply, against exact: f16 paths at most 2e-4."""
-    check_divergences(trained_model, eval_text)
+    """Halves gave 1.6e-6 on an H200; bfloat16, whose errors are 8 times as large, 3.1e-5."""
+    found = divergences(trained_model, eval_text)
+    assert max(found.values()) < 2e-4
+    assert max(value for path, value in found.items() if "bf16" not in path) < 1e-5
 
 
 @pytest.mark.slow
@@ -141,7 +136,7 @@ def test_divergence_of_every_type(models_dir: Path, eval_text: Path, name: str) 
     model = models_dir / "trained" / f"{name}.gguf"
     if not model.is_file():
         pytest.skip(f"{model} is not there")
-    check_divergences(model, eval_text)
+    assert max(divergences(model, eval_text).values()) < 2e-4
 
 
 @pytest.mark.slow
