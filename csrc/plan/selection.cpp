@@ -115,8 +115,7 @@ ops::ProductPath Selection::path_of(int32_t key, int64_t tokens) const {
 // Without flash attention a GPU takes what numerics=exact takes: queries, weights and sums in float32.
 ops::OpDesc Selection::wanted(int32_t key) const {
   ops::OpDesc desc = use(key).desc;
-  if (auto* attention = std::get_if<ops::AttentionDesc>(&desc);
-      attention != nullptr && !flash_attention_) {
+  if (auto* attention = std::get_if<ops::AttentionDesc>(&desc); attention != nullptr && !flash_attention_) {
     attention->exact = true;
   }
   return desc;
