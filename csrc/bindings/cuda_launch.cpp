@@ -164,11 +164,14 @@ struct CudaTimer::State {
   ops::CudaStream launch;
 };
 
-CudaTimer::CudaTimer(const DeviceInfo& device, const ops::OpDesc& desc, const ops::Config& config)
+CudaTimer::CudaTimer(const DeviceInfo& device, const ops::OpDesc& desc, const std::vector<ops::Config>& configs)
     : state_(std::make_unique<State>(device)) {
   State& s = *state_;
-  const size_t workspace_bytes = ops::scratch_bytes(desc, config);
-  s.blas = blas_for(desc, config);
+  size_t workspace_bytes = 0;
+  for (const ops::Config& config : configs) {
+    workspace_bytes = std::max(workspace_bytes, static_cast<size_t>(ops::scratch_bytes(desc, config)));
+    if (s.blas.get() == nullptr) s.blas = blas_for(desc, config);
+  }
   s.workspace = runtime::DeviceBuffer(std::max<size_t>(workspace_bytes, 4), "workspace");
   s.counters = runtime::DeviceBuffer(ops::kStreamCounters * sizeof(int32_t), "counters");
   DYNO_CUDA_CHECK(cudaMemset(s.counters.data(), 0, s.counters.size()));
@@ -191,7 +194,7 @@ std::byte* CudaTimer::upload(const std::byte* host, size_t bytes) {
 ops::CudaStream& CudaTimer::stream() { return state_->launch; }
 
 std::vector<double> CudaTimer::time(const std::function<void()>& launch_all, size_t launches, double min_seconds) {
-  constexpr size_t kLeast = 5, kMost = 100'000;
+  constexpr size_t kLeast = 3, kUsual = 5, kMost = 100'000;
   cudaStream_t stream = state_->stream.get();
   DYNO_CUDA_CHECK(cudaDeviceSynchronize());  // the copies ran on another stream
   launch_all();                              // loads what cannot be loaded during a capture
@@ -221,10 +224,14 @@ std::vector<double> CudaTimer::time(const std::function<void()>& launch_all, siz
     return static_cast<double>(milliseconds) * 1e-3;
   };
   double warm = 0;
-  for (int i = 0; i < 3 || (warm < 0.1 * min_seconds && i < 1000); ++i) warm += replay();
+  for (int i = 0; i < 1 || (warm < 0.1 * min_seconds && i < 1000); ++i) warm += replay();
   std::vector<double> samples;
   double total = 0;
-  while ((total < min_seconds || samples.size() < kLeast) && samples.size() < kMost) {
+  // What takes many times as long as it was given is a poor choice, and three replays of many launches tell that.
+  const auto enough = [&] {
+    return total >= min_seconds && samples.size() >= (min_seconds > 0 && total >= 3 * min_seconds ? kLeast : kUsual);
+  };
+  while (!enough() && samples.size() < kMost) {
     const double seconds = replay();
     total += seconds;
     samples.push_back(seconds / static_cast<double>(launches));

@@ -44,14 +44,15 @@ class CudaLaunch final : public ArgMirror {
 // Times launches as a session runs them: captured in a graph and replayed.
 class CudaTimer {
  public:
-  CudaTimer(const DeviceInfo& device, const ops::OpDesc& desc, const ops::Config& config);
+  // `configs` of the op that will be launched: memory for any of them, and a cuBLAS handle if one needs it.
+  CudaTimer(const DeviceInfo& device, const ops::OpDesc& desc, const std::vector<ops::Config>& configs);
   ~CudaTimer();
 
   // A copy of a host array on the device, owned here.
   std::byte* upload(const std::byte* host, size_t bytes);
   ops::CudaStream& stream();
   // Captures what `launch_all` launches, `launches` of them, and replays it until `min_seconds` have been measured and
-  // at least five times. Seconds of one launch, for every replay.
+  // at least five times (three where those take three times min_seconds). Seconds of one launch, for every replay.
   std::vector<double> time(const std::function<void()>& launch_all, size_t launches, double min_seconds);
 
  private:

@@ -65,66 +65,135 @@ std::vector<double> measure(double min_seconds, size_t copies, const Launch& lau
   return samples;
 }
 
-}  // namespace
+// What is common to all configurations of an op that are timed.
+struct Request {
+  ops::OpDesc desc;
+  DeviceInfo device;
+  int threads;
+  double min_seconds;
+  int64_t rotate_bytes;
+  uint64_t seed;
+  int64_t depth;
+};
 
-std::vector<double> time_op(std::string_view family_text, const nb::dict& desc_dict,
-                            const std::optional<nb::dict>& config_dict, int threads, double min_seconds,
-                            int64_t rotate_bytes, uint64_t seed, int64_t depth, std::string_view isa,
-                            std::string_view device_text) {
-  const ops::Family family = ops::family_from_name(family_text);
-  const ops::OpDesc desc = desc_from_dict(family, desc_dict);
+Request request_of(ops::Family family, const nb::dict& desc, int threads, double min_seconds, int64_t rotate_bytes,
+                   uint64_t seed, int64_t depth, std::string_view isa, std::string_view device_text) {
   const DeviceInfo device = device_from_name(device_text, isa);
-  const ops::Config config = config_dict ? config_from_dict(family, *config_dict) : ops::default_config(desc, device);
-  const ops::Support support = ops::supports(desc, config, device);
-  DYNO_CHECK(UnsupportedError, support.ok, "[", family_text, "] ", support.reason);
   DYNO_CHECK(PlanError, min_seconds >= 0 && min_seconds <= 3600, "[time] min_seconds=", min_seconds, "; 0 to 3600");
   DYNO_CHECK(PlanError, rotate_bytes >= 0 && rotate_bytes <= device.memory_bytes / 2,
              "[time] rotate_bytes=", rotate_bytes, " is more than half of the memory, ", device.memory_bytes, " bytes");
   DYNO_CHECK(PlanError, depth >= 0 && depth < (int64_t{1} << 30), "[time] depth=", depth, " positions; 0 to 2^30");
+  return {desc_from_dict(family, desc), device, threads, min_seconds, rotate_bytes, seed, depth};
+}
 
-  const nb::gil_scoped_release unlocked;
-  return std::visit(
-      [&]<typename D>(const D& d) -> std::vector<double> {
+// As many sets of arguments as fill what is to be rotated through.
+template <typename D>
+auto make_copies(SyntheticArgs& owner, const D& d, int64_t rotate_bytes) {
+  std::vector<decltype(owner.make(d))> copies;
+  do {
+    copies.push_back(owner.make(d));
+  } while (owner.bytes() < rotate_bytes && static_cast<int64_t>(copies.size()) < kMaxCopies);
+  return copies;
+}
+
+// Calls timed(i, samples) for every configuration, where samples() measures it; no GIL is held.
+template <typename Timed>
+void time_configs(const Request& r, const std::vector<ops::Config>& configs, const Timed& timed) {
+  const bool ran = std::visit(
+      [&]<typename D>(const D& d) {
         if constexpr (requires(SyntheticArgs& owner) { owner.make(d); }) {
           using Args = decltype(std::declval<SyntheticArgs&>().make(d));
-          const auto make_copies = [&](SyntheticArgs& owner) {
-            std::vector<Args> copies;
-            do {
-              copies.push_back(owner.make(d));
-            } while (owner.bytes() < rotate_bytes && static_cast<int64_t>(copies.size()) < kMaxCopies);
-            return copies;
-          };
-          if (device.kind == DeviceKind::cpu) {
-            if constexpr (requires(const Args& a, ops::CpuContext& c) { ops::launch(config, d, a, c); }) {
-              LaunchContext launcher(ops::scratch_bytes(desc, config), threads, device.isa);
-              SyntheticArgs owner(seed, depth);
-              const std::vector<Args> copies = make_copies(owner);
-              return measure(min_seconds, copies.size(),
-                             [&](size_t copy) { ops::launch(config, d, copies[copy], launcher.context()); });
+          if (r.device.kind == DeviceKind::cpu) {
+            if constexpr (requires(const ops::Config& c, const Args& a, ops::CpuContext& x) {
+                            ops::launch(c, d, a, x);
+                          }) {
+              SyntheticArgs owner(r.seed, r.depth);
+              const std::vector<Args> copies = make_copies(owner, d, r.rotate_bytes);
+              for (size_t i = 0; i < configs.size(); ++i) {
+                timed(i, [&] {
+                  LaunchContext launcher(ops::scratch_bytes(r.desc, configs[i]), r.threads, r.device.isa);
+                  return measure(r.min_seconds, copies.size(),
+                                 [&](size_t copy) { ops::launch(configs[i], d, copies[copy], launcher.context()); });
+                });
+              }
+              return true;
             }
           }
 #ifdef DYNO_HAVE_CUDA
-          if (device.kind == DeviceKind::cuda) {
-            if constexpr (requires(const Args& a, ops::CudaStream& c) { ops::launch(config, d, a, c); }) {
-              CudaTimer timer(device, desc, config);
-              SyntheticArgs owner(seed, depth,
+          if (r.device.kind == DeviceKind::cuda) {
+            if constexpr (requires(const ops::Config& c, const Args& a, ops::CudaStream& x) {
+                            ops::launch(c, d, a, x);
+                          }) {
+              CudaTimer timer(r.device, r.desc, configs);
+              SyntheticArgs owner(r.seed, r.depth,
                                   [&](const std::byte* host, size_t bytes) { return timer.upload(host, bytes); });
-              const std::vector<Args> copies = make_copies(owner);
+              const std::vector<Args> copies = make_copies(owner, d, r.rotate_bytes);
               const size_t launches = std::max<size_t>(copies.size(), kLeastCaptured);
-              return timer.time(
-                  [&] {
-                    for (size_t i = 0; i < launches; ++i) {
-                      ops::launch(config, d, copies[i % copies.size()], timer.stream());
-                    }
-                  },
-                  launches, min_seconds);
+              for (size_t i = 0; i < configs.size(); ++i) {
+                timed(i, [&] {
+                  return timer.time(
+                      [&] {
+                        for (size_t n = 0; n < launches; ++n) {
+                          ops::launch(configs[i], d, copies[n % copies.size()], timer.stream());
+                        }
+                      },
+                      launches, r.min_seconds);
+                });
+              }
+              return true;
             }
           }
 #endif
         }
-        throw UnsupportedError(str_cat("[ops] ", family_text, " cannot be run alone on ", device_text));
+        return false;
       },
-      desc);
+      r.desc);
+  DYNO_CHECK(UnsupportedError, ran, "[ops] ", ops::family_name(ops::family_of(r.desc)), " cannot be run alone on ",
+             r.device.name);
+}
+
+}  // namespace
+
+std::vector<double> time_op(std::string_view family_text, const nb::dict& desc, const std::optional<nb::dict>& config,
+                            int threads, double min_seconds, int64_t rotate_bytes, uint64_t seed, int64_t depth,
+                            std::string_view isa, std::string_view device) {
+  const ops::Family family = ops::family_from_name(family_text);
+  const Request request = request_of(family, desc, threads, min_seconds, rotate_bytes, seed, depth, isa, device);
+  const ops::Config chosen =
+      config ? config_from_dict(family, *config) : ops::default_config(request.desc, request.device);
+  const ops::Support support = ops::supports(request.desc, chosen, request.device);
+  DYNO_CHECK(UnsupportedError, support.ok, "[", family_text, "] ", support.reason);
+  const nb::gil_scoped_release unlocked;
+  std::vector<double> found;
+  time_configs(request, {chosen}, [&](size_t, const auto& samples) { found = samples(); });
+  return found;
+}
+
+std::vector<std::vector<double>> time_op_configs(std::string_view family_text, const nb::dict& desc,
+                                                 const std::vector<nb::dict>& configs, int threads, double min_seconds,
+                                                 int64_t rotate_bytes, uint64_t seed, int64_t depth,
+                                                 std::string_view isa, std::string_view device) {
+  const ops::Family family = ops::family_from_name(family_text);
+  const Request request = request_of(family, desc, threads, min_seconds, rotate_bytes, seed, depth, isa, device);
+  std::vector<ops::Config> chosen;
+  std::vector<size_t> places;
+  for (size_t i = 0; i < configs.size(); ++i) {
+    const ops::Config config = config_from_dict(family, configs[i]);
+    if (!ops::supports(request.desc, config, request.device).ok) continue;
+    chosen.push_back(config);
+    places.push_back(i);
+  }
+  const nb::gil_scoped_release unlocked;
+  std::vector<std::vector<double>> found(configs.size());
+  if (chosen.empty()) return found;
+  time_configs(request, chosen, [&](size_t i, const auto& samples) {
+    try {
+      found[places[i]] = samples();
+    } catch (const UnsupportedError&) {
+      // A launch that this device refuses: no samples say so.
+    }
+  });
+  return found;
 }
 
 }  // namespace dyno

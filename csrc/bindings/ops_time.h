@@ -19,4 +19,11 @@ std::vector<double> time_op(std::string_view family, const nanobind::dict& desc,
                             int64_t rotate_bytes, uint64_t seed, int64_t depth, std::string_view isa,
                             std::string_view device);
 
+// The same of several configurations on the same arguments, in turn: making them takes longer than the launches. What
+// cannot be launched has no samples.
+std::vector<std::vector<double>> time_op_configs(std::string_view family, const nanobind::dict& desc,
+                                                 const std::vector<nanobind::dict>& configs, int threads,
+                                                 double min_seconds, int64_t rotate_bytes, uint64_t seed, int64_t depth,
+                                                 std::string_view isa, std::string_view device);
+
 }  // namespace dyno

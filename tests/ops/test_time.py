@@ -39,6 +39,14 @@ def test_every_variant_can_be_timed_on_the_gpu(family: str) -> None:
         assert len(_core.ops.time(family, desc, config, min_seconds=0.0, device="cuda:0")) >= 5
 
 
+def test_several_configurations_share_their_data() -> None:
+    desc = {"m": 1, "n": 8}
+    good = _core.ops.candidates("norm", desc)[-1]
+    times = _core.ops.time_configs("norm", desc, [good, {**good, "grain": 3}, good], min_seconds=0.0)
+    assert [len(t) >= 5 for t in times] == [True, False, True]
+    assert times[1] == []  # cannot be launched, and costs the others nothing
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -59,18 +59,14 @@ class InlineExecutor:
         return list(listed(configuration, workload)) if listed is not None else []
 
     def time_ops(self, request: Mapping[str, Any], context: OpContext, deadline: float) -> list[list[float]]:
-        timed = getattr(self._target, "time_op", None)
+        timed = getattr(self._target, "time_ops", None)
         if timed is None:
             raise TuneError("this target has no ops to time")
-        return [
-            list(
-                timed(
-                    request["key"], request["m"], config, threads=request["threads"],
-                    seconds=request["seconds"], seed=number,
-                )
-            )
-            for number, config in enumerate(request["configs"])
-        ]  # fmt: skip
+        times: list[list[float]] = timed(
+            request["key"], request["m"], request["configs"], threads=request["threads"],
+            seconds=request["seconds"],
+        )  # fmt: skip
+        return times
 
     def close(self) -> None:
         self._target.close()

@@ -60,6 +60,7 @@ class KernelStage:
     chosen: list[tuple[KernelOp, KernelChoice, Estimate]] = field(default_factory=list)
     looked_at: list[KernelOp] = field(default_factory=list)
     written: list[KernelEntry] = field(default_factory=list)
+    untried: bool = False  # there was no time for any op
 
     @property
     def kinds(self) -> list[str]:
@@ -76,6 +77,7 @@ class KernelStage:
             confirming = least_visits(len(self.kinds)) * self.ledger.expected_visit
             if not self.more(configs * self.cost_per_config + confirming):
                 self.note("kernels_cut", done=number, of=len(ops))
+                self.untried = number == 0
                 break
             self._time(number, op, configuration)
             self.cost_per_config = max(0.2 * self.cost_per_config, (self.ledger.now - begun) / configs)

@@ -329,8 +329,8 @@ class KernelTarget(Target, Protocol):
 
     def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]: ...
 
-    def time_op(
-        self, key: str, m: int, config: Mapping[str, Value], *, threads: int, seconds: float, seed: int
-    ) -> list[float]:
-        """Seconds per launch with cold weights."""
+    def time_ops(
+        self, key: str, m: int, configs: Sequence[Mapping[str, Value]], *, threads: int, seconds: float
+    ) -> list[list[float]]:
+        """Seconds per launch of each config, with cold weights; none where one cannot be launched."""
         ...

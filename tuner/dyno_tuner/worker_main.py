@@ -40,12 +40,9 @@ def _handle(target: Any, request: dict[str, Any]) -> Any:
         return target.describe().to_dict()
     if method == "time_ops":
         ask = request["request"]
-        return [
-            target.time_op(
-                ask["key"], ask["m"], config, threads=ask["threads"], seconds=ask["seconds"], seed=number
-            )
-            for number, config in enumerate(ask["configs"])
-        ]
+        return target.time_ops(
+            ask["key"], ask["m"], ask["configs"], threads=ask["threads"], seconds=ask["seconds"]
+        )
     if method == "memory":
         return target.memory(request["settings"])
     configuration = Configuration.from_dict(request["configuration"])

@@ -35,7 +35,7 @@ from ..target import (
 from .surfaces import SURFACES, Surface
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ..knobs import Knob
 
@@ -212,13 +212,17 @@ class SimulatedTarget:
             if workload.tokens(op.metric)
         ]
 
-    def time_op(
-        self, key: str, m: int, config: Mapping[str, Value], *, threads: int, seconds: float, seed: int
-    ) -> list[float]:
+    def time_ops(
+        self, key: str, m: int, configs: Sequence[Mapping[str, Value]], *, threads: int, seconds: float
+    ) -> list[list[float]]:
         op = next(o for o in self.surface.ops if o.key == key)
-        rng = keyed_rng("op", self.seed, key, config["variant"], seed)
-        gain = op.alone if config["variant"] == "other" else 1.0
-        return [1e-4 / gain * math.exp(self.noise.within * float(z)) for z in rng.standard_normal(5)]
+        found = []
+        for number, config in enumerate(configs):
+            rng = keyed_rng("op", self.seed, key, config["variant"], number)
+            gain = op.alone if config["variant"] == "other" else 1.0
+            noise = rng.standard_normal(5)
+            found.append([1e-4 / gain * math.exp(self.noise.within * float(z)) for z in noise])
+        return found
 
     def clock(self) -> float:
         return self._spent
