@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from .ledger import Ledger
     from .options import Options
 
-# Share of the budget at which each stage has to end, without and with kernels behind it.
+# Share of the time after the preparations (the noise, the exact path's answers) at which each stage has to
+# end, without and with kernels behind it.
 _ENDS = {
-    "thresholds": (0.25, 0.2),
-    "screen": (0.48, 0.36),
-    "confirm": (0.68, 0.54),
-    "walk": (0.80, 0.62),
-    "leave_one_out": (0.97, 0.74),
+    "thresholds": (0.18, 0.14),
+    "screen": (0.43, 0.31),
+    "confirm": (0.65, 0.50),
+    "walk": (0.78, 0.58),
+    "leave_one_out": (0.97, 0.71),
     "kernels": (0.97, 0.97),
     "pareto": (0.98, 0.98),
 }
@@ -34,6 +35,7 @@ class Schedule:
         self._kinds = kinds
         self._end = math.inf
         self._visit_cost = 0.0
+        self._gone = 0.0
 
     @property
     def visit_cost(self) -> float:
@@ -52,18 +54,23 @@ class Schedule:
         """A machine gets busier or quieter while a tune runs; the plan of the budget follows."""
         self.learn(self._visit_cost + 0.15 * (seconds - self._visit_cost))
 
+    def prepared(self) -> None:
+        """The stages share what is left from now on, so that a slow start starves none of them."""
+        budget = self._options.budget
+        self._gone = self._ledger.now if budget is None else min(self._ledger.now, 0.6 * budget)
+
     def until(self, stage: str) -> None:
         """From now on what is asked for has to end with this stage's share."""
-        budget = self._options.budget
-        if budget is None:
+        if self._options.budget is None:
             self._end = math.inf
             return
+        budget = self._options.budget - self._gone
         share = _ENDS[stage][1 if self._options.kernels else 0]
         if self._options.kernels and stage not in ("kernels", "pareto"):
             share *= self._before_kernels(budget) / _ENDS["leave_one_out"][1]
         if self._options.pareto and stage != "pareto":
             share *= 0.8
-        self._end = budget * share
+        self._end = self._gone + budget * share
 
     def until_the_end(self) -> None:
         """All that is left of the budget."""
@@ -71,10 +78,13 @@ class Schedule:
 
     def _before_kernels(self, budget: float) -> float:
         """Share of the budget after which kernels begin: early enough for two rounds of the whole profile,
-        however long a visit takes on a machine that is busy, and for timing ops. Half the budget stays with
-        the settings."""
-        needed = 1.2 * least_visits(self._kinds) * self._visit_cost / budget + 0.08
-        return max(0.47, min(_ENDS["leave_one_out"][1], _ENDS["kernels"][1] - needed))
+        however long a visit takes on a machine that is busy, and for timing ops. Half of it stays with the
+        settings; where the other half would prove nothing about kernels, all of it does."""
+        end = _ENDS["kernels"][1]
+        proof = 1.2 * least_visits(self._kinds) * self._visit_cost / budget
+        if end - proof < 0.47:
+            return end
+        return max(0.47, min(_ENDS["leave_one_out"][1], end - proof - 0.08))
 
     def more(self, visits: int) -> bool:
         return self.more_seconds(visits * self._visit_cost)
@@ -90,4 +100,4 @@ class Schedule:
     @property
     def used_up(self) -> bool:
         budget = self._options.budget
-        return budget is not None and self._ledger.now > _ENDS["kernels"][1] * budget
+        return budget is not None and self._ledger.now > 0.97 * budget

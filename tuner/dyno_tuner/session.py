@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dyno import profiles
+from dyno._effective import usable_cores
 from dyno.errors import ProfileError
 from dyno.settings import SETTINGS
 
@@ -326,7 +327,7 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
                     raise TuneError(f"storage {request.storage}: {error}") from error
             rates = dict(description.rates)
             if not description.virtual_time:
-                warning = busy(int(description.device.get("cores") or 1))
+                warning = busy(int(description.device.get("cores") or usable_cores()))
                 if warning:
                     progress.say(warning)
                 if description.device.get("kind") == "cpu":

@@ -117,7 +117,8 @@ class Tune:
                 lambda: self._process,
             )  # fmt: skip
             self._kernels.run(self._choice)
-        if self.schedule.used_up:
+        untried = self._screen is not None and self._screen.ended == "budget" and len(self.trials) == 1
+        if self.schedule.used_up or untried or (self._kernels is not None and self._kernels.untried):
             self.status = "budget"
         self.stage("done")
 
@@ -228,6 +229,7 @@ class Tune:
         self._choice.baseline = {m: r[len(r) // 2] for m, r in rates.items()}
         self._choice.tuned = dict(self._choice.baseline)
         self.gate.check_default()
+        self.schedule.prepared()
         return True
 
     def bar(self, rounds: int) -> Bar:
