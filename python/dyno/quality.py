@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparer", "Comparison", "compare", "kld", "log_softmax", "nmse", "top1_agreement"]
 
-_BLOCK_ELEMENTS = 1 << 22  # 32 MiB of float64
+_BLOCK_ELEMENTS = 1 << 20  # 8 MiB of float64
 _MOST_THREADS = 16  # each holds some blocks of its own
 
 

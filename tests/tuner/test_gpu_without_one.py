@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from dyno import _core, _nvml, profiles
+from dyno.devices import built_for_cuda
 from dyno_tuner.emit import Made, profile_of
 from dyno_tuner.errors import TargetUnusable
 from dyno_tuner.knobs import Facts, resolve
@@ -15,7 +16,7 @@ from dyno_tuner.measure import judge_plausibility
 from dyno_tuner.outcome import Outcome
 from dyno_tuner.solving import Solved
 from dyno_tuner.space import Space
-from dyno_tuner.target import Description, Sample, TrialStatus, Visit, Workload
+from dyno_tuner.target import Configuration, Description, Sample, TrialStatus, Visit, Workload
 from dyno_tuner.targets.dyno import GPU_HEADROOM, DynoTarget
 from dyno_tuner.thresholds import Verdict
 
@@ -96,6 +97,32 @@ def test_knobs_of_a_gpu(described: Description) -> None:
         described.device, described.model, Workload(pp=4096, tg=0), described.engine["defaults"], 4096
     )
     assert "cuda_graphs" not in {knob.name for knob in resolve(prompts, approx=False)}
+
+
+@pytest.mark.skipif(not built_for_cuda(), reason="this build has no CUDA kernels to choose from")
+def test_kernels_are_those_of_the_path_that_the_settings_chose(
+    described: Description, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = DynoTarget(str(MODEL), device="cuda:0")
+    monkeypatch.setattr(target, "_switch", lambda configuration: None)
+    variants: dict[int, set[Any]] = {}
+    for bound in (0, 65536):
+        settings = {"ubatch": 512, "cuda_graphs": False, "mmq_max_tokens": bound, "mmq_id_max_tokens": bound}
+        target._session = _core.Session(
+            str(MODEL), context={"ctx": 512}, session=settings, plan_only=True, device=H200
+        )
+        target._loaded = settings
+        ops = target.kernel_ops(Configuration(settings), Workload(pp=512, tg=4))
+        products = [op for op in ops if op.key.startswith("matmul") and "layout=gpu" in op.key]
+        assert {op.metric for op in products} == {"pp", "tg"}
+        for op in products:
+            assert op.default in op.candidates
+            if op.metric == "tg":
+                assert {c["variant"] for c in op.candidates} == {"stream"}
+        variants[bound] = {c["variant"] for op in products if op.metric == "pp" for c in op.candidates}
+    assert variants[65536] == {"mma", "wgmma"}
+    assert variants[0] <= {"cublas", "half_mma", "half_staged", "float32"}
+    target._session = None
 
 
 def test_the_compute_type_matters_only_where_products_are_dequantised(described: Description) -> None:

@@ -110,6 +110,9 @@ def groups(
         seed: Another one takes other passages.
         once: Tokens of a batch beyond `largest`, where computing it exactly costs little: it runs once.
     """
+    # With a large vocabulary fewer tokens, all of them scored, say as much as more of which some are.
+    rows = _LOGITS_BYTES // (4 * vocabulary)
+    total = min(total, max(FEWEST, rows * 8 // 9 if once else rows))
     sizes = [s for s in SIZES if s <= max(1, min(largest, ctx, total // 2))]
     share = max(1, total // len(sizes))
     lengths = [min(max(1, share // size) * size, ctx - ctx % size) for size in sizes]
@@ -148,9 +151,14 @@ def exact_answers(
         session.reset()
         wanted = group.scored()
         rows, chosen = [], []
-        for part in group.batches(256):
-            found, used = session.decode([(0, group.tokens[part])], rows="all", capture_routing=capture)
-            rows.append(found[wanted[(wanted >= part.start) & (wanted < part.stop)] - part.start])
+        # Where one batch is all there is, rows that are not scored need not be computed either.
+        every = group.every if len(group.tokens) == group.size else 1
+        for part in group.batches(max(1, 256 // every) * every):
+            found, used = session.decode(
+                [(0, group.tokens[part])], rows="all", capture_routing=capture, every=every
+            )
+            inside = wanted[(wanted >= part.start) & (wanted < part.stop)] - part.start
+            rows.append(found if every > 1 else found[inside])
             chosen.append(used)
         logits.append(np.concatenate(rows))
         routing.append(np.concatenate(chosen, axis=1) if capture else None)

@@ -37,10 +37,9 @@ from . import answers
 from .prompts import Prompts, measure_routing
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable, Mapping, Sequence
 
 CHECK_BATCH = 512  # tokens of the largest batch whose answers are checked
-CHECK_ONCE = 4096  # on a GPU, where larger u-batches than that of the default pay
 SAMPLE_SECONDS = 0.1  # of work in a sample, at least
 SAMPLE_RUNS = 64  # of which a sample is made, at most
 # Multiply-adds a cycle and core that no CPU of the class exceeds, in int8; times two for operations.
@@ -346,13 +345,14 @@ class DynoTarget:
     def _asked(self) -> list[answers.Group]:
         """What is scored: fewer tokens where the exact path is slow."""
         if self._groups is None:
-            # What two billion operations a second and core do in about ten seconds: the same on every run.
+            # What two billion operations a second and core (1.7e12 were measured on an H200) do in about ten
+            # seconds: the same on every run.
             rate = 2e9 * usable_cores() if self._kind == "cpu" else 1e12
             affordable = int(rate * 10 / (2 * self._active_parameters() + 1))
             self._groups = answers.groups(
                 self._path, total=max(answers.FEWEST, min(answers.MOST, affordable)), ctx=self._ctx,
                 largest=CHECK_BATCH, vocabulary=int(self._model["n_vocab"]), seed=self._check_seed,
-                once=CHECK_ONCE if self._kind == "cuda" else 0,
+                once=affordable if self._kind == "cuda" else 0,  # large u-batches pay there
             )  # fmt: skip
         return self._groups
 
@@ -435,6 +435,9 @@ class DynoTarget:
             for op in self._session.ops(tokens):
                 rows = int(op["rows"])
                 family, desc = _core.ops.parse_key(op["key"], rows)
+                if op["path"] != "any":
+                    # The settings choose it; kernels of another one are rejected.
+                    desc["path"] = op["path"]
                 candidates = tuple(dict(c) for c in _core.ops.candidates(family, desc, self._plain_device))
                 place = (str(op["key"]), str(op["tokens"]))
                 if metric == "pp" and family == "matmul" and desc.get("n") == self._model["n_vocab"]:
@@ -453,24 +456,24 @@ class DynoTarget:
         seconds = max(float(moved) / memory, float(flops) / compute) * op.count
         return seconds / op.m if op.metric == "pp" else seconds
 
-    def time_op(
-        self, key: str, m: int, config: Mapping[str, Value], *, threads: int, seconds: float, seed: int
-    ) -> list[float]:
+    def time_ops(
+        self, key: str, m: int, configs: Sequence[Mapping[str, Value]], *, threads: int, seconds: float
+    ) -> list[list[float]]:
         family, desc = _core.ops.parse_key(key, m)
         # Between two uses of a weight the rest of the model passes through the caches; of a large one, 256
         # MiB leave none of them warm.
         cold = 2 * int(self._device.get("l2_bytes") or 1 << 20)
         rotate = cold if self._kind == "cuda" else max(cold, os.path.getsize(self._path))
         try:
-            times = _core.ops.time(
-                family, desc, dict(config), threads=threads, min_seconds=seconds,
-                rotate_bytes=min(rotate, 1 << 28), seed=seed, device=self._name,
+            times = _core.ops.time_configs(
+                family, desc, [dict(c) for c in configs], threads=threads, min_seconds=seconds,
+                rotate_bytes=min(rotate, 1 << 28), device=self._name,
             )  # fmt: skip
         except (OutOfMemoryError, MemoryError) as error:
             raise TargetFailure(str(TrialStatus.OOM), str(error)) from error
         except DynoError as error:
             raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
-        return [float(t) for t in times]
+        return [[float(t) for t in samples] for samples in times]
 
     def clock(self) -> float:
         return time.perf_counter()
