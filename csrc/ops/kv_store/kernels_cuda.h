@@ -8,5 +8,6 @@
 namespace dyno::ops {
 
 void kv_store_rows_cuda(const KvStoreArgs& args, const KvStoreDesc& desc, int threads, CudaStream& stream);
+void kv_store_chunks_cuda(const KvStoreArgs& args, const KvStoreDesc& desc, int threads, CudaStream& stream);
 
 }  // namespace dyno::ops

@@ -43,7 +43,12 @@ Support supports(const KvStoreDesc& desc, const Config& config, const DeviceInfo
   if (desc.width % dtype_info(desc.type).block_elements != 0) {
     return Support::no(str_cat("width=", desc.width, " is no multiple of the 32 elements of a block of q8_0"));
   }
-  return check_config(Family::kv_store, kVariants, kInstances, config, device);
+  if (Support s = check_config(Family::kv_store, kVariants, kInstances, config, device); !s) return s;
+  if (config.variant == k_chunks && (!is_float(desc.type) || desc.width % 8 != 0)) {
+    return Support::no(
+        str_cat("chunks are 8 values of a float type, not of a row of ", desc.width, " ", dtype_name(desc.type)));
+  }
+  return Support::yes();
 }
 
 Config default_config(const KvStoreDesc&, const DeviceInfo& device) {
@@ -76,7 +81,8 @@ void launch(const Config& config, const KvStoreDesc& desc, const KvStoreArgs& ar
 
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const KvStoreDesc& desc, const KvStoreArgs& args, CudaStream& stream) {
-  kv_store_rows_cuda(args, desc, config.params[0], stream);
+  const auto run = config.variant == k_chunks ? kv_store_chunks_cuda : kv_store_rows_cuda;
+  run(args, desc, config.params[0], stream);
 }
 #endif
 

@@ -1,5 +1,5 @@
-// Conversion of f32 rows to the cache type, each row into the cell that the runs name. A thread converts single values;
-// for q8_0 a warp makes a block of 32.
+// Conversion of f32 rows to the cache type, each row into the cell that the runs name. columns: a thread converts
+// single values; for q8_0 a warp makes a block of 32. chunks: a thread converts eight.
 #include <cuda_runtime.h>
 
 #include "core/cuda/launch.h"
@@ -27,6 +27,37 @@ __global__ void __launch_bounds__(256) store_rows(KvStoreArgs args, int width) {
   device::store_scalar(kType, v, row, i, threadIdx.x % 32);
 }
 
+template <Scalar kType>
+__global__ void __launch_bounds__(256) store_chunks(KvStoreArgs args, int width) {
+  device::let_next_start();
+  device::wait_for_previous();
+  const int64_t token = blockIdx.x;
+  const int at = 8 * static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
+  if (at >= width) return;
+  const auto* x = reinterpret_cast<const float4*>(args.x + token * args.x_stride + at);
+  const float4 v[2] = {x[0], x[1]};
+  const int64_t cell = cell_of(args.runs, args.n_runs, args.slot_positions, static_cast<int>(token));
+  if (cell < 0) return;
+  uint8_t* row = reinterpret_cast<uint8_t*>(args.cache) + cell * args.row_bytes + args.byte_offset;
+  if constexpr (kType == Scalar::f32) {
+    *reinterpret_cast<float4*>(row + at * 4) = v[0];
+    *reinterpret_cast<float4*>(row + at * 4 + 16) = v[1];
+  } else {
+    __align__(16) uint8_t chunk[16];
+    const float values[8] = {v[0].x, v[0].y, v[0].z, v[0].w, v[1].x, v[1].y, v[1].z, v[1].w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) device::store_scalar(kType, values[i], chunk, i, 0);
+    *reinterpret_cast<uint4*>(row + at * 2) = *reinterpret_cast<const uint4*>(chunk);
+  }
+}
+
+// Rows of the cache and of x that 16-byte accesses may touch.
+bool is_aligned(const KvStoreArgs& args) {
+  const auto bits = reinterpret_cast<uintptr_t>(args.x) | reinterpret_cast<uintptr_t>(args.cache) |
+                    static_cast<uintptr_t>(args.x_stride * 4 | args.row_bytes | args.byte_offset);
+  return bits % 16 == 0;
+}
+
 auto kernel_of(DType type) {
   switch (type) {
     case DType::f32:
@@ -42,7 +73,29 @@ auto kernel_of(DType type) {
   }
 }
 
+auto chunk_kernel_of(DType type) {
+  switch (type) {
+    case DType::f32:
+      return store_chunks<Scalar::f32>;
+    case DType::f16:
+      return store_chunks<Scalar::f16>;
+    case DType::bf16:
+      return store_chunks<Scalar::bf16>;
+    default:
+      throw UnsupportedError(str_cat("[kv_store] chunks write no cache of type ", dtype_name(type)));
+  }
+}
+
 }  // namespace
+
+void kv_store_chunks_cuda(const KvStoreArgs& args, const KvStoreDesc& desc, int threads, CudaStream& stream) {
+  // What alignment forbids, columns do with the same bits.
+  if (!is_aligned(args)) return kv_store_rows_cuda(args, desc, threads, stream);
+  const auto columns = static_cast<unsigned>((desc.width / 8 + threads - 1) / threads);
+  const dim3 grid(static_cast<unsigned>(desc.m), columns);
+  launch_dependent("kv_store", chunk_kernel_of(desc.type), grid, static_cast<unsigned>(threads), 0, stream.handle, args,
+                   static_cast<int>(desc.width));
+}
 
 void kv_store_rows_cuda(const KvStoreArgs& args, const KvStoreDesc& desc, int threads, CudaStream& stream) {
   const auto columns = static_cast<unsigned>((desc.width + threads - 1) / threads);

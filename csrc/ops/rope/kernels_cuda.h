@@ -8,5 +8,6 @@
 namespace dyno::ops {
 
 void rope_pairs_cuda(const RopeArgs& args, const RopeDesc& desc, int threads, CudaStream& stream);
+void rope_tokens_cuda(const RopeArgs& args, const RopeDesc& desc, int threads, CudaStream& stream);
 
 }  // namespace dyno::ops

@@ -37,7 +37,7 @@ Cost cost(const RopeDesc& desc) {
 }
 
 size_t scratch_bytes(const RopeDesc& desc, const Config& config) {
-  return config.variant == k_pairs ? 0 : static_cast<size_t>(desc.n_rot) * sizeof(float);
+  return config.variant != k_rows ? 0 : static_cast<size_t>(desc.n_rot) * sizeof(float);
 }
 
 void launch(const Config& config, const RopeDesc& desc, const RopeArgs& args, CpuContext& context) {
@@ -54,7 +54,8 @@ void launch(const Config& config, const RopeDesc& desc, const RopeArgs& args, Cp
 
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const RopeDesc& desc, const RopeArgs& args, CudaStream& stream) {
-  rope_pairs_cuda(args, desc, config.params[0], stream);
+  const auto run = config.variant == k_tokens ? rope_tokens_cuda : rope_pairs_cuda;
+  run(args, desc, config.params[0], stream);
 }
 #endif
 
