@@ -1,14 +1,16 @@
 // Times the CUDA candidates of matrix products of real models and prints JSON: microseconds, GB/s of weights, TFLOP/s,
 // and percent of what this device did when it copied memory and when cuBLAS multiplied halves. Weights rotate through
 // copies larger than L2; launches replay from a graph; the median of five replays.
-//   bench_products decode|prefill|prompt|all
-// `prompt`: the products of five models at u-batches of 128 to 4096, the candidates that compete there.
+//   bench_products decode|prefill|prompt|dense|all [TOKENS...]
+// `prompt`: the products of five models at u-batches of 128 to 4096, the candidates that compete there; `dense`: those
+// of them without experts.
 #include <cublas_v2.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "core/cuda/check.h"
 #include "core/cuda_devices.h"
@@ -69,7 +71,7 @@ struct Bench {
   Ceilings ceilings = measure_ceilings(timer);
   ops::CudaStream stream;
   testing::GuardedBuffer workspace{size_t{1} << 30};
-  bool first = true, prompt = false;
+  bool first = true, prompt = false, dense = false;
 
   ~Bench() { ops::cuda::destroy_blas(stream.blas); }
   Bench() {
@@ -80,12 +82,14 @@ struct Bench {
     stream.workspace_bytes = workspace.bytes();
   }
 
-  static bool competes(const std::string& name) {
+  bool competes(const std::string& name) const {
+    if (dense)
+      return name.starts_with("cublas") || name.starts_with("wgmma_wide") || name.starts_with("wgmma tokens=128");
     return name.starts_with("cublas") || name.starts_with("half_staged") || name.starts_with("wgmma");
   }
 
-  void run(const char* what, const ops::OpDesc& desc) {
-    ProductOptions options{.reference = false, .routing = testing::Routing::skewed};
+  void run(const char* what, const ops::OpDesc& desc, bool residual = false) {
+    ProductOptions options{.residual = residual, .reference = false, .routing = testing::Routing::skewed};
     const double bytes = ops::cost(desc).bytes;
     options.copies = static_cast<int>(std::clamp(3e8 / bytes, 1.0, 40.0)) + 1;
     const ProductCase product(desc, options);
@@ -147,11 +151,12 @@ void bench_prefill(Bench& bench) {
   }
 }
 
-void bench_prompt(Bench& bench) {
+void bench_prompt(Bench& bench, bool only_dense, std::vector<int64_t> tokens) {
   constexpr auto gpu = ops::Layout::gpu;
-  bench.prompt = true;
+  bench.prompt = true, bench.dense = only_dense;
+  // Where models add what came before: the products with 4096 rows.
   const auto dense = [&](const char* what, DType type, int64_t m, int64_t n, int64_t k) {
-    bench.run(what, ops::MatmulDesc{.type = type, .layout = gpu, .m = m, .n = n, .k = k});
+    bench.run(what, ops::MatmulDesc{.type = type, .layout = gpu, .m = m, .n = n, .k = k}, n == 4096);
   };
   const auto pair = [&](const char* what, DType type, int64_t m, int64_t n, int64_t k) {
     bench.run(what, ops::UpGateDesc{.type = type, .layout = gpu, .m = m, .n = n, .k = k});
@@ -164,7 +169,8 @@ void bench_prompt(Bench& bench) {
         ops::MatmulIdDesc{
             .type = type, .layout = gpu, .m = m, .n = k, .k = n, .experts = count, .used = used, .x_per_slot = true});
   };
-  for (const int64_t m : {128, 512, 1024, 2048, 4096}) {
+  if (tokens.empty()) tokens = {128, 256, 512, 1024, 2048, 4096};
+  for (const int64_t m : tokens) {
     pair("llama-8b", DType::q4_k, m, 14336, 4096);
     dense("llama-8b", DType::q4_k, m, 4096, 14336);
     dense("llama-8b", DType::q4_k, m, 4096, 4096);
@@ -173,6 +179,7 @@ void bench_prompt(Bench& bench) {
     pair("qwen3-8b", DType::q8_0, m, 12288, 4096);
     dense("qwen3-8b", DType::q8_0, m, 4096, 4096);
     dense("qwen3moe-30b", DType::q4_0, m, 4096, 2048);
+    if (only_dense) continue;
     experts("qwen3moe-30b", DType::q4_0, m, 768, 2048, 128, 8);
     experts("deepseek2-lite", DType::q4_0, m, 1408, 2048, 64, 6);
     experts("gpt-oss-20b", DType::mxfp4, m, 2880, 2880, 32, 4);
@@ -183,8 +190,8 @@ void bench_prompt(Bench& bench) {
 
 int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "all";
-  if (mode != "decode" && mode != "prefill" && mode != "prompt" && mode != "all") {
-    std::fprintf(stderr, "bench_products: '%s' is none of decode, prefill, prompt, all\n", mode.c_str());
+  if (mode != "decode" && mode != "prefill" && mode != "prompt" && mode != "dense" && mode != "all") {
+    std::fprintf(stderr, "bench_products: '%s' is none of decode, prefill, prompt, dense, all\n", mode.c_str());
     return 2;
   }
   try {
@@ -196,7 +203,11 @@ int main(int argc, char** argv) {
         bench.ceilings.multiply_tflops);
     if (mode == "decode" || mode == "all") bench_decode(bench);
     if (mode == "prefill" || mode == "all") bench_prefill(bench);
-    if (mode == "prompt" || mode == "all") bench_prompt(bench);
+    if (mode == "prompt" || mode == "dense" || mode == "all") {
+      std::vector<int64_t> tokens;
+      for (int i = 2; i < argc; ++i) tokens.push_back(std::stoll(argv[i]));
+      bench_prompt(bench, mode == "dense", tokens);
+    }
     std::printf("\n  ]}\n");
     return 0;
   } catch (const std::exception& e) {

@@ -129,6 +129,17 @@ void check_type(Checker& checker, DType type) {
                                      .used = 2},
                   {.bias = true, .routing = routing, .seed = ++seed});
     }
+    // More tiles of the widest kernel than it has clusters on `few`, the last of them in part; k longer than its
+    // stages.
+    checker.run(ops::MatmulDesc{.type = type, .layout = layout, .m = 300, .n = 592, .k = k_of(576)},
+                {.bias = true, .residual = true, .seed = ++seed});
+    checker.run(ops::MatmulDesc{.type = type, .layout = layout, .m = 257, .n = 80, .k = k_of(320), .batch = 3},
+                {.seed = ++seed});
+    for (const auto activation : {ops::Activation::silu, ops::Activation::gelu_tanh, ops::Activation::swiglu_oai}) {
+      checker.run(
+          ops::UpGateDesc{.type = type, .layout = layout, .activation = activation, .m = 300, .n = 272, .k = k_of(96)},
+          {.bias = true, .seed = ++seed});
+    }
   }
 }
 

@@ -170,7 +170,7 @@ def arithmetic_of(
         narrow = cache == "bf16" or (force_bf16 and cache == "q8_0" and variant.startswith("flash"))
         bits = 8 if narrow else 11
         return Arithmetic(bits, bits, steps=_steps(desc["dk"] + DEPTH))
-    if variant in ("stream", "mma", "wgmma", "half_mma", "half_staged", "cublas"):
+    if variant in ("stream", "mma", "wgmma", "wgmma_wide", "half_mma", "half_staged", "cublas"):
         floats = desc.get("type") in ("f16", "bf16")  # rows are two halves a number then
         if family == "mla_expand":
             return Arithmetic(11, steps=_steps(max(desc["nope"], desc["lora"])))

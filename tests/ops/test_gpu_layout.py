@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from dyno import _core
@@ -52,10 +54,64 @@ def test_default_is_a_candidate(family: str, m: int, capability: int) -> None:
         assert default in found
         assert layout == "gpu" or [c["variant"] for c in found] == ["exact"]
         if capability != 90:
-            assert not any(c["variant"] == "wgmma" for c in found)
+            assert not any(c["variant"].startswith("wgmma") for c in found)
             ok, why = ops.supports(family, desc, {"variant": "wgmma", "tokens": 64, "warps": 4}, device)
             assert not ok
             assert "9.0" in why or "layout" in why
+
+
+@pytest.mark.parametrize(
+    ("family", "m", "n", "taken"),
+    [
+        ("up_gate", 4096, 14336, {"variant": "wgmma_wide", "tokens": 256, "group": 16}),
+        ("up_gate", 512, 14336, {"variant": "wgmma_wide", "tokens": 256, "group": 16}),
+        (
+            "matmul",
+            512,
+            4096,
+            {"variant": "wgmma", "tokens": 128, "warps": 4},
+        ),  # 256 leaves half of the chip idle
+        ("matmul", 4096, 1024, {"variant": "wgmma_wide", "tokens": 256, "group": 16}),
+        (
+            "matmul",
+            257,
+            14336,
+            {"variant": "wgmma", "tokens": 128, "warps": 8},
+        ),  # a third of wide tiles is empty
+        (
+            "matmul",
+            128,
+            1024,
+            {"variant": "wgmma", "tokens": 32, "warps": 4},
+        ),  # too few tiles of any wide kind
+    ],
+)
+def test_wide_tiles_run_where_they_fill_the_chip(family: str, m: int, n: int, taken: dict[str, Any]) -> None:
+    desc = {"type": "q4_k", "layout": "gpu", "act": "f32", "m": m, "n": n, "k": 4096}
+    assert ops.default_config(family, desc, H200) == taken
+
+
+def test_experts_have_no_wide_tiles() -> None:
+    desc = {
+        "type": "q4_0",
+        "layout": "gpu",
+        "act": "f32",
+        "m": 512,
+        "n": 768,
+        "k": 2048,
+        "experts": 8,
+        "used": 2,
+    }
+    assert not any(c["variant"] == "wgmma_wide" for c in ops.candidates("moe_up_gate", desc, H200, "legal"))
+
+
+def test_chunks_are_of_float_types() -> None:
+    config = {"variant": "chunks", "threads": 128}
+    ok, why = ops.supports("kv_store", {"m": 512, "width": 1024, "type": "q8_0"}, config, H200)
+    assert not ok
+    assert "float type" in why
+    assert ops.supports("kv_store", {"m": 512, "width": 1024, "type": "f16"}, config, H200)[0]
+    assert not ops.supports("kv_store", {"m": 512, "width": 100, "type": "f16"}, config, H200)[0]
 
 
 def test_cpu_kernels_refuse_the_layout() -> None:

@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "ops/matmul/cuda/blas.h"
 #include "ops/matmul/cuda/dequantize.h"
+#include "ops/matmul/cuda/wide.h"
 #include "ops/matmul/gpu_layout.h"
 
 namespace dyno::ops::cuda {
@@ -40,14 +41,10 @@ int64_t least_shared(const Shape& s, int warps, int stripes) {
   return stream_least_bytes(s.type, s.other.value_or(s.type), columns, warps, s.gated ? 2 : stripes);
 }
 
-constexpr std::pair<std::string_view, Kernel> kNames[] = {{"exact", Kernel::exact},
-                                                          {"stream", Kernel::stream},
-                                                          {"mma", Kernel::mma},
-                                                          {"wgmma", Kernel::wgmma},
-                                                          {"cublas", Kernel::cublas},
-                                                          {"half_mma", Kernel::half_mma},
-                                                          {"half_staged", Kernel::half_staged},
-                                                          {"float32", Kernel::float32}};
+constexpr std::pair<std::string_view, Kernel> kNames[] = {
+    {"exact", Kernel::exact},       {"stream", Kernel::stream},           {"mma", Kernel::mma},
+    {"wgmma", Kernel::wgmma},       {"wgmma_wide", Kernel::wgmma_wide},   {"cublas", Kernel::cublas},
+    {"half_mma", Kernel::half_mma}, {"half_staged", Kernel::half_staged}, {"float32", Kernel::float32}};
 
 }  // namespace
 
@@ -59,6 +56,7 @@ ProductPath path_of(Kernel kernel) {
       return ProductPath::matvec;
     case Kernel::mma:
     case Kernel::wgmma:
+    case Kernel::wgmma_wide:
       return ProductPath::mmq;
     default:
       return ProductPath::dequantize;
@@ -78,6 +76,8 @@ Choice choice_of(std::span<const VariantInfo> variants, const Config& config) {
     choice.warps = config.params[0], choice.stripes = config.params[1];
   } else if (choice.kernel == Kernel::half_staged) {
     choice.rows = config.params[0], choice.tokens = kStagedTokens;
+  } else if (choice.kernel == Kernel::wgmma_wide) {
+    choice.tokens = config.params[0], choice.group = config.params[1];
   } else {
     choice.tokens = config.params[0], choice.warps = config.params[1];
   }
@@ -96,7 +96,8 @@ Config config_of(std::span<const VariantInfo> variants, const Choice& choice) {
     }
     const bool stream = choice.kernel == Kernel::stream;
     config.params[0] = static_cast<int16_t>(stream ? choice.warps : choice.tokens);
-    config.params[1] = static_cast<int16_t>(stream ? choice.stripes : choice.warps);
+    const int second = choice.kernel == Kernel::wgmma_wide ? choice.group : choice.warps;
+    config.params[1] = static_cast<int16_t>(stream ? choice.stripes : second);
     return config;
   }
   throw Error(str_cat("[matmul] no variant ", name->first));
@@ -118,7 +119,8 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
     return Support::no(str_cat(s.rows, " rows are of path ", product_path_name(s.path),
                                " by the session's settings, the variant of path ", product_path_name(path)));
   }
-  if ((choice.kernel == Kernel::wgmma || choice.kernel == Kernel::half_staged) && !has_wgmma(device)) {
+  const bool hopper = choice.kernel == Kernel::wgmma || choice.kernel == Kernel::wgmma_wide;
+  if ((hopper || choice.kernel == Kernel::half_staged) && !has_wgmma(device)) {
     return Support::no(str_cat("the variant needs compute capability 9.0 and code for 90a; the device has ",
                                device.compute_capability / 10, ".", device.compute_capability % 10,
                                ", the code is for ", kArchitectures));
@@ -137,6 +139,9 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
   }
   if (path == ProductPath::mmq && kForceBlas && !s.experts) {
     return Support::no("this build multiplies dense matrices with cuBLAS: GGML_CUDA_FORCE_CUBLAS");
+  }
+  if (choice.kernel == Kernel::wgmma_wide && s.experts) {
+    return Support::no("wgmma_wide multiplies dense matrices; experts have wgmma");
   }
   if (path != ProductPath::dequantize) return Support::yes();
   if (!kDequantizeBuilt) return Support::no("this build has no path dequantize: GGML_CUDA_FORCE_MMQ");
@@ -198,7 +203,21 @@ Choice default_stream(const Shape& s, const DeviceInfo& device) {
   return choice;
 }
 
+TiledRows tiled_rows(const Shape& s) {
+  return {.rows = s.x_rows / s.matrices, .k = s.k, .batch = s.matrices, .passes = half_passes(s.type)};
+}
+
+// Whether wide tiles give nearly every multiprocessor work and hold few rows that do not exist.
+bool is_wide(const Shape& s, int tokens, const DeviceInfo& device) {
+  if (!has_wgmma(device) || s.experts) return false;
+  const int64_t rows = s.x_rows / s.matrices, token_tiles = (rows + tokens - 1) / tokens;
+  const int64_t rows_of_w = s.gated ? kWideRows / 2 : kWideRows;
+  const int64_t clusters = s.matrices * token_tiles * ((s.n + rows_of_w - 1) / rows_of_w);
+  return clusters >= std::max(device.sm_count, 1) * 9 / 20 && rows * 8 >= token_tiles * tokens * 7;
+}
+
 Choice default_mmq(const Shape& s, const DeviceInfo& device) {
+  if (is_wide(s, 256, device)) return {.kernel = Kernel::wgmma_wide, .tokens = 256, .group = 16};
   const bool wgmma = has_wgmma(device);
   const Kernel kernel = wgmma ? Kernel::wgmma : Kernel::mma;
   if (s.experts) {
@@ -253,6 +272,7 @@ bool stream_takes_both(DType type, DType other) {
 size_t choice_scratch_bytes(const Shape& s, const Choice& choice) {
   if (choice.kernel == Kernel::exact || choice.kernel == Kernel::stream) return 0;
   if (path_of(choice.kernel) == ProductPath::dequantize) return plan_dequantize(s, choice).bytes;
+  if (choice.kernel == Kernel::wgmma_wide) return static_cast<size_t>(tiled_rows(s).bytes());
   return static_cast<size_t>(s.x_rows * HalfRows{.passes = half_passes(s.type)}.row_bytes(s.k));
 }
 
@@ -276,6 +296,13 @@ void run(const Choice& choice, const Shape& shape, Problem p, CudaStream& stream
   DYNO_CHECK(DeviceError, stream.workspace_bytes >= scratch, "[matmul] the stream's workspace has ",
              stream.workspace_bytes, " bytes, ", scratch, " are needed");
   auto* half = reinterpret_cast<uint8_t*>(stream.workspace);
+  if (choice.kernel == Kernel::wgmma_wide) {
+    const TiledRows format = tiled_rows(shape);
+    tile_rows(format, p.x, p.x_stride, p.x_batch_stride, half, stream.handle);
+    p.x = half;
+    gemm_wide(p, format, choice.tokens, choice.group, stream.device->sm_count, stream.handle);
+    return;
+  }
   const int64_t batch = p.grouping == Grouping::experts ? 1 : p.matrices;
   const int64_t rows = shape.x_rows / batch;
   const HalfRows format{.passes = half_passes(p.type)};

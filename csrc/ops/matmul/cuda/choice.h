@@ -7,6 +7,8 @@
 //   stream(warps, stripes)   weights stream past up to 8 rows of x
 // path mmq:
 //   mma(tokens, warps), wgmma(tokens, warps)   tensor cores; wgmma needs a Hopper chip and code for 90a
+//   wgmma_wide(tokens, group)   the same needs; dense products, tiles of 256 or 128 tokens by 128 rows a block, `group`
+//                               tiles of tokens with all rows before the next
 // path dequantize:
 //   cublas                   dense products only
 //   half_mma(tokens, warps)  compute type f16
@@ -23,7 +25,7 @@
 
 namespace dyno::ops::cuda {
 
-enum class Kernel : uint8_t { exact, stream, mma, wgmma, cublas, half_mma, half_staged, float32 };
+enum class Kernel : uint8_t { exact, stream, mma, wgmma, wgmma_wide, cublas, half_mma, half_staged, float32 };
 ProductPath path_of(Kernel kernel);
 
 struct Choice {
@@ -32,6 +34,7 @@ struct Choice {
   int warps = 0;
   int stripes = 1;
   int rows = 0;
+  int group = 0;  // wgmma_wide
 };
 // A Config as a Choice and back. All four families give the variants the same names.
 bool is_cuda(std::span<const VariantInfo> variants, const Config& config);

@@ -1,0 +1,151 @@
+// How the sums of gemm_wide.cuh leave.
+#pragma once
+
+#include "device/cluster.cuh"
+#include "ops/matmul/cuda/weight_tile.cuh"
+#include "ops/matmul/cuda/wide.h"
+
+namespace dyno::ops::cuda {
+
+// Half of the sums of two warpgroups.
+template <int kTokens>
+inline constexpr int kWideExchangeBytes = 2 * 128 * kTokens;
+
+#ifdef DYNO_DEVICE_WGMMA
+
+inline constexpr int kWideExchangeBarrier = 1;
+
+// All activations as min(gate, limit) / (1 + 2^z)·(clamp(up) + shift) with z = gate·(linear + cubic·gate²), so that 64
+// of them make short code. The errors of the quick power and division are far below those of halves.
+struct QuickActivation {
+  static constexpr float kPower = -1.4426950408889634f;  // e^(-v) = 2^(kPower·v)
+  float linear = kPower, cubic = 0.0f, limit = INFINITY, shift = 0.0f;
+
+  __device__ __forceinline__ explicit QuickActivation(Activation activation) {
+    if (activation == Activation::gelu_tanh) {
+      linear = kPower * 2 * 0.7978845608028654f;  // (1 + tanh(v)) / 2 is 1 / (1 + e^(-2·v))
+      cubic = linear * 0.044715f;
+    } else if (activation == Activation::swiglu_oai) {
+      linear = kPower * 1.702f, limit = 7.0f, shift = 1.0f;
+    }
+  }
+  __device__ __forceinline__ float operator()(float gate, float up) const {
+    const float limited = fminf(gate, limit);
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(power) : "f"(limited * fmaf(cubic * limited, limited, linear)));
+    return __fdividef(limited, 1.0f + power) * (fminf(fmaxf(up, -limit), limit) + shift);
+  }
+};
+
+// Rows of this lane, g and g + 8 of the warp's stripe, and what is added to their sums.
+struct WideRowsOf {
+  bool valid[2];
+  __device__ __forceinline__ WideRowsOf(const Problem& p, int row) : valid{row < p.n, row + 8 < p.n} {}
+  __device__ __forceinline__ void bias(const float* from, int row, float (&out)[2]) const {
+#pragma unroll
+    for (int q = 0; q < 2; ++q) out[q] = from != nullptr && valid[q] ? from[row + 8 * q] : 0.0f;
+  }
+};
+
+// y of one product; sums[4·nb + e + 2·q]: row g + 8·q, token 8·nb + 2·t + e.
+template <int kTokens>
+__device__ __forceinline__ void wide_store(const Problem& p, const float* scales, int64_t y_at, int tokens, int row,
+                                           const float (&sums)[kTokens / 2]) {
+  constexpr int kBatch = 4;  // column groups whose residual is loaded at once: loads may not pass stores
+  const WideRowsOf rows(p, row);
+  float bias[2];
+  rows.bias(p.bias, row, bias);
+  const int t = threadIdx.x & 3;
+  float* y = p.y + y_at + row + 2 * t * p.y_stride;
+  const float* residual = p.residual == nullptr ? nullptr : p.residual + y_at + row + 2 * t * p.y_stride;
+#pragma unroll
+  for (int first = 0; first < kTokens / 8; first += kBatch) {
+    float add[kBatch][4] = {};
+    if (residual != nullptr) {
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (8 * (first + b) + 2 * t + (i & 1) < tokens && rows.valid[i >> 1]) {
+            add[b][i] = residual[(8 * b + (i & 1)) * p.y_stride + 8 * (i >> 1)];
+          }
+        }
+      }
+      residual += 8 * kBatch * p.y_stride;
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const float2 scale = __ldg(reinterpret_cast<const float2*>(scales + 8 * (first + b) + 2 * t));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float v = fmaf(sums[4 * (first + b) + i], (i & 1) == 0 ? scale.x : scale.y, bias[i >> 1]);
+        if (8 * (first + b) + 2 * t + (i & 1) < tokens && rows.valid[i >> 1]) {
+          y[(8 * b + (i & 1)) * p.y_stride + 8 * (i >> 1)] = fmaf(v, p.scale, add[b][i]);
+        }
+      }
+    }
+    y += 8 * kBatch * p.y_stride;
+  }
+}
+
+// Of a gated pair: gives away the sums of the other half of the tokens, gets those of the other matrix for its own.
+// kMine: the first of its own sums; who has 0 multiplied the gate, the other up.
+template <int kTokens, int kMine>
+__device__ __forceinline__ void wide_store_gated(const Problem& p, const float* scales, int64_t y_at, int tokens,
+                                                 int row, const float (&sums)[kTokens / 2], float4* exchange) {
+  constexpr int kOther = kTokens / 4 - kMine, kFirstToken = 2 * kMine, kQuads = kTokens / 16;
+  const int thread = threadIdx.x & 127, t = threadIdx.x & 3;
+  float4* given = exchange + (kMine == 0 ? 0 : kQuads * 128) + thread;
+  const float4* got = exchange + (kMine == 0 ? kQuads * 128 : 0) + thread;
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    given[i * 128] =
+        make_float4(sums[kOther + 4 * i], sums[kOther + 4 * i + 1], sums[kOther + 4 * i + 2], sums[kOther + 4 * i + 3]);
+  }
+  const WideRowsOf rows(p, row);
+  float bias[2], bias_up[2];
+  rows.bias(p.bias, row, bias);
+  rows.bias(p.bias_up, row, bias_up);
+  const QuickActivation activate(p.activation);
+  float* y = p.y + y_at + row + (kFirstToken + 2 * t) * p.y_stride;
+  device::meet<256>(kWideExchangeBarrier);  // sums are exchanged
+#pragma unroll
+  for (int nb = 0; nb < kQuads; ++nb) {
+    const float4 other = got[nb * 128];
+    const float2 scale = __ldg(reinterpret_cast<const float2*>(scales + kFirstToken + 8 * nb + 2 * t));
+    const float others[4] = {other.x, other.y, other.z, other.w};
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float of_token = (i & 1) == 0 ? scale.x : scale.y, mine = sums[kMine + 4 * nb + i];
+      const float gate = fmaf(kMine == 0 ? mine : others[i], of_token, bias[i >> 1]);
+      const float up = fmaf(kMine == 0 ? others[i] : mine, of_token, bias_up[i >> 1]);
+      v[i] = activate(gate, up);
+    }
+    asm volatile("" : "+f"(v[0]), "+f"(v[1]), "+f"(v[2]), "+f"(v[3]));  // side by side, not one by one behind branches
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (kFirstToken + 8 * nb + 2 * t + (i & 1) < tokens && rows.valid[i >> 1]) {
+        y[(i & 1) * p.y_stride + 8 * (i >> 1)] = v[i];
+      }
+    }
+    y += 8 * p.y_stride;
+  }
+  device::meet<256>(kWideExchangeBarrier);  // the exchanged sums are read
+}
+
+template <int kTokens>
+__device__ __forceinline__ void wide_epilogue(const Problem& p, const TiledRows& format, int matrix, int first_token,
+                                              int first_row, int group, const float (&sums)[kTokens / 2],
+                                              float4* exchange) {
+  const float* scales = reinterpret_cast<const float*>(p.x + format.scales_at()) +
+                        matrix * format.token_tiles() * kWideTokens + first_token;
+  const int64_t y_at = matrix * p.y_batch_stride + first_token * p.y_stride;
+  const int tokens = min(kTokens, p.rows - first_token), row = first_row + (threadIdx.x >> 2 & 7);
+  if (!p.gated()) return wide_store<kTokens>(p, scales, y_at, tokens, row, sums);
+  if (group == 0) return wide_store_gated<kTokens, 0>(p, scales, y_at, tokens, row, sums, exchange);
+  wide_store_gated<kTokens, kTokens / 4>(p, scales, y_at, tokens, row, sums, exchange);
+}
+#endif  // DYNO_DEVICE_WGMMA
+
+}  // namespace dyno::ops::cuda

@@ -1,0 +1,109 @@
+// The tiles of half rows that gemm_wide.cuh reads.
+#include <cuda_runtime.h>
+
+#include "core/cuda/check.h"
+#include "device/ptx.cuh"
+#include "device/reduce.cuh"
+#include "ops/matmul/cuda/stream_rows.cuh"
+#include "ops/matmul/cuda/wide.h"
+
+namespace dyno::ops::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kKept = 7;  // chunks of 8 elements that a thread keeps between looking for the largest and scaling
+
+struct Chunk {
+  float v[8];
+
+  __device__ __forceinline__ Chunk(const float* row, int at, int k, bool quads) {
+    if (quads) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float4 four =
+            at + 4 * i < k ? *reinterpret_cast<const float4*>(row + at + 4 * i) : make_float4(0, 0, 0, 0);
+        v[4 * i] = four.x, v[4 * i + 1] = four.y, v[4 * i + 2] = four.z, v[4 * i + 3] = four.w;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 two = at + 2 * i < k ? *reinterpret_cast<const float2*>(row + at + 2 * i) : make_float2(0, 0);
+        v[2 * i] = two.x, v[2 * i + 1] = two.y;
+      }
+    }
+  }
+  __device__ __forceinline__ float largest(float so_far) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) so_far = fmaxf(so_far, fabsf(v[i]));
+    return so_far;
+  }
+  // Halves of v·inverse, and of what they left over where `rest` is not null.
+  __device__ __forceinline__ void put(float inverse, uint8_t* to, uint8_t* rest) const {
+    uint32_t halves[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) halves[i] = device::pack_half2(v[2 * i] * inverse, v[2 * i + 1] * inverse);
+    *reinterpret_cast<uint4*>(to) = {halves[0], halves[1], halves[2], halves[3]};
+    if (rest == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 taken = __half22float2(device::as_half2(halves[i]));
+      halves[i] = device::pack_half2(v[2 * i] * inverse - taken.x, v[2 * i + 1] * inverse - taken.y);
+    }
+    *reinterpret_cast<uint4*>(rest) = {halves[0], halves[1], halves[2], halves[3]};
+  }
+};
+
+// A block for each row; the scale is a power of two, so dividing by it is exact.
+__global__ void __launch_bounds__(kThreads) tile_rows_kernel(const TiledRows format, const uint8_t* x, int64_t x_stride,
+                                                             int64_t x_batch_stride, bool quads, uint8_t* out) {
+  __shared__ float shared[32];
+  const int k = static_cast<int>(format.k), weight_tiles = static_cast<int>(format.weight_tiles());
+  const float* row = reinterpret_cast<const float*>(x + blockIdx.y * x_batch_stride + blockIdx.x * x_stride);
+  const int64_t token_tile = blockIdx.y * format.token_tiles() + blockIdx.x / kWideTokens;
+  const int r = blockIdx.x % kWideTokens, chunks = weight_tiles * 8;
+  uint8_t* tiles = out + token_tile * format.k_tiles() * kWideTileBytes + r * 128;
+  uint8_t* rests = format.passes == 2 ? tiles + weight_tiles * kWideTileBytes : nullptr;
+
+  Chunk kept[kKept] = {{row, 8 * static_cast<int>(threadIdx.x), k, quads},
+                       {row, 8 * static_cast<int>(threadIdx.x + kThreads), k, quads},
+                       {row, 8 * static_cast<int>(threadIdx.x + 2 * kThreads), k, quads},
+                       {row, 8 * static_cast<int>(threadIdx.x + 3 * kThreads), k, quads},
+                       {row, 8 * static_cast<int>(threadIdx.x + 4 * kThreads), k, quads},
+                       {row, 8 * static_cast<int>(threadIdx.x + 5 * kThreads), k, quads},
+                       {row, 8 * static_cast<int>(threadIdx.x + 6 * kThreads), k, quads}};
+  float most = 0;
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) most = kept[i].largest(most);
+  for (int c = threadIdx.x + kKept * kThreads; c < chunks; c += kThreads)
+    most = Chunk(row, 8 * c, k, quads).largest(most);
+  const float scale = row_scale(device::block_max(most, shared)), inverse = 1.0f / scale;
+
+  const auto put = [&](const Chunk& chunk, int c) {
+    const int64_t at = c / 8 * kWideTileBytes + ((c % 8 ^ (r & 7)) << 4);
+    chunk.put(inverse, tiles + at, rests == nullptr ? nullptr : rests + at);
+  };
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    const int c = threadIdx.x + i * kThreads;
+    if (c < chunks) put(kept[i], c);
+  }
+  for (int c = threadIdx.x + kKept * kThreads; c < chunks; c += kThreads) put(Chunk(row, 8 * c, k, quads), c);
+  if (threadIdx.x == 0) {
+    reinterpret_cast<float*>(out + format.scales_at())[token_tile * kWideTokens + r] = scale;
+  }
+}
+
+}  // namespace
+
+void tile_rows(const TiledRows& format, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, uint8_t* out,
+               CUstream_st* stream) {
+  const dim3 grid(static_cast<unsigned>(format.rows), static_cast<unsigned>(format.batch));
+  const bool quads =
+      (reinterpret_cast<uintptr_t>(x) | static_cast<uintptr_t>(x_stride) | static_cast<uintptr_t>(x_batch_stride)) %
+          16 ==
+      0;
+  tile_rows_kernel<<<grid, kThreads, 0, stream>>>(format, x, x_stride, x_batch_stride, quads, out);
+  DYNO_LAUNCH_CHECK("matmul");
+}
+
+}  // namespace dyno::ops::cuda
