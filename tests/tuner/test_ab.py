@@ -12,6 +12,7 @@ import pytest
 from dyno import profiles
 from dyno_tuner.ab.compare import FASTER, SAME, SLOWER, Options, compare, judge
 from dyno_tuner.ab.dyno_side import DynoSide
+from dyno_tuner.ab.render import markdown, to_dict
 from dyno_tuner.ab.revision import build, commit_of
 from dyno_tuner.ab.run import Run
 from dyno_tuner.ab.sides import Given, make_side
@@ -72,6 +73,38 @@ def test_less_than_the_least_is_no_difference() -> None:
     assert judge(runs, Options(Workload(pp=8, tg=0), least=0.005)).verdict == FASTER
 
 
+def test_a_mix_is_judged_by_its_parts_and_as_a_whole() -> None:
+    """B gains 30 % on one part and loses 10 % on another that counts twice."""
+    workload = Workload.parse("pp=64,weight=1; tg=8,depth=32,weight=2")
+    truth = {"pp64": 1.3, "tg8@d32": 0.9}
+    rng = np.random.default_rng(5)
+
+    def measure(name: str) -> Run:
+        noise = rng.normal(0, 0.002, (2, 3))
+        level = {m: 100.0 * (r if name == "B" else 1.0) for m, r in truth.items()}
+        return Run({m: tuple(level[m] * np.exp(noise[i])) for i, m in enumerate(level)})
+
+    result = compare(measure, Options(workload), lambda line: None)
+    assert {n: m.verdict for n, m in result.metrics.items()} == {"pp64": FASTER, "tg8@d32": SLOWER}
+    assert result.objective is not None
+    assert result.objective.ratio.ratio == pytest.approx((1.3 * 0.9**2) ** (1 / 3), rel=0.005)
+    assert result.objective.verdict == FASTER
+    assert result.verdict == "mixed"
+    facts = {s: {"engine": "dyno", "settings": {}} for s in "ab"} | {
+        "model": "m", "device": "d", "workload": str(workload), "command": "tune ab",
+    }  # fmt: skip
+    assert "weighted mean of the ratios | | | 1.0" in markdown(result, None, facts, "")
+    assert to_dict(result, None, facts)["objective"]["verdict"] == FASTER
+
+
+def test_every_part_of_a_mix_is_run_at_its_depth(model: str) -> None:
+    workload = Workload.parse("pp=16,32:2,tg=2,depth=0,8")
+    run = DynoSide("A", model).run(workload)
+    assert set(run.rates) == set(workload.metrics)
+    assert len(run.rates) == 6
+    assert all(len(rates) == 3 and min(rates) > 0 for rates in run.rates.values())
+
+
 def test_rounds_go_there_and_back_and_can_be_stopped() -> None:
     simulated = Simulated(0, 1.0)
     assert compare(simulated, Options(WORK, rounds=3), lambda line: None).rounds == 3
@@ -111,6 +144,7 @@ def _ab(*arguments: str) -> tuple[int, str]:
         (["--flags-b", "-ub 128"], 4, "answers changed"),
         (["--flags-b", "-ub 128", "--allow-approx", "0.01"], 0, "no difference"),
         (["--flags-b", "-ub 128", "--no-answers"], 0, "no difference"),
+        (["--workload", "pp=64,128:2,tg=8"], 0, "weighted mean of the ratios"),
     ],
 )
 def test_two_sets_of_flags(tmp_path: Path, model: str, flags: list[str], code: int, said: str) -> None:

@@ -21,15 +21,15 @@ def tokens(count: int, vocab: int, *key: int) -> Any:
     return np.random.default_rng((20261120, *key)).integers(vocab, size=count, dtype=np.int32)
 
 
-def one(engine: Any, ask: dict[str, Any], metric: str, prompt: int) -> float:
+def one(engine: Any, ask: dict[str, Any], part: dict[str, Any], prompt: int) -> float:
     """Seconds of one run: pp reads a prompt, tg feeds random tokens one by one and samples none."""
-    count, depth = ask[metric], ask["depth"]
-    piece = tokens(count, ask["vocab"], prompt, int(metric == "tg"))
+    count, depth = part["tokens"], part["depth"]
+    piece = tokens(count, ask["vocab"], prompt, int(part["kind"] == "tg"))
     engine.reset()
     if depth:
         engine.logits(tokens(depth, ask["vocab"], prompt, 2), reset=False, rows="last")
     begun = time.perf_counter()
-    if metric == "pp":
+    if part["kind"] == "pp":
         engine.logits(piece, reset=False, rows="last")
     else:
         for i in range(count):
@@ -39,14 +39,14 @@ def one(engine: Any, ask: dict[str, Any], metric: str, prompt: int) -> float:
 
 def speed(engine: Any, ask: dict[str, Any]) -> dict[str, Any]:
     rates: dict[str, list[float]] = {}
-    for metric in ("pp", "tg"):
-        for prompt in range(-1, ask["prompts"] if ask[metric] else -1):
+    for part in ask["parts"]:
+        for prompt in range(-1, ask["prompts"]):
             runs: list[float] = []
             while len(runs) < SAMPLE_RUNS and sum(runs) < SAMPLE_SECONDS:
-                runs.append(one(engine, ask, metric, max(0, prompt)))
+                runs.append(one(engine, ask, part, max(0, prompt)))
             if prompt >= 0:  # the first one was cold
                 middle = sorted(runs)[(len(runs) - 1) // 2]
-                rates.setdefault(metric, []).append(ask[metric] / middle)
+                rates.setdefault(part["metric"], []).append(part["tokens"] / middle)
     return {"rates": rates}
 
 

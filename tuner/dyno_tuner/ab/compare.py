@@ -50,9 +50,22 @@ class Metric:
         }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Objective:
+    """B against A on a whole mix: the weighted geometric mean of the ratios."""
+
+    ratio: Estimate
+    margin: float
+    verdict: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.ratio.to_dict(), "margin": self.margin, "verdict": self.verdict}
+
+
 @dataclass
 class Compared:
     metrics: dict[str, Metric] = field(default_factory=dict)
+    objective: Objective | None = None  # of a mix
     memory: dict[str, tuple[float, float]] = field(default_factory=dict)  # MiB of A and B: host, gpu
     rounds: int = 0
     seconds: float = 0.0
@@ -106,7 +119,9 @@ def judge(rounds: Sequence[Mapping[str, Sequence[Run]]], options: Options) -> Co
     """The verdict on rounds of `{"A": [first, last], "B": [second, third]}`."""
     result = Compared(rounds=len(rounds))
     for metric in options.workload.metrics:
-        result.metrics[f"{metric}{options.workload.tokens(metric)}"] = _metric(metric, rounds, options)
+        result.metrics[options.workload.label(metric)] = _metric(metric, rounds, options)
+    if options.workload.parts:
+        result.objective = _objective(rounds, options)
     for name in ("host_mib", "gpu_mib"):
         sides = [[getattr(run, name) for r in rounds for run in r[side]] for side in "AB"]
         if all(x is not None for side in sides for x in side):
@@ -119,10 +134,37 @@ def judge(rounds: Sequence[Mapping[str, Sequence[Run]]], options: Options) -> Co
 
 
 def _metric(metric: str, rounds: Sequence[Mapping[str, Sequence[Run]]], options: Options) -> Metric:
+    found = _judged(rounds, options, lambda run: [math.log(x) for x in run.rates[metric]], metric)
+    medians = {
+        s: statistics.median(x for r in rounds for run in r[s] for x in run.rates[metric]) for s in "AB"
+    }
+    return Metric(medians["A"], medians["B"], *found)
+
+
+def _objective(rounds: Sequence[Mapping[str, Sequence[Run]]], options: Options) -> Objective:
+    weights = options.workload.weights
+    total = sum(weights.values())
+
+    def logs(run: Run) -> list[float]:
+        """Weighted means over the parts, prompt by prompt."""
+        prompts = zip(*(run.rates[m] for m in weights), strict=True)
+        return [
+            sum(w / total * math.log(x) for w, x in zip(weights.values(), rates, strict=True))
+            for rates in prompts
+        ]
+
+    return Objective(*_judged(rounds, options, logs, "objective"))
+
+
+def _judged(
+    rounds: Sequence[Mapping[str, Sequence[Run]]], options: Options, logs_of: Callable[[Run], list[float]],
+    key: str,
+) -> tuple[Estimate, float, str]:  # fmt: skip
+    """The ratio with its interval, the margin and the verdict; `logs_of` gives log rates by prompt."""
     groups: list[list[float]] = []
     apart: list[float] = []  # of two processes of one side in one round
     for done in rounds:
-        logs = {s: [[math.log(x) for x in run.rates[metric]] for run in done[s]] for s in "AB"}
+        logs = {s: [logs_of(run) for run in done[s]] for s in "AB"}
         pairs = min(len(x) for side in logs.values() for x in side)
         mean = {s: [(logs[s][0][i] + logs[s][1][i]) / 2 for i in range(pairs)] for s in "AB"}
         groups.append([mean["B"][i] - mean["A"][i] for i in range(pairs)])
@@ -130,21 +172,18 @@ def _metric(metric: str, rounds: Sequence[Mapping[str, Sequence[Run]]], options:
     # Two processes differ by sqrt(2) sigma; a round's ratio has half the variance of each side's two.
     sigma = math.sqrt(sum(x * x for x in apart) / (2 * len(apart)))
     margin = max(options.least, 2 * 1.96 * sigma / math.sqrt(len(rounds)))
-    found = estimate(groups, options.seed, "ab", metric)
+    found = estimate(groups, options.seed, "ab", key)
     verdict = SAME
     if found.ratio > 1 + margin and found.low > 1:
         verdict = FASTER
     elif found.ratio < 1 / (1 + margin) and found.high < 1:
         verdict = SLOWER
-    medians = {
-        s: statistics.median(x for r in rounds for run in r[s] for x in run.rates[metric]) for s in "AB"
-    }
-    return Metric(medians["A"], medians["B"], found, margin, verdict)
+    return found, margin, verdict
 
 
 def _line(number: int, done: Mapping[str, Sequence[Run]], workload: Workload) -> str:
     parts = []
     for metric in workload.metrics:
         a, b = (statistics.fmean(statistics.median(run.rates[metric]) for run in done[s]) for s in "AB")
-        parts.append(f"{metric}{workload.tokens(metric)} {a:,.1f} and {b:,.1f} t/s ({b / a:.3f})")
+        parts.append(f"{workload.label(metric)} {a:,.1f} and {b:,.1f} t/s ({b / a:.3f})")
     return f"round {number}: {', '.join(parts)}"

@@ -85,12 +85,13 @@ class DynoSide:
         return answer, done
 
     def run(self, workload: Workload) -> Run:
-        limit = max(workload.depth + max(workload.pp, workload.tg), 64)
-        settings = {"ctx": limit, **self._settings}
+        settings = {"ctx": max(workload.longest, 64), **self._settings}
+        parts = [
+            {"metric": m, "kind": p.kind, "tokens": p.tokens, "depth": p.depth}
+            for m, p in ((m, workload.part(m)) for m in workload.metrics)
+        ]
         with GpuMemory(self._gpu) if self._gpu is not None else contextlib.nullcontext() as memory:
-            answer, done = self._ask(
-                "speed", settings, **workload.to_dict(), prompts=PROMPTS, vocab=self._facts[0]
-            )
+            answer, done = self._ask("speed", settings, parts=parts, prompts=PROMPTS, vocab=self._facts[0])
         rates = {m: tuple(float(x) for x in answer["rates"][m]) for m in workload.metrics}
         return Run(rates, done.peak_mib, None if memory is None else memory.mib)
 

@@ -24,6 +24,7 @@ def to_dict(
         "interrupted": result.interrupted,
         "verdict": result.verdict,
         "metrics": {name: m.to_dict() for name, m in result.metrics.items()},
+        **({} if result.objective is None else {"objective": result.objective.to_dict()}),
         "memory": {n: {"a": a, "b": b} for n, (a, b) in result.memory.items()},
         "answers": None if answers is None else {"a": answers[0].to_dict(), "b": answers[1].to_dict()},
         "samples": result.samples,
@@ -41,6 +42,13 @@ def markdown(
         rows.append(
             f"| {name} (t/s) | {m.a:,.1f} | {m.b:,.1f} | {e.ratio:.3f} | {e.low:.3f} to {e.high:.3f} | "
             f"{verdict} (margin {100 * m.margin:.1f} %) |"
+        )
+    if result.objective is not None:
+        o, e = result.objective, result.objective.ratio
+        verdict = o.verdict if o.verdict == SAME else f"**{o.verdict}**"
+        rows.append(
+            f"| weighted mean of the ratios | | | {e.ratio:.3f} | {e.low:.3f} to {e.high:.3f} | "
+            f"{verdict} (margin {100 * o.margin:.1f} %) |"
         )
     for name, (a, b) in result.memory.items():
         rows.append(f"| {_MEMORY[name]} | {a:,.0f} | {b:,.0f} | {b / a:.3f} | | |" if a > 0 else
