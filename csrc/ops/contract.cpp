@@ -70,6 +70,23 @@ bool cuda_code_for(std::string_view architectures, int compute_capability) {
   return false;
 }
 
+Support clusters_supported(const DeviceInfo& device) {
+#ifdef DYNO_HAVE_CUDA
+  constexpr std::string_view kArchitectures = DYNO_CUDA_ARCHITECTURES;
+#else
+  constexpr std::string_view kArchitectures = "90a";
+#endif
+  for (std::string_view rest = kArchitectures; !rest.empty();) {
+    const std::string_view arch = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(arch.size() + 1, rest.size()));
+    int number = 0;
+    std::from_chars(arch.data(), arch.data() + arch.size(), number);
+    if (number >= 90 && cuda_code_for(arch, device.compute_capability)) return Support::yes();
+  }
+  return Support::no(str_cat("clusters of blocks need code for compute capability 9.0 or later; the device has ",
+                             device.compute_capability, ", the build has ", kArchitectures));
+}
+
 void throw_left_out(std::string_view variant, DType type, const Params& params) {
   throw UnsupportedError(str_cat("[ops] ", variant, " ", params[0], " ", params[1], " for ", dtype_name(type),
                                  " is not in this build (GGML_CUDA_INSTANCES, GGML_CUDA_PROFILE)"));

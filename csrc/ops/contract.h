@@ -23,6 +23,10 @@ bool compiled_for(const DeviceInfo& device);
 // own chips and on later ones of the same generation; intermediate code (no suffix, or -virtual) on all later ones.
 bool cuda_code_for(std::string_view architectures, int compute_capability);
 
+// Clusters of blocks need a chip from 9.0 on and code that was compiled for one. A build without CUDA answers for one
+// that has code for 90a.
+Support clusters_supported(const DeviceInfo& device);
+
 // Whether the kernels of a GPU instance are in this binary, for the desc's weight type where it has one.
 template <typename Desc>
 bool holds_instance(const Desc& desc, std::span<const VariantInfo> variants, const Config& config) {

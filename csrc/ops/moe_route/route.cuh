@@ -37,21 +37,63 @@ __device__ __forceinline__ unsigned ordered(float x) {
   return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
 }
 
-// The best of all lanes' keys; it is taken out. Ties go to the lower id.
+// Of each lane its keys with the best first; `ids` with them. Ties keep their order, the lower id first.
 template <int kPerLane>
-__device__ __forceinline__ int take_best(unsigned (&keys)[kPerLane], int lane) {
-  unsigned best = keys[0], id = lane;
+__device__ __forceinline__ void sort_lane(unsigned (&keys)[kPerLane], int (&ids)[kPerLane]) {
 #pragma unroll
-  for (int i = 1; i < kPerLane; ++i) {
-    if (keys[i] > best) best = keys[i], id = lane + 32 * i;
-  }
-  const unsigned top = device::warp_max_unsigned(best);
-  id = device::warp_min_unsigned(best == top ? id : 0xffffffffu);
+  for (int round = 0; round < kPerLane; ++round) {
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    if (id == static_cast<unsigned>(lane + 32 * i)) keys[i] = 0;
+    for (int i = round % 2; i + 1 < kPerLane; i += 2) {
+      const bool swap = keys[i] < keys[i + 1];
+      const unsigned key = keys[i];
+      const int id = ids[i];
+      keys[i] = swap ? keys[i + 1] : key, keys[i + 1] = swap ? key : keys[i + 1];
+      ids[i] = swap ? ids[i + 1] : id, ids[i + 1] = swap ? id : ids[i + 1];
+    }
   }
-  return static_cast<int>(id);
+}
+
+// The best of all lanes' keys, each lane's sorted, goes to `chosen` and is taken out. Ties go to the lower id.
+template <int kPerLane>
+__device__ __forceinline__ void take_best(unsigned (&keys)[kPerLane], int (&ids)[kPerLane], int* chosen) {
+  const unsigned top = device::warp_max_unsigned(keys[0]);
+  bool mine = keys[0] == top;
+  const unsigned lanes = __ballot_sync(device::kFullMask, mine);
+  if ((lanes & (lanes - 1)) != 0) {
+    mine = device::warp_min_unsigned(mine ? ids[0] : 0xffffffffu) == static_cast<unsigned>(ids[0]);
+  }
+  if (!mine) return;
+  *chosen = ids[0];
+#pragma unroll
+  for (int i = 0; i + 1 < kPerLane; ++i) keys[i] = keys[i + 1], ids[i] = ids[i + 1];
+  keys[kPerLane - 1] = 0;
+}
+
+// The same of few keys a lane, or many: sorting 32 of them costs more than it saves.
+template <int kPerLane>
+__device__ __forceinline__ void choose(unsigned (&keys)[kPerLane], int used, int lane, int* chosen) {
+  if constexpr (kPerLane <= 8) {
+    int ids[kPerLane];
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) ids[i] = lane + 32 * i;
+    sort_lane(keys, ids);
+    for (int slot = 0; slot < used; ++slot) take_best(keys, ids, chosen + slot);
+  } else {
+    for (int slot = 0; slot < used; ++slot) {
+      unsigned best = keys[0], id = lane;
+#pragma unroll
+      for (int i = 1; i < kPerLane; ++i) {
+        if (keys[i] > best) best = keys[i], id = lane + 32 * i;
+      }
+      const unsigned top = device::warp_max_unsigned(best);
+      id = device::warp_min_unsigned(best == top ? id : 0xffffffffu);
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        if (id == static_cast<unsigned>(lane + 32 * i)) keys[i] = 0;
+      }
+      if (lane == 0) chosen[slot] = static_cast<int>(id);
+    }
+  }
 }
 
 // Leaves only the experts of the groups whose two best scores have the largest sum. `sums` is shared memory of the
@@ -125,8 +167,9 @@ __device__ __forceinline__ void route_token(const MoeRouteArgs& args, const MoeR
       total += probability[i];
     }
     total = device::warp_sum(total);
+    const float inverse = 1.0f / total;
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) probability[i] /= total;
+    for (int i = 0; i < kPerLane; ++i) probability[i] *= inverse;
   } else {
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
@@ -155,10 +198,7 @@ __device__ __forceinline__ void route_token(const MoeRouteArgs& args, const MoeR
     unsigned keys[kPerLane];
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) keys[i] = lane + 32 * i < experts ? ordered(score[i]) : 0;
-    for (int slot = 0; slot < used; ++slot) {
-      const int id = take_best(keys, lane);
-      if (lane == 0) chosen[slot] = id;
-    }
+    choose(keys, used, lane, chosen);
   }
   __syncwarp();  // chosen and source are written; the lanes below read them
   float top = never(), total = 0;

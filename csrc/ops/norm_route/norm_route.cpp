@@ -22,6 +22,25 @@ namespace {
 
 int64_t padded(int64_t floats) { return (floats + 15) / 16 * 16; }
 
+Support cluster_supports(const NormRouteDesc& desc, int warps, const DeviceInfo& device) {
+  if (const Support clusters = clusters_supported(device); !clusters) return clusters;
+  if (desc.type != DType::f32) {
+    return Support::no(str_cat("a router of type ", dtype_name(desc.type), "; clusters take f32"));
+  }
+  const int64_t rows = route_cluster_rows(desc.experts);
+  if (rows > kRouteWarpRows * warps || desc.experts > kRouteClusterMaxExperts) {
+    return Support::no(str_cat("experts=", desc.experts, " are ", rows, " for each block of ", warps, " warps; up to ",
+                               std::min<int64_t>(kRouteWarpRows * warps * kRouteClusterBlocks, kRouteClusterMaxExperts),
+                               " can be"));
+  }
+  // What fits into registers: four times 128 elements a row.
+  const int64_t most = std::min<int64_t>(kRouteClusterMaxK, 4 * 128 * route_cluster_parts(desc.experts, warps));
+  if (desc.k % 4 != 0 || desc.k > most) {
+    return Support::no(str_cat("k=", desc.k, " is no multiple of 4 up to ", most));
+  }
+  return Support::yes();
+}
+
 }  // namespace
 
 Support supports(const NormRouteDesc& desc, const Config& config, const DeviceInfo& device) {
@@ -48,12 +67,17 @@ Support supports(const NormRouteDesc& desc, const Config& config, const DeviceIn
     return Support::no(str_cat("variant ", kVariants[config.variant].name, " reads layout ", layout_name(layout),
                                ", not ", layout_name(desc.layout)));
   }
+  if (config.variant == k_cluster) return cluster_supports(desc, config.params[0], device);
   return checked;
 }
 
 Config default_config(const NormRouteDesc& desc, const DeviceInfo& device) {
   if (device.kind != DeviceKind::cuda) return {k_tokens, {1}};
   if (desc.layout == Layout::gpu) return {k_stripe, {16}};
+  for (const int16_t warps : {int16_t{16}, int16_t{8}}) {
+    const Config cluster{k_cluster, {warps}};
+    if (desc.m * kRouteClusterBlocks <= device.sm_count && supports(desc, cluster, device)) return cluster;
+  }
   const auto rows = static_cast<int16_t>(desc.experts * desc.m <= 8 * device.sm_count ? 1 : 4);
   return {k_rows, {rows, static_cast<int16_t>(desc.k > 2048 ? 8 : 4)}};
 }
@@ -68,6 +92,7 @@ Cost cost(const NormRouteDesc& desc) {
 }
 
 size_t scratch_bytes(const NormRouteDesc& desc, const Config& config) {
+  if (config.variant == k_cluster) return 0;
   if (config.variant != k_tokens) return static_cast<size_t>(desc.m * desc.experts) * sizeof(float);
   const int64_t route = 2 * desc.experts + desc.groups;
   return static_cast<size_t>(padded(desc.k) + 16 * padded(desc.k) + padded(desc.experts) + route) * sizeof(float);
@@ -125,6 +150,8 @@ void launch(const Config& config, const NormRouteDesc& desc, const NormRouteArgs
 void launch(const Config& config, const NormRouteDesc& desc, const NormRouteArgs& args, CudaStream& stream) {
   if (config.variant == k_stripe) {
     norm_route_stripe_cuda(args, desc, config.params[0], stream);
+  } else if (config.variant == k_cluster) {
+    norm_route_cluster_cuda(args, desc, config.params[0], stream);
   } else {
     norm_route_rows_cuda(args, desc, config.params[0], config.params[1], stream);
   }

@@ -1,0 +1,48 @@
+// Clusters of blocks (sm_90): barriers over one, and loads from the shared memory of its other blocks.
+#pragma once
+
+#include <cstdint>
+
+namespace dyno::device {
+
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ int block_of_cluster() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
+  return static_cast<int>(rank);
+}
+// Every thread of every block arrives and waits in turn. What was written before an arrival is seen after the wait.
+__device__ __forceinline__ void cluster_arrive() {
+  __syncwarp();  // a warp arrives as one
+  asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  __syncwarp();
+  asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+}
+
+// Where block `rank` of the cluster has what this one has at a shared address.
+__device__ __forceinline__ uint32_t cluster_address(uint32_t shared, int rank) {
+  uint32_t out;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(out) : "r"(shared), "r"(rank));
+  return out;
+}
+__device__ __forceinline__ float4 load_cluster_float4(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];\n"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ float2 load_cluster_float2(uint32_t address) {
+  float2 v;
+  asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];\n" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_cluster_float(uint32_t address, float v) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;\n" ::"r"(address), "f"(v) : "memory");
+}
+#endif
+
+}  // namespace dyno::device
