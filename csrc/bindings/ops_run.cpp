@@ -24,6 +24,7 @@
 #include "ops/qkv/qkv.h"
 #include "ops/qkv_rope_store/qkv_rope_store.h"
 #include "ops/rope/rope.h"
+#include "ops/rope_attention/rope_attention.h"
 #include "ops/runs.h"
 #include "ops/sample/sample.h"
 #include "ops/up_gate/up_gate.h"
@@ -194,6 +195,50 @@ QkvRopeStoreArgs read_args(OpArgs& in, const QkvRopeStoreDesc& d, std::vector<Se
     a.v_row_bytes = in.number<int64_t>("v_row_bytes", v_bytes);
     a.v_cache = reinterpret_cast<std::byte*>(in.out<uint8_t>("v_cache", extent(rows, a.v_row_bytes, v_bytes)));
   }
+  return a;
+}
+
+RopeAttentionArgs read_args(OpArgs& in, const RopeAttentionDesc& d, std::vector<SequenceRun>& runs) {
+  RopeAttentionArgs a;
+  runs = read_runs(in, d.m);
+  a.runs = runs.data();
+  a.n_runs = static_cast<int32_t>(runs.size());
+  a.slot_positions = in.number<int64_t>("slot_positions", d.m);
+  const int64_t q_row = d.heads * d.dk, k_row = d.kv_heads * d.dk, v_row = d.kv_heads * d.dv;
+  a.q_stride = in.number<int64_t>("q_stride", q_row);
+  a.q = in.in<float>("q", extent(d.m, a.q_stride, q_row));
+  a.k_stride = in.number<int64_t>("k_stride", k_row);
+  a.k = in.in<float>("k", extent(d.m, a.k_stride, k_row));
+  if (d.latent) {
+    const int64_t rotary_row = d.heads * (d.nope + d.n_rot);
+    a.q_rotary_stride = in.number<int64_t>("q_rotary_stride", rotary_row);
+    a.q_rotary = in.in<float>("q_rotary", extent(d.m, a.q_rotary_stride, rotary_row));
+  } else {
+    a.v_stride = in.number<int64_t>("v_stride", v_row);
+    a.v = in.in<float>("v", extent(d.m, a.v_stride, v_row));
+  }
+  a.q_norm = in.optional_in<float>("q_norm", d.dk);
+  a.k_norm = in.optional_in<float>("k_norm", d.latent ? d.dk - d.n_rot : d.dk);
+  a.eps = in.number<float>("eps", 0.0f);
+  a.inv_freq = in.in<float>("inv_freq", d.n_rot / 2);
+  a.mscale = in.number<float>("mscale", 1.0f);
+  const int64_t rows = cells(runs, a.slot_positions);
+  const auto k_bytes = static_cast<int64_t>(row_bytes(d.k_type, k_row));
+  a.k_row_bytes = in.number<int64_t>("k_row_bytes", k_bytes);
+  a.k_cache = reinterpret_cast<std::byte*>(in.out<uint8_t>("k_cache", extent(rows, a.k_row_bytes, k_bytes)));
+  if (!d.latent) {
+    const auto v_bytes = static_cast<int64_t>(row_bytes(d.v_type, v_row));
+    a.v_row_bytes = in.number<int64_t>("v_row_bytes", v_bytes);
+    a.v_cache = reinterpret_cast<std::byte*>(in.out<uint8_t>("v_cache", extent(rows, a.v_row_bytes, v_bytes)));
+  }
+  a.sinks = in.optional_in<float>("sinks", d.heads);
+  DYNO_CHECK(PlanError, !d.sinks || a.sinks != nullptr, "[rope_attention] argument sinks is missing");
+  a.scale = in.number<float>("scale", 1.0f);
+  a.softcap = in.number<float>("softcap", 0.0f);
+  a.window = in.number<int32_t>("window", 0);
+  a.settled = in.number<int32_t>("settled", 0) != 0;
+  a.out_stride = in.number<int64_t>("out_stride", d.heads * d.dv);
+  a.out = in.out<float>("out", extent(d.m, a.out_stride, d.heads * d.dv));
   return a;
 }
 

@@ -23,6 +23,7 @@
 #include "ops/qkv/qkv.h"
 #include "ops/qkv_rope_store/qkv_rope_store.h"
 #include "ops/rope/rope.h"
+#include "ops/rope_attention/rope_attention.h"
 #include "ops/sample/sample.h"
 #include "ops/up_gate/up_gate.h"
 

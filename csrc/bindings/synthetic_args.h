@@ -241,6 +241,39 @@ class SyntheticArgs {
     a.n_runs = 1;
     return a;
   }
+  ops::RopeAttentionArgs make(const ops::RopeAttentionDesc& d) {
+    ops::RopeAttentionArgs a;
+    a.q_stride = d.heads * d.dk;
+    a.q = floats(d.m * a.q_stride);
+    a.k_stride = d.kv_heads * d.dk;
+    a.k = floats(d.m * a.k_stride);
+    a.q_norm = d.q_norm ? floats(d.dk) : nullptr;
+    a.k_norm = d.k_norm ? floats(d.dk) : nullptr;
+    a.eps = 1e-6f;
+    a.inv_freq = floats(d.n_rot / 2);
+    a.slot_positions = depth_ + d.m;
+    a.k_row_bytes = static_cast<int64_t>(row_bytes(d.k_type, d.kv_heads * d.dk));
+    a.k_cache = cache(d.k_type, a.slot_positions * d.kv_heads * d.dk);
+    if (d.latent) {
+      a.q_rotary_stride = d.heads * (d.nope + d.n_rot);
+      a.q_rotary = floats(d.m * a.q_rotary_stride);
+    } else {
+      a.v_stride = d.kv_heads * d.dv;
+      a.v = floats(d.m * a.v_stride);
+      a.v_row_bytes = static_cast<int64_t>(row_bytes(d.v_type, d.kv_heads * d.dv));
+      a.v_cache = cache(d.v_type, a.slot_positions * d.kv_heads * d.dv);
+    }
+    a.runs = one_run(d.m);
+    a.n_runs = 1;
+    a.sinks = d.sinks ? floats(d.heads) : nullptr;
+    a.scale = 0.1f;
+    a.softcap = 30.0f;
+    a.window = 1024;
+    a.settled = true;
+    a.out_stride = d.heads * d.dv;
+    a.out = floats(d.m * a.out_stride);
+    return a;
+  }
   ops::NormRouteArgs make(const ops::NormRouteDesc& d) {
     ops::NormRouteArgs a;
     a.x = floats(d.m * d.k);

@@ -224,6 +224,41 @@ struct QkvRopeStoreArgs {
   int32_t n_runs = 0;
 };
 
+struct RopeAttentionArgs {
+  const float* q = nullptr;
+  int64_t q_stride = 0;             // between tokens, like those below
+  const float* q_rotary = nullptr;  // latent
+  int64_t q_rotary_stride = 0;
+  const float* k = nullptr;
+  int64_t k_stride = 0;
+  const float* v = nullptr;  // not latent
+  int64_t v_stride = 0;
+  const float* q_norm = nullptr;  // as in QkvRopeStoreArgs
+  const float* k_norm = nullptr;
+  float eps = 0;
+  const float* inv_freq = nullptr;  // [n_rot/2]
+  float mscale = 1.0f;
+  std::byte* k_cache = nullptr;  // as in AttentionArgs; the new tokens' rows are written
+  std::byte* v_cache = nullptr;
+  int64_t k_row_bytes = 0;
+  int64_t v_row_bytes = 0;
+  int64_t slot_positions = 0;
+  const SequenceRun* runs = nullptr;
+  int32_t n_runs = 0;
+  const float* sinks = nullptr;
+  float scale = 1.0f;
+  float softcap = 0;
+  int32_t window = 0;
+  bool settled = false;
+  float* out = nullptr;
+  int64_t out_stride = 0;
+
+  AttentionArgs attention() const {
+    return {q,     q_stride, k_cache, v_cache, k_row_bytes, v_row_bytes, slot_positions, runs, n_runs,
+            sinks, scale,    softcap, window,  settled,     out,         out_stride};
+  }
+};
+
 struct NormRouteArgs {
   const float* x = nullptr;     // [m, k]
   int64_t x_stride = 0;         // between tokens

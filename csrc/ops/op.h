@@ -37,8 +37,9 @@ enum class Family : uint8_t {
   mla_expand,
   qkv_rope_store,
   norm_route,
+  rope_attention,
 };
-inline constexpr int kFamilyCount = 19;
+inline constexpr int kFamilyCount = 20;
 std::string_view family_name(Family family);
 
 inline constexpr int kMaxParams = 5;
@@ -294,6 +295,28 @@ struct QkvRopeStoreDesc {
   bool k_norm = false;
   bool latent = false;
   friend bool operator==(const QkvRopeStoreDesc&, const QkvRopeStoreDesc&) = default;
+};
+
+// qkv_rope_store and attention in one: q, k and v come before norm and rotation, and are only read. latent (MLA): the
+// last n_rot dims of each query are not read from q [m, heads, dk], but, unrotated, from the end of each row of
+// q_rotary [m, heads, nope + n_rot].
+struct RopeAttentionDesc {
+  int64_t m = 1, heads = 1, kv_heads = 1, dk = 0, dv = 0, n_rot = 0, nope = 0;
+  DType k_type = DType::f16, v_type = DType::f16;
+  bool neox = false;
+  bool q_norm = false;
+  bool k_norm = false;
+  bool latent = false;
+  bool sinks = false;
+  bool windowed = false;
+  bool softcap = false;
+  QkvRopeStoreDesc store() const {
+    return {m, heads, kv_heads, dk, dv, n_rot, nope, k_type, v_type, neox, q_norm, k_norm, latent};
+  }
+  AttentionDesc attention() const {
+    return {m, heads, kv_heads, dk, dv, k_type, v_type, latent, sinks, windowed, softcap, false};
+  }
+  friend bool operator==(const RopeAttentionDesc&, const RopeAttentionDesc&) = default;
 };
 
 // RMS norm of rows x [m, k], router product with w [experts, k] and the routing of MoeRouteDesc in one.

@@ -22,6 +22,7 @@
 #include "ops/qkv/qkv.h"
 #include "ops/qkv_rope_store/qkv_rope_store.h"
 #include "ops/rope/rope.h"
+#include "ops/rope_attention/rope_attention.h"
 #include "ops/sample/sample.h"
 #include "ops/up_gate/up_gate.h"
 
@@ -32,7 +33,7 @@ constexpr Family kFamilyOf[] = {
     Family::embed,        Family::norm,        Family::rope,           Family::matmul,     Family::matmul_id,
     Family::up_gate,      Family::moe_up_gate, Family::moe_route,      Family::moe_sum,    Family::attention,
     Family::kv_store,     Family::copy,        Family::sample,         Family::glu,        Family::qkv,
-    Family::moe_down_sum, Family::mla_expand,  Family::qkv_rope_store, Family::norm_route,
+    Family::moe_down_sum, Family::mla_expand,  Family::qkv_rope_store, Family::norm_route, Family::rope_attention,
 };
 static_assert(std::size(kFamilyOf) == std::variant_size_v<OpDesc>, "one family for each alternative of OpDesc");
 
@@ -151,6 +152,8 @@ std::span<const VariantInfo> variants(Family family) {
       return qkv_rope_store_variants();
     case Family::norm_route:
       return norm_route_variants();
+    case Family::rope_attention:
+      return rope_attention_variants();
   }
   throw ProfileError(str_cat("[ops] no op family has the number ", static_cast<int>(family)));
 }

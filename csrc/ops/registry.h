@@ -12,7 +12,7 @@ namespace dyno::ops {
 
 using OpDesc = std::variant<EmbedDesc, NormDesc, RopeDesc, MatmulDesc, MatmulIdDesc, UpGateDesc, MoeUpGateDesc,
                             MoeRouteDesc, MoeSumDesc, AttentionDesc, KvStoreDesc, CopyDesc, SampleDesc, GluDesc,
-                            QkvDesc, MoeDownSumDesc, MlaExpandDesc, QkvRopeStoreDesc, NormRouteDesc>;
+                            QkvDesc, MoeDownSumDesc, MlaExpandDesc, QkvRopeStoreDesc, NormRouteDesc, RopeAttentionDesc>;
 
 Family family_of(const OpDesc& desc);
 int64_t tokens_of(const OpDesc& desc);

@@ -24,10 +24,15 @@ class FusedList final : public OpList {
   // Experts part: down products, weighted sum and residual in one launch.
   void experts_down(const model::FfnSpec& f, Operand hidden, const Routing& routing, int32_t layer) override;
 
-  // Norms of heads, rotation and the cache in one launch; norm, router and the choice of experts in another.
+  // Norms of heads, rotation and the cache in one launch, with attention itself where it can; norm, router and the
+  // choice of experts in another.
   void store_qkv(const model::AttentionSpec& a, const Qkv& x, int32_t layer) override;
   void store_latent(const model::AttentionSpec& a, Operand q, Operand latent, int32_t layer) override;
+  void attend(const model::AttentionSpec& a, const Qkv& x, Operand out, int32_t layer) override;
+  void attend_latents(const model::AttentionSpec& a, Operand absorbed, Operand q, Operand out, int32_t layer) override;
   Routing route_experts(const model::FfnSpec& f, Input& h, int32_t layer) override;
+
+  Operand latent_{};  // of the layer at hand, where attention is to store it
 };
 
 }  // namespace dyno::plan

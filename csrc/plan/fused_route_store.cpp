@@ -6,6 +6,72 @@ namespace dyno::plan {
 
 using model::kNone;
 
+namespace {
+
+ops::RopeAttentionDesc heads_desc(const Plan& plan, const model::AttentionSpec& a) {
+  return {.heads = a.heads,
+          .kv_heads = a.kv_heads,
+          .dk = a.dk,
+          .dv = a.dv,
+          .n_rot = a.rope.n_rot,
+          .k_type = plan.kv_type_k,
+          .v_type = plan.kv_type_v,
+          .neox = a.rope.neox,
+          .q_norm = a.q_norm != kNone,
+          .k_norm = a.k_norm != kNone,
+          .sinks = a.sinks != kNone,
+          .windowed = a.window > 0,
+          .softcap = a.softcap > 0};
+}
+ops::RopeAttentionDesc latents_desc(const Plan& plan, const model::AttentionSpec& a) {
+  return {.heads = a.heads,
+          .dk = a.dk,
+          .dv = a.dv,
+          .n_rot = a.rope.n_rot,
+          .nope = a.nope,
+          .k_type = plan.kv_type_k,
+          .v_type = plan.kv_type_k,
+          .neox = a.rope.neox,
+          .k_norm = a.kv_a_norm != kNone,
+          .latent = true};
+}
+
+}  // namespace
+
+void FusedList::attend(const model::AttentionSpec& a, const Qkv& x, Operand out, int32_t i) {
+  const ops::RopeAttentionDesc desc = heads_desc(plan_, a);
+  if (!takes(desc)) return OpList::attend(a, x, out, i);
+  const int32_t table = rope_table(a.rope);
+  Node& node = emit(str_cat("blk.", i, ".rope_attention"), desc, i);
+  node.x = x.q;
+  node.k = x.k;
+  node.v = x.v;
+  node.y = out;
+  node.w = a.sinks;
+  node.w2 = a.q_norm;
+  node.w3 = a.k_norm;
+  node.eps = static_cast<float>(model_.norm_eps);
+  node.rope_table = table;
+  node.scale = static_cast<float>(a.scale);
+  node.softcap = static_cast<float>(a.softcap);
+  node.window = static_cast<int32_t>(a.window);
+}
+
+void FusedList::attend_latents(const model::AttentionSpec& a, Operand absorbed, Operand q, Operand out, int32_t i) {
+  if (!latent_) return OpList::attend_latents(a, absorbed, q, out, i);
+  const int32_t table = rope_table(a.rope);
+  Node& node = emit(str_cat("blk.", i, ".rope_attention"), latents_desc(plan_, a), i);
+  node.x = absorbed;
+  node.q_rotary = q;
+  node.k = latent_;
+  node.y = out;
+  node.w3 = a.kv_a_norm;
+  node.eps = static_cast<float>(model_.norm_eps);
+  node.rope_table = table;
+  node.scale = static_cast<float>(a.scale);
+  latent_ = {};
+}
+
 void FusedList::store_qkv(const model::AttentionSpec& a, const Qkv& x, int32_t i) {
   const ops::QkvRopeStoreDesc desc{.heads = a.heads,
                                    .kv_heads = a.kv_heads,
@@ -40,6 +106,11 @@ void FusedList::store_latent(const model::AttentionSpec& a, Operand q, Operand l
                                    .neox = a.rope.neox,
                                    .k_norm = a.kv_a_norm != kNone,
                                    .latent = true};
+  if (takes(latents_desc(plan_, a))) {
+    latent_ = latent;
+    absorbed_ = value(str_cat("blk.", i, ".q_absorbed"), a.heads * a.dk);
+    return;
+  }
   if (!takes(desc)) return OpList::store_latent(a, q, latent, i);
   const int32_t table = rope_table(a.rope);
   absorbed_ = value(str_cat("blk.", i, ".q_absorbed"), a.heads * a.dk);

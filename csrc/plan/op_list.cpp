@@ -53,8 +53,8 @@ void OpList::touch(const Operand& operand, int node) {
 void OpList::finish_uses() {
   for (size_t i = 0; i < list_.nodes.size(); ++i) {
     const Node& n = list_.nodes[i];
-    for (const Operand& o :
-         {n.x, n.y, n.y2, n.y3, n.residual, n.ids, n.route_weights, n.workspace, n.gate, n.keys, n.values, n.k, n.v}) {
+    for (const Operand& o : {n.x, n.y, n.y2, n.y3, n.residual, n.ids, n.route_weights, n.workspace, n.gate, n.keys,
+                             n.values, n.k, n.v, n.q_rotary}) {
       touch(o, static_cast<int>(i));
     }
   }

@@ -95,6 +95,12 @@ class OpList {
   virtual Qkv qkv_products(const model::AttentionSpec& a, Input& h, int32_t layer);
   // Norms of heads, rotation, and the way of k and v into the cache.
   virtual void store_qkv(const model::AttentionSpec& a, const Qkv& x, int32_t layer);
+  // Both, and attention itself.
+  virtual void attend(const model::AttentionSpec& a, const Qkv& x, Operand out, int32_t layer);
+  // Of the absorbed queries with the stored latents; q: before the rotary part of `absorbed` was made of it.
+  virtual void attend_latents(const model::AttentionSpec& a, Operand absorbed, Operand q, Operand out, int32_t layer);
+  // The node just emitted is the last one of its layer that all rows go through.
+  void selects_rows(Operand out);
   // The same of latent attention. May put the rotary part of the queries where absorbed ones have it: absorbed_.
   virtual void store_latent(const model::AttentionSpec& a, Operand q, Operand latent, int32_t layer);
 

@@ -54,10 +54,22 @@ void OpList::gqa(const model::LayerSpec& layer, int32_t i) {
   const std::string p = str_cat("blk.", i, ".");
   Input h = normed(p + "attn_norm", residual_, layer.attn_norm, model_.n_embd);
   const Qkv qkv = qkv_products(a, h, i);
-  store_qkv(a, qkv, i);
-
   const Operand out = value(p + "attention", a.heads * a.dv);
-  Node& node = emit(p + "attention",
+  attend(a, qkv, out, i);
+  selects_rows(out);
+
+  Input o{.f32 = out, .width = a.heads * a.dv, .name = p + "attention"};
+  project(p + "attn_output", o, a.output, a.output_bias, layer.attn_post_norm, p + "attn_post_norm", i);
+}
+
+void OpList::selects_rows(Operand out) {
+  list_.select_node = static_cast<int32_t>(list_.nodes.size() - 1);
+  list_.select_values = {residual_.value, out.value};
+}
+
+void OpList::attend(const model::AttentionSpec& a, const Qkv& qkv, Operand out, int32_t i) {
+  store_qkv(a, qkv, i);
+  Node& node = emit(str_cat("blk.", i, ".attention"),
                     ops::AttentionDesc{.heads = a.heads,
                                        .kv_heads = a.kv_heads,
                                        .dk = a.dk,
@@ -75,11 +87,6 @@ void OpList::gqa(const model::LayerSpec& layer, int32_t i) {
   node.scale = static_cast<float>(a.scale);
   node.softcap = static_cast<float>(a.softcap);
   node.window = static_cast<int32_t>(a.window);
-  list_.select_node = static_cast<int32_t>(list_.nodes.size() - 1);
-  list_.select_values = {residual_.value, out.value};
-
-  Input o{.f32 = out, .width = a.heads * a.dv, .name = p + "attention"};
-  project(p + "attn_output", o, a.output, a.output_bias, layer.attn_post_norm, p + "attn_post_norm", i);
 }
 
 void OpList::mla(const model::LayerSpec& layer, int32_t i) {
@@ -127,7 +134,21 @@ Operand OpList::latent_attention(const model::AttentionSpec& a, Operand q, int32
   }
 
   const Operand mixed = value(p + "attention", a.heads * a.kv_lora);
-  Node& node = emit(p + "attention",
+  attend_latents(a, absorbed, q, mixed, i);
+  selects_rows(mixed);
+
+  const Operand out = value(p + "attention_v", a.heads * a.v_head);
+  Operand mixed_rows = mixed;
+  mixed_rows.stride_bytes = a.kv_lora * kF32;
+  Input latent_out{.f32 = mixed_rows, .width = a.kv_lora, .rows_factor = heads, .name = p + "attention"};
+  target = out;
+  target.batch_stride_bytes = a.v_head * kF32;
+  batched_matmul(p + "attn_v_b", latent_out, a.v_b, target, i);
+  return out;
+}
+
+void OpList::attend_latents(const model::AttentionSpec& a, Operand absorbed, Operand, Operand out, int32_t i) {
+  Node& node = emit(str_cat("blk.", i, ".attention"),
                     ops::AttentionDesc{.heads = a.heads,
                                        .kv_heads = 1,
                                        .dk = a.dk,
@@ -138,19 +159,8 @@ Operand OpList::latent_attention(const model::AttentionSpec& a, Operand q, int32
                                        .exact = exact_attention()},
                     i);
   node.x = absorbed;
-  node.y = mixed;
+  node.y = out;
   node.scale = static_cast<float>(a.scale);
-  list_.select_node = static_cast<int32_t>(list_.nodes.size() - 1);
-  list_.select_values = {residual_.value, mixed.value};
-
-  const Operand out = value(p + "attention_v", a.heads * a.v_head);
-  Operand mixed_rows = mixed;
-  mixed_rows.stride_bytes = a.kv_lora * kF32;
-  Input latent_out{.f32 = mixed_rows, .width = a.kv_lora, .rows_factor = heads, .name = p + "attention"};
-  target = out;
-  target.batch_stride_bytes = a.v_head * kF32;
-  batched_matmul(p + "attn_v_b", latent_out, a.v_b, target, i);
-  return out;
 }
 
 }  // namespace dyno::plan

@@ -5,6 +5,7 @@
 // byte stride) into pointers once the arena exists, so the same op list serves any number of tokens up to the u-batch.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -101,7 +102,8 @@ struct Node {
   Operand x{}, y{}, residual{};
   Operand ids{}, route_weights{}, workspace{};  // mixtures of experts
   Operand gate{};                               // glu: the other input
-  Operand k{}, v{};                             // qkv_rope_store: its other inputs
+  Operand k{}, v{};                             // qkv_rope_store, rope_attention: other inputs
+  Operand q_rotary{};                           // rope_attention over latents
   Operand y2{}, y3{};                           // qkv: its other outputs
   model::WeightId w = model::kNone, w2 = model::kNone, w3 = model::kNone;
   model::WeightId bias = model::kNone, bias2 = model::kNone, bias3 = model::kNone;
@@ -177,6 +179,12 @@ struct Plan {
   }
   // Of the arena: the keys and values that the expanded list makes for one context.
   size_t expanded_bytes() const;
+  // Whether the fused list has attention that norms, rotates and stores as well.
+  bool fuses_attention() const {
+    return std::any_of(keys.begin(), keys.end(), [](const OpUse& use) {
+      return std::holds_alternative<ops::RopeAttentionDesc>(use.desc) && use.count_in(ListId::fused) > 0;
+    });
+  }
   // The list that a u-batch of that many tokens of `runs` sequences runs through.
   const NodeList& list_for(int64_t tokens, int64_t runs = 1) const {
     if (expands() && (mla_mode == MlaMode::expanded || tokens >= kExpandTokens * runs)) return expanded;

@@ -26,6 +26,7 @@
 #include "ops/qkv_rope_store/qkv_rope_store.h"
 #include "ops/registry.h"
 #include "ops/rope/rope.h"
+#include "ops/rope_attention/rope_attention.h"
 #include "ops/up_gate/up_gate.h"
 #include "plan/plan.h"
 #include "plan/selection.h"
@@ -319,6 +320,38 @@ void launch_node(const plan::Node& node, Env& env) {
                                         .slot_positions = plan.context.ctx,
                                         .runs = env.batch.runs,
                                         .n_runs = env.batch.n_runs},
+                  env.context);
+      },
+      [&](const ops::RopeAttentionDesc& d) {
+        const plan::KvLayer& kv = plan.kv[static_cast<size_t>(node.layer)];
+        launch_op(config, d,
+                  ops::RopeAttentionArgs{.q = floats(node.x),
+                                         .q_stride = node.x.stride_bytes / kF32,
+                                         .q_rotary = floats(node.q_rotary),
+                                         .q_rotary_stride = node.q_rotary.stride_bytes / kF32,
+                                         .k = floats(node.k),
+                                         .k_stride = node.k.stride_bytes / kF32,
+                                         .v = floats(node.v),
+                                         .v_stride = node.v.stride_bytes / kF32,
+                                         .q_norm = vector(node.w2),
+                                         .k_norm = vector(node.w3),
+                                         .eps = node.eps,
+                                         .inv_freq = env.inverse_frequencies(node.rope_table),
+                                         .mscale = plan.rope_tables[static_cast<size_t>(node.rope_table)].mscale,
+                                         .k_cache = env.cache + kv.k_offset,
+                                         .v_cache = env.cache + kv.v_offset,
+                                         .k_row_bytes = kv.k_row_bytes,
+                                         .v_row_bytes = kv.v_row_bytes,
+                                         .slot_positions = plan.context.ctx,
+                                         .runs = env.batch.runs,
+                                         .n_runs = env.batch.n_runs,
+                                         .sinks = vector(node.w),
+                                         .scale = node.scale,
+                                         .softcap = node.softcap,
+                                         .window = node.window,
+                                         .settled = true,
+                                         .out = floats(node.y),
+                                         .out_stride = node.y.stride_bytes / kF32},
                   env.context);
       },
       [&](const ops::CopyDesc& d) {

@@ -58,7 +58,8 @@ void Session::plan_scratch() {
 }
 
 void Session::choose() {
-  plan_.fusion = settings_.fusion;
+  // Attention that stores what it reads has no float32 kernels.
+  plan_.fusion = settings_.fusion && (settings_.flash_attention || !plan_.fuses_attention());
   plan_.fused_tokens = std::min(plan::kFusedTokens, settings_.paths.matvec_max_tokens);
   if (model_.moe_layers() > 0) {
     plan_.fused_tokens = std::min(plan_.fused_tokens, settings_.paths.matvec_id_max_tokens);

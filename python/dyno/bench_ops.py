@@ -174,7 +174,7 @@ def _work(engine: Engine, case: BenchCase) -> dict[str, tuple[str, float, float,
                 if not last:
                     continue  # logits of the last row only
                 moved, flops = _cost(key, 1)
-            elif family == "attention":
+            elif family in ("attention", "rope_attention"):
                 moved, flops = _attention(key, desc, windows, start, count)
             before = found.get(key, (family, 0.0, 0.0, 0.0))
             found[key] = (

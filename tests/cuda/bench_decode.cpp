@@ -1,5 +1,6 @@
 // Times the CUDA candidates of what surrounds the products of a decoded token and prints JSON: attention at several
-// depths with the percent of what this device did when it copied memory, qkv_rope_store and norm_route. Inputs rotate
+// depths with the percent of what this device did when it copied memory, qkv_rope_store, both in one (rope_attention)
+// and norm_route. Inputs rotate
 // through copies larger than L2; launches replay from a graph; the median of five replays
 // (one launch where it takes over a millisecond).
 //   bench_decode [substring of an op key]
@@ -19,6 +20,7 @@
 #include "ops/norm_route/norm_route.h"
 #include "ops/qkv_rope_store/qkv_rope_store.h"
 #include "ops/registry.h"
+#include "ops/rope_attention/rope_attention.h"
 #include "product_case.h"
 
 namespace {
@@ -203,6 +205,55 @@ struct Bench {
     });
   }
 
+  void rope_attention(const char* model, const ops::RopeAttentionDesc& desc, int64_t depth, int window = 0) {
+    const ops::SequenceRun run{0, static_cast<int32_t>(desc.m), static_cast<int32_t>(depth), 0};
+    const GuardedBuffer runs = on_device(std::vector<ops::SequenceRun>{run});
+    const auto k_row = static_cast<int64_t>(row_bytes(desc.k_type, desc.kv_heads * desc.dk));
+    const auto v_row = desc.latent ? 0 : static_cast<int64_t>(row_bytes(desc.v_type, desc.kv_heads * desc.dv));
+    const int64_t cells = depth + desc.m;
+    const int64_t seen = window > 0 ? std::min<int64_t>(cells, window) : cells;
+    const int copies = static_cast<int>(std::clamp<int64_t>((int64_t{200} << 20) / ((k_row + v_row) * cells), 1, 48));
+    std::vector<GuardedBuffer> keys, values;
+    for (int i = 0; i < copies; ++i) {
+      keys.push_back(random_memory(desc.k_type, static_cast<size_t>(k_row * cells)));
+      values.push_back(random_memory(desc.v_type, static_cast<size_t>(std::max<int64_t>(v_row, 4) * cells)));
+    }
+    const int64_t rotary_row = desc.heads * (desc.nope + desc.n_rot);
+    const GuardedBuffer q = floats(desc.m * desc.heads * desc.dk), rotary = floats(desc.m * rotary_row),
+                        k = floats(desc.m * desc.kv_heads * desc.dk), v = floats(desc.m * desc.kv_heads * desc.dv),
+                        out = floats(desc.m * desc.heads * desc.dv);
+    const GuardedBuffer norms = floats(1024), frequencies = floats(desc.n_rot), sinks = floats(desc.heads);
+    this->run(model, desc, depth, static_cast<double>((k_row + v_row) * seen), [&](const ops::Config& config, int i) {
+      ops::launch(config, desc,
+                  ops::RopeAttentionArgs{.q = q.as<float>(),
+                                         .q_stride = desc.heads * desc.dk,
+                                         .q_rotary = rotary.as<float>(),
+                                         .q_rotary_stride = rotary_row,
+                                         .k = k.as<float>(),
+                                         .k_stride = desc.kv_heads * desc.dk,
+                                         .v = v.as<float>(),
+                                         .v_stride = desc.kv_heads * desc.dv,
+                                         .q_norm = norms.as<float>(),
+                                         .k_norm = norms.as<float>(),
+                                         .eps = 1e-6f,
+                                         .inv_freq = frequencies.as<float>(),
+                                         .k_cache = keys[static_cast<size_t>(i % copies)].as<std::byte>(),
+                                         .v_cache = values[static_cast<size_t>(i % copies)].as<std::byte>(),
+                                         .k_row_bytes = k_row,
+                                         .v_row_bytes = v_row,
+                                         .slot_positions = cells,
+                                         .runs = runs.as<ops::SequenceRun>(),
+                                         .n_runs = 1,
+                                         .sinks = desc.sinks ? sinks.as<float>() : nullptr,
+                                         .scale = 0.1f,
+                                         .window = window,
+                                         .settled = true,
+                                         .out = out.as<float>(),
+                                         .out_stride = desc.heads * desc.dv},
+                  stream);
+    });
+  }
+
   void route(const char* model, const ops::NormRouteDesc& desc) {
     constexpr int kCopies = 48;
     const size_t bytes = ops::layout_bytes(desc.type, desc.layout, desc.experts, desc.k);
@@ -236,7 +287,28 @@ void all(Bench& bench) {
               {.type = DType::f16, .layout = ops::Layout::gpu, .k = 2048, .experts = 128, .used = 8});
   bench.route("deepseek2-lite", {.k = 2048, .experts = 64, .used = 6});
   bench.route("gpt-oss-20b", {.k = 2880, .experts = 32, .used = 4, .gating = Gating::softmax_selected});
-  for (const int64_t depth : {0, 4096, 32768}) {
+  for (const int64_t depth : {0, 100, 4096}) {
+    const bool neox = true, norms = true;
+    const auto heads = [&](int64_t kv_heads, bool normed) -> ops::RopeAttentionDesc {
+      return {.heads = 32,
+              .kv_heads = kv_heads,
+              .dk = 128,
+              .dv = 128,
+              .n_rot = 128,
+              .neox = neox,
+              .q_norm = normed,
+              .k_norm = normed};
+    };
+    bench.rope_attention("qwen3moe-30b-a3b", heads(4, norms), depth);
+    bench.rope_attention("llama-8b", heads(8, !norms), depth);
+    bench.rope_attention("gpt-oss-20b",
+                         {.heads = 64, .kv_heads = 8, .dk = 64, .dv = 64, .n_rot = 64, .neox = neox, .sinks = true},
+                         depth);
+    bench.rope_attention("deepseek2-lite",
+                         {.heads = 16, .dk = 576, .dv = 512, .n_rot = 64, .nope = 128, .k_norm = norms, .latent = true},
+                         depth);
+  }
+  for (const int64_t depth : {0, 100, 4096, 32768}) {
     bench.attention("qwen3moe-30b-a3b", {.heads = 32, .kv_heads = 4, .dk = 128, .dv = 128}, depth);
     bench.attention("llama-8b", {.heads = 32, .kv_heads = 8, .dk = 128, .dv = 128}, depth);
     bench.attention("gpt-oss-20b", {.heads = 64, .kv_heads = 8, .dk = 64, .dv = 64, .sinks = true}, depth);

@@ -35,7 +35,13 @@ def cases(family: str) -> Callable[[Callable[[], Iterator[Case]]], Callable[[], 
 
 def all_cases() -> list[Case]:
     """Every case of every family, in a stable order."""
-    from ops import cases_attention, cases_products, cases_routing, cases_rows  # noqa: F401  (register themselves)
+    from ops import (  # noqa: F401  (register themselves)
+        cases_attention,
+        cases_products,
+        cases_rope_attention,
+        cases_routing,
+        cases_rows,
+    )
 
     return [case for family in sorted(GENERATORS) for case in GENERATORS[family]()]
 

@@ -161,7 +161,7 @@ def arithmetic_of(
     Args:
         force_bf16: the build has GGML_CUDA_FORCE_BF16, so that attention over q8_0 caches is in bfloat16.
     """
-    if family == "attention":
+    if family in ("attention", "rope_attention"):
         if variant == "rows":
             return None
         cache = desc["k_type"]

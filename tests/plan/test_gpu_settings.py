@@ -42,6 +42,17 @@ def test_without_flash_attention_scores_are_float32(name: str, tokens: int) -> N
     assert rest == [op for op in off.ops(tokens) if op["family"] != "attention"]
 
 
+def test_without_flash_attention_no_fused_launch_brings_it_back() -> None:
+    session = plan_for("qwen3moe", fusion=True)
+    assert {op["list"] for op in session.ops(1)} == {"fused"}
+    assert not attention(session, 1)
+    session.set({"flash_attention": False})
+    assert {op["list"] for op in session.ops(1)} == {"general"}
+    assert {op["config"]["variant"] for op in attention(session, 1)} == {"rows"}
+    session.set({"flash_attention": True})
+    assert {op["list"] for op in session.ops(1)} == {"fused"}
+
+
 def test_flash_attention_can_be_changed_between_two_calls() -> None:
     session = plan_for("qwen3moe")
     before = session.ops(512)

@@ -53,6 +53,18 @@ def test_fused_ops_replace_single_ones() -> None:
     assert any(key.startswith("qkv ") and " norm" in key for key in keys)
 
 
+def test_attention_stores_what_it_reads_where_it_can() -> None:
+    whole, parts = {"rope_attention"}, {"qkv_rope_store", "attention"}
+    few = {op["family"] for op in plan_for("qwen3moe").ops(8)}
+    assert few & (whole | parts) == whole
+    assert {op["family"] for op in plan_for("qwen3moe").ops(9)} & (whole | parts) == {"attention"}
+    # Clusters take latents of halves; those of a float32 cache go the longer way.
+    assert {op["family"] for op in plan_for(LATENT[0]).ops(1)} & (whole | parts) == parts
+    assert {op["family"] for op in latent_plan(LATENT[0], F16, "auto").ops(1)} & (whole | parts) == whole
+    ampere = HOPPER | {"compute_capability": 86}
+    assert {op["family"] for op in plan_for("qwen3moe", ampere).ops(1)} & (whole | parts) == whole
+
+
 def test_what_no_fused_launch_covers_stays() -> None:
     """Routers are float32 in the file's order, which no streaming kernel reads: they keep their norm."""
     families = {op["family"] for op in plan_for("qwen3moe").ops(1)}

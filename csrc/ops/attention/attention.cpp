@@ -284,7 +284,7 @@ Support direct_supports(const AttentionDesc& desc, const Config& config, const D
   return Support::yes();
 }
 
-Support latent_supports(const AttentionDesc& desc, const DeviceInfo& device) {
+Support latent_shape(const AttentionDesc& desc, const DeviceInfo& device) {
   if (desc.exact) return Support::no("exact=1: the products of latent attention have 22, 11 or 8 bits");
   if (!desc.v_in_k) return Support::no("v_in_k=0: latent attention finds values within keys");
   if (desc.k_type == DType::q8_0) return Support::no("k_type=q8_0: latent attention takes f32, f16 or bf16");
@@ -297,12 +297,29 @@ Support latent_supports(const AttentionDesc& desc, const DeviceInfo& device) {
                                ": latent attention takes multiples of 8 up to ", kLatentMaxKey, " and ",
                                kLatentMaxValue));
   }
-  const size_t shared = latent_shared_bytes(desc.k_type) + 8192;  // and what is not dynamic
-  if (shared > static_cast<size_t>(device.shared_per_block_bytes)) {
-    return Support::no(
-        str_cat(shared, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
-  }
   return Support::yes();
+}
+
+Support fits_shared(size_t bytes, const DeviceInfo& device) {
+  if (bytes <= static_cast<size_t>(device.shared_per_block_bytes)) return Support::yes();
+  return Support::no(
+      str_cat(bytes, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
+}
+
+Support latent_supports(const AttentionDesc& desc, const DeviceInfo& device) {
+  if (const Support shape = latent_shape(desc, device); !shape) return shape;
+  return fits_shared(latent_shared_bytes(desc.k_type) + 8192, device);  // and what is not dynamic
+}
+
+Support latent_cluster_supports(const AttentionDesc& desc, const DeviceInfo& device) {
+  if (const Support shape = latent_shape(desc, device); !shape) return shape;
+  if (desc.k_type == DType::f32) return Support::no("k_type=f32: clusters take latents of f16 or bf16");
+  if (const Support clusters = clusters_supported(device); !clusters) return clusters;
+  const int64_t tiles = AttentionTiles{kLatentRows, desc.heads / desc.kv_heads}.bound(desc.m, desc.m) * desc.kv_heads;
+  if (tiles * kClusterBlocks > kStreamCounters) {
+    return Support::no(str_cat("more tiles of m=", desc.m, " tokens and heads=", desc.heads, " than can be counted"));
+  }
+  return fits_shared(latent_cluster_shared_bytes(false) + 1024, device);
 }
 
 }  // namespace
@@ -340,7 +357,7 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
   }
   if (!checked || device.kind == DeviceKind::cpu) return checked;
   const bool splits = config.variant == k_flash_split || config.variant == k_direct || config.variant == k_latent ||
-                      (config.variant == k_rows && config.params[0] > 1);
+                      config.variant == k_latent_cluster || (config.variant == k_rows && config.params[0] > 1);
   if (splits && desc.m > kDecodeMaxTokens) {
     return Support::no(str_cat("splits of the keys are for up to ", kDecodeMaxTokens, " tokens, not m=", desc.m));
   }
@@ -350,7 +367,13 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
   }
   if (config.variant == k_rows) return checked;
   if (config.variant == k_latent) return latent_supports(desc, device);
+  if (config.variant == k_latent_cluster) return latent_cluster_supports(desc, device);
   return config.variant == k_direct ? direct_supports(desc, config, device) : flash_supports(desc, config, device);
+}
+
+int64_t default_clusters(int64_t tiles, const DeviceInfo& device) {
+  const int64_t blocks = tiles == 1 ? device.sm_count : device.sm_count / 2;
+  return std::max<int64_t>(1, blocks / (tiles * kClusterBlocks));
 }
 
 namespace {
@@ -376,6 +399,11 @@ Config cuda_default(const AttentionDesc& desc, const DeviceInfo& device) {
     }
     if (direct.params[0] != 0) return direct;
     Config latent{};
+    for (const Config& config : kInstances) {
+      if (config.variant != k_latent_cluster || !supports(desc, config, device)) continue;
+      if (config.params[0] <= default_clusters(blocks(kLatentRows), device)) latent = config;
+    }
+    if (latent.params[0] != 0) return latent;
     for (const Config& config : kInstances) {
       if (config.variant != k_latent || !supports(desc, config, device)) continue;
       if (config.params[0] == 1 || blocks(kLatentRows) * config.params[0] <= device.sm_count) latent = config;
@@ -444,7 +472,9 @@ size_t scratch_bytes(const AttentionDesc& desc, const Config& config) {
     if (config.params[1] == 1) return 0;
     return static_cast<size_t>(desc.m * desc.heads * config.params[1] * (2 + desc.dv)) * sizeof(float);
   }
-  if (config.variant == k_latent) return attention_partials_bytes(desc, kLatentRows, config.params[0]);
+  if (config.variant == k_latent || config.variant == k_latent_cluster) {
+    return attention_partials_bytes(desc, kLatentRows, config.params[0]);
+  }
   if (config.variant == k_direct) return attention_partials_bytes(desc, config.params[0], config.params[1]);
   if (config.variant == k_flash_split) return attention_partials_bytes(desc, 16, config.params[0]);
   if (config.variant == k_decode) {
@@ -483,6 +513,8 @@ void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs
     attention_direct_cuda(args, desc, config.params[0], config.params[1], stream);
   } else if (config.variant == k_latent) {
     attention_latent_cuda(args, desc, config.params[0], stream);
+  } else if (config.variant == k_latent_cluster) {
+    attention_latent_cluster_cuda(args, desc, config.params[0], stream);
   } else {
     attention_rows_cuda(args, desc, config.params[0], stream);
   }

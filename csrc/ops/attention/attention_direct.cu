@@ -1,17 +1,19 @@
-// The launch of direct attention: which instance, and how the cache lies.
+// The launch of direct attention, alone and with norm, rotation and store: which instance, and how the cache lies.
 #include "ops/attention/direct.cuh"
 
 namespace dyno::ops {
 
-#define DYNO_DIRECT_HEAD(head) \
-  void direct_attention_##head(const DirectTask&, device::Scalar, int, const dim3&, CUstream_st*);
+#define DYNO_DIRECT_HEAD(head)                                                                             \
+  void direct_attention_##head##_false(const DirectTask&, device::Scalar, int, const dim3&, CUstream_st*); \
+  void direct_attention_##head##_true(const DirectTask&, device::Scalar, int, const dim3&, CUstream_st*);
 DYNO_DIRECT_HEAD(64)
 DYNO_DIRECT_HEAD(128)
 DYNO_DIRECT_HEAD(256)
 #undef DYNO_DIRECT_HEAD
 
-void attention_direct_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, int splits,
-                           CudaStream& stream) {
+namespace {
+
+DirectTask task_of(const AttentionArgs& args, const AttentionDesc& desc, int splits, CudaStream& stream) {
   DirectTask task{};
   task.common = make_cuda_attention(args, desc, splits, stream);
   const auto aligned = [&](uintptr_t bytes) {
@@ -22,20 +24,62 @@ void attention_direct_cuda(const AttentionArgs& args, const AttentionDesc& desc,
   };
   task.aligned = aligned(16);
   task.early = args.settled && aligned(32);
+  return task;
+}
+
+void start(const DirectTask& task, const AttentionDesc& desc, bool fused, int rows, int splits, CudaStream& stream) {
   const AttentionTiles tiles{rows, task.common.group};
-  const dim3 grid(static_cast<unsigned>(tiles.bound(desc.m, args.n_runs)), static_cast<unsigned>(desc.kv_heads),
-                  static_cast<unsigned>(splits));
+  const dim3 grid(static_cast<unsigned>(tiles.bound(desc.m, task.common.args.n_runs)),
+                  static_cast<unsigned>(desc.kv_heads), static_cast<unsigned>(splits));
   const auto type = desc.k_type == DType::bf16   ? device::Scalar::bf16
                     : desc.k_type == DType::q8_0 ? device::Scalar::q8_0
                                                  : device::Scalar::f16;
-  switch (direct_head(desc.dk > desc.dv ? desc.dk : desc.dv)) {
-    case 64:
-      return direct_attention_64(task, type, rows, grid, stream.handle);
-    case 128:
-      return direct_attention_128(task, type, rows, grid, stream.handle);
-    default:
-      return direct_attention_256(task, type, rows, grid, stream.handle);
-  }
+  const auto choose = [&]() -> void (*)(const DirectTask&, device::Scalar, int, const dim3&, CUstream_st*) {
+    switch (direct_head(desc.dk > desc.dv ? desc.dk : desc.dv)) {
+      case 64:
+        return fused ? direct_attention_64_true : direct_attention_64_false;
+      case 128:
+        return fused ? direct_attention_128_true : direct_attention_128_false;
+      default:
+        return fused ? direct_attention_256_true : direct_attention_256_false;
+    }
+  };
+  choose()(task, type, rows, grid, stream.handle);
+}
+
+}  // namespace
+
+FreshRows make_fresh_rows(const RopeAttentionArgs& args, const RopeAttentionDesc& desc) {
+  return {.k = args.k,
+          .v = args.v,
+          .k_stride = args.k_stride,
+          .v_stride = args.v_stride,
+          .q_norm = args.q_norm,
+          .k_norm = args.k_norm,
+          .norms_q = desc.q_norm,
+          .norms_k = desc.k_norm,
+          .eps = args.eps,
+          .inv_freq = args.inv_freq,
+          .mscale = args.mscale,
+          .n_rot = static_cast<int>(desc.n_rot),
+          .neox = desc.neox,
+          .k_cache = reinterpret_cast<uint8_t*>(args.k_cache),
+          .v_cache = reinterpret_cast<uint8_t*>(args.v_cache),
+          .q_rotary = nullptr,
+          .q_rotary_stride = 0,
+          .q_rotary_head = 0};
+}
+
+void attention_direct_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, int splits,
+                           CudaStream& stream) {
+  start(task_of(args, desc, splits, stream), desc, false, rows, splits, stream);
+}
+
+void rope_attention_direct_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int rows, int splits,
+                                CudaStream& stream) {
+  DirectTask task = task_of(args.attention(), desc.attention(), splits, stream);
+  task.fresh = make_fresh_rows(args, desc);
+  start(task, desc.attention(), true, rows, splits, stream);
 }
 
 }  // namespace dyno::ops

@@ -9,19 +9,24 @@
 //
 // A warp walks every eighth tile of 16 keys of its block's part, its loads one step ahead; warps meet in shared memory,
 // blocks in the workspace, always in the same order.
+//
+// kFused: queries come before their norm and rotation, and so do keys and values of new tokens, which the kernel stores
+// (direct_fresh.cuh). Each block makes the rows that it needs in shared memory while its first loads are under way.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "device/dependent.cuh"
 #include "device/flash.cuh"
+#include "ops/attention/direct_fresh.cuh"
 #include "ops/attention/tile.cuh"
 
 namespace dyno::ops {
 
 struct DirectTask {
   CudaAttention common;
-  bool aligned;  // rows of the cache start at 16-byte addresses
+  FreshRows fresh;  // of the fused kernels
+  bool aligned;     // rows of the cache start at 16-byte addresses
   // Rows of earlier tokens are settled and share no 32-byte sector, so that loading one before the last launch has
   // ended leaves nothing stale of its neighbour, which that launch may write, in a cache.
   bool early;
@@ -34,6 +39,9 @@ using device::Scalar;
 inline constexpr int kWarps = kDirectWarps;
 inline constexpr int kTileKeys = 16;
 inline constexpr float kLog2E = 1.4426950408889634f;
+
+// What a load takes of a tile of keys: all of it, or only rows before or from the run's position on.
+enum class Rows { all, settled, fresh };
 
 __device__ __forceinline__ uint4 load_16(const uint8_t* p, bool aligned) {
   uint4 v;
@@ -64,6 +72,7 @@ struct Piece {
   __device__ void load(const uint8_t* row, int dim, bool valid, bool aligned) {
     v = valid ? load_16(row + dim * 2, aligned) : uint4{0, 0, 0, 0};
   }
+  __device__ void load_shared(const uint8_t* row, int dim) { v = *reinterpret_cast<const uint4*>(row + dim * 2); }
   __device__ uint4 unscaled() const { return v; }
   __device__ uint4 values() const { return v; }
   __device__ float scale() const { return 1.0f; }
@@ -80,6 +89,7 @@ struct Piece<Scalar::q8_0> {
     d = block[0];
     codes = {at[0] | static_cast<uint32_t>(at[1]) << 16, at[2] | static_cast<uint32_t>(at[3]) << 16};
   }
+  __device__ void load_shared(const uint8_t* row, int dim) { load(row, dim, true, false); }
   __device__ uint4 unscaled() const {
     const uint2 a = code_halves(codes.x), b = code_halves(codes.y);
     return {a.x, a.y, b.x, b.y};
@@ -186,7 +196,7 @@ __device__ __forceinline__ void combine(const CudaAttention& t, const CudaTile& 
 }
 
 // kTiles: of 8 query rows.
-template <int kHead, Scalar kType, int kTiles>
+template <int kHead, Scalar kType, int kTiles, bool kFused>
 __global__ void __launch_bounds__(32 * kWarps, 1) direct_kernel(const __grid_constant__ DirectTask task) {
   constexpr int kRows = 8 * kTiles, kKeyChunks = kHead / 32, kValueChunks = kHead / 64;
   constexpr int kPass = kValueChunks < 2 ? kValueChunks : 2, kPasses = kValueChunks / kPass;
@@ -207,35 +217,52 @@ __global__ void __launch_bounds__(32 * kWarps, 1) direct_kernel(const __grid_con
   const uint8_t* value_base = value_rows(t, tile.run, kv_head);
   const int64_t value_stride = t.v_in_k ? t.args.k_row_bytes : t.args.v_row_bytes;
   Piece<kType> keys[kKeyChunks][2], values[kPass][4];
-  const auto load_keys = [&](int first) {
+  using Memory = FreshMemory<kHead, kRows>;
+  auto& memory = *reinterpret_cast<Memory*>(merged + kWarps * kRows * kPitch);
+  const FreshKeys fresh(tile, range);
+  const int fresh_begin = tile.run.position + fresh.first;
+  // A row of the cache, or one that lies in shared memory as the cache will have it.
+  const auto load_row = [&](auto& to, int cache, const uint8_t* row, int key, int dim, int width, Rows which) {
+    const bool is_fresh = key >= fresh_begin && key < range.end;
+    if (which != Rows::all && is_fresh != (which == Rows::fresh)) return;
+    if (kFused && is_fresh && dim < width) return to.load_shared(memory.stored[cache][key - fresh_begin], dim);
+    to.load(row, dim, key < range.end && dim < width, task.aligned);
+  };
+  const auto load_keys = [&](int first, Rows which) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int key = first + g + 8 * h;
       const uint8_t* row = key_base + key * t.args.k_row_bytes;
 #pragma unroll
-      for (int c = 0; c < kKeyChunks; ++c) {
-        const int dim = 32 * c + 8 * quad;
-        keys[c][h].load(row, dim, key < range.end && dim < t.dk, task.aligned);
-      }
+      for (int c = 0; c < kKeyChunks; ++c) load_row(keys[c][h], 0, row, key, 32 * c + 8 * quad, t.dk, which);
     }
   };
-  const auto load_values = [&](int first, int pass) {
+  const auto load_values = [&](int first, int pass, Rows which) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int key = first + 2 * quad + (i & 1) + 8 * (i >> 1);
       const uint8_t* row = value_base + key * value_stride;
 #pragma unroll
       for (int c = 0; c < kPass; ++c) {
-        const int dim = 64 * (pass * kPass + c) + 8 * g;
-        values[c][i].load(row, dim, key < range.end && dim < t.dv, task.aligned);
+        load_row(values[c][i], 1, row, key, 64 * (pass * kPass + c) + 8 * g, t.dv, which);
       }
     }
   };
   const int start = range.begin + warp * kTileKeys;
-  const bool early = task.early && start + kTileKeys <= tile.run.position;
-  if (early && start < range.end) load_keys(start), load_values(start, 0);
+  const bool works = start < range.end, with_fresh = works && start + kTileKeys > fresh_begin;
+  if (task.early && works) load_keys(start, Rows::settled), load_values(start, 0, Rows::settled);
+  FreshWork<kHead, kType, kRows> work{t, task.fresh, tile, fresh, memory, kv_head, lane, warp};
+  if constexpr (kFused) {
+    work.prepare();
+    __syncthreads();  // the angles are written
+  }
   device::wait_for_previous();
-  if (!early && start < range.end) load_keys(start), load_values(start, 0);
+  if (!task.early && works) load_keys(start, Rows::settled), load_values(start, 0, Rows::settled);
+  if constexpr (kFused) {
+    work.run();
+    __syncthreads();  // queries and new rows are written
+  }
+  if (with_fresh) load_keys(start, Rows::fresh), load_values(start, 0, Rows::fresh);
 
   // Queries, scaled: of row g of each 8 the dimensions that this lane has of the keys.
   uint32_t query[kKeyChunks][kTiles][4];
@@ -243,7 +270,9 @@ __global__ void __launch_bounds__(32 * kWarps, 1) direct_kernel(const __grid_con
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
     const int row = n * 8 + g;
-    const float* from = row < tile.rows() ? query_row(t, tile, tile.row_begin + row, kv_head) : nullptr;
+    const float* from = row >= tile.rows() ? nullptr
+                        : kFused           ? memory.queries[row]
+                                           : query_row(t, tile, tile.row_begin + row, kv_head);
 #pragma unroll
     for (int c = 0; c < kKeyChunks; ++c) {
       const int dim = 32 * c + 8 * quad;
@@ -294,7 +323,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) direct_kernel(const __grid_con
         }
       }
     }
-    if (next < range.end) load_keys(next);
+    if (next < range.end) load_keys(next, Rows::all);
 
     const bool edge = first + kTileKeys > range.end || first + kTileKeys - 1 > first_position ||
                       (t.windowed && first <= last_position - t.args.window);
@@ -350,9 +379,9 @@ __global__ void __launch_bounds__(32 * kWarps, 1) direct_kernel(const __grid_con
         }
       }
       if (pass + 1 < kPasses) {
-        load_values(first, pass + 1);
+        load_values(first, pass + 1, Rows::all);
       } else if (next < range.end) {
-        load_values(next, 0);
+        load_values(next, 0, Rows::all);
       }
     }
   }
@@ -412,29 +441,31 @@ __global__ void __launch_bounds__(32 * kWarps, 1) direct_kernel(const __grid_con
   }
 }
 
-template <int kHead, Scalar kType>
+template <int kHead, bool kFused, Scalar kType>
 void launch_type(const DirectTask& task, int rows, const dim3& grid, CUstream_st* stream) {
-  const auto start = [&](auto kernel) {
-    const size_t shared = direct_shared_bytes(kHead, rows);
+  const auto start = [&]<int kTiles>() {
+    const auto kernel = direct_kernel<kHead, kType, kTiles, kFused>;
+    static_assert(sizeof(FreshMemory<kHead, 8 * kTiles>) <= direct_fresh_bytes(kHead, 8 * kTiles));
+    const size_t shared = direct_shared_bytes(kHead, rows) + (kFused ? direct_fresh_bytes(kHead, rows) : 0);
     DYNO_CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
-    launch_dependent("attention", kernel, grid, 32 * kWarps, shared, stream, task);
+    launch_dependent(kFused ? "rope_attention" : "attention", kernel, grid, 32 * kWarps, shared, stream, task);
   };
   if constexpr (kHead <= 128) {
-    if (rows == 16) return start(direct_kernel<kHead, kType, 2>);
+    if (rows == 16) return start.template operator()<2>();
   }
-  start(direct_kernel<kHead, kType, 1>);
+  start.template operator()<1>();
 }
 
-template <int kHead>
+template <int kHead, bool kFused>
 void launch(const DirectTask& task, Scalar type, int rows, const dim3& grid, CUstream_st* stream) {
   switch (type) {
     case Scalar::bf16:
-      return launch_type<kHead, Scalar::bf16>(task, rows, grid, stream);
+      return launch_type<kHead, kFused, Scalar::bf16>(task, rows, grid, stream);
     case Scalar::q8_0:
-      return launch_type<kHead, Scalar::q8_0>(task, rows, grid, stream);
+      return launch_type<kHead, kFused, Scalar::q8_0>(task, rows, grid, stream);
     default:
-      return launch_type<kHead, Scalar::f16>(task, rows, grid, stream);
+      return launch_type<kHead, kFused, Scalar::f16>(task, rows, grid, stream);
   }
 }
 

@@ -75,6 +75,9 @@ void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, 
 // ---- Direct (direct.cuh): few rows over a long cache, no shared memory on the way
 // ---------------------------------------
 
+// Most tokens of a launch that norms, rotates and stores as well (family rope_attention).
+inline constexpr int kFusedAttentionTokens = 8;
+
 inline constexpr int kDirectWarps = 8;
 // What heads of `dim` are padded to.
 constexpr int direct_head(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : 256; }
@@ -82,13 +85,21 @@ constexpr int direct_head(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 12
 constexpr size_t direct_shared_bytes(int head, int rows) {
   return static_cast<size_t>(kDirectWarps * rows * (head + 4)) * sizeof(float);
 }
+// What fused kernels have besides (direct.cuh): queries, a key row of each warp, stored rows, angles.
+constexpr size_t direct_fresh_bytes(int head, int rows) {
+  const size_t width = static_cast<size_t>(head), floats = (static_cast<size_t>(rows) + kDirectWarps) * (width + 4);
+  return floats * 4 + 2 * kFusedAttentionTokens * (2 * width + 16) + kFusedAttentionTokens * width * 4;
+}
 void attention_direct_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, int splits,
                            CudaStream& stream);
+void rope_attention_direct_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int rows, int splits,
+                                CudaStream& stream);
 
 // ---- Latent (latent.cuh): values within wide keys that many heads share
 // -------------------------------------------------------
 
 inline constexpr int64_t kLatentMaxKey = 576, kLatentMaxValue = 512;
+inline constexpr int64_t kLatentMaxRotary = 128;  // of fused kernels
 inline constexpr int kLatentMaxSplits = 132;
 inline constexpr int kLatentRows = 16;
 // The queries as fragments; twice for a float32 cache.
@@ -96,6 +107,26 @@ constexpr size_t latent_shared_bytes(DType type) {
   return static_cast<size_t>(kLatentMaxKey / 32) * 2 * 32 * 16 * (type == DType::f32 ? 2 : 1);
 }
 void attention_latent_cuda(const AttentionArgs& args, const AttentionDesc& desc, int splits, CudaStream& stream);
+
+// ---- The same by clusters of blocks (latent_cluster.cuh), halves and bfloat16
+// ----------------------------------------------------------
+
+inline constexpr int kClusterBlocks = 8;  // of a cluster
+inline constexpr int kMostClusters = 16;  // of a tile
+inline constexpr int kClusterKeys = 32;   // of a step of a block
+inline constexpr int kClusterStages = 2;
+inline constexpr int kLatentPitch = kLatentMaxKey + 8;  // of a row in shared memory
+// Rows of the cache, scores of each warp, weights; and of fused kernels new rows and angles.
+constexpr size_t latent_cluster_shared_bytes(bool fused) {
+  const size_t rows = kClusterStages * kClusterKeys * kLatentPitch * 2;
+  const size_t scores = 8 * kLatentRows * (kClusterKeys + 8) * 4;
+  const size_t fresh = kFusedAttentionTokens * (kLatentPitch * 2 + kLatentMaxRotary / 2 * 8);
+  return rows + scores + kLatentRows * (kClusterKeys + 8) * 2 + (fused ? fresh : 0);
+}
+void attention_latent_cluster_cuda(const AttentionArgs& args, const AttentionDesc& desc, int clusters,
+                                   CudaStream& stream);
+void rope_attention_latent_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int clusters,
+                                CudaStream& stream);
 
 // ---- Rows
 // ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,57 @@
+// The launch of latent attention by clusters, alone and with norm, rotation and store.
+#include "ops/attention/latent_cluster.cuh"
+
+#include "core/cuda/launch_cluster.h"
+
+namespace dyno::ops {
+namespace {
+
+template <bool kFused>
+void start(const latent_cluster::LatentTask& task, const AttentionDesc& desc, int clusters, CudaStream& stream) {
+  const auto kernel = desc.k_type == DType::bf16 ? latent_cluster::latent_cluster_kernel<true, kFused>
+                                                 : latent_cluster::latent_cluster_kernel<false, kFused>;
+  const size_t shared = latent_cluster_shared_bytes(kFused);
+  DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+  const AttentionTiles tiles{latent_cluster::kRows, task.direct.common.group};
+  const dim3 grid(static_cast<unsigned>(tiles.bound(desc.m, task.direct.common.args.n_runs)),
+                  static_cast<unsigned>(desc.kv_heads), static_cast<unsigned>(clusters * kClusterBlocks));
+  launch_dependent_cluster(kFused ? "rope_attention" : "attention", kernel, grid, 32 * latent_cluster::kWarps,
+                           kClusterBlocks, shared, stream.handle, task);
+}
+
+latent_cluster::LatentTask task_of(const AttentionArgs& args, const AttentionDesc& desc, int clusters,
+                                   CudaStream& stream) {
+  latent_cluster::LatentTask task{};
+  task.direct.common = make_cuda_attention(args, desc, clusters, stream);
+  const auto whole = [](const void* p, int64_t row) {
+    return (reinterpret_cast<uintptr_t>(p) | static_cast<uintptr_t>(row)) % 16 == 0;
+  };
+  task.direct.aligned = whole(args.k_cache, args.k_row_bytes);
+  task.direct.early = args.settled && task.direct.aligned;  // copied past the first cache, which may hold old rows
+  task.vector = whole(args.q, args.q_stride * 4) && desc.dk % 4 == 0;
+  return task;
+}
+
+}  // namespace
+
+void attention_latent_cluster_cuda(const AttentionArgs& args, const AttentionDesc& desc, int clusters,
+                                   CudaStream& stream) {
+  start<false>(task_of(args, desc, clusters, stream), desc, clusters, stream);
+}
+
+void rope_attention_latent_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int clusters,
+                                CudaStream& stream) {
+  latent_cluster::LatentTask task = task_of(args.attention(), desc.attention(), clusters, stream);
+  task.direct.fresh = make_fresh_rows(args, desc);
+  const int64_t head = desc.nope + desc.n_rot;
+  task.direct.fresh.q_rotary = args.q_rotary + desc.nope;
+  task.direct.fresh.q_rotary_stride = args.q_rotary_stride;
+  task.direct.fresh.q_rotary_head = static_cast<int>(head);
+  task.vector &= (reinterpret_cast<uintptr_t>(args.q_rotary) | static_cast<uintptr_t>(args.q_rotary_stride * 4) |
+                  static_cast<uintptr_t>(head * 4) | static_cast<uintptr_t>(desc.nope * 4)) %
+                     16 ==
+                 0;
+  start<true>(task, desc.attention(), clusters, stream);
+}
+
+}  // namespace dyno::ops

@@ -1,0 +1,345 @@
+// Attention over latents (MLA, absorbed; halves or bfloat16) by clusters of eight blocks, for few tokens: made for its
+// latency. A block takes 16 query rows and a share of the keys, 32 at a step, which lie in shared memory once for both
+// products. Of
+//   scores[16 rows, 32 keys] = Q · Kᵀ
+// each of eight warps makes the part of every eighth 16 dimensions, for which it keeps the queries in registers; of
+//   out[16 rows, 512 dims] += P · V
+// 64 dimensions. The order of what is summed over is free, so lane 4·g + t has the dimensions 16·c + 4·t … + 3 of
+// queries and keys in one piece. What blocks have is added up in shared memory of the cluster (cluster_combine.cuh).
+//
+// kFused: the rotary part of the queries comes unrotated from another place and the latents of new tokens come before
+// their norm, rotation and store (fresh.cuh).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "device/dependent.cuh"
+#include "device/flash.cuh"
+#include "ops/attention/cluster_combine.cuh"
+
+namespace dyno::ops::latent_cluster {
+
+using device::Scalar;
+using direct::kLog2E;
+using direct::Rows;
+
+inline constexpr int kWarps = 8;
+inline constexpr int kRows = kLatentRows;
+inline constexpr int kChunksOfWarp = (kLatentMaxKey / 16 + kWarps - 1) / kWarps;
+inline constexpr int kScorePitch = kClusterKeys + 8;
+inline constexpr int kResultPitch = kLatentMaxValue + 8;
+
+struct Memory {
+  uint16_t rows[kClusterStages][kClusterKeys][kLatentPitch];  // at the end float [kRows][kResultPitch]
+  float scores[kWarps][kRows][kScorePitch];                   // before them the new rows as floats, of each warp
+  uint16_t weights[kRows][kScorePitch];
+};
+struct FusedMemory : Memory {
+  uint16_t fresh[kFusedAttentionTokens][kLatentPitch];
+  float2 angles[kFusedAttentionTokens * kLatentMaxRotary / 2];
+};
+static_assert(sizeof(Memory) <= latent_cluster_shared_bytes(false));
+static_assert(sizeof(FusedMemory) <= latent_cluster_shared_bytes(true));
+static_assert(sizeof(float) * kRows * kResultPitch <= sizeof(Memory::rows));
+static_assert(kLatentMaxKey <= kRows * kScorePitch);
+
+struct LatentTask {
+  DirectTask direct;
+  bool vector;  // queries can be read by 16 bytes
+};
+
+__device__ __forceinline__ float4 load_floats(const float* p, bool vector) {
+  if (vector) return *reinterpret_cast<const float4*>(p);
+  return make_float4(p[0], p[1], p[2], p[3]);
+}
+
+// The keys of block `index` of a tile. One cluster does until its blocks have more than one step.
+__device__ __forceinline__ KeyRange block_keys(const CudaAttention& t, const CudaTile& tile, int index) {
+  const int keys = tile.key_end - tile.key_begin;
+  const int wanted = (keys + kClusterBlocks * kClusterKeys - 1) / (kClusterBlocks * kClusterKeys);
+  const int blocks = min(wanted, t.splits) * kClusterBlocks;
+  const int each = ((keys + blocks - 1) / blocks + 15) / 16 * 16;
+  const int begin = tile.key_begin + index * each;
+  return {begin, min(begin + each, tile.key_end), (keys + each - 1) / each};
+}
+
+// Dimensions [dim, dim + 4) of a row of rotary dimensions at `row`, rotated.
+__device__ __forceinline__ float4 rotate(const FreshRows& f, const float* row, int dim, const float2* angles,
+                                         bool vector) {
+  const float4 x = load_floats(row + dim, vector);
+  if (!f.neox) {
+    const float2 a = angles[dim / 2], b = angles[dim / 2 + 1];
+    return make_float4(x.x * a.x - x.y * a.y, x.x * a.y + x.y * a.x, x.z * b.x - x.w * b.y, x.z * b.y + x.w * b.x);
+  }
+  const int half = f.n_rot / 2, pair = dim < half ? dim : dim - half;
+  const float4 y = load_floats(row + (dim < half ? dim + half : dim - half), vector);
+  const float sign = dim < half ? -1.0f : 1.0f;
+  const float2 a = angles[pair], b = angles[pair + 1], c = angles[pair + 2], d = angles[pair + 3];
+  return make_float4(x.x * a.x + sign * y.x * a.y, x.y * b.x + sign * y.y * b.y, x.z * c.x + sign * y.z * c.y,
+                     x.w * d.x + sign * y.w * d.y);
+}
+
+// A new token's latent by one warp: norm, rotation, and the way into the cache and shared memory.
+template <bool kBf16>
+struct FreshLatents {
+  static constexpr int kPer = kLatentMaxKey / 32;
+  const CudaAttention& t;
+  const FreshRows& f;
+  const CudaTile& tile;
+  const FreshKeys& fresh;
+  FusedMemory& memory;
+  int lane, warp;
+  float weight[kPer];
+
+  __device__ bool works() const { return warp < fresh.count; }
+  __device__ void prepare() {
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+      const int i = lane + 32 * j;
+      weight[j] = works() && f.k_norm != nullptr && i < t.dk - f.n_rot ? f.k_norm[i] : 1.0f;
+    }
+  }
+  __device__ void load(float (&x)[kPer]) const {
+    const float* from = f.k + (tile.run.first_token + fresh.first + warp) * f.k_stride;
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) x[j] = lane + 32 * j < t.dk ? from[lane + 32 * j] : 0.0f;
+  }
+  __device__ void finish(float (&x)[kPer]) {
+    const int rest = t.dk - f.n_rot, token = fresh.first + warp;
+    if (f.norms_k) {
+      const float scale = norm_scale(x, rest, f.eps, lane);
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) {
+        if (lane + 32 * j < rest) x[j] = x[j] * scale * weight[j];
+      }
+    }
+    float* row = memory.scores[warp][0];
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) row[lane + 32 * j] = x[j];
+    __syncwarp();  // the row is written; pairs lie with other lanes
+    rotate_row(f, row + rest, memory.angles + token * (f.n_rot / 2), lane);
+    __syncwarp();  // the pairs are rotated
+    constexpr Scalar kType = kBf16 ? Scalar::bf16 : Scalar::f16;
+    auto* shared = reinterpret_cast<uint8_t*>(memory.fresh[warp]);
+    uint8_t* cache = f.k_cache + fresh_cell(t, tile, token) * t.args.k_row_bytes;
+    const bool write = stores(t, tile, token);
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+      const int i = lane + 32 * j;
+      const float v = i < t.dk ? row[i] : 0.0f;
+      device::store_scalar(kType, v, shared, i, lane);
+      if (write && i < t.dk) device::store_scalar(kType, v, cache, i, lane);
+    }
+  }
+};
+
+template <bool kBf16, bool kFused>
+__global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __grid_constant__ LatentTask task) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(16) uint8_t raw[];
+  __shared__ float shrinks[kRows];
+  __shared__ float2 stats[kRows];
+  auto& memory = *reinterpret_cast<Memory*>(raw);
+  auto& fused_memory = *reinterpret_cast<FusedMemory*>(raw);
+  device::let_next_start();
+  const CudaAttention& t = task.direct.common;
+  const FreshRows& f = task.direct.fresh;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, quad = lane % 4;
+  const int kv_head = blockIdx.y, cluster = blockIdx.z / kClusterBlocks;
+  const CudaTile tile = find_tile(t, blockIdx.x, kRows);
+  const KeyRange range = block_keys(t, tile, blockIdx.z);
+  // A cluster without work leaves as one.
+  if (tile.empty() || cluster * kClusterBlocks >= range.active) return;
+
+  const uint8_t* base = key_rows(t, tile.run, kv_head);
+  const int chunks = (t.dk + 15) / 16;
+  const FreshKeys fresh(tile, range);
+  const int fresh_begin = tile.run.position + fresh.first;
+  // Keys [first, first + 32) into a stage; rows up to the next multiple of 16 and dimensions of the last 16 are zeros.
+  const auto load_keys = [&](int first, int stage, Rows which) {
+    const int rows = min((range.end - first + 15) / 16 * 16, kClusterKeys);
+    for (int r = warp; r < rows; r += kWarps) {
+      const int key = first + r;
+      const bool is_fresh = key >= fresh_begin && key < range.end;
+      if (which != Rows::all && is_fresh != (which == Rows::fresh)) continue;
+      const bool valid = key < range.end && !(kFused && is_fresh);
+      const uint8_t* row = base + key * t.args.k_row_bytes;
+      for (int piece = lane; piece < 2 * chunks; piece += 32) {
+        const bool inside = valid && 8 * piece < t.dk;
+        uint16_t* to = &memory.rows[stage][r][8 * piece];
+        if (task.direct.aligned) {
+          device::copy_async_16(device::shared_address(to), inside ? row + 16 * piece : base, inside);
+        } else {
+          *reinterpret_cast<uint4*>(to) = inside ? direct::load_16(row + 16 * piece, false) : uint4{0, 0, 0, 0};
+        }
+      }
+    }
+  };
+  if (task.direct.early) load_keys(range.begin, 0, Rows::settled);
+  FreshLatents<kBf16> latents{t, f, tile, fresh, fused_memory, lane, warp};
+  if constexpr (kFused) {
+    latents.prepare();
+    fill_angles(f, tile.run.position, tile_tokens(t, tile), fused_memory.angles);
+    __syncthreads();  // the angles are written
+  }
+  device::wait_for_previous();
+  if (!task.direct.early) load_keys(range.begin, 0, Rows::settled);
+  load_keys(range.begin, 0, Rows::fresh);
+  device::copy_async_commit();
+  load_keys(range.begin + kClusterKeys, 1, Rows::all);
+  device::copy_async_commit();
+
+  // Queries, scaled: of rows g and g + 8 every eighth 16 dimensions.
+  float latent[FreshLatents<kBf16>::kPer];
+  if (kFused && latents.works()) latents.load(latent);
+  uint32_t query[kChunksOfWarp][4];
+  {
+    const float scale = t.query_scale();
+    const int rest = kFused ? t.dk - f.n_rot : t.dk;
+    const float* from[2];
+    const float* rotary[2];
+    const float2* angles[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = min(tile.row_begin + g + 8 * h, tile.row_end - 1);  // one past the end is not written
+      from[h] = query_row(t, tile, row, kv_head);
+      if constexpr (kFused) {
+        const int token = row / t.group, head = kv_head * t.group + row % t.group;
+        rotary[h] = f.q_rotary + (tile.run.first_token + token) * f.q_rotary_stride + head * f.q_rotary_head;
+        angles[h] = fused_memory.angles + token * (f.n_rot / 2);
+      }
+    }
+    float4 x[kChunksOfWarp][2];
+#pragma unroll
+    for (int j = 0; j < kChunksOfWarp; ++j) {
+      const int dim = 16 * (warp + kWarps * j) + 4 * quad;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        x[j][h] = dim < rest ? load_floats(from[h] + dim, task.vector) : make_float4(0, 0, 0, 0);
+      }
+    }
+    if constexpr (kFused) {
+#pragma unroll
+      for (int j = 0; j < kChunksOfWarp; ++j) {
+        const int dim = 16 * (warp + kWarps * j) + 4 * quad;
+        if (dim < rest || dim >= t.dk) continue;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) x[j][h] = rotate(f, rotary[h], dim - rest, angles[h], task.vector);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kChunksOfWarp; ++j) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        query[j][h] = device::pack2_finite<kBf16>(x[j][h].x * scale, x[j][h].y * scale);
+        query[j][2 + h] = device::pack2_finite<kBf16>(x[j][h].z * scale, x[j][h].w * scale);
+      }
+    }
+  }
+  if (kFused && latents.works()) latents.finish(latent);
+
+  // Of the softmax thread 16·row + i has keys 2·i and 2·i + 1.
+  const int row = static_cast<int>(threadIdx.x) / 16, pair = static_cast<int>(threadIdx.x) % 16;
+  const int position = tile.run.position + min(tile.row_begin + row, tile.row_end - 1) / t.group;
+  float best = minus_infinity(), total = 0;
+  float out[8][4] = {};  // of dimensions 64·warp + 8·i
+
+  int stage = 0;
+  for (int first = range.begin; first < range.end; first += kClusterKeys, stage ^= 1) {
+    const int keys = min(range.end - first, kClusterKeys);
+    device::copy_async_wait<1>();
+    __syncthreads();  // the keys of this step are there
+    if (kFused && first + keys > fresh_begin) {
+      for (int r = warp; r < fresh.count; r += kWarps) {
+        const int to = fresh_begin + r - first;
+        if (to < 0 || to >= keys) continue;
+        for (int piece = lane; piece < 2 * chunks; piece += 32) {
+          *reinterpret_cast<uint4*>(&memory.rows[stage][to][8 * piece]) =
+              *reinterpret_cast<const uint4*>(&fused_memory.fresh[r][8 * piece]);
+        }
+      }
+      __syncthreads();  // and so are the new ones
+    }
+    float part[kClusterKeys / 8][4] = {};
+#pragma unroll
+    for (int j = 0; j < kChunksOfWarp; ++j) {
+      const int chunk = warp + kWarps * j;
+      if (chunk >= chunks) break;
+#pragma unroll
+      for (int n = 0; n < kClusterKeys / 8; ++n) {
+        if (8 * n >= keys) break;
+        const uint2 k = *reinterpret_cast<const uint2*>(&memory.rows[stage][8 * n + g][16 * chunk + 4 * quad]);
+        direct::mma<kBf16>(part[n], query[j], k.x, k.y);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kClusterKeys / 8; ++n) {
+      *reinterpret_cast<float2*>(&memory.scores[warp][g][8 * n + 2 * quad]) = make_float2(part[n][0], part[n][1]);
+      *reinterpret_cast<float2*>(&memory.scores[warp][g + 8][8 * n + 2 * quad]) = make_float2(part[n][2], part[n][3]);
+    }
+    __syncthreads();  // all parts of the scores are written
+
+    float2 score = make_float2(0, 0);
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float2 v = *reinterpret_cast<const float2*>(&memory.scores[w][row][2 * pair]);
+      score.x += v.x, score.y += v.y;
+    }
+    const auto finish = [&](float s, int key) {
+      const int distance = position - key;
+      const bool seen = key < range.end && distance >= 0 && (!t.windowed || distance < t.args.window);
+      return seen ? (t.softcap ? t.args.softcap * tanhf(s) : s) * kLog2E : minus_infinity();
+    };
+    score.x = finish(score.x, first + 2 * pair), score.y = finish(score.y, first + 2 * pair + 1);
+    float top = fmaxf(score.x, score.y);
+#pragma unroll
+    for (int offset = 8; offset > 0; offset /= 2) top = fmaxf(top, __shfl_xor_sync(device::kFullMask, top, offset));
+    top = fmaxf(top, best);
+    const float from = top == minus_infinity() ? 0.0f : top;  // nothing seen yet: all weights are 0
+    const float shrink = device::exp2_fast(best - from);
+    best = top;
+    score.x = device::exp2_fast(score.x - from), score.y = device::exp2_fast(score.y - from);
+    total = total * shrink + (score.x + score.y);  // of this thread's keys
+    *reinterpret_cast<uint32_t*>(&memory.weights[row][2 * pair]) = device::pack2<kBf16>(score.x, score.y);
+    if (pair == 0) shrinks[row] = shrink;
+    __syncthreads();  // all weights are written
+
+    const float low = shrinks[g], high = shrinks[g + 8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) out[i][0] *= low, out[i][1] *= low, out[i][2] *= high, out[i][3] *= high;
+#pragma unroll
+    for (int half = 0; half < kClusterKeys / 16; ++half) {
+      if (16 * half >= keys) break;
+      const auto weight = [&](int r, int k) {
+        return *reinterpret_cast<const uint32_t*>(&memory.weights[r][16 * half + 2 * quad + k]);
+      };
+      const uint32_t p[4] = {weight(g, 0), weight(g + 8, 0), weight(g, 8), weight(g + 8, 8)};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint32_t v[4];
+        const uint16_t* at = &memory.rows[stage][16 * half + lane % 16][64 * warp + 16 * i + lane / 16 * 8];
+        device::load_matrix_x4_transposed(v, device::shared_address(at));
+        direct::mma<kBf16>(out[2 * i], p, v[0], v[1]);
+        direct::mma<kBf16>(out[2 * i + 1], p, v[2], v[3]);
+      }
+    }
+    __syncthreads();  // the stage and the weights are read
+    load_keys(first + kClusterStages * kClusterKeys, stage, Rows::all);
+    device::copy_async_commit();
+  }
+
+#pragma unroll
+  for (int offset = 8; offset > 0; offset /= 2) total += __shfl_xor_sync(device::kFullMask, total, offset);
+  if (pair == 0) stats[row] = make_float2(best, total);
+  auto* results = reinterpret_cast<float*>(memory.rows);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    float* to = results + g * kResultPitch + 64 * warp + 8 * i + 2 * quad;
+    *reinterpret_cast<float2*>(to) = make_float2(out[i][0], out[i][1]);
+    *reinterpret_cast<float2*>(to + 8 * kResultPitch) = make_float2(out[i][2], out[i][3]);
+  }
+  clustered::combine<kRows>(t, tile, kv_head, cluster, range.active, results, kResultPitch, stats);
+#endif
+}
+
+}  // namespace dyno::ops::latent_cluster

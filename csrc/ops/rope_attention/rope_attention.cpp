@@ -1,0 +1,178 @@
+#include "ops/rope_attention/rope_attention.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "ops/attention/attention.h"
+#include "ops/attention/kernels_cuda.h"
+#include "ops/contract.h"
+#include "ops/qkv_rope_store/qkv_rope_store.h"
+#include "ops/registry.h"
+#include "ops/runs.h"
+
+namespace dyno::ops {
+
+#define DYNO_FAMILY rope_attention
+#define DYNO_FAMILY_DESC RopeAttentionDesc
+#define DYNO_FAMILY_VARIANTS "ops/rope_attention/variants.def"
+#include "ops/family_table.inc"
+
+namespace {
+
+// The configuration of attention that does the second part.
+Config attention_config(const Config& config) {
+  const std::string_view name = config.variant == k_apart ? "decode" : kVariants[config.variant].name;
+  const std::span<const VariantInfo> all = attention_variants();
+  const auto it = std::find_if(all.begin(), all.end(), [&](const VariantInfo& v) { return v.name == name; });
+  return {static_cast<uint8_t>(it - all.begin()), config.params};
+}
+
+Config store_config(const QkvRopeStoreDesc& desc) { return default_config(desc, DeviceInfo{}); }
+
+size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// What the first part leaves to the second on a CPU: rotated queries and the positions of tokens.
+struct Apart {
+  size_t queries, positions;
+  explicit Apart(const RopeAttentionDesc& d)
+      : queries(padded(static_cast<size_t>(d.m * d.heads * d.dk) * sizeof(float))),
+        positions(padded(static_cast<size_t>(d.m) * sizeof(int32_t))) {}
+  size_t bytes() const { return queries + positions; }
+};
+
+Support latent_fused(const RopeAttentionDesc& desc, const DeviceInfo& device) {
+  if (!desc.latent) return Support::no("latent=0: clusters take latents");
+  // Four dimensions are rotated together.
+  if (desc.n_rot % 8 != 0 || desc.n_rot > kLatentMaxRotary) {
+    return Support::no(str_cat("n_rot=", desc.n_rot, " is no multiple of 8 up to ", kLatentMaxRotary));
+  }
+  const size_t shared = latent_cluster_shared_bytes(true) + 1024;
+  if (shared > static_cast<size_t>(device.shared_per_block_bytes)) {
+    return Support::no(
+        str_cat(shared, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
+  }
+  return Support::yes();
+}
+
+Support direct_fused(const RopeAttentionDesc& desc, const Config& config, const DeviceInfo& device) {
+  if (desc.latent) return Support::no("latent=1: direct attention rotates whole heads");
+  const int head = direct_head(std::max(desc.dk, desc.dv));
+  const size_t shared = direct_shared_bytes(head, config.params[0]) + direct_fresh_bytes(head, config.params[0]) + 4096;
+  if (shared > static_cast<size_t>(device.shared_per_block_bytes)) {
+    return Support::no(
+        str_cat(shared, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
+  }
+  return Support::yes();
+}
+
+}  // namespace
+
+Support supports(const RopeAttentionDesc& desc, const Config& config, const DeviceInfo& device) {
+  const QkvRopeStoreDesc store = desc.store();
+  if (const Support first = supports(store, default_config(store, device), device); !first) return first;
+  if (desc.latent && desc.dv > desc.dk - desc.n_rot) {
+    return Support::no(str_cat("dv=", desc.dv, " values do not lie within the ", desc.dk - desc.n_rot,
+                               " dimensions that are not rotated"));
+  }
+  const Support checked = check_config(Family::rope_attention, kVariants, kInstances, config, device);
+  if (!checked) return checked;
+  if (const Support second = supports(desc.attention(), attention_config(config), device); !second) return second;
+  if (device.kind == DeviceKind::cpu) return checked;
+  if (desc.m > kFusedAttentionTokens) {
+    return Support::no(str_cat("m=", desc.m, " tokens are more than the ", kFusedAttentionTokens, " of a launch"));
+  }
+  return config.variant == k_direct ? direct_fused(desc, config, device) : latent_fused(desc, device);
+}
+
+// As attention alone has it, where that is a variant of this family; else as many parts as give every multiprocessor a
+// block. What supports() then says is the answer.
+Config default_config(const RopeAttentionDesc& desc, const DeviceInfo& device) {
+  if (device.kind != DeviceKind::cuda) return {k_apart, {4}};
+  const Config alone = default_config(desc.attention(), device);
+  const int64_t group = std::max<int64_t>(1, desc.heads / std::max<int64_t>(1, desc.kv_heads));
+  const auto tiles = [&](int64_t rows) { return AttentionTiles{rows, group}.bound(desc.m, 1) * desc.kv_heads; };
+  Config best = desc.latent ? Config{k_latent_cluster, {1}} : Config{k_direct, {8, 1}};
+  for (const Config& config : kInstances) {
+    if (config.variant != best.variant) continue;
+    if (attention_config(config) == alone) return config;
+    const bool fills = desc.latent ? config.params[0] <= default_clusters(tiles(kLatentRows), device)
+                                   : config.params[0] == 8 && tiles(8) * config.params[1] <= device.sm_count;
+    if (fills) best = config;
+  }
+  return best;
+}
+
+Cost cost(const RopeAttentionDesc& desc) {
+  const Cost store = cost(desc.store()), attention = cost(desc.attention());
+  // New rows and queries do not come back from memory.
+  const double m = static_cast<double>(desc.m), heads = static_cast<double>(desc.heads);
+  const double again = 2 * m * heads * static_cast<double>(desc.dk) * 4;
+  return {std::max(attention.bytes, store.bytes + attention.bytes - again), store.flops + attention.flops};
+}
+
+size_t scratch_bytes(const RopeAttentionDesc& desc, const Config& config) {
+  const size_t attention = scratch_bytes(desc.attention(), attention_config(config));
+  if (config.variant != k_apart) return attention;
+  const QkvRopeStoreDesc store = desc.store();
+  return Apart(desc).bytes() + padded(std::max(attention, scratch_bytes(store, store_config(store))));
+}
+
+void launch(const Config& config, const RopeAttentionDesc& desc, const RopeAttentionArgs& args, CpuContext& context) {
+  check_runs("rope_attention", args.runs, args.n_runs, desc.m, args.slot_positions);
+  const Apart apart(desc);
+  // The scratch of all threads begins with them; what is left of each share is enough for either part.
+  auto* q = reinterpret_cast<float*>(context.scratch);
+  auto* positions = reinterpret_cast<int32_t*>(context.scratch + apart.queries);
+  std::fill_n(positions, desc.m, 0);
+  for (int32_t r = 0; r < args.n_runs; ++r) {
+    const SequenceRun& run = args.runs[r];
+    for (int32_t i = 0; i < run.n_tokens; ++i) positions[run.first_token + i] = run.position + i;
+  }
+  const int64_t width = desc.heads * desc.dk;
+  for (int64_t token = 0; token < desc.m; ++token) {
+    std::copy_n(args.q + token * args.q_stride, width, q + token * width);
+  }
+  CpuContext rest = context;
+  rest.scratch = context.scratch + apart.bytes();
+  rest.scratch_per_thread = context.scratch_per_thread - apart.bytes();
+
+  const QkvRopeStoreDesc store = desc.store();
+  const QkvRopeStoreArgs store_args{.q = desc.latent ? const_cast<float*>(args.q_rotary) : q,  // latent: only read
+                                    .q_stride = desc.latent ? args.q_rotary_stride : width,
+                                    .q_out = q,
+                                    .q_out_stride = width,
+                                    .k = args.k,
+                                    .k_stride = args.k_stride,
+                                    .v = args.v,
+                                    .v_stride = args.v_stride,
+                                    .q_norm = args.q_norm,
+                                    .k_norm = args.k_norm,
+                                    .eps = args.eps,
+                                    .positions = positions,
+                                    .inv_freq = args.inv_freq,
+                                    .mscale = args.mscale,
+                                    .k_cache = args.k_cache,
+                                    .v_cache = args.v_cache,
+                                    .k_row_bytes = args.k_row_bytes,
+                                    .v_row_bytes = args.v_row_bytes,
+                                    .slot_positions = args.slot_positions,
+                                    .runs = args.runs,
+                                    .n_runs = args.n_runs};
+  launch(store_config(store), store, store_args, rest);
+  AttentionArgs attention = args.attention();
+  attention.q = q;
+  attention.q_stride = width;
+  launch(attention_config(config), desc.attention(), attention, rest);
+}
+
+#ifdef DYNO_HAVE_CUDA
+void launch(const Config& config, const RopeAttentionDesc& desc, const RopeAttentionArgs& args, CudaStream& stream) {
+  if (config.variant == k_direct) {
+    rope_attention_direct_cuda(args, desc, config.params[0], config.params[1], stream);
+  } else {
+    rope_attention_latent_cuda(args, desc, config.params[0], stream);
+  }
+}
+#endif
+
+}  // namespace dyno::ops
