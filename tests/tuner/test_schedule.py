@@ -65,3 +65,13 @@ def test_without_a_budget_there_is_always_time() -> None:
     assert made.more_seconds(1e9)
     assert made.fits(10**9, 0.1)
     assert not made.used_up
+
+
+def test_a_start_is_shared_by_the_visits_of_its_process() -> None:
+    made = schedule(100)
+    made.learn_from([5.0], [])
+    assert made.visit_cost == 5.0
+    made.learn_from([5.0, 5.0], [1.0, 1.0])
+    assert made.visit_cost == 2.0
+    made.learn_from([1.0], [1.2])  # nothing to load
+    assert made.visit_cost == 1.0

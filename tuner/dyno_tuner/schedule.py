@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from .kernels import least_visits
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .ledger import Ledger
     from .options import Options
 
@@ -22,6 +24,9 @@ _ENDS = {
     "kernels": (0.97, 0.97),
     "pareto": (0.98, 0.98),
 }
+
+
+VISITS_A_START = 4  # the default and one other, there and back
 
 
 class Schedule:
@@ -49,6 +54,13 @@ class Schedule:
     def learn(self, seconds: float) -> None:
         """What one takes, as measured; deadlines follow from it."""
         self._visit_cost = self._ledger.expected_visit = seconds
+
+    def learn_from(self, fresh: Sequence[float], warm: Sequence[float]) -> None:
+        """From visits that begin a process, with the start and the load, and from those that follow in it. A
+        round of a comparison has at least VISITS_A_START visits for one start."""
+        first = sum(fresh) / len(fresh)
+        later = min(first, sum(warm) / len(warm)) if warm else first
+        self.learn(later + (first - later) / VISITS_A_START)
 
     def follow(self, seconds: float) -> None:
         """A machine gets busier or quieter while a tune runs; the plan of the budget follows."""

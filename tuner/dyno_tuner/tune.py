@@ -199,9 +199,9 @@ class Tune:
         it."""
         o = self.options
         enough = self._plan_visits()
-        begun = self.ledger.now
         processes: list[list[dict[str, dict[int, float]]]] = []
-        done = 0
+        fresh: list[float] = []  # seconds of visits that a process begins with, and of those that follow
+        warm: list[float] = []
         for p in range(o.aa_processes):
             # Two visits in each of two processes are the least that tells noise within from noise between.
             if not enough or (p > 1 and not self.schedule.fits(o.aa_visits, 0.25)):
@@ -209,10 +209,11 @@ class Tune:
             self._next_process()
             visits = []
             for v in range(o.aa_visits):
+                begun = self.ledger.now
                 visit = self._anchor(f"aa/p{p}/v{v}")
                 visits.append({m: visit.rates(m) for m in self.weights})
-                done += 1
-                self.schedule.learn((self.ledger.now - begun) / done)
+                (warm if v else fresh).append(self.ledger.now - begun)
+                self.schedule.learn_from(fresh, warm)
             processes.append(visits)
         if not enough:
             return False
