@@ -196,6 +196,13 @@ nb::object owned_array(std::unique_ptr<T[]> data, std::initializer_list<size_t> 
   nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<T*>(p); });
   return nb::cast(nb::ndarray<nb::numpy, T>(raw, shape, owner));
 }
+template <typename T>
+nb::object owned_array(std::shared_ptr<T[]> data, std::initializer_list<size_t> shape) {
+  T* raw = data.get();
+  auto* held = new std::shared_ptr<T[]>(std::move(data));
+  nb::capsule owner(held, [](void* p) noexcept { delete static_cast<std::shared_ptr<T[]>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, T>(raw, shape, owner));
+}
 
 nb::tuple PySession::decode(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned,
                             bool capture, int64_t every) {
@@ -227,14 +234,14 @@ nb::tuple PySession::decode(const Sequences& sequences, std::string_view rows, s
     }
     request.pinned_routing = pinned->data();
   }
-  std::unique_ptr<float[]> logits;
+  std::shared_ptr<float[]> logits;
   std::unique_ptr<int32_t[]> routing;
   if (capture) routing = std::make_unique<int32_t[]>(moe_layers * n_tokens * used);
   {
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
     DYNO_CHECK(Error, session_ != nullptr, "[session] the session is closed");
-    if (n_rows > 0) logits = std::make_unique_for_overwrite<float[]>(n_rows * n_vocab);
+    if (n_rows > 0) logits = session.logits_memory(n_rows * n_vocab);
     request.logits = logits.get();
     request.captured_routing = routing.get();
     session.decode(request);

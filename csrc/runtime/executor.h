@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <span>
 
 #include "ops/args.h"
@@ -49,6 +50,10 @@ class Executor {
   virtual void use_graphs(bool wanted, bool concurrent) = 0;
   // Waits for everything that run() started.
   virtual void finish() = 0;
+  // Memory for logits where run() puts them without a detour; may outlive the executor.
+  virtual std::shared_ptr<float[]> logits_memory(size_t count) {
+    return std::make_shared_for_overwrite<float[]>(count);
+  }
 };
 
 // Nodes [0, stop) are run. Routing is reported and pinned for every token, so then all rows go through the last layer's

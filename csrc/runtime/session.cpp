@@ -203,6 +203,10 @@ void Session::check(const DecodeRequest& request) const {
   }
 }
 
+std::shared_ptr<float[]> Session::logits_memory(size_t count) const {
+  return executor_ != nullptr ? executor_->logits_memory(count) : std::make_shared_for_overwrite<float[]>(count);
+}
+
 // Sequences one behind the other, cut into u-batches; a sequence may span several, and one may hold several.
 void Session::decode(const DecodeRequest& request) {
   DYNO_CHECK(PlanError, executor_ != nullptr, "[session] this session was made to be planned, not to be run");

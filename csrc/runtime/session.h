@@ -87,6 +87,8 @@ class Session {
 
   static int64_t token_count(const DecodeRequest& request);
   static int64_t row_count(const DecodeRequest& request);
+  // Memory for `count` logits on the host, the best for DecodeRequest::logits; may outlive the session.
+  std::shared_ptr<float[]> logits_memory(size_t count) const;
   // Throws PlanError (no room left in the context, unknown slot, token out of range); the cache is unchanged then.
   void decode(const DecodeRequest& request);
 

@@ -11,7 +11,7 @@ from dyno import _core
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
 NAMES = sorted(p.name.removesuffix("-tiny.gguf") for p in TINY.glob("*-tiny.gguf"))
 HOPPER = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
-GRAPHS = _core.build_info()["switches"]["GGML_CUDA_USE_GRAPHS"] == "ON"
+GRAPHS = _core.build_info()["switches"].get("GGML_CUDA_USE_GRAPHS") == "ON"
 
 
 def plan_for(name: str, *, kernels: Any = (), sequences: int = 1, **session: Any) -> _core.Session:

@@ -50,6 +50,18 @@ def test_the_exact_path_answers_as_on_the_cpu(trained_model: Path, eval_text: Pa
     assert quality.nmse(rows["cpu"], rows["cuda:0"]) < 1e-7
 
 
+def test_logits_belong_to_their_caller(trained_model: Path) -> None:
+    """Also more of them than there is page-locked memory for, and after the engine is closed."""
+    with dyno.Engine(trained_model, device="cuda:0", profile=None, ctx=64) as engine:
+        kept = [engine.logits([token], reset=False) for token in range(1, 12)]
+        at_once = [logits.copy() for logits in kept]
+        for token in range(12, 24):
+            engine.logits([token], reset=False)  # not kept: its memory is used again
+    for logits, copy in zip(kept, at_once, strict=True):
+        assert np.array_equal(logits, copy)
+    assert len({logits.tobytes() for logits in kept}) == len(kept)
+
+
 def test_auto_is_the_gpu_and_settings_change_without_a_reload(trained_model: Path, eval_text: Path) -> None:
     with (
         dyno.Engine(trained_model, profile=None, ctx=1024) as engine,

@@ -23,8 +23,8 @@ struct InputLayout {
   }
 };
 
-// Logits that leave through page-locked memory; more are copied as they are.
-constexpr size_t kStagedLogits = size_t{4} << 20;
+// Logits for which there is page-locked memory; more go to ordinary memory, slower.
+constexpr size_t kPinnedLogits = size_t{4} << 20;
 
 }  // namespace
 
@@ -273,6 +273,15 @@ void CudaExecutor::capture(const MicroBatch& batch, const plan::Selection& selec
   into.graph = GraphExec(exec);
 }
 
+std::shared_ptr<float[]> CudaExecutor::logits_memory(size_t count) {
+  const size_t bytes = count * sizeof(float);
+  if (bytes > kPinnedLogits) return Executor::logits_memory(count);
+  const DeviceScope scope(plan_.device.ordinal);
+  const std::shared_ptr<std::byte[]> memory = host_logits_->take(bytes, "logits");
+  if (memory == nullptr) return Executor::logits_memory(count);
+  return {memory, reinterpret_cast<float*>(memory.get())};
+}
+
 void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection, int) {
   const DeviceScope scope(plan_.device.ordinal);
   const size_t row_bytes = static_cast<size_t>(model_.n_vocab) * sizeof(float);
@@ -328,12 +337,8 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
                                       layer_bytes, layers, cudaMemcpyDeviceToHost, stream_.get()));
   }
   if (logits_bytes != 0) {
-    const bool staged = logits_bytes <= kStagedLogits;
-    if (staged && staged_logits_.size() < logits_bytes) staged_logits_ = PinnedBuffer(logits_bytes, "logits");
-    void* to = staged ? static_cast<void*>(staged_logits_.data()) : batch.logits;
-    DYNO_CUDA_CHECK(cudaMemcpyAsync(to, logits_.data(), logits_bytes, cudaMemcpyDeviceToHost, stream_.get()));
+    DYNO_CUDA_CHECK(cudaMemcpyAsync(batch.logits, logits_.data(), logits_bytes, cudaMemcpyDeviceToHost, stream_.get()));
     finish();
-    if (staged) std::memcpy(batch.logits, to, logits_bytes);
   } else if (routing) {
     finish();
   }

@@ -28,6 +28,7 @@ class CudaExecutor final : public Executor {
     concurrent_ = wanted && concurrent;
   }
   void finish() override;
+  std::shared_ptr<float[]> logits_memory(size_t count) override;
 
  private:
   struct Env;
@@ -66,7 +67,7 @@ class CudaExecutor final : public Executor {
   std::array<PinnedBuffer, 2> staged_;
   std::array<Event, 2> staged_copied_;
   size_t next_stage_ = 0;
-  PinnedBuffer staged_logits_;
+  std::shared_ptr<PinnedPool> host_logits_ = std::make_shared<PinnedPool>();
   std::vector<Event> timing_;   // before the first launch and after each, when times are asked for
   std::vector<int32_t> timed_;  // whose key each launch has
   bool graphs_wanted_ = false, concurrent_ = false;

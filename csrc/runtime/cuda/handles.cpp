@@ -1,5 +1,7 @@
 #include "runtime/cuda/handles.h"
 
+#include <algorithm>
+
 #include "core/cuda/check.h"
 #include "core/error.h"
 
@@ -78,6 +80,31 @@ PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   return *this;
+}
+
+std::shared_ptr<std::byte[]> PinnedPool::take(size_t bytes, const char* purpose) {
+  auto buffer = std::make_shared<PinnedBuffer>();
+  {
+    const std::lock_guard lock(mutex_);
+    if (out_ == kPieces) return nullptr;
+    const auto fits = std::find_if(free_.begin(), free_.end(), [&](const auto& b) { return b.size() >= bytes; });
+    if (fits != free_.end()) {
+      *buffer = std::move(*fits);
+      free_.erase(fits);
+    } else {
+      free_.clear();  // too small for what is asked for now
+      *buffer = PinnedBuffer(bytes, purpose);
+    }
+    ++out_;
+  }
+  std::byte* data = buffer->data();
+  return {data, [buffer, pool = shared_from_this()](std::byte*) { pool->give_back(std::move(*buffer)); }};
+}
+
+void PinnedPool::give_back(PinnedBuffer buffer) {
+  const std::lock_guard lock(mutex_);
+  --out_;
+  free_.push_back(std::move(buffer));
 }
 
 }  // namespace dyno::runtime

@@ -4,7 +4,10 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "ops/matmul/cuda/blas.h"
 
@@ -96,6 +99,23 @@ class PinnedBuffer {
  private:
   std::byte* data_ = nullptr;
   size_t size_ = 0;
+};
+
+// A few pieces of page-locked memory that are asked for again and again: what is given back is kept for the next.
+class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
+ public:
+  // Of at least `bytes`; goes back to the pool, which lives as long, when the last owner is gone. Null while kPieces
+  // are out: who keeps more does not need them fast, and such memory is taken from everyone else.
+  std::shared_ptr<std::byte[]> take(size_t bytes, const char* purpose);
+
+ private:
+  static constexpr size_t kPieces = 4;
+
+  void give_back(PinnedBuffer buffer);
+
+  std::mutex mutex_;
+  std::vector<PinnedBuffer> free_;
+  size_t out_ = 0;
 };
 
 }  // namespace dyno::runtime
