@@ -35,6 +35,9 @@ MARGIN = 4.0
 STRETCHES = (1.0, 1.23, 1.57)
 """Operands are rounded at three scales, of which the worst counts: few values may be lucky at one."""
 
+FLOAT_BITS = 24
+"""Of a float32: as a weight's, the kernel multiplies bare codes and applies their scales to float32 sums."""
+
 DEPTH = 1536
 """Keys that the deepest case of attention has, and a few more."""
 
@@ -58,7 +61,7 @@ class Arithmetic:
     """Significant bits of what tensor cores multiply, and how many of their steps a sum takes."""
 
     bits: int  # of an operand: 8 of bfloat16, 11 of a half, 22 of two halves
-    weight_bits: int = 11  # of a weight in a matrix, and of a softmax weight
+    weight_bits: int = 11  # of a weight in a matrix, and of a softmax weight; FLOAT_BITS: not rounded
     steps: int = 0  # additions to a float32 sum, one after the other
 
     @property
@@ -100,7 +103,7 @@ def weights(dtype: str, blocks: NDArray[np.uint8], values: NDArray[np.float64]) 
     A code is exact; a scale of a sub-block is rounded, then code times scale, with a min in one rounding.
     """
     now = _rounding.get()
-    if now is None:
+    if now is None or now.arithmetic.weight_bits >= FLOAT_BITS:
         return values
 
     def decoded(changed: NDArray[np.uint8]) -> NDArray[np.float64]:
@@ -170,6 +173,9 @@ def arithmetic_of(
         narrow = cache == "bf16" or (force_bf16 and cache == "q8_0" and variant.startswith("flash"))
         bits = 8 if narrow else 11
         return Arithmetic(bits, bits, steps=_steps(desc["dk"] + DEPTH))
+    if variant == "ring":
+        # Codes stand at 1024 and above, and what that adds is taken off again: sums are cut off 1024 times as high.
+        return Arithmetic(11, FLOAT_BITS, steps=1024)
     if variant in ("stream", "mma", "wgmma", "wgmma_wide", "half_mma", "half_staged", "cublas"):
         floats = desc.get("type") in ("f16", "bf16")  # rows are two halves a number then
         if family == "mla_expand":

@@ -16,7 +16,7 @@ AMPERE = {"kind": "cuda", "compute_capability": 80, "sm_count": 108, "shared_per
 NAMES = ("matvec_max_tokens", "matvec_id_max_tokens", "mmq_max_tokens", "mmq_id_max_tokens")
 DENSE, EXPERTS = ("matmul", "up_gate"), ("matmul_id", "moe_up_gate")
 KERNELS = {
-    "matvec": {"stream"},
+    "matvec": {"ring", "stream"},
     "mmq": {"mma", "wgmma", "wgmma_wide"},
     "dequantize": {"cublas", "half_mma", "half_staged", "float32"},
 }

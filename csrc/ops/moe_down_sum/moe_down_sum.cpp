@@ -17,7 +17,16 @@ namespace dyno::ops {
 
 namespace {
 
-cuda::Choice choice_of(const Config& config) { return {cuda::Kernel::stream, 0, config.params[0], 1}; }
+cuda::Choice choice_of(const Config& config) {
+  cuda::Choice choice = cuda::choice_of(kVariants, config);
+  if (choice.kernel == cuda::Kernel::stream) choice.stripes = 1;  // a variant of `warps` alone
+  return choice;
+}
+cuda::Shape shape_of(const MoeDownSumDesc& desc) {
+  cuda::Shape shape = cuda::shape_of(desc);
+  shape.x_rows = shape.rows;
+  return shape;
+}
 
 }  // namespace
 
@@ -27,7 +36,7 @@ Support supports(const MoeDownSumDesc& desc, const Config& config, const DeviceI
   if (!sizes) return sizes;
   if (Support s = supports_weights(desc.type, desc.layout, ActType::f32, desc.k); !s) return s;
   if (Support s = check_config(Family::moe_down_sum, kVariants, kInstances, config, device); !s) return s;
-  return cuda::supports_choice(cuda::shape_of(desc), choice_of(config), device);
+  return cuda::supports_choice(shape_of(desc), choice_of(config), device);
 }
 
 Config default_config(const MoeDownSumDesc& desc, const DeviceInfo& device) {

@@ -56,8 +56,8 @@ Config default_config(const QkvDesc& desc, const DeviceInfo& device) {
   cuda::Shape shape = shape_of(desc);
   shape.norm = true;  // stream, for any number of tokens
   const cuda::Choice choice = cuda::default_choice(shape, device);
-  if (choice.kernel != cuda::Kernel::stream) return {k_stream, {8, 1}};
-  return {k_stream, {static_cast<int16_t>(choice.warps), static_cast<int16_t>(choice.stripes)}};
+  const bool few = cuda::path_of(choice.kernel) == ProductPath::matvec;
+  return few ? cuda::config_of(kVariants, choice) : Config{k_stream, {8, 1}};
 }
 
 Cost cost(const QkvDesc& desc) {

@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "ops/matmul/cuda/blas.h"
 #include "ops/matmul/cuda/dequantize.h"
+#include "ops/matmul/cuda/ring.h"
 #include "ops/matmul/cuda/wide.h"
 #include "ops/matmul/gpu_layout.h"
 
@@ -41,10 +42,40 @@ int64_t least_shared(const Shape& s, int warps, int stripes) {
   return stream_least_bytes(s.type, s.other.value_or(s.type), columns, warps, s.gated ? 2 : stripes);
 }
 
+// Whether this build has code of sm_90 or later for the device: what ring.cuh needs.
+bool has_bulk_copy(const DeviceInfo& device) {
+  return device.compute_capability >= 90 &&
+         kArchitectures.find(std::to_string(device.compute_capability)) != std::string_view::npos;
+}
+
+Support supports_ring(const Shape& s, const Choice& choice, const DeviceInfo& device) {
+  if (!has_bulk_copy(device)) {
+    return Support::no(str_cat("ring needs compute capability 9.0 and code for it; the device has ",
+                               device.compute_capability / 10, ".", device.compute_capability % 10,
+                               ", the code is for ", kArchitectures));
+  }
+  const DType other = s.other.value_or(s.type);
+  if (!has_block_codes(s.type) || !has_block_codes(other)) {
+    return Support::no(
+        str_cat("ring reads quantised weights, not ", dtype_name(has_block_codes(s.type) ? other : s.type)));
+  }
+  if (s.experts ? s.rows > kRingRows : s.rows > 1 || s.matrices > 1) {
+    return Support::no(str_cat("ring takes one row of a matrix, or of experts ", kRingRows, " rows; these are ", s.rows,
+                               s.experts ? "" : str_cat(" of ", s.matrices)));
+  }
+  if (s.norm && s.x_rows > 1) return Support::no("ring norms a single row");
+  const int64_t needed = ring_memory(s.type, other, s.k, s.x_rows, choice.blocks).bytes;
+  if (needed > shared_of(device)) {
+    return Support::no(str_cat("ring needs ", needed, " bytes of shared memory, a block has ", shared_of(device)));
+  }
+  return Support::yes();
+}
+
 constexpr std::pair<std::string_view, Kernel> kNames[] = {
-    {"exact", Kernel::exact},       {"stream", Kernel::stream},           {"mma", Kernel::mma},
-    {"wgmma", Kernel::wgmma},       {"wgmma_wide", Kernel::wgmma_wide},   {"cublas", Kernel::cublas},
-    {"half_mma", Kernel::half_mma}, {"half_staged", Kernel::half_staged}, {"float32", Kernel::float32}};
+    {"exact", Kernel::exact},    {"stream", Kernel::stream},     {"ring", Kernel::ring},
+    {"mma", Kernel::mma},        {"wgmma", Kernel::wgmma},       {"wgmma_wide", Kernel::wgmma_wide},
+    {"cublas", Kernel::cublas},  {"half_mma", Kernel::half_mma}, {"half_staged", Kernel::half_staged},
+    {"float32", Kernel::float32}};
 
 }  // namespace
 
@@ -53,6 +84,7 @@ ProductPath path_of(Kernel kernel) {
     case Kernel::exact:
       return ProductPath::any;
     case Kernel::stream:
+    case Kernel::ring:
       return ProductPath::matvec;
     case Kernel::mma:
     case Kernel::wgmma:
@@ -74,6 +106,8 @@ Choice choice_of(std::span<const VariantInfo> variants, const Config& config) {
   Choice choice{known->second};
   if (choice.kernel == Kernel::stream) {
     choice.warps = config.params[0], choice.stripes = config.params[1];
+  } else if (choice.kernel == Kernel::ring) {
+    choice.share = config.params[0], choice.blocks = config.params[1];
   } else if (choice.kernel == Kernel::half_staged) {
     choice.rows = config.params[0], choice.tokens = kStagedTokens;
   } else if (choice.kernel == Kernel::wgmma_wide) {
@@ -94,6 +128,10 @@ Config config_of(std::span<const VariantInfo> variants, const Choice& choice) {
       config.params[0] = static_cast<int16_t>(choice.rows);
       return config;
     }
+    if (choice.kernel == Kernel::ring) {
+      config.params[0] = static_cast<int16_t>(choice.share), config.params[1] = static_cast<int16_t>(choice.blocks);
+      return config;
+    }
     const bool stream = choice.kernel == Kernel::stream;
     config.params[0] = static_cast<int16_t>(stream ? choice.warps : choice.tokens);
     const int second = choice.kernel == Kernel::wgmma_wide ? choice.group : choice.warps;
@@ -105,7 +143,9 @@ Config config_of(std::span<const VariantInfo> variants, const Choice& choice) {
 
 Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& device) {
   if (s.act != ActType::f32) return Support::no("CUDA kernels take f32 activations, not q8");
-  if (s.norm && choice.kernel != Kernel::stream) return Support::no("only stream norms the rows of a product");
+  if (s.norm && path_of(choice.kernel) != ProductPath::matvec) {
+    return Support::no("only stream and ring norm the rows of a product");
+  }
   if (choice.kernel == Kernel::exact) {
     if (s.layout != Layout::plain) return Support::no(str_cat("exact reads layout plain, not ", layout_name(s.layout)));
     return Support::yes();
@@ -125,6 +165,7 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
                                device.compute_capability / 10, ".", device.compute_capability % 10,
                                ", the code is for ", kArchitectures));
   }
+  if (choice.kernel == Kernel::ring) return supports_ring(s, choice, device);
   if (choice.kernel == Kernel::stream) {
     const int64_t needed = least_shared(s, choice.warps, choice.stripes);
     if (needed > shared_of(device)) {
@@ -270,7 +311,7 @@ bool stream_takes_both(DType type, DType other) {
 }
 
 size_t choice_scratch_bytes(const Shape& s, const Choice& choice) {
-  if (choice.kernel == Kernel::exact || choice.kernel == Kernel::stream) return 0;
+  if (choice.kernel == Kernel::exact || path_of(choice.kernel) == ProductPath::matvec) return 0;
   if (path_of(choice.kernel) == ProductPath::dequantize) return plan_dequantize(s, choice).bytes;
   if (choice.kernel == Kernel::wgmma_wide) return static_cast<size_t>(tiled_rows(s).bytes());
   return static_cast<size_t>(s.x_rows * HalfRows{.passes = half_passes(s.type)}.row_bytes(s.k));
@@ -279,6 +320,9 @@ size_t choice_scratch_bytes(const Shape& s, const Choice& choice) {
 #ifdef DYNO_HAVE_CUDA
 void run_stream(Problem p, DType other, const Choice& choice, CudaStream& stream) {
   p.shared_limit = static_cast<int32_t>(stream.device->shared_per_block_bytes);
+  if (choice.kernel == Kernel::ring) {
+    return run_ring(p, other, choice.share, choice.blocks, stream.device->sm_count, stream.handle);
+  }
   if (other != p.type) return stream_mixed(p, other, choice.warps, choice.stripes, stream.handle);
   type_kernels(p.type).stream(p, choice.warps, choice.stripes, stream.handle);
 }
@@ -291,7 +335,7 @@ void run(const Choice& choice, const Shape& shape, Problem p, CudaStream& stream
   const TypeKernels& kernels = type_kernels(p.type);
   p.shared_limit = static_cast<int32_t>(stream.device->shared_per_block_bytes);
   if (choice.kernel == Kernel::exact) return kernels.exact(p, stream.handle);
-  if (choice.kernel == Kernel::stream) return run_stream(p, p.type, choice, stream);
+  if (path_of(choice.kernel) == ProductPath::matvec) return run_stream(p, p.type, choice, stream);
   const size_t scratch = choice_scratch_bytes(shape, choice);
   DYNO_CHECK(DeviceError, stream.workspace_bytes >= scratch, "[matmul] the stream's workspace has ",
              stream.workspace_bytes, " bytes, ", scratch, " are needed");

@@ -5,6 +5,7 @@
 //   exact                    plain weights, float32 throughout
 // path matvec:
 //   stream(warps, stripes)   weights stream past up to 8 rows of x
+//   ring(share, blocks)      one row of x a matrix, quantised weights; from compute capability 9.0 on
 // path mmq:
 //   mma(tokens, warps), wgmma(tokens, warps)   tensor cores; wgmma needs a Hopper chip and code for 90a
 //   wgmma_wide(tokens, group)   the same needs; dense products, tiles of 256 or 128 tokens by 128 rows a block, `group`
@@ -25,7 +26,7 @@
 
 namespace dyno::ops::cuda {
 
-enum class Kernel : uint8_t { exact, stream, mma, wgmma, wgmma_wide, cublas, half_mma, half_staged, float32 };
+enum class Kernel : uint8_t { exact, stream, ring, mma, wgmma, wgmma_wide, cublas, half_mma, half_staged, float32 };
 ProductPath path_of(Kernel kernel);
 
 struct Choice {
@@ -35,6 +36,7 @@ struct Choice {
   int stripes = 1;
   int rows = 0;
   int group = 0;  // wgmma_wide
+  int share = 1, blocks = 1;
 };
 // A Config as a Choice and back. All four families give the variants the same names.
 bool is_cuda(std::span<const VariantInfo> variants, const Config& config);

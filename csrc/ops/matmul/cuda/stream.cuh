@@ -59,6 +59,7 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
   float* all_squares = all_sums + warps * kMats * kGpuRows * 8;  // [warps][8]
   float* backs = all_squares + warps * 8 + warp * 8;
   if (lane < 8) all_squares[warp * 8 + lane] = 0;
+  __syncwarp();  // lane 0 adds to them
 
   // A ring of tiles [at, end) of one matrix.
   typename Tile::Cursor cursor[2] = {{target.w, 0, lane}, {target.w, 0, lane}};

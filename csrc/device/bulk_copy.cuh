@@ -1,0 +1,42 @@
+// Copies of contiguous bytes from global to shared memory by the copy engine of a multiprocessor (sm_90): one thread
+// asks, a barrier of device/mbarrier.cuh counts the bytes that have arrived.
+#pragma once
+
+#include <cstdint>
+
+namespace dyno::device {
+
+// Makes initialised barriers known to the copy engine.
+__device__ __forceinline__ void barrier_init_done() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+#endif
+}
+
+// For data that is read once: the first to go when L2 needs room.
+__device__ __forceinline__ uint64_t evict_first_policy() {
+  uint64_t policy = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
+#endif
+  return policy;
+}
+
+// `bytes`, both addresses: multiples of 16. The barrier's phase ends when they are there, if one arrival was wanted.
+__device__ __forceinline__ void bulk_copy(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier,
+                                          uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}\n" ::"r"(barrier),
+               "r"(bytes)
+               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;\n" ::
+          "r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+#else
+  (void)shared, (void)global, (void)bytes, (void)barrier, (void)policy;
+#endif
+}
+
+}  // namespace dyno::device

@@ -1,0 +1,190 @@
+// A chunk of a stripe in shared memory (16 rows by 256 k of Layout::gpu) as A operands of mma.m16n8k16 that are the
+// bare codes, and the factors that make weights of them afterwards, in float32.
+//
+// Codes stay where the OR with 1024 puts them: an operand h is 1024 + u, and in a row g + 8 of the four-bit types
+// 1024 + 16·u, which saves the shift. With w = s·(h − o) + c for all of a block, sum(w·x) = s·sum(h·x) + (c −
+// s·o)·sum(x): one instruction for two codes, and nothing is rounded but the sums.
+#pragma once
+
+#include "ops/matmul/cuda/ring.h"
+#include "ops/matmul/cuda/weight_tile.cuh"
+
+namespace dyno::ops::cuda {
+
+template <DType kType>
+struct BlockCodes {
+  using Tile = WeightTile<kType>;
+  static constexpr GpuFormat kFormat = gpu_format(kType);
+  // k of one pair of factors, and how many groups of eight such blocks a chunk has.
+  static constexpr int kBlock = kFormat.scale == GpuScale::k_scale16 || kFormat.scale == GpuScale::k_min16 ? 16 : 32;
+  static constexpr int kSets = kBlock == 16 ? 2 : 1;
+
+  static __device__ __forceinline__ void load(Tile& to, const uint8_t* chunk, int tile, int lane) {
+    const uint8_t* at = chunk + tile * kFormat.tile_bytes();
+    if constexpr (kFormat.low_bits == 8) {
+      words<4>(to.low, at + lane * 16);
+      words<4>(to.low + 4, at + 512 + lane * 16);
+    } else {
+      words<Tile::kLowWords>(to.low, at + lane * Tile::kLowWords * 4);
+    }
+    if constexpr (kFormat.high_bits != 0) {
+      words<Tile::kHighWords>(to.high, at + kGpuRows * kGpuTile * kFormat.low_bits / 8 + lane * Tile::kHighWords * 4);
+    }
+  }
+
+  // The operand of step kStep of the tile.
+  template <int kStep>
+  static __device__ __forceinline__ void operand(const Tile& tile, uint32_t (&a)[4]) {
+    constexpr uint32_t kMagic = 0x64006400u;
+    if constexpr (kFormat.low_bits == 8) {
+      const uint32_t w0 = tile.low[2 * kStep], w1 = tile.low[2 * kStep + 1];
+      spread(w0, a[0], a[1]);
+      spread(w1, a[2], a[3]);
+    } else if constexpr (kFormat.codebook == GpuCodebook::iq4nl) {
+      uint32_t bytes[2];
+      iq4nl_bytes(tile.low[kStep], bytes);
+      spread(bytes[0], a[0], a[1]);
+      spread(bytes[1], a[2], a[3]);
+    } else if constexpr (kFormat.codebook == GpuCodebook::mxfp4) {
+      // e2m1 at the top of a half is its value times 2^-14.
+      const uint32_t w = tile.low[kStep];
+      a[0] = and_or(w << 12, 0x80008000u, (w << 9) & 0x0e000e00u);
+      a[1] = and_or(w << 8, 0x80008000u, (w << 5) & 0x0e000e00u);
+      a[2] = and_or(w << 4, 0x80008000u, (w << 1) & 0x0e000e00u);
+      a[3] = and_or(w, 0x80008000u, (w >> 3) & 0x0e000e00u);
+    } else if constexpr (four_bits()) {
+      const uint32_t w = tile.low[kStep], next = w >> 8;
+      a[0] = and_or(w, 0x000f000fu, kMagic);
+      a[1] = and_or(w, 0x00f000f0u, kMagic);
+      a[2] = and_or(next, 0x000f000fu, kMagic);
+      a[3] = and_or(next, 0x00f000f0u, kMagic);
+    } else {
+      a[0] = tile.template magic_code<kStep, 0>();
+      a[1] = tile.template magic_code<kStep, 1>();
+      a[2] = tile.template magic_code<kStep, 2>();
+      a[3] = tile.template magic_code<kStep, 3>();
+    }
+  }
+
+  // Of rows g + 8·r and blocks 8·set + 2·t + b, with lane = 4·g + t: sum(w·x) = scale[r][b]·sum(h·x) +
+  // rest[r][b]·sum(x). Blocks of tiles from `tiles` on give nothing.
+  struct Factors {
+    float scale[2][2], rest[2][2];
+  };
+  static __device__ __forceinline__ Factors factors(const uint8_t* chunk, int set, int tiles, int lane) {
+    const int g = lane >> 2, t = lane & 3;
+    const int tile = kBlock == 16 ? 2 * set + (t >> 1) : t;
+    const uint8_t* at = chunk + tile * kFormat.tile_bytes() + kFormat.code_bytes() + g * (kFormat.scale_bytes() / 8);
+    float s[2][2], c[2][2] = {};
+    if constexpr (kFormat.scale == GpuScale::d) {
+      uint32_t w[2];
+      words<2>(w, at);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) pair(w[r], s[r]);
+    } else if constexpr (kFormat.scale == GpuScale::d_m) {
+      uint32_t w[4];
+      words<4>(w, at);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int b = 0; b < 2; ++b) {
+          float both[2];
+          pair(w[2 * r + b], both);
+          s[r][b] = both[0], c[r][b] = both[1];
+        }
+      }
+    } else if constexpr (kFormat.scale == GpuScale::e8m0) {
+      const uint32_t w = *reinterpret_cast<const uint32_t*>(at);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int b = 0; b < 2; ++b) {
+          // 2^(e − 127)·2^14; the float of exponent 0 is 2^-127.
+          const uint32_t e = (w >> (16 * b + 8 * r)) & 0xffu;
+          s[r][b] = __uint_as_float(e == 0 ? 0x00400000u : e << 23) * 16384.0f;
+        }
+      }
+    } else {
+      const uint8_t* super = chunk + 4 * kFormat.tile_bytes() + g * (kFormat.super_bytes() / 8);
+      float d[2], dmin[2] = {};
+      if constexpr (kFormat.super_bytes() == 64) {
+        uint32_t w[2];
+        words<2>(w, super);
+        pair(w[0], d);
+        pair(w[1], dmin);
+      } else {
+        pair(*reinterpret_cast<const uint32_t*>(super), d);
+      }
+      if constexpr (kFormat.scale == GpuScale::k_min32) {
+        uint32_t w[2];
+        words<2>(w, at);
+#pragma unroll
+        for (int b = 0; b < 2; ++b) {
+          s[0][b] = d[0] * byte<0>(w[b]), s[1][b] = d[1] * byte<1>(w[b]);
+          c[0][b] = -dmin[0] * byte<2>(w[b]), c[1][b] = -dmin[1] * byte<3>(w[b]);
+        }
+      } else if constexpr (kFormat.scale == GpuScale::k_min16) {
+        const uint32_t w = reinterpret_cast<const uint32_t*>(at)[t & 1];
+        const uint32_t low = w & 0x0f0f0f0fu, high = (w >> 4) & 0x0f0f0f0fu;
+        s[0][0] = d[0] * byte<0>(low), s[1][0] = d[1] * byte<1>(low);
+        s[0][1] = d[0] * byte<2>(low), s[1][1] = d[1] * byte<3>(low);
+        c[0][0] = -dmin[0] * byte<0>(high), c[1][0] = -dmin[1] * byte<1>(high);
+        c[0][1] = -dmin[0] * byte<2>(high), c[1][1] = -dmin[1] * byte<3>(high);
+      } else {
+        static_assert(kFormat.scale == GpuScale::k_scale16 || kFormat.scale == GpuScale::k_scale32);
+        const uint32_t w = reinterpret_cast<const uint32_t*>(at)[kBlock == 16 ? t & 1 : 0];
+        s[0][0] = d[0] * (byte<0>(w) - 128.0f), s[1][0] = d[1] * (byte<1>(w) - 128.0f);
+        s[0][1] = d[0] * (byte<2>(w) - 128.0f), s[1][1] = d[1] * (byte<3>(w) - 128.0f);
+      }
+    }
+    Factors out;
+    const bool there = tile < tiles;  // else: whatever was left in the memory
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      constexpr float kMagic = kFormat.codebook == GpuCodebook::mxfp4 ? 0.0f : 1024.0f;
+      constexpr auto kOffset = static_cast<float>(kFormat.codebook == GpuCodebook::iq4nl ? 128 : kFormat.offset);
+      const float step = four_bits() && r == 1 ? 16.0f : 1.0f;
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        out.scale[r][b] = there ? s[r][b] / step : 0.0f;
+        out.rest[r][b] = there ? c[r][b] - out.scale[r][b] * (kMagic + step * kOffset) : 0.0f;
+      }
+    }
+    return out;
+  }
+
+ private:
+  // Plain four-bit codes: those of rows g + 8 stand four bits up.
+  static constexpr bool four_bits() {
+    return kFormat.low_bits == 4 && kFormat.high_bits == 0 && kFormat.codebook == GpuCodebook::none;
+  }
+  template <int kWords>
+  static __device__ __forceinline__ void words(uint32_t* out, const uint8_t* at) {
+    if constexpr (kWords == 4) {
+      const uint4 v = *reinterpret_cast<const uint4*>(at);
+      out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
+    } else if constexpr (kWords == 2) {
+      const uint2 v = *reinterpret_cast<const uint2*>(at);
+      out[0] = v.x, out[1] = v.y;
+    } else {
+      static_assert(kWords == 1);
+      out[0] = *reinterpret_cast<const uint32_t*>(at);
+    }
+  }
+  static __device__ __forceinline__ void pair(uint32_t halves, float (&out)[2]) {
+    const float2 v = __half22float2(as_half2(halves));
+    out[0] = v.x, out[1] = v.y;
+  }
+  // Byte kAt as a float.
+  template <int kAt>
+  static __device__ __forceinline__ float byte(uint32_t word) {
+    return __uint_as_float(__byte_perm(word, 0x4b000000u, kAt | 4 << 4 | 4 << 8 | 7 << 12)) - 8388608.0f;
+  }
+  // Four bytes as 1024 + byte.
+  static __device__ __forceinline__ void spread(uint32_t word, uint32_t& low, uint32_t& high) {
+    low = __byte_perm(word, 0x64646464u, 0x4140);
+    high = __byte_perm(word, 0x64646464u, 0x4342);
+  }
+};
+
+}  // namespace dyno::ops::cuda

@@ -1,0 +1,101 @@
+// The rows of x of `ring` as halves in shared memory, in the order in which lanes need them.
+#pragma once
+
+#include "device/dependent.cuh"
+#include "ops/matmul/cuda/ring.h"
+#include "ops/matmul/cuda/stream_rows.cuh"
+
+namespace dyno::ops::cuda {
+
+// Slices (256 values) of the rows of x as halves at `halves`, in the order in which a lane needs them as B: step pair,
+// t, step, register. Beside them the sums of each 16 and what undoes a slice's scale. Returns the sum of the squares of
+// what this warp read.
+struct RingRows {
+  const Problem& p;
+  const RingShape& shape;
+  uint8_t* shared;
+
+  // Calls loaded() while its first loads are under way.
+  template <typename Loaded>
+  __device__ __forceinline__ float convert(int warp, int warps, int lane, Loaded&& loaded) const {
+    constexpr int kAtOnce = 4;  // loads of several slices under way
+    const int slices = shape.x_rows * shape.chunks;
+    float squares = 0;
+    float4 norm[kAtOnce][2];
+    const auto load_norm = [&](int first) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int at = (first + i * warps) * kChunkK + half * 128 + lane * 4;
+          norm[i][half] =
+              p.norm != nullptr && at < p.k ? *reinterpret_cast<const float4*>(p.norm + at) : make_float4(1, 1, 1, 1);
+        }
+      }
+    };
+    load_norm(warp);  // a weight: may be read before
+    device::wait_for_previous();
+    int first = warp;
+    do {
+      if (first > warp) load_norm(first);
+      float4 v[kAtOnce][2];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int slice = first + i * warps, row = slice / shape.chunks;
+        const auto* x = reinterpret_cast<const float*>(p.x + row * p.x_stride);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int at = (slice - row * shape.chunks) * kChunkK + half * 128 + lane * 4;
+          v[i][half] = make_float4(0, 0, 0, 0);
+          if (slice < slices && at < p.k) {
+            const float2 low = *reinterpret_cast<const float2*>(x + at);
+            const float2 high = *reinterpret_cast<const float2*>(x + at + 2);
+            v[i][half] = make_float4(low.x, low.y, high.x, high.y);
+          }
+        }
+      }
+      if (first == warp) loaded();
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int slice = first + i * warps;
+        if (slice < slices) put(slice, v[i], norm[i], lane, squares);
+      }
+      first += warps * kAtOnce;
+    } while (first < slices);
+    return device::warp_sum(squares);
+  }
+
+ private:
+  __device__ __forceinline__ void put(int slice, float4 (&v)[2], const float4 (&norm)[2], int lane,
+                                      float& squares) const {
+    float largest = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float4& q = v[half];
+      squares += (q.x * q.x + q.y * q.y) + (q.z * q.z + q.w * q.w);
+      q = make_float4(q.x * norm[half].x, q.y * norm[half].y, q.z * norm[half].z, q.w * norm[half].w);
+      largest = fmaxf(fmaxf(fmaxf(largest, fabsf(q.x)), fmaxf(fabsf(q.y), fabsf(q.z))), fabsf(q.w));
+    }
+    const float back = row_scale(device::warp_max(largest)), factor = 1.0f / back;
+    auto* halves = reinterpret_cast<uint32_t*>(shared + shape.memory.halves + slice * kChunkK * 2);
+    auto* sums = reinterpret_cast<float*>(shared + shape.memory.sums) + slice * (kChunkK / 16);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float4 q = v[half];
+      const uint32_t low = device::pack_half2(q.x * factor, q.y * factor);
+      const uint32_t high = device::pack_half2(q.z * factor, q.w * factor);
+      const int step = half * 8 + (lane >> 2), quad = lane & 3;
+      const int at = ((step >> 1) * 4 + (quad & 1) * 2) * 4 + (step & 1) * 2 + (quad >> 1);
+      halves[at] = low;
+      halves[at + 4] = high;
+      const float2 a = __half22float2(device::as_half2(low)), b = __half22float2(device::as_half2(high));
+      float sum = (a.x + a.y) + (b.x + b.y);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      if (quad == 0) sums[step] = sum;
+    }
+    if (lane == 0) reinterpret_cast<float*>(shared + shape.memory.scales)[slice] = back;
+  }
+};
+
+}  // namespace dyno::ops::cuda
