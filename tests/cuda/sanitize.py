@@ -77,6 +77,7 @@ def run_models(device: str) -> int:
 
 
 def main() -> None:
+    """The command line; whatever fails is an exception here or said by compute-sanitizer."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--all-types", action="store_true", help="every weight type, not a few")

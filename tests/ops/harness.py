@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from dyno import _core
+from dyno.errors import UnsupportedError
 from numpy.typing import NDArray
 
 GUARD_BYTES = 256
@@ -136,23 +137,16 @@ def launch(
 
 def isas() -> list[str]:
     """Instruction sets whose kernels this machine can run."""
-    names = ["portable", "avx2", "avx512_vnni"]
     runnable = []
     probe = {
         "logits": np.zeros(1, np.float32),
         "uniform": np.zeros(1, np.float32),
         "out": np.zeros(1, np.int32),
     }
-    for name in names:
+    for name in ("portable", "avx2", "avx512_vnni"):
         try:
             _core.ops.run("sample", {"n_vocab": 1}, None, probe, isa=name)
-        except _core_unsupported():
+        except UnsupportedError:
             continue
         runnable.append(name)
     return runnable
-
-
-def _core_unsupported() -> type[Exception]:
-    from dyno.errors import UnsupportedError
-
-    return UnsupportedError

@@ -221,8 +221,7 @@ def resolve(facts: Facts, *, approx: bool, held: Collection[str] = ()) -> tuple[
 
     Args:
         facts: device, model, workload and the engine's own defaults. A row whose name has no default there
-        is a
-            setting that this engine does not have.
+            is a setting that this engine does not have.
         approx: also those that change answers.
         held: names that the user has fixed and that are not searched.
     """

@@ -124,10 +124,6 @@ class Noise:
         """What a gain has to exceed to be believed: 1 %, or twice the half-width."""
         return max(0.01, 2 * self.half_width(rounds))
 
-    @property
-    def visit_sigma(self) -> float:
-        return math.sqrt(self.within**2 + self.between**2)
-
 
 def noise_of(visits: Sequence[Sequence[Mapping[int, float]]]) -> Noise:
     """From visits of one and the same configuration: a list per process, in order of time, of rates by

@@ -49,8 +49,7 @@ def solve(
     Args:
         grid: sizes in ascending order.
         measure: takes an index of the grid and how often it has been asked about it; measures both paths
-        there, which
-            counts as two measurements, and returns log(first / second) with its standard error.
+            there, which counts as two measurements, and returns log(first / second) with its standard error.
         margin: a difference that is none, in log units.
         limit: measurements at most; at least 4.
 
