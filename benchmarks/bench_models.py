@@ -190,12 +190,9 @@ def main() -> int:
         except Exception as error:  # one model must not cost the others their figures
             print(f"{path.stem}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             report["failed"][path.stem] = f"{type(error).__name__}: {error}"
-            continue
-        finally:
-            if args.json:
-                args.json.write_text(json.dumps(report, indent=1) + "\n")
-        compare(row, peers)
-        report["models"].append(row)
+        else:
+            compare(row, peers)
+            report["models"].append(row)
         if args.json:
             args.json.write_text(json.dumps(report, indent=1) + "\n")
     if report["models"]:
