@@ -270,18 +270,15 @@ def foreign_options(request: Request) -> dict[str, Any]:
 def _run(request: Request, executor: Executor, space: Space | None) -> Result:
     description = executor.describe()
     foreign = request.engine != "dyno"
-    space = space or space_for(description, request)
-    limited = limit_memory(description, request, executor, space)
-    space = limited[0]
+    space, misses = limit_memory(description, request, executor, space or space_for(description, request))
     out = output_path(request, description)
     _check_writable(out)
     options = request.options
     if int(description.model.get("experts") or 0) and not foreign:
         options = dataclasses.replace(options, routing=True)
     if foreign and not description.engine["answers_compared"]:
-        options = dataclasses.replace(
-            options, check=False
-        )  # and only settings that change no bit are searched
+        # And only settings that change no bit are searched.
+        options = dataclasses.replace(options, check=False)
     with Progress(description.label, options.budget, quiet=request.quiet) as progress:
         book, past, head = open_journal(
             out.with_name(out.name + ".journal.jsonl"),
@@ -290,8 +287,7 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
             progress,
         )
         with book, contextlib.ExitStack() as watched:
-            gpu = description.engine.get("gpu") or {}
-            bus = gpu.get("pci_bus_id")
+            bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
             ledger = Ledger(
                 executor, options.workload, journal=book, past=past, identity=space.identity,
                 bounds=description.bounds, virtual_time=description.virtual_time,
@@ -299,17 +295,9 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
                 watch=watched.enter_context(GpuWatch(bus)) if bus else None,
             )  # fmt: skip
             ledger.on_note = progress.note
-            refused = dict(description.engine.get("refused", {}))
-            if foreign and not options.check:
-                progress.say(
-                    "answers can't be compared (no llama-perplexity, or no vocabulary in the model), so only "
-                    "settings that change no bit are searched"
-                )
-            if foreign and options.approx_limit is None:
-                refused["kv_type_k, kv_type_v"] = "they change answers; give --allow-approx KLD"
-            for name, why in refused.items():
-                progress.say(f"{name} is not searched: {why}")
-            for miss in limited[1]:
+            if foreign:
+                _say_what_is_left_out(description, options, progress)
+            for miss in misses:
                 progress.say(str(miss))
                 ledger.note(
                     "near_miss", name=miss.name, value=miss.value, short=miss.short, message=str(miss)
@@ -319,26 +307,10 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
             operations = [r for r in past if "op" in r]
             if operations:
                 progress.resumed(max(float(r["t"]) for r in operations), len(operations))
-            mirror = None
-            if request.storage is not None:
-                try:
-                    mirror = Mirror(space, request.storage, f"{description.label} seed {options.seed}")
-                except Exception as error:  # whatever a database driver raises
-                    raise TuneError(f"storage {request.storage}: {error}") from error
+            mirror = _mirror(request, description, space)
             rates = dict(description.rates)
             if not description.virtual_time:
-                warning = busy(int(description.device.get("cores") or usable_cores()))
-                if warning:
-                    progress.say(warning)
-                if description.device.get("kind") == "cpu":
-                    rates["memory_gbps"] = memory_gbps()
-                others = gpu_busy(bus)
-                if others:
-                    progress.say(others)
-                around = environment(request.model)
-                if around.get("busy"):
-                    progress.say(f"other processes compute: {', '.join(around['busy'])}")
-                ledger.note("machine", **around, **rates, **gpu, **gpu_state(bus))
+                rates |= _note_machine(request, description, ledger, progress)
             tune = Tune(ledger, space, options, incumbents=head["incumbents"], mirror=mirror)
             outcome = tune.run()
             variants: list[Variant] = []
@@ -366,6 +338,50 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
         ) from error
     folder = _write_front(tune, variants, description, made, rates, out) if variants else None
     return Result(outcome, profile, out, book.path, folder)
+
+
+def _say_what_is_left_out(description: Description, options: Options, progress: Progress) -> None:
+    """Settings of another engine that are not searched, each with the reason."""
+    if not options.check:
+        progress.say(
+            "answers can't be compared (no llama-perplexity, or no vocabulary in the model), so only "
+            "settings that change no bit are searched"
+        )
+    refused = dict(description.engine.get("refused", {}))
+    if options.approx_limit is None:
+        refused["kv_type_k, kv_type_v"] = "they change answers; give --allow-approx KLD"
+    for name, why in refused.items():
+        progress.say(f"{name} is not searched: {why}")
+
+
+def _mirror(request: Request, description: Description, space: Space) -> Mirror | None:
+    """The study in the user's Optuna storage, if one is given. Raises TuneError where it cannot be opened."""
+    if request.storage is None:
+        return None
+    try:
+        return Mirror(space, request.storage, f"{description.label} seed {request.options.seed}")
+    except Exception as error:  # whatever a database driver raises
+        raise TuneError(f"storage {request.storage}: {error}") from error
+
+
+def _note_machine(
+    request: Request, description: Description, ledger: Ledger, progress: Progress
+) -> dict[str, float]:
+    """Records the state of the machine, says what may disturb, and returns the rates measured here (GB/s)."""
+    gpu = description.engine.get("gpu") or {}
+    bus = gpu.get("pci_bus_id")
+    warning = busy(int(description.device.get("cores") or usable_cores()))
+    if warning:
+        progress.say(warning)
+    measured = {"memory_gbps": memory_gbps()} if description.device.get("kind") == "cpu" else {}
+    others = gpu_busy(bus)
+    if others:
+        progress.say(others)
+    around = environment(request.model)
+    if around.get("busy"):
+        progress.say(f"other processes compute: {', '.join(around['busy'])}")
+    ledger.note("machine", **around, **{**description.rates, **measured}, **gpu, **gpu_state(bus))
+    return measured
 
 
 def _write_front(
