@@ -85,7 +85,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "How many sequences the KV cache has room for.",
         default=1,
         minimum=1,
-        maximum=4096,
+        maximum=1024,
         memory_bound=True,
         moves=("memory",),
         ranks_by="bandwidth",
