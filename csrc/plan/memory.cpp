@@ -1,10 +1,9 @@
 // Whether a plan fits into a GPU, and what would make it fit: said before anything is allocated.
 #include <algorithm>
-#include <iomanip>
-#include <sstream>
 #include <vector>
 
 #include "core/error.h"
+#include "plan/mib.h"
 #include "plan/plan.h"
 
 namespace dyno::plan {
@@ -15,12 +14,6 @@ constexpr size_t kDeviceReserve = size_t{512} << 20;
 // Below these nobody would want to run.
 constexpr int64_t kLeastUbatch = 32;
 constexpr int64_t kLeastContext = 256;
-
-std::string mib(size_t bytes) {
-  std::ostringstream out;
-  out << std::fixed << std::setprecision(1) << static_cast<double>(bytes) / (1 << 20) << " MiB";
-  return out.str();
-}
 
 // A change of settings, and at least how many bytes it frees.
 struct Remedy {

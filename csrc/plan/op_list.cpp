@@ -249,7 +249,7 @@ void OpList::build() {
 
   list_.head_node = static_cast<int32_t>(list_.nodes.size());
   Input h = normed("output_norm", residual_, model_.output_norm, model_.n_embd);
-  // Both lists write the same logits, which lie in the caller's memory.
+  // All lists write the same logits, which lie in the caller's memory.
   Operand logits{.value = plan_.logits, .stride_bytes = model_.n_vocab * kF32};
   if (!logits) logits = value("logits", model_.n_vocab);
   plan_.logits = logits.value;

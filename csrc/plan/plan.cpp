@@ -8,6 +8,7 @@
 #include "ops/matmul/layout.h"
 #include "plan/expanded_list.h"
 #include "plan/fused_list.h"
+#include "plan/mib.h"
 #include "plan/op_list.h"
 
 namespace dyno::plan {
@@ -50,12 +51,9 @@ WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const Lo
   return p;
 }
 
-std::string mib(size_t bytes) {
-  const double value = static_cast<double>(bytes) / (1 << 20);
-  std::ostringstream out;
-  out.precision(1);
-  out << std::fixed << value << " MiB";
-  return out.str();
+bool has_latents(const model::ModelDesc& model) {
+  return std::any_of(model.layers.begin(), model.layers.end(),
+                     [](const model::LayerSpec& layer) { return layer.attention.kind == model::AttentionKind::mla; });
 }
 
 }  // namespace
@@ -78,9 +76,7 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
              model.n_ctx_train, " positions; use ctx=", model.n_ctx_train, " or less");
   DYNO_CHECK(PlanError, c.sequences >= 1 && c.sequences <= 1024, "[plan] sequences is ", c.sequences,
              "; expected 1 to 1024");
-  const bool latent = std::any_of(model.layers.begin(), model.layers.end(), [](const model::LayerSpec& layer) {
-    return layer.attention.kind == model::AttentionKind::mla;
-  });
+  const bool latent = has_latents(model);
   plan.kv_type_k = c.kv_type_k.value_or(latent ? DType::f32 : DType::f16);
   plan.kv_type_v = c.kv_type_v.value_or(latent ? plan.kv_type_k : DType::f16);
   plan.context = c;
@@ -125,10 +121,7 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
   OpList(plan, model, plan.general).build();
   if (device.kind == DeviceKind::cuda && load.numerics == Numerics::standard) {
     FusedList(plan, model, plan.fused).build();
-    const bool latent = std::any_of(model.layers.begin(), model.layers.end(), [](const model::LayerSpec& layer) {
-      return layer.attention.kind == model::AttentionKind::mla;
-    });
-    if (latent) ExpandedList(plan, model, plan.expanded).build();
+    if (has_latents(model)) ExpandedList(plan, model, plan.expanded).build();
   }
   layout_arena(plan, ubatch);
   return plan;
