@@ -1,0 +1,56 @@
+"""What the pages promise to list in full: families, variants of products, CUDA switches, knobs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from dyno_tuner.knobs import KNOBS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def read(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def families() -> list[str]:
+    found = re.search(r"enum class Family : uint8_t \{(.*?)\}", read("csrc/ops/op.h"), re.DOTALL)
+    assert found
+    return re.findall(r"\w+", found[1])
+
+
+def product_variants() -> set[str]:
+    """CUDA variants of the families whose kernels are in csrc/ops/matmul/cuda."""
+    text = "".join(
+        read(f"csrc/ops/{family}/variants.def")
+        for family in ("matmul", "matmul_id", "up_gate", "moe_up_gate")
+    )
+    return set(re.findall(r"^DYNO_VARIANT\((\w+), cuda,", text, re.MULTILINE))
+
+
+def switches() -> list[str]:
+    found = re.search(r"set\(_cuda_switches\s+(.*?)\)", read("csrc/cmake/Cuda.cmake"), re.DOTALL)
+    assert found
+    return [name for name in found[1].split() if name != "GGML_CUDA_IQK_FORCE_BF16"]  # an alias
+
+
+@pytest.mark.parametrize("family", families())
+def test_architecture_names_every_family(family: str) -> None:
+    assert f"`{family}`" in read("docs/architecture.md")
+
+
+@pytest.mark.parametrize("variant", sorted(product_variants()))
+def test_cuda_products_has_a_row_for_every_variant(variant: str) -> None:
+    assert f"\n| `{variant}` |" in read("docs/cuda-products.md")
+
+
+@pytest.mark.parametrize("switch", switches())
+def test_cuda_build_has_a_section_for_every_switch(switch: str) -> None:
+    assert f"\n## `{switch}`\n" in read("docs/cuda-build.md")
+
+
+@pytest.mark.parametrize("knob", [spec.name for spec in KNOBS])
+def test_the_tuning_guide_names_every_knob(knob: str) -> None:
+    assert f"`{knob}`" in read("docs/tuning-guide.md")
