@@ -101,7 +101,11 @@ def tune(
         str | None, typer.Option(help="Optuna storage URL to show the study in, e.g. sqlite:///tune.db.")
     ] = None,
     ctx: Annotated[
-        int | None, typer.Option(help="Length of the context; default min(model, 4096).", min=1)
+        int | None,
+        typer.Option(
+            help="Length of the context; default 4096 or what the workload needs, at most the model's limit.",
+            min=1,
+        ),
     ] = None,
     vram: Annotated[
         str | None,
