@@ -130,7 +130,7 @@ void CudaExecutor::upload(const MicroBatch& batch) {
   next_stage_ = 1 - next_stage_;
   DYNO_CUDA_CHECK(cudaEventSynchronize(copied.get()));
   const auto put = [&](size_t offset, const auto& values) {
-    std::memcpy(stage.data() + offset, values.data(), values.size_bytes());
+    if (!values.empty()) std::memcpy(stage.data() + offset, values.data(), values.size_bytes());
   };
   put(0, batch.tokens);
   put(layout.positions, batch.positions);
