@@ -174,7 +174,8 @@ def arithmetic_of(
         bits = 8 if narrow else 11
         return Arithmetic(bits, bits, steps=_steps(desc["dk"] + DEPTH))
     if variant == "ring":
-        # Codes stand at 1024 and above, and what that adds is taken off again: sums are cut off 1024 times as high.
+        # Codes stand at 1024 and above, and what that adds is taken off again: sums are cut off
+        # 1024 times as high.
         return Arithmetic(11, FLOAT_BITS, steps=1024)
     if variant in ("stream", "mma", "wgmma", "wgmma_wide", "half_mma", "half_staged", "cublas"):
         floats = desc.get("type") in ("f16", "bf16")  # rows are two halves a number then
