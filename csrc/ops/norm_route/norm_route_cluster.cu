@@ -14,7 +14,7 @@ namespace dyno::ops {
 namespace {
 
 constexpr int kMaxWarps = 16;
-constexpr int kRows = kRouteWarpRows;
+[[maybe_unused]] constexpr int kRows = kRouteWarpRows;  // not in code for chips without clusters, nor are the functions
 
 struct ClusterTask {
   NormRouteArgs args;
@@ -25,12 +25,12 @@ struct ClusterTask {
   bool vector;
 };
 
-__device__ __forceinline__ float4 load_quad(const float* row, int quad, bool vector) {
+[[maybe_unused]] __device__ __forceinline__ float4 load_quad(const float* row, int quad, bool vector) {
   if (vector) return reinterpret_cast<const float4*>(row)[quad];
   const float* p = row + 4 * quad;
   return make_float4(p[0], p[1], p[2], p[3]);
 }
-__device__ __forceinline__ float dot(const float4& a, const float4& b) {
+[[maybe_unused]] __device__ __forceinline__ float dot(const float4& a, const float4& b) {
   return (a.x * b.x + a.y * b.y) + (a.z * b.z + a.w * b.w);
 }
 
