@@ -53,7 +53,8 @@ def kld_rows(reference_logits: NDArray[Any], logits: NDArray[Any]) -> NDArray[np
         # p = 0 contributes nothing, also where the log-probability is -inf.
         with np.errstate(invalid="ignore"):
             terms = np.where(p > 0, p * (log_p - log_q), 0.0)
-        rows[part] = terms.sum(axis=-1)
+        # Never below zero; where one token has all the probability, the rest may round to less.
+        rows[part] = np.maximum(terms.sum(axis=-1), 0.0)
 
     parts = list(_blocks(reference.shape))
     threads = min(len(parts), usable_cores(), _MOST_THREADS)

@@ -30,6 +30,13 @@ def test_kld_ignores_a_constant_and_is_zero_for_equals() -> None:
     assert abs(quality.kld(x, x.astype(np.float64) + 5.0)) < 1e-12
 
 
+def test_kld_of_nearly_certain_rows_is_not_negative() -> None:
+    """All but the certain token's share rounds away, and the rest alone sums to less than nothing."""
+    p, q = np.array([[0.0, -600.0]]), np.array([[0.0, -599.0]])
+    assert quality.kld(p, q) == 0.0
+    assert math.isnan(quality.kld(p, np.array([[np.nan, 0.0]])))
+
+
 def test_kld_against_a_loop_over_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(2)
     p, q = rng.normal(size=(9, 33)), rng.normal(size=(9, 33))
