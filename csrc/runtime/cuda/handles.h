@@ -104,6 +104,7 @@ class PinnedBuffer {
 // A few pieces of page-locked memory that are asked for again and again: what is given back is kept for the next.
 class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
  public:
+  PinnedPool() { free_.reserve(kPieces); }  // giving back cannot fail
   // Of at least `bytes`; goes back to the pool, which lives as long, when the last owner is gone. Null while kPieces
   // are out: who keeps more does not need them fast, and such memory is taken from everyone else.
   std::shared_ptr<std::byte[]> take(size_t bytes, const char* purpose);
