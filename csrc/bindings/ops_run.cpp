@@ -161,75 +161,59 @@ KvStoreArgs read_args(OpArgs& in, const KvStoreDesc& d, std::vector<SequenceRun>
   return a;
 }
 
-QkvRopeStoreArgs read_args(OpArgs& in, const QkvRopeStoreDesc& d, std::vector<SequenceRun>& runs) {
-  QkvRopeStoreArgs a;
+// What both families take that put k and v into the cache.
+template <typename Args, typename Desc>
+Args read_stored(OpArgs& in, const Desc& d, std::vector<SequenceRun>& runs) {
+  Args a;
   runs = read_runs(in, d.m);
   a.runs = runs.data();
   a.n_runs = static_cast<int32_t>(runs.size());
   a.slot_positions = in.number<int64_t>("slot_positions", d.m);
-  const int64_t q_row = d.heads * (d.latent ? d.nope + d.n_rot : d.dk), k_row = d.kv_heads * d.dk;
-  a.q_stride = in.number<int64_t>("q_stride", q_row);
+  const int64_t k_row = d.kv_heads * d.dk, v_row = d.kv_heads * d.dv;
   a.k_stride = in.number<int64_t>("k_stride", k_row);
+  a.k = in.in<float>("k", extent(d.m, a.k_stride, k_row));
+  a.q_norm = in.optional_in<float>("q_norm", d.dk);
+  a.k_norm = in.optional_in<float>("k_norm", d.latent ? d.dk - d.n_rot : d.dk);
+  a.eps = in.number<float>("eps", 0.0f);
+  a.inv_freq = in.in<float>("inv_freq", d.n_rot / 2);
+  a.mscale = in.number<float>("mscale", 1.0f);
+  const int64_t rows = cells(runs, a.slot_positions);
+  const auto k_bytes = static_cast<int64_t>(row_bytes(d.k_type, k_row));
+  a.k_row_bytes = in.number<int64_t>("k_row_bytes", k_bytes);
+  a.k_cache = reinterpret_cast<std::byte*>(in.out<uint8_t>("k_cache", extent(rows, a.k_row_bytes, k_bytes)));
+  if (d.latent) return a;
+  a.v_stride = in.number<int64_t>("v_stride", v_row);
+  a.v = in.in<float>("v", extent(d.m, a.v_stride, v_row));
+  const auto v_bytes = static_cast<int64_t>(row_bytes(d.v_type, v_row));
+  a.v_row_bytes = in.number<int64_t>("v_row_bytes", v_bytes);
+  a.v_cache = reinterpret_cast<std::byte*>(in.out<uint8_t>("v_cache", extent(rows, a.v_row_bytes, v_bytes)));
+  return a;
+}
+
+QkvRopeStoreArgs read_args(OpArgs& in, const QkvRopeStoreDesc& d, std::vector<SequenceRun>& runs) {
+  auto a = read_stored<QkvRopeStoreArgs>(in, d, runs);
+  a.positions = in.in<int32_t>("positions", d.m);
+  const int64_t q_row = d.heads * (d.latent ? d.nope + d.n_rot : d.dk);
+  a.q_stride = in.number<int64_t>("q_stride", q_row);
   if (d.latent) {
     a.q = const_cast<float*>(in.in<float>("q", extent(d.m, a.q_stride, q_row)));
     a.q_out_stride = in.number<int64_t>("q_out_stride", d.heads * d.dk);
     a.q_out = in.out<float>("q_out", extent(d.m, a.q_out_stride, d.heads * d.dk));
   } else {
     a.q = in.out<float>("q", extent(d.m, a.q_stride, q_row));
-    a.v_stride = in.number<int64_t>("v_stride", d.kv_heads * d.dv);
-    a.v = in.in<float>("v", extent(d.m, a.v_stride, d.kv_heads * d.dv));
-  }
-  a.k = in.in<float>("k", extent(d.m, a.k_stride, k_row));
-  a.q_norm = in.optional_in<float>("q_norm", d.dk);
-  a.k_norm = in.optional_in<float>("k_norm", d.latent ? d.dk - d.n_rot : d.dk);
-  a.eps = in.number<float>("eps", 0.0f);
-  a.positions = in.in<int32_t>("positions", d.m);
-  a.inv_freq = in.in<float>("inv_freq", d.n_rot / 2);
-  a.mscale = in.number<float>("mscale", 1.0f);
-  const int64_t rows = cells(runs, a.slot_positions);
-  const auto k_bytes = static_cast<int64_t>(row_bytes(d.k_type, k_row));
-  a.k_row_bytes = in.number<int64_t>("k_row_bytes", k_bytes);
-  a.k_cache = reinterpret_cast<std::byte*>(in.out<uint8_t>("k_cache", extent(rows, a.k_row_bytes, k_bytes)));
-  if (!d.latent) {
-    const auto v_bytes = static_cast<int64_t>(row_bytes(d.v_type, d.kv_heads * d.dv));
-    a.v_row_bytes = in.number<int64_t>("v_row_bytes", v_bytes);
-    a.v_cache = reinterpret_cast<std::byte*>(in.out<uint8_t>("v_cache", extent(rows, a.v_row_bytes, v_bytes)));
   }
   return a;
 }
 
 RopeAttentionArgs read_args(OpArgs& in, const RopeAttentionDesc& d, std::vector<SequenceRun>& runs) {
-  RopeAttentionArgs a;
-  runs = read_runs(in, d.m);
-  a.runs = runs.data();
-  a.n_runs = static_cast<int32_t>(runs.size());
-  a.slot_positions = in.number<int64_t>("slot_positions", d.m);
-  const int64_t q_row = d.heads * d.dk, k_row = d.kv_heads * d.dk, v_row = d.kv_heads * d.dv;
+  auto a = read_stored<RopeAttentionArgs>(in, d, runs);
+  const int64_t q_row = d.heads * d.dk;
   a.q_stride = in.number<int64_t>("q_stride", q_row);
   a.q = in.in<float>("q", extent(d.m, a.q_stride, q_row));
-  a.k_stride = in.number<int64_t>("k_stride", k_row);
-  a.k = in.in<float>("k", extent(d.m, a.k_stride, k_row));
   if (d.latent) {
     const int64_t rotary_row = d.heads * (d.nope + d.n_rot);
     a.q_rotary_stride = in.number<int64_t>("q_rotary_stride", rotary_row);
     a.q_rotary = in.in<float>("q_rotary", extent(d.m, a.q_rotary_stride, rotary_row));
-  } else {
-    a.v_stride = in.number<int64_t>("v_stride", v_row);
-    a.v = in.in<float>("v", extent(d.m, a.v_stride, v_row));
-  }
-  a.q_norm = in.optional_in<float>("q_norm", d.dk);
-  a.k_norm = in.optional_in<float>("k_norm", d.latent ? d.dk - d.n_rot : d.dk);
-  a.eps = in.number<float>("eps", 0.0f);
-  a.inv_freq = in.in<float>("inv_freq", d.n_rot / 2);
-  a.mscale = in.number<float>("mscale", 1.0f);
-  const int64_t rows = cells(runs, a.slot_positions);
-  const auto k_bytes = static_cast<int64_t>(row_bytes(d.k_type, k_row));
-  a.k_row_bytes = in.number<int64_t>("k_row_bytes", k_bytes);
-  a.k_cache = reinterpret_cast<std::byte*>(in.out<uint8_t>("k_cache", extent(rows, a.k_row_bytes, k_bytes)));
-  if (!d.latent) {
-    const auto v_bytes = static_cast<int64_t>(row_bytes(d.v_type, v_row));
-    a.v_row_bytes = in.number<int64_t>("v_row_bytes", v_bytes);
-    a.v_cache = reinterpret_cast<std::byte*>(in.out<uint8_t>("v_cache", extent(rows, a.v_row_bytes, v_bytes)));
   }
   a.sinks = in.optional_in<float>("sinks", d.heads);
   DYNO_CHECK(PlanError, !d.sinks || a.sinks != nullptr, "[rope_attention] argument sinks is missing");
