@@ -16,6 +16,23 @@ from ops.rounding import operand
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
+
+def rotated(
+    x: Any, args: dict[str, Any], positions: NDArray[Any], *, n_rot: int, offset: int, neox: bool
+) -> Any:
+    """Heads x [m, heads, width] as an op with these arguments rotates them, in float64."""
+    inv_freq = args["inv_freq"].astype(np.float64)
+    return reference.rope(
+        x, positions.tolist(), inv_freq, n_rot=n_rot, offset=offset, neox=neox, mscale=args["mscale"]
+    )
+
+
+def normed(x: Any, args: dict[str, Any], name: str) -> Any:
+    """x by the norm of that name, if the op has one."""
+    return reference.rms_norm(x, args[name].astype(np.float64), None, args["eps"]) if name in args else x
+
 
 @cases("attention")
 def attention_cases() -> Iterator[Case]:
@@ -192,18 +209,7 @@ def qkv_rope_store_cases() -> Iterator[Case]:
                 args["k_norm"] = normal(rng, rest if latent else dk)
 
             def rotate(x: Any, offset: int) -> Any:
-                return reference.rope(
-                    x,
-                    positions.tolist(),
-                    inv_freq.astype(np.float64),
-                    n_rot=n_rot,
-                    offset=offset,
-                    neox=neox,
-                    mscale=1.25,
-                )
-
-            def norm(x: Any, name: str) -> Any:
-                return reference.rms_norm(x, args[name].astype(np.float64), None, 1e-5) if name in args else x
+                return rotated(x, args, positions, n_rot=n_rot, offset=offset, neox=neox)
 
             wide_q = q[:, : heads * q_dim].reshape(m, heads, q_dim).astype(np.float64)
             wide_k = k[:, : kv_heads * dk].reshape(m, kv_heads, dk).astype(np.float64)
@@ -211,14 +217,14 @@ def qkv_rope_store_cases() -> Iterator[Case]:
             if latent:
                 assert nope is not None
                 want_q = rotate(wide_q[..., nope:], 0)
-                wide_k[..., :rest] = norm(wide_k[..., :rest], "k_norm")
+                wide_k[..., :rest] = normed(wide_k[..., :rest], args, "k_norm")
                 want_k = rotate(wide_k, rest)
                 args["q"] = q
                 outputs["q_out"] = np.full((m, heads * dk + gap), 77, F32)
                 args["q_out_stride"] = heads * dk + gap
             else:
-                want_q = rotate(norm(wide_q, "q_norm"), 0)
-                want_k = rotate(norm(wide_k, "k_norm"), 0)
+                want_q = rotate(normed(wide_q, args, "q_norm"), 0)
+                want_k = rotate(normed(wide_k, args, "k_norm"), 0)
                 outputs["q"] = q
             k_bytes = to_cache(np.zeros(kv_heads * dk, F32), k_type)[0].size
             outputs["k_cache"] = rng.integers(0, 256, (slots, ctx, k_bytes + 4 * gap)).astype(np.uint8)

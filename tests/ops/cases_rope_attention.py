@@ -9,6 +9,7 @@ import numpy as np
 from ops import reference
 from ops.cache_types import LOSS, from_cache, to_cache
 from ops.cases import EXACT, F32, cases, normal
+from ops.cases_attention import normed, rotated
 from ops.harness import Case, expect_close
 
 if TYPE_CHECKING:
@@ -100,29 +101,18 @@ def make(
             args[name.replace("cache", "row_bytes")] = outputs[name].shape[-1]
         before = {name: outputs[name].copy() for name in widths}
 
-        def rotated(x: Any, offset: int) -> Any:
-            return reference.rope(
-                x,
-                positions.tolist(),
-                inv_freq.astype(np.float64),
-                n_rot=n_rot,
-                offset=offset,
-                neox=neox,
-                mscale=1.25,
-            )
-
-        def normed(x: Any, name: str) -> Any:
-            return reference.rms_norm(x, args[name].astype(np.float64), None, 1e-5) if name in args else x
+        def rotate(x: Any, offset: int) -> Any:
+            return rotated(x, args, positions, n_rot=n_rot, offset=offset, neox=neox)
 
         wide_q = q[:, : heads * dk].reshape(m, heads, dk).astype(np.float64)
         wide_k = k[:, : kv_heads * dk].reshape(m, kv_heads, dk).astype(np.float64)
         if latent:
-            wide_q[..., rest:] = rotated(rotary[..., nope:].astype(np.float64), 0)
-            wide_k[..., :rest] = normed(wide_k[..., :rest], "k_norm")
-            want_k = rotated(wide_k, rest)
+            wide_q[..., rest:] = rotate(rotary[..., nope:].astype(np.float64), 0)
+            wide_k[..., :rest] = normed(wide_k[..., :rest], args, "k_norm")
+            want_k = rotate(wide_k, rest)
         else:
-            wide_q = rotated(normed(wide_q, "q_norm"), 0)
-            want_k = rotated(normed(wide_k, "k_norm"), 0)
+            wide_q = rotate(normed(wide_q, args, "q_norm"), 0)
+            want_k = rotate(normed(wide_k, args, "k_norm"), 0)
 
         # The caches as they shall be, and what that makes of the queries.
         fresh = {"k_cache": want_k.reshape(m, -1)}
