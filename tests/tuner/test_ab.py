@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from dyno import profiles
+from dyno_tuner.ab import command
 from dyno_tuner.ab.compare import FASTER, SAME, SLOWER, Options, compare, judge
 from dyno_tuner.ab.dyno_side import DynoSide
 from dyno_tuner.ab.render import markdown, to_dict
@@ -280,6 +281,31 @@ def test_wrong_usage(tmp_path: Path, model: str) -> None:
     assert _ab("default", "default", "-m", model, "--device", "tpu")[0] == 2
     assert _ab("default", "default", "-m", model, "--device", "cuda:1", "--gpu", "0")[0] == 2
     assert _ab("default", "default", "-m", str(tmp_path / "no.gguf"))[0] == 1
+
+
+def test_the_device_is_chosen_as_tune_does(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is a GPU, dyno runs on it unless told otherwise; other engines' binaries alone do not."""
+    monkeypatch.setattr(command, "devices_of", lambda device, gpu: ["cuda:0"])
+    asked: list[int | None] = []
+
+    def given(name: str, word: str, given: Given, *rest: object) -> None:
+        asked.append(given.gpu)
+        raise TuneError("enough")
+
+    monkeypatch.setattr(command, "make_side", given)
+    foreign = str(fake(tmp_path / "b", "llama.cpp-0c1e570"))
+    for sides, flags, expected in (
+        (("default", foreign), [], 0),
+        (("default", "default"), ["--device", "cpu"], None),
+        (("default", "default"), ["--gpu", "3"], 3),
+        ((foreign, foreign), [], None),
+        ((foreign, foreign), ["--device", "cuda:1"], 1),
+    ):
+        assert _ab(*sides, "-m", model, *flags)[0] == 1
+        assert asked.pop() == expected
+    assert asked == []
 
 
 def test_dyno_against_another_engine(tmp_path: Path, model: str) -> None:

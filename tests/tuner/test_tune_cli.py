@@ -8,7 +8,8 @@ import optuna
 import pytest
 import typer
 from dyno.errors import DynoError
-from dyno_tuner.cli import app, parse_duration
+from dyno_tuner.arguments import parse_duration
+from dyno_tuner.cli import app
 from dyno_tuner.diff import compare_profiles
 from dyno_tuner.errors import TuneError
 from dyno_tuner.inline import InlineExecutor
@@ -43,6 +44,8 @@ def test_wrong_usage(tmp_path: Path) -> None:
     assert _tune("--model", str(file), "--budget", "soon")[0] == 2
     assert "no sampler" in _tune("--model", str(file), "--sampler", "psychic")[1]
     assert "workload" in _tune("--model", str(file), "--workload", "pp=many")[1]
+    assert "named twice" in _tune("--model", str(file), "--gpu", "1,1")[1]
+    assert "numbers" in _tune("--model", str(file), "--gpu", "0,")[1]
     assert "'cuda:999'" in _tune("--model", str(file), "--gpu", "999")[1]
     assert "contradict" in _tune("--model", str(file), "--gpu", "0", "--device", "cpu")[1]
     assert "threads" in _tune("--model", str(file), "--set", "thread=3")[1]
@@ -58,6 +61,16 @@ def test_one_line_on_standard_error(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("tune: ")
+
+
+@pytest.mark.parametrize(
+    ("module", "said"), [(["dyno_tuner.cli"], "Usage: tune "), (["dyno", "tune"], "Usage: dyno tune ")]
+)
+def test_help_names_the_program(module: list[str], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *module, "--help"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.lstrip().startswith(said)
 
 
 def _session(out: Path, seed: int, storage: str | None = None) -> None:

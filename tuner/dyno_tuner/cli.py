@@ -6,13 +6,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import signal
 import sys
 import traceback
 from pathlib import Path  # noqa: TC003  (typer reads annotations when the command runs)
 from types import FrameType  # noqa: TC003
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
@@ -20,10 +19,24 @@ from dyno.errors import DynoError
 from rich.console import Console
 
 from . import __version__
+from . import cli_options as o
 from .ab.command import ab
+from .arguments import (
+    command_line,
+    devices_of,
+    engine_options,
+    held_settings,
+    least_deadline,
+    parse_duration,
+    usual_workload,
+)
 from .errors import TuneError
+from .memory import parse_bytes
 from .samplers import SAMPLERS
 from .target import Workload
+
+if TYPE_CHECKING:
+    from .session import Request, Result
 
 
 class _Commands(typer.core.TyperGroup):
@@ -49,17 +62,6 @@ app = typer.Typer(
 _state = {"verbose": False}
 
 
-def parse_duration(text: str) -> float:
-    """Seconds of `90`, `90s`, `3m`, `1.5h`. Raises typer.BadParameter."""
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*(s|sec|m|min|h)?\s*", text)
-    if not found:
-        raise typer.BadParameter(f"{text!r} is no duration; write 90s, 3m or 1.5h")
-    seconds = float(found[1]) * {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}[found[2] or "s"]
-    if not 5 <= seconds <= 7 * 86400:
-        raise typer.BadParameter(f"{text!r} is out of range; give 5 s to 168 h")
-    return seconds
-
-
 app.command(name="ab")(ab)
 
 
@@ -72,69 +74,28 @@ def _version(wanted: bool) -> None:
 @app.callback(invoke_without_command=True)
 def tune(
     context: typer.Context,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="GGUF file.")] = None,
-    device: Annotated[
-        str, typer.Option(help="auto (the first usable GPU, else the CPU), cpu or cuda:N.")
-    ] = "auto",
-    gpu: Annotated[str | None, typer.Option(help="Number of the GPU; the same as --device cuda:N.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Profile to write; default: the user's profile folder.")
-    ] = None,
-    budget: Annotated[str, typer.Option(help="Wall-clock limit: 90s, 3m, 1h.")] = "3m",
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            help="What to be fast at: chat, rag, or tokens[:weight] as in pp=512,4096:2,tg=128,depth=0,8192; "
-            "default pp=4096,tg=128 on a GPU, else pp=512,tg=64."
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of every random draw.", min=0)] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the journal of the last run.")] = False,
-    allow_approx: Annotated[
-        float | None,
-        typer.Option(
-            help="Also search settings that change answers, up to this mean KLD (nats per token).", min=0
-        ),
-    ] = None,
-    sampler: Annotated[str, typer.Option(help=f"Of the search: {', '.join(SAMPLERS)}.")] = "guided",
-    storage: Annotated[
-        str | None, typer.Option(help="Optuna storage URL to show the study in, e.g. sqlite:///tune.db.")
-    ] = None,
-    ctx: Annotated[
-        int | None,
-        typer.Option(
-            help="Length of the context; default 4096 or what the workload needs, at most the model's limit.",
-            min=1,
-        ),
-    ] = None,
-    vram: Annotated[
-        str | None,
-        typer.Option(help="Memory that the engine may take, by its plan: 16GiB (main memory on a CPU)."),
-    ] = None,
-    pareto: Annotated[
-        bool, typer.Option("--pareto", help="Also write profiles that need less memory, and a plot.")
-    ] = False,
-    hold: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Hold a setting at a value: NAME=VALUE; may be repeated."),
-    ] = None,
-    engine: Annotated[
-        str, typer.Option(help="dyno, llama.cpp or ik_llama.cpp; after -- your own command line of it.")
-    ] = "dyno",
-    binaries: Annotated[
-        Path | None, typer.Option("--bin", help="Folder of llama.cpp's or ik_llama.cpp's binaries.")
-    ] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(
-            help="Your own text: what prompts are made of (it decides which experts work); "
-            "with --bin what answers are compared on."
-        ),
-    ] = None,
-    kernels: Annotated[bool, typer.Option(help="Also choose kernels of single ops.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show traces of errors.")] = False,
+    model: o.Model = None,
+    device: o.Device = "auto",
+    gpu: o.Gpu = None,
+    out: o.Out = None,
+    budget: o.Budget = "3m",
+    workload: o.WhatWorkload = None,
+    seed: o.Seed = 0,
+    resume: o.Resume = False,
+    allow_approx: o.AllowApprox = None,
+    sampler: o.Sampler = "guided",
+    storage: o.Storage = None,
+    ctx: o.Ctx = None,
+    vram: o.Vram = None,
+    pareto: o.Pareto = False,
+    hold: o.Held = None,
+    engine: o.Engine = "dyno",
+    binaries: o.Binaries = None,
+    text: o.Text = None,
+    kernels: o.Kernels = True,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = False,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
 ) -> None:
     """Tune a model: measure, prove, write a profile that the runtime finds by itself."""
@@ -146,128 +107,64 @@ def tune(
     if model is None:
         print(context.get_help())
         raise typer.Exit(2)
-    from .memory import parse_bytes
-    from .session import Request, run
-    from .tune import Options
+    from .session import run
 
     if sampler not in SAMPLERS:
         raise typer.BadParameter(f"no sampler {sampler!r}; there are {', '.join(SAMPLERS)}")
-    options_of_engine = _engine(engine, binaries, text, device, gpu, context.meta.get("command_line", []))
+    of_engine = engine_options(engine, binaries, text, device, gpu, context.meta.get("command_line", []))
+    for option, wanted in (("--vram", vram is not None), ("--pareto", pareto)):
+        if wanted and engine != "dyno":
+            raise typer.BadParameter(f"{option} goes by dyno's memory plan; --engine {engine} has none")
     if not os.path.isfile(model):
         raise TuneError(f"model {model}: no such file")
-    chosen = _device(device, gpu) if engine == "dyno" else "cpu"
-    usual = Workload(pp=4096, tg=128) if chosen.startswith("cuda") else Workload(pp=512, tg=64)
-    parsed = Workload.parse(workload, usual) if workload is not None else usual
-    if vram is not None and engine != "dyno":
-        raise typer.BadParameter(f"--vram goes by dyno's memory plan; --engine {engine} has none")
-    if pareto and engine != "dyno":
-        raise typer.BadParameter(f"--pareto goes by dyno's memory plan; --engine {engine} has none")
-    limit = parse_bytes(vram) if vram is not None else None
-    options = Options(
-        parsed,
-        budget=parse_duration(budget),
-        seed=seed,
-        sampler=sampler,
-        approx_limit=allow_approx,
-        kernels=kernels and engine == "dyno",
-        pareto=pareto,
-    )
-    needed = parsed.longest
-    request = Request(
-        model, options, chosen, out, resume, ctx if ctx is not None else max(4096, needed), storage,
-        shlex.join(["tune", *sys.argv[1:]]), quiet, _held(hold or [], engine),
-        deadline_floor=_least_deadline(engine, chosen, model), engine=engine,
-        engine_options=options_of_engine, memory_limit=limit,
-        text=str(text.absolute()) if text is not None and engine == "dyno" else None,
+    devices = devices_of(device, gpu) if engine == "dyno" else ["cpu"]
+    if len(devices) > 1:
+        raise typer.BadParameter(f"--gpu {gpu}: give the number of one GPU, as in --gpu 0")
+    request = _request(
+        model, devices, engine, of_engine, workload, ctx,
+        budget=parse_duration(budget), seed=seed, sampler=sampler, approx_limit=allow_approx,
+        kernels=kernels and engine == "dyno", pareto=pareto,
     )  # fmt: skip
+    request.out, request.resume, request.quiet = out, resume, quiet
+    request.storage = storage
+    request.held = held_settings(hold or [], engine)
+    request.memory_limit = parse_bytes(vram) if vram is not None else None
+    request.text = str(text.absolute()) if text is not None and engine == "dyno" else None
     result = run(request)
-    if as_json:
-        print(
-            json.dumps(
-                {**result.outcome.to_dict(), "profile": str(result.path), "journal": str(result.journal)}
-            )
-        )
-    else:
-        from .report import print_outcome
-
-        console = Console(highlight=False)
-        print_outcome(result.outcome, parsed, console)
-        print(f"profile: {result.path}")
-        print(f"journal: {result.journal}")
-        if result.pareto is not None:
-            print(f"pareto:  {result.pareto}")
+    _print_result(result, request, as_json)
     if result.outcome.status == "interrupted":
         raise typer.Exit(130)
 
 
-def _least_deadline(engine: str, device: str, model: str) -> float:
-    """Seconds that any trial may take: on a GPU the weights have to get there, from a disk at worst."""
-    if engine != "dyno":
-        return 120.0
-    return 6.0 if device == "cpu" else 20.0 + os.path.getsize(model) / 0.5e9
+def _request(
+    model: str, devices: list[str], engine: str, of_engine: dict[str, Any], workload: str | None,
+    ctx: int | None, **options: Any,
+) -> Request:  # fmt: skip
+    """What these devices are asked for by default."""
+    from .session import Request
+    from .tune import Options
+
+    usual = usual_workload(devices[0])
+    parsed = Workload.parse(workload, usual) if workload is not None else usual
+    return Request(
+        model, Options(parsed, **options), devices[0],
+        ctx=ctx if ctx is not None else max(4096, parsed.longest), command=command_line(),
+        deadline_floor=least_deadline(engine, devices[0], model), engine=engine, engine_options=of_engine,
+    )  # fmt: skip
 
 
-def _device(device: str, gpu: str | None) -> str:
-    if gpu is not None:
-        if not re.fullmatch(r"[0-9]{1,3}", gpu):
-            raise typer.BadParameter(f"--gpu {gpu!r}: give the number of one GPU, as in --gpu 0")
-        if device not in ("auto", f"cuda:{gpu}"):
-            raise typer.BadParameter(f"--gpu {gpu} and --device {device} contradict each other")
-        device = f"cuda:{gpu}"
-    if not re.fullmatch(r"auto|cpu|cuda:[0-9]{1,3}", device):
-        raise typer.BadParameter(f"--device {device!r}: give cpu, cuda:N or auto")
-    from dyno.devices import built_for_cuda, resolve_device
+def _print_result(result: Result, request: Request, as_json: bool) -> None:
+    if as_json:
+        said = {**result.outcome.to_dict(), "profile": str(result.path), "journal": str(result.journal)}
+        print(json.dumps(said))
+        return
+    from .report import print_outcome
 
-    chosen = resolve_device(device)
-    if device == "auto" and built_for_cuda():
-        print(chosen.headline, file=sys.stderr)
-    return chosen.name
-
-
-def _engine(
-    engine: str, binaries: Path | None, text: Path | None, device: str, gpu: str | None, command: list[str]
-) -> dict[str, Any]:
-    """Options of a foreign engine's target; empty for dyno."""
-    from dyno.settings import ENGINES
-
-    if engine not in ENGINES:
-        raise typer.BadParameter(f"no engine {engine!r}; there are {', '.join(ENGINES)}")
-    if engine == "dyno":
-        if binaries is not None or command:
-            raise typer.BadParameter("--bin and a command line go with --engine llama.cpp|ik_llama.cpp")
-        return {}
-    if binaries is None:
-        raise typer.BadParameter(f"--engine {engine} needs --bin DIR, the folder of its binaries")
-    number = gpu if gpu is not None else device.removeprefix("cuda:") if device.startswith("cuda:") else None
-    if number is not None and not re.fullmatch(r"[0-9]{1,3}(,[0-9]{1,3})*", number):
-        raise typer.BadParameter(
-            f"--gpu {number!r}: give the numbers of the GPUs, as in --gpu 0 or --gpu 0,1"
-        )
-    return {
-        "binaries": str(binaries.absolute()),
-        "gpu": [int(n) for n in number.split(",")] if number is not None else None,
-        "command": command,
-        "text": str(text.absolute()) if text is not None else None,
-    }
-
-
-def _held(pairs: list[str], engine: str) -> dict[str, Any]:
-    from dyno.settings import SETTINGS, unknown_setting
-
-    held: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"--set {pair!r}: write NAME=VALUE")
-        if name not in SETTINGS:
-            raise typer.BadParameter(
-                f"--set: {unknown_setting(name, 'cpu' if engine == 'dyno' else None, engine)}"
-            )
-        try:
-            held[name] = SETTINGS[name].parse(text)
-        except ValueError as error:
-            raise typer.BadParameter(f"--set: {error}") from error
-    return held
+    print_outcome(result.outcome, request.options.workload, Console(highlight=False))
+    print(f"profile: {result.path}")
+    print(f"journal: {result.journal}")
+    if result.pareto is not None:
+        print(f"pareto:  {result.pareto}")
 
 
 @app.command()
@@ -413,7 +310,9 @@ def verify(
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="GGUF file; default: the one that the profile names.")
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="Number of the GPU, for a profile of one.")] = None,
+    gpu: Annotated[
+        int | None, typer.Option(help="Number of the GPU, for a profile of one.", min=0, max=999)
+    ] = None,
     binaries: Annotated[
         Path | None,
         typer.Option("--bin", help="For a profile of another engine: the folder of its binaries."),
@@ -428,7 +327,7 @@ def verify(
     from .verify import KEEP
     from .verify import verify as run
 
-    device = None if gpu is None else _device("auto", gpu)
+    device = None if gpu is None else devices_of("auto", str(gpu))[0]
     folder = str(binaries.absolute()) if binaries is not None else None
     verdicts, gain = run(
         profile, model, budget=parse_duration(budget), seed=seed, quiet=quiet, device=device, binaries=folder
@@ -492,7 +391,7 @@ def main() -> None:
     """Entry point of the command."""
     signal.signal(signal.SIGTERM, _stop)  # a polite kill writes what is proven, as Ctrl-C does
     try:
-        app(standalone_mode=True)
+        app(standalone_mode=True, prog_name="dyno tune" if sys.argv[0] == "dyno tune" else "tune")
     except (TuneError, DynoError) as error:
         _fail(error, 1)
     except KeyboardInterrupt:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -14,82 +13,63 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from dyno import _core
 
+from .. import cli_options as o  # noqa: TC001  (typer reads annotations when the command runs)
+from ..arguments import (
+    command_line,
+    device_names,
+    devices_of,
+    held_settings,
+    parse_duration,
+    usual_workload,
+)
 from ..check import ROUNDING_FACTOR, ROUNDING_FLOOR
 from ..errors import TuneError
 from ..target import Workload
-from .compare import SLOWER, Options, compare
+from .compare import SLOWER, Compared, Options, compare
 from .render import markdown, to_dict
-from .run import Answers, Run, Side  # noqa: TC001  (typer reads annotations when the command runs)
-from .sides import Given, make_side
+from .sides import Given, is_foreign, make_side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    from .run import Answers, Side
 
 SLOWER_CODE, CHANGED_CODE = 3, 4
 
 
 def ab(
-    a: Annotated[
-        str,
-        typer.Argument(metavar="A", help="Profile, folder of llama-bench, build or commit, or `default`."),
-    ],
-    b: Annotated[str, typer.Argument(metavar="B", help="The same; B is compared with A.")],
-    flags: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[-- FLAGS]", help="Of llama-server, for the binaries of both sides."),
-    ] = None,
+    a: o.SideA,
+    b: o.SideB,
+    flags: o.Flags = None,
     model: Annotated[str, typer.Option("--model", "-m", help="GGUF file.")] = ...,  # type: ignore[assignment]
-    device: Annotated[str, typer.Option(help="cpu or cuda:N.")] = "cpu",
-    gpu: Annotated[int | None, typer.Option(help="The same as --device cuda:N.", min=0, max=999)] = None,
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            help="What is measured, as in tune: chat, rag or tokens; "
-            "default pp=512,tg=64, on a GPU pp=4096,tg=128."
-        ),
-    ] = None,
-    rounds: Annotated[int, typer.Option(help="ABBA rounds of four processes each.", min=2, max=1000)] = 6,
-    budget: Annotated[
-        str | None, typer.Option(help="Begin no round that would end later: 90s, 3m, 1h.")
-    ] = None,
-    least: Annotated[
-        float, typer.Option(help="A smaller difference is none, however sure.", min=0.0, max=1.0)
-    ] = 0.01,
-    flags_a: Annotated[str, typer.Option(help="Further flags of A's binaries, as one word.")] = "",
-    flags_b: Annotated[str, typer.Option(help="Further flags of B's binaries, as one word.")] = "",
-    profile_a: Annotated[Path | None, typer.Option(help="Profile for a build or commit A.")] = None,
-    profile_b: Annotated[Path | None, typer.Option(help="Profile for a build or commit B.")] = None,
-    hold: Annotated[
-        list[str] | None, typer.Option("--set", help="Setting of dyno on both sides: NAME=VALUE.")
-    ] = None,
-    binaries: Annotated[
-        Path | None, typer.Option("--bin", help="Folder of binaries, for profiles of other engines.")
-    ] = None,
-    repository: Annotated[
-        Path | None, typer.Option("--repo", help="Where commits are looked up; default: the current folder.")
-    ] = None,
-    defines: Annotated[
-        list[str] | None, typer.Option("--define", "-D", help="Of CMake, for commits: GGML_CUDA=ON.")
-    ] = None,
-    text: Annotated[Path | None, typer.Option(help="Text that llama-perplexity compares on.")] = None,
-    check: Annotated[bool, typer.Option("--answers/--no-answers", help="Compare the answers too.")] = True,
-    allow: Annotated[
-        float, typer.Option("--allow-approx", help="Mean KLD (nats) that B's answers may have.", min=0.0)
-    ] = 0.0,
-    deadline: Annotated[float, typer.Option(help="Seconds that one process may take.", min=1.0)] = 600.0,
-    log: Annotated[
-        Path | None, typer.Option(help="Keep here what other engines' binaries say on standard error.")
-    ] = None,
+    device: o.Device = "auto",
+    gpu: o.OneGpu = None,
+    workload: o.WhatWorkload = None,
+    rounds: o.Rounds = 6,
+    budget: o.RoundsBudget = None,
+    least: o.Least = 0.01,
+    flags_a: o.FlagsA = "",
+    flags_b: o.FlagsB = "",
+    profile_a: o.ProfileA = None,
+    profile_b: o.ProfileB = None,
+    hold: o.Held = None,
+    binaries: o.Binaries = None,
+    repository: o.Repository = None,
+    defines: o.Defines = None,
+    text: o.AnswersText = None,
+    check: o.Check = True,
+    allow: o.Allow = 0.0,
+    deadline: o.Deadline = 600.0,
+    log: o.Log = None,
     seed: Annotated[int, typer.Option(help="Of the interval.", min=0)] = 0,
-    out: Annotated[Path | None, typer.Option(help="Write the table here, too.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    out: o.TableOut = None,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
 ) -> None:
     """Compare two profiles, builds, commits or engines: A B B A, a fresh process each, answers too.
 
     Exit codes: 0 B is slower in nothing and answers as A does; 1 an error; 2 wrong usage; 3 B is slower;
     4 B's answers are not as near (whatever its speed); 130 interrupted."""
-    from ..cli import _held, parse_duration
 
     def say(line: str) -> None:
         if not quiet:
@@ -97,53 +77,53 @@ def ab(
 
     if not os.path.isfile(model):
         raise TuneError(f"model {model}: no such file")
-    number = _gpu(device, gpu)
-    usual = Workload(pp=512, tg=64) if number is None else Workload(pp=4096, tg=128)
+    number = _gpu(device, gpu, [a, b])
+    usual = usual_workload("cpu" if number is None else f"cuda:{number}")
     parsed = Workload.parse(workload, usual) if workload is not None else usual
+    options = Options(parsed, rounds, parse_duration(budget) if budget else None, least, seed)
     with contextlib.ExitStack() as stack:
         said = log or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dyno-ab-"))) / "stderr.log"
         given = Given(
             os.path.abspath(model), number, str(text.absolute()) if text else None, deadline,
             str(said.absolute()), binaries, repository or Path.cwd(), defines or (), flags or (),
-            _held(hold or [], "dyno"),
+            held_settings(hold or [], "dyno"),
         )  # fmt: skip
         sides: dict[str, Side] = {}
         for name, word, own, profile in (("A", a, flags_a, profile_a), ("B", b, flags_b, profile_b)):
             sides[name] = make_side(name, word, given, own, say, profile)
             stack.callback(sides[name].close)
-
-        def measure(name: str) -> Run:
-            return sides[name].run(parsed)
-
-        options = Options(parsed, rounds, parse_duration(budget) if budget else None, least, seed)
         answers, changed = _answers(sides, allow, say) if check else (None, "")
-        result = compare(measure, options, say)
+        result = compare(lambda name: sides[name].run(parsed), options, say)
     facts: dict[str, Any] = {
         "a": sides["A"].facts, "b": sides["B"].facts, "model": os.path.basename(model),
-        "device": str(_core.cpu_info()["name"]) if given.gpu is None else f"GPU {given.gpu}",
-        "workload": str(parsed), "command": shlex.join(["tune", *sys.argv[1:]]),
+        "device": str(_core.cpu_info()["name"]) if number is None else f"GPU {number}",
+        "workload": str(parsed), "command": command_line(),
     }  # fmt: skip
     table = markdown(result, answers, facts, changed)
     if out is not None:
         out.write_text(table + "\n", encoding="utf-8")
     print(json.dumps(to_dict(result, answers, facts)) if as_json else table)
+    code = exit_code(result, changed)
+    if code:
+        raise typer.Exit(code)
+
+
+def exit_code(result: Compared, changed: str) -> int:
+    """Args: `changed`: why B's answers are not as near as A's; "" where they are."""
     if result.interrupted:
-        raise typer.Exit(130)
+        return 130
     if changed:
-        raise typer.Exit(CHANGED_CODE)
-    if any(m.verdict == SLOWER for m in result.metrics.values()):
-        raise typer.Exit(SLOWER_CODE)
+        return CHANGED_CODE
+    return SLOWER_CODE if any(m.verdict == SLOWER for m in result.metrics.values()) else 0
 
 
-def _gpu(device: str, gpu: int | None) -> int | None:
-    if device.startswith("cuda:") and device[5:].isascii() and device[5:].isdigit():
-        number = int(device[5:])
-        if gpu is not None and gpu != number:
-            raise typer.BadParameter(f"--gpu {gpu} and --device {device} contradict each other")
-        return number
-    if device != "cpu":
-        raise typer.BadParameter(f"--device {device!r}: give cpu or cuda:N")
-    return gpu
+def _gpu(device: str, gpu: int | None, words: Sequence[str]) -> int | None:
+    """The number of the GPU that both sides run on; None for the CPU. `auto` is as in `tune`: for dyno the
+    first usable GPU, for binaries of other engines alone the CPU."""
+    (name,) = device_names(device, None if gpu is None else str(gpu))
+    if name == "auto":
+        name = "cpu" if all(map(is_foreign, words)) else devices_of("auto", None)[0]
+    return int(name.removeprefix("cuda:")) if name.startswith("cuda:") else None
 
 
 def _answers(

@@ -39,6 +39,18 @@ class Given:
     settings: dict[str, Any] = field(default_factory=dict)  # of dyno, for both sides
 
 
+def is_foreign(word: str) -> bool:
+    """Whether what the user named is of llama.cpp or ik_llama.cpp: its binaries, or a profile for them."""
+    path = Path(word)
+    if word != "default" and path.suffix in (".yaml", ".yml"):
+        return path.is_file() and profiles.load_profile(path).match.engine.name != "dyno"
+    return path.exists() and _engine_of(path) is not None
+
+
+def _engine_of(path: Path) -> str | None:
+    return engine_in(path.parent if path.name.startswith("llama-") and path.is_file() else path)
+
+
 def make_side(
     name: str, word: str, given: Given, own: str, say: Callable[[str], None], profile: Path | None = None
 ) -> Side:
@@ -58,8 +70,8 @@ def make_side(
     path = Path(word)
     if word != "default" and path.suffix in (".yaml", ".yml"):
         return _profile(name, path, given, flags, own)
-    binaries = path.parent if path.name.startswith("llama-") and path.is_file() else path
-    if path.exists() and (found := engine_in(binaries)) is not None:
+    if path.exists() and (found := _engine_of(path)) is not None:
+        binaries = path.parent if path.is_file() else path
         return GgmlSide(name, found, given.model, str(binaries), command=flags, gpu=given.gpu,
                         text=given.text, deadline=given.deadline, log=given.log)  # fmt: skip
     package = _package(name, word, path, given, say)
