@@ -118,8 +118,6 @@ def tune(
     if not os.path.isfile(model):
         raise TuneError(f"model {model}: no such file")
     devices = devices_of(device, gpu) if engine == "dyno" else ["cpu"]
-    if len(devices) > 1:
-        raise typer.BadParameter(f"--gpu {gpu}: give the number of one GPU, as in --gpu 0")
     request = _request(
         model, devices, engine, of_engine, workload, ctx,
         budget=parse_duration(budget), seed=seed, sampler=sampler, approx_limit=allow_approx,
@@ -147,7 +145,7 @@ def _request(
     usual = usual_workload(devices[0])
     parsed = Workload.parse(workload, usual) if workload is not None else usual
     return Request(
-        model, Options(parsed, **options), devices[0],
+        model, Options(parsed, **options), devices[0], tuple(devices[1:]),
         ctx=ctx if ctx is not None else max(4096, parsed.longest), command=command_line(),
         deadline_floor=least_deadline(engine, devices[0], model), engine=engine, engine_options=of_engine,
     )  # fmt: skip

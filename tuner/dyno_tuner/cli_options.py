@@ -34,7 +34,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Model = Annotated[str | None, typer.Option("--model", "-m", help="GGUF file.")]
 Gpu = Annotated[
     str | None,
-    typer.Option(help="Number of the GPU; the same as --device cuda:N."),
+    typer.Option(help="Number of the GPU; the same as --device cuda:N. Several of one kind: 0,1,2."),
 ]
 Out = Annotated[Path | None, typer.Option(help="Profile to write; default: the user's profile folder.")]
 Budget = Annotated[str, typer.Option(help="Wall-clock limit: 90s, 3m, 1h.")]

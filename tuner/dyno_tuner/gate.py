@@ -10,7 +10,7 @@ from .knobs import Fidelity
 from .target import Quality, TrialStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from .check import Verdict
     from .ledger import Ledger
@@ -84,10 +84,28 @@ class Gate:
         assert self._default is not None, "check_default() comes first"
         return judge(quality, self._default, fidelity, self._options.approx_limit)
 
+    def questions(self, points: Sequence[Point]) -> list[tuple[Point, str, Configuration]]:
+        """What `admit` of these points would ask, each once: the point, and key and configuration to compare
+        the answers of. Whoever has them compared says so with `learn`."""
+        if not self._options.check:
+            return []
+        found: dict[Point, None] = {}
+        for point in map(self._reduced, points):
+            kind = self._space.code_class(point)
+            known = kind in self._verdicts or kind == self._space.code_class(self._space.default)
+            if not known and point not in self._qualities:
+                found[point] = None
+        return [(p, self._key(p), self._space.configuration(p)) for p in found]
+
+    def learn(self, point: Point, quality: Quality) -> None:
+        self._qualities[point] = quality
+
+    def _key(self, point: Point) -> str:
+        return "quality/" + "/".join(map(str, point))
+
     def _ask(self, point: Point) -> Quality:
         if point not in self._qualities:
-            key = "quality/" + "/".join(map(str, point))
-            self._qualities[point] = self._measured(key, self._space.configuration(point))
+            self._qualities[point] = self._measured(self._key(point), self._space.configuration(point))
         return self._qualities[point]
 
     def _measured(self, key: str, configuration: Configuration) -> Quality:
@@ -99,11 +117,15 @@ class Gate:
     def admit(self, point: Point) -> tuple[TrialStatus, str] | None:
         """Before its speed is measured: the answers with those of its values that may change them. Knobs
         that must not change a bit are checked with the rest when a point reaches the finals."""
+        return self.admit_fully(self._reduced(point))
+
+    def _reduced(self, point: Point) -> Point:
+        """The point without those of its values that must not change a bit."""
         reduced = tuple(
             d if k.fidelity is Fidelity.EXACT else i
             for k, i, d in zip(self._space.knobs, point, self._space.default, strict=True)
         )
-        return self.admit_fully(reduced if self._space.legal(reduced) else point)
+        return reduced if self._space.legal(reduced) else point
 
     def admit_fully(self, point: Point) -> tuple[TrialStatus, str] | None:
         """Why a point may not be measured; None where it may."""

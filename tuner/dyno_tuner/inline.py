@@ -68,5 +68,8 @@ class InlineExecutor:
         )  # fmt: skip
         return times
 
+    def abort(self) -> None:
+        """Nothing here takes long, or could be ended from outside."""
+
     def close(self) -> None:
         self._target.close()

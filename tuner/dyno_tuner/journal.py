@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+SUFFIX = ".journal.jsonl"
+MOST_DEVICES = 1000  # that work together
+
 _PREFIX = b'{"crc32":"'
 _MIDDLE = b'","record":'
 _SUFFIX = b"}"
@@ -88,6 +91,16 @@ def load(path: Path) -> Loaded:
         else:
             records.append(record)
     return Loaded(records, damaged, torn)
+
+
+def of_profile(profile: Path) -> Path:
+    """The journal beside a profile."""
+    return profile.with_name(profile.name + SUFFIX)
+
+
+def of_device(path: Path, device: int) -> Path:
+    """The journal of a further device, which worked together with the one whose journal `path` is."""
+    return path.with_name(f"{path.name.removesuffix(SUFFIX)}.device-{device}.jsonl")
 
 
 def sha256(path: Path) -> str:

@@ -10,6 +10,7 @@ decisions by budget repeat, too.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -73,6 +74,10 @@ class Executor(Protocol):
         """Seconds per launch of each of `request["configs"]`, in turn."""
         ...
 
+    def abort(self) -> None:
+        """From another thread: ends the operation that runs, as fast as that can be done."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -132,6 +137,7 @@ class Ledger:
         self.performed = 0
         self.on_note: Callable[[str, Mapping[str, Any]], None] | None = None
         self.expected_visit = 0.0  # seconds, of the default; 0 while unknown
+        self._stopped = threading.Event()
 
     def _remember(self, configuration: Configuration, status: TrialStatus, message: str) -> None:
         """Whether a configuration kills. One that has run since, as an anchor, does not."""
@@ -140,6 +146,30 @@ class Ledger:
             self._killed.setdefault(identity, Visit(status, message=message))
         elif status is TrialStatus.OK:
             self._killed.pop(identity, None)
+
+    # ---- beside other ledgers
+
+    def follow(self, first: Ledger) -> None:
+        """For the ledger of a further device, before what it does at the same time as the others: the run is
+        as far as the first one's, and what killed a worker there is not tried here either."""
+        if self._killed is not first._killed:
+            for identity, visit in self._killed.items():
+                first._killed.setdefault(identity, visit)
+            self._killed = first._killed
+        self.expected_visit = first.expected_visit
+        self.catch_up(first.now)
+
+    def catch_up(self, now: float) -> None:
+        """Others have done something meanwhile."""
+        if now > self.now:
+            self.now = now
+            if self._base is not None and not self._virtual:
+                self._base = (now, time.monotonic())
+
+    def stop(self) -> None:
+        """From another thread: the operation that runs is given up, and is not in the journal."""
+        self._stopped.set()
+        self._executor.abort()
 
     @staticmethod
     def _find_key(record: Mapping[str, Any]) -> str:
@@ -299,11 +329,15 @@ class Ledger:
             if not isinstance(result, dict):
                 raise JournalError(f"journal: the record {key!r} holds no result")
             return result
+        if self._stopped.is_set():
+            raise KeyboardInterrupt
         self.performed += 1
         if self._base is None:
             self._base = (self.now, time.monotonic())
         clocks = Clocks.read()
         result = perform(OpContext(key, process, self.now))
+        if self._stopped.is_set():
+            raise KeyboardInterrupt
         if not self._virtual and (message := clocks.disagreement(Clocks.read())):
             self.note("clock", key=key, message=message)
         if self._virtual:

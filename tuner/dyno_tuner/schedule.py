@@ -104,6 +104,10 @@ class Schedule:
     def more_seconds(self, seconds: float) -> bool:
         return self._ledger.now + seconds <= self._end
 
+    def more_at(self, now: float, visits: int) -> bool:
+        """For a device whose own clock says `now`."""
+        return now + visits * self._visit_cost <= self._end
+
     def fits(self, visits: int, share: float) -> bool:
         """Whether so many more visits end within a share of the budget."""
         budget = self._options.budget

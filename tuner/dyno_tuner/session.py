@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
@@ -19,6 +20,7 @@ from dyno.errors import ProfileError
 from dyno.settings import SETTINGS
 
 from . import __version__, journal
+from .crew import Crew, Lane
 from .emit import Made, device_of, engine_of, incumbent_settings, model_of, profile_of
 from .environment import busy, environment, gpu_busy, gpu_state
 from .errors import JournalError, TuneError
@@ -35,7 +37,7 @@ from .watch import GpuWatch
 from .worker import WorkerExecutor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from .outcome import Outcome
@@ -51,6 +53,7 @@ class Request:
     model: str
     options: Options
     device: str = "cpu"
+    others: tuple[str, ...] = ()  # further devices of the same kind, which screen together with the first
     out: Path | None = None
     resume: bool = False
     ctx: int | None = None
@@ -142,6 +145,7 @@ def header(description: Description, request: Request, space: Space, out: Path) 
         "sampler": options.sampler,
         "approx_limit": options.approx_limit,
         "memory_limit": request.memory_limit,
+        "devices": 1 + len(request.others),
         "knobs": {k.name: list(k.values) for k in space.knobs},
         "held": request.held,
         "incumbents": incumbents(description, out),
@@ -151,6 +155,7 @@ def header(description: Description, request: Request, space: Space, out: Path) 
 def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
     """Raises JournalError that names the first difference."""
     plain = json.loads(json.dumps(wanted))
+    found = {"devices": 1, **found}  # as it was before there could be several
     for key, value in plain.items():
         # A run keeps the incumbents that it began with: by now its own profile may have taken their place.
         if key not in ("tuner", "label", "incumbents") and found.get(key) != value:
@@ -229,12 +234,16 @@ def incumbents(description: Description, out: Path) -> list[dict[str, Any]]:
     return [s for s in found if s]
 
 
-def run(request: Request, executor: Executor | None = None, space: Space | None = None) -> Result:
+def run(
+    request: Request, executor: Executor | None = None, space: Space | None = None,
+    others: Sequence[Executor] = (),
+) -> Result:  # fmt: skip
     """Tunes and writes the profile. Raises TuneError (one line for people) where nothing could be done.
 
     Args:
-        executor: the engine; by default a worker process with dyno's own.
+        executor: the engine; by default a worker process for every device of the request.
         space: what to search; by default the knobs of the table that apply.
+        others: with `executor`: those of further devices.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -244,20 +253,23 @@ def run(request: Request, executor: Executor | None = None, space: Space | None 
                 f"no folder for scratch files can be made in {tempfile.gettempdir()}: {error.strerror}; "
                 "make room there or set TMPDIR"
             ) from error
-        own = executor is None
         if executor is None:
-            own_options: dict[str, Any] = {"text": request.text, "ctx": request.ctx, "device": request.device}
-            executor = WorkerExecutor(
-                request.engine.replace(".", "_"),
-                {"model": os.path.abspath(request.model), "settings": request.held,
-                 "scratch": scratch,
-                 **(foreign_options(request) if request.engine != "dyno" else own_options)},
-            )  # fmt: skip
-        try:
-            return _run(request, executor, space)
-        finally:
-            if own:
-                executor.close()
+            devices = (request.device, *request.others)
+            executor, *others = [WorkerExecutor(*target_of(request, d, scratch)) for d in devices]
+            for one in (executor, *others):
+                stack.callback(one.close)
+        if len(others) != len(request.others):
+            request = dataclasses.replace(request, others=("",) * len(others))
+        return _run(request, executor, space, others)
+
+
+def target_of(request: Request, device: str, scratch: str | None) -> tuple[str, dict[str, Any]]:
+    """Name and options of the target that a worker makes."""
+    own: dict[str, Any] = {"text": request.text, "ctx": request.ctx, "device": device}
+    return request.engine.replace(".", "_"), {
+        "model": os.path.abspath(request.model), "settings": request.held, "scratch": scratch,
+        **(foreign_options(request) if request.engine != "dyno" else own),
+    }  # fmt: skip
 
 
 def foreign_options(request: Request) -> dict[str, Any]:
@@ -267,8 +279,10 @@ def foreign_options(request: Request) -> dict[str, Any]:
     return {**request.engine_options, "log": f"{place}.stderr.log"}
 
 
-def _run(request: Request, executor: Executor, space: Space | None) -> Result:
+def _run(request: Request, executor: Executor, space: Space | None, others: Sequence[Executor]) -> Result:
     description = executor.describe()
+    companions = describe_all(others)
+    check_companions(description, companions, request)
     foreign = request.engine != "dyno"
     space, misses = limit_memory(description, request, executor, space or space_for(description, request))
     out = output_path(request, description)
@@ -279,48 +293,54 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
     if foreign and not description.engine["answers_compared"]:
         # And only settings that change no bit are searched.
         options = dataclasses.replace(options, check=False)
-    with Progress(description.label, options.budget, quiet=request.quiet) as progress:
-        book, past, head = open_journal(
-            out.with_name(out.name + ".journal.jsonl"),
-            header(description, request, space, out),
-            request.resume,
-            progress,
-        )
-        with book, contextlib.ExitStack() as watched:
-            bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
-            ledger = Ledger(
-                executor, options.workload, journal=book, past=past, identity=space.identity,
-                bounds=description.bounds, virtual_time=description.virtual_time,
-                deadline_floor=request.deadline_floor,
-                watch=watched.enter_context(GpuWatch(bus)) if bus else None,
-            )  # fmt: skip
-            ledger.on_note = progress.note
-            if foreign:
-                _say_what_is_left_out(description, options, progress)
-            for miss in misses:
-                progress.say(str(miss))
-                ledger.note(
-                    "near_miss", name=miss.name, value=miss.value, short=miss.short, message=str(miss)
-                )
-            if request.command:
-                ledger.note("request", command=request.command, label=description.label)
-            operations = [r for r in past if "op" in r]
-            if operations:
-                progress.resumed(max(float(r["t"]) for r in operations), len(operations))
-            mirror = _mirror(request, description, space)
-            rates = dict(description.rates)
-            if not description.virtual_time:
-                rates |= _note_machine(request, description, ledger, progress)
-            tune = Tune(ledger, space, options, incumbents=head["incumbents"], mirror=mirror)
-            outcome = tune.run()
-            variants: list[Variant] = []
-            if options.pareto and outcome.status != "interrupted":
-                given = {"ctx": description.engine["ctx"], **description.engine["defaults"]}
-                variants = trade_memory(tune, lambda settings: executor.memory({**given, **settings}))
-                if not variants:
-                    progress.say("--pareto: no time was left to confirm anything; give a longer --budget")
-            if outcome.status != "interrupted":
-                ledger.note("outcome", **outcome.to_dict())
+    head = header(description, request, space, out)
+    with (
+        Progress(description.label, options.budget, quiet=request.quiet) as progress,
+        contextlib.ExitStack() as held,
+    ):
+        book, past, head = open_journal(journal.of_profile(out), head, request.resume, progress)
+        held.enter_context(book)
+        ledger = _ledger(executor, description, request, space, book, past, progress, held)
+        crew = None
+        if others:
+            lanes = [Lane(0, request.device, ledger)]
+            for number, (other, one) in enumerate(zip(others, companions, strict=True), 1):
+                path = journal.of_device(book.path, number)
+                its, its_past, _ = open_journal(path, {**head, "device": number}, request.resume, progress)
+                held.enter_context(its)
+                of_it = _ledger(other, one, request, space, its, its_past, progress, held)
+                lanes.append(Lane(number, _name(request, number), of_it))
+            crew = Crew(lanes)
+            progress.say(
+                f"{len(crew)} devices search together; what is found is confirmed on {request.device}"
+            )
+        if foreign:
+            _say_what_is_left_out(description, options, progress)
+        for miss in misses:
+            progress.say(str(miss))
+            ledger.note("near_miss", name=miss.name, value=miss.value, short=miss.short, message=str(miss))
+        if request.command:
+            ledger.note("request", command=request.command, label=description.label)
+        operations = [r for r in past if "op" in r]
+        if operations:
+            progress.resumed(max(float(r["t"]) for r in operations), len(operations))
+        mirror = _mirror(request, description, space)
+        rates = dict(description.rates)
+        if not description.virtual_time:
+            rates |= _note_machine(request, description, ledger, progress)
+        tune = Tune(ledger, space, options, incumbents=head["incumbents"], mirror=mirror, crew=crew)
+        outcome = tune.run()
+        variants: list[Variant] = []
+        if options.pareto and outcome.status != "interrupted":
+            given = {"ctx": description.engine["ctx"], **description.engine["defaults"]}
+            variants = trade_memory(tune, lambda settings: executor.memory({**given, **settings}))
+            if not variants:
+                progress.say("--pareto: no time was left to confirm anything; give a longer --budget")
+        for number in range(1, 1 + len(others)):
+            path = journal.of_device(book.path, number)
+            ledger.note("device_journal", device=number, path=path.name, sha256=journal.sha256(path))
+        if outcome.status != "interrupted":
+            ledger.note("outcome", **outcome.to_dict())
     made = Made(
         options.workload, options.seed, request.command, journal.sha256(book.path),
         os.path.basename(request.model), datetime.datetime.now(datetime.UTC).date(),
@@ -338,6 +358,52 @@ def _run(request: Request, executor: Executor, space: Space | None) -> Result:
         ) from error
     folder = _write_front(tune, variants, description, made, rates, out) if variants else None
     return Result(outcome, profile, out, book.path, folder)
+
+
+def _ledger(
+    executor: Executor, description: Description, request: Request, space: Space, book: journal.Journal,
+    past: list[dict[str, Any]], progress: Progress, held: contextlib.ExitStack,
+) -> Ledger:  # fmt: skip
+    bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
+    ledger = Ledger(
+        executor, request.options.workload, journal=book, past=past, identity=space.identity,
+        bounds=description.bounds, virtual_time=description.virtual_time,
+        deadline_floor=request.deadline_floor, watch=held.enter_context(GpuWatch(bus)) if bus else None,
+    )  # fmt: skip
+    ledger.on_note = progress.note
+    return ledger
+
+
+def describe_all(executors: Sequence[Executor]) -> list[Description]:
+    """At the same time: a start takes seconds."""
+    if not executors:
+        return []
+    with concurrent.futures.ThreadPoolExecutor(len(executors)) as pool:
+        return list(pool.map(lambda executor: executor.describe(), executors))
+
+
+def _name(request: Request, number: int) -> str:
+    """Of a device, for people; 0 is the first."""
+    return (request.device, *request.others)[number] or f"device {number + 1}"
+
+
+def check_companions(first: Description, others: Sequence[Description], request: Request) -> None:
+    """Raises TuneError unless all are of one kind: what is found on one device has to hold for the others."""
+    for number, other in enumerate(others, 1):
+        differs = differences(first, other)
+        if differs:
+            raise TuneError(
+                f"{_name(request, number)} is of another kind than {_name(request, 0)}: "
+                f"{'; '.join(differs)}; tune them one by one"
+            )
+
+
+def differences(first: Description, other: Description) -> list[str]:
+    """What keeps a profile for one from being an exact match for the other, by properties; empty where
+    nothing does."""
+    match = profiles.Match(device=device_of(first, {}), model=model_of(first), engine=engine_of(first))
+    found = profiles.compare(match, device_of(other, {}), model_of(other), engine_of(other))
+    return [] if found.level is profiles.Level.EXACT else list(found.reasons)
 
 
 def _say_what_is_left_out(description: Description, options: Options, progress: Progress) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import optuna
@@ -35,6 +35,9 @@ class Trial:
     message: str = ""
 
 
+Anchor = tuple[float, Visit]  # when it was visited, and what it gave
+
+
 @dataclass
 class ScreenPlan:
     """How the screen measures; made by `tune.Tune`, which knows budget and process numbers."""
@@ -52,6 +55,17 @@ class ScreenPlan:
     max_trials: int = 1000
     patience: int = 20
     max_repeats: int = 2
+
+
+@dataclass
+class Block:
+    """What one device measures between two anchors."""
+
+    number: int
+    before: Anchor
+    trials: list[Trial] = field(default_factory=list)  # scored against `before` alone until it is settled
+    taken: list[tuple[Trial, float, Visit]] = field(default_factory=list)
+    voided: int = 0
 
 
 class Screen:
@@ -75,19 +89,8 @@ class Screen:
         plan = self._plan
         queue = list(seeds)
         number = 0
-        before: tuple[float, Visit] | None = None
-        while True:
-            best = max((t.log_ratio for t in self.trials if t.log_ratio is not None), default=0.0)
-            stale = sum(1 for t in reversed(self.trials) if t.number > self._last_gain(best))
-            if len(self.trials) >= plan.max_trials:
-                self.ended = "trials"
-                return
-            if stale >= plan.patience and not queue:
-                self.ended = "no gain"
-                return
-            if not plan.more(3):
-                self.ended = "budget"
-                return
+        before: Anchor | None = None
+        while not self._enough(queue):
             if before is None:
                 first = plan.anchor(f"screen/b{number}/before")
                 before = (plan.now(), first)
@@ -96,19 +99,32 @@ class Screen:
             number += 1
             if len(self.trials) == begun:
                 self.ended = "exhausted" if self._idle else "budget"
-                return
+
+    def _enough(self, queue: Sequence[Point]) -> bool:
+        """Whether the screen has ended, and `ended` says why."""
+        plan = self._plan
+        best = max((t.log_ratio for t in self.trials if t.log_ratio is not None), default=0.0)
+        stale = sum(1 for t in reversed(self.trials) if t.number > self._last_gain(best))
+        if not self.ended:
+            if len(self.trials) >= plan.max_trials:
+                self.ended = "trials"
+            elif stale >= plan.patience and not queue:
+                self.ended = "no gain"
+            elif not plan.more(3):
+                self.ended = "budget"
+        return self.ended != ""
 
     def _last_gain(self, best: float) -> int:
         return next(
             (t.number for t in self.trials if t.log_ratio is not None and t.log_ratio >= best - 0.002), 0
         )
 
-    def _block(self, number: int, queue: list[Point], before: tuple[float, Visit]) -> tuple[float, Visit]:
+    def _block(self, number: int, queue: list[Point], before: Anchor) -> Anchor:
         """One block; returns the anchor that closes it, which opens the next one."""
         plan = self._plan
-        taken: list[tuple[Trial, float, Visit]] = []
+        block = Block(number, before)
         self._idle = False
-        while len(taken) < plan.block and len(self.trials) < plan.max_trials and plan.more(3):
+        while len(block.taken) < plan.block and len(self.trials) < plan.max_trials and plan.more(3):
             point = self._next(queue)
             if point is None:
                 self._idle = True
@@ -118,30 +134,44 @@ class Screen:
             if refused is not None:
                 self._add(Trial(trial_number, point, refused[0], None, None, refused[1]))
                 continue
-            visit = plan.visit(f"screen/t{trial_number}", point, self._metrics(point))
-            if visit.status is not TrialStatus.OK:
-                self._add(Trial(trial_number, point, visit.status, None, None, visit.message))
-                continue
-            trial = self._scored(trial_number, point, visit, [before], plan.now())
-            self.trials.append(trial)
-            taken.append((trial, plan.now(), visit))
-        if not taken:
+            trial = self._measure(plan, block, trial_number, point)
+            if trial.status is TrialStatus.OK:
+                self.trials.append(trial)
+            else:
+                self._add(trial)
+        if not block.taken:
             return before
-        after = (plan.now(), plan.anchor(f"screen/b{number}/after"))
-        return self._close(number, before, after, taken)
+        try:
+            after, finals = self._settle(plan, block)
+        finally:
+            self.voided += block.voided
+        for final in finals:
+            self.trials[final.number] = final
+            self._report(final)
+        return after
 
-    def _close(
-        self, number: int, before: tuple[float, Visit], after: tuple[float, Visit],
-        taken: list[tuple[Trial, float, Visit]],
-    ) -> tuple[float, Visit]:  # fmt: skip
-        """Scores the block against both anchors; a block whose anchor moved is measured again."""
-        plan = self._plan
+    def _measure(self, plan: ScreenPlan, block: Block, number: int, point: Point) -> Trial:
+        """A trial of the block, scored against the anchor before it."""
+        visit = plan.visit(f"screen/t{number}", point, self._metrics(point))
+        if visit.status is not TrialStatus.OK:
+            trial = Trial(number, point, visit.status, None, None, visit.message)
+        else:
+            trial = self._scored(number, point, visit, [block.before], plan.now())
+            block.taken.append((trial, plan.now(), visit))
+        block.trials.append(trial)
+        return trial
+
+    def _settle(self, plan: ScreenPlan, block: Block) -> tuple[Anchor, list[Trial]]:
+        """The anchor after the block, and its trials scored against both; a block whose anchor moved is
+        measured again."""
+        number, before, taken = block.number, block.before, block.taken
+        after = (plan.now(), plan.anchor(f"screen/b{number}/after"))
         metrics = list(plan.weights)
         for repeat in range(plan.max_repeats + 1):
             moved = anchor_moved(before[1], after[1], metrics)
             if moved <= plan.void_over or repeat == plan.max_repeats or not plan.more(len(taken) + 1):
                 break
-            self.voided += 1
+            block.voided += 1
             plan.note("void", block=number, repeat=repeat, moved=moved)
             before = after
             again: list[tuple[Trial, float, Visit]] = []
@@ -152,15 +182,12 @@ class Screen:
                 again.append((trial, plan.now(), visit))
             taken = again
             after = (plan.now(), plan.anchor(f"screen/b{number}/again{repeat}"))
-        for trial, when, visit in taken:
-            final = (
-                self._scored(trial.number, trial.point, visit, [before, after], when)
-                if visit.status is TrialStatus.OK
-                else Trial(trial.number, trial.point, visit.status, None, None, visit.message)
-            )
-            self.trials[trial.number] = final
-            self._report(final)
-        return after
+        return after, [
+            self._scored(trial.number, trial.point, visit, [before, after], when)
+            if visit.status is TrialStatus.OK
+            else Trial(trial.number, trial.point, visit.status, None, None, visit.message)
+            for trial, when, visit in taken
+        ]
 
     def _metrics(self, point: Point) -> list[str]:
         """What the point can move; what it cannot is not worth the time here. The confirming rounds measure
@@ -168,19 +195,20 @@ class Screen:
         moved = self._space.moved(point, self._space.default)
         return [m for m in self._plan.weights if m in moved] or list(self._plan.weights)
 
-    def _scored(
-        self, number: int, point: Point, visit: Visit, anchors: list[tuple[float, Visit]], when: float
-    ) -> Trial:
+    def _scored(self, number: int, point: Point, visit: Visit, anchors: list[Anchor], when: float) -> Trial:
         scored = score(visit, anchors, when, list(self._plan.weights))
         return Trial(number, point, TrialStatus.OK, scored.combined(self._plan.weights), scored)
 
     def _next(self, queue: list[Point]) -> Point | None:
-        tried: set[Hashable] = {self._space.code_class(t.point) for t in self.trials}
+        return self._proposed(queue, self.history, len(self.trials))
+
+    def _proposed(self, queue: list[Point], history: Sequence[Observation], number: int) -> Point | None:
+        tried: set[Hashable] = {self._space.code_class(o.point) for o in history}
         while queue:
             point = queue.pop(0)
             if self._space.legal(point) and self._space.code_class(point) not in tried:
                 return point
-        return self._proposer.propose(self.history, (*self._key, len(self.trials)))
+        return self._proposer.propose(history, (*self._key, number))
 
     def _add(self, trial: Trial) -> None:
         self.trials.append(trial)

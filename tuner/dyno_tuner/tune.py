@@ -18,16 +18,19 @@ from .kernels import KernelStage
 from .measure import ANCHOR_DRIFT
 from .options import Options as Options  # noqa: TC001  (others import it from here)
 from .outcome import Failure, Outcome
+from .parallel import ParallelScreen
 from .samplers import SAMPLERS
 from .schedule import Schedule
 from .solving import ThresholdStage
 from .stats import Noise, estimate, noise_of
 from .study import Mirror, Screen, ScreenPlan, Trial
-from .target import Configuration, TrialStatus, Visit, kind_of
+from .target import Configuration, Quality, TrialStatus, Visit, kind_of
+from .watch import Conditions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from .crew import Crew, Lane
     from .ledger import Ledger
     from .solving import Solved
     from .space import Point, Space
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 class Tune:
     """Args:
     incumbents: settings that race first: the nearest profile, the user's own command line.
+    crew: several devices of one kind that screen together; the first of them is the ledger's.
     mirror: an Optuna study to keep in step, if one is wanted.
     """
 
@@ -47,6 +51,7 @@ class Tune:
         *,
         incumbents: Sequence[Mapping[str, Any]] = (),
         mirror: Mirror | None = None,
+        crew: Crew | None = None,
         on_stage: Callable[[str], None] | None = None,
     ) -> None:
         if options.sampler not in SAMPLERS:
@@ -59,7 +64,7 @@ class Tune:
         self.gate = Gate(ledger, space, options, lambda: self._process, self._died)
         self._incumbents = [p for p in (self._known(s) for s in incumbents) if p is not None]
         self._mirror = mirror
-        self._mirrored = 1
+        self._crew = crew
         self._on_stage = on_stage or (lambda stage: None)
         self._process = 0
         self._screen: Screen | None = None
@@ -311,9 +316,65 @@ class Tune:
             patience=o.patience,
         )
         proposer = SAMPLERS[o.sampler](self.space)
-        self._screen = Screen(self.space, proposer, plan, (o.seed, "screen"))
+        if self._crew is None:
+            self._screen = Screen(self.space, proposer, plan, (o.seed, "screen"))
+        else:
+            self._crew.lanes[0].process = self._process
+            self._screen = ParallelScreen(
+                self.space, proposer, plan, (o.seed, "screen"), self._crew, self._lane_plan(plan),
+                self._compare_answers, self._joined,
+            )  # fmt: skip
         self._screen.run(self._incumbents)
         self.ledger.note("screened", trials=len(self._screen.trials), ended=self._screen.ended)
+
+    # ---- the screen on several devices
+
+    def _lane_plan(self, plan: ScreenPlan) -> Callable[[Lane, Callable[..., None]], ScreenPlan]:
+        default = self.space.configuration(self.space.default)
+        every = tuple(self.weights)
+
+        def of(lane: Lane, note: Callable[..., None]) -> ScreenPlan:
+            def visit(key: str, point: Point, metrics: Sequence[str]) -> Visit:
+                whole = len(metrics) == len(every)
+                return lane.visit(key, self.space.configuration(point), metrics, self._policy, whole=whole)
+
+            return dataclasses.replace(
+                plan,
+                visit=visit,
+                anchor=lambda key: lane.default(key, default, every, self._policy),
+                now=lambda: lane.ledger.now,
+                more=lambda visits: self.schedule.more_at(lane.ledger.now, visits),
+                note=note,
+            )
+
+        return of
+
+    def _compare_answers(self, points: Sequence[Point]) -> None:
+        """Has what `gate.admit` would ask about these points asked on all devices at once."""
+        asked = self.gate.questions(points)
+        if not asked or self._crew is None:
+            return
+        size = len(self._crew)
+
+        def work(lane: Lane) -> list[Quality]:
+            return [lane.quality(key, config) for _, key, config in asked[lane.number :: size]]
+
+        self._crew.lanes[0].process = self._process
+        found = self._crew.together(work)
+        self._joined()
+        for number, (point, _, _) in enumerate(asked):
+            self.gate.learn(point, found[number % size][number // size])
+
+    def _joined(self) -> None:
+        """After the devices have done something together: the first goes on alone from where it stands."""
+        if self._crew is None:
+            return
+        self._process = self._crew.lanes[0].process
+        for lane in self._crew.lanes:
+            for seconds in lane.costs:
+                self.schedule.follow(seconds)
+            lane.costs.clear()
+            self._unstable, lane.unstable = self._unstable + lane.unstable, 0
 
     def _note_trial(self, kind: str, **data: Any) -> None:
         self.ledger.note(kind, **data)
@@ -376,7 +437,7 @@ class Tune:
             seconds=self.ledger.now,
             routing=self.routing,
             crossings=list(self._solved),
-            conditions=self.ledger.conditions.to_dict(),
+            conditions=self._conditions().to_dict(),
             status=self.status,
             voided=choice.voided + (self._screen.voided if self._screen else 0),
         )
@@ -393,6 +454,11 @@ class Tune:
                 whole = Configuration(result.settings, tuple(k.choice for k in result.kernels))
                 result.quality = self.gate.of_kernels(whole)
         return result
+
+    def _conditions(self) -> Conditions:
+        """What was seen of all devices."""
+        ledgers = [lane.ledger for lane in self._crew.lanes] if self._crew is not None else [self.ledger]
+        return Conditions.of([ledger.conditions for ledger in ledgers])
 
     def _choose_from_screen(self, trials: Sequence[Trial]) -> None:
         """After an interrupt in the screen: the best point, if its paired samples clear the margin by

@@ -17,7 +17,7 @@ from dyno import _nvml
 from .environment import is_ours
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
 # Of NVML's clocks event reasons those that are faults of the moment. A power limit that is reached (0x4) is
@@ -83,16 +83,31 @@ class Conditions:
         self.ranges: dict[str, list[float]] = {}
         self.power_limit_w: float | None = None
 
+    @classmethod
+    def of(cls, parts: Sequence[Conditions]) -> Conditions:
+        """Those of several GPUs as one."""
+        whole = cls()
+        for part in parts:
+            whole.windows += part.windows
+            whole.throttled += part.throttled
+            whole.others |= part.others
+            whole.power_limit_w = part.power_limit_w or whole.power_limit_w
+            whole._widen(part.ranges)
+        return whole
+
+    def _widen(self, ranges: Mapping[str, Any]) -> None:
+        for name in _RANGES:
+            if name in ranges:
+                low, high = self.ranges.get(name, ranges[name])
+                self.ranges[name] = [min(low, ranges[name][0]), max(high, ranges[name][1])]
+
     def add(self, seen: Mapping[str, Any]) -> None:
         """`seen` is `Window.to_dict()` with `dropped`, the number of windows before it that did not count."""
         self.windows += 1
         self.throttled += int(seen["dropped"])
         self.others |= set(seen["others"])
         self.power_limit_w = seen["power_limit_w"] or self.power_limit_w
-        for name in _RANGES:
-            if name in seen:
-                low, high = self.ranges.get(name, seen[name])
-                self.ranges[name] = [min(low, seen[name][0]), max(high, seen[name][1])]
+        self._widen(seen)
 
     def to_dict(self) -> dict[str, Any]:
         """For the profile's evidence; empty where nothing was watched."""

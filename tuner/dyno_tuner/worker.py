@@ -193,6 +193,13 @@ class Worker:
             self._reader.join(1)
             self._process.stdout.close()
 
+    def abort(self) -> None:
+        """From another thread: the call that runs there ends with WorkerDied."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return  # it has just ended by itself
+
     def close(self) -> None:
         """Lets the child end by itself, then makes sure."""
         if self.alive:
@@ -308,6 +315,11 @@ class WorkerExecutor:
         if reply.error == "failure":
             return TrialStatus(reply.status)
         raise TargetUnusable(reply.message)
+
+    def abort(self) -> None:
+        worker = self._worker
+        if worker is not None and worker.alive:
+            worker.abort()
 
     def close(self) -> None:
         if self._worker is not None:

@@ -144,10 +144,10 @@ class Void:
     visits: tuple[Seen, ...]
 
 
-def _anchors(run: Run) -> list[Seen]:
+def _anchors(run: Run, device: int) -> list[Seen]:
     return [
         s for s in run.visits
-        if s.visit.status is TrialStatus.OK and s.key.startswith("screen/b")
+        if s.device == device and s.visit.status is TrialStatus.OK and s.key.startswith("screen/b")
     ]  # fmt: skip
 
 
@@ -155,12 +155,12 @@ def _stamp(run: Run, anchor: Seen) -> float:
     """The time at which the screen takes an anchor to stand: the one that closes a block, when it began."""
     if anchor.key.endswith("/before"):
         return anchor.t
-    at = bisect.bisect_left(run.times, anchor.t)
-    return run.times[at - 1] if at else anchor.t
+    times = run.times[anchor.device]
+    at = bisect.bisect_left(times, anchor.t)
+    return times[at - 1] if at else anchor.t
 
 
 def trials(run: Run) -> list[Tried]:
-    anchors = _anchors(run)
     last: dict[str, Seen] = {}
     for seen in run.visits:
         parts = seen.key.split("/")
@@ -174,6 +174,7 @@ def trials(run: Run) -> list[Tried]:
         seen_last = last.get(str(int(count)))
         by_metric: dict[str, float] = {}
         if seen_last is not None and seen_last.visit.status is TrialStatus.OK:
+            anchors = _anchors(run, seen_last.device)
             before = [a for a in anchors if a.t < seen_last.t][-1:]
             after = [a for a in anchors if a.t > seen_last.t][:1]
             around = [(_stamp(run, a), a.visit) for a in (*before, *after)]
@@ -190,19 +191,22 @@ def trials(run: Run) -> list[Tried]:
 
 
 def voids(run: Run) -> list[Void]:
-    anchors = _anchors(run)
     result: list[Void] = []
     for note in run.noted("void"):
         block, repeat, moved = (number(note.get(k)) for k in ("block", "repeat", "moved"))
         if block is None or repeat is None or moved is None:
             continue
+        device = int(number(note.get("device")) or 0)
+        anchors = _anchors(run, device)
         closing = "after" if repeat == 0 else f"again{int(repeat) - 1}"
         key = f"screen/b{int(block)}/{closing}"
         at = next((n for n, a in enumerate(anchors) if a.key in (key, f"{key}/retry")), None)
         if at is None or at == 0:
             continue
         begin, end = anchors[at - 1].t, anchors[at].t
-        inside = tuple(s for s in run.visits if begin < s.t < end and s.key.startswith("screen/t"))
+        inside = tuple(
+            s for s in run.visits if s.device == device and begin < s.t < end and s.key.startswith("screen/t")
+        )
         result.append(Void(int(block), moved, begin, end, inside))
     return result
 

@@ -45,6 +45,7 @@ class Seen:
     configuration: Configuration
     visit: Visit
     t: float  # seconds of the run at its end
+    device: int = 0  # of several that searched together
 
     def settings(self) -> dict[str, Value]:
         return dict(self.configuration.settings)
@@ -70,7 +71,8 @@ class Run:
     visits: list[Seen] = field(default_factory=list)  # in order of time
     qualities: list[Checked] = field(default_factory=list)
     notes: list[dict[str, Any]] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)  # ends of all operations, ascending
+    times: dict[int, list[float]] = field(default_factory=dict)  # ends of a device's operations, ascending
+    absent: list[str] = field(default_factory=list)  # journals of further devices that are not there
     operations: int = 0
     seconds: float = 0.0
     damaged: int = 0  # lines that are not whole
@@ -126,7 +128,7 @@ def read(path: Path) -> Run:
         elif isinstance(record.get("note"), str):
             run.notes.append(record)
         elif "op" in record:
-            _operation(run, record)
+            _operation(run, record, 0)
         else:
             run.unusable += 1
     if "workload" in run.head:
@@ -136,26 +138,43 @@ def read(path: Path) -> Run:
             run.unusable += 1
     if not (run.head or run.operations or run.notes):
         raise JournalError(f"journal {path}: holds {len(loaded.records)} records, none of them of a tune")
+    _read_devices(run, path)
     run.visits.sort(key=lambda seen: seen.t)
-    run.times.sort()
+    for times in run.times.values():
+        times.sort()
     return run
 
 
-def _operation(run: Run, record: Mapping[str, Any]) -> None:
+def _read_devices(run: Run, path: Path) -> None:
+    """What further devices measured in the search, from their own journals beside this one."""
+    devices = number(run.head.get("devices")) or 1
+    for device in range(1, int(min(devices, journal.MOST_DEVICES))):
+        beside = journal.of_device(path, device)
+        if not beside.is_file():
+            run.absent.append(beside.name)
+            continue
+        loaded = journal.load(beside)
+        run.damaged += loaded.damaged
+        for record in loaded.records:
+            if "op" in record:
+                _operation(run, record, device)
+
+
+def _operation(run: Run, record: Mapping[str, Any], device: int) -> None:
     t = number(record.get("t"))
     if t is None:
         run.unusable += 1
         return
     try:
         if record["op"] == "visit":
-            run.visits.append(_visit(record, t))
+            run.visits.append(_visit(record, t, device))
         elif record["op"] == "quality":
             run.qualities.append(_quality(record))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
         run.unusable += 1
         return
     run.operations += 1
-    run.times.append(t)
+    run.times.setdefault(device, []).append(t)
     run.seconds = max(run.seconds, t)
 
 
@@ -168,14 +187,15 @@ def _configuration(data: Mapping[str, Any]) -> Configuration:
     return configuration
 
 
-def _visit(record: Mapping[str, Any], t: float) -> Seen:
+def _visit(record: Mapping[str, Any], t: float, device: int) -> Seen:
     visit = Visit.from_dict(record["result"])
     for sample in visit.samples:
         if visit.status is TrialStatus.OK and not (
             math.isfinite(sample.seconds) and sample.seconds > 0 and sample.tokens > 0
         ):
             raise ValueError(f"{sample.tokens} tokens in {sample.seconds} s is no rate")
-    return Seen(str(record["key"]), int(record["process"]), _configuration(record["config"]), visit, t)
+    configuration = _configuration(record["config"])
+    return Seen(str(record["key"]), int(record["process"]), configuration, visit, t, device)
 
 
 def _quality(record: Mapping[str, Any]) -> Checked:

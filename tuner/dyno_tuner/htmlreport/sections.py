@@ -154,9 +154,14 @@ def _top(page: Page, run: Run, found: Verdict) -> None:
             f"{run.damaged} line(s) are not whole and {run.unusable} record(s) make no sense; "
             "they were left out."
         )
+    for name in run.absent:
+        page.missing.append(f"{name}, the journal of another device of this search, is not there.")
     stage = run.last("stage").get("name")
     status = found.outcome.get("status", f"unfinished ({stage})" if stage else "unfinished")
     tiles = [("status", status), ("time", f"{run.seconds:,.0f} s"), ("operations", f"{run.operations:,}")]
+    devices = number(run.head.get("devices")) or 1
+    if devices > 1:
+        tiles.append(("searched on", f"{devices:.0f} devices"))
     gain = mapping(found.outcome.get("gain"))
     for metric in run.metrics:
         estimate = estimate_of(mapping(gain.get(metric)))

@@ -69,6 +69,7 @@ class SimulatedTarget:
     seed: of the noise.
     real_faults: crash, hang and exhaust memory in earnest (only in a worker); else they are statuses.
     pace: seconds of sleep per simulated second, to give a kill something to interrupt.
+    device: properties of the device that are other than usual.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class SimulatedTarget:
         *,
         real_faults: bool = False,
         pace: float = 0.0,
+        device: Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(surface, str):
             if surface not in SURFACES:
@@ -94,6 +96,7 @@ class SimulatedTarget:
             self.noise = SimulationNoise(**noise)
         self._real_faults = real_faults
         self._pace = pace
+        self._device = dict(device or {})
         self._now = 0.0  # of the run, for drift and episodes
         self._spent = 0.0  # by this target, only ever growing
         self._configuration: Configuration | None = None
@@ -108,7 +111,7 @@ class SimulatedTarget:
         return Description(
             target="simulated",
             label=f"simulated {self.surface.name}",
-            device={"kind": "cpu", "isa": "portable", "cores": 8, "memory_mib": 1024},
+            device={"kind": "cpu", "isa": "portable", "cores": 8, "memory_mib": 1024, **self._device},
             model={
                 "architecture": f"simulated-{self.surface.name}",
                 "layers": 1,

@@ -1,0 +1,218 @@
+"""One tune on several devices of one kind, with workers of the simulated engine standing for the devices."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from conftest_tuner import WORKLOAD
+from dyno import profiles
+from dyno_tuner import journal
+from dyno_tuner.cli import app
+from dyno_tuner.errors import TuneError
+from dyno_tuner.htmlreport import write_report
+from dyno_tuner.inline import InlineExecutor
+from dyno_tuner.options import Options
+from dyno_tuner.session import Request, Result, run
+from dyno_tuner.targets.simulated import SimulatedTarget
+from dyno_tuner.worker import WorkerExecutor
+from typer.testing import CliRunner
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from dyno_tuner.target import Visit
+
+OPTIONS = {"max_trials": 25, "rounds": 2, "max_rounds": 2}
+
+
+def journal_path(out: Path, device: int) -> Path:
+    first = journal.of_profile(out)
+    return journal.of_device(first, device) if device else first
+
+
+def _tune(
+    folder: Path, executors: Sequence[Any], surface: str = "saturating", seed: int = 4, **options: Any
+) -> Result:
+    given = Options(WORKLOAD, seed=seed, **{**OPTIONS, **options})
+    request = Request("simulated", given, out=folder / "p.yaml", resume=True, quiet=True, deadline_floor=0.7)
+    space = SimulatedTarget(surface, seed).surface.space()
+    return run(request, executors[0], space, executors[1:])
+
+
+def _devices(count: int, surface: str = "saturating", seed: int = 4) -> list[InlineExecutor]:
+    return [InlineExecutor(SimulatedTarget(surface, seed)) for _ in range(count)]
+
+
+def _operations(path: Path) -> list[dict[str, Any]]:
+    return [r for r in journal.load(path).records if "op" in r]
+
+
+def test_all_devices_search_and_the_first_confirms(tmp_path: Path) -> None:
+    result = _tune(tmp_path, _devices(3))
+    assert [e.name for e in result.outcome.entries]
+    first, *others = ([r["key"] for r in _operations(journal_path(result.path, n))] for n in range(3))
+    searched = [k for keys in (first, *others) for k in keys if k.startswith("screen/t")]
+    assert len(searched) == len(set(searched))  # nothing was tried twice
+    assert {k for k in searched if "/again" not in k} == {f"screen/t{n}" for n in range(1, 25)}
+    for keys in others:
+        assert sum(k.startswith("screen/t") for k in keys) == 8
+        assert {k.split("/")[0] for k in keys} <= {"screen", "quality"}
+    assert {"aa", "quality", "screen"} < {k.split("/")[0] for k in first}
+    profile = profiles.load_profile(result.path)
+    assert any(isinstance(e, profiles.SettingEntry) for e in profile.settings.values())
+
+
+def test_three_devices_try_more_in_the_same_time(tmp_path: Path) -> None:
+    counts = []
+    for number in (1, 3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        result = _tune(folder, _devices(number), budget=300.0, max_trials=400, patience=400)
+        assert result.outcome.seconds <= 330
+        counts.append(result.outcome.trials)
+    assert counts[1] > 1.7 * counts[0]  # of three: all wait for the slowest, and blocks are repeated
+
+
+class _Meeting(InlineExecutor):
+    """Waits in its first visit of the screen until every device is in one."""
+
+    barrier: threading.Barrier
+
+    def visit(self, *args: Any) -> Visit:
+        if args[4].key == "screen/b0/before":
+            self.barrier.wait(60)
+        return super().visit(*args)
+
+
+def test_devices_work_at_the_same_time(tmp_path: Path) -> None:
+    devices = [_Meeting(SimulatedTarget("saturating", 4)) for _ in range(3)]
+    _Meeting.barrier = threading.Barrier(3)
+    assert _tune(tmp_path, devices).outcome.status == "complete"
+
+
+def test_a_crash_costs_one_trial_on_one_device(tmp_path: Path) -> None:
+    """Real processes that really crash, hang and run out of memory."""
+    options = {"surface": "faulty", "seed": 4, "real_faults": True}
+    devices = [WorkerExecutor("simulated", options) for _ in range(3)]
+    try:
+        result = _tune(tmp_path, devices, "faulty")
+    finally:
+        for device in devices:
+            device.close()
+    failed = {str(f.status) for f in result.outcome.failures}
+    assert failed & {"crash", "oom", "timeout"}
+    assert result.outcome.trials == 25
+    assert result.outcome.status == "complete"
+
+
+def _cut(path: Path, rng: random.Random) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: rng.randrange(len(data))])
+
+
+def test_cut_journals_give_the_same_profile(tmp_path: Path) -> None:
+    first = _tune(tmp_path, _devices(3))
+    paths = [journal_path(first.path, n) for n in range(3)]
+    whole = [p.read_bytes() for p in paths]
+    rng = random.Random(1)
+    for cut in (0, 1, 2, (1, 2), (0, 1, 2)):
+        for path, data in zip(paths, whole, strict=True):
+            path.write_bytes(data)
+        for number in (cut,) if isinstance(cut, int) else cut:
+            _cut(paths[number], rng)
+        first.path.unlink()
+        again = _tune(tmp_path, _devices(3))
+        assert again.outcome.to_dict() == first.outcome.to_dict(), cut
+        assert again.profile.settings == first.profile.settings
+
+
+def test_a_journal_of_two_devices_is_not_continued_on_three(tmp_path: Path) -> None:
+    _tune(tmp_path, _devices(2))
+    with pytest.raises(TuneError, match="another devices"):
+        _tune(tmp_path, _devices(3))
+
+
+class _Interrupted(InlineExecutor):
+    """Presses Ctrl-C in its third trial and does not come back before it is told to."""
+
+    def __init__(self, target: Any) -> None:
+        super().__init__(target)
+        self.told = threading.Event()
+        self.trials = 0
+
+    def visit(self, *args: Any) -> Visit:
+        self.trials += args[4].key.startswith("screen/t")
+        if self.trials == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert self.told.wait(60)
+        return super().visit(*args)
+
+    def abort(self) -> None:
+        self.told.set()
+
+
+def test_ctrl_c_ends_all_devices_and_resumes_to_the_same(tmp_path: Path) -> None:
+    straight, broken = tmp_path / "a", tmp_path / "b"
+    straight.mkdir()
+    broken.mkdir()
+    expected = _tune(straight, _devices(3))
+    devices = _devices(3)
+    devices[1] = _Interrupted(SimulatedTarget("saturating", 4))
+    stopped = _tune(broken, devices)
+    assert stopped.outcome.status == "interrupted"
+    keys = [r["key"] for r in _operations(journal_path(stopped.path, 1))]
+    assert sum(k.startswith("screen/t") for k in keys) == 2  # what was given up is not there
+    assert len(stopped.outcome.failures) == 0
+    stopped.path.unlink()
+    assert _tune(broken, _devices(3)).outcome.to_dict() == expected.outcome.to_dict()
+
+
+def test_an_error_on_one_device_ends_the_run(tmp_path: Path) -> None:
+    class Lost(InlineExecutor):
+        def visit(self, *args: Any) -> Visit:
+            raise TuneError("the device is lost")
+
+    with pytest.raises(TuneError, match="the device is lost"):
+        _tune(tmp_path, [*_devices(2), Lost(SimulatedTarget("saturating", 4))])
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [({"cores": 6}, "cores"), ({"isa": "avx2"}, "instruction set"), ({"memory_mib": 2048}, "memory")],
+)
+def test_devices_of_two_kinds_are_refused(tmp_path: Path, device: dict[str, Any], said: str) -> None:
+    other = InlineExecutor(SimulatedTarget("saturating", 4, device=device))
+    with pytest.raises(TuneError, match=f"(?i)device 2 is of another kind than .*{said}"):
+        _tune(tmp_path, [*_devices(1), other])
+    assert list(tmp_path.iterdir()) == []  # and nothing was begun
+
+
+def test_the_report_knows_the_trials_of_all_devices(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    result = _tune(tmp_path, _devices(3))
+    text = write_report(result.journal).read_text(encoding="utf-8")
+    assert "3 devices" in text
+
+
+def test_the_command_gives_every_gpu_a_worker(
+    tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two workers on the CPU in place of the GPUs: the real engine, from the command to the profile."""
+    monkeypatch.setattr("dyno_tuner.cli.devices_of", lambda device, gpu: ["cpu"] * len(gpu.split(",")))
+    out = tmp_path / "p.yaml"
+    done = CliRunner().invoke(
+        app,
+        ["-m", str(tiny_dir / "qwen3moe-tiny.gguf"), "--gpu", "0,1", "--budget", "25s", "--workload",
+         "pp=32,tg=4", "--no-kernels", "--out", str(out), "-q"],
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output + str(done.exception)
+    profile = profiles.load_profile(out)
+    assert profile.evidence is not None
+    both = [_operations(journal_path(out, n)) for n in range(2)]
+    assert all(any(r["key"].startswith("screen/t") for r in ops) for ops in both)
