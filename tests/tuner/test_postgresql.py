@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import optuna
 import pytest
 from dyno_tuner import journal
-from dyno_tuner.errors import TuneError
-from dyno_tuner.inline import InlineExecutor
-from dyno_tuner.options import Options
-from dyno_tuner.session import Request, run
-from dyno_tuner.target import Workload
 from dyno_tuner.targets.simulated import SimulatedTarget
 
 if TYPE_CHECKING:
@@ -64,24 +63,71 @@ def server() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _tune(out: Path, seed: int, storage: str) -> Path:
-    target = SimulatedTarget("saturating", seed)
-    options = Options(Workload(64, 8), seed=seed, max_trials=8, rounds=2, max_rounds=2)
-    request = Request("simulated", options, out=out, quiet=True, storage=storage)
-    return run(request, InlineExecutor(target), target.surface.space()).journal
+def _start(folder: Path, seed: int, storage: str, *more: object) -> subprocess.Popen[str]:
+    words = [sys.executable, Path(__file__).with_name("study_run.py"), folder, seed, storage, *more]
+    return subprocess.Popen(
+        [str(w) for w in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )  # fmt: skip
 
 
-def test_trials_of_two_runs_are_in_one_database(tmp_path: Path, server: str) -> None:
-    journals = [_tune(tmp_path / f"{seed}.yaml", seed, server) for seed in (0, 1)]
-    names = optuna.get_all_study_names(storage=server)
-    assert len(names) == 2
-    for name, path in zip(sorted(names), journals, strict=True):
-        study = optuna.load_study(study_name=name, storage=server)
-        trials = {r["number"] for r in journal.load(path).records if r.get("note") == "trial"}
-        assert len(study.trials) == len(trials) > 0
-        assert study.best_value is not None
+def _end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=240)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def _noted(folder: Path, kind: str) -> list[dict[str, Any]]:
+    path = journal.of_profile(folder / "p.yaml")
+    records = journal.load(path).records if path.exists() else []
+    return [r for r in records if r.get("note") == kind]
+
+
+def _words(settings: Any) -> str:
+    return " ".join(sorted(f"{k}={v}" for k, v in settings.items()))
+
+
+def test_two_tunes_at_once_share_a_study_and_a_third_machine_is_refused(tmp_path: Path, server: str) -> None:
+    """Two processes of the same seed: they would try the very same points, were it not for the study."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    running = [_start(folder, seed, server) for seed, folder in enumerate(folders)]
+    end = time.monotonic() + 120
+    while not all(_noted(folder, "joined") for folder in folders) and time.monotonic() < end:
+        assert all(process.poll() is None for process in running), [_end(p) for p in running]
+        time.sleep(0.05)
+    other = _end(_start(tmp_path / "c", 2, server, 6))
+    (tmp_path / "go").touch()
+    ended = [_end(process) for process in running]
+    for code, _, err in ended:
+        assert code == 0, err
+    assert other[0] == 1
+    assert "cannot join it" in other[2]
+    assert "cores" in other[2]
+    assert not _noted(tmp_path / "c", "trial")
+
+    tried = [[_words(note["settings"]) for note in _noted(folder, "trial")] for folder in folders]
+    assert [len(t) for t in tried] == [12, 12]
+    assert not set(tried[0]) & set(tried[1])
+
+    (name,) = optuna.get_all_study_names(storage=server)
+    study = optuna.load_study(study_name=name, storage=server)
+    complete = [t for t in study.trials if t.state.name == "COMPLETE"]
+    assert len(complete) == 2 + 24
+    machines = {t.user_attrs["dyno_machine"] for t in complete}
+    assert len(machines) == 2
+    # They overlapped: neither had ended its search when the other began its own.
+    spans = [[t.number for t in complete if t.user_attrs["dyno_machine"] == m][1:] for m in machines]
+    assert max(min(s) for s in spans) < min(max(s) for s in spans)
+    target = SimulatedTarget("saturating", 0)
+    truth = target.surface.truth
+    scores = [truth(json.loads(out)["settings"]) for _, out, _ in ended]
+    assert abs(scores[0] - scores[1]) < 0.03  # both had the same to choose from
+    assert min(scores) > truth({k.name: k.default for k in target.knobs()}) + 0.05
 
 
 def test_a_database_that_is_not_there_is_said(tmp_path: Path, server: str) -> None:
-    with pytest.raises(TuneError, match=r"storage .* database .nowhere. does not exist"):
-        _tune(tmp_path / "p.yaml", 0, server.replace("/postgres?", "/nowhere?"))
+    code, _, err = _end(_start(tmp_path / "p", 0, server.replace("/postgres?", "/nowhere?")))
+    assert code == 1
+    assert re.search(r"storage .* database .nowhere. does not exist", err)

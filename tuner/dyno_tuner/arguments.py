@@ -129,5 +129,10 @@ def least_deadline(engine: str, device: str, model: str) -> float:
 
 
 def command_line() -> str:
-    """This command, as it can be repeated."""
-    return shlex.join(["tune", *sys.argv[1:]])
+    """This command, as it can be repeated; without passwords, for it is recorded."""
+    return shlex.join(["tune", *map(without_password, sys.argv[1:])])
+
+
+def without_password(text: str) -> str:
+    """A URL, or an option with one, as it may be shown and recorded."""
+    return re.sub(r"(://[^:/@\s]*):[^@/\s]+@", r"\1:***@", text)

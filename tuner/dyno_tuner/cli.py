@@ -85,6 +85,7 @@ def tune(
     allow_approx: o.AllowApprox = None,
     sampler: o.Sampler = "guided",
     storage: o.Storage = None,
+    study: o.StudyName = None,
     ctx: o.Ctx = None,
     vram: o.Vram = None,
     pareto: o.Pareto = False,
@@ -111,6 +112,8 @@ def tune(
 
     if sampler not in SAMPLERS:
         raise typer.BadParameter(f"no sampler {sampler!r}; there are {', '.join(SAMPLERS)}")
+    if study is not None and storage is None:
+        raise typer.BadParameter("--study is the name of a study in --storage; give both")
     of_engine = engine_options(engine, binaries, text, device, gpu, context.meta.get("command_line", []))
     for option, wanted in (("--vram", vram is not None), ("--pareto", pareto)):
         if wanted and engine != "dyno":
@@ -124,7 +127,7 @@ def tune(
         kernels=kernels and engine == "dyno", pareto=pareto,
     )  # fmt: skip
     request.out, request.resume, request.quiet = out, resume, quiet
-    request.storage = storage
+    request.storage, request.study = storage, study
     request.held = held_settings(hold or [], engine)
     request.memory_limit = parse_bytes(vram) if vram is not None else None
     request.text = str(text.absolute()) if text is not None and engine == "dyno" else None

@@ -48,7 +48,15 @@ AllowApprox = Annotated[
 ]
 Sampler = Annotated[str, typer.Option(help=f"Of the search: {', '.join(SAMPLERS)}.")]
 Storage = Annotated[
-    str | None, typer.Option(help="Optuna storage URL to show the study in, e.g. sqlite:///tune.db.")
+    str | None,
+    typer.Option(
+        help="Optuna storage URL: machines of one kind that name the same one search together; "
+        "e.g. sqlite:///tune.db or postgresql+psycopg2://user@host/db."
+    ),
+]
+StudyName = Annotated[
+    str | None,
+    typer.Option("--study", help="Name of the study in --storage; default: the model and the workload."),
 ]
 Ctx = Annotated[
     int | None,

@@ -291,6 +291,11 @@ class Ledger:
 
         return [list(t) for t in self._do("time_ops", key, {}, request, process, perform)["times"]]
 
+    def recall(self, op: str, key: str, perform: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What something outside of the run says, e.g. a database: asked once, and in the journal from then
+        on."""
+        return self._do(op, key, {}, {}, 0, lambda context: perform())
+
     def note(self, kind: str, **data: Any) -> None:
         """Writes something for people and reports; a resumed run does not write it twice."""
         if self.on_note is not None:

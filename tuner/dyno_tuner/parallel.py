@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .crew import Crew, Lane
     from .samplers import Proposer
     from .space import Point, Space
-    from .study import Anchor, ScreenPlan
+    from .study import Anchor, ScreenPlan, Shared
 
 
 @dataclass
@@ -44,9 +44,9 @@ class ParallelScreen(Screen):
     def __init__(
         self, space: Space, proposer: Proposer, plan: ScreenPlan, key: Sequence[object], crew: Crew,
         plan_for: Callable[[Lane, Callable[..., None]], ScreenPlan],
-        prepare: Callable[[Sequence[Point]], None], joined: Callable[[], None],
+        prepare: Callable[[Sequence[Point]], None], joined: Callable[[], None], shared: Shared | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(space, proposer, plan, key)
+        super().__init__(space, proposer, plan, key, shared)
         self._crew = crew
         self._prepare = prepare
         self._joined = joined
@@ -97,16 +97,16 @@ class ParallelScreen(Screen):
 
     def _propose(self, queue: list[Point], wanted: int, pending: Sequence[Point]) -> list[Point]:
         """Up to `wanted` points. What is not measured yet is taken to be as good as the mean of what is."""
-        history = self.history
-        lie = float(np.mean([o.score for o in history if o.score is not None]))
-        history += [Observation(p, lie, self._plan.sigma) for p in pending]
         found: list[Point] = []
         while len(found) < wanted:
+            history = self.history
+            lie = float(np.mean([o.score for o in history if o.score is not None]))
+            history += [Observation(p, lie, self._plan.sigma) for p in [*pending, *found]]
             point = self._proposed(queue, history, self._numbered + len(found))
             if point is None:
                 break
-            found.append(point)
-            history = [*history, Observation(point, lie, self._plan.sigma)]
+            if self._claimed(point):
+                found.append(point)
         return found
 
     def _step(self, number: int, dealt: Sequence[Sequence[tuple[int, Point]]]) -> None:

@@ -20,17 +20,18 @@ from dyno.errors import ProfileError
 from dyno.settings import SETTINGS
 
 from . import __version__, journal
+from .alike import differences, match_of, versions_of
 from .crew import Crew, Lane
 from .emit import Made, device_of, engine_of, incumbent_settings, model_of, profile_of
 from .environment import busy, environment, gpu_busy, gpu_state
 from .errors import JournalError, TuneError
+from .joint import Study
 from .knobs import Facts, Knob, resolve
 from .ledger import Executor, Ledger
 from .memory import MemoryLimit, NearMiss
 from .pareto import Variant, plot, trade_memory, variant_outcome
 from .progress import Progress
 from .space import Space
-from .study import Mirror
 from .targets import ggml_knobs
 from .tune import Options, Tune
 from .watch import GpuWatch
@@ -57,7 +58,8 @@ class Request:
     out: Path | None = None
     resume: bool = False
     ctx: int | None = None
-    storage: str | None = None
+    storage: str | None = None  # URL of an Optuna storage
+    study: str | None = None  # name of the study there; default: the model and the workload
     command: str = ""
     quiet: bool = False
     held: dict[str, Any] = field(default_factory=dict)  # settings given by the user, not searched
@@ -324,11 +326,11 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
         operations = [r for r in past if "op" in r]
         if operations:
             progress.resumed(max(float(r["t"]) for r in operations), len(operations))
-        mirror = _mirror(request, description, space)
+        shared = _join(request, description, space, ledger, progress, held)
         rates = dict(description.rates)
         if not description.virtual_time:
             rates |= _note_machine(request, description, ledger, progress)
-        tune = Tune(ledger, space, options, incumbents=head["incumbents"], mirror=mirror, crew=crew)
+        tune = Tune(ledger, space, options, incumbents=head["incumbents"], shared=shared, crew=crew)
         outcome = tune.run()
         variants: list[Variant] = []
         if options.pareto and outcome.status != "interrupted":
@@ -390,20 +392,12 @@ def _name(request: Request, number: int) -> str:
 def check_companions(first: Description, others: Sequence[Description], request: Request) -> None:
     """Raises TuneError unless all are of one kind: what is found on one device has to hold for the others."""
     for number, other in enumerate(others, 1):
-        differs = differences(first, other)
+        differs = differences(match_of(first), other)
         if differs:
             raise TuneError(
                 f"{_name(request, number)} is of another kind than {_name(request, 0)}: "
                 f"{'; '.join(differs)}; tune them one by one"
             )
-
-
-def differences(first: Description, other: Description) -> list[str]:
-    """What keeps a profile for one from being an exact match for the other, by properties; empty where
-    nothing does."""
-    match = profiles.Match(device=device_of(first, {}), model=model_of(first), engine=engine_of(first))
-    found = profiles.compare(match, device_of(other, {}), model_of(other), engine_of(other))
-    return [] if found.level is profiles.Level.EXACT else list(found.reasons)
 
 
 def _say_what_is_left_out(description: Description, options: Options, progress: Progress) -> None:
@@ -420,14 +414,38 @@ def _say_what_is_left_out(description: Description, options: Options, progress: 
         progress.say(f"{name} is not searched: {why}")
 
 
-def _mirror(request: Request, description: Description, space: Space) -> Mirror | None:
-    """The study in the user's Optuna storage, if one is given. Raises TuneError where it cannot be opened."""
+def _join(
+    request: Request, description: Description, space: Space, ledger: Ledger, progress: Progress,
+    held: contextlib.ExitStack,
+) -> Study | None:  # fmt: skip
+    """The study in the user's storage, which other machines of the same kind may work on, too."""
     if request.storage is None:
         return None
-    try:
-        return Mirror(space, request.storage, f"{description.label} seed {request.options.seed}")
-    except Exception as error:  # whatever a database driver raises
-        raise TuneError(f"storage {request.storage}: {error}") from error
+    options = request.options
+    name = request.study or f"{os.path.basename(request.model)} {options.workload}"
+    study = Study(request.storage, name, space.for_metrics(options.workload.metrics), ledger)
+    terms = {
+        "workload": options.workload.to_dict(), "knobs": {k.name: list(k.values) for k in space.knobs},
+        "held": request.held, "approx_limit": options.approx_limit,
+        "text": description.engine.get("text") or "", "versions": versions_of(description),
+    }  # fmt: skip
+    study.join(description, terms)
+
+    def release() -> None:
+        failed = study.release()
+        if failed:
+            progress.say(failed)
+
+    held.callback(release)
+    known = len(study.trials(space))
+    ledger.note("joined", study=name, others=study.others, known=known)
+    progress.say(
+        f"study {name!r}: {known} trial{'s' if known != 1 else ''} of {study.others} other "
+        f"tune{'s' if study.others != 1 else ''} known"
+        if study.others
+        else f"study {name!r}: this is the first tune"
+    )
+    return study
 
 
 def _note_machine(

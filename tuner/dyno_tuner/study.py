@@ -1,24 +1,21 @@
 """The screen: blocks of trials between anchors, proposed by a sampler, until time, trials or ideas run out.
 
-The history of the screen is ours and stands in the journal; an Optuna study is kept beside it, in any
-storage that Optuna knows, for `optuna-dashboard` and other readers.
+The history of the screen is ours and stands in the journal; what is shared with others in an Optuna storage
+comes through a `Shared`.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-import optuna
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .measure import Score, anchor_moved, score
-from .samplers import Observation, Proposer, distributions, frozen_trial
+from .samplers import Observation, Proposer
 from .target import TrialStatus, Visit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from .space import Point, Space
 
@@ -68,21 +65,40 @@ class Block:
     voided: int = 0
 
 
+class Shared(Protocol):
+    """A study that several tunes work on; see `joint`."""
+
+    def observations(self, space: Space, own: Sequence[Observation]) -> list[Observation]:
+        """What the others have tried, or are at."""
+        ...
+
+    def claim(self, settings: Mapping[str, Any]) -> bool:
+        """Whether this tune is to try `settings`, and no other one."""
+        ...
+
+    def publish(self, settings: Mapping[str, Any], trial: Trial) -> None: ...
+
+
 class Screen:
     """Runs blocks and remembers every trial. `trials` is valid at any moment."""
 
-    def __init__(self, space: Space, proposer: Proposer, plan: ScreenPlan, key: Sequence[object]) -> None:
+    def __init__(
+        self, space: Space, proposer: Proposer, plan: ScreenPlan, key: Sequence[object],
+        shared: Shared | None = None,
+    ) -> None:  # fmt: skip
         self._space = space
         self._proposer = proposer
         self._plan = plan
         self._key = tuple(key)
+        self._shared = shared
         self.trials: list[Trial] = [Trial(0, space.default, TrialStatus.OK, 0.0)]
         self.voided = 0
         self.ended = ""
 
     @property
     def history(self) -> list[Observation]:
-        return [Observation(t.point, t.log_ratio, self._plan.sigma) for t in self.trials]
+        own = [Observation(t.point, t.log_ratio, self._plan.sigma) for t in self.trials]
+        return own if self._shared is None else [*own, *self._shared.observations(self._space, own)]
 
     def run(self, seeds: Sequence[Point]) -> None:
         """Args: `seeds` are tried first, in order: the incumbents."""
@@ -200,7 +216,13 @@ class Screen:
         return Trial(number, point, TrialStatus.OK, scored.combined(self._plan.weights), scored)
 
     def _next(self, queue: list[Point]) -> Point | None:
-        return self._proposed(queue, self.history, len(self.trials))
+        while True:
+            point = self._proposed(queue, self.history, len(self.trials))
+            if point is None or self._claimed(point):
+                return point
+
+    def _claimed(self, point: Point) -> bool:
+        return self._shared is None or self._shared.claim(self._space.settings(point))
 
     def _proposed(self, queue: list[Point], history: Sequence[Observation], number: int) -> Point | None:
         tried: set[Hashable] = {self._space.code_class(o.point) for o in history}
@@ -223,27 +245,5 @@ class Screen:
             ratio=None if trial.log_ratio is None else math.exp(trial.log_ratio),
             message=trial.message,
         )
-
-
-class Mirror:
-    """Keeps an Optuna study in a storage in step with the screen. The study is a view: it is made anew from
-    the history when a run is resumed. A trial's value is its ratio to the default.
-
-    Raises whatever the storage raises when it cannot be reached.
-    """
-
-    def __init__(self, space: Space, storage: str, name: str) -> None:
-        self._space = space
-        self._distributions = distributions(space)
-        existing = {s.study_name for s in optuna.get_all_study_summaries(storage, include_best_trial=False)}
-        if name in existing:
-            optuna.delete_study(study_name=name, storage=storage)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self._study = optuna.create_study(storage=storage, study_name=name, direction="maximize")
-
-    def add(self, trial: Trial, sigma: float) -> None:
-        o = Observation(trial.point, trial.log_ratio, sigma)
-        self._study.add_trial(
-            frozen_trial(self._space, o, self._distributions, status=str(trial.status), message=trial.message)
-        )
+        if self._shared is not None:
+            self._shared.publish(self._space.settings(trial.point), trial)

@@ -23,7 +23,7 @@ from .samplers import SAMPLERS
 from .schedule import Schedule
 from .solving import ThresholdStage
 from .stats import Noise, estimate, noise_of
-from .study import Mirror, Screen, ScreenPlan, Trial
+from .study import Screen, ScreenPlan, Trial
 from .target import Configuration, Quality, TrialStatus, Visit, kind_of
 from .watch import Conditions
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from .crew import Crew, Lane
+    from .joint import Study
     from .ledger import Ledger
     from .solving import Solved
     from .space import Point, Space
@@ -40,7 +41,7 @@ class Tune:
     """Args:
     incumbents: settings that race first: the nearest profile, the user's own command line.
     crew: several devices of one kind that screen together; the first of them is the ledger's.
-    mirror: an Optuna study to keep in step, if one is wanted.
+    shared: a study that other tunes work on, too; it has been joined.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Tune:
         options: Options,
         *,
         incumbents: Sequence[Mapping[str, Any]] = (),
-        mirror: Mirror | None = None,
+        shared: Study | None = None,
         crew: Crew | None = None,
         on_stage: Callable[[str], None] | None = None,
     ) -> None:
@@ -63,7 +64,7 @@ class Tune:
         self.schedule = Schedule(ledger, options, len({kind_of(m) for m in self.weights}))
         self.gate = Gate(ledger, space, options, lambda: self._process, self._died)
         self._incumbents = [p for p in (self._known(s) for s in incumbents) if p is not None]
-        self._mirror = mirror
+        self._shared = shared
         self._crew = crew
         self._on_stage = on_stage or (lambda stage: None)
         self._process = 0
@@ -108,7 +109,7 @@ class Tune:
             self.stage("screen")
             self._run_screen()
             self.stage("finalists")
-            self.chooser().run(self._screen.trials if self._screen else [], self._choice)
+            self.chooser().run(self._candidates(), self._choice)
             choice = self._choice
             if choice.entries and not self.gate.still_right(choice.point):
                 at_default = dict(choice.baseline)
@@ -307,7 +308,7 @@ class Tune:
             admit=self.gate.admit,
             now=lambda: self.ledger.now,
             more=self.schedule.more,
-            note=self._note_trial,
+            note=self.ledger.note,
             weights=self.weights,
             sigma=self._visit_sigma,
             void_over=self._void_over,
@@ -317,12 +318,12 @@ class Tune:
         )
         proposer = SAMPLERS[o.sampler](self.space)
         if self._crew is None:
-            self._screen = Screen(self.space, proposer, plan, (o.seed, "screen"))
+            self._screen = Screen(self.space, proposer, plan, (o.seed, "screen"), self._shared)
         else:
             self._crew.lanes[0].process = self._process
             self._screen = ParallelScreen(
                 self.space, proposer, plan, (o.seed, "screen"), self._crew, self._lane_plan(plan),
-                self._compare_answers, self._joined,
+                self._compare_answers, self._joined, self._shared,
             )  # fmt: skip
         self._screen.run(self._incumbents)
         self.ledger.note("screened", trials=len(self._screen.trials), ended=self._screen.ended)
@@ -376,11 +377,6 @@ class Tune:
             lane.costs.clear()
             self._unstable, lane.unstable = self._unstable + lane.unstable, 0
 
-    def _note_trial(self, kind: str, **data: Any) -> None:
-        self.ledger.note(kind, **data)
-        if self._mirror is not None and self._screen is not None and kind == "trial":
-            self._mirror.add(self._screen.trials[data["number"]], 0.0)
-
     def rounds(self) -> Rounds:
         return Rounds(
             self._visit, self._next_process, self.schedule.more, tuple(self.weights), self._void_over,
@@ -391,6 +387,11 @@ class Tune:
     def trials(self) -> Sequence[Trial]:
         """What the screen has tried so far."""
         return self._screen.trials if self._screen else []
+
+    def _candidates(self) -> list[Trial]:
+        """For the finals: also what other machines have found."""
+        others = self._shared.trials(self.space) if self._shared is not None else []
+        return [*self.trials, *others]
 
     @property
     def winner(self) -> Point:
