@@ -8,6 +8,7 @@ it is kept for messages.
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import json
 import os
 import select
@@ -57,6 +58,27 @@ class Reply(NamedTuple):
     message: str
 
 
+_spawners: dict[int, concurrent.futures.ThreadPoolExecutor] = {}  # by process: a fork has no threads
+_spawning = threading.Lock()
+
+
+def _spawn(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Starts a child from a thread that lives as long as this process: the kernel takes the end of the thread
+    that has started a child for the end of its parent."""
+    with _spawning:
+        pool = _spawners.setdefault(os.getpid(), concurrent.futures.ThreadPoolExecutor(1, "spawner"))
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, **options)
+
+    started = pool.submit(start)
+    try:
+        return started.result()
+    except KeyboardInterrupt:
+        started.add_done_callback(lambda future: future.result().kill())
+        raise
+
+
 class Worker:
     """One child process. It is not reused after it has died.
 
@@ -72,7 +94,7 @@ class Worker:
         environment["PYTHONUNBUFFERED"] = "1"
         command = [sys.executable, "-m", "dyno_tuner.worker_main"]
         try:
-            self._process = subprocess.Popen(
+            self._process = _spawn(
                 [*command, str(to_child), str(from_child), str(os.getpid())], env=environment,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 pass_fds=(to_child, from_child), start_new_session=True,

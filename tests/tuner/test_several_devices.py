@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conftest_tuner import WORKLOAD
 from dyno import profiles
+from dyno.devices import Device
 from dyno_tuner import journal
 from dyno_tuner.cli import app
 from dyno_tuner.errors import TuneError
@@ -18,6 +19,7 @@ from dyno_tuner.htmlreport import write_report
 from dyno_tuner.inline import InlineExecutor
 from dyno_tuner.options import Options
 from dyno_tuner.session import Request, Result, run
+from dyno_tuner.target import Workload
 from dyno_tuner.targets.simulated import SimulatedTarget
 from dyno_tuner.worker import WorkerExecutor
 from typer.testing import CliRunner
@@ -111,6 +113,20 @@ def test_a_crash_costs_one_trial_on_one_device(tmp_path: Path) -> None:
     assert result.outcome.status == "complete"
 
 
+def test_workers_outlive_the_step_that_started_them(tmp_path: Path) -> None:
+    """A child that asks to be killed with its parent is killed when the thread ends that has started it."""
+    devices = [WorkerExecutor("simulated", {"surface": "saturating", "seed": 4}) for _ in range(3)]
+    try:
+        result = _tune(tmp_path, devices)
+        assert [d.starts for d in devices[1:]] == [2, 2]  # to describe the device, and to search
+    finally:
+        for device in devices:
+            device.close()
+    for number in range(3):
+        statuses = {r["result"].get("status", "ok") for r in _operations(journal_path(result.path, number))}
+        assert statuses == {"ok"}
+
+
 def _cut(path: Path, rng: random.Random) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: rng.randrange(len(data))])
@@ -200,19 +216,32 @@ def test_the_report_knows_the_trials_of_all_devices(tmp_path: Path) -> None:
     assert "3 devices" in text
 
 
-def test_the_command_gives_every_gpu_a_worker(
-    tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With two workers on the CPU in place of the GPUs: the real engine, from the command to the profile."""
-    monkeypatch.setattr("dyno_tuner.cli.devices_of", lambda device, gpu: ["cpu"] * len(gpu.split(",")))
-    out = tmp_path / "p.yaml"
-    done = CliRunner().invoke(
-        app,
-        ["-m", str(tiny_dir / "qwen3moe-tiny.gguf"), "--gpu", "0,1", "--budget", "25s", "--workload",
-         "pp=32,tg=4", "--no-kernels", "--out", str(out), "-q"],
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output + str(done.exception)
-    profile = profiles.load_profile(out)
-    assert profile.evidence is not None
-    both = [_operations(journal_path(out, n)) for n in range(2)]
-    assert all(any(r["key"].startswith("screen/t") for r in ops) for ops in both)
+def test_two_workers_of_the_real_engine(tmp_path: Path, tiny_dir: Path) -> None:
+    """Both on the CPU, in place of two GPUs."""
+    options = Options(Workload(32, 4), max_trials=9, rounds=2, max_rounds=2, aa_processes=2)
+    model = str(tiny_dir / "qwen3moe-tiny.gguf")
+    result = run(Request(model, options, "cpu", ("cpu",), tmp_path / "p.yaml", quiet=True, ctx=64))
+    assert result.outcome.status == "complete"
+    both = [_operations(journal_path(result.path, n)) for n in range(2)]
+    assert [sum(r["key"].startswith("screen/t") for r in ops) >= 3 for ops in both] == [True, True]
+    assert {r["result"]["status"] for ops in both for r in ops if r["op"] == "visit"} == {"ok"}
+
+
+def test_the_command_asks_for_all_gpus(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Request] = []
+
+    def capture(request: Request) -> None:
+        asked.append(request)
+        raise TuneError("enough")
+
+    monkeypatch.setattr("dyno_tuner.session.run", capture)
+    monkeypatch.setattr("dyno.devices.resolve_device", lambda name: Device(name, {"kind": "cuda"}))
+    model = str(tiny_dir / "qwen3moe-tiny.gguf")
+    for flags, devices in (
+        (["--gpu", "2,0,1"], ["cuda:2", "cuda:0", "cuda:1"]),
+        (["--gpu", "1", "--device", "cuda:1"], ["cuda:1"]),
+    ):
+        CliRunner().invoke(app, ["-m", model, *flags])
+        request = asked.pop()
+        assert [request.device, *request.others] == devices
+        assert str(request.options.workload) == "pp=4096,tg=128,depth=0"
