@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from . import cli_options as o
 from .ab.command import ab
 from .arguments import (
     command_line,
+    device_names,
     devices_of,
     engine_options,
     held_settings,
@@ -36,6 +38,7 @@ from .samplers import SAMPLERS
 from .target import Workload
 
 if TYPE_CHECKING:
+    from .ray_workers import Cluster
     from .session import Request, Result
 
 
@@ -86,6 +89,8 @@ def tune(
     sampler: o.Sampler = "guided",
     storage: o.Storage = None,
     study: o.StudyName = None,
+    ray: o.Ray = None,
+    workers: o.Workers = None,
     ctx: o.Ctx = None,
     vram: o.Vram = None,
     pareto: o.Pareto = False,
@@ -114,27 +119,44 @@ def tune(
         raise typer.BadParameter(f"no sampler {sampler!r}; there are {', '.join(SAMPLERS)}")
     if study is not None and storage is None:
         raise typer.BadParameter("--study is the name of a study in --storage; give both")
+    if workers is not None and ray is None:
+        raise typer.BadParameter("--workers goes with --ray; for GPUs of this machine give --gpu 0,1")
+    if ray is not None and (engine != "dyno" or gpu is not None):
+        raise typer.BadParameter("--ray places workers of dyno itself, and chooses their GPUs")
     of_engine = engine_options(engine, binaries, text, device, gpu, context.meta.get("command_line", []))
     for option, wanted in (("--vram", vram is not None), ("--pareto", pareto)):
         if wanted and engine != "dyno":
             raise typer.BadParameter(f"{option} goes by dyno's memory plan; --engine {engine} has none")
     if not os.path.isfile(model):
         raise TuneError(f"model {model}: no such file")
-    devices = devices_of(device, gpu) if engine == "dyno" else ["cpu"]
-    request = _request(
-        model, devices, engine, of_engine, workload, ctx,
-        budget=parse_duration(budget), seed=seed, sampler=sampler, approx_limit=allow_approx,
-        kernels=kernels and engine == "dyno", pareto=pareto,
-    )  # fmt: skip
-    request.out, request.resume, request.quiet = out, resume, quiet
-    request.storage, request.study = storage, study
-    request.held = held_settings(hold or [], engine)
-    request.memory_limit = parse_bytes(vram) if vram is not None else None
-    request.text = str(text.absolute()) if text is not None and engine == "dyno" else None
-    result = run(request)
+    with contextlib.ExitStack() as stack:
+        cluster = _cluster(ray, stack) if ray is not None else None
+        if cluster is not None:
+            devices = [cluster.device(device_names(device, None)[0])]
+        else:
+            devices = devices_of(device, gpu) if engine == "dyno" else ["cpu"]
+        request = _request(
+            model, devices, engine, of_engine, workload, ctx,
+            budget=parse_duration(budget), seed=seed, sampler=sampler, approx_limit=allow_approx,
+            kernels=kernels and engine == "dyno", pareto=pareto,
+        )  # fmt: skip
+        request.out, request.resume, request.quiet = out, resume, quiet
+        request.storage, request.study = storage, study
+        request.held = held_settings(hold or [], engine)
+        request.memory_limit = parse_bytes(vram) if vram is not None else None
+        request.text = str(text.absolute()) if text is not None and engine == "dyno" else None
+        result = run(request) if cluster is None else cluster.tune(request, workers)
     _print_result(result, request, as_json)
     if result.outcome.status == "interrupted":
         raise typer.Exit(130)
+
+
+def _cluster(address: str, stack: contextlib.ExitStack) -> Cluster:
+    from .ray_workers import Cluster
+
+    cluster = Cluster(address)
+    stack.callback(cluster.close)
+    return cluster
 
 
 def _request(

@@ -58,6 +58,18 @@ StudyName = Annotated[
     str | None,
     typer.Option("--study", help="Name of the study in --storage; default: the model and the workload."),
 ]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        help="Ray places the workers: local, auto, HOST:PORT or ray://HOST:PORT "
+        "(pip install 'gguf-dyno[ray]').",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="With --ray: how many; default: every GPU, else every node.", min=1, max=999),
+]
 Ctx = Annotated[
     int | None,
     typer.Option(

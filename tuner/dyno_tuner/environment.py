@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from dyno._effective import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from .target import Description
 
 _FILES = {
     "transparent_hugepage": "/sys/kernel/mm/transparent_hugepage/enabled",
@@ -97,6 +100,40 @@ def is_ours(pid: int) -> bool:
             return True
         pid = int(stat.rpartition(")")[2].split()[1])
     return False
+
+
+def memory_gbps(budget_seconds: float = 0.3) -> float:
+    """Bytes moved a second by a large copy (read + written), in GB/s. Ranks machines; decides nothing."""
+    source = np.zeros(1 << 25, dtype=np.uint8)
+    target = np.empty_like(source)
+    np.copyto(target, source)
+    best = 0.0
+    end = time.perf_counter() + budget_seconds
+    while time.perf_counter() < end:
+        begun = time.perf_counter()
+        np.copyto(target, source)
+        best = max(best, 2 * source.nbytes / (time.perf_counter() - begun))
+    return round(best / 1e9, 1)
+
+
+class Surroundings(NamedTuple):
+    """What a machine looks like around a tune."""
+
+    warnings: list[str]  # about what may disturb, for people
+    state: dict[str, Any]
+    rates: dict[str, float]  # measured here, GB/s
+    gpu: dict[str, Any]
+
+
+def look_around(model: str, description: Description) -> Surroundings:
+    """The state of this machine, on which `description` was made."""
+    bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
+    warnings = [busy(int(description.device.get("cores") or usable_cores())), gpu_busy(bus)]
+    measured = {"memory_gbps": memory_gbps()} if description.device.get("kind") == "cpu" else {}
+    state = environment(model)
+    if state.get("busy"):
+        warnings.append(f"other processes compute: {', '.join(state['busy'])}")
+    return Surroundings([w for w in warnings if w], state, measured, gpu_state(bus))
 
 
 class Busy(NamedTuple):

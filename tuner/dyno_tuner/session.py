@@ -9,13 +9,10 @@ import datetime
 import json
 import os
 import tempfile
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from dyno import profiles
-from dyno._effective import usable_cores
 from dyno.errors import ProfileError
 from dyno.settings import SETTINGS
 
@@ -23,7 +20,7 @@ from . import __version__, journal
 from .alike import differences, match_of, versions_of
 from .crew import Crew, Lane
 from .emit import Made, device_of, engine_of, incumbent_settings, model_of, profile_of
-from .environment import busy, environment, gpu_busy, gpu_state
+from .environment import Surroundings, look_around
 from .errors import JournalError, TuneError
 from .joint import Study
 from .knobs import Facts, Knob, resolve
@@ -77,20 +74,6 @@ class Result:
     path: Path
     journal: Path
     pareto: Path | None = None  # folder with the profiles of less memory, and the plot
-
-
-def memory_gbps(budget_seconds: float = 0.3) -> float:
-    """Bytes moved a second by a large copy (read + written), in GB/s. Ranks machines; decides nothing."""
-    source = np.zeros(1 << 25, dtype=np.uint8)
-    target = np.empty_like(source)
-    np.copyto(target, source)
-    best = 0.0
-    end = time.perf_counter() + budget_seconds
-    while time.perf_counter() < end:
-        begun = time.perf_counter()
-        np.copyto(target, source)
-        best = max(best, 2 * source.nbytes / (time.perf_counter() - begun))
-    return round(best / 1e9, 1)
 
 
 def knobs_for(description: Description, request: Request) -> tuple[Knob, ...]:
@@ -329,7 +312,7 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
         shared = _join(request, description, space, ledger, progress, held)
         rates = dict(description.rates)
         if not description.virtual_time:
-            rates |= _note_machine(request, description, ledger, progress)
+            rates |= _note_machine(request, description, executor, ledger, progress)
         tune = Tune(ledger, space, options, incumbents=head["incumbents"], shared=shared, crew=crew)
         outcome = tune.run()
         variants: list[Variant] = []
@@ -367,10 +350,11 @@ def _ledger(
     past: list[dict[str, Any]], progress: Progress, held: contextlib.ExitStack,
 ) -> Ledger:  # fmt: skip
     bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
+    watch = getattr(executor, "watch", GpuWatch)  # on the machine that computes
     ledger = Ledger(
         executor, request.options.workload, journal=book, past=past, identity=space.identity,
         bounds=description.bounds, virtual_time=description.virtual_time,
-        deadline_floor=request.deadline_floor, watch=held.enter_context(GpuWatch(bus)) if bus else None,
+        deadline_floor=request.deadline_floor, watch=held.enter_context(watch(bus)) if bus else None,
     )  # fmt: skip
     ledger.on_note = progress.note
     return ledger
@@ -449,23 +433,16 @@ def _join(
 
 
 def _note_machine(
-    request: Request, description: Description, ledger: Ledger, progress: Progress
+    request: Request, description: Description, executor: Executor, ledger: Ledger, progress: Progress
 ) -> dict[str, float]:
     """Records the state of the machine, says what may disturb, and returns the rates measured here (GB/s)."""
+    there = getattr(executor, "look_around", look_around)  # on the machine that computes
+    seen: Surroundings = there(request.model, description)
+    for line in seen.warnings:
+        progress.say(line)
     gpu = description.engine.get("gpu") or {}
-    bus = gpu.get("pci_bus_id")
-    warning = busy(int(description.device.get("cores") or usable_cores()))
-    if warning:
-        progress.say(warning)
-    measured = {"memory_gbps": memory_gbps()} if description.device.get("kind") == "cpu" else {}
-    others = gpu_busy(bus)
-    if others:
-        progress.say(others)
-    around = environment(request.model)
-    if around.get("busy"):
-        progress.say(f"other processes compute: {', '.join(around['busy'])}")
-    ledger.note("machine", **around, **{**description.rates, **measured}, **gpu, **gpu_state(bus))
-    return measured
+    ledger.note("machine", **seen.state, **{**description.rates, **seen.rates}, **gpu, **seen.gpu)
+    return seen.rates
 
 
 def _write_front(
