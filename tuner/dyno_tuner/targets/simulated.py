@@ -139,7 +139,7 @@ class SimulatedTarget:
         # out.
         self._now = context.now
         self._advance(0.05)
-        fault = self.surface.fault(configuration.settings)
+        fault = self.surface.fault_of(configuration)
         if fault is not None:
             self._fail(fault)
 
@@ -174,7 +174,9 @@ class SimulatedTarget:
         level = math.log(self._true[kind_of(metric)])
         level += 0.01 * _normal("prompt", metric, prompt)
         level += n.process * _normal("process", self.seed, process)
-        level += n.layout * _normal("layout", self.seed, process, json.dumps(dict(settings), sort_keys=True))
+        kernels = self._configuration.kernels_key()
+        layout = json.dumps(dict(settings), sort_keys=True) + (str(kernels) if kernels else "")
+        level += n.layout * _normal("layout", self.seed, process, layout)
         level += math.log1p(-n.drift * min(1.0, self._now / n.drift_seconds))
         if n.throttle and (self._now + n.throttle_period / 3) % n.throttle_period < n.throttle_seconds:
             level += math.log1p(-n.throttle)
@@ -192,7 +194,7 @@ class SimulatedTarget:
     def quality(self, configuration: Configuration, context: OpContext) -> Quality:
         configuration = self._complete(configuration)
         self._now = context.now
-        fault = self.surface.fault(configuration.settings)
+        fault = self.surface.fault_of(configuration)
         if fault is not None:
             try:
                 self._fail(fault)
@@ -208,21 +210,22 @@ class SimulatedTarget:
 
     def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]:
         default: dict[str, Value] = {"variant": "plain"}
-        other: dict[str, Value] = {"variant": "other"}
-        return [
-            KernelOp(op.key, "m1", 1, 1, default, (default, other), op.metric)
-            for op in self.surface.ops
-            if workload.tokens(op.metric)
-        ]
+        found: dict[str, KernelOp] = {}
+        for op in self.surface.ops:
+            if workload.tokens(op.metric):
+                before = found[op.key].candidates if op.key in found else (default,)
+                candidates = (*before, {"variant": op.variant})
+                found[op.key] = KernelOp(op.key, "m1", 1, 1, default, candidates, op.metric)
+        return list(found.values())
 
     def time_ops(
         self, key: str, m: int, configs: Sequence[Mapping[str, Value]], *, threads: int, seconds: float
     ) -> list[list[float]]:
-        op = next(o for o in self.surface.ops if o.key == key)
+        gains = {o.variant: o.alone for o in self.surface.ops if o.key == key}
         found = []
         for number, config in enumerate(configs):
             rng = keyed_rng("op", self.seed, key, config["variant"], number)
-            gain = op.alone if config["variant"] == "other" else 1.0
+            gain = gains.get(str(config["variant"]), 1.0)
             noise = rng.standard_normal(5)
             found.append([1e-4 / gain * math.exp(self.noise.within * float(z)) for z in noise])
         return found
