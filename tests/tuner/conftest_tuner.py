@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from dyno_tuner.inline import InlineExecutor
 from dyno_tuner.ledger import Ledger
-from dyno_tuner.target import Workload
+from dyno_tuner.target import Configuration, OpContext, Visit, Workload
 from dyno_tuner.targets.simulated import SimulatedTarget, SimulationNoise
 from dyno_tuner.targets.surfaces import SURFACES, Surface
 from dyno_tuner.tune import Options, Tune
@@ -14,6 +14,19 @@ if TYPE_CHECKING:
     from dyno_tuner.space import Space
 
 WORKLOAD = Workload(pp=64, tg=8)
+
+
+class _Watched(InlineExecutor):
+    """Remembers key and kernels of every visit."""
+
+    def __init__(self, target: SimulatedTarget) -> None:
+        super().__init__(target)
+        self.visited: list[tuple[str, list[dict[str, Any]]]] = []
+
+    def visit(self, configuration: Configuration, *args: Any) -> Visit:
+        context = next(a for a in args if isinstance(a, OpContext))
+        self.visited.append((context.key, [k.to_dict() for k in configuration.kernels]))
+        return super().visit(configuration, *args)
 
 
 class Simulated:
@@ -26,8 +39,11 @@ class Simulated:
         self.space: Space = self.surface.space()
         options.setdefault("max_trials", max(15, len(self.space) // 10))
         self.options = Options(WORKLOAD, seed=seed, weights=dict(self.surface.weights), **options)
-        executor = InlineExecutor(SimulatedTarget(self.surface, seed, noise))
+        executor = _Watched(SimulatedTarget(self.surface, seed, noise))
+        self.visited = executor.visited
+        self.notes: list[tuple[str, dict[str, Any]]] = []
         self.ledger = Ledger(executor, WORKLOAD, identity=self.space.identity, virtual_time=True)
+        self.ledger.on_note = lambda kind, data: self.notes.append((kind, dict(data)))
         self.tune = Tune(self.ledger, self.space, self.options)
         self.outcome: Outcome = self.tune.run()
 

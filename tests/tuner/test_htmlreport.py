@@ -281,9 +281,10 @@ def test_nonsense_is_counted_not_believed(faulty: tuple[Path, Outcome], tmp_path
     noise: list[dict[str, Any]] = [
         {"note": kind, **dict.fromkeys(
             ("number", "ratio", "ci95", "settings", "margin", "within", "block", "entries", "gain", "kernels",
-             "command", "label", "name", "beats", "group", "knob", "value"), value)}
+             "command", "label", "name", "beats", "group", "knob", "value", "key", "tokens", "config",
+             "status", "kept"), value)}
         for kind in ("trial", "void", "finalist", "tie", "without", "incorrect", "machine", "kernels",
-                     "noise", "stage", "request", "outcome")
+                     "kernel_trial", "noise", "stage", "request", "outcome")
         for value in (None, True, "x", -1, 1e400, [1, "a"], {"a": {"b": None}})
     ]  # fmt: skip
     with journal.Journal(path) as book:

@@ -132,8 +132,7 @@ def _kernels(outcome: Outcome) -> dict[str, dict[str, Any]]:
                 **dict(kernel.choice.config),
                 **_ratio(kernel.estimate),
                 "group": kernel.group,
-                "note": f"its launch alone: {kernel.alone.ratio:.3f} × "
-                f"[{kernel.alone.low:.3f}, {kernel.alone.high:.3f}]",
+                "note": kernel.screened.describe(),
             }
         )
     for key, tokens in outcome.kernel_defaults:

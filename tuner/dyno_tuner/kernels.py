@@ -1,5 +1,5 @@
-"""Kernel choices: every op of the model timed alone with cold weights, then confirmed end to end, group by
-group.
+"""Kernel choices: every op of the model timed alone with cold weights; those of generation then screened in
+place (`in_place`), because launches of a token overlap; what is left confirmed end to end, group by group.
 
 A kernel that wins by itself need not win in the engine, so no choice is written because of its own time:
 the choices for prefill and those for generation each have to gain the margin as a group, as part of the
@@ -8,27 +8,33 @@ whole profile, in paired rounds (`whole`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .confirm import visits_in_round
+from .in_place import BLOCK, Config, Contest, InPlace, Place, frozen, shortened
+from .outcome import Screened
 from .stats import Estimate, estimate
 from .target import Configuration, KernelChoice, KernelOp, Value, kind_of
 from .whole import WholeProfile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from .choose import Choice
     from .confirm import Bar, Rounds
     from .ledger import Ledger
     from .outcome import KernelEntry, Outcome
     from .space import Space
+    from .target import Visit, Workload
 
 MIN_GAIN = 1.02  # of one launch over the default's; less is not worth a line in a profile
 BATCH = 6  # candidates timed in one request, the default with them
+IN_PLACE = 0.5  # of what is left beside the confirmation, kept from the times alone
+CONFIRM = 0.45  # of what is left after them, for all rounds of the confirmation
 
 
 def least_visits(kinds: int) -> int:
@@ -40,9 +46,12 @@ def least_visits(kinds: int) -> int:
 @dataclass
 class KernelStage:
     """Args:
-    more: whether so many more seconds fit into the budget.
+    more, left: whether so many more seconds fit into the budget, and how many there are.
     check: gives the reason why a configuration's answers are not acceptable, or nothing.
     process: number of the running worker process.
+    glance: a visit of the running process with another workload than the run's: key, configuration, workload,
+        whether a failure may be repeated.
+    sigma, void_over: of a visit, in log, and by how much an anchor may move.
     """
 
     ledger: Ledger
@@ -55,9 +64,17 @@ class KernelStage:
     check: Callable[[Configuration], str]
     count: int
     process: Callable[[], int]
+    left: Callable[[], float]
+    glance: Callable[[str, Configuration, Workload, bool], Visit]
+    workload: Workload
+    sigma: float
+    void_over: float
     seconds_per_config: float = 0.015
     cost_per_config: float = 0.1  # with all that is around the timing; learned from what it took
     chosen: list[tuple[KernelOp, KernelChoice, Estimate]] = field(default_factory=list)
+    alone: dict[Place, dict[Config, Estimate]] = field(default_factory=dict)  # first looks
+    shares: dict[Place, float] = field(default_factory=dict)  # seconds of a pass that an op takes alone
+    in_place: InPlace | None = None
     looked_at: list[KernelOp] = field(default_factory=list)
     written: list[KernelEntry] = field(default_factory=list)
     untried: bool = False  # there was no time for any op
@@ -72,16 +89,51 @@ class KernelStage:
         configuration = self.space.configuration(choice.point)
         ops = self.ledger.kernel_ops("kernels/ops", configuration, process=self.process())
         ops = [op for op in ops if len(op.candidates) > 1 and op.metric in self.kinds]
+        free, kept = self.left() - self._confirming, 0.0
+        if math.isfinite(free) and any(op.metric == "tg" for op in ops):
+            kept = IN_PLACE * max(0.0, free)
         for number, op in enumerate(ops):
             begun, configs = self.ledger.now, len(op.candidates) + 9
-            confirming = least_visits(len(self.kinds)) * self.ledger.expected_visit
-            if not self.more(configs * self.cost_per_config + confirming):
+            if not self.more(configs * self.cost_per_config + self._confirming + kept):
                 self.note("kernels_cut", done=number, of=len(ops))
-                self.untried = number == 0
                 break
             self._time(number, op, configuration)
             self.cost_per_config = max(0.2 * self.cost_per_config, (self.ledger.now - begun) / configs)
+        self._screen_in_place([op for op in ops if op.metric == "tg"], choice)
+        self.untried = bool(ops) and not self.looked_at
         self._confirm(choice)
+
+    @property
+    def _confirming(self) -> float:
+        """Seconds of the least that proves anything."""
+        return least_visits(len(self.kinds)) * self.ledger.expected_visit
+
+    def _screen_in_place(self, ops: Sequence[KernelOp], choice: Choice) -> None:
+        """The kernels of generation. Where there is no time for it, their times alone stand."""
+        workload = shortened(self.workload, choice.baseline) if ops else self.workload
+        rounds = max(2, self.count) * least_visits(len(self.kinds)) / 2 * self.ledger.expected_visit
+        left = self.left()
+        end = self.ledger.now + left - max(self._confirming, min(rounds, CONFIRM * left))
+        runs = [workload.tokens(m) / r for m, r in choice.baseline.items() if m in workload.metrics and r]
+        cost = min(self.ledger.expected_visit, 0.2 + 4 * sum(max(0.1, s) for s in runs))
+        if not ops or self.ledger.now + (BLOCK + 2) * cost > end:
+            if ops:
+                self.note("kernels_alone", ops=len(ops))
+            return
+        self.in_place = InPlace(
+            lambda key, configuration, incumbent: self.glance(key, configuration, workload, incumbent),
+            workload.weights, self.space.settings(choice.point), self.sigma, self.void_over,
+            lambda: self.ledger.now, lambda seconds: self.ledger.now + seconds <= end, self.note, cost,
+        )  # fmt: skip
+        share, contests = 0.0, []
+        for op in ops:  # heaviest first: what was not timed takes no more than those before it
+            share = self.shares.get((op.key, op.tokens), share)
+            contests.append(Contest(op, self.alone.get((op.key, op.tokens), {}), share))
+        won = {(op.key, op.tokens): frozen(k.config) for op, k, _ in self.chosen if op.metric == "tg"}
+        self.in_place.run(contests, won)
+        seen = {c.place for c in contests if c.seen} | set(self.in_place.chosen)
+        self.looked_at = [op for op in self.looked_at if op.metric != "tg"]
+        self.looked_at += [op for op in ops if (op.key, op.tokens) in seen]
 
     def _time(self, number: int, op: KernelOp, configuration: Configuration) -> None:
         """Two passes: all candidates once, then the best few again beside the default, on which alone they
@@ -90,6 +142,7 @@ class KernelStage:
         threads = int(configuration.settings.get(threads_of, configuration.settings.get("threads", 1)))
         others = [c for c in op.candidates if dict(c) != dict(op.default)]
         first: list[tuple[float, Mapping[str, Value]]] = []
+        looks = self.alone.setdefault((op.key, op.tokens), {})
         for start in range(0, len(others), BATCH):
             batch = others[start : start + BATCH]
             times = self.ledger.time_ops(
@@ -99,11 +152,11 @@ class KernelStage:
             if not times[0]:
                 continue
             base = float(np.median(times[0]))
-            first += [
-                (base / float(np.median(t)), c)
-                for t, c in zip(times[1:], batch, strict=True)
-                if t and min(t) > 0
-            ]
+            self.shares.setdefault((op.key, op.tokens), base * op.count)
+            for t, c in zip(times[1:], batch, strict=True):
+                if t and min(t) > 0:
+                    first.append((base / float(np.median(t)), c))
+                    looks[frozen(c)] = estimate([[math.log(base / x) for x in t]], "look", number, *frozen(c))
         self.looked_at.append(op)
         first.sort(key=lambda entry: -entry[0])
         best = [c for ratio, c in first[:2] if ratio > MIN_GAIN]
@@ -131,9 +184,9 @@ class KernelStage:
             self.chosen.append((op, KernelChoice(op.key, op.tokens, dict(best[index])), gain))
 
     def _confirm(self, choice: Choice) -> None:
-        groups: dict[str, list[tuple[KernelChoice, Estimate]]] = {}
+        groups: dict[str, list[tuple[KernelChoice, Screened]]] = {}
         for metric in self.kinds:
-            chosen = [(kernel, alone) for op, kernel, alone in self.chosen if op.metric == metric]
+            chosen = self._chosen_for(metric)
             if not chosen:
                 continue
             reason = self.check(
@@ -147,6 +200,12 @@ class KernelStage:
             self.space, self.rounds, self.weights, self.bar, self.note, self.check, self.count, groups
         )
         self.written = self.whole.run(choice)
+
+    def _chosen_for(self, metric: str) -> list[tuple[KernelChoice, Screened]]:
+        if metric == "tg" and self.in_place is not None:
+            found = sorted(self.in_place.chosen.items())
+            return [(KernelChoice(*place, dict(config)), how) for place, (_, config, how) in found]
+        return [(kernel, Screened(alone)) for op, kernel, alone in self.chosen if op.metric == metric]
 
     def add_to(self, outcome: Outcome) -> None:
         """Writes what was proven into `outcome`, and `default` for all else that was looked at."""

@@ -187,11 +187,15 @@ class Ledger:
         *,
         process: int,
         anchor: bool = False,
+        workload: Workload | None = None,
     ) -> Visit:
         """Args: `anchor` visits are carried out even if the same configuration has killed a worker before:
-        without its default a run cannot go on, and the caller decides how often to try."""
+        without its default a run cannot go on, and the caller decides how often to try. `workload` is
+        another one than the run's, for this visit alone."""
         identity = self._identity(configuration)
-        args = {"metrics": list(metrics), "policy": policy.to_dict()}
+        args: dict[str, Any] = {"metrics": list(metrics), "policy": policy.to_dict()}
+        if workload is not None:
+            args["workload"] = workload.to_dict()
 
         def perform(context: OpContext) -> dict[str, Any]:
             known = self._killed.get(identity)
@@ -201,7 +205,12 @@ class Ledger:
             def measure() -> Visit:
                 begun = time.monotonic()
                 visit = self._executor.visit(
-                    configuration, self._workload, metrics, policy, context, self._deadline(configuration)
+                    configuration,
+                    workload or self._workload,
+                    metrics,
+                    policy,
+                    context,
+                    self._deadline(configuration),
                 )
                 elapsed = None if self._virtual else time.monotonic() - begun
                 return judge_plausibility(visit, self._bounds, elapsed)

@@ -26,13 +26,44 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Screened:
+    """What made a kernel a candidate. None of it is what is written as its gain."""
+
+    alone: Estimate | None = None  # of the launch by itself: time of the default / time of this one
+    in_place: Estimate | None = None  # of short runs of the engine, on top of what was chosen before it
+    together: int = 1  # kernels that were screened in place as one
+
+    @property
+    def how(self) -> str:
+        return "alone" if self.in_place is None else "in place"
+
+    def describe(self) -> str:
+        """For the note of a profile."""
+        said = []
+        if self.in_place is not None:
+            others = f", {self.together} kernels as one" if self.together > 1 else ""
+            said.append(f"screened in place{others}: {_interval(self.in_place)}")
+        if self.alone is not None:
+            said.append(f"its launch alone: {_interval(self.alone)}")
+        return "; ".join(said)
+
+    def to_dict(self) -> dict[str, Any]:
+        parts = {"alone": self.alone, "in_place": self.in_place}
+        return {"screened": self.how, **{n: e.to_dict() for n, e in parts.items() if e is not None}}
+
+
+def _interval(estimate: Estimate) -> str:
+    return f"{estimate.ratio:.3f} × [{estimate.low:.3f}, {estimate.high:.3f}]"
+
+
+@dataclass(frozen=True)
 class KernelEntry:
     """A kernel choice of a group without which the whole profile is slower."""
 
     choice: KernelChoice
     estimate: Estimate  # the whole profile over the whole profile without the group
     group: str
-    alone: Estimate  # of the launch by itself: time of the default / time of this one; no gain in serving
+    screened: Screened
 
 
 @dataclass(frozen=True)
@@ -92,7 +123,7 @@ class Outcome:
                 for e in self.entries
             },
             "kernels": [
-                {**k.choice.to_dict(), **k.estimate.to_dict(), "group": k.group, "alone": k.alone.to_dict()}
+                {**k.choice.to_dict(), **k.estimate.to_dict(), "group": k.group, **k.screened.to_dict()}
                 for k in self.kernels
             ],
             "gain": {m: g.to_dict() for m, g in self.gain.items()},

@@ -111,8 +111,10 @@ class Progress:
                 self.say(f"  {_settings(data['settings'])}: {self._confirmed}, {verdict}")
         elif kind == "kernels" and plain:
             verdict = "taken" if data["beats"] else "no gain in the engine, not taken"
+            screened = f" (screened {data['screened']})" if "screened" in data else ""
             self.say(
-                f"  {data['choices']} kernel choices for {data['group']}: {data['ratio']:.3f} ×, {verdict}"
+                f"  {data['choices']} kernel choices for {data['group']}{screened}: "
+                f"{data['ratio']:.3f} ×, {verdict}"
             )
         elif kind == "whole" and plain and "gain" in data:
             gains = ", ".join(f"{m} {g['ratio']:.3f} ×" for m, g in data["gain"].items())
@@ -125,9 +127,31 @@ class Progress:
         elif kind in ("too_short", "clock", "throttled", "company", "storage"):
             self.say(f"  {data['message']}")
         elif kind == "kernels_cut" and plain:
-            self.say(f"  time for {data['done']} of {data['of']} ops")
+            self.say(f"  time for {data['done']} of {data['of']} ops, each alone")
+        elif kind == "kernels_alone" and plain:
+            self.say("  no time to screen kernels of generation in place: their times alone choose")
+        elif kind == "kernels_together" and plain:
+            verdict = f"{data['ratio']:.3f} × in place" if data["kept"] else "no gain in place"
+            self.say(f"  what won alone for generation, {data['choices']} kernels as one: {verdict}")
+        elif kind == "kernel_trial" and plain:
+            self._kernel_trial(data)
+        elif kind == "kernels_in_place" and plain:
+            failed = f", {data['failed']} failed" if data["failed"] else ""
+            cut = "" if data["ended"] == "complete" else f" ({data['ended']})"
+            self.say(
+                f"  generation in place: {data['trials']} trials of {data['ops']} of {data['of']} ops"
+                f"{failed}, {data['kept']} kernels kept{cut}"
+            )
         elif kind == "incorrect" and plain:
             self.say(f"  answers changed: {data['reason']}")
+
+    def _kernel_trial(self, data: Mapping[str, Any]) -> None:
+        """Only what was kept or failed: there are many."""
+        what = f"{data['key']} {data['tokens']} {_settings(data['config'])}"
+        if "status" in data:
+            self.say(f"  {data['status']:<11} {what}: {data['message']}")
+        elif data.get("kept"):
+            self.say(f"  {data['ratio']:.3f} × in place: {what}")
 
     def _trial(self, data: Mapping[str, Any], plain: bool) -> None:
         self._trials = max(self._trials, int(data["number"]))

@@ -9,8 +9,13 @@ from rich.table import Table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .outcome import Outcome
+    from .outcome import Outcome, Screened
     from .target import Workload
+
+
+def _screened(how: Screened) -> str:
+    ratio = how.in_place or how.alone
+    return f"{how.how} {ratio.ratio:.3f}" if ratio is not None else how.how
 
 
 def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> None:
@@ -39,7 +44,7 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
         config = " ".join(f"{k}={v}" for k, v in kernel.choice.config.items())
         table.add_row(
             f"{kernel.choice.key} {kernel.choice.tokens}", config, "", f"{e.ratio:.3f}",
-            f"{e.low:.3f} … {e.high:.3f}", f"({kernel.group}; alone {kernel.alone.ratio:.3f})",
+            f"{e.low:.3f} … {e.high:.3f}", f"({kernel.group}; {_screened(kernel.screened)})",
         )  # fmt: skip
     if table.row_count:
         console.print(table)

@@ -98,6 +98,11 @@ class Schedule:
             return end
         return max(0.47, min(_ENDS["leave_one_out"][1], end - proof - 0.08))
 
+    @property
+    def left(self) -> float:
+        """Seconds until this stage has to end."""
+        return self._end - self._ledger.now
+
     def more(self, visits: int) -> bool:
         return self.more_seconds(visits * self._visit_cost)
 

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
+from . import in_place
 from .choose import Choice, Chooser
 from .confirm import Bar, Rounds
 from .errors import TuneError
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from .ledger import Ledger
     from .solving import Solved
     from .space import Point, Space
+    from .target import Workload
 
 
 class Tune:
@@ -120,7 +122,8 @@ class Tune:
             self._kernels = KernelStage(
                 self.ledger, self.space, self.rounds(), self.weights, self.bar,
                 self.schedule.more_seconds, self.ledger.note, self.gate.why_not, self.round_count,
-                lambda: self._process,
+                lambda: self._process, lambda: self.schedule.left, self._glance, self.options.workload,
+                max(0.001, *(n.within for n in self.noise.values())), self._void_over,
             )  # fmt: skip
             self._kernels.run(self._choice)
         untried = self._screen is not None and self._screen.ended == "budget" and len(self.trials) == 1
@@ -157,6 +160,16 @@ class Tune:
         if visit.status.kills:
             self._process = max(self._process, process) + 1  # whatever comes next has a new worker
         self._unstable += not visit.stable
+        return visit
+
+    def _glance(self, key: str, configuration: Configuration, workload: Workload, anchor: bool) -> Visit:
+        """A short visit of the running process, for what a whole workload is too long to try."""
+        visit = self.ledger.visit(
+            key, configuration, workload.metrics, in_place.POLICY, process=self._process, anchor=anchor,
+            workload=workload,
+        )  # fmt: skip
+        if visit.status.kills:
+            self._died()
         return visit
 
     def _anchor(self, key: str) -> Visit:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from .confirm import Bar, Comparison, Rounds
-    from .outcome import Entry
+    from .outcome import Entry, Screened
     from .space import Point, Space
     from .stats import Estimate
 
@@ -47,7 +47,7 @@ class Whole:
 @dataclass
 class WholeProfile:
     """Args:
-    kernels: by metric, each choice with the gain of its launch alone.
+    kernels: by metric, each choice with what made it a candidate.
     check: gives the reason why a configuration's answers are not acceptable, or nothing.
     count: rounds of a comparison.
     """
@@ -59,7 +59,7 @@ class WholeProfile:
     note: Callable[..., None]
     check: Callable[[Configuration], str]
     count: int
-    kernels: Mapping[str, Sequence[tuple[KernelChoice, Estimate]]]
+    kernels: Mapping[str, Sequence[tuple[KernelChoice, Screened]]]
 
     def run(self, choice: Choice) -> list[KernelEntry]:
         """The kernel choices that the whole profile gains by. Where there are any, `choice` is brought to
@@ -180,7 +180,7 @@ class WholeProfile:
             if part.group:
                 self.note(
                     "kernels", group=part.group, beats=ok, choices=len(self.kernels[part.group]),
-                    **gain.to_dict(),
+                    screened=self.kernels[part.group][0][1].how, **gain.to_dict(),
                 )  # fmt: skip
         return estimates, weak
 
@@ -235,7 +235,7 @@ class WholeProfile:
         choice.baseline = {m: result.median_rate(DEFAULT, m) for m in self.weights}
         choice.tuned = {m: result.median_rate(name, m) for m in self.weights}
         return [
-            KernelEntry(kernel, estimates[f"kernels_{m}"], f"kernels_{m}", alone)
+            KernelEntry(kernel, estimates[f"kernels_{m}"], f"kernels_{m}", screened)
             for m in self.kinds if m in whole.groups
-            for kernel, alone in self.kernels[m]
+            for kernel, screened in self.kernels[m]
         ]  # fmt: skip

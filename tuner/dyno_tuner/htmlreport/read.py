@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .. import journal
+from .. import in_place, journal
 from ..errors import JournalError, TuneError
 from ..target import METRICS, Configuration, Quality, TrialStatus, Visit, Workload
 
@@ -166,7 +166,9 @@ def _operation(run: Run, record: Mapping[str, Any], device: int) -> None:
         run.unusable += 1
         return
     try:
-        if record["op"] == "visit":
+        if record["op"] == "visit" and str(record["key"]).startswith(in_place.KEY):
+            _visit(record, t, device)  # another workload; what it gave stands in notes
+        elif record["op"] == "visit":
             run.visits.append(_visit(record, t, device))
         elif record["op"] == "quality":
             run.qualities.append(_quality(record))

@@ -420,17 +420,43 @@ def _kernels(page: Page, run: Run, found: Verdict) -> None:
     choices = [
         [k.get("key", ""), k.get("tokens", ""),
          " ".join(f"{n}={v}" for n, v in mapping(k.get("config")).items()),
-         *ratio_cells(estimate_of(k))]
+         k.get("screened", "alone"), *ratio_cells(estimate_of(mapping(k.get("in_place")))),
+         *ratio_cells(estimate_of(mapping(k.get("alone"))))]
         for k in map(mapping, listed if isinstance(listed, list) else [])
     ]  # fmt: skip
-    if groups or choices:
+    trials = _kernel_trials(run)
+    if groups or choices or trials:
         body = []
         if groups:
             body.append(table(["group", "#choices", "#ratio", "#95 % interval", "verdict"], groups))
         if choices:
-            columns = ["~op", "tokens", "~configuration", "#its launch alone", "#95 % interval"]
+            columns = [
+                "~op", "tokens", "~configuration", "screened", "#in place", "#95 % interval",
+                "#its launch alone", "#95 % interval",
+            ]  # fmt: skip
             body.append(table(columns, choices))
+        if trials:
+            body += [
+                "<h3>Screened in place</h3>\n",
+                soft("Short runs of the engine with this kernel on top of those kept before it, over the "
+                     "same without it. The best of a block is measured again; those lines have an interval."),
+                table(["~op", "tokens", "~configuration", "#ratio", "#95 % interval", "verdict"], trials),
+            ]  # fmt: skip
         page.section("Kernels, confirmed in the whole engine", *body)
+
+
+def _kernel_trials(run: Run) -> list[list[object]]:
+    rows: list[list[object]] = []
+    for note in run.noted("kernel_trial"):
+        again = estimate_of(note)
+        ratio = number(note.get("ratio"))
+        verdict = f"{note['status']}: {note.get('message', '')}" if "status" in note else ""
+        if "kept" in note:
+            verdict = "kept" if note["kept"] is True else "not confirmed"
+        cells = ratio_cells(again) if again else ["" if ratio is None else f"{ratio:.4f}", ""]
+        config = " ".join(f"{n}={v}" for n, v in mapping(note.get("config")).items())
+        rows.append([note.get("key", ""), note.get("tokens", ""), config, *cells, verdict])
+    return rows
 
 
 def _percent(share: float | None) -> str:
