@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conftest_tuner import WORKLOAD, Simulated
 from dyno_tuner import journal
+from dyno_tuner.gate import Gate
 from dyno_tuner.in_place import Contest, frozen, shortened
 from dyno_tuner.inline import InlineExecutor
-from dyno_tuner.kernels import KernelStage
 from dyno_tuner.session import Request, run
 from dyno_tuner.stats import Estimate
-from dyno_tuner.target import KernelOp, TrialStatus, Workload
+from dyno_tuner.target import Configuration, KernelOp, TrialStatus, Workload
 from dyno_tuner.targets.simulated import SimulatedTarget, SimulationNoise
 from dyno_tuner.targets.surfaces import SimulatedOp, Surface, null, overlap, with_ops
 from dyno_tuner.tune import Options
@@ -49,8 +49,8 @@ def test_what_is_fast_alone_and_slow_in_place_is_not_taken(seed: int) -> None:
     tuned = _tune(overlap(), seed)
     stage = tuned.tune._kernels
     assert stage is not None
-    assert {(c.key, c.config["variant"]) for _, c, _ in stage.chosen} == {
-        ("matmul a", "early"), ("attention", "wide")
+    assert {key: dict(config)["variant"] for (key, _), config in stage.won.items()} == {
+        "matmul a": "early", "attention": "wide"
     }  # fmt: skip
     assert _kernels(tuned) == TRUTH
     for kernel in tuned.outcome.kernels:
@@ -62,9 +62,22 @@ def test_what_is_fast_alone_and_slow_in_place_is_not_taken(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_by_times_alone_the_same_engine_gains_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KernelStage, "_screen_in_place", lambda self, ops, choice: None)
+    monkeypatch.setattr("dyno_tuner.kernels.IN_PLACE", -1.0)
     tuned = _tune(overlap(), seed)
+    assert {kind for kind, _ in tuned.notes} >= {"kernels_alone", "kernels"}
     assert tuned.outcome.kernels == []
+
+
+def test_a_wrong_kernel_does_not_take_the_others_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = {"key": "attention", "tokens": "m1", "config": {"variant": "split"}}
+    answers = Gate.why_not
+
+    def why_not(gate: Gate, configuration: Configuration) -> str:
+        found = answers(gate, configuration)
+        return "wrong" if wrong in [k.to_dict() for k in configuration.kernels] else found
+
+    monkeypatch.setattr(Gate, "why_not", why_not)
+    assert _kernels(_tune(overlap(), 1)) == {("matmul a", "late")}
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .confirm import visits_in_round
-from .in_place import BLOCK, Config, Contest, InPlace, Place, frozen, shortened
+from .in_place import BLOCK, CHECKS, Config, Contest, InPlace, Place, frozen, shortened
 from .outcome import Screened
 from .stats import Estimate, estimate
 from .target import Configuration, KernelChoice, KernelOp, Value, kind_of
@@ -74,6 +74,8 @@ class KernelStage:
     chosen: list[tuple[KernelOp, KernelChoice, Estimate]] = field(default_factory=list)
     alone: dict[Place, dict[Config, Estimate]] = field(default_factory=dict)  # first looks
     shares: dict[Place, float] = field(default_factory=dict)  # seconds of a pass that an op takes alone
+    planned: bool = False  # whether there is time to screen generation in place
+    won: dict[Place, Config] = field(default_factory=dict)  # alone, at the first look, of generation
     in_place: InPlace | None = None
     looked_at: list[KernelOp] = field(default_factory=list)
     written: list[KernelEntry] = field(default_factory=list)
@@ -89,9 +91,10 @@ class KernelStage:
         configuration = self.space.configuration(choice.point)
         ops = self.ledger.kernel_ops("kernels/ops", configuration, process=self.process())
         ops = [op for op in ops if len(op.candidates) > 1 and op.metric in self.kinds]
-        free, kept = self.left() - self._confirming, 0.0
-        if math.isfinite(free) and any(op.metric == "tg" for op in ops):
-            kept = IN_PLACE * max(0.0, free)
+        generation = [op for op in ops if op.metric == "tg"]
+        kept = IN_PLACE * (self.left() - self._confirming) if generation else 0.0
+        self.planned = kept >= (BLOCK + 2 + 2 * CHECKS) * self._glance_cost(choice)
+        kept = kept if self.planned and math.isfinite(kept) else 0.0
         for number, op in enumerate(ops):
             begun, configs = self.ledger.now, len(op.candidates) + 9
             if not self.more(configs * self.cost_per_config + self._confirming + kept):
@@ -99,7 +102,10 @@ class KernelStage:
                 break
             self._time(number, op, configuration)
             self.cost_per_config = max(0.2 * self.cost_per_config, (self.ledger.now - begun) / configs)
-        self._screen_in_place([op for op in ops if op.metric == "tg"], choice)
+        if self.planned:
+            self._screen_in_place(generation, choice)
+        elif generation:
+            self.note("kernels_alone", ops=len(generation))
         self.untried = bool(ops) and not self.looked_at
         self._confirm(choice)
 
@@ -108,36 +114,37 @@ class KernelStage:
         """Seconds of the least that proves anything."""
         return least_visits(len(self.kinds)) * self.ledger.expected_visit
 
+    def _glance_cost(self, choice: Choice) -> float:
+        """Seconds of a short visit, before there was one: a cold sample and three to keep of each metric."""
+        short = shortened(self.workload, choice.baseline)
+        rates = [r for m, r in choice.baseline.items() if kind_of(m) == "tg" and r]
+        runs = [max(0.1, short.tokens(m) / min(rates)) for m in short.metrics if rates]
+        return min(self.ledger.expected_visit, 0.2 + 4 * sum(runs))
+
     def _screen_in_place(self, ops: Sequence[KernelOp], choice: Choice) -> None:
-        """The kernels of generation. Where there is no time for it, their times alone stand."""
-        workload = shortened(self.workload, choice.baseline) if ops else self.workload
+        """The kernels of generation, for as long as leaves time to confirm them."""
+        workload = shortened(self.workload, choice.baseline)
         rounds = max(2, self.count) * least_visits(len(self.kinds)) / 2 * self.ledger.expected_visit
         left = self.left()
         end = self.ledger.now + left - max(self._confirming, min(rounds, CONFIRM * left))
-        runs = [workload.tokens(m) / r for m, r in choice.baseline.items() if m in workload.metrics and r]
-        cost = min(self.ledger.expected_visit, 0.2 + 4 * sum(max(0.1, s) for s in runs))
-        if not ops or self.ledger.now + (BLOCK + 2) * cost > end:
-            if ops:
-                self.note("kernels_alone", ops=len(ops))
-            return
         self.in_place = InPlace(
             lambda key, configuration, incumbent: self.glance(key, configuration, workload, incumbent),
             workload.weights, self.space.settings(choice.point), self.sigma, self.void_over,
-            lambda: self.ledger.now, lambda seconds: self.ledger.now + seconds <= end, self.note, cost,
+            lambda: self.ledger.now, lambda seconds: self.ledger.now + seconds <= end, self.note,
+            self._glance_cost(choice),
         )  # fmt: skip
         share, contests = 0.0, []
         for op in ops:  # heaviest first: what was not timed takes no more than those before it
             share = self.shares.get((op.key, op.tokens), share)
             contests.append(Contest(op, self.alone.get((op.key, op.tokens), {}), share))
-        won = {(op.key, op.tokens): frozen(k.config) for op, k, _ in self.chosen if op.metric == "tg"}
-        self.in_place.run(contests, won)
+        self.in_place.run(contests, self.won)
         seen = {c.place for c in contests if c.seen} | set(self.in_place.chosen)
         self.looked_at = [op for op in self.looked_at if op.metric != "tg"]
         self.looked_at += [op for op in ops if (op.key, op.tokens) in seen]
 
     def _time(self, number: int, op: KernelOp, configuration: Configuration) -> None:
         """Two passes: all candidates once, then the best few again beside the default, on which alone they
-        count."""
+        count. The second is spared where the engine itself will tell."""
         threads_of = {"pp": "threads_batch", "tg": "threads"}[op.metric]
         threads = int(configuration.settings.get(threads_of, configuration.settings.get("threads", 1)))
         others = [c for c in op.candidates if dict(c) != dict(op.default)]
@@ -161,6 +168,9 @@ class KernelStage:
         first.sort(key=lambda entry: -entry[0])
         best = [c for ratio, c in first[:2] if ratio > MIN_GAIN]
         if not best:
+            return
+        if op.metric == "tg" and self.planned:
+            self.won[op.key, op.tokens] = frozen(best[0])
             return
         groups: dict[int, list[list[float]]] = {i: [] for i in range(len(best))}
         for repeat in range(3):
@@ -189,17 +199,32 @@ class KernelStage:
             chosen = self._chosen_for(metric)
             if not chosen:
                 continue
-            reason = self.check(
-                Configuration(self.space.settings(choice.point), tuple(kernel for kernel, _ in chosen))
-            )
-            if reason:
-                self.note("incorrect", kernels=metric, reason=reason)
-            else:
-                groups[metric] = chosen
+            right = self._right(metric, chosen, choice)
+            if right:
+                groups[metric] = right
         self.whole = WholeProfile(
             self.space, self.rounds, self.weights, self.bar, self.note, self.check, self.count, groups
         )
         self.written = self.whole.run(choice)
+
+    def _right(
+        self, metric: str, chosen: list[tuple[KernelChoice, Screened]], choice: Choice
+    ) -> list[tuple[KernelChoice, Screened]]:
+        """Those whose answers are acceptable together. One that is wrong does not take the others with it, if
+        there is time to find it."""
+        settings = self.space.settings(choice.point)
+        begun = self.ledger.now
+        reason = self.check(Configuration(settings, tuple(kernel for kernel, _ in chosen)))
+        if not reason:
+            return chosen
+        self.note("incorrect", kernels=metric, reason=reason)
+        cost = self.ledger.now - begun
+        if len(chosen) < 2 or not self.more((len(chosen) + 1) * cost + self._confirming):
+            return []
+        kept = [one for one in chosen if not self.check(Configuration(settings, (one[0],)))]
+        if not 0 < len(kept) < len(chosen):
+            return []
+        return [] if self.check(Configuration(settings, tuple(kernel for kernel, _ in kept))) else kept
 
     def _chosen_for(self, metric: str) -> list[tuple[KernelChoice, Screened]]:
         if metric == "tg" and self.in_place is not None:

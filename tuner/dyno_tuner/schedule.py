@@ -26,6 +26,7 @@ _ENDS = {
 }
 
 
+SCREENING = 0.23  # of the same time, for kernels: a third of it alone, the rest in place
 VISITS_A_START = 4  # the default and one other, there and back
 
 
@@ -90,13 +91,14 @@ class Schedule:
 
     def _before_kernels(self, budget: float) -> float:
         """Share of the budget after which kernels begin: early enough for two rounds of the whole profile,
-        however long a visit takes on a machine that is busy, and for timing ops. Half of it stays with the
-        settings; where the other half would prove nothing about kernels, all of it does."""
+        however long a visit takes on a machine that is busy, for timing ops and for trying their kernels in
+        place. Half of it stays with the settings; where the other half would prove nothing about kernels, all
+        of it does."""
         end = _ENDS["kernels"][1]
         proof = 1.2 * least_visits(self._kinds) * self._visit_cost / budget
         if end - proof < 0.47:
             return end
-        return max(0.47, min(_ENDS["leave_one_out"][1], end - proof - 0.08))
+        return max(0.47, min(_ENDS["leave_one_out"][1], end - proof - SCREENING))
 
     @property
     def left(self) -> float:
