@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
+from .confirm import visits_in_round
 from .memory import gib
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from .tune import Tune
 
 MOST = 3  # profiles beside the fastest
+TOO_SHORT = "no time was left to confirm anything; give a longer --budget"
+LEAST_ROUNDS = 2  # that prove anything
 
 
 @dataclass(frozen=True)
@@ -102,36 +105,38 @@ def plot(variants: Sequence[Variant], title: str) -> str:
     return "\n".join(parts) + "\n</svg>\n"
 
 
-def trade_memory(tune: Tune, needs: Callable[[Mapping[str, Value]], int | None]) -> list[Variant]:
-    """The fastest settings and what needs less memory, confirmed together, from large to small; empty
-    where there is no time for it. Call it after `tune.run()`.
+def trade_memory(tune: Tune, needs: Callable[[Mapping[str, Value]], int | None]) -> tuple[list[Variant], str]:
+    """The fastest settings and what needs less memory, confirmed together, from large to small; else nothing,
+    and why. Call it after `tune.run()`.
 
     Args:
         needs: bytes of settings by the engine's plan; None where it refuses them.
     """
     space, winner = tune.space, tune.winner
     sizes = {winner: needs(space.settings(winner)), space.default: needs(space.settings(space.default))}
+    whole = sizes[winner]
+    if whole is None or tune.status == "interrupted" or not tune.noise:
+        return [], TOO_SHORT
+    tune.stage("pareto")
+    tune.schedule.until("pareto")
     found = []
     for trial in tune.trials:
         size = needs(space.settings(trial.point))
-        if size is None or trial.log_ratio is None or tune.gate.admit_fully(trial.point) is not None:
-            continue
-        sizes[trial.point] = size
-        found.append((trial.point, trial.log_ratio, size))
-    whole = sizes[winner]
-    if whole is None or tune.status == "interrupted" or not tune.noise:
-        return []
-    tune.stage("pareto")
-    tune.schedule.until("pareto")
+        if size is not None and trial.log_ratio is not None:
+            sizes[trial.point] = size
+            found.append((trial.point, trial.log_ratio, size))
     names = {"fastest": winner} if winner != space.default else {}
-    names |= {f"memory{i}": p for i, p in enumerate(front(found, whole), 1) if p != space.default}
+    smaller = _right(tune, found, whole)
+    while smaller and not tune.schedule.more(LEAST_ROUNDS * visits_in_round(1 + len(names) + len(smaller))):
+        smaller.remove(smaller[len(smaller) // 2])  # the ends say most
+    names |= {f"memory{i}": p for i, p in enumerate(smaller, 1)}
     if not names:
-        return []
+        return [], "the default is the fastest, and nothing that was tried needs less memory"
     points = {"default": space.default, **names}
     configurations = {n: space.configuration(p) for n, p in points.items()}
     result = tune.rounds().compare("pareto", configurations, tune.round_count)
-    if result.rounds < 2:
-        return []
+    if result.rounds < LEAST_ROUNDS:
+        return [], TOO_SHORT
     metrics = list(tune.weights)
     variants = [
         Variant(
@@ -147,7 +152,19 @@ def trade_memory(tune: Tune, needs: Callable[[Mapping[str, Value]], int | None])
     for v in kept:
         settings = dict(v.settings)
         tune.ledger.note("pareto", name=v.name, settings=settings, size=v.size, **v.overall.to_dict())
-    return kept
+    return kept, ""
+
+
+def _right(tune: Tune, found: Sequence[tuple[Point, float, int]], below: int) -> list[Point]:
+    """The front of those whose answers are right. Only what would be on it is asked: comparing the answers of
+    everything that was tried takes longer than confirming the front."""
+    left = [f for f in found if f[0] != tune.space.default]
+    while True:
+        chosen = front(left, below)
+        wrong = next((p for p in chosen if tune.gate.admit_fully(p) is not None), None)
+        if wrong is None:
+            return chosen
+        left = [f for f in left if f[0] != wrong]
 
 
 def variant_outcome(tune: Tune, variant: Variant) -> Outcome:
