@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-__all__ = ["facts", "hold", "state", "why_not"]
+__all__ = ["bus_id", "facts", "hold", "state", "why_not"]
 
 
 @contextmanager
@@ -59,6 +59,17 @@ def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
     except nvml.NVMLError:
         return None  # not every card and not every virtual machine answers everything
     return answer.decode() if isinstance(answer, bytes) else answer
+
+
+def bus_id(number: int) -> str | None:
+    """The PCI bus id of a GPU as nvidia-smi counts; None where it cannot be told."""
+    with _session() as nvml:
+        handle = None if nvml is None else _ask(nvml, nvml.nvmlDeviceGetHandleByIndex, number)
+        info = None if handle is None else _ask(nvml, nvml.nvmlDeviceGetPciInfo, handle)
+        if info is None:
+            return None
+        found = info.busId
+        return found.decode() if isinstance(found, bytes) else str(found)
 
 
 def facts(pci_bus_id: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,10 +17,13 @@ from dyno_tuner.targets.simulated import SimulatedTarget
 from dyno_tuner.targets.surfaces import SimulatedOp, saturating
 from dyno_tuner.tune import Options
 from dyno_tuner.verify import HARMFUL, KEEP, STALE, UNSUPPORTED, verify
+from dyno_tuner.worker import WorkerExecutor
 from typer.testing import CliRunner
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from dyno_tuner.target import Description
 
 
 def _surface(tg: float = 1.15, **changes: Any) -> Any:
@@ -86,6 +90,25 @@ def test_wrong_answers_and_crashes_are_harmful(profile: Path) -> None:
     assert crash["kernels.matmul a.m1"].verdict == KEEP
     refused = _verify(profile, _surface(fault=lambda s: TrialStatus.INVALID if s["ubatch"] != 512 else None))
     assert refused["settings.ubatch"].verdict == UNSUPPORTED
+
+
+def test_the_budget_bounds_what_an_engine_may_take(profile: Path) -> None:
+    """An engine whose every measurement takes a minute, in a worker that is killed for it."""
+    options = {"surface": "saturating", "seed": 1, "pace": 600.0}
+    executor = WorkerExecutor("simulated", options)
+    real = executor.describe
+
+    def describe() -> Description:  # of an engine whose time is waited for
+        return dataclasses.replace(real(), virtual_time=False)
+
+    executor.describe = describe  # type: ignore[method-assign]
+    begun = time.monotonic()
+    try:
+        with pytest.raises(TuneError, match=r"budget of 3 s ended in the middle.*--budget"):
+            verify(profile, budget=3.0, quiet=True, executor=executor)
+    finally:
+        executor.close()
+    assert time.monotonic() - begun < 60
 
 
 def test_a_model_that_is_not_there_is_asked_for(profile: Path) -> None:

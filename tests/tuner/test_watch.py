@@ -14,13 +14,13 @@ from dyno import _nvml, profiles
 from dyno_tuner import journal
 from dyno_tuner.emit import profile_of
 from dyno_tuner.inline import InlineExecutor
-from dyno_tuner.ledger import COOLING, Ledger
+from dyno_tuner.ledger import Ledger
 from dyno_tuner.measure import VisitPolicy
 from dyno_tuner.progress import Progress
-from dyno_tuner.target import Configuration, TrialStatus, Visit
+from dyno_tuner.target import Configuration, KernelOp, TrialStatus, Visit
 from dyno_tuner.targets.simulated import SimulatedTarget
 from dyno_tuner.tune import Options, Tune
-from dyno_tuner.watch import GpuWatch
+from dyno_tuner.watch import COOLING, GpuWatch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -282,3 +282,73 @@ def test_the_live_view_shows_clocks_and_temperature(
             progress.note(kind, data)
     assert progress._gpu == "60 °C, 1980 to 1980 MHz, 412 of 700 W, 1 throttled windows dropped"
     assert "thermal limit" in capsys.readouterr().err
+
+
+def test_ops_timed_alone_are_watched(nvml: FakeNvml) -> None:
+    """Times of a throttled GPU are dropped, taken again, and found again in the journal."""
+
+    class Ops(_Engine):
+        calls = 0
+
+        def time_ops(self, *args: Any) -> list[list[float]]:
+            self.calls += 1
+            self.nvml.reasons = THERMAL if self.calls == 1 else IDLE
+            return [[2.0 if self.calls == 1 else 1.0]]
+
+    engine, pauses = Ops(nvml, set()), []
+    with GpuWatch(BUS, period=60.0) as watch:
+
+        def cool(seconds: float) -> None:
+            pauses.append(seconds)
+            nvml.reasons = IDLE
+
+        ledger = Ledger(engine, WORKLOAD, virtual_time=True, watch=watch, sleep=cool)
+        op = KernelOp("matmul", "m1", 1, 1, {"variant": "a"}, ({"variant": "a"},), "tg")
+        assert ledger.time_ops("k", op, [{"variant": "a"}], threads=1, seconds=0.1, process=0) == [[1.0]]
+    assert (engine.calls, pauses) == (2, [COOLING[0]])
+    assert ledger.conditions.to_dict()["throttled"] == 1
+
+
+def test_ab_watches_the_gpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tiny_dir: Path) -> None:
+    """The third process is slowed by heat and measured again; another process on the GPU is said."""
+    from dyno_tuner.ab import command
+    from dyno_tuner.ab.run import Run
+    from dyno_tuner.cli import app
+    from typer.testing import CliRunner
+
+    runs = 0
+
+    class Side:
+        kind = "dyno"
+
+        def __init__(self) -> None:
+            self.facts: dict[str, Any] = {"engine": "dyno", "settings": {}}
+
+        def run(self, workload: Any) -> Run:
+            nonlocal runs
+            runs += 1
+            nvml.temperature = 50 + runs
+            nvml.reasons = THERMAL if runs == 3 else IDLE
+            rate = 50.0 if runs == 3 else 100.0
+            return Run({"pp": (rate,) * 3, "tg": (rate,) * 3})
+
+        def close(self) -> None:
+            """Nothing to close."""
+
+    nvml.pids = [os.getpid(), os.getppid()]
+    monkeypatch.setattr(command, "make_side", lambda *given: Side())
+    monkeypatch.setattr(command, "gpu_bus", lambda number: BUS)
+    monkeypatch.setattr(command.time, "sleep", lambda seconds: setattr(nvml, "reasons", IDLE))
+    words = ["ab", "default", "default", "-m", str(tiny_dir / "qwen3moe-tiny.gguf"), "--gpu", "0",
+             "--rounds", "2", "--no-answers"]  # fmt: skip
+    shown = CliRunner().invoke(app, words)
+    assert shown.exit_code == 0, shown.output
+    assert runs == 1 + 2 * 4 + 1  # the first load, two rounds, and one again
+    assert "thermal limit" in shown.output
+    assert f"({os.getppid()}" in shown.output
+    assert (
+        "The GPU: 50 to 60 °C, 1980 MHz, 1 throttled windows measured again, 1 other processes"
+        in shown.output
+    )
+    assert "no difference" in shown.output
+    assert nvml.open == 0

@@ -340,20 +340,29 @@ def verify(
         Path | None,
         typer.Option("--bin", help="For a profile of another engine: the folder of its binaries."),
     ] = None,
-    budget: Annotated[str, typer.Option(help="Time to take at most: 90s, 3m, 1h.")] = "2m",
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Time to take at most: 90s, 3m, 1h; default 2m, for other engines' profiles 10m."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed.", min=0)] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Measure whether a profile still holds, entry by entry. Exit code 0 where every entry is kept, 1 where
     one is stale, harmful or unsupported, or where nothing could be measured."""
-    from .verify import KEEP
+    from .verify import KEEP, USUAL
     from .verify import verify as run
 
     device = None if gpu is None else devices_of("auto", str(gpu))[0]
     folder = str(binaries.absolute()) if binaries is not None else None
     verdicts, gain = run(
-        profile, model, budget=parse_duration(budget), seed=seed, quiet=quiet, device=device, binaries=folder
+        profile,
+        model,
+        budget=parse_duration(budget) if budget is not None else USUAL,
+        seed=seed,
+        quiet=quiet,
+        device=device,
+        binaries=folder,
     )
     if as_json:
         print(

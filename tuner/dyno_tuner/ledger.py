@@ -15,8 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .clocks import Clocks
-from .environment import company
-from .errors import JournalError
+from .errors import JournalError, TuneError
 from .measure import VisitPolicy, judge_plausibility
 from .target import (
     Configuration,
@@ -29,16 +28,13 @@ from .target import (
     Visit,
     Workload,
 )
-from .watch import Conditions, why_throttled
+from .watch import Careful, Conditions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from .journal import Journal
     from .watch import GpuWatch
-
-
-COOLING = (2.0, 5.0)  # seconds to wait after a window in which the GPU was throttled
 
 
 class Executor(Protocol):
@@ -91,7 +87,9 @@ class Ledger:
     past: records of the journal that is continued.
     identity: what makes two configurations one, for those that must not be tried again.
     deadline_floor: seconds that any operation may take, however fast the default is.
-    watch: looks at the GPU during visits; a window in which it was throttled is dropped and measured again.
+    watch: looks at the GPU while it is measured; a window in which it was throttled is dropped and measured
+    again.
+    limit: seconds of the run after which an operation is ended wherever it stands; None: it may end late.
     sleep: waits for a GPU to cool down.
     """
 
@@ -108,7 +106,9 @@ class Ledger:
         deadline_floor: float = 6.0,
         watch: GpuWatch | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        limit: float | None = None,
     ) -> None:
+        self._limit = limit
         self._executor = executor
         self._workload = workload
         self._journal = journal
@@ -116,11 +116,8 @@ class Ledger:
         self._bounds = dict(bounds or {})
         self._virtual = virtual_time
         self._deadline_floor = deadline_floor
-        self._watch = watch
-        self._sleep = sleep
-        self.conditions = Conditions()
-        self._hot = False  # the last visit was measured on a GPU that stayed throttled
-        self._strangers: set[int] = set()  # processes on the GPU that were said
+        self._careful = Careful(watch, self.note, self._show, sleep) if watch is not None else None
+        self._seen = Conditions()  # of a journal, where nothing is watched now
         self._past = {self._find_key(r): r for r in past if "op" in r}
         self._notes = {json.dumps(r, sort_keys=True) for r in past if "note" in r}
         self._killed: dict[Hashable, Visit] = {}
@@ -202,7 +199,7 @@ class Ledger:
             if known is not None and not anchor:
                 return Visit(known.status, message=_again(known.message)).to_dict()
 
-            def measure() -> Visit:
+            def measure() -> dict[str, Any]:
                 begun = time.monotonic()
                 visit = self._executor.visit(
                     configuration,
@@ -213,51 +210,35 @@ class Ledger:
                     self._deadline(configuration),
                 )
                 elapsed = None if self._virtual else time.monotonic() - begun
-                return judge_plausibility(visit, self._bounds, elapsed)
+                return judge_plausibility(visit, self._bounds, elapsed).to_dict()
 
-            return self._watched(key, measure)
+            return self._watched(key, measure, lambda visit: visit["status"] == TrialStatus.OK)
 
         result = self._do("visit", key, configuration.to_dict(), args, process, perform)
         visit = Visit.from_dict(result)
-        if "gpu" in result:
-            self.conditions.add(result["gpu"])
-            self._hot = bool(why_throttled(int(result["gpu"]["throttle_reasons"])))
+        self._learn_of_gpu(result)
+        self._in_time(visit.status)
         self._remember(configuration, visit.status, visit.message)
         return visit
 
-    def _watched(self, key: str, measure: Callable[[], Visit]) -> dict[str, Any]:
-        """A visit with what the GPU did meanwhile under `gpu`. Windows in which it was throttled are dropped,
-        as long as there is hope: a GPU that stays throttled is measured as it is, and said to be, and
-        until it has recovered the budget is not spent on waiting for it again."""
-        if self._watch is None:
-            return measure().to_dict()
-        for dropped, pause in enumerate((None,) if self._hot else (*COOLING, None)):
-            with self._watch.window() as window:
-                visit = measure()
-            strangers = window.others - self._strangers
-            if strangers:
-                self._strangers |= strangers
-                self.note("company", processes=sorted(strangers), message=company(strangers))
-            if self.on_note is not None and window.readings:
-                self.on_note("gpu", {**window.to_dict(), "dropped": self.conditions.throttled + dropped})
-            if visit.status is not TrialStatus.OK or not window.throttled:
-                break
-            what = (
-                f"dropped, again in {pause:.0f} s"
-                if pause is not None
-                else "it stays so, and is measured as it is"
-            )
-            self.note(
-                "throttled",
-                key=key,
-                attempt=dropped,
-                message=f"the GPU is throttled ({window.throttled}): {what}",
-            )
-            if pause is not None:
-                self._sleep(pause)
-        return visit.to_dict() | (
-            {"gpu": {**window.to_dict(), "dropped": dropped}} if window.readings else {}
-        )
+    def _watched(
+        self, key: str, measure: Callable[[], dict[str, Any]], good: Callable[[dict[str, Any]], bool]
+    ) -> dict[str, Any]:
+        """A measurement with what the GPU did meanwhile under `gpu`."""
+        if self._careful is None:
+            return measure()
+        result, seen = self._careful.measure(key, measure, good)
+        return result if seen is None else {**result, "gpu": seen}
+
+    def _learn_of_gpu(self, result: Mapping[str, Any]) -> None:
+        """Of a result, also one of the journal."""
+        if "gpu" in result:
+            (self._careful.learn if self._careful is not None else self._seen.add)(result["gpu"])
+
+    @property
+    def conditions(self) -> Conditions:
+        """What all windows of the run add up to."""
+        return self._careful.conditions if self._careful is not None else self._seen
 
     def killed(self, configuration: Configuration) -> bool:
         return self._identity(configuration) in self._killed
@@ -267,9 +248,13 @@ class Ledger:
             known = self._killed.get(self._identity(configuration))
             if known is not None:
                 return Quality(known.status, message=_again(known.message)).to_dict()
-            return self._executor.quality(configuration, context, 4 * self._deadline(configuration)).to_dict()
+            deadline = 4 * self._deadline(configuration)
+            if self._limit is not None:
+                deadline = min(deadline, max(1.0, self._limit - self.now))
+            return self._executor.quality(configuration, context, deadline).to_dict()
 
         quality = Quality.from_dict(self._do("quality", key, configuration.to_dict(), {}, process, perform))
+        self._in_time(quality.status)
         self._remember(configuration, quality.status, quality.message)
         return quality
 
@@ -296,9 +281,15 @@ class Ledger:
 
         def perform(context: OpContext) -> dict[str, Any]:
             deadline = 20.0 + 20 * seconds * len(configs)
-            return {"times": self._executor.time_ops(request, context, deadline)}
 
-        return [list(t) for t in self._do("time_ops", key, {}, request, process, perform)["times"]]
+            def measure() -> dict[str, Any]:
+                return {"times": self._executor.time_ops(request, context, deadline)}
+
+            return self._watched(key, measure, lambda result: any(result["times"]))
+
+        result = self._do("time_ops", key, {}, request, process, perform)
+        self._learn_of_gpu(result)
+        return [list(t) for t in result["times"]]
 
     def recall(self, op: str, key: str, perform: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What something outside of the run says, e.g. a database: asked once, and in the journal from then
@@ -316,6 +307,10 @@ class Ledger:
             if self._journal is not None:
                 self._journal.append(record)
 
+    def _show(self, seen: Mapping[str, Any]) -> None:
+        if self.on_note is not None:
+            self.on_note("gpu", seen)
+
     # ---- the one door
 
     def _deadline(self, configuration: Configuration) -> float:
@@ -323,7 +318,16 @@ class Ledger:
         leaves room for loading and for a machine that is busy."""
         if self._virtual:
             return self._deadline_floor
-        return 600.0 if self.expected_visit == 0 else max(self._deadline_floor, 5 * self.expected_visit)
+        usual = 600.0 if self.expected_visit == 0 else max(self._deadline_floor, 5 * self.expected_visit)
+        return usual if self._limit is None else min(usual, max(1.0, self._limit - self.now))
+
+    def _in_time(self, status: TrialStatus) -> None:
+        """A configuration that the limit has cut short is no slow one. Raises TuneError."""
+        if status is TrialStatus.TIMEOUT and self._limit is not None and self.now >= self._limit:
+            raise TuneError(
+                f"the budget of {self._limit:.0f} s ended in the middle of a measurement; "
+                "give a longer --budget"
+            )
 
     def _do(
         self,

@@ -318,9 +318,9 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
         variants: list[Variant] = []
         if options.pareto and outcome.status != "interrupted":
             given = {"ctx": description.engine["ctx"], **description.engine["defaults"]}
-            variants = trade_memory(tune, lambda settings: executor.memory({**given, **settings}))
-            if not variants:
-                progress.say("--pareto: no time was left to confirm anything; give a longer --budget")
+            variants, why = trade_memory(tune, lambda settings: executor.memory({**given, **settings}))
+            if why:
+                progress.say(f"--pareto: {why}")
         for number in range(1, 1 + len(others)):
             path = journal.of_device(book.path, number)
             ledger.note("device_journal", device=number, path=path.name, sha256=journal.sha256(path))

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .stats import Estimate
     from .target import Description
 
+USUAL = -1.0  # a budget: by the engine
 KEEP, STALE, HARMFUL, UNSUPPORTED = "keep", "stale", "harmful", "unsupported"
 
 
@@ -243,7 +244,7 @@ def model_file(path: Path, profile: profiles.Profile) -> str:
 
 
 def verify(
-    path: Path, model: str | None = None, *, budget: float | None = 120.0, seed: int = 0, quiet: bool = False,
+    path: Path, model: str | None = None, *, budget: float | None = USUAL, seed: int = 0, quiet: bool = False,
     executor: Executor | None = None, knob: Callable[[str, Any, Any], Knob] = _knob,
     options: Mapping[str, Any] | None = None, device: str | None = None, binaries: str | None = None,
 ) -> tuple[list[Verdict], dict[str, Estimate]]:  # fmt: skip
@@ -251,7 +252,8 @@ def verify(
 
     Args:
         model: GGUF file; by default the one that the profile names.
-        budget: seconds.
+        budget: seconds, at which what still runs is ended; None: as long as it takes. By default two minutes,
+            ten where every measurement is a process of another engine that loads the model.
         executor: the engine; by default a worker process with dyno's own.
         options: further ones of `Options`.
         device: `cpu` or `cuda:N`; by default the first of the profile's kind.
@@ -262,6 +264,8 @@ def verify(
         TuneError: nothing could be verified; says why.
     """
     profile = profiles.load_profile(path)
+    if budget == USUAL:
+        budget = 120.0 if profile.match.engine.name == "dyno" else 600.0
     workload = workload_of(profile)
     units = units_of(profile, workload.metrics)
     if not units:
@@ -333,7 +337,7 @@ def _verify(
             ledger = Ledger(
                 executor, workload, identity=space.identity, bounds=description.bounds,
                 virtual_time=description.virtual_time,
-                deadline_floor=6.0 if description.target == "dyno" else 120.0, watch=watch,
+                deadline_floor=6.0 if description.target == "dyno" else 120.0, watch=watch, limit=budget,
             )  # fmt: skip
             ledger.on_note = progress.note
             run = Verification(ledger, space, given, left)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from dyno import _nvml
 
-from .environment import is_ours
+from .environment import company, is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +28,8 @@ _REASONS = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
+T = TypeVar("T")
+
 _RANGES = ("temperature_c", "sm_mhz", "power_w")
 PERIOD = 0.25  # seconds between two readings
 
@@ -35,6 +37,9 @@ PERIOD = 0.25  # seconds between two readings
 def why_throttled(reasons: int) -> str:
     """Those of NVML's reasons for which a window does not count, in words; empty where there are none."""
     return ", ".join(name for bit, name in _REASONS.items() if reasons & bit)
+
+
+COOLING = (2.0, 5.0)  # seconds to wait after a window in which the GPU was throttled
 
 
 @dataclass
@@ -164,3 +169,62 @@ class GpuWatch:
             if reader is not None:
                 reader.join()
                 seen.add(self._read(self._bus))
+
+
+class Careful:
+    """Measures while a GPU is watched. A window in which it was throttled is dropped and measured again, as
+    long as there is hope: a GPU that stays throttled is measured as it is, and said to be, and until it has
+    recovered no time is spent on waiting for it again.
+
+    Args:
+        note: takes what is to be said: a kind, and a `message` among its data.
+        seen: takes every window as it ends.
+        sleep: waits for a GPU to cool down.
+    """
+
+    def __init__(
+        self, watch: GpuWatch, note: Callable[..., None], seen: Callable[[Mapping[str, Any]], None],
+        sleep: Callable[[float], None],
+    ) -> None:  # fmt: skip
+        self._watch = watch
+        self._note = note
+        self._seen = seen
+        self._sleep = sleep
+        self._strangers: set[int] = set()  # processes on the GPU that were said
+        self._hot = False  # the last window was measured on a GPU that stayed throttled
+        self.conditions = Conditions()
+
+    def measure(
+        self, key: str, work: Callable[[], T], good: Callable[[T], bool]
+    ) -> tuple[T, dict[str, Any] | None]:
+        """What `work` gives, and what the GPU did meanwhile; None where nothing is told of it.
+
+        Args:
+            good: whether the result can be spoilt by a slow GPU at all; a failure is not repeated.
+        """
+        for dropped, pause in enumerate((None,) if self._hot else (*COOLING, None)):
+            with self._watch.window() as window:
+                found = work()
+            strangers = window.others - self._strangers
+            if strangers:
+                self._strangers |= strangers
+                self._note("company", processes=sorted(strangers), message=company(strangers))
+            if window.readings:
+                self._seen({**window.to_dict(), "dropped": self.conditions.throttled + dropped})
+            if not good(found) or not window.throttled:
+                break
+            what = (
+                f"dropped, again in {pause:.0f} s"
+                if pause is not None
+                else "it stays so, and is measured as it is"
+            )
+            message = f"the GPU is throttled ({window.throttled}): {what}"
+            self._note("throttled", key=key, attempt=dropped, message=message)
+            if pause is not None:
+                self._sleep(pause)
+        return found, {**window.to_dict(), "dropped": dropped} if window.readings else None
+
+    def learn(self, seen: Mapping[str, Any]) -> None:
+        """Counts a window, of now or of a journal."""
+        self.conditions.add(seen)
+        self._hot = bool(why_throttled(int(seen["throttle_reasons"])))

@@ -7,11 +7,13 @@ import json
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from dyno import _core
+from dyno import _core, _nvml
+from dyno.devices import built_for_cuda, resolve_device
 
 from .. import cli_options as o  # noqa: TC001  (typer reads annotations when the command runs)
 from ..arguments import (
@@ -25,6 +27,7 @@ from ..arguments import (
 from ..check import ROUNDING_FACTOR, ROUNDING_FLOOR
 from ..errors import TuneError
 from ..target import Workload
+from ..watch import Careful, GpuWatch
 from .compare import SLOWER, Compared, Options, compare
 from .render import markdown, to_dict
 from .sides import Given, is_foreign, make_side
@@ -32,7 +35,7 @@ from .sides import Given, is_foreign, make_side
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from .run import Answers, Side
+    from .run import Answers, Run, Side
 
 SLOWER_CODE, CHANGED_CODE = 3, 4
 
@@ -93,11 +96,17 @@ def ab(
             sides[name] = make_side(name, word, given, own, say, profile)
             stack.callback(sides[name].close)
         answers, changed = _answers(sides, allow, say) if check else (None, "")
-        result = compare(lambda name: sides[name].run(parsed), options, say)
+        bus = gpu_bus(number) if number is not None else None
+        careful = None
+        if bus is not None:
+            watch = stack.enter_context(GpuWatch(bus))
+            careful = Careful(watch, lambda kind, **data: say(str(data["message"])), _nothing, time.sleep)
+        result = compare(lambda name: _run(sides[name], parsed, careful), options, say)
     facts: dict[str, Any] = {
         "a": sides["A"].facts, "b": sides["B"].facts, "model": os.path.basename(model),
         "device": str(_core.cpu_info()["name"]) if number is None else f"GPU {number}",
         "workload": str(parsed), "command": command_line(),
+        **({"gpu": careful.conditions.to_dict()} if careful is not None else {}),
     }  # fmt: skip
     table = markdown(result, answers, facts, changed)
     if out is not None:
@@ -106,6 +115,28 @@ def ab(
     code = exit_code(result, changed)
     if code:
         raise typer.Exit(code)
+
+
+def gpu_bus(number: int) -> str | None:
+    """Where NVML finds this GPU; None where it cannot be told. This build counts as CUDA does; other engines
+    are told to count as nvidia-smi does."""
+    if built_for_cuda():
+        return str(resolve_device(f"cuda:{number}").info["pci_bus_id"])
+    return _nvml.bus_id(number)
+
+
+def _run(side: Side, workload: Workload, careful: Careful | None) -> Run:
+    """One process, with the GPU watched; again where it was throttled meanwhile."""
+    if careful is None:
+        return side.run(workload)
+    run, seen = careful.measure("ab", lambda: side.run(workload), lambda run: True)
+    if seen is not None:
+        careful.learn(seen)
+    return run
+
+
+def _nothing(seen: Mapping[str, Any]) -> None:
+    """No live view here."""
 
 
 def exit_code(result: Compared, changed: str) -> int:
