@@ -72,6 +72,15 @@ def test_a_depth_is_filled_once_and_then_rewound(target: Any, default: Configura
     visit = run_visit(target, default, deep, ["pp", "tg"], VisitPolicy(), CONTEXT)
     assert visit.status is TrialStatus.OK, visit.message
     assert target._session.position() == 42
+    op = next(op for op in target.kernel_ops(default, deep) if op.metric == "tg")
+    other = next(c for c in op.candidates if dict(c) != dict(op.default))
+    assert run_visit(target, default, deep, ["tg"], VisitPolicy(), CONTEXT).status is TrialStatus.OK
+    target.apply(Configuration(default.settings, (KernelChoice(op.key, op.tokens, dict(other)),)), CONTEXT)
+    assert target._depth == 40
+    target.measure(deep, "tg", 0)
+    assert target._session.position() == 42
+    target.apply(default.replace(ubatch=64), CONTEXT)
+    assert target._depth is None
 
 
 def test_settings_that_the_engine_refuses_are_invalid(target: Any, default: Configuration) -> None:

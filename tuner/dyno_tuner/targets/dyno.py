@@ -226,6 +226,8 @@ class DynoTarget:
     def _switch(self, configuration: Configuration) -> None:
         settings = self._complete(configuration.settings)
         kernels = [(k.key, k.tokens, dict(k.config), "tuner") for k in configuration.kernels]
+        # Kernels alone leave the cache as it is: what stands in it differs by rounding, its length does not.
+        depth = self._depth if self._session is not None and settings == self._loaded else None
         try:
             if self._session is None or self._of(settings, "load") != self._of(self._loaded, "load"):
                 self._open(settings, kernels)
@@ -235,7 +237,7 @@ class DynoTarget:
                 self._session.set_kernels(kernels)
                 self._session.set(self._of(settings, "session"))
                 self._loaded = settings
-            self._depth = None
+            self._depth = depth
             rejected = [r for r in self._session.kernel_report() if r["status"] == "rejected"]
         except (OutOfMemoryError, MemoryError) as error:
             self._drop_session()
@@ -320,6 +322,7 @@ class DynoTarget:
                 session.rewind(start)
             else:
                 session.reset()
+                self._depth = None
                 if start:
                     # The same for all prompts: only what comes behind it is timed.
                     session.decode([(0, self._tokens(start, "depth", 0))], rows="none")
