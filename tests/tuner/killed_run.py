@@ -67,7 +67,10 @@ class _Dying(InlineExecutor):
 
 def session(folder: Path, surface: str, seed: int) -> dict[str, Any]:
     target = SimulatedTarget(surface, seed)
-    options = Options(Workload(pp=64, tg=8), seed=seed, max_trials=24, rounds=3, max_rounds=3)
+    options = Options(
+        Workload(pp=64, tg=8), seed=seed, max_trials=24, rounds=3, max_rounds=3,
+        kernels=bool(target.surface.ops),
+    )  # fmt: skip
     request = Request("simulated", options, out=folder / "profile.yaml", resume=True, quiet=True)
     result = run(request, _Dying(target), target.surface.space())
     return result.outcome.to_dict()

@@ -34,9 +34,9 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
 
-def _killed(folder: Path, seed: int, kills: int) -> dict[str, Any]:
+def _killed(folder: Path, seed: int, kills: int, surface: str = "faulty") -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, str(KILLED), str(folder), "faulty", str(seed), str(kills)],
+        [sys.executable, str(KILLED), str(folder), surface, str(seed), str(kills)],
         capture_output=True, text=True, env=_environment(), check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -50,6 +50,20 @@ def _proven(path: Path) -> dict[str, Any]:
     profile = profiles.load_profile(path).model_dump(mode="json")
     del profile["evidence"]["journal"], profile["provenance"]["date"]
     return profile
+
+
+def test_kills_while_kernels_are_screened_in_place_change_no_entry(tmp_path: Path) -> None:
+    straight = _killed(tmp_path / "straight", 5, 0, "overlap")
+    assert straight["outcome"]["kernels"]
+    whole = (tmp_path / "straight" / "profile.yaml.journal.jsonl").read_bytes()
+    (tmp_path / "broken").mkdir()
+    begin = whole[: whole.index(b'"kernels/in_place/0"')].rindex(b"\n") + 1
+    (tmp_path / "broken" / "profile.yaml.journal.jsonl").write_bytes(whole[:begin])
+    broken = _killed(tmp_path / "broken", 5, 25, "overlap")
+    assert sum(broken["kills"].values()) == 25
+    assert broken["lost"] == 0
+    assert broken["outcome"] == straight["outcome"]
+    assert _proven(tmp_path / "broken" / "profile.yaml") == _proven(tmp_path / "straight" / "profile.yaml")
 
 
 def test_fifty_kills_lose_no_record_and_change_no_entry(tmp_path: Path) -> None:
