@@ -176,10 +176,11 @@ class InPlace:
     # ---- what is tried
 
     def _pass(self, contests: Sequence[Contest]) -> bool:
-        """Whether anything was kept. Blocks are dealt like seats, by what an op takes of a token."""
+        """Whether anything was kept. Blocks are dealt like seats, by the root of what an op takes of a token:
+        the heavy ones come first and oftenest, and the many light ones, which overlap most, come too."""
         kept = False
         while not self.ended and (open_ := [c for c in contests if c.waiting]):
-            contest = max(open_, key=lambda c: c.share / (1 + c.blocks))
+            contest = max(open_, key=lambda c: math.sqrt(c.share) / (1 + c.blocks))
             kept |= self._contend(contest)
         return kept
 

@@ -126,12 +126,18 @@ class KernelStage:
         workload = shortened(self.workload, choice.baseline)
         rounds = max(2, self.count) * least_visits(len(self.kinds)) / 2 * self.ledger.expected_visit
         left = self.left()
-        end = self.ledger.now + left - max(self._confirming, min(rounds, CONFIRM * left))
+        last = self.ledger.now + left - self._confirming
+        end = min(last, self.ledger.now + left - min(rounds, CONFIRM * left))
+
+        def more(seconds: float) -> bool:
+            """As long as there is nothing to confirm, there is no need for all of its rounds."""
+            found = self.chosen or (self.in_place is not None and self.in_place.chosen)
+            return self.ledger.now + seconds <= (end if found else last)
+
         self.in_place = InPlace(
             lambda key, configuration, incumbent: self.glance(key, configuration, workload, incumbent),
             workload.weights, self.space.settings(choice.point), self.sigma, self.void_over,
-            lambda: self.ledger.now, lambda seconds: self.ledger.now + seconds <= end, self.note,
-            self._glance_cost(choice),
+            lambda: self.ledger.now, more, self.note, self._glance_cost(choice),
         )  # fmt: skip
         share, contests = 0.0, []
         for op in ops:  # heaviest first: what was not timed takes no more than those before it
