@@ -51,8 +51,10 @@ Support supports(const KvStoreDesc& desc, const Config& config, const DeviceInfo
   return Support::yes();
 }
 
-Config default_config(const KvStoreDesc&, const DeviceInfo& device) {
-  return device.kind == DeviceKind::cuda ? Config{k_columns, {128}} : Config{k_rows, {16}};
+Config default_config(const KvStoreDesc& desc, const DeviceInfo& device) {
+  if (device.kind != DeviceKind::cuda) return {k_rows, {16}};
+  const Config chunks{k_chunks, {128}};
+  return desc.m >= 64 && supports(desc, chunks, device) ? chunks : Config{k_columns, {128}};
 }
 
 Cost cost(const KvStoreDesc& desc) {

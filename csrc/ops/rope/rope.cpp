@@ -27,8 +27,9 @@ Support supports(const RopeDesc& desc, const Config& config, const DeviceInfo& d
   return check_config(Family::rope, kVariants, kInstances, config, device);
 }
 
-Config default_config(const RopeDesc&, const DeviceInfo& device) {
-  return device.kind == DeviceKind::cuda ? Config{k_pairs, {128}} : Config{k_rows, {4}};
+Config default_config(const RopeDesc& desc, const DeviceInfo& device) {
+  if (device.kind != DeviceKind::cuda) return {k_rows, {4}};
+  return desc.m >= 64 ? Config{k_tokens, {256}} : Config{k_pairs, {128}};
 }
 
 Cost cost(const RopeDesc& desc) {
