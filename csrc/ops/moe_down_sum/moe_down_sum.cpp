@@ -42,6 +42,10 @@ Support supports(const MoeDownSumDesc& desc, const Config& config, const DeviceI
 Config default_config(const MoeDownSumDesc& desc, const DeviceInfo& device) {
   // A token's experts follow each other along k, and a block has one stripe.
   const int64_t blocks = (desc.n + kGpuRows - 1) / kGpuRows * desc.m;
+  if (desc.m == 1) {
+    const auto ring = cuda::default_ring(shape_of(desc), blocks, desc.used, device);
+    if (ring) return cuda::config_of(kVariants, *ring);
+  }
   const int64_t k_tiles = (desc.k + kGpuTile - 1) / kGpuTile * desc.used;
   return {k_stream, {static_cast<int16_t>(cuda::stream_warps(blocks, k_tiles, device).value_or(4))}};
 }

@@ -80,6 +80,8 @@ Choice default_choice(const Shape& shape, const DeviceInfo& device);
 // The most warps for each of `blocks` of stream that still get two tiles of k each and, with the registers they take,
 // all run at once. None: the blocks come in several rounds.
 std::optional<int> stream_warps(int64_t blocks, int64_t k_tiles, const DeviceInfo& device);
+// The ring, where the launch reads so much that it is faster: `tasks` stripes of `segments` rows of chunks (ring.h).
+std::optional<Choice> default_ring(const Shape& shape, int64_t tasks, int64_t segments, const DeviceInfo& device);
 // Whether stream multiplies with weights of both types in one launch: csrc/ops/matmul/CMakeLists.txt lists the pairs.
 bool stream_takes_both(DType type, DType other);
 inline void set_norm(Problem& p, const NormInside& norm) {
