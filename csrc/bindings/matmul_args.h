@@ -128,6 +128,7 @@ inline ops::MoeDownSumArgs read_matmul_args(OpArgs& in, const ops::MoeDownSumDes
   a.weights = in.in<float>("weights", d.m * d.used);
   a.residual = in.optional_in<float>("residual", d.m * d.n);
   a.scale = in.number<float>("scale", 1.0f);
+  a.settled = in.number<int32_t>("settled", 0) != 0;
   a.out = in.out<float>("out", d.m * d.n);
   return a;
 }

@@ -127,6 +127,7 @@ class SyntheticArgs {
     a.ids = routing(d.m, d.used, d.experts);
     a.weights = floats(d.m * d.used);
     a.residual = floats(d.m * d.n);
+    a.settled = true;
     a.out = floats(d.m * d.n);
     return a;
   }

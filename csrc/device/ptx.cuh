@@ -37,6 +37,13 @@ __device__ __forceinline__ void copy_async_wait() {
 
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];\n" ::"l"(p)); }
 
+// Past L1, which may hold what was there before.
+__device__ __forceinline__ int32_t load_l2(const int32_t* p) {
+  int32_t v;
+  asm volatile("ld.global.cg.s32 %0, [%1];\n" : "=r"(v) : "l"(p));
+  return v;
+}
+
 // Loads of what is read once: it shall not displace other data from L1.
 __device__ __forceinline__ uint4 load_stream_16(const void* p) {
   uint4 v;

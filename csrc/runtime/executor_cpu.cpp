@@ -20,6 +20,7 @@ struct CpuExecutor::Env {
   std::byte* arena;
   std::byte* cache;
   float* logits;
+  bool ids_settled = false;  // a matter of GPUs
 
   std::byte* at(const plan::Operand& operand) const {
     if (!operand) return nullptr;

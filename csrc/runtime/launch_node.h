@@ -1,6 +1,7 @@
 // From a node of the op list to the launch of its op: the one place that fills every family's arguments, for every
 // device. An Env gives the pointers and the context of a device:
 //   model, plan, selection, context, tokens (rows that go on), cache, batch (LaunchBatch);
+//   ids_settled: what chose the experts of this layer is over when a launch after its up_gate begins;
 //   at(operand), weight(id), inverse_frequencies(table), soft_cap(values, count, cap), copy_ids(from, count, to).
 #pragma once
 
@@ -190,6 +191,7 @@ void launch_node(const plan::Node& node, Env& env) {
                                      .workspace = ints(node.workspace),
                                      .norm = norm_inside()},
                   env.context);
+        env.ids_settled = ops::settles_ids(config, d);
       },
       [&](const ops::QkvDesc& d) {
         const auto third = [&](model::WeightId id) { return id == model::kNone ? nullptr : weight(id); };
@@ -214,6 +216,7 @@ void launch_node(const plan::Node& node, Env& env) {
                                       .weights = floats(node.route_weights),
                                       .residual = floats(node.residual),
                                       .scale = node.scale,
+                                      .settled = env.ids_settled,
                                       .out = floats(node.y)},
                   env.context);
       },

@@ -301,6 +301,7 @@ def moe_down_sum_cases() -> Iterator[Case]:
         dtype: str, m: int, used: int, k: int, *, n: int = 35, bias: bool = False, one: bool = False
     ) -> Case:
         experts = max(used + 2, 6)
+        settled = m % 2 == 0  # whether ids may be read before the launch before this one is over
 
         def build(rng: np.random.Generator) -> Any:
             w = Weights(rng, dtype, "gpu", experts, n, k)
@@ -308,7 +309,7 @@ def moe_down_sum_cases() -> Iterator[Case]:
             x[:, 0] *= F32(1e5)  # a slot far beyond the range of halves
             ids = np.full((m, used), 4) if one else np.argsort(rng.random((m, experts)), axis=1)[:, :used]
             args: dict[str, Any] = {"x": x, "w": w.bytes, "ids": ids.astype(np.int32)}
-            args |= {"weights": normal(rng, m, used), "scale": 0.75}
+            args |= {"weights": normal(rng, m, used), "scale": 0.75, "settled": int(settled)}
             args["weights"][:, 0] *= F32(1e-5)
             each = np.einsum("muk,munk->mun", operand(x.astype(np.float64)), w.values[ids])
             if bias:
@@ -323,7 +324,7 @@ def moe_down_sum_cases() -> Iterator[Case]:
             return args, {"out": np.empty((m, n), F32)}, check
 
         desc = {"type": dtype, "layout": "gpu", "m": m, "n": n, "k": k, "experts": experts, "used": used}
-        return Case("moe_down_sum", desc, build, f"bias={bias}-one={one}")
+        return Case("moe_down_sum", desc, build, f"bias={bias}-one={one}-settled={settled}")
 
     for dtype in (*FLOATS[1:], *SCALES):
         yield make(dtype, 2, 3, 256, bias=True)

@@ -74,6 +74,7 @@ void launch(const Config& config, const MoeDownSumDesc& desc, const MoeDownSumAr
   p.matrices = static_cast<int32_t>(desc.experts);
   p.grouping = cuda::Grouping::summed;
   p.ids = args.ids;
+  p.settled = args.settled;
   p.slot_weights = args.weights;
   p.used = static_cast<int32_t>(desc.used);
   p.bias = args.bias;

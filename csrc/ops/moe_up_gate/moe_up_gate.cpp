@@ -84,6 +84,10 @@ size_t scratch_bytes(const MoeUpGateDesc& desc, const Config& config) {
   return product_scratch_bytes(tiling_of(config), weights_of(desc), 2);
 }
 
+bool settles_ids(const Config& config, const MoeUpGateDesc&) {
+  return cuda::is_cuda(kVariants, config) && cuda::lets_next_start_late(choice_of(config));
+}
+
 void launch(const Config& config, const MoeUpGateDesc& desc, const MoeUpGateArgs& args, CpuContext& context) {
   const Tiling tiling = tiling_of(config);
   const Weights weights = weights_of(desc);

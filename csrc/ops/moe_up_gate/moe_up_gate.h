@@ -15,6 +15,8 @@ Config default_config(const MoeUpGateDesc& desc, const DeviceInfo& device);
 Support supports(const MoeUpGateDesc& desc, const Config& config, const DeviceInfo& device);
 Cost cost(const MoeUpGateDesc& desc);
 size_t scratch_bytes(const MoeUpGateDesc& desc, const Config& config);
+// Whether what chose the experts is over once a launch that follows this one begins (MoeDownSumArgs::settled).
+bool settles_ids(const Config& config, const MoeUpGateDesc& desc);
 void launch(const Config& config, const MoeUpGateDesc& desc, const MoeUpGateArgs& args, CpuContext& context);
 void launch(const Config& config, const MoeUpGateDesc& desc, const MoeUpGateArgs& args, CudaStream& stream);
 

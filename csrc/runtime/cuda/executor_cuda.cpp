@@ -37,6 +37,7 @@ struct CudaExecutor::Env {
   LaunchBatch batch;
   int64_t tokens;
   std::byte* cache;
+  bool ids_settled = false;
 
   std::byte* at(const plan::Operand& operand) const {
     if (!operand) return nullptr;

@@ -89,6 +89,10 @@ inline void set_norm(Problem& p, const NormInside& norm) {
   p.norm = norm.weight;
   p.norm_eps = norm.eps;
 }
+// Whether a launch with experts lets the next one start only once all launches before it are over.
+constexpr bool lets_next_start_late(const Choice& choice) {
+  return choice.kernel == Kernel::stream || choice.kernel == Kernel::ring;
+}
 // Bytes of CudaStream::workspace.
 size_t choice_scratch_bytes(const Shape& shape, const Choice& choice);
 // Enqueues `problem` on stream; `other`: the second type of its parts, or its own.

@@ -64,6 +64,7 @@ struct Problem {
   float norm_eps = 0;
   const float* slot_weights = nullptr;  // summed: [rows]
   int32_t used = 1;                     // summed: rows of a token
+  bool settled = false;                 // summed: ids may be read before earlier launches have ended
   Part more[2]{};                       // dense: further products, where n > 0
   int32_t shared_limit = 0;             // bytes of shared memory that a block may have; filled by run()
   int32_t passes = 1;                   // of half rows x, see HalfRows

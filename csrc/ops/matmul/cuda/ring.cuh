@@ -100,11 +100,12 @@ template <DType kType, DType kOther>
 __global__ void __launch_bounds__(kRingThreads, 2)
     ring_kernel(const __grid_constant__ Problem p, const __grid_constant__ RingShape shape) {
 #if __CUDA_ARCH__ >= 900
-  device::let_next_start();
+  if (p.grouping != Grouping::experts) device::let_next_start();
   extern __shared__ __align__(128) uint8_t shared[];
   const int lane = threadIdx.x & 31;
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x >> 5), 0);  // known to be the warp's
   const bool experts = p.grouping != Grouping::dense, summed = p.grouping == Grouping::summed;
+  const bool early = !experts || (summed && p.settled);  // what the weights are is known before earlier launches end
   const RingBarriers barriers{device::shared_address(shared + shape.memory.barriers), shape.memory.stages};
   RingFeed<kType, kOther> feed(p, shape, barriers, device::shared_address(shared), warp);
   const auto fill = [&] {
@@ -118,13 +119,13 @@ __global__ void __launch_bounds__(kRingThreads, 2)
       device::barrier_init(barriers.read(warp, buffer), 1);
     }
     device::barrier_init_done();
-    if (!experts) fill();
+    if (early) fill();
   }
   __syncwarp();
 
   auto* squares = reinterpret_cast<float*>(shared + shape.memory.squares);
   const float squares_of_warp = RingRows{p, shape, shared}.convert(warp, kRingWarps, lane, [&] {
-    if (experts && lane == 0) fill();
+    if (!early && lane == 0) fill();
   });
   if (lane == 0) squares[warp] = squares_of_warp;
   __syncthreads();  // the rows and all barriers are there

@@ -118,7 +118,7 @@ struct RingFeed {
     }
     const int row = p.grouping == Grouping::summed ? task.row * p.used + segment : task.row;
     w = p.gated() && segment == 1 ? task.w_up : task.w;
-    if (p.grouping != Grouping::dense) w += p.ids[row] * p.w_stride;
+    if (p.grouping != Grouping::dense) w += device::load_l2(p.ids + row) * p.w_stride;
     bytes = kType != kOther && task.other ? chunk_bytes(kOther) : chunk_bytes(kType);
     w += chunk * bytes;
   }

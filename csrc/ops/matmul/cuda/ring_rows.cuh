@@ -35,6 +35,7 @@ struct RingRows {
     };
     load_norm(warp);  // a weight: may be read before
     device::wait_for_previous();
+    if (p.grouping == Grouping::experts) device::let_next_start();  // as in stream.cuh
     int first = warp;
     do {
       if (first > warp) load_norm(first);

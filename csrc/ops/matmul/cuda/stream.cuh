@@ -157,18 +157,23 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
   };
   if constexpr (kSummed) {
     const int total = p.used * tiles, last = total * (warp + 1) / warps;
-    device::wait_for_previous();
+    if (!p.settled) device::wait_for_previous();
+    bool waits = p.settled;
     ask_for(p.residual, blockIdx.y * p.y_stride + stripe * kGpuRows);
     for (int begin = total * warp / warps; begin < last;) {
       const int slot = begin / tiles, at = begin - slot * tiles, stop = min(last - slot * tiles, tiles);
       __syncwarp();  // all lanes have used the slot before
-      start(p.ids[first_row + slot], at, stop);
+      start(device::load_l2(p.ids + first_row + slot), at, stop);
+      if (waits) device::wait_for_previous();
+      waits = false;
       add(x + slot * p.x_stride, at, stop, p.slot_weights[first_row + slot]);
       begin = slot * tiles + stop;
     }
+    if (waits) device::wait_for_previous();
   } else {
     if (experts) {
       device::wait_for_previous();
+      device::let_next_start();  // with what chose the experts over: settled, see problem.h
       matrix = p.ids[first_row];
     }
     const int begin = tiles * warp / warps, stop = tiles * (warp + 1) / warps;
@@ -260,7 +265,7 @@ __device__ __forceinline__ int stream_target(const Problem& p, StreamTarget& tar
 
 template <DType kType, int kMats>
 __global__ void __launch_bounds__(512, 1) stream_kernel(const __grid_constant__ Problem p, int part_tiles) {
-  device::let_next_start();
+  if (p.grouping != Grouping::experts) device::let_next_start();
   StreamTarget target;
   if (p.gated()) {
     target = {p.w, p.bias, p.y, p.y_stride, p.n, static_cast<int>(blockIdx.x)};
