@@ -18,6 +18,7 @@ import numpy as np
 import optuna
 
 from .stats import keyed_rng
+from .surrogate import Surrogate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -187,95 +188,6 @@ def frozen_trial(
     )
 
 
-class _Surrogate:
-    """Gaussian process on log ratios: what each knob does by itself plus what they do together, both with
-    Matérn 5/2 kernels and one length scale per knob (the first and the full order of an additive process,
-    Duvenaud et al. 2011). The gains of an engine's settings mostly multiply, so their logarithms add, and
-    a few trials tell the main effects; the product carries what two settings do only together. The noise of
-    every observation is known."""
-
-    def __init__(self, groups: Sequence[int]) -> None:
-        self._groups = np.asarray(groups, dtype=int)
-        self._knobs = int(self._groups.max()) + 1 if len(groups) else 0
-        # Sums the squared differences of a knob's coordinates: (coordinates, knobs).
-        self._gather = np.zeros((len(self._groups), self._knobs))
-        self._gather[np.arange(len(self._groups)), self._groups] = 1.0
-        self._theta: np.ndarray | None = None
-
-    def _squares(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """Squared distance by knob: (knobs, len(a), len(b))."""
-        difference = a[:, None, :] - b[None, :, :]
-        return np.ascontiguousarray(np.moveaxis((difference * difference) @ self._gather, 2, 0))
-
-    def _kernel(self, squares: np.ndarray, theta: np.ndarray) -> np.ndarray:
-        scaled = 5.0 * squares * np.exp(-2 * theta[:-2])[:, None, None]
-        alone = np.sqrt(scaled)
-        together = np.sqrt(scaled.sum(axis=0))
-        main = ((1 + alone + scaled / 3) * np.exp(-alone)).sum(axis=0) / max(1, self._knobs)
-        product = (1 + together + together * together / 3) * np.exp(-together)
-        return np.asarray(math.exp(2 * theta[-2]) * main + math.exp(2 * theta[-1]) * product)
-
-    def _evidence(
-        self, squares: np.ndarray, y: np.ndarray, noise: np.ndarray, theta: np.ndarray, start: np.ndarray
-    ) -> float:
-        """Log marginal likelihood with weak priors: length scales around the whole range of a knob,
-        amplitudes around the spread of the data."""
-        k = self._kernel(squares, theta)
-        k[np.diag_indices_from(k)] += noise**2
-        try:
-            chol = np.linalg.cholesky(k)
-        except np.linalg.LinAlgError:
-            return -math.inf
-        z = np.linalg.solve(chol, y)
-        prior = -0.5 * float(((theta - start) ** 2).sum()) / 0.8**2
-        return float(-0.5 * z @ z - np.log(np.diag(chol)).sum()) + prior
-
-    def learn(self, x: np.ndarray, y: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Length scales and amplitudes: coordinate search on the evidence from a fixed start, so that they
-        depend on the data alone."""
-        centred = y - float(np.median(y))
-        spread = math.log(max(float(y.std()), 0.02))
-        start = np.concatenate([np.full(self._knobs, -0.4), [spread, spread - 0.5]])
-        squares = self._squares(x, x)
-        theta = start
-        best = self._evidence(squares, centred, noise, theta, start)
-        step = 0.8
-        while step > 0.15:
-            improved = False
-            for n in range(len(theta)):
-                for sign in (-1.0, 1.0):
-                    trial = theta.copy()
-                    trial[n] += sign * step
-                    value = self._evidence(squares, centred, noise, trial, start)
-                    if value > best + 1e-9:
-                        theta, best, improved = trial, value, True
-                        break
-            if not improved:
-                step /= 2
-        return np.asarray(theta)
-
-    def condition(self, x: np.ndarray, y: np.ndarray, noise: np.ndarray, theta: np.ndarray) -> None:
-        """The process given these observations."""
-        self._theta = theta
-        self._mean = float(np.median(y))
-        k = self._kernel(self._squares(x, x), theta)
-        k[np.diag_indices_from(k)] += noise**2
-        self._x = x
-        self._chol = np.linalg.cholesky(k)
-        self._alpha = np.linalg.solve(self._chol.T, np.linalg.solve(self._chol, y - self._mean))
-
-    def predict(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of the noise-free value. Raises RuntimeError before `condition`."""
-        if self._theta is None:
-            raise RuntimeError("predict() before condition()")
-        cross = self._kernel(self._squares(x, self._x), self._theta)
-        mean = self._mean + cross @ self._alpha
-        solved = np.linalg.solve(self._chol, cross.T)
-        amplitude = math.exp(2 * self._theta[-2]) + math.exp(2 * self._theta[-1])
-        variance = np.maximum(amplitude - np.einsum("ij,ij->j", solved, solved), 1e-12)
-        return mean, np.sqrt(variance)
-
-
 def _normal_pdf_cdf(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     pdf = np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
     cdf = 0.5 * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))
@@ -340,7 +252,7 @@ class GuidedProposer:
         y = np.array([o.score for o in known], dtype=float)
         noise = np.array([max(o.sigma, 1e-3) for o in known])
         x = self._coordinates([o.point for o in known])
-        surrogate = _Surrogate(self._groups)
+        surrogate = Surrogate(self._groups)
         # Many observations change little with each: their parameters are learned at every fourth.
         learned = len(known) if len(known) < 16 else 4 * (len(known) // 4)
         seen = tuple(known[:learned])
