@@ -4,7 +4,7 @@ import math
 
 import pytest
 from conftest_tuner import Simulated
-from dyno_tuner.confirm import Bar, Comparison, Rounds, visits_in_round
+from dyno_tuner.confirm import Bar, Comparison, Rounds, both_ways, visits_in_round
 from dyno_tuner.target import Configuration, Sample, TrialStatus, Visit
 from dyno_tuner.targets.simulated import SimulationNoise
 
@@ -36,17 +36,35 @@ class Engine:
 
     def rounds(self, visits: int = 10**6, void_over: float = 0.03) -> Rounds:
         """Affordable until so many visits have been made."""
-        return Rounds(
-            self.visit, self.next_process, lambda n: len(self.asked) + n <= visits, ["pp"], void_over
-        )
+        return Rounds(self.visit, self.next_process, Allowance(self, visits), ["pp"], void_over)
+
+
+class Allowance:
+    """Time that is counted in visits."""
+
+    def __init__(self, engine: Engine, visits: int) -> None:
+        self._engine, self._visits = engine, visits
+
+    @property
+    def now(self) -> float:
+        return float(len(self._engine.asked))
+
+    def more(self, visits: int) -> bool:
+        return self.now + visits <= self._visits
+
+    def more_seconds(self, seconds: float) -> bool:
+        return self.now + seconds <= self._visits
+
+    def in_time(self) -> bool:
+        return self.more(1)
 
 
 def test_a_round_goes_there_and_back_in_a_process_of_its_own() -> None:
     engine = Engine(lambda x, n: 100.0)
     engine.rounds().compare("k", {"a": A, "b": B, "c": C}, 2)
-    assert [x for x, _ in engine.asked] == [0, 1, 2, 2, 1, 0] * 2
-    assert [p for _, p in engine.asked] == [1] * 6 + [2] * 6
-    assert visits_in_round(3) == 6
+    assert [x for x, _ in engine.asked] == [0, 1, 2, 0, 2, 1, 0] * 2
+    assert [p for _, p in engine.asked] == [1] * 7 + [2] * 7
+    assert visits_in_round(3) == 7
 
 
 def test_a_linear_drift_cancels() -> None:
@@ -59,25 +77,75 @@ def test_a_linear_drift_cancels() -> None:
 
 
 def test_a_round_whose_anchor_moved_is_void_and_repeated() -> None:
-    engine = Engine(lambda x, n: 50.0 if n == 3 else 100.0)
+    engine = Engine(lambda x, n: 50.0 if n == 4 else 100.0)
     result = engine.rounds().compare("k", {"a": A, "b": B}, 2)
     assert (result.voided, result.rounds) == (1, 2)
+    assert len(engine.asked) == 15
     assert result.ratio("b", ["pp"], WEIGHTS).ratio == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("insist", [False, True])
-def test_rounds_that_keep_being_void_end_with_the_budget(insist: bool) -> None:
+def test_what_is_disturbed_on_one_way_is_visited_again() -> None:
+    engine = Engine(lambda x, n: (120.0 if x == 1 else 100.0) * (0.8 if n == 1 else 1.0))
+    result = engine.rounds().compare("k", {"a": A, "b": B, "c": C}, 2)
+    assert [x for x, _ in engine.asked[:12]] == [0, 1, 2, 0, 2, 1, 0, 0, 1, 0, 1, 0]
+    assert {p for _, p in engine.asked[:12]} == {1}
+    assert (result.voided, result.rounds) == (1, 2)
+    assert result.ratio("b", ["pp"], WEIGHTS).low == pytest.approx(1.2)
+
+
+def test_what_hides_on_both_sides_of_the_turn_shows_in_the_turn() -> None:
+    """Both visits of the last configuration lie in the window in which everything is slow."""
+    engine = Engine(lambda x, n: 80.0 if n in (2, 3, 4) else 100.0)
+    result = engine.rounds().compare("k", {"a": A, "b": B, "c": C}, 2)
+    assert [x for x, _ in engine.asked[7:12]] == [0, 2, 0, 2, 0]
+    for name in ("b", "c"):
+        assert result.ratio(name, ["pp"], WEIGHTS).low == pytest.approx(1.0)
+
+
+def test_what_never_holds_still_is_measured_as_it_is() -> None:
+    engine = Engine(lambda x, n: 100.0 * (1.1 if x == 1 and n % 2 else 1.0))
+    result = engine.rounds().compare("k", {"a": A, "b": B, "c": C}, 2)
+    assert result.rounds == 2
+    assert len(engine.asked) <= 2 * (7 + 5 + 5)
+
+
+def test_rounds_that_keep_being_void_end_with_the_budget() -> None:
     engine = Engine(lambda x, n: 100.0 + 10 * n)
-    result = engine.rounds(visits=13).compare("k", {"a": A, "b": B}, 8, insist=insist)
+    result = engine.rounds(visits=13).compare("k", {"a": A, "b": B}, 8)
     assert len(engine.asked) <= 13
     assert result.rounds == 0
 
 
 def test_nothing_begins_where_two_rounds_do_not_fit() -> None:
     engine = Engine(lambda x, n: 100.0)
-    assert engine.rounds(visits=7).compare("k", {"a": A, "b": B}, 4).rounds == 0
+    assert engine.rounds(visits=9).compare("k", {"a": A, "b": B}, 4).rounds == 0
     assert engine.asked == []
-    assert engine.rounds(visits=7).compare("k", {"a": A, "b": B}, 4, insist=True).rounds == 2
+    assert engine.rounds(visits=10).compare("k", {"a": A, "b": B}, 4).rounds == 2
+    assert len(engine.asked) == 10
+
+
+def test_a_round_that_the_budget_cuts_short_counts_for_nothing() -> None:
+    """Slow configurations: what was planned for two rounds does not last for one."""
+    engine = Engine(lambda x, n: 100.0)
+    rounds = engine.rounds(visits=5)
+    rounds.affordable = lambda visits: True
+    assert rounds.compare("k", {"a": A, "b": B, "c": C}, 4).rounds == 0
+    assert len(engine.asked) == 5
+
+
+def test_two_rounds_tell_the_spread_from_all_that_was_compared() -> None:
+    """Their own two values would: Student's t with one degree of freedom is 12.7."""
+    noise = [0.3, -0.2, 0.1, 0.4, -0.3, 0.2, 0.0, -0.1]
+    engine = Engine(lambda x, n: (100.0 + 10 * x) * (1 + 0.01 * noise[n % 8]))
+    result = engine.rounds().compare("k", {"a": A, "b": B, "c": C}, 2)
+    two = result.ratio("b", ["pp"], WEIGHTS)
+    assert 1.09 < two.low < two.ratio < two.high < 1.11
+
+
+def test_what_is_too_slow_for_every_prompt_is_compared_all_the_same() -> None:
+    whole = [{0: 100.0, 1: 110.0, 2: 120.0}] * 2
+    assert both_ways([{0: 50.0}, {0: 50.0, 1: 55.0}], whole) == [pytest.approx(math.log(0.5))]
+    assert both_ways([{1: 55.0}, {2: 60.0}], whole) == [pytest.approx(math.log(57.4456 / 110.0), abs=1e-4)]
 
 
 def test_what_fails_is_left_out_and_the_rest_goes_on() -> None:

@@ -52,6 +52,17 @@ def test_the_cold_first_sample_never_counts() -> None:
     assert visit.stable
 
 
+def test_what_is_hopelessly_slow_gets_no_more_samples() -> None:
+    kept = [len(_visit(Scripted([50.0, 100.0]), longest=t).samples) for t in (10.0, 3.5, 2.5, 0.0)]
+    assert kept == [3, 2, 1, 1]
+    cold = _visit(Scripted([1.0, 1.2]), longest=30.0)
+    assert (len(cold.samples), len(cold.warmup)) == (1, 0)
+    assert cold.status is TrialStatus.OK
+    warm = _visit(Scripted([1.0, 1.2]), longest=150.0)
+    assert [s.rate for s in warm.samples] == pytest.approx([1.2])
+    assert VisitPolicy().to_dict() == {"prompts": 3, "tolerance": 0.02, "cap": 8}
+
+
 def test_warming_up_goes_on_until_rates_stop_rising() -> None:
     visit = _visit(Scripted([50.0, 60.0, 75.0, 90.0, 100.0]))
     assert min(visit.rates("pp").values()) == pytest.approx(90.0, rel=0.12)

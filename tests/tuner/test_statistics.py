@@ -123,12 +123,16 @@ def test_an_interrupt_at_any_moment_leaves_a_valid_answer(monkeypatch: pytest.Mo
         return real(self, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module.Ledger, "_do", counted)
-    for stop in (1, 5, 12, 40, 70, 110):
-        state["left"] = stop
-        run = Simulated("saturating", 3)
-        assert run.outcome.status == "interrupted", stop
-        assert run.truly_slower_entries() == []
-        assert set(run.outcome.settings) == {"ubatch", "threads", "threads_batch"}
+    written = 0
+    for surface, stops in (("saturating", (1, 5, 12, 40, 70, 110, 140)), ("cliff", (8, 12, 40, 70, 130))):
+        for stop in stops:
+            state["left"] = stop
+            run = Simulated(surface, 3)
+            assert run.outcome.status == "interrupted", stop
+            assert run.truly_slower_entries() == []
+            assert set(run.outcome.settings) == {k.name for k in run.space.knobs}
+            written += len(run.outcome.entries)
+    assert written
 
 
 def test_faults_cost_their_trial_and_wrong_answers_never_win() -> None:
@@ -177,6 +181,29 @@ def test_noise_never_chooses_what_changes_answers(budget: float | None) -> None:
         assert run.outcome.settings["kv_type_v"] == "f16", seed
         found += run.outcome.settings["ubatch"] == 2048
     assert found >= (3 if budget else 6)
+
+
+@pytest.mark.parametrize(("seed", "budget"), [(135, 70.7), (183, 73.5), (239, 140.7), (67, 72.1)])
+def test_no_time_for_proof_is_no_reason_to_write(seed: int, budget: float) -> None:
+    """Three entries that gain as a whole, one of which costs most of it, and no time to leave each out."""
+    run = Simulated("cliff", seed, budget=budget, max_trials=400)
+    assert run.truly_slower_entries() == []
+    assert run.outcome.seconds <= 1.1 * budget
+
+
+def test_short_budgets_still_find_something() -> None:
+    runs = [Simulated("saturating", seed, budget=100.0, max_trials=400) for seed in range(4)]
+    assert sum(bool(run.outcome.entries) for run in runs) >= 3
+    assert not any(run.truly_slower_entries() for run in runs)
+
+
+def test_throttling_hides_no_entry() -> None:
+    """An eighth of the time, in turns as long as two visits."""
+    noise = SimulationNoise(throttle=0.2, throttle_period=40.0, throttle_seconds=5.0)
+    for seed in (4, 11, 27):
+        run = Simulated("saturating", seed, noise)
+        assert {e.name for e in run.outcome.entries} == {"ubatch", "threads", "threads_batch"}, seed
+        assert run.truly_slower_entries() == []
 
 
 def test_the_budget_holds_where_what_is_left_out_is_slow() -> None:

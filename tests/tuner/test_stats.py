@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from dyno_tuner.stats import Noise, estimate, keyed_rng, noise_of, paired_log_ratios, t975
+from dyno_tuner.stats import Noise, block_spread, estimate, keyed_rng, noise_of, paired_log_ratios, t975
 
 
 def test_draws_depend_on_their_key_alone() -> None:
@@ -15,6 +15,14 @@ def test_draws_depend_on_their_key_alone() -> None:
 def test_pairs_are_by_prompt() -> None:
     ratios = paired_log_ratios({0: 110.0, 1: 220.0, 5: 1.0}, {0: 100.0, 1: 200.0, 2: 7.0})
     assert ratios == pytest.approx([math.log(1.1), math.log(1.1)])
+
+
+def test_the_spread_of_blocks_is_what_neither_round_nor_configuration_explains() -> None:
+    exact = [[c + r for r in (0.0, 0.3, -0.1)] for c in (0.0, 1.0, 5.0)]
+    assert block_spread(exact) == (pytest.approx(0.0, abs=1e-12), 4)
+    rng = np.random.default_rng(1)
+    found = [block_spread(rng.normal(0, 0.02, (5, 2)) + rng.normal(0, 1, (1, 2)))[0] for _ in range(400)]
+    assert math.sqrt(sum(x * x for x in found) / len(found)) == pytest.approx(0.02, rel=0.1)
 
 
 def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:

@@ -1,6 +1,6 @@
 """Rounds: the paired comparison that decides. A round is a fresh worker process that visits its
-configurations there and back again, `A B C C B A`, so that a linear drift cancels in every ratio (ABBA for
-two).
+configurations there and back again, `A B C A C B A`, so that a linear drift cancels in every ratio. What was
+disturbed on the way is visited again.
 """
 
 from __future__ import annotations
@@ -8,12 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from .measure import VisitPolicy, anchor_moved
-from .stats import Estimate, estimate, paired_log_ratios
+from .stats import Estimate, block_spread, estimate
 from .target import Configuration, TrialStatus, Visit
+
+ENOUGH_ROUNDS = 4  # to know the spread of a ratio between rounds from its own
+REPEATS = 2  # of what was disturbed in a round, at most
 
 # (key, configuration, process, is it the anchor) -> visit
 VisitFn = Callable[[str, Configuration, int, bool], Visit]
@@ -25,6 +29,7 @@ class Comparison:
     one."""
 
     names: list[str]
+    key: str = ""
     logs: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
     rates: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     failed: dict[str, Visit] = field(default_factory=dict)
@@ -38,8 +43,21 @@ class Comparison:
         groups = self._groups(name, metrics, weights)
         if over is not None and over != self.names[0]:
             base = self._groups(over, metrics, weights)
-            groups = [[x - y for x, y in zip(g, b, strict=True)] for g, b in zip(groups, base, strict=True)]
-        return estimate(groups, name, over, *metrics)
+            groups = [
+                [x - y for x, y in zip(*_alike([g, b]), strict=True)]
+                for g, b in zip(groups, base, strict=True)
+            ]
+        return estimate(groups, name, over, *metrics, spread=self._spread(metrics, weights))
+
+    def _spread(self, metrics: Sequence[str], weights: Mapping[str, float]) -> tuple[float, int] | None:
+        """Of the ratio of two configurations in a round, from all that were compared; None where the rounds
+        of the two say enough."""
+        if not 2 <= self.rounds < ENOUGH_ROUNDS:
+            return None
+        names = [n for n in self.names if n == self.names[0] or n in self.logs]
+        levels = [[float(np.median(g)) for g in self._groups(n, metrics, weights)] for n in names]
+        sigma, freedom = block_spread(levels)
+        return math.sqrt(2) * sigma, freedom
 
     def _groups(self, name: str, metrics: Sequence[str], weights: Mapping[str, float]) -> list[list[float]]:
         total = sum(weights[m] for m in metrics)
@@ -50,7 +68,7 @@ class Comparison:
         return [
             [
                 sum(weights[m] / total * x for m, x in zip(metrics, pair, strict=True))
-                for pair in zip(*groups, strict=True)
+                for pair in zip(*_alike(groups), strict=True)
             ]
             for groups in zip(*per_metric, strict=True)
         ]
@@ -60,104 +78,208 @@ class Comparison:
         return float(np.median(values)) if values else 0.0
 
 
+def _alike(groups: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
+    """Groups of one length as they are, else the median of each."""
+    if len({len(g) for g in groups}) == 1:
+        return groups
+    return [[float(np.median(g))] for g in groups]
+
+
 def visits_in_round(configurations: int) -> int:
-    """Every configuration is visited on the way there and on the way back."""
-    return 2 * configurations
+    """Every configuration is visited on the way there and on the way back, the first one at the turn too."""
+    return 2 * configurations + 1
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way there and back."""
+
+    base: list[Visit]  # of the first configuration, there and back
+    turn: Visit | None  # of the first configuration, between the two
+    own: dict[str, list[Visit]]  # of the others, there and back
+
+
+Paired = tuple[list[Visit], list[Visit]]  # the base beside a configuration, and its own visits
+Moved = Callable[[Sequence[Visit]], bool]
+
+
+def shaken(way: Way, moved: Moved) -> list[str]:
+    """What was not as fast on the way back as on the way there: the machine was not, for one of the two. Both
+    visits of the last one lie next to the turn, so that what happened there shows in the turn alone."""
+    found = [n for n, own in way.own.items() if moved(own)]
+    last = list(way.own)[-1]
+    return [*found, last] if last not in found and _turn_moved(way, moved) else found
+
+
+def _turn_moved(way: Way, moved: Moved) -> bool:
+    return way.turn is not None and all(moved([half, way.turn]) for half in way.base)
+
+
+def beside(ways: Sequence[Way], moved: Moved) -> dict[str, Paired]:
+    """By configuration the visits that count: of a round and of its repetitions the last ones that were not
+    shaken."""
+    paired: dict[str, Paired] = {}
+    for way in ways:
+        turn = [] if way.turn is None or _turn_moved(way, moved) else [way.turn]
+        base = [way.base[0], *turn, way.base[1]]
+        again = shaken(way, moved)
+        paired |= {n: (base, own) for n, own in way.own.items() if n not in again or n not in paired}
+    return paired
+
+
+class Time(Protocol):
+    """What rounds see of the budget."""
+
+    @property
+    def now(self) -> float: ...
+
+    def more(self, visits: int) -> bool:
+        """Whether so many more visits fit into what is left for the stage."""
+        ...
+
+    def more_seconds(self, seconds: float) -> bool:
+        """Whether so much more time is left for the stage."""
+        ...
+
+    def in_time(self) -> bool:
+        """Whether one more visit ends before the whole budget does."""
+        ...
 
 
 class Rounds:
     """Args:
     visit: carries out one visit.
     next_process: gives the number of a process that has not run yet.
-    affordable: whether so many more visits fit into what is left of the budget.
-    void_over: by how much a round's anchor may move.
-    now, more_seconds: the time, and whether so much more of it is left: a round of slow configurations
-        takes longer than so many visits of the default.
+    void_over: by how much a configuration may move between the way there and the way back.
     """
 
     def __init__(
         self,
         visit: VisitFn,
         next_process: Callable[[], int],
-        affordable: Callable[[int], bool],
+        time: Time,
         metrics: Sequence[str],
         void_over: float,
-        now: Callable[[], float] = lambda: 0.0,
-        more_seconds: Callable[[float], bool] = lambda seconds: True,
     ) -> None:
         self._visit = visit
         self._next_process = next_process
-        self.affordable = affordable
+        self._time = time
+        self.affordable = time.more
         self._metrics = tuple(metrics)
         self._void_over = void_over
-        self._now = now
-        self._more_seconds = more_seconds
+        self.running = Comparison([])  # the last one begun; what it holds is whole rounds
 
-    def compare(
-        self, key: str, configurations: Mapping[str, Configuration], rounds: int, *, insist: bool = False
-    ) -> Comparison:
+    def compare(self, key: str, configurations: Mapping[str, Configuration], rounds: int) -> Comparison:
         """Runs up to `rounds` rounds, fewer where the budget ends first, and none where it does not last
-        for two, because one decides nothing; with `insist` two are run all the same. Whatever kills its
-        worker or fails otherwise is left out from then on."""
-        result = Comparison(list(configurations))
-        if not insist and not self.affordable(2 * visits_in_round(len(configurations))):
+        for two, because one decides nothing. Whatever kills its worker or fails otherwise is left out from
+        then on."""
+        result = self.running = Comparison(list(configurations), key)
+        if not self.affordable(2 * visits_in_round(len(configurations))):
             return result
         voids = 0
         number = 0
-        took = 0.0
+        took = 0.0  # a round of slow configurations takes longer than so many visits of the default
         while result.rounds < rounds:
             alive = [n for n in configurations if n not in result.failed]
             if len(alive) < 2 or (number > 1 and not self.affordable(visits_in_round(len(alive)))):
                 break
-            if number > 0 and not (insist and number < 2) and not self._more_seconds(took):
+            if number > 0 and not self._time.more_seconds(took):
                 break
-            begun = self._now()
-            visits = self._round(f"{key}/r{number}", {n: configurations[n] for n in alive}, result)
-            number += 1
-            took = max(took, self._now() - begun)
-            if visits is None:
-                continue  # someone failed; the round is repeated without it
-            anchor = visits[alive[0]]
-            if anchor_moved(anchor[0], anchor[1], self._metrics) > self._void_over and voids < rounds:
+            begun = self._time.now
+            named = {n: configurations[n] for n in alive}
+            process = self._next_process()
+            way = self._there_and_back(f"{key}/r{number}", named, process, result)
+            if way is not None and self._moved(way.base) and voids < rounds:
                 voids += 1
-                continue
-            self._record(alive, visits, result)
-        result.voided = voids
-        for name in [n for n in result.logs if n in result.failed]:
-            del result.logs[name]
+                result.voided += 1
+            elif way is not None:  # what moves all the time is measured as it is
+                paired = self._steadied(f"{key}/r{number}", named, process, way, result)
+                if paired is not None:
+                    self._record(paired, result)
+            elif not self._time.in_time():
+                break
+            number += 1
+            took = max(took, self._time.now - begun)
         return result
 
-    def _round(
-        self, key: str, configurations: Mapping[str, Configuration], result: Comparison
-    ) -> dict[str, list[Visit]] | None:
-        process = self._next_process()
+    def _there_and_back(
+        self, key: str, configurations: Mapping[str, Configuration], process: int, result: Comparison
+    ) -> Way | None:
+        """None where something failed, or the budget ended on the way."""
         names = list(configurations)
         visits: dict[str, list[Visit]] = {n: [] for n in names}
-        for position, name in enumerate([*names, *reversed(names)]):
+        for position, name in enumerate([*names, *names[:1], *reversed(names)]):
+            if not self._time.in_time():
+                return None
             visit = self._visit(f"{key}/{position}", configurations[name], process, name == names[0])
             if visit.status is not TrialStatus.OK:
                 result.failed[name] = visit
+                result.logs.pop(name, None)
                 return None
             visits[name].append(visit)
-        return visits
+        there, turn, back = visits.pop(names[0])
+        return Way([there, back], turn, visits)
 
-    def _record(
-        self, alive: Sequence[str], visits: Mapping[str, Sequence[Visit]], result: Comparison
-    ) -> None:
+    def _moved(self, halves: Sequence[Visit]) -> bool:
+        return anchor_moved(halves[0], halves[1], self._metrics) > self._void_over
+
+    def _steadied(
+        self, key: str, configurations: Mapping[str, Configuration], process: int, way: Way,
+        result: Comparison,
+    ) -> dict[str, Paired] | None:  # fmt: skip
+        """Visits what was shaken again, in the same process and beside the first configuration. None where
+        that failed or the budget ended."""
+        first = next(iter(configurations))
+        ways = [way]
+        for repeat in range(REPEATS):
+            names = shaken(ways[-1], self._moved)
+            if not names or not self.affordable(visits_in_round(1 + len(names))):
+                break
+            again = {n: configurations[n] for n in (first, *names)}
+            repeated = self._there_and_back(f"{key}/again{repeat}", again, process, result)
+            if repeated is None:
+                return None
+            result.voided += 1
+            if not self._moved(repeated.base):
+                ways.append(repeated)
+        return beside(ways, self._moved)
+
+    def _record(self, paired: Mapping[str, Paired], result: Comparison) -> None:
         result.rounds += 1
-        base = visits[alive[0]]
-        for name in alive:
-            for metric in self._metrics:
-                rates = [v.rates(metric) for v in visits[name]]
-                result.rates.setdefault(name, {}).setdefault(metric, []).extend(
-                    r for half in rates for r in half.values()
-                )
-                if name == alive[0]:
-                    continue
-                there = paired_log_ratios(rates[0], base[0].rates(metric))
-                back = paired_log_ratios(rates[1], base[1].rates(metric))
-                pairs = [(x + y) / 2 for x, y in zip(there, back, strict=True)]
+        first = result.names[0]
+        for metric in self._metrics:
+            for name, (base, own) in paired.items():
+                rates = [v.rates(metric) for v in own]
+                result.rates.setdefault(name, {}).setdefault(metric, []).extend(_values(rates))
+                pairs = both_ways(rates, [v.rates(metric) for v in base])
                 result.logs.setdefault(name, {}).setdefault(metric, []).append(pairs)
+            base = next(iter(paired.values()))[0]
+            of_first = _values([v.rates(metric) for v in base])
+            result.rates.setdefault(first, {}).setdefault(metric, []).extend(of_first)
+
+
+def _values(rates: Sequence[Mapping[int, float]]) -> list[float]:
+    return [r for half in rates for r in half.values()]
+
+
+def both_ways(own: Sequence[Mapping[int, float]], base: Sequence[Mapping[int, float]]) -> list[float]:
+    """Log ratios by prompt to the mean of the base before and after, the mean of both ways. Of what was too
+    slow to be measured with every prompt there may be no prompt that all have; one ratio then.
+
+    Args:
+        base: there and back, or there, at the turn and back.
+    """
+
+    def level(visits: Sequence[Mapping[int, float]], weights: Sequence[float], prompt: int | None) -> float:
+        logs = [
+            math.log(v[prompt]) if prompt is not None else float(np.median([math.log(r) for r in v.values()]))
+            for v in visits
+        ]
+        return sum(w * x for w, x in zip(weights, logs, strict=True))
+
+    halves, around = (0.5, 0.5), (0.5, 0.5) if len(base) == 2 else (0.25, 0.5, 0.25)
+    common: list[int | None] = sorted(set[int].intersection(*(set(v) for v in (*own, *base))))  # type: ignore[assignment]
+    return [level(own, halves, p) - level(base, around, p) for p in common or [None]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,17 +39,16 @@ class Lane:
         self.name = name
         self.ledger = ledger
         self.process = number * _PROCESSES
-        self.costs: list[float] = []  # seconds of whole visits, since they were last asked for
+        self.costs: list[float] = []  # seconds of visits of the default, since they were last asked for
         self.unstable = 0
 
     def visit(
         self, key: str, configuration: Configuration, metrics: Sequence[str], policy: VisitPolicy,
-        *, whole: bool, anchor: bool = False,
+        *, anchor: bool = False,
     ) -> Visit:  # fmt: skip
-        """Args: `whole`: whether these are all metrics of the run."""
         begun = self.ledger.now
         visit = self.ledger.visit(key, configuration, metrics, policy, process=self.process, anchor=anchor)
-        if whole and visit.status is TrialStatus.OK:
+        if anchor and visit.status is TrialStatus.OK:
             self.costs.append(self.ledger.now - begun)
         self._survived(visit.status)
         self.unstable += not visit.stable
@@ -60,7 +59,7 @@ class Lane:
     ) -> Visit:
         """A visit of the default, which has to run; one failure is forgiven."""
         for attempt in (key, f"{key}/retry"):
-            visit = self.visit(attempt, configuration, metrics, policy, whole=True, anchor=True)
+            visit = self.visit(attempt, configuration, metrics, policy, anchor=True)
             if visit.status is TrialStatus.OK:
                 return visit
         raise TuneError(

@@ -24,8 +24,8 @@ from .whole import WholeProfile
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from .choose import Choice
     from .confirm import Bar, Rounds
+    from .judging import Choice
     from .ledger import Ledger
     from .outcome import KernelEntry, Outcome
     from .space import Space

@@ -1,9 +1,9 @@
 """The measuring method: one visit, its plausibility, and blocks between two anchors.
 
 A visit applies a configuration, drops the cold first sample, goes on until the rates have stopped rising,
-and keeps one sample for each prompt. A block is `anchor, candidates…, anchor`: every candidate is scored as
-a ratio to the anchor, interpolated in time between the two, and the whole block is void if the anchor
-itself has moved.
+and keeps one sample for each prompt; of a configuration that is far slower than the default it keeps what
+there was time for. A block is `anchor, candidates…, anchor`: every candidate is scored as a ratio to the
+anchor, interpolated in time between the two, and the whole block is void if the anchor itself has moved.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class VisitPolicy:
     prompts: int = 3  # kept samples of a metric, one for each prompt
     tolerance: float = 0.02  # a rise across the kept window that counts as "still warming up"
     cap: int = 8  # samples of a metric at most; a visit that reaches it unsettled is marked
+    longest: float | None = None  # seconds of a metric's samples after which no more are taken
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
 
 
 def run_visit(
@@ -56,6 +57,7 @@ def run_visit(
         target.apply(configuration, context)
         for metric in metrics:
             taken: list[Sample] = []
+            begun = target.clock()
             while True:
                 taken.append(target.measure(workload, metric, len(taken) % policy.prompts))
                 window = taken[-policy.prompts :]
@@ -64,7 +66,10 @@ def run_visit(
                 if len(taken) >= max(policy.cap, policy.prompts + 1):
                     stable = False
                     break
-            warmup.extend(taken[: -policy.prompts])
+                if policy.longest is not None and target.clock() - begun > policy.longest:
+                    window = taken[-min(policy.prompts, max(1, len(taken) - 1)) :]
+                    break
+            warmup.extend(taken[: -len(window)])
             samples.extend(window)
     except TargetFailure as failure:
         return Visit(
@@ -124,6 +129,16 @@ class Score:
         values = self.pairs.get(metric)
         return float(np.median(values)) if values else 0.0
 
+    def over(self, other: Score | None, metric: str) -> list[float]:
+        """Log ratios to another candidate, or to the anchor where that is the default: by sample where both
+        have as many. [0.0] where neither was measured, because it cannot move the metric."""
+        own = self.pairs.get(metric) or (0.0,)
+        base = (other.pairs.get(metric) if other is not None else None) or (0.0,)
+        if len(own) == len(base):
+            return [x - y for x, y in zip(own, base, strict=True)]
+        level = float(np.median(base)) if len(own) > 1 else 0.0
+        return [x - level for x in own] if len(own) > 1 else [own[0] - y for y in base]
+
     def combined(self, weights: Mapping[str, float]) -> float:
         """Weighted geometric mean of the metrics' ratios, as a logarithm."""
         return sum(w * self.log_ratio(m) for m, w in weights.items()) / sum(weights.values())
@@ -148,6 +163,15 @@ def score(
             base = before
         pairs[metric] = tuple(paired_log_ratios(rates, base))
     return Score(pairs)
+
+
+def void_over(within: Sequence[float]) -> float:
+    """By how much an anchor may move: 3 %, or more where the noise of a visit alone makes it move by that.
+
+    Args:
+        within: standard deviation of a visit inside one process, by metric, log units.
+    """
+    return max(ANCHOR_DRIFT, *(3 * math.sqrt(2) * sigma for sigma in within))
 
 
 def anchor_moved(before: Visit, after: Visit, metrics: Sequence[str]) -> float:

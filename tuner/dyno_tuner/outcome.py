@@ -106,6 +106,7 @@ class Outcome:
     crossings: list[Solved] = field(default_factory=list)  # of the thresholds that were solved
     conditions: dict[str, Any] = field(default_factory=dict)  # what the GPU did meanwhile
     status: str = "complete"  # complete | budget | interrupted
+    stage: str = ""  # key of the comparison that `gain` is from; empty where it is from none
     remark: str = ""
 
     def describe(self) -> str:
@@ -135,4 +136,5 @@ class Outcome:
             "crossings": {c.knob: c.to_dict() for c in self.crossings},
             "conditions": self.conditions,
             "status": self.status,
+            "stage": self.stage,
         }

@@ -171,10 +171,10 @@ def variant_outcome(tune: Tune, variant: Variant) -> Outcome:
     """What a profile of this variant says: its entries were proven together."""
     outcome = tune.outcome()
     numbers = tune.space.entries(variant.point)
-    chooser = tune.chooser()
+    judge = tune.judge()
     group = "g1" if len(numbers) > 1 else None
     outcome.settings = dict(variant.settings)
-    outcome.entries = [chooser.entry(variant.point, n, variant.overall, group) for n in numbers]
+    outcome.entries = [judge.entry(variant.point, n, variant.overall, group) for n in numbers]
     outcome.kernels, outcome.kernel_defaults = [], []
     outcome.gain, outcome.tuned = dict(variant.gain), dict(variant.tuned)
     outcome.quality = tune.gate.of(variant.point)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 # end, without and with kernels behind it.
 _ENDS = {
     "thresholds": (0.18, 0.14),
-    "screen": (0.43, 0.31),
-    "confirm": (0.65, 0.50),
-    "walk": (0.78, 0.58),
+    "screen": (0.40, 0.29),
+    "confirm": (0.55, 0.42),
+    "walk": (0.64, 0.48),
     "leave_one_out": (0.97, 0.71),
     "kernels": (0.97, 0.97),
     "pareto": (0.98, 0.98),
@@ -104,6 +104,14 @@ class Schedule:
     def left(self) -> float:
         """Seconds until this stage has to end."""
         return self._end - self._ledger.now
+
+    @property
+    def now(self) -> float:
+        return self._ledger.now
+
+    def in_time(self) -> bool:
+        """Whether one more visit ends before the whole budget does."""
+        return self.fits(1, 1.0)
 
     def more(self, visits: int) -> bool:
         return self.more_seconds(visits * self._visit_cost)

@@ -119,6 +119,11 @@ class Space:
         steps = sum(k.distance(k.values[i]) for k, i in zip(self.knobs, point, strict=True))
         return differ, steps
 
+    def preference(self, point: Point) -> tuple[object, ...]:
+        """Sorts points of the same worth: the first one is to be taken, whatever a search has met first. It
+        is the one nearest the default, and of those as near the one whose knobs are listed first."""
+        return *self.distance(point), tuple(-i for i in point)
+
     def changed(self, point: Point) -> list[Knob]:
         return [k for k, i, d in zip(self.knobs, point, self.default, strict=True) if i != d]
 

@@ -69,13 +69,35 @@ class Estimate:
         return {"ratio": self.ratio, "ci95": [self.low, self.high], "n": self.n}
 
 
-def estimate(groups: Sequence[Sequence[float]], *key: object, resamples: int = 400) -> Estimate:
+def block_spread(levels: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """Standard deviation of one level, and its degrees of freedom, after what is common to a configuration
+    and what is common to a round are taken out (randomised blocks).
+
+    Args:
+        levels: by configuration, one level for each round; at least two of each.
+    """
+    table = np.asarray(levels, dtype=float)
+    residual = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
+    freedom = (table.shape[0] - 1) * (table.shape[1] - 1)
+    return math.sqrt(float((residual**2).sum()) / freedom), freedom
+
+
+def estimate(
+    groups: Sequence[Sequence[float]],
+    *key: object,
+    resamples: int = 400,
+    spread: tuple[float, int] | None = None,
+) -> Estimate:
     """The median of paired log ratios, with a bootstrap interval over groups (worker processes) and pairs
     within them.
 
     Groups are resampled first, because what differs between processes (where memory came to lie) does not
     average out within one. The interval is never narrower than Student's over the groups' medians: a
     bootstrap over a handful of groups is too sure of itself (it holds the truth in 75 to 85 % of cases).
+
+    Args:
+        spread: standard deviation of a group and its degrees of freedom, where they are known from more than
+            these groups: two or three groups do not tell their own.
     """
     kept = [np.asarray(g, dtype=float) for g in groups if len(g)]
     if not kept:
@@ -97,7 +119,8 @@ def estimate(groups: Sequence[Sequence[float]], *key: object, resamples: int = 4
     low, high = (float(x) for x in np.quantile(draws, (0.025, 0.975)))
     if len(kept) > 1:
         medians = np.array([np.median(g) for g in kept])
-        half = t975(len(kept) - 1) * float(medians.std(ddof=1)) / math.sqrt(len(kept))
+        sigma, freedom = spread or (float(medians.std(ddof=1)), len(kept) - 1)
+        half = t975(freedom) * sigma / math.sqrt(len(kept))
         low, high = min(low, centre - half), max(high, centre + half)
     return Estimate(math.exp(centre), math.exp(min(low, centre)), math.exp(max(high, centre)), len(pooled))
 

@@ -10,6 +10,9 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .samplers import Observation
+    from .space import Point, Space
+
 
 class Surrogate:
     """Gaussian process on log ratios: what each knob does by itself plus what they do together, both with
@@ -98,3 +101,19 @@ class Surrogate:
         amplitude = math.exp(2 * self._theta[-2]) + math.exp(2 * self._theta[-1])
         variance = np.maximum(amplitude - np.einsum("ij,ij->j", solved, solved), 1e-12)
         return mean, np.sqrt(variance)
+
+
+def predicted(
+    space: Space, history: Sequence[Observation], points: Sequence[Point]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of the log ratio of `points`, given what was tried; nothing is known where
+    fewer than two trials have run."""
+    known = [o for o in history if o.score is not None]
+    if len(known) < 2:
+        return np.zeros(len(points)), np.full(len(points), np.inf)
+    x = np.stack([space.features(o.point) for o in known])
+    y = np.array([o.score for o in known], dtype=float)
+    noise = np.array([max(o.sigma, 1e-3) for o in known])
+    surrogate = Surrogate(space.feature_groups())
+    surrogate.condition(x, y, noise, surrogate.learn(x, y, noise))
+    return surrogate.predict(np.stack([space.features(p) for p in points]))

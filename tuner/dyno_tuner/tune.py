@@ -11,12 +11,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from . import in_place
-from .choose import Choice, Chooser
+from .choose import Chooser
 from .confirm import Bar, Rounds
 from .errors import TuneError
 from .gate import Gate
+from .judging import Choice, Judge
 from .kernels import KernelStage
-from .measure import ANCHOR_DRIFT
+from .measure import void_over
 from .options import Options as Options  # noqa: TC001  (others import it from here)
 from .outcome import Failure, Outcome
 from .parallel import ParallelScreen
@@ -29,14 +30,18 @@ from .target import Configuration, Quality, TrialStatus, Visit, kind_of
 from .watch import Conditions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from .crew import Crew, Lane
     from .joint import Study
     from .ledger import Ledger
+    from .measure import VisitPolicy
+    from .outcome import Entry
     from .solving import Solved
     from .space import Point, Space
     from .target import Workload
+
+SLOW = 2.5  # times a visit of the default; what takes longer gets no more samples
 
 
 class Tune:
@@ -111,7 +116,7 @@ class Tune:
             self.stage("screen")
             self._run_screen()
             self.stage("finalists")
-            self.chooser().run(self._candidates(), self._choice)
+            Chooser(self.judge()).run(self._candidates(), self._choice)
             choice = self._choice
             if choice.entries and not self.gate.still_right(choice.point):
                 at_default = dict(choice.baseline)
@@ -151,11 +156,13 @@ class Tune:
     def _measured(
         self, key: str, configuration: Configuration, metrics: Sequence[str], process: int, anchor: bool
     ) -> Visit:
-        self.gate.met(self.space.point(configuration.settings))
+        point = self.space.point(configuration.settings)
+        self.gate.met(point)
         begun = self.ledger.now
-        visit = self.ledger.visit(key, configuration, metrics, self._policy, process=process, anchor=anchor)
-        whole = len(metrics) == len(self.weights)
-        if self.schedule.visit_cost and whole and visit.status is TrialStatus.OK:
+        policy = self._policy if anchor else self._brief()
+        visit = self.ledger.visit(key, configuration, metrics, policy, process=process, anchor=anchor)
+        of_default = anchor and point == self.space.default and len(metrics) == len(self.weights)
+        if self.schedule.visit_cost and of_default and visit.status is TrialStatus.OK:
             self.schedule.follow(self.ledger.now - begun)
         if visit.status.kills:
             self._process = max(self._process, process) + 1  # whatever comes next has a new worker
@@ -171,6 +178,13 @@ class Tune:
         if visit.status.kills:
             self._died()
         return visit
+
+    def _brief(self) -> VisitPolicy:
+        """For all but the default: where time is short, what is so slow that nothing depends on by how much
+        gets no samples beyond those that say so."""
+        if self.options.budget is None or not self.schedule.visit_cost:
+            return self._policy
+        return dataclasses.replace(self._policy, longest=round(SLOW * self.schedule.visit_cost, 6))
 
     def _anchor(self, key: str) -> Visit:
         """A visit of the default in the running process. The default has to run; one failure is forgiven."""
@@ -266,8 +280,7 @@ class Tune:
 
     @property
     def _void_over(self) -> float:
-        """3 %, or more where the noise of a visit alone makes an anchor move by that."""
-        return max(ANCHOR_DRIFT, *(3 * math.sqrt(2) * n.within for n in self.noise.values()))
+        return void_over([n.within for n in self.noise.values()])
 
     def _solve_thresholds(self) -> None:
         """Solved, not searched: what is left of a threshold is its default and the value that takes the
@@ -349,8 +362,7 @@ class Tune:
 
         def of(lane: Lane, note: Callable[..., None]) -> ScreenPlan:
             def visit(key: str, point: Point, metrics: Sequence[str]) -> Visit:
-                whole = len(metrics) == len(every)
-                return lane.visit(key, self.space.configuration(point), metrics, self._policy, whole=whole)
+                return lane.visit(key, self.space.configuration(point), metrics, self._brief())
 
             return dataclasses.replace(
                 plan,
@@ -391,10 +403,7 @@ class Tune:
             self._unstable, lane.unstable = self._unstable + lane.unstable, 0
 
     def rounds(self) -> Rounds:
-        return Rounds(
-            self._visit, self._next_process, self.schedule.more, tuple(self.weights), self._void_over,
-            lambda: self.ledger.now, self.schedule.more_seconds,
-        )  # fmt: skip
+        return Rounds(self._visit, self._next_process, self.schedule, tuple(self.weights), self._void_over)
 
     @property
     def trials(self) -> Sequence[Trial]:
@@ -410,10 +419,10 @@ class Tune:
     def winner(self) -> Point:
         return self._choice.point
 
-    def chooser(self) -> Chooser:
-        return Chooser(
-            self.space, self.rounds(), self.weights, self.bar, self.schedule.until,
-            self.gate.admit_fully, self.ledger.note, count=self.round_count,
+    def judge(self) -> Judge:
+        return Judge(
+            self.space, self.rounds(), self.weights, self.bar, self.schedule.until, self.gate.admit_fully,
+            self.ledger.note, self._visit_sigma, self.round_count,
         )  # fmt: skip
 
     # ---- the answer, at any moment
@@ -453,6 +462,7 @@ class Tune:
             crossings=list(self._solved),
             conditions=self._conditions().to_dict(),
             status=self.status,
+            stage=choice.stage,
             voided=choice.voided + (self._screen.voided if self._screen else 0),
         )
         trials: Sequence[Trial] = self._screen.trials if self._screen else []
@@ -475,28 +485,37 @@ class Tune:
         return Conditions.of([ledger.conditions for ledger in ledgers])
 
     def _choose_from_screen(self, trials: Sequence[Trial]) -> None:
-        """After an interrupt in the screen: the best point, if its paired samples clear the margin by
-        themselves even at the lower end of their interval. All its entries are one group, because none was
-        left out alone."""
-        bar = self.bar(1)
-        best = max(
-            (t for t in trials if t.score is not None and t.log_ratio is not None), default=None,
-            key=lambda t: t.log_ratio or 0.0,
-        )  # fmt: skip
-        if best is None or best.score is None:
-            return
-        for metric in self.weights:
-            pairs = best.score.pairs.get(metric)
-            if not pairs:
-                continue
-            gain = estimate([pairs], "interrupted", metric)
-            others = [best.score.log_ratio(m) > math.log1p(-bar.margin[m]) for m in self.weights]
-            sure = gain.low >= 1 + bar.margin[metric] and all(others)
-            if sure and not self.gate.refused(best.point):
-                chooser = self.chooser()
-                numbers = self.space.entries(best.point)
-                group = "g1" if len(numbers) > 1 else None
-                self._choice.point = best.point
-                self._choice.entries = [chooser.entry(best.point, n, gain, group) for n in numbers]
-                self._choice.gain = {metric: gain}
+        """After an interrupt, where no rounds have proven anything: the best point of the screen that was
+        also tried without each of its entries, if its paired samples clear the margin over each of those
+        points even at the lower end of their interval."""
+        by_class = {self.space.code_class(t.point): t for t in trials}
+        scored = [t for t in trials if t.log_ratio is not None and not self.gate.refused(t.point)]
+        for trial in sorted(scored, key=lambda t: -(t.log_ratio or 0.0)):
+            entries = self._missed(trial, by_class)
+            if entries:
+                self._choice.point, self._choice.entries = trial.point, entries
+                self._choice.gain = {
+                    m: estimate([pairs], "interrupted", m)
+                    for m in self.weights if trial.score and (pairs := trial.score.pairs.get(m))
+                }  # fmt: skip
                 return
+
+    def _missed(self, trial: Trial, by_class: Mapping[Hashable, Trial]) -> list[Entry]:
+        """The entries of a trial, or none where one of them was not missed when it was left out."""
+        judge, bar = self.judge(), self.bar(1)
+        entries = []
+        for n in self.space.entries(trial.point):
+            without = by_class.get(self.space.code_class(self.space.without(trial.point, n)))
+            if without is None or trial.score is None or without.log_ratio is None:
+                return []
+            gains = {}
+            for metric in self.weights:
+                gain = estimate([trial.score.over(without.score, metric)], "interrupted", metric)
+                if bar.harms(gain, metric):
+                    return []
+                gains[metric] = gain
+            sure = [m for m in judge.moves(n) if gains[m].low >= 1 + bar.margin[m]]
+            if not sure:
+                return []
+            entries.append(judge.entry(trial.point, n, gains[sure[0]], None))
+        return entries

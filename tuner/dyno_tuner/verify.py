@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from dyno import profiles
 from dyno.settings import SETTINGS
 
-from .choose import DEFAULT, FULL
 from .confirm import visits_in_round
 from .emit import workload_of
 from .errors import TuneError
+from .judging import DEFAULT, FULL
 from .knobs import Fidelity, Kind, Knob
 from .ledger import Executor, Ledger
 from .progress import Progress

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from .choose import DEFAULT, FULL, Choice
 from .confirm import visits_in_round
+from .judging import DEFAULT, FULL, Choice
 from .outcome import KernelEntry
 from .target import Configuration, KernelChoice, kind_of
 
@@ -231,6 +231,7 @@ class WholeProfile:
             replace(e, estimate=measured.get(e.name, e.estimate)) for e in choice.entries if e.name in changed
         ]
         choice.point = whole.point
+        choice.stage = result.key
         choice.gain = {m: result.ratio(name, [m], self.weights) for m in self.weights}
         choice.baseline = {m: result.median_rate(DEFAULT, m) for m in self.weights}
         choice.tuned = {m: result.median_rate(name, m) for m in self.weights}

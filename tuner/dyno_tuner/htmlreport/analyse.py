@@ -6,6 +6,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import re
 import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..check import ROUNDING_FACTOR, ROUNDING_FLOOR
+from ..confirm import Way, beside, both_ways
 from ..knobs import KNOBS
-from ..measure import score
-from ..stats import Estimate, estimate, paired_log_ratios
+from ..measure import anchor_moved, score, void_over
+from ..stats import Estimate, estimate
 from ..target import TrialStatus
 from .read import Run, Seen, mapping, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..target import Value
+    from ..target import Value, Visit
 
 
 def words(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
@@ -61,60 +63,79 @@ class Paired:
     rounds: int = 0
 
 
-def _stages(run: Run) -> dict[str, dict[str, list[Seen]]]:
-    """Whole rounds `A B C C B A` by stage and round, as `confirm.Rounds` numbers them."""
-    found: dict[str, dict[str, dict[int, Seen]]] = {}
+_ROUND = re.compile(r"(.*)/r(\d+)((?:/again\d+)?)/(\d+)")
+
+
+def _stages(run: Run) -> dict[str, dict[int, list[list[Seen]]]]:
+    """By stage and round the ways there and back, as `confirm.Rounds` numbers them: of the round `A B C A C B
+    A` (without the one in the middle in older journals), then of what was visited again."""
+    found: dict[str, dict[int, dict[str, dict[int, Seen]]]] = {}
     for seen in run.visits:
-        parts = seen.key.rsplit("/", 2)
-        if len(parts) == 3 and parts[1][:1] == "r" and parts[1][1:].isdigit() and parts[2].isdigit():
-            found.setdefault(parts[0], {}).setdefault(parts[1], {})[int(parts[2])] = seen
-    whole: dict[str, dict[str, list[Seen]]] = {}
+        if match := _ROUND.fullmatch(seen.key):
+            stage, number, again, position = match.groups()
+            ways = found.setdefault(stage, {}).setdefault(int(number), {})
+            ways.setdefault(again, {})[int(position)] = seen
+    whole: dict[str, dict[int, list[list[Seen]]]] = {}
     for stage, rounds in found.items():
-        for name, visits in rounds.items():
-            order = [visits[n] for n in sorted(visits)]
-            mirrored = all(
-                a.configuration == b.configuration for a, b in zip(order, order[::-1], strict=True)
-            )
-            alive = all(s.visit.status is TrialStatus.OK for s in order)
-            if sorted(visits) == list(range(len(order))) and len(order) % 2 == 0 and mirrored and alive:
-                whole.setdefault(stage, {})[name] = order
+        for number, ways in rounds.items():
+            orders = [[visits[n] for n in sorted(visits)] for _, visits in sorted(ways.items())]
+            if "" in ways and all(map(_is_whole, orders)):
+                whole.setdefault(stage, {})[number] = orders
     return whole
 
 
+def _is_whole(order: Sequence[Seen]) -> bool:
+    mirrored = all(a.configuration == b.configuration for a, b in zip(order, order[::-1], strict=True))
+    turn = order[len(order) // 2].configuration == order[0].configuration
+    alive = all(s.visit.status is TrialStatus.OK for s in order)
+    return mirrored and alive and len(order) > 2 and (turn or len(order) % 2 == 0)
+
+
+def _way(order: Sequence[Seen]) -> Way:
+    half = len(order) // 2
+    own = {repr(order[i].configuration): [order[i].visit, order[-1 - i].visit] for i in range(1, half)}
+    return Way([order[0].visit, order[-1].visit], order[half].visit if len(order) % 2 else None, own)
+
+
 def paired(run: Run, settings: Mapping[str, Any], kernels: int = 0) -> Paired | None:
-    """The last stage with at least two whole rounds of these settings, and so many kernel choices, against
-    the default."""
+    """The stage that the outcome is from, or the last one with at least two whole rounds of these settings,
+    and so many kernel choices, against the default. Rounds whose default moved are
+    left out, as the tuner leaves them out."""
+    within = [number(x) or 0.0 for x in mapping(run.last("noise").get("within")).values()]
+    limit = void_over(within)
+
+    def moved(halves: Sequence[Visit]) -> bool:
+        return anchor_moved(halves[0], halves[1], run.metrics) > limit
+
     result: Paired | None = None
     for stage, rounds in _stages(run).items():
         made = Paired(stage, dict(settings))
         logs: dict[str, list[list[float]]] = {m: [] for m in run.metrics}
-        for order in rounds.values():
-            base = order[0]
-            if base.settings() != run.defaults or base.configuration.kernels:
+        for orders in rounds.values():
+            first = orders[0][0]
+            ours = next((s for s in orders[0] if _is_of(s, settings, kernels) and s is not first), None)
+            if first.settings() != run.defaults or first.configuration.kernels or ours is None:
                 continue
-            half = len(order) // 2
-            at = next(
-                (
-                    n for n in range(1, half)
-                    if order[n].settings() == dict(settings)
-                    and len(order[n].configuration.kernels) == kernels
-                ),
-                None,
-            )  # fmt: skip
-            if at is None:
+            ways = [w for w in map(_way, orders) if not moved(w.base)]
+            visits = beside(ways, moved).get(repr(ours.configuration))
+            if visits is None or moved([orders[0][0].visit, orders[0][-1].visit]):
                 continue
             made.rounds += 1
             for metric in run.metrics:
-                ours = [order[i].visit.rates(metric) for i in (at, -1 - at)]
-                theirs = [order[i].visit.rates(metric) for i in (0, -1)]
-                made.base.setdefault(metric, []).extend(r for v in theirs for r in v.values())
-                made.rates.setdefault(metric, []).extend(r for v in ours for r in v.values())
-                there, back = (paired_log_ratios(o, t) for o, t in zip(ours, theirs, strict=True))
-                logs[metric].append([(x + y) / 2 for x, y in zip(there, back, strict=False)])
+                base, own = ([v.rates(metric) for v in some] for some in visits)
+                made.base.setdefault(metric, []).extend(r for v in base for r in v.values())
+                made.rates.setdefault(metric, []).extend(r for v in own for r in v.values())
+                logs[metric].append(both_ways(own, base))
         if made.rounds >= 2:
             made.ratio = {m: estimate(g, "report", stage, m) for m, g in logs.items() if any(g)}
             result = made
+            if stage == run.last("outcome").get("stage"):
+                break
     return result
+
+
+def _is_of(seen: Seen, settings: Mapping[str, Any], kernels: int) -> bool:
+    return seen.settings() == dict(settings) and len(seen.configuration.kernels) == kernels
 
 
 # ---- the screen
