@@ -108,13 +108,13 @@ def test_two_tunes_at_once_share_a_study_and_a_third_machine_is_refused(tmp_path
     assert not _noted(tmp_path / "c", "trial")
 
     tried = [[_words(note["settings"]) for note in _noted(folder, "trial")] for folder in folders]
-    assert [len(t) for t in tried] == [12, 12]
+    assert all(len(t) >= 12 for t in tried)
     assert not set(tried[0]) & set(tried[1])
 
     (name,) = optuna.get_all_study_names(storage=server)
     study = optuna.load_study(study_name=name, storage=server)
     complete = [t for t in study.trials if t.state.name == "COMPLETE"]
-    assert len(complete) == 2 + 24
+    assert len(complete) == 2 + len(tried[0]) + len(tried[1])
     machines = {t.user_attrs["dyno_machine"] for t in complete}
     assert len(machines) == 2
     # They overlapped: neither had ended its search when the other began its own.

@@ -67,7 +67,10 @@ def test_workers_of_a_cluster_search_together(tmp_path: Path, placed: list[RayEx
     assert result.outcome.entries
     for number in range(2):
         operations = _operations(result, number)
-        assert sum(r["key"].startswith("screen/t") for r in operations) == 8
+        searched = sum(r["key"].startswith("screen/t") for r in operations)
+        assert searched == 8 or (
+            number == 0 and searched > 8
+        )  # the first also tries what is beside the winner
         assert {r["result"].get("status") for r in operations} == {"ok"}
 
 

@@ -13,6 +13,7 @@ from dyno_tuner.samplers import SAMPLERS, Observation
 from dyno_tuner.stats import keyed_rng
 from dyno_tuner.targets.simulated import SimulationNoise
 from dyno_tuner.targets.surfaces import REGRET_SURFACES, SURFACES, Surface
+from dyno_tuner.targets.surfaces_hard import either
 
 if TYPE_CHECKING:
     from dyno_tuner.target import Settings
@@ -195,6 +196,13 @@ def test_short_budgets_still_find_something() -> None:
     runs = [Simulated("saturating", seed, budget=100.0, max_trials=400) for seed in range(4)]
     assert sum(bool(run.outcome.entries) for run in runs) >= 3
     assert not any(run.truly_slower_entries() for run in runs)
+
+
+@pytest.mark.parametrize("budget", [None, 300.0])
+def test_of_two_settings_that_do_as_well_every_tune_takes_the_same(budget: float | None) -> None:
+    """Each gains 12 % alone and together they lose: what a search meets first is chance."""
+    taken = [Simulated(either(), seed, budget=budget).outcome.entries for seed in (0, 1, 8)]
+    assert [[(e.name, e.value) for e in entries] for entries in taken] == [[("streams", 4)]] * 3
 
 
 def test_throttling_hides_no_entry() -> None:

@@ -98,7 +98,7 @@ def test_the_study_can_be_read_in_an_optuna_storage(tmp_path: Path) -> None:
     names = [s.study_name for s in optuna.get_all_study_summaries(url)]
     assert len(names) == 1
     study = optuna.load_study(study_name=names[0], storage=url)
-    assert len(study.trials) == 12  # the default, which the others are ratios to, is one of them
+    assert len(study.trials) >= 12  # with the default, which the others are ratios to
     assert study.best_value > 1.05
     assert set(study.best_trial.params) == {"ubatch", "threads", "threads_batch"}
 

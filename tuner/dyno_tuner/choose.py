@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from .confirm import visits_in_round
 from .judging import DEFAULT, FULL
 from .proof import Proof
+from .rivals import Rivals
 from .surrogate import predicted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from .confirm import Bar, Comparison
     from .judging import Choice, Judge
@@ -26,7 +27,12 @@ FINALISTS = 3
 
 @dataclass
 class Chooser:
+    """Args:
+    explore: tries more points as the search did; gives all trials.
+    """
+
     judge: Judge
+    explore: Callable[[Sequence[Point]], Sequence[Trial]]
 
     def run(self, trials: Sequence[Trial], choice: Choice) -> None:
         """Fills in `choice`, step by step."""
@@ -53,7 +59,8 @@ class Chooser:
         if winner is None:
             return
         judge.until("leave_one_out")
-        Proof(judge).run(winner, choice)
+        if Proof(judge).run(winner, choice):
+            Rivals(judge, self.explore).run(choice)
 
     def _provable(self, point: Point, trials: Sequence[Trial]) -> Point | None:
         """As many of its entries as there is time to prove: the trials say without which ones it is best."""

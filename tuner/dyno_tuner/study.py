@@ -116,6 +116,35 @@ class Screen:
             if len(self.trials) == begun:
                 self.ended = "exhausted" if self._idle else "budget"
 
+    def also(self, points: Sequence[Point]) -> None:
+        """Tries these points too, as far as there is time."""
+        plan, left = self._plan, list(points)
+        before: Anchor | None = None
+        while left and plan.more(3):
+            # Numbers of their own, however many blocks and trials there were: each of those made a trial.
+            number, first = len(self.trials) + 1, max(t.number for t in self.trials) + 1
+            before = before or (plan.now(), plan.anchor(f"screen/b{number}/before"))
+            block = Block(number, before)
+            while left and len(block.taken) < plan.block and plan.more(3):
+                point = left.pop(0)
+                if not self._claimed(point):
+                    continue
+                refused = plan.admit(point)
+                if refused is not None:
+                    self._add(Trial(first, point, refused[0], None, None, refused[1]))
+                else:
+                    trial = self._measure(plan, block, first, point)
+                    if trial.status is not TrialStatus.OK:
+                        self._add(trial)
+                first += 1
+            if block.taken:
+                try:
+                    before, finals = self._settle(plan, block)
+                finally:
+                    self.voided += block.voided
+                for trial in finals:
+                    self._add(trial)
+
     def _enough(self, queue: Sequence[Point]) -> bool:
         """Whether the screen has ended, and `ended` says why."""
         plan = self._plan

@@ -116,7 +116,7 @@ class Tune:
             self.stage("screen")
             self._run_screen()
             self.stage("finalists")
-            Chooser(self.judge()).run(self._candidates(), self._choice)
+            Chooser(self.judge(), self._explore).run(self._candidates(), self._choice)
             choice = self._choice
             if choice.entries and not self.gate.still_right(choice.point):
                 at_default = dict(choice.baseline)
@@ -401,6 +401,11 @@ class Tune:
                 self.schedule.follow(seconds)
             lane.costs.clear()
             self._unstable, lane.unstable = self._unstable + lane.unstable, 0
+
+    def _explore(self, points: Sequence[Point]) -> Sequence[Trial]:
+        assert self._screen is not None
+        self._screen.also(points)
+        return self._candidates()
 
     def rounds(self) -> Rounds:
         return Rounds(self._visit, self._next_process, self.schedule, tuple(self.weights), self._void_over)
