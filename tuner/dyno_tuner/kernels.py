@@ -104,7 +104,7 @@ class KernelStage:
             self.cost_per_config = max(0.2 * self.cost_per_config, (self.ledger.now - begun) / configs)
         if self.planned:
             self._screen_in_place(generation, choice)
-        elif generation:
+        elif any(op.metric == "tg" for op in self.looked_at):
             self.note("kernels_alone", ops=len(generation))
         self.untried = bool(ops) and not self.looked_at
         self._confirm(choice)
