@@ -60,66 +60,111 @@ def solve(
         raise ValueError(f"the grid {list(grid)} must be ascending without repetition")
     if limit < 4:
         raise ValueError(f"{limit} measurements are too few; give at least 4")
-    result = Crossing(Verdict.TIE, 0, 0)
-    errors: list[float] = []
+    search = _Search(grid, measure, margin, limit)
+    search.bisect()
+    search.check()
+    return search.crossing()
 
-    def ask(index: int) -> float:
-        values = result.seen.setdefault(index, [])
-        ratio, error = measure(index, len(values))
+
+class _Search:
+    """The first path wins at `low`, the second one at `high`, as far as is known."""
+
+    def __init__(
+        self,
+        grid: Sequence[int],
+        measure: Callable[[int, int], tuple[float, float]],
+        margin: float,
+        limit: int,
+    ) -> None:  # fmt: skip
+        self._size = len(grid)
+        self._measure = measure
+        self._margin = margin
+        self._limit = limit
+        self._errors: list[float] = []
+        self._found = Crossing(Verdict.TIE, 0, 0)
+        self._low, self._high = -1, self._size
+
+    @property
+    def _seen(self) -> dict[int, list[float]]:
+        return self._found.seen
+
+    @property
+    def _more(self) -> bool:
+        return self._found.measurements + 2 <= self._limit
+
+    def _ask(self, index: int) -> float:
+        values = self._seen.setdefault(index, [])
+        ratio, error = self._measure(index, len(values))
         values.append(ratio)
-        errors.append(error)
-        result.measurements += 2
-        return sum(values) / len(values)
+        self._errors.append(error)
+        self._found.measurements += 2
+        return self._mean(index)
 
-    def mean(index: int) -> float:
-        return sum(result.seen[index]) / len(result.seen[index])
+    def _mean(self, index: int) -> float:
+        return sum(self._seen[index]) / len(self._seen[index])
 
-    def parted(index: int) -> bool:
-        """Whether the paths differ at this size beyond margin and doubt."""
-        error = max(errors) / math.sqrt(len(result.seen[index]))
-        return abs(mean(index)) > max(margin, DOUBT * error)
+    def _parted(self) -> bool:
+        """Whether a size was seen at which the paths differ beyond margin and doubt."""
 
-    low, high = -1, len(grid)  # the first path wins at `low`, the second one at `high`
-    while high - low > 1 and result.measurements + 2 <= limit:
-        middle = (low + high) // 2
-        if ask(middle) > 0:
-            low = middle
-        else:
-            high = middle
-    # Curves that have not parted by the far end are equal: look there before calling anything a crossing.
-    while result.measurements + 2 <= limit:
-        if not any(parted(i) for i in result.seen):
-            ends = [i for i in (0, len(grid) - 1) if i not in result.seen]
-            if ends:
-                ask(ends[0])
+        def at(index: int) -> bool:
+            error = max(self._errors) / math.sqrt(len(self._seen[index]))
+            return abs(self._mean(index)) > max(self._margin, DOUBT * error)
+
+        return any(at(i) for i in self._seen)
+
+    def bisect(self) -> None:
+        while self._high - self._low > 1 and self._more:
+            middle = (self._low + self._high) // 2
+            if self._ask(middle) > 0:
+                self._low = middle
+            else:
+                self._high = middle
+
+    def check(self) -> None:
+        """What measurements are left: the ends where nothing has parted, the two sizes next to the crossing
+        where it has."""
+        while self._more:
+            if not self._parted():
+                # Curves that have not parted by the far end are equal: look there before calling anything a
+                # crossing.
+                ends = [i for i in (0, self._size - 1) if i not in self._seen]
+                if not ends:
+                    return
+                self._ask(ends[0])
                 continue
-            break
-        unsure = [i for i in (low, high) if 0 <= i < len(grid) and abs(mean(i)) < 3 * max(errors)]
-        if not unsure:
-            break
-        index = min(unsure, key=lambda i: len(result.seen[i]))
-        if len(result.seen[index]) >= 3:
-            break
-        ratio = ask(index)
-        if index == low and ratio <= 0:
-            low, high = low - 1, low
-            if low >= 0 and low not in result.seen:
-                if result.measurements + 2 > limit:
-                    break
-                ask(low)
-        elif index == high and ratio > 0:
-            low, high = high, high + 1
-            if high < len(grid) and high not in result.seen:
-                if result.measurements + 2 > limit:
-                    break
-                ask(high)
-    result.below = low + 1
-    if not any(parted(i) for i in result.seen):
-        result.verdict = Verdict.TIE
-    elif result.below == 0:
-        result.verdict = Verdict.NEVER
-    elif result.below == len(grid):
-        result.verdict = Verdict.ALWAYS
-    else:
-        result.verdict = Verdict.CROSSING
-    return result
+            beside = [i for i in (self._low, self._high) if 0 <= i < self._size]
+            unsure = [i for i in beside if abs(self._mean(i)) < 3 * max(self._errors)]
+            index = min(unsure, key=lambda i: len(self._seen[i]), default=None)
+            if index is None or len(self._seen[index]) >= 3 or not self._again(index):
+                return
+
+    def _again(self, index: int) -> bool:
+        """Measures a size next to the crossing once more; where that turns its sign, the crossing moves by a
+        step. False: nothing is left to measure the size beyond with."""
+        ratio = self._ask(index)
+        if index == self._low and ratio <= 0:
+            self._low, self._high = self._low - 1, self._low
+            beyond = self._low
+        elif index == self._high and ratio > 0:
+            self._low, self._high = self._high, self._high + 1
+            beyond = self._high
+        else:
+            return True
+        if 0 <= beyond < self._size and beyond not in self._seen:
+            if not self._more:
+                return False
+            self._ask(beyond)
+        return True
+
+    def crossing(self) -> Crossing:
+        found = self._found
+        found.below = self._low + 1
+        if not self._parted():
+            found.verdict = Verdict.TIE
+        elif found.below == 0:
+            found.verdict = Verdict.NEVER
+        elif found.below == self._size:
+            found.verdict = Verdict.ALWAYS
+        else:
+            found.verdict = Verdict.CROSSING
+        return found
