@@ -19,6 +19,7 @@ from dyno_tuner.session import FORMAT
 from dyno_tuner.target import Workload
 from dyno_tuner.targets.replay import ReplayTarget, load_sweep
 from dyno_tuner.targets.simulated import SimulatedTarget, SimulationNoise
+from dyno_tuner.targets.surfaces_hard import either
 from dyno_tuner.tune import Options, Tune
 from typer.testing import CliRunner
 
@@ -168,6 +169,15 @@ def test_scores_are_those_of_the_tuner(faulty: tuple[Path, Outcome]) -> None:
     assert pair is not None
     for metric, gain in faulty[1].gain.items():
         assert pair.ratio[metric].ratio == pytest.approx(gain.ratio, rel=1e-9)
+
+
+def test_what_was_taken_in_the_winners_place_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "either.yaml.journal.jsonl"
+    target = SimulatedTarget(either(), 1)
+    space = target.surface.space()
+    options = Options(Workload(64, 8), seed=1, max_trials=15, weights=dict(target.surface.weights))
+    assert _write(path, target, space, options).settings["streams"] == 4
+    assert "taken instead of prefetch=8: as good and taken first" in _check(page.render(path)).words
 
 
 def test_main_effects_of_a_known_product(faulty: tuple[Path, Outcome]) -> None:

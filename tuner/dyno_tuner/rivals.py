@@ -63,9 +63,14 @@ class Rivals:
         # What is better goes first, then what is to be taken of those that tie.
         better = [n for n in found if self._better(result, n)]
         better.sort(key=lambda n: -result.ratio(n, list(judge.weights), judge.weights).ratio)
+        before = space.settings(choice.point)
         for name in dict.fromkeys([*better, *found]):
             if self._take(key, result, name, names[name], choice):
-                judge.note("rival", settings=space.settings(choice.point), better=name in better)
+                ratio = result.ratio(name, list(judge.weights), judge.weights, FULL).ratio
+                judge.note(
+                    "rival", settings=space.settings(choice.point), instead_of=before, ratio=ratio,
+                    better=name in better,
+                )  # fmt: skip
                 return True
         return False
 

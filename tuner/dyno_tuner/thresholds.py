@@ -75,7 +75,7 @@ class _Search:
         measure: Callable[[int, int], tuple[float, float]],
         margin: float,
         limit: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._size = len(grid)
         self._measure = measure
         self._margin = margin

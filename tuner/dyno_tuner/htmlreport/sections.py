@@ -350,6 +350,13 @@ def _near_ties(page: Page, run: Run, tried: Sequence[analyse.Tried], found: Verd
             rows.append(
                 ["taken, nearer the default", f"{ratio:.4f}", f"{tie.get('knob')}={tie.get('value')}"]
             )
+    for rival in run.noted("rival"):
+        ratio = number(rival.get("ratio"))
+        if ratio is not None:
+            why = "better" if rival.get("better") is True else "as good and taken first"
+            instead = words(mapping(rival.get("instead_of")), run.defaults)
+            rows.append([f"taken instead of {instead}: {why}", f"{ratio:.4f}",
+                         words(mapping(rival.get("settings")), run.defaults)])  # fmt: skip
     finalists = [(r, n) for n in run.noted("finalist") if (r := number(n.get("ratio"))) is not None]
     margin = max(_margins(run).values(), default=0.01)
     for source, pairs in (
