@@ -147,4 +147,6 @@ def test_a_path_that_does_not_run_loses() -> None:
 def test_a_short_budget_leaves_the_threshold_to_the_search() -> None:
     run = Simulated(_bounded(512), 2, budget=20.0, max_trials=400)
     assert run.outcome.seconds <= 22.0
+    assert _notes(run)["verdict"] == "budget"
+    assert _tried(run)[1] == {"ubatch": 4096, "mmq_id_max_tokens": 8192}  # the largest matters most
     assert run.truly_slower_entries() == []

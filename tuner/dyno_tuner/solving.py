@@ -95,6 +95,7 @@ class ThresholdStage:
                 crossing = self._solve(number, sizes)
             except OutOfTimeError:
                 self.note("threshold", knob=name, verdict="budget")
+                self._race_unsolved(sizes)
                 break
             value = self._value(number, sizes, crossing)
             knob = self.space.knobs[number]
@@ -210,6 +211,12 @@ class ThresholdStage:
             return -right, knob.distance(knob.values[j])
 
         return min(range(len(knob.values)), key=fit)
+
+    def _race_unsolved(self, sizes: Sizes) -> None:
+        """What the search begins with where there was no time to solve: the fastest point that was met, and
+        the path of the largest thresholds at the largest unit, which matter more than what else there is."""
+        best = [max(self._best.values(), key=lambda entry: entry[0])[1]] if self._best else []
+        self.seeds += [self.space.settings(p) for p in dict.fromkeys([sizes.first[-1], *best])]
 
     def _remember(self, number: int, value: int) -> None:
         """The fastest point that was met, with the solution in place of the threshold it was measured with:
