@@ -192,3 +192,13 @@ def test_a_large_gain_is_found_where_processes_differ(seed: int) -> None:
     run = Simulated("crossover", seed, noise)
     assert run.outcome.settings["ubatch"] == 4096
     assert run.truly_slower_entries() == []
+
+
+def test_a_comparison_gets_rounds_more() -> None:
+    engine = Engine(lambda x, n: 100.0 + 5 * x)
+    rounds = engine.rounds()
+    result = rounds.compare("k", {"a": A, "b": B}, 2)
+    assert rounds.compare("k", {"a": A, "b": B}, 3, into=result) is result
+    assert result.rounds == 5
+    assert [p for _, p in engine.asked] == [p for p in (1, 2, 3, 4, 5) for _ in range(5)]
+    assert result.ratio("b", ["pp"], WEIGHTS).n == 15

@@ -220,3 +220,11 @@ def test_the_budget_holds_where_what_is_left_out_is_slow() -> None:
     run = Simulated("cliff", 95, budget=175.9, max_trials=400)
     assert run.outcome.seconds <= 1.1 * 175.9
     assert run.truly_slower_entries() == []
+
+
+@pytest.mark.parametrize("seed", [83, 4])
+def test_what_only_an_interval_speaks_against_is_looked_at_again(seed: int) -> None:
+    """One disturbed round in four: without `block`, `order` would harm, and nothing would be left."""
+    run = Simulated("wide", seed, max_trials=60)
+    assert {"ubatch", "block", "order"} <= {e.name for e in run.outcome.entries}
+    assert run.regret <= TWO_PERCENT

@@ -35,6 +35,7 @@ class Comparison:
     failed: dict[str, Visit] = field(default_factory=dict)
     voided: int = 0
     rounds: int = 0
+    begun: int = 0  # void rounds among them
 
     def ratio(
         self, name: str, metrics: Sequence[str], weights: Mapping[str, float], over: str | None = None
@@ -169,23 +170,37 @@ class Rounds:
         self._void_over = void_over
         self.running = Comparison([])  # the last one begun; what it holds is whole rounds
 
-    def compare(self, key: str, configurations: Mapping[str, Configuration], rounds: int) -> Comparison:
+    def compare(
+        self,
+        key: str,
+        configurations: Mapping[str, Configuration],
+        rounds: int,
+        into: Comparison | None = None,
+    ) -> Comparison:
         """Runs up to `rounds` rounds, fewer where the budget ends first, and none where it does not last
         for two, because one decides nothing. Whatever kills its worker or fails otherwise is left out from
-        then on."""
-        result = self.running = Comparison(list(configurations), key)
+        then on.
+
+        Args:
+            into: a comparison of the same key and configurations that gets so many rounds more.
+        """
+        result = self.running = into or Comparison(list(configurations), key)
+        rounds += result.rounds
         if not self.affordable(2 * visits_in_round(len(configurations))):
             return result
         voids = 0
-        number = 0
+        first = result.begun
         took = 0.0  # a round of slow configurations takes longer than so many visits of the default
         while result.rounds < rounds:
             alive = [n for n in configurations if n not in result.failed]
-            if len(alive) < 2 or (number > 1 and not self.affordable(visits_in_round(len(alive)))):
+            if len(alive) < 2 or (
+                result.begun > first + 1 and not self.affordable(visits_in_round(len(alive)))
+            ):
                 break
-            if number > 0 and not self._time.more_seconds(took):
+            if result.begun > first and not self._time.more_seconds(took):
                 break
             begun = self._time.now
+            number, result.begun = result.begun, result.begun + 1
             named = {n: configurations[n] for n in alive}
             process = self._next_process()
             way = self._there_and_back(f"{key}/r{number}", named, process, result)
@@ -198,7 +213,6 @@ class Rounds:
                     self._record(paired, result)
             elif not self._time.in_time():
                 break
-            number += 1
             took = max(took, self._time.now - begun)
         return result
 

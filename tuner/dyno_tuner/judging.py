@@ -77,12 +77,18 @@ class Judge:
     count: int = 4
 
     def compare(
-        self, key: str, points: Mapping[str, Point], choice: Choice, rounds: int | None = None
+        self,
+        key: str,
+        points: Mapping[str, Point],
+        choice: Choice,
+        rounds: int | None = None,
+        into: Comparison | None = None,
     ) -> Comparison:
         configurations: dict[str, Configuration] = {n: self.space.configuration(p) for n, p in points.items()}
-        result = self.rounds.compare(key, configurations, rounds or self.count)
-        choice.voided += result.voided
-        choice.failed += [(points[n], v) for n, v in result.failed.items()]
+        voided, failed = (into.voided, set(into.failed)) if into is not None else (0, set())
+        result = self.rounds.compare(key, configurations, rounds or self.count, into)
+        choice.voided += result.voided - voided
+        choice.failed += [(points[n], v) for n, v in result.failed.items() if n not in failed]
         return result
 
     def affordable(self, stage: str, visits: int) -> bool:

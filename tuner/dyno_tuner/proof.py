@@ -42,28 +42,42 @@ class Proof:
             if not space.entries(point):
                 return choice.clear(space.default)
             try:
-                result = self._compare(f"{key}/{attempt}", point, choice)
+                result, found, weak = self._look(f"{key}/{attempt}", point, choice)
             except KeyboardInterrupt:
                 self._stop(point, before, entries, choice)
                 raise
             if FULL in result.failed:
                 return choice.clear(space.default)
-            if result.rounds < 2 or FULL not in result.logs:
+            if not found:
                 return before is not None and self._settled(before, point, entries, choice)
-            entries, weak = self._entries(result, point)
+            entries = found
             judge.note(
                 "without", settings=space.settings(point), rounds=result.rounds,
                 entries={e.name: e.estimate.to_dict() for e in entries},
                 weak=[space.knobs[n].name for _, n in weak],
             )  # fmt: skip
-            if not judge.gains(result, FULL, point):
+            gains = judge.gains(result, FULL, point)
+            if not gains and not weak:
                 return choice.clear(space.default)
             if not weak:
                 choice.accept(judge, result, FULL, point, self._grouped(result, entries))
                 return True
-            before = result
+            before = result if gains else None
             point = self._smaller(point, weak, judge.bar(result.rounds).of(list(judge.weights)))
         return self._as_one(point, entries, choice, key)
+
+    def _look(self, key: str, point: Point, choice: Choice) -> tuple[Comparison, list[Entry], Weak]:
+        """The entries of a point and which of them are weak; no entries where there was no time, or it does
+        not run. Where only intervals speak against entries, as many rounds again tell."""
+        result = self._compare(key, point, choice)
+        for again in (True, False):
+            if result.rounds < 2 or FULL not in result.logs:
+                break
+            entries, weak = self._entries(result, point)
+            if not (again and weak and self._unsure(result, weak)):
+                return result, entries, weak
+            result = self._compare(key, point, choice, into=result)
+        return result, [], []
 
     def _stop(
         self, point: Point, before: Comparison | None, entries: Sequence[Entry], choice: Choice
@@ -86,9 +100,16 @@ class Proof:
         named = {_without(space.knobs[n].name): space.without(point, n) for n in numbers}
         return {name: p for name, p in named.items() if judge.admit(p) is None}
 
-    def _compare(self, key: str, point: Point, choice: Choice) -> Comparison:
+    def _compare(self, key: str, point: Point, choice: Choice, into: Comparison | None = None) -> Comparison:
         points = {DEFAULT: self.judge.space.default, FULL: point, **self._variants(point)}
-        return self.judge.compare(key, points, choice)
+        return self.judge.compare(key, points, choice, into=into)
+
+    def _unsure(self, result: Comparison, weak: Weak) -> bool:
+        """Whether all that is weak gains by the margin, and only the interval holds 1: most often a round was
+        disturbed."""
+        judge = self.judge
+        bar = judge.bar(result.rounds)
+        return all(ratio >= 1 + bar.of(judge.moves(n)) for ratio, n in weak)
 
     def _entries(self, result: Comparison, point: Point) -> tuple[list[Entry], Weak]:
         judge, space = self.judge, self.judge.space
