@@ -144,7 +144,7 @@ class Comparer:
             raise ValueError("nothing was compared")
         rows = np.concatenate(self._kld)
         stderr = float(rows.std(ddof=1) / np.sqrt(len(rows))) if len(rows) > 1 else 0.0
-        return Comparison(len(rows), float(rows.mean()), stderr, float(rows.max()), self._agree / len(rows))
+        return Comparison(len(rows), float(rows.mean()), stderr, float(np.max(rows)), self._agree / len(rows))
 
 
 def compare(reference_logits: NDArray[Any], logits: NDArray[Any]) -> Comparison:

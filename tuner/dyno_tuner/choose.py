@@ -73,7 +73,7 @@ class Chooser:
             if len(numbers) < 2 or not smaller:
                 return None
             mean, _ = predicted(space, history, smaller)
-            point = smaller[int(mean.argmax())]
+            point = smaller[max(range(len(smaller)), key=lambda i: float(mean[i]))]
         judge.note("provable", settings=space.settings(point))
         return point if judge.admit(point) is None else None
 

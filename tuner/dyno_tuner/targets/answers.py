@@ -184,4 +184,4 @@ def score(group: Group, exact: NDArray[np.float32], ours: NDArray[np.float32]) -
     count = max(1, len(rows) // BLOCK)
     blocks = tuple(float(part.mean()) for part in np.array_split(rows, count))
     agree = int((exact.argmax(axis=1) == ours.argmax(axis=1)).sum())
-    return GroupQuality(group.name, len(rows), float(rows.mean()), float(rows.max()), agree, blocks)
+    return GroupQuality(group.name, len(rows), float(rows.mean()), float(np.max(rows)), agree, blocks)
