@@ -118,3 +118,50 @@ def test_cpu_kernels_refuse_the_layout() -> None:
     cpu = _core.cpu_info()
     desc = {"type": "q4_0", "layout": "gpu", "act": "q8", "m": 1, "n": 16, "k": 64}
     assert ops.candidates("matmul", desc, cpu, "legal") == []
+
+
+HOPPER = H200 | {"shared_per_block_bytes": 227 << 10}
+
+
+@pytest.mark.parametrize(
+    ("family", "desc", "variant"),
+    [
+        ("up_gate", {"type": "q4_k", "m": 1, "n": 14336, "k": 4096}, "ring"),
+        ("up_gate", {"type": "q4_k", "m": 2, "n": 14336, "k": 4096}, "stream"),
+        ("up_gate", {"type": "f16", "m": 1, "n": 14336, "k": 4096}, "stream"),  # rings hold codes
+        ("matmul", {"type": "q6_k", "m": 1, "n": 128256, "k": 4096}, "ring"),
+        ("matmul", {"type": "q4_k", "m": 1, "n": 4096, "k": 4096}, "stream"),  # 9 MiB
+        ("moe_up_gate", {"type": "mxfp4", "m": 1, "n": 2880, "k": 2880, "experts": 32, "used": 4}, "ring"),
+        ("moe_up_gate", {"type": "q4_0", "m": 1, "n": 768, "k": 2048, "experts": 128, "used": 8}, "stream"),
+        ("moe_down_sum", {"type": "mxfp4", "m": 1, "n": 2880, "k": 2880, "experts": 32, "used": 4}, "ring"),
+        ("moe_down_sum", {"type": "q4_0", "m": 1, "n": 2048, "k": 768, "experts": 128, "used": 8}, "stream"),
+    ],
+)
+def test_a_token_takes_the_ring_where_a_launch_reads_much(
+    family: str, desc: dict[str, Any], variant: str
+) -> None:
+    desc = {"layout": "gpu", **desc}
+    assert ops.default_config(family, desc, HOPPER)["variant"] == variant
+    assert ops.default_config(family, desc, HOPPER | {"compute_capability": 86})["variant"] == "stream"
+
+
+@pytest.mark.parametrize("capability", [75, 86, 90, 120])
+@pytest.mark.parametrize("shared", [{}, {"shared_per_block_bytes": 227 << 10}])
+def test_defaults_of_a_device_that_does_not_say_its_size(capability: int, shared: dict[str, int]) -> None:
+    device = {"kind": "cuda", "compute_capability": capability, **shared}
+    for family in ("matmul", "up_gate"):
+        desc = {"type": "q4_k", "layout": "gpu", "m": 1, "n": 14336, "k": 4096}
+        assert ops.default_config(family, desc, device) in ops.candidates(family, desc, device, "legal")
+
+
+def test_long_prompts_are_rotated_and_stored_by_whole_tokens() -> None:
+    rope = {"heads": 32, "head_dim": 128, "n_rot": 128}
+    assert ops.default_config("rope", rope | {"m": 63}, H200)["variant"] == "pairs"
+    assert ops.default_config("rope", rope | {"m": 64}, H200)["variant"] == "tokens"
+    for dtype, width, variant in (
+        ("f16", 1024, "chunks"),
+        ("f16", 1028, "columns"),
+        ("q8_0", 1024, "columns"),
+    ):
+        desc = {"m": 512, "width": width, "type": dtype}
+        assert ops.default_config("kv_store", desc, H200)["variant"] == variant

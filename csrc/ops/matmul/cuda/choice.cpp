@@ -222,18 +222,20 @@ std::optional<Choice> default_ring(const Shape& s, int64_t tasks, int64_t segmen
   // Below, stream's blocks are done before the rings are full. A sum over experts costs stream a start for each.
   const int64_t least_bytes = int64_t{segments > 2 ? 16 : 20} << 20;
   constexpr int64_t kTaskCost = 2;  // of starting and summing up, in chunks
-  if (tasks * segments * gpu_stripe_bytes(s.type, s.k) < least_bytes) return std::nullopt;
-  const int64_t chunks = segments * ((s.k + kChunkK - 1) / kChunkK);
   Choice best{.kernel = Kernel::ring, .blocks = 2};
+  if (tasks * segments * gpu_stripe_bytes(s.type, s.k) < least_bytes || !supports_ring(s, best, device)) {
+    return std::nullopt;
+  }
+  const int64_t bytes = ring_memory(s.type, s.other.value_or(s.type), s.k, s.x_rows, best.blocks).bytes;
+  if (best.blocks * bytes > shared_of(device)) return std::nullopt;
+  const int64_t chunks = segments * ((s.k + kChunkK - 1) / kChunkK);
   int64_t least = 0;
   for (int share = 1; share <= kRingWarps; share *= 2) {
-    const int64_t at_once = int64_t{best.blocks} * device.sm_count * kRingWarps / share;
+    const int64_t at_once = int64_t{best.blocks} * std::max(device.sm_count, 1) * kRingWarps / share;
     const int64_t steps = (tasks + at_once - 1) / at_once * ((chunks + share - 1) / share + kTaskCost);
     if (share == 1 || steps < least) least = steps, best.share = share;
   }
-  if (!supports_ring(s, best, device)) return std::nullopt;
-  const int64_t bytes = ring_memory(s.type, s.other.value_or(s.type), s.k, s.x_rows, best.blocks).bytes;
-  return best.blocks * bytes <= shared_of(device) ? std::optional(best) : std::nullopt;
+  return best;
 }
 
 namespace {
