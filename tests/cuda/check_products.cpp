@@ -38,8 +38,10 @@ struct Checker {
 
   // Four times what the rounding of its operands costs this very case (twice the error in every element), and what
   // float32 sums do that tensor cores cut off: less than a unit in the last place for each of the 2·k/16 steps.
-  // Weights that stand above a minimum are rounded thrice (scale, minimum, sum), which may be larger than they are:
-  // four times the error.
+  // Weights that stand above a minimum are rounded thrice on the way to halves: scale, minimum and sum. With codes of
+  // 0..31 over a minimum in their middle these are 18, 15.5 and 9 scales (root mean square), so the weights' share of
+  // the error is (18² + 15.5² + 9²) / 9² = 8 times what the rounding of the sum alone, which is known here, costs;
+  // activations have the other half. Hence four times as much again.
   double limit_of(const ProductCase& product, const std::string& name, ops::ComputeType compute) const {
     if (name.find("exact") != std::string::npos || compute == ops::ComputeType::f32) return 1e-11;
     return (above_minimum ? 16 : 4) * product.rounding_nmse(compute) + 1e-9;
