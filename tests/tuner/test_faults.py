@@ -238,6 +238,33 @@ def test_a_clock_that_was_set_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "-3600 s" in seen[0][1]
 
 
+class _Comparing(_Engine):
+    """Writes down how long each comparison of answers might have taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deadlines: list[float] = []
+
+    def quality(self, configuration: Configuration, context: Any, deadline: float) -> Quality:
+        self.deadlines.append(deadline)
+        return super().quality(configuration, context, deadline)
+
+
+def test_the_exact_answers_have_time_that_speed_does_not_decide() -> None:
+    """A default of a tenth of a second says nothing about a path that is a hundred times slower."""
+    engine = _Comparing()
+    ledger = Ledger(engine, WORKLOAD)
+    ledger.expected_visit = 0.1
+    for key in ("first", "second"):
+        ledger.quality(key, Configuration({}), process=0)
+    assert engine.deadlines[0] >= 600.0
+    assert engine.deadlines[1] < 60.0
+    within = _Comparing()
+    ledger = Ledger(within, WORKLOAD, limit=100.0)
+    ledger.quality("first", Configuration({}), process=0)
+    assert 90.0 < within.deadlines[0] <= 100.0  # the budget still ends it
+
+
 def test_a_pause_of_the_machine_is_not_the_workers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour passes on the monotonic clock inside one wait of a second: a process that was stopped."""
     made = worker.Worker("simulated", {"surface": "null"})

@@ -81,6 +81,11 @@ def _again(message: str) -> str:
     return message if message.startswith("not tried again") else f"not tried again: {message}"
 
 
+FIRST_ANSWERS = 600.0
+"""Seconds that the first comparison may take at least: it has the exact path answer first, which takes as
+long as that takes, however fast the default is."""
+
+
 class Ledger:
     """Args:
     journal: where records go; None keeps them in memory only.
@@ -121,6 +126,7 @@ class Ledger:
         self._past = {self._find_key(r): r for r in past if "op" in r}
         self._notes = {json.dumps(r, sort_keys=True) for r in past if "note" in r}
         self._killed: dict[Hashable, Visit] = {}
+        self._compared = False  # there are answers of the exact path
         for record in past:
             if record.get("op") in ("visit", "quality"):
                 self._remember(
@@ -249,11 +255,14 @@ class Ledger:
             if known is not None:
                 return Quality(known.status, message=_again(known.message)).to_dict()
             deadline = 4 * self._deadline(configuration)
+            if not self._compared and not self._virtual:
+                deadline = max(deadline, FIRST_ANSWERS)
             if self._limit is not None:
                 deadline = min(deadline, max(1.0, self._limit - self.now))
             return self._executor.quality(configuration, context, deadline).to_dict()
 
         quality = Quality.from_dict(self._do("quality", key, configuration.to_dict(), {}, process, perform))
+        self._compared |= quality.status is TrialStatus.OK
         self._in_time(quality.status)
         self._remember(configuration, quality.status, quality.message)
         return quality
