@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'gguf-dyno[ray]'")
+
+
+BEFORE = signal.getsignal(signal.SIGTERM)
 
 
 @pytest.fixture(scope="module")
@@ -165,9 +170,27 @@ def test_the_command(
     assert any(r.get("note") == "machine" for r in journal.load(journal.of_profile(out)).records)
 
 
+@pytest.mark.usefixtures("cluster")
+def test_a_polite_kill_is_still_ours() -> None:
+    """Ray puts a handler in the place of the command's own, which writes what is proven."""
+    assert signal.getsignal(signal.SIGTERM) is BEFORE
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_where_nobody_listens_is_said(scheme: str) -> None:
+    with socket.socket() as bound:  # and never listens
+        bound.bind(("127.0.0.1", 0))
+        with pytest.raises(TuneError, match="nothing can be reached there"):
+            Cluster(f"{scheme}127.0.0.1:{bound.getsockname()[1]}")
+
+
 def test_wrong_usage(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = ["-m", str(tiny_dir / "qwen3moe-tiny.gguf")]
-    for words in (["--workers", "2"], ["--ray", "auto", "--gpu", "0"]):
+    for words in (
+        ["--workers", "2"],
+        ["--ray", "auto", "--gpu", "0"],
+        ["--ray", "auto", "--device", "cuda:1"],
+    ):
         assert CliRunner().invoke(app, [*model, *words]).exit_code == 2
     monkeypatch.setitem(sys.modules, "ray", None)
     done = CliRunner().invoke(app, [*model, "--ray", "auto"])

@@ -121,8 +121,10 @@ def tune(
         raise typer.BadParameter("--study is the name of a study in --storage; give both")
     if workers is not None and ray is None:
         raise typer.BadParameter("--workers goes with --ray; for GPUs of this machine give --gpu 0,1")
-    if ray is not None and (engine != "dyno" or gpu is not None):
-        raise typer.BadParameter("--ray places workers of dyno itself, and chooses their GPUs")
+    if ray is not None and (engine != "dyno" or gpu is not None or device.startswith("cuda:")):
+        raise typer.BadParameter(
+            "--ray places workers of dyno itself, and chooses their GPUs: give no --engine, --gpu or cuda:N"
+        )
     of_engine = engine_options(engine, binaries, text, device, gpu, context.meta.get("command_line", []))
     for option, wanted in (("--vram", vram is not None), ("--pareto", pareto)):
         if wanted and engine != "dyno":

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
+import signal
+import socket
 import tempfile
+import threading
 from typing import TYPE_CHECKING, Any, Self
 
 from .alike import differences, match_of
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from .target import Configuration, KernelOp, OpContext, Value, Workload
 
 START_SECONDS = 300.0  # for the cluster to find a place
+_REACH_SECONDS = 10.0  # for a host to accept a connection
 _AWAY = 60.0  # seconds beyond an operation's own deadline after which its node counts as gone
 
 
@@ -266,6 +271,29 @@ class RayWatch(GpuWatch):
                 seen.__dict__.update(found.__dict__)
 
 
+def _check_reachable(address: str) -> None:
+    """Ray would try for minutes, and fill the terminal with its log."""
+    found = re.fullmatch(r"(?:ray://)?\[?([^/\[\]]+?)\]?:([0-9]{1,5})", address)
+    if found:
+        try:
+            socket.create_connection((found[1], int(found[2])), timeout=_REACH_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise TuneError(f"--ray {address}: nothing can be reached there: {error}") from error
+
+
+@contextlib.contextmanager
+def _kept_signals() -> Iterator[None]:
+    """Ray takes SIGTERM for itself and aborts on it: nothing that was proven would be written."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+
+
 class Cluster:
     """A connection to a Ray cluster; closing it leaves the cluster as it is.
 
@@ -278,9 +306,11 @@ class Cluster:
 
     def __init__(self, address: str, **local: Any) -> None:
         self._ray = import_ray()
+        _check_reachable(address)
         how = {"address": address, **({"include_dashboard": False, **local} if address == "local" else {})}
         try:
-            self._ray.init(logging_level="ERROR", log_to_driver=False, **how)
+            with _kept_signals():
+                self._ray.init(logging_level="ERROR", log_to_driver=False, **how)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
             raise TuneError(f"--ray {address}: {' '.join(str(error).split())[:300]}") from error
         self._groups: list[Any] = []
