@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from dyno import profiles
 from dyno_tuner.inline import InlineExecutor
-from dyno_tuner.pareto import Variant, front, plot, worthwhile
+from dyno_tuner.ledger import Ledger
+from dyno_tuner.pareto import TOO_SHORT, Variant, front, plot, trade_memory, worthwhile
 from dyno_tuner.session import Request, run
 from dyno_tuner.stats import Estimate
 from dyno_tuner.target import Workload
 from dyno_tuner.targets.simulated import SimulatedTarget
-from dyno_tuner.tune import Options
+from dyno_tuner.tune import Options, Tune
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,6 +50,41 @@ def test_the_plot_is_a_picture_of_all(count: int) -> None:
 class _Planned(SimulatedTarget):
     def memory(self, settings: Any) -> int:
         return 100 * MIB + int(settings["ubatch"]) * MIB
+
+
+def test_an_interrupt_in_the_middle_writes_what_the_tune_has_proven(tmp_path: Path) -> None:
+    class Stopped(InlineExecutor):
+        def visit(self, *args: Any) -> Any:
+            if args[4].key.startswith("pareto/"):
+                raise KeyboardInterrupt
+            return super().visit(*args)
+
+    target = _Planned("saturating", 1)
+    options = Options(Workload(pp=64, tg=8), seed=1, max_trials=28, pareto=True)
+    request = Request("simulated", options, out=tmp_path / "p.yaml", quiet=True)
+    stopped = run(request, Stopped(target), target.surface.space())
+    assert stopped.outcome.status == "interrupted"
+    assert stopped.outcome.entries
+    written = profiles.load_profile(tmp_path / "p.yaml")
+    request.resume = True
+    resumed = run(request, InlineExecutor(target), target.surface.space())
+    assert resumed.outcome.status == "complete"
+    assert resumed.pareto is not None
+    assert resumed.profile.settings == written.settings
+
+
+def test_no_time_is_not_taken_for_nothing_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default is the fastest, and what needs less memory was met but cannot be confirmed in time."""
+    target = _Planned("null", 1)
+    space = target.surface.space()
+    options = Options(Workload(pp=64, tg=8), seed=1, max_trials=12)
+    tune = Tune(Ledger(InlineExecutor(target), options.workload, virtual_time=True), space, options)
+    tune.run()
+    assert tune.winner == space.default
+    monkeypatch.setattr(tune.schedule, "more", lambda visits: False)
+    small = {**space.settings(space.default)}
+    assert trade_memory(tune, lambda s: 100 if dict(s) == small else 50) == ([], TOO_SHORT)
+    assert trade_memory(tune, lambda s: 100)[1].startswith("the default is the fastest")
 
 
 def test_profiles_of_speed_and_memory(tmp_path: Path) -> None:

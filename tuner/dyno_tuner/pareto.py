@@ -127,9 +127,12 @@ def trade_memory(tune: Tune, needs: Callable[[Mapping[str, Value]], int | None])
             found.append((trial.point, trial.log_ratio, size))
     names = {"fastest": winner} if winner != space.default else {}
     smaller = _right(tune, found, whole)
+    nothing_smaller = not smaller
     while smaller and not tune.schedule.more(LEAST_ROUNDS * visits_in_round(1 + len(names) + len(smaller))):
         smaller.remove(smaller[len(smaller) // 2])  # the ends say most
     names |= {f"memory{i}": p for i, p in enumerate(smaller, 1)}
+    if not names and not nothing_smaller:
+        return [], TOO_SHORT
     if not names:
         return [], "the default is the fastest, and nothing that was tried needs less memory"
     points = {"default": space.default, **names}

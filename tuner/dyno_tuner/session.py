@@ -318,7 +318,10 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
         variants: list[Variant] = []
         if options.pareto and outcome.status != "interrupted":
             given = {"ctx": description.engine["ctx"], **description.engine["defaults"]}
-            variants, why = trade_memory(tune, lambda settings: executor.memory({**given, **settings}))
+            try:
+                variants, why = trade_memory(tune, lambda settings: executor.memory({**given, **settings}))
+            except KeyboardInterrupt:  # what the tune itself has proven is written
+                outcome.status, why = "interrupted", "interrupted; --resume goes on with it"
             if why:
                 progress.say(f"--pareto: {why}")
         for number in range(1, 1 + len(others)):
