@@ -193,9 +193,33 @@ def test_several_devices_and_several_machines(tmp_path: Path, url: str) -> None:
     assert all(len(_tried(r)) == 16 for r in results)
 
 
+def test_keys_are_not_used_twice_where_others_have_claimed_all(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed run would find the result of the last operation in the place of both."""
+    from dyno_tuner.study import Screen
+
+    real = Screen.also
+
+    def twice(self: Screen, points: Any) -> None:
+        with monkeypatch.context() as taken:
+            taken.setattr(self, "_claimed", lambda point: False)
+            real(self, points)
+            real(self, points)
+
+    monkeypatch.setattr(Screen, "also", twice)
+    records = journal.load(_tune(tmp_path / "a.yaml", url).journal).records
+    keys = [(r["key"], r["process"]) for r in records if "op" in r]
+    assert len(keys) == len(set(keys))
+
+
 def test_passwords_are_not_shown() -> None:
     assert (
         without_password("postgresql+psycopg2://me:s3cr:t@host/db") == "postgresql+psycopg2://me:***@host/db"
     )
+    for secret in ("s3/cr:t", "s3 cret"):
+        assert without_password(f"postgresql://me:{secret}@host/db") == "postgresql://me:***@host/db"
+    in_query = "--storage=postgresql://host/db?user=me&password=s3cret&sslmode=require"
+    assert without_password(in_query) == in_query.replace("s3cret", "***")
     for same in ("sqlite:///tune.db", "postgresql://me@host/db?host=/tmp/x:y@z", "--out"):
         assert without_password(same) == same

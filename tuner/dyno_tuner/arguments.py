@@ -135,4 +135,5 @@ def command_line() -> str:
 
 def without_password(text: str) -> str:
     """A URL, or an option with one, as it may be shown and recorded."""
-    return re.sub(r"(://[^:/@\s]*):[^@/\s]+@", r"\1:***@", text)
+    text = re.sub(r"(://[^:/@\s]*):[^@]+@", r"\1:***@", text)  # as SQLAlchemy reads it: up to the @
+    return re.sub(r"([?&]pass(?:word|wd)?=)[^&\s]+", r"\1***", text)

@@ -94,6 +94,7 @@ class Screen:
         self.trials: list[Trial] = [Trial(0, space.default, TrialStatus.OK, 0.0)]
         self.voided = 0
         self.ended = ""
+        self._empty = 0  # blocks of `also` without a trial
 
     @property
     def history(self) -> list[Observation]:
@@ -121,8 +122,10 @@ class Screen:
         plan, left = self._plan, list(points)
         before: Anchor | None = None
         while left and plan.more(3):
-            # Numbers of their own, however many blocks and trials there were: each of those made a trial.
-            number, first = len(self.trials) + 1, max(t.number for t in self.trials) + 1
+            # Numbers of their own, however many blocks and trials there were: each of those made a trial, but
+            # for a block here of which others have claimed all.
+            number, first = len(self.trials) + 1 + self._empty, max(t.number for t in self.trials) + 1
+            known = len(self.trials)
             before = before or (plan.now(), plan.anchor(f"screen/b{number}/before"))
             block = Block(number, before)
             while left and len(block.taken) < plan.block and plan.more(3):
@@ -144,6 +147,7 @@ class Screen:
                     self.voided += block.voided
                 for trial in finals:
                     self._add(trial)
+            self._empty += len(self.trials) == known
 
     def _enough(self, queue: Sequence[Point]) -> bool:
         """Whether the screen has ended, and `ended` says why."""
