@@ -69,6 +69,17 @@ def test_noise_tells_within_from_between_and_takes_drift_out() -> None:
     assert noise.processes == 40
 
 
+@pytest.mark.parametrize(("processes", "visits"), [(2, 2), (3, 2), (3, 3), (4, 2), (6, 2)])
+def test_few_processes_tell_their_spread_all_the_same(processes: int, visits: int) -> None:
+    """As few as a tune runs: the drift that is taken out must not take what processes differ by."""
+    rng = np.random.default_rng(7)
+    found = []
+    for _ in range(600):
+        levels = rng.normal(0, 0.01, (processes, 1)) + rng.normal(0, 0.003, (processes, visits))
+        found.append(noise_of([[{0: math.exp(x)} for x in process] for process in levels]).between)
+    assert math.sqrt(sum(x * x for x in found) / len(found)) == pytest.approx(0.01, rel=0.1)
+
+
 def test_the_margin_is_twice_the_half_width_and_never_below_one_percent() -> None:
     assert Noise(1e-4, 1e-4, 0.0, 6, 3).margin(4) == 0.01
     noise = Noise(0.004, 0.01, 0.0, 6, 3)

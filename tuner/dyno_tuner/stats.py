@@ -153,7 +153,7 @@ def noise_of(visits: Sequence[Sequence[Mapping[int, float]]]) -> Noise:
     prompt.
 
     Drift is taken out as a straight line over all visits before the spread is computed, and reported beside
-    it."""
+    it. Fewer than four processes do not tell drift from what they differ by, so that counts as the latter."""
     reference = {p: math.log(r) for p, r in visits[0][0].items()}
     levels = [
         [
@@ -177,9 +177,12 @@ def noise_of(visits: Sequence[Sequence[Mapping[int, float]]]) -> Noise:
     inner = [x for process in split for x in (process - process.mean())]
     freedom = len(flat) - len(levels)
     within = math.sqrt(sum(x * x for x in inner) / freedom) if freedom > 0 else 0.0
-    means = np.array([process.mean() for process in split])
+    # A line through two or three processes takes most of what they differ by for drift.
+    enough = len(split) > 3
+    means = np.array([np.mean(process) for process in (split if enough else levels)])
     between = 0.0
     if len(means) > 1:
         per_process = len(flat) / len(means)
-        between = math.sqrt(max(0.0, float(means.var(ddof=1)) - within**2 / per_process))
+        variance = float(means.var(ddof=2 if enough else 1))
+        between = math.sqrt(max(0.0, variance - within**2 / per_process))
     return Noise(within, between, slope * (len(flat) - 1), len(flat), len(levels))
