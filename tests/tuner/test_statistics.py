@@ -16,6 +16,8 @@ from dyno_tuner.targets.surfaces import REGRET_SURFACES, SURFACES, Surface
 from dyno_tuner.targets.surfaces_hard import either
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dyno_tuner.target import Settings
 
 SEEDS = range(10)
@@ -110,8 +112,9 @@ def test_the_budget_holds(budget: float) -> None:
     assert run.truly_slower_entries() == []
 
 
-def test_an_interrupt_at_any_moment_leaves_a_valid_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C after every so many operations."""
+@pytest.fixture
+def stop_before(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Ctrl-C after so many operations from now on."""
     import dyno_tuner.ledger as module
 
     real = module.Ledger._do
@@ -124,16 +127,38 @@ def test_an_interrupt_at_any_moment_leaves_a_valid_answer(monkeypatch: pytest.Mo
         return real(self, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module.Ledger, "_do", counted)
+    return lambda left: state.update(left=left)
+
+
+def test_an_interrupt_at_any_moment_leaves_a_valid_answer(stop_before: Callable[[int], None]) -> None:
+    """Ctrl-C after every so many operations."""
     written = 0
     for surface, stops in (("saturating", (1, 5, 12, 40, 70, 110, 140)), ("cliff", (8, 12, 40, 70, 130))):
         for stop in stops:
-            state["left"] = stop
+            stop_before(stop)
             run = Simulated(surface, 3)
             assert run.outcome.status == "interrupted", stop
             assert run.truly_slower_entries() == []
             assert set(run.outcome.settings) == {k.name for k in run.space.knobs}
             written += len(run.outcome.entries)
     assert written
+
+
+def test_what_an_interrupt_leaves_knows_of_the_noise_between_processes(
+    stop_before: Callable[[int], None],
+) -> None:
+    """Its gain is of a single visit, whose samples alone hold the truth in half of the cases."""
+    held = []
+    for surface, seed in [(s, seed) for s in ("saturating", "crossover") for seed in range(8)]:
+        stop_before(50)
+        run = Simulated(surface, seed)
+        true, default = (run.surface.rates(s) for s in (run.outcome.settings, run.outcome.defaults))
+        for metric, gain in run.outcome.gain.items():
+            assert gain.n <= 3
+            held.append(gain.low <= true[metric] / default[metric] <= gain.high)
+        assert all(e.estimate.low > 1 for e in run.outcome.entries)
+    assert len(held) >= 12
+    assert sum(held) >= 0.95 * len(held)
 
 
 def test_faults_cost_their_trial_and_wrong_answers_never_win() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -67,6 +67,11 @@ class Estimate:
 
     def to_dict(self) -> dict[str, float | int | list[float]]:
         return {"ratio": self.ratio, "ci95": [self.low, self.high], "n": self.n}
+
+    def widened(self, half: float) -> Estimate:
+        """With an interval of at least so much, in log, to either side."""
+        factor = math.exp(half)
+        return replace(self, low=min(self.low, self.ratio / factor), high=max(self.high, self.ratio * factor))
 
 
 def block_spread(levels: Sequence[Sequence[float]]) -> tuple[float, int]:

@@ -24,7 +24,7 @@ from .parallel import ParallelScreen
 from .samplers import SAMPLERS
 from .schedule import Schedule
 from .solving import ThresholdStage
-from .stats import Noise, estimate, noise_of
+from .stats import Estimate, Noise, estimate, noise_of
 from .study import Screen, ScreenPlan, Trial
 from .target import Configuration, Quality, TrialStatus, Visit, kind_of
 from .watch import Conditions
@@ -500,7 +500,7 @@ class Tune:
             if entries:
                 self._choice.point, self._choice.entries = trial.point, entries
                 self._choice.gain = {
-                    m: estimate([pairs], "interrupted", m)
+                    m: self._of_one_visit(estimate([pairs], "interrupted", m), m)
                     for m in self.weights if trial.score and (pairs := trial.score.pairs.get(m))
                 }  # fmt: skip
                 return
@@ -522,5 +522,10 @@ class Tune:
             sure = [m for m in judge.moves(n) if gains[m].low >= 1 + bar.margin[m]]
             if not sure:
                 return []
-            entries.append(judge.entry(trial.point, n, gains[sure[0]], None))
+            gain = self._of_one_visit(gains[sure[0]], sure[0])
+            entries.append(judge.entry(trial.point, n, gain, None))
         return entries
+
+    def _of_one_visit(self, gain: Estimate, metric: str) -> Estimate:
+        """With the noise between processes, of which the samples of a single one say nothing."""
+        return gain.widened(self.noise[metric].half_width(1))
