@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from conftest_tuner import Simulated
 from dyno_tuner.confirm import Bar, Comparison, Rounds, both_ways, visits_in_round
@@ -140,6 +141,22 @@ def test_two_rounds_tell_the_spread_from_all_that_was_compared() -> None:
     result = engine.rounds().compare("k", {"a": A, "b": B, "c": C}, 2)
     two = result.ratio("b", ["pp"], WEIGHTS)
     assert 1.09 < two.low < two.ratio < two.high < 1.11
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 4, 8])
+@pytest.mark.parametrize(("process", "layout"), [(0.03, 0.0), (0.03, 0.01)])
+def test_the_interval_holds_what_no_entry_moves(rounds: int, process: float, layout: float) -> None:
+    """Two configurations that are equally fast, in processes that differ, also in how either lies in one."""
+    held, runs = 0, 300
+    for seed in range(runs):
+        rng = np.random.default_rng((seed, rounds))
+        levels = process * rng.standard_normal((rounds, 1)) + layout * rng.standard_normal((rounds, 2))
+        within = 0.003 * rng.standard_normal(5 * rounds)
+        engine = Engine(lambda x, n, u=levels, w=within: 100.0 * math.exp(u[n // 5, x] + w[n]))
+        result = engine.rounds(void_over=1.0).compare("k", {"a": A, "b": B}, rounds)
+        found = result.ratio("b", ["pp"], WEIGHTS)
+        held += found.low <= 1 <= found.high
+    assert held >= 0.92 * runs  # two and a half standard errors of 300 runs below 95 %
 
 
 def test_what_is_too_slow_for_every_prompt_is_compared_all_the_same() -> None:
