@@ -146,7 +146,7 @@ def test_the_gpu_is_watched_where_it_is(placed: list[RayExecutor]) -> None:
 
 
 def test_a_cluster_without_room_is_said(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dyno_tuner.ray_workers.START_SECONDS", 2.0)
+    monkeypatch.setattr("dyno_tuner.ray_workers.LOCAL_SECONDS", 2.0)
     with pytest.raises(TuneError, match="no room for 3 workers"):
         cluster.workers(3, "simulated", {}, Needs(cpus=1))
     with pytest.raises(TuneError, match="no room for 1 workers"):

@@ -16,6 +16,8 @@ from dyno_tuner import journal
 from dyno_tuner.cli import app
 from dyno_tuner.errors import TuneError
 from dyno_tuner.htmlreport import write_report
+from dyno_tuner.htmlreport.analyse import trials
+from dyno_tuner.htmlreport.read import read
 from dyno_tuner.inline import InlineExecutor
 from dyno_tuner.options import Options
 from dyno_tuner.session import Request, Result, run
@@ -215,8 +217,14 @@ def test_devices_of_two_kinds_are_refused(tmp_path: Path, device: dict[str, Any]
 def test_the_report_knows_the_trials_of_all_devices(tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     result = _tune(tmp_path, _devices(3))
-    text = write_report(result.journal).read_text(encoding="utf-8")
-    assert "3 devices" in text
+    assert "3 devices" in write_report(result.journal).read_text(encoding="utf-8")
+    found = read(result.journal)
+    journals = [_operations(journal_path(result.path, n)) for n in range(3)]
+    of = [n for n, ops in enumerate(journals) for r in ops if r["key"].startswith("screen/t")]
+    assert set(of) == {0, 1, 2}
+    seen = [s.device for s in found.visits if s.key.startswith("screen/t")]
+    assert sorted(seen) == sorted(of)
+    assert len(trials(found)) == result.outcome.trials - 1  # the default is no trial of the search
 
 
 def test_two_workers_of_the_real_engine(tmp_path: Path, tiny_dir: Path) -> None:

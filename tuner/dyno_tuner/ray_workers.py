@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import re
 import signal
 import socket
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from .target import Configuration, KernelOp, OpContext, Value, Workload
 
 START_SECONDS = 300.0  # for the cluster to find a place
+LOCAL_SECONDS = 30.0  # for the cluster on this machine, which is idle
 _REACH_SECONDS = 10.0  # for a host to accept a connection
 _AWAY = 60.0  # seconds beyond an operation's own deadline after which its node counts as gone
 
@@ -143,8 +145,11 @@ class RayExecutor:
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
             self._drop()
             late = isinstance(error, ray.exceptions.GetTimeoutError)
+            why = " ".join(str(error).split())[:300]  # a node without dyno, say, is told here alone
             raise _Gone(
-                f"no answer from its node within {seconds:.0f} s" if late else "its node or process was lost"
+                f"no answer from its node within {seconds:.0f} s"
+                if late
+                else f"its node or process was lost: {why}"
             ) from error
 
     def _drop(self) -> None:
@@ -307,7 +312,10 @@ class Cluster:
     def __init__(self, address: str, **local: Any) -> None:
         self._ray = import_ray()
         _check_reachable(address)
-        how = {"address": address, **({"include_dashboard": False, **local} if address == "local" else {})}
+        self._local = address == "local"
+        if self._local:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of ours reports to nobody
+        how = {"address": address, **({"include_dashboard": False, **local} if self._local else {})}
         try:
             with _kept_signals():
                 self._ray.init(logging_level="ERROR", log_to_driver=False, **how)
@@ -347,7 +355,8 @@ class Cluster:
         strategy = "STRICT_SPREAD" if needs.alone else "PACK"
         group = self._ray.util.placement_group([bundle] * count, strategy=strategy)
         self._groups.append(group)
-        if not group.wait(timeout_seconds=START_SECONDS):
+        # A cluster may grow, or its machines get free; the one on this machine does neither.
+        if not group.wait(timeout_seconds=LOCAL_SECONDS if self._local else START_SECONDS):
             self.release()
             raise TuneError(
                 f"the cluster has no room for {count} workers of {bundle} ({strategy}); it has "
