@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "device/mbarrier.cuh"
+
 namespace dyno::device {
 
 // Makes initialised barriers known to the copy engine.
@@ -26,9 +28,7 @@ __device__ __forceinline__ uint64_t evict_first_policy() {
 __device__ __forceinline__ void bulk_copy(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier,
                                           uint64_t policy) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}\n" ::"r"(barrier),
-               "r"(bytes)
-               : "memory");
+  barrier_arrive_for_bytes(barrier, bytes);
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;\n" ::
           "r"(shared),

@@ -16,6 +16,11 @@ __device__ __forceinline__ void cluster_arrive() {
   __syncwarp();  // a warp arrives as one
   asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
 }
+// An arrival that orders nothing but what barrier_init_done() released: an ordinary one waits until all writes are out.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\n" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() {
   __syncwarp();
   asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
@@ -42,6 +47,13 @@ __device__ __forceinline__ float2 load_cluster_float2(uint32_t address) {
 }
 __device__ __forceinline__ void store_cluster_float(uint32_t address, float v) {
   asm volatile("st.shared::cluster.f32 [%0], %1;\n" ::"r"(address), "f"(v) : "memory");
+}
+// Writes 16 bytes into the shared memory of a block of the cluster, whose barrier (device/mbarrier.cuh) counts them.
+__device__ __forceinline__ void send_cluster_float4(uint32_t address, float4 v, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];\n" ::"r"(address),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+      : "memory");
 }
 #endif
 

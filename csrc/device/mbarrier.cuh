@@ -12,6 +12,16 @@ __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}\n" ::"r"(barrier) : "memory");
 }
+// Arrives; the phase ends once as many bytes as well have come from copies or from other blocks.
+__device__ __forceinline__ void barrier_arrive_for_bytes(uint32_t barrier, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}\n" ::"r"(barrier),
+               "r"(bytes)
+               : "memory");
+#else
+  (void)barrier, (void)bytes;
+#endif
+}
 // Arrives once everything that this thread has asked for by cp.async is in shared memory.
 __device__ __forceinline__ void barrier_arrive_copied(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");

@@ -105,10 +105,16 @@ def norm_route_cases() -> Iterator[Case]:
         pinned: bool = False,
         weight: bool = True,
         gap: int = 0,
+        twins: bool = False,
     ) -> Case:
+        """`twins`: of every two neighbouring experts the logits are the same, to the last bit."""
+
         def build(rng: np.random.Generator) -> Any:
             x = normal(rng, m, k + gap)
             plain, wide = router_weights(rng, dtype, experts, k)
+            if twins:
+                for rows in (plain.reshape(experts, -1), wide):
+                    rows[1::2] = rows[: experts - 1 : 2]
             gain = np.abs(normal(rng, k)) + F32(0.5)
             args: dict[str, Any] = {
                 "x": x,
@@ -130,6 +136,8 @@ def norm_route_cases() -> Iterator[Case]:
                 x[:, :k].astype(np.float64), gain.astype(np.float64) if weight else None, None, 1e-5
             )
             logits = want @ wide.T + (args["bias"].astype(np.float64) if bias else 0.0)
+            if twins:
+                logits[:, 1::2] = logits[:, : experts - 1 : 2]
             chosen = {"used": used, "groups": groups, "groups_used": groups_used, "gating": gating}
             bias64 = args["selection_bias"].astype(np.float64) if bias else None
             ids = args.get("pinned")
@@ -165,13 +173,16 @@ def norm_route_cases() -> Iterator[Case]:
             "gating": gating,
             "normalize": normalize,
         }
-        return Case("norm_route", desc, build, f"bias={bias}-pinned={pinned}-gap={gap}")
+        return Case("norm_route", desc, build, f"bias={bias}-pinned={pinned}-gap={gap}" + "-twins" * twins)
 
     for gating in ("softmax", "sigmoid", "softmax_selected"):
         yield make(1, 1, 1, 1, gating)
         yield make(3, 30, 13, 3, gating, normalize=True, weight=False, gap=2)
         yield make(2, 256, 128, 8, gating, bias=True)
+        yield make(2, 96, 40, 7, gating, normalize=True, twins=True)
     yield make(1, 2048, 128, 8, "softmax", normalize=True)
+    yield make(1, 2048, 128, 7, "softmax", normalize=True, twins=True)
+    yield make(1, 640, 255, 9, "softmax", twins=True)
     yield make(8, 96, 10, 10, "softmax", "f16", pinned=True, normalize=True)
     yield make(2, 34, 33, 4, "sigmoid", "bf16", gap=1)
     yield make(5, 64, 256, 8, "sigmoid", groups=8, groups_used=4, bias=True, normalize=True)

@@ -37,6 +37,10 @@ __device__ __forceinline__ unsigned ordered(float x) {
   return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
 }
 
+__device__ __forceinline__ float from_ordered(unsigned key) {
+  return __uint_as_float(key ^ ((key >> 31) != 0 ? 0x80000000u : 0xffffffffu));
+}
+
 // Of each lane its keys with the best first; `ids` with them. Ties keep their order, the lower id first.
 template <int kPerLane>
 __device__ __forceinline__ void sort_lane(unsigned (&keys)[kPerLane], int (&ids)[kPerLane]) {
@@ -140,6 +144,67 @@ __device__ __forceinline__ void mask_groups(float (&scores)[kPerLane], float* su
 // Floats of shared memory that route_token() needs for a warp.
 __host__ __device__ inline int64_t shared_floats(const MoeRouteDesc& desc) {
   return desc.groups + desc.experts + desc.used;
+}
+
+// Whether route_softmax() does what route_token() does: the usual router, without groups, biases and pinned experts.
+inline bool takes_softmax(const MoeRouteDesc& desc, const MoeRouteArgs& args) {
+  return args.pinned == nullptr && args.selection_bias == nullptr && desc.groups == 1 && desc.used <= 32 &&
+         desc.experts <= 256 && desc.gating != Gating::sigmoid;
+}
+
+// The same for a softmax over all experts or over the chosen ones, lane s for slot s, without shared memory. That of
+// the chosen ones is that of all, normalised: kSmallestSum is never reached, as the best of 256 has 1/256.
+template <int kPerLane>
+__device__ __forceinline__ void route_softmax(const MoeRouteArgs& args, const MoeRouteDesc& desc, int64_t token,
+                                              const float (&logit)[kPerLane]) {
+  const int lane = threadIdx.x % 32, used = static_cast<int>(desc.used);
+  unsigned keys[kPerLane];
+  int ids[kPerLane];
+  bool bad = false;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    ids[i] = lane + 32 * i;
+    keys[i] = ids[i] < static_cast<int>(desc.experts) ? ordered(finite_score(logit[i])) : 0;
+    bad = bad || isnan(logit[i]);
+  }
+  sort_lane(keys, ids);
+  unsigned first = 0, mine = 0;  // the best key, and that of this lane's slot
+  int id = 0;
+  for (int slot = 0; slot < used; ++slot) {
+    const unsigned top = device::warp_max_unsigned(keys[0]);
+    bool has = keys[0] == top;
+    unsigned lanes = __ballot_sync(device::kFullMask, has);
+    if ((lanes & (lanes - 1)) != 0) {
+      // All lanes take part: ids differ, so none but the best one's equals the smallest.
+      has = device::warp_min_unsigned(has ? ids[0] : 0xffffffffu) == static_cast<unsigned>(ids[0]);
+      lanes = __ballot_sync(device::kFullMask, has);
+    }
+    const int chosen = __shfl_sync(device::kFullMask, ids[0], __ffs(lanes) - 1);
+    if (slot == 0) first = top;
+    if (lane == slot) mine = top, id = chosen;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const bool last = i + 1 == kPerLane;
+      keys[i] = has ? (last ? 0 : keys[last ? i : i + 1]) : keys[i];
+      ids[i] = has && !last ? ids[last ? i : i + 1] : ids[i];
+    }
+  }
+  const float best = from_ordered(first);
+  float weight = lane < used ? expf(from_ordered(mine) - best) : 0.0f, total = weight;
+  if (desc.gating == Gating::softmax && !desc.normalize) {
+    total = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (lane + 32 * i < static_cast<int>(desc.experts)) total += expf(logit[i] - best);
+    }
+  }
+  total = device::warp_sum(total);
+  weight *= args.scale / total;
+  if (__any_sync(device::kFullMask, bad)) weight = nan("");  // the fault stays visible
+  if (lane < used) {
+    args.ids[token * used + lane] = id;
+    args.weights[token * used + lane] = weight;
+  }
 }
 
 // `logit[i]` is that of expert lane + 32·i, never() where there is none.

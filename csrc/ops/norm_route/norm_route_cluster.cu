@@ -1,11 +1,17 @@
 // Norm, router and routing of a token by one cluster of eight blocks. Router rows are in registers before the launch
-// before this one has ended; the products meet in the first block's shared memory, which takes a fraction of the time
-// that counting blocks in memory does.
+// before this one has ended. Then a token waits for every instruction, so there are few: a warp multiplies a part of
+// the row with four router rows and sends the sums to the first block, whose barrier counts their bytes. No block waits
+// for a cluster's barrier after the first, which would flush what all of them have written, and none writes the row to
+// shared memory.
 #include <cuda_runtime.h>
 
+#include <bit>
+
 #include "core/cuda/launch_cluster.h"
+#include "device/bulk_copy.cuh"
 #include "device/cluster_shared.cuh"
 #include "device/dependent.cuh"
+#include "device/mbarrier.cuh"
 #include "device/ptx.cuh"
 #include "ops/moe_route/route.cuh"
 #include "ops/norm_route/kernels_cuda.h"
@@ -20,13 +26,16 @@ struct ClusterTask {
   NormRouteArgs args;
   MoeRouteDesc desc;
   int k;
-  int rows;   // of the router, for each block
-  int parts;  // warps that share kRows of them
-  bool vector;
+  int rows;       // of the router, for each block
+  int groups;     // of kRows of them
+  int part_bits;  // 1 << part_bits warps share a group
+  float inverse_k;
+  bool softmax;  // route_softmax() can route
 };
 
-[[maybe_unused]] __device__ __forceinline__ float4 load_quad(const float* row, int quad, bool vector) {
-  if (vector) return reinterpret_cast<const float4*>(row)[quad];
+template <bool kVector>
+[[maybe_unused]] __device__ __forceinline__ float4 load_quad(const float* row, int quad) {
+  if constexpr (kVector) return reinterpret_cast<const float4*>(row)[quad];
   const float* p = row + 4 * quad;
   return make_float4(p[0], p[1], p[2], p[3]);
 }
@@ -34,95 +43,125 @@ struct ClusterTask {
   return (a.x * b.x + a.y * b.y) + (a.z * b.z + a.w * b.w);
 }
 
-// kQuads: of a router row, for each lane. kPerLane: experts of a lane that chooses.
-template <int kQuads, int kPerLane>
+// kQuads: of a router row, for each lane. kPerLane: experts of a lane that chooses. kVector: rows are aligned.
+template <int kQuads, int kPerLane, bool kVector>
 __global__ void __launch_bounds__(32 * kMaxWarps) norm_route_cluster(const __grid_constant__ ClusterTask t) {
 #if __CUDA_ARCH__ >= 900
-  extern __shared__ __align__(16) float shared[];  // the row, scaled by the norm's weights; what routing needs
+  extern __shared__ float routing[];  // what route_token() needs
   __shared__ float squares[kMaxWarps];
-  // [part][expert], of the first block. A block's parts times its rows are at most kRows * kMaxWarps.
-  __shared__ float products[kRouteClusterBlocks * kRows * kMaxWarps];
+  // [part][block][row of the block, padded], of the first block. A block's parts times its groups are at most its
+  // warps.
+  __shared__ __align__(16) float products[kRouteClusterBlocks * kRows * kMaxWarps];
+  __shared__ uint64_t arrived;
   device::let_next_start();
-  device::cluster_arrive();  // this block runs: its memory may be written
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, threads = blockDim.x;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, parts = 1 << t.part_bits;
   const int token = blockIdx.x, rank = device::block_of_cluster(), experts = static_cast<int>(t.desc.experts);
-  const int part = warp % t.parts, first = warp / t.parts * kRows, expert = rank * t.rows + first;
+  const uint32_t barrier = device::shared_address(&arrived);
+  const int padded = t.groups * kRows, all = kRouteClusterBlocks * padded;
+  if (rank == 0 && threadIdx.x == 0) {
+    device::barrier_init(barrier, 1);
+    device::barrier_init_done();
+    device::barrier_arrive_for_bytes(barrier, static_cast<uint32_t>(all << t.part_bits) * sizeof(float));
+  }
+  device::cluster_arrive_relaxed();  // this block runs, and the barrier is there
+
+  const int part = warp & (parts - 1), group = warp >> t.part_bits, first = group * kRows;
+  const int expert = rank * t.rows + first;
   const int works = min(min(t.rows - first, experts - expert), kRows);  // rows of this warp; none or less: no work
   const int quads = t.k / 4;
-  auto* row = reinterpret_cast<float4*>(shared);
-
-  const auto quad_of = [&](int j) { return (j * t.parts + part) * 32 + lane; };
-  float4 weights[kRows][kQuads];
+  const auto quad_of = [&](int j) { return ((j << t.part_bits) + part) * 32 + lane; };
+  const float4 zeros = make_float4(0, 0, 0, 0);
+  float4 weights[kRows][kQuads], gain[kQuads];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const float* w = static_cast<const float*>(t.args.w) + int64_t{r < works ? expert + r : 0} * t.k;
 #pragma unroll
     for (int j = 0; j < kQuads; ++j) {
       const int quad = quad_of(j);
-      weights[r][j] = r < works && quad < quads ? load_quad(w, quad, t.vector) : make_float4(0, 0, 0, 0);
+      weights[r][j] = r < works && quad < quads ? load_quad<kVector>(w, quad) : zeros;
     }
   }
-  for (int quad = static_cast<int>(threadIdx.x); quad < quads; quad += threads) {
-    row[quad] = t.args.norm == nullptr ? make_float4(1, 1, 1, 1) : load_quad(t.args.norm, quad, t.vector);
-  }
-  float bias[kPerLane];
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int id = lane + 32 * i;
-    bias[i] = rank == 0 && warp == 0 && t.args.bias != nullptr && id < experts ? t.args.bias[id] : 0.0f;
-  }
-  device::wait_for_previous();
-
-  const float* x = t.args.x + token * t.args.x_stride;
-  float sum = 0;
-  for (int quad = static_cast<int>(threadIdx.x); quad < quads; quad += threads) {  // each thread its own of before
-    const float4 in = load_quad(x, quad, t.vector), gain = row[quad];
-    sum += dot(in, in);
-    row[quad] = make_float4(in.x * gain.x, in.y * gain.y, in.z * gain.z, in.w * gain.w);
-  }
-  sum = device::warp_sum(sum);
-  if (lane == 0) squares[warp] = sum;
-  __syncthreads();  // the row and all warps' sums are written
-  float product[kRows] = {};
 #pragma unroll
   for (int j = 0; j < kQuads; ++j) {
-    const int quad = quad_of(j);
-    if (quad >= quads) break;
-    const float4 in = row[quad];
+    gain[j] = make_float4(1, 1, 1, 1);
+    if (t.args.norm != nullptr && quad_of(j) < quads) gain[j] = load_quad<kVector>(t.args.norm, quad_of(j));
+  }
+  // Of the warp that chooses: biases, and where the products of its experts come to lie.
+  float bias[kPerLane] = {};
+  int place[kPerLane] = {};
+  const bool chooses = rank == 0 && warp == 0;
+  if (chooses) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) product[r] += dot(weights[r][j], in);
+    for (int i = 0; i < kPerLane; ++i) {
+      const int id = lane + 32 * i;
+      if (id < experts) place[i] = id / t.rows * padded + id % t.rows;
+      if (id < experts && t.args.bias != nullptr) bias[i] = t.args.bias[id];
+    }
+  }
+  // The part of the normed row that this block writes.
+  const int write_begin = quads * rank / kRouteClusterBlocks, write_end = quads * (rank + 1) / kRouteClusterBlocks;
+  const float* x = t.args.x + token * t.args.x_stride;
+  float* normed = t.args.normed == nullptr ? nullptr : t.args.normed + token * t.args.normed_stride;
+  const uint32_t to = device::cluster_address(
+      device::shared_address(products + part * all + rank * padded + min(first, padded - kRows)), 0);
+  const uint32_t to_barrier = device::cluster_address(barrier, 0);
+  device::cluster_wait();  // all blocks run
+  device::wait_for_previous();
+
+  float4 in[kQuads];
+#pragma unroll
+  for (int j = 0; j < kQuads; ++j) in[j] = quad_of(j) < quads ? load_quad<kVector>(x, quad_of(j)) : zeros;
+  float sum = 0, product[kRows] = {};
+#pragma unroll
+  for (int j = 0; j < kQuads; ++j) {
+    sum += dot(in[j], in[j]);
+    in[j] = make_float4(in[j].x * gain[j].x, in[j].y * gain[j].y, in[j].z * gain[j].z, in[j].w * gain[j].w);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) product[r] += dot(weights[r][j], in[j]);
   }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) product[r] = device::warp_sum(product[r]);
-  device::cluster_wait();  // all blocks run
-  if (lane == 0) {
-    const uint32_t to = device::shared_address(products + part * experts + max(expert, 0));
-    const uint32_t there = device::cluster_address(to, 0);
+  if (lane == 0 && group < t.groups) {
+    device::send_cluster_float4(to, make_float4(product[0], product[1], product[2], product[3]), to_barrier);
+  }
+  sum = device::warp_sum(sum);
+  if (lane == 0 && group == 0) squares[part] = sum;
+  __syncthreads();  // the squares of all parts are written
+  if (group != 0) return;
+  float total = squares[0];
+  for (int p = 1; p < parts; ++p) total += squares[p];
+  const float scale = rsqrtf(total * t.inverse_k + t.args.eps);
+  if (normed != nullptr) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (r < works) device::store_cluster_float(there + r * sizeof(float), product[r]);
+    for (int j = 0; j < kQuads; ++j) {
+      const int quad = quad_of(j);
+      if (quad < write_begin || quad >= write_end) continue;
+      const float4 out = make_float4(in[j].x * scale, in[j].y * scale, in[j].z * scale, in[j].w * scale);
+      if constexpr (kVector) {
+        reinterpret_cast<float4*>(normed)[quad] = out;
+      } else {
+        float* p = normed + 4 * quad;
+        p[0] = out.x, p[1] = out.y, p[2] = out.z, p[3] = out.w;
+      }
     }
   }
-  device::cluster_arrive();
-  float total = 0;
-  for (int i = 0; i < warps; ++i) total += squares[i];
-  const float scale = 1.0f / sqrtf(total / static_cast<float>(t.k) + t.args.eps);
-  if (t.args.normed != nullptr) {
-    const int begin = t.k * rank / kRouteClusterBlocks, end = t.k * (rank + 1) / kRouteClusterBlocks;
-    float* out = t.args.normed + token * t.args.normed_stride;
-    for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += threads) out[i] = shared[i] * scale;
+  if (!chooses) return;
+  device::barrier_wait(barrier, 0);  // all products are here
+  float logits[kPerLane] = {};
+#pragma unroll 4
+  for (int p = 0; p < parts; ++p) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) logits[i] += products[p * all + place[i]];
   }
-  device::cluster_wait();  // all products are in the first block
-  if (rank != 0 || warp != 0) return;
-  float logits[kPerLane];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    const int id = lane + 32 * i;
-    float logit = 0;
-    for (int p = 0; p < t.parts && id < experts; ++p) logit += products[p * experts + id];
-    logits[i] = id < experts ? logit * scale + bias[i] : route::never();
+    logits[i] = lane + 32 * i < experts ? logits[i] * scale + bias[i] : route::never();
   }
-  route::route_token(t.args.route, t.desc, token, logits, shared + t.k);
+  if (t.softmax) {
+    route::route_softmax(t.args.route, t.desc, token, logits);
+  } else {
+    route::route_token(t.args.route, t.desc, token, logits, routing);
+  }
 #endif
 }
 
@@ -133,16 +172,22 @@ void norm_route_cluster_cuda(const NormRouteArgs& args, const NormRouteDesc& des
     return (reinterpret_cast<uintptr_t>(p) | static_cast<uintptr_t>(stride * 4)) % 16 == 0;
   };
   const int parts = route_cluster_parts(desc.experts, warps);
+  const int64_t rows = route_cluster_rows(desc.experts);
   const ClusterTask task{.args = args,
                          .desc = desc.route(),
                          .k = static_cast<int>(desc.k),
-                         .rows = static_cast<int>(route_cluster_rows(desc.experts)),
-                         .parts = parts,
-                         .vector = aligned(args.x, args.x_stride) && aligned(args.norm, 0) && aligned(args.w, desc.k)};
-  const size_t shared = static_cast<size_t>(desc.k + route::shared_floats(task.desc)) * sizeof(float);
+                         .rows = static_cast<int>(rows),
+                         .groups = static_cast<int>((rows + kRouteWarpRows - 1) / kRouteWarpRows),
+                         .part_bits = std::countr_zero(static_cast<unsigned>(parts)),
+                         .inverse_k = 1.0f / static_cast<float>(desc.k),
+                         .softmax = route::takes_softmax(desc.route(), args.route)};
+  const bool vector = aligned(args.x, args.x_stride) && aligned(args.norm, 0) && aligned(args.w, desc.k) &&
+                      aligned(args.normed, args.normed_stride);
+  const size_t shared = static_cast<size_t>(route::shared_floats(task.desc)) * sizeof(float);
   const auto pick = [&]<int kPerLane>() {
     const int64_t step = int64_t{128} * parts;  // of a quad for each lane
-    return desc.k <= 2 * step ? norm_route_cluster<2, kPerLane> : norm_route_cluster<4, kPerLane>;
+    if (!vector) return norm_route_cluster<4, kPerLane, false>;
+    return desc.k <= 2 * step ? norm_route_cluster<2, kPerLane, true> : norm_route_cluster<4, kPerLane, true>;
   };
   const auto kernel = desc.experts <= 128 ? pick.template operator()<4>() : pick.template operator()<8>();
   launch_dependent_cluster("norm_route", kernel, dim3(static_cast<unsigned>(desc.m), 1, kRouteClusterBlocks),
