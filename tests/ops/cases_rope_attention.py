@@ -186,6 +186,12 @@ def rope_attention_cases() -> Iterator[Case]:
     yield make(16, 2, 64, 64, 64, [(0, 1, 200, 0)], "f16 f16", sinks=True, window=128)
     yield make(8, 2, 128, 128, 64, [(0, 1, 260, 0)], "q8_0 q8_0", neox=False)
     yield make(4, 2, 256, 256, 256, [(0, 1, 140, 0)], "bf16 bf16", softcap=20.0, q_norm=True, k_norm=True)
+    # One token with few query rows for a kv head, windows around tiles, rotations of a part of a head.
+    yield make(8, 8, 64, 64, 64, [(0, 1, 33, 1)], "f16 f16", neox=False, k_norm=True)
+    yield make(12, 4, 128, 128, 64, [(0, 1, 519, 0)], "bf16 bf16", q_norm=True, window=129)
+    yield make(28, 4, 128, 128, 128, [(0, 1, 1030, 0)], "f16 f16", neox=False, sinks=True)
+    yield make(16, 2, 64, 64, 16, [(0, 1, 70, 0)], "bf16 bf16", window=1, settled=False)
+    yield make(5, 1, 64, 64, 32, [(0, 1, 2100, 0)], "f16 f16", q_norm=True, window=2000)
     # Several tokens of a sequence and several sequences; new keys in more than one block.
     yield make(6, 1, 96, 64, 48, [(0, 2, 127, 1), (2, 1, 5, 0)], "f16 f16", window=100, k_norm=True)
     yield make(5, 1, 72, 40, 72, [(0, 8, 250, 0)], "f16 f16", gap=3)

@@ -75,11 +75,16 @@ void attention_direct_cuda(const AttentionArgs& args, const AttentionDesc& desc,
   start(task_of(args, desc, splits, stream), desc, false, rows, splits, stream);
 }
 
-void rope_attention_direct_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int rows, int splits,
-                                CudaStream& stream) {
+DirectTask rope_direct_task(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int splits,
+                            CudaStream& stream) {
   DirectTask task = task_of(args.attention(), desc.attention(), splits, stream);
   task.fresh = make_fresh_rows(args, desc);
-  start(task, desc.attention(), true, rows, splits, stream);
+  return task;
+}
+
+void rope_attention_direct_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int rows, int splits,
+                                CudaStream& stream) {
+  start(rope_direct_task(args, desc, splits, stream), desc.attention(), true, rows, splits, stream);
 }
 
 }  // namespace dyno::ops

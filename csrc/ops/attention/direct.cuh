@@ -32,6 +32,9 @@ struct DirectTask {
   bool early;
 };
 
+DirectTask rope_direct_task(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int splits,
+                            CudaStream& stream);
+
 namespace direct {
 
 using device::Scalar;

@@ -95,6 +95,14 @@ void attention_direct_cuda(const AttentionArgs& args, const AttentionDesc& desc,
 void rope_attention_direct_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int rows, int splits,
                                 CudaStream& stream);
 
+// ---- Token (token.cuh): one token with norm, rotation and store
+// ---------------------------------------------------------------
+
+inline constexpr int kTokenRows = 8;  // query rows of a kv head at most
+// With `clusters` the splits are a multiple of kClusterBlocks, each such number of them a cluster.
+void rope_attention_token_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int splits, bool clusters,
+                               CudaStream& stream);
+
 // ---- Latent (latent.cuh): values within wide keys that many heads share
 // -------------------------------------------------------
 

@@ -19,12 +19,22 @@ namespace dyno::ops {
 
 namespace {
 
-// The configuration of attention that does the second part.
+bool is_token(const Config& config) { return config.variant == k_token || config.variant == k_token_cluster; }
+int token_splits(const Config& config) {
+  return config.params[0] * (config.variant == k_token_cluster ? kClusterBlocks : 1);
+}
+
+// The configuration of attention that does the second part; where there is none, one for the same shapes.
 Config attention_config(const Config& config) {
-  const std::string_view name = config.variant == k_apart ? "decode" : kVariants[config.variant].name;
+  const bool token = is_token(config);
+  const std::string_view name = config.variant == k_apart ? "decode"
+                                : token                   ? "direct"
+                                                          : kVariants[config.variant].name;
   const std::span<const VariantInfo> all = attention_variants();
   const auto it = std::find_if(all.begin(), all.end(), [&](const VariantInfo& v) { return v.name == name; });
-  return {static_cast<uint8_t>(it - all.begin()), config.params};
+  Config out{static_cast<uint8_t>(it - all.begin()), config.params};
+  if (token) out.params = {kTokenRows, 1};
+  return out;
 }
 
 Config store_config(const QkvRopeStoreDesc& desc) { return default_config(desc, DeviceInfo{}); }
@@ -65,6 +75,30 @@ Support direct_fused(const RopeAttentionDesc& desc, const Config& config, const 
   return Support::yes();
 }
 
+Support token_fused(const RopeAttentionDesc& desc, const Config& config, const DeviceInfo& device) {
+  if (config.variant == k_token_cluster) {
+    if (const Support clusters = clusters_supported(device); !clusters) return clusters;
+  }
+  if (desc.kv_heads * kTokenRows > kStreamCounters) {
+    return Support::no(str_cat("kv_heads=", desc.kv_heads, ": more rows than can be counted"));
+  }
+  if (desc.m != 1) return Support::no(str_cat("m=", desc.m, ": token takes one"));
+  if (desc.latent || desc.dk != desc.dv || (desc.dk != 64 && desc.dk != 128)) {
+    return Support::no(str_cat("dk=", desc.dk, " dv=", desc.dv, " latent=", desc.latent,
+                               ": token takes keys and values of 64 or of 128"));
+  }
+  if (desc.k_type == DType::q8_0) return Support::no("k_type=q8_0: token takes f16 or bf16");
+  if (desc.heads > desc.kv_heads * kTokenRows) {
+    return Support::no(
+        str_cat("heads=", desc.heads, " of kv_heads=", desc.kv_heads, " are more than ", kTokenRows, " for each"));
+  }
+  if (desc.softcap) return Support::no("softcap=1: token has no cap");
+  if (desc.n_rot % (desc.dk / 16) != 0) {  // a lane's dimensions are rotated with those of one other
+    return Support::no(str_cat("n_rot=", desc.n_rot, " is no multiple of ", desc.dk / 16));
+  }
+  return Support::yes();
+}
+
 }  // namespace
 
 Support supports(const RopeAttentionDesc& desc, const Config& config, const DeviceInfo& device) {
@@ -81,17 +115,28 @@ Support supports(const RopeAttentionDesc& desc, const Config& config, const Devi
   if (desc.m > kFusedAttentionTokens) {
     return Support::no(str_cat("m=", desc.m, " tokens are more than the ", kFusedAttentionTokens, " of a launch"));
   }
+  if (is_token(config)) return token_fused(desc, config, device);
   return config.variant == k_direct ? direct_fused(desc, config, device) : latent_fused(desc, device);
 }
 
-// As attention alone has it, where that is a variant of this family; else as many parts as give every multiprocessor a
-// block. What supports() then says is the answer.
+// token where it can be. Else as attention alone has it, where that is a variant of this family; else as many parts as
+// give every multiprocessor a block. What supports() then says is the answer.
 Config default_config(const RopeAttentionDesc& desc, const DeviceInfo& device) {
   if (device.kind != DeviceKind::cuda) return {k_apart, {4}};
   const Config alone = default_config(desc.attention(), device);
   const int64_t group = std::max<int64_t>(1, desc.heads / std::max<int64_t>(1, desc.kv_heads));
   const auto tiles = [&](int64_t rows) { return AttentionTiles{rows, group}.bound(desc.m, 1) * desc.kv_heads; };
   Config best = desc.latent ? Config{k_latent_cluster, {1}} : Config{k_direct, {8, 1}};
+  for (const uint8_t variant : {k_token_cluster, k_token}) {
+    if (!supports(desc, {variant, {1}}, device)) continue;
+    for (const Config& config : kInstances) {
+      if (config.variant != variant) continue;
+      // Clusters need several multiprocessors of a group of them at once, beside the launches before and after.
+      const int64_t at_once = variant == k_token_cluster ? device.sm_count / 2 : device.sm_count;
+      if (config.params[0] == 1 || desc.kv_heads * token_splits(config) <= at_once) best = config;
+    }
+    return best;
+  }
   for (const Config& config : kInstances) {
     if (config.variant != best.variant) continue;
     if (attention_config(config) == alone) return config;
@@ -111,6 +156,7 @@ Cost cost(const RopeAttentionDesc& desc) {
 }
 
 size_t scratch_bytes(const RopeAttentionDesc& desc, const Config& config) {
+  if (is_token(config)) return attention_partials_bytes(desc.attention(), kTokenRows, token_splits(config));
   const size_t attention = scratch_bytes(desc.attention(), attention_config(config));
   if (config.variant != k_apart) return attention;
   const QkvRopeStoreDesc store = desc.store();
@@ -169,6 +215,8 @@ void launch(const Config& config, const RopeAttentionDesc& desc, const RopeAtten
 void launch(const Config& config, const RopeAttentionDesc& desc, const RopeAttentionArgs& args, CudaStream& stream) {
   if (config.variant == k_direct) {
     rope_attention_direct_cuda(args, desc, config.params[0], config.params[1], stream);
+  } else if (is_token(config)) {
+    rope_attention_token_cuda(args, desc, token_splits(config), config.variant == k_token_cluster, stream);
   } else {
     rope_attention_latent_cuda(args, desc, config.params[0], stream);
   }

@@ -1,0 +1,36 @@
+// The launch of attention for one token with norm, rotation and store.
+#include "core/cuda/launch_cluster.h"
+#include "core/error.h"
+#include "ops/attention/token.cuh"
+
+namespace dyno::ops {
+namespace {
+
+template <int kHead, bool kBf16>
+void start(const DirectTask& task, bool clusters, CudaStream& stream) {
+  constexpr size_t kBytes = sizeof(token::Shared<kHead>), kSent = sizeof(token::Sent<kHead>);
+  static_assert(kBytes + kSent <= 48 * 1024 && kBytes % 16 == 0, "what a block may have unasked, and how it lies");
+  const dim3 grid(1, static_cast<unsigned>(task.common.kv_heads), static_cast<unsigned>(task.common.splits));
+  if (clusters) {
+    return launch_dependent_cluster("rope_attention", token::token_kernel<kHead, kBf16, true>, grid, token::kThreads,
+                                    kClusterBlocks, kBytes + kSent, stream.handle, task);
+  }
+  launch_dependent("rope_attention", token::token_kernel<kHead, kBf16, false>, grid, token::kThreads, kBytes,
+                   stream.handle, task);
+}
+
+}  // namespace
+
+void rope_attention_token_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int splits, bool clusters,
+                               CudaStream& stream) {
+  const DirectTask task = rope_direct_task(args, desc, splits, stream);
+  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  DYNO_CHECK(DeviceError, task.aligned && aligned(args.q) && aligned(args.k) && aligned(args.v) && aligned(args.out),
+             "[rope_attention] token: q, k, v, out and all rows of the cache (", args.k_row_bytes, " and ",
+             args.v_row_bytes, " bytes) must start at multiples of 16 bytes");
+  const bool bf16 = desc.k_type == DType::bf16;
+  if (desc.dk == 64) return bf16 ? start<64, true>(task, clusters, stream) : start<64, false>(task, clusters, stream);
+  return bf16 ? start<128, true>(task, clusters, stream) : start<128, false>(task, clusters, stream);
+}
+
+}  // namespace dyno::ops
