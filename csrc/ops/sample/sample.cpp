@@ -14,6 +14,7 @@
 #include "ops/contract.h"
 #include "ops/parallel.h"
 #include "ops/registry.h"
+#include "ops/sample/kernels_cuda.h"
 
 namespace dyno::ops {
 
@@ -42,11 +43,11 @@ int32_t greedy(const float* logits, int64_t n) {
 double probability(float logit, float best) { return std::exp(static_cast<double>(logit) - static_cast<double>(best)); }
 
 // Sorts the candidates that pass the filters to the back of `all`, the best one last; returns how many they are.
-int64_t filter(Candidate* all, int64_t n, const SampleArgs& args) {
+int64_t filter(Candidate* all, int64_t n, const SampleSettings& settings) {
   std::make_heap(all, all + n, worse);
   const float best = all[0].logit;
-  const bool by_mass = args.top_p < 1.0f;
-  int64_t most = args.top_k > 0 ? std::min<int64_t>(args.top_k, n) : n;
+  const bool by_mass = settings.top_p < 1.0f;
+  int64_t most = settings.top_k > 0 ? std::min<int64_t>(settings.top_k, n) : n;
   double total = 0;
   if (by_mass && most == n) {
     for (int64_t i = 0; i < n; ++i) total += probability(all[i].logit, best);
@@ -61,28 +62,28 @@ int64_t filter(Candidate* all, int64_t n, const SampleArgs& args) {
     while (kept < most) total += probability(take(), best);
     double mass = 0;
     int64_t prefix = 0;
-    while (prefix < kept && (prefix == 0 || mass < static_cast<double>(args.top_p) * total)) {
+    while (prefix < kept && (prefix == 0 || mass < static_cast<double>(settings.top_p) * total)) {
       mass += probability(all[n - 1 - prefix].logit, best);
       ++prefix;
     }
     kept = prefix;
   } else {
-    const double cutoff = args.min_p > 0.0f ? static_cast<double>(args.min_p) : -1.0;
+    const double cutoff = settings.min_p > 0.0f ? static_cast<double>(settings.min_p) : -1.0;
     double mass = 0;
-    while (kept < most && (!by_mass || kept == 0 || mass < static_cast<double>(args.top_p) * total)) {
+    while (kept < most && (!by_mass || kept == 0 || mass < static_cast<double>(settings.top_p) * total)) {
       const double p = probability(take(), best);
       mass += p;
       if (p < cutoff) break;
     }
   }
-  if (args.min_p > 0.0f) {
-    while (kept > 1 && probability(all[n - kept].logit, best) < static_cast<double>(args.min_p)) --kept;
+  if (settings.min_p > 0.0f) {
+    while (kept > 1 && probability(all[n - kept].logit, best) < static_cast<double>(settings.min_p)) --kept;
   }
   return kept;
 }
 
-int32_t draw(const Candidate* kept, int64_t n, float best, const SampleArgs& args, float uniform) {
-  const double inverse = 1.0 / static_cast<double>(args.temperature);
+int32_t draw(const Candidate* kept, int64_t n, float best, const SampleSettings& settings, float uniform) {
+  const double inverse = 1.0 / static_cast<double>(settings.temperature);
   const auto weight = [&](const Candidate& c) {
     const double distance = static_cast<double>(c.logit) - static_cast<double>(best);
     return distance == 0.0 ? 1.0 : std::exp(distance * inverse);
@@ -102,20 +103,21 @@ int32_t draw(const Candidate* kept, int64_t n, float best, const SampleArgs& arg
   return last;
 }
 
-int32_t sample_row(const float* logits, int64_t n_vocab, const SampleArgs& args, float uniform, Candidate* scratch) {
+int32_t sample_row(const float* logits, int64_t n_vocab, const SampleSettings& settings, float uniform,
+                   Candidate* scratch) {
   const int32_t top = greedy(logits, n_vocab);
   const float best = logits[top];
-  if (args.temperature <= 0.0f || !std::isfinite(best)) return top;
+  if (settings.temperature <= 0.0f || !std::isfinite(best)) return top;
   int64_t n = 0;
   for (int64_t i = 0; i < n_vocab; ++i) {
     if (!std::isnan(logits[i])) scratch[n++] = {logits[i], static_cast<int32_t>(i)};
   }
-  const bool filtered = (args.top_k > 0 && args.top_k < n) || args.top_p < 1.0f || args.min_p > 0.0f;
-  if (!filtered) return draw(scratch, n, best, args, uniform);
-  const int64_t kept = filter(scratch, n, args);
+  const bool filtered = (settings.top_k > 0 && settings.top_k < n) || settings.top_p < 1.0f || settings.min_p > 0.0f;
+  if (!filtered) return draw(scratch, n, best, settings, uniform);
+  const int64_t kept = filter(scratch, n, settings);
   Candidate* first = scratch + (n - kept);
   std::sort(first, first + kept, [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
-  return draw(first, kept, best, args, uniform);
+  return draw(first, kept, best, settings, uniform);
 }
 
 }  // namespace
@@ -126,26 +128,39 @@ Support supports(const SampleDesc& desc, const Config& config, const DeviceInfo&
   if (desc.n_vocab > std::numeric_limits<int32_t>::max()) {
     return Support::no(str_cat("n_vocab=", desc.n_vocab, " does not fit into 32-bit token ids"));
   }
+  if (device.kind == DeviceKind::cuda && desc.m > kCudaMaxRows) {
+    return Support::no(str_cat("m=", desc.m, " rows are more than the ", kCudaMaxRows, " of one launch"));
+  }
   return check_config(Family::sample, kVariants, kInstances, config, device);
 }
 
-Config default_config(const SampleDesc&, const DeviceInfo&) { return {k_heap, {64}}; }
+Config default_config(const SampleDesc&, const DeviceInfo& device) {
+  return device.kind == DeviceKind::cuda ? Config{k_blocks, {128}} : Config{k_heap, {64}};
+}
 
 Cost cost(const SampleDesc& desc) {
   const double elements = static_cast<double>(desc.m) * static_cast<double>(desc.n_vocab);
-  return {elements * (4 + 2 * sizeof(Candidate)), elements * 4};
+  return {elements * sizeof(float), elements * 4};
 }
 
-size_t scratch_bytes(const SampleDesc& desc, const Config&) {
+size_t scratch_bytes(const SampleDesc& desc, const Config& config) {
+  if (config.variant == k_blocks) return sample_blocks_scratch(desc, config.params[0]);
   return static_cast<size_t>(desc.n_vocab) * sizeof(Candidate);
 }
 
+void check_settings(const SampleSettings& settings) {
+  DYNO_CHECK(PlanError, settings.temperature >= 0.0f && settings.temperature < std::numeric_limits<float>::infinity(),
+             "[sample] temperature ", settings.temperature, " is not a number from 0 on");
+  DYNO_CHECK(PlanError, settings.top_k >= 0, "[sample] top_k ", settings.top_k, " is negative; 0 turns it off");
+  DYNO_CHECK(PlanError, settings.top_p >= 0.0f && settings.top_p <= 1.0f, "[sample] top_p ", settings.top_p,
+             " is not in [0, 1]");
+  DYNO_CHECK(PlanError, settings.min_p >= 0.0f && settings.min_p <= 1.0f, "[sample] min_p ", settings.min_p,
+             " is not in [0, 1]");
+}
+
 void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args, CpuContext& context) {
-  DYNO_CHECK(PlanError, args.temperature >= 0.0f && args.temperature < std::numeric_limits<float>::infinity(),
-             "[sample] temperature ", args.temperature, " is not a number from 0 on");
-  DYNO_CHECK(PlanError, args.top_k >= 0, "[sample] top_k ", args.top_k, " is negative; 0 turns it off");
-  DYNO_CHECK(PlanError, args.top_p >= 0.0f && args.top_p <= 1.0f, "[sample] top_p ", args.top_p, " is not in [0, 1]");
-  DYNO_CHECK(PlanError, args.min_p >= 0.0f && args.min_p <= 1.0f, "[sample] min_p ", args.min_p, " is not in [0, 1]");
+  const SampleSettings settings = settings_of(args);
+  check_settings(settings);
   for (int64_t row = 0; row < desc.m; ++row) {
     DYNO_CHECK(PlanError, args.uniform[row] >= 0.0f && args.uniform[row] < 1.0f, "[sample] uniform ", args.uniform[row],
                " of row ", row, " is not in [0, 1)");
@@ -153,10 +168,22 @@ void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args
   parallel_ranges(context, desc.m, desc.n_vocab, config.params[0] * 1024,
                   [&](int64_t begin, int64_t end, std::byte* scratch) {
                     for (int64_t row = begin; row < end; ++row) {
-                      args.out[row] = sample_row(args.logits + row * desc.n_vocab, desc.n_vocab, args,
+                      args.out[row] = sample_row(args.logits + row * desc.n_vocab, desc.n_vocab, settings,
                                                  args.uniform[row], reinterpret_cast<Candidate*>(scratch));
                     }
                   });
 }
+
+#ifdef DYNO_HAVE_CUDA
+void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args, CudaStream& stream) {
+  check_settings(settings_of(args));
+  sample_blocks_cuda(args, nullptr, desc, config.params[0], stream);
+}
+
+void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args, const SampleSettings* settings,
+            CudaStream& stream) {
+  sample_blocks_cuda(args, settings, desc, config.params[0], stream);
+}
+#endif
 
 }  // namespace dyno::ops

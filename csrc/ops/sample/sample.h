@@ -3,7 +3,9 @@
 
 #include "ops/args.h"
 #include "ops/cpu_context.h"
+#include "ops/cuda_stream.h"
 #include "ops/op.h"
+#include "ops/sample/settings.h"
 
 namespace dyno::ops {
 
@@ -16,5 +18,12 @@ Cost cost(const SampleDesc& desc);
 size_t scratch_bytes(const SampleDesc& desc, const Config& config);
 // Filters in the order top-k, top-p, min-p, then temperature; see sample.cpp.
 void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args, CpuContext& context);
+void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args, CudaStream& stream);
+// With settings that lie in device memory instead of those in `args`: a captured launch draws by what is there when it
+// is replayed.
+void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args, const SampleSettings* settings,
+            CudaStream& stream);
+// Throws PlanError for a value that means nothing.
+void check_settings(const SampleSettings& settings);
 
 }  // namespace dyno::ops

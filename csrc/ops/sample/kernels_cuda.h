@@ -1,0 +1,39 @@
+// CUDA kernels of sample.
+#pragma once
+
+#include "ops/args.h"
+#include "ops/cuda_stream.h"
+#include "ops/op.h"
+#include "ops/sample/settings.h"
+
+namespace dyno::ops {
+
+// Rows of one launch: each has a counter of the stream.
+inline constexpr int64_t kCudaMaxRows = 65535;
+static_assert(kCudaMaxRows < kStreamCounters);
+
+// Logits that a warp reads at once. Sums over them are made in an order that depends on nothing else, so that any
+// number of blocks draws the same token.
+inline constexpr int64_t kSampleChunk = 128;
+
+// What the blocks of one row leave for the last one: the best of each block, and of each chunk its sum and its best.
+struct SampleScratch {
+  int64_t chunks = 0, sums_offset = 0, maxima_offset = 0, bytes = 0;
+};
+constexpr SampleScratch sample_scratch(int64_t n_vocab, int blocks) {
+  SampleScratch s;
+  s.chunks = (n_vocab + kSampleChunk - 1) / kSampleChunk;
+  s.sums_offset = blocks * static_cast<int64_t>(sizeof(uint64_t));
+  s.maxima_offset = s.sums_offset + s.chunks * static_cast<int64_t>(sizeof(double));
+  s.bytes = (s.maxima_offset + s.chunks * static_cast<int64_t>(sizeof(uint32_t)) + 7) / 8 * 8;
+  return s;
+}
+inline size_t sample_blocks_scratch(const SampleDesc& desc, int blocks) {
+  return static_cast<size_t>(desc.m * sample_scratch(desc.n_vocab, blocks).bytes);
+}
+
+// `settings` in device memory, or null: those in `args`.
+void sample_blocks_cuda(const SampleArgs& args, const SampleSettings* settings, const SampleDesc& desc, int blocks,
+                        CudaStream& stream);
+
+}  // namespace dyno::ops

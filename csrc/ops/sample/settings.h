@@ -1,0 +1,19 @@
+// How a token is drawn, as one value: what SampleArgs says launch by launch, a generation keeps.
+#pragma once
+
+#include "ops/args.h"
+
+namespace dyno::ops {
+
+struct SampleSettings {
+  float temperature = 1.0f;  // 0 = greedy
+  int32_t top_k = 0;         // 0 = off
+  float top_p = 1.0f;        // 1 = off
+  float min_p = 0.0f;        // 0 = off
+};
+
+constexpr SampleSettings settings_of(const SampleArgs& args) {
+  return {args.temperature, args.top_k, args.top_p, args.min_p};
+}
+
+}  // namespace dyno::ops
