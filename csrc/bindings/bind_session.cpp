@@ -31,6 +31,7 @@ namespace {
 using IdArray = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Sequences = std::vector<std::pair<int32_t, IdArray>>;
 using Kernels = std::vector<std::tuple<std::string, std::string, nb::dict, std::string>>;
+using UniformArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using RoutingArray = nb::ndarray<const int32_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
 // `described`: a device that need not be here, for plans.
@@ -181,6 +182,36 @@ class PySession {
  private:
   std::unique_ptr<runtime::Session> session_;
   std::mutex mutex_;
+};
+
+// A generation and the session that computes it, which Python keeps alive for it.
+class PyGeneration {
+ public:
+  PyGeneration(PySession& session, runtime::Generation generation)
+      : session_(session), generation_(std::move(generation)) {}
+
+  int32_t token() const { return generation_.token(); }
+  size_t queued() const { return generation_.queued().size(); }
+
+  void queue(const UniformArray& uniform, const std::optional<IdArray>& forced) {
+    DYNO_CHECK(PlanError, !forced || forced->size() == uniform.size(), "[generation] ", forced ? forced->size() : 0,
+               " tokens to be fed for ", uniform.size(), " draws");
+    std::vector<runtime::Draw> draws(uniform.size());
+    for (size_t i = 0; i < draws.size(); ++i) {
+      draws[i] = {.uniform = uniform.data()[i], .forced = forced ? forced->data()[i] : -1};
+    }
+    session_.change(
+        [&](runtime::Session& session) { generation_.queue(draws, static_cast<int64_t>(session.model().n_vocab)); });
+  }
+  int32_t next() {
+    int32_t token = 0;
+    session_.change([&](runtime::Session& session) { token = session.next_token(generation_); });
+    return token;
+  }
+
+ private:
+  PySession& session_;
+  runtime::Generation generation_;
 };
 
 runtime::LogitRows parse_rows(std::string_view rows) {
@@ -469,6 +500,19 @@ void bind_session(nb::module_& m) {
           "Appends tokens (int32) to sequences and returns (logits float32 [rows, n_vocab] or None, routing int32 "
           "[moe layers, tokens, used] or None). rows: all (or of every so many tokens of a sequence, and of its last), "
           "last (of each sequence) or none. Raises PlanError.")
+      .def_prop_ro(
+          "draws_on_device", [](const PySession& s) { return s.get().draws_on_device(); },
+          "Whether a generation's tokens are drawn on the device, without the host in between.")
+      .def(
+          "generation",
+          [](PySession& s, int32_t token, int32_t slot, float temperature, int32_t top_k, float top_p, float min_p) {
+            return PyGeneration(s, s.get().generation(slot, token, {temperature, top_k, top_p, min_p}));
+          },
+          "token"_a, nb::kw_only(), "slot"_a = 0, "temperature"_a = 0.0f, "top_k"_a = 0, "top_p"_a = 1.0f,
+          "min_p"_a = 0.0f, nb::keep_alive<0, 1>(),
+          "Draws tokens behind what a sequence holds, of which `token` will be the next one fed. The settings are "
+          "those "
+          "of sample(). Raises PlanError.")
       .def(
           "time_ops", &PySession::time_ops, "sequences"_a, "rows"_a = "last",
           nb::sig("def time_ops(self, sequences: list[tuple[int, numpy.ndarray]], rows: str = 'last') -> "
@@ -481,6 +525,21 @@ void bind_session(nb::module_& m) {
           "Raises OutOfMemoryError, with what to change, when the plan does not fit into a GPU with that much free "
           "memory. Opening a session on a GPU does this before it allocates anything.")
       .def("close", &PySession::close, "Frees weights and cache; later calls raise DynoError.");
+  nb::class_<PyGeneration>(
+      m, "Generation",
+      "Tokens that a session draws one after the other; made by Session.generation(). On a GPU the "
+      "next two are computed while Python still handles one. Any other call of the session ends "
+      "that, and next() goes on behind whatever the sequence holds then.")
+      .def(
+          "queue", &PyGeneration::queue, "uniform"_a, "forced"_a = nb::none(),
+          nb::sig("def queue(self, uniform: numpy.ndarray, forced: numpy.ndarray | None = None) -> None"),
+          "Allows as many more draws, each with its random number in [0, 1) (float32). forced: the tokens (int32) that "
+          "are fed instead of those drawn, where not -1.")
+      .def("next", &PyGeneration::next,
+           "Feeds the next token and returns the one drawn behind it; the sequence is one position longer then. Raises "
+           "PlanError when no draw is queued or the context is full.")
+      .def_prop_ro("token", &PyGeneration::token, "The token that is fed next.")
+      .def_prop_ro("queued", &PyGeneration::queued, "Draws that are queued and not yet made.");
 }
 
 }  // namespace dyno

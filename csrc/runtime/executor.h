@@ -6,6 +6,7 @@
 #include <span>
 
 #include "ops/args.h"
+#include "ops/sample/settings.h"
 #include "plan/plan.h"
 #include "plan/selection.h"
 
@@ -31,6 +32,20 @@ struct MicroBatch {
   OpTime* op_times = nullptr;  // [Plan::keys], added to; null when not asked
 };
 
+// One draw of a generation: the random number in [0, 1), and the token that is fed next whatever is drawn (-1: that).
+struct Draw {
+  float uniform = 0;
+  int32_t forced = -1;
+};
+
+// Where a generation on the device begins: `token` is fed at `position` of the sequence in `slot`.
+struct DrawStart {
+  int32_t slot = 0;
+  int32_t token = 0;
+  int64_t position = 0;
+  ops::SampleSettings settings{};
+};
+
 // Streams beside the main one in a captured graph: k and v beside q.
 inline constexpr size_t kBesideStreams = 2;
 // A u-batch that is captured has one token a sequence.
@@ -48,8 +63,20 @@ class Executor {
   // Whether u-batches whose shape repeats are captured and replayed, where the device can; `concurrent`: nodes that
   // stand beside each other on streams of their own. To be said before prepare().
   virtual void use_graphs(bool wanted, bool concurrent) = 0;
-  // Waits for everything that run() started.
+  // Waits for everything that was started.
   virtual void finish() = 0;
+
+  // Generation without the host between tokens. A step feeds a token, draws the next one from its logits and leaves
+  // that as the input of the next step; settings, random numbers and tokens to feed lie where the steps are computed.
+  // Whether this executor can; the three functions below are only for one that does.
+  virtual bool draws() const { return false; }
+  // Forgets an earlier generation. Steps that are under way must be over: finish().
+  virtual void begin_draws(const DrawStart&, const plan::Selection&) {}
+  // Starts the next step and does not wait for it. `ahead`: this step's draw and those behind it as far as they are
+  // known, so that several can be uploaded at once; what was given once must be given again.
+  virtual void launch_draw(std::span<const Draw>, const plan::Selection&) {}
+  // Waits for the first step that was not waited for: the token that it drew.
+  virtual int32_t wait_draw() { return 0; }
   // Memory for logits where run() puts them without a detour; may outlive the executor.
   virtual std::shared_ptr<float[]> logits_memory(size_t count) {
     return std::make_shared_for_overwrite<float[]>(count);

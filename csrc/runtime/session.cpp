@@ -82,6 +82,7 @@ void Session::prepare(bool clear_cache) {
 // What is refused or fails leaves the session as it was. The new memory is checked before the old one is given back.
 template <typename Change>
 void Session::replan(const Change& change, bool clear_cache) {
+  end_steps();
   finish();
   const plan::Plan plan = plan_;
   const SessionSettings settings = settings_;
@@ -142,7 +143,10 @@ void Session::check_slot(int32_t slot) const {
              " does not exist; the context was made for ", plan_.context.sequences);
 }
 
-void Session::reset() { std::fill(positions_.begin(), positions_.end(), 0); }
+void Session::reset() {
+  end_steps();
+  std::fill(positions_.begin(), positions_.end(), 0);
+}
 
 void Session::reset(int32_t slot) { rewind(slot, 0); }
 
@@ -153,6 +157,7 @@ int64_t Session::position(int32_t slot) const {
 
 void Session::rewind(int32_t slot, int64_t position) {
   check_slot(slot);
+  end_steps();
   int64_t& current = positions_[static_cast<size_t>(slot)];
   DYNO_CHECK(PlanError, position >= 0 && position <= current, "[session] cannot rewind sequence ", slot,
              " to position ", position, "; it holds ", current);
@@ -192,15 +197,21 @@ void Session::check(const DecodeRequest& request) const {
     DYNO_CHECK(PlanError, !seen[static_cast<size_t>(s.slot)], "[session] sequence ", s.slot, " is given twice");
     seen[static_cast<size_t>(s.slot)] = true;
     DYNO_CHECK(PlanError, !s.tokens.empty(), "[session] sequence ", s.slot, " has no tokens");
-    const int64_t end = position(s.slot) + static_cast<int64_t>(s.tokens.size());
-    DYNO_CHECK(PlanError, end <= plan_.context.ctx, "[session] sequence ", s.slot, " would reach ", end,
-               " positions, but the context holds ", plan_.context.ctx, "; open the model with ctx=", end,
-               model_.n_ctx_train < end ? " (this model was made for fewer)" : " or more");
-    for (size_t i = 0; i < s.tokens.size(); ++i) {
-      DYNO_CHECK(PlanError, s.tokens[i] >= 0 && s.tokens[i] < model_.n_vocab, "[session] token ", s.tokens[i],
-                 " at index ", i, " of sequence ", s.slot, "; the vocabulary has ", model_.n_vocab);
-    }
+    check_room(s.slot, static_cast<int64_t>(s.tokens.size()));
+    for (size_t i = 0; i < s.tokens.size(); ++i) check_token(s.tokens[i], static_cast<int64_t>(i), s.slot);
   }
+}
+
+void Session::check_room(int32_t slot, int64_t tokens) const {
+  const int64_t end = position(slot) + tokens;
+  DYNO_CHECK(PlanError, end <= plan_.context.ctx, "[session] sequence ", slot, " would reach ", end,
+             " positions, but the context holds ", plan_.context.ctx, "; open the model with ctx=", end,
+             model_.n_ctx_train < end ? " (this model was made for fewer)" : " or more");
+}
+
+void Session::check_token(int32_t token, int64_t index, int32_t slot) const {
+  DYNO_CHECK(PlanError, token >= 0 && token < model_.n_vocab, "[session] token ", token, " at index ", index,
+             " of sequence ", slot, "; the vocabulary has ", model_.n_vocab);
 }
 
 std::shared_ptr<float[]> Session::logits_memory(size_t count) const {
@@ -211,6 +222,7 @@ std::shared_ptr<float[]> Session::logits_memory(size_t count) const {
 void Session::decode(const DecodeRequest& request) {
   DYNO_CHECK(PlanError, executor_ != nullptr, "[session] this session was made to be planned, not to be run");
   check(request);
+  end_steps();
   const int64_t total = token_count(request);
   const bool single = std::all_of(request.sequences.begin(), request.sequences.end(),
                                   [](const SequenceInput& s) { return s.tokens.size() == 1; });

@@ -15,6 +15,7 @@
 #include "plan/plan.h"
 #include "plan/selection.h"
 #include "runtime/executor.h"
+#include "runtime/generation.h"
 #include "runtime/weights.h"
 
 namespace dyno::runtime {
@@ -92,7 +93,22 @@ class Session {
   // Throws PlanError (no room left in the context, unknown slot, token out of range); the cache is unchanged then.
   void decode(const DecodeRequest& request);
 
+  // Whether tokens of a generation are drawn where the model runs, without the host in between.
+  bool draws_on_device() const { return executor_ != nullptr && executor_->draws(); }
+  // Throws PlanError for a slot, a token or settings that cannot be.
+  Generation generation(int32_t slot, int32_t token, const ops::SampleSettings& settings) const;
+  // Feeds the next token of a generation and draws the one behind it; the sequence is one position longer then. On a
+  // device that draws, up to kStepsAhead more are under way when it returns. Any other call that concerns the cache, or
+  // another generation, puts an end to these: what they drew is forgotten, and the next call begins again where the
+  // sequence ends. Throws PlanError without queued draws or room in the context; the generation is unchanged then.
+  int32_t next_token(Generation& generation);
+
  private:
+  void check_room(int32_t slot, int64_t tokens) const;
+  void check_token(int32_t token, int64_t index, int32_t slot) const;
+  int32_t draw_on_host(Generation& generation);
+  // Waits for the steps under way and forgets them.
+  void end_steps();
   void check(const DecodeRequest& request) const;
   void check_slot(int32_t slot) const;
   void choose();
@@ -113,6 +129,9 @@ class Session {
   std::unique_ptr<Executor> executor_;  // null for plan_only
   std::vector<int64_t> positions_;      // per slot
   size_t held_bytes_ = 0;               // cache, arena and scratch that the executor holds
+  uint64_t steps_of_ = 0;               // number of the generation with steps under way; 0: none
+  uint64_t generations_ = 0;            // begun on the device so far
+  size_t under_way_ = 0;                // steps that were launched and not waited for
 };
 
 }  // namespace dyno::runtime

@@ -5,23 +5,12 @@
 
 #include "core/cuda/check.h"
 #include "core/error.h"
+#include "runtime/cuda/input_layout.h"
 #include "runtime/cuda/rows.h"
 #include "runtime/launch_node.h"
 
 namespace dyno::runtime {
 namespace {
-
-// Of the inputs of a u-batch, in one piece of memory so that one copy brings them.
-struct InputLayout {
-  size_t positions, rows, runs, bytes;
-  explicit InputLayout(int64_t ubatch) {
-    const auto ints = static_cast<size_t>(ubatch) * sizeof(int32_t);
-    positions = ints;
-    rows = 2 * ints;
-    runs = 3 * ints;
-    bytes = runs + static_cast<size_t>(ubatch) * sizeof(ops::SequenceRun);
-  }
-};
 
 // Logits for which there is page-locked memory; more go to ordinary memory, slower.
 constexpr size_t kPinnedLogits = size_t{4} << 20;
@@ -87,7 +76,7 @@ CudaExecutor::~CudaExecutor() { DYNO_CUDA_CHECK_NOTHROW(cudaStreamSynchronize(st
 void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cache) {
   const DeviceScope scope(plan_.device.ordinal);
   finish();
-  graphs_.clear();
+  drop_graphs();
   // Old memory is freed first: both together need not fit.
   const auto resize = [](DeviceBuffer& buffer, size_t bytes, const char* purpose) {
     if (buffer.size() == bytes) return false;
@@ -120,6 +109,20 @@ void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cac
   if (resize(inputs_, layout.bytes, "inputs")) {
     for (PinnedBuffer& stage : staged_) stage = PinnedBuffer(layout.bytes, "inputs");
   }
+}
+
+void CudaExecutor::drop_graphs() {
+  graphs_.clear();
+  drawing_.step = {};
+}
+
+ops::CudaStream CudaExecutor::context() const {
+  return {.handle = stream_.get(),
+          .device = &plan_.device,
+          .workspace = workspace_.data(),
+          .workspace_bytes = workspace_.size(),
+          .counters = reinterpret_cast<int32_t*>(counters_.data()),
+          .blas = blas_.get()};
 }
 
 void CudaExecutor::finish() { DYNO_CUDA_CHECK(cudaStreamSynchronize(stream_.get())); }
@@ -182,12 +185,7 @@ void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& se
       .plan = plan_,
       .selection = selection,
       .executor = *this,
-      .context = {.handle = stream_.get(),
-                  .device = &plan_.device,
-                  .workspace = workspace_.data(),
-                  .workspace_bytes = workspace_.size(),
-                  .counters = reinterpret_cast<int32_t*>(counters_.data()),
-                  .blas = blas_.get()},
+      .context = context(),
       .batch = {.tokens = ints(0),
                 .positions = ints(layout.positions),
                 .runs = reinterpret_cast<const ops::SequenceRun*>(inputs_.data() + layout.runs),
@@ -256,11 +254,11 @@ void CudaExecutor::add_op_times(const MicroBatch& batch) {
   }
 }
 
-void CudaExecutor::capture(const MicroBatch& batch, const plan::Selection& selection, Captured& into) {
+void CudaExecutor::capture(const std::function<void()>& launch, Captured& into) {
   DYNO_CUDA_CHECK(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
   cudaGraph_t captured = nullptr;
   try {
-    launch_all(batch, selection, /*capturing=*/true);
+    launch();
   } catch (...) {
     cudaStreamEndCapture(stream_.get(), &captured);
     const Graph broken(captured);
@@ -283,16 +281,19 @@ std::shared_ptr<float[]> CudaExecutor::logits_memory(size_t count) {
   return {memory, reinterpret_cast<float*>(memory.get())};
 }
 
+void CudaExecutor::fit_logits(size_t bytes) {
+  if (logits_.size() >= bytes) return;
+  finish();
+  drop_graphs();  // they write to the old memory
+  logits_ = DeviceBuffer();
+  logits_ = DeviceBuffer(bytes, "logits");
+}
+
 void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection, int) {
   const DeviceScope scope(plan_.device.ordinal);
   const size_t row_bytes = static_cast<size_t>(model_.n_vocab) * sizeof(float);
   const size_t logits_bytes = batch.logit_rows.size() * row_bytes;
-  if (logits_.size() < logits_bytes) {
-    finish();
-    graphs_.clear();  // they write to the old memory
-    logits_ = DeviceBuffer();
-    logits_ = DeviceBuffer(logits_bytes, "logits");
-  }
+  fit_logits(logits_bytes);
   upload(batch);
 
   // Routing travels for all layers together; a layer's part of the host arrays holds `routing_stride` tokens.
@@ -324,7 +325,9 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
   if (graphs_wanted_ && repeats && fixed && !routing && batch.op_times == nullptr) {
     captured = &graphs_[{static_cast<int64_t>(tokens), static_cast<int64_t>(batch.runs.size()),
                          static_cast<int64_t>(batch.logit_rows.size())}];
-    if (++captured->uses == 2) capture(batch, selection, *captured);
+    if (++captured->uses == 2) {
+      capture([&] { launch_all(batch, selection, /*capturing=*/true); }, *captured);
+    }
   }
   if (captured != nullptr && captured->graph) {
     DYNO_CUDA_CHECK(cudaGraphLaunch(captured->graph.get(), stream_.get()));

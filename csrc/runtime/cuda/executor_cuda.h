@@ -3,11 +3,13 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <map>
 #include <vector>
 
 #include "core/thread_pool.h"
 #include "ops/cuda_stream.h"
+#include "runtime/cuda/draws.h"
 #include "runtime/cuda/handles.h"
 #include "runtime/cuda/weights_cuda.h"
 #include "runtime/executor.h"
@@ -30,6 +32,11 @@ class CudaExecutor final : public Executor {
   void finish() override;
   std::shared_ptr<float[]> logits_memory(size_t count) override;
 
+  bool draws() const override { return true; }
+  void begin_draws(const DrawStart& start, const plan::Selection& selection) override;
+  void launch_draw(std::span<const Draw> ahead, const plan::Selection& selection) override;
+  int32_t wait_draw() override;
+
  private:
   struct Env;
   // What two u-batches must share to run the same graph.
@@ -45,6 +52,9 @@ class CudaExecutor final : public Executor {
   const plan::NodeList& list_for(const MicroBatch& batch) const {
     return plan_.list_for(static_cast<int64_t>(batch.tokens.size()), static_cast<int64_t>(batch.runs.size()));
   }
+  ops::CudaStream context() const;
+  void fit_logits(size_t bytes);
+  void drop_graphs();
   void upload(const MicroBatch& batch);
   // While a graph is captured, nodes that stand beside each other may go to streams of their own.
   void launch_all(const MicroBatch& batch, const plan::Selection& selection, bool capturing = false);
@@ -52,7 +62,8 @@ class CudaExecutor final : public Executor {
   void launch_beside(Env& env, const plan::NodeList& list, int32_t first, int32_t last);
   void select_rows(Env& env, int64_t wanted, std::span<const plan::ValueId> values);
   void add_op_times(const MicroBatch& batch);
-  void capture(const MicroBatch& batch, const plan::Selection& selection, Captured& into);
+  void capture(const std::function<void()>& launch, Captured& into);
+  void upload_draws(std::span<const Draw> ahead);
 
   const model::ModelDesc& model_;
   const plan::Plan& plan_;
@@ -80,6 +91,20 @@ class CudaExecutor final : public Executor {
   std::array<Beside, kBesideStreams> beside_;
   Event fork_;
   std::map<Shape, Captured> graphs_;
+  // Of the generation that is under way.
+  struct Drawing {
+    DeviceBuffer state, workspace;  // state: DrawState
+    PinnedBuffer drawn;             // kDrawnSlots
+    std::array<PinnedBuffer, 2> staged;
+    std::array<Event, 2> copied;
+    size_t next_stage = 0;
+    PinnedBuffer fence;
+    Captured step;         // decoding, sampling and the move to the next token in one graph
+    DrawStart at;          // of the next step to launch; without its token
+    int32_t uploaded = 0;  // draws that lie on the device for steps to come
+    uint32_t waited = 0;   // number of the next step to wait for
+  };
+  Drawing drawing_;
 };
 
 }  // namespace dyno::runtime

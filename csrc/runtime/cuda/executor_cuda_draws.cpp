@@ -1,0 +1,153 @@
+// Generation on the GPU: from token to token without the host, which reads what was drawn while the next steps run.
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstring>
+#include <thread>
+
+#include "core/cuda/check.h"
+#include "core/error.h"
+#include "ops/sample/sample.h"
+#include "runtime/cuda/executor_cuda.h"
+#include "runtime/cuda/input_layout.h"
+
+namespace dyno::runtime {
+namespace {
+
+DrawState* state_of(const DeviceBuffer& memory) { return reinterpret_cast<DrawState*>(memory.data()); }
+
+}  // namespace
+
+void CudaExecutor::begin_draws(const DrawStart& start, const plan::Selection&) {
+  const DeviceScope scope(plan_.device.ordinal);
+  fit_logits(static_cast<size_t>(model_.n_vocab) * sizeof(float));
+  Drawing& d = drawing_;
+  if (d.state.size() == 0) {
+    const ops::SampleDesc desc{.m = 1, .n_vocab = model_.n_vocab};
+    d.workspace =
+        DeviceBuffer(ops::scratch_bytes(desc, ops::default_config(desc, plan_.device)), "memory for sampling");
+    d.drawn = PinnedBuffer(kDrawnSlots * sizeof(uint64_t), "drawn tokens");
+    std::memset(d.drawn.data(), 0, d.drawn.size());
+    d.fence = PinnedBuffer(sizeof(int32_t), "drawn tokens");
+    for (size_t i = 0; i < d.staged.size(); ++i) {
+      d.staged[i] = PinnedBuffer(sizeof(DrawState), "draws");
+      d.copied[i] = make_event();
+    }
+    d.state = DeviceBuffer(sizeof(DrawState), "draws");
+  }
+  d.at = start;
+  d.uploaded = 0;
+
+  const ops::SequenceRun run{0, 1, static_cast<int32_t>(start.position), start.slot};
+  upload({.tokens = {&start.token, 1}, .positions = {&run.position, 1}, .runs = {&run, 1}, .logit_rows = {}});
+  // Steps of an earlier generation that nobody waited for have numbers too, and what they drew must not be taken for
+  // what this one draws: numbers go on behind all that can have been used.
+  d.waited += kDrawnSlots;
+  DrawState state;
+  state.settings = start.settings;
+  state.step = d.waited;
+  // Memory that the host may change as soon as the call returns: such a copy is over then or staged by the driver.
+  DYNO_CUDA_CHECK(cudaMemcpyAsync(d.state.data(), &state, sizeof(state), cudaMemcpyHostToDevice, stream_.get()));
+}
+
+// Only what follows `drawn` in DrawState; the rest is the device's.
+void CudaExecutor::upload_draws(std::span<const Draw> ahead) {
+  Drawing& d = drawing_;
+  constexpr size_t kFrom = offsetof(DrawState, uniform);
+  PinnedBuffer& stage = d.staged[d.next_stage];
+  const Event& copied = d.copied[d.next_stage];
+  d.next_stage = 1 - d.next_stage;
+  DYNO_CUDA_CHECK(cudaEventSynchronize(copied.get()));
+  auto& block = *reinterpret_cast<DrawState*>(stage.data());
+  const size_t count = std::min<size_t>(ahead.size(), kDrawBlock);
+  for (size_t i = 0; i < kDrawBlock; ++i) {
+    const Draw draw = i < count ? ahead[i] : Draw{};
+    block.uniforms[i] = draw.uniform;
+    block.forced[i] = draw.forced;
+  }
+  block.uniform = block.uniforms[0];
+  block.at = 0;
+  DYNO_CUDA_CHECK(cudaMemcpyAsync(d.state.data() + kFrom, stage.data() + kFrom, sizeof(DrawState) - kFrom,
+                                  cudaMemcpyHostToDevice, stream_.get()));
+  DYNO_CUDA_CHECK(cudaEventRecord(copied.get(), stream_.get()));
+  d.uploaded = static_cast<int32_t>(count);
+}
+
+void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selection& selection) {
+  const DeviceScope scope(plan_.device.ordinal);
+  Drawing& d = drawing_;
+  if (d.uploaded == 0) upload_draws(ahead);
+  --d.uploaded;
+
+  // What the kernels read of this lies on the device; the host's copy serves launches that depend on the position.
+  const ops::SequenceRun run{0, 1, static_cast<int32_t>(d.at.position), d.at.slot};
+  constexpr int32_t kRow = 0;
+  const MicroBatch batch{
+      .tokens = {&d.at.token, 1}, .positions = {&run.position, 1}, .runs = {&run, 1}, .logit_rows = {&kRow, 1}};
+  ++d.at.position;
+  const auto launch_step = [&](bool capturing) {
+    launch_all(batch, selection, capturing);
+    DrawState* state = state_of(d.state);
+    ops::CudaStream sampling = context();
+    sampling.workspace = d.workspace.data();
+    sampling.workspace_bytes = d.workspace.size();
+    const ops::SampleDesc desc{.m = 1, .n_vocab = model_.n_vocab};
+    ops::launch(
+        ops::default_config(desc, plan_.device), desc,
+        ops::SampleArgs{
+            .logits = reinterpret_cast<const float*>(logits_.data()), .uniform = &state->uniform, .out = &state->drawn},
+        &state->settings, sampling);
+    const InputLayout layout(plan_.ubatch);
+    std::byte* inputs = inputs_.data();
+    advance_draw(state,
+                 {.token = reinterpret_cast<int32_t*>(inputs),
+                  .position = reinterpret_cast<int32_t*>(inputs + layout.positions),
+                  .run = reinterpret_cast<ops::SequenceRun*>(inputs + layout.runs)},
+                 reinterpret_cast<uint64_t*>(d.drawn.data()), stream_.get());
+  };
+
+  // Several kernels read runs, and rows of the cache that earlier tokens left, before they wait for the launch before
+  // them. That is right as long as everything of the last token is over when the first kernel of this one begins.
+  // Between two launches of graphs that is so: edges by which a kernel may start early connect nodes of one graph, and
+  // a stream runs its graphs one after the other, whole.
+  if (graphs_wanted_ && list_for(batch).id != plan::ListId::expanded && ++d.step.uses == 2) {
+    capture([&] { launch_step(/*capturing=*/true); }, d.step);
+  }
+  if (d.step.graph) {
+    DYNO_CUDA_CHECK(cudaGraphLaunch(d.step.graph.get(), stream_.get()));
+    return;
+  }
+  launch_step(/*capturing=*/false);
+  // Between plain launches it is not: the first kernel lets the second begin while it still waits itself. A copy is no
+  // kernel, so what stands behind it waits for it, and it for all before it.
+  DYNO_CUDA_CHECK(cudaMemcpyAsync(d.fence.data(), &state_of(d.state)->drawn, sizeof(int32_t), cudaMemcpyDeviceToHost,
+                                  stream_.get()));
+}
+
+int32_t CudaExecutor::wait_draw() {
+  const DeviceScope scope(plan_.device.ordinal);
+  Drawing& d = drawing_;
+  const uint32_t step = d.waited++;
+  std::atomic_ref<uint64_t> slot(reinterpret_cast<uint64_t*>(d.drawn.data())[step % kDrawnSlots]);
+  const auto arrived = [&](uint64_t value) { return value >> 32 == step; };
+  // The token comes before its step has ended and long before the steps behind it have, so no call of the driver tells
+  // of it. Now and then one is asked whether anything went wrong.
+  constexpr int kLooks = 256;
+  while (true) {
+    for (int i = 0; i < kLooks; ++i) {
+      const uint64_t value = slot.load(std::memory_order_acquire);
+      if (arrived(value)) return static_cast<int32_t>(value & 0xffffffffu);
+    }
+    const cudaError_t status = cudaStreamQuery(stream_.get());
+    if (status == cudaErrorNotReady) {
+      std::this_thread::yield();
+      continue;
+    }
+    DYNO_CUDA_CHECK(status);
+    const uint64_t value = slot.load(std::memory_order_acquire);
+    DYNO_CHECK(DeviceError, arrived(value), "[cuda] step ", step, " of a generation ended without a token");
+    return static_cast<int32_t>(value & 0xffffffffu);
+  }
+}
+
+}  // namespace dyno::runtime

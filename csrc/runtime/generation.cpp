@@ -1,0 +1,100 @@
+#include "runtime/generation.h"
+
+#include <vector>
+
+#include "core/error.h"
+#include "ops/sample/sample.h"
+#include "runtime/session.h"
+
+namespace dyno::runtime {
+
+void Generation::queue(std::span<const Draw> draws, int64_t n_vocab) {
+  for (const Draw& draw : draws) {
+    DYNO_CHECK(PlanError, draw.uniform >= 0.0f && draw.uniform < 1.0f, "[generation] uniform ", draw.uniform,
+               " is not in [0, 1)");
+    DYNO_CHECK(PlanError, draw.forced >= -1 && draw.forced < n_vocab, "[generation] token ", draw.forced,
+               " to be fed; the vocabulary has ", n_vocab, ", and -1 feeds what is drawn");
+  }
+  draws_.erase(draws_.begin(), draws_.begin() + static_cast<std::ptrdiff_t>(made_));
+  made_ = 0;
+  draws_.insert(draws_.end(), draws.begin(), draws.end());
+}
+
+Generation Session::generation(int32_t slot, int32_t token, const ops::SampleSettings& settings) const {
+  check_slot(slot);
+  check_token(token, 0, slot);
+  ops::check_settings(settings);
+  return {slot, token, settings};
+}
+
+void Session::end_steps() {
+  if (steps_of_ == 0) return;
+  steps_of_ = 0;
+  under_way_ = 0;
+  finish();
+}
+
+int32_t Session::next_token(Generation& generation) {
+  DYNO_CHECK(PlanError, executor_ != nullptr, "[session] this session was made to be planned, not to be run");
+  DYNO_CHECK(PlanError, !generation.queued().empty(), "[generation] no draw is queued");
+  if (!executor_->draws()) return draw_on_host(generation);
+  const int32_t slot = generation.slot();
+  if (steps_of_ == 0 || steps_of_ != generation.number_) {
+    end_steps();
+    check_room(slot, 1);  // the context may have been made anew since
+    executor_->begin_draws(
+        {.slot = slot, .token = generation.token(), .position = position(slot), .settings = generation.settings()},
+        *selection_);
+    steps_of_ = generation.number_ = ++generations_;
+  }
+  const auto launch_ahead = [&] {
+    while (under_way_ < kStepsAhead && under_way_ < generation.queued().size() &&
+           position(slot) + static_cast<int64_t>(under_way_) < plan_.context.ctx) {
+      executor_->launch_draw(generation.queued().subspan(under_way_), *selection_);
+      ++under_way_;
+    }
+  };
+  try {
+    launch_ahead();
+    if (under_way_ == 0) check_room(slot, 1);  // throws
+    const int32_t token = executor_->wait_draw();
+    --under_way_;
+    ++positions_[static_cast<size_t>(slot)];
+    generation.accept(token);
+    launch_ahead();
+    return token;
+  } catch (const PlanError&) {
+    throw;  // nothing was launched
+  } catch (...) {
+    steps_of_ = 0;  // the device's error is what the caller has to see, not what waiting for it says
+    under_way_ = 0;
+    throw;
+  }
+}
+
+// Token by token, each computed when it is asked for: on the CPU nothing is gained by running ahead.
+int32_t Session::draw_on_host(Generation& generation) {
+  const int64_t n_vocab = model_.n_vocab;
+  const std::shared_ptr<float[]> logits = logits_memory(static_cast<size_t>(n_vocab));
+  const int32_t fed = generation.token();
+  decode({.sequences = {{.slot = generation.slot(), .tokens = {&fed, 1}}}, .logits = logits.get()});
+  const ops::SampleDesc desc{.m = 1, .n_vocab = n_vocab};
+  const ops::Config config = ops::default_config(desc, DeviceInfo{});
+  const ops::SampleSettings& settings = generation.settings();
+  int32_t token = 0;
+  std::vector<std::byte> scratch(ops::scratch_bytes(desc, config));
+  ops::CpuContext context{.scratch = scratch.data(), .scratch_per_thread = scratch.size()};
+  ops::launch(config, desc,
+              ops::SampleArgs{.logits = logits.get(),
+                              .uniform = &generation.queued().front().uniform,
+                              .temperature = settings.temperature,
+                              .top_k = settings.top_k,
+                              .top_p = settings.top_p,
+                              .min_p = settings.min_p,
+                              .out = &token},
+              context);
+  generation.accept(token);
+  return token;
+}
+
+}  // namespace dyno::runtime
