@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,18 +45,31 @@ class Sampling:
             if wrong:
                 raise PlanError(f"[sample] {name} must be {wanted}, not {value!r}")
 
-    def sampler(self) -> Callable[[NDArray[np.float32]], int]:
-        """A function from logits [n_vocab] to a token id; the same seed draws the same tokens."""
+    def random(self) -> np.random.Generator:
+        """Where the random numbers come from, one a token: the same seed draws the same tokens."""
+        return np.random.default_rng(secrets.randbits(64) if self.seed is None else self.seed)
+
+    def sampler(self, random: np.random.Generator | None = None) -> Callable[[NDArray[np.float32]], int]:
+        """A function from logits [n_vocab] to a token id, with its own random numbers if none are given."""
         from dyno import _core
 
-        random = np.random.default_rng(secrets.randbits(64) if self.seed is None else self.seed)
+        source = self.random() if random is None else random
 
         def draw(logits: NDArray[np.float32]) -> int:
-            uniform = random.random()
+            uniform = float(uniforms(source, 1)[0])
             token = _core.sample(logits, self.temperature, self.top_k, self.top_p, self.min_p, uniform)
             return int(token)
 
         return draw
+
+
+_BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
+
+
+def uniforms(random: np.random.Generator, count: int) -> NDArray[np.float32]:
+    """Numbers in [0, 1) for as many draws; they do not depend on how many are asked for at once."""
+    # A number just below 1 would become 1 as a float32.
+    return np.minimum(random.random(count).astype(np.float32), _BELOW_ONE)
 
 
 class StopFilter:
@@ -96,10 +110,41 @@ class StopFilter:
         return 0
 
 
-def pieces(
+def drawn(
     logits: NDArray[np.float32],
     step: Callable[[int], NDArray[np.float32] | None],
     draw: Callable[[NDArray[np.float32]], int],
+) -> Iterator[int]:
+    """Tokens one after the other, each from logits on the host.
+
+    Args:
+        logits: [n_vocab] after the prompt.
+        step: Appends a token and gives the logits [n_vocab] after it; None where the context is full.
+        draw: Picks a token.
+    """
+    current: NDArray[np.float32] | None = logits
+    while current is not None:
+        token = draw(current)
+        yield token
+        current = step(token)
+
+
+def greedy_after(session: Any, tokens: NDArray[np.int32], slot: int = 0) -> NDArray[np.int32]:
+    """Feed tokens one by one as generating does, though not those that are drawn, which are returned.
+
+    Args:
+        session: A `_core.Session`.
+        tokens: [n], at least one.
+        slot: The sequence that they follow.
+    """
+    generation = session.generation(int(tokens[0]), slot=slot)
+    # What is drawn behind the last one is fed by nobody.
+    generation.queue(np.zeros(len(tokens), np.float32), np.append(tokens[1:], np.int32(-1)))
+    return np.array([generation.next() for _ in range(len(tokens))], np.int32)
+
+
+def pieces(
+    tokens: Iterator[int],
     text: TextStream,
     stop: StopFilter,
     end_of_generation: frozenset[int],
@@ -108,19 +153,13 @@ def pieces(
     """Text pieces of one answer.
 
     Args:
-        logits: [n_vocab] after the prompt.
-        step: Appends a token and gives the logits [n_vocab] after it; None where the context is full.
-        draw: Picks a token.
+        tokens: As they are drawn; none is asked for that is not needed.
         text: Turns tokens into text.
         stop: Ends the answer at a stop string.
         end_of_generation: Tokens that end the answer; not part of the text.
         max_tokens: Tokens drawn at most.
     """
-    current: NDArray[np.float32] | None = logits
-    for drawn in range(max_tokens):
-        if current is None:
-            break
-        token = draw(current)
+    for token in itertools.islice(tokens, max_tokens):
         if token in end_of_generation:
             break
         shown = stop.push(text.push(token))
@@ -128,8 +167,6 @@ def pieces(
             yield shown
         if stop.stopped:
             return
-        if drawn + 1 < max_tokens:
-            current = step(token)
     rest = stop.push(text.finish())
     if not stop.stopped:
         rest += stop.finish()

@@ -1,7 +1,10 @@
 """Speed of reading a prompt (pp) and of generating (tg), measured the way users of llama-bench know it.
 
-pp computes the logits of the last token only; tg feeds random tokens one by one and does not sample. With a
-depth, the context is filled first and the filling is not timed. Every sample is kept.
+pp computes the logits of the last token only; tg feeds random tokens one by one. On a GPU tg does what
+generating does there: the next token is drawn (greedily) where the model runs, from logits that stay there,
+and comes to the host while the next steps run; but the random token is fed instead of it. On a CPU the logits
+are all, and nothing is drawn from them. With a depth, the context is filled first and the filling is not timed.
+Every sample is kept.
 """
 
 from __future__ import annotations
@@ -261,11 +264,14 @@ def _once(engine: Engine, case: BenchCase, tokens: NDArray[np.int32]) -> int:
         engine.reset()
         _feed(engine, tokens[: case.depth], case.batch, last_row=False)
     prompt = tokens[case.depth : case.depth + case.n_prompt]
-    generated = tokens[case.depth + case.n_prompt : case.positions].reshape(-1, 1)
+    generated = tokens[case.depth + case.n_prompt : case.positions]
     start = time.perf_counter_ns()
     _feed(engine, prompt, case.batch, last_row=True)
-    for token in generated:
-        engine.logits(token, reset=False, rows="last")
+    if engine.draws_on_device and len(generated):
+        engine.greedy_after(generated)
+    else:
+        for token in generated.reshape(-1, 1):
+            engine.logits(token, reset=False, rows="last")
     return time.perf_counter_ns() - start
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from dyno import _effective, _selection
-from dyno._generate import Sampling, StopFilter, pieces
+from dyno._generate import Sampling, StopFilter, drawn, greedy_after, pieces, uniforms
 from dyno.devices import resolve_device
 from dyno.errors import DynoError, PlanError
 from dyno.settings import has_latent_cache
@@ -29,6 +29,10 @@ __all__ = ["Engine"]
 
 Rows = Literal["all", "last", "none"]
 _log = logging.getLogger("dyno")
+_DRAWS_QUEUED = 64
+"""Random numbers that go to the device at once."""
+_DRAWS_AHEAD = 4
+"""More are queued when no more than these are left: the device is never without."""
 
 
 class Engine:
@@ -252,23 +256,82 @@ class Engine:
         if max_tokens == 0:
             return
         first = self.logits(tokens, rows="last")[-1]
+        random = sampling.random()
+        draw = sampling.sampler(random)
 
         def step(token: int) -> NDArray[np.float32] | None:
-            if self.position() >= int(self.settings["ctx"]):
-                _log.warning("the context of %d tokens is full; the text ends here", self.settings["ctx"])
+            if self._is_full():
                 return None
             after: NDArray[np.float32] = self.logits([token], reset=False, rows="last")[-1]
             return after
 
         yield from pieces(
-            first,
-            step,
-            sampling.sampler(),
+            self._drawn_on_device(draw(first), sampling, random, max_tokens)
+            if self.draws_on_device
+            else drawn(first, step, draw),
             self.tokenizer.stream(),
             stop,
             self.tokenizer.end_of_generation,
             max_tokens,
         )
+
+    def _is_full(self) -> bool:
+        """Whether no further token can be fed; if so, says that the text ends."""
+        if self.position() < int(self.settings["ctx"]):
+            return False
+        _log.warning("the context of %d tokens is full; the text ends here", self.settings["ctx"])
+        return True
+
+    def _drawn_on_device(
+        self, token: int, sampling: Sampling, random: np.random.Generator, max_tokens: int
+    ) -> Iterator[int]:
+        """`token`, then those that the device draws behind it.
+
+        Between two of them anything may happen to the engine: the session then goes on behind what the sequence
+        holds, as feeding token by token would.
+        """
+        yield token
+        generation = None
+        for left in range(max_tokens - 1, 0, -1):
+            if self._is_full():
+                return
+            with self._lock:
+                session = self._open()
+                if generation is None:
+                    generation = session.generation(
+                        token,
+                        temperature=sampling.temperature,
+                        top_k=sampling.top_k,
+                        top_p=sampling.top_p,
+                        min_p=sampling.min_p,
+                    )
+                queued = int(generation.queued)
+                if queued <= _DRAWS_AHEAD and queued < left:
+                    generation.queue(uniforms(random, min(_DRAWS_QUEUED, left - queued)))
+                token = int(generation.next())
+            yield token
+
+    @property
+    def draws_on_device(self) -> bool:
+        """Whether `generate` draws tokens where the model runs (GPUs), so that no logits come to the host."""
+        return bool(self._open().draws_on_device)
+
+    def greedy_after(
+        self, tokens: Sequence[int] | NDArray[np.integer[Any]], slot: int = 0
+    ) -> NDArray[np.int32]:
+        """The most probable token after each of `tokens`, which are appended one by one as `generate` does.
+
+        Returns:
+            int32 [n_tokens].
+
+        Raises:
+            PlanError: As in `logits`.
+        """
+        array = _token_array(tokens)
+        with self._lock:
+            session = self._open()
+            self._check_room(session, [(slot, array)], False)
+            return greedy_after(session, array, slot)
 
     # ---- settings, plan, profile ----
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from dyno._generate import Sampling, StopFilter, pieces
+from dyno._generate import Sampling, StopFilter, drawn, pieces, uniforms
 from dyno.errors import PlanError
 from dyno.tokenizer import Tokenizer
 from vocabularies import byte_level
@@ -32,9 +32,7 @@ def answer(text: str, stop: tuple[str, ...] = (), max_tokens: int = 1000, end: b
     first, step = script([*tokens, TOKENIZER.eos] if end else tokens)
     return list(
         pieces(
-            first,
-            step,
-            lambda logits: int(logits.argmax()),
+            drawn(first, step, lambda logits: int(logits.argmax())),
             TOKENIZER.stream(),
             StopFilter(stop),
             TOKENIZER.end_of_generation,
@@ -106,6 +104,19 @@ def test_empty_stop_string() -> None:
 def test_impossible_sampling_values(name: str, value: float) -> None:
     with pytest.raises(PlanError, match=f"{name}.*{value}"):
         Sampling(**{name: value})
+
+
+def test_random_numbers_do_not_depend_on_how_many_are_asked_for() -> None:
+    at_once = uniforms(Sampling(seed=3).random(), 100)
+    source = Sampling(seed=3).random()
+    assert np.array_equal(at_once, np.concatenate([uniforms(source, n) for n in (1, 60, 39)]))
+    assert at_once.dtype == np.float32
+
+    class JustBelowOne:
+        def random(self, count: int) -> NDArray[np.float64]:
+            return np.full(count, np.nextafter(1.0, 0.0))
+
+    assert (uniforms(JustBelowOne(), 2) < 1).all()  # type: ignore[arg-type]
 
 
 def test_sampling_is_greedy_at_zero_and_repeatable_above() -> None:

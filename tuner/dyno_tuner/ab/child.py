@@ -22,7 +22,8 @@ def tokens(count: int, vocab: int, *key: int) -> Any:
 
 
 def one(engine: Any, ask: dict[str, Any], part: dict[str, Any], prompt: int) -> float:
-    """Seconds of one run: pp reads a prompt, tg feeds random tokens one by one and samples none."""
+    """Seconds of one run: pp reads a prompt, tg feeds random tokens one by one. Where the build draws tokens on
+    its device, tg has that draw, as generating has; else nothing is drawn."""
     count, depth = part["tokens"], part["depth"]
     piece = tokens(count, ask["vocab"], prompt, int(part["kind"] == "tg"))
     engine.reset()
@@ -31,6 +32,8 @@ def one(engine: Any, ask: dict[str, Any], part: dict[str, Any], prompt: int) -> 
     begun = time.perf_counter()
     if part["kind"] == "pp":
         engine.logits(piece, reset=False, rows="last")
+    elif getattr(engine, "draws_on_device", False):
+        engine.greedy_after(piece)
     else:
         for i in range(count):
             engine.logits(piece[i : i + 1], reset=False, rows="last")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from dyno import _core, profiles
 from dyno._effective import usable_cores
+from dyno._generate import greedy_after
 from dyno.devices import resolve_device
 from dyno.errors import DeviceError, DynoError, GgufError, ModelError, OutOfMemoryError
 from dyno.settings import DefaultsFor, engine_defaults, has_latent_cache, settings_for
@@ -301,7 +302,8 @@ class DynoTarget:
     # ---- speed
 
     def measure(self, workload: Workload, metric: str, prompt: int) -> Sample:
-        """pp: one prompt, logits of its last row. tg: token by token, random tokens, nothing is sampled.
+        """pp: one prompt, logits of its last row. tg: random tokens, token by token; on a GPU with the draw
+        that generating makes there, as `dyno bench`.
 
         What is over in a few milliseconds is at the mercy of whatever else wakes up in them, so it is run
         again until SAMPLE_SECONDS have been measured; the sample is the run of median length."""
@@ -328,13 +330,17 @@ class DynoTarget:
                     session.decode([(0, self._tokens(start, "depth", 0))], rows="none")
                 self._depth = start or None
             tokens = self._tokens(count, part.kind, prompt)
+            on_device = part.kind == "tg" and session.draws_on_device
             pieces = [tokens] if part.kind == "pp" else [tokens[i : i + 1] for i in range(count)]
             # The other clock runs inside: if this process is put aside between two readings, the sample
             # gets longer, never shorter than the other clock says.
             begun = time.perf_counter()
             clock_begun = time.clock_gettime(time.CLOCK_BOOTTIME)
-            for piece in pieces:
-                session.decode([(0, piece)], rows="last")
+            if on_device:
+                greedy_after(session, tokens)
+            else:
+                for piece in pieces:
+                    session.decode([(0, piece)], rows="last")
             clock_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - clock_begun
             seconds = time.perf_counter() - begun
         except (OutOfMemoryError, MemoryError) as error:
