@@ -194,19 +194,33 @@ def norm_route_cases() -> Iterator[Case]:
 
 @cases("sample")
 def sample_cases() -> Iterator[Case]:
-    def make(m: int, n: int, label: str, **settings: float) -> Case:
+    def make(
+        m: int, n: int, label: str, *, ties: bool = False, holes: float = 0.0, **settings: float
+    ) -> Case:
+        """`ties`: few distinct logits. `holes`: this share is NaN, and as much minus infinity."""
         chosen = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **settings}
 
         def build(rng: np.random.Generator) -> Any:
             logits = normal(rng, m, n) * F32(3)
+            if ties:
+                logits = np.round(logits)
+            if holes:
+                share = rng.random((m, n))
+                logits[share < 2 * holes] = -np.inf
+                logits[share < holes] = np.nan
+                logits[-1] = np.nan  # a row without any number gives its first id
             uniform = rng.random(m).astype(F32)
             uniform[0] = 0.0
 
             def check(out: Any) -> None:
                 for row in range(m):
-                    want = reference.sample(
-                        logits[row].astype(np.float64), uniform=float(uniform[row]), **chosen
-                    )  # type: ignore[arg-type]
+                    wide = logits[row].astype(np.float64)
+                    wide[np.isnan(wide)] = -np.inf  # such are never drawn
+                    want = (
+                        reference.sample(wide, uniform=float(uniform[row]), **chosen)  # type: ignore[arg-type]
+                        if np.isfinite(wide).any()
+                        else 0
+                    )
                     assert out["out"][row] == want, f"row {row}"
 
             return {"logits": logits, "uniform": uniform, **chosen}, {"out": np.full(m, -1, np.int32)}, check
@@ -224,3 +238,18 @@ def sample_cases() -> Iterator[Case]:
     yield make(40, 300, "all", top_k=40, top_p=0.9, min_p=0.05, temperature=0.8)
     yield make(40, 300, "tiny-top_p", top_p=1e-6)
     yield make(2, 40_000, "large", top_k=40, top_p=0.95, temperature=0.7)
+    yield make(2, 151_937, "odd-greedy", temperature=0.0)
+    yield make(2, 151_937, "odd-plain")
+    yield make(2, 151_937, "odd-all", top_k=40, top_p=0.95, min_p=0.05, temperature=0.8)
+    yield make(2, 151_937, "odd-top_p", top_p=0.9)
+    yield make(2, 40_001, "odd-many", top_k=3000, top_p=0.99, temperature=1.5)
+    for filters in (
+        {"temperature": 0.0},
+        {},
+        {"top_k": 11},
+        {"top_p": 0.61},
+        {"top_k": 30, "top_p": 0.83, "min_p": 0.01},
+    ):
+        label = "-".join(filters) or "plain"
+        yield make(20, 333, f"ties-{label}", ties=True, **filters)
+        yield make(20, 1031, f"holes-{label}", ties=True, holes=0.2, **filters)

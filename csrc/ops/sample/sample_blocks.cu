@@ -1,228 +1,22 @@
 // A token from each row of logits, by the rules of sample.cpp and in its order.
 //
 // All blocks look at the row once: the best of it and of every chunk, and sums over chunks where the whole row is drawn
-// from. The block that is through last goes on alone. No filter sorts anything: what top-k and top-p keep is all above
-// some logit, and of those equal to it the lowest ids, and that cut is found by bisection. A chunk whose best lies
-// below what is asked for is not read, so the usual filters read a few dozen chunks. Every sum is made in one order,
-// whatever the number of blocks.
+// from. The block that is through last goes on alone: it finds the logit at which the filters cut and walks what is
+// kept. A chunk whose best lies below what is asked for is not read, so the usual filters read a few dozen chunks.
+// Every sum is made in one order, whatever the number of blocks.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
 #include "core/cuda/launch.h"
 #include "device/dependent.cuh"
-#include "device/reduce.cuh"
+#include "ops/sample/filters.cuh"
 #include "ops/sample/kernels_cuda.h"
+#include "ops/sample/row.cuh"
 
 namespace dyno::ops {
+namespace sampling {
 namespace {
-
-constexpr int kThreads = 512, kWarps = kThreads / 32;
-constexpr int kPerLane = kSampleChunk / 32;
-constexpr uint32_t kSharedMaxima = 4096;  // chunks whose bests fit into shared memory: half a million logits
-constexpr int32_t kAllIds = 0x7fffffff;
-
-// Orders logits as numbers do; NaN is below all and has 0 to itself.
-__device__ __forceinline__ uint32_t key_of(float x) {
-  if (isnan(x)) return 0;
-  const uint32_t bits = __float_as_uint(x == 0.0f ? 0.0f : x);  // both zeros are equal
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-__device__ __forceinline__ float value_of(uint32_t key) {
-  return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
-}
-constexpr uint32_t kMinusInfinity = 0x007fffffu;  // its key
-constexpr uint32_t kInfinity = 0xff800000u;
-
-// The larger, the better: a higher logit, of equals the lower id.
-__device__ __forceinline__ uint64_t rank_of(uint32_t key, uint32_t id) { return uint64_t{key} << 32 | (~id); }
-__device__ __forceinline__ uint64_t warp_best(uint64_t rank) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const uint64_t other = __shfl_xor_sync(device::kFullMask, rank, offset);
-    rank = other > rank ? other : rank;
-  }
-  return rank;
-}
-template <typename T>
-__device__ __forceinline__ T warp_total(T value) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(device::kFullMask, value, offset);
-  return value;
-}
-// Sum over the lanes up to and with this one.
-__device__ __forceinline__ double warp_prefix(double value, int lane) {
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const double before = __shfl_up_sync(device::kFullMask, value, offset);
-    if (lane >= offset) value += before;
-  }
-  return value;
-}
-
-struct Shared {
-  uint32_t maxima[kSharedMaxima];
-  double warps[kWarps];
-  int first, last;
-  bool ends;
-  uint32_t chunk;
-  double before;
-};
-
-// Every thread gets the sum; ends with a barrier, so that the next one can follow at once.
-template <typename T>
-__device__ __forceinline__ T block_total(T value, Shared& shared) {
-  T* warps = reinterpret_cast<T*>(shared.warps);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  value = warp_total(value);
-  if (lane == 0) warps[warp] = value;
-  __syncthreads();  // all warps' sums are written
-  value = warp_total(lane < kWarps ? warps[lane] : T{0});
-  __syncthreads();  // and read
-  return value;
-}
-
-struct Four {
-  float x[kPerLane];
-};
-
-// One row, as the block sees it that ends it.
-struct Row {
-  const float* logits;
-  uint32_t n, chunks;
-  bool aligned;
-  const uint32_t* maxima;  // in memory
-  Shared* shared;
-
-  __device__ __forceinline__ uint32_t first_of(uint32_t chunk, int lane) const {
-    return chunk * static_cast<uint32_t>(kSampleChunk) + static_cast<uint32_t>(lane * kPerLane);
-  }
-  // Of `first` and the ids behind it; NaN, which nothing takes, past the end.
-  __device__ __forceinline__ Four load(uint32_t first) const {
-    Four out;
-    if (aligned && first + kPerLane <= n) {
-      const float4 v = *reinterpret_cast<const float4*>(logits + first);
-      return {{v.x, v.y, v.z, v.w}};
-    }
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) out.x[i] = first + i < n ? logits[first + i] : __uint_as_float(0x7fc00000u);
-    return out;
-  }
-  __device__ __forceinline__ uint32_t best_of(uint32_t chunk) const {
-    return chunks <= kSharedMaxima ? shared->maxima[chunk] : __ldcg(maxima + chunk);
-  }
-
-  // Chunks over warps, 32 at a time with one for each lane: skip(chunk) by the lanes whose chunk has nothing from
-  // `least` on, visit(chunk) by the warp for each of the others. The 32 lie far from each other, for likely ids do not.
-  template <typename Skip, typename Visit>
-  __device__ __forceinline__ void for_each_chunk(uint32_t least, const Skip& skip, const Visit& visit) const {
-    const uint32_t lane = threadIdx.x % 32, groups = (chunks + 31) / 32;
-    for (uint32_t group = threadIdx.x / 32; group < groups; group += kWarps) {
-      const uint32_t chunk = lane * groups + group;
-      const bool wanted = chunk < chunks && best_of(chunk) >= least;
-      if (chunk < chunks && !wanted) skip(chunk);
-      for (unsigned left = __ballot_sync(device::kFullMask, wanted); left != 0; left &= left - 1) {
-        visit(static_cast<uint32_t>(__ffs(left) - 1) * groups + group);
-      }
-    }
-  }
-  // of(key, id, logit), summed over all logits from `least` on, which is no NaN's.
-  template <typename T, typename Of>
-  __device__ __forceinline__ T total(uint32_t least, const Of& of) const {
-    T sum = 0;
-    for_each_chunk(
-        least, [](uint32_t) {},
-        [&](uint32_t chunk) {
-          const uint32_t first = first_of(chunk, threadIdx.x % 32);
-          const Four four = load(first);
-#pragma unroll
-          for (int i = 0; i < kPerLane; ++i) {
-            const uint32_t key = key_of(four.x[i]);
-            if (key >= least) sum += of(key, static_cast<int32_t>(first + i), four.x[i]);
-          }
-        });
-    return block_total(sum, *shared);
-  }
-};
-
-// The largest number in [low, high] for which enough() holds, which holds up to some number; `low` if for none.
-template <typename Enough>
-__device__ __forceinline__ uint32_t last_enough(uint32_t low, uint32_t high, const Enough& enough) {
-  while (low < high) {
-    const uint32_t middle = high - (high - low) / 2;
-    if (enough(middle)) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
-}
-
-// What is kept: all logits above one, and of those equal to it the ids up to one.
-struct Cut {
-  uint32_t key = 1;  // above NaN's
-  int32_t id = kAllIds;
-
-  __device__ __forceinline__ bool keeps(uint32_t at, int32_t which) const {
-    return at > key || (at == key && which <= id);
-  }
-};
-
-// `cut` raised to `key`, of which the `wanted` lowest ids stay that the cut keeps.
-__device__ __forceinline__ Cut raised(const Row& row, const Cut& cut, uint32_t key, int32_t wanted) {
-  const auto up_to = [&](uint32_t id) {
-    return row.total<int32_t>(key, [&](uint32_t at, int32_t which, float) {
-      return at == key && cut.keeps(at, which) && static_cast<uint32_t>(which) <= id ? 1 : 0;
-    });
-  };
-  Cut out{key, key == cut.key ? cut.id : kAllIds};
-  if (up_to(kAllIds) <= wanted) return out;
-  // The last id that does not bring enough stands before the one that does; the first id may be that already.
-  if (up_to(0) >= wanted) {
-    out.id = 0;
-  } else {
-    out.id = static_cast<int32_t>(last_enough(0, row.n - 1, [&](uint32_t id) { return up_to(id) < wanted; })) + 1;
-  }
-  return out;
-}
-
-__device__ __forceinline__ Cut top_k(const Row& row, int32_t k, uint32_t best) {
-  // So many chunks have one each above the k-th best of their bests: the k-th of all lies there or higher.
-  const uint32_t bound = last_enough(1, best, [&](uint32_t key) {
-    int32_t count = 0;
-    for (uint32_t chunk = threadIdx.x; chunk < row.chunks; chunk += kThreads) count += row.best_of(chunk) >= key;
-    return block_total(count, *row.shared) >= k;
-  });
-  const auto count_from = [&](uint32_t key) {
-    return row.total<int32_t>(key, [](uint32_t, int32_t, float) { return 1; });
-  };
-  const uint32_t key = last_enough(bound, best, [&](uint32_t at) { return count_from(at) >= k; });
-  return raised(row, Cut{}, key, k - (key < best ? count_from(key + 1) : 0));
-}
-
-// A probability relative to the best one's, for sums of which a prefix is sought.
-__device__ __forceinline__ double mass_of(float logit, float best) { return static_cast<double>(expf(logit - best)); }
-
-__device__ __forceinline__ Cut top_p(const Row& row, const Cut& cut, float p, uint32_t best, double total) {
-  const float top = value_of(best);
-  const double target = static_cast<double>(p) * total;
-  const auto mass_from = [&](uint32_t key) {
-    return row.total<double>(
-        key, [&](uint32_t at, int32_t which, float logit) { return cut.keeps(at, which) ? mass_of(logit, top) : 0.0; });
-  };
-  // All logits below this one together lack too little to matter; the search begins there, not among thousands of
-  // unlikely tokens.
-  const double lacking = (1.0 - static_cast<double>(p)) * total / static_cast<double>(row.n);
-  const uint32_t bound = key_of(static_cast<float>(static_cast<double>(top) + log(lacking) - 1.0));
-  const uint32_t low = bound > cut.key && mass_from(bound) >= target ? bound : cut.key;
-  if (low == cut.key && mass_from(low) < target) return cut;  // by rounding
-  const uint32_t key = last_enough(low, best, [&](uint32_t at) { return mass_from(at) >= target; });
-  const double above = key < best ? mass_from(key + 1) : 0.0;
-  const double each = mass_of(value_of(key), top);
-  const double wanted = ceil((target - above) / each);
-  return raised(row, cut, key, wanted >= 1.0 ? (wanted < 2e9 ? static_cast<int32_t>(wanted) : kAllIds) : 1);
-}
 
 // Draws by walking ids in order. `sums` of the chunks are there, each to be scaled by scale(chunk); of(key, id, logit)
 // is the weight of a logit, and 0 of one that is not kept.
@@ -459,13 +253,16 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace
+}  // namespace sampling
 
 void sample_blocks_cuda(const SampleArgs& args, const SampleSettings* settings, const SampleDesc& desc, int blocks,
                         CudaStream& stream) {
   const SampleScratch layout = sample_scratch(desc.n_vocab, blocks);
-  const auto used = static_cast<unsigned>(std::min<int64_t>(blocks, (layout.chunks + kWarps - 1) / kWarps));
-  launch_dependent("sample", sample_blocks, dim3(used, static_cast<unsigned>(desc.m)), kThreads, 0, stream.handle, args,
-                   settings, static_cast<uint32_t>(desc.n_vocab), layout, stream.workspace, stream.counters);
+  const auto used =
+      static_cast<unsigned>(std::min<int64_t>(blocks, (layout.chunks + sampling::kWarps - 1) / sampling::kWarps));
+  launch_dependent("sample", sampling::sample_blocks, dim3(used, static_cast<unsigned>(desc.m)), sampling::kThreads, 0,
+                   stream.handle, args, settings, static_cast<uint32_t>(desc.n_vocab), layout, stream.workspace,
+                   stream.counters);
 }
 
 }  // namespace dyno::ops

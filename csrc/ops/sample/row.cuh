@@ -1,0 +1,180 @@
+// A row of logits as the block sees it that draws from it: logits in an order of whole numbers, sums over a block in
+// one order whatever happens, and the search for the logit from which on enough is there.
+#pragma once
+
+#include <cstdint>
+
+#include "device/reduce.cuh"
+#include "ops/sample/kernels_cuda.h"
+
+namespace dyno::ops::sampling {
+
+constexpr int kThreads = 512, kWarps = kThreads / 32;
+constexpr int kPerLane = kSampleChunk / 32;
+constexpr uint32_t kSharedMaxima = 4096;  // chunks whose bests fit into shared memory: half a million logits
+constexpr int32_t kAllIds = 0x7fffffff;
+
+// Orders logits as numbers do; NaN is below all and has 0 to itself.
+__device__ __forceinline__ uint32_t key_of(float x) {
+  if (isnan(x)) return 0;
+  const uint32_t bits = __float_as_uint(x == 0.0f ? 0.0f : x);  // both zeros are equal
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float value_of(uint32_t key) {
+  return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
+}
+constexpr uint32_t kMinusInfinity = 0x007fffffu;  // its key
+constexpr uint32_t kInfinity = 0xff800000u;
+
+// The larger, the better: a higher logit, of equals the lower id.
+__device__ __forceinline__ uint64_t rank_of(uint32_t key, uint32_t id) { return uint64_t{key} << 32 | (~id); }
+__device__ __forceinline__ uint64_t warp_best(uint64_t rank) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    const uint64_t other = __shfl_xor_sync(device::kFullMask, rank, offset);
+    rank = other > rank ? other : rank;
+  }
+  return rank;
+}
+template <typename T>
+__device__ __forceinline__ T warp_total(T value) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(device::kFullMask, value, offset);
+  return value;
+}
+// Sum over the lanes up to and with this one.
+__device__ __forceinline__ double warp_prefix(double value, int lane) {
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const double before = __shfl_up_sync(device::kFullMask, value, offset);
+    if (lane >= offset) value += before;
+  }
+  return value;
+}
+
+struct Shared {
+  uint32_t maxima[kSharedMaxima];
+  static constexpr int kSteps = 7;
+  double warps[kWarps];
+  double steps[kWarps * kSteps];
+  int first, last;
+  bool ends;
+  uint32_t chunk;
+  double before;
+};
+
+// Every thread gets the sum; ends with a barrier, so that the next one can follow at once.
+template <typename T>
+__device__ __forceinline__ T block_total(T value, Shared& shared) {
+  T* warps = reinterpret_cast<T*>(shared.warps);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  value = warp_total(value);
+  if (lane == 0) warps[warp] = value;
+  __syncthreads();  // all warps' sums are written
+  value = warp_total(lane < kWarps ? warps[lane] : T{0});
+  __syncthreads();  // and read
+  return value;
+}
+
+struct Four {
+  float x[kPerLane];
+};
+
+// One row, as the block sees it that ends it.
+struct Row {
+  const float* logits;
+  uint32_t n, chunks;
+  bool aligned;
+  const uint32_t* maxima;  // in memory
+  Shared* shared;
+
+  __device__ __forceinline__ uint32_t first_of(uint32_t chunk, int lane) const {
+    return chunk * static_cast<uint32_t>(kSampleChunk) + static_cast<uint32_t>(lane * kPerLane);
+  }
+  // Of `first` and the ids behind it; NaN, which nothing takes, past the end.
+  __device__ __forceinline__ Four load(uint32_t first) const {
+    Four out;
+    if (aligned && first + kPerLane <= n) {
+      const float4 v = *reinterpret_cast<const float4*>(logits + first);
+      return {{v.x, v.y, v.z, v.w}};
+    }
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) out.x[i] = first + i < n ? logits[first + i] : __uint_as_float(0x7fc00000u);
+    return out;
+  }
+  __device__ __forceinline__ uint32_t best_of(uint32_t chunk) const {
+    return chunks <= kSharedMaxima ? shared->maxima[chunk] : __ldcg(maxima + chunk);
+  }
+
+  // Chunks over warps, 32 at a time with one for each lane: skip(chunk) by the lanes whose chunk has nothing from
+  // `least` on, visit(chunk) by the warp for each of the others. The 32 lie far from each other, for likely ids do not.
+  template <typename Skip, typename Visit>
+  __device__ __forceinline__ void for_each_chunk(uint32_t least, const Skip& skip, const Visit& visit) const {
+    const uint32_t lane = threadIdx.x % 32, groups = (chunks + 31) / 32;
+    for (uint32_t group = threadIdx.x / 32; group < groups; group += kWarps) {
+      const uint32_t chunk = lane * groups + group;
+      const bool wanted = chunk < chunks && best_of(chunk) >= least;
+      if (chunk < chunks && !wanted) skip(chunk);
+      for (unsigned left = __ballot_sync(device::kFullMask, wanted); left != 0; left &= left - 1) {
+        visit(static_cast<uint32_t>(__ffs(left) - 1) * groups + group);
+      }
+    }
+  }
+  // of(key, id, logit) for all logits from `least` on, which is no NaN's.
+  template <typename Of>
+  __device__ __forceinline__ void for_each(uint32_t least, const Of& of) const {
+    for_each_chunk(
+        least, [](uint32_t) {},
+        [&](uint32_t chunk) {
+          const uint32_t first = first_of(chunk, threadIdx.x % 32);
+          const Four four = load(first);
+#pragma unroll
+          for (int i = 0; i < kPerLane; ++i) {
+            const uint32_t key = key_of(four.x[i]);
+            if (key >= least) of(key, static_cast<int32_t>(first + i), four.x[i]);
+          }
+        });
+  }
+  // The sum of the same.
+  template <typename T, typename Of>
+  __device__ __forceinline__ T total(uint32_t least, const Of& of) const {
+    T sum = 0;
+    for_each(least, [&](uint32_t key, int32_t id, float logit) { sum += of(key, id, logit); });
+    return block_total(sum, *shared);
+  }
+};
+
+// The largest key in [low, high] from which on the values of all keys sum up to `target`; `low` if none above it does.
+// for_each(least, add) calls add(key, value) for every key from `least` on, perhaps for others. A step tries eight
+// parts of what is left at once: it takes as many barriers as one that halves it.
+template <typename T, typename ForEach>
+__device__ __forceinline__ uint32_t last_reaching(uint32_t low, uint32_t high, T target, Shared& shared,
+                                                  const ForEach& for_each) {
+  constexpr int kSteps = Shared::kSteps;
+  T* sums_of_warps = reinterpret_cast<T*>(shared.steps);
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  while (low < high) {
+    const uint32_t step = (high - low + kSteps) / (kSteps + 1);
+    T sums[kSteps] = {};
+    for_each(low + step, [&](uint32_t key, T value) {
+#pragma unroll
+      for (uint32_t i = 0; i < kSteps; ++i) sums[i] += key >= low + (i + 1) * step ? value : T{0};
+    });
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      sums[i] = warp_total(sums[i]);
+      if (lane == 0) sums_of_warps[warp * kSteps + i] = sums[i];
+    }
+    __syncthreads();  // all warps' sums are written
+    T sum = 0;
+    for (int i = 0; i < kWarps && lane < kSteps; ++i) sum += sums_of_warps[i * kSteps + lane];
+    const bool reaches = lane < kSteps && low + (lane + 1) * step <= high && sum >= target;
+    const auto passed = static_cast<uint32_t>(__ffs(~__ballot_sync(device::kFullMask, reaches)) - 1);
+    __syncthreads();  // and read
+    if (passed < kSteps) high = min(high, low + (passed + 1) * step - 1);
+    low += passed * step;
+  }
+  return low;
+}
+
+}  // namespace dyno::ops::sampling
