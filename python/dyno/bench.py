@@ -2,9 +2,8 @@
 
 pp computes the logits of the last token only; tg feeds random tokens one by one. On a GPU tg does what
 generating does there: the next token is drawn (greedily) where the model runs, from logits that stay there,
-and comes to the host while the next steps run; but the random token is fed instead of it. On a CPU the logits
-are all, and nothing is drawn from them. With a depth, the context is filled first and the filling is not timed.
-Every sample is kept.
+and comes to the host while the next steps run; but the random token is fed instead of it. On a CPU nothing is
+drawn. With a depth, the context is filled first and the filling is not timed. Every sample is kept.
 """
 
 from __future__ import annotations

@@ -287,8 +287,8 @@ class Engine:
     ) -> Iterator[int]:
         """`token`, then those that the device draws behind it.
 
-        Between two of them anything may happen to the engine: the session then goes on behind what the sequence
-        holds, as feeding token by token would.
+        Between two of them anything may happen to the engine: the session then goes on behind what the
+        sequence holds, as feeding token by token would.
         """
         yield token
         generation = None

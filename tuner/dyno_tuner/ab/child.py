@@ -22,8 +22,8 @@ def tokens(count: int, vocab: int, *key: int) -> Any:
 
 
 def one(engine: Any, ask: dict[str, Any], part: dict[str, Any], prompt: int) -> float:
-    """Seconds of one run: pp reads a prompt, tg feeds random tokens one by one. Where the build draws tokens on
-    its device, tg has that draw, as generating has; else nothing is drawn."""
+    """Seconds of one run: pp reads a prompt, tg feeds random tokens one by one. Where the build draws tokens
+    on its device, tg has that draw, as generating has; else nothing is drawn."""
     count, depth = part["tokens"], part["depth"]
     piece = tokens(count, ask["vocab"], prompt, int(part["kind"] == "tg"))
     engine.reset()
