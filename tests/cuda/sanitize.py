@@ -73,6 +73,7 @@ def run_models(device: str) -> int:
                 engine.logits(list(range(1, 71)))
                 for token in range(4):
                     engine.logits([token], reset=False)
+                engine.greedy_after(list(range(1, 6)))
     return len(models)
 
 
