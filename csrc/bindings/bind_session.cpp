@@ -510,9 +510,8 @@ void bind_session(nb::module_& m) {
           },
           "token"_a, nb::kw_only(), "slot"_a = 0, "temperature"_a = 0.0f, "top_k"_a = 0, "top_p"_a = 1.0f,
           "min_p"_a = 0.0f, nb::keep_alive<0, 1>(),
-          "Draws tokens behind what a sequence holds, of which `token` will be the next one fed. The settings are "
-          "those "
-          "of sample(). Raises PlanError.")
+          "Draws tokens behind what a sequence holds, where `token` is the next one fed. The settings are those of "
+          "sample(). Raises PlanError.")
       .def(
           "time_ops", &PySession::time_ops, "sequences"_a, "rows"_a = "last",
           nb::sig("def time_ops(self, sequences: list[tuple[int, numpy.ndarray]], rows: str = 'last') -> "
@@ -527,9 +526,9 @@ void bind_session(nb::module_& m) {
       .def("close", &PySession::close, "Frees weights and cache; later calls raise DynoError.");
   nb::class_<PyGeneration>(
       m, "Generation",
-      "Tokens that a session draws one after the other; made by Session.generation(). On a GPU the "
-      "next two are computed while Python still handles one. Any other call of the session ends "
-      "that, and next() goes on behind whatever the sequence holds then.")
+      "Tokens that a session draws one after the other; made by Session.generation(). On a GPU the next two are "
+      "computed while Python still handles one. Any other call of the session ends that, and next() goes on behind "
+      "whatever the sequence holds then.")
       .def(
           "queue", &PyGeneration::queue, "uniform"_a, "forced"_a = nb::none(),
           nb::sig("def queue(self, uniform: numpy.ndarray, forced: numpy.ndarray | None = None) -> None"),

@@ -70,8 +70,8 @@ class Executor {
   // that as the input of the next step; settings, random numbers and tokens to feed lie where the steps are computed.
   // Whether this executor can; the three functions below are only for one that does.
   virtual bool draws() const { return false; }
-  // Forgets an earlier generation. Steps that are under way must be over: finish().
-  virtual void begin_draws(const DrawStart&, const plan::Selection&) {}
+  // Forgets an earlier generation, of which no step may be under way: finish().
+  virtual void begin_draws(const DrawStart&) {}
   // Starts the next step and does not wait for it. `ahead`: this step's draw and those behind it as far as they are
   // known, so that several can be uploaded at once; what was given once must be given again.
   virtual void launch_draw(std::span<const Draw>, const plan::Selection&) {}

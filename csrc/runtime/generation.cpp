@@ -43,8 +43,7 @@ int32_t Session::next_token(Generation& generation) {
     end_steps();
     check_room(slot, 1);  // the context may have been made anew since
     executor_->begin_draws(
-        {.slot = slot, .token = generation.token(), .position = position(slot), .settings = generation.settings()},
-        *selection_);
+        {.slot = slot, .token = generation.token(), .position = position(slot), .settings = generation.settings()});
     steps_of_ = generation.number_ = ++generations_;
   }
   const auto launch_ahead = [&] {

@@ -33,7 +33,7 @@ class CudaExecutor final : public Executor {
   std::shared_ptr<float[]> logits_memory(size_t count) override;
 
   bool draws() const override { return true; }
-  void begin_draws(const DrawStart& start, const plan::Selection& selection) override;
+  void begin_draws(const DrawStart& start) override;
   void launch_draw(std::span<const Draw> ahead, const plan::Selection& selection) override;
   int32_t wait_draw() override;
 

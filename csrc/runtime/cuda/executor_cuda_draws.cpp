@@ -18,7 +18,7 @@ DrawState* state_of(const DeviceBuffer& memory) { return reinterpret_cast<DrawSt
 
 }  // namespace
 
-void CudaExecutor::begin_draws(const DrawStart& start, const plan::Selection&) {
+void CudaExecutor::begin_draws(const DrawStart& start) {
   const DeviceScope scope(plan_.device.ordinal);
   fit_logits(static_cast<size_t>(model_.n_vocab) * sizeof(float));
   Drawing& d = drawing_;
@@ -40,13 +40,13 @@ void CudaExecutor::begin_draws(const DrawStart& start, const plan::Selection&) {
 
   const ops::SequenceRun run{0, 1, static_cast<int32_t>(start.position), start.slot};
   upload({.tokens = {&start.token, 1}, .positions = {&run.position, 1}, .runs = {&run, 1}, .logit_rows = {}});
-  // Steps of an earlier generation that nobody waited for have numbers too, and what they drew must not be taken for
-  // what this one draws: numbers go on behind all that can have been used.
+  // Steps of an earlier generation that nobody waited for have left their tokens, which must not be taken for those of
+  // this one: its numbers begin behind all that can have been used.
   d.waited += kDrawnSlots;
   DrawState state;
   state.settings = start.settings;
   state.step = d.waited;
-  // Memory that the host may change as soon as the call returns: such a copy is over then or staged by the driver.
+  // From memory that is not page-locked, so that the driver has taken it when the call returns.
   DYNO_CUDA_CHECK(cudaMemcpyAsync(d.state.data(), &state, sizeof(state), cudaMemcpyHostToDevice, stream_.get()));
 }
 
@@ -110,7 +110,8 @@ void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selectio
   // them. That is right as long as everything of the last token is over when the first kernel of this one begins.
   // Between two launches of graphs that is so: edges by which a kernel may start early connect nodes of one graph, and
   // a stream runs its graphs one after the other, whole.
-  if (graphs_wanted_ && list_for(batch).id != plan::ListId::expanded && ++d.step.uses == 2) {
+  const bool fixed = list_for(batch).id != plan::ListId::expanded;  // as in run()
+  if (graphs_wanted_ && fixed && !d.step.graph && ++d.step.uses == 2) {
     capture([&] { launch_step(/*capturing=*/true); }, d.step);
   }
   if (d.step.graph) {
