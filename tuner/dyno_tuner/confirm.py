@@ -1,26 +1,37 @@
 """Rounds: the paired comparison that decides. A round is a fresh worker process that visits its
 configurations there and back again, `A B C A C B A`, so that a linear drift cancels in every ratio. What was
 disturbed on the way is visited again.
+
+Generation goes there and back first, prompts after it, each on a way of its own. A GPU that has just read
+prompts generates more slowly for a while (on an H200 by 2 % at first and by 0.3 % half a second later), the
+more so the faster it has read them. In one visit, generation behind the prompts would be slower for whatever
+makes prompts faster: so a u-batch that generation cannot feel had `tg64` at 0.995 times the default's. Before
+the prompts it would follow those of the configuration visited before, in `A B A` B's always those of A, which
+turns the error around. On a way of its own every generation follows another one.
+
+That takes one switch more for each visit, which costs nothing where settings are switched between two calls.
+Where a visit loads weights or starts a process there is one way, generation first in each visit: then a load
+lies between it and the prompts before.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
-from .measure import VisitPolicy, anchor_moved
+from .measure import VisitPolicy, anchor_moved, generation_first
 from .stats import Estimate, block_spread, estimate
-from .target import Configuration, TrialStatus, Visit
+from .target import Configuration, TrialStatus, Visit, kind_of
 
 ENOUGH_ROUNDS = 4  # to know the spread of a ratio between rounds from its own
 REPEATS = 2  # of what was disturbed in a round, at most
 
-# (key, configuration, process, is it the anchor) -> visit
-VisitFn = Callable[[str, Configuration, int, bool], Visit]
+# (key, configuration, process, is it the anchor, metrics) -> visit
+VisitFn = Callable[[str, Configuration, int, bool, Sequence[str]], Visit]
 
 
 @dataclass
@@ -152,6 +163,8 @@ class Rounds:
     visit: carries out one visit.
     next_process: gives the number of a process that has not run yet.
     void_over: by how much a configuration may move between the way there and the way back.
+    apart: whether to switch between these configurations costs so little that generation and prompts each go
+        a way of their own.
     """
 
     def __init__(
@@ -161,6 +174,7 @@ class Rounds:
         time: Time,
         metrics: Sequence[str],
         void_over: float,
+        apart: Callable[[Collection[Configuration]], bool] = lambda configurations: True,
     ) -> None:
         self._visit = visit
         self._next_process = next_process
@@ -168,6 +182,7 @@ class Rounds:
         self.affordable = time.more
         self._metrics = tuple(metrics)
         self._void_over = void_over
+        self._apart = apart
         self.running = Comparison([])  # the last one begun; what it holds is whole rounds
 
     def compare(
@@ -221,18 +236,34 @@ class Rounds:
     ) -> Way | None:
         """None where something failed, or the budget ended on the way."""
         names = list(configurations)
-        visits: dict[str, list[Visit]] = {n: [] for n in names}
-        for position, name in enumerate([*names, *names[:1], *reversed(names)]):
-            if not self._time.in_time():
-                return None
-            visit = self._visit(f"{key}/{position}", configurations[name], process, name == names[0])
-            if visit.status is not TrialStatus.OK:
-                result.failed[name] = visit
-                result.logs.pop(name, None)
-                return None
-            visits[name].append(visit)
-        there, turn, back = visits.pop(names[0])
-        return Way([there, back], turn, visits)
+        order = [*names, *names[:1], *reversed(names)]
+        visits: list[Visit] = []  # in that order, with what all ways have given
+        ways = self._ways(configurations.values())
+        for number, metrics in enumerate(ways):
+            suffix = f"/{kind_of(metrics[0])}" if len(ways) > 1 else ""
+            for position, name in enumerate(order):
+                if not self._time.in_time():
+                    return None
+                at = f"{key}/{position}{suffix}"
+                visit = self._visit(at, configurations[name], process, name == names[0], metrics)
+                if visit.status is not TrialStatus.OK:
+                    result.failed[name] = visit
+                    result.logs.pop(name, None)
+                    return None
+                visits[position : position + 1] = [joined(visits[position], visit) if number else visit]
+        own: dict[str, list[Visit]] = {}
+        for name, visit in zip(order, visits, strict=True):
+            own.setdefault(name, []).append(visit)
+        there, turn, back = own.pop(names[0])
+        return Way([there, back], turn, own)
+
+    def _ways(self, configurations: Collection[Configuration]) -> list[tuple[str, ...]]:
+        """The metrics of each way there and back."""
+        ordered = generation_first(self._metrics)
+        kinds = dict.fromkeys(map(kind_of, ordered))
+        if len(kinds) < 2 or not self._apart(configurations):
+            return [ordered]
+        return [tuple(m for m in ordered if kind_of(m) == kind) for kind in kinds]
 
     def _moved(self, halves: Sequence[Visit]) -> bool:
         return anchor_moved(halves[0], halves[1], self._metrics) > self._void_over
@@ -270,6 +301,17 @@ class Rounds:
             base = next(iter(paired.values()))[0]
             of_first = _values([v.rates(metric) for v in base])
             result.rates.setdefault(first, {}).setdefault(metric, []).extend(of_first)
+
+
+def joined(first: Visit, second: Visit) -> Visit:
+    """Two visits of one configuration for different metrics as one."""
+    return replace(
+        first,
+        samples=(*first.samples, *second.samples),
+        warmup=(*first.warmup, *second.warmup),
+        stable=first.stable and second.stable,
+        seconds=first.seconds + second.seconds,
+    )
 
 
 def _values(rates: Sequence[Mapping[int, float]]) -> list[float]:

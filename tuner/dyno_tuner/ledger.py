@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .clocks import Clocks
 from .errors import JournalError, TuneError
-from .measure import VisitPolicy, judge_plausibility
+from .measure import VisitPolicy, generation_first, judge_plausibility
 from .target import (
     Configuration,
     Description,
@@ -194,7 +194,9 @@ class Ledger:
     ) -> Visit:
         """Args: `anchor` visits are carried out even if the same configuration has killed a worker before:
         without its default a run cannot go on, and the caller decides how often to try. `workload` is
-        another one than the run's, for this visit alone."""
+        another one than the run's, for this visit alone. Generation is measured first, in whatever order
+        `metrics` stand."""
+        metrics = generation_first(metrics)
         identity = self._identity(configuration)
         args: dict[str, Any] = {"metrics": list(metrics), "policy": policy.to_dict()}
         if workload is not None:

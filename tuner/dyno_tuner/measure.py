@@ -39,6 +39,12 @@ class VisitPolicy:
         return {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
 
 
+def generation_first(metrics: Sequence[str]) -> tuple[str, ...]:
+    """The order in which a visit measures: what generates, then what reads prompts, which leaves a GPU hot
+    and slow for what comes right after. The configuration's own prompts come after its generation."""
+    return tuple(sorted(metrics, key=lambda m: kind_of(m) != "tg"))
+
+
 def run_visit(
     target: Target,
     configuration: Configuration,
@@ -47,8 +53,8 @@ def run_visit(
     policy: VisitPolicy,
     context: OpContext,
 ) -> Visit:
-    """Runs where the target lives. A TargetFailure becomes the visit's status; anything else is for the
-    caller."""
+    """Runs where the target lives, in the order of `metrics`. A TargetFailure becomes the visit's status;
+    anything else is for the caller."""
     started = target.clock()
     samples: list[Sample] = []
     warmup: list[Sample] = []

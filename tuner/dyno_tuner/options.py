@@ -36,6 +36,7 @@ class Options:
     weights: Mapping[str, float] = field(default_factory=dict)  # of the metrics; default: all alike
     check: bool = True
     pareto: bool = False  # leave time to confirm what needs less memory
+    apart: bool = True  # the engine switches settings between two calls: see `confirm`
     routing: bool = False  # measure how the router spreads the workload
 
     def metric_weights(self) -> dict[str, float]:

@@ -275,6 +275,8 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
     options = request.options
     if int(description.model.get("experts") or 0) and not foreign:
         options = dataclasses.replace(options, routing=True)
+    if foreign:  # every visit is a process of its own
+        options = dataclasses.replace(options, apart=False)
     if foreign and not description.engine["answers_compared"]:
         # And only settings that change no bit are searched.
         options = dataclasses.replace(options, check=False)

@@ -17,6 +17,7 @@ from .errors import TuneError
 from .gate import Gate
 from .judging import Choice, Judge
 from .kernels import KernelStage
+from .knobs import Kind
 from .measure import void_over
 from .options import Options as Options  # noqa: TC001  (others import it from here)
 from .outcome import Failure, Outcome
@@ -30,7 +31,7 @@ from .target import Configuration, Quality, TrialStatus, Visit, kind_of
 from .watch import Conditions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
     from .crew import Crew, Lane
     from .joint import Study
@@ -79,6 +80,7 @@ class Tune:
         self._kernels: KernelStage | None = None
         self._choice = Choice(space.default)
         self._unstable = 0
+        self._costs: dict[tuple[str, ...], float] = {}  # seconds of the default, until all is measured
         self._solved: list[Solved] = []  # thresholds
         self._policy = options.policy
         self.noise: dict[str, Noise] = {}
@@ -149,9 +151,11 @@ class Tune:
         self._process += 1
         return self._process
 
-    def _visit(self, key: str, configuration: Configuration, process: int, anchor: bool) -> Visit:
-        metrics = tuple(self.weights)
-        return self._measured(key, configuration, metrics, process, anchor)
+    def _visit(
+        self, key: str, configuration: Configuration, process: int, anchor: bool,
+        metrics: Sequence[str] = (),
+    ) -> Visit:  # fmt: skip
+        return self._measured(key, configuration, metrics or tuple(self.weights), process, anchor)
 
     def _measured(
         self, key: str, configuration: Configuration, metrics: Sequence[str], process: int, anchor: bool
@@ -161,9 +165,12 @@ class Tune:
         begun = self.ledger.now
         policy = self._policy if anchor else self._brief()
         visit = self.ledger.visit(key, configuration, metrics, policy, process=process, anchor=anchor)
-        of_default = anchor and point == self.space.default and len(metrics) == len(self.weights)
-        if self.schedule.visit_cost and of_default and visit.status is TrialStatus.OK:
-            self.schedule.follow(self.ledger.now - begun)
+        if anchor and point == self.space.default and visit.status is TrialStatus.OK:
+            self._costs[tuple(metrics)] = self.ledger.now - begun
+            if {m for measured in self._costs for m in measured} == set(self.weights):
+                if self.schedule.visit_cost:
+                    self.schedule.follow(sum(self._costs.values()))
+                self._costs.clear()
         if visit.status.kills:
             self._process = max(self._process, process) + 1  # whatever comes next has a new worker
         self._unstable += not visit.stable
@@ -408,7 +415,15 @@ class Tune:
         return self._candidates()
 
     def rounds(self) -> Rounds:
-        return Rounds(self._visit, self._next_process, self.schedule, tuple(self.weights), self._void_over)
+        return Rounds(
+            self._visit, self._next_process, self.schedule, tuple(self.weights), self._void_over, self._apart
+        )
+
+    def _apart(self, configurations: Collection[Configuration]) -> bool:
+        """Whether these differ in nothing that is loaded for."""
+        loads = [k.name for k in self.space.knobs if k.kind in (Kind.LOAD, Kind.BUILD)]
+        alike = {tuple(c.settings.get(name) for name in loads) for c in configurations}
+        return self.options.apart and len(alike) == 1
 
     @property
     def trials(self) -> Sequence[Trial]:

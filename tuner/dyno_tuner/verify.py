@@ -327,7 +327,11 @@ def _verify(
         limit = 1.5 * (quality.mean_kld or 0.0) + 1e-5 if approx and quality is not None else None
         compared = bool(description.engine.get("answers_compared", True))
         given = Options(
-            workload, budget=budget, seed=seed, approx_limit=limit, **{"check": compared, **extra}
+            workload,
+            budget=budget,
+            seed=seed,
+            approx_limit=limit,
+            **{"check": compared, "apart": profile.match.engine.name == "dyno", **extra},
         )
         bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
         with (

@@ -4,6 +4,7 @@ voided blocks, paths that cross."""
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import itertools
 import math
 import re
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..check import ROUNDING_FACTOR, ROUNDING_FLOOR
-from ..confirm import Way, beside, both_ways
+from ..confirm import Way, beside, both_ways, joined
 from ..knobs import KNOBS
 from ..measure import anchor_moved, score, void_over
 from ..stats import Estimate, estimate
@@ -63,7 +64,7 @@ class Paired:
     rounds: int = 0
 
 
-_ROUND = re.compile(r"(.*)/r(\d+)((?:/again\d+)?)/(\d+)")
+_ROUND = re.compile(r"(.*)/r(\d+)((?:/again\d+)?)/(\d+)(?:/(?:tg|pp))?")
 
 
 def _stages(run: Run) -> dict[str, dict[int, list[list[Seen]]]]:
@@ -73,22 +74,31 @@ def _stages(run: Run) -> dict[str, dict[int, list[list[Seen]]]]:
     for seen in run.visits:
         if match := _ROUND.fullmatch(seen.key):
             stage, number, again, position = match.groups()
-            ways = found.setdefault(stage, {}).setdefault(int(number), {})
-            ways.setdefault(again, {})[int(position)] = seen
+            way = found.setdefault(stage, {}).setdefault(int(number), {}).setdefault(again, {})
+            before = way.get(int(position))
+            way[int(position)] = seen if before is None else _both(before, seen)
     whole: dict[str, dict[int, list[list[Seen]]]] = {}
     for stage, rounds in found.items():
         for number, ways in rounds.items():
             orders = [[visits[n] for n in sorted(visits)] for _, visits in sorted(ways.items())]
-            if "" in ways and all(map(_is_whole, orders)):
+            if "" in ways and all(_is_whole(order, run.metrics) for order in orders):
                 whole.setdefault(stage, {})[number] = orders
     return whole
 
 
-def _is_whole(order: Sequence[Seen]) -> bool:
+def _both(first: Seen, second: Seen) -> Seen:
+    """Generation and prompts of one stop, which rounds may measure on ways of their own."""
+    if first.visit.status is not TrialStatus.OK or second.visit.status is not TrialStatus.OK:
+        return first if first.visit.status is not TrialStatus.OK else second
+    return dataclasses.replace(second, visit=joined(first.visit, second.visit))
+
+
+def _is_whole(order: Sequence[Seen], metrics: Sequence[str]) -> bool:
+    measured = all({m.metric for m in s.visit.samples} >= set(metrics) for s in order)
     mirrored = all(a.configuration == b.configuration for a, b in zip(order, order[::-1], strict=True))
     turn = order[len(order) // 2].configuration == order[0].configuration
     alive = all(s.visit.status is TrialStatus.OK for s in order)
-    return mirrored and alive and len(order) > 2 and (turn or len(order) % 2 == 0)
+    return mirrored and alive and measured and len(order) > 2 and (turn or len(order) % 2 == 0)
 
 
 def _way(order: Sequence[Seen]) -> Way:

@@ -3,7 +3,7 @@
 Its state is nothing but the configuration and a clock; all noise is drawn from (seed, operation, sample),
 and what a process contributes from (seed, process number). So an operation gives the same samples whether
 or not those before it were carried out, which is what lets a resumed run be compared with one that was
-never interrupted.
+never interrupted. The exception is `heat`, which a visit leaves to the next one of its process.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ class SimulationNoise:
     outliers: float = 0.01  # probability of a sample that is 10 to 30 % too slow
     cold: float = 0.06  # slowdown of the first sample after apply(), as a fraction
     impossible: float = 0.0  # probability of a sample whose first clock stood still
+    # Slowdown of generation right behind prompts of the default, as a fraction; behind faster ones the more.
+    heat: float = 0.0
+    heat_seconds: float = 0.25  # in which it falls to a third
 
 
 @functools.lru_cache(maxsize=65536)
@@ -103,6 +106,7 @@ class SimulatedTarget:
         self._context = OpContext("", 0, 0.0)
         self._sample = 0
         self._true: dict[str, float] = {}
+        self._hot = (0.0, 0.0, -1)  # slowdown when the last prompt had been read, when that was, its process
 
     def knobs(self) -> tuple[Knob, ...]:
         return self.surface.knobs
@@ -185,11 +189,23 @@ class SimulatedTarget:
             level += math.log1p(-float(rng.uniform(0.1, 0.3)))
         if self._sample == 0:
             level += math.log1p(-n.cold)
+        if n.heat and kind_of(metric) == "tg":
+            level += math.log1p(-self._heat())
         self._sample += 1
         seconds = workload.tokens(metric) / math.exp(level)
         self._advance(seconds)
+        if n.heat and kind_of(metric) == "pp":
+            usual = self.surface.with_kernels(self._complete(Configuration({})))["pp"]
+            self._hot = (min(0.5, n.heat * self._true["pp"] / usual), self._now, process)
         shown = seconds * 1e-4 if rng.random() < n.impossible else seconds
         return Sample(metric, prompt, workload.tokens(metric), shown, seconds)
+
+    def _heat(self) -> float:
+        """What is left of the slowdown that the last prompt of this process has caused."""
+        slowdown, since, process = self._hot
+        if process != self._context.process:
+            return 0.0
+        return slowdown * math.exp(-max(0.0, self._now - since) / self.noise.heat_seconds)
 
     def quality(self, configuration: Configuration, context: OpContext) -> Quality:
         configuration = self._complete(configuration)
