@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import math
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from conftest_tuner import Simulated
 from dyno_tuner.confirm import Bar, Comparison, Rounds, both_ways, visits_in_round
+from dyno_tuner.emit import Made, profile_of
 from dyno_tuner.knobs import Kind, Knob
 from dyno_tuner.measure import VisitPolicy, run_visit
 from dyno_tuner.target import Configuration, OpContext, Sample, TrialStatus, Visit, Workload
@@ -243,7 +245,7 @@ def _reads_faster(settings: Settings) -> dict[str, float]:
 class Hot:
     """Rounds of an engine whose generation is slower right behind prompts, the more so behind fast ones."""
 
-    surface = Surface("hot", (Knob("ubatch", (512, 4096), 512),), _reads_faster)
+    surface = Surface("hot", (Knob("ubatch", (512, 4096), 512, moves=frozenset({"pp"})),), _reads_faster)
     noise = SimulationNoise(within=0.001, process=0.0, layout=0.0, outliers=0.0, heat=0.03, heat_seconds=0.25)
 
     def __init__(self, order: str, seed: int) -> None:
@@ -321,8 +323,30 @@ def test_generation_goes_a_way_of_its_own() -> None:
 def test_what_is_loaded_for_is_visited_once() -> None:
     """A way more would load the weights once more for every visit."""
     for kind, apart in ((Kind.SESSION, True), (Kind.LOAD, False)):
-        surface = dataclasses.replace(Hot.surface, knobs=(Knob("ubatch", (512, 4096), 512, kind=kind),))
+        (knob,) = Hot.surface.knobs
+        surface = dataclasses.replace(Hot.surface, knobs=(dataclasses.replace(knob, kind=kind),))
         run = Simulated(surface, 0)
         keys = [key for key, _ in run.visited if "/r0/" in key]
         assert any(key.endswith("/tg") for key in keys) == apart
         assert run.outcome.settings["ubatch"] == 4096
+
+
+def test_a_measure_that_no_entry_moves_is_marked() -> None:
+    """Its ratio is 1: what is written for it is an error, and at least as wide as processes differ."""
+    noise = dataclasses.replace(Hot.noise, layout=0.003, heat=0.0)
+    run = Simulated(Hot.surface, 1, noise)
+    outcome = run.outcome
+    assert [e.name for e in outcome.entries] == ["ubatch"]
+    assert outcome.untouched == {"tg"}
+    half = outcome.noise["tg"].half_width(1)
+    gain = outcome.gain["tg"]
+    assert gain.low <= gain.ratio * math.exp(-half) * (1 + 1e-9)
+    assert gain.high >= gain.ratio * math.exp(half) * (1 - 1e-9)
+    null = Simulated("null", 0).outcome
+    assert null.entries == []
+    assert null.untouched == set()
+    made = Made(run.options.workload, 0, "", None, "", datetime.date(2026, 1, 1))
+    written = profile_of(outcome, run.ledger._executor.describe(), made)
+    assert written.evidence is not None
+    assert written.evidence.gain["tg8"].untouched is True
+    assert written.evidence.gain["pp64"].untouched is None

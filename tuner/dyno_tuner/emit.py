@@ -155,7 +155,10 @@ def _evidence(outcome: Outcome, description: Description, made: Made) -> profile
         environment=profiles.Environment(**outcome.conditions) if outcome.conditions else None,
         baseline={_metric(workload, m): round(r, 2) for m, r in outcome.baseline.items()},
         tuned={_metric(workload, m): round(r, 2) for m, r in tuned.items()},
-        gain={_metric(workload, m): profiles.Gain(**_ratio(g)) for m, g in outcome.gain.items()},
+        gain={
+            _metric(workload, m): profiles.Gain(**_ratio(g), untouched=m in outcome.untouched or None)
+            for m, g in outcome.gain.items()
+        },
         quality=None
         if quality is None
         else profiles.Quality(

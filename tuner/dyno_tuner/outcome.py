@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .target import kind_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -109,6 +111,15 @@ class Outcome:
     stage: str = ""  # key of the comparison that `gain` is from; empty where it is from none
     remark: str = ""
 
+    @property
+    def untouched(self) -> set[str]:
+        """Metrics of the gain that no entry moves; none where nothing is written."""
+        if not self.entries and not self.kernels:
+            return set()
+        moved = {m for e in self.entries for m in e.moves}
+        kinds = {k.group.removeprefix("kernels_") for k in self.kernels}
+        return {m for m in self.gain if m not in moved and kind_of(m) not in kinds}
+
     def describe(self) -> str:
         """One line for logs."""
         if not self.entries and not self.kernels:
@@ -128,6 +139,7 @@ class Outcome:
                 for k in self.kernels
             ],
             "gain": {m: g.to_dict() for m, g in self.gain.items()},
+            "untouched": sorted(self.untouched),
             "margin": self.margin,
             "trials": self.trials,
             "voided": self.voided,

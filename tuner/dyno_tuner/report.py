@@ -57,11 +57,17 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
         speed.add_row(
             workload.label(metric), f"{rate:,.1f}", f"{outcome.tuned.get(metric, rate):,.1f}",
             f"{gain.ratio:.3f}" if gain else "1",
-            f"{gain.low:.3f} … {gain.high:.3f}" if gain else "",
+            f"{gain.low:.3f} … {gain.high:.3f}" + (" (no entry)" if metric in outcome.untouched else "")
+            if gain
+            else "",
             f"{100 * outcome.margin.get(metric, 0.0):.1f} %",
         )  # fmt: skip
     if speed.row_count:
         console.print(speed)
+    if outcome.untouched:
+        console.print(
+            "(no entry): nothing in the profile moves it; its ratio is what the comparison errs by."
+        )
     if not outcome.entries and not outcome.kernels:
         console.print(
             "Nothing beat the engine's defaults by more than the noise: every entry is `default`."

@@ -39,7 +39,8 @@ def describe(profile: Profile) -> list[str]:
     gains = profile.evidence.gain if profile.evidence else {}
     for metric, gain in gains.items():
         interval = f" (95 % {gain.ci95[0]:g} to {gain.ci95[1]:g})" if gain.ci95 else ""
-        lines.append(f"  gain {metric}: {gain.ratio:g} x{interval}")
+        untouched = ", moved by no entry" if gain.untouched else ""
+        lines.append(f"  gain {metric}: {gain.ratio:g} x{interval}{untouched}")
     return lines
 
 

@@ -46,6 +46,10 @@ class Gain(StrictModel):
     ratio: Ratio = Field(description="Tuned / baseline; above 1 is faster.")
     ci95: Interval | None = Field(default=None, description="95 % interval of the ratio.")
     n: PositiveCount | None = Field(default=None, description="Pairs of samples.")
+    untouched: bool | None = Field(
+        default=None,
+        description="true: no entry moves this measure; its ratio is the error of the comparison.",
+    )
 
     @model_validator(mode="after")
     def _interval_fits(self) -> Gain:
