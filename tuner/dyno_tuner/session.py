@@ -29,7 +29,7 @@ from .memory import MemoryLimit, NearMiss
 from .pareto import Variant, plot, trade_memory, variant_outcome
 from .progress import Progress
 from .space import Space
-from .targets import ggml_knobs
+from .targets import ggml_knobs, kept_answers
 from .tune import Options, Tune
 from .watch import GpuWatch
 from .worker import WorkerExecutor
@@ -250,7 +250,10 @@ def run(
 
 def target_of(request: Request, device: str, scratch: str | None) -> tuple[str, dict[str, Any]]:
     """Name and options of the target that a worker makes."""
-    own: dict[str, Any] = {"text": request.text, "ctx": request.ctx, "device": device}
+    kept = kept_answers.folder()
+    own: dict[str, Any] = {
+        "text": request.text, "ctx": request.ctx, "device": device, "cache": str(kept) if kept else None,
+    }  # fmt: skip
     return request.engine.replace(".", "_"), {
         "model": os.path.abspath(request.model), "settings": request.held, "scratch": scratch,
         **(foreign_options(request) if request.engine != "dyno" else own),

@@ -24,6 +24,7 @@ from .ledger import Executor, Ledger
 from .progress import Progress
 from .space import Space
 from .target import METRICS, Configuration, KernelChoice, TrialStatus, Workload, kind_of
+from .targets import kept_answers
 from .targets.ggml_export import held_with, tuned_with
 from .tune import Options, Tune
 from .watch import GpuWatch
@@ -280,8 +281,9 @@ def verify(
             target: dict[str, Any] = {"model": os.path.abspath(file), "settings": {}, "scratch": scratch}
             where = device or profile.match.device.kind
             engine = profile.match.engine.name
+            kept = kept_answers.folder()
             target |= (
-                {"ctx": max(4096, needed), "device": where}
+                {"ctx": max(4096, needed), "device": where, "cache": str(kept) if kept else None}
                 if engine == "dyno"
                 else _binaries(path, profile, where, binaries)
             )

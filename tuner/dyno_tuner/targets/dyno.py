@@ -6,13 +6,13 @@ makes the cache anew, else it is switched between two calls.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from dyno import _core, profiles
 from dyno._effective import usable_cores
 from dyno._generate import greedy_after
@@ -34,15 +34,19 @@ from ..target import (
     Value,
     Workload,
 )
-from . import answers
+from . import answers, kept_answers
 from .prompts import Prompts, measure_routing
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
+    import numpy as np
+
 CHECK_BATCH = 512  # tokens of the largest batch whose answers are checked
 SAMPLE_SECONDS = 0.1  # of work in a sample, at least
 SAMPLE_RUNS = 64  # of which a sample is made, at most
+# Of a device: what the bits of the exact path's answers may depend on.
+_COMPUTES = ("kind", "isa", "features", "compute_capability", "sm_count", "shared_per_block_bytes", "driver")
 # A GPU that has just read a context generates more slowly for half a second or so: see `confirm`.
 SETTLE_SECONDS = 0.5
 # Multiply-adds a cycle and core that no CPU of the class exceeds, in int8; times two for operations.
@@ -59,6 +63,8 @@ class DynoTarget:
     ctx: length of the context; what the workload needs, at least.
     scratch: folder for the exact path's logits, so that a new worker need not compute them again.
     check_seed: another one checks the answers on other passages.
+    text: file whose passages are the prompts; default: random tokens.
+    cache: folder in which the exact path's logits are kept for further tunes.
     """
 
     def __init__(
@@ -70,10 +76,12 @@ class DynoTarget:
         check_seed: int = 0,
         device: str = "cpu",
         text: str | None = None,
+        cache: str | None = None,
     ) -> None:
         self._path = model
         self._fixed = dict(settings or {})
         self._scratch = Path(scratch) if scratch else None
+        self._cache = Path(cache) if cache else None
         self._session: Any = None
         self._loaded: dict[str, Any] = {}  # settings of the open session
         self._depth: int | None = None  # tokens of context that the cache holds
@@ -382,32 +390,36 @@ class DynoTarget:
         if self._reference is not None:
             return self._reference
         file = self._scratch / "exact.npz" if self._scratch else None
-        if file is not None and file.exists():
-            with np.load(file, allow_pickle=False) as data:
-                count = int(data["count"])
-                self._reference = (
-                    [data[f"logits{i}"] for i in range(count)],
-                    [data.get(f"routing{i}") for i in range(count)],
-                )
-            return self._reference
+        found = kept_answers.load(file) if file is not None and file.exists() else None
+        if found is None:
+            found = self._exact_anew()
+            if file is not None:
+                kept_answers.save(file, found)
+        self._reference = found
+        return found
+
+    def _exact_anew(self) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        """For this tune: of one before it, where they are kept, or computed."""
         settings = self._complete({}) | {"numerics": "exact", "kv_type_k": "f32", "kv_type_v": "f32"}
         if "cpu_repack" in settings:
             settings["cpu_repack"] = False
+        key = ""
+        if self._cache is not None:
+            device = {name: self._device.get(name) for name in _COMPUTES}
+            with contextlib.suppress(OSError):
+                key = kept_answers.key_of(self._path, self._asked(), _core.__file__, device | settings)
+            found = kept_answers.load(self._cache / f"{key}.npz") if key else None
+            if found is not None:
+                return found
+        begun = time.monotonic()
         self._open(settings, [])
-        self._reference = answers.exact_answers(
+        computed = answers.exact_answers(
             self._session, self._asked(), capture=bool(self._model.get("experts"))
         )
         self._close_session()
-        if file is not None:
-            arrays: dict[str, Any] = {"count": np.int64(len(self._reference[0]))}
-            for i, (logits, chosen) in enumerate(zip(*self._reference, strict=True)):
-                arrays[f"logits{i}"] = logits
-                if chosen is not None:
-                    arrays[f"routing{i}"] = chosen
-            partial = file.with_name(f"exact-{os.getpid()}.npz")
-            np.savez(partial, **arrays)
-            os.replace(partial, file)
-        return self._reference
+        if key and self._cache is not None and time.monotonic() - begun >= kept_answers.WORTH_SECONDS:
+            kept_answers.keep(self._cache, key, computed)
+        return computed
 
     def quality(self, configuration: Configuration, context: OpContext) -> Quality:
         begun = self.clock()
