@@ -226,7 +226,7 @@ def test_short_budgets_still_find_something() -> None:
 @pytest.mark.parametrize("budget", [None, 300.0])
 def test_of_two_settings_that_do_as_well_every_tune_takes_the_same(budget: float | None) -> None:
     """Each gains 12 % alone and together they lose: what a search meets first is chance."""
-    taken = [Simulated(either(), seed, budget=budget).outcome.entries for seed in (0, 1, 8)]
+    taken = [Simulated(either(), seed, budget=budget).outcome.entries for seed in (0, 1, 2)]
     assert [[(e.name, e.value) for e in entries] for entries in taken] == [[("streams", 4)]] * 3
 
 

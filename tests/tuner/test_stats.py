@@ -80,11 +80,29 @@ def test_few_processes_tell_their_spread_all_the_same(processes: int, visits: in
     assert math.sqrt(sum(x * x for x in found) / len(found)) == pytest.approx(0.01, rel=0.1)
 
 
-def test_the_margin_is_twice_the_half_width_and_never_below_one_percent() -> None:
+def test_the_margin_is_twice_the_half_width_of_sure_noise_and_never_below_one_percent() -> None:
     assert Noise(1e-4, 1e-4, 0.0, 6, 3).margin(4) == 0.01
-    noise = Noise(0.004, 0.01, 0.0, 6, 3)
-    assert noise.margin(4) == pytest.approx(2 * noise.half_width(4))
-    assert noise.margin(16) < noise.margin(4)
+    sure = Noise(0.004, 0.01, 0.0, 20_000, 10_000)
+    assert sure.margin(4) == pytest.approx(2 * sure.half_width(4), rel=1e-3)
+    assert sure.margin(16) < sure.margin(4)
+
+
+@pytest.mark.parametrize(("processes", "visits"), [(2, 2), (3, 2), (4, 2), (6, 2)])
+@pytest.mark.parametrize("between", [0.01, 0.003])
+def test_the_half_width_holds_where_few_processes_tell_the_noise(
+    processes: int, visits: int, between: float
+) -> None:
+    """Of a ratio whose two sides ran in processes of their own."""
+    rng = np.random.default_rng(11)
+    runs, held, normal = 1500, 0, 0
+    for _ in range(runs):
+        levels = rng.normal(0, between, (processes, 1)) + rng.normal(0, 0.003, (processes, visits))
+        noise = noise_of([[{0: math.exp(x)} for x in process] for process in levels])
+        error = abs(rng.normal(0, math.sqrt(2 * between**2 + 0.003**2)))
+        held += error <= noise.half_width(1)
+        normal += error <= 1.96 * noise.standard_error(1)
+    assert held >= 0.9 * runs
+    assert normal < held
 
 
 def test_students_quantile() -> None:

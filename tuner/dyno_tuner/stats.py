@@ -140,17 +140,35 @@ class Noise:
     visits: int
     processes: int
 
-    def half_width(self, rounds: int) -> float:
-        """Of the 95 % interval of a ratio confirmed by `rounds` ABBA rounds, each in its own process.
+    def standard_error(self, rounds: int) -> float:
+        """Of a ratio confirmed by `rounds` ABBA rounds, each in its own process, in log.
 
         A round visits either side twice. What is common to a process cancels in the ratio; how much of
         `between` is common is not known, so none is taken to be."""
-        variance = (2 * self.between**2 + self.within**2) / max(rounds, 1)
-        return 1.96 * math.sqrt(variance)
+        return math.sqrt((2 * self.between**2 + self.within**2) / max(rounds, 1))
+
+    def half_width(self, rounds: int) -> float:
+        """Of the 95 % interval of such a ratio, where nothing but this noise is known of it. The quantile is
+        Student's: three processes do not tell well what processes differ by."""
+        freedom = self._freedom(2 * self.between**2, self.within**2)
+        return t975(freedom) * self.standard_error(rounds)
+
+    def _freedom(self, between: float, within: float) -> int:
+        """Degrees of freedom of the sum of two variances (Welch and Satterthwaite)."""
+        # With more than three processes a line of drift takes one more; see `noise_of`.
+        processes = max(1, self.processes - (2 if self.processes > 3 else 1))
+        visits = max(1, self.visits - self.processes)
+        spread = between**2 / processes + within**2 / visits
+        return max(1, int((between + within) ** 2 / spread)) if spread else visits
 
     def margin(self, rounds: int) -> float:
-        """What a gain has to exceed to be believed: 1 %, or twice the half-width."""
-        return max(0.01, 2 * self.half_width(rounds))
+        """What a gain has to exceed to be believed: 1 %, or twice the half-width that the interval would have
+        if this noise were known for sure.
+
+        It is a bar and no interval: what is written also needs the interval of its own rounds, which is
+        Student's, above 1. With Student's quantile here too margins would be more than twice as wide and
+        tunes no safer."""
+        return max(0.01, 2 * 1.96 * self.standard_error(rounds))
 
 
 def noise_of(visits: Sequence[Sequence[Mapping[int, float]]]) -> Noise:

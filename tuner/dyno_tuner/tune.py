@@ -541,6 +541,8 @@ class Tune:
             if not sure:
                 return []
             gain = self._of_one_visit(gains[sure[0]], sure[0])
+            if gain.low <= 1:
+                return []
             entries.append(judge.entry(trial.point, n, gain, None))
         return entries
 
