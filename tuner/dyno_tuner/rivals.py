@@ -65,7 +65,7 @@ class Rivals:
         better.sort(key=lambda n: -result.ratio(n, list(judge.weights), judge.weights).ratio)
         before = space.settings(choice.point)
         for name in dict.fromkeys([*better, *found]):
-            if self._take(key, result, name, names[name], choice):
+            if self._take(key, result, name, names[name], choice, name in better):
                 ratio = result.ratio(name, list(judge.weights), judge.weights, FULL).ratio
                 judge.note(
                     "rival", settings=space.settings(choice.point), instead_of=before, ratio=ratio,
@@ -88,10 +88,17 @@ class Rivals:
         first = judge.space.preference(point) < judge.space.preference(winner)
         return first and not harmed and judge.ties(result, name, FULL, metrics)
 
-    def _take(self, key: str, result: Comparison, name: str, point: Point, choice: Choice) -> bool:
+    def _take(
+        self, key: str, result: Comparison, name: str, point: Point, choice: Choice, better: bool
+    ) -> bool:
+        """Whether a rival is proven, by rounds of its own: of several that were compared at once the best one
+        looks better than it is.
+
+        Where there is no time for them, one of a single entry that ties stands by what was compared: it is
+        taken for its place in the order, not for its ratio."""
         judge = self.judge
         numbers = judge.space.entries(point)
-        if len(numbers) == 1:
+        if len(numbers) == 1 and not better and not judge.rounds.affordable(judge.proof_visits(1)):
             moves = judge.moves(numbers[0])
             ok, gain = judge.bar(result.rounds).beats(result, name, moves, judge.weights, touched=moves)
             if ok:
