@@ -68,7 +68,11 @@ class Proof:
 
     def _look(self, key: str, point: Point, choice: Choice) -> tuple[Comparison, list[Entry], Weak]:
         """The entries of a point and which of them are weak; no entries where there was no time, or it does
-        not run. Where only intervals speak against entries, as many rounds again tell."""
+        not run. Where only intervals speak against entries, as many rounds again tell.
+
+        The second look needs no wider interval: an entry that is worth nothing also has to gain the margin
+        at both. In 20,000 draws for each of four noises the first look let 0.01 to 0.5 % of such entries
+        pass and the second 0 to 0.2 % more, where an interval of 95 % alone would let 2.5 % pass once."""
         result = self._compare(key, point, choice)
         for again in (True, False):
             if result.rounds < 2 or FULL not in result.logs:
