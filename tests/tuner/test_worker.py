@@ -119,3 +119,27 @@ time.sleep(60)
             return  # dead; whoever inherited it has not looked yet
         time.sleep(0.05)
     pytest.fail("the worker is still running")
+
+
+def test_ctrl_c_while_a_child_starts_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither running nor as a zombie, and no pipe either."""
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def slow(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)  # the main thread has gone by now
+        started.append(real(*args, **kwargs))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", slow)
+    monkeypatch.setattr("dyno_tuner.worker._spawners", {})
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(KeyboardInterrupt):
+        Worker("simulated", {"surface": "null"})
+    end = time.monotonic() + 20
+    while (not started or started[0].returncode is None) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert started[0].returncode == -signal.SIGKILL
+    time.sleep(0.1)
+    assert set(os.listdir("/proc/self/fd")) <= before

@@ -68,15 +68,34 @@ def _spawn(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
     with _spawning:
         pool = _spawners.setdefault(os.getpid(), concurrent.futures.ThreadPoolExecutor(1, "spawner"))
 
-    def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command, **options)
+    handing_over = threading.Lock()
+    made: list[subprocess.Popen[bytes]] = []
+    unwanted = threading.Event()
 
-    started = pool.submit(start)
+    def start() -> subprocess.Popen[bytes]:
+        child = subprocess.Popen(command, **options)
+        with handing_over:
+            if unwanted.is_set():
+                _discard(child)
+            made.append(child)
+        return child
+
     try:
-        return started.result()
-    except KeyboardInterrupt:
-        started.add_done_callback(lambda future: future.result().kill())
+        return pool.submit(start).result()
+    except KeyboardInterrupt:  # wherever the start stands, in the other thread
+        with handing_over:
+            unwanted.set()
+            for child in made:
+                _discard(child)
         raise
+
+
+def _discard(child: subprocess.Popen[bytes]) -> None:
+    """Ends and reaps a child that nobody waits for any more."""
+    child.kill()
+    child.wait()
+    if child.stdout is not None:
+        child.stdout.close()
 
 
 class Worker:
@@ -99,8 +118,12 @@ class Worker:
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 pass_fds=(to_child, from_child), start_new_session=True,
             )  # fmt: skip
-        except OSError as error:
-            raise TuneError(f"the worker process cannot be started: {error}") from error
+        except BaseException as error:
+            os.close(self._to)
+            os.close(self._from)
+            if isinstance(error, OSError):
+                raise TuneError(f"the worker process cannot be started: {error}") from error
+            raise
         finally:
             os.close(to_child)
             os.close(from_child)
