@@ -105,7 +105,11 @@ class Study:
         return found
 
     def _why(self, error: Exception) -> str:
-        return f"storage {self._shown}: {without_password(' '.join(str(error).split()))}"
+        """With the kind of what is no error of a storage by its kind: it may be one of this program."""
+        said = without_password(" ".join(str(error).split()))
+        usual = (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.OptunaError, OSError)
+        kind = "" if isinstance(error, usual) else f"{type(error).__name__}: "
+        return f"storage {self._shown}: {kind}{said}"
 
     @property
     def _study(self) -> optuna.Study:
