@@ -53,6 +53,38 @@ def test_wrong_usage(tmp_path: Path) -> None:
     assert _tune()[0] == 2
 
 
+WRONG = (
+    ("--budget", "soon"), ("--workload", "pp=many"), ("--workload", "pp=0,tg=0"), ("--set", "threads=many"),
+    ("--gpu", "0,"), ("--vram", "lots"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_usage_is_told_before_anything_starts(
+    wrong: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster takes half a minute to start, and then it has to be ended, too."""
+    import dyno_tuner.cli as module
+
+    def started(*args: object) -> None:
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr(module, "_cluster", started)
+    monkeypatch.setattr(module, "devices_of", started)
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    ways: list[list[str]] = [[]] if wrong[0] == "--gpu" else [["--ray", "local"], []]
+    for way in ways:
+        assert _tune("--model", str(file), *way, *wrong)[0] == 2
+
+
+@pytest.mark.parametrize("wrong", [w for w in WRONG if w[0] in ("--budget", "--workload", "--set")])
+def test_wrong_usage_of_ab_is_told_before_anything_starts(wrong: tuple[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    assert _tune("ab", "default", "default", "--model", str(file), *wrong)[0] == 2
+
+
 def test_one_line_on_standard_error(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dyno_tuner.cli", "--model", str(tmp_path / "absent.gguf")],

@@ -7,14 +7,26 @@ import os
 import re
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from .errors import TuneError
 from .target import Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+T = TypeVar("T")
+
+
+def usage(parse: Callable[..., T], *words: Any) -> T:
+    """What `parse` makes of a word of the command line; what it cannot read is wrong usage."""
+    try:
+        return parse(*words)
+    except TuneError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def parse_duration(text: str) -> float:

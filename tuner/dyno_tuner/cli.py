@@ -30,6 +30,7 @@ from .arguments import (
     held_settings,
     least_deadline,
     parse_duration,
+    usage,
     usual_workload,
 )
 from .errors import TuneError
@@ -129,6 +130,12 @@ def tune(
     for option, wanted in (("--vram", vram is not None), ("--pareto", pareto)):
         if wanted and engine != "dyno":
             raise typer.BadParameter(f"{option} goes by dyno's memory plan; --engine {engine} has none")
+    # All that is written is read before anything starts: a cluster takes half a minute.
+    seconds, held = parse_duration(budget), held_settings(hold or [], engine)
+    limit = usage(parse_bytes, vram) if vram is not None else None
+    if workload is not None:
+        usage(Workload.parse, workload)
+    device_names(device, gpu)
     if not os.path.isfile(model):
         raise TuneError(f"model {model}: no such file")
     with contextlib.ExitStack() as stack:
@@ -139,13 +146,12 @@ def tune(
             devices = devices_of(device, gpu) if engine == "dyno" else ["cpu"]
         request = _request(
             model, devices, engine, of_engine, workload, ctx,
-            budget=parse_duration(budget), seed=seed, sampler=sampler, approx_limit=allow_approx,
+            budget=seconds, seed=seed, sampler=sampler, approx_limit=allow_approx,
             kernels=kernels and engine == "dyno", pareto=pareto,
         )  # fmt: skip
         request.out, request.resume, request.quiet = out, resume, quiet
         request.storage, request.study = storage, study
-        request.held = held_settings(hold or [], engine)
-        request.memory_limit = parse_bytes(vram) if vram is not None else None
+        request.held, request.memory_limit = held, limit
         request.text = str(text.absolute()) if text is not None and engine == "dyno" else None
         result = run(request) if cluster is None else cluster.tune(request, workers)
     _print_result(result, request, as_json)
@@ -170,7 +176,7 @@ def _request(
     from .tune import Options
 
     usual = usual_workload(devices[0])
-    parsed = Workload.parse(workload, usual) if workload is not None else usual
+    parsed = usage(Workload.parse, workload, usual) if workload is not None else usual
     return Request(
         model, Options(parsed, **options), devices[0], tuple(devices[1:]),
         ctx=ctx if ctx is not None else max(4096, parsed.longest), command=command_line(),
@@ -355,12 +361,13 @@ def verify(
     from .verify import KEEP, USUAL
     from .verify import verify as run
 
+    seconds = parse_duration(budget) if budget is not None else USUAL
     device = None if gpu is None else devices_of("auto", str(gpu))[0]
     folder = str(binaries.absolute()) if binaries is not None else None
     verdicts, gain = run(
         profile,
         model,
-        budget=parse_duration(budget) if budget is not None else USUAL,
+        budget=seconds,
         seed=seed,
         quiet=quiet,
         device=device,

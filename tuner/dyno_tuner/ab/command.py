@@ -22,6 +22,7 @@ from ..arguments import (
     devices_of,
     held_settings,
     parse_duration,
+    usage,
     usual_workload,
 )
 from ..check import ROUNDING_FACTOR, ROUNDING_FLOOR
@@ -78,18 +79,22 @@ def ab(
         if not quiet:
             print(line, file=sys.stderr, flush=True)
 
+    seconds, held = parse_duration(budget) if budget else None, held_settings(hold or [], "dyno")
+    if workload is not None:
+        usage(Workload.parse, workload)
+    device_names(device, None if gpu is None else str(gpu))
     if not os.path.isfile(model):
         raise TuneError(f"model {model}: no such file")
     number = _gpu(device, gpu, [a, b])
     usual = usual_workload("cpu" if number is None else f"cuda:{number}")
-    parsed = Workload.parse(workload, usual) if workload is not None else usual
-    options = Options(parsed, rounds, parse_duration(budget) if budget else None, least, seed)
+    parsed = usage(Workload.parse, workload, usual) if workload is not None else usual
+    options = Options(parsed, rounds, seconds, least, seed)
     with contextlib.ExitStack() as stack:
         said = log or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dyno-ab-"))) / "stderr.log"
         given = Given(
             os.path.abspath(model), number, str(text.absolute()) if text else None, deadline,
             str(said.absolute()), binaries, repository or Path.cwd(), defines or (), flags or (),
-            held_settings(hold or [], "dyno"),
+            held,
         )  # fmt: skip
         sides: dict[str, Side] = {}
         for name, word, own, profile in (("A", a, flags_a, profile_a), ("B", b, flags_b, profile_b)):
