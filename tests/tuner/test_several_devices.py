@@ -14,6 +14,7 @@ from dyno import profiles
 from dyno.devices import Device
 from dyno_tuner import journal
 from dyno_tuner.cli import app
+from dyno_tuner.crew import Crew, Lane
 from dyno_tuner.errors import TuneError
 from dyno_tuner.htmlreport import write_report
 from dyno_tuner.htmlreport.analyse import trials
@@ -151,6 +152,37 @@ def test_cut_journals_give_the_same_profile(tmp_path: Path) -> None:
         again = _tune(tmp_path, _devices(3))
         assert again.outcome.to_dict() == first.outcome.to_dict(), cut
         assert again.profile.settings == first.profile.settings
+
+
+def test_a_second_ctrl_c_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes while the devices are being stopped; the first one is what is raised in the end."""
+    stopped = threading.Event()
+    ended = threading.Event()
+
+    class Stopping:
+        now = 0.0
+        asked = 0
+
+        def follow(self, first: object) -> None: ...
+
+        def stop(self) -> None:
+            Stopping.asked += 1
+            if Stopping.asked == 1:
+                raise KeyboardInterrupt
+            stopped.set()
+
+    def work(lane: Lane) -> None:
+        assert stopped.wait(30)
+        ended.set()
+
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt("first")
+
+    crew = Crew([Lane(n, str(n), Stopping()) for n in range(2)])  # type: ignore[arg-type]
+    monkeypatch.setattr(crew, "_wait", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="first"):
+        crew.together(work)
+    assert ended.is_set()
 
 
 def test_a_journal_of_two_devices_is_not_continued_on_three(tmp_path: Path) -> None:

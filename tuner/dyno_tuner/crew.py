@@ -7,6 +7,7 @@ so a run is a pure function of its journals, however the devices overtake each o
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import threading
 from typing import TYPE_CHECKING, TypeVar
 
@@ -121,7 +122,10 @@ class Crew:
                     raise error
 
     def _stop(self, futures: Sequence[concurrent.futures.Future[T]]) -> None:
+        """Does not return before all have ended: nothing would stop those that still run. So a second Ctrl-C
+        changes nothing."""
         while not all(f.done() for f in futures):
-            for lane in self.lanes:
-                lane.ledger.stop()
-            concurrent.futures.wait(futures, timeout=_STOPPING)
+            with contextlib.suppress(KeyboardInterrupt):
+                for lane in self.lanes:
+                    lane.ledger.stop()
+                concurrent.futures.wait(futures, timeout=_STOPPING)
