@@ -12,13 +12,13 @@ import os
 import re
 import signal
 import socket
-import tempfile
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
 from .alike import differences, match_of
 from .environment import Surroundings, look_around
 from .errors import TargetUnusable, TuneError
+from .scratch import scratch_folder
 from .target import Description, Quality, TrialStatus, Visit
 from .watch import GpuWatch, Window
 from .worker import WorkerExecutor
@@ -60,8 +60,9 @@ class _Host:
     """Lives on a node. Methods take and give plain values of this package."""
 
     def __init__(self, target: str, options: Mapping[str, Any]) -> None:
-        self._scratch = tempfile.TemporaryDirectory(prefix="dyno-ray-")
-        own = {"scratch": self._scratch.name} if "scratch" in options else {}
+        self._held = contextlib.ExitStack()  # what Ray ends without asking is removed by the next one there
+        scratch = self._held.enter_context(scratch_folder("dyno-ray-"))
+        own = {"scratch": scratch} if "scratch" in options else {}
         self._executor = WorkerExecutor(target, {**options, **own})
         self._watch: GpuWatch | None = None
         self._open: tuple[contextlib.AbstractContextManager[Window], Window] | None = None
@@ -90,7 +91,7 @@ class _Host:
         self._executor.close()
         if self._watch is not None:
             self._watch.__exit__(None, None, None)
-        self._scratch.cleanup()
+        self._held.close()
 
 
 class RayExecutor:

@@ -28,6 +28,7 @@ from .ledger import Executor, Ledger
 from .memory import MemoryLimit, NearMiss
 from .pareto import Variant, plot, trade_memory, variant_outcome
 from .progress import Progress
+from .scratch import scratch_folder
 from .space import Space
 from .targets import ggml_knobs, kept_answers
 from .tune import Options, Tune
@@ -232,7 +233,7 @@ def run(
     """
     with contextlib.ExitStack() as stack:
         try:
-            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="dyno-tune-"))
+            scratch = stack.enter_context(scratch_folder("dyno-tune-"))
         except OSError as error:
             raise TuneError(
                 f"no folder for scratch files can be made in {tempfile.gettempdir()}: {error.strerror}; "

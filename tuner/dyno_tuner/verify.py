@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import os
 import shlex
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from .judging import DEFAULT, FULL
 from .knobs import Fidelity, Kind, Knob
 from .ledger import Executor, Ledger
 from .progress import Progress
+from .scratch import scratch_folder
 from .space import Space
 from .target import METRICS, Configuration, KernelChoice, TrialStatus, Workload, kind_of
 from .targets import kept_answers
@@ -271,7 +271,7 @@ def verify(
     units = units_of(profile, workload.metrics)
     if not units:
         return [], {}
-    with tempfile.TemporaryDirectory(prefix="dyno-verify-") as scratch:
+    with scratch_folder("dyno-verify-") as scratch:
         own = executor is None
         if executor is None:
             file = model or model_file(path, profile)
