@@ -154,6 +154,22 @@ def test_cut_journals_give_the_same_profile(tmp_path: Path) -> None:
         assert again.profile.settings == first.profile.settings
 
 
+def test_journals_of_two_runs_are_not_mixed(tmp_path: Path) -> None:
+    """All else in their first lines is equal."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        folder.mkdir()
+        _tune(folder, _devices(2))
+    heads = [journal.load(journal_path(one / "p.yaml", n)).records[0] for n in range(2)]
+    assert heads[0]["id"] == heads[1]["id"]
+    strange = journal_path(two / "p.yaml", 1)
+    strange.write_bytes(journal_path(one / "p.yaml", 1).read_bytes())
+    assert read(journal.of_profile(two / "p.yaml")).absent == [strange.name]
+    _tune(two, _devices(2))
+    assert strange.with_name(f"{strange.name}.1").exists()
+    assert read(journal.of_profile(two / "p.yaml")).absent == []
+
+
 def test_a_second_ctrl_c_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes while the devices are being stopped; the first one is what is raised in the end."""
     stopped = threading.Event()

@@ -9,6 +9,7 @@ import datetime
 import json
 import os
 import tempfile
+import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +124,7 @@ def header(description: Description, request: Request, space: Space, out: Path) 
     options = request.options
     return {
         "run": FORMAT,
+        "id": uuid.uuid4().hex,  # ties the journals of several devices together
         "tuner": __version__,
         "label": description.label,
         "identity": description.identity(),
@@ -144,7 +146,7 @@ def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path
     found = {"devices": 1, **found}  # as it was before there could be several
     for key, value in plain.items():
         # A run keeps the incumbents that it began with: by now its own profile may have taken their place.
-        if key not in ("tuner", "label", "incumbents") and found.get(key) != value:
+        if key not in ("id", "tuner", "label", "incumbents") and found.get(key) != value:
             detail = ""
             if isinstance(value, dict) and isinstance(found.get(key), dict):
                 names = [n for n in {**value, **found[key]} if value.get(n) != found[key].get(n)]
@@ -164,9 +166,13 @@ def open_journal(path: Path, head: dict[str, Any], resume: bool, progress: Progr
     if path.exists() and path.stat().st_size:
         if resume:
             loaded = journal.load(path)
-            if loaded.records and loaded.records[0].get("run") == FORMAT:
-                check_header(loaded.records[0], head, path)
-                past, head = loaded.records, loaded.records[0]
+            first = loaded.records[0] if loaded.records else {}
+            if "device" in head and first.get("run") == FORMAT and first.get("id") != head.get("id"):
+                progress.say(f"journal {path} is of another run: beginning anew")
+                _move_aside(path, progress)
+            elif first.get("run") == FORMAT:
+                check_header(first, head, path)
+                past, head = loaded.records, first
             elif loaded.records:
                 # Whose measurements these are stood in the line that is damaged: none of them may be used.
                 progress.say(

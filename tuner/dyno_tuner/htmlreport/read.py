@@ -154,6 +154,9 @@ def _read_devices(run: Run, path: Path) -> None:
             run.absent.append(beside.name)
             continue
         loaded = journal.load(beside)
+        if loaded.records and loaded.records[0].get("id") != run.head.get("id"):
+            run.absent.append(beside.name)  # it is of another run
+            continue
         run.damaged += loaded.damaged
         for record in loaded.records:
             if "op" in record:
