@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -318,6 +318,23 @@ def test_generation_goes_a_way_of_its_own() -> None:
     together = Hot("generation first", 0)
     together.generation(rounds=2)
     assert together.made[:5] == [(f"k/r0/{n}", ("tg", "pp")) for n in range(5)]
+
+
+def test_what_is_visited_again_does_not_follow_prompts() -> None:
+    class Shaken(Hot):
+        def visit(self, key: str, *args: Any) -> Visit:
+            visit = super().visit(key, *args)
+            if key != "k/r0/1/tg":
+                return visit
+            slow = [dataclasses.replace(s, seconds=1.2 * s.seconds) for s in visit.samples]
+            return dataclasses.replace(visit, samples=tuple(slow))
+
+    hot = Shaken("apart", 0)
+    hot.generation(rounds=2)
+    again = [made for made in hot.made if "/again0/" in made[0]]
+    assert again[0] == ("k/r0/again0/before", ("tg",))
+    assert again[1] == ("k/r0/again0/0/tg", ("tg",))
+    assert len(again) == 11
 
 
 def test_what_is_loaded_for_is_visited_once() -> None:

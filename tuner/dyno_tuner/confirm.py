@@ -232,13 +232,19 @@ class Rounds:
         return result
 
     def _there_and_back(
-        self, key: str, configurations: Mapping[str, Configuration], process: int, result: Comparison
-    ) -> Way | None:
-        """None where something failed, or the budget ended on the way."""
+        self, key: str, configurations: Mapping[str, Configuration], process: int, result: Comparison,
+        again: bool = False,
+    ) -> Way | None:  # fmt: skip
+        """None where something failed, or the budget ended on the way.
+
+        Args: `again`: prompts were read right before, so a visit that does not count generates first.
+        """
         names = list(configurations)
         order = [*names, *names[:1], *reversed(names)]
         visits: list[Visit] = []  # in that order, with what all ways have given
         ways = self._ways(configurations.values())
+        if again and len(ways) > 1:
+            self._visit(f"{key}/before", configurations[names[0]], process, True, ways[0])
         for number, metrics in enumerate(ways):
             suffix = f"/{kind_of(metrics[0])}" if len(ways) > 1 else ""
             for position, name in enumerate(order):
@@ -281,7 +287,7 @@ class Rounds:
             if not names or not self.affordable(visits_in_round(1 + len(names))):
                 break
             again = {n: configurations[n] for n in (first, *names)}
-            repeated = self._there_and_back(f"{key}/again{repeat}", again, process, result)
+            repeated = self._there_and_back(f"{key}/again{repeat}", again, process, result, True)
             if repeated is None:
                 return None
             result.voided += 1
