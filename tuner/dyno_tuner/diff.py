@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+ABSENT = "(absent)"
+
+
 @dataclass(frozen=True)
 class Row:
     """One entry in both profiles."""
@@ -26,7 +29,7 @@ class Row:
 
 def _shown(entry: Any) -> str:
     if entry is None:
-        return "(absent)"
+        return ABSENT
     if isinstance(entry, str):
         return entry
     if isinstance(entry, profiles.SettingEntry):
@@ -62,6 +65,8 @@ def compare_profiles(first: Path, second: Path) -> list[Row]:
     rows = []
     for entry, (x, y) in entries.items():
         shown = _shown(x), _shown(y)
-        verdict = "equal" if shown[0] == shown[1] else "tie" if _tie(x, y, margin) else "differs"
+        # What one tune had no time for runs the default, as what it looked at and left alone does.
+        same = shown[0] == shown[1] or set(shown) == {"default", ABSENT}
+        verdict = "equal" if same else "tie" if _tie(x, y, margin) else "differs"
         rows.append(Row(entry, *shown, verdict))
     return rows
