@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from dyno import profiles
 from dyno_tuner.ab import command
 from dyno_tuner.ab.compare import FASTER, SAME, SLOWER, Options, compare, judge
 from dyno_tuner.ab.dyno_side import DynoSide
+from dyno_tuner.ab.gpu_memory import GpuMemory
 from dyno_tuner.ab.render import markdown, to_dict
 from dyno_tuner.ab.revision import build, commit_of
 from dyno_tuner.ab.run import Run
@@ -315,3 +316,21 @@ def test_dyno_against_another_engine(tmp_path: Path, model: str) -> None:
     assert "mean KLD, its own most exact path" in text
     assert "answers changed" not in text
     assert "0.0005" in text
+
+
+def test_memory_is_that_of_the_gpu_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA counts what CUDA_VISIBLE_DEVICES leaves; the driver's library counts all."""
+    asked: list[tuple[str, object]] = []
+
+    def call(self: GpuMemory, name: str, *arguments: Any) -> None:
+        if arguments:
+            asked.append((name, getattr(arguments[0], "value", None)))
+
+    monkeypatch.setattr(GpuMemory, "_call", call)
+    GpuMemory(2, library="libc.so.6")
+    GpuMemory(0, "0000:00:08.0", library="libc.so.6")
+    handles = [found for found in asked if "Handle" in found[0]]
+    assert handles == [
+        ("nvmlDeviceGetHandleByIndex_v2", 2),
+        ("nvmlDeviceGetHandleByPciBusId_v2", b"0000:00:08.0"),
+    ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dyno import _core
+from dyno.devices import built_for_cuda, resolve_device
 from dyno.errors import DynoError
 from dyno.quality import Comparer
 
@@ -22,6 +23,7 @@ from .run import Answers, Run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     from ..target import Workload
 
@@ -29,6 +31,15 @@ PROMPTS = 3
 _MOST_LOGITS = 1 << 26  # rows times vocabulary: 256 MiB
 _MOST_TOKENS = 2048
 _EXACT = {"numerics": "exact"}
+
+
+def gpu_memory(gpu: int | None) -> AbstractContextManager[GpuMemory | None]:
+    """Watches the GPU that `cuda:N` is; without a GPU nothing."""
+    if gpu is None:
+        return contextlib.nullcontext()
+    # A build for the CPU can drive another one for GPUs; it has no device to ask.
+    bus = str(resolve_device(f"cuda:{gpu}").info["pci_bus_id"]) if built_for_cuda() else None
+    return GpuMemory(gpu, bus)
 
 
 class DynoSide:
@@ -90,7 +101,7 @@ class DynoSide:
             {"metric": m, "kind": p.kind, "tokens": p.tokens, "depth": p.depth}
             for m, p in ((m, workload.part(m)) for m in workload.metrics)
         ]
-        with GpuMemory(self._gpu) if self._gpu is not None else contextlib.nullcontext() as memory:
+        with gpu_memory(self._gpu) as memory:
             answer, done = self._ask("speed", settings, parts=parts, prompts=PROMPTS, vocab=self._facts[0])
         rates = {m: tuple(float(x) for x in answer["rates"][m]) for m in workload.metrics}
         return Run(rates, done.peak_mib, None if memory is None else memory.mib)

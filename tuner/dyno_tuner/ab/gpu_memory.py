@@ -23,16 +23,24 @@ class GpuMemory:
 
     Raises TuneError where the library or the GPU is missing. What lasts less than 50 ms can be missed, and
     another process on the same GPU is counted in.
+
+    Args:
+        gpu: As nvidia-smi counts.
+        bus: Its PCI bus id, where somebody else counted: CUDA leaves out what CUDA_VISIBLE_DEVICES hides.
     """
 
-    def __init__(self, gpu: int, library: str = "libnvidia-ml.so.1") -> None:
+    def __init__(self, gpu: int, bus: str | None = None, library: str = "libnvidia-ml.so.1") -> None:
         try:
             self._nvml = ctypes.CDLL(library)
         except OSError as error:
             raise TuneError(f"--gpu {gpu}: {library} can't be loaded: {error}") from error
         self._handle = ctypes.c_void_p()
         self._call("nvmlInit_v2")
-        self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(gpu), ctypes.byref(self._handle))
+        if bus is None:
+            self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(gpu), ctypes.byref(self._handle))
+        else:
+            name = ctypes.c_char_p(bus.encode())
+            self._call("nvmlDeviceGetHandleByPciBusId_v2", name, ctypes.byref(self._handle))
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._before = self._peak = self._used()
