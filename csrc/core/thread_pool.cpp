@@ -8,24 +8,13 @@
 #include <vector>
 
 #include "core/error.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "core/relax.h"
 
 namespace dyno {
 namespace {
 
 // About 50 microseconds: longer than the gap between two ops of a token, shorter than a scheduler slice.
 constexpr int kSpins = 2000;
-
-void relax() {
-#if defined(__x86_64__)
-  _mm_pause();
-#else
-  std::this_thread::yield();
-#endif
-}
 
 }  // namespace
 

@@ -3,10 +3,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstring>
-#include <thread>
 
 #include "core/cuda/check.h"
 #include "core/error.h"
+#include "core/relax.h"
 #include "ops/sample/sample.h"
 #include "runtime/cuda/executor_cuda.h"
 #include "runtime/cuda/input_layout.h"
@@ -138,12 +138,10 @@ int32_t CudaExecutor::wait_draw() {
     for (int i = 0; i < kLooks; ++i) {
       const uint64_t value = slot.load(std::memory_order_acquire);
       if (arrived(value)) return static_cast<int32_t>(value & 0xffffffffu);
+      relax();
     }
     const cudaError_t status = cudaStreamQuery(stream_.get());
-    if (status == cudaErrorNotReady) {
-      std::this_thread::yield();
-      continue;
-    }
+    if (status == cudaErrorNotReady) continue;
     DYNO_CUDA_CHECK(status);
     const uint64_t value = slot.load(std::memory_order_acquire);
     DYNO_CHECK(DeviceError, arrived(value), "[cuda] step ", step, " of a generation ended without a token");
