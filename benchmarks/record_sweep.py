@@ -1,0 +1,98 @@
+"""Records prompts of several models by u-batch and by path of the products, as data for `tune replay`.
+
+    python benchmarks/record_sweep.py a.gguf b-uniform.gguf … --device cuda:0 --out sweep.jsonl.gz
+
+For every model and every path (`mmq_max_tokens`, with experts `mmq_id_max_tokens`: 65536 for the quantised
+kernels at every size, 0 for dequantised products) a fresh process of `dyno bench` measures a prompt at each
+u-batch. What is asked for comes in a random order, so that a drift of the machine does not look like a
+difference. One JSON line for each configuration and process, with the names of llama-bench and all samples;
+the first of a process is cold. A file's name without `.gguf` is the name of the model, so that files that
+differ in their routing alone are two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import itertools
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from dyno import _core
+from dyno.devices import resolve_device
+
+UBATCHES = (128, 256, 512, 1024, 2048, 4096)
+PATHS = (65536, 0)
+
+
+def paths_of(model: Path, device: str) -> list[dict[str, int]]:
+    """The settings of each path that a model can take; a CPU has one."""
+    if resolve_device(device).kind != "cuda":
+        return [{}]
+    names = ["mmq_max_tokens"]
+    if _core.describe_model(str(model))["experts"]:
+        names.append("mmq_id_max_tokens")
+    return [dict(zip(names, values, strict=True)) for values in itertools.product(PATHS, repeat=len(names))]
+
+
+def bench(model: Path, path: dict[str, int], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """What `dyno bench` says of one model on one path, a record for each u-batch.
+
+    Raises:
+        subprocess.CalledProcessError: It failed.
+    """
+    given = [word for name, value in path.items() for word in ("--set", f"{name}={value}")]
+    ubatches = ",".join(map(str, args.ubatches))
+    command = [sys.executable, "-m", "dyno", "bench", "-m", str(model), "-p", str(args.prompt), "-n", "0"]
+    command += ["-b", str(args.prompt), "-ub", ubatches, "-r", str(args.repetitions), "--no-warmup"]
+    command += ["--device", args.device, "--no-profile", "-o", "jsonl", *given]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines() if line]
+
+
+def record_of(said: dict[str, Any], model: Path, path: dict[str, int], order: int) -> dict[str, Any]:
+    """A line of the file: what was asked for, what was measured, on what."""
+    kept = ("n_batch", "n_ubatch", "n_prompt", "n_gen", "avg_ts", "stddev_ts", "test_time")
+    return {
+        **{name: said[name] for name in kept},
+        **path,
+        "samples_ts": [round(rate, 2) for rate in said["samples_ts"]],
+        "order": order,
+        "model": model.stem,
+        "gpu_info": said["gpu_info"],
+        "backends": said["backends"],
+    }
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--prompt", type=int, default=4096)
+    parser.add_argument("--ubatches", type=int, nargs="+", default=UBATCHES)
+    parser.add_argument("--repetitions", type=int, default=5, help="samples of a process, the cold one too")
+    parser.add_argument("--processes", type=int, default=2, help="of every configuration")
+    parser.add_argument("--seed", type=int, default=0, help="of the order")
+    parser.add_argument("--out", type=Path, required=True, help="JSON Lines, compressed where it ends in .gz")
+    args = parser.parse_args()
+
+    todo = [(model, path) for model in args.models for path in paths_of(model, args.device)] * args.processes
+    random.Random(args.seed).shuffle(todo)
+    lines: list[str] = []
+    for model, path in todo:
+        records = bench(model, path, args)
+        lines += [json.dumps(record_of(r, model, path, len(lines) + i)) for i, r in enumerate(records)]
+        text = ("\n".join(lines) + "\n").encode()  # after every process: an end at any time loses one
+        if args.out.suffix == ".gz":
+            text = gzip.compress(text, mtime=0)
+        args.out.write_bytes(text)
+        print(model.stem, path, [round(r["avg_ts"], 1) for r in records], flush=True)
+
+
+if __name__ == "__main__":
+    main()
