@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'gguf-dyno[ray]'")
 
 
-BEFORE = signal.getsignal(signal.SIGTERM)
+HANDLERS: list[object] = []
+"""Who got SIGTERM before the cluster started, and who after."""
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
+    HANDLERS[:] = [signal.getsignal(signal.SIGTERM)]
     made = Cluster("local", num_cpus=2, object_store_memory=80_000_000)
+    HANDLERS.append(signal.getsignal(signal.SIGTERM))
     yield made
     made.close()
 
@@ -173,7 +176,7 @@ def test_the_command(
 @pytest.mark.usefixtures("cluster")
 def test_a_polite_kill_is_still_ours() -> None:
     """Ray puts a handler in the place of the command's own, which writes what is proven."""
-    assert signal.getsignal(signal.SIGTERM) is BEFORE
+    assert HANDLERS[1] is HANDLERS[0]
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
