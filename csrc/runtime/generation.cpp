@@ -60,7 +60,12 @@ int32_t Session::next_token(Generation& generation) {
     --under_way_;
     ++positions_[static_cast<size_t>(slot)];
     generation.accept(token);
-    launch_ahead();
+    try {
+      launch_ahead();
+    } catch (...) {  // the token counts all the same; the next call begins anew and meets the error
+      steps_of_ = 0;
+      under_way_ = 0;
+    }
     return token;
   } catch (const PlanError&) {
     throw;  // nothing was launched
