@@ -173,10 +173,9 @@ class PySession {
 
   template <typename Change>
   void change(Change&& change) {
-    runtime::Session& session = get();
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
-    change(session);
+    change(get());  // under the lock: another thread may have closed the session meanwhile
   }
 
  private:
@@ -190,8 +189,17 @@ class PyGeneration {
   PyGeneration(PySession& session, runtime::Generation generation)
       : session_(session), generation_(std::move(generation)) {}
 
-  int32_t token() const { return generation_.token(); }
-  size_t queued() const { return generation_.queued().size(); }
+  // Not while another thread draws.
+  int32_t token() {
+    int32_t token = 0;
+    session_.change([&](runtime::Session&) { token = generation_.token(); });
+    return token;
+  }
+  size_t queued() {
+    size_t queued = 0;
+    session_.change([&](runtime::Session&) { queued = generation_.queued().size(); });
+    return queued;
+  }
 
   void queue(const UniformArray& uniform, const std::optional<IdArray>& forced) {
     DYNO_CHECK(PlanError, !forced || forced->size() == uniform.size(), "[generation] ", forced ? forced->size() : 0,
@@ -294,6 +302,7 @@ nb::list PySession::time_ops(const Sequences& sequences, std::string_view rows) 
   {
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
+    get();  // throws where another thread has closed the session meanwhile
     const auto n_vocab = static_cast<size_t>(session.model().n_vocab);
     const auto logits =
         std::make_unique_for_overwrite<float[]>(static_cast<size_t>(runtime::Session::row_count(request)) * n_vocab);
@@ -490,7 +499,13 @@ void bind_session(nb::module_& m) {
           },
           "position"_a, "slot"_a = 0, "Drops the positions from `position` on.")
       .def(
-          "position", [](const PySession& s, int32_t slot) { return s.get().position(slot); }, "slot"_a = 0)
+          "position",
+          [](PySession& s, int32_t slot) {
+            int64_t position = 0;
+            s.change([&](runtime::Session& real) { position = real.position(slot); });
+            return position;
+          },
+          "slot"_a = 0)
       .def(
           "decode", &PySession::decode, "sequences"_a, "rows"_a = "last", "pinned_routing"_a = nb::none(),
           "capture_routing"_a = false, "every"_a = 1,
