@@ -6,6 +6,7 @@ of what was read and draw where the model is.
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from dyno._generate import Sampling, uniforms
 from dyno.errors import DynoError, PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -334,3 +335,29 @@ def test_a_text_that_nobody_reads_to_its_end(trained_model: Path, device: str) -
             next(suspended)
     with pytest.raises(PlanError, match="temperature"):
         Sampling(temperature=-1)
+
+
+def test_closing_under_other_threads_is_an_error_for_them() -> None:
+    engine = opened(TINY[0], "cpu")
+    session = engine._session
+    generation = session.generation(3, temperature=0.8, top_k=5)
+    generation.queue(np.full(CTX - 2, 0.5, np.float32))
+    said: list[str] = []
+
+    def until_closed(look: Callable[[], object]) -> None:
+        try:
+            while True:
+                look()
+        except DynoError as error:
+            said.append(str(error))
+
+    looks = (generation.next, lambda: session.position(0), lambda: generation.token)
+    threads = [threading.Thread(target=until_closed, args=(look,)) for look in looks]
+    for thread in threads:
+        thread.start()
+    session.close()
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
+    assert [text for text in said if "the session is closed" in text] == said
+    assert len(said) == len(looks)

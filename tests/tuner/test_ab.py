@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from dyno import profiles
-from dyno_tuner.ab import command
+from dyno_tuner.ab import command, dyno_side
 from dyno_tuner.ab.compare import FASTER, SAME, SLOWER, Options, compare, judge
 from dyno_tuner.ab.dyno_side import DynoSide
 from dyno_tuner.ab.gpu_memory import GpuMemory
@@ -334,3 +335,16 @@ def test_memory_is_that_of_the_gpu_that_was_asked_for(monkeypatch: pytest.Monkey
         ("nvmlDeviceGetHandleByIndex_v2", 2),
         ("nvmlDeviceGetHandleByPciBusId_v2", b"0000:00:08.0"),
     ]
+
+
+def test_a_side_watches_the_gpu_that_cuda_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, str | None]] = []
+    info = SimpleNamespace(info={"pci_bus_id": "0000:00:08.0"})
+    monkeypatch.setattr(dyno_side, "GpuMemory", lambda gpu, bus: asked.append((gpu, bus)))
+    monkeypatch.setattr(dyno_side, "resolve_device", lambda name: {"cuda:0": info}[name])
+    for built in (True, False):
+        monkeypatch.setattr(dyno_side, "built_for_cuda", lambda built=built: built)
+        dyno_side.gpu_memory(0)
+    assert asked == [(0, "0000:00:08.0"), (0, None)]
+    with dyno_side.gpu_memory(None) as nothing:
+        assert nothing is None
