@@ -152,7 +152,10 @@ def measure(
 def _percent(rates: Sequence[float], peaks: Mapping[str, float]) -> float | None:
     if not peaks:
         return None
-    return 100 * max(rates[0] / peaks["memory_gbps"], rates[1] / peaks["f16_tflops"])
+    shares = [rates[0] / peaks["memory_gbps"]]
+    if "f16_tflops" in peaks:  # a build without cuBLAS does not measure it
+        shares.append(rates[1] / peaks["f16_tflops"])
+    return 100 * max(shares)
 
 
 def _work(engine: Engine, case: BenchCase) -> dict[str, tuple[str, float, float, float]]:
@@ -248,8 +251,8 @@ def table(result: PerOp, limit: int = 30) -> str:
     ops, test = result.op_seconds * scale * 1e6, result.test_seconds * scale * 1e6
     lines.append(f"{result.test}: ops one by one {ops:.1f} us a {per}, the test itself {test:.1f} us a {per}")
     if result.peaks:
-        lines.append(
-            f"peaks, measured: memory {result.peaks['memory_gbps']:.0f} GB/s, "
-            f"half products {result.peaks['f16_tflops']:.0f} TFLOP/s"
-        )
+        peaks = f"peaks, measured: memory {result.peaks['memory_gbps']:.0f} GB/s"
+        if "f16_tflops" in result.peaks:
+            peaks += f", half products {result.peaks['f16_tflops']:.0f} TFLOP/s"
+        lines.append(peaks)
     return "\n".join(lines)

@@ -121,6 +121,20 @@ def test_compression_and_warnings(together: Any) -> None:
         assert {"--Werror=all-warnings", "-Xcompiler=-Werror"} <= set(command)
 
 
+def test_a_path_that_is_forced(cuda: Configure) -> None:
+    mmq = works(cuda(GGML_CUDA_FORCE_MMQ="ON"))
+    assert "-DDYNO_CUDA_FORCE_MMQ=1" in macros(mmq)
+    # Nothing that is compiled needs cuBLAS, which such a module is not linked with.
+    sources = [
+        word for command in mmq.commands.values() for word in command if word.endswith((".cpp", ".cu"))
+    ]
+    assert len(sources) > 100
+    assert not [s for s in sources if Path(s).name == "gemm_unpacked.cu" or "<cublas" in Path(s).read_text()]
+    blas = works(cuda(GGML_CUDA_FORCE_CUBLAS="ON"))
+    assert "-DDYNO_CUDA_FORCE_CUBLAS=1" in macros(blas)
+    assert blas.of("gemm_unpacked.cu")
+
+
 LTO = {"GGML_CUDA_LTO": "ON", "DYNO_LIBNVVM": "/any/libnvvm.so"}  # configuring does not open the library
 
 

@@ -49,6 +49,8 @@ def test_shares_of_the_peak() -> None:
     peaks = {"memory_gbps": 1000.0, "f16_tflops": 100.0}
     assert bench_ops._percent((500.0, 1.0), peaks) == pytest.approx(50.0)
     assert bench_ops._percent((5.0, 80.0), peaks) == pytest.approx(80.0)
+    del peaks["f16_tflops"]  # as in a build without cuBLAS
+    assert bench_ops._percent((5.0, 80.0), peaks) == pytest.approx(0.5)
 
 
 def test_the_command_prints_a_table_or_json() -> None:

@@ -84,6 +84,16 @@ def test_generation_is_bound_by_the_weights_that_a_token_reads(
     assert target._gpu_bounds()["tg"] == pytest.approx(GPU_HEADROOM * 4141.5e9 / read)
 
 
+def test_a_build_without_cublas_bounds_no_prompt(
+    described: Description, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = {name: rate for name, rate in RATES.items() if name != "f16_tflops"}
+    monkeypatch.setattr(_core, "measure_rates", lambda name: left)
+    told = DynoTarget(str(MODEL), device="cuda:0").describe()
+    assert told.rates == {"memory_gbps": 4141.5, "pcie_gbps": 55.2}
+    assert "pp" not in told.bounds
+
+
 def test_knobs_of_a_gpu(described: Description) -> None:
     facts = Facts(described.device, described.model, WORKLOAD, described.engine["defaults"], 4096)
     names = {knob.name for knob in resolve(facts, approx=False)}

@@ -1,11 +1,7 @@
 #include "runtime/cuda/probe.h"
 
-#include <cublas_v2.h>
-
 #include <algorithm>
-#include <cstdint>
 #include <functional>
-#include <random>
 #include <vector>
 
 #include "core/cuda/check.h"
@@ -13,23 +9,9 @@
 #include "runtime/cuda/handles.h"
 
 namespace dyno::runtime {
-namespace {
 
 constexpr size_t kLeastBytes = size_t{16} << 20;  // below, caches and launches would be measured
 
-void cublas_check(cublasStatus_t status, const char* what) {
-  DYNO_CHECK(DeviceError, status == CUBLAS_STATUS_SUCCESS, "[probe] ", what, ": ", cublasGetStatusString(status));
-}
-
-struct Blas {
-  Blas() { cublas_check(cublasCreate(&handle), "cublasCreate"); }
-  ~Blas() { cublasDestroy(handle); }
-  Blas(const Blas&) = delete;
-  Blas& operator=(const Blas&) = delete;
-  cublasHandle_t handle = nullptr;
-};
-
-// Median seconds of `work`, after it has run for long enough to bring the clocks up.
 double median_seconds(cudaStream_t stream, const std::function<void()>& work) {
   constexpr int kWarm = 4, kSamples = 7;
   const Event begin = make_timing_event(), end = make_timing_event();
@@ -46,37 +28,6 @@ double median_seconds(cudaStream_t stream, const std::function<void()>& work) {
   std::nth_element(samples.begin(), samples.begin() + kSamples / 2, samples.end());
   return samples[kSamples / 2];
 }
-
-// Random halves between -1 and 1: on zeros a product runs faster than on data.
-void fill_halves(std::byte* target, size_t bytes, cudaStream_t stream) {
-  std::vector<uint16_t> pool(std::min<size_t>(bytes / 2, size_t{1} << 20));
-  std::mt19937 random(1);
-  for (uint16_t& half : pool) half = static_cast<uint16_t>((random() & 0x83ff) | (0x3000 + (random() % 3) * 0x400));
-  for (size_t at = 0; at < bytes; at += pool.size() * 2) {
-    DYNO_CUDA_CHECK(cudaMemcpyAsync(target + at, pool.data(), std::min(pool.size() * 2, bytes - at),
-                                    cudaMemcpyHostToDevice, stream));
-  }
-  DYNO_CUDA_CHECK(cudaStreamSynchronize(stream));
-}
-
-double product_tflops(std::byte* memory, size_t bytes, cudaStream_t stream) {
-  int n = 8192;
-  while (n > 512 && size_t{3} * 2 * static_cast<size_t>(n) * static_cast<size_t>(n) > bytes) n /= 2;
-  const size_t matrix = 2 * static_cast<size_t>(n) * static_cast<size_t>(n);
-  fill_halves(memory, 2 * matrix, stream);
-  const Blas blas;
-  cublas_check(cublasSetStream(blas.handle, stream), "cublasSetStream");
-  const float one = 1.0f, zero = 0.0f;
-  const double seconds = median_seconds(stream, [&] {
-    cublas_check(
-        cublasGemmEx(blas.handle, CUBLAS_OP_T, CUBLAS_OP_N, n, n, n, &one, memory, CUDA_R_16F, n, memory + matrix,
-                     CUDA_R_16F, n, &zero, memory + 2 * matrix, CUDA_R_16F, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
-        "cublasGemmEx");
-  });
-  return 2.0 * n * n * n / seconds / 1e12;
-}
-
-}  // namespace
 
 DeviceRates measure_rates(int ordinal) {
   const DeviceScope scope(ordinal);
@@ -103,7 +54,9 @@ DeviceRates measure_rates(int ordinal) {
       moved / median_seconds(stream.get(), [&] {
         DYNO_CUDA_CHECK(cudaMemcpyAsync(host.data(), memory.data(), host.size(), cudaMemcpyDeviceToHost, stream.get()));
       });
+#ifndef DYNO_CUDA_FORCE_MMQ  // such a build has no cuBLAS
   rates.f16_tflops = product_tflops(memory.data(), bytes, stream.get());
+#endif
   return rates;
 }
 

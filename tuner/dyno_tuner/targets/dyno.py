@@ -159,8 +159,9 @@ class DynoTarget:
             self._rates = {
                 "memory_gbps": round(found["memory_gbps"], 1),
                 "pcie_gbps": round(min(found["host_to_device_gbps"], found["device_to_host_gbps"]), 1),
-                "f16_tflops": round(found["f16_tflops"], 1),
             }
+            if "f16_tflops" in found:  # a build without cuBLAS does not measure it
+                self._rates["f16_tflops"] = round(found["f16_tflops"], 1)
         return self._rates
 
     def _bounds(self) -> dict[str, float]:
@@ -173,7 +174,9 @@ class DynoTarget:
         if active <= 0:
             return {}
         rates = self._measured_rates()
-        bounds = {"pp": GPU_HEADROOM * 2 * rates["f16_tflops"] * 1e12 / (2 * active)}
+        bounds = {}
+        if "f16_tflops" in rates:
+            bounds["pp"] = GPU_HEADROOM * 2 * rates["f16_tflops"] * 1e12 / (2 * active)
         share = active / max(1.0, float(self._model.get("parameters") or active))
         read = share * os.path.getsize(self._path) - int(self._device.get("l2_bytes") or 0)
         if read > 0:
