@@ -27,6 +27,10 @@ __device__ __forceinline__ unsigned warp_max_unsigned(unsigned value) {
   return value;
 #endif
 }
+// Of numbers that are not negative, whose bits are ordered as they are.
+__device__ __forceinline__ float warp_max_positive(float value) {
+  return __uint_as_float(warp_max_unsigned(__float_as_uint(value)));
+}
 __device__ __forceinline__ unsigned warp_min_unsigned(unsigned value) { return ~warp_max_unsigned(~value); }
 
 // Every thread gets the sum. `shared` holds one float a warp; a caller that reduces twice uses two of them.

@@ -2,6 +2,7 @@
 // block waits for another one: each makes the rows that it needs, and of each row one block writes the cache.
 #pragma once
 
+#include "device/arithmetic.cuh"
 #include "device/rope.cuh"
 #include "device/store.cuh"
 #include "ops/attention/tile.cuh"
@@ -78,7 +79,7 @@ __device__ __forceinline__ float norm_scale(const float (&x)[kPer], int width, f
   for (int j = 0; j < kPer; ++j) {
     if (lane + 32 * j < width) squares += x[j] * x[j];
   }
-  return 1.0f / sqrtf(device::warp_sum(squares) / static_cast<float>(width) + eps);
+  return device::inverse_root(device::quotient(device::warp_sum(squares), static_cast<float>(width)) + eps);
 }
 
 }  // namespace dyno::ops

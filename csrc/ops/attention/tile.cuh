@@ -2,6 +2,7 @@
 // block to arrive combines in their order.
 #pragma once
 
+#include "device/arithmetic.cuh"
 #include "device/convert.cuh"
 #include "device/reduce.cuh"
 #include "ops/attention/kernels_cuda.h"
@@ -17,7 +18,7 @@ struct CudaAttention {
   float* partials;    // [tile][kv head][split][row][2 + dv]: maximum, sum, weighted values
   int32_t* counters;  // [tile][kv head]
 
-  __device__ float query_scale() const { return softcap ? args.scale / args.softcap : args.scale; }
+  __device__ float query_scale() const { return softcap ? device::quotient(args.scale, args.softcap) : args.scale; }
 };
 
 struct CudaTile {
@@ -80,11 +81,11 @@ __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff80
 // What the weighted values of a row are multiplied with, given its maximum and the sum of its weights: the sink joins
 // the denominator.
 __device__ __forceinline__ float output_factor(const CudaAttention& t, int row, int kv_head, float best, float total) {
-  if (!t.sinks) return 1.0f / total;
+  if (!t.sinks) return device::quotient(1.0f, total);
   const float sink = t.args.sinks[kv_head * t.group + row % t.group];
   const float top = fmaxf(sink, best);
   const float shrink = expf(best - top);
-  return shrink / (total * shrink + expf(sink - top));
+  return device::quotient(shrink, total * shrink + expf(sink - top));
 }
 
 __device__ __forceinline__ float* partial_row(const CudaAttention& t, int tile, int tile_rows, int kv_head, int split,

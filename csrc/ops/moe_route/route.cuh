@@ -2,6 +2,7 @@
 // MoeRouteDesc (ops/op.h), ties go to the lower id.
 #pragma once
 
+#include "device/arithmetic.cuh"
 #include "device/reduce.cuh"
 #include "ops/args.h"
 #include "ops/op.h"
@@ -199,7 +200,7 @@ __device__ __forceinline__ void route_softmax(const MoeRouteArgs& args, const Mo
     }
   }
   total = device::warp_sum(total);
-  weight *= args.scale / total;
+  weight *= device::quotient(args.scale, total);
   if (__any_sync(device::kFullMask, bad)) weight = nan("");  // the fault stays visible
   if (lane < used) {
     args.ids[token * used + lane] = id;
@@ -232,13 +233,13 @@ __device__ __forceinline__ void route_token(const MoeRouteArgs& args, const MoeR
       total += probability[i];
     }
     total = device::warp_sum(total);
-    const float inverse = 1.0f / total;
+    const float inverse = device::quotient(1.0f, total);
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) probability[i] *= inverse;
   } else {
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      probability[i] = desc.gating == Gating::sigmoid ? 1.0f / (1.0f + expf(-logit[i])) : logit[i];
+      probability[i] = desc.gating == Gating::sigmoid ? device::quotient(1.0f, 1.0f + expf(-logit[i])) : logit[i];
     }
   }
 #pragma unroll

@@ -4,6 +4,7 @@
 
 #include "core/cuda/launch.h"
 #include "core/error.h"
+#include "device/arithmetic.cuh"
 #include "device/convert.cuh"
 #include "device/dependent.cuh"
 #include "device/ptx.cuh"
@@ -159,7 +160,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps) norm_route_rows(const __grid_c
     squares += sums[i][kRows];
     logit += sums[i][mine];
   }
-  const float scale = 1.0f / sqrtf(squares / static_cast<float>(t.k) + t.args.eps);
+  const float scale = device::inverse_root(device::quotient(squares, static_cast<float>(t.k)) + t.args.eps);
   store_normed(t, token, t.args.x + token * t.args.x_stride, scale);
   if (threadIdx.x < 32) finish_token<kPerLane>(t, token, first, count, logit * scale, shared);
 }
@@ -215,7 +216,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps) norm_route_stripe(const __grid
     total += sums[i][kGpuRows];
     logit += sums[i][min(static_cast<int>(threadIdx.x), kGpuRows - 1)];
   }
-  const float scale = 1.0f / sqrtf(total / static_cast<float>(t.k) + t.args.eps);
+  const float scale = device::inverse_root(device::quotient(total, static_cast<float>(t.k)) + t.args.eps);
   store_normed(t, token, x, scale);
   const int count = min(kGpuRows, static_cast<int>(t.desc.experts) - first);
   if (threadIdx.x < 32) finish_token<kPerLane>(t, token, first, count, logit * scale, shared);

@@ -3,6 +3,7 @@
 
 #include "core/cuda/launch.h"
 #include "core/error.h"
+#include "device/arithmetic.cuh"
 #include "device/dependent.cuh"
 #include "device/rope.cuh"
 #include "device/store.cuh"
@@ -87,7 +88,10 @@ __global__ void __launch_bounds__(256) qkv_heads(const __grid_constant__ QkvTask
   }
   const int position = item.rotates ? t.args.positions[token] : 0;
   float scale = 1.0f;
-  if (item.normed > 0) scale = 1.0f / sqrtf(device::warp_sum(squares) / static_cast<float>(item.normed) + t.args.eps);
+  if (item.normed > 0) {
+    const float mean = device::quotient(device::warp_sum(squares), static_cast<float>(item.normed));
+    scale = device::inverse_root(mean + t.args.eps);
+  }
 #pragma unroll
   for (int j = 0; j < kPer; ++j) {
     const int i = lane + 32 * j;

@@ -1,6 +1,7 @@
 // From sums to y: bias, activation or residual, of one element at a time.
 #pragma once
 
+#include "device/arithmetic.cuh"
 #include "ops/matmul/cuda/problem.h"
 
 namespace dyno::ops::cuda {
@@ -8,14 +9,14 @@ namespace dyno::ops::cuda {
 __device__ __forceinline__ float activate(Activation activation, float gate, float up) {
   switch (activation) {
     case Activation::silu:
-      return gate / (1.0f + expf(-gate)) * up;
+      return device::quotient(gate, 1.0f + expf(-gate)) * up;
     case Activation::gelu_tanh: {
       const float inner = 0.7978845608028654f * gate * (1.0f + 0.044715f * gate * gate);
       return 0.5f * gate * (1.0f + tanhf(inner)) * up;
     }
     default: {
       const float limited = fminf(gate, 7.0f);
-      return limited / (1.0f + expf(-1.702f * limited)) * (fminf(fmaxf(up, -7.0f), 7.0f) + 1.0f);
+      return device::quotient(limited, 1.0f + expf(-1.702f * limited)) * (fminf(fmaxf(up, -7.0f), 7.0f) + 1.0f);
     }
   }
 }

@@ -18,6 +18,7 @@
 #include <algorithm>
 
 #include "core/cuda/launch.h"
+#include "device/arithmetic.cuh"
 #include "device/dependent.cuh"
 #include "device/mbarrier.cuh"
 #include "ops/matmul/cuda/block_codes.cuh"
@@ -134,7 +135,7 @@ __global__ void __launch_bounds__(kRingThreads, 2)
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < kRingWarps; ++i) sum += squares[i];
-    factor = 1.0f / sqrtf(sum / static_cast<float>(p.k) + p.norm_eps);
+    factor = device::inverse_root(device::quotient(sum, static_cast<float>(p.k)) + p.norm_eps);
   }
 
   const int tiles = (p.k + kGpuTile - 1) / kGpuTile;

@@ -77,7 +77,7 @@ struct RingRows {
       q = make_float4(q.x * norm[half].x, q.y * norm[half].y, q.z * norm[half].z, q.w * norm[half].w);
       largest = fmaxf(fmaxf(fmaxf(largest, fabsf(q.x)), fmaxf(fabsf(q.y), fabsf(q.z))), fabsf(q.w));
     }
-    const float back = row_scale(device::warp_max(largest)), factor = 1.0f / back;
+    const float back = row_scale(device::warp_max_positive(largest)), factor = inverse_scale(back);
     auto* halves = reinterpret_cast<uint32_t*>(shared + shape.memory.halves + slice * kChunkK * 2);
     auto* sums = reinterpret_cast<float*>(shared + shape.memory.sums) + slice * (kChunkK / 16);
 #pragma unroll

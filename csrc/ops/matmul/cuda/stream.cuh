@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "core/cuda/launch.h"
+#include "device/arithmetic.cuh"
 #include "device/dependent.cuh"
 #include "ops/matmul/cuda/epilogue.cuh"
 #include "ops/matmul/cuda/stream_rows.cuh"
@@ -213,7 +214,7 @@ __device__ __forceinline__ void stream_block(const Problem& p, const StreamTarge
     squares += all_squares[i * 8 + column];
   }
   if (p.normed) {
-    const float factor = 1.0f / sqrtf(squares / static_cast<float>(p.k) + p.norm_eps);
+    const float factor = device::inverse_root(device::quotient(squares, static_cast<float>(p.k)) + p.norm_eps);
 #pragma unroll
     for (int mat = 0; mat < kMats; ++mat) total[mat] *= factor;
   }

@@ -24,6 +24,11 @@ __device__ __forceinline__ float row_scale(float largest) {
   return __uint_as_float(static_cast<uint32_t>(min(max(exponent - 9, -126), 117) + 127) << 23);
 }
 
+// Of what row_scale() gives, exactly: the exponent's sign is turned.
+__device__ __forceinline__ float inverse_scale(float scale) {
+  return __uint_as_float(0x7f000000u - __float_as_uint(scale));
+}
+
 // One row, or a part of it that a warp owns.
 struct StreamRow {
   const float* x;
@@ -74,7 +79,7 @@ struct StreamRow {
     for (int q = lane + 32 * kKept; q < quads; q += 32) most = largest(quad(first * kGpuTile + q * 4, sum), most);
 #pragma unroll
     for (int i = 0; i < kKept; ++i) most = largest(kept[i], most);
-    const float back = row_scale(device::warp_max(most)), factor = 1.0f / back;
+    const float back = row_scale(device::warp_max_positive(most)), factor = inverse_scale(back);
 #pragma unroll
     for (int i = 0; i < kKept; ++i) {
       if (lane + 32 * i < quads) put<kRest>(kept[i], factor, lane + 32 * i, to, rest);
