@@ -43,7 +43,7 @@ __device__ __forceinline__ Sum add_parts(int count, const LoadStat& stat, const 
 
 __device__ __forceinline__ void write_row(const CudaAttention& t, const CudaTile& tile, int row, int kv_head, int dim,
                                           const Sum& sum) {
-  const float factor = output_factor(t, tile.row_begin + row, kv_head, sum.top / direct::kLog2E, sum.total);
+  const float factor = output_factor(t, tile.row_begin + row, kv_head, sum.top * direct::kLn2, sum.total);
   float* out = output_row(t, tile, tile.row_begin + row, kv_head) + dim;
   out[0] = sum.value.x * factor, out[1] = sum.value.y * factor;
   out[2] = sum.value.z * factor, out[3] = sum.value.w * factor;

@@ -41,7 +41,7 @@ using device::Scalar;
 
 inline constexpr int kWarps = kDirectWarps;
 inline constexpr int kTileKeys = 16;
-inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
 // What a load takes of a tile of keys: all of it, or only rows before or from the run's position on.
 enum class Rows { all, settled, fresh };
@@ -177,7 +177,7 @@ __device__ __forceinline__ void combine(const CudaAttention& t, const CudaTile& 
       total += stat.y * weight;
     }
     total = device::warp_sum(total);
-    const float factor = output_factor(t, tile.row_begin + row, kv_head, best / kLog2E, total);
+    const float factor = output_factor(t, tile.row_begin + row, kv_head, best * kLn2, total);
     for (int s = lane; s < active; s += 32) weights[s * kRows + row] *= factor;
   }
   __syncthreads();  // the weights are written
@@ -430,7 +430,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) direct_kernel(const __grid_con
       v.x += part.x * weight, v.y += part.y * weight, v.z += part.z * weight, v.w += part.w * weight;
     }
     if (whole) {
-      const float factor = output_factor(t, tile.row_begin + row, kv_head, top / kLog2E, sum);
+      const float factor = output_factor(t, tile.row_begin + row, kv_head, top * kLn2, sum);
       float* to = output_row(t, tile, tile.row_begin + row, kv_head) + at;
       to[0] = v.x * factor, to[1] = v.y * factor, to[2] = v.z * factor, to[3] = v.w * factor;
     } else {

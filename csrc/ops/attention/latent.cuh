@@ -16,6 +16,7 @@
 namespace dyno::ops::latent {
 
 using device::Scalar;
+using direct::kLn2;
 using direct::kLog2E;
 using direct::kTileKeys;
 using direct::kWarps;
@@ -285,7 +286,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_kernel(const __grid_con
       if (row >= tile.rows()) continue;
       if (!whole && warp == 0 && g == 0) parts.stats[split * kRows + row] = make_float2(best[n][e], sum);
       if (value_dim >= t.dv) continue;
-      const float factor = whole ? output_factor(t, tile.row_begin + row, kv_head, best[n][e] / kLog2E, sum) : 1.0f;
+      const float factor = whole ? output_factor(t, tile.row_begin + row, kv_head, best[n][e] * kLn2, sum) : 1.0f;
       float* to = (whole ? output_row(t, tile, tile.row_begin + row, kv_head)
                          : parts.values + (int64_t{split} * kRows + row) * t.dv) +
                   value_dim;
@@ -336,7 +337,7 @@ __global__ void __launch_bounds__(128) latent_combine(const __grid_constant__ Di
   sums[warp][lane] = sum;
   __syncthreads();  // the warps' sums are written
   if (warp > 0 || dim >= t.dv) return;
-  const float factor = output_factor(t, tile.row_begin + row, kv_head, best / kLog2E, total);
+  const float factor = output_factor(t, tile.row_begin + row, kv_head, best * kLn2, total);
   float* out = output_row(t, tile, tile.row_begin + row, kv_head) + dim;
   const float4 a = sums[0][lane], b = sums[1][lane], c = sums[2][lane], d = sums[3][lane];
   out[0] = ((a.x + b.x) + (c.x + d.x)) * factor;

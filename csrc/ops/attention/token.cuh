@@ -157,7 +157,7 @@ __device__ __forceinline__ void add_clusters(const CudaAttention& t, const CudaT
         [&](int c) { return __ldcg(values_of(c)); });
   }
   if (!mine) return;
-  const float factor = output_factor(t, row, kv_head, sum.top / direct::kLog2E, sum.total);
+  const float factor = output_factor(t, row, kv_head, sum.top * direct::kLn2, sum.total);
   float* to = t.args.out + int64_t{kv_head * t.group + row} * kHead + dim;
   *reinterpret_cast<float4*>(to) =
       make_float4(sum.value.x * factor, sum.value.y * factor, sum.value.z * factor, sum.value.w * factor);
@@ -405,7 +405,7 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
       v.x += part[w].x * weight, v.y += part[w].y * weight, v.z += part[w].z * weight, v.w += part[w].w * weight;
     }
     if (whole) {
-      const float factor = output_factor(t, query_row, kv_head, top / direct::kLog2E, sum);
+      const float factor = output_factor(t, query_row, kv_head, top * direct::kLn2, sum);
       float* to = t.args.out + int64_t{kv_head * t.group + query_row} * kHead + dim;
       *reinterpret_cast<float4*>(to) = make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
     } else if constexpr (kClusters) {
