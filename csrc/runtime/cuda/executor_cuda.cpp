@@ -71,10 +71,13 @@ CudaExecutor::CudaExecutor(const GgufFile& file, const model::ModelDesc& model, 
   for (Event& event : staged_copied_) event = make_event();
 }
 
-CudaExecutor::~CudaExecutor() { DYNO_CUDA_CHECK_NOTHROW(cudaStreamSynchronize(stream_.get())); }
+CudaExecutor::~CudaExecutor() {
+  const CudaStep step(plan_.device.ordinal, "closing a session");
+  DYNO_CUDA_CHECK_NOTHROW(cudaStreamSynchronize(stream_.get()));
+}
 
 void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cache) {
-  const DeviceScope scope(plan_.device.ordinal);
+  const DeviceScope scope(plan_.device.ordinal, "preparing a session");
   finish();
   drop_graphs();
   // Old memory is freed first: both together need not fit.
@@ -126,7 +129,10 @@ ops::CudaStream CudaExecutor::context() const {
           .blas = blas_.get()};
 }
 
-void CudaExecutor::finish() { DYNO_CUDA_CHECK(cudaStreamSynchronize(stream_.get())); }
+void CudaExecutor::finish() {
+  const DeviceScope scope(plan_.device.ordinal);
+  DYNO_CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
+}
 
 void CudaExecutor::upload(const MicroBatch& batch) {
   const InputLayout layout(plan_.ubatch);
@@ -291,7 +297,7 @@ void CudaExecutor::fit_logits(size_t bytes) {
 }
 
 void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection, int) {
-  const DeviceScope scope(plan_.device.ordinal);
+  const DeviceScope scope(plan_.device.ordinal, "decoding", static_cast<int64_t>(batch.tokens.size()));
   const size_t row_bytes = static_cast<size_t>(model_.n_vocab) * sizeof(float);
   const size_t logits_bytes = batch.logit_rows.size() * row_bytes;
   fit_logits(logits_bytes);

@@ -18,7 +18,9 @@ namespace {
 constexpr size_t kLeastBytes = size_t{16} << 20;  // below, caches and launches would be measured
 
 void cublas_check(cublasStatus_t status, const char* what) {
-  DYNO_CHECK(DeviceError, status == CUBLAS_STATUS_SUCCESS, "[probe] ", what, ": ", cublasGetStatusString(status));
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  check_device_answers(what, __FILE__, __LINE__);
+  throw DeviceError(str_cat("[probe] ", what, ": ", cublasGetStatusString(status)));
 }
 
 struct Blas {
@@ -79,7 +81,7 @@ double product_tflops(std::byte* memory, size_t bytes, cudaStream_t stream) {
 }  // namespace
 
 DeviceRates measure_rates(int ordinal) {
-  const DeviceScope scope(ordinal);
+  const DeviceScope scope(ordinal, "measuring what the device does at best");
   size_t free = 0, total = 0;
   DYNO_CUDA_CHECK(cudaMemGetInfo(&free, &total));
   const size_t bytes = std::min(size_t{1} << 30, free / 4) / 512 * 512;
