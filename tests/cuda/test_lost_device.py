@@ -49,7 +49,8 @@ def test_everything_on_it_raises_and_the_cpu_works_on(trained_model: Path, fault
     (message,) = messages
     for part in ("cuda:0 is lost", "restart", "device='cpu' still works", ": cudaError"):
         assert part in message
-    doing = {"decoding": "decoding 4 tokens", "another engine": "decoding 4 tokens", "generating": "generating"}
+    whole = "decoding 4 tokens"
+    doing = {"decoding": whole, "another engine": whole, "generating": "generating"}
     assert f"while {doing.get(moment, 'closing a session')}" in message
     assert found["problem"] == message
     assert found["auto"] != "cuda:0"
