@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/cuda/check.h"
+#include "core/device_loss.h"
 #include "core/error.h"
 #include "runtime/cuda/input_layout.h"
 #include "runtime/cuda/rows.h"
@@ -130,7 +131,8 @@ ops::CudaStream CudaExecutor::context() const {
 }
 
 void CudaExecutor::finish() {
-  const DeviceScope scope(plan_.device.ordinal);
+  check_not_lost(plan_.device.ordinal);
+  const CudaStep step(plan_.device.ordinal, "");  // of whoever waits
   DYNO_CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
 }
 

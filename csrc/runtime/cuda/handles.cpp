@@ -1,6 +1,7 @@
 #include "runtime/cuda/handles.h"
 
 #include <algorithm>
+#include <string>
 
 #include "core/cuda/check.h"
 #include "core/device_loss.h"
@@ -10,10 +11,9 @@ namespace dyno::runtime {
 namespace {
 
 void check_memory(cudaError_t status, size_t bytes, const char* purpose, const char* kind) {
-  if (status != cudaErrorMemoryAllocation) {
-    cuda_check(status, kind, __FILE__, __LINE__);
-    return;
-  }
+  if (status == cudaSuccess) return;
+  const std::string what = str_cat("allocating ", kind, " memory for ", purpose);
+  if (status != cudaErrorMemoryAllocation) cuda_check(status, what.c_str(), __FILE__, __LINE__);
   (void)cudaGetLastError();
   throw OutOfMemoryError(str_cat("[cuda] no ", kind, " memory for ", purpose, ": ", bytes, " bytes"));
 }
