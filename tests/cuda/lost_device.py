@@ -60,8 +60,9 @@ def main(model: str, fault: str, moment: str) -> None:
     copy = kept.copy()
     other.logits(TOKENS)
     text = engine.generate(TOKENS, max_tokens=64)
-    for _ in range(3):  # two steps are under way then
-        next(text)
+    if moment in ("generating", "closing"):
+        for _ in range(3):  # two steps are under way then
+            next(text)
     found["error"] = break_context(fault)
     if moment == "generating":
         found["first"] = error_of(lambda: list(text))

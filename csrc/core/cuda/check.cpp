@@ -59,7 +59,7 @@ bool lose_device(cudaError_t status, const std::string& text) {
 CudaStep::CudaStep(int ordinal, const char* doing, int64_t tokens)
     : ordinal_(current_step.ordinal), doing_(current_step.doing), tokens_(current_step.tokens) {
   current_step.ordinal = ordinal;
-  if (*doing != '\0') {  // else what the thread does around it
+  if (*current_step.doing == '\0') {  // what is done as part of something larger counts as that
     current_step.doing = doing;
     current_step.tokens = tokens;
   }

@@ -132,7 +132,7 @@ ops::CudaStream CudaExecutor::context() const {
 
 void CudaExecutor::finish() {
   check_not_lost(plan_.device.ordinal);
-  const CudaStep step(plan_.device.ordinal, "");  // of whoever waits
+  const CudaStep step(plan_.device.ordinal, "waiting for the device");
   DYNO_CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
 }
 
