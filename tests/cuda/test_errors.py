@@ -32,7 +32,7 @@ OLDER_TOOLKITS_LACK = {"cudaErrorContained", "cudaErrorTensorMemoryLeak"}
 def test_what_each_code_becomes() -> None:
     folder = os.environ.get("DYNO_CUDA_CHECKS")
     if folder is None:
-        pytest.skip("needs DYNO_CUDA_CHECKS=BUILD/tests/cuda of a build with -DDYNO_BUILD_CUDA_CHECKS=ON")
+        pytest.skip("needs DYNO_CUDA_CHECKS=BUILD/tests/cuda of a CUDA build; `make cuda-check` sets it")
     done = subprocess.run([Path(folder) / "check_errors"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     codes: dict[str, tuple[str, ...]] = {}

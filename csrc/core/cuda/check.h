@@ -21,7 +21,8 @@ void check_device_answers(const char* expression, const char* file, int line);
 enum class Loss : uint8_t { no, unclear, yes };
 Loss loss_of(cudaError_t status);
 
-// The device whose errors the calling thread meets and what it does there, for messages. Nests; the outermost tells what.
+// The device whose errors the calling thread meets and what it does there, for messages. Nests; the outermost tells
+// what.
 class CudaStep {
  public:
   CudaStep(int ordinal, const char* doing, int64_t tokens = 0);
