@@ -58,6 +58,7 @@ def main(model: str, fault: str, moment: str) -> None:
     other = dyno.Engine(model, device="cuda:0", profile=None, ctx=128, mmq_max_tokens=0, matvec_max_tokens=1)
     kept = engine.logits(TOKENS)
     copy = kept.copy()
+    engine.logits(TOKENS)  # not kept: its page-locked memory is there for the next
     other.logits(TOKENS)
     text = engine.generate(TOKENS, max_tokens=64)
     if moment in ("generating", "closing"):

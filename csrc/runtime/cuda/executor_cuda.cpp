@@ -284,7 +284,7 @@ void CudaExecutor::capture(const std::function<void()>& launch, Captured& into) 
 std::shared_ptr<float[]> CudaExecutor::logits_memory(size_t count) {
   const size_t bytes = count * sizeof(float);
   if (bytes > kPinnedLogits) return Executor::logits_memory(count);
-  const DeviceScope scope(plan_.device.ordinal);
+  const DeviceScope scope(plan_.device.ordinal, "making room for logits");
   const std::shared_ptr<std::byte[]> memory = host_logits_->take(bytes, "logits");
   if (memory == nullptr) return Executor::logits_memory(count);
   return {memory, reinterpret_cast<float*>(memory.get())};
