@@ -23,7 +23,9 @@ test-gpu: $(VENV)/.installed-test
 cuda-check: $(VENV)/.installed-test
 	$(BIN)/cmake --preset cuda-check -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 	$(BIN)/cmake --build --preset cuda-check
-	DYNO_CUDA_BUILD=build/cuda-check $(BIN)/python -m pytest tests/build/test_cuda_build.py
+	$(BIN)/cmake --build --preset cuda-check --target check_errors
+	DYNO_CUDA_BUILD=build/cuda-check DYNO_CUDA_CHECKS=build/cuda-check/tests/cuda $(BIN)/python -m pytest \
+	  tests/build/test_cuda_build.py tests/cuda/test_errors.py
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .

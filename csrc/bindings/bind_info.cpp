@@ -14,6 +14,7 @@
 #include "build_info.h"
 #include "core/cuda_devices.h"
 #include "core/device_info.h"
+#include "core/device_loss.h"
 #include "core/error.h"
 #ifdef DYNO_HAVE_CUDA
 #include "runtime/cuda/probe.h"
@@ -112,6 +113,8 @@ void bind_info(nb::module_& m) {
   m.def(
       "device_problem", [](const nb::dict& device) { return device_problem(device_from_dict(device)); }, "device"_a,
       "Why this build cannot run on a device, described as in devices(); empty where it can.");
+  m.def("device_loss", &device_loss, "ordinal"_a,
+        "Why this process can use the GPU with that number no more, and what to do; empty where it can.");
   m.def("measure_rates", &measured_rates, "device"_a, nb::sig("def measure_rates(device: str) -> dict[str, float]"),
         "What a GPU does at best, measured in about half a second: memory_gbps (a copy, read + written), "
         "host_to_device_gbps and device_to_host_gbps (page-locked), f16_tflops (by cuBLAS, in builds that "

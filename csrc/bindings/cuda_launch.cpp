@@ -5,6 +5,7 @@
 
 #include "bindings/launch_context.h"
 #include "core/cuda_devices.h"
+#include "core/device_loss.h"
 #include "core/error.h"
 #include "ops/contract.h"
 #ifdef DYNO_HAVE_CUDA
@@ -25,6 +26,7 @@ DeviceInfo device_from_name(std::string_view name, std::string_view isa) {
   }
   DYNO_CHECK(ProfileError, known, "[settings] device is '", name, "'; expected cpu, cuda or cuda:N");
   DeviceInfo device = cuda_device(ordinal);
+  check_not_lost(ordinal);
   const std::string problem = device_problem(device);
   DYNO_CHECK(DeviceError, problem.empty(), "[cuda] device ", device_name(device), ": ", problem);
   return device;
@@ -62,7 +64,8 @@ runtime::Blas blas_for(const ops::OpDesc& desc, const ops::Config& config) {
 }  // namespace
 
 struct CudaLaunch::State {
-  explicit State(const DeviceInfo& info) : device(info), scope(info.ordinal), stream(runtime::make_stream()) {}
+  explicit State(const DeviceInfo& info)
+      : device(info), scope(info.ordinal, "running a single op"), stream(runtime::make_stream()) {}
 
   struct Mirrored {
     runtime::DeviceBuffer memory;
@@ -153,7 +156,8 @@ void CudaLaunch::finish() {
 }
 
 struct CudaTimer::State {
-  explicit State(const DeviceInfo& info) : device(info), scope(info.ordinal), stream(runtime::make_stream()) {}
+  explicit State(const DeviceInfo& info)
+      : device(info), scope(info.ordinal, "running a single op"), stream(runtime::make_stream()) {}
 
   DeviceInfo device;
   runtime::DeviceScope scope;

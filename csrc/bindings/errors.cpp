@@ -32,6 +32,8 @@ void translate(const std::exception_ptr& pointer, void*) {
     raise("PlanError", e.what());
   } catch (const UnsupportedError& e) {
     raise("UnsupportedError", e.what());
+  } catch (const DeviceLostError& e) {
+    raise("DeviceLostError", e.what());
   } catch (const DeviceError& e) {
     raise("DeviceError", e.what());
   } catch (const OutOfMemoryError& e) {

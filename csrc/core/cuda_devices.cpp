@@ -1,7 +1,10 @@
 #include "core/cuda_devices.h"
 
 #include <array>
+#include <mutex>
+#include <utility>
 
+#include "core/device_loss.h"
 #include "core/error.h"
 
 #ifdef DYNO_HAVE_CUDA
@@ -49,21 +52,31 @@ DeviceInfo describe(int ordinal) {
 
 }  // namespace
 
+// The runtime makes its list once a process. It is kept here too, because a GPU that is lost later answers no more.
 std::vector<DeviceInfo> detect_cuda() {
-  std::string reason;
-  std::vector<DeviceInfo> devices;
-  const int count = count_devices(reason);
-  for (int i = 0; i < count; ++i) devices.push_back(describe(i));
-  return devices;
+  static std::mutex mutex;
+  static std::vector<DeviceInfo> known;
+  const std::lock_guard lock(mutex);
+  if (known.empty()) {
+    std::string reason;
+    std::vector<DeviceInfo> found;
+    const int count = count_devices(reason);
+    for (int i = 0; i < count; ++i) found.push_back(describe(i));
+    known = std::move(found);
+  }
+  return known;
 }
 
 std::string no_cuda_reason() {
+  if (any_device_lost()) return "";  // one was there
   std::string reason;
   (void)count_devices(reason);
   return reason;
 }
 
 size_t cuda_free_bytes(int ordinal) {
+  check_not_lost(ordinal);
+  const CudaStep step(ordinal, "");
   DYNO_CUDA_CHECK(cudaSetDevice(ordinal));
   size_t free = 0, total = 0;
   DYNO_CUDA_CHECK(cudaMemGetInfo(&free, &total));

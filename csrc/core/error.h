@@ -41,6 +41,11 @@ class DeviceError : public Error {
  public:
   using Error::Error;
 };
+// An error after which this process cannot use the device any more: core/device_loss.h.
+class DeviceLostError : public DeviceError {
+ public:
+  using DeviceError::DeviceError;
+};
 class OutOfMemoryError : public Error {
  public:
   using Error::Error;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/cuda_devices.h"
+#include "core/device_loss.h"
 #include "core/error.h"
 #include "runtime/executor_cpu.h"
 #include "runtime/executor_cuda.h"
@@ -82,6 +83,7 @@ void Session::prepare(bool clear_cache) {
 // What is refused or fails leaves the session as it was. The new memory is checked before the old one is given back.
 template <typename Change>
 void Session::replan(const Change& change, bool clear_cache) {
+  check_device();
   end_steps();
   finish();
   const plan::Plan plan = plan_;
@@ -138,12 +140,19 @@ void Session::set_context(const plan::ContextOptions& context) {
   positions_.assign(static_cast<size_t>(plan_.context.sequences), 0);
 }
 
+// What the host still knows of a cache that is gone with its device must not look like an answer.
+void Session::check_device() const {
+  if (executor_ != nullptr && plan_.device.kind == DeviceKind::cuda) check_not_lost(plan_.device.ordinal);
+}
+
 void Session::check_slot(int32_t slot) const {
+  check_device();
   DYNO_CHECK(PlanError, slot >= 0 && slot < plan_.context.sequences, "[session] sequence ", slot,
              " does not exist; the context was made for ", plan_.context.sequences);
 }
 
 void Session::reset() {
+  check_device();
   end_steps();
   std::fill(positions_.begin(), positions_.end(), 0);
 }

@@ -59,6 +59,7 @@ struct DecodeRequest {
 // plan_only: everything is decided and can be printed, but nothing is read or allocated, and decode() throws.
 enum class Loading : uint8_t { weights, plan_only };
 
+// Whatever computes on a GPU throws DeviceLostError from the moment on that this process has lost it.
 class Session {
  public:
   // `device`: the CPU, its isa perhaps lowered, or one of detect_cuda(); any description for plan_only. Throws
@@ -111,6 +112,7 @@ class Session {
   void end_steps();
   void check(const DecodeRequest& request) const;
   void check_slot(int32_t slot) const;
+  void check_device() const;
   void choose();
   void prepare(bool clear_cache);
   template <typename Change>

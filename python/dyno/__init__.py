@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dyno.engine import Engine
     from dyno.errors import (
         DeviceError,
+        DeviceLostError,
         DynoError,
         GgufError,
         ModelError,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DeviceError",
+    "DeviceLostError",
     "DynoError",
     "Engine",
     "GgufError",

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from dyno.errors import DeviceError
+from dyno.errors import DeviceError, DeviceLostError
 
 __all__ = ["Device", "built_for_cuda", "list_devices", "resolve_device"]
 
@@ -41,7 +41,8 @@ class Device:
 
 
 def list_devices() -> list[Device]:
-    """The CPU, then every GPU, also those that this build has no code for (`info["problem"]` says why)."""
+    """The CPU, then every GPU, also those that this build has no code for or this process has lost
+    (`info["problem"]` says why)."""
     from dyno import _core
 
     found = []
@@ -50,7 +51,7 @@ def list_devices() -> list[Device]:
         if info["kind"] == "cpu":
             found.append(Device("cpu", dict(info)))
         else:
-            found.append(Device(f"cuda:{number}", _with_driver(info)))
+            found.append(Device(f"cuda:{number}", _with_driver(number, info)))
             number += 1
     return found
 
@@ -64,6 +65,7 @@ def resolve_device(name: str) -> Device:
 
     Raises:
         DeviceError: Not a name of a device, no such GPU, or one that this build has no code for.
+        DeviceLostError: This process has lost that GPU.
     """
     from dyno import _core
 
@@ -83,10 +85,13 @@ def resolve_device(name: str) -> Device:
             f"[device] {name!r} does not exist: this machine shows {len(gpus)} GPU"
             f"{'s' if len(gpus) > 1 else ''}, cuda:0 to cuda:{len(gpus) - 1}"
         )
+    lost = _core.device_loss(number)
+    if lost:
+        raise DeviceLostError(lost)
     problem = _core.device_problem(gpus[number])
     if problem:
         raise DeviceError(f"[device] {name!r}: {problem}")
-    return Device(f"cuda:{number}", _with_driver(gpus[number]))
+    return Device(f"cuda:{number}", _with_driver(number, gpus[number]))
 
 
 def _automatic() -> Device:
@@ -95,10 +100,10 @@ def _automatic() -> Device:
     problems = []
     gpus = [info for info in _core.devices() if info["kind"] == "cuda"]
     for number, info in enumerate(gpus):
-        problem = _core.device_problem(info)
+        problem = _core.device_loss(number) or _core.device_problem(info)
         if not problem:
             why = "the only GPU" if len(gpus) == 1 else f"the first usable one of {len(gpus)} GPUs"
-            device = Device(f"cuda:{number}", _with_driver(info), why)
+            device = Device(f"cuda:{number}", _with_driver(number, info), why)
             _log.info("%s", device.headline)
             return device
         problems.append(f"cuda:{number}: {problem}")
@@ -115,8 +120,9 @@ def built_for_cuda() -> bool:
     return str(_core.build_info()["switches"].get("GGML_CUDA", "OFF")).upper() == "ON"
 
 
-def _with_driver(info: dict[str, Any]) -> dict[str, Any]:
+def _with_driver(number: int, info: dict[str, Any]) -> dict[str, Any]:
     from dyno import _core, _nvml
 
     told = _nvml.facts(str(info["pci_bus_id"]))
-    return {**info, "problem": _core.device_problem(info), **told}
+    problem = _core.device_loss(number) or _core.device_problem(info)
+    return {**info, "problem": problem, **told}

@@ -56,6 +56,7 @@ class Engine:
         ProfileError: The profile can't be used, or `require_profile` found none.
         PlanError: Unknown setting, impossible value, or the plan does not fit.
         DeviceError: No such device in this build or machine, or a GPU that this build has no code for.
+        DeviceLostError: This process has lost that GPU; any method that needs it raises it too, from then on.
         OutOfMemoryError: It does not fit into the GPU's free memory; the message says what to change.
 
     Example:

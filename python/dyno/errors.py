@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "DeviceError",
+    "DeviceLostError",
     "DynoError",
     "GgufError",
     "ModelError",
@@ -40,6 +41,15 @@ class UnsupportedError(DynoError):
 
 class DeviceError(DynoError):
     """A device failed or does not answer."""
+
+
+class DeviceLostError(DeviceError):
+    """An earlier error has cost this process a GPU: an illegal address, a failed launch, an uncorrectable
+    memory error and the like, after which CUDA refuses every call until the process ends.
+
+    Every call on that GPU raises it from then on, with the first error in its message; engines can still be
+    closed, and the CPU works on.
+    """
 
 
 class OutOfMemoryError(DynoError):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from dyno import _core, _nvml, devices, info
-from dyno.errors import DeviceError, OutOfMemoryError
+from dyno.errors import DeviceError, DeviceLostError, OutOfMemoryError
 from dyno.profiles import CudaDevice, device_from_info
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
@@ -44,6 +44,21 @@ def test_auto_takes_the_first_usable_gpu_and_says_so(monkeypatch: pytest.MonkeyP
     match = device_from_info(found.info)
     assert isinstance(match, CudaDevice)
     assert (match.compute_capability, match.sm_count, match.power_limit_w) == ("9.0", 132, 700.0)
+
+
+def test_a_lost_gpu_is_named_and_auto_takes_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen(monkeypatch, H200, H200)
+    lost = "[cuda] cuda:0 is lost to this process (restart it ...): cudaErrorLaunchFailure"
+    monkeypatch.setattr(_core, "device_loss", lambda ordinal: lost if ordinal == 0 else "")
+    with pytest.raises(DeviceLostError, match="cuda:0 is lost") as caught:
+        devices.resolve_device("cuda:0")
+    assert isinstance(caught.value, DeviceError)
+    assert devices.resolve_device("auto").name == "cuda:1"
+    assert [d.info.get("problem") for d in devices.list_devices()] == [None, lost, ""]
+    monkeypatch.setattr(_core, "device_loss", lambda ordinal: lost)
+    found = devices.resolve_device("auto")
+    assert found.name == "cpu"
+    assert "cuda:1: [cuda] cuda:0 is lost" in found.why
 
 
 def test_auto_never_falls_back_in_silence(

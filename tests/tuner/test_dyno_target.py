@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from dyno import Engine, profiles
-from dyno_tuner.errors import TargetFailure, TargetUnusable
+from dyno.errors import DeviceLostError, OutOfMemoryError, PlanError
+from dyno_tuner.errors import TargetFailure, TargetLost, TargetUnusable
 from dyno_tuner.knobs import Facts, resolve
 from dyno_tuner.measure import VisitPolicy, judge_plausibility, run_visit
 from dyno_tuner.session import Request, run
@@ -209,3 +210,57 @@ def test_a_short_sample_is_repeated_and_its_median_run_counts(
     asked.clear()
     target.measure(WORKLOAD, "pp", 0)
     assert len(asked) == 64  # a clock that hardly moves does not hold it up
+
+
+class _Failing:
+    """A session whose every call raises the same."""
+
+    draws_on_device = False
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def close(self) -> None:
+        """Works on a lost device too."""
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            raise self._error
+
+        return call
+
+
+@pytest.mark.parametrize("error", [DeviceLostError("lost"), OutOfMemoryError("full"), PlanError("no")])
+def test_errors_in_every_call_of_the_engine(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost device ends the process; memory and impossible settings cost a trial."""
+    made = DynoTarget(str(MODEL))
+    configuration = Configuration({})
+    made.apply(configuration, CONTEXT)
+    loaded = dict(made._loaded)
+    wanted = {
+        DeviceLostError: (TargetLost, None),
+        OutOfMemoryError: (TargetFailure, "oom"),
+        PlanError: (TargetFailure, "invalid"),
+    }[type(error)]
+    calls = {
+        "apply": lambda: made.apply(configuration.replace(ubatch=64), CONTEXT),
+        "measure pp": lambda: made.measure(WORKLOAD, "pp", 0),
+        "measure tg": lambda: made.measure(WORKLOAD, "tg", 0),
+        "routing": lambda: made.routing(Configuration({}), WORKLOAD),
+    }
+    for name, call in calls.items():
+        made._session, made._loaded = _Failing(error), dict(loaded)
+        if name == "routing":
+            monkeypatch.setattr(made, "_switch", lambda configuration: None)
+        with pytest.raises(wanted[0]) as caught:
+            call()
+        assert getattr(caught.value, "status", None) == wanted[1], name
+    made._session, made._loaded = _Failing(error), dict(loaded)
+    groups = made._asked()[:1]
+    monkeypatch.setattr(made, "_asked", lambda: groups)
+    monkeypatch.setattr(made, "_exact", lambda: ([np.zeros((1, 4))], [None]))
+    if wanted[0] is TargetLost:
+        with pytest.raises(TargetLost):
+            made.quality(configuration, CONTEXT)
+    else:
+        assert str(made.quality(configuration, CONTEXT).status) == wanted[1]

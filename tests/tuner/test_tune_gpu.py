@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from dyno import _core, profiles
+from dyno_tuner import journal
+from dyno_tuner.ledger import Ledger
+from dyno_tuner.measure import VisitPolicy
 from dyno_tuner.target import Configuration, OpContext, TrialStatus, Workload
+from dyno_tuner.worker import WorkerExecutor
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).resolve().parents[2]
 GPUS = [d for d in _core.devices() if d["kind"] == "cuda" and not _core.device_problem(d)]
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")]
 
@@ -71,3 +74,56 @@ def test_the_target_measures_on_the_gpu(trained_model: Path) -> None:
         assert all(t and min(t) > 0 for t in times)
     finally:
         target.close()
+
+
+# In the worker: settings that cost it the GPU.
+_LOSING = """
+import sys
+sys.path.insert(0, {helpers!r})
+from break_context import NoCompiler, break_context
+from dyno_tuner.targets.dyno import DynoTarget
+real = DynoTarget.apply
+
+def apply(self, configuration, context):
+    real(self, configuration, context)
+    if configuration.settings["ubatch"] == 96:
+        try:
+            break_context("illegal address")
+        except NoCompiler as error:
+            print("no compiler", file=open({note!r}, "w"))
+            raise
+
+DynoTarget.apply = apply
+"""
+
+
+def test_settings_that_cost_the_gpu_cost_one_trial(
+    trained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helpers, note = ROOT / "tests" / "cuda", tmp_path / "note"
+    (tmp_path / "sitecustomize.py").write_text(_LOSING.format(helpers=str(helpers), note=str(note)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    executor = WorkerExecutor("dyno", {"model": str(trained_model), "device": "cuda:0"})
+    workload = Workload(pp=128, tg=8)
+    try:
+        with journal.Journal(tmp_path / "j") as book:
+            ledger = Ledger(executor, workload, journal=book)
+
+            def status(key: str, ubatch: int) -> tuple[TrialStatus, str]:
+                configuration = Configuration({"ubatch": ubatch})
+                visit = ledger.visit(key, configuration, ["pp"], VisitPolicy(), process=0)
+                return visit.status, visit.message
+
+            assert status("a", 128)[0] is TrialStatus.OK
+            lost = status("b", 96)
+            if note.exists():
+                pytest.skip("this driver cannot compile the kernel that faults")
+            assert lost[0] is TrialStatus.CRASH
+            assert "cuda:0 is lost" in lost[1]
+            starts = executor.starts
+            assert status("c", 128)[0] is TrialStatus.OK
+            assert executor.starts == starts + 1
+            assert "not tried again" in status("d", 96)[1]
+            assert executor.starts == starts + 1
+    finally:
+        executor.close()

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dyno_tuner.errors import TargetUnusable
+from dyno_tuner import journal
+from dyno_tuner.errors import TargetUnusable, TuneError
+from dyno_tuner.ledger import Ledger
 from dyno_tuner.measure import VisitPolicy
 from dyno_tuner.target import Configuration, OpContext, TrialStatus, Workload
 from dyno_tuner.targets.surfaces import faulty
@@ -143,3 +145,71 @@ def test_ctrl_c_while_a_child_starts_leaves_none(monkeypatch: pytest.MonkeyPatch
     assert started[0].returncode == -signal.SIGKILL
     time.sleep(0.1)
     assert set(os.listdir("/proc/self/fd")) <= before
+
+
+# Stands for the module of a target: settings with `bad` take the device of its process.
+_LOSING = """
+import sys, types
+
+def from_options(options):
+    from dyno_tuner.errors import TargetLost
+    from dyno_tuner.target import Sample
+    from dyno_tuner.targets.simulated import SimulatedTarget
+
+    class Losing(SimulatedTarget):
+        lost = False
+        def _ask(self, settings):
+            self.lost = self.lost or settings.get("bad", False)
+            if self.lost:
+                raise TargetLost("cuda:0 is lost to this process: cudaErrorIllegalAddress")
+        def apply(self, configuration, context):
+            self._ask(configuration.settings)
+        def measure(self, workload, metric, prompt):
+            self._ask({})
+            return Sample(metric, prompt, workload.tokens(metric), 1e-6, 1e-6)
+        def quality(self, configuration, context):
+            self._ask(configuration.settings)
+            return super().quality(DEFAULT, context)
+        def memory(self, settings):
+            self._ask(settings)
+            return 1
+    from dyno_tuner.targets.surfaces import null
+    space = null().space()
+    DEFAULT = space.configuration(space.default)
+    return Losing("null", 1)
+
+sys.modules["dyno_tuner.targets.replay"] = types.SimpleNamespace(from_options=from_options)
+"""
+
+
+@pytest.fixture
+def losing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "sitecustomize.py").write_text(_LOSING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = WorkerExecutor("replay", {})
+    yield made
+    made.close()
+
+
+def test_a_worker_that_loses_its_device_is_replaced(losing: WorkerExecutor, tmp_path: Path) -> None:
+    """What a process without its GPU answers says nothing about the settings that come next."""
+    good, bad = Configuration({"bad": False}), Configuration({"bad": True})
+    assert _visit(losing, good).status is TrialStatus.OK
+    with journal.Journal(tmp_path / "j") as book:
+        ledger = Ledger(losing, WORKLOAD, journal=book)
+        visit = ledger.visit("first", bad, ["pp"], VisitPolicy(), process=0)
+        assert visit.status is TrialStatus.CRASH
+        assert "cudaErrorIllegalAddress" in visit.message
+        starts = losing.starts
+        assert ledger.visit("next", good, ["pp"], VisitPolicy(), process=0).status is TrialStatus.OK
+        assert losing.starts == starts + 1
+        again = ledger.visit("again", bad, ["pp"], VisitPolicy(), process=0)
+        assert again.status is TrialStatus.CRASH
+        assert "not tried again" in again.message
+        assert losing.starts == starts + 1
+    quality = losing.quality(bad, OpContext("q"), 30.0)
+    assert quality.status is TrialStatus.CRASH
+    assert losing.quality(good, OpContext("q"), 30.0).status is TrialStatus.OK
+    with pytest.raises(TuneError, match="cudaErrorIllegalAddress"):
+        losing.memory({"bad": True})
+    assert losing.memory({}) == 1

@@ -26,5 +26,10 @@ class TargetFailure(Exception):
         self.message = message
 
 
+class TargetLost(Exception):
+    """The process that the target lives in cannot go on, as after an error that costs it the GPU. For whoever
+    asked it is what a crash is: a new process, and these settings are not tried again."""
+
+
 class TargetUnusable(TuneError):
     """The target cannot work at all: the model does not load, the device is not there."""

@@ -299,9 +299,9 @@ class Description:
 
 
 class Target(Protocol):
-    """An engine to be tuned. Methods raise TargetFailure for settings that cannot be used, and
-    TargetUnusable where nothing can be done. The list of knobs is made beside it, from `describe()`, by
-    `knobs.resolve` or by the target's own module."""
+    """An engine to be tuned. Methods raise TargetFailure for settings that cannot be used, TargetLost where
+    only a new process can go on, and TargetUnusable where nothing can be done. The list of knobs is made
+    beside it, from `describe()`, by `knobs.resolve` or by the target's own module."""
 
     def describe(self) -> Description: ...
 

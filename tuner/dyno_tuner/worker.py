@@ -159,7 +159,7 @@ class Worker:
         return self._process.pid
 
     def call(self, method: str, arguments: Mapping[str, Any], deadline: float) -> Reply:
-        """Raises WorkerDied; the child is gone then."""
+        """Raises WorkerDied, also where the child says that it cannot go on; it is gone then."""
         if not self.alive:
             raise WorkerDied(TrialStatus.CRASH, "the worker process has already ended")
         end = time.monotonic() + deadline
@@ -173,6 +173,9 @@ class Worker:
         if line is None:
             raise self._cause()
         data = json.loads(line)
+        if data.get("error") == "lost":
+            self.kill()
+            raise WorkerDied(TrialStatus.CRASH, data["message"])
         return Reply(
             data.get("value"), data.get("error", ""), data.get("status", ""), data.get("message", "")
         )

@@ -11,7 +11,7 @@ import sys
 import traceback
 from typing import Any
 
-from .errors import TargetFailure, TargetUnusable, TuneError
+from .errors import TargetFailure, TargetLost, TargetUnusable, TuneError
 from .measure import VisitPolicy, run_visit
 from .target import Configuration, OpContext, TrialStatus, Workload
 
@@ -66,6 +66,8 @@ def _answer(target: Any, request: dict[str, Any]) -> dict[str, Any]:
         return {"value": _handle(target, request)}
     except TargetFailure as failure:
         return {"error": "failure", "status": failure.status, "message": failure.message}
+    except TargetLost as error:
+        return {"error": "lost", "message": str(error)}
     except MemoryError as error:
         return {"error": "failure", "status": str(TrialStatus.OOM), "message": f"out of memory: {error}"}
     except TuneError as error:
@@ -91,7 +93,7 @@ def main() -> None:
                 try:
                     target = make_target(request["target"], request["options"])
                     answer: dict[str, Any] = {"value": True}
-                except (TargetFailure, TuneError, MemoryError) as error:
+                except (TargetFailure, TargetLost, TuneError, MemoryError) as error:
                     answer = {"error": "unusable", "message": str(error)}
                 except Exception as error:
                     traceback.print_exc()

@@ -278,9 +278,9 @@ __device__ __forceinline__ void route_token(const MoeRouteArgs& args, const MoeR
   total = device::warp_sum(total);
   float factor = args.scale;
   if (desc.gating == Gating::softmax_selected) {
-    factor /= total;  // they add up to one, so there is nothing left to normalise
+    factor = device::quotient(factor, total);  // they add up to one, so there is nothing left to normalise
   } else if (desc.normalize) {
-    factor /= total > kSmallestSum ? total : kSmallestSum;
+    factor = device::quotient(factor, fmaxf(total, kSmallestSum));
   }
   for (int slot = lane; slot < used; slot += 32) {
     ids[slot] = chosen[slot];

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/cuda/check.h"
+#include "core/device_loss.h"
 #include "core/error.h"
 #include "runtime/cuda/input_layout.h"
 #include "runtime/cuda/rows.h"
@@ -71,10 +72,13 @@ CudaExecutor::CudaExecutor(const GgufFile& file, const model::ModelDesc& model, 
   for (Event& event : staged_copied_) event = make_event();
 }
 
-CudaExecutor::~CudaExecutor() { DYNO_CUDA_CHECK_NOTHROW(cudaStreamSynchronize(stream_.get())); }
+CudaExecutor::~CudaExecutor() {
+  const CudaStep step(plan_.device.ordinal, "closing a session");
+  DYNO_CUDA_CHECK_NOTHROW(cudaStreamSynchronize(stream_.get()));
+}
 
 void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cache) {
-  const DeviceScope scope(plan_.device.ordinal);
+  const DeviceScope scope(plan_.device.ordinal, "preparing a session");
   finish();
   drop_graphs();
   // Old memory is freed first: both together need not fit.
@@ -126,7 +130,11 @@ ops::CudaStream CudaExecutor::context() const {
           .blas = blas_.get()};
 }
 
-void CudaExecutor::finish() { DYNO_CUDA_CHECK(cudaStreamSynchronize(stream_.get())); }
+void CudaExecutor::finish() {
+  check_not_lost(plan_.device.ordinal);
+  const CudaStep step(plan_.device.ordinal, "waiting for the device");
+  DYNO_CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
+}
 
 void CudaExecutor::upload(const MicroBatch& batch) {
   const InputLayout layout(plan_.ubatch);
@@ -276,7 +284,7 @@ void CudaExecutor::capture(const std::function<void()>& launch, Captured& into) 
 std::shared_ptr<float[]> CudaExecutor::logits_memory(size_t count) {
   const size_t bytes = count * sizeof(float);
   if (bytes > kPinnedLogits) return Executor::logits_memory(count);
-  const DeviceScope scope(plan_.device.ordinal);
+  const DeviceScope scope(plan_.device.ordinal, "making room for logits");
   const std::shared_ptr<std::byte[]> memory = host_logits_->take(bytes, "logits");
   if (memory == nullptr) return Executor::logits_memory(count);
   return {memory, reinterpret_cast<float*>(memory.get())};
@@ -291,7 +299,7 @@ void CudaExecutor::fit_logits(size_t bytes) {
 }
 
 void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection, int) {
-  const DeviceScope scope(plan_.device.ordinal);
+  const DeviceScope scope(plan_.device.ordinal, "decoding", static_cast<int64_t>(batch.tokens.size()));
   const size_t row_bytes = static_cast<size_t>(model_.n_vocab) * sizeof(float);
   const size_t logits_bytes = batch.logit_rows.size() * row_bytes;
   fit_logits(logits_bytes);

@@ -19,7 +19,7 @@ DrawState* state_of(const DeviceBuffer& memory) { return reinterpret_cast<DrawSt
 }  // namespace
 
 void CudaExecutor::begin_draws(const DrawStart& start) {
-  const DeviceScope scope(plan_.device.ordinal);
+  const DeviceScope scope(plan_.device.ordinal, "generating");
   fit_logits(static_cast<size_t>(model_.n_vocab) * sizeof(float));
   Drawing& d = drawing_;
   if (d.state.size() == 0) {
@@ -74,7 +74,7 @@ void CudaExecutor::upload_draws(std::span<const Draw> ahead) {
 }
 
 void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selection& selection) {
-  const DeviceScope scope(plan_.device.ordinal);
+  const DeviceScope scope(plan_.device.ordinal, "generating");
   Drawing& d = drawing_;
   if (d.uploaded == 0) upload_draws(ahead);
   --d.uploaded;
@@ -126,7 +126,7 @@ void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selectio
 }
 
 int32_t CudaExecutor::wait_draw() {
-  const DeviceScope scope(plan_.device.ordinal);
+  const DeviceScope scope(plan_.device.ordinal, "generating");
   Drawing& d = drawing_;
   const uint32_t step = d.waited++;
   std::atomic_ref<uint64_t> slot(reinterpret_cast<uint64_t*>(d.drawn.data())[step % kDrawnSlots]);

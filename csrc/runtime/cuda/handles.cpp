@@ -1,25 +1,27 @@
 #include "runtime/cuda/handles.h"
 
 #include <algorithm>
+#include <string>
 
 #include "core/cuda/check.h"
+#include "core/device_loss.h"
 #include "core/error.h"
 
 namespace dyno::runtime {
 namespace {
 
 void check_memory(cudaError_t status, size_t bytes, const char* purpose, const char* kind) {
-  if (status != cudaErrorMemoryAllocation) {
-    cuda_check(status, kind, __FILE__, __LINE__);
-    return;
-  }
+  if (status == cudaSuccess) return;
+  const std::string what = str_cat("allocating ", kind, " memory for ", purpose);
+  if (status != cudaErrorMemoryAllocation) cuda_check(status, what.c_str(), __FILE__, __LINE__);
   (void)cudaGetLastError();
   throw OutOfMemoryError(str_cat("[cuda] no ", kind, " memory for ", purpose, ": ", bytes, " bytes"));
 }
 
 }  // namespace
 
-DeviceScope::DeviceScope(int ordinal) {
+DeviceScope::DeviceScope(int ordinal, const char* doing, int64_t tokens) : step_(ordinal, doing, tokens) {
+  check_not_lost(ordinal);
   DYNO_CUDA_CHECK(cudaGetDevice(&previous_));
   if (previous_ != ordinal) DYNO_CUDA_CHECK(cudaSetDevice(ordinal));
 }
@@ -52,6 +54,7 @@ DeviceBuffer::DeviceBuffer(size_t bytes, const char* purpose) : size_(bytes) {
   if (bytes == 0) return;
   void* data = nullptr;
   check_memory(cudaMalloc(&data, bytes), bytes, purpose, "device");
+  CudaStep::note_device_works();
   data_ = static_cast<std::byte*>(data);
 }
 DeviceBuffer::~DeviceBuffer() {

@@ -4,24 +4,28 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "core/cuda/check.h"
 #include "ops/matmul/cuda/blas.h"
 
 namespace dyno::runtime {
 
-// Makes `ordinal` the calling thread's device for as long as it lives.
+// Makes `ordinal` the calling thread's device for as long as it lives. `doing` and `tokens` go into messages of errors.
+// Throws DeviceLostError at once when this process has lost the device.
 class DeviceScope {
  public:
-  explicit DeviceScope(int ordinal);
+  explicit DeviceScope(int ordinal, const char* doing = "", int64_t tokens = 0);
   ~DeviceScope();
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;
 
  private:
+  CudaStep step_;
   int previous_ = 0;
 };
 

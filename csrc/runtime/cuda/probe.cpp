@@ -30,7 +30,7 @@ double median_seconds(cudaStream_t stream, const std::function<void()>& work) {
 }
 
 DeviceRates measure_rates(int ordinal) {
-  const DeviceScope scope(ordinal);
+  const DeviceScope scope(ordinal, "measuring what the device does at best");
   size_t free = 0, total = 0;
   DYNO_CUDA_CHECK(cudaMemGetInfo(&free, &total));
   const size_t bytes = std::min(size_t{1} << 30, free / 4) / 512 * 512;

@@ -13,7 +13,9 @@ namespace dyno::runtime {
 namespace {
 
 void check(cublasStatus_t status, const char* what) {
-  DYNO_CHECK(DeviceError, status == CUBLAS_STATUS_SUCCESS, "[probe] ", what, ": ", cublasGetStatusString(status));
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  check_device_answers(what, __FILE__, __LINE__);
+  throw DeviceError(str_cat("[probe] ", what, ": ", cublasGetStatusString(status)));
 }
 
 struct Blas {

@@ -17,10 +17,17 @@ from dyno import _core, profiles
 from dyno._effective import usable_cores
 from dyno._generate import greedy_after
 from dyno.devices import resolve_device
-from dyno.errors import DeviceError, DynoError, GgufError, ModelError, OutOfMemoryError
+from dyno.errors import (
+    DeviceError,
+    DeviceLostError,
+    DynoError,
+    GgufError,
+    ModelError,
+    OutOfMemoryError,
+)
 from dyno.settings import DefaultsFor, engine_defaults, has_latent_cache, settings_for
 
-from ..errors import TargetFailure, TargetUnusable
+from ..errors import TargetFailure, TargetLost, TargetUnusable
 from ..target import (
     Configuration,
     Description,
@@ -253,14 +260,13 @@ class DynoTarget:
                 self._loaded = settings
             self._depth = depth
             rejected = [r for r in self._session.kernel_report() if r["status"] == "rejected"]
-        except (OutOfMemoryError, MemoryError) as error:
-            self._drop_session()
-            raise TargetFailure(str(TrialStatus.OOM), str(error)) from error
+        except DeviceLostError as error:
+            raise TargetLost(str(error)) from error
         except (GgufError, ModelError, DeviceError) as error:
             raise TargetUnusable(str(error)) from error
-        except DynoError as error:
+        except (DynoError, MemoryError) as error:
             self._drop_session()
-            raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
+            raise _failure(error) from error
         if rejected:
             message = f"kernel {rejected[0]['key']} {rejected[0]['tokens']}: {rejected[0]['reason']}"
             raise TargetFailure(str(TrialStatus.INVALID), message)
@@ -287,10 +293,8 @@ class DynoTarget:
         tokens = min(int(self._loaded["ubatch"]), max(workload.prompts, default=64), self._ctx)
         try:
             return measure_routing(self._session, self._prompts, tokens, experts)
-        except (OutOfMemoryError, MemoryError) as error:
-            raise TargetFailure(str(TrialStatus.OOM), str(error)) from error
-        except DynoError as error:
-            raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
+        except (DynoError, MemoryError) as error:
+            raise _failure(error) from error
         finally:
             self._depth = None
 
@@ -308,6 +312,8 @@ class DynoTarget:
                 session=self._of(complete, "session"),
                 plan_only=True,
             )
+        except DeviceLostError as error:
+            raise TargetLost(str(error)) from error
         except DynoError:
             return None
         return int(session.plan["total_bytes"])
@@ -358,10 +364,8 @@ class DynoTarget:
                     session.decode([(0, piece)], rows="last")
             clock_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - clock_begun
             seconds = time.perf_counter() - begun
-        except (OutOfMemoryError, MemoryError) as error:
-            raise TargetFailure(str(TrialStatus.OOM), str(error)) from error
-        except DynoError as error:
-            raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
+        except (DynoError, MemoryError) as error:
+            raise _failure(error) from error
         return seconds, clock_seconds
 
     def _settle(self, depth: int, count: int) -> None:
@@ -443,6 +447,8 @@ class DynoTarget:
         except TargetFailure as failure:
             status = TrialStatus(failure.status)
             return Quality(status, message=failure.message, seconds=self.clock() - begun)
+        except DeviceLostError as error:
+            raise TargetLost(str(error)) from error
         except (OutOfMemoryError, MemoryError) as error:
             return Quality(TrialStatus.OOM, message=str(error), seconds=self.clock() - begun)
         except DynoError as error:
@@ -505,10 +511,8 @@ class DynoTarget:
                 family, desc, [dict(c) for c in configs], threads=threads, min_seconds=seconds,
                 rotate_bytes=min(rotate, 1 << 28), device=self._name,
             )  # fmt: skip
-        except (OutOfMemoryError, MemoryError) as error:
-            raise TargetFailure(str(TrialStatus.OOM), str(error)) from error
-        except DynoError as error:
-            raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
+        except (DynoError, MemoryError) as error:
+            raise _failure(error) from error
         return [[float(t) for t in samples] for samples in times]
 
     def clock(self) -> float:
@@ -516,6 +520,14 @@ class DynoTarget:
 
     def close(self) -> None:
         self._close_session()
+
+
+def _failure(error: Exception) -> TargetFailure | TargetLost:
+    """What an error of the engine means for a trial."""
+    if isinstance(error, DeviceLostError):
+        return TargetLost(str(error))
+    oom = isinstance(error, OutOfMemoryError | MemoryError)
+    return TargetFailure(str(TrialStatus.OOM if oom else TrialStatus.INVALID), str(error))
 
 
 def from_options(options: Mapping[str, Any]) -> DynoTarget:

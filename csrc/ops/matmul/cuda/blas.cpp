@@ -2,6 +2,7 @@
 
 #include <cublas_v2.h>
 
+#include "core/cuda/check.h"
 #include "core/error.h"
 #include "ops/matmul/cuda/dequantize.h"
 
@@ -10,7 +11,9 @@ namespace dyno::ops::cuda {
 namespace {
 
 void check(cublasStatus_t status, const char* what) {
-  DYNO_CHECK(DeviceError, status == CUBLAS_STATUS_SUCCESS, "[cublas] ", what, ": ", cublasGetStatusString(status));
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  check_device_answers(what, __FILE__, __LINE__);  // cuBLAS does not say that a launch before its own has failed
+  throw DeviceError(str_cat("[cublas] ", what, ": ", cublasGetStatusString(status)));
 }
 
 }  // namespace
