@@ -9,6 +9,7 @@ decisions by budget repeat, too.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .clocks import Clocks
 from .errors import JournalError, TuneError
-from .measure import VisitPolicy, generation_first, judge_plausibility
+from .measure import REST_SECONDS, VisitPolicy, generation_first, judge_plausibility
 from .target import (
     Configuration,
     Description,
@@ -27,6 +28,7 @@ from .target import (
     Value,
     Visit,
     Workload,
+    kind_of,
 )
 from .watch import Careful, Conditions
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from .journal import Journal
-    from .watch import GpuWatch
+    from .watch import Watch
 
 
 class Executor(Protocol):
@@ -96,6 +98,8 @@ class Ledger:
     again.
     limit: seconds of the run after which an operation is ended wherever it stands; None: it may end late.
     sleep: waits for a GPU to cool down.
+    rests: whether prompts are read after a rest from the first window on in which the GPU reaches its power
+    limit; not for targets of which every visit begins with a load.
     """
 
     def __init__(
@@ -109,11 +113,13 @@ class Ledger:
         bounds: Mapping[str, float] | None = None,
         virtual_time: bool = False,
         deadline_floor: float = 6.0,
-        watch: GpuWatch | None = None,
+        watch: Watch | None = None,
         sleep: Callable[[float], None] = time.sleep,
         limit: float | None = None,
+        rests: bool = True,
     ) -> None:
         self._limit = limit
+        self._rests = rests
         self._executor = executor
         self._workload = workload
         self._journal = journal
@@ -197,6 +203,9 @@ class Ledger:
         another one than the run's, for this visit alone. Generation is measured first, in whatever order
         `metrics` stand."""
         metrics = generation_first(metrics)
+        rests = sum(kind_of(m) == "pp" for m in metrics) if self.resting else 0
+        if rests:
+            policy = dataclasses.replace(policy, rest=REST_SECONDS)
         identity = self._identity(configuration)
         args: dict[str, Any] = {"metrics": list(metrics), "policy": policy.to_dict()}
         if workload is not None:
@@ -215,7 +224,7 @@ class Ledger:
                     metrics,
                     policy,
                     context,
-                    self._deadline(configuration),
+                    self._deadline(configuration, rests * REST_SECONDS),
                 )
                 elapsed = None if self._virtual else time.monotonic() - begun
                 return judge_plausibility(visit, self._bounds, elapsed).to_dict()
@@ -240,8 +249,22 @@ class Ledger:
 
     def _learn_of_gpu(self, result: Mapping[str, Any]) -> None:
         """Of a result, also one of the journal."""
-        if "gpu" in result:
-            (self._careful.learn if self._careful is not None else self._seen.add)(result["gpu"])
+        if "gpu" not in result:
+            return
+        rested = self.resting
+        (self._careful.learn if self._careful is not None else self._seen.add)(result["gpu"])
+        if self.resting and not rested:
+            limit = float(result["gpu"]["power_limit_w"])
+            self.note(
+                "power_limited",
+                message=f"the GPU reaches its power limit of {limit:.0f} W: from now on it rests for "
+                f"{REST_SECONDS:g} s before short prompts, which are then as fast as in a fresh process",
+            )
+
+    @property
+    def resting(self) -> bool:
+        """Whether the GPU rests before prompts."""
+        return self._rests and self.conditions.power_limited > 0
 
     @property
     def conditions(self) -> Conditions:
@@ -324,12 +347,13 @@ class Ledger:
 
     # ---- the one door
 
-    def _deadline(self, configuration: Configuration) -> float:
+    def _deadline(self, configuration: Configuration, rest: float = 0.0) -> float:
         """A configuration that takes five times as long as the default is not worth waiting for; the floor
         leaves room for loading and for a machine that is busy."""
         if self._virtual:
             return self._deadline_floor
         usual = 600.0 if self.expected_visit == 0 else max(self._deadline_floor, 5 * self.expected_visit)
+        usual += rest
         return usual if self._limit is None else min(usual, max(1.0, self._limit - self.now))
 
     def _in_time(self, status: TrialStatus) -> None:

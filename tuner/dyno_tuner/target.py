@@ -313,6 +313,10 @@ class Target(Protocol):
         """Times one run of prompt number `prompt`."""
         ...
 
+    def rest(self, seconds: float) -> None:
+        """Computes nothing for so long."""
+        ...
+
     def quality(self, configuration: Configuration, context: OpContext) -> Quality:
         """Compares the answers of `configuration` with the exact path's."""
         ...

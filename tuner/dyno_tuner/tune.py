@@ -18,7 +18,7 @@ from .gate import Gate
 from .judging import Choice, Judge
 from .kernels import KernelStage
 from .knobs import Kind
-from .measure import void_over
+from .measure import rested_longer, void_over
 from .options import Options as Options  # noqa: TC001  (others import it from here)
 from .outcome import Failure, Outcome
 from .parallel import ParallelScreen
@@ -80,6 +80,7 @@ class Tune:
         self._kernels: KernelStage | None = None
         self._choice = Choice(space.default)
         self._unstable = 0
+        self._resting = False  # the time that the GPU rests in a visit is planned for
         self._costs: dict[tuple[str, ...], float] = {}  # seconds of the default, until all is measured
         self._solved: list[Solved] = []  # thresholds
         self._policy = options.policy
@@ -171,10 +172,19 @@ class Tune:
                 if self.schedule.visit_cost:
                     self.schedule.follow(sum(self._costs.values()))
                 self._costs.clear()
+        self._plan_rests()
         if visit.status.kills:
             self._process = max(self._process, process) + 1  # whatever comes next has a new worker
         self._unstable += not visit.stable
         return visit
+
+    def _plan_rests(self) -> None:
+        """Once the GPU begins to rest, visits take longer by that at once."""
+        baseline = self._choice.baseline
+        if self.ledger.resting and not self._resting and baseline:
+            self._resting = True
+            runs = {m: self.options.workload.tokens(m) / rate for m, rate in baseline.items() if rate > 0}
+            self.schedule.learn(self.schedule.visit_cost + rested_longer(runs))
 
     def _glance(self, key: str, configuration: Configuration, workload: Workload, anchor: bool) -> Visit:
         """A short visit of the running process, for what a whole workload is too long to try."""
@@ -268,6 +278,7 @@ class Tune:
         )
         rates = {m: sorted(r for p in processes for v in p for r in v[m].values()) for m in self.weights}
         self._choice.baseline = {m: r[len(r) // 2] for m, r in rates.items()}
+        self._resting = self.ledger.resting  # then what visits take was learned with rests
         self._choice.tuned = dict(self._choice.baseline)
         self.gate.check_default()
         self.schedule.prepared()
@@ -408,6 +419,7 @@ class Tune:
                 self.schedule.follow(seconds)
             lane.costs.clear()
             self._unstable, lane.unstable = self._unstable + lane.unstable, 0
+        self._plan_rests()
 
     def _explore(self, points: Sequence[Point]) -> Sequence[Trial]:
         assert self._screen is not None

@@ -344,6 +344,7 @@ def _verify(
                 executor, workload, identity=space.identity, bounds=description.bounds,
                 virtual_time=description.virtual_time,
                 deadline_floor=6.0 if description.target == "dyno" else 120.0, watch=watch, limit=budget,
+                rests=description.target == "dyno",
             )  # fmt: skip
             ledger.on_note = progress.note
             run = Verification(ledger, space, given, left)

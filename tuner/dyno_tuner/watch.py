@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from dyno import _nvml
 
@@ -20,14 +20,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
-# Of NVML's clocks event reasons those that are faults of the moment. A power limit that is reached (0x4) is
-# how a GPU runs under full load, at its default and at every candidate: it is recorded, nothing is dropped.
+# Of NVML's clocks event reasons those that are faults of the moment.
 _REASONS = {
     0x8: "hardware slowdown",
     0x20: "thermal limit",
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
+# A power limit that is reached is how a GPU runs under full load, at its default and at every candidate:
+# nothing is dropped. But how much it slows a run down depends on what ran right before, so short prompts are
+# read after a rest from then on.
+_POWER_LIMIT = 0x4
+# Of the enforced limit. The reason alone is not enough: it is also given for moments that the second or so
+# over which power is averaged does not show, and which slow nothing down by what could be measured. On an
+# H200 visits that got to 680 of 700 W were slower than all that did not, and a mixture of experts that stayed
+# below had the reason all the same.
+NEAR_LIMIT = 0.97
 T = TypeVar("T")
 
 _RANGES = ("temperature_c", "sm_mhz", "power_w")
@@ -37,6 +45,15 @@ PERIOD = 0.25  # seconds between two readings
 def why_throttled(reasons: int) -> str:
     """Those of NVML's reasons for which a window does not count, in words; empty where there are none."""
     return ", ".join(name for bit, name in _REASONS.items() if reasons & bit)
+
+
+def at_power_limit(seen: Mapping[str, Any]) -> bool:
+    """Whether the GPU was slowed down by its power limit in a window (`Window.to_dict()`), and drew what it
+    may."""
+    limit, power = seen["power_limit_w"], seen.get("power_w")
+    if not (seen["throttle_reasons"] & _POWER_LIMIT and limit and power):
+        return False
+    return bool(power[1] >= NEAR_LIMIT * limit)
 
 
 COOLING = (2.0, 5.0)  # seconds to wait after a window in which the GPU was throttled
@@ -70,6 +87,7 @@ class Window:
         return why_throttled(self.reasons)
 
     def to_dict(self) -> dict[str, Any]:
+        """For the journal; `at_power_limit` reads it."""
         return {
             "throttle_reasons": self.reasons,
             "others": sorted(self.others),
@@ -84,6 +102,7 @@ class Conditions:
     def __init__(self) -> None:
         self.windows = 0
         self.throttled = 0
+        self.power_limited = 0  # windows at the power limit
         self.others: set[int] = set()
         self.ranges: dict[str, list[float]] = {}
         self.power_limit_w: float | None = None
@@ -95,6 +114,7 @@ class Conditions:
         for part in parts:
             whole.windows += part.windows
             whole.throttled += part.throttled
+            whole.power_limited += part.power_limited
             whole.others |= part.others
             whole.power_limit_w = part.power_limit_w or whole.power_limit_w
             whole._widen(part.ranges)
@@ -110,6 +130,7 @@ class Conditions:
         """`seen` is `Window.to_dict()` with `dropped`, the number of windows before it that did not count."""
         self.windows += 1
         self.throttled += int(seen["dropped"])
+        self.power_limited += at_power_limit(seen)
         self.others |= set(seen["others"])
         self.power_limit_w = seen["power_limit_w"] or self.power_limit_w
         self._widen(seen)
@@ -119,8 +140,16 @@ class Conditions:
         if not self.windows:
             return {}
         found: dict[str, Any] = {"throttled": self.throttled, "other_processes": len(self.others)}
+        if self.power_limited:
+            found["power_limited"] = self.power_limited
         found |= {n: r for n, r in self.ranges.items() if n != "power_w"}
         return found if self.power_limit_w is None else {**found, "power_limit_w": self.power_limit_w}
+
+
+class Watch(Protocol):
+    """What tells of a GPU."""
+
+    def window(self) -> contextlib.AbstractContextManager[Window]: ...
 
 
 class GpuWatch:
@@ -183,7 +212,7 @@ class Careful:
     """
 
     def __init__(
-        self, watch: GpuWatch, note: Callable[..., None], seen: Callable[[Mapping[str, Any]], None],
+        self, watch: Watch, note: Callable[..., None], seen: Callable[[Mapping[str, Any]], None],
         sleep: Callable[[float], None],
     ) -> None:  # fmt: skip
         self._watch = watch

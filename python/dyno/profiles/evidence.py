@@ -158,6 +158,11 @@ class Environment(StrictModel):
     throttled: Count | None = Field(
         default=None, description="Visits that were dropped because the GPU was throttled, and repeated."
     )
+    power_limited: Count | None = Field(
+        default=None,
+        description="Windows in which the GPU reached its power limit; from the first one on it rested "
+        "before it read short prompts.",
+    )
     temperature_c: list[NonNegative] | None = Field(
         default=None, min_length=2, max_length=2, description="Lowest and highest, in °C."
     )

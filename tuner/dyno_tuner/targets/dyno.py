@@ -332,6 +332,9 @@ class DynoTarget:
         seconds, clock_seconds = sorted(runs)[(len(runs) - 1) // 2]
         return Sample(metric, prompt, workload.tokens(metric), seconds, clock_seconds)
 
+    def rest(self, seconds: float) -> None:
+        time.sleep(seconds)
+
     def _run(self, workload: Workload, metric: str, prompt: int) -> tuple[float, float]:
         """Seconds of one run by two clocks."""
         session = self._session

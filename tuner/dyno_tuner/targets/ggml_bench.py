@@ -222,6 +222,9 @@ class GgmlTarget:
         first = self._queue[workload, metric].pop(0)
         return Sample(metric, prompt, first.tokens, first.seconds, first.clock_seconds)
 
+    def rest(self, seconds: float) -> None:
+        """There is nothing to wait for: a visit is a process of its own, which begins with a load."""
+
     def _run(self, workload: Workload, metric: str) -> None:
         """One process measures both metrics, where the same flags hold for both."""
         metrics = [metric]

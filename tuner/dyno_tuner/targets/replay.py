@@ -284,6 +284,9 @@ class ReplayTarget:
         self._now += seconds
         return Sample(metric, prompt, self.tokens, seconds, seconds)
 
+    def rest(self, seconds: float) -> None:
+        """What was recorded does not change by it."""
+
     def quality(self, configuration: Configuration, context: OpContext) -> Quality:
         return Quality(TrialStatus.OK, message="a recorded sweep holds no answers")
 

@@ -3,11 +3,13 @@
 Its state is nothing but the configuration and a clock; all noise is drawn from (seed, operation, sample),
 and what a process contributes from (seed, process number). So an operation gives the same samples whether
 or not those before it were carried out, which is what lets a resumed run be compared with one that was
-never interrupted. The exception is `heat`, which a visit leaves to the next one of its process.
+never interrupted. The exceptions are `heat`, which a visit leaves to the next one of its process, and
+`power`, which the device averages over all that it does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -32,10 +34,12 @@ from ..target import (
     Workload,
     kind_of,
 )
+from ..watch import Window
+from .simulated_power import GENERATION_DRAW, SimulatedPower
 from .surfaces import SURFACES, Surface
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ..knobs import Knob
 
@@ -58,6 +62,9 @@ class SimulationNoise:
     # Slowdown of generation right behind prompts of the default, as a fraction; behind faster ones the more.
     heat: float = 0.0
     heat_seconds: float = 0.25  # in which it falls to a third
+    # What the device draws while it reads prompts with the default, of its power limit; faster configurations
+    # draw the more. 0: it has no limit. See `simulated_power`.
+    power: float = 0.0
 
 
 @functools.lru_cache(maxsize=65536)
@@ -106,6 +113,7 @@ class SimulatedTarget:
         self._context = OpContext("", 0, 0.0)
         self._sample = 0
         self._true: dict[str, float] = {}
+        self._power = SimulatedPower()
         self._hot = (0.0, 0.0, -1)  # slowdown when the last prompt had been read, when that was, its process
 
     def knobs(self) -> tuple[Knob, ...]:
@@ -136,6 +144,8 @@ class SimulatedTarget:
 
     def apply(self, configuration: Configuration, context: OpContext) -> None:
         self._configuration = configuration = self._complete(configuration)
+        if context.process != self._context.process:  # it has been loading for seconds
+            self._power = SimulatedPower()
         self._context = context
         self._sample = 0
         self._true = self.surface.with_kernels(configuration)
@@ -153,6 +163,12 @@ class SimulatedTarget:
         return Configuration({**defaults, **configuration.settings}, configuration.kernels)
 
     def _advance(self, seconds: float) -> None:
+        """Time in which the device does not compute."""
+        if self.noise.power:
+            self._power.idle(seconds)
+        self._pass(seconds)
+
+    def _pass(self, seconds: float) -> None:
         self._now += seconds
         self._spent += seconds
         if self._pace:
@@ -193,12 +209,32 @@ class SimulatedTarget:
             level += math.log1p(-self._heat())
         self._sample += 1
         seconds = workload.tokens(metric) / math.exp(level)
-        self._advance(seconds)
+        if n.power:
+            seconds = self._power.work(seconds, self._draw(metric))
+        self._pass(seconds)
         if n.heat and kind_of(metric) == "pp":
             usual = self.surface.with_kernels(self._complete(Configuration({})))["pp"]
             self._hot = (min(0.5, n.heat * self._true["pp"] / usual), self._now, process)
         shown = seconds * 1e-4 if rng.random() < n.impossible else seconds
         return Sample(metric, prompt, workload.tokens(metric), shown, seconds)
+
+    def rest(self, seconds: float) -> None:
+        self._advance(seconds)
+
+    def _draw(self, metric: str) -> float:
+        """What the device would draw without its limit, of the limit."""
+        if kind_of(metric) == "tg":
+            return GENERATION_DRAW
+        usual = self.surface.with_kernels(self._complete(Configuration({})))["pp"]
+        return self.noise.power * self._true["pp"] / usual
+
+    @contextlib.contextmanager
+    def window(self) -> Iterator[Window]:
+        """What a driver would tell of the device meanwhile: for a `Ledger`, as a `GpuWatch`."""
+        self._power.look()
+        seen = Window()
+        yield seen
+        seen.add(self._power.state())
 
     def _heat(self) -> float:
         """What is left of the slowdown that the last prompt of this process has caused."""
