@@ -387,7 +387,9 @@ nb::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens
   for (size_t k = 0; k < p.keys.size(); ++k) {
     const plan::OpUse& use = p.keys[k];
     for (const int64_t count : counts) {
-      const plan::ListId list = p.list_for(count).id;
+      // One token is what a step of generation feeds, and draws from.
+      const plan::ListId list =
+          count == 1 && use.count_in(plan::ListId::draw) > 0 ? plan::ListId::draw : p.list_for(count).id;
       if (use.count_in(list) == 0) continue;
       const int64_t rows = count * use.rows_factor;
       const int bucket = std::min(ops::bucket_of(rows), plan::kBuckets - 1);
@@ -455,7 +457,9 @@ void bind_session(nb::module_& m) {
           "ops", [](const PySession& s, std::optional<int64_t> tokens) { return ops_list(s.get(), tokens); },
           "tokens"_a = nb::none(), nb::sig("def ops(self, tokens: int | None = None) -> list[dict[str, typing.Any]]"),
           "Every distinct op with its configuration and why it was chosen, for that many tokens a u-batch (default: 1 "
-          "and the u-batch). `list` is the op list that runs (fused for few tokens on a GPU), `count` its nodes. "
+          "and the u-batch). `list` is the op list that runs (fused for few tokens on a GPU; draw: what draws a token "
+          "behind that of a "
+          "single one), `count` its nodes. "
           "`rows` is what the op itself sees: tokens times heads or experts where it works on those. `path`: which way "
           "a "
           "matrix product goes (matvec, mmq, dequantize), any for other ops.")

@@ -110,6 +110,26 @@ def test_the_same_tokens_whatever_is_launched(model: Path, settings: dict[str, A
         assert [found.next() for _ in u] == want
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")
+def test_a_profile_chooses_how_tokens_are_drawn() -> None:
+    with opened(TINY[0], "cuda:0") as engine:
+        (op,) = [op for op in engine.describe_ops(1) if op["family"] == "sample"]
+        family, desc = _core.ops.parse_key(op["key"], op["rows"])
+        u = draws(24)
+        want = one_by_one(engine, start(engine), u, **WARM)
+        candidates = _core.ops.candidates(family, desc, dict(GPUS[0]))
+        assert op["config"] in candidates
+        for config in candidates:
+            engine._session.set_kernels([(op["key"], "m1", dict(config), "test")])
+            assert [row["status"] for row in engine.kernel_report()] == ["applied"]
+            (chosen,) = [op for op in engine.describe_ops(1) if op["family"] == "sample"]
+            assert (chosen["config"], chosen["reason"]) == (config, "profile: test")
+            found = generation(engine, start(engine), **WARM)
+            found.queue(u)
+            assert [found.next() for _ in u] == want, config
+
+
 @on_every_device
 @pytest.mark.parametrize("sizes", [(1,) * 70, (3, 1, 64, 2, 30), (65, 35), (100,)])
 def test_draws_come_in_any_portions(engine: dyno.Engine, sizes: tuple[int, ...]) -> None:

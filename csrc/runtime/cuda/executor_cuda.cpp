@@ -5,6 +5,7 @@
 
 #include "core/cuda/check.h"
 #include "core/error.h"
+#include "ops/sample/sample.h"
 #include "runtime/cuda/input_layout.h"
 #include "runtime/cuda/rows.h"
 #include "runtime/launch_node.h"
@@ -46,6 +47,11 @@ struct CudaExecutor::Env {
   void copy_ids(const int32_t* from, int64_t count, int32_t* to) const {
     DYNO_CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<size_t>(count) * sizeof(int32_t), cudaMemcpyDeviceToDevice,
                                     context.handle));
+  }
+  void sample(const ops::Config& config, const ops::SampleDesc& desc, const float* logits) {
+    auto* state = reinterpret_cast<DrawState*>(executor.drawing_.state.data());
+    ops::launch(config, desc, {.logits = logits, .uniform = &state->uniform, .out = &state->drawn}, &state->settings,
+                context);
   }
 };
 
@@ -178,10 +184,10 @@ void CudaExecutor::launch_beside(Env& env, const plan::NodeList& list, int32_t f
   }
 }
 
-void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& selection, bool capturing) {
+CudaExecutor::Env CudaExecutor::env_of(const MicroBatch& batch, const plan::Selection& selection) {
   const InputLayout layout(plan_.ubatch);
   const auto ints = [&](size_t offset) { return reinterpret_cast<const int32_t*>(inputs_.data() + offset); };
-  Env env{
+  return {
       .model = model_,
       .plan = plan_,
       .selection = selection,
@@ -200,6 +206,10 @@ void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& se
                 .routing_stride = static_cast<int64_t>(batch.tokens.size())},
       .tokens = static_cast<int64_t>(batch.tokens.size()),
       .cache = cache_.data()};
+}
+
+void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& selection, bool capturing) {
+  Env env = env_of(batch, selection);
   const auto wanted = static_cast<int64_t>(batch.logit_rows.size());
   const plan::NodeList& list = list_for(batch);
   const NodeRange range = nodes_to_run(list, batch);
@@ -242,6 +252,18 @@ void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& se
     }
     if (!range.all_rows && i == list.select_node) select_rows(env, wanted, list.select_values);
   }
+}
+
+void CudaExecutor::launch_sampling(const MicroBatch& batch, const plan::Selection& selection) {
+  Env env = env_of(batch, selection);
+  for (const plan::Node& node : plan_.draw.nodes) launch_node(node, env);
+  const InputLayout layout(plan_.ubatch);
+  std::byte* inputs = inputs_.data();
+  advance_draw(reinterpret_cast<DrawState*>(drawing_.state.data()),
+               {.token = reinterpret_cast<int32_t*>(inputs),
+                .position = reinterpret_cast<int32_t*>(inputs + layout.positions),
+                .run = reinterpret_cast<ops::SequenceRun*>(inputs + layout.runs)},
+               reinterpret_cast<uint64_t*>(drawing_.drawn.data()), stream_.get());
 }
 
 void CudaExecutor::add_op_times(const MicroBatch& batch) {

@@ -56,6 +56,7 @@ class CudaExecutor final : public Executor {
   void fit_logits(size_t bytes);
   void drop_graphs();
   void upload(const MicroBatch& batch);
+  Env env_of(const MicroBatch& batch, const plan::Selection& selection);
   // While a graph is captured, nodes that stand beside each other may go to streams of their own.
   void launch_all(const MicroBatch& batch, const plan::Selection& selection, bool capturing = false);
   // Node `first` on the main stream and those up to `last` on one of beside_ each.
@@ -64,6 +65,8 @@ class CudaExecutor final : public Executor {
   void add_op_times(const MicroBatch& batch);
   void capture(const std::function<void()>& launch, Captured& into);
   void upload_draws(std::span<const Draw> ahead);
+  // Draws from the logits that are there and moves on to the next step.
+  void launch_sampling(const MicroBatch& batch, const plan::Selection& selection);
 
   const model::ModelDesc& model_;
   const plan::Plan& plan_;
@@ -93,8 +96,8 @@ class CudaExecutor final : public Executor {
   std::map<Shape, Captured> graphs_;
   // Of the generation that is under way.
   struct Drawing {
-    DeviceBuffer state, workspace;  // state: DrawState
-    PinnedBuffer drawn;             // kDrawnSlots
+    DeviceBuffer state;  // DrawState
+    PinnedBuffer drawn;  // kDrawnSlots
     std::array<PinnedBuffer, 2> staged;
     std::array<Event, 2> copied;
     size_t next_stage = 0;

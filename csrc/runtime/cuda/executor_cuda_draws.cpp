@@ -7,9 +7,7 @@
 #include "core/cuda/check.h"
 #include "core/error.h"
 #include "core/relax.h"
-#include "ops/sample/sample.h"
 #include "runtime/cuda/executor_cuda.h"
-#include "runtime/cuda/input_layout.h"
 
 namespace dyno::runtime {
 namespace {
@@ -23,9 +21,6 @@ void CudaExecutor::begin_draws(const DrawStart& start) {
   fit_logits(static_cast<size_t>(model_.n_vocab) * sizeof(float));
   Drawing& d = drawing_;
   if (d.state.size() == 0) {
-    const ops::SampleDesc desc{.m = 1, .n_vocab = model_.n_vocab};
-    d.workspace =
-        DeviceBuffer(ops::scratch_bytes(desc, ops::default_config(desc, plan_.device)), "memory for sampling");
     d.drawn = PinnedBuffer(kDrawnSlots * sizeof(uint64_t), "drawn tokens");
     std::memset(d.drawn.data(), 0, d.drawn.size());
     d.fence = PinnedBuffer(sizeof(int32_t), "drawn tokens");
@@ -87,23 +82,7 @@ void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selectio
   ++d.at.position;
   const auto launch_step = [&](bool capturing) {
     launch_all(batch, selection, capturing);
-    DrawState* state = state_of(d.state);
-    ops::CudaStream sampling = context();
-    sampling.workspace = d.workspace.data();
-    sampling.workspace_bytes = d.workspace.size();
-    const ops::SampleDesc desc{.m = 1, .n_vocab = model_.n_vocab};
-    ops::launch(
-        ops::default_config(desc, plan_.device), desc,
-        ops::SampleArgs{
-            .logits = reinterpret_cast<const float*>(logits_.data()), .uniform = &state->uniform, .out = &state->drawn},
-        &state->settings, sampling);
-    const InputLayout layout(plan_.ubatch);
-    std::byte* inputs = inputs_.data();
-    advance_draw(state,
-                 {.token = reinterpret_cast<int32_t*>(inputs),
-                  .position = reinterpret_cast<int32_t*>(inputs + layout.positions),
-                  .run = reinterpret_cast<ops::SequenceRun*>(inputs + layout.runs)},
-                 reinterpret_cast<uint64_t*>(d.drawn.data()), stream_.get());
+    launch_sampling(batch, selection);
   };
 
   // Several kernels read runs, and rows of the cache that earlier tokens left, before they wait for the launch before

@@ -473,6 +473,8 @@ class DynoTarget:
                     desc["path"] = op["path"]
                 candidates = tuple(dict(c) for c in _core.ops.candidates(family, desc, self._plain_device))
                 place = (str(op["key"]), str(op["tokens"]))
+                if metric == "pp" and op["list"] == "draw":
+                    continue  # a prompt of one token is not drawn from
                 if metric == "pp" and family == "matmul" and desc.get("n") == self._model["n_vocab"]:
                     continue  # the head runs for the last row only
                 if len(candidates) > 1 and place not in found:
