@@ -192,7 +192,7 @@ class PyGeneration {
   // Not while another thread draws.
   int32_t token() {
     int32_t token = 0;
-    session_.change([&](runtime::Session&) { token = generation_.token(); });
+    session_.change([&](runtime::Session&) { token = generation_.tokens().back(); });
     return token;
   }
   size_t queued() {
@@ -525,12 +525,23 @@ void bind_session(nb::module_& m) {
       .def(
           "generation",
           [](PySession& s, int32_t token, int32_t slot, float temperature, int32_t top_k, float top_p, float min_p) {
-            return PyGeneration(s, s.get().generation(slot, token, {temperature, top_k, top_p, min_p}));
+            return PyGeneration(s, s.get().generation(slot, {&token, 1}, {temperature, top_k, top_p, min_p}));
           },
           "token"_a, nb::kw_only(), "slot"_a = 0, "temperature"_a = 0.0f, "top_k"_a = 0, "top_p"_a = 1.0f,
           "min_p"_a = 0.0f, nb::keep_alive<0, 1>(),
           "Draws tokens behind what a sequence holds, where `token` is the next one fed. The settings are those of "
           "sample(). Raises PlanError.")
+      .def(
+          "generation",
+          [](PySession& s, const IdArray& tokens, int32_t slot, float temperature, int32_t top_k, float top_p,
+             float min_p) {
+            return PyGeneration(
+                s, s.get().generation(slot, {tokens.data(), tokens.size()}, {temperature, top_k, top_p, min_p}));
+          },
+          "tokens"_a, nb::kw_only(), "slot"_a = 0, "temperature"_a = 0.0f, "top_k"_a = 0, "top_p"_a = 1.0f,
+          "min_p"_a = 0.0f, nb::keep_alive<0, 1>(),
+          "The same behind a prompt (int32): the first next() feeds all of `tokens`, and where `draws_on_device`, no "
+          "logits come to the host.")
       .def(
           "time_ops", &PySession::time_ops, "sequences"_a, "rows"_a = "last",
           nb::sig("def time_ops(self, sequences: list[tuple[int, numpy.ndarray]], rows: str = 'last') -> "
@@ -554,9 +565,10 @@ void bind_session(nb::module_& m) {
           "Allows as many more draws, each with its random number in [0, 1) (float32). forced: the tokens (int32) that "
           "are fed instead of those drawn, where not -1.")
       .def("next", &PyGeneration::next,
-           "Feeds the next token and returns the one drawn behind it; the sequence is one position longer then. Raises "
+           "Feeds the next token, or the prompt, and returns the one drawn behind it; the sequence is that much longer "
+           "then. Raises "
            "PlanError when no draw is queued or the context is full.")
-      .def_prop_ro("token", &PyGeneration::token, "The token that is fed next.")
+      .def_prop_ro("token", &PyGeneration::token, "The token that is fed next; of a prompt the last one.")
       .def_prop_ro("queued", &PyGeneration::queued, "Draws that are queued and not yet made.");
 }
 

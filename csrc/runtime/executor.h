@@ -24,7 +24,7 @@ struct MicroBatch {
   std::span<const int32_t> positions;
   std::span<const ops::SequenceRun> runs;
   std::span<const int32_t> logit_rows;  // ascending
-  float* logits = nullptr;              // [logit_rows, n_vocab]
+  float* logits = nullptr;              // [logit_rows, n_vocab]; null: they stay where draws() reads them
   // Routing of mixtures of experts, [moe layer][token][slot] with `routing_stride` tokens a layer; null when not asked.
   const int32_t* pinned_routing = nullptr;
   int32_t* captured_routing = nullptr;
@@ -38,11 +38,13 @@ struct Draw {
   int32_t forced = -1;
 };
 
-// Where a generation on the device begins: `token` is fed at `position` of the sequence in `slot`.
+// Where a generation on the device begins: `token` is fed at `position` of the sequence in `slot`. `computed`: the last
+// run() has fed it and left its logits, as the only ones, on the device; the first step only draws.
 struct DrawStart {
   int32_t slot = 0;
   int32_t token = 0;
   int64_t position = 0;
+  bool computed = false;
   ops::SampleSettings settings{};
 };
 

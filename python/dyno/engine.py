@@ -255,24 +255,13 @@ class Engine:
     ) -> Iterator[str]:
         if max_tokens == 0:
             return
-        first = self.logits(tokens, rows="last")[-1]
-        random = sampling.random()
-        draw = sampling.sampler(random)
-
-        def step(token: int) -> NDArray[np.float32] | None:
-            if self._is_full():
-                return None
-            after: NDArray[np.float32] = self.logits([token], reset=False, rows="last")[-1]
-            return after
-
-        yield from pieces(
-            self._drawn_on_device(draw(first), sampling, random, max_tokens)
+        drawn_tokens = (
+            self._drawn_on_device(tokens, sampling, max_tokens)
             if self.draws_on_device
-            else drawn(first, step, draw),
-            self.tokenizer.stream(),
-            stop,
-            self.tokenizer.end_of_generation,
-            max_tokens,
+            else self._drawn_on_host(tokens, sampling)
+        )
+        yield from pieces(
+            drawn_tokens, self.tokenizer.stream(), stop, self.tokenizer.end_of_generation, max_tokens
         )
 
     def _is_full(self) -> bool:
@@ -282,24 +271,34 @@ class Engine:
         _log.warning("the context of %d tokens is full; the text ends here", self.settings["ctx"])
         return True
 
-    def _drawn_on_device(
-        self, token: int, sampling: Sampling, random: np.random.Generator, max_tokens: int
-    ) -> Iterator[int]:
-        """`token`, then those that the device draws behind it.
+    def _drawn_on_host(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
+        def step(token: int) -> NDArray[np.float32] | None:
+            if self._is_full():
+                return None
+            after: NDArray[np.float32] = self.logits([token], reset=False, rows="last")[-1]
+            return after
+
+        return drawn(self.logits(prompt, rows="last")[-1], step, sampling.sampler())
+
+    def _drawn_on_device(self, prompt: Sequence[int], sampling: Sampling, max_tokens: int) -> Iterator[int]:
+        """Tokens that the device draws behind `prompt`, which starts at position 0.
 
         Between two of them anything may happen to the engine: the session then goes on behind what the
         sequence holds, as feeding token by token would.
         """
-        yield token
+        tokens = _token_array(prompt)
+        random = sampling.random()
         generation = None
-        for left in range(max_tokens - 1, 0, -1):
-            if self._is_full():
+        for left in range(max_tokens, 0, -1):
+            if generation is not None and self._is_full():
                 return
             with self._lock:
                 session = self._open()
                 if generation is None:
+                    self._check_room(session, [(0, tokens)], True)
+                    session.reset(0)
                     generation = session.generation(
-                        token,
+                        tokens,
                         temperature=sampling.temperature,
                         top_k=sampling.top_k,
                         top_p=sampling.top_p,

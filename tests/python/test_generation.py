@@ -110,6 +110,76 @@ def test_the_same_tokens_whatever_is_launched(model: Path, settings: dict[str, A
         assert [found.next() for _ in u] == want
 
 
+@on_every_device
+@by_model
+@pytest.mark.parametrize("length", [2, 63, 64, 65, 66, 100])
+def test_the_first_draw_is_from_the_last_row_of_a_prompt(model: Path, device: str, length: int) -> None:
+    """Prompts of several u-batches, the last of them down to a single token."""
+    with opened(model, device, sequences=2) as engine:
+        prompt = np.random.default_rng(length).integers(
+            0, engine.model["n_vocab"], size=length, dtype=np.int32
+        )
+        u = draws(12)
+        for settings in ({}, WARM, {"temperature": 1.5}):
+            chosen = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **settings}
+            last = engine.logits(prompt, rows="last")[-1]
+            first = int(_core.sample(last, *chosen.values(), float(u[0])))
+            want = [first, *one_by_one(engine, first, u[1:], **settings)]
+            engine.logits([9, 3], slot=1)
+            engine.reset(0)
+            found = engine._session.generation(prompt, **settings)
+            found.queue(u)
+            assert found.token == prompt[-1]
+            assert found.next() == want[0]
+            assert (engine.position(), engine.position(1), found.token) == (length, 2, want[0])
+            assert [found.next() for _ in u[1:]] == want[1:], settings
+            assert engine.position() == length + len(u) - 1
+
+
+@on_every_device
+def test_a_prompt_behind_what_a_sequence_holds(engine: dyno.Engine) -> None:
+    more = np.array([2, 9, 4, 8], np.int32)
+    u = draws(20)
+    start(engine)
+    first = int(engine.logits(more, reset=False, rows="last")[-1].argmax())
+    want = [first, *one_by_one(engine, first, u[1:])]
+    start(engine)
+    found = engine._session.generation(more)
+    # A token that is given is fed behind the prompt, whatever was drawn there.
+    found.queue(u)
+    assert [found.next() for _ in u] == want
+    start(engine)
+    given = engine._session.generation(more)
+    given.queue(np.zeros(2, np.float32), np.array([7, -1], np.int32))
+    assert (given.next(), given.token) == (first, 7)
+    engine.logits([3, 1], slot=1)  # ends what ran ahead
+    assert engine.position() == len(PROMPT) - 1 + len(more)
+    second = given.next()
+    start(engine)
+    engine.logits([*more, 7], reset=False, rows="none")
+    engine.rewind(engine.position() - 1)
+    assert second == int(rows(engine, 7).argmax())
+
+
+@on_every_device
+def test_a_prompt_to_the_end_of_the_context(engine: dyno.Engine) -> None:
+    prompt = np.random.default_rng(1).integers(0, engine.model["n_vocab"], size=CTX + 1, dtype=np.int32)
+    want = int(engine.logits(prompt[:-1], rows="last")[-1].argmax())
+    engine.reset()
+    whole = engine._session.generation(prompt[:-1])
+    whole.queue(np.zeros(3, np.float32))
+    assert whole.next() == want
+    assert engine.position() == CTX
+    with pytest.raises(PlanError, match=f"holds {CTX}"):
+        whole.next()
+    engine.logits(PROMPT, rows="none")
+    long = engine._session.generation(prompt)
+    long.queue(np.zeros(1, np.float32))
+    with pytest.raises(PlanError, match=f"would reach {len(PROMPT) + CTX + 1}"):
+        long.next()
+    assert (engine.position(), long.queued) == (len(PROMPT), 1)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")
 def test_a_profile_chooses_how_tokens_are_drawn() -> None:
@@ -118,7 +188,8 @@ def test_a_profile_chooses_how_tokens_are_drawn() -> None:
         family, desc = _core.ops.parse_key(op["key"], op["rows"])
         u = draws(24)
         want = one_by_one(engine, start(engine), u, **WARM)
-        candidates = _core.ops.candidates(family, desc, dict(GPUS[0]))
+        device = {key: value for key, value in GPUS[0].items() if key != "ordinal"}
+        candidates = _core.ops.candidates(family, desc, device)
         assert op["config"] in candidates
         for config in candidates:
             engine._session.set_kernels([(op["key"], "m1", dict(config), "test")])
@@ -285,9 +356,11 @@ def test_what_cannot_be(engine: dyno.Engine) -> None:
         ({"top_k": -2}, "top_k -2"),
         ({"top_p": 1.5}, "top_p 1.5"),
         ({"min_p": 2.0}, "min_p 2"),
+        ({"token": np.array([], np.int32)}, "no token"),
+        ({"token": np.array([0, 1, n_vocab], np.int32)}, f"token {n_vocab} at index 2"),
     ):
         with pytest.raises(PlanError, match=message):
-            engine._session.generation(**{"token": 1, **wrong})
+            engine._session.generation(wrong.pop("token", 1), **wrong)
     found = generation(engine, start(engine))
     with pytest.raises(PlanError, match="no draw is queued"):
         found.next()
@@ -323,8 +396,10 @@ def test_text_is_the_same_as_from_logits_on_the_host(
             {"max_tokens": 0},
             {},  # to the end of the text or of the context
         )
-        monkeypatch.setattr(dyno.Engine, "draws_on_device", True)
-        found = [("".join(engine.generate(prompt, **a)), engine.position()) for a in asked]
+        with monkeypatch.context() as patch:
+            patch.setattr(dyno.Engine, "draws_on_device", True)
+            patch.delattr(dyno.Engine, "_decode")  # no logits are asked for
+            found = [("".join(engine.generate(prompt, **a)), engine.position()) for a in asked]
         monkeypatch.setattr(dyno.Engine, "draws_on_device", False)
         want = [("".join(engine.generate(prompt, **a)), engine.position()) for a in asked]
         assert found == want

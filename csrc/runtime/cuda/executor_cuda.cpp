@@ -363,7 +363,7 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
     DYNO_CUDA_CHECK(cudaMemcpy2DAsync(batch.captured_routing, host_pitch, captured_routing_.data(), layer_bytes,
                                       layer_bytes, layers, cudaMemcpyDeviceToHost, stream_.get()));
   }
-  if (logits_bytes != 0) {
+  if (logits_bytes != 0 && batch.logits != nullptr) {
     DYNO_CUDA_CHECK(cudaMemcpyAsync(batch.logits, logits_.data(), logits_bytes, cudaMemcpyDeviceToHost, stream_.get()));
     finish();
   } else if (routing) {

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 #include "core/cuda/check.h"
 #include "core/error.h"
@@ -80,8 +81,9 @@ void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selectio
   const MicroBatch batch{
       .tokens = {&d.at.token, 1}, .positions = {&run.position, 1}, .runs = {&run, 1}, .logit_rows = {&kRow, 1}};
   ++d.at.position;
+  const bool computed = std::exchange(d.at.computed, false);
   const auto launch_step = [&](bool capturing) {
-    launch_all(batch, selection, capturing);
+    if (!computed) launch_all(batch, selection, capturing);
     launch_sampling(batch, selection);
   };
 
@@ -90,10 +92,10 @@ void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selectio
   // Between two launches of graphs that is so: edges by which a kernel may start early connect nodes of one graph, and
   // a stream runs its graphs one after the other, whole.
   const bool fixed = list_for(batch).id != plan::ListId::expanded;  // as in run()
-  if (graphs_wanted_ && fixed && !d.step.graph && ++d.step.uses == 2) {
+  if (graphs_wanted_ && fixed && !computed && !d.step.graph && ++d.step.uses == 2) {
     capture([&] { launch_step(/*capturing=*/true); }, d.step);
   }
-  if (d.step.graph) {
+  if (d.step.graph && !computed) {
     DYNO_CUDA_CHECK(cudaGraphLaunch(d.step.graph.get(), stream_.get()));
     return;
   }
