@@ -427,6 +427,26 @@ nb::list kernel_report(const runtime::Session& session) {
   return out;
 }
 
+nb::list capture_list(PySession& session) {
+  std::vector<runtime::CaptureReport> captures;
+  session.change([&](runtime::Session& real) { captures = real.captures(); });
+  nb::list out;
+  for (const runtime::CaptureReport& capture : captures) {
+    nb::dict d;
+    d["work"] = capture.draws ? "draw" : "decode";
+    d["tokens"] = capture.tokens;
+    d["sequences"] = capture.sequences;
+    d["rows"] = capture.rows;
+    d["captured"] = capture.captured;
+    d["uses"] = capture.attempts.uses();
+    d["failures"] = capture.attempts.failures();
+    d["next_attempt"] = capture.captured ? nb::none() : nb::cast(capture.attempts.next());
+    d["reason"] = capture.attempts.reason();
+    out.append(d);
+  }
+  return out;
+}
+
 }  // namespace
 
 void bind_session(nb::module_& m) {
@@ -466,6 +486,23 @@ void bind_session(nb::module_& m) {
       .def(
           "kernel_report", [](const PySession& s) { return kernel_report(s.get()); },
           nb::sig("def kernel_report(self) -> list[dict[str, str]]"), "What became of each kernel entry given.")
+      .def("captures", &capture_list, nb::sig("def captures(self) -> list[dict[str, typing.Any]]"),
+           "Graphs of what repeats on a GPU since settings were last changed: `work` (draw: a step of a generation; "
+           "decode) with its `tokens`, `sequences` and `rows`, `captured`, `uses` until then, `failures`, "
+           "`next_attempt` "
+           "(the use at which it is tried, None once captured) and `reason` (why the last attempt failed).")
+      .def_prop_ro(
+          "capture_failures",
+          [](PySession& s) {
+            int64_t failures = 0;
+            s.change([&](runtime::Session& real) { failures = real.capture_failures(); });
+            return failures;
+          },
+          "Captures that have failed since the session began.")
+      .def(
+          "fail_next_captures",
+          [](PySession& s, int count) { s.change([&](runtime::Session& real) { real.fail_next_captures(count); }); },
+          "count"_a, "So many captures will fail at their end: for tests.")
       .def(
           "set",
           [](PySession& s, const nb::dict& session) {

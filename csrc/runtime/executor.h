@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "ops/args.h"
 #include "ops/sample/settings.h"
 #include "plan/plan.h"
 #include "plan/selection.h"
+#include "runtime/captures.h"
 
 namespace dyno::runtime {
 
@@ -65,6 +67,11 @@ class Executor {
   // Whether u-batches whose shape repeats are captured and replayed, where the device can; `concurrent`: nodes that
   // stand beside each other on streams of their own. To be said before prepare().
   virtual void use_graphs(bool wanted, bool concurrent) = 0;
+  // What use_graphs() has come to for everything that repeats; and how many captures have ever failed.
+  virtual std::vector<CaptureReport> captures() const { return {}; }
+  virtual int64_t capture_failures() const { return 0; }
+  // So many captures will fail at their end: for tests.
+  virtual void fail_next_captures(int) {}
   // Waits for everything that was started.
   virtual void finish() = 0;
 

@@ -214,6 +214,10 @@ void Session::check_token(int32_t token, int64_t index, int32_t slot) const {
              " of sequence ", slot, "; the vocabulary has ", model_.n_vocab);
 }
 
+std::vector<CaptureReport> Session::captures() const {
+  return executor_ != nullptr ? executor_->captures() : std::vector<CaptureReport>{};
+}
+
 std::shared_ptr<float[]> Session::logits_memory(size_t count) const {
   return executor_ != nullptr ? executor_->logits_memory(count) : std::make_shared_for_overwrite<float[]>(count);
 }

@@ -94,6 +94,15 @@ class Session {
   // Throws PlanError (no room left in the context, unknown slot, token out of range); the cache is unchanged then.
   void decode(const DecodeRequest& request);
 
+  // Graphs of what repeats since settings were last changed, and how many captures have failed since the session began:
+  // what could not be captured runs launch by launch, slower, until a later attempt succeeds.
+  std::vector<CaptureReport> captures() const;
+  int64_t capture_failures() const { return executor_ != nullptr ? executor_->capture_failures() : 0; }
+  // So many captures will fail at their end: for tests.
+  void fail_next_captures(int count) {
+    if (executor_ != nullptr) executor_->fail_next_captures(count);
+  }
+
   // Whether tokens of a generation are drawn where the model runs, without the host in between.
   bool draws_on_device() const { return executor_ != nullptr && executor_->draws(); }
   // `tokens`: what is fed before the first draw, one or a whole prompt. Throws PlanError for a slot, tokens or settings

@@ -79,6 +79,7 @@ class Engine:
 
         self._session: Any = None
         self._lock = threading.Lock()
+        self._capture_failures = 0  # that were told of
         self._tokenizer: Tokenizer | None = None
         self.path = os.fspath(path)
         self._device = resolve_device(device)
@@ -308,6 +309,7 @@ class Engine:
                 if queued <= _DRAWS_AHEAD and queued < left:
                     generation.queue(uniforms(random, min(_DRAWS_QUEUED, left - queued)))
                 token = int(generation.next())
+                self._tell_failed_captures(session)
             yield token
 
     @property
@@ -330,7 +332,9 @@ class Engine:
         with self._lock:
             session = self._open()
             self._check_room(session, [(slot, array)], False)
-            return greedy_after(session, array, slot)
+            tokens_after = greedy_after(session, array, slot)
+            self._tell_failed_captures(session)
+            return tokens_after
 
     # ---- settings, plan, profile ----
 
@@ -450,6 +454,17 @@ class Engine:
         known = {(row["key"], row["tokens"]) for row in rows}
         return rows + [row for row in self._rejected_kernels if (row["key"], row["tokens"]) not in known]
 
+    def captures(self) -> list[dict[str, Any]]:
+        """CUDA graphs of what repeats since settings were last changed; empty on the CPU.
+
+        Returns:
+            Dicts with `work` (`draw`: a step of `generate`; `decode`), its `tokens`, `sequences` and `rows` of
+            logits, whether it is `captured`, the `uses` counted until it was, `failures`, `next_attempt` (the
+            use at which capturing is tried, None once captured) and `reason`, why the last attempt failed.
+            What could not be captured runs launch by launch, which gives the same results and takes longer.
+        """
+        return list(self._open().captures())
+
     # ---- life ----
 
     def close(self) -> None:
@@ -524,6 +539,7 @@ class Engine:
             logits, routing = session.decode(
                 batch, rows=rows, pinned_routing=pinned_routing, capture_routing=capture_routing
             )
+            self._tell_failed_captures(session)
         result: dict[int, NDArray[np.float32]] = {}
         start = 0
         for slot, tokens in batch:
@@ -534,6 +550,20 @@ class Engine:
                 result[slot] = logits[start : start + count]
             start += count
         return result, routing
+
+    def _tell_failed_captures(self, session: Any) -> None:
+        failures = int(session.capture_failures)
+        if failures == self._capture_failures:
+            return
+        self._capture_failures = failures
+        for row in session.captures():
+            if row["reason"]:
+                _log.warning(
+                    "%s is not captured as a graph and slower for it: %s; tried again at its use %d",
+                    "drawing" if row["work"] == "draw" else f"decoding {row['tokens']} tokens at a time",
+                    row["reason"],
+                    row["next_attempt"],
+                )
 
     def _check_room(self, session: Any, batch: list[tuple[int, NDArray[np.int32]]], reset: bool) -> None:
         slots, ctx = int(self.settings["sequences"]), int(self.settings["ctx"])

@@ -456,3 +456,86 @@ def test_closing_under_other_threads_is_an_error_for_them() -> None:
     assert not any(thread.is_alive() for thread in threads)
     assert [text for text in said if "the session is closed" in text] == said
     assert len(said) == len(looks)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_capture_that_fails_is_tried_again(failing: int, caplog: pytest.LogCaptureFixture) -> None:
+    """At the second use, then whenever there were as many more; bits do not change, the reason is told."""
+    if _core.build_info()["switches"].get("GGML_CUDA_USE_GRAPHS") != "ON":
+        pytest.skip("a build without CUDA graphs")
+    due = 2 << failing  # the use that succeeds
+    u = draws(due + 4)
+    with opened(TINY[0], "cuda:0", cuda_graphs=True) as engine:
+        assert engine.captures() == []
+        want = one_by_one(engine, start(engine), u, **WARM)
+        engine.set(ubatch=32)  # forgets graphs
+        engine._session.fail_next_captures(failing)
+        found = generation(engine, start(engine), **WARM)
+        got = []
+        seen: dict[int, tuple[bool, int]] = {}
+        for i, _ in enumerate(u):
+            found.queue(u[i : i + 1])  # no step runs ahead, so that uses can be counted
+            got.append(found.next())
+            (row,) = [row for row in engine.captures() if row["work"] == "draw"]
+            seen[i + 1] = (row["captured"], row["failures"])
+            assert (row["reason"] != "") == (row["failures"] > 0 and not row["captured"])
+            if row["reason"]:
+                assert "asked to fail" in row["reason"]
+                assert row["next_attempt"] == 2 << row["failures"]
+        assert got == want
+        assert seen[due - 1] == (False, failing)
+        assert all(seen[use] == (True, failing) for use in range(due, len(u) + 1))
+        assert engine._session.capture_failures == failing
+        # Decoding by itself has the same policy, and the engine says what happened.
+        engine.set(ubatch=64)
+        engine._session.fail_next_captures(failing)
+        caplog.clear()
+        assert one_by_one(engine, start(engine), u, **WARM) == want
+        (row,) = [row for row in engine.captures() if (row["work"], row["tokens"]) == ("decode", 1)]
+        assert (row["captured"], row["failures"], row["uses"]) == (True, failing, due)
+        told = [r.message for r in caplog.records if "not captured" in r.message]
+        assert len(told) == failing
+        assert all("asked to fail" in message for message in told)
+
+
+def test_a_failed_capture_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Session:
+        """The real one, with graphs that it can't have here."""
+
+        capture_failures = 0
+        rows: tuple[dict[str, Any], ...] = ()
+
+        def __init__(self, session: Any) -> None:
+            self._session = session
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._session, name)
+
+        def captures(self) -> list[dict[str, Any]]:
+            return list(self.rows)
+
+    with opened(TINY[0], "cpu") as engine:
+        assert engine.captures() == []
+        assert engine._session.capture_failures == 0
+        session = Session(engine._session)
+        monkeypatch.setattr(engine, "_session", session)
+        decode = {"work": "decode", "tokens": 3, "reason": "", "next_attempt": None}
+        session.rows = ({"work": "draw", "tokens": 1, "reason": "no memory", "next_attempt": 4}, decode)
+        engine.logits([1, 2])
+        assert caplog.messages == []
+        session.capture_failures = 1
+        engine.greedy_after([1, 2])
+        engine.logits([1, 2])
+        said = "drawing is not captured as a graph and slower for it: no memory; tried again at its use 4"
+        assert caplog.messages == [said]
+        session.capture_failures = 2
+        session.rows = ({**decode, "reason": "worse", "next_attempt": 8},)
+        engine.logits([1, 2])
+        assert caplog.messages[1:] == [
+            "decoding 3 tokens at a time is not captured as a graph and slower for it: worse; "
+            "tried again at its use 8"
+        ]

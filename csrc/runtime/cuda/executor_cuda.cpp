@@ -277,22 +277,56 @@ void CudaExecutor::add_op_times(const MicroBatch& batch) {
   }
 }
 
-void CudaExecutor::capture(const std::function<void()>& launch, Captured& into) {
+GraphExec CudaExecutor::captured(const std::function<void()>& launch) {
   DYNO_CUDA_CHECK(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
-  cudaGraph_t captured = nullptr;
+  cudaGraph_t made = nullptr;
   try {
     launch();
+    if (failing_captures_ > 0) {
+      --failing_captures_;
+      throw DeviceError("[cuda] this capture was asked to fail");
+    }
   } catch (...) {
-    cudaStreamEndCapture(stream_.get(), &captured);
-    const Graph broken(captured);
+    cudaStreamEndCapture(stream_.get(), &made);
+    const Graph broken(made);
     (void)cudaGetLastError();
     throw;
   }
-  DYNO_CUDA_CHECK(cudaStreamEndCapture(stream_.get(), &captured));
-  const Graph graph(captured);
+  DYNO_CUDA_CHECK(cudaStreamEndCapture(stream_.get(), &made));
+  const Graph graph(made);
   cudaGraphExec_t exec = nullptr;
   DYNO_CUDA_CHECK(cudaGraphInstantiate(&exec, graph.get(), 0));
-  into.graph = GraphExec(exec);
+  return GraphExec(exec);
+}
+
+bool CudaExecutor::ready(Captured& work, const std::function<void()>& launch) {
+  if (work.graph) return true;
+  if (!work.attempts.due()) return false;
+  try {
+    work.graph = captured(launch);
+    work.attempts.succeeded();
+  } catch (const Error& error) {
+    // Nothing has run. What is wrong with the launches themselves, or with the device, they say when they are made.
+    ++capture_failures_;
+    work.attempts.failed(error.what());
+  }
+  return static_cast<bool>(work.graph);
+}
+
+std::vector<CaptureReport> CudaExecutor::captures() const {
+  std::vector<CaptureReport> out;
+  for (const auto& [shape, work] : graphs_) {
+    out.push_back({.tokens = shape.tokens,
+                   .sequences = shape.runs,
+                   .rows = shape.logit_rows,
+                   .captured = static_cast<bool>(work.graph),
+                   .attempts = work.attempts});
+  }
+  const Captured& step = drawing_.step;
+  if (step.graph || step.attempts.uses() > 0) {
+    out.push_back({.draws = true, .captured = static_cast<bool>(step.graph), .attempts = step.attempts});
+  }
+  return out;
 }
 
 std::shared_ptr<float[]> CudaExecutor::logits_memory(size_t count) {
@@ -338,22 +372,17 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
   }
   if (batch.captured_routing != nullptr) fit(captured_routing_);
 
-  // The second time a shape comes, it is captured: one that comes once is not worth it, and the first run loads what
-  // cannot be loaded during a capture.
   const bool repeats = batch.tokens.size() == batch.runs.size() && !batch.logit_rows.empty();
   const bool routing = batch.pinned_routing != nullptr || batch.captured_routing != nullptr;
-  Captured* captured = nullptr;
+  Captured* work = nullptr;
   // What is launched over expanded latents depends on the depth of the context.
   const bool fixed = list_for(batch).id != plan::ListId::expanded;
   if (graphs_wanted_ && repeats && fixed && !routing && batch.op_times == nullptr) {
-    captured = &graphs_[{static_cast<int64_t>(tokens), static_cast<int64_t>(batch.runs.size()),
-                         static_cast<int64_t>(batch.logit_rows.size())}];
-    if (++captured->uses == 2) {
-      capture([&] { launch_all(batch, selection, /*capturing=*/true); }, *captured);
-    }
+    work = &graphs_[{static_cast<int64_t>(tokens), static_cast<int64_t>(batch.runs.size()),
+                     static_cast<int64_t>(batch.logit_rows.size())}];
   }
-  if (captured != nullptr && captured->graph) {
-    DYNO_CUDA_CHECK(cudaGraphLaunch(captured->graph.get(), stream_.get()));
+  if (work != nullptr && ready(*work, [&] { launch_all(batch, selection, /*capturing=*/true); })) {
+    DYNO_CUDA_CHECK(cudaGraphLaunch(work->graph.get(), stream_.get()));
   } else {
     launch_all(batch, selection);
   }

@@ -92,10 +92,7 @@ void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selectio
   // Between two launches of graphs that is so: edges by which a kernel may start early connect nodes of one graph, and
   // a stream runs its graphs one after the other, whole.
   const bool fixed = list_for(batch).id != plan::ListId::expanded;  // as in run()
-  if (graphs_wanted_ && fixed && !computed && !d.step.graph && ++d.step.uses == 2) {
-    capture([&] { launch_step(/*capturing=*/true); }, d.step);
-  }
-  if (d.step.graph && !computed) {
+  if (graphs_wanted_ && fixed && !computed && ready(d.step, [&] { launch_step(/*capturing=*/true); })) {
     DYNO_CUDA_CHECK(cudaGraphLaunch(d.step.graph.get(), stream_.get()));
     return;
   }

@@ -330,6 +330,7 @@ class DynoTarget:
         part = workload.part(metric)
         start = part.depth
         try:
+            failures = int(session.capture_failures)
             if start and self._depth == start:
                 session.rewind(start)
             else:
@@ -355,6 +356,9 @@ class DynoTarget:
                     session.decode([(0, piece)], rows="last")
             clock_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - clock_begun
             seconds = time.perf_counter() - begun
+            if int(session.capture_failures) > failures:  # these seconds are not those of the settings
+                why = [row["reason"] for row in session.captures() if row["reason"]]
+                raise DeviceError(f"[target] a graph was not captured: {'; '.join(why)}")
         except (OutOfMemoryError, MemoryError) as error:
             raise TargetFailure(str(TrialStatus.OOM), str(error)) from error
         except DynoError as error:
