@@ -458,10 +458,10 @@ class Engine:
         """CUDA graphs of what repeats since settings were last changed; empty on the CPU.
 
         Returns:
-            Dicts with `work` (`draw`: a step of `generate`; `decode`), its `tokens`, `sequences` and `rows` of
-            logits, whether it is `captured`, the `uses` counted until it was, `failures`, `next_attempt` (the
-            use at which capturing is tried, None once captured) and `reason`, why the last attempt failed.
-            What could not be captured runs launch by launch, which gives the same results and takes longer.
+            Dicts with `work` (`draw`: a step of `generate`; `decode`), its `tokens`, `sequences` and `rows`
+            of logits, whether it is `captured`, the `uses` counted until it was, `failures`, `next_attempt`
+            (the use at which capturing is tried, None once captured) and `reason`, why the last attempt
+            failed. What could not be captured runs launch by launch: the same results, but slower.
         """
         return list(self._open().captures())
 
