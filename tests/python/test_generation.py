@@ -460,6 +460,25 @@ def test_closing_under_other_threads_is_an_error_for_them() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")
+def test_the_draw_is_among_the_times_of_a_token() -> None:
+    with opened(TINY[0], "cuda:0") as engine:
+        u = draws(12)
+        want = one_by_one(engine, start(engine), u, **WARM)
+        found = generation(engine, start(engine), **WARM)
+        found.queue(u)
+        got = [found.next() for _ in u[:6]]
+        times = engine.time_ops([3], slot=0)
+        assert {row["key"]: row["count"] for row in times} == {
+            op["key"]: op["count"] for op in engine.describe_ops(1)
+        }
+        assert all(row["seconds"] > 0 for row in times)
+        assert "sample" not in {row["family"] for row in engine.time_ops([1, 2, 3])}
+        engine.rewind(len(PROMPT) - 1 + 6)
+        assert got + [found.next() for _ in u[6:]] == want
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_a_capture_that_fails_is_tried_again(failing: int, caplog: pytest.LogCaptureFixture) -> None:
     """At the second use, then whenever there were as many more; bits do not change, the reason is told."""

@@ -13,6 +13,11 @@
 namespace dyno::runtime {
 namespace {
 
+// A single token's times have those of the draw behind it, of the most probable one.
+bool times_draw(const MicroBatch& batch) {
+  return batch.op_times != nullptr && batch.tokens.size() == 1 && batch.logit_rows.size() == 1;
+}
+
 // Logits for which there is page-locked memory; more go to ordinary memory, slower.
 constexpr size_t kPinnedLogits = size_t{4} << 20;
 
@@ -208,6 +213,14 @@ CudaExecutor::Env CudaExecutor::env_of(const MicroBatch& batch, const plan::Sele
       .cache = cache_.data()};
 }
 
+void CudaExecutor::launch_timed(const plan::Node& node, Env& env, const MicroBatch& batch) {
+  launch_node(node, env);
+  if (batch.op_times == nullptr) return;
+  timed_.push_back(node.key);
+  while (timing_.size() <= timed_.size()) timing_.push_back(make_timing_event());
+  DYNO_CUDA_CHECK(cudaEventRecord(timing_[timed_.size()].get(), stream_.get()));
+}
+
 void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& selection, bool capturing) {
   Env env = env_of(batch, selection);
   const auto wanted = static_cast<int64_t>(batch.logit_rows.size());
@@ -218,14 +231,7 @@ void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& se
     DYNO_CUDA_CHECK(cudaEventRecord(timing_.front().get(), stream_.get()));
   }
   timed_.clear();
-  const auto launch = [&](int32_t i) {
-    const plan::Node& node = list.nodes[static_cast<size_t>(i)];
-    launch_node(node, env);
-    if (batch.op_times == nullptr) return;
-    timed_.push_back(node.key);
-    while (timing_.size() <= timed_.size()) timing_.push_back(make_timing_event());
-    DYNO_CUDA_CHECK(cudaEventRecord(timing_[timed_.size()].get(), stream_.get()));
-  };
+  const auto launch = [&](int32_t i) { launch_timed(list.nodes[static_cast<size_t>(i)], env, batch); };
   for (int32_t i = 0; i < range.stop; ++i) {
     if (range.all_rows && i == list.head_node) select_rows(env, wanted, {&list.residual, 1});
     if (list.nodes[static_cast<size_t>(i)].per_run) {
@@ -251,6 +257,9 @@ void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& se
       launch(i);
     }
     if (!range.all_rows && i == list.select_node) select_rows(env, wanted, list.select_values);
+  }
+  if (times_draw(batch)) {
+    for (const plan::Node& node : plan_.draw.nodes) launch_timed(node, env, batch);
   }
 }
 
@@ -352,6 +361,7 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
   const size_t logits_bytes = batch.logit_rows.size() * row_bytes;
   fit_logits(logits_bytes);
   upload(batch);
+  if (times_draw(batch)) set_draw_state({.temperature = 0.0f}, 0);
 
   // Routing travels for all layers together; a layer's part of the host arrays holds `routing_stride` tokens.
   int64_t used = 0;

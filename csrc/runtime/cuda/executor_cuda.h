@@ -65,11 +65,15 @@ class CudaExecutor final : public Executor {
   // Node `first` on the main stream and those up to `last` on one of beside_ each.
   void launch_beside(Env& env, const plan::NodeList& list, int32_t first, int32_t last);
   void select_rows(Env& env, int64_t wanted, std::span<const plan::ValueId> values);
+  // With an event behind it where times are asked for.
+  void launch_timed(const plan::Node& node, Env& env, const MicroBatch& batch);
   void add_op_times(const MicroBatch& batch);
   GraphExec captured(const std::function<void()>& launch);
   // Counts a use of `work` and captures it where that is due. Whether there is a graph of it now; why not, `work`
   // keeps.
   bool ready(Captured& work, const std::function<void()>& launch);
+  // Allocates what drawing needs and sets where it begins; random numbers come with upload_draws().
+  void set_draw_state(const ops::SampleSettings& settings, uint32_t step);
   void upload_draws(std::span<const Draw> ahead);
   // Draws from the logits that are there and moves on to the next step.
   void launch_sampling(const MicroBatch& batch, const plan::Selection& selection);

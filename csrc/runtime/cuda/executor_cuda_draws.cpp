@@ -17,9 +17,7 @@ DrawState* state_of(const DeviceBuffer& memory) { return reinterpret_cast<DrawSt
 
 }  // namespace
 
-void CudaExecutor::begin_draws(const DrawStart& start) {
-  const DeviceScope scope(plan_.device.ordinal);
-  fit_logits(static_cast<size_t>(model_.n_vocab) * sizeof(float));
+void CudaExecutor::set_draw_state(const ops::SampleSettings& settings, uint32_t step) {
   Drawing& d = drawing_;
   if (d.state.size() == 0) {
     d.drawn = PinnedBuffer(kDrawnSlots * sizeof(uint64_t), "drawn tokens");
@@ -31,6 +29,17 @@ void CudaExecutor::begin_draws(const DrawStart& start) {
     }
     d.state = DeviceBuffer(sizeof(DrawState), "draws");
   }
+  DrawState state;
+  state.settings = settings;
+  state.step = step;
+  // From memory that is not page-locked, so that the driver has taken it when the call returns.
+  DYNO_CUDA_CHECK(cudaMemcpyAsync(d.state.data(), &state, sizeof(state), cudaMemcpyHostToDevice, stream_.get()));
+}
+
+void CudaExecutor::begin_draws(const DrawStart& start) {
+  const DeviceScope scope(plan_.device.ordinal);
+  fit_logits(static_cast<size_t>(model_.n_vocab) * sizeof(float));
+  Drawing& d = drawing_;
   d.at = start;
   d.uploaded = 0;
 
@@ -39,11 +48,7 @@ void CudaExecutor::begin_draws(const DrawStart& start) {
   // Steps of an earlier generation that nobody waited for have left their tokens, which must not be taken for those of
   // this one: its numbers begin behind all that can have been used.
   d.waited += kDrawnSlots;
-  DrawState state;
-  state.settings = start.settings;
-  state.step = d.waited;
-  // From memory that is not page-locked, so that the driver has taken it when the call returns.
-  DYNO_CUDA_CHECK(cudaMemcpyAsync(d.state.data(), &state, sizeof(state), cudaMemcpyHostToDevice, stream_.get()));
+  set_draw_state(start.settings, d.waited);
 }
 
 // Only what follows `drawn` in DrawState; the rest is the device's.
