@@ -192,7 +192,7 @@ class PyGeneration {
   // Not while another thread draws.
   int32_t token() {
     int32_t token = 0;
-    session_.change([&](runtime::Session&) { token = generation_.token(); });
+    session_.change([&](runtime::Session&) { token = generation_.tokens().back(); });
     return token;
   }
   size_t queued() {
@@ -387,7 +387,9 @@ nb::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens
   for (size_t k = 0; k < p.keys.size(); ++k) {
     const plan::OpUse& use = p.keys[k];
     for (const int64_t count : counts) {
-      const plan::ListId list = p.list_for(count).id;
+      // One token is what a step of generation feeds, and draws from.
+      const plan::ListId list =
+          count == 1 && use.count_in(plan::ListId::draw) > 0 ? plan::ListId::draw : p.list_for(count).id;
       if (use.count_in(list) == 0) continue;
       const int64_t rows = count * use.rows_factor;
       const int bucket = std::min(ops::bucket_of(rows), plan::kBuckets - 1);
@@ -425,6 +427,26 @@ nb::list kernel_report(const runtime::Session& session) {
   return out;
 }
 
+nb::list capture_list(PySession& session) {
+  std::vector<runtime::CaptureReport> captures;
+  session.change([&](runtime::Session& real) { captures = real.captures(); });
+  nb::list out;
+  for (const runtime::CaptureReport& capture : captures) {
+    nb::dict d;
+    d["work"] = capture.draws ? "draw" : "decode";
+    d["tokens"] = capture.tokens;
+    d["sequences"] = capture.sequences;
+    d["rows"] = capture.rows;
+    d["captured"] = capture.captured;
+    d["uses"] = capture.attempts.uses();
+    d["failures"] = capture.attempts.failures();
+    d["next_attempt"] = capture.captured ? nb::none() : nb::cast(capture.attempts.next());
+    d["reason"] = capture.attempts.reason();
+    out.append(d);
+  }
+  return out;
+}
+
 }  // namespace
 
 void bind_session(nb::module_& m) {
@@ -455,13 +477,32 @@ void bind_session(nb::module_& m) {
           "ops", [](const PySession& s, std::optional<int64_t> tokens) { return ops_list(s.get(), tokens); },
           "tokens"_a = nb::none(), nb::sig("def ops(self, tokens: int | None = None) -> list[dict[str, typing.Any]]"),
           "Every distinct op with its configuration and why it was chosen, for that many tokens a u-batch (default: 1 "
-          "and the u-batch). `list` is the op list that runs (fused for few tokens on a GPU), `count` its nodes. "
+          "and the u-batch). `list` is the op list that runs (fused for few tokens on a GPU; draw: what draws a token "
+          "behind that of a "
+          "single one), `count` its nodes. "
           "`rows` is what the op itself sees: tokens times heads or experts where it works on those. `path`: which way "
           "a "
           "matrix product goes (matvec, mmq, dequantize), any for other ops.")
       .def(
           "kernel_report", [](const PySession& s) { return kernel_report(s.get()); },
           nb::sig("def kernel_report(self) -> list[dict[str, str]]"), "What became of each kernel entry given.")
+      .def("captures", &capture_list, nb::sig("def captures(self) -> list[dict[str, typing.Any]]"),
+           "Graphs of what repeats on a GPU since settings were last changed: `work` (draw: a step of a generation; "
+           "decode) with its `tokens`, `sequences` and `rows`, `captured`, `uses` until then, `failures`, "
+           "`next_attempt` "
+           "(the use at which it is tried, None once captured) and `reason` (why the last attempt failed).")
+      .def_prop_ro(
+          "capture_failures",
+          [](PySession& s) {
+            int64_t failures = 0;
+            s.change([&](runtime::Session& real) { failures = real.capture_failures(); });
+            return failures;
+          },
+          "Captures that have failed since the session began.")
+      .def(
+          "fail_next_captures",
+          [](PySession& s, int count) { s.change([&](runtime::Session& real) { real.fail_next_captures(count); }); },
+          "count"_a, "So many captures will fail at their end: for tests.")
       .def(
           "set",
           [](PySession& s, const nb::dict& session) {
@@ -521,12 +562,23 @@ void bind_session(nb::module_& m) {
       .def(
           "generation",
           [](PySession& s, int32_t token, int32_t slot, float temperature, int32_t top_k, float top_p, float min_p) {
-            return PyGeneration(s, s.get().generation(slot, token, {temperature, top_k, top_p, min_p}));
+            return PyGeneration(s, s.get().generation(slot, {&token, 1}, {temperature, top_k, top_p, min_p}));
           },
           "token"_a, nb::kw_only(), "slot"_a = 0, "temperature"_a = 0.0f, "top_k"_a = 0, "top_p"_a = 1.0f,
           "min_p"_a = 0.0f, nb::keep_alive<0, 1>(),
           "Draws tokens behind what a sequence holds, where `token` is the next one fed. The settings are those of "
           "sample(). Raises PlanError.")
+      .def(
+          "generation",
+          [](PySession& s, const IdArray& tokens, int32_t slot, float temperature, int32_t top_k, float top_p,
+             float min_p) {
+            return PyGeneration(
+                s, s.get().generation(slot, {tokens.data(), tokens.size()}, {temperature, top_k, top_p, min_p}));
+          },
+          "tokens"_a, nb::kw_only(), "slot"_a = 0, "temperature"_a = 0.0f, "top_k"_a = 0, "top_p"_a = 1.0f,
+          "min_p"_a = 0.0f, nb::keep_alive<0, 1>(),
+          "The same behind a prompt (int32): the first next() feeds all of `tokens`, and where `draws_on_device`, no "
+          "logits come to the host.")
       .def(
           "time_ops", &PySession::time_ops, "sequences"_a, "rows"_a = "last",
           nb::sig("def time_ops(self, sequences: list[tuple[int, numpy.ndarray]], rows: str = 'last') -> "
@@ -550,9 +602,10 @@ void bind_session(nb::module_& m) {
           "Allows as many more draws, each with its random number in [0, 1) (float32). forced: the tokens (int32) that "
           "are fed instead of those drawn, where not -1.")
       .def("next", &PyGeneration::next,
-           "Feeds the next token and returns the one drawn behind it; the sequence is one position longer then. Raises "
+           "Feeds the next token, or the prompt, and returns the one drawn behind it; the sequence is that much longer "
+           "then. Raises "
            "PlanError when no draw is queued or the context is full.")
-      .def_prop_ro("token", &PyGeneration::token, "The token that is fed next.")
+      .def_prop_ro("token", &PyGeneration::token, "The token that is fed next; of a prompt the last one.")
       .def_prop_ro("queued", &PyGeneration::queued, "Draws that are queued and not yet made.");
 }
 

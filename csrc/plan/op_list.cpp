@@ -258,4 +258,10 @@ void OpList::build() {
   finish_uses();
 }
 
+// What it reads and gives lies outside of the arena.
+void OpList::build_draw() {
+  emit("sample", ops::SampleDesc{.n_vocab = model_.n_vocab}, -1).x = {.value = plan_.logits,
+                                                                      .stride_bytes = model_.n_vocab * kF32};
+}
+
 }  // namespace dyno::plan

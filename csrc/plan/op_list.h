@@ -18,6 +18,8 @@ class OpList {
   OpList& operator=(const OpList&) = delete;
 
   void build();
+  // The draw list, behind the logits of the lists that were built.
+  void build_draw();
 
  protected:
   // What a product reads. Where it is a normed row, the norm is emitted when something asks for its result.

@@ -60,7 +60,7 @@ bool has_latents(const model::ModelDesc& model) {
 
 std::string_view numerics_name(Numerics numerics) { return numerics == Numerics::exact ? "exact" : "default"; }
 std::string_view list_name(ListId list) {
-  constexpr std::array<std::string_view, kListCount> names = {"general", "fused", "expanded"};
+  constexpr std::array<std::string_view, kListCount> names = {"general", "fused", "expanded", "draw"};
   return names[static_cast<size_t>(list)];
 }
 std::string_view mla_mode_name(MlaMode mode) {
@@ -123,6 +123,7 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
     FusedList(plan, model, plan.fused).build();
     if (has_latents(model)) ExpandedList(plan, model, plan.expanded).build();
   }
+  if (device.kind == DeviceKind::cuda) OpList(plan, model, plan.draw).build_draw();
   layout_arena(plan, ubatch);
   return plan;
 }
@@ -173,6 +174,9 @@ std::string Plan::describe(const model::ModelDesc& model) const {
     out += expands() ? str_cat("keys and values of ", context.ctx, " positions take ", mib(expanded_bytes()),
                                " of the arena\n")
                      : str_cat("not used", mla_mode == MlaMode::automatic ? " with an f32 cache\n" : "\n");
+  }
+  if (!draw.nodes.empty()) {
+    out += str_cat(draw.nodes.size(), " op a drawn token, ", distinct(ListId::draw), " distinct\n");
   }
   return out;
 }

@@ -49,13 +49,15 @@ struct WeightPlacement {
 using ValueId = int32_t;
 inline constexpr ValueId kNoValue = -1;
 
-// A plan holds up to two op lists over the same weights and cache. A u-batch runs through one of them.
+// A plan holds up to three op lists over the same weights and cache, of which a u-batch runs through one, and on a GPU
+// the list that draws a token from its logits.
 enum class ListId : uint8_t {
-  general,  // any number of tokens
-  fused,    // few, larger launches for at most kFusedTokens tokens
-  expanded  // latent attention with keys and values of all heads: for prompts
+  general,   // any number of tokens
+  fused,     // few, larger launches for at most kFusedTokens tokens
+  expanded,  // latent attention with keys and values of all heads: for prompts
+  draw       // behind any of these, from one row of logits: generation
 };
-inline constexpr size_t kListCount = 3;
+inline constexpr size_t kListCount = 4;
 inline constexpr int64_t kFusedTokens = 8;
 std::string_view list_name(ListId list);
 
@@ -162,7 +164,8 @@ struct Plan {
   bool fusion = true;                         // whether the fused list is used where there is one
   NodeList expanded{.id = ListId::expanded};  // where latent attention can be expanded, on a GPU
   MlaMode mla_mode = MlaMode::automatic;
-  std::vector<OpUse> keys;  // of all lists
+  NodeList draw{.id = ListId::draw};  // without nodes on the CPU, where the session draws
+  std::vector<OpUse> keys;            // of all lists
   std::vector<RopeTable> rope_tables;
   std::vector<KvLayer> kv;
   ValueId logits = kNoValue;  // lives in the caller's memory, not in the arena

@@ -15,7 +15,11 @@ namespace {
 
 constexpr int64_t kAnyTokens = int64_t{1} << 24;
 
-bool only_few(const OpUse& use) { return use.count_in(ListId::general) == 0 && use.count_in(ListId::expanded) == 0; }
+// Of any u-batch that the op is part of.
+int64_t most_tokens(const OpUse& use) {
+  if (use.count_in(ListId::general) > 0 || use.count_in(ListId::expanded) > 0) return kAnyTokens;
+  return use.count_in(ListId::fused) > 0 ? kFusedTokens : 1;
+}
 bool only_expanded(const OpUse& use) { return use.count_in(ListId::general) == 0 && use.count_in(ListId::fused) == 0; }
 
 size_t index_of(ops::ProductPath path) { return static_cast<size_t>(path); }
@@ -60,9 +64,12 @@ Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& 
 // it for all of them.
 void Selection::apply(int32_t key, const profile::KernelEntry& entry, EntryReport& report) {
   // Beyond its list's tokens an op never runs.
-  const bool few = only_few(use(key));
-  const int end = few ? ops::bucket_of(kFusedTokens * use(key).rows_factor) : kBuckets - 1;
-  const int last = std::min({entry.last_bucket, kBuckets - 1, end});
+  const int64_t most = most_tokens(use(key)) * use(key).rows_factor;
+  const int last = std::min({entry.last_bucket, kBuckets - 1, ops::bucket_of(most)});
+  if (entry.first_bucket > last) {
+    report.reason = str_cat(entry.origin, ": this op never has more than ", most, most > 1 ? " rows" : " row");
+    return;
+  }
   ops::Config config{};
   std::string why;
   std::vector<std::pair<int, ops::ProductPath>> places;
@@ -175,7 +182,7 @@ template <typename Visit>
 void Selection::for_each_launch(int64_t ubatch, const Visit& visit) const {
   for (int32_t k = 0; k < static_cast<int32_t>(plan_->keys.size()); ++k) {
     if (only_expanded(use(k)) && !plan_->expands()) continue;
-    const int64_t tokens = only_few(use(k)) ? std::min(ubatch, kFusedTokens) : ubatch;
+    const int64_t tokens = std::min(ubatch, most_tokens(use(k)));
     const int64_t rows = tokens * use(k).rows_factor;
     for (int bucket = 0; bucket <= std::min(ops::bucket_of(rows), kBuckets - 1); ++bucket) {
       const int64_t m = std::min(rows, ops::bucket_range(bucket).second);

@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "ops/args.h"
 #include "ops/sample/settings.h"
 #include "plan/plan.h"
 #include "plan/selection.h"
+#include "runtime/captures.h"
 
 namespace dyno::runtime {
 
@@ -24,7 +26,7 @@ struct MicroBatch {
   std::span<const int32_t> positions;
   std::span<const ops::SequenceRun> runs;
   std::span<const int32_t> logit_rows;  // ascending
-  float* logits = nullptr;              // [logit_rows, n_vocab]
+  float* logits = nullptr;              // [logit_rows, n_vocab]; null: they stay where draws() reads them
   // Routing of mixtures of experts, [moe layer][token][slot] with `routing_stride` tokens a layer; null when not asked.
   const int32_t* pinned_routing = nullptr;
   int32_t* captured_routing = nullptr;
@@ -38,11 +40,13 @@ struct Draw {
   int32_t forced = -1;
 };
 
-// Where a generation on the device begins: `token` is fed at `position` of the sequence in `slot`.
+// Where a generation on the device begins: `token` is fed at `position` of the sequence in `slot`. `computed`: the last
+// run() has fed it and left its logits, as the only ones, on the device; the first step only draws.
 struct DrawStart {
   int32_t slot = 0;
   int32_t token = 0;
   int64_t position = 0;
+  bool computed = false;
   ops::SampleSettings settings{};
 };
 
@@ -63,6 +67,11 @@ class Executor {
   // Whether u-batches whose shape repeats are captured and replayed, where the device can; `concurrent`: nodes that
   // stand beside each other on streams of their own. To be said before prepare().
   virtual void use_graphs(bool wanted, bool concurrent) = 0;
+  // What use_graphs() has come to for everything that repeats; and how many captures have ever failed.
+  virtual std::vector<CaptureReport> captures() const { return {}; }
+  virtual int64_t capture_failures() const { return 0; }
+  // So many captures will fail at their end: for tests.
+  virtual void fail_next_captures(int) {}
   // Waits for everything that was started.
   virtual void finish() = 0;
 

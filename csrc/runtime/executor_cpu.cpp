@@ -36,6 +36,9 @@ struct CpuExecutor::Env {
     for (int64_t i = 0; i < count; ++i) values[i] = cap * std::tanh(values[i] / cap);
   }
   void copy_ids(const int32_t* from, int64_t count, int32_t* to) const { std::copy_n(from, count, to); }
+  void sample(const ops::Config&, const ops::SampleDesc&, const float*) const {
+    throw Error("[executor] on the CPU the session draws, not its plan");
+  }
 };
 
 CpuExecutor::CpuExecutor(const model::ModelDesc& model, const plan::Plan& plan, const Weights& weights,

@@ -20,11 +20,13 @@ void Generation::queue(std::span<const Draw> draws, int64_t n_vocab) {
   draws_.insert(draws_.end(), draws.begin(), draws.end());
 }
 
-Generation Session::generation(int32_t slot, int32_t token, const ops::SampleSettings& settings) const {
+Generation Session::generation(int32_t slot, std::span<const int32_t> tokens,
+                               const ops::SampleSettings& settings) const {
   check_slot(slot);
-  check_token(token, 0, slot);
+  DYNO_CHECK(PlanError, !tokens.empty(), "[generation] no token to be fed first");
+  for (size_t i = 0; i < tokens.size(); ++i) check_token(tokens[i], static_cast<int64_t>(i), slot);
   ops::check_settings(settings);
-  return {slot, token, settings};
+  return {slot, tokens, settings};
 }
 
 void Session::end_steps() {
@@ -34,18 +36,32 @@ void Session::end_steps() {
   finish();
 }
 
+// A prompt goes through the lists as any does. What is left of its last token is the draw: that token's step, whose
+// position counts when what was drawn is read.
+void Session::begin_steps(Generation& generation) {
+  end_steps();
+  const int32_t slot = generation.slot();
+  const std::span<const int32_t> tokens = generation.tokens();
+  check_room(slot, static_cast<int64_t>(tokens.size()));  // the context may have been made anew since
+  const bool prompt = tokens.size() > 1;
+  if (prompt) {
+    feed({.sequences = {{.slot = slot, .tokens = tokens}}});
+    --positions_[static_cast<size_t>(slot)];
+  }
+  executor_->begin_draws({.slot = slot,
+                          .token = tokens.back(),
+                          .position = position(slot),
+                          .computed = prompt,
+                          .settings = generation.settings()});
+  steps_of_ = generation.number_ = ++generations_;
+}
+
 int32_t Session::next_token(Generation& generation) {
   DYNO_CHECK(PlanError, executor_ != nullptr, "[session] this session was made to be planned, not to be run");
   DYNO_CHECK(PlanError, !generation.queued().empty(), "[generation] no draw is queued");
   if (!executor_->draws()) return draw_on_host(generation);
   const int32_t slot = generation.slot();
-  if (steps_of_ == 0 || steps_of_ != generation.number_) {
-    end_steps();
-    check_room(slot, 1);  // the context may have been made anew since
-    executor_->begin_draws(
-        {.slot = slot, .token = generation.token(), .position = position(slot), .settings = generation.settings()});
-    steps_of_ = generation.number_ = ++generations_;
-  }
+  const int64_t before = position(slot);
   const auto launch_ahead = [&] {
     while (under_way_ < kStepsAhead && under_way_ < generation.queued().size() &&
            position(slot) + static_cast<int64_t>(under_way_) < plan_.context.ctx) {
@@ -54,6 +70,7 @@ int32_t Session::next_token(Generation& generation) {
     }
   };
   try {
+    if (steps_of_ == 0 || steps_of_ != generation.number_) begin_steps(generation);
     launch_ahead();
     if (under_way_ == 0) check_room(slot, 1);  // throws
     const int32_t token = executor_->wait_draw();
@@ -68,20 +85,21 @@ int32_t Session::next_token(Generation& generation) {
     }
     return token;
   } catch (const PlanError&) {
-    throw;  // nothing was launched
+    positions_[static_cast<size_t>(slot)] = before;
+    throw;  // no step was launched
   } catch (...) {
     steps_of_ = 0;  // the device's error is what the caller has to see, not what waiting for it says
     under_way_ = 0;
+    positions_[static_cast<size_t>(slot)] = before;  // nor does a prompt count that nothing was drawn behind
     throw;
   }
 }
 
-// Token by token, each computed when it is asked for: on the CPU nothing is gained by running ahead.
+// Each computed when it is asked for: on the CPU nothing is gained by running ahead.
 int32_t Session::draw_on_host(Generation& generation) {
   const int64_t n_vocab = model_.n_vocab;
   const std::shared_ptr<float[]> logits = logits_memory(static_cast<size_t>(n_vocab));
-  const int32_t fed = generation.token();
-  decode({.sequences = {{.slot = generation.slot(), .tokens = {&fed, 1}}}, .logits = logits.get()});
+  decode({.sequences = {{.slot = generation.slot(), .tokens = generation.tokens()}}, .logits = logits.get()});
   const ops::SampleDesc desc{.m = 1, .n_vocab = n_vocab};
   const ops::Config config = ops::default_config(desc, DeviceInfo{});
   const ops::SampleSettings& settings = generation.settings();

@@ -17,12 +17,12 @@ inline constexpr size_t kStepsAhead = 2;
 
 class Generation {
  public:
-  Generation(int32_t slot, int32_t token, const ops::SampleSettings& settings)
-      : slot_(slot), token_(token), settings_(settings) {}
+  Generation(int32_t slot, std::span<const int32_t> tokens, const ops::SampleSettings& settings)
+      : slot_(slot), tokens_(tokens.begin(), tokens.end()), settings_(settings) {}
 
   int32_t slot() const { return slot_; }
-  // To be fed next.
-  int32_t token() const { return token_; }
+  // To be fed next: one, or before the first draw all of a prompt.
+  std::span<const int32_t> tokens() const { return tokens_; }
   const ops::SampleSettings& settings() const { return settings_; }
 
   // Draws still to be made, in their order; steps are launched only as far as they reach.
@@ -36,10 +36,11 @@ class Generation {
   // The first queued draw gave `drawn`, which the session has read.
   void accept(int32_t drawn) {
     const int32_t forced = draws_[made_++].forced;
-    token_ = forced >= 0 ? forced : drawn;
+    tokens_.assign(1, forced >= 0 ? forced : drawn);
   }
 
-  int32_t slot_, token_;
+  int32_t slot_;
+  std::vector<int32_t> tokens_;
   ops::SampleSettings settings_;
   std::vector<Draw> draws_;
   size_t made_ = 0;      // of them

@@ -2,7 +2,8 @@
 // device. An Env gives the pointers and the context of a device:
 //   model, plan, selection, context, tokens (rows that go on), cache, batch (LaunchBatch);
 //   ids_settled: what chose the experts of this layer is over when a launch after its up_gate begins;
-//   at(operand), weight(id), inverse_frequencies(table), soft_cap(values, count, cap), copy_ids(from, count, to).
+//   at(operand), weight(id), inverse_frequencies(table), soft_cap(values, count, cap), copy_ids(from, count, to),
+//   sample(config, desc, logits): by the settings of the generation that is under way.
 #pragma once
 
 #include <algorithm>
@@ -389,7 +390,7 @@ void launch_node(const plan::Node& node, Env& env) {
                                      .values = reinterpret_cast<uint16_t*>(env.at(node.values))},
                   env.context);
       },
-      [&](const ops::SampleDesc&) { throw Error("[executor] sampling is not part of a plan"); },
+      [&](const ops::SampleDesc& d) { env.sample(config, d, floats(node.x)); },
   };
   std::visit(cases, desc);
 }

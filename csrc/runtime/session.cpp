@@ -223,15 +223,23 @@ void Session::check_token(int32_t token, int64_t index, int32_t slot) const {
              " of sequence ", slot, "; the vocabulary has ", model_.n_vocab);
 }
 
+std::vector<CaptureReport> Session::captures() const {
+  return executor_ != nullptr ? executor_->captures() : std::vector<CaptureReport>{};
+}
+
 std::shared_ptr<float[]> Session::logits_memory(size_t count) const {
   return executor_ != nullptr ? executor_->logits_memory(count) : std::make_shared_for_overwrite<float[]>(count);
 }
 
-// Sequences one behind the other, cut into u-batches; a sequence may span several, and one may hold several.
 void Session::decode(const DecodeRequest& request) {
   DYNO_CHECK(PlanError, executor_ != nullptr, "[session] this session was made to be planned, not to be run");
   check(request);
   end_steps();
+  feed(request);
+}
+
+// Sequences one behind the other, cut into u-batches; a sequence may span several, and one may hold several.
+void Session::feed(const DecodeRequest& request) {
   const int64_t total = token_count(request);
   const bool single = std::all_of(request.sequences.begin(), request.sequences.end(),
                                   [](const SequenceInput& s) { return s.tokens.size() == 1; });
@@ -255,7 +263,7 @@ void Session::decode(const DecodeRequest& request) {
          .positions = positions,
          .runs = runs,
          .logit_rows = rows,
-         .logits = request.logits + rows_done * n_vocab,
+         .logits = request.logits == nullptr ? nullptr : request.logits + rows_done * n_vocab,
          .pinned_routing = request.pinned_routing == nullptr ? nullptr : request.pinned_routing + done * used,
          .captured_routing = request.captured_routing == nullptr ? nullptr : request.captured_routing + done * used,
          .routing_stride = total,

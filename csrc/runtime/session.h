@@ -49,8 +49,9 @@ enum class LogitRows : uint8_t { none, last, all };  // `last`: of each sequence
 struct DecodeRequest {
   std::vector<SequenceInput> sequences;
   LogitRows rows = LogitRows::last;
-  int64_t every = 1;                        // `all`: of every so many tokens of a sequence, and of its last
-  float* logits = nullptr;                  // [rows_of(request), n_vocab], in the order of the sequences
+  int64_t every = 1;  // `all`: of every so many tokens of a sequence, and of its last
+  // [row_count(request), n_vocab], in the order of the sequences; null is only for rows that a generation draws from.
+  float* logits = nullptr;
   const int32_t* pinned_routing = nullptr;  // [moe layers, tokens, used]
   int32_t* captured_routing = nullptr;      // likewise
   OpTime* op_times = nullptr;               // [plan().keys], added to
@@ -94,14 +95,25 @@ class Session {
   // Throws PlanError (no room left in the context, unknown slot, token out of range); the cache is unchanged then.
   void decode(const DecodeRequest& request);
 
+  // Graphs of what repeats since settings were last changed, and how many captures have failed since the session began:
+  // what could not be captured runs launch by launch, slower, until a later attempt succeeds.
+  std::vector<CaptureReport> captures() const;
+  int64_t capture_failures() const { return executor_ != nullptr ? executor_->capture_failures() : 0; }
+  // So many captures will fail at their end: for tests.
+  void fail_next_captures(int count) {
+    if (executor_ != nullptr) executor_->fail_next_captures(count);
+  }
+
   // Whether tokens of a generation are drawn where the model runs, without the host in between.
   bool draws_on_device() const { return executor_ != nullptr && executor_->draws(); }
-  // Throws PlanError for a slot, a token or settings that cannot be.
-  Generation generation(int32_t slot, int32_t token, const ops::SampleSettings& settings) const;
-  // Feeds the next token of a generation and draws the one behind it; the sequence is one position longer then. On a
-  // device that draws, up to kStepsAhead more are under way when it returns. Any other call that concerns the cache, or
-  // another generation, puts an end to these: what they drew is forgotten, and the next call begins again where the
-  // sequence ends. Throws PlanError without queued draws or room in the context; the generation is unchanged then.
+  // `tokens`: what is fed before the first draw, one or a whole prompt. Throws PlanError for a slot, tokens or settings
+  // that cannot be.
+  Generation generation(int32_t slot, std::span<const int32_t> tokens, const ops::SampleSettings& settings) const;
+  // Feeds the next token of a generation, or its prompt, and draws the one behind it; the sequence is longer by what
+  // was fed then. Where tokens are drawn on the device, no logits come to the host. On a device that draws, up to
+  // kStepsAhead more are under way when it returns. Any other call that concerns the cache, or another generation, puts
+  // an end to these: what they drew is forgotten, and the next call begins again where the sequence ends. Throws
+  // PlanError without queued draws or room in the context; the generation is unchanged then.
   int32_t next_token(Generation& generation);
 
  private:
@@ -110,6 +122,9 @@ class Session {
   int32_t draw_on_host(Generation& generation);
   // Waits for the steps under way and forgets them.
   void end_steps();
+  void begin_steps(Generation& generation);
+  // What decode() does with a request that it has checked.
+  void feed(const DecodeRequest& request);
   void check(const DecodeRequest& request) const;
   void check_slot(int32_t slot) const;
   void check_device() const;

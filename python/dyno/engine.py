@@ -80,6 +80,7 @@ class Engine:
 
         self._session: Any = None
         self._lock = threading.Lock()
+        self._capture_failures = 0  # that were told of
         self._tokenizer: Tokenizer | None = None
         self.path = os.fspath(path)
         self._device = resolve_device(device)
@@ -256,24 +257,13 @@ class Engine:
     ) -> Iterator[str]:
         if max_tokens == 0:
             return
-        first = self.logits(tokens, rows="last")[-1]
-        random = sampling.random()
-        draw = sampling.sampler(random)
-
-        def step(token: int) -> NDArray[np.float32] | None:
-            if self._is_full():
-                return None
-            after: NDArray[np.float32] = self.logits([token], reset=False, rows="last")[-1]
-            return after
-
-        yield from pieces(
-            self._drawn_on_device(draw(first), sampling, random, max_tokens)
+        drawn_tokens = (
+            self._drawn_on_device(tokens, sampling, max_tokens)
             if self.draws_on_device
-            else drawn(first, step, draw),
-            self.tokenizer.stream(),
-            stop,
-            self.tokenizer.end_of_generation,
-            max_tokens,
+            else self._drawn_on_host(tokens, sampling)
+        )
+        yield from pieces(
+            drawn_tokens, self.tokenizer.stream(), stop, self.tokenizer.end_of_generation, max_tokens
         )
 
     def _is_full(self) -> bool:
@@ -283,24 +273,34 @@ class Engine:
         _log.warning("the context of %d tokens is full; the text ends here", self.settings["ctx"])
         return True
 
-    def _drawn_on_device(
-        self, token: int, sampling: Sampling, random: np.random.Generator, max_tokens: int
-    ) -> Iterator[int]:
-        """`token`, then those that the device draws behind it.
+    def _drawn_on_host(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
+        def step(token: int) -> NDArray[np.float32] | None:
+            if self._is_full():
+                return None
+            after: NDArray[np.float32] = self.logits([token], reset=False, rows="last")[-1]
+            return after
+
+        return drawn(self.logits(prompt, rows="last")[-1], step, sampling.sampler())
+
+    def _drawn_on_device(self, prompt: Sequence[int], sampling: Sampling, max_tokens: int) -> Iterator[int]:
+        """Tokens that the device draws behind `prompt`, which starts at position 0.
 
         Between two of them anything may happen to the engine: the session then goes on behind what the
         sequence holds, as feeding token by token would.
         """
-        yield token
+        tokens = _token_array(prompt)
+        random = sampling.random()
         generation = None
-        for left in range(max_tokens - 1, 0, -1):
-            if self._is_full():
+        for left in range(max_tokens, 0, -1):
+            if generation is not None and self._is_full():
                 return
             with self._lock:
                 session = self._open()
                 if generation is None:
+                    self._check_room(session, [(0, tokens)], True)
+                    session.reset(0)
                     generation = session.generation(
-                        token,
+                        tokens,
                         temperature=sampling.temperature,
                         top_k=sampling.top_k,
                         top_p=sampling.top_p,
@@ -310,6 +310,7 @@ class Engine:
                 if queued <= _DRAWS_AHEAD and queued < left:
                     generation.queue(uniforms(random, min(_DRAWS_QUEUED, left - queued)))
                 token = int(generation.next())
+                self._tell_failed_captures(session)
             yield token
 
     @property
@@ -332,7 +333,9 @@ class Engine:
         with self._lock:
             session = self._open()
             self._check_room(session, [(slot, array)], False)
-            return greedy_after(session, array, slot)
+            tokens_after = greedy_after(session, array, slot)
+            self._tell_failed_captures(session)
+            return tokens_after
 
     # ---- settings, plan, profile ----
 
@@ -452,6 +455,17 @@ class Engine:
         known = {(row["key"], row["tokens"]) for row in rows}
         return rows + [row for row in self._rejected_kernels if (row["key"], row["tokens"]) not in known]
 
+    def captures(self) -> list[dict[str, Any]]:
+        """CUDA graphs of what repeats since settings were last changed; empty on the CPU.
+
+        Returns:
+            Dicts with `work` (`draw`: a step of `generate`; `decode`), its `tokens`, `sequences` and `rows`
+            of logits, whether it is `captured`, the `uses` counted until it was, `failures`, `next_attempt`
+            (the use at which capturing is tried, None once captured) and `reason`, why the last attempt
+            failed. What could not be captured runs launch by launch: the same results, but slower.
+        """
+        return list(self._open().captures())
+
     # ---- life ----
 
     def close(self) -> None:
@@ -526,6 +540,7 @@ class Engine:
             logits, routing = session.decode(
                 batch, rows=rows, pinned_routing=pinned_routing, capture_routing=capture_routing
             )
+            self._tell_failed_captures(session)
         result: dict[int, NDArray[np.float32]] = {}
         start = 0
         for slot, tokens in batch:
@@ -536,6 +551,20 @@ class Engine:
                 result[slot] = logits[start : start + count]
             start += count
         return result, routing
+
+    def _tell_failed_captures(self, session: Any) -> None:
+        failures = int(session.capture_failures)
+        if failures == self._capture_failures:
+            return
+        self._capture_failures = failures
+        for row in session.captures():
+            if row["reason"]:
+                _log.warning(
+                    "%s is not captured as a graph and slower for it: %s; tried again at its use %d",
+                    "drawing" if row["work"] == "draw" else f"decoding {row['tokens']} tokens at a time",
+                    row["reason"],
+                    row["next_attempt"],
+                )
 
     def _check_room(self, session: Any, batch: list[tuple[int, NDArray[np.int32]]], reset: bool) -> None:
         slots, ctx = int(self.settings["sequences"]), int(self.settings["ctx"])

@@ -237,6 +237,7 @@ KERNELS = {
     "attention heads=32 kv_heads=8 dk=128 dv=128 k=f16 v=f16": {
         "m1": {"variant": "flash_split", "splits": 8}
     },
+    "sample n_vocab=151936": {"m1": {"variant": "blocks", "blocks": 64}},
 }
 
 
@@ -297,6 +298,16 @@ def select(folder: Path, profile: str) -> subprocess.CompletedProcess[str]:
         ),
         (
             {"matmul q4_0 n=1": {"m1": {"variant": "mma", "tokens": 48, "warps": 4}}},
+            "cuda",
+            "is no instance of",
+        ),
+        (
+            {"sample n_vocab=1": {"m1": {"variant": "heap", "grain": 64}}},
+            "cuda",
+            "heap of sample runs on another device",
+        ),
+        (
+            {"sample n_vocab=1": {"m1": {"variant": "blocks", "blocks": 48}}},
             "cuda",
             "is no instance of",
         ),

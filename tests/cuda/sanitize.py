@@ -39,7 +39,8 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 def selection(device: dict[str, Any], all_types: bool) -> list[tuple[Case, dict[str, Any]]]:
-    """One odd shape for each family, variant and weight type, with the first and last configuration."""
+    """One odd shape for each family, variant and weight type, of sample for each way to draw; with the first
+    and the last configuration."""
     found: dict[tuple[Any, ...], tuple[Case, list[dict[str, Any]]]] = {}
     for case in all_cases():
         dtype = case.desc.get("type") if "k" in case.desc else None
@@ -49,7 +50,9 @@ def selection(device: dict[str, Any], all_types: bool) -> list[tuple[Case, dict[
         for config in _core.ops.candidates(case.family, case.desc, device):
             by_variant.setdefault(config["variant"], []).append(config)
         for variant, configs in by_variant.items():
-            key = (case.family, variant, dtype, case.desc.get("k_type"))
+            # What is launched to draw depends on the settings alone.
+            settings = case.label if case.family == "sample" and case.desc["n_vocab"] < 10_000 else ""
+            key = (case.family, variant, dtype, case.desc.get("k_type"), settings)
             known = found.get(key)
             # Several tokens rather than one, else the first: shapes of the suite are odd.
             if known is None or (known[0].desc["m"] == 1 < case.desc["m"] <= 80):
@@ -74,6 +77,13 @@ def run_models(device: str) -> int:
                 for token in range(4):
                     engine.logits([token], reset=False)
                 engine.greedy_after(list(range(1, 6)))
+                engine.reset()
+                for filters in ({"top_k": 20}, {"top_p": 0.8}):
+                    prompt = np.arange(1, 6, dtype=np.int32)
+                    drawing = engine._session.generation(prompt, temperature=0.9, **filters)
+                    drawing.queue(np.full(4, 0.6, np.float32))
+                    for _ in range(4):
+                        drawing.next()
     return len(models)
 
 

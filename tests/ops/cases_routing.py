@@ -195,13 +195,21 @@ def norm_route_cases() -> Iterator[Case]:
 @cases("sample")
 def sample_cases() -> Iterator[Case]:
     def make(
-        m: int, n: int, label: str, *, ties: bool = False, holes: float = 0.0, **settings: float
+        m: int,
+        n: int,
+        label: str,
+        *,
+        ties: bool = False,
+        holes: float = 0.0,
+        spread: float = 3.0,
+        **settings: float,
     ) -> Case:
-        """`ties`: few distinct logits. `holes`: this share is NaN, and as much minus infinity."""
+        """`ties`: few distinct logits. `holes`: this share is NaN, and as much minus infinity. `spread`:
+        standard deviation; 0 makes all logits equal."""
         chosen = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **settings}
 
         def build(rng: np.random.Generator) -> Any:
-            logits = normal(rng, m, n) * F32(3)
+            logits = normal(rng, m, n) * F32(spread)
             if ties:
                 logits = np.round(logits)
             if holes:
@@ -242,6 +250,14 @@ def sample_cases() -> Iterator[Case]:
     yield make(2, 151_937, "odd-plain")
     yield make(2, 151_937, "odd-all", top_k=40, top_p=0.95, min_p=0.05, temperature=0.8)
     yield make(2, 151_937, "odd-top_p", top_p=0.9)
+    yield make(2, 151_937, "flat-top_p", top_p=0.95, spread=0.5)
+    yield make(2, 9_001, "flat-hot-top_p", top_p=0.8, min_p=0.2, temperature=1.7, spread=1.0)
+    yield make(2, 9_001, "cold-top_p", top_p=0.99, temperature=0.05, spread=40.0)
+    yield make(3, 9_001, "equal-top_p", top_p=0.37, spread=0.0)
+    yield make(3, 9_001, "equal-holes-top_p", top_p=0.37, spread=0.0, holes=0.3)
+    yield make(2, 40_001, "few-values-top_p", top_p=0.73, min_p=0.001, ties=True)
+    yield make(2, 1_031, "all-but-rounding", top_p=0.9999999)
+    yield make(1, 600_011, "more-chunks-than-are-kept-at-hand", top_p=0.6, spread=0.7)
     yield make(2, 40_001, "odd-many", top_k=3000, top_p=0.99, temperature=1.5)
     for filters in (
         {"temperature": 0.0},

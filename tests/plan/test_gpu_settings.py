@@ -44,13 +44,13 @@ def test_without_flash_attention_scores_are_float32(name: str, tokens: int) -> N
 
 def test_without_flash_attention_no_fused_launch_brings_it_back() -> None:
     session = plan_for("qwen3moe", fusion=True)
-    assert {op["list"] for op in session.ops(1)} == {"fused"}
+    assert {op["list"] for op in session.ops(1)} == {"fused", "draw"}
     assert not attention(session, 1)
     session.set({"flash_attention": False})
-    assert {op["list"] for op in session.ops(1)} == {"general"}
+    assert {op["list"] for op in session.ops(1)} == {"general", "draw"}
     assert {op["config"]["variant"] for op in attention(session, 1)} == {"rows"}
     session.set({"flash_attention": True})
-    assert {op["list"] for op in session.ops(1)} == {"fused"}
+    assert {op["list"] for op in session.ops(1)} == {"fused", "draw"}
 
 
 def test_flash_attention_can_be_changed_between_two_calls() -> None:
@@ -108,7 +108,7 @@ def test_products_of_one_input_run_beside_each_other(name: str) -> None:
 def test_graph_concurrency_needs_graphs_and_separate_products() -> None:
     assert not beside(plan_for("llama", graph_concurrency=True, cuda_graphs=False))
     fused = plan_for("llama", graph_concurrency=True, cuda_graphs=True, fusion=True)
-    assert {op["list"] for op in fused.ops(1)} == {"fused"}
+    assert {op["list"] for op in fused.ops(1)} == {"fused", "draw"}
     assert not beside(fused)
     # More sequences than the fused list takes go through the general one.
     many = plan_for("llama", graph_concurrency=True, cuda_graphs=True, fusion=True, sequences=12)

@@ -20,7 +20,8 @@ def plan_for(name: str, device: dict[str, Any] | None = HOPPER, **load: Any) -> 
 
 
 def lists(session: _core.Session, tokens: int) -> set[str]:
-    return {op["list"] for op in session.ops(tokens)}
+    """What runs through the model; drawing from its logits is a list of its own."""
+    return {op["list"] for op in session.ops(tokens)} - {"draw"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -32,7 +33,7 @@ def test_few_tokens_take_the_fused_list(name: str) -> None:
     assert sum(op["count"] for op in session.ops(8)) <= general
     session.set({"fusion": False})
     assert lists(session, 1) == {"general"}
-    assert sum(op["count"] for op in session.ops(1)) == general
+    assert sum(op["count"] for op in session.ops(1) if op["list"] != "draw") == general
 
 
 def test_exact_and_the_cpu_have_one_list() -> None:

@@ -154,4 +154,4 @@ def test_fused_products_keep_to_the_thresholds() -> None:
     assert {op["list"] for op in session.ops(6)} == {"general"}
     assert paths(session, 6, DENSE) == {"mmq"}
     session.set({"matvec_id_max_tokens": 0})
-    assert {op["list"] for op in session.ops(1)} == {"general"}
+    assert {op["list"] for op in session.ops(1)} == {"general", "draw"}

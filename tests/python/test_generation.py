@@ -111,6 +111,97 @@ def test_the_same_tokens_whatever_is_launched(model: Path, settings: dict[str, A
 
 
 @on_every_device
+@by_model
+@pytest.mark.parametrize("length", [2, 63, 64, 65, 66, 100])
+def test_the_first_draw_is_from_the_last_row_of_a_prompt(model: Path, device: str, length: int) -> None:
+    """Prompts of several u-batches, the last of them down to a single token."""
+    with opened(model, device, sequences=2) as engine:
+        prompt = np.random.default_rng(length).integers(
+            0, engine.model["n_vocab"], size=length, dtype=np.int32
+        )
+        u = draws(12)
+        for settings in ({}, WARM, {"temperature": 1.5}):
+            chosen = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **settings}
+            last = engine.logits(prompt, rows="last")[-1]
+            first = int(_core.sample(last, *chosen.values(), float(u[0])))
+            want = [first, *one_by_one(engine, first, u[1:], **settings)]
+            engine.logits([9, 3], slot=1)
+            engine.reset(0)
+            found = engine._session.generation(prompt, **settings)
+            found.queue(u)
+            assert found.token == prompt[-1]
+            assert found.next() == want[0]
+            assert (engine.position(), engine.position(1), found.token) == (length, 2, want[0])
+            assert [found.next() for _ in u[1:]] == want[1:], settings
+            assert engine.position() == length + len(u) - 1
+
+
+@on_every_device
+def test_a_prompt_behind_what_a_sequence_holds(engine: dyno.Engine) -> None:
+    more = np.array([2, 9, 4, 8], np.int32)
+    u = draws(20)
+    start(engine)
+    first = int(engine.logits(more, reset=False, rows="last")[-1].argmax())
+    want = [first, *one_by_one(engine, first, u[1:])]
+    start(engine)
+    found = engine._session.generation(more)
+    # A token that is given is fed behind the prompt, whatever was drawn there.
+    found.queue(u)
+    assert [found.next() for _ in u] == want
+    start(engine)
+    given = engine._session.generation(more)
+    given.queue(np.zeros(2, np.float32), np.array([7, -1], np.int32))
+    assert (given.next(), given.token) == (first, 7)
+    engine.logits([3, 1], slot=1)  # ends what ran ahead
+    assert engine.position() == len(PROMPT) - 1 + len(more)
+    second = given.next()
+    start(engine)
+    engine.logits([*more, 7], reset=False, rows="none")
+    engine.rewind(engine.position() - 1)
+    assert second == int(rows(engine, 7).argmax())
+
+
+@on_every_device
+def test_a_prompt_to_the_end_of_the_context(engine: dyno.Engine) -> None:
+    prompt = np.random.default_rng(1).integers(0, engine.model["n_vocab"], size=CTX + 1, dtype=np.int32)
+    want = int(engine.logits(prompt[:-1], rows="last")[-1].argmax())
+    engine.reset()
+    whole = engine._session.generation(prompt[:-1])
+    whole.queue(np.zeros(3, np.float32))
+    assert whole.next() == want
+    assert engine.position() == CTX
+    with pytest.raises(PlanError, match=f"holds {CTX}"):
+        whole.next()
+    engine.logits(PROMPT, rows="none")
+    long = engine._session.generation(prompt)
+    long.queue(np.zeros(1, np.float32))
+    with pytest.raises(PlanError, match=f"would reach {len(PROMPT) + CTX + 1}"):
+        long.next()
+    assert (engine.position(), long.queued) == (len(PROMPT), 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")
+def test_a_profile_chooses_how_tokens_are_drawn() -> None:
+    with opened(TINY[0], "cuda:0") as engine:
+        (op,) = [op for op in engine.describe_ops(1) if op["family"] == "sample"]
+        family, desc = _core.ops.parse_key(op["key"], op["rows"])
+        u = draws(24)
+        want = one_by_one(engine, start(engine), u, **WARM)
+        device = {key: value for key, value in GPUS[0].items() if key != "ordinal"}
+        candidates = _core.ops.candidates(family, desc, device)
+        assert op["config"] in candidates
+        for config in candidates:
+            engine._session.set_kernels([(op["key"], "m1", dict(config), "test")])
+            assert [row["status"] for row in engine.kernel_report()] == ["applied"]
+            (chosen,) = [op for op in engine.describe_ops(1) if op["family"] == "sample"]
+            assert (chosen["config"], chosen["reason"]) == (config, "profile: test")
+            found = generation(engine, start(engine), **WARM)
+            found.queue(u)
+            assert [found.next() for _ in u] == want, config
+
+
+@on_every_device
 @pytest.mark.parametrize("sizes", [(1,) * 70, (3, 1, 64, 2, 30), (65, 35), (100,)])
 def test_draws_come_in_any_portions(engine: dyno.Engine, sizes: tuple[int, ...]) -> None:
     u = draws(sum(sizes))
@@ -265,9 +356,11 @@ def test_what_cannot_be(engine: dyno.Engine) -> None:
         ({"top_k": -2}, "top_k -2"),
         ({"top_p": 1.5}, "top_p 1.5"),
         ({"min_p": 2.0}, "min_p 2"),
+        ({"token": np.array([], np.int32)}, "no token"),
+        ({"token": np.array([0, 1, n_vocab], np.int32)}, f"token {n_vocab} at index 2"),
     ):
         with pytest.raises(PlanError, match=message):
-            engine._session.generation(**{"token": 1, **wrong})
+            engine._session.generation(wrong.pop("token", 1), **wrong)
     found = generation(engine, start(engine))
     with pytest.raises(PlanError, match="no draw is queued"):
         found.next()
@@ -303,8 +396,10 @@ def test_text_is_the_same_as_from_logits_on_the_host(
             {"max_tokens": 0},
             {},  # to the end of the text or of the context
         )
-        monkeypatch.setattr(dyno.Engine, "draws_on_device", True)
-        found = [("".join(engine.generate(prompt, **a)), engine.position()) for a in asked]
+        with monkeypatch.context() as patch:
+            patch.setattr(dyno.Engine, "draws_on_device", True)
+            patch.delattr(dyno.Engine, "_decode")  # no logits are asked for
+            found = [("".join(engine.generate(prompt, **a)), engine.position()) for a in asked]
         monkeypatch.setattr(dyno.Engine, "draws_on_device", False)
         want = [("".join(engine.generate(prompt, **a)), engine.position()) for a in asked]
         assert found == want
@@ -361,3 +456,105 @@ def test_closing_under_other_threads_is_an_error_for_them() -> None:
     assert not any(thread.is_alive() for thread in threads)
     assert [text for text in said if "the session is closed" in text] == said
     assert len(said) == len(looks)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")
+def test_the_draw_is_among_the_times_of_a_token() -> None:
+    with opened(TINY[0], "cuda:0") as engine:
+        u = draws(12)
+        want = one_by_one(engine, start(engine), u, **WARM)
+        found = generation(engine, start(engine), **WARM)
+        found.queue(u)
+        got = [found.next() for _ in u[:6]]
+        times = engine.time_ops([3], slot=0)
+        assert {row["key"]: row["count"] for row in times} == {
+            op["key"]: op["count"] for op in engine.describe_ops(1)
+        }
+        assert all(row["seconds"] > 0 for row in times)
+        assert "sample" not in {row["family"] for row in engine.time_ops([1, 2, 3])}
+        engine.rewind(len(PROMPT) - 1 + 6)
+        assert got + [found.next() for _ in u[6:]] == want
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_capture_that_fails_is_tried_again(failing: int, caplog: pytest.LogCaptureFixture) -> None:
+    """At the second use, then whenever there were as many more; bits do not change, the reason is told."""
+    if _core.build_info()["switches"].get("GGML_CUDA_USE_GRAPHS") != "ON":
+        pytest.skip("a build without CUDA graphs")
+    due = 2 << failing  # the use that succeeds
+    u = draws(due + 4)
+    with opened(TINY[0], "cuda:0", cuda_graphs=True) as engine:
+        assert engine.captures() == []
+        want = one_by_one(engine, start(engine), u, **WARM)
+        engine.set(ubatch=32)  # forgets graphs
+        engine._session.fail_next_captures(failing)
+        found = generation(engine, start(engine), **WARM)
+        got = []
+        seen: dict[int, tuple[bool, int]] = {}
+        for i, _ in enumerate(u):
+            found.queue(u[i : i + 1])  # no step runs ahead, so that uses can be counted
+            got.append(found.next())
+            (row,) = [row for row in engine.captures() if row["work"] == "draw"]
+            seen[i + 1] = (row["captured"], row["failures"])
+            assert (row["reason"] != "") == (row["failures"] > 0 and not row["captured"])
+            if row["reason"]:
+                assert "asked to fail" in row["reason"]
+                assert row["next_attempt"] == 2 << row["failures"]
+        assert got == want
+        assert seen[due - 1] == (False, failing)
+        assert all(seen[use] == (True, failing) for use in range(due, len(u) + 1))
+        assert engine._session.capture_failures == failing
+        # Decoding by itself has the same policy, and the engine says what happened.
+        engine.set(ubatch=64)
+        engine._session.fail_next_captures(failing)
+        caplog.clear()
+        assert one_by_one(engine, start(engine), u, **WARM) == want
+        (row,) = [row for row in engine.captures() if (row["work"], row["tokens"]) == ("decode", 1)]
+        assert (row["captured"], row["failures"], row["uses"]) == (True, failing, due)
+        told = [r.message for r in caplog.records if "not captured" in r.message]
+        assert len(told) == failing
+        assert all("asked to fail" in message for message in told)
+
+
+def test_a_failed_capture_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Session:
+        """The real one, with graphs that it can't have here."""
+
+        capture_failures = 0
+        rows: tuple[dict[str, Any], ...] = ()
+
+        def __init__(self, session: Any) -> None:
+            self._session = session
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._session, name)
+
+        def captures(self) -> list[dict[str, Any]]:
+            return list(self.rows)
+
+    with opened(TINY[0], "cpu") as engine:
+        assert engine.captures() == []
+        assert engine._session.capture_failures == 0
+        session = Session(engine._session)
+        monkeypatch.setattr(engine, "_session", session)
+        decode = {"work": "decode", "tokens": 3, "reason": "", "next_attempt": None}
+        session.rows = ({"work": "draw", "tokens": 1, "reason": "no memory", "next_attempt": 4}, decode)
+        engine.logits([1, 2])
+        assert caplog.messages == []
+        session.capture_failures = 1
+        engine.greedy_after([1, 2])
+        engine.logits([1, 2])
+        said = "drawing is not captured as a graph and slower for it: no memory; tried again at its use 4"
+        assert caplog.messages == [said]
+        session.capture_failures = 2
+        session.rows = ({**decode, "reason": "worse", "next_attempt": 8},)
+        engine.logits([1, 2])
+        assert caplog.messages[1:] == [
+            "decoding 3 tokens at a time is not captured as a graph and slower for it: worse; "
+            "tried again at its use 8"
+        ]

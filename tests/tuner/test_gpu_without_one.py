@@ -129,6 +129,9 @@ def test_kernels_are_those_of_the_path_that_the_settings_chose(
             assert op.default in op.candidates
             if op.metric == "tg":
                 assert {c["variant"] for c in op.candidates} == {"stream"}
+        (drawing,) = [op for op in ops if op.key.startswith("sample ")]
+        assert (drawing.metric, drawing.tokens, drawing.m, drawing.count) == ("tg", "m1", 1, 1)
+        assert drawing.default in drawing.candidates
         variants[bound] = {c["variant"] for op in products if op.metric == "pp" for c in op.candidates}
     assert variants[65536] == {"mma", "wgmma"}
     assert variants[0] <= {"cublas", "half_mma", "half_staged", "float32"}

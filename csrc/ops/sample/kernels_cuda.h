@@ -16,16 +16,21 @@ static_assert(kCudaMaxRows < kStreamCounters);
 // number of blocks draws the same token.
 inline constexpr int64_t kSampleChunk = 128;
 
-// What the blocks of one row leave for the last one: the best of each block, and of each chunk its sum and its best.
+// What the blocks of one row leave for the last one: the best of each block, of each chunk its sum and its best, and
+// where top-p looks at the whole row, the chunk sorted, with two sums from its best on to each.
 struct SampleScratch {
-  int64_t chunks = 0, sums_offset = 0, maxima_offset = 0, bytes = 0;
+  int64_t chunks = 0, sums_offset = 0, maxima_offset = 0, keys_offset = 0, masses_offset = 0, weights_offset = 0,
+          bytes = 0;
 };
 constexpr SampleScratch sample_scratch(int64_t n_vocab, int blocks) {
   SampleScratch s;
   s.chunks = (n_vocab + kSampleChunk - 1) / kSampleChunk;
   s.sums_offset = blocks * static_cast<int64_t>(sizeof(uint64_t));
   s.maxima_offset = s.sums_offset + s.chunks * static_cast<int64_t>(sizeof(double));
-  s.bytes = (s.maxima_offset + s.chunks * static_cast<int64_t>(sizeof(uint32_t)) + 7) / 8 * 8;
+  s.keys_offset = (s.maxima_offset + s.chunks * static_cast<int64_t>(sizeof(uint32_t)) + 15) / 16 * 16;
+  s.masses_offset = s.keys_offset + s.chunks * kSampleChunk * static_cast<int64_t>(sizeof(uint32_t));
+  s.weights_offset = s.masses_offset + s.chunks * kSampleChunk * static_cast<int64_t>(sizeof(double));
+  s.bytes = s.weights_offset + s.chunks * kSampleChunk * static_cast<int64_t>(sizeof(double));
   return s;
 }
 inline size_t sample_blocks_scratch(const SampleDesc& desc, int blocks) {

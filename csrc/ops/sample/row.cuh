@@ -61,6 +61,8 @@ struct Shared {
   bool ends;
   uint32_t chunk;
   double before;
+  // Of each chunk, how many of its keys reach those that are still looked for: at least, at most, and one in between.
+  uint8_t least[kSharedMaxima], most[kSharedMaxima], found[kSharedMaxima];
 };
 
 // Every thread gets the sum; ends with a barrier, so that the next one can follow at once.
@@ -90,6 +92,18 @@ struct Row {
 
   __device__ __forceinline__ uint32_t first_of(uint32_t chunk, int lane) const {
     return chunk * static_cast<uint32_t>(kSampleChunk) + static_cast<uint32_t>(lane * kPerLane);
+  }
+  __device__ __forceinline__ uint32_t last_of(uint32_t chunk) const {
+    return chunk * static_cast<uint32_t>(kSampleChunk) + static_cast<uint32_t>(kSampleChunk - 1);
+  }
+  // The chunks of a thread, where each takes a piece of the row.
+  struct Piece {
+    uint32_t begin, end;
+  };
+  __device__ __forceinline__ Piece piece() const {
+    const uint32_t each = (chunks + kThreads - 1) / kThreads;
+    const uint32_t begin = min(threadIdx.x * each, chunks);
+    return {begin, min(begin + each, chunks)};
   }
   // Of `first` and the ids behind it; NaN, which nothing takes, past the end.
   __device__ __forceinline__ Four load(uint32_t first) const {

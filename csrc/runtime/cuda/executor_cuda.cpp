@@ -6,12 +6,18 @@
 #include "core/cuda/check.h"
 #include "core/device_loss.h"
 #include "core/error.h"
+#include "ops/sample/sample.h"
 #include "runtime/cuda/input_layout.h"
 #include "runtime/cuda/rows.h"
 #include "runtime/launch_node.h"
 
 namespace dyno::runtime {
 namespace {
+
+// A single token's times have those of the draw behind it, of the most probable one.
+bool times_draw(const MicroBatch& batch) {
+  return batch.op_times != nullptr && batch.tokens.size() == 1 && batch.logit_rows.size() == 1;
+}
 
 // Logits for which there is page-locked memory; more go to ordinary memory, slower.
 constexpr size_t kPinnedLogits = size_t{4} << 20;
@@ -47,6 +53,11 @@ struct CudaExecutor::Env {
   void copy_ids(const int32_t* from, int64_t count, int32_t* to) const {
     DYNO_CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<size_t>(count) * sizeof(int32_t), cudaMemcpyDeviceToDevice,
                                     context.handle));
+  }
+  void sample(const ops::Config& config, const ops::SampleDesc& desc, const float* logits) {
+    auto* state = reinterpret_cast<DrawState*>(executor.drawing_.state.data());
+    ops::launch(config, desc, {.logits = logits, .uniform = &state->uniform, .out = &state->drawn}, &state->settings,
+                context);
   }
 };
 
@@ -186,10 +197,10 @@ void CudaExecutor::launch_beside(Env& env, const plan::NodeList& list, int32_t f
   }
 }
 
-void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& selection, bool capturing) {
+CudaExecutor::Env CudaExecutor::env_of(const MicroBatch& batch, const plan::Selection& selection) {
   const InputLayout layout(plan_.ubatch);
   const auto ints = [&](size_t offset) { return reinterpret_cast<const int32_t*>(inputs_.data() + offset); };
-  Env env{
+  return {
       .model = model_,
       .plan = plan_,
       .selection = selection,
@@ -208,6 +219,18 @@ void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& se
                 .routing_stride = static_cast<int64_t>(batch.tokens.size())},
       .tokens = static_cast<int64_t>(batch.tokens.size()),
       .cache = cache_.data()};
+}
+
+void CudaExecutor::launch_timed(const plan::Node& node, Env& env, const MicroBatch& batch) {
+  launch_node(node, env);
+  if (batch.op_times == nullptr) return;
+  timed_.push_back(node.key);
+  while (timing_.size() <= timed_.size()) timing_.push_back(make_timing_event());
+  DYNO_CUDA_CHECK(cudaEventRecord(timing_[timed_.size()].get(), stream_.get()));
+}
+
+void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& selection, bool capturing) {
+  Env env = env_of(batch, selection);
   const auto wanted = static_cast<int64_t>(batch.logit_rows.size());
   const plan::NodeList& list = list_for(batch);
   const NodeRange range = nodes_to_run(list, batch);
@@ -216,14 +239,7 @@ void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& se
     DYNO_CUDA_CHECK(cudaEventRecord(timing_.front().get(), stream_.get()));
   }
   timed_.clear();
-  const auto launch = [&](int32_t i) {
-    const plan::Node& node = list.nodes[static_cast<size_t>(i)];
-    launch_node(node, env);
-    if (batch.op_times == nullptr) return;
-    timed_.push_back(node.key);
-    while (timing_.size() <= timed_.size()) timing_.push_back(make_timing_event());
-    DYNO_CUDA_CHECK(cudaEventRecord(timing_[timed_.size()].get(), stream_.get()));
-  };
+  const auto launch = [&](int32_t i) { launch_timed(list.nodes[static_cast<size_t>(i)], env, batch); };
   for (int32_t i = 0; i < range.stop; ++i) {
     if (range.all_rows && i == list.head_node) select_rows(env, wanted, {&list.residual, 1});
     if (list.nodes[static_cast<size_t>(i)].per_run) {
@@ -250,6 +266,21 @@ void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& se
     }
     if (!range.all_rows && i == list.select_node) select_rows(env, wanted, list.select_values);
   }
+  if (times_draw(batch)) {
+    for (const plan::Node& node : plan_.draw.nodes) launch_timed(node, env, batch);
+  }
+}
+
+void CudaExecutor::launch_sampling(const MicroBatch& batch, const plan::Selection& selection) {
+  Env env = env_of(batch, selection);
+  for (const plan::Node& node : plan_.draw.nodes) launch_node(node, env);
+  const InputLayout layout(plan_.ubatch);
+  std::byte* inputs = inputs_.data();
+  advance_draw(reinterpret_cast<DrawState*>(drawing_.state.data()),
+               {.token = reinterpret_cast<int32_t*>(inputs),
+                .position = reinterpret_cast<int32_t*>(inputs + layout.positions),
+                .run = reinterpret_cast<ops::SequenceRun*>(inputs + layout.runs)},
+               reinterpret_cast<uint64_t*>(drawing_.drawn.data()), stream_.get());
 }
 
 void CudaExecutor::add_op_times(const MicroBatch& batch) {
@@ -263,22 +294,56 @@ void CudaExecutor::add_op_times(const MicroBatch& batch) {
   }
 }
 
-void CudaExecutor::capture(const std::function<void()>& launch, Captured& into) {
+GraphExec CudaExecutor::captured(const std::function<void()>& launch) {
   DYNO_CUDA_CHECK(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
-  cudaGraph_t captured = nullptr;
+  cudaGraph_t made = nullptr;
   try {
     launch();
+    if (failing_captures_ > 0) {
+      --failing_captures_;
+      throw DeviceError("[cuda] this capture was asked to fail");
+    }
   } catch (...) {
-    cudaStreamEndCapture(stream_.get(), &captured);
-    const Graph broken(captured);
+    cudaStreamEndCapture(stream_.get(), &made);
+    const Graph broken(made);
     (void)cudaGetLastError();
     throw;
   }
-  DYNO_CUDA_CHECK(cudaStreamEndCapture(stream_.get(), &captured));
-  const Graph graph(captured);
+  DYNO_CUDA_CHECK(cudaStreamEndCapture(stream_.get(), &made));
+  const Graph graph(made);
   cudaGraphExec_t exec = nullptr;
   DYNO_CUDA_CHECK(cudaGraphInstantiate(&exec, graph.get(), 0));
-  into.graph = GraphExec(exec);
+  return GraphExec(exec);
+}
+
+bool CudaExecutor::ready(Captured& work, const std::function<void()>& launch) {
+  if (work.graph) return true;
+  if (!work.attempts.due()) return false;
+  try {
+    work.graph = captured(launch);
+    work.attempts.succeeded();
+  } catch (const Error& error) {
+    // Nothing has run. What is wrong with the launches themselves, or with the device, they say when they are made.
+    ++capture_failures_;
+    work.attempts.failed(error.what());
+  }
+  return static_cast<bool>(work.graph);
+}
+
+std::vector<CaptureReport> CudaExecutor::captures() const {
+  std::vector<CaptureReport> out;
+  for (const auto& [shape, work] : graphs_) {
+    out.push_back({.tokens = shape.tokens,
+                   .sequences = shape.runs,
+                   .rows = shape.logit_rows,
+                   .captured = static_cast<bool>(work.graph),
+                   .attempts = work.attempts});
+  }
+  const Captured& step = drawing_.step;
+  if (step.graph || step.attempts.uses() > 0) {
+    out.push_back({.draws = true, .captured = static_cast<bool>(step.graph), .attempts = step.attempts});
+  }
+  return out;
 }
 
 std::shared_ptr<float[]> CudaExecutor::logits_memory(size_t count) {
@@ -304,6 +369,7 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
   const size_t logits_bytes = batch.logit_rows.size() * row_bytes;
   fit_logits(logits_bytes);
   upload(batch);
+  if (times_draw(batch)) set_draw_state({.temperature = 0.0f}, 0);
 
   // Routing travels for all layers together; a layer's part of the host arrays holds `routing_stride` tokens.
   int64_t used = 0;
@@ -324,22 +390,17 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
   }
   if (batch.captured_routing != nullptr) fit(captured_routing_);
 
-  // The second time a shape comes, it is captured: one that comes once is not worth it, and the first run loads what
-  // cannot be loaded during a capture.
   const bool repeats = batch.tokens.size() == batch.runs.size() && !batch.logit_rows.empty();
   const bool routing = batch.pinned_routing != nullptr || batch.captured_routing != nullptr;
-  Captured* captured = nullptr;
+  Captured* work = nullptr;
   // What is launched over expanded latents depends on the depth of the context.
   const bool fixed = list_for(batch).id != plan::ListId::expanded;
   if (graphs_wanted_ && repeats && fixed && !routing && batch.op_times == nullptr) {
-    captured = &graphs_[{static_cast<int64_t>(tokens), static_cast<int64_t>(batch.runs.size()),
-                         static_cast<int64_t>(batch.logit_rows.size())}];
-    if (++captured->uses == 2) {
-      capture([&] { launch_all(batch, selection, /*capturing=*/true); }, *captured);
-    }
+    work = &graphs_[{static_cast<int64_t>(tokens), static_cast<int64_t>(batch.runs.size()),
+                     static_cast<int64_t>(batch.logit_rows.size())}];
   }
-  if (captured != nullptr && captured->graph) {
-    DYNO_CUDA_CHECK(cudaGraphLaunch(captured->graph.get(), stream_.get()));
+  if (work != nullptr && ready(*work, [&] { launch_all(batch, selection, /*capturing=*/true); })) {
+    DYNO_CUDA_CHECK(cudaGraphLaunch(work->graph.get(), stream_.get()));
   } else {
     launch_all(batch, selection);
   }
@@ -349,7 +410,7 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
     DYNO_CUDA_CHECK(cudaMemcpy2DAsync(batch.captured_routing, host_pitch, captured_routing_.data(), layer_bytes,
                                       layer_bytes, layers, cudaMemcpyDeviceToHost, stream_.get()));
   }
-  if (logits_bytes != 0) {
+  if (logits_bytes != 0 && batch.logits != nullptr) {
     DYNO_CUDA_CHECK(cudaMemcpyAsync(batch.logits, logits_.data(), logits_bytes, cudaMemcpyDeviceToHost, stream_.get()));
     finish();
   } else if (routing) {

@@ -29,6 +29,9 @@ class CudaExecutor final : public Executor {
     graphs_wanted_ = wanted;
     concurrent_ = wanted && concurrent;
   }
+  std::vector<CaptureReport> captures() const override;
+  int64_t capture_failures() const override { return capture_failures_; }
+  void fail_next_captures(int count) override { failing_captures_ = count; }
   void finish() override;
   std::shared_ptr<float[]> logits_memory(size_t count) override;
 
@@ -45,7 +48,7 @@ class CudaExecutor final : public Executor {
     auto operator<=>(const Shape&) const = default;
   };
   struct Captured {
-    int uses = 0;
+    CaptureAttempts attempts;
     GraphExec graph;
   };
 
@@ -56,14 +59,24 @@ class CudaExecutor final : public Executor {
   void fit_logits(size_t bytes);
   void drop_graphs();
   void upload(const MicroBatch& batch);
+  Env env_of(const MicroBatch& batch, const plan::Selection& selection);
   // While a graph is captured, nodes that stand beside each other may go to streams of their own.
   void launch_all(const MicroBatch& batch, const plan::Selection& selection, bool capturing = false);
   // Node `first` on the main stream and those up to `last` on one of beside_ each.
   void launch_beside(Env& env, const plan::NodeList& list, int32_t first, int32_t last);
   void select_rows(Env& env, int64_t wanted, std::span<const plan::ValueId> values);
+  // With an event behind it where times are asked for.
+  void launch_timed(const plan::Node& node, Env& env, const MicroBatch& batch);
   void add_op_times(const MicroBatch& batch);
-  void capture(const std::function<void()>& launch, Captured& into);
+  GraphExec captured(const std::function<void()>& launch);
+  // Counts a use of `work` and captures it where that is due. Whether there is a graph of it now; why not, `work`
+  // keeps.
+  bool ready(Captured& work, const std::function<void()>& launch);
+  // Allocates what drawing needs and sets where it begins; random numbers come with upload_draws().
+  void set_draw_state(const ops::SampleSettings& settings, uint32_t step);
   void upload_draws(std::span<const Draw> ahead);
+  // Draws from the logits that are there and moves on to the next step.
+  void launch_sampling(const MicroBatch& batch, const plan::Selection& selection);
 
   const model::ModelDesc& model_;
   const plan::Plan& plan_;
@@ -91,10 +104,12 @@ class CudaExecutor final : public Executor {
   std::array<Beside, kBesideStreams> beside_;
   Event fork_;
   std::map<Shape, Captured> graphs_;
+  int64_t capture_failures_ = 0;
+  int failing_captures_ = 0;
   // Of the generation that is under way.
   struct Drawing {
-    DeviceBuffer state, workspace;  // state: DrawState
-    PinnedBuffer drawn;             // kDrawnSlots
+    DeviceBuffer state;  // DrawState
+    PinnedBuffer drawn;  // kDrawnSlots
     std::array<PinnedBuffer, 2> staged;
     std::array<Event, 2> copied;
     size_t next_stage = 0;

@@ -3,13 +3,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 #include "core/cuda/check.h"
 #include "core/error.h"
 #include "core/relax.h"
-#include "ops/sample/sample.h"
 #include "runtime/cuda/executor_cuda.h"
-#include "runtime/cuda/input_layout.h"
 
 namespace dyno::runtime {
 namespace {
@@ -18,14 +17,9 @@ DrawState* state_of(const DeviceBuffer& memory) { return reinterpret_cast<DrawSt
 
 }  // namespace
 
-void CudaExecutor::begin_draws(const DrawStart& start) {
-  const DeviceScope scope(plan_.device.ordinal, "generating");
-  fit_logits(static_cast<size_t>(model_.n_vocab) * sizeof(float));
+void CudaExecutor::set_draw_state(const ops::SampleSettings& settings, uint32_t step) {
   Drawing& d = drawing_;
   if (d.state.size() == 0) {
-    const ops::SampleDesc desc{.m = 1, .n_vocab = model_.n_vocab};
-    d.workspace =
-        DeviceBuffer(ops::scratch_bytes(desc, ops::default_config(desc, plan_.device)), "memory for sampling");
     d.drawn = PinnedBuffer(kDrawnSlots * sizeof(uint64_t), "drawn tokens");
     std::memset(d.drawn.data(), 0, d.drawn.size());
     d.fence = PinnedBuffer(sizeof(int32_t), "drawn tokens");
@@ -35,6 +29,17 @@ void CudaExecutor::begin_draws(const DrawStart& start) {
     }
     d.state = DeviceBuffer(sizeof(DrawState), "draws");
   }
+  DrawState state;
+  state.settings = settings;
+  state.step = step;
+  // From memory that is not page-locked, so that the driver has taken it when the call returns.
+  DYNO_CUDA_CHECK(cudaMemcpyAsync(d.state.data(), &state, sizeof(state), cudaMemcpyHostToDevice, stream_.get()));
+}
+
+void CudaExecutor::begin_draws(const DrawStart& start) {
+  const DeviceScope scope(plan_.device.ordinal, "generating");
+  fit_logits(static_cast<size_t>(model_.n_vocab) * sizeof(float));
+  Drawing& d = drawing_;
   d.at = start;
   d.uploaded = 0;
 
@@ -43,11 +48,7 @@ void CudaExecutor::begin_draws(const DrawStart& start) {
   // Steps of an earlier generation that nobody waited for have left their tokens, which must not be taken for those of
   // this one: its numbers begin behind all that can have been used.
   d.waited += kDrawnSlots;
-  DrawState state;
-  state.settings = start.settings;
-  state.step = d.waited;
-  // From memory that is not page-locked, so that the driver has taken it when the call returns.
-  DYNO_CUDA_CHECK(cudaMemcpyAsync(d.state.data(), &state, sizeof(state), cudaMemcpyHostToDevice, stream_.get()));
+  set_draw_state(start.settings, d.waited);
 }
 
 // Only what follows `drawn` in DrawState; the rest is the device's.
@@ -85,25 +86,10 @@ void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selectio
   const MicroBatch batch{
       .tokens = {&d.at.token, 1}, .positions = {&run.position, 1}, .runs = {&run, 1}, .logit_rows = {&kRow, 1}};
   ++d.at.position;
+  const bool computed = std::exchange(d.at.computed, false);
   const auto launch_step = [&](bool capturing) {
-    launch_all(batch, selection, capturing);
-    DrawState* state = state_of(d.state);
-    ops::CudaStream sampling = context();
-    sampling.workspace = d.workspace.data();
-    sampling.workspace_bytes = d.workspace.size();
-    const ops::SampleDesc desc{.m = 1, .n_vocab = model_.n_vocab};
-    ops::launch(
-        ops::default_config(desc, plan_.device), desc,
-        ops::SampleArgs{
-            .logits = reinterpret_cast<const float*>(logits_.data()), .uniform = &state->uniform, .out = &state->drawn},
-        &state->settings, sampling);
-    const InputLayout layout(plan_.ubatch);
-    std::byte* inputs = inputs_.data();
-    advance_draw(state,
-                 {.token = reinterpret_cast<int32_t*>(inputs),
-                  .position = reinterpret_cast<int32_t*>(inputs + layout.positions),
-                  .run = reinterpret_cast<ops::SequenceRun*>(inputs + layout.runs)},
-                 reinterpret_cast<uint64_t*>(d.drawn.data()), stream_.get());
+    if (!computed) launch_all(batch, selection, capturing);
+    launch_sampling(batch, selection);
   };
 
   // Several kernels read runs, and rows of the cache that earlier tokens left, before they wait for the launch before
@@ -111,10 +97,7 @@ void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selectio
   // Between two launches of graphs that is so: edges by which a kernel may start early connect nodes of one graph, and
   // a stream runs its graphs one after the other, whole.
   const bool fixed = list_for(batch).id != plan::ListId::expanded;  // as in run()
-  if (graphs_wanted_ && fixed && !d.step.graph && ++d.step.uses == 2) {
-    capture([&] { launch_step(/*capturing=*/true); }, d.step);
-  }
-  if (d.step.graph) {
+  if (graphs_wanted_ && fixed && !computed && ready(d.step, [&] { launch_step(/*capturing=*/true); })) {
     DYNO_CUDA_CHECK(cudaGraphLaunch(d.step.graph.get(), stream_.get()));
     return;
   }

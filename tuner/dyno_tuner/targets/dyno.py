@@ -342,6 +342,7 @@ class DynoTarget:
         part = workload.part(metric)
         start = part.depth
         try:
+            failures = int(session.capture_failures)
             if start and self._depth == start:
                 session.rewind(start)
             else:
@@ -367,6 +368,9 @@ class DynoTarget:
                     session.decode([(0, piece)], rows="last")
             clock_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - clock_begun
             seconds = time.perf_counter() - begun
+            if int(session.capture_failures) > failures:  # these seconds are not those of the settings
+                why = [row["reason"] for row in session.captures() if row["reason"]]
+                raise DeviceError(f"[target] a graph was not captured: {'; '.join(why)}")
         except (DynoError, MemoryError) as error:
             raise _failure(error) from error
         return seconds, clock_seconds
@@ -485,6 +489,8 @@ class DynoTarget:
                     desc["path"] = op["path"]
                 candidates = tuple(dict(c) for c in _core.ops.candidates(family, desc, self._plain_device))
                 place = (str(op["key"]), str(op["tokens"]))
+                if metric == "pp" and op["list"] == "draw":
+                    continue  # a prompt of one token is not drawn from
                 if metric == "pp" and family == "matmul" and desc.get("n") == self._model["n_vocab"]:
                     continue  # the head runs for the last row only
                 if len(candidates) > 1 and place not in found:
