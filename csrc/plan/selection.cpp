@@ -20,7 +20,9 @@ int64_t most_tokens(const OpUse& use) {
   if (use.count_in(ListId::general) > 0 || use.count_in(ListId::expanded) > 0) return kAnyTokens;
   return use.count_in(ListId::fused) > 0 ? kFusedTokens : 1;
 }
-bool only_expanded(const OpUse& use) { return use.count_in(ListId::general) == 0 && use.count_in(ListId::fused) == 0; }
+bool only_expanded(const OpUse& use) {
+  return use.count_in(ListId::expanded) > 0 && use.count_in(ListId::general) == 0 && use.count_in(ListId::fused) == 0;
+}
 
 size_t index_of(ops::ProductPath path) { return static_cast<size_t>(path); }
 

@@ -22,7 +22,8 @@ needs_gpu = pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason(
 MODELS = ["bailingmoe2", "deepseek2-lite", "deepseek2-v3", "glm4moe", "gpt-oss", "granitemoe", "qwen3moe"]
 COPIES = [1, 2, 4, 64]  # experts with the same row; 1: the file as it is, 64: all of them
 LOOKED_AT, DRAWN = 8, 32  # tokens
-LIMITS = {"deepseek2-lite": 1e-4}  # 27 narrow layers amplify what 400 tokens round
+# 420 tokens round more than the 150 of the golden files, and 27 narrow layers amplify it most.
+LIMITS = {"deepseek2-lite": 1e-4, "gpt-oss": 2e-5}
 F32 = {"ctx": 512, "kv_type_k": "f32", "kv_type_v": "f32"}
 by_model = pytest.mark.parametrize("name", MODELS)
 by_copies = pytest.mark.parametrize("copies", COPIES)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from dyno import _core
+from dyno.testing import tiny_model
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
 NAMES = sorted(p.name.removesuffix("-tiny.gguf") for p in TINY.glob("*-tiny.gguf"))
@@ -47,6 +48,16 @@ def test_a_step_of_generation_draws_once(name: str, numerics: str) -> None:
     assert op["config"] in legal
     assert len(legal) > 1
     assert "1 op a drawn token" in session.describe_plan()
+
+
+def test_the_workspace_holds_what_a_draw_leaves_in_it(tmp_path: Path) -> None:
+    # Top-p over a whole row sorts it: a key and two sums for each logit.
+    n_vocab = 151_936
+    path = tiny_model(tmp_path / "m.gguf", n_vocab=n_vocab, n_layers=1, n_ctx=64, vocabulary=False)
+    session = _core.Session(
+        path, context={"ctx": 64}, session={"cuda_graphs": False}, plan_only=True, device=HOPPER
+    )
+    assert session.plan["scratch_bytes"] >= 20 * n_vocab
 
 
 def test_on_the_cpu_the_session_draws() -> None:

@@ -16,6 +16,7 @@ import pytest
 from dyno import _core
 from dyno._generate import Sampling, uniforms
 from dyno.errors import DynoError, PlanError
+from dyno.testing import tiny_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,6 +89,19 @@ def test_the_same_tokens_as_one_by_one(model: Path, device: str) -> None:
             assert [found.next() for _ in u] == want, settings
             assert engine.position() == len(PROMPT) - 1 + len(u)
             assert (found.queued, found.token) == (0, want[-1])
+
+
+@on_every_device
+def test_a_large_vocabulary(tmp_path: Path, device: str) -> None:
+    """What a draw leaves in the workspace is larger there than that of any product of so small a model."""
+    model = tiny_model(tmp_path / "m.gguf", n_vocab=151_936, n_layers=1, n_ctx=CTX, vocabulary=False)
+    with opened(model, device) as engine:
+        for settings in ({}, WARM, {"temperature": 1.5}, {"temperature": 1.0, "top_p": 0.95, "min_p": 0.01}):
+            u = draws(6)
+            want = one_by_one(engine, start(engine), u, **settings)
+            found = generation(engine, start(engine), **settings)
+            found.queue(u)
+            assert [found.next() for _ in u] == want, settings
 
 
 @pytest.mark.gpu

@@ -122,8 +122,8 @@ void cuda_check_nothrow(cudaError_t status, const char* expression, const char* 
   if (any_device_lost() && loss_of(status) != Loss::no) return;
   try {
     const std::string text = message(status, expression, file, line);
-    std::fprintf(stderr, "[cuda] %s\n",
-                 lose_device(status, text) ? device_loss(current_device()).c_str() : text.c_str());
+    const std::string told = lose_device(status, text) ? device_loss(current_device()) : str_cat("[cuda] ", text);
+    std::fprintf(stderr, "%s\n", told.c_str());
   } catch (const std::exception& error) {  // no memory for the text
     std::fprintf(stderr, "[cuda] %s: %s (%s)\n", expression, cudaGetErrorName(status), error.what());
   }
