@@ -49,17 +49,21 @@ def bench(model: Path, path: dict[str, int], args: argparse.Namespace) -> list[d
     ubatches = ",".join(map(str, args.ubatches))
     command = [sys.executable, "-m", "dyno", "bench", "-m", str(model), "-p", str(args.prompt), "-n", "0"]
     command += ["-b", str(args.prompt), "-ub", ubatches, "-r", str(args.repetitions), "--no-warmup"]
+    given += [word for text in args.set for word in ("--set", text)]
     command += ["--device", args.device, "--no-profile", "-o", "jsonl", *given]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines() if line]
 
 
-def record_of(said: dict[str, Any], model: Path, path: dict[str, int], order: int) -> dict[str, Any]:
+def record_of(
+    said: dict[str, Any], model: Path, path: dict[str, int], order: int, held: list[str]
+) -> dict[str, Any]:
     """A line of the file: what was asked for, what was measured, on what."""
     kept = ("n_batch", "n_ubatch", "n_prompt", "n_gen", "avg_ts", "stddev_ts", "test_time")
     return {
         **{name: said[name] for name in kept},
         **path,
+        **dict(text.split("=", 1) for text in held),
         "samples_ts": [round(rate, 2) for rate in said["samples_ts"]],
         "order": order,
         "model": model.stem,
@@ -77,6 +81,7 @@ def main() -> None:
     parser.add_argument("--ubatches", type=int, nargs="+", default=UBATCHES)
     parser.add_argument("--repetitions", type=int, default=5, help="samples of a process, the cold one too")
     parser.add_argument("--processes", type=int, default=2, help="of every configuration")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of every process")
     parser.add_argument("--seed", type=int, default=0, help="of the order")
     parser.add_argument("--out", type=Path, required=True, help="JSON Lines, compressed where it ends in .gz")
     args = parser.parse_args()
@@ -86,7 +91,9 @@ def main() -> None:
     lines: list[str] = []
     for model, path in todo:
         records = bench(model, path, args)
-        lines += [json.dumps(record_of(r, model, path, len(lines) + i)) for i, r in enumerate(records)]
+        lines += [
+            json.dumps(record_of(r, model, path, len(lines) + i, args.set)) for i, r in enumerate(records)
+        ]
         text = ("\n".join(lines) + "\n").encode()  # after every process: an end at any time loses one
         if args.out.suffix == ".gz":
             text = gzip.compress(text, mtime=0)

@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,6 @@ from typer.testing import CliRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def test_configurations_that_run_the_same_code_are_one(sweep_path: Path) -> None:
@@ -46,6 +46,25 @@ def test_a_search_finds_the_best_in_twelve_configurations(sweep_path: Path) -> N
     assert result["within_2pct"] >= 0.95
     assert result["evaluations_max"] <= 12
     assert result["chosen"]["settings"]["ubatch"] >= 2048
+
+
+H200 = Path(__file__).parents[2] / "benchmarks" / "results" / "sweep_h200.jsonl.gz"
+DENSE, EXPERTS = (
+    ("llama-8b-Q4_K", "qwen3-8b-Q8_0"),
+    ("qwen3moe-30b-a3b-Q4_0", "gpt-oss-20b-MXFP4", "deepseek2-lite-Q4_0"),
+)
+
+
+@pytest.mark.parametrize("model", [*DENSE, *EXPERTS, *(f"{name}-uniform" for name in EXPERTS)])
+def test_the_shipped_sweep_of_five_models(model: str) -> None:
+    sweep = load_sweep(H200, model=model)
+    target = ReplayTarget(sweep, "pp")
+    assert target.rate({}) == target.rate({"ubatch": 512, "mmq_max_tokens": 65536})
+    paths = 1 if model in DENSE else 2
+    assert len(target._by_class) == 6 * 2**paths
+    result = replay_many(sweep, seeds=4, limit=12)
+    assert result["within_2pct"] == 1.0
+    assert result["chosen"]["settings"]["ubatch"] >= 1024
 
 
 def _sweep(path: Path, best_needs_threshold: bool) -> Path:

@@ -51,6 +51,8 @@ _DEFAULTS: dict[str, Value] = {
     "offload_batch_size": 32,
     "mla_attn": 3,
     "attn_max_batch": 0,
+    "mmq_max_tokens": 65536,
+    "mmq_id_max_tokens": 65536,
 }
 
 
