@@ -10,7 +10,7 @@ option(DYNO_BUILD_PYTHON "Build the Python module" ON)
 option(DYNO_BUILD_FUZZ "Build the fuzz targets" OFF)
 option(DYNO_WERROR "Warnings are errors" OFF)
 # Never for use: what the tuner's check of answers is tested with. benchmarks/quality_gate.py needs such a build.
-option(DYNO_TEST_FAULTS "Compile configurations of matmul that are wrong by a few percent" OFF)
+option(DYNO_TEST_FAULTS "Compile configurations of products that are wrong by a few percent" OFF)
 set(DYNO_SANITIZE "off" CACHE STRING "Sanitizers: off, address, undefined, address+undefined, thread")
 set_property(CACHE DYNO_SANITIZE PROPERTY STRINGS off address undefined address+undefined thread)
 

@@ -55,15 +55,55 @@ def test_other_rounding_is_no_fault() -> None:
     assert alarms <= 4
 
 
+def test_a_hard_token_does_not_hide_a_fault() -> None:
+    caught = 0
+    for run in range(100):
+        base = quality(a=block_means((run, "base")))
+        # Five times as far everywhere, and one block that is most of the sum and of its spread.
+        wrong = 5 * np.asarray(base.groups[0].blocks) * keyed_rng("fault", run).lognormal(0, 0.4, 16)
+        wrong[run % 16] *= 20
+        ours = quality(a=wrong)
+        caught += beyond_chance(ours.groups[0], base.groups[0], base.mean_kld, FALSE_ALARM / 9)
+    assert caught >= 99
+
+
 def test_one_hard_token_does_not_condemn() -> None:
     base = quality(a=[1e-4] * 16)
-    spike = quality(a=[1e-4] * 15 + [1e-3])
-    assert not beyond_chance(spike.groups[0], base.groups[0], FALSE_ALARM)
+    spike = quality(a=[1e-4] * 15 + [1e-2])
+    assert not beyond_chance(spike.groups[0], base.groups[0], base.mean_kld, FALSE_ALARM)
+
+
+def test_just_within_what_is_allowed_is_hardly_ever_condemned() -> None:
+    alarms = 0
+    for run in range(1000):
+        base = quality(a=block_means((run, "base")))
+        # 1.5 times as far on average, from block to block anything.
+        noise = keyed_rng("within", run).lognormal(-0.18, 0.6, 16)
+        ours = quality(a=1.5 * np.asarray(base.groups[0].blocks) * noise)
+        alarms += beyond_chance(ours.groups[0], base.groups[0], base.mean_kld, 0.01)
+    assert alarms <= 20
+
+
+def test_what_rounds_as_the_other_sizes_do_is_no_fault() -> None:
+    """The default runs one size in halves and all others in int8; the candidate runs all of them in int8."""
+    int8 = {f"g{i}": block_means(i) for i in range(10)}
+    default = {**int8, "g0": block_means(0, mean=1e-6)}
+    assert judge(quality(**int8), quality(**default), Fidelity.ROUNDING, None).ok
+    wrong = {**int8, "g0": 10 * int8["g0"]}
+    assert not judge(quality(**wrong), quality(**default), Fidelity.ROUNDING, None).ok
+
+
+def test_differences_below_the_floor_are_none() -> None:
+    base = quality(a=[0.0] * 16)
+    assert not beyond_chance(quality(a=[9e-6] * 16).groups[0], base.groups[0], 0.0, FALSE_ALARM)
+    assert beyond_chance(quality(a=[3e-5] * 16).groups[0], base.groups[0], 0.0, FALSE_ALARM)
 
 
 def test_what_is_not_a_number_condemns() -> None:
     base = quality(a=[1e-4] * 16)
-    assert beyond_chance(quality(a=[1e-4] * 15 + [float("nan")]).groups[0], base.groups[0], FALSE_ALARM)
+    for bad in (float("nan"), float("inf")):
+        found = quality(a=[1e-4] * 15 + [bad])
+        assert beyond_chance(found.groups[0], base.groups[0], base.mean_kld, FALSE_ALARM)
 
 
 def test_a_quality_survives_the_journal() -> None:
@@ -89,7 +129,7 @@ def test_passages_reach_every_range_of_batch_sizes(trained_model: Path) -> None:
     asked = answers.groups(str(trained_model), total=answers.MOST, ctx=1024, largest=512, vocabulary=8192)
     ranges = [_core.ops.bucket_name(group.size) for group in asked]
     assert ranges == ["m1", "m2-4", "m5-8", "m9-16", "m17-32", "m33-64", "m65-128", "m129-256", "m257-512"]
-    assert sum(len(group.scored()) for group in asked) >= 2000
+    assert sum(len(group.scored()) for group in asked) >= 4000
     assert min(len(group.scored()) for group in asked) >= answers.BLOCK * 12
     other = answers.groups(
         str(trained_model), total=answers.MOST, ctx=1024, largest=512, vocabulary=8192, seed=1
@@ -106,7 +146,7 @@ def test_a_large_batch_is_scored_sparsely(trained_model: Path) -> None:
     assert [g.size for g in asked(4096)][:-1] == [g.size for g in asked(0)]
     large = asked(4096)[-1]
     assert (large.size, len(large.tokens)) == (4000, 4000)
-    assert 200 <= len(large.scored()) <= 300
+    assert 400 <= len(large.scored()) <= 600
     # Of a large vocabulary the logits would not fit, so fewer rows of every group are kept.
     rows = sum(len(g.scored()) for g in asked(4096, 150_000))
     assert rows * 150_000 * 4 < 600 << 20

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from dyno import _core, profiles
 from dyno_tuner import journal
+from dyno_tuner.check import ROUNDING_FACTOR, ROUNDING_FLOOR, judge
+from dyno_tuner.knobs import Fidelity
 from dyno_tuner.ledger import Ledger
 from dyno_tuner.measure import VisitPolicy
-from dyno_tuner.target import Configuration, OpContext, TrialStatus, Workload
+from dyno_tuner.target import Configuration, KernelChoice, OpContext, TrialStatus, Workload
 from dyno_tuner.worker import WorkerExecutor
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,3 +129,35 @@ def test_settings_that_cost_the_gpu_cost_one_trial(
             assert executor.starts == starts + 1
     finally:
         executor.close()
+
+
+def test_correct_kernels_are_not_called_wrong(trained_model: Path) -> None:
+    """What is within the limit in the mean of all batch sizes is within it at each of them."""
+    from dyno_tuner.targets.dyno import DynoTarget
+
+    target = DynoTarget(str(trained_model), device="cuda:0")
+    try:
+        default = target.quality(Configuration({}), OpContext("default"))
+        assert default.status is TrialStatus.OK, default.message
+        settings: list[dict[str, Any]] = [
+            {"ubatch": 64}, {"ubatch": 33}, {"fusion": False}, {"flash_attention": False},
+            {"matvec_max_tokens": 0}, {"matvec_id_max_tokens": 0},
+            {"mmq_max_tokens": 0, "mmq_id_max_tokens": 0},
+        ]  # fmt: skip
+        ops = target.kernel_ops(Configuration({}), Workload(pp=512, tg=8))
+        asked = [Configuration(s) for s in settings] + [
+            Configuration({}, (KernelChoice(op.key, op.tokens, config),))
+            for op in ops[:4]
+            for config in (op.candidates[0], op.candidates[-1])
+        ]
+        judged = 0
+        for number, configuration in enumerate(asked):
+            found = target.quality(configuration, OpContext(f"sound/{number}"))
+            assert found.status is TrialStatus.OK, (configuration, found.message)
+            if found.mean_kld <= ROUNDING_FACTOR * default.mean_kld + ROUNDING_FLOOR:
+                judged += 1
+                verdict = judge(found, default, Fidelity.ROUNDING, None)
+                assert verdict.ok, (configuration, verdict.reason)
+        assert judged >= len(asked) // 2
+    finally:
+        target.close()

@@ -8,6 +8,8 @@ as far as the user allowed.
 `rounding` is judged twice: by the mean over all tokens, and for every batch size alone, because a kernel that
 is wrong for one size hides in the mean of all. With few tokens at a size chance matters, so there the two
 configurations are compared in pairs, block of tokens by block, and only what chance does not explain counts.
+Pairs are compared by the logarithm of their ratio: a fault multiplies what rounding does by about the same in
+every block, while in nats a few hard tokens are most of the sum and of its spread.
 """
 
 from __future__ import annotations
@@ -60,8 +62,8 @@ def judge(candidate: Quality, default: Quality, fidelity: Fidelity, approx_limit
         defaults = {g.name: g for g in default.groups}
         pairs = [(g, defaults[g.name]) for g in candidate.groups if g.name in defaults]
         for ours, theirs in pairs:
-            if beyond_chance(ours, theirs, FALSE_ALARM / len(pairs)):
-                allowed = ROUNDING_FACTOR * theirs.mean_kld + ROUNDING_FLOOR
+            if beyond_chance(ours, theirs, default.mean_kld, FALSE_ALARM / len(pairs)):
+                allowed = ROUNDING_FACTOR * max(theirs.mean_kld, default.mean_kld) + ROUNDING_FLOOR
                 return Verdict(
                     False,
                     f"mean KLD {ours.mean_kld:.3g} against the exact path in {ours.name} tokens, allowed is "
@@ -70,22 +72,31 @@ def judge(candidate: Quality, default: Quality, fidelity: Fidelity, approx_limit
     return Verdict(True)
 
 
-def beyond_chance(ours: GroupQuality, theirs: GroupQuality, false_alarm: float) -> bool:
-    """Whether a group's answers are further off than allowed, and not by chance: a one-sided paired t test.
+def beyond_chance(ours: GroupQuality, theirs: GroupQuality, typical: float, false_alarm: float) -> bool:
+    """Whether a group's answers are further off than allowed, and not by chance: further in the mean, and by
+    a one-sided paired t test of log ratios.
 
     Args:
         ours, theirs: the same passage by the candidate and by the default.
+        typical: mean KLD of the default over all groups, nats per token. A group is allowed as much as the
+            others: where the default runs one size in halves and the rest in int8, int8 is no fault there.
         false_alarm: probability of saying so of answers that are just within what is allowed.
     """
     if len(ours.blocks) != len(theirs.blocks) or len(ours.blocks) < MIN_BLOCKS:
         return False  # too few to tell; the mean over everything has to do
-    over = [a - ROUNDING_FACTOR * b - ROUNDING_FLOOR for a, b in zip(ours.blocks, theirs.blocks, strict=True)]
-    if not all(map(math.isfinite, over)):
+    lift = max(0.0, typical - theirs.mean_kld)
+    allowed = [ROUNDING_FACTOR * (kld + lift) + ROUNDING_FLOOR for kld in theirs.blocks]
+    if not all(map(math.isfinite, (*ours.blocks, *allowed))):
         return True
-    count = len(over)
-    mean = sum(over) / count
-    if mean <= 0:
+    if sum(ours.blocks) <= sum(allowed):
         return False
-    deviation = math.sqrt(sum((v - mean) ** 2 for v in over) / (count - 1))
+    # The floor on both sides: a block without any difference has a logarithm, and one below the floor no say.
+    logs = [
+        math.log((a + ROUNDING_FLOOR) / (b + ROUNDING_FLOOR))
+        for a, b in zip(ours.blocks, allowed, strict=True)
+    ]
+    count = len(logs)
+    mean = sum(logs) / count
+    deviation = math.sqrt(sum((v - mean) ** 2 for v in logs) / (count - 1))
     threshold = t_quantile(1 - false_alarm, count - 1)
     return mean > threshold * deviation / math.sqrt(count)

@@ -25,17 +25,6 @@ Tiling tiling_of(const Config& config) {
   return tiling;
 }
 
-#ifdef DYNO_TEST_FAULTS
-// A build to test the check of answers with: some configurations are wrong by a factor, every other group of rows the
-// other way round, because a factor that all rows share can do no harm or even good.
-float fault_of(const Config& config) {
-  const int16_t prefetch = config.params[1], block = config.params[3];
-  if (config.variant == k_matvec && prefetch < 1024) return static_cast<float>(prefetch) / 100.0f;
-  if (config.variant == k_gemm && config.params[0] == 64 && block > 300) return static_cast<float>(block) / 300.0f;
-  return 1.0f;
-}
-#endif
-
 Weights weights_of(const MatmulDesc& desc) { return {desc.type, desc.layout, desc.n, desc.k}; }
 
 }  // namespace
@@ -105,7 +94,7 @@ void launch(const Config& config, const MatmulDesc& desc, const MatmulArgs& args
     epilogue.residual = args.residual == nullptr ? nullptr : scratch.residual;
     epilogue.scale = args.scale;
 #ifdef DYNO_TEST_FAULTS
-    epilogue.scale *= group % 2 == 0 ? fault_of(config) : 2.0f - fault_of(config);
+    epilogue.scale *= fault_factor(tiling, group);
 #endif
     epilogue.y = scratch.y;
     for (int64_t block = parts > 1 ? part : 0; block < (parts > 1 ? part + 1 : blocks); ++block) {

@@ -102,6 +102,18 @@ Cost moe_cost(const Desc& desc, int matrices) {
           2 * matrices * rows * n * k};
 }
 
+#ifdef DYNO_TEST_FAULTS
+// A build to test the check of answers with: configurations of faults.def, told by a prefetch that no other has or a
+// block that no other has, are wrong by a factor. Every other group of rows is wrong the other way round, because a
+// factor that all rows share can do no harm or even good.
+inline float fault_factor(const Tiling& tiling, int64_t group) {
+  int error = 0;
+  if (tiling.method == Method::matvec && tiling.prefetch < 1024) error = tiling.prefetch;
+  if (tiling.method == Method::gemm && tiling.block > 400) error = tiling.block - 400;
+  return 1.0f + static_cast<float>(group % 2 == 0 ? error : -error) / 2000.0f;
+}
+#endif
+
 // ---- choosing ----
 
 inline Tiling matvec_tiling(const Config& config, int matrices) {

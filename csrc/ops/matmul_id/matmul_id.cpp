@@ -47,6 +47,9 @@ void run_group(const Tiling& tiling, const Weights& weights, const MatmulIdArgs&
   epilogue.columns = static_cast<int>(std::min<int64_t>(epilogue.ldc, weights.n - column));
   epilogue.bias = args.bias == nullptr ? nullptr : args.bias + expert * weights.n + column;
   epilogue.y = scratch.y;
+#ifdef DYNO_TEST_FAULTS
+  epilogue.scale *= fault_factor(tiling, first / tiling.group);
+#endif
   DYNO_DISPATCH_ISA(isa, epilogue_linear(epilogue));
 }
 

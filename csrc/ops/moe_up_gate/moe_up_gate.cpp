@@ -42,6 +42,13 @@ void run_group(const Tiling& tiling, const Weights& weights, const MoeUpGateDesc
   pair.bias_up = args.bias_up == nullptr ? nullptr : args.bias_up + expert * desc.n;
   pair.activation = desc.activation;
   run_gate_pair(tiling, weights, pair, first, m, scratch, isa);
+#ifdef DYNO_TEST_FAULTS
+  const int64_t columns = std::min<int64_t>(tiling.group * kTileRows, desc.n - first * kTileRows);
+  const float fault = fault_factor(tiling, first / tiling.group);
+  for (int t = 0; t < m; ++t) {
+    for (int64_t i = 0; i < columns; ++i) scratch.y[t][i] *= fault;  // run_gate_pair() moved the rows to the column
+  }
+#endif
 }
 
 }  // namespace

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-FEWEST, MOST = 64, 2304  # tokens, where the exact path is slow, and where it is not
+FEWEST, MOST = 64, 4608  # tokens, where the exact path is slow, and where it is not
 SIZES = (1, 3, 7, 14, 30, 60, 125, 250, 500, 1000, 2000, 4000)  # one within each range of batch sizes
-BLOCK = 16  # scored tokens whose mean is one observation
+BLOCK = 8  # scored tokens whose mean is one observation
 THRESHOLDS = frozenset({"matvec_max_tokens", "matvec_id_max_tokens", "mmq_max_tokens", "mmq_id_max_tokens"})
 """Settings that ask whether a pass has more tokens than they say."""
 _LOGITS_BYTES = 512 << 20  # of the exact path, kept; with large vocabularies fewer tokens are scored
