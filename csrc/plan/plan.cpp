@@ -172,7 +172,7 @@ std::string Plan::describe(const model::ModelDesc& model) const {
                    " distinct; mla_mode ", mla_mode_name(mla_mode), ", ");
     out += expands() ? str_cat("keys and values of ", context.ctx, " positions take ", mib(expanded_bytes()),
                                " of the arena\n")
-                     : str_cat("not used", mla_mode == MlaMode::automatic ? " with an f32 cache\n" : "\n");
+                     : str_cat("not used", mla_mode == MlaMode::automatic ? " with an f32 cache on this GPU\n" : "\n");
   }
   return out;
 }
