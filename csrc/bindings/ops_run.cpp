@@ -264,8 +264,10 @@ MlaExpandArgs read_args(OpArgs& in, const MlaExpandDesc& d, std::vector<Sequence
   a.v_b_stride_bytes = static_cast<int64_t>(layout_bytes(d.v_type, d.v_layout, d.dv, d.lora));
   a.k_b = in.in<uint8_t>("k_b", d.heads * a.k_b_stride_bytes);
   a.v_b = in.in<uint8_t>("v_b", d.heads * a.v_b_stride_bytes);
-  a.keys = reinterpret_cast<uint16_t*>(in.out<uint8_t>("keys", d.m * d.heads * (d.nope + d.rope) * 2));
-  a.values = reinterpret_cast<uint16_t*>(in.out<uint8_t>("values", d.m * d.heads * d.dv * 2));
+  const DType out_type = expanded_type(d.cache_type);
+  const auto rows = [&](int64_t width) { return static_cast<int64_t>(row_bytes(out_type, d.m * d.heads * width)); };
+  a.keys = reinterpret_cast<uint16_t*>(in.out<uint8_t>("keys", rows(d.nope + d.rope)));
+  a.values = reinterpret_cast<uint16_t*>(in.out<uint8_t>("values", rows(d.dv)));
   return a;
 }
 

@@ -14,6 +14,7 @@
 #include "ops/args.h"
 #include "ops/copy/act_q8.h"
 #include "ops/matmul/layout.h"
+#include "ops/mla_expand/mla_expand.h"
 #include "ops/registry.h"
 
 namespace dyno {
@@ -204,8 +205,9 @@ class SyntheticArgs {
     a.v_b_stride_bytes = static_cast<int64_t>(ops::layout_bytes(d.v_type, d.v_layout, d.dv, d.lora));
     a.k_b = weights(d.heads * a.k_b_stride_bytes);
     a.v_b = weights(d.heads * a.v_b_stride_bytes);
-    a.keys = reinterpret_cast<uint16_t*>(weights(d.m * d.heads * (d.nope + d.rope) * 2));
-    a.values = reinterpret_cast<uint16_t*>(weights(d.m * d.heads * d.dv * 2));
+    const auto bytes = static_cast<int64_t>(row_bytes(ops::expanded_type(d.cache_type), d.m * d.heads));
+    a.keys = reinterpret_cast<uint16_t*>(weights(bytes * (d.nope + d.rope)));
+    a.values = reinterpret_cast<uint16_t*>(weights(bytes * d.dv));
     return a;
   }
   ops::GluArgs make(const ops::GluDesc& d) {

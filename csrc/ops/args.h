@@ -198,8 +198,8 @@ struct MlaExpandArgs {
   int64_t k_b_stride_bytes = 0;  // between heads
   const void* v_b = nullptr;
   int64_t v_b_stride_bytes = 0;
-  uint16_t* keys = nullptr;    // halves [m, heads, nope + rope]
-  uint16_t* values = nullptr;  // halves [m, heads, dv]
+  uint16_t* keys = nullptr;    // halves [m, heads, nope + rope]; with an f32 cache floats, see expanded_floats()
+  uint16_t* values = nullptr;  // halves [m, heads, dv]; floats likewise
 };
 
 struct QkvRopeStoreArgs {

@@ -272,7 +272,7 @@ struct MoeDownSumDesc {
 };
 
 // Keys and values of all heads from m rows of the latent cache (lora dims of latent, then rope of a shared rotary key):
-// keys[m, h, nope + rope] = latent · k_b[h], rotary part; values[m, h, dv] = latent · v_b[h]ᵀ; both in f16.
+// keys[m, h, nope + rope] = latent · k_b[h], rotary part; values[m, h, dv] = latent · v_b[h]ᵀ; expanded_type().
 // k_b [heads, lora, nope], v_b [heads, dv, lora].
 struct MlaExpandDesc {
   DType k_type = DType::f16, v_type = DType::f16;  // of k_b and v_b

@@ -1,6 +1,8 @@
 #include "plan/expanded_list.h"
 
 #include "core/error.h"
+#include "ops/attention/attention.h"
+#include "ops/mla_expand/mla_expand.h"
 
 namespace dyno::plan {
 
@@ -10,9 +12,10 @@ Operand ExpandedList::latent_attention(const model::AttentionSpec& a, Operand q,
   const model::Weight& k_b = model_.weight(a.k_b);
   const model::Weight& v_b = model_.weight(a.v_b);
   // One sequence at a time, so that the memory of one context is enough.
-  const auto halves = [&](int64_t width) { return static_cast<size_t>(plan_.context.ctx * a.heads * width) * 2; };
-  const Operand keys = value_bytes(p + "keys", 0, halves(key_head));
-  const Operand values = value_bytes(p + "values", 0, halves(a.v_head));
+  const DType type = ops::expanded_type(plan_.kv_type_k);
+  const auto bytes = [&](int64_t width) { return row_bytes(type, plan_.context.ctx * a.heads * width); };
+  const Operand keys = value_bytes(p + "keys", 0, bytes(key_head));
+  const Operand values = value_bytes(p + "values", 0, bytes(a.v_head));
   Node& expand = emit(p + "mla_expand",
                       ops::MlaExpandDesc{.k_type = k_b.type,
                                          .v_type = v_b.type,
@@ -32,14 +35,10 @@ Operand ExpandedList::latent_attention(const model::AttentionSpec& a, Operand q,
   expand.per_run = true;
 
   const Operand out = value(p + "attention", a.heads * a.v_head);
-  Node& node = emit(p + "attention",
-                    ops::AttentionDesc{.heads = a.heads,
-                                       .kv_heads = a.heads,
-                                       .dk = key_head,
-                                       .dv = a.v_head,
-                                       .k_type = DType::f16,
-                                       .v_type = DType::f16},
-                    i);
+  const ops::AttentionDesc attention{
+      .heads = a.heads, .kv_heads = a.heads, .dk = key_head, .dv = a.v_head, .k_type = type, .v_type = type};
+  if (type == DType::f32) plan_.expands_f32 = kExpandF32 && ops::attention_in_pairs(attention, plan_.device);
+  Node& node = emit(p + "attention", attention, i);
   node.x = q;
   node.y = out;
   node.keys = keys;

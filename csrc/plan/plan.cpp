@@ -173,7 +173,7 @@ std::string Plan::describe(const model::ModelDesc& model) const {
                    " distinct; mla_mode ", mla_mode_name(mla_mode), ", ");
     out += expands() ? str_cat("keys and values of ", context.ctx, " positions take ", mib(expanded_bytes()),
                                " of the arena\n")
-                     : str_cat("not used", mla_mode == MlaMode::automatic ? " with an f32 cache\n" : "\n");
+                     : str_cat("not used", mla_mode == MlaMode::automatic ? " with an f32 cache on this GPU\n" : "\n");
   }
   if (!draw.nodes.empty()) {
     out += str_cat(draw.nodes.size(), " op a drawn token, ", distinct(ListId::draw), " distinct\n");

@@ -65,12 +65,14 @@ std::string_view list_name(ListId list);
 // heads are made from the latents of the whole context for every u-batch, which costs products and memory, and then a
 // query and key head are a third as wide.
 enum class MlaMode : uint8_t {
-  automatic,  // expanded for sequences with at least kExpandTokens new tokens, but for f32 caches
+  automatic,  // expanded for sequences with at least kExpandTokens new tokens
   expanded,
   absorbed,
 };
 std::string_view mla_mode_name(MlaMode mode);  // auto, expanded, absorbed
 inline constexpr int64_t kExpandTokens = 32;
+// Whether `automatic` expands f32 caches too, on GPUs that attend to f32 keys in pairs of halves.
+inline constexpr bool kExpandF32 = true;
 
 struct Value {
   std::string name;
@@ -110,7 +112,7 @@ struct Node {
   model::WeightId w = model::kNone, w2 = model::kNone, w3 = model::kNone;
   model::WeightId bias = model::kNone, bias2 = model::kNone, bias3 = model::kNone;
   model::WeightId norm = model::kNone;  // of a product that norms its rows
-  Operand keys{}, values{};             // expanded latent attention: f16, of all heads
+  Operand keys{}, values{};             // expanded latent attention: of all heads, ops::expanded_type()
   bool per_run = false;                 // launched for each run by itself; such nodes stand together
   float scale = 1.0f;
   float eps = 0.0f;
@@ -164,6 +166,7 @@ struct Plan {
   bool fusion = true;                         // whether the fused list is used where there is one
   NodeList expanded{.id = ListId::expanded};  // where latent attention can be expanded, on a GPU
   MlaMode mla_mode = MlaMode::automatic;
+  bool expands_f32 = false;           // `automatic` expands an f32 cache, see expands()
   NodeList draw{.id = ListId::draw};  // without nodes on the CPU, where the session draws
   std::vector<OpUse> keys;            // of all lists
   std::vector<RopeTable> rope_tables;
@@ -174,11 +177,11 @@ struct Plan {
   size_t kv_bytes = 0;
   size_t arena_bytes = 0;
   size_t scratch_bytes = 0;  // all threads together; set when configurations are chosen
-  // Whether any u-batch runs through the expanded list. The f16 keys and values that it makes would give away what an
-  // f32 cache was chosen for, so there only an explicit setting does.
+  // Whether any u-batch runs through the expanded list. With an f32 cache its keys and values are f32 as well, and pay
+  // only where attention over them runs on tensor cores.
   bool expands() const {
-    return !expanded.nodes.empty() &&
-           (mla_mode == MlaMode::expanded || (mla_mode == MlaMode::automatic && kv_type_k != DType::f32));
+    const bool pays = kv_type_k != DType::f32 || expands_f32;
+    return !expanded.nodes.empty() && (mla_mode == MlaMode::expanded || (mla_mode == MlaMode::automatic && pays));
   }
   // Of the arena: the keys and values that the expanded list makes for one context.
   size_t expanded_bytes() const;

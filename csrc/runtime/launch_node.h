@@ -258,8 +258,8 @@ void launch_node(const plan::Node& node, Env& env) {
                                        .q_stride = node.x.stride_bytes / kF32,
                                        .k_cache = pointer(node.keys),
                                        .v_cache = pointer(node.values),
-                                       .k_row_bytes = 2 * d.kv_heads * d.dk,
-                                       .v_row_bytes = 2 * d.kv_heads * d.dv,
+                                       .k_row_bytes = static_cast<int64_t>(row_bytes(d.k_type, d.kv_heads * d.dk)),
+                                       .v_row_bytes = static_cast<int64_t>(row_bytes(d.v_type, d.kv_heads * d.dv)),
                                        .slot_positions = 0,  // they hold this sequence alone
                                        .runs = env.batch.runs + env.batch.run,
                                        .n_runs = 1,

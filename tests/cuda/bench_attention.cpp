@@ -103,8 +103,9 @@ struct Bench {
     const auto k_stride = static_cast<int64_t>(ops::layout_bytes(d.k_type, d.k_layout, d.lora, d.nope));
     const auto v_stride = static_cast<int64_t>(ops::layout_bytes(d.v_type, d.v_layout, d.dv, d.lora));
     const GuardedBuffer k_b(static_cast<size_t>(d.heads * k_stride)), v_b(static_cast<size_t>(d.heads * v_stride));
-    const GuardedBuffer keys(static_cast<size_t>(d.m * d.heads * (d.nope + d.rope)) * 2);
-    const GuardedBuffer values(static_cast<size_t>(d.m * d.heads * d.dv) * 2);
+    const DType out_type = ops::expanded_type(d.cache_type);
+    const GuardedBuffer keys(row_bytes(out_type, d.m * d.heads * (d.nope + d.rope)));
+    const GuardedBuffer values(row_bytes(out_type, d.m * d.heads * d.dv));
     fill(latents, d.cache_type, d.m * (d.lora + d.rope), 5);
     // Any bytes from 0x20 to 0x3f are ordinary weights in every layout.
     std::mt19937 random(6);
@@ -161,6 +162,9 @@ int main(int argc, char** argv) {
         {"deepseek2-lite expanded", heads(4096, 16, 16, 192, 128), 0},
         {"deepseek2-lite expanded", heads(512, 16, 16, 192, 128), 3584},
         {"deepseek2-lite expanded", heads(128, 16, 16, 192, 128), 3968},
+        {"deepseek2-lite expanded f32", heads(4096, 16, 16, 192, 128, DType::f32), 0},
+        {"deepseek2-lite expanded f32", heads(512, 16, 16, 192, 128, DType::f32), 3584},
+        {"deepseek2-lite expanded f32", heads(128, 16, 16, 192, 128, DType::f32), 3968},
     };
     for (const Shape& shape : shapes) {
       if (std::string(shape.name).find(only) != std::string::npos) bench.run(shape);

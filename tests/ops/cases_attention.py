@@ -148,6 +148,12 @@ def attention_cases() -> Iterator[Case]:
     yield make(8, 1, 128, 128, [(0, 70, 333, 1), (70, 3, 10, 0)], "f16 f16", window=150, sinks=True)
     yield make(4, 1, 64, 64, [(0, 100, 180, 0)], "q8_0 q8_0")
     yield make(4, 2, 256, 256, [(0, 40, 130, 0)], "bf16 bf16", softcap=30.0)
+    # The same over f32 caches: all head sizes that go in pairs of halves, rows of no whole eights or fours.
+    yield make(2, 2, 192, 128, [(0, 150, 200, 0)])
+    yield make(3, 1, 190, 126, [(0, 40, 129, 1)], gap=1)
+    yield make(8, 1, 128, 128, [(0, 70, 333, 1), (70, 3, 10, 0)], window=150, sinks=True)
+    yield make(3, 3, 75, 41, [(0, 140, 129, 0)], gap=1)
+    yield make(2, 1, 96, 96, [(0, 33, 900, 0)], softcap=20.0)
     # Latent attention: values within the keys, one kv head.
     yield make(16, 1, 576, 512, [(0, 1, 77, 0)], "f16 f16", v_in_k=True)
     yield make(10, 1, 40, 20, [(0, 30, 40, 0)], v_in_k=True)
@@ -316,6 +322,7 @@ def mla_expand_cases() -> Iterator[Case]:
             padded = np.full((m, row + gap), 255, np.uint8)
             padded[:, :row] = rows.reshape(m, -1)
             rotary = np.broadcast_to(latents[:, None, lora:], (m, heads, rope))
+            exact = cache == "f32"  # keys and values are f32 then, else f16
             wide = operand(latents[:, :lora])
             nope_keys = np.einsum("ml,hln->mhn", wide, k_b.values)
             keys = np.concatenate([nope_keys, rotary], axis=-1)
@@ -323,12 +330,13 @@ def mla_expand_cases() -> Iterator[Case]:
 
             def check(out: Any) -> None:
                 for name, want in (("keys", keys), ("values", values)):
-                    expect_close(out[name].view(np.float16).astype(F32), want, HALVES)
+                    got = out[name].view(F32 if exact else np.float16).astype(F32)
+                    expect_close(got, want, EXACT if exact else HALVES)
 
             args = {"latents": padded, "row_bytes": row + gap, "k_b": k_b.bytes, "v_b": v_b.bytes}
             outputs = {
-                "keys": np.full((m, heads, 2 * (nope + rope)), 77, np.uint8),
-                "values": np.full((m, heads, 2 * dv), 77, np.uint8),
+                "keys": np.full((m, heads, (4 if exact else 2) * (nope + rope)), 77, np.uint8),
+                "values": np.full((m, heads, (4 if exact else 2) * dv), 77, np.uint8),
             }
             return args, outputs, check
 
@@ -345,6 +353,10 @@ def mla_expand_cases() -> Iterator[Case]:
     for dtype in SCALES:
         k = 256 if dtype.endswith("_k") or dtype == "iq4_xs" else 32
         yield make(3, 2, (k, 32, 16, k), f"{dtype} gpu", "q8_0")
+        yield make(67, 2, (k, 32, 16, k), f"{dtype} gpu", "f32")
+    yield make(200, 2, (128, 64, 128, 512), "f16 gpu", "f32")
+    yield make(5, 3, (21, 6, 13, 23), "bf16 plain", "f32", gap=4)
+    yield make(131, 1, (200, 5, 136, 36), "f16 plain", "f32")
     # Matrices that end within a stripe, and what a whole kv_b of an older file becomes.
     yield make(65, 3, (32, 8, 20, 40), "f16 gpu", v_weight="f16 plain")
     yield make(9, 2, (64, 8, 64, 64), "f32 plain", v_weight="q4_0 gpu", gap=2)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,10 @@ class Arithmetic:
     def sums(self) -> float:
         """NMSE of the sums: tensor cores cut off, so each step loses up to one unit in the last place."""
         return (self.steps * 2.0**-23) ** 2
+
+
+PAIRS = Arithmetic(22, 22, steps=8)
+"""Of kernels that split all operands into two halves. A sum stays in tensor cores for a few steps only."""
 
 
 @dataclass(frozen=True)
@@ -168,11 +173,15 @@ def arithmetic_of(
         if variant == "rows":
             return None
         cache = desc["k_type"]
+        if variant == "flash_pairs":
+            return PAIRS
         if variant == "latent" and cache == "f32":
             return Arithmetic(22, steps=3 * _steps(desc["dk"] + DEPTH))
         narrow = cache == "bf16" or (force_bf16 and cache == "q8_0" and variant.startswith("flash"))
         bits = 8 if narrow else 11
         return Arithmetic(bits, bits, steps=_steps(desc["dk"] + DEPTH))
+    if family == "mla_expand" and variant == "pairs":
+        return dataclasses.replace(PAIRS, weight_bits=FLOAT_BITS)
     if variant == "ring":
         # Codes stand at 1024 and above, and what that adds is taken off again: sums are cut off
         # 1024 times as high.

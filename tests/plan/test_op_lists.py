@@ -11,6 +11,7 @@ from dyno.errors import ProfileError
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
 NAMES = sorted(p.name.removesuffix("-tiny.gguf") for p in TINY.glob("*-tiny.gguf"))
+LATENT = [name for name in NAMES if name.startswith("deepseek2")]
 HOPPER = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
 
 
@@ -28,7 +29,8 @@ def lists(session: _core.Session, tokens: int) -> set[str]:
 def test_few_tokens_take_the_fused_list(name: str) -> None:
     session = plan_for(name)
     assert lists(session, 1) == lists(session, 8) == {"fused"}
-    assert lists(session, 9) == lists(session, 512) == {"general"}
+    assert lists(session, 9) == {"general"}
+    assert lists(session, 512) == ({"expanded"} if name in LATENT else {"general"})
     general = sum(op["count"] for op in session.ops(9))
     assert sum(op["count"] for op in session.ops(8)) <= general
     session.set({"fusion": False})
@@ -72,47 +74,64 @@ def test_what_no_fused_launch_covers_stays() -> None:
     assert "norm" in families or "norm_route" in families
 
 
-LATENT = [name for name in NAMES if name.startswith("deepseek2")]
 F16 = {"kv_type_k": "f16"}
 
 
 def latent_plan(name: str, context: dict[str, Any], mode: str, **more: Any) -> _core.Session:
     path = TINY / f"{name}-tiny.gguf"
     session = {"cuda_graphs": False, "mla_mode": mode, **more.pop("session", {})}
-    return _core.Session(path, context=context, session=session, plan_only=True, device=HOPPER, **more)
+    device = more.pop("device", HOPPER)
+    return _core.Session(path, context=context, session=session, plan_only=True, device=device, **more)
 
 
+@pytest.mark.parametrize("cache", ["f32", "f16"])
 @pytest.mark.parametrize("name", LATENT)
-def test_prompts_expand_latent_attention(name: str) -> None:
-    session = latent_plan(name, F16, "auto")
+def test_prompts_expand_latent_attention(name: str, cache: str) -> None:
+    session = latent_plan(name, {"kv_type_k": cache}, "auto")
     assert lists(session, 32) == lists(session, 512) == {"expanded"}
     assert lists(session, 31) == {"general"}
     assert lists(session, 8) == {"fused"}
     families = {op["family"]: op for op in session.ops(512)}
     assert families["mla_expand"]["count"] == families["attention"]["count"] == session.model["n_layers"]
-    assert "kv=" not in families["attention"]["key"]
+    assert f"k={cache} v={cache}" in families["attention"]["key"]
+    variant = {"f32": "flash_pairs", "f16": "flash_wgmma"}[cache]
+    assert families["attention"]["config"]["variant"] == variant
     session.set({"mla_mode": "absorbed"})
     assert lists(session, 512) == {"general"}
     session.set({"mla_mode": "expanded"})
     assert lists(session, 1) == {"expanded"}
 
 
-def test_an_f32_cache_is_expanded_only_on_demand() -> None:
-    assert lists(latent_plan(LATENT[0], {}, "auto"), 512) == {"general"}
-    assert lists(latent_plan(LATENT[0], {}, "expanded"), 512) == {"expanded"}
+def test_an_f32_cache_is_expanded_where_tensor_cores_attend_to_it() -> None:
+    """Its tiles of queries and keys have to fit into shared memory; a setting expands all the same."""
+    small = HOPPER | {"compute_capability": 75, "shared_per_block_bytes": 32_768}
+    session = latent_plan(LATENT[0], {}, "auto", device=small)
+    assert lists(session, 512) == {"general"}
+    assert "not used with an f32 cache on this GPU" in session.describe_plan()
+    session.set({"mla_mode": "expanded"})
+    assert lists(session, 512) == {"expanded"}
+    turing = small | {"shared_per_block_bytes": 65_536}
+    assert lists(latent_plan(LATENT[0], {}, "auto", device=turing), 512) == {"expanded"}
 
 
-def test_the_plan_holds_expanded_keys_and_values_of_one_context() -> None:
+def test_without_flash_attention_expanded_keys_are_read_in_float32() -> None:
+    session = latent_plan(LATENT[0], {}, "auto", session={"flash_attention": False})
+    (attention,) = [op for op in session.ops(512) if op["family"] == "attention"]
+    assert attention["config"]["variant"] == "rows"
+
+
+@pytest.mark.parametrize("cache", ["f32", "f16"])
+def test_the_plan_holds_expanded_keys_and_values_of_one_context(cache: str) -> None:
     sizes = {}
     for ctx in (1024, 4096):
         for mode in ("auto", "absorbed"):
-            plan = latent_plan(LATENT[0], {**F16, "ctx": ctx, "sequences": 3}, mode)
+            plan = latent_plan(LATENT[0], {"kv_type_k": cache, "ctx": ctx, "sequences": 3}, mode)
             sizes[ctx, mode] = plan.plan["arena_bytes"]
             assert ("of the arena" in plan.describe_plan()) == (mode == "auto")
-    attention = latent_plan(LATENT[0], F16, "auto").model["layers"][0]["attention"]
+    attention = latent_plan(LATENT[0], {}, "auto").model["layers"][0]["attention"]
     assert sizes[1024, "absorbed"] == sizes[4096, "absorbed"]
     grown = sizes[4096, "auto"] - sizes[1024, "auto"]
-    row = grown / 3072 / 2 / attention["heads"]  # halves a head
+    row = grown / 3072 / {"f32": 4, "f16": 2}[cache] / attention["heads"]  # numbers a head
     assert row == int(row)
     assert row > attention["rope"]["dims"]
 

@@ -19,6 +19,8 @@ namespace {
 
 // Tokens up to which the decode variant is offered: beyond, its re-reading of the cache is hopeless.
 constexpr int64_t kDecodeMaxTokens = 64;
+// Tokens from which f32 caches go through tensor cores: below, most rows of their tiles would be empty.
+constexpr int64_t kPairsLeastTokens = 16;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -51,7 +53,41 @@ bool has_wgmma(const DeviceInfo& device) {
 }
 
 // Tokens up to which parts of the keys are offered to the kernels for prompts: beyond, tiles alone fill any chip.
-constexpr int64_t kWgmmaSplitTokens = 2048;
+constexpr int64_t kPromptSplitTokens = 2048;
+
+// Whether `splits` parts of the keys are offered to a kernel for prompts with tiles of `rows`.
+Support prompt_splits(const AttentionDesc& desc, int64_t rows, int splits) {
+  if (splits == 1) return Support::yes();
+  if (desc.m > kPromptSplitTokens) {
+    return Support::no(str_cat("splits=", splits, " are for up to ", kPromptSplitTokens, " tokens, not m=", desc.m));
+  }
+  const AttentionTiles tiles{rows, desc.heads / desc.kv_heads};
+  if (tiles.bound(desc.m, desc.m) * desc.kv_heads > kStreamCounters) {
+    return Support::no(str_cat("more tiles of m=", desc.m, " tokens and heads=", desc.heads, " than can be counted"));
+  }
+  return Support::yes();
+}
+
+Support flash_pairs_supports(const AttentionDesc& desc, const Config& config, const DeviceInfo& device) {
+  if (desc.exact) return Support::no("exact=1: the products of flash attention over pairs of halves have 22 bits");
+  const DType v_type = desc.v_in_k ? desc.k_type : desc.v_type;
+  if (desc.k_type != DType::f32 || v_type != DType::f32) {
+    return Support::no(str_cat("k_type=", dtype_name(desc.k_type), " with v_type=", dtype_name(v_type),
+                               ": pairs of halves are made of f32 twice"));
+  }
+  const int head = flash_head(desc.dk, desc.dv);
+  if (head > kFlashPairsMaxHead) {
+    return Support::no(str_cat("heads of dk=", desc.dk, " dv=", desc.dv, " are wider than the ", kFlashPairsMaxHead,
+                               " and ", flash_value_head(kFlashPairsMaxHead),
+                               " of flash attention over pairs of halves"));
+  }
+  const size_t shared = flash_pairs_shared_bytes(head, config.params[0]) + 1024;  // and what is not dynamic
+  if (shared > static_cast<size_t>(device.shared_per_block_bytes)) {
+    return Support::no(
+        str_cat(shared, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
+  }
+  return prompt_splits(desc, config.params[0], config.params[1]);
+}
 
 // What the tensor core variants ask for beyond what all variants do.
 Support flash_supports(const AttentionDesc& desc, const Config& config, const DeviceInfo& device) {
@@ -81,15 +117,7 @@ Support flash_supports(const AttentionDesc& desc, const Config& config, const De
       return Support::no(str_cat(kFlashWgmmaShared, " bytes of shared memory are more than the device's ",
                                  device.shared_per_block_bytes));
     }
-    if (config.params[1] > 1 && desc.m > kWgmmaSplitTokens) {
-      return Support::no(
-          str_cat("splits=", config.params[1], " are for up to ", kWgmmaSplitTokens, " tokens, not m=", desc.m));
-    }
-    const AttentionTiles tiles{config.params[0], desc.heads / desc.kv_heads};
-    if (config.params[1] > 1 && tiles.bound(desc.m, desc.m) * desc.kv_heads > kStreamCounters) {
-      return Support::no(str_cat("more tiles of m=", desc.m, " tokens and heads=", desc.heads, " than can be counted"));
-    }
-    return Support::yes();
+    return prompt_splits(desc, config.params[0], config.params[1]);
   }
   const auto shape = config.variant == k_flash_split ? FlashShape::rows16 : static_cast<FlashShape>(config.params[0]);
   if (shape == FlashShape::rows128 && head > 128) {
@@ -214,7 +242,12 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
   if (config.variant == k_rows) return checked;
   if (config.variant == k_latent) return latent_supports(desc, device);
   if (config.variant == k_latent_cluster) return latent_cluster_supports(desc, device);
+  if (config.variant == k_flash_pairs) return flash_pairs_supports(desc, config, device);
   return config.variant == k_direct ? direct_supports(desc, config, device) : flash_supports(desc, config, device);
+}
+
+bool attention_in_pairs(const AttentionDesc& desc, const DeviceInfo& device) {
+  return device.kind == DeviceKind::cuda && supports(desc, {k_flash_pairs, {64, 1}}, device).ok;
 }
 
 int64_t default_clusters(int64_t tiles, const DeviceInfo& device) {
@@ -267,6 +300,16 @@ Config cuda_default(const AttentionDesc& desc, const DeviceInfo& device) {
   const Config wgmma =
       blocks(128) * 10 >= device.sm_count * 9 ? Config{k_flash_wgmma, {128, 1}} : Config{k_flash_wgmma, {64, parts}};
   if (supports(desc, wgmma, device)) return wgmma;
+  if (desc.m >= kPairsLeastTokens) {
+    int16_t pair_parts = 1;  // two blocks of 64 rows find room on a multiprocessor
+    while (pair_parts < 8 && blocks(64) * pair_parts <= device.sm_count)
+      pair_parts = static_cast<int16_t>(pair_parts * 2);
+    for (const Config& pairs :
+         {Config{k_flash_pairs, {128, 1}}, Config{k_flash_pairs, {64, pair_parts}}, Config{k_flash_pairs, {64, 1}}}) {
+      if (pairs.params[0] == 128 && blocks(128) < 2 * device.sm_count) continue;
+      if (supports(desc, pairs, device)) return pairs;
+    }
+  }
   for (const int16_t rows : {int16_t{128}, int16_t{64}}) {
     const Config whole{k_flash, {rows}};
     if ((rows == 64 || blocks(128) >= 2 * device.sm_count) && supports(desc, whole, device)) return whole;
@@ -314,7 +357,7 @@ Cost cost(const AttentionDesc& desc) {
 size_t scratch_bytes(const AttentionDesc& desc, const Config& config) {
   if (config.variant == k_rows) return attention_partials_bytes(desc, kCudaRowTile, config.params[0]);
   if (config.variant == k_flash) return 0;
-  if (config.variant == k_flash_wgmma) {
+  if (config.variant == k_flash_wgmma || config.variant == k_flash_pairs) {
     if (config.params[1] == 1) return 0;
     return static_cast<size_t>(desc.m * desc.heads * config.params[1] * (2 + desc.dv)) * sizeof(float);
   }
@@ -353,6 +396,8 @@ void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs
     attention_flash_cuda(args, desc, static_cast<FlashShape>(config.params[0]), 1, stream);
   } else if (config.variant == k_flash_wgmma) {
     attention_flash_wgmma_cuda(args, desc, config.params[0], config.params[1], stream);
+  } else if (config.variant == k_flash_pairs) {
+    attention_flash_pairs_cuda(args, desc, config.params[0], config.params[1], stream);
   } else if (config.variant == k_flash_split) {
     attention_flash_cuda(args, desc, FlashShape::rows16, config.params[0], stream);
   } else if (config.variant == k_direct) {

@@ -18,6 +18,8 @@ size_t scratch_bytes(const AttentionDesc& desc, const Config& config);
 // Clusters for each of `tiles` of latents: all multiprocessors for one tile, half of them for several, which find the
 // keys in L2 (128 heads on an H200: 48 us with one cluster a tile, 55 with two).
 int64_t default_clusters(int64_t tiles, const DeviceInfo& device);
+// Whether f32 keys and values of such heads go through tensor cores as pairs of halves.
+bool attention_in_pairs(const AttentionDesc& desc, const DeviceInfo& device);
 // The cache must already hold the keys and values of this batch's tokens. Throws PlanError for runs outside of the
 // batch or the cache.
 void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context);

@@ -16,6 +16,11 @@ DYNO_FLASH_WGMMA(128)
 DYNO_FLASH_WGMMA(192)
 DYNO_FLASH_WGMMA(256)
 #undef DYNO_FLASH_WGMMA
+#define DYNO_FLASH_PAIRS(head) void flash_pairs_##head(const FlashTask&, int, const FlashGrid&, CUstream_st*);
+DYNO_FLASH_PAIRS(64)
+DYNO_FLASH_PAIRS(128)
+DYNO_FLASH_PAIRS(192)
+#undef DYNO_FLASH_PAIRS
 
 namespace {
 
@@ -83,6 +88,25 @@ void attention_flash_wgmma_cuda(const AttentionArgs& args, const AttentionDesc& 
       return flash_wgmma_192(task, rows, bf16, grid, stream.handle);
     default:
       return flash_wgmma_256(task, rows, bf16, grid, stream.handle);
+  }
+}
+
+void attention_flash_pairs_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, int splits,
+                                CudaStream& stream) {
+  FlashTask task{};
+  task.common = make_cuda_attention(args, desc, splits, stream);
+  task.k_type = task.v_type = static_cast<int>(device::Scalar::f32);
+  task.aligned = desc.dk % 8 == 0 && desc.dv % 8 == 0 &&
+                 aligned(args.k_cache, args.k_row_bytes, task.common.k_head_bytes) &&
+                 (desc.v_in_k || aligned(args.v_cache, args.v_row_bytes, task.common.v_head_bytes));
+  const FlashGrid grid = make_grid(args, desc, rows, splits);
+  switch (flash_head(desc.dk, desc.dv)) {
+    case 64:
+      return flash_pairs_64(task, rows, grid, stream.handle);
+    case 128:
+      return flash_pairs_128(task, rows, grid, stream.handle);
+    default:
+      return flash_pairs_192(task, rows, grid, stream.handle);
   }
 }
 

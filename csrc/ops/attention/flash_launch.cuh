@@ -4,13 +4,10 @@
 #include "core/cuda/check.h"
 #include "core/cuda/launch.h"
 #include "ops/attention/flash.cuh"
+#include "ops/attention/flash_grid.h"
 #include "ops/attention/kernels_cuda.h"
 
 namespace dyno::ops {
-
-struct FlashGrid {
-  unsigned tiles, kv_heads, splits;
-};
 
 template <int kHead, bool kBf16, int kRowWarps, int kKeyWarps, int kKeys>
 void launch_flash_instance(const FlashTask& task, const FlashGrid& grid, CUstream_st* stream) {

@@ -36,13 +36,6 @@ inline constexpr int kConsumers = 256, kMostParts = 8;
 inline constexpr int kMeet = 1,
                      kTurn = 2;  // named barriers: of all computing threads; of each computing warpgroup's turn
 
-// Where a part of a row of the tile lies: [kv head][split][row of the batch][2 + dv].
-__device__ __forceinline__ float* partial_of_row(const CudaAttention& t, const CudaTile& tile, int kv_head, int split,
-                                                 int row) {
-  const int64_t rows = int64_t{t.tokens} * t.group, at = tile.rows_before + tile.row_begin + row;
-  return t.partials + ((int64_t{kv_head} * t.splits + split) * rows + at) * (2 + t.dv);
-}
-
 // By the computing threads, after they have written the block's part of each row. The last of the tile's active blocks
 // adds the parts up, always in the order of the splits, several threads a row.
 template <int kDv, int kRows>
@@ -62,8 +55,8 @@ __device__ __forceinline__ void combine_rows(const CudaAttention& t, const CudaT
   constexpr int kSharers = kConsumers / kRows, kWidth = kDv / kSharers;
   const int row = thread / kSharers, first = thread % kSharers * kWidth;
   if (row >= tile.rows()) return;
-  const float* part = partial_of_row(t, tile, kv_head, 0, row);
-  const int64_t step = partial_of_row(t, tile, kv_head, 1, row) - part;
+  const float* part = batch_partial_row(t, tile, kv_head, 0, row);
+  const int64_t step = batch_partial_row(t, tile, kv_head, 1, row) - part;
   float best = minus_infinity(), total = 0, weight[kMostParts];
 #pragma unroll
   for (int s = 0; s < kMostParts; ++s) {
@@ -237,8 +230,8 @@ struct FlashRows {
     for (int h = 0; h < 2; ++h) {
       const int row = row_offset + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * h;
       if (row >= tile.rows()) continue;
-      float* out =
-          whole ? output_row(t, tile, tile.row_begin + row, kv_head) : partial_of_row(t, tile, kv_head, split, row) + 2;
+      float* out = whole ? output_row(t, tile, tile.row_begin + row, kv_head)
+                         : batch_partial_row(t, tile, kv_head, split, row) + 2;
       const float factor = whole ? output_factor(t, tile.row_begin + row, kv_head, best[h], total[h]) : 1.0f;
       const bool paired = (reinterpret_cast<uintptr_t>(out) | static_cast<uint64_t>(t.dv * 4)) % 8 == 0;
 #pragma unroll

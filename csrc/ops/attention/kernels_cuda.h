@@ -69,6 +69,19 @@ constexpr int flash_wgmma_stages(int head, int row_groups) {
 void attention_flash_wgmma_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, int splits,
                                 CudaStream& stream);
 
+// ---- The same over f32 caches, with pairs of halves (flash_pairs.cuh)
+
+inline constexpr int64_t kFlashPairsMaxHead = 192;  // of keys; of values 128
+inline constexpr int kFlashPairsKeys = 32;          // of a step
+// Keys, values and queries as halves and rests, and a factor of each row.
+constexpr size_t flash_pairs_shared_bytes(int head, int rows) {
+  const size_t key_pitch = static_cast<size_t>(head) + 8, value_pitch = static_cast<size_t>(flash_value_head(head)) + 8;
+  const size_t rows_of_keys = static_cast<size_t>(rows) + kFlashPairsKeys;
+  return (rows_of_keys * key_pitch + kFlashPairsKeys * value_pitch) * 4 + static_cast<size_t>(rows) * 4;
+}
+void attention_flash_pairs_cuda(const AttentionArgs& args, const AttentionDesc& desc, int rows, int splits,
+                                CudaStream& stream);
+
 void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, FlashShape shape, int splits,
                           CudaStream& stream);
 

@@ -94,6 +94,13 @@ __device__ __forceinline__ float* partial_row(const CudaAttention& t, int tile, 
   return t.partials + index * (2 + t.dv);
 }
 
+// The same by rows of the batch, without room for tiles that are not full: [kv head][split][row of the batch][2 + dv].
+__device__ __forceinline__ float* batch_partial_row(const CudaAttention& t, const CudaTile& tile, int kv_head,
+                                                    int split, int row) {
+  const int64_t rows = int64_t{t.tokens} * t.group, at = tile.rows_before + tile.row_begin + row;
+  return t.partials + ((int64_t{kv_head} * t.splits + split) * rows + at) * (2 + t.dv);
+}
+
 // The part of a tile's keys that a split works on. Splits beyond `active` have none and leave at once; a tile with one
 // active split is written without a detour.
 struct KeyRange {
@@ -109,8 +116,10 @@ __device__ __forceinline__ KeyRange split_keys(const CudaAttention& t, const Cud
 
 // Called by every thread after the block has written its partial rows. The last of the tile's active blocks combines
 // them, always in the order of the splits: a warp takes a row, its lanes the splits' weights and then the dimensions.
-__device__ __forceinline__ void combine_partials(const CudaAttention& t, const CudaTile& tile, int tile_index,
-                                                 int tile_rows, int kv_head, int active) {
+// `first_part(row)` is where split 0's part of a row of the tile lies; those of the others follow `step` floats apart.
+template <typename FirstPart>
+__device__ __forceinline__ void combine_parts(const CudaAttention& t, const CudaTile& tile, int tile_index, int kv_head,
+                                              int active, int64_t step, const FirstPart& first_part) {
   __shared__ bool last;
   __threadfence();  // this thread's part is visible to the block that counts last
   __syncthreads();  // … and so are those of the whole block
@@ -123,9 +132,8 @@ __device__ __forceinline__ void combine_partials(const CudaAttention& t, const C
   if (!last) return;
   __threadfence();  // the other blocks' parts are read after their counts
   const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
-  const int64_t step = int64_t{tile_rows} * (2 + t.dv);
   for (int row = threadIdx.x / 32; row < tile.rows(); row += warps) {
-    const float* first = partial_row(t, tile_index, tile_rows, kv_head, 0, row);
+    const float* first = first_part(row);
     const float* mine = first + lane * step;
     const float m = lane < active ? __ldcg(mine) : minus_infinity();
     const float part_total = lane < active ? __ldcg(mine + 1) : 0.0f;
@@ -146,6 +154,12 @@ __device__ __forceinline__ void combine_partials(const CudaAttention& t, const C
       if (d < t.dv) out[d] = sum * factor;
     }
   }
+}
+
+__device__ __forceinline__ void combine_partials(const CudaAttention& t, const CudaTile& tile, int tile_index,
+                                                 int tile_rows, int kv_head, int active) {
+  combine_parts(t, tile, tile_index, kv_head, active, int64_t{tile_rows} * (2 + t.dv),
+                [&](int row) { return partial_row(t, tile_index, tile_rows, kv_head, 0, row); });
 }
 
 CudaAttention make_cuda_attention(const AttentionArgs& args, const AttentionDesc& desc, int splits, CudaStream& stream);

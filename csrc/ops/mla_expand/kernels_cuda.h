@@ -1,9 +1,7 @@
 // CUDA kernels of mla_expand.
 #pragma once
 
-#include "ops/args.h"
-#include "ops/cuda_stream.h"
-#include "ops/op.h"
+#include "ops/mla_expand/mla_expand.h"
 
 namespace dyno::ops {
 
@@ -16,8 +14,26 @@ constexpr int64_t expand_value_halves(const MlaExpandDesc& d) { return d.heads *
 // `matrices` of [n, k] in `layout` to rows of halves, `padded` apart.
 void expand_weights_cuda(DType type, Layout layout, const void* w, int64_t stride_bytes, int64_t matrices, int64_t n,
                          int64_t k, uint16_t* out, int64_t padded, CudaStream& stream);
+// The same as pairs of halves (device/half_pairs.cuh): planes of halves and of rests, rows `pitch` apart.
+struct PairedWeights {
+  const uint16_t *halves = nullptr, *rests = nullptr;
+  int64_t pitch = 0;
+};
+// Matrices in layout gpu are unpacked into `floats` [matrices, n, k] first.
+void expand_weight_pairs_cuda(DType type, Layout layout, const void* w, int64_t stride_bytes, int64_t matrices,
+                              int64_t n, int64_t k, float* floats, uint16_t* halves, uint16_t* rests, int64_t padded,
+                              CudaStream& stream);
 // The products, `rows` (64 or 128) latents a block, with the halves of expand_weights_cuda.
 void expand_products_cuda(const MlaExpandArgs& args, const MlaExpandDesc& desc, const uint16_t* k_b,
                           const uint16_t* v_b, int rows, CudaStream& stream);
+
+// The products in pairs of halves of an f32 cache: keys and values in f32.
+void expand_pairs_cuda(const MlaExpandArgs& args, const MlaExpandDesc& desc, const PairedWeights& k_b,
+                       const PairedWeights& v_b, int rows, CudaStream& stream);
+// Stages of `rows` latents and of 128 columns; two of 64 rows fit into the 64 KiB of compute capability 7.5.
+constexpr int expand_pairs_stages(int rows) { return rows == 64 ? 2 : 3; }
+constexpr size_t expand_pairs_shared_bytes(int rows) {
+  return static_cast<size_t>(expand_pairs_stages(rows)) * 128 * (static_cast<size_t>(rows) + 128);
+}
 
 }  // namespace dyno::ops

@@ -42,6 +42,13 @@ void weight_row(DType type, Layout layout, const void* w, int64_t row, int64_t k
   }
 }
 
+// Of the larger of the two stacks of matrices that come out of layout gpu.
+int64_t unpacked_floats(const MlaExpandDesc& d) {
+  const int64_t k = d.k_layout == Layout::gpu ? d.heads * d.lora * d.nope : 0;
+  const int64_t v = d.v_layout == Layout::gpu ? d.heads * d.dv * d.lora : 0;
+  return std::max(k, v);
+}
+
 int64_t head_floats(const MlaExpandDesc& d) { return d.lora * d.nope + d.dv * d.lora; }
 
 }  // namespace
@@ -64,12 +71,26 @@ Support supports(const MlaExpandDesc& desc, const Config& config, const DeviceIn
   }
   if (Support s = supports_weight("k", desc.k_type, desc.k_layout, desc.nope, device); !s) return s;
   if (Support s = supports_weight("v", desc.v_type, desc.v_layout, desc.lora, device); !s) return s;
-  return check_config(Family::mla_expand, kVariants, kInstances, config, device);
+  const Support checked = check_config(Family::mla_expand, kVariants, kInstances, config, device);
+  if (!checked || device.kind == DeviceKind::cpu) return checked;
+  const bool floats = desc.cache_type == DType::f32;
+  if (floats != (config.variant == k_pairs)) {
+    return Support::no(str_cat("cache_type=", dtype_name(desc.cache_type), ": variant ", kVariants[config.variant].name,
+                               " is for ", floats ? "narrower caches" : "f32 alone"));
+  }
+  if (floats && expand_pairs_shared_bytes(config.params[0]) > static_cast<size_t>(device.shared_per_block_bytes)) {
+    return Support::no(str_cat(expand_pairs_shared_bytes(config.params[0]),
+                               " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
+  }
+  return checked;
 }
 
 Config default_config(const MlaExpandDesc& desc, const DeviceInfo& device) {
   if (device.kind == DeviceKind::cpu) return {k_heads, {1024}};
-  return {k_mma, {static_cast<int16_t>(desc.m <= 64 ? 64 : 128)}};
+  const auto rows = static_cast<int16_t>(desc.m <= 64 ? 64 : 128);
+  if (desc.cache_type != DType::f32) return {k_mma, {rows}};
+  const Config pairs{k_pairs, {rows}};
+  return supports(desc, pairs, device) ? pairs : Config{k_pairs, {64}};
 }
 
 Cost cost(const MlaExpandDesc& desc) {
@@ -78,18 +99,30 @@ Cost cost(const MlaExpandDesc& desc) {
   const double weights = heads * (static_cast<double>(layout_bytes(desc.k_type, desc.k_layout, desc.lora, desc.nope)) +
                                   static_cast<double>(layout_bytes(desc.v_type, desc.v_layout, desc.dv, desc.lora)));
   const double latents = m * static_cast<double>(row_bytes(desc.cache_type, desc.lora + desc.rope));
-  const double out = m * heads * (width + static_cast<double>(desc.rope)) * 2;
+  const double out = m * heads * (width + static_cast<double>(desc.rope)) *
+                     static_cast<double>(row_bytes(expanded_type(desc.cache_type), 1));
   return {weights + latents + out, m * heads * width * static_cast<double>(desc.lora) * 2};
 }
 
 size_t scratch_bytes(const MlaExpandDesc& desc, const Config& config) {
-  if (config.variant == k_mma) return static_cast<size_t>(expand_key_halves(desc) + expand_value_halves(desc)) * 2;
+  const int64_t halves = expand_key_halves(desc) + expand_value_halves(desc);
+  if (config.variant == k_mma) return static_cast<size_t>(halves) * 2;
+  if (config.variant == k_pairs) return static_cast<size_t>(2 * halves + 2 * unpacked_floats(desc)) * 2;
   const int64_t row = desc.lora + desc.rope + std::max(desc.nope, desc.dv);
   return static_cast<size_t>(head_floats(desc) + row) * sizeof(float);
 }
 
 void launch(const Config& config, const MlaExpandDesc& d, const MlaExpandArgs& args, CpuContext& context) {
   const int64_t key = d.nope + d.rope, work = d.m * head_floats(d);
+  const DType out_type = expanded_type(d.cache_type);
+  // The numbers from element `at` of `rows` on.
+  const auto write = [out_type](const float* from, uint16_t* rows, int64_t at, int64_t n) {
+    if (out_type == DType::f32) {
+      std::copy_n(from, n, expanded_floats(rows) + at);
+    } else {
+      quantize_row(DType::f16, from, rows + at, n);
+    }
+  };
   const int64_t grain = int64_t{config.params[0]} * 1024;
   parallel_ranges(context, d.heads, work, grain, [&](int64_t begin, int64_t end, std::byte* scratch) {
     auto* k_b = reinterpret_cast<float*>(scratch);  // [lora, nope]
@@ -103,19 +136,19 @@ void launch(const Config& config, const MlaExpandDesc& d, const MlaExpandArgs& a
       for (int64_t n = 0; n < d.dv; ++n) weight_row(d.v_type, d.v_layout, v_matrix, n, d.lora, v_b + n * d.lora);
       for (int64_t row = 0; row < d.m; ++row) {
         dequantize_row(d.cache_type, args.latents + row * args.row_bytes, latent, d.lora + d.rope);
-        uint16_t* keys = args.keys + (row * d.heads + head) * key;
+        const int64_t key_at = (row * d.heads + head) * key;
         std::fill_n(sums, d.nope, 0.0f);
         for (int64_t l = 0; l < d.lora; ++l) {
           for (int64_t n = 0; n < d.nope; ++n) sums[n] += latent[l] * k_b[l * d.nope + n];
         }
-        quantize_row(DType::f16, sums, keys, d.nope);
-        quantize_row(DType::f16, latent + d.lora, keys + d.nope, d.rope);
+        write(sums, args.keys, key_at, d.nope);
+        write(latent + d.lora, args.keys, key_at + d.nope, d.rope);
         for (int64_t n = 0; n < d.dv; ++n) {
           float sum = 0;
           for (int64_t l = 0; l < d.lora; ++l) sum += latent[l] * v_b[n * d.lora + l];
           sums[n] = sum;
         }
-        quantize_row(DType::f16, sums, args.values + (row * d.heads + head) * d.dv, d.dv);
+        write(sums, args.values, (row * d.heads + head) * d.dv, d.dv);
       }
     }
   });
@@ -126,6 +159,19 @@ void launch(const Config& config, const MlaExpandDesc& desc, const MlaExpandArgs
   const size_t needed = scratch_bytes(desc, config);
   DYNO_CHECK(DeviceError, stream.workspace_bytes >= needed, "[mla_expand] a workspace of ", stream.workspace_bytes,
              " bytes; ", needed, " are needed");
+  if (config.variant == k_pairs) {
+    const int64_t key_halves = expand_key_halves(desc), value_halves = expand_value_halves(desc);
+    auto* halves = reinterpret_cast<uint16_t*>(stream.workspace);
+    uint16_t *k_rests = halves + key_halves, *v_halves = k_rests + key_halves, *v_rests = v_halves + value_halves;
+    auto* floats = reinterpret_cast<float*>(v_rests + value_halves);
+    const PairedWeights k{halves, k_rests, expand_padded(desc.nope)}, v{v_halves, v_rests, expand_padded(desc.lora)};
+    expand_weight_pairs_cuda(desc.k_type, desc.k_layout, args.k_b, args.k_b_stride_bytes, desc.heads, desc.lora,
+                             desc.nope, floats, halves, k_rests, k.pitch, stream);
+    expand_weight_pairs_cuda(desc.v_type, desc.v_layout, args.v_b, args.v_b_stride_bytes, desc.heads, desc.dv,
+                             desc.lora, floats, v_halves, v_rests, v.pitch, stream);
+    expand_pairs_cuda(args, desc, k, v, config.params[0], stream);
+    return;
+  }
   auto* k_b = reinterpret_cast<uint16_t*>(stream.workspace);
   uint16_t* v_b = k_b + expand_key_halves(desc);
   expand_weights_cuda(desc.k_type, desc.k_layout, args.k_b, args.k_b_stride_bytes, desc.heads, desc.lora, desc.nope,

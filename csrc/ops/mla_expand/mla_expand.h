@@ -1,5 +1,6 @@
 // Family mla_expand: keys and values of all heads from the latent cache of multi-head latent attention
-// (DeepSeek-V2, arXiv:2405.04434, equation 10), so that ordinary attention can run on them.
+// (DeepSeek-V2, arXiv:2405.04434, equation 10), so that ordinary attention can run on them. Halves, but floats where
+// the cache is f32.
 #pragma once
 
 #include "ops/args.h"
@@ -8,6 +9,11 @@
 #include "ops/op.h"
 
 namespace dyno::ops {
+
+// What keys and values of all heads are made in: f32 where the cache is, so that nothing of it is given away, else f16.
+constexpr DType expanded_type(DType cache_type) { return cache_type == DType::f32 ? DType::f32 : DType::f16; }
+// Rows of MlaExpandArgs as what they are with an f32 cache.
+inline float* expanded_floats(uint16_t* rows) { return reinterpret_cast<float*>(rows); }
 
 std::span<const VariantInfo> mla_expand_variants();
 std::string op_key(const MlaExpandDesc& desc);
