@@ -216,6 +216,7 @@ class _Failing:
     """A session whose every call raises the same."""
 
     draws_on_device = False
+    capture_failures = 0
 
     def __init__(self, error: Exception) -> None:
         self._error = error

@@ -49,6 +49,7 @@ class Chooser:
         race = 2 * visits_in_round(len(finalists) + 1)
         entries = max(len(judge.space.entries(p)) for p in finalists)
         winner: Point | None
+        stage = "leave_one_out"
         if judge.affordable("leave_one_out", race + judge.proof_visits(entries, 3)):
             winner = self._race(finalists, choice)
             if winner is not None:
@@ -56,9 +57,13 @@ class Chooser:
         else:
             # A race would leave no time to prove what has won it.
             winner = self._provable(finalists[0], trials)
+            if winner is None:  # no entry in the share of the settings: what the screen found comes before kernels
+                stage = "kernels"
+                judge.until(stage)
+                winner = self._provable(finalists[0], trials)
         if winner is None:
             return
-        judge.until("leave_one_out")
+        judge.until(stage)
         if Proof(judge).run(winner, choice):
             Rivals(judge, self.explore).run(choice)
 
