@@ -63,15 +63,15 @@ def test_default_is_a_candidate(family: str, m: int, capability: int) -> None:
 @pytest.mark.parametrize(
     ("family", "m", "n", "taken"),
     [
-        ("up_gate", 4096, 14336, {"variant": "wgmma_wide", "tokens": 256, "group": 16}),
-        ("up_gate", 512, 14336, {"variant": "wgmma_wide", "tokens": 256, "group": 16}),
+        ("up_gate", 4096, 14336, {"variant": "wgmma_wide", "tokens": 256, "group_size": 16}),
+        ("up_gate", 512, 14336, {"variant": "wgmma_wide", "tokens": 256, "group_size": 16}),
         (
             "matmul",
             512,
             4096,
             {"variant": "wgmma", "tokens": 128, "warps": 4},
         ),  # 256 leaves half of the chip idle
-        ("matmul", 4096, 1024, {"variant": "wgmma_wide", "tokens": 256, "group": 16}),
+        ("matmul", 4096, 1024, {"variant": "wgmma_wide", "tokens": 256, "group_size": 16}),
         (
             "matmul",
             257,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from dyno.profiles import check_file, generate, has_errors, loads_profile
 from dyno.profiles._reference import EXAMPLE
+from dyno.profiles.schema import KernelEntry
 from dyno.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,3 +158,20 @@ def test_the_example_of_the_reference_page_is_a_profile(tmp_path: Path) -> None:
 def test_profiles_of_the_tree_pass_the_check() -> None:
     for path in sorted((ROOT / "profiles").glob("*.yaml")):
         assert not has_errors(check_file(path)), path
+
+
+def test_no_parameter_of_a_kernel_has_the_name_of_a_key() -> None:
+    """Both stand side by side in an entry, so one of them would be lost."""
+    root = Path(__file__).resolve().parents[2]
+    found = {
+        name
+        for path in root.glob("csrc/ops/*/variants.def")
+        for names in re.findall(
+            r"^DYNO_VARIANT\(\w+, \w+, \w+((?:, \"\w+\")*)\)", path.read_text(), re.MULTILINE
+        )
+        for name in re.findall(r'"(\w+)"', names)
+    }
+    assert {"tokens", "splits", "group_size"} <= found
+    assert not found & set(KernelEntry.keys())
+    for name in found:
+        assert KernelEntry.model_validate({"variant": "any", name: 3}).params == {name: 3}
