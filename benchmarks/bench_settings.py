@@ -116,6 +116,7 @@ def main() -> int:
     }
     for path in args.models:
         rows: list[dict[str, Any]] = []
+        report["models"][path.stem] = rows
         ctx = max(case.positions for _, case in cases().values())
         with Engine(path, args.device, profile=None, ctx=ctx) as engine:
             for value in changes(engine):
@@ -131,9 +132,8 @@ def main() -> int:
                 rows.append(row)
                 cells = "  ".join(f"{cell} {c['ratio']:.3f}" for cell, c in row["cells"].items())
                 print(f"{path.stem:26} {text:34} {cells}", flush=True)
-        report["models"][path.stem] = rows
-        if args.json:
-            args.json.write_text(json.dumps(report, indent=1) + "\n")
+                if args.json:  # after every row: an end at any time loses one
+                    args.json.write_text(json.dumps(report, indent=1) + "\n")
     return 0 if any(report["models"].values()) else 1
 
 

@@ -57,7 +57,7 @@ class Chooser:
         else:
             # A race would leave no time to prove what has won it.
             winner = self._provable(finalists[0], trials)
-            if winner is None:  # no entry in the share of the settings: what the screen found comes before kernels
+            if winner is None:  # not one entry fits into the settings' share: it comes before kernels
                 stage = "kernels"
                 judge.until(stage)
                 winner = self._provable(finalists[0], trials)
