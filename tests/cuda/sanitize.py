@@ -2,7 +2,11 @@
 
     compute-sanitizer --tool memcheck  python tests/cuda/sanitize.py
     compute-sanitizer --tool racecheck python tests/cuda/sanitize.py
-    compute-sanitizer --tool initcheck python tests/cuda/sanitize.py
+    compute-sanitizer --tool initcheck --kernel-name-exclude kernel_substring=finish_sums_kernel \\
+        python tests/cuda/sanitize.py
+
+On Hopper initcheck does not see what cuBLAS stores (of PyTorch's products neither), so it calls the sums
+uninitialised that this kernel reads.
 
 Shapes and data are those of the contract suite (tests/ops); what an op gives is checked there, here only that
 no launch fails and that guard bytes stand. With --models, tiny models are also run whole: prompts, tokens and
