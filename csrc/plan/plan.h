@@ -178,7 +178,7 @@ struct Plan {
   size_t arena_bytes = 0;
   size_t scratch_bytes = 0;  // all threads together; set when configurations are chosen
   // Whether any u-batch runs through the expanded list. With an f32 cache its keys and values are f32 as well, and pay
-  // only where attention over them runs on tensor cores.
+  // only where attention can take them on tensor cores.
   bool expands() const {
     const bool pays = kv_type_k != DType::f32 || expands_f32;
     return !expanded.nodes.empty() && (mla_mode == MlaMode::expanded || (mla_mode == MlaMode::automatic && pays));

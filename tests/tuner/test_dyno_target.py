@@ -265,3 +265,37 @@ def test_errors_in_every_call_of_the_engine(error: Exception, monkeypatch: pytes
             made.quality(configuration, CONTEXT)
     else:
         assert str(made.quality(configuration, CONTEXT).status) == wanted[1]
+
+
+class _Uncaptured:
+    """A session whose first runs each leave a graph that could not be captured."""
+
+    draws_on_device = False
+
+    def __init__(self, failures: int) -> None:
+        self.capture_failures, self.runs, self._left = 0, 0, failures
+
+    def reset(self) -> None:
+        """Begins a run."""
+        self.runs += 1
+
+    def decode(self, *arguments: Any, **named: Any) -> None:
+        if self._left and self.capture_failures < self.runs:
+            self._left -= 1
+            self.capture_failures += 1
+
+    def captures(self) -> list[dict[str, Any]]:
+        return [{"reason": "too many nodes"}]
+
+
+@pytest.mark.parametrize(("failures", "runs"), [(0, 1), (1, 2), (2, 3), (3, None)])
+def test_a_run_without_its_graph_is_made_again(failures: int, runs: int | None) -> None:
+    made = DynoTarget(str(MODEL))
+    made.apply(Configuration({}), CONTEXT)
+    made._session = session = _Uncaptured(failures)
+    if runs is None:
+        with pytest.raises(TargetFailure, match="too many nodes"):
+            made._run(WORKLOAD, "tg", 0)
+        return
+    assert made._run(WORKLOAD, "tg", 0)[0] > 0
+    assert session.runs == runs

@@ -118,9 +118,9 @@ void cuda_check_nothrow(cudaError_t status, const char* expression, const char* 
   // At exit the driver may be gone before the last buffer is; there is nothing left to free then.
   if (status == cudaSuccess || status == cudaErrorCudartUnloading) return;
   (void)cudaGetLastError();
-  // The memory of a lost device is gone with its context, and whoever used it has been told.
-  if (any_device_lost() && loss_of(status) != Loss::no) return;
   try {
+    // The memory of a lost device is gone with its context, and whoever used it has been told.
+    if (loss_of(status) != Loss::no && !device_loss(current_device()).empty()) return;
     const std::string text = message(status, expression, file, line);
     const std::string told = lose_device(status, text) ? device_loss(current_device()) : str_cat("[cuda] ", text);
     std::fprintf(stderr, "%s\n", told.c_str());
