@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from dyno import _effective, _selection
 from dyno._generate import Sampling, StopFilter, drawn, greedy_after, pieces, uniforms
+from dyno._token_array import token_array
 from dyno.devices import resolve_device
 from dyno.errors import DynoError, PlanError
 from dyno.settings import has_latent_cache
@@ -288,7 +289,7 @@ class Engine:
         Between two of them anything may happen to the engine: the session then goes on behind what the
         sequence holds, as feeding token by token would.
         """
-        tokens = _token_array(prompt)
+        tokens = token_array(prompt)
         random = sampling.random()
         generation = None
         for left in range(max_tokens, 0, -1):
@@ -329,7 +330,7 @@ class Engine:
         Raises:
             PlanError: As in `logits`.
         """
-        array = _token_array(tokens)
+        array = token_array(tokens)
         with self._lock:
             session = self._open()
             self._check_room(session, [(slot, array)], False)
@@ -441,7 +442,7 @@ class Engine:
         Raises:
             PlanError: As in `logits`.
         """
-        array = _token_array(tokens)
+        array = token_array(tokens)
         with self._lock:
             session = self._open()
             self._check_room(session, [(slot, array)], False)
@@ -528,7 +529,7 @@ class Engine:
     ) -> tuple[dict[int, NDArray[np.float32]], NDArray[np.int32] | None]:
         if rows not in ("all", "last", "none"):
             raise PlanError(f"[engine] rows must be 'all', 'last' or 'none', not {rows!r}")
-        batch = [(int(slot), _token_array(tokens)) for slot, tokens in sequences.items()]
+        batch = [(int(slot), token_array(tokens)) for slot, tokens in sequences.items()]
         if not batch:
             raise PlanError("[engine] no sequences given")
         with self._lock:
@@ -580,26 +581,3 @@ class Engine:
                     f"[engine] {len(tokens)} tokens from position {start} do not fit into ctx={ctx}; "
                     f"open the engine with a larger ctx (the model was made for {self._n_ctx_train})"
                 )
-
-
-def _token_array(tokens: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.int32]:
-    if (
-        isinstance(tokens, np.ndarray)
-        and tokens.dtype == np.int32
-        and tokens.ndim == 1
-        and tokens.size
-        and tokens.flags.c_contiguous
-    ):
-        # As generating does, token by token; the engine itself checks what the ids are.
-        return cast("NDArray[np.int32]", tokens)
-    try:
-        array = np.asarray(tokens)
-    except (ValueError, OverflowError) as error:
-        raise PlanError(f"[engine] tokens must be one list of integers: {error}") from error
-    if array.ndim != 1 or array.size == 0 or not np.issubdtype(array.dtype, np.integer):
-        raise PlanError(
-            f"[engine] tokens must be a non-empty list of integers, not {array.dtype} of shape {array.shape}"
-        )
-    if array.min() < -(2**31) or array.max() >= 2**31:
-        raise PlanError(f"[engine] token {int(array.max())} is no token id")
-    return np.ascontiguousarray(array, dtype=np.int32)

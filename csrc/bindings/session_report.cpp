@@ -1,0 +1,139 @@
+#include "bindings/session_report.h"
+
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <string>
+
+#include "bindings/convert.h"
+#include "bindings/cuda_launch.h"
+#include "bindings/ops_convert.h"
+#include "core/error.h"
+
+namespace nb = nanobind;
+
+namespace dyno {
+
+nb::dict plan_dict(const runtime::Session& session) {
+  const plan::Plan& p = session.plan();
+  nb::dict d;
+  d["device"] = device_dict(p.device);
+  d["weights_bytes"] = p.weights_bytes;
+  d["kv_bytes"] = p.kv_bytes;
+  d["arena_bytes"] = p.arena_bytes;
+  d["scratch_bytes"] = p.scratch_bytes;
+  d["total_bytes"] = p.total_bytes();
+  nb::dict settings;
+  settings["numerics"] = std::string(plan::numerics_name(p.load.numerics));
+  settings["cpu_repack"] = p.load.cpu_repack;
+  settings["cpu_isa"] = std::string(cpu_isa_name(p.device.isa));
+  settings["device"] = device_name(p.device);
+  settings["cuda_graphs"] = session.settings().cuda_graphs;
+  settings["fusion"] = session.settings().fusion;
+  settings["flash_attention"] = session.settings().flash_attention;
+  settings["graph_concurrency"] = session.settings().graph_concurrency;
+  settings["mla_mode"] = std::string(plan::mla_mode_name(session.settings().mla_mode));
+  const plan::PathSettings& paths = session.settings().paths;
+  settings["matvec_max_tokens"] = paths.matvec_max_tokens;
+  settings["matvec_id_max_tokens"] = paths.matvec_id_max_tokens;
+  settings["mmq_max_tokens"] = paths.mmq_max_tokens;
+  settings["mmq_id_max_tokens"] = paths.mmq_id_max_tokens;
+  settings["compute_type"] = std::string(ops::compute_type_name(paths.compute));
+  settings["ctx"] = p.context.ctx;
+  settings["kv_type_k"] = std::string(dtype_name(p.kv_type_k));
+  settings["kv_type_v"] = std::string(dtype_name(p.kv_type_v));
+  settings["sequences"] = p.context.sequences;
+  settings["ubatch"] = session.settings().ubatch;
+  settings["threads"] = session.settings().threads;
+  settings["threads_batch"] = session.settings().threads_batch;
+  d["settings"] = settings;
+  nb::list tensors;
+  for (size_t i = 0; i < p.weights.size(); ++i) {
+    const model::Weight& w = session.model().weights[i];
+    nb::dict t;
+    t["name"] = w.name;
+    t["dtype"] = std::string(dtype_name(w.type));
+    t["layout"] = std::string(ops::layout_name(p.weights[i].layout));
+    t["device"] = device_name(p.device);
+    t["mapped"] = p.weights[i].mapped;
+    t["bytes"] = p.weights[i].bytes;
+    tensors.append(t);
+  }
+  d["tensors"] = tensors;
+  return d;
+}
+
+nb::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens) {
+  const plan::Plan& p = session.plan();
+  nb::list out;
+  std::vector<int64_t> counts;
+  if (tokens) {
+    DYNO_CHECK(PlanError, *tokens >= 1 && *tokens <= p.ubatch, "[session] tokens is ", *tokens, "; expected 1 to ",
+               p.ubatch);
+    counts.push_back(*tokens);
+  } else {
+    counts = {1};
+    if (p.ubatch > 1) counts.push_back(p.ubatch);
+  }
+  for (size_t k = 0; k < p.keys.size(); ++k) {
+    const plan::OpUse& use = p.keys[k];
+    for (const int64_t count : counts) {
+      // One token is what a step of generation feeds, and draws from.
+      const plan::ListId list =
+          count == 1 && use.count_in(plan::ListId::draw) > 0 ? plan::ListId::draw : p.list_for(count).id;
+      if (use.count_in(list) == 0) continue;
+      const int64_t rows = count * use.rows_factor;
+      const int bucket = std::min(ops::bucket_of(rows), plan::kBuckets - 1);
+      const ops::OpDesc desc = session.selection().desc(static_cast<int32_t>(k), count, rows);
+      const plan::Choice choice = session.selection().choice(static_cast<int32_t>(k), count);
+      const ops::Cost cost = ops::cost(desc);
+      nb::dict d;
+      d["family"] = std::string(ops::family_name(ops::family_of(desc)));
+      d["key"] = use.key;
+      d["list"] = std::string(plan::list_name(list));
+      d["count"] = use.count_in(list);
+      d["rows"] = rows;
+      d["tokens"] = ops::bucket_name(bucket);
+      d["config"] = config_to_dict(ops::family_of(desc), choice.config);
+      d["reason"] = choice.reason;
+      d["path"] = std::string(ops::product_path_name(session.selection().path_of(static_cast<int32_t>(k), count)));
+      d["bytes"] = cost.bytes;
+      d["flops"] = cost.flops;
+      out.append(d);
+    }
+  }
+  return out;
+}
+
+nb::list kernel_report(const runtime::Session& session) {
+  nb::list out;
+  for (const plan::EntryReport& entry : session.selection().report()) {
+    nb::dict d;
+    d["key"] = entry.op_key;
+    d["tokens"] = entry.tokens;
+    d["status"] = std::string(plan::entry_status_name(entry.status));
+    d["reason"] = entry.reason;
+    out.append(d);
+  }
+  return out;
+}
+
+nb::list capture_list(const std::vector<runtime::CaptureReport>& captures) {
+  nb::list out;
+  for (const runtime::CaptureReport& capture : captures) {
+    nb::dict d;
+    d["work"] = capture.draws ? "draw" : "decode";
+    d["tokens"] = capture.tokens;
+    d["sequences"] = capture.sequences;
+    d["rows"] = capture.rows;
+    d["captured"] = capture.captured;
+    d["uses"] = capture.attempts.uses();
+    d["failures"] = capture.attempts.failures();
+    d["next_attempt"] = capture.captured ? nb::none() : nb::cast(capture.attempts.next());
+    d["reason"] = capture.attempts.reason();
+    out.append(d);
+  }
+  return out;
+}
+
+}  // namespace dyno

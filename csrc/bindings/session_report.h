@@ -1,0 +1,21 @@
+// What a session decided and what became of it, as Python values: its plan, its ops, entries of profiles, captured
+// graphs.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "runtime/session.h"
+
+namespace dyno {
+
+nanobind::dict plan_dict(const runtime::Session& session);
+// Throws PlanError for a number of tokens that no u-batch has.
+nanobind::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens);
+nanobind::list kernel_report(const runtime::Session& session);
+nanobind::list capture_list(const std::vector<runtime::CaptureReport>& captures);
+
+}  // namespace dyno

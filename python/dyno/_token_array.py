@@ -1,0 +1,45 @@
+"""Token ids that a caller gives, checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from dyno.errors import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+def token_array(tokens: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.int32]:
+    """Token ids as the engine takes them; that each is one of the vocabulary, it checks itself.
+
+    Returns:
+        int32 [n], contiguous; `tokens` itself where it is that already.
+
+    Raises:
+        PlanError: Not a list of integers, empty, or an integer that is no int32.
+    """
+    if (
+        isinstance(tokens, np.ndarray)
+        and tokens.dtype == np.int32
+        and tokens.ndim == 1
+        and tokens.size
+        and tokens.flags.c_contiguous
+    ):
+        # As generating does, token by token; the engine itself checks what the ids are.
+        return cast("NDArray[np.int32]", tokens)
+    try:
+        array = np.asarray(tokens)
+    except (ValueError, OverflowError) as error:
+        raise PlanError(f"[engine] tokens must be one list of integers: {error}") from error
+    if array.ndim != 1 or array.size == 0 or not np.issubdtype(array.dtype, np.integer):
+        raise PlanError(
+            f"[engine] tokens must be a non-empty list of integers, not {array.dtype} of shape {array.shape}"
+        )
+    if array.min() < -(2**31) or array.max() >= 2**31:
+        raise PlanError(f"[engine] token {int(array.max())} is no token id")
+    return np.ascontiguousarray(array, dtype=np.int32)
