@@ -120,11 +120,35 @@ def test_two_tunes_at_once_share_a_study_and_a_third_machine_is_refused(tmp_path
     # They overlapped: neither had ended its search when the other began its own.
     spans = [[t.number for t in complete if t.user_attrs["dyno_machine"] == m][1:] for m in machines]
     assert max(min(s) for s in spans) < min(max(s) for s in spans)
+    for folder, mine, theirs in zip(folders, tried, reversed(tried), strict=True):
+        told, ratios, finalists = _what_was_known(folder)
+        assert told
+        assert told <= set(theirs)
+        assert set(ratios) <= {*mine, *theirs}
+        assert max(ratios, key=lambda words: ratios[words]) in finalists  # whoever has found it
     target = SimulatedTarget("saturating", 0)
     truth = target.surface.truth
     scores = [truth(json.loads(out)["settings"]) for _, out, _ in ended]
-    assert abs(scores[0] - scores[1]) < 0.03  # both had the same to choose from
     assert min(scores) > truth({k.name: k.default for k in target.knobs()}) + 0.05
+
+
+def _what_was_known(folder: Path) -> tuple[set[str], dict[str, float], set[str]]:
+    """When a tune chose its finalists: what it had heard of the other's results, the ratio of every point
+    that either had measured, and the finalists."""
+    told: set[str] = set()
+    ratios: dict[str, float] = {}
+    knobs = SimulatedTarget("saturating", 0).knobs()
+    for record in journal.load(journal.of_profile(folder / "p.yaml")).records:
+        if record.get("note") == "finalists":
+            return told, ratios, {_words(s) for s in record["settings"]}
+        if record.get("note") == "trial" and record["ratio"] is not None:
+            ratios[_words(record["settings"])] = record["ratio"]
+        for row in record.get("result", {}).get("news", []):
+            if row["state"] == "ok":
+                words = _words({k.name: k.values[row["params"][k.name]] for k in knobs})
+                told.add(words)
+                ratios[words] = row["ratio"]
+    raise AssertionError(f"{folder}: no finalists")
 
 
 def test_a_database_that_is_not_there_is_said(tmp_path: Path, server: str) -> None:
