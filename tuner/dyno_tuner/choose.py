@@ -87,7 +87,7 @@ class Chooser:
     def pick(self, trials: Sequence[Trial]) -> list[Point]:
         """The best points of the screen, and the point that joins what is best for each metric alone."""
         judge, space = self.judge, self.judge.space
-        bar = judge.bar(judge.count)
+        bar = judge.bar(judge.wanted())
         worth = [
             t for t in trials
             if t.log_ratio is not None and t.score is not None and t.log_ratio > 0

@@ -24,6 +24,7 @@ from typing import Protocol
 import numpy as np
 
 from .measure import VisitPolicy, anchor_moved, generation_first
+from .spread import RoundSpread
 from .stats import Estimate, block_spread, estimate
 from .target import Configuration, TrialStatus, Visit, kind_of
 
@@ -165,6 +166,7 @@ class Rounds:
     void_over: by how much a configuration may move between the way there and the way back.
     apart: whether to switch between these configurations costs so little that generation and prompts each go
         a way of their own.
+    spread: learns from every comparison.
     """
 
     def __init__(
@@ -175,6 +177,7 @@ class Rounds:
         metrics: Sequence[str],
         void_over: float,
         apart: Callable[[Collection[Configuration]], bool] = lambda configurations: True,
+        spread: RoundSpread | None = None,
     ) -> None:
         self._visit = visit
         self._next_process = next_process
@@ -183,6 +186,7 @@ class Rounds:
         self._metrics = tuple(metrics)
         self._void_over = void_over
         self._apart = apart
+        self._spread = spread if spread is not None else RoundSpread()
         self.running = Comparison([])  # the last one begun; what it holds is whole rounds
 
     def compare(
@@ -200,6 +204,7 @@ class Rounds:
             into: a comparison of the same key and configurations that gets so many rounds more.
         """
         result = self.running = into or Comparison(list(configurations), key)
+        self._spread.add(result)
         rounds += result.rounds
         if not self.affordable(2 * visits_in_round(len(configurations))):
             return result

@@ -63,7 +63,8 @@ class Judge:
     until: sets the share of the budget that the next step may use.
     admit: the check of answers for one point; None is a pass, else a reason.
     sigma: standard error of a trial's score, log units.
-    count: rounds of a comparison.
+    least: rounds of a comparison, at least.
+    wanted: rounds that the noise asks for, as far as it is known.
     """
 
     space: Space
@@ -74,7 +75,8 @@ class Judge:
     admit: Callable[[Point], object]
     note: Callable[..., None]
     sigma: float = 0.01
-    count: int = 4
+    least: int = 4
+    wanted: Callable[[], int] = lambda: 4
 
     def compare(
         self,
@@ -84,9 +86,17 @@ class Judge:
         rounds: int | None = None,
         into: Comparison | None = None,
     ) -> Comparison:
+        """Args: `rounds`: so many, and no more; default: the least number, then as many more as the noise
+        that they have shown asks for."""
         configurations: dict[str, Configuration] = {n: self.space.configuration(p) for n, p in points.items()}
         voided, failed = (into.voided, set(into.failed)) if into is not None else (0, set())
-        result = self.rounds.compare(key, configurations, rounds or self.count, into)
+        before = into.rounds if into is not None else 0
+        result = self.rounds.compare(key, configurations, rounds or self.least, into)
+        while rounds is None and before < result.rounds < before + self.wanted():
+            known = result.rounds
+            result = self.rounds.compare(key, configurations, 1, result)
+            if result.rounds == known:  # no time
+                break
         choice.voided += result.voided - voided
         choice.failed += [(points[n], v) for n, v in result.failed.items() if n not in failed]
         return result

@@ -7,7 +7,7 @@ each, with a plot of all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
@@ -68,6 +68,13 @@ def worthwhile(variants: Sequence[Variant], margin: float) -> list[Variant]:
         if not kept or v.overall.ratio > max(k.overall.ratio for k in kept) * (1 + margin):
             kept.append(v)
     return kept[::-1]
+
+
+def _named(variants: Sequence[Variant]) -> list[Variant]:
+    """From large to small. What is as fast as the tune's own winner and smaller is the fastest here."""
+    others = (v for v in variants if v.name != "default")
+    names = {id(v): f"memory{i}" if i else "fastest" for i, v in enumerate(others)}
+    return [replace(v, name=names.get(id(v), v.name)) for v in variants]
 
 
 def plot(variants: Sequence[Variant], title: str) -> str:
@@ -151,7 +158,7 @@ def trade_memory(tune: Tune, needs: Callable[[Mapping[str, Value]], int | None])
         for name, point in points.items()
         if name == "default" or name in result.logs
     ]  # fmt: skip
-    kept = worthwhile(variants, tune.bar(result.rounds).of(metrics))
+    kept = _named(worthwhile(variants, tune.bar(result.rounds).of(metrics)))
     for v in kept:
         settings = dict(v.settings)
         tune.ledger.note("pareto", name=v.name, settings=settings, size=v.size, **v.overall.to_dict())

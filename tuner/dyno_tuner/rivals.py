@@ -18,7 +18,7 @@ from .proof import Proof
 from .surrogate import predicted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from .confirm import Comparison
     from .judging import Judge
@@ -56,7 +56,10 @@ class Rivals:
         if not rivals:
             return False
         names = {f"r{i}": p for i, p in enumerate(sorted(rivals, key=lambda p: space.preference(p)))}
-        result = judge.compare(key, {DEFAULT: space.default, FULL: choice.point, **names}, choice)
+        points = {DEFAULT: space.default, FULL: choice.point, **names}
+        result = judge.compare(key, points, choice)
+        if result.rounds >= 2 and FULL in result.logs and self._close(result, names, choice.point):
+            result = judge.compare(key, points, choice, into=result)
         if result.rounds < 2 or FULL not in result.logs:
             return False
         found = [n for n in names if n in result.logs and self._stands(result, n, names[n], choice.point)]
@@ -87,6 +90,18 @@ class Rivals:
         harmed = any(bar.harms(result.ratio(name, [m], judge.weights, FULL), m) for m in metrics)
         first = judge.space.preference(point) < judge.space.preference(winner)
         return first and not harmed and judge.ties(result, name, FULL, metrics)
+
+    def _close(self, result: Comparison, names: Mapping[str, Point], winner: Point) -> bool:
+        """Whether as many rounds again are to tell if something that is to be taken before the winner ties
+        with it: half the margin is two standard errors, so of twenty ties one seems to be none."""
+        judge, metrics = self.judge, list(self.judge.weights)
+        margin = judge.bar(result.rounds).of(metrics)
+        before = [
+            n for n, p in names.items()
+            if n in result.logs and judge.space.preference(p) < judge.space.preference(winner)
+        ]  # fmt: skip
+        behind = [1 - result.ratio(n, metrics, judge.weights, FULL).ratio for n in before]
+        return any(margin / 4 < x < margin for x in behind)
 
     def _take(
         self, key: str, result: Comparison, name: str, point: Point, choice: Choice, better: bool
@@ -161,7 +176,7 @@ class Rivals:
             return []
         mean, sigma = predicted(space, judge.history(trials), [winner, *rivals])
         # A trial is a single visit, in one process with the others: the noise of a single round.
-        near, above = (judge.bar(n).of(list(judge.weights)) for n in (1, judge.count))
+        near, above = (judge.bar(n).of(list(judge.weights)) for n in (1, judge.wanted()))
         hopeful = []
         for x, s, p in zip(mean[1:], sigma[1:], rivals, strict=True):
             first = space.preference(p) < space.preference(winner) and p not in steps

@@ -25,6 +25,7 @@ from .parallel import ParallelScreen
 from .samplers import SAMPLERS
 from .schedule import Schedule
 from .solving import ThresholdStage
+from .spread import RoundSpread
 from .stats import Estimate, Noise, estimate, noise_of
 from .study import Screen, ScreenPlan, Trial
 from .target import Configuration, Quality, TrialStatus, Visit, kind_of
@@ -85,6 +86,7 @@ class Tune:
         self._solved: list[Solved] = []  # thresholds
         self._policy = options.policy
         self.noise: dict[str, Noise] = {}
+        self.spread = RoundSpread()
         self.routing: dict[str, Any] = {}
         self.status = "complete"
 
@@ -285,11 +287,19 @@ class Tune:
         return True
 
     def bar(self, rounds: int) -> Bar:
-        return Bar({m: n.margin(max(1, rounds)) for m, n in self.noise.items()})
+        """A/A counts all that processes differ by; what rounds have shown to cancel in a ratio no longer
+        counts."""
+        rounds = max(1, rounds)
+        return Bar(
+            {
+                metric: max(0.01, min(noise.margin(rounds), self.spread.margin(metric, rounds)))
+                for metric, noise in self.noise.items()
+            }
+        )
 
     @property
     def round_count(self) -> int:
-        """As many rounds as bring the margin down to what is aimed at, within limits."""
+        """As many rounds as bring the margin down to what is aimed at, as far as is known, within limits."""
         o = self.options
         for count in range(o.rounds, o.max_rounds):
             if max(self.bar(count).margin.values(), default=0.0) <= o.aim:
@@ -428,8 +438,9 @@ class Tune:
 
     def rounds(self) -> Rounds:
         return Rounds(
-            self._visit, self._next_process, self.schedule, tuple(self.weights), self._void_over, self._apart
-        )
+            self._visit, self._next_process, self.schedule, tuple(self.weights), self._void_over, self._apart,
+            self.spread,
+        )  # fmt: skip
 
     def _apart(self, configurations: Collection[Configuration]) -> bool:
         """Whether these differ in nothing that is loaded for."""
@@ -454,7 +465,7 @@ class Tune:
     def judge(self) -> Judge:
         return Judge(
             self.space, self.rounds(), self.weights, self.bar, self.schedule.until, self.gate.admit_fully,
-            self.ledger.note, self._visit_sigma, self.round_count,
+            self.ledger.note, self._visit_sigma, self.options.rounds, lambda: self.round_count,
         )  # fmt: skip
 
     # ---- the answer, at any moment
