@@ -75,6 +75,20 @@ class Allowance:
         return self.more(1)
 
 
+def test_the_round_in_which_the_gpu_begins_to_rest_is_made_again() -> None:
+    """Prompts that follow a rest are faster, whatever they are read with."""
+    for begins in (2, 4):
+        engine = Engine(lambda x, n: 100.0)
+        rounds = Rounds(
+            engine.visit, engine.next_process, Allowance(engine, 10**6), ["pp"], 0.03,
+            resting=lambda engine=engine, begins=begins: len(engine.asked) >= begins,
+        )  # fmt: skip
+        result = rounds.compare("k", {"a": A, "b": B}, 4)
+        assert (result.rounds, result.begun, result.voided) == (4, 5, 1)
+        assert [process for _, process in engine.asked] == [p for p in range(1, 6) for _ in range(5)]
+        assert len(result.logs["b"]["pp"]) == 4
+
+
 def test_a_round_goes_there_and_back_in_a_process_of_its_own() -> None:
     engine = Engine(lambda x, n: 100.0)
     engine.rounds().compare("k", {"a": A, "b": B, "c": C}, 2)

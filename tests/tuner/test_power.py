@@ -260,9 +260,30 @@ def test_the_rest_is_said_once_and_stands_in_the_journal(tmp_path: Path) -> None
     assert all(rested[begun:])
     assert at_power_limit(visits[begun - 1]["result"]["gpu"])
 
+    # The visit that has shown the limit is made again.
+    assert visits[begun]["key"] == visits[begun - 1]["key"]
+
     again = _ledger(1, rests=True, past=records)
     assert _tune(again, 1).to_dict() == first.to_dict()
     assert again.performed == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_compared_has_rested_or_has_not(seed: int, tmp_path: Path) -> None:
+    """The block of the screen in which the GPU begins to rest is measured again from its first trial on."""
+    path = tmp_path / "journal.jsonl"
+    with journal.Journal(path) as book:
+        _tune(_ledger(seed, rests=True, journal=book), seed)
+    records = journal.load(path).records
+    visits = [r for r in records if r.get("op") == "visit" and "pp" in r["args"]["metrics"]]
+    begun = ["rest" in r["args"]["policy"] for r in visits].index(True)
+    keys = [str(r["key"]) for r in visits]
+    assert keys[begun].startswith("screen/")
+    anchor = max(i for i in range(begun) if not keys[i].startswith("screen/t"))
+    block = {k for k in keys[anchor + 1 : begun + 1] if k.startswith("screen/t")}
+    assert block
+    assert {f"{k}/again0" for k in block} <= set(keys[begun + 1 :])
+    assert any(r.get("note") == "void" for r in records)
 
 
 @pytest.mark.parametrize("budget", [120.0, 250.0])

@@ -167,6 +167,7 @@ class Rounds:
     apart: whether to switch between these configurations costs so little that generation and prompts each go
         a way of their own.
     spread: learns from every comparison.
+    resting: whether the GPU rests before prompts by now; the round in which it begins to does not count.
     """
 
     def __init__(
@@ -178,6 +179,7 @@ class Rounds:
         void_over: float,
         apart: Callable[[Collection[Configuration]], bool] = lambda configurations: True,
         spread: RoundSpread | None = None,
+        resting: Callable[[], bool] = lambda: False,
     ) -> None:
         self._visit = visit
         self._next_process = next_process
@@ -187,6 +189,7 @@ class Rounds:
         self._void_over = void_over
         self._apart = apart
         self._spread = spread if spread is not None else RoundSpread()
+        self._resting = resting
         self.running = Comparison([])  # the last one begun; what it holds is whole rounds
 
     def compare(
@@ -222,9 +225,11 @@ class Rounds:
             begun = self._time.now
             number, result.begun = result.begun, result.begun + 1
             named = {n: configurations[n] for n in alive}
-            process = self._next_process()
+            process, rested = self._next_process(), self._resting()
             way = self._there_and_back(f"{key}/r{number}", named, process, result)
-            if way is not None and self._moved(way.base) and voids < rounds:
+            if way is not None and self._resting() != rested:
+                result.voided += 1
+            elif way is not None and self._moved(way.base) and voids < rounds:
                 voids += 1
                 result.voided += 1
             elif way is not None:  # what moves all the time is measured as it is

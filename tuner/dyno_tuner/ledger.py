@@ -201,7 +201,18 @@ class Ledger:
         """Args: `anchor` visits are carried out even if the same configuration has killed a worker before:
         without its default a run cannot go on, and the caller decides how often to try. `workload` is
         another one than the run's, for this visit alone. Generation is measured first, in whatever order
-        `metrics` stand."""
+        `metrics` stand. The visit that shows that the GPU has to rest is made again with rests: what
+        follows is compared with it."""
+        rested = self.resting
+        result = self._visit(key, configuration, metrics, policy, process, anchor, workload)
+        if self.resting and not rested and any(kind_of(m) == "pp" for m in metrics):
+            result = self._visit(key, configuration, metrics, policy, process, anchor, workload)
+        return result
+
+    def _visit(
+        self, key: str, configuration: Configuration, metrics: Sequence[str], policy: VisitPolicy,
+        process: int, anchor: bool, workload: Workload | None,
+    ) -> Visit:  # fmt: skip
         metrics = generation_first(metrics)
         rests = sum(kind_of(m) == "pp" for m in metrics) if self.resting else 0
         if rests:

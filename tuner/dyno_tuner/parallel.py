@@ -122,7 +122,7 @@ class ParallelScreen(Screen):
                     own.plan.anchor("screen/first")
                 first = own.plan.anchor(f"screen/b{number}/before")
                 own.before = (own.plan.now(), first)
-            block = blocks[lane.number] = Block(number, own.before)
+            block = blocks[lane.number] = Block(number, own.before, own.plan.resting())
             for trial_number, point in points:
                 if not own.plan.more(2):
                     break

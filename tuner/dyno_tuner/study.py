@@ -52,6 +52,7 @@ class ScreenPlan:
     max_trials: int = 1000
     patience: int = 20
     max_repeats: int = 2
+    resting: Callable[[], bool] = lambda: False  # whether the GPU rests before prompts by now
 
 
 @dataclass
@@ -60,6 +61,7 @@ class Block:
 
     number: int
     before: Anchor
+    resting: bool  # as `before` was measured
     trials: list[Trial] = field(default_factory=list)  # scored against `before` alone until it is settled
     taken: list[tuple[Trial, float, Visit]] = field(default_factory=list)
     voided: int = 0
@@ -127,7 +129,7 @@ class Screen:
             number, first = len(self.trials) + 1 + self._empty, max(t.number for t in self.trials) + 1
             known = len(self.trials)
             before = before or (plan.now(), plan.anchor(f"screen/b{number}/before"))
-            block = Block(number, before)
+            block = Block(number, before, plan.resting())
             while left and len(block.taken) < plan.block and plan.more(3):
                 point = left.pop(0)
                 if not self._claimed(point):
@@ -171,7 +173,7 @@ class Screen:
     def _block(self, number: int, queue: list[Point], before: Anchor) -> Anchor:
         """One block; returns the anchor that closes it, which opens the next one."""
         plan = self._plan
-        block = Block(number, before)
+        block = Block(number, before, plan.resting())
         self._idle = False
         while len(block.taken) < plan.block and len(self.trials) < plan.max_trials and plan.more(3):
             point = self._next(queue)
@@ -211,14 +213,16 @@ class Screen:
         return trial
 
     def _settle(self, plan: ScreenPlan, block: Block) -> tuple[Anchor, list[Trial]]:
-        """The anchor after the block, and its trials scored against both; a block whose anchor moved is
-        measured again."""
+        """The anchor after the block, and its trials scored against both; a block whose anchor moved, or in
+        which the GPU has begun to rest, is measured again."""
         number, before, taken = block.number, block.before, block.taken
         after = (plan.now(), plan.anchor(f"screen/b{number}/after"))
         metrics = list(plan.weights)
         for repeat in range(plan.max_repeats + 1):
             moved = anchor_moved(before[1], after[1], metrics)
-            if moved <= plan.void_over or repeat == plan.max_repeats or not plan.more(len(taken) + 1):
+            alike = moved <= plan.void_over and block.resting == plan.resting()
+            block.resting = plan.resting()
+            if alike or repeat == plan.max_repeats or not plan.more(len(taken) + 1):
                 break
             block.voided += 1
             plan.note("void", block=number, repeat=repeat, moved=moved)

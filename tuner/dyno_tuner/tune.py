@@ -254,9 +254,12 @@ class Tune:
         processes: list[list[dict[str, dict[int, float]]]] = []
         fresh: list[float] = []  # seconds of visits that a process begins with, and of those that follow
         warm: list[float] = []
-        for p in range(o.aa_processes):
+        rested = self.ledger.resting
+        for p in range(2 * o.aa_processes):
             # Two visits in each of two processes are the least that tells noise within from noise between.
-            if not enough or (p > 1 and not self.schedule.fits(o.aa_visits, 0.25)):
+            done = len(processes)
+            in_time = done < 2 or self.schedule.fits(o.aa_visits, 0.25)
+            if not enough or done == o.aa_processes or not in_time:
                 break
             self._next_process()
             visits = []
@@ -266,6 +269,10 @@ class Tune:
                 visits.append({m: visit.rates(m) for m in self.weights})
                 (warm if v else fresh).append(self.ledger.now - begun)
                 self.schedule.learn_from(fresh, warm)
+            if self.ledger.resting != rested:  # those before are of a GPU that did not rest
+                rested = True
+                processes.clear()
+                continue
             processes.append(visits)
         if not enough:
             return False
@@ -369,6 +376,7 @@ class Tune:
             block=o.block,
             max_trials=o.max_trials,
             patience=o.patience,
+            resting=lambda: self.ledger.resting,
         )
         proposer = SAMPLERS[o.sampler](self.space)
         if self._crew is None:
@@ -399,6 +407,7 @@ class Tune:
                 now=lambda: lane.ledger.now,
                 more=lambda visits: self.schedule.more_at(lane.ledger.now, visits),
                 note=note,
+                resting=lambda: lane.ledger.resting,
             )
 
         return of
@@ -439,7 +448,7 @@ class Tune:
     def rounds(self) -> Rounds:
         return Rounds(
             self._visit, self._next_process, self.schedule, tuple(self.weights), self._void_over, self._apart,
-            self.spread,
+            self.spread, lambda: self.ledger.resting,
         )  # fmt: skip
 
     def _apart(self, configurations: Collection[Configuration]) -> bool:
