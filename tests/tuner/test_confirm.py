@@ -12,6 +12,7 @@ from dyno_tuner.confirm import Bar, Comparison, Rounds, both_ways, visits_in_rou
 from dyno_tuner.emit import Made, profile_of
 from dyno_tuner.knobs import Kind, Knob
 from dyno_tuner.measure import VisitPolicy, run_visit
+from dyno_tuner.spread import RoundSpread
 from dyno_tuner.target import Configuration, OpContext, Sample, TrialStatus, Visit, Workload
 from dyno_tuner.targets.simulated import SimulatedTarget, SimulationNoise
 from dyno_tuner.targets.surfaces import Surface
@@ -75,17 +76,53 @@ class Allowance:
         return self.more(1)
 
 
+def test_one_failure_of_the_first_configuration_is_forgiven_and_the_second_ends_the_comparison() -> None:
+    for deaths, rounds in (([7], 4), ([7, 11], 3), ([0, 1], 0)):
+        asked = 0
+
+        def status(configuration: Configuration, deaths: list[int] = deaths) -> TrialStatus:
+            nonlocal asked
+            asked += configuration == A
+            return TrialStatus.CRASH if configuration == A and asked - 1 in deaths else TrialStatus.OK
+
+        spread = RoundSpread()
+        engine = Engine(lambda x, n: 100.0 + n % 3, status)
+        made = Rounds(
+            engine.visit, engine.next_process, Allowance(engine, 10**6), ["pp"], 0.03, spread=spread
+        )  # fmt: skip
+        result = made.compare("k", {"a": A, "b": B, "c": C}, 4)
+        assert result.rounds == rounds
+        assert {len(logs["pp"]) for logs in result.logs.values()} == ({rounds} if rounds else set())
+        assert ("a" in result.failed) == (rounds < 4)
+        spread.of_level("pp")
+
+
+def test_rounds_are_asked_for_until_they_are_enough() -> None:
+    engine = Engine(lambda x, n: 100.0)
+    asked: list[int] = []
+
+    def wanted() -> int:
+        asked.append(made.running.rounds)
+        return 3 if made.running.rounds < 2 else 5
+
+    made = engine.rounds()
+    assert made.compare("k", {"a": A, "b": B}, wanted).rounds == 5
+    assert asked == [0, 1, 2, 3, 4, 5]
+    assert made.compare("k", {"a": A, "b": B}, lambda: 2, made.running).rounds == 7
+
+
 def test_the_round_in_which_the_gpu_begins_to_rest_is_made_again() -> None:
     """Prompts that follow a rest are faster, whatever they are read with."""
-    for begins in (2, 4):
+    for begins in (2, 4, 9):
         engine = Engine(lambda x, n: 100.0)
         rounds = Rounds(
             engine.visit, engine.next_process, Allowance(engine, 10**6), ["pp"], 0.03,
             resting=lambda engine=engine, begins=begins: len(engine.asked) >= begins,
         )  # fmt: skip
         result = rounds.compare("k", {"a": A, "b": B}, 4)
-        assert (result.rounds, result.begun, result.voided) == (4, 5, 1)
-        assert [process for _, process in engine.asked] == [p for p in range(1, 6) for _ in range(5)]
+        lost = 1 + begins // 5  # with the rounds before it
+        assert (result.rounds, result.begun, result.voided) == (4, 4 + lost, lost)
+        assert [process for _, process in engine.asked] == [p for p in range(1, 5 + lost) for _ in range(5)]
         assert len(result.logs["b"]["pp"]) == 4
 
 

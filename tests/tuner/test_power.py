@@ -286,6 +286,32 @@ def test_what_is_compared_has_rested_or_has_not(seed: int, tmp_path: Path) -> No
     assert any(r.get("note") == "void" for r in records)
 
 
+def test_a_a_begins_anew_where_the_default_itself_reaches_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    noise = dataclasses.replace(QUIET, power=1.1)
+    with journal.Journal(path) as book:
+        ledger = _ledger(0, rests=True, noise=noise, journal=book)
+        tune = Tune(ledger, SURFACE.space(), Options(Workload(pp=80, tg=8), max_trials=2))
+        tune.run()
+    records = [r for r in journal.load(path).records if str(r.get("key", "")).startswith("aa/p")]
+    rested = ["rest" in r["args"]["policy"] for r in records]
+    begun = rested.index(True)
+    first = records[begun]["process"]
+    assert first == records[begun - 1]["process"]  # the visit that showed it, once more
+    assert {r["process"] for r in records if r["process"] > first} == {first + 1, first + 2, first + 3}
+    assert tune.noise["pp"].processes == 3
+    assert tune.noise["pp"].visits == 6
+    assert tune.rounds()._resting()  # what is compared from here on begins with a GPU that rests
+
+
+def test_a_workload_without_prompts_knows_no_rests() -> None:
+    noise = dataclasses.replace(QUIET, power=1.3)
+    ledger = _ledger(0, rests=True, noise=noise, workload=Workload(pp=0, tg=8))
+    options = Options(Workload(pp=0, tg=8), max_trials=3)
+    Tune(ledger, SURFACE.space(), options).run()
+    assert not ledger.resting
+
+
 @pytest.mark.parametrize("budget", [120.0, 250.0])
 def test_the_budget_holds_with_rests(budget: float) -> None:
     ledger = _ledger(2, rests=True)

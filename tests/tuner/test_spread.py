@@ -10,7 +10,7 @@ import pytest
 from dyno_tuner.confirm import Comparison
 from dyno_tuner.inline import InlineExecutor
 from dyno_tuner.ledger import Ledger
-from dyno_tuner.spread import RoundSpread
+from dyno_tuner.spread import ENOUGH, RoundSpread
 from dyno_tuner.stats import noise_of, t975
 from dyno_tuner.target import Workload
 from dyno_tuner.targets.simulated import SimulatedTarget, SimulationNoise
@@ -44,7 +44,10 @@ def test_it_is_what_is_left_beside_round_and_configuration(configurations: int, 
     sigma, found = spread.of_level("pp")
     assert found == freedom == (configurations - 1) * (rounds - 1)
     assert sigma == pytest.approx(math.sqrt(float(left @ left) / freedom))
-    assert spread.margin("pp", 4) == pytest.approx(2 * t975(freedom) * sigma * math.sqrt(2 / 4))
+    margin = 2 * t975(freedom) * sigma * math.sqrt(2 / 4)
+    assert spread.margin("pp", 4, math.inf) == pytest.approx(margin)
+    # Until there are enough of them, A/A may say that it is less.
+    assert spread.margin("pp", 4, margin / 3) == pytest.approx(margin if freedom >= ENOUGH else margin / 3)
 
 
 def test_comparisons_add_up_and_one_that_goes_on_counts_once() -> None:
@@ -61,7 +64,26 @@ def test_comparisons_add_up_and_one_that_goes_on_counts_once() -> None:
 def test_of_a_single_round_or_of_none_nothing_is_known() -> None:
     for spread in (RoundSpread(), RoundSpread([_comparison([[0.0], [0.1]])]), RoundSpread([Comparison([])])):
         assert spread.of_level("pp") == (math.inf, 0)
-        assert spread.margin("pp", 4) == math.inf
+        assert spread.margin("pp", 4, 0.02) == 0.02
+
+
+def test_what_is_not_whole_is_left_out() -> None:
+    """A comparison in which an interrupt has come between two of its configurations."""
+    whole = _comparison([[0.0, 0.0], [0.02, 0.01], [0.03, 0.05]])
+    torn = _comparison([[0.0, 0.0], [0.02, 0.01], [0.03, 0.05]])
+    torn.logs["late"] = {"pp": [[0.1]]}
+    torn.logs["none"] = {}
+    assert RoundSpread([torn]).of_level("pp") == RoundSpread([whole]).of_level("pp")
+
+
+def test_one_disturbed_round_does_not_make_every_gain_too_small() -> None:
+    levels = np.random.default_rng(3).normal(scale=0.004, size=(5, 4))
+    plain = RoundSpread([_comparison(levels.tolist())] * 3).of_level("pp")[0]
+    levels[2, 1] -= 0.2
+    shaken = _comparison(levels.tolist())
+    calm = [_comparison(np.random.default_rng(s).normal(scale=0.004, size=(5, 4)).tolist()) for s in range(3)]
+    assert RoundSpread([shaken]).of_level("pp")[0] > 0.02  # as much as all it has says
+    assert RoundSpread([shaken, *calm]).of_level("pp")[0] < 2 * plain
 
 
 def _tuned(noise: SimulationNoise, seed: int) -> tuple[Tune, Outcome]:
@@ -92,6 +114,20 @@ def test_what_differs_in_a_process_from_one_configuration_to_the_next_still_coun
     tune, outcome = _tuned(SimulationNoise(within=0.003, process=0.0, layout=0.02), seed)
     assert max(outcome.margin.values()) > 0.02
     assert tune.round_count == 8
+    assert max(c.rounds for c in tune.spread.comparisons) >= 8
+
+
+def test_a_lucky_a_a_does_not_outweigh_what_rounds_show() -> None:
+    """Configurations that differ by 2 % from one process to the next, where the default by chance did not."""
+    noise = SimulationNoise(within=0.003, process=0.0, layout=0.02)
+    for seed in range(24):
+        tune, outcome = _tuned(noise, seed)
+        (metric, lucky) = min(((m, n.margin(8)) for m, n in tune.noise.items()), key=lambda x: x[1])
+        if lucky < 0.015:
+            assert tune.spread.of_level(metric)[1] >= ENOUGH
+            assert outcome.margin[metric] > 0.02
+            return
+    raise AssertionError("no seed of these has a lucky A/A")
 
 
 def test_without_a_comparison_the_margin_is_that_of_a_a() -> None:

@@ -86,6 +86,25 @@ class Comparison:
             for groups in zip(*per_metric, strict=True)
         ]
 
+    def add_round(
+        self, logs: Sequence[tuple[str, str, list[float]]], rates: Sequence[tuple[str, str, list[float]]]
+    ) -> None:
+        """Args: by configuration and metric, log ratios to the first configuration, and rates."""
+        for name, metric, pairs in logs:
+            self.logs.setdefault(name, {}).setdefault(metric, []).append(pairs)
+        for name, metric, values in rates:
+            self.rates.setdefault(name, {}).setdefault(metric, []).extend(values)
+        self.rounds += 1
+
+    def begin_anew(self) -> int:
+        """Forgets its rounds, and the one that runs: they were not measured as those that follow will be.
+        Returns how many there are now."""
+        self.voided += self.rounds + 1
+        self.rounds = 0
+        self.logs.clear()
+        self.rates.clear()
+        return 0
+
     def median_rate(self, name: str, metric: str) -> float:
         values = self.rates.get(name, {}).get(metric, [])
         return float(np.median(values)) if values else 0.0
@@ -167,7 +186,7 @@ class Rounds:
     apart: whether to switch between these configurations costs so little that generation and prompts each go
         a way of their own.
     spread: learns from every comparison.
-    resting: whether the GPU rests before prompts by now; the round in which it begins to does not count.
+    resting: whether the GPU rests before prompts by now; where it begins to, a comparison begins anew.
     """
 
     def __init__(
@@ -196,29 +215,35 @@ class Rounds:
         self,
         key: str,
         configurations: Mapping[str, Configuration],
-        rounds: int,
+        rounds: int | Callable[[], int],
         into: Comparison | None = None,
     ) -> Comparison:
         """Runs up to `rounds` rounds, fewer where the budget ends first, and none where it does not last
         for two, because one decides nothing. Whatever kills its worker or fails otherwise is left out from
-        then on.
+        then on; one failure of the first configuration is forgiven, the second ends the comparison.
 
         Args:
+            rounds: asked before each round, where what the rounds show decides.
             into: a comparison of the same key and configurations that gets so many rounds more.
         """
         result = self.running = into or Comparison(list(configurations), key)
         self._spread.add(result)
-        rounds += result.rounds
+        before, first_name = result.rounds, next(iter(configurations))
+
+        def wanted() -> int:
+            return before + (rounds if isinstance(rounds, int) else rounds())
+
         if not self.affordable(2 * visits_in_round(len(configurations))):
             return result
         voids = 0
         first = result.begun
         took = 0.0  # a round of slow configurations takes longer than so many visits of the default
-        while result.rounds < rounds:
+        forgiven = False
+        while result.rounds < wanted():
             alive = [n for n in configurations if n not in result.failed]
-            if len(alive) < 2 or (
-                result.begun > first + 1 and not self.affordable(visits_in_round(len(alive)))
-            ):
+            if first_name in result.failed or len(alive) < 2:
+                break
+            if result.begun > first + 1 and not self.affordable(visits_in_round(len(alive))):
                 break
             if result.begun > first and not self._time.more_seconds(took):
                 break
@@ -227,17 +252,22 @@ class Rounds:
             named = {n: configurations[n] for n in alive}
             process, rested = self._next_process(), self._resting()
             way = self._there_and_back(f"{key}/r{number}", named, process, result)
-            if way is not None and self._resting() != rested:
-                result.voided += 1
-            elif way is not None and self._moved(way.base) and voids < rounds:
+            if self._resting() != rested:
+                before = result.begin_anew()
+            elif way is not None and self._moved(way.base) and voids < wanted():
                 voids += 1
                 result.voided += 1
             elif way is not None:  # what moves all the time is measured as it is
                 paired = self._steadied(f"{key}/r{number}", named, process, way, result)
-                if paired is not None:
+                if self._resting() != rested:
+                    before = result.begin_anew()
+                elif paired is not None:
                     self._record(paired, result)
             elif not self._time.in_time():
                 break
+            if not forgiven and first_name in result.failed:
+                forgiven = True
+                del result.failed[first_name]
             took = max(took, self._time.now - begun)
         return result
 
@@ -306,17 +336,17 @@ class Rounds:
         return beside(ways, self._moved)
 
     def _record(self, paired: Mapping[str, Paired], result: Comparison) -> None:
-        result.rounds += 1
         first = result.names[0]
+        logs: list[tuple[str, str, list[float]]] = []
+        rates: list[tuple[str, str, list[float]]] = []
         for metric in self._metrics:
             for name, (base, own) in paired.items():
-                rates = [v.rates(metric) for v in own]
-                result.rates.setdefault(name, {}).setdefault(metric, []).extend(_values(rates))
-                pairs = both_ways(rates, [v.rates(metric) for v in base])
-                result.logs.setdefault(name, {}).setdefault(metric, []).append(pairs)
+                of_own, of_base = ([v.rates(metric) for v in visits] for visits in (own, base))
+                rates.append((name, metric, _values(of_own)))
+                logs.append((name, metric, both_ways(of_own, of_base)))
             base = next(iter(paired.values()))[0]
-            of_first = _values([v.rates(metric) for v in base])
-            result.rates.setdefault(first, {}).setdefault(metric, []).extend(of_first)
+            rates.append((first, metric, _values([v.rates(metric) for v in base])))
+        result.add_round(logs, rates)
 
 
 def joined(first: Visit, second: Visit) -> Visit:

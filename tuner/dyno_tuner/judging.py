@@ -90,13 +90,9 @@ class Judge:
         that they have shown asks for."""
         configurations: dict[str, Configuration] = {n: self.space.configuration(p) for n, p in points.items()}
         voided, failed = (into.voided, set(into.failed)) if into is not None else (0, set())
-        before = into.rounds if into is not None else 0
-        result = self.rounds.compare(key, configurations, rounds or self.least, into)
-        while rounds is None and before < result.rounds < before + self.wanted():
-            known = result.rounds
-            result = self.rounds.compare(key, configurations, 1, result)
-            if result.rounds == known:  # no time
-                break
+        result = self.rounds.compare(
+            key, configurations, rounds or (lambda: max(self.least, self.wanted())), into
+        )
         choice.voided += result.voided - voided
         choice.failed += [(points[n], v) for n, v in result.failed.items() if n not in failed]
         return result

@@ -119,7 +119,7 @@ class Ledger:
         rests: bool = True,
     ) -> None:
         self._limit = limit
-        self._rests = rests
+        self._rests = rests and any(kind_of(m) == "pp" for m in workload.metrics)
         self._executor = executor
         self._workload = workload
         self._journal = journal
@@ -205,7 +205,8 @@ class Ledger:
         follows is compared with it."""
         rested = self.resting
         result = self._visit(key, configuration, metrics, policy, process, anchor, workload)
-        if self.resting and not rested and any(kind_of(m) == "pp" for m in metrics):
+        again = self._limit is None or self.now + result.seconds < self._limit
+        if self.resting and not rested and result.status is TrialStatus.OK and again:
             result = self._visit(key, configuration, metrics, policy, process, anchor, workload)
         return result
 

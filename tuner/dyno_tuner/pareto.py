@@ -71,10 +71,12 @@ def worthwhile(variants: Sequence[Variant], margin: float) -> list[Variant]:
 
 
 def _named(variants: Sequence[Variant]) -> list[Variant]:
-    """From large to small. What is as fast as the tune's own winner and smaller is the fastest here."""
-    others = (v for v in variants if v.name != "default")
-    names = {id(v): f"memory{i}" if i else "fastest" for i, v in enumerate(others)}
-    return [replace(v, name=names.get(id(v), v.name)) for v in variants]
+    """From large to small. The largest is the fastest, also where it is not the tune's own winner but as fast
+    and smaller."""
+    names = ["fastest", *(f"memory{i}" for i in range(1, len(variants)))]
+    return [
+        v if v.name == "default" else replace(v, name=name) for v, name in zip(variants, names, strict=True)
+    ]
 
 
 def plot(variants: Sequence[Variant], title: str) -> str:

@@ -92,7 +92,7 @@ class Progress:
             self._margin = data["margin"]
             margins = ", ".join(f"{m} ±{100 * x:.1f} %" for m, x in self._margin.items())
             if plain:
-                self.say(f"  a gain counts from {margins}")
+                self.say(f"  a gain counts from {margins}, or from what rounds show")
         elif kind == "trial":
             self._trial(data, plain)
         elif kind == "threshold" and plain:

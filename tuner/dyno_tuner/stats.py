@@ -74,16 +74,21 @@ class Estimate:
         return replace(self, low=min(self.low, self.ratio / factor), high=max(self.high, self.ratio * factor))
 
 
-def block_spread(levels: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Standard deviation of one level, and its degrees of freedom, after what is common to a configuration
-    and what is common to a round are taken out (randomised blocks).
+def block_residuals(levels: Sequence[Sequence[float]]) -> tuple[np.ndarray, int]:
+    """Levels, and their degrees of freedom, after what is common to a configuration and what is common to a
+    round are taken out (randomised blocks).
 
     Args:
         levels: by configuration, one level for each round; at least two of each.
     """
     table = np.asarray(levels, dtype=float)
     residual = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
-    freedom = (table.shape[0] - 1) * (table.shape[1] - 1)
+    return residual, (table.shape[0] - 1) * (table.shape[1] - 1)
+
+
+def block_spread(levels: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """Standard deviation of one such residual level, and its degrees of freedom."""
+    residual, freedom = block_residuals(levels)
     return math.sqrt(float((residual**2).sum()) / freedom), freedom
 
 

@@ -271,7 +271,8 @@ class Tune:
                 self.schedule.learn_from(fresh, warm)
             if self.ledger.resting != rested:  # those before are of a GPU that did not rest
                 rested = True
-                processes.clear()
+                for kept in (processes, fresh, warm):
+                    kept.clear()
                 continue
             processes.append(visits)
         if not enough:
@@ -294,12 +295,11 @@ class Tune:
         return True
 
     def bar(self, rounds: int) -> Bar:
-        """A/A counts all that processes differ by; what rounds have shown to cancel in a ratio no longer
-        counts."""
+        """A/A counts all that processes differ by; rounds show what of it is left in a ratio."""
         rounds = max(1, rounds)
         return Bar(
             {
-                metric: max(0.01, min(noise.margin(rounds), self.spread.margin(metric, rounds)))
+                metric: max(0.01, self.spread.margin(metric, rounds, noise.margin(rounds)))
                 for metric, noise in self.noise.items()
             }
         )
@@ -333,6 +333,7 @@ class Tune:
             ),
             lambda settings: self.gate.admit(whole.point(settings)),
             self.schedule.more, self.ledger.note, self.weights, self._visit_sigma,
+            resting=lambda: self.ledger.resting,
         )  # fmt: skip
         space = stage.run()
         self._solved = stage.solved

@@ -83,13 +83,15 @@ class Quality(StrictModel):
 
 
 class Noise(StrictModel):
-    """What the incumbent against itself gave."""
+    """What the incumbent against itself gave, and the margin that followed from it and from the rounds."""
 
-    margin: Fraction = Field(description="A gain below this is no gain, e.g. 0.01.")
+    margin: Fraction = Field(
+        description="A gain below this is no gain, e.g. 0.01: what rounds left of the noise of processes."
+    )
     ratio: Ratio | None = Field(default=None, description="The incumbent against itself; 1 within noise.")
     ci95: Interval | None = Field(default=None, description="95 % interval of that ratio.")
     half_width: Fraction | None = Field(
-        default=None, description="Half of the interval that the margin doubles."
+        default=None, description="Half of the margin: of the interval of a ratio after all rounds."
     )
     within_process: NonNegative | None = Field(
         default=None, description="Relative spread within one process."

@@ -181,7 +181,8 @@ def _top(page: Page, run: Run, found: Verdict) -> None:
 
 
 def _margins(run: Run) -> dict[str, float]:
-    noted = mapping(run.last("noise").get("margin"))
+    """What decided; of a run that has not ended, what A/A alone says."""
+    noted = mapping(run.last("outcome").get("margin")) or mapping(run.last("noise").get("margin"))
     return {m: x for m in run.metrics if (x := number(noted.get(m))) is not None}
 
 
@@ -499,7 +500,7 @@ def _machine(page: Page, run: Run) -> None:
         for m in run.metrics
     ]  # fmt: skip
     if noise:
-        names = ["measure", "#within a process", "#between processes", "#drift", "#margin"]
+        names = ["measure", "#within a process", "#between processes", "#drift", "#margin by this alone"]
         body.append(f"<div><h3>Noise of the default against itself</h3>\n{table(names, rows)}</div>\n")
     else:
         page.missing.append("Noise: the default was not yet compared with itself, so there is no margin.")
