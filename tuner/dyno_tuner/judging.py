@@ -63,7 +63,6 @@ class Judge:
     until: sets the share of the budget that the next step may use.
     admit: the check of answers for one point; None is a pass, else a reason.
     sigma: standard error of a trial's score, log units.
-    least: rounds of a comparison, at least.
     wanted: rounds that the noise asks for, as far as it is known.
     """
 
@@ -75,7 +74,6 @@ class Judge:
     admit: Callable[[Point], object]
     note: Callable[..., None]
     sigma: float = 0.01
-    least: int = 4
     wanted: Callable[[], int] = lambda: 4
 
     def compare(
@@ -86,13 +84,10 @@ class Judge:
         rounds: int | None = None,
         into: Comparison | None = None,
     ) -> Comparison:
-        """Args: `rounds`: so many, and no more; default: the least number, then as many more as the noise
-        that they have shown asks for."""
+        """Args: `rounds`: so many, and no more; default: as many as the noise that they show asks for."""
         configurations: dict[str, Configuration] = {n: self.space.configuration(p) for n, p in points.items()}
         voided, failed = (into.voided, set(into.failed)) if into is not None else (0, set())
-        result = self.rounds.compare(
-            key, configurations, rounds or (lambda: max(self.least, self.wanted())), into
-        )
+        result = self.rounds.compare(key, configurations, rounds or self.wanted, into)
         choice.voided += result.voided - voided
         choice.failed += [(points[n], v) for n, v in result.failed.items() if n not in failed]
         return result

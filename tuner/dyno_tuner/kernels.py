@@ -62,7 +62,7 @@ class KernelStage:
     more: Callable[[float], bool]
     note: Callable[..., None]
     check: Callable[[Configuration], str]
-    count: int
+    count: Callable[[], int]
     process: Callable[[], int]
     left: Callable[[], float]
     glance: Callable[[str, Configuration, Workload, bool], Visit]
@@ -124,7 +124,7 @@ class KernelStage:
     def _screen_in_place(self, ops: Sequence[KernelOp], choice: Choice) -> None:
         """The kernels of generation, for as long as leaves time to confirm them."""
         workload = shortened(self.workload, choice.baseline)
-        rounds = max(2, self.count) * least_visits(len(self.kinds)) / 2 * self.ledger.expected_visit
+        rounds = max(2, self.count()) * least_visits(len(self.kinds)) / 2 * self.ledger.expected_visit
         left = self.left()
         last = self.ledger.now + left - self._confirming
         end = min(last, self.ledger.now + left - min(rounds, CONFIRM * left))

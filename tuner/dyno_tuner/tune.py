@@ -281,7 +281,7 @@ class Tune:
             self.noise[metric] = noise_of([[v[metric] for v in process] for process in processes])
         self.ledger.note(
             "noise",
-            margin=self.bar(self.round_count).margin,
+            margin=self.bar(self.round_count()).margin,
             within={m: n.within for m, n in self.noise.items()},
             between={m: n.between for m, n in self.noise.items()},
             drift={m: n.drift for m, n in self.noise.items()},
@@ -304,7 +304,6 @@ class Tune:
             }
         )
 
-    @property
     def round_count(self) -> int:
         """As many rounds as bring the margin down to what is aimed at, as far as is known, within limits."""
         o = self.options
@@ -475,7 +474,7 @@ class Tune:
     def judge(self) -> Judge:
         return Judge(
             self.space, self.rounds(), self.weights, self.bar, self.schedule.until, self.gate.admit_fully,
-            self.ledger.note, self._visit_sigma, self.options.rounds, lambda: self.round_count,
+            self.ledger.note, self._visit_sigma, self.round_count,
         )  # fmt: skip
 
     # ---- the answer, at any moment
@@ -505,7 +504,7 @@ class Tune:
             baseline=dict(choice.baseline),
             tuned=dict(choice.tuned),
             noise=dict(self.noise),
-            margin=dict(self.bar(self.round_count).margin),
+            margin=dict(self.bar(self.round_count()).margin),
             quality=self.gate.of(choice.point),
             default_quality=self.gate.of(self.space.default),
             unstable=self._unstable,

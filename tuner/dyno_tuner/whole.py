@@ -49,7 +49,7 @@ class WholeProfile:
     """Args:
     kernels: by metric, each choice with what made it a candidate.
     check: gives the reason why a configuration's answers are not acceptable, or nothing.
-    count: rounds of a comparison.
+    count: rounds that a comparison wants, as far as the noise is known.
     """
 
     space: Space
@@ -58,7 +58,7 @@ class WholeProfile:
     bar: Callable[[int], Bar]
     note: Callable[..., None]
     check: Callable[[Configuration], str]
-    count: int
+    count: Callable[[], int]
     kernels: Mapping[str, Sequence[tuple[KernelChoice, Screened]]]
 
     def run(self, choice: Choice) -> list[KernelEntry]:
@@ -151,7 +151,7 @@ class WholeProfile:
                 candidates[ALONE] = alone
             return named | {n: w for n, w in candidates.items() if w not in (default, whole)}
 
-        if not self.rounds.affordable(self.count * visits_in_round(len(variants()))):
+        if not self.rounds.affordable(self.count() * visits_in_round(len(variants()))):
             parts[:] = [p for p in parts if p.group]
         configurations = {n: self.configuration(w) for n, w in variants().items()}
         result = self.rounds.compare(key, configurations, self.count)
