@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,13 @@ DATA = ROOT / "tests" / "data"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Without the tests of a GPU, `auto` means the CPU: what the others compare with is computed there."""
+    """Without the tests of a GPU, `auto` means the CPU: what the others compare with is computed there.
+
+    A shell starts what runs in the background with Ctrl-C ignored; the tests of Ctrl-C need it."""
     if "not gpu" in str(config.getoption("markexpr")):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

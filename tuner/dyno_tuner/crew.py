@@ -104,8 +104,10 @@ class Crew:
                 raise
 
         with concurrent.futures.ThreadPoolExecutor(len(self.lanes), "device") as pool:
-            futures = [pool.submit(guarded, lane) for lane in self.lanes]
+            futures: list[concurrent.futures.Future[T]] = []
             try:
+                for lane in self.lanes:
+                    futures.append(pool.submit(guarded, lane))
                 self._wait(futures, failed)
             except BaseException:
                 self._stop(futures)
@@ -124,8 +126,10 @@ class Crew:
     def _stop(self, futures: Sequence[concurrent.futures.Future[T]]) -> None:
         """Does not return before all have ended: nothing would stop those that still run. So a second Ctrl-C
         changes nothing."""
-        while not all(f.done() for f in futures):
+        stopped = False
+        while not stopped or not all(f.done() for f in futures):
             with contextlib.suppress(KeyboardInterrupt):
                 for lane in self.lanes:
                     lane.ledger.stop()
+                stopped = True
                 concurrent.futures.wait(futures, timeout=_STOPPING)
