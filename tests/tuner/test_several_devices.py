@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import random
 import signal
@@ -199,6 +200,34 @@ def test_a_second_ctrl_c_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(KeyboardInterrupt, match="first"):
         crew.together(work)
     assert ended.is_set()
+
+
+def test_ctrl_c_while_devices_are_being_started_ends_those_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = threading.Event()
+    real = concurrent.futures.ThreadPoolExecutor.submit
+    submitted = 0
+
+    class Stopping:
+        now = 0.0
+
+        def follow(self, first: object) -> None: ...
+
+        def stop(self) -> None:
+            told.set()
+
+    def submit(pool: Any, *args: Any) -> Any:
+        nonlocal submitted
+        submitted += 1
+        if submitted == 2:
+            raise KeyboardInterrupt
+        return real(pool, *args)
+
+    crew = Crew([Lane(n, str(n), Stopping()) for n in range(3)])  # type: ignore[arg-type]
+    monkeypatch.setattr(concurrent.futures.ThreadPoolExecutor, "submit", submit)
+    ended: list[bool] = []
+    with pytest.raises(KeyboardInterrupt):
+        crew.together(lambda lane: ended.append(told.wait(30)))
+    assert ended == [True]
 
 
 def test_a_journal_of_two_devices_is_not_continued_on_three(tmp_path: Path) -> None:

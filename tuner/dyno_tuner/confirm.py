@@ -96,14 +96,12 @@ class Comparison:
             self.rates.setdefault(name, {}).setdefault(metric, []).extend(values)
         self.rounds += 1
 
-    def begin_anew(self) -> int:
-        """Forgets its rounds, and the one that runs: they were not measured as those that follow will be.
-        Returns how many there are now."""
+    def begin_anew(self) -> None:
+        """Forgets its rounds, and the one that runs: they were not measured as those that follow will be."""
         self.voided += self.rounds + 1
         self.rounds = 0
         self.logs.clear()
         self.rates.clear()
-        return 0
 
     def median_rate(self, name: str, metric: str) -> float:
         values = self.rates.get(name, {}).get(metric, [])
@@ -252,18 +250,20 @@ class Rounds:
             named = {n: configurations[n] for n in alive}
             process, rested = self._next_process(), self._resting()
             way = self._there_and_back(f"{key}/r{number}", named, process, result)
+            moved = way is not None and self._moved(way.base) and voids < wanted()
+            paired = None
+            # What moves all the time is measured as it is.
+            if way is not None and not moved and self._resting() == rested:
+                paired = self._steadied(f"{key}/r{number}", named, process, way, result)
             if self._resting() != rested:
-                before = result.begin_anew()
-            elif way is not None and self._moved(way.base) and voids < wanted():
+                result.begin_anew()
+                before = 0
+            elif moved:
                 voids += 1
                 result.voided += 1
-            elif way is not None:  # what moves all the time is measured as it is
-                paired = self._steadied(f"{key}/r{number}", named, process, way, result)
-                if self._resting() != rested:
-                    before = result.begin_anew()
-                elif paired is not None:
-                    self._record(paired, result)
-            elif not self._time.in_time():
+            elif paired is not None:
+                self._record(paired, result)
+            elif way is None and not self._time.in_time():
                 break
             if not forgiven and first_name in result.failed:
                 forgiven = True

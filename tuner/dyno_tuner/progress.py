@@ -190,9 +190,7 @@ class Progress:
             table.add_row("confirmed", self._confirmed)
         table.add_row("trials", f"{self._trials}, {self._failed} failed, {self._voided} blocks void")
         if self._margin:
-            table.add_row(
-                "noise", ", ".join(f"{m}: {100 * x:.1f} % is no gain" for m, x in self._margin.items())
-            )
+            table.add_row("noise", ", ".join(f"{m}: {100 * x:.1f} % by A/A" for m, x in self._margin.items()))
         if self._gpu:
             table.add_row("gpu", self._gpu)
         elapsed = self._elapsed()
