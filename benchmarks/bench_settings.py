@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 SKIPPED = frozenset({"threads", "threads_batch", "ubatch"})
 THRESHOLDS = (0, 512, 4096)
+# A setting that does nothing while others have their defaults is compared with these on both sides.
+HELD = {"compute_type": {"mmq_max_tokens": 0, "mmq_id_max_tokens": 0}}
 
 
 def alternatives(name: str, default: Any) -> list[Any]:
@@ -65,8 +67,10 @@ def change(engine: Engine, values: Mapping[str, Any]) -> None:
 def compare(engine: Engine, value: dict[str, Any], samples: int) -> dict[str, Any]:
     """All cells of one change, in the order default, value, value, default."""
     default = {name: engine.settings[name] for name in value}
-    row: dict[str, Any] = {"value": value, "default": default, "cells": {}}
-    for cell, (held, case) in cases().items():
+    beside = {name: kept for key in value for name, kept in HELD.get(key, {}).items()}
+    row: dict[str, Any] = {"value": value, "default": default, "held": beside, "cells": {}}
+    for cell, (of_cell, case) in cases().items():
+        held = {**of_cell, **beside}
         found: dict[str, list[float]] = {"default": [], "value": []}
         kept = {name: engine.settings[name] for name in held}
         try:

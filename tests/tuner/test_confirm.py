@@ -66,14 +66,17 @@ class Allowance:
     def now(self) -> float:
         return float(len(self._engine.asked))
 
-    def more(self, visits: int) -> bool:
-        return self.now + visits <= self._visits
+    def of_rounds(self, visits: int) -> float:
+        return float(visits)
+
+    def took_round(self, visits: int, seconds: float) -> None:
+        pass
 
     def more_seconds(self, seconds: float) -> bool:
         return self.now + seconds <= self._visits
 
     def in_time(self) -> bool:
-        return self.more(1)
+        return self.more_seconds(1)
 
 
 def test_one_failure_of_the_first_configuration_is_forgiven_and_the_second_ends_the_comparison() -> None:
@@ -334,8 +337,11 @@ class Hot:
 class Unlimited:
     now = 0.0
 
-    def more(self, visits: int) -> bool:
-        return True
+    def of_rounds(self, visits: int) -> float:
+        return float(visits)
+
+    def took_round(self, visits: int, seconds: float) -> None:
+        pass
 
     def more_seconds(self, seconds: float) -> bool:
         return True

@@ -81,7 +81,7 @@ def test_no_time_is_not_taken_for_nothing_smaller(monkeypatch: pytest.MonkeyPatc
     tune = Tune(Ledger(InlineExecutor(target), options.workload, virtual_time=True), space, options)
     tune.run()
     assert tune.winner == space.default
-    monkeypatch.setattr(tune.schedule, "more", lambda visits: False)
+    monkeypatch.setattr(tune.schedule, "more_seconds", lambda seconds: False)
     small = {**space.settings(space.default)}
     assert trade_memory(tune, lambda s: 100 if dict(s) == small else 50) == ([], TOO_SHORT)
     assert trade_memory(tune, lambda s: 100)[1].startswith("the default is the fastest")

@@ -77,3 +77,19 @@ def test_a_start_is_shared_by_the_visits_of_its_process() -> None:
     assert made.visit_cost == 2.0
     made.learn_from([1.0], [1.2])  # nothing to load
     assert made.visit_cost == 1.0
+
+
+def test_rounds_say_what_rounds_take() -> None:
+    """Until some have run, as much as visits of the default; never more than these."""
+    made = schedule(300, visit=2.0)
+    assert made.of_rounds(10) == 20
+    for seconds in (7.0, 7.7):
+        made.took_round(7, seconds)
+    assert made.of_rounds(10) == 20
+    made.took_round(7, 14.0)
+    assert made.of_rounds(10) == pytest.approx(1.1 * 1.15 * 10)
+    made.lengthen(0.5)
+    assert made.of_rounds(10) == pytest.approx(1.6 * 1.15 * 10)
+    for _ in range(5):
+        made.took_round(7, 70.0)
+    assert made.of_rounds(10) == 25

@@ -9,12 +9,15 @@ import pytest
 from conftest_tuner import WORKLOAD, Simulated
 from dyno import profiles
 from dyno_tuner import journal
+from dyno_tuner.confirm import Rounds
 from dyno_tuner.inline import InlineExecutor
+from dyno_tuner.kernels import KernelStage
 from dyno_tuner.session import Request, run
 from dyno_tuner.target import Configuration
 from dyno_tuner.targets.simulated import SimulatedTarget
 from dyno_tuner.targets.surfaces import SimulatedOp, Surface, null, saturating
 from dyno_tuner.tune import Options
+from dyno_tuner.whole import WholeProfile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,6 +117,62 @@ def test_the_budget_holds_and_what_is_written_is_true(budget: float) -> None:
     assert all(t >= 1 - run.outcome.margin[m] for m, t in truth.items())
     if run.outcome.kernels:
         assert all(run.outcome.gain[m].ratio == pytest.approx(truth[m], rel=0.04) for m in truth)
+
+
+@pytest.mark.parametrize("share", [0.004, 0.5])
+def test_launches_that_take_next_to_no_time_are_not_confirmed(share: float) -> None:
+    """Half a thousandth is all that 1.15 of 0.4 % of a pass can gain, whatever the rounds would have said."""
+    small = dataclasses.replace(_op("b", "pp", 1.15, pp=1.15), share=share)
+    tuned = Simulated(_with(null(), _op("a", "tg", 1.3, tg=1.2), small), 1, kernels=True, max_trials=8)
+    found = {"matmul a"} if share < 0.01 else {"matmul a", "matmul b"}
+    assert {k.choice.key for k in tuned.outcome.kernels} == found
+    told = [d for kind, d in tuned.notes if kind == "kernels_small"]
+    assert [(d["group"], d["promise"] < d["enough"]) for d in told] == (
+        [("pp", True)] if share < 0.01 else []
+    )
+
+
+def test_what_was_kept_in_place_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the budget is: screening ends while there is time for the answers and for two rounds, and
+    where there is none for two groups, the better one is confirmed alone."""
+    compare = SimulatedTarget.quality
+
+    def slowly(target: SimulatedTarget, *args: Any) -> Any:
+        target._advance(1.5)
+        return compare(target, *args)
+
+    monkeypatch.setattr(SimulatedTarget, "quality", slowly)
+    others = [_op(f"o{n}", "tg", 1.1, tg=1.0) for n in range(40)]
+    surface = _with(saturating(), _op("a", "tg", 1.6, tg=1.15), _op("b", "pp", 1.5, pp=1.1), *others)
+    cut = 0
+    for budget in range(60, 200, 10):
+        tuned = Simulated(surface, 1, kernels=True, budget=float(budget))
+        ended = [d for kind, d in tuned.notes if kind == "kernels_in_place"]
+        if ended and ended[0]["kept"]:
+            cut += ended[0]["ended"] == "budget"
+            assert "matmul a" in {k.choice.key for k in tuned.outcome.kernels}, budget
+        assert tuned.outcome.seconds <= 1.1 * budget
+    assert cut > 3
+
+
+@pytest.mark.parametrize(
+    ("visits", "confirmed"), [(22, ["pp", "tg"]), (21, ["tg"]), (14, ["tg"]), (13, ["tg"])]
+)
+def test_the_better_group_is_confirmed_where_there_is_no_time_for_both(
+    monkeypatch: pytest.MonkeyPatch, visits: int, confirmed: list[str]
+) -> None:
+    """Two rounds of both are 22 visits, of one 14."""
+    seen: list[list[str]] = []
+    monkeypatch.setattr(WholeProfile, "run", lambda whole, choice: seen.append(sorted(whole.kernels)) or [])
+    monkeypatch.setattr(Rounds, "affordable", lambda rounds, asked: asked <= visits)
+    surface = _with(null(), _op("a", "tg", 1.6, tg=1.3), _op("b", "pp", 1.5, pp=1.1))
+    monkeypatch.setattr(
+        KernelStage, "_promise", lambda stage, kind, choice: ({"pp": 1.1, "tg": 1.3}[kind], 1.0)
+    )
+    simulated = Simulated(surface, 1, kernels=True, max_trials=8)
+    assert seen == [confirmed]
+    dropped = [d["group"] for kind, d in simulated.notes if kind == "kernels_dropped"]
+    assert dropped == (["pp"] if confirmed == ["tg"] else [])
 
 
 def _session(folder: Path) -> Any:

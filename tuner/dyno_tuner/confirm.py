@@ -163,8 +163,12 @@ class Time(Protocol):
     @property
     def now(self) -> float: ...
 
-    def more(self, visits: int) -> bool:
-        """Whether so many more visits fit into what is left for the stage."""
+    def of_rounds(self, visits: int) -> float:
+        """Seconds that so many visits in rounds will take."""
+        ...
+
+    def took_round(self, visits: int, seconds: float) -> None:
+        """Learns what a round took."""
         ...
 
     def more_seconds(self, seconds: float) -> bool:
@@ -201,13 +205,20 @@ class Rounds:
         self._visit = visit
         self._next_process = next_process
         self._time = time
-        self.affordable = time.more
         self._metrics = tuple(metrics)
         self._void_over = void_over
         self._apart = apart
         self._spread = spread if spread is not None else RoundSpread()
         self._resting = resting
         self.running = Comparison([])  # the last one begun; what it holds is whole rounds
+
+    def seconds(self, visits: int) -> float:
+        """What so many visits in rounds will take."""
+        return self._time.of_rounds(visits)
+
+    def affordable(self, visits: int) -> bool:
+        """Whether so many more visits fit into what is left for the stage."""
+        return self._time.more_seconds(self.seconds(visits))
 
     def compare(
         self,
@@ -269,6 +280,8 @@ class Rounds:
                 forgiven = True
                 del result.failed[first_name]
             took = max(took, self._time.now - begun)
+            if way is not None:
+                self._time.took_round(visits_in_round(len(alive)), self._time.now - begun)
         return result
 
     def _there_and_back(

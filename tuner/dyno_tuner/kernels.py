@@ -35,6 +35,7 @@ MIN_GAIN = 1.02  # of one launch over the default's; less is not worth a line in
 BATCH = 6  # candidates timed in one request, the default with them
 IN_PLACE = 0.5  # of what is left beside the confirmation, kept from the times alone
 CONFIRM = 0.45  # of what is left after them, for all rounds of the confirmation
+HOPEFUL = 0.5  # of the margin: launches whose shares of a pass promise less together are not confirmed
 
 
 def least_visits(kinds: int) -> int:
@@ -92,27 +93,31 @@ class KernelStage:
         ops = self.ledger.kernel_ops("kernels/ops", configuration, process=self.process())
         ops = [op for op in ops if len(op.candidates) > 1 and op.metric in self.kinds]
         generation = [op for op in ops if op.metric == "tg"]
-        kept = IN_PLACE * (self.left() - self._confirming) if generation else 0.0
+        kept = IN_PLACE * (self.left() - self._confirming()) if generation else 0.0
         self.planned = kept >= (BLOCK + 2 + 2 * CHECKS) * self._glance_cost(choice)
         kept = kept if self.planned and math.isfinite(kept) else 0.0
         for number, op in enumerate(ops):
             begun, configs = self.ledger.now, len(op.candidates) + 9
-            if not self.more(configs * self.cost_per_config + self._confirming + kept):
+            if not self.more(configs * self.cost_per_config + self._confirming() + kept):
                 self.note("kernels_cut", done=number, of=len(ops))
                 break
             self._time(number, op, configuration)
             self.cost_per_config = max(0.2 * self.cost_per_config, (self.ledger.now - begun) / configs)
         if self.planned:
-            self._screen_in_place(generation, choice)
+            self._screen_in_place(generation, choice, 1 + self._hopeful("pp", choice))
         elif any(op.metric == "tg" for op in self.looked_at):
             self.note("kernels_alone", ops=len(generation))
         self.untried = bool(ops) and not self.looked_at
         self._confirm(choice)
 
-    @property
-    def _confirming(self) -> float:
-        """Seconds of the least that proves anything."""
-        return least_visits(len(self.kinds)) * self.ledger.expected_visit
+    def _confirming(self, kinds: int | None = None) -> float:
+        """Seconds of the least that proves anything: of the answers of each group and of all together, and of
+        two rounds.
+
+        Args: `kinds`: so many groups; default: as many as there can be.
+        """
+        kinds = len(self.kinds) if kinds is None else kinds
+        return (kinds + (kinds > 1)) * self.ledger.last_check + self.rounds.seconds(least_visits(kinds))
 
     def _glance_cost(self, choice: Choice) -> float:
         """Seconds of a short visit, before there was one: a cold sample and three to keep of each metric."""
@@ -121,12 +126,14 @@ class KernelStage:
         runs = [max(0.1, short.tokens(m) / min(rates)) for m in short.metrics if rates]
         return min(self.ledger.expected_visit, 0.2 + 4 * sum(runs))
 
-    def _screen_in_place(self, ops: Sequence[KernelOp], choice: Choice) -> None:
-        """The kernels of generation, for as long as leaves time to confirm them."""
+    def _screen_in_place(self, ops: Sequence[KernelOp], choice: Choice, kinds: int) -> None:
+        """The kernels of generation, for as long as leaves time to confirm them and the other groups of
+        `kinds`."""
         workload = shortened(self.workload, choice.baseline)
-        rounds = max(2, self.count()) * least_visits(len(self.kinds)) / 2 * self.ledger.expected_visit
+        least = self._confirming(kinds)
+        rounds = least + max(0, self.count() - 2) * self.rounds.seconds(least_visits(kinds)) / 2
         left = self.left()
-        last = self.ledger.now + left - self._confirming
+        last = self.ledger.now + left - least
         end = min(last, self.ledger.now + left - min(rounds, CONFIRM * left))
 
         def more(seconds: float) -> bool:
@@ -205,9 +212,17 @@ class KernelStage:
             chosen = self._chosen_for(metric)
             if not chosen:
                 continue
+            if not self._hopeful(metric, choice):
+                promise, enough = self._promise(metric, choice)
+                self.note("kernels_small", group=metric, choices=len(chosen), promise=promise, enough=enough)
+                continue
             right = self._right(metric, chosen, choice)
             if right:
                 groups[metric] = right
+        while len(groups) > 1 and not self.rounds.affordable(least_visits(len(groups))):
+            dropped = min(groups, key=lambda kind: self._promise(kind, choice)[0])
+            del groups[dropped]
+            self.note("kernels_dropped", group=dropped)
         self.whole = WholeProfile(
             self.space, self.rounds, self.weights, self.bar, self.note, self.check, self.count, groups
         )
@@ -221,16 +236,37 @@ class KernelStage:
         settings = self.space.settings(choice.point)
         begun = self.ledger.now
         reason = self.check(Configuration(settings, tuple(kernel for kernel, _ in chosen)))
+        cost = self.ledger.now - begun
         if not reason:
             return chosen
         self.note("incorrect", kernels=metric, reason=reason)
-        cost = self.ledger.now - begun
-        if len(chosen) < 2 or not self.more((len(chosen) + 1) * cost + self._confirming):
+        if len(chosen) < 2 or not self.more((len(chosen) + 1) * cost + self._confirming()):
             return []
         kept = [one for one in chosen if not self.check(Configuration(settings, (one[0],)))]
         if not 0 < len(kept) < len(chosen):
             return []
         return [] if self.check(Configuration(settings, tuple(kernel for kernel, _ in kept))) else kept
+
+    def _hopeful(self, kind: str, choice: Choice) -> bool:
+        promise, enough = self._promise(kind, choice)
+        return promise >= enough
+
+    def _promise(self, kind: str, choice: Choice) -> tuple[float, float]:
+        """What the choices for `kind` can gain at most, and what is worth a confirmation. Launches of a
+        prompt run one after the other, so together they gain what each does of its share of a pass. Those of
+        a token overlap; what they gain shows in place, where there was time for that."""
+        metrics = [m for m in self.weights if kind_of(m) == kind]
+        margin = self.bar(self.count()).of(metrics)
+        if kind == "tg" and self.in_place is not None:
+            gains = {how.in_place for _, how in self._chosen_for(kind) if how.in_place is not None}
+            return math.prod(gain.high for gain in gains), 1 + margin
+        rate = max(choice.tuned.get(m, choice.baseline[m]) for m in metrics)
+        saved = 0.0
+        for op, _, alone in self.chosen:
+            if op.metric == kind:
+                share = min(1.0, self.shares[op.key, op.tokens] * rate / op.m)
+                saved += share * (1 - 1 / alone.high)
+        return 1 / max(1e-3, 1 - saved), 1 + HOPEFUL * margin
 
     def _chosen_for(self, metric: str) -> list[tuple[KernelChoice, Screened]]:
         if metric == "tg" and self.in_place is not None:

@@ -146,6 +146,7 @@ class Ledger:
         self.performed = 0
         self.on_note: Callable[[str, Mapping[str, Any]], None] | None = None
         self.expected_visit = 0.0  # seconds, of the default; 0 while unknown
+        self.last_check = 0.0  # seconds of the last comparison of answers
         self._stopped = threading.Event()
 
     def _remember(self, configuration: Configuration, status: TrialStatus, message: str) -> None:
@@ -298,7 +299,9 @@ class Ledger:
                 deadline = min(deadline, max(1.0, self._limit - self.now))
             return self._executor.quality(configuration, context, deadline).to_dict()
 
+        begun = self.now
         quality = Quality.from_dict(self._do("quality", key, configuration.to_dict(), {}, process, perform))
+        self.last_check = self.now - begun
         self._compared |= quality.status is TrialStatus.OK
         self._in_time(quality.status)
         self._remember(configuration, quality.status, quality.message)

@@ -137,7 +137,8 @@ def trade_memory(tune: Tune, needs: Callable[[Mapping[str, Value]], int | None])
     names = {"fastest": winner} if winner != space.default else {}
     smaller = _right(tune, found, whole)
     nothing_smaller = not smaller
-    while smaller and not tune.schedule.more(LEAST_ROUNDS * visits_in_round(1 + len(names) + len(smaller))):
+    rounds = tune.rounds()
+    while smaller and not rounds.affordable(LEAST_ROUNDS * visits_in_round(1 + len(names) + len(smaller))):
         smaller.remove(smaller[len(smaller) // 2])  # the ends say most
     names |= {f"memory{i}": p for i, p in enumerate(smaller, 1)}
     if not names and not nothing_smaller:
@@ -146,7 +147,7 @@ def trade_memory(tune: Tune, needs: Callable[[Mapping[str, Value]], int | None])
         return [], "the default is the fastest, and nothing that was tried needs less memory"
     points = {"default": space.default, **names}
     configurations = {n: space.configuration(p) for n, p in points.items()}
-    result = tune.rounds().compare("pareto", configurations, tune.round_count)
+    result = rounds.compare("pareto", configurations, tune.round_count)
     if result.rounds < LEAST_ROUNDS:
         return [], TOO_SHORT
     metrics = list(tune.weights)

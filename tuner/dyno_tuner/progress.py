@@ -130,6 +130,13 @@ class Progress:
             self.say(f"  time for {data['done']} of {data['of']} ops, each alone")
         elif kind == "kernels_alone" and plain:
             self.say("  no time to screen kernels of generation in place: their times alone choose")
+        elif kind == "kernels_small" and plain:
+            self.say(
+                f"  {data['choices']} kernels for {data['group']} can gain {data['promise']:.4f} × at most, "
+                f"and {data['enough']:.4f} × is worth a confirmation"
+            )
+        elif kind == "kernels_dropped" and plain:
+            self.say(f"  no time to confirm the kernels for {data['group']} as well")
         elif kind == "kernels_together" and plain:
             verdict = f"{data['ratio']:.3f} × in place" if data["kept"] else "no gain in place"
             self.say(f"  what won alone for generation, {data['choices']} kernels as one: {verdict}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from typing import TYPE_CHECKING
 
 from .kernels import least_visits
@@ -28,6 +29,8 @@ _ENDS = {
 
 SCREENING = 0.23  # of the same time, for kernels: a third of it alone, the rest in place
 VISITS_A_START = 4  # the default and one other, there and back
+ROUNDS_LEARNED = 3  # until then a visit of a round is taken to last as long as one of the default
+ROUNDS_SLACK = 1.15  # for rounds of other configurations than those that were seen
 
 
 class Schedule:
@@ -41,6 +44,7 @@ class Schedule:
         self._kinds = kinds
         self._end = math.inf
         self._visit_cost = 0.0
+        self._in_rounds: list[float] = []  # seconds of a visit, starts included, by round
         self._gone = 0.0
 
     @property
@@ -66,6 +70,24 @@ class Schedule:
     def follow(self, seconds: float) -> None:
         """A machine gets busier or quieter while a tune runs; the plan of the budget follows."""
         self.learn(self._visit_cost + 0.15 * (seconds - self._visit_cost))
+
+    def lengthen(self, seconds: float) -> None:
+        """Every visit takes so much longer from now on."""
+        self.learn(self._visit_cost + seconds)
+        self._in_rounds = [known + seconds for known in self._in_rounds]
+
+    def took_round(self, visits: int, seconds: float) -> None:
+        """What a round of so many visits took, with the start of its process and all that was repeated."""
+        self._in_rounds.append(seconds / visits)
+
+    def of_rounds(self, visits: int) -> float:
+        """Seconds of so many visits in rounds. There the default is not alone: what is compared with it is
+        mostly faster, and many visits share one start. So rounds that have been run say it better than visits
+        of the default, where they say less."""
+        cost = self._visit_cost
+        if len(self._in_rounds) >= ROUNDS_LEARNED:
+            cost = min(cost, ROUNDS_SLACK * statistics.median(self._in_rounds))
+        return visits * cost
 
     def prepared(self) -> None:
         """The stages share what is left from now on, so that a slow start starves none of them."""

@@ -186,7 +186,7 @@ class Tune:
         if self.ledger.resting and not self._resting and baseline:
             self._resting = True
             runs = {m: self.options.workload.tokens(m) / rate for m, rate in baseline.items() if rate > 0}
-            self.schedule.learn(self.schedule.visit_cost + rested_longer(runs))
+            self.schedule.lengthen(rested_longer(runs))
 
     def _glance(self, key: str, configuration: Configuration, workload: Workload, anchor: bool) -> Visit:
         """A short visit of the running process, for what a whole workload is too long to try."""

@@ -274,12 +274,14 @@ class SimulatedTarget:
         self, key: str, m: int, configs: Sequence[Mapping[str, Value]], *, threads: int, seconds: float
     ) -> list[list[float]]:
         gains = {o.variant: o.alone for o in self.surface.ops if o.key == key}
+        op = next(o for o in self.surface.ops if o.key == key)
+        launch = op.share * m / self.surface.rates(self._complete(Configuration({})).settings)[op.metric]
         found = []
         for number, config in enumerate(configs):
             rng = keyed_rng("op", self.seed, key, config["variant"], number)
             gain = gains.get(str(config["variant"]), 1.0)
             noise = rng.standard_normal(5)
-            found.append([1e-4 / gain * math.exp(self.noise.within * float(z)) for z in noise])
+            found.append([launch / gain * math.exp(self.noise.within * float(z)) for z in noise])
         return found
 
     def clock(self) -> float:

@@ -41,6 +41,7 @@ class SimulatedOp:
     alone: time of the default / time of this one, of the launch by itself.
     serving: by metric, tokens/s with this one / tokens/s with the default; may depend on the settings.
     fault: what happens to the worker with it, if anything; alone it can be timed all the same.
+    share: of the time of a pass, that its launches take alone.
     """
 
     key: str
@@ -49,6 +50,7 @@ class SimulatedOp:
     serving: Callable[[Settings], Mapping[str, float]]
     variant: str = "other"
     fault: TrialStatus | None = None
+    share: float = 0.5
 
 
 @dataclass(frozen=True)
