@@ -35,6 +35,7 @@ MIN_GAIN = 1.02  # of one launch over the default's; less is not worth a line in
 BATCH = 6  # candidates timed in one request, the default with them
 IN_PLACE = 0.5  # of what is left beside the confirmation, kept from the times alone
 CONFIRM = 0.45  # of what is left after them, for all rounds of the confirmation
+ROOM = 0.5  # of what is left, for the least confirmation of all groups; else one group is planned for
 HOPEFUL = 0.5  # of the margin: launches whose shares of a pass promise less together are not confirmed
 
 
@@ -77,6 +78,7 @@ class KernelStage:
     shares: dict[Place, float] = field(default_factory=dict)  # seconds of a pass that an op takes alone
     planned: bool = False  # whether there is time to screen generation in place
     won: dict[Place, Config] = field(default_factory=dict)  # alone, at the first look, of generation
+    groups: int = 1  # that there is time to confirm
     in_place: InPlace | None = None
     looked_at: list[KernelOp] = field(default_factory=list)
     written: list[KernelEntry] = field(default_factory=list)
@@ -93,6 +95,9 @@ class KernelStage:
         ops = self.ledger.kernel_ops("kernels/ops", configuration, process=self.process())
         ops = [op for op in ops if len(op.candidates) > 1 and op.metric in self.kinds]
         generation = [op for op in ops if op.metric == "tg"]
+        self.groups = len(self.kinds)
+        if self._confirming() > ROOM * self.left():
+            self.groups = 1
         kept = IN_PLACE * (self.left() - self._confirming()) if generation else 0.0
         self.planned = kept >= (BLOCK + 2 + 2 * CHECKS) * self._glance_cost(choice)
         kept = kept if self.planned and math.isfinite(kept) else 0.0
@@ -104,7 +109,7 @@ class KernelStage:
             self._time(number, op, configuration)
             self.cost_per_config = max(0.2 * self.cost_per_config, (self.ledger.now - begun) / configs)
         if self.planned:
-            self._screen_in_place(generation, choice, 1 + self._hopeful("pp", choice))
+            self._screen_in_place(generation, choice, min(self.groups, 1 + self._hopeful("pp", choice)))
         elif any(op.metric == "tg" for op in self.looked_at):
             self.note("kernels_alone", ops=len(generation))
         self.untried = bool(ops) and not self.looked_at
@@ -114,9 +119,9 @@ class KernelStage:
         """Seconds of the least that proves anything: of the answers of each group and of all together, and of
         two rounds.
 
-        Args: `kinds`: so many groups; default: as many as there can be.
+        Args: `kinds`: so many groups; default: as many as are planned for.
         """
-        kinds = len(self.kinds) if kinds is None else kinds
+        kinds = self.groups if kinds is None else kinds
         return (kinds + (kinds > 1)) * self.ledger.last_check + self.rounds.seconds(least_visits(kinds))
 
     def _glance_cost(self, choice: Choice) -> float:
@@ -220,7 +225,7 @@ class KernelStage:
             if right:
                 groups[metric] = right
         while len(groups) > 1 and not self.rounds.affordable(least_visits(len(groups))):
-            dropped = min(groups, key=lambda kind: self._promise(kind, choice)[0])
+            dropped = min(groups, key=lambda kind: self._worth(kind, choice))
             del groups[dropped]
             self.note("kernels_dropped", group=dropped)
         self.whole = WholeProfile(
@@ -250,6 +255,11 @@ class KernelStage:
     def _hopeful(self, kind: str, choice: Choice) -> bool:
         promise, enough = self._promise(kind, choice)
         return promise >= enough
+
+    def _worth(self, kind: str, choice: Choice) -> float:
+        """Its promise, of which launches that were timed alone keep less."""
+        measured = kind == "tg" and self.in_place is not None
+        return (self._promise(kind, choice)[0] - 1) * (1.0 if measured else HOPEFUL)
 
     def _promise(self, kind: str, choice: Choice) -> tuple[float, float]:
         """What the choices for `kind` can gain at most, and what is worth a confirmation. Launches of a

@@ -114,13 +114,14 @@ class Schedule:
     def _before_kernels(self, budget: float) -> float:
         """Share of the budget after which kernels begin: early enough for two rounds of the whole profile,
         however long a visit takes on a machine that is busy, for timing ops and for trying their kernels in
-        place. Half of it stays with the settings; where the other half would prove nothing about kernels, all
-        of it does."""
+        place. Half of it stays with the settings; where the other half would prove nothing, not even about
+        the kernels of one metric, all of it does."""
         end = _ENDS["kernels"][1]
-        proof = 1.2 * least_visits(self._kinds) * self._visit_cost / budget
-        if end - proof < 0.47:
-            return end
-        return max(0.47, min(_ENDS["leave_one_out"][1], end - proof - SCREENING))
+        for kinds in (self._kinds, 1):
+            proof = 1.2 * self.of_rounds(least_visits(kinds)) / budget
+            if end - proof >= 0.47:
+                return max(0.47, min(_ENDS["leave_one_out"][1], end - proof - SCREENING))
+        return end
 
     @property
     def left(self) -> float:
