@@ -245,6 +245,13 @@ def test_a_cuda_device_from_the_engine() -> None:
     assert device_from_info({**info, "compute_capability": 120}).compute_capability == "12.0"
 
 
+@pytest.mark.parametrize(("capability", "kib"), [("9.0", 227), ("7.5", 64), ("8.6", 99), ("13.7", 48)])
+def test_shared_memory_follows_from_the_compute_capability(capability: str, kib: int) -> None:
+    """A profile does not name it, and kernels that need more than nothing are right all the same."""
+    info = device_info(changed(H200, compute_capability=capability))
+    assert info["shared_per_block_bytes"] == kib << 10
+
+
 LAYER: dict[str, Any] = {
     "attention": {
         "kind": "gqa",

@@ -174,16 +174,24 @@ def device_from_info(
     )
 
 
+# KiB of shared memory that a block may have, by compute capability (CUDA C++ Programming Guide, "Technical
+# Specifications per Compute Capability"). A profile does not say: it follows from what it says.
+_SHARED_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
+_LEAST_SHARED_KIB = 48  # on every chip
+
+
 def device_info(device: CpuDevice | CudaDevice) -> dict[str, Any]:
     """The engine's device description of a profile's device, to ask `supports` and `candidates` with."""
     if isinstance(device, CudaDevice):
         major, minor = device.compute_capability.split(".")
+        capability = int(major) * 10 + int(minor)
         return {
             "kind": "cuda",
             "name": "",
             "memory_bytes": device.memory_mib << 20,
-            "compute_capability": int(major) * 10 + int(minor),
+            "compute_capability": capability,
             "sm_count": device.sm_count,
+            "shared_per_block_bytes": _SHARED_KIB.get(capability, _LEAST_SHARED_KIB) << 10,
         }
     info: dict[str, Any] = {
         "kind": "cpu",
