@@ -176,7 +176,10 @@ def device_from_info(
 
 # KiB of shared memory that a block may have, by compute capability (CUDA C++ Programming Guide, "Technical
 # Specifications per Compute Capability"). A profile does not say: it follows from what it says.
-_SHARED_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
+_SHARED_KIB = {
+    **{75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227},
+    **{100: 227, 103: 227, 110: 227, 120: 99, 121: 99},
+}
 _LEAST_SHARED_KIB = 48  # on every chip
 
 
