@@ -91,6 +91,20 @@ def test_wide_tiles_run_where_they_fill_the_chip(family: str, m: int, n: int, ta
     assert ops.default_config(family, desc, H200) == taken
 
 
+@pytest.mark.parametrize(
+    ("kind", "m", "tokens", "warps"),
+    [("mxfp4", 2048, 128, 4), ("mxfp4", 2047, 128, 4), ("mxfp4", 2040, 64, 8), ("q4_0", 4096, 64, 8)],
+)
+def test_experts_whose_unpacking_is_slow_share_it_among_more_tokens(
+    kind: str, m: int, tokens: int, warps: int
+) -> None:
+    experts = {"experts": 32, "used": 4}
+    desc = {"type": kind, "layout": "gpu", "act": "f32", "m": m, "n": 2880, "k": 2880, **experts}
+    taken = {"variant": "wgmma", "tokens": tokens, "warps": warps}
+    assert ops.default_config("moe_up_gate", desc, H200) == taken
+    assert ops.default_config("matmul_id", desc, H200) == {"variant": "wgmma", "tokens": 64, "warps": 8}
+
+
 def test_experts_have_no_wide_tiles() -> None:
     desc = {
         "type": "q4_0",

@@ -47,7 +47,7 @@ def test_no_default_is_optional(family: str) -> None:
     for machine in MACHINES:
         for m in (1, 3, 8, 16, 17, 40, 100, 256, 700, 4096):
             for n, k in ((64, 512), (768, 2048), (4096, 4096), (14336, 4096), (151936, 1024)):
-                for kind in ("q4_0", "q6_k", "f16"):
+                for kind in ("q4_0", "q6_k", "mxfp4", "f16"):
                     desc = {"type": kind, "layout": "gpu", "act": "f32", "m": m, "n": n, "k": k, **experts}
                     config = ops.default_config(family, desc, machine)
                     assert config not in left_out, (desc, machine)

@@ -289,6 +289,8 @@ Choice default_mmq(const Shape& s, const DeviceInfo& device) {
     // Rows of x that meet the same weights, were the routing even. Tiles follow them; a tile that is half empty still
     // multiplies.
     const int64_t shared = (s.rows + s.matrices - 1) / s.matrices;
+    // Codes of mxfp4 take longer to unpack than those of q4_0: for two matrices longer than 64 rows multiply.
+    if (wgmma && s.gated && s.type == DType::mxfp4 && shared >= 256) return {kernel, 128, 4};
     if (shared >= 96) return {kernel, 64, 8};
     if (shared >= 24) return wgmma ? Choice{kernel, 64, 8} : Choice{kernel, 32, 4};
     return {kernel, shared >= 12 ? 32 : 16, 4};
