@@ -38,11 +38,12 @@ class Simulated:
         self.surface = SURFACES[surface]() if isinstance(surface, str) else surface
         self.space: Space = self.surface.space()
         options.setdefault("max_trials", max(15, len(self.space) // 10))
-        self.options = Options(WORKLOAD, seed=seed, weights=dict(self.surface.weights), **options)
+        workload = options.pop("workload", WORKLOAD)
+        self.options = Options(workload, seed=seed, weights=dict(self.surface.weights), **options)
         executor = _Watched(SimulatedTarget(self.surface, seed, noise))
         self.visited = executor.visited
         self.notes: list[tuple[str, dict[str, Any]]] = []
-        self.ledger = Ledger(executor, WORKLOAD, identity=self.space.identity, virtual_time=True)
+        self.ledger = Ledger(executor, workload, identity=self.space.identity, virtual_time=True)
         self.ledger.on_note = lambda kind, data: self.notes.append((kind, dict(data)))
         self.tune = Tune(self.ledger, self.space, self.options)
         self.outcome: Outcome = self.tune.run()

@@ -18,6 +18,7 @@ from dyno_tuner.targets.simulated import SimulatedTarget
 from dyno_tuner.targets.surfaces import SimulatedOp, Surface, null, saturating
 from dyno_tuner.tune import Options
 from dyno_tuner.whole import WholeProfile
+from dyno_tuner.workload import Workload
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -132,13 +133,14 @@ def test_launches_that_take_next_to_no_time_are_not_confirmed(share: float) -> N
     )
 
 
-def test_what_was_kept_in_place_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("check", [1.5, 6.0])
+def test_what_was_kept_in_place_is_confirmed(monkeypatch: pytest.MonkeyPatch, check: float) -> None:
     """Whatever the budget is: screening ends while there is time for the answers and for two rounds, and
     where there is none for two groups, the better one is confirmed alone."""
     compare = SimulatedTarget.quality
 
     def slowly(target: SimulatedTarget, *args: Any) -> Any:
-        target._advance(1.5)
+        target._advance(check)
         return compare(target, *args)
 
     monkeypatch.setattr(SimulatedTarget, "quality", slowly)
@@ -151,6 +153,7 @@ def test_what_was_kept_in_place_is_confirmed(monkeypatch: pytest.MonkeyPatch) ->
         if ended and ended[0]["kept"]:
             cut += ended[0]["ended"] == "budget"
             assert "matmul a" in {k.choice.key for k in tuned.outcome.kernels}, budget
+        assert not [d for kind, d in tuned.notes if kind == "whole" and d.get("reason")], budget
         assert tuned.outcome.seconds <= 1.1 * budget
     assert cut > 3
 
@@ -173,6 +176,45 @@ def test_the_better_group_is_confirmed_where_there_is_no_time_for_both(
     assert seen == [confirmed]
     dropped = [d["group"] for kind, d in simulated.notes if kind == "kernels_dropped"]
     assert dropped == (["pp"] if confirmed == ["tg"] else [])
+    # Nothing is known of what was dropped, so it is no default that was found.
+    assert (("matmul b", "m1") in simulated.outcome.kernel_defaults) == (not dropped)
+    assert simulated.outcome.status == ("budget" if dropped else "complete")
+
+
+@pytest.mark.parametrize(
+    "workload", [Workload(pp=0, tg=8), Workload(pp=64, tg=0), Workload(pp=64, tg=8, depth=64)]
+)
+@pytest.mark.parametrize("budget", [120.0, 300.0, None])
+def test_kernels_of_workloads_with_one_metric(workload: Workload, budget: float | None) -> None:
+    surface = _with(null(), _op("a", "tg", 1.6, tg=1.15), _op("b", "pp", 1.5, pp=1.1))
+    outcome = Simulated(surface, 1, workload=workload, kernels=True, budget=budget, max_trials=8).outcome
+    assert {k.choice.key for k in outcome.kernels} <= {"matmul a", "matmul b"}
+    if budget is None:
+        assert len(outcome.kernels) == len(workload.metrics)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_kernel_that_replaces_another_has_gained_what_that_had(seed: int) -> None:
+    """The first block keeps 1.10; what takes its place gains 1.1 % on top, less than the margin alone."""
+    serving = (1.10, 1.0, 1.0, 1.0, 1.0, 1.0, 1.112, 1.0)
+    alone = (1.6, 1.58, 1.56, 1.54, 1.2, 1.19, 1.18, 1.17)
+    ops = [
+        SimulatedOp("matmul a", "tg", a, lambda settings, s=s: {"tg": s}, variant=f"v{n}")
+        for n, (a, s) in enumerate(zip(alone, serving, strict=True))
+    ]
+    outcome = Simulated(_with(null(), *ops), seed, kernels=True, max_trials=8).outcome
+    (kernel,) = outcome.kernels
+    assert kernel.choice.config["variant"] in ("v0", "v6")
+    assert outcome.gain["tg"].ratio > 1.07
+
+
+@pytest.mark.parametrize(("depth", "confirmed"), [(0, False), (256, True)])
+def test_attention_behind_a_context_takes_more_than_it_did_alone(depth: int, confirmed: bool) -> None:
+    op = SimulatedOp("attention b", "pp", 1.5, lambda settings: {"pp": 1.13}, share=0.004)
+    workload = Workload(pp=1, tg=8, depth=depth)  # ops of the simulation are timed with one token
+    tuned = Simulated(_with(null(), op), 1, workload=workload, kernels=True, max_trials=8)
+    assert bool(tuned.outcome.kernels) == confirmed
+    assert any(kind == "kernels_small" for kind, _ in tuned.notes) != confirmed
 
 
 def _session(folder: Path) -> Any:

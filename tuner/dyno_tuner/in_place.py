@@ -132,6 +132,7 @@ class InPlace:
     tried: int = 0
     voided: int = 0
     ended: str = ""
+    gained: float = 1.0  # by what is chosen over the defaults, at most; what is kept gains on top of what was
 
     def __post_init__(self) -> None:
         self._before: tuple[float, Visit] | None = None  # the incumbent's last visit, if it still is one
@@ -221,6 +222,7 @@ class InPlace:
             else:
                 self.chosen[contest.place] = (contest.op, config, how)
             contest.seen[present] = -math.log(gain.ratio)
+            self.gained *= gain.high
             self._replaced(contest)
             return True
         return False
@@ -236,6 +238,7 @@ class InPlace:
                 self.chosen[contest.place] = (contest.op, config, how)
                 # One that only the others carry has to go.
                 contest.waiting.insert(0, self._defaults[contest.place])
+        self.gained *= gain.high
         self._replaced()
         self.note("kernels_together", choices=len(together), kept=True, **gain.to_dict())
 

@@ -35,6 +35,11 @@ MIN_GAIN = 1.02  # of one launch over the default's; less is not worth a line in
 BATCH = 6  # candidates timed in one request, the default with them
 IN_PLACE = 0.5  # of what is left beside the confirmation, kept from the times alone
 CONFIRM = 0.45  # of what is left after them, for all rounds of the confirmation
+GROWING = (
+    "attention",
+    "rope_attention",
+    "mla_expand",
+)  # families whose launches take longer behind a context
 ROOM = 0.5  # of what is left, for the least confirmation of all groups; else one group is planned for
 HOPEFUL = 0.5  # of the margin: launches whose shares of a pass promise less together are not confirmed
 
@@ -82,7 +87,7 @@ class KernelStage:
     in_place: InPlace | None = None
     looked_at: list[KernelOp] = field(default_factory=list)
     written: list[KernelEntry] = field(default_factory=list)
-    untried: bool = False  # there was no time for any op
+    cut: bool = False  # there was no time for any op, or none to confirm what was found
 
     @property
     def kinds(self) -> list[str]:
@@ -99,7 +104,7 @@ class KernelStage:
         if self._confirming() > ROOM * self.left():
             self.groups = 1
         kept = IN_PLACE * (self.left() - self._confirming()) if generation else 0.0
-        self.planned = kept >= (BLOCK + 2 + 2 * CHECKS) * self._glance_cost(choice)
+        self.planned = bool(generation) and kept >= (BLOCK + 2 + 2 * CHECKS) * self._glance_cost(choice)
         kept = kept if self.planned and math.isfinite(kept) else 0.0
         for number, op in enumerate(ops):
             begun, configs = self.ledger.now, len(op.candidates) + 9
@@ -112,7 +117,7 @@ class KernelStage:
             self._screen_in_place(generation, choice, min(self.groups, 1 + self._hopeful("pp", choice)))
         elif any(op.metric == "tg" for op in self.looked_at):
             self.note("kernels_alone", ops=len(generation))
-        self.untried = bool(ops) and not self.looked_at
+        self.cut = bool(ops) and not self.looked_at
         self._confirm(choice)
 
     def _confirming(self, kinds: int | None = None) -> float:
@@ -122,7 +127,7 @@ class KernelStage:
         Args: `kinds`: so many groups; default: as many as are planned for.
         """
         kinds = self.groups if kinds is None else kinds
-        return (kinds + (kinds > 1)) * self.ledger.last_check + self.rounds.seconds(least_visits(kinds))
+        return (kinds + (kinds > 1)) * self.ledger.check_seconds + self.rounds.seconds(least_visits(kinds))
 
     def _glance_cost(self, choice: Choice) -> float:
         """Seconds of a short visit, before there was one: a cold sample and three to keep of each metric."""
@@ -224,14 +229,28 @@ class KernelStage:
             right = self._right(metric, chosen, choice)
             if right:
                 groups[metric] = right
-        while len(groups) > 1 and not self.rounds.affordable(least_visits(len(groups))):
+        while len(groups) > 1 and not self._time_for(len(groups)):
             dropped = min(groups, key=lambda kind: self._worth(kind, choice))
             del groups[dropped]
             self.note("kernels_dropped", group=dropped)
+            self._unconfirmed([dropped])
         self.whole = WholeProfile(
             self.space, self.rounds, self.weights, self.bar, self.note, self.check, self.count, groups
         )
         self.written = self.whole.run(choice)
+        if self.whole.unmeasured:
+            self._unconfirmed(list(groups))
+
+    def _time_for(self, groups: int) -> bool:
+        """To compare the answers of all groups together, and for two rounds."""
+        visits = least_visits(groups)
+        together = self.ledger.check_seconds + self.rounds.seconds(visits)
+        return self.rounds.affordable(visits) and self.more(together)
+
+    def _unconfirmed(self, kinds: Sequence[str]) -> None:
+        """Nothing is known of these: not even that the default is as good."""
+        self.cut = True
+        self.looked_at = [op for op in self.looked_at if op.metric not in kinds]
 
     def _right(
         self, metric: str, chosen: list[tuple[KernelChoice, Screened]], choice: Choice
@@ -266,15 +285,18 @@ class KernelStage:
         prompt run one after the other, so together they gain what each does of its share of a pass. Those of
         a token overlap; what they gain shows in place, where there was time for that."""
         metrics = [m for m in self.weights if kind_of(m) == kind]
+        if not metrics:
+            return 1.0, math.inf
         margin = self.bar(self.count()).of(metrics)
         if kind == "tg" and self.in_place is not None:
-            gains = {how.in_place for _, how in self._chosen_for(kind) if how.in_place is not None}
-            return math.prod(gain.high for gain in gains), 1 + margin
+            return self.in_place.gained, 1 + margin
         rate = max(choice.tuned.get(m, choice.baseline[m]) for m in metrics)
         saved = 0.0
         for op, _, alone in self.chosen:
             if op.metric == kind:
                 share = min(1.0, self.shares[op.key, op.tokens] * rate / op.m)
+                if op.key.split()[0] in GROWING and (self.workload.depth or self.workload.pp > op.m):
+                    share = 1.0  # timed over its own tokens alone, and there are others before them
                 saved += share * (1 - 1 / alone.high)
         return 1 / max(1e-3, 1 - saved), 1 + HOPEFUL * margin
 

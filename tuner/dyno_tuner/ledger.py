@@ -146,7 +146,7 @@ class Ledger:
         self.performed = 0
         self.on_note: Callable[[str, Mapping[str, Any]], None] | None = None
         self.expected_visit = 0.0  # seconds, of the default; 0 while unknown
-        self.last_check = 0.0  # seconds of the last comparison of answers
+        self._first_check = self._later_checks = 0.0  # seconds; the longest of the later ones
         self._stopped = threading.Event()
 
     def _remember(self, configuration: Configuration, status: TrialStatus, message: str) -> None:
@@ -301,11 +301,20 @@ class Ledger:
 
         begun = self.now
         quality = Quality.from_dict(self._do("quality", key, configuration.to_dict(), {}, process, perform))
-        self.last_check = self.now - begun
+        if quality.status is TrialStatus.OK and self._compared:
+            self._later_checks = max(self._later_checks, self.now - begun)
+        elif quality.status is TrialStatus.OK:
+            self._first_check = self.now - begun
         self._compared |= quality.status is TrialStatus.OK
         self._in_time(quality.status)
         self._remember(configuration, quality.status, quality.message)
         return quality
+
+    @property
+    def check_seconds(self) -> float:
+        """What a comparison of answers may take: the longest of all but the first, if there are any. The
+        first has the exact path answer as well; what cannot change an answer is compared in no time."""
+        return self._later_checks or self._first_check
 
     def routing(self, key: str, configuration: Configuration, *, process: int) -> dict[str, Any]:
         def perform(context: OpContext) -> dict[str, Any]:

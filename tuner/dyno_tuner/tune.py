@@ -137,7 +137,7 @@ class Tune:
             )  # fmt: skip
             self._kernels.run(self._choice)
         untried = self._screen is not None and self._screen.ended == "budget" and len(self.trials) == 1
-        if self.schedule.used_up or untried or (self._kernels is not None and self._kernels.untried):
+        if self.schedule.used_up or untried or (self._kernels is not None and self._kernels.cut):
             self.status = "budget"
         self.stage("done")
 

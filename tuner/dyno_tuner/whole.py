@@ -60,6 +60,7 @@ class WholeProfile:
     check: Callable[[Configuration], str]
     count: Callable[[], int]
     kernels: Mapping[str, Sequence[tuple[KernelChoice, Screened]]]
+    unmeasured: bool = False  # for want of time
 
     def run(self, choice: Choice) -> list[KernelEntry]:
         """The kernel choices that the whole profile gains by. Where there are any, `choice` is brought to
@@ -71,6 +72,7 @@ class WholeProfile:
             parts = self._parts(whole, choice.entries)
             result = self._compare(f"whole/{attempt}", whole, parts, choice)
             if result.rounds < 2 or FULL not in result.logs:
+                self.unmeasured = True
                 self.note("whole", rounds=result.rounds, taken=False, reason="not measured")
                 break
             estimates, weak = self._judge(result, parts)
