@@ -132,7 +132,7 @@ class Verification(Tune):
         if result.rounds < 2 or FULL not in result.logs:
             failed = result.failed.get(FULL)
             if failed is None:
-                needed = self.ledger.now + 2 * visits_in_round(len(configurations)) * self.schedule.visit_cost
+                needed = self.ledger.now + self.rounds().seconds(2 * visits_in_round(len(configurations)))
                 raise TuneError(
                     f"the budget is too short for two rounds; give --budget {1 + int(needed / 60)}m"
                 )
