@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +52,50 @@ def _tie(a: Any, b: Any, margin: float) -> bool:
     return bool(low < 1 + margin)
 
 
+def _gained(entry: Any) -> tuple[float, float] | None:
+    """Logarithm of what the entry's group gained, and half its interval; None where that was not measured."""
+    if entry.ratio is None or not entry.ci95:
+        return None
+    low, high = entry.ci95
+    return math.log(entry.ratio), math.log(max(high / entry.ratio, entry.ratio / low))
+
+
+def _groups(profile: profiles.Profile) -> dict[str, tuple[float, float]]:
+    """What the groups of entries gained that were confirmed as one."""
+    kernels = [entry for of in profile.kernels.values() for entry in of.values()]
+    found = {}
+    for entry in (*profile.settings.values(), *kernels):
+        if not isinstance(entry, str) and entry.group and (gained := _gained(entry)):
+            found[entry.group] = gained
+    return found
+
+
+def _same_worth(a: tuple[float, float], b: tuple[float, float], margin: float) -> bool:
+    """Two independent estimates that are less than the margin apart, their intervals considered."""
+    return abs(a[0] - b[0]) + math.hypot(a[1], b[1]) < math.log1p(margin)
+
+
+def _workload(profile: profiles.Profile) -> Any:
+    return profile.evidence.workload if profile.evidence else None
+
+
 def compare_profiles(first: Path, second: Path) -> list[Row]:
-    """Raises ProfileError for a file that is no profile."""
+    """Entries of both, in the first one's order.
+
+    Entries that were confirmed as one group have one gain together; where both profiles' groups gained the
+    same on the same workload, give or take the margin, the entries in which the groups differ are ties.
+
+    Raises:
+        ProfileError: A file is no profile.
+    """
     a, b = profiles.load_profile(first), profiles.load_profile(second)
     margin = max(_margin(a), _margin(b))
+    groups_a, groups_b = _groups(a), _groups(b)
+    alike = {
+        name
+        for name in groups_a.keys() & groups_b.keys()
+        if _workload(a) == _workload(b) and _same_worth(groups_a[name], groups_b[name], margin)
+    }
     entries: dict[str, tuple[Any, Any]] = {}
     for name in {**a.settings, **b.settings}:
         entries[f"settings.{name}"] = (a.settings.get(name), b.settings.get(name))
@@ -67,6 +108,8 @@ def compare_profiles(first: Path, second: Path) -> list[Row]:
         shown = _shown(x), _shown(y)
         # What one tune had no time for runs the default, as what it looked at and left alone does.
         same = shown[0] == shown[1] or set(shown) == {"default", ABSENT}
-        verdict = "equal" if same else "tie" if _tie(x, y, margin) else "differs"
+        of = {e.group for e in (x, y) if e is not None and not isinstance(e, str)}
+        tie = _tie(x, y, margin) or (bool(of) and of <= alike)
+        verdict = "equal" if same else "tie" if tie else "differs"
         rows.append(Row(entry, *shown, verdict))
     return rows
