@@ -60,7 +60,10 @@ def test_where_no_entry_fits_before_kernels_its_proof_takes_their_time(
     proven: list[str] = []
 
     class Proof:
-        def __init__(self, judge: _Judge) -> None:
+        cut = True
+
+        def __init__(self, judge: _Judge, last: str) -> None:
+            assert last == "kernels"
             self._judge = judge
 
         def run(self, point: Any, choice: Any) -> bool:
@@ -70,5 +73,7 @@ def test_where_no_entry_fits_before_kernels_its_proof_takes_their_time(
 
     monkeypatch.setattr(choose, "Proof", Proof)
     monkeypatch.setattr(choose.Chooser, "pick", lambda self, trials: [POINT])
-    choose.Chooser(judge, lambda points: []).run([], SimpleNamespace())  # type: ignore[arg-type]
+    chooser = choose.Chooser(judge, lambda points: [])  # type: ignore[arg-type]
+    chooser.run([], SimpleNamespace(entries=[]))  # type: ignore[arg-type]
     assert proven == ([] if proven_until is None else [proven_until])
+    assert chooser.unproven

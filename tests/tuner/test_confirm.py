@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from conftest_tuner import Simulated
-from dyno_tuner.confirm import Bar, Comparison, Rounds, both_ways, visits_in_round
+from dyno_tuner.confirm import OVERTIME, Bar, Comparison, Rounds, both_ways, visits_in_round
 from dyno_tuner.emit import Made, profile_of
 from dyno_tuner.knobs import Kind, Knob
 from dyno_tuner.measure import VisitPolicy, run_visit
@@ -59,8 +59,9 @@ class Engine:
 class Allowance:
     """Time that is counted in visits."""
 
-    def __init__(self, engine: Engine, visits: int) -> None:
+    def __init__(self, engine: Engine, visits: int, budget: int | None = None) -> None:
         self._engine, self._visits = engine, visits
+        self._budget = visits if budget is None else budget  # of all stages
 
     @property
     def now(self) -> float:
@@ -75,8 +76,8 @@ class Allowance:
     def more_seconds(self, seconds: float) -> bool:
         return self.now + seconds <= self._visits
 
-    def in_time(self) -> bool:
-        return self.more_seconds(1)
+    def in_time(self, seconds: float = 1) -> bool:
+        return self.now + seconds <= self._budget
 
 
 def test_one_failure_of_the_first_configuration_is_forgiven_and_the_second_ends_the_comparison() -> None:
@@ -192,6 +193,27 @@ def test_nothing_begins_where_two_rounds_do_not_fit() -> None:
     assert engine.asked == []
     assert engine.rounds(visits=10).compare("k", {"a": A, "b": B}, 4).rounds == 2
     assert len(engine.asked) == 10
+
+
+@pytest.mark.parametrize(("budget", "rounds"), [(30, 2), (19, 1), (24, 2)])
+def test_a_second_round_is_run_beyond_the_time_of_the_stage(budget: int, rounds: int) -> None:
+    """A visit takes twice as long as was planned: one round decides nothing, so it must not stay alone."""
+    engine = Engine(lambda x, n: 100.0)
+
+    class Slow(Allowance):
+        @property
+        def now(self) -> float:
+            return 2.0 * len(self._engine.asked)
+
+    made = Rounds(engine.visit, engine.next_process, Slow(engine, 12, budget), ["pp"], 0.03)
+    assert made.compare("k", {"a": A, "b": B}, 4).rounds == rounds
+
+
+def test_rounds_beyond_the_time_of_the_stage_are_few() -> None:
+    engine = Engine(lambda x, n: 100.0 + 10 * n)  # every round is void
+    made = Rounds(engine.visit, engine.next_process, Allowance(engine, 13, 10**6), ["pp"], 0.03)
+    assert made.compare("k", {"a": A, "b": B}, 8).rounds == 0
+    assert len(engine.asked) <= 13 + 5 * OVERTIME
 
 
 def test_a_round_that_the_budget_cuts_short_counts_for_nothing() -> None:
@@ -346,7 +368,7 @@ class Unlimited:
     def more_seconds(self, seconds: float) -> bool:
         return True
 
-    def in_time(self) -> bool:
+    def in_time(self, seconds: float | None = None) -> bool:
         return True
 
 

@@ -24,7 +24,8 @@ from dyno_tuner.measure import VisitPolicy
 from dyno_tuner.session import Request, run
 from dyno_tuner.target import Configuration, Quality, TrialStatus, Visit, Workload
 from dyno_tuner.targets.simulated import SimulatedTarget
-from dyno_tuner.tune import Options
+from dyno_tuner.targets.surfaces import SURFACES
+from dyno_tuner.tune import Options, Tune
 
 KILLED = Path(__file__).parent / "killed_run.py"
 WORKLOAD = Workload(pp=64, tg=8)
@@ -245,6 +246,10 @@ class _Comparing(_Engine):
         super().__init__()
         self.deadlines: list[float] = []
 
+    def visit(self, *args: Any, **kwargs: Any) -> Visit:
+        self.deadlines.append(args[5])
+        return super().visit(*args, **kwargs)
+
     def quality(self, configuration: Configuration, context: Any, deadline: float) -> Quality:
         self.deadlines.append(deadline)
         return super().quality(configuration, context, deadline)
@@ -263,6 +268,43 @@ def test_the_exact_answers_have_time_that_speed_does_not_decide() -> None:
     ledger = Ledger(within, WORKLOAD, limit=100.0)
     ledger.quality("first", Configuration({}), process=0)
     assert 90.0 < within.deadlines[0] <= 100.0  # the budget still ends it
+
+
+def test_what_hangs_is_ended_with_the_budget() -> None:
+    """Engines that load a model for every visit are given minutes, but not more than there are."""
+    engine = _Comparing()
+    ledger = Ledger(engine, WORKLOAD, deadline_floor=120.0, budget=30.0)
+    policy = VisitPolicy()
+    ledger.visit("first", Configuration({}), ["pp"], policy, process=0, anchor=True)
+    ledger.quality("exact", Configuration({}), process=0)
+    ledger.expected_visit = 0.3
+    ledger.visit("default", Configuration({}), ["pp"], policy, process=0, anchor=True)
+    ledger.visit("trial", Configuration({"a": 1}), ["pp"], policy, process=0)
+    ledger.quality("answers", Configuration({"a": 1}), process=0)
+    first, exact, default, trial, answers = engine.deadlines
+    assert max(first, trial, answers) <= 1.05 * 30.0
+    assert default == 120.0  # without it a run cannot go on
+    assert exact >= 600.0
+
+
+class _Endless(_Engine):
+    """A visit takes longer than it may."""
+
+    def visit(self, *args: Any, **kwargs: Any) -> Visit:
+        self.visits += 1
+        time.sleep(0.6)
+        return Visit(TrialStatus.TIMEOUT, message="scripted", seconds=0.6)
+
+
+def test_a_default_that_takes_longer_than_the_budget_is_told_and_nothing_is_written() -> None:
+    engine = _Endless()
+    space = SURFACES["saturating"]().space()
+    ledger = Ledger(engine, WORKLOAD, identity=space.identity, budget=0.5)
+    told: list[tuple[str, Any]] = []
+    ledger.on_note = lambda kind, data: told.append((kind, data))
+    outcome = Tune(ledger, space, Options(WORKLOAD, budget=0.5)).run()
+    assert (outcome.status, outcome.entries, engine.visits) == ("budget", [], 1)
+    assert any(kind == "too_short" and "longer --budget" in data["message"] for kind, data in told)
 
 
 def test_a_pause_of_the_machine_is_not_the_workers_fault(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from .rivals import Rivals
 from .surrogate import predicted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from .confirm import Bar, Comparison
     from .judging import Choice, Judge
@@ -23,16 +23,29 @@ if TYPE_CHECKING:
     from .study import Trial
 
 FINALISTS = 3
+LAST = "kernels"  # the stage whose time settings may use, too
+
+
+def worth_proving(trials: Sequence[Trial], bar: Bar, metrics: Collection[str]) -> list[Trial]:
+    """Trials that gained on the whole, and half the margin in some metric."""
+    return [
+        t for t in trials
+        if t.log_ratio is not None and t.score is not None and t.log_ratio > 0
+        and any(t.score.log_ratio(m) > bar.margin[m] / 2 for m in metrics)
+    ]  # fmt: skip
 
 
 @dataclass
 class Chooser:
     """Args:
     explore: tries more points as the search did; gives all trials.
+
+    `unproven` tells whether something that looked faster was left alone for want of time.
     """
 
     judge: Judge
     explore: Callable[[Sequence[Point]], Sequence[Trial]]
+    unproven: bool = False
 
     def run(self, trials: Sequence[Trial], choice: Choice) -> None:
         """Fills in `choice`, step by step."""
@@ -49,23 +62,26 @@ class Chooser:
         race = 2 * visits_in_round(len(finalists) + 1)
         entries = max(len(judge.space.entries(p)) for p in finalists)
         winner: Point | None
-        stage = "leave_one_out"
         if judge.affordable("leave_one_out", race + judge.proof_visits(entries, 3)):
             winner = self._race(finalists, choice)
             if winner is not None:
                 winner = self._towards_default(winner, choice)
         else:
-            # A race would leave no time to prove what has won it.
-            winner = self._provable(finalists[0], trials)
-            if winner is None:  # not one entry fits into the settings' share: it comes before kernels
-                stage = "kernels"
-                judge.until(stage)
-                winner = self._provable(finalists[0], trials)
+            winner = finalists[0]  # a race would leave no time to prove what has won it
         if winner is None:
             return
-        judge.until(stage)
-        if Proof(judge).run(winner, choice):
+        # What is proven of settings comes before kernels, also where that leaves these no time.
+        visits = judge.proof_visits(len(judge.space.entries(winner)))
+        if not judge.affordable("leave_one_out", visits) and not judge.affordable(LAST, visits):
+            winner = self._provable(winner, trials)
+            if winner is None:
+                self.unproven = not choice.entries
+                return
+        proof = Proof(judge, LAST)
+        if proof.run(winner, choice):
             Rivals(judge, self.explore).run(choice)
+        else:
+            self.unproven = proof.cut and not choice.entries
 
     def _provable(self, point: Point, trials: Sequence[Trial]) -> Point | None:
         """As many of its entries as there is time to prove: the trials say without which ones it is best."""
@@ -87,12 +103,7 @@ class Chooser:
     def pick(self, trials: Sequence[Trial]) -> list[Point]:
         """The best points of the screen, and the point that joins what is best for each metric alone."""
         judge, space = self.judge, self.judge.space
-        bar = judge.bar(judge.wanted())
-        worth = [
-            t for t in trials
-            if t.log_ratio is not None and t.score is not None and t.log_ratio > 0
-            and any(t.score.log_ratio(m) > bar.margin[m] / 2 for m in judge.weights)
-        ]  # fmt: skip
+        worth = worth_proving(trials, judge.bar(judge.wanted()), judge.weights)
         worth.sort(key=lambda t: (-(t.log_ratio or 0.0), space.distance(t.point)))
         points: dict[Point, None] = dict.fromkeys(t.point for t in worth[:FINALISTS])
         joined = self._join(trials)
@@ -132,6 +143,7 @@ class Chooser:
         if not roomy:
             judge.until("leave_one_out")
         result = judge.compare("confirm", points, choice, None if roomy else 2)
+        self.unproven = result.rounds < 2 and not result.failed
         bar = judge.bar(result.rounds)
         passed: list[tuple[float, str]] = []
         for name, point in names.items():

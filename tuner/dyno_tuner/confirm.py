@@ -28,6 +28,7 @@ from .spread import RoundSpread
 from .stats import Estimate, block_spread, estimate
 from .target import Configuration, TrialStatus, Visit, kind_of
 
+OVERTIME = 2  # rounds beyond a stage's time, where fewer than two have been measured
 ENOUGH_ROUNDS = 4  # to know the spread of a ratio between rounds from its own
 REPEATS = 2  # of what was disturbed in a round, at most
 
@@ -175,8 +176,8 @@ class Time(Protocol):
         """Whether so much more time is left for the stage."""
         ...
 
-    def in_time(self) -> bool:
-        """Whether one more visit ends before the whole budget does."""
+    def in_time(self, seconds: float | None = None) -> bool:
+        """Whether so much more, by default one visit, ends before the whole budget does."""
         ...
 
 
@@ -227,9 +228,11 @@ class Rounds:
         rounds: int | Callable[[], int],
         into: Comparison | None = None,
     ) -> Comparison:
-        """Runs up to `rounds` rounds, fewer where the budget ends first, and none where it does not last
-        for two, because one decides nothing. Whatever kills its worker or fails otherwise is left out from
-        then on; one failure of the first configuration is forgiven, the second ends the comparison.
+        """Runs up to `rounds` rounds, fewer where the stage's time ends first, and none where it does not
+        last for two, because one decides nothing. So where rounds take longer than was planned, up to
+        OVERTIME of them may use what is left of the whole budget until there are two. Whatever kills its
+        worker or fails otherwise is left out from then on; one failure of the first configuration is
+        forgiven, the second ends the comparison.
 
         Args:
             rounds: asked before each round, where what the rounds show decides.
@@ -246,15 +249,17 @@ class Rounds:
             return result
         voids = 0
         first = result.begun
+        overtime = 0
         took = 0.0  # a round of slow configurations takes longer than so many visits of the default
         forgiven = False
         while result.rounds < wanted():
             alive = [n for n in configurations if n not in result.failed]
             if first_name in result.failed or len(alive) < 2:
                 break
-            if result.begun > first + 1 and not self.affordable(visits_in_round(len(alive))):
-                break
-            if result.begun > first and not self._time.more_seconds(took):
+            late = result.begun > first and not self._time.more_seconds(took)
+            late = late or (result.begun > first + 1 and not self.affordable(visits_in_round(len(alive))))
+            overtime += late
+            if late and (result.rounds >= 2 or overtime > OVERTIME or not self._time.in_time(took)):
                 break
             begun = self._time.now
             number, result.begun = result.begun, result.begun + 1

@@ -97,6 +97,7 @@ class Ledger:
     watch: looks at the GPU while it is measured; a window in which it was throttled is dropped and measured
     again.
     limit: seconds of the run after which an operation is ended wherever it stands; None: it may end late.
+    budget: seconds of the run; what is tried, and the very first visit, are ended when they are over.
     sleep: waits for a GPU to cool down.
     rests: whether prompts are read after a rest from the first window on in which the GPU reaches its power
     limit; not for targets of which every visit begins with a load.
@@ -116,9 +117,11 @@ class Ledger:
         watch: Watch | None = None,
         sleep: Callable[[float], None] = time.sleep,
         limit: float | None = None,
+        budget: float | None = None,
         rests: bool = True,
     ) -> None:
         self._limit = limit
+        self._budget = budget
         self._rests = rests and any(kind_of(m) == "pp" for m in workload.metrics)
         self._executor = executor
         self._workload = workload
@@ -229,6 +232,9 @@ class Ledger:
             if known is not None and not anchor:
                 return Visit(known.status, message=_again(known.message)).to_dict()
 
+            deadline = self._deadline(configuration, rests * REST_SECONDS)
+            deadline = self._within_budget(deadline, not anchor or self.expected_visit == 0)
+
             def measure() -> dict[str, Any]:
                 begun = time.monotonic()
                 visit = self._executor.visit(
@@ -237,7 +243,7 @@ class Ledger:
                     metrics,
                     policy,
                     context,
-                    self._deadline(configuration, rests * REST_SECONDS),
+                    deadline,
                 )
                 elapsed = None if self._virtual else time.monotonic() - begun
                 return judge_plausibility(visit, self._bounds, elapsed).to_dict()
@@ -292,7 +298,7 @@ class Ledger:
             known = self._killed.get(self._identity(configuration))
             if known is not None:
                 return Quality(known.status, message=_again(known.message)).to_dict()
-            deadline = 4 * self._deadline(configuration)
+            deadline = self._within_budget(4 * self._deadline(configuration), self._compared)
             if not self._compared and not self._virtual:
                 deadline = max(deadline, FIRST_ANSWERS)
             if self._limit is not None:
@@ -379,6 +385,12 @@ class Ledger:
         usual = 600.0 if self.expected_visit == 0 else max(self._deadline_floor, 5 * self.expected_visit)
         usual += rest
         return usual if self._limit is None else min(usual, max(1.0, self._limit - self.now))
+
+    def _within_budget(self, deadline: float, bounded: bool) -> float:
+        """Nobody waits for what hangs for longer than the budget lasts, give or take a twentieth."""
+        if not bounded or self._budget is None or self._virtual:
+            return deadline
+        return min(deadline, max(1.0, 1.05 * self._budget - self.now))
 
     def _in_time(self, status: TrialStatus) -> None:
         """A configuration that the limit has cut short is no slow one. Raises TuneError."""

@@ -108,6 +108,7 @@ class Outcome:
     crossings: list[Solved] = field(default_factory=list)  # of the thresholds that were solved
     conditions: dict[str, Any] = field(default_factory=dict)  # what the GPU did meanwhile
     status: str = "complete"  # complete | budget | interrupted
+    unproven: bool = False  # something looked faster, and there was no time to prove it
     stage: str = ""  # key of the comparison that `gain` is from; empty where it is from none
     remark: str = ""
 
@@ -123,7 +124,8 @@ class Outcome:
     def describe(self) -> str:
         """One line for logs."""
         if not self.entries and not self.kernels:
-            return "every entry is default: nothing beat it"
+            why = "there was no time to prove what looked faster" if self.unproven else "nothing beat it"
+            return f"every entry is default: {why}"
         named = [f"{e.name}={e.value} ({e.estimate.ratio:.3f}×)" for e in self.entries]
         return ", ".join([*named, *(f"{len(self.kernels)} kernel choices" for _ in self.kernels[:1])])
 
@@ -148,5 +150,6 @@ class Outcome:
             "crossings": {c.knob: c.to_dict() for c in self.crossings},
             "conditions": self.conditions,
             "status": self.status,
+            "unproven": self.unproven,
             "stage": self.stage,
         }

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from .confirm import visits_in_round
 from .judging import DEFAULT, FULL
 from .knobs import Fidelity
 
@@ -29,7 +30,15 @@ Weak = list[tuple[float, int]]  # ratio and knob of what may go
 
 @dataclass
 class Proof:
+    """Args:
+    last: a later stage whose time may be used, where this one's ends before everything is proven.
+
+    `cut` tells whether there was no time to prove anything.
+    """
+
     judge: Judge
+    last: str | None = None
+    cut: bool = False
 
     def run(self, point: Point, choice: Choice, key: str = "without") -> bool:
         """Drops what the rest does as well without, until every entry that is left is needed, and brings
@@ -49,7 +58,8 @@ class Proof:
             if FULL in result.failed:
                 return choice.clear(space.default)
             if not found:
-                return before is not None and self._settled(before, point, entries, choice)
+                self.cut = before is None or not self._settled(before, point, entries, choice)
+                return not self.cut
             entries = found
             judge.note(
                 "without", settings=space.settings(point), rounds=result.rounds,
@@ -106,7 +116,14 @@ class Proof:
 
     def _compare(self, key: str, point: Point, choice: Choice, into: Comparison | None = None) -> Comparison:
         points = {DEFAULT: self.judge.space.default, FULL: point, **self._variants(point)}
-        return self.judge.compare(key, points, choice, into=into)
+        return self.judge.compare(key, points, choice, self._least(len(points)), into)
+
+    def _least(self, points: int) -> int | None:
+        """Where the stage's own time does not last for two rounds, a later one's does, but for no more."""
+        if self.last is None or self.judge.rounds.affordable(2 * visits_in_round(points)):
+            return None
+        self.judge.until(self.last)
+        return 2
 
     def _unsure(self, result: Comparison, weak: Weak) -> bool:
         """Whether all that is weak gains by the margin, and only the interval holds 1: most often a round was
@@ -174,7 +191,8 @@ class Proof:
         numbers = space.entries(point)
         if not numbers or judge.admit(point) is not None:
             return choice.clear(space.default)
-        result = judge.compare(f"{key}/last", {DEFAULT: space.default, FULL: point}, choice)
+        points = {DEFAULT: space.default, FULL: point}
+        result = judge.compare(f"{key}/last", points, choice, self._least(len(points)))
         if result.rounds < 2 or FULL not in result.logs or not judge.gains(result, FULL, point):
             return choice.clear(space.default)
         gain = result.ratio(FULL, judge.moved(point), judge.weights)

@@ -68,7 +68,12 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
         console.print(
             "(no entry): nothing in the profile moves it; its ratio is what the comparison errs by."
         )
-    if not outcome.entries and not outcome.kernels:
+    if outcome.unproven:
+        console.print(
+            "Settings looked faster than the defaults, and there was no time to prove it: their entries are "
+            "`default`. Give a longer --budget."
+        )
+    elif not outcome.entries and not outcome.kernels:
         console.print(
             "Nothing beat the engine's defaults by more than the noise: every entry is `default`."
             if outcome.searched or outcome.kernel_defaults

@@ -96,16 +96,18 @@ class Schedule:
 
     def until(self, stage: str) -> None:
         """From now on what is asked for has to end with this stage's share."""
+        self._end = self._end_of(stage)
+
+    def _end_of(self, stage: str) -> float:
         if self._options.budget is None:
-            self._end = math.inf
-            return
+            return math.inf
         budget = self._options.budget - self._gone
         share = _ENDS[stage][1 if self._options.kernels else 0]
         if self._options.kernels and stage not in ("kernels", "pareto"):
             share *= self._before_kernels(budget) / _ENDS["leave_one_out"][1]
         if self._options.pareto and stage != "pareto":
             share *= 0.8
-        self._end = self._gone + budget * share
+        return self._gone + budget * share
 
     def until_the_end(self) -> None:
         """All that is left of the budget."""
@@ -132,9 +134,10 @@ class Schedule:
     def now(self) -> float:
         return self._ledger.now
 
-    def in_time(self) -> bool:
-        """Whether one more visit ends before the whole budget does."""
-        return self.fits(1, 1.0)
+    def in_time(self, seconds: float | None = None) -> bool:
+        """Whether so much more, by default one visit, ends before the whole budget does."""
+        budget = self._options.budget
+        return budget is None or self._ledger.now + (seconds or self._visit_cost) <= budget
 
     def more(self, visits: int) -> bool:
         return self.more_seconds(visits * self._visit_cost)
@@ -142,14 +145,19 @@ class Schedule:
     def more_seconds(self, seconds: float) -> bool:
         return self._ledger.now + seconds <= self._end
 
-    def more_at(self, now: float, visits: int) -> bool:
-        """For a device whose own clock says `now`."""
-        return now + visits * self._visit_cost <= self._end
+    def more_at(self, now: float, visits: int, stage: str | None = None) -> bool:
+        """For a device whose own clock says `now`; with a stage: until that one has to end."""
+        return now + visits * self._visit_cost <= (self._end if stage is None else self._end_of(stage))
 
     def fits(self, visits: int, share: float) -> bool:
         """Whether so many more visits end within a share of the budget."""
         budget = self._options.budget
         return budget is None or self._ledger.now + visits * self._visit_cost <= share * budget
+
+    @property
+    def over(self) -> bool:
+        """Whether the whole budget has ended."""
+        return self._options.budget is not None and self._ledger.now >= self._options.budget
 
     @property
     def used_up(self) -> bool:

@@ -370,7 +370,7 @@ def _ledger(
         executor, request.options.workload, journal=book, past=past, identity=space.identity,
         bounds=description.bounds, virtual_time=description.virtual_time,
         deadline_floor=request.deadline_floor, watch=held.enter_context(watch(bus)) if bus else None,
-        rests=request.engine == "dyno",
+        rests=request.engine == "dyno", budget=request.options.budget,
     )  # fmt: skip
     ledger.on_note = progress.note
     return ledger

@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from . import in_place
-from .choose import Chooser
+from .choose import Chooser, worth_proving
 from .confirm import Bar, Rounds
 from .errors import TuneError
 from .gate import Gate
@@ -79,6 +79,7 @@ class Tune:
         self._process = 0
         self._screen: Screen | None = None
         self._kernels: KernelStage | None = None
+        self._unproven = False
         self._choice = Choice(space.default)
         self._unstable = 0
         self._resting = False  # the time that the GPU rests in a visit is planned for
@@ -121,7 +122,9 @@ class Tune:
             self.stage("screen")
             self._run_screen()
             self.stage("finalists")
-            Chooser(self.judge(), self._explore).run(self._candidates(), self._choice)
+            chooser = Chooser(self.judge(), self._explore)
+            chooser.run(self._candidates(), self._choice)
+            self._unproven = chooser.unproven
             choice = self._choice
             if choice.entries and not self.gate.still_right(choice.point):
                 at_default = dict(choice.baseline)
@@ -137,7 +140,8 @@ class Tune:
             )  # fmt: skip
             self._kernels.run(self._choice)
         untried = self._screen is not None and self._screen.ended == "budget" and len(self.trials) == 1
-        if self.schedule.used_up or untried or (self._kernels is not None and self._kernels.cut):
+        cut = untried or self._unproven or (self._kernels is not None and self._kernels.cut)
+        if self.schedule.used_up or cut:
             self.status = "budget"
         self.stage("done")
 
@@ -206,9 +210,12 @@ class Tune:
         return dataclasses.replace(self._policy, longest=round(SLOW * self.schedule.visit_cost, 6))
 
     def _anchor(self, key: str) -> Visit:
-        """A visit of the default in the running process. The default has to run; one failure is forgiven."""
+        """A visit of the default in the running process. The default has to run; one failure is forgiven, and
+        that the budget has ended is none."""
         configuration = self.space.configuration(self.space.default)
         visit = self._measured(key, configuration, tuple(self.weights), self._process, True)
+        if visit.status is TrialStatus.TIMEOUT and self.schedule.over and not self.schedule.visit_cost:
+            return visit
         if visit.status is not TrialStatus.OK:
             again = self._measured(f"{key}/retry", configuration, tuple(self.weights), self._process, True)
             if again.status is not TrialStatus.OK:
@@ -225,11 +232,17 @@ class Tune:
         o = self.options
         self._policy = dataclasses.replace(o.policy, prompts=1)
         begun = self.ledger.now
-        self._anchor("aa/first")
+        first = self._anchor("aa/first")
         sample = (self.ledger.now - begun) / 2  # a cold and a warm one, with the load
         if o.budget is None:
             self._policy = o.policy
             return True
+        if first.status is not TrialStatus.OK:
+            self.ledger.note(
+                "too_short",
+                message=f"a visit of the default takes over {o.budget:.0f} s; give a longer --budget",
+            )
+            return False
         for prompts in range(o.policy.prompts, 0, -1):
             self._policy = dataclasses.replace(o.policy, prompts=prompts)
             self.schedule.plan(sample * (prompts + 1))
@@ -368,7 +381,7 @@ class Tune:
             anchor=self._anchor,
             admit=self.gate.admit,
             now=lambda: self.ledger.now,
-            more=self.schedule.more,
+            more=lambda visits: self._more_trials(self.ledger.now, visits),
             note=self.ledger.note,
             weights=self.weights,
             sigma=self._visit_sigma,
@@ -390,6 +403,14 @@ class Tune:
         self._screen.run(self._incumbents)
         self.ledger.note("screened", trials=len(self._screen.trials), ended=self._screen.ended)
 
+    def _more_trials(self, now: float, visits: int) -> bool:
+        """Whether the search goes on: where it has found nothing that is worth proving, the finals that
+        follow it have no use for their time."""
+        if self.schedule.more_at(now, visits):
+            return True
+        found = worth_proving(self.trials, self.bar(self.round_count()), self.weights)
+        return not found and self.schedule.more_at(now, visits, "walk")
+
     # ---- the screen on several devices
 
     def _lane_plan(self, plan: ScreenPlan) -> Callable[[Lane, Callable[..., None]], ScreenPlan]:
@@ -405,7 +426,7 @@ class Tune:
                 visit=visit,
                 anchor=lambda key: lane.default(key, default, every, self._policy),
                 now=lambda: lane.ledger.now,
-                more=lambda visits: self.schedule.more_at(lane.ledger.now, visits),
+                more=lambda visits: self._more_trials(lane.ledger.now, visits),
                 note=note,
                 resting=lambda: lane.ledger.resting,
             )
@@ -515,6 +536,7 @@ class Tune:
             conditions=self._conditions().to_dict(),
             status=self.status,
             stage=choice.stage,
+            unproven=self._unproven,
             voided=choice.voided + (self._screen.voided if self._screen else 0),
         )
         trials: Sequence[Trial] = self._screen.trials if self._screen else []
@@ -553,6 +575,8 @@ class Tune:
                     m: self._of_one_visit(estimate([pairs], "interrupted", m), m)
                     for m in self.weights if trial.score and (pairs := trial.score.pairs.get(m))
                 }  # fmt: skip
+                for m, gain in self._choice.gain.items():
+                    self._choice.tuned[m] = gain.ratio * self._choice.baseline[m]
                 return
 
     def _missed(self, trial: Trial, by_class: Mapping[Hashable, Trial]) -> list[Entry]:
