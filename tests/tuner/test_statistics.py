@@ -1,5 +1,5 @@
-"""The method against known truth, in CI size: ten seeds of what `benchmarks/` publishes with three
-hundred."""
+"""The method against known truth, in CI size: what `benchmarks/` publishes with three hundred seeds, here with
+ten for null, harm, repeatability, regret, interactions and drift."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_a_noisier_null_changes_nothing_either() -> None:
 def test_harm_and_repeatability() -> None:
     """No entry truly slower than its default, and two tunes of one engine agree entry by entry."""
     agree = total = 0
-    for seed in (0, 2):
-        pair = [Simulated("saturating", s) for s in (seed, seed + 1)]
+    for seed in SEEDS:
+        pair = [Simulated("saturating", s) for s in (2 * seed, 2 * seed + 1)]
         for run in pair:
             assert run.truly_slower_entries() == [], seed
             assert run.outcome.entries
@@ -49,7 +49,7 @@ def test_harm_and_repeatability() -> None:
             swapped = {**a.outcome.settings, name: b.outcome.settings[name]}
             total += 1
             agree += abs(a.truth(swapped) - a.truth(a.outcome.settings)) <= margin
-    assert agree == total
+    assert agree >= 0.95 * total
 
 
 @pytest.mark.parametrize("name", REGRET_SURFACES)
@@ -80,18 +80,18 @@ def test_interaction_both_settings_are_found() -> None:
     """A larger u-batch alone loses and its threshold alone does nothing: one by one, neither would be
     taken."""
     found = 0
-    for seed in range(3):
+    for seed in SEEDS:
         run = Simulated("interaction", seed)
         names = {e.name for e in run.outcome.entries}
         assert ("ubatch" in names) == ("threshold" in names)
         found += {"ubatch", "threshold"} <= names
         groups = {e.group for e in run.outcome.entries if e.name in ("ubatch", "threshold")}
         assert len(groups) <= 1
-    assert found >= 2
+    assert found >= 9
 
 
 def test_drift_leaves_the_winner() -> None:
-    for seed in range(2):
+    for seed in SEEDS:
         still = Simulated("saturating", seed)
         creeping = Simulated("saturating", seed, SimulationNoise(drift=0.1, drift_seconds=200.0))
         assert abs(creeping.truth(creeping.outcome.settings) - still.truth(still.outcome.settings)) < 0.02
@@ -162,7 +162,7 @@ def test_what_an_interrupt_leaves_knows_of_the_noise_between_processes(
 
 
 def test_faults_cost_their_trial_and_wrong_answers_never_win() -> None:
-    for seed in range(1):
+    for seed in range(3):
         run = Simulated("faulty", seed, max_trials=36)
         statuses = {str(f.status) for f in run.outcome.failures}
         assert "incorrect" in statuses
