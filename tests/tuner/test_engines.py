@@ -4,11 +4,14 @@ written by hand after the documented forms: no recordings, for no real binary wa
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from dyno import profiles
 from dyno.cli import app as dyno_app
+from dyno_tuner.arguments import command_line
 from dyno_tuner.cli import app
 from dyno_tuner.emit import device_of, model_of
 from dyno_tuner.errors import TargetFailure, TargetUnusable, TuneError
@@ -19,7 +22,7 @@ from dyno_tuner.targets.ggml_bench import GgmlTarget
 from dyno_tuner.targets.ggml_command import parse_command
 from dyno_tuner.targets.ggml_export import export, held_with, tuned_with
 from dyno_tuner.targets.ggml_help import Help, parse_help, parse_version
-from dyno_tuner.targets.ggml_install import Installation, parse_op_ids
+from dyno_tuner.targets.ggml_install import Installation, engine_in, parse_op_ids
 from dyno_tuner.targets.ggml_knobs import make_knobs
 from dyno_tuner.targets.ggml_process import Finished, bench_rows, judge
 from dyno_tuner.targets.ggml_quality import parse_kld
@@ -28,9 +31,6 @@ from dyno_tuner.tune import Options
 from dyno_tuner.verify import verify
 from fake_engines import DATA, TOOLS, fake
 from typer.testing import CliRunner
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VERSIONS = ["llama.cpp-4227c9b", "llama.cpp-0c1e570", "ik_llama.cpp-3848", "ik_llama.cpp-4840"]
 NOW = OpContext("test")
@@ -364,6 +364,32 @@ def test_the_command_that_exports(tmp_path: Path) -> None:
     profiles.save_profile(_profile("llama.cpp", {"ubatch": 1024}, line), path)
     done = CliRunner().invoke(dyno_app, ["profiles", "export", str(path), "--as", "llama-server"])
     assert done.output == f"{folder}/llama-server -m /m.gguf --port 80 -ub 1024\n"
+
+
+def test_binaries_in_a_relative_folder(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tools run in folders of their own, where a relative path names nothing."""
+    folder = fake(tmp_path / "bins" / "x", "ik_llama.cpp-4840")
+    (tmp_path / "m.gguf").symlink_to(model)
+    monkeypatch.chdir(tmp_path)
+    install = Installation("bins/x", "ik_llama.cpp")
+    assert install.bench == f"{folder}/llama-bench"
+    assert engine_in(Path("bins/x")) == "ik_llama.cpp"
+    assert install.op_ids("m.gguf")["MUL_MAT"] == 27
+    asked = next(c["args"] for c in calls(folder, "llama-perplexity") if "-op" in c["args"])
+    assert asked[asked.index("-m") + 1] == f"{tmp_path}/m.gguf"
+    text = export(_profile("ik_llama.cpp", {}), "llama-server", binaries="bins/x", model="m.gguf")
+    assert text == f"{folder}/llama-server -m {tmp_path}/m.gguf\n"
+
+
+def test_a_recorded_command_names_its_files_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = ["--engine", "llama.cpp", "--bin", "b", "--model=m.gguf", "--out", "p", "--", "x", "-m", "y"]
+    monkeypatch.setattr(sys, "argv", ["tune", *line])
+    profile = _profile("llama.cpp", {}, command_line(("--bin", "--model", "-m")))
+    assert tuned_with(profile) == (f"{tmp_path}/b", f"{tmp_path}/m.gguf", ["x", "-m", "y"])
+    assert command_line() == "tune " + " ".join(line)
 
 
 def test_a_model_without_a_vocabulary(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:

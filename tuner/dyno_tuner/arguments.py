@@ -15,7 +15,7 @@ from .errors import TuneError
 from .target import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 T = TypeVar("T")
@@ -140,9 +140,20 @@ def least_deadline(engine: str, device: str, model: str) -> float:
     return 6.0 if device == "cpu" else 20.0 + os.path.getsize(model) / 0.5e9
 
 
-def command_line() -> str:
-    """This command, as it can be repeated; without passwords, for it is recorded."""
-    return shlex.join(["tune", *map(without_password, sys.argv[1:])])
+def command_line(paths: Sequence[str] = ()) -> str:
+    """This command, as it can be repeated; without passwords, for it is recorded.
+
+    Args:
+        paths: options before `--` whose value is recorded as an absolute path.
+    """
+    words = sys.argv[1:]
+    for n in range(words.index("--") if "--" in words else len(words)):
+        name, equals, value = words[n].partition("=")
+        if name in paths and equals:
+            words[n] = f"{name}={os.path.abspath(value)}"
+        elif n and words[n - 1] in paths:
+            words[n] = os.path.abspath(words[n])
+    return shlex.join(["tune", *map(without_password, words)])
 
 
 def without_password(text: str) -> str:

@@ -176,10 +176,12 @@ def _request(
     from .tune import Options
 
     usual = usual_workload(devices[0])
+    # What starts another engine's binaries later (`export`, `verify`) may be run anywhere.
+    paths = ("--bin", "--model", "-m") if engine != "dyno" else ()
     parsed = usage(Workload.parse, workload, usual) if workload is not None else usual
     return Request(
         model, Options(parsed, **options), devices[0], tuple(devices[1:]),
-        ctx=ctx if ctx is not None else max(4096, parsed.longest), command=command_line(),
+        ctx=ctx if ctx is not None else max(4096, parsed.longest), command=command_line(paths),
         deadline_floor=least_deadline(engine, devices[0], model), engine=engine, engine_options=of_engine,
     )  # fmt: skip
 

@@ -57,6 +57,9 @@ class Installation:
 
     @staticmethod
     def find(folder: Path) -> Path:
+        """The folder that has llama-bench, as an absolute path: tools are started in folders of their own.
+        Raises TargetUnusable."""
+        folder = folder.absolute()
         for place in (folder, folder / "bin", folder / "build" / "bin"):
             if os.access(place / "llama-bench", os.X_OK) and (place / "llama-bench").is_file():
                 return place
@@ -135,7 +138,7 @@ class Installation:
             found = parse_version(done.stderr + "\n" + done.stdout)
             if found is not None:
                 return found
-        command = [self.bench, "-m", model, "-p", "1", "-n", "0", "-r", "1", "-o", "json"]
+        command = [self.bench, "-m", os.path.abspath(model), "-p", "1", "-n", "0", "-r", "1", "-o", "json"]
         try:
             done = _ask(command, 600.0)
             judge(done)
@@ -171,7 +174,8 @@ class Installation:
             pairs = ",".join(f"{i},1" for i in range(_ASKED_IDS))
             # The benchmark goes on behind the dry run, so it gets next to nothing to do. Older ones have no
             # dry run and load the model.
-            command = [path, "-m", model, "-c", "32", "-b", "32", "-ub", "32", "-n", "1", "-op", pairs]
+            command = [path, "-m", os.path.abspath(model), "-c", "32", "-b", "32", "-ub", "32", "-n", "1"]
+            command += ["-op", pairs]
             command += ["-dr"] if flags.has("-dr") else []
             try:
                 done = _ask(command, 600.0)
