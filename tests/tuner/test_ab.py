@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from dyno import profiles
 from dyno_tuner.ab import command, dyno_side
-from dyno_tuner.ab.compare import FASTER, SAME, SLOWER, Options, compare, judge
+from dyno_tuner.ab.compare import FASTER, SAME, SLOWER, Options, TooEarly, compare, judge
 from dyno_tuner.ab.dyno_side import DynoSide
 from dyno_tuner.ab.gpu_memory import GpuMemory
 from dyno_tuner.ab.render import markdown, to_dict
@@ -124,8 +124,17 @@ def test_rounds_go_there_and_back_and_can_be_stopped() -> None:
 
     cut = compare(stops(11), Options(WORK), lambda line: None)
     assert (cut.rounds, cut.interrupted) == (2, True)
-    with pytest.raises(TuneError, match="after 1 rounds"):
+    with pytest.raises(TooEarly, match="after 1 rounds"):
         compare(stops(6), Options(WORK), lambda line: None)
+
+
+def test_an_early_interrupt_has_its_exit_code(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(self: DynoSide, workload: Workload) -> Run:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DynoSide, "run", stopped)
+    code, text = _ab("default", "default", "-m", model, "--no-answers", "--device", "cpu")
+    assert (code, "interrupted after 0 rounds" in text) == (130, True), text
 
 
 @pytest.fixture

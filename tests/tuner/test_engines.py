@@ -4,6 +4,7 @@ written by hand after the documented forms: no recordings, for no real binary wa
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from dyno_tuner.targets.ggml_export import export, held_with, tuned_with
 from dyno_tuner.targets.ggml_help import Help, parse_help, parse_version
 from dyno_tuner.targets.ggml_install import Installation, engine_in, parse_op_ids
 from dyno_tuner.targets.ggml_knobs import make_knobs
-from dyno_tuner.targets.ggml_process import Finished, bench_rows, judge
+from dyno_tuner.targets.ggml_process import Finished, bench_rows, execute, judge
 from dyno_tuner.targets.ggml_quality import parse_kld
 from dyno_tuner.targets.ggml_spell import spell
 from dyno_tuner.tune import Options
@@ -247,6 +248,25 @@ def test_hangs_are_killed(tmp_path: Path, model: str) -> None:
         target.measure(Workload(pp=64, tg=8), "pp", 0)
     assert caught.value.status == TrialStatus.TIMEOUT
     target.close()
+
+
+def test_an_interrupted_run_is_killed_and_waited_for(tmp_path: Path) -> None:
+    said = tmp_path / "pid"
+    script = f"echo $$ > {said}; sleep 0.2; kill -INT $PPID; exec sleep 60"
+    with pytest.raises(KeyboardInterrupt):
+        execute(["sh", "-c", script])
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(said.read_text()), 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_memory_is_that_of_the_process_and_not_of_the_tuner() -> None:
+    held = bytearray(os.urandom(1)) * (200 << 20)
+    small = execute([sys.executable, "-S", "-c", "import time; time.sleep(0.2)"])
+    large = execute([sys.executable, "-S", "-c", "import time; x = b'x' * (900 << 20); time.sleep(0.2)"])
+    assert len(held) == 200 << 20
+    assert 1 < (small.peak_mib or 0) < 100
+    assert 900 < (large.peak_mib or 0) < 1000
 
 
 @pytest.mark.parametrize("version", ["llama.cpp-0c1e570", "ik_llama.cpp-4840"])

@@ -29,7 +29,7 @@ from ..check import ROUNDING_FACTOR, ROUNDING_FLOOR
 from ..errors import TuneError
 from ..target import Workload
 from ..watch import Careful, GpuWatch
-from .compare import SLOWER, Compared, Options, compare
+from .compare import SLOWER, Compared, Options, TooEarly, compare
 from .render import markdown, to_dict
 from .sides import Given, is_foreign, make_side
 
@@ -106,7 +106,11 @@ def ab(
         if bus is not None:
             watch = stack.enter_context(GpuWatch(bus))
             careful = Careful(watch, lambda kind, **data: say(str(data["message"])), _nothing, time.sleep)
-        result = compare(lambda name: _run(sides[name], parsed, careful), options, say)
+        try:
+            result = compare(lambda name: _run(sides[name], parsed, careful), options, say)
+        except TooEarly as error:
+            print(f"tune: {error}", file=sys.stderr)
+            raise typer.Exit(130) from error
     facts: dict[str, Any] = {
         "a": sides["A"].facts, "b": sides["B"].facts, "model": os.path.basename(model),
         "device": str(_core.cpu_info()["name"]) if number is None else f"GPU {number}",

@@ -78,13 +78,17 @@ class Compared:
         return SAME if not found else "mixed" if len(found) > 1 else found.pop()
 
 
+class TooEarly(TuneError):
+    """Interrupted before there were rounds enough to say anything."""
+
+
 def compare(measure: Callable[[str], Run], options: Options, say: Callable[[str], None]) -> Compared:
     """Args:
         measure: one process of side "A" or "B".
         say: takes a line about every round.
 
     Raises:
-        TuneError: fewer than two rounds ended.
+        TooEarly: interrupted before two rounds had ended.
     """
     begun = time.monotonic()
     rounds: list[dict[str, list[Run]]] = []
@@ -106,7 +110,7 @@ def compare(measure: Callable[[str], Run], options: Options, say: Callable[[str]
     except KeyboardInterrupt:
         interrupted = True
     if len(rounds) < LEAST_ROUNDS:
-        raise TuneError(
+        raise TooEarly(
             f"interrupted after {len(rounds)} rounds; {LEAST_ROUNDS} are the least that say anything"
         )
     result = judge(rounds, options)

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import TargetFailure, TargetUnusable
@@ -35,7 +36,9 @@ _REFUSED = re.compile(
 )
 _ASSERT = re.compile(r"GGML_ASSERT|GGML_ABORT|CUDA error|Aborted|fatal error", re.IGNORECASE)
 _IGNORED = re.compile(r"invalid parameter (\S+) .*ignored", re.IGNORECASE)
+_PEAK = re.compile(r"^VmHWM:\s*([0-9]+) kB", re.MULTILINE)
 _PR_SET_PDEATHSIG = 1
+_FIRST_LOOK, _LOOK = 0.001, 0.05  # seconds between two looks at a process: the first ones, and later on
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,27 +110,64 @@ def _text(file: IO[bytes]) -> str:
 def _wait(child: subprocess.Popen[bytes], deadline: float) -> tuple[int, float | None] | None:
     """Exit code and largest resident set in MiB; None for one that had to be killed at its deadline."""
     found: list[tuple[int, float | None]] = []
+    # Not the end of the thread: once a wait for that was interrupted, Python 3.11 takes it for ended.
+    ended = threading.Event()
 
     def reap() -> None:
         _, status, used = os.wait4(child.pid, 0)
         kib = used.ru_maxrss if sys.platform == "linux" else used.ru_maxrss / 1024
         found.append((os.waitstatus_to_exitcode(status), kib / 1024 if kib else None))
+        ended.set()
 
-    waiting = threading.Thread(target=reap, daemon=True)
-    waiting.start()
+    threading.Thread(target=reap, daemon=True).start()
     try:
-        waiting.join(deadline)
-        late = not found
+        seen = _watch(child.pid, ended, deadline)
+        late = not ended.is_set()
     except BaseException:  # Ctrl-C while it runs: nothing is left behind
         late = True
         raise
     finally:
-        if not found:
+        if not ended.is_set():
             with contextlib.suppress(ProcessLookupError):  # it ended just now
                 os.kill(child.pid, signal.SIGKILL)
-            waiting.join()
+            ended.wait()
         child.returncode = found[0][0]
-    return None if late else found[0]
+    code, peak_mib = found[0]
+    return None if late else (code, _own_peak(peak_mib, seen))
+
+
+def _watch(pid: int, ended: threading.Event, deadline: float) -> float | None:
+    """Waits for the end, until the deadline; the largest resident set in MiB that was seen meanwhile. None
+    where the kernel tells none."""
+    until = time.monotonic() + deadline
+    pause, seen = _FIRST_LOOK, resident_peak(pid)
+    while not ended.wait(min(pause, max(0.0, until - time.monotonic()))) and time.monotonic() < until:
+        pause = min(2 * pause, _LOOK)
+        seen = resident_peak(pid) or seen  # a process that has just ended has none any more
+    return seen
+
+
+def resident_peak(pid: int | str = "self") -> float | None:
+    """Largest resident set of a process so far, in MiB; None where the kernel has no /proc, or no such
+    process."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    found = _PEAK.search(text)
+    return int(found[1]) / 1024 if found else None
+
+
+def _own_peak(reported: float | None, seen: float | None) -> float | None:
+    """What the process itself has used at most.
+
+    What Linux reports at the end begins with what this process used when it started the other one, through
+    fork and exec. Where more is reported than this process has ever used it is the other's and exact; else
+    what was seen while it ran counts."""
+    inherited = resident_peak()
+    if inherited is None or (reported is not None and reported > inherited):
+        return reported
+    return seen
 
 
 def judge(done: Finished) -> None:
