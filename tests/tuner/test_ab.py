@@ -294,6 +294,66 @@ def test_wrong_usage(tmp_path: Path, model: str) -> None:
     assert _ab("default", "default", "-m", str(tmp_path / "no.gguf"))[0] == 1
 
 
+def _dyno_profile(path: Path, kind: str) -> Path:
+    gpu = {"kind": "cuda", "compute_capability": "9.0", "sm_count": 132, "memory_mib": 140000}
+    cpu = {"kind": "cpu", "isa": "avx2", "cores": 2, "memory_mib": 1000}
+    profiles.save_profile(
+        profiles.Profile.model_validate({
+            "schema": 1, "label": "x",
+            "match": {
+                "device": gpu if kind == "cuda" else cpu,
+                "model": {"architecture": "llama", "layers": 1, "embedding": 8, "types": {"F32": 1.0}},
+                "engine": {"name": "dyno", "version": "1", "ops_revision": 1},
+            },
+            "settings": {"ubatch": {"value": 64}},
+        }),
+        path,
+    )  # fmt: skip
+    return path
+
+
+def test_a_profile_that_is_not_used_is_no_side(tmp_path: Path, model: str) -> None:
+    """What would be measured is the default, under the profile's name."""
+    path = _dyno_profile(tmp_path / "p.yaml", "cuda")
+    with pytest.raises(TuneError, match=r"side A: profile .*p\.yaml is not used here: .*cuda"):
+        DynoSide("A", model, profile=path).run(Workload(pp=8, tg=0))
+
+
+@pytest.mark.parametrize(
+    ("a", "options"),
+    [
+        ("default", ["--", "-ub", "512"]),
+        ("default", ["--flags-a", "-ub 512"]),
+        ("default", ["--bin", "{bins}"]),
+        ("default", ["-D", "GGML_CUDA=ON"]),
+        ("default", ["--repo", "{bins}"]),
+        ("default", ["--text", "text.txt"]),
+        ("default", ["--log", "log.txt"]),
+        ("{bins}", ["--profile-a", "nothere.yaml"]),
+        ("{bins}", ["--bin", "{bins}"]),
+        ("{bins}", ["--set", "threads=1"]),
+        ("{profile}", ["--profile-a", "{profile}"]),
+    ],
+)
+def test_an_option_that_no_side_takes_is_wrong_usage(
+    tmp_path: Path, model: str, a: str, options: list[str]
+) -> None:
+    places = {"bins": fake(tmp_path / "b", "llama.cpp-0c1e570"),
+              "profile": _dyno_profile(tmp_path / "p.yaml", "cpu")}  # fmt: skip
+    side, *words = [word.format(**places) for word in (a, *options)]
+    name = words[0].replace("-D", "--define")
+    code, text = _ab(side, side, "-m", model, *words)
+    assert (code, f"{name} " in text, "goes with" in text) == (2, True, True), text
+
+
+def test_the_place_of_the_table_is_looked_at_first(tmp_path: Path, model: str) -> None:
+    folder = str(fake(tmp_path / "b", "llama.cpp-0c1e570"))
+    for place, said in ((tmp_path / "no" / "x.md", "no folder"), (tmp_path, "is a folder")):
+        done = CliRunner().invoke(app, ["ab", folder, folder, "-m", model, "--out", str(place)])
+        assert said in str(done.exception)
+    assert not any("-p" in line for line in (tmp_path / "b" / "calls.jsonl").read_text().splitlines())
+
+
 def test_the_device_is_chosen_as_tune_does(
     tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,9 +87,14 @@ def main() -> None:
     with dyno.Engine(ask["model"], device=ask["device"], profile=ask["profile"], **ask["settings"]) as engine:
         done = speed(engine, ask) if ask["do"] == "speed" else answers(engine, ask)
         fallbacks = getattr(engine, "fallbacks", [])
+        # A build that does not tell is taken at its word: it was given the profile.
+        told = ask["profile"] is not None and hasattr(engine, "profile")
+        ignored = told and engine.profile is None
+        reasons = getattr(getattr(engine, "match", None), "reasons", []) if ignored else []
     known = {k: str(build[k]) for k in ("version", "commit", "ops_revision") if k in build}
     print(json.dumps({**done, "version": getattr(dyno, "__version__", "unknown"), "build": known,
-                      "from": str(dyno.__file__), "fallbacks": list(map(str, fallbacks))}))  # fmt: skip
+                      "from": str(dyno.__file__), "fallbacks": list(map(str, fallbacks)),
+                      "ignored": ignored, "reasons": list(map(str, reasons))}))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -31,10 +31,10 @@ from ..target import Workload
 from ..watch import Careful, GpuWatch
 from .compare import SLOWER, Compared, Options, TooEarly, compare
 from .render import markdown, to_dict
-from .sides import Given, is_foreign, make_side
+from .sides import DYNO, FOREIGN, Given, Kind, kind_of, make_side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from .run import Answers, Run, Side
 
@@ -83,9 +83,22 @@ def ab(
     if workload is not None:
         usage(Workload.parse, workload)
     device_names(device, None if gpu is None else str(gpu))
+    kinds = [kind_of(a), kind_of(b)]
+    for option, value, takers, over in (
+        ("-- FLAGS", flags, FOREIGN, kinds), ("--text", text, FOREIGN, kinds), ("--log", log, FOREIGN, kinds),
+        ("--bin", binaries, {Kind.FOREIGN_PROFILE}, kinds), ("--set", hold, DYNO, kinds),
+        ("--define", defines, {Kind.COMMIT}, kinds), ("--repo", repository, {Kind.COMMIT}, kinds),
+        ("--flags-a", flags_a, FOREIGN, kinds[:1]), ("--flags-b", flags_b, FOREIGN, kinds[1:]),
+        ("--profile-a", profile_a, {Kind.BUILD, Kind.COMMIT}, kinds[:1]),
+        ("--profile-b", profile_b, {Kind.BUILD, Kind.COMMIT}, kinds[1:]),
+    ):  # fmt: skip
+        if value:
+            _check_taken(option, takers, over)
     if not os.path.isfile(model):
         raise TuneError(f"model {model}: no such file")
-    number = _gpu(device, gpu, [a, b])
+    if out is not None:
+        _check_writable(out)
+    number = _gpu(device, gpu, foreign=FOREIGN.issuperset(kinds))
     usual = usual_workload("cpu" if number is None else f"cuda:{number}")
     parsed = usage(Workload.parse, workload, usual) if workload is not None else usual
     options = Options(parsed, rounds, seconds, least, seed)
@@ -118,12 +131,30 @@ def ab(
         **({"gpu": careful.conditions.to_dict()} if careful is not None else {}),
     }  # fmt: skip
     table = markdown(result, answers, facts, changed)
+    print(json.dumps(to_dict(result, answers, facts)) if as_json else table, flush=True)
     if out is not None:
         out.write_text(table + "\n", encoding="utf-8")
-    print(json.dumps(to_dict(result, answers, facts)) if as_json else table)
     code = exit_code(result, changed)
     if code:
         raise typer.Exit(code)
+
+
+def _check_taken(option: str, takers: Collection[Kind], sides: Sequence[Kind]) -> None:
+    """Raises typer.BadParameter where no side takes an option, which would be ignored."""
+    if not any(side in takers for side in sides):
+        goes = " or ".join(sorted(kind.value for kind in takers))
+        found = " and ".join(dict.fromkeys(side.value for side in sides))
+        raise typer.BadParameter(f"{option} goes with {goes}; given is {found}")
+
+
+def _check_writable(out: Path) -> None:
+    """Better now than after all rounds. Raises TuneError."""
+    if out.is_dir():
+        raise TuneError(f"--out {out} is a folder; name a file")
+    if not out.parent.is_dir():
+        raise TuneError(f"--out {out}: there is no folder {out.parent}")
+    if not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise TuneError(f"--out {out} cannot be written to")
 
 
 def gpu_bus(number: int) -> str | None:
@@ -157,12 +188,12 @@ def exit_code(result: Compared, changed: str) -> int:
     return SLOWER_CODE if any(m.verdict == SLOWER for m in result.metrics.values()) else 0
 
 
-def _gpu(device: str, gpu: int | None, words: Sequence[str]) -> int | None:
+def _gpu(device: str, gpu: int | None, *, foreign: bool) -> int | None:
     """The number of the GPU that both sides run on; None for the CPU. `auto` is as in `tune`: for dyno the
     first usable GPU, for binaries of other engines alone the CPU."""
     (name,) = device_names(device, None if gpu is None else str(gpu))
     if name == "auto":
-        name = "cpu" if all(map(is_foreign, words)) else devices_of("auto", None)[0]
+        name = "cpu" if foreign else devices_of("auto", None)[0]
     return int(name.removeprefix("cuda:")) if name.startswith("cuda:") else None
 
 

@@ -91,6 +91,9 @@ class DynoSide:
             raise TuneError(f"side {self._name}: {said or f'exit code {done.code}: {done.last_line()}'}")
         if self._build is not None and not Path(answer["from"]).is_relative_to(self._build):
             raise TuneError(f"side {self._name}: {self._build} was to be run, but {answer['from']} was")
+        if answer["ignored"]:
+            why = "; ".join(answer["reasons"]) or "the engine does not say why"
+            raise TuneError(f"side {self._name}: profile {self._profile} is not used here: {why}")
         if not exact:
             self.facts |= {"version": answer["version"], **answer["build"], "fallbacks": answer["fallbacks"]}
         return answer, done

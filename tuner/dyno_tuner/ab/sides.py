@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,12 +40,29 @@ class Given:
     settings: dict[str, Any] = field(default_factory=dict)  # of dyno, for both sides
 
 
-def is_foreign(word: str) -> bool:
-    """Whether what the user named is of llama.cpp or ik_llama.cpp: its binaries, or a profile for them."""
+class Kind(enum.Enum):
+    """What a side is."""
+
+    BINARIES = "binaries of another engine"
+    FOREIGN_PROFILE = "a profile of another engine"
+    PROFILE = "a profile of dyno"
+    BUILD = "a build of dyno"
+    COMMIT = "a commit of dyno"
+
+
+FOREIGN = frozenset({Kind.BINARIES, Kind.FOREIGN_PROFILE})
+DYNO = frozenset(Kind) - FOREIGN
+
+
+def kind_of(word: str) -> Kind:
+    """What the user has named, by looking alone: what is nothing at all counts as a commit."""
     path = Path(word)
     if word != "default" and path.suffix in (".yaml", ".yml"):
-        return path.is_file() and profiles.load_profile(path).match.engine.name != "dyno"
-    return path.exists() and _engine_of(path) is not None
+        other = path.is_file() and profiles.load_profile(path).match.engine.name != "dyno"
+        return Kind.FOREIGN_PROFILE if other else Kind.PROFILE
+    if path.exists() and _engine_of(path) is not None:
+        return Kind.BINARIES
+    return Kind.BUILD if word == "default" or path.exists() else Kind.COMMIT
 
 
 def _engine_of(path: Path) -> str | None:
