@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dyno import profiles
+from dyno import _nvml, profiles
 from dyno.cli import app as dyno_app
 from dyno_tuner.arguments import command_line
 from dyno_tuner.cli import app
@@ -410,6 +410,24 @@ def test_a_recorded_command_names_its_files_from_anywhere(
     profile = _profile("llama.cpp", {}, command_line(("--bin", "--model", "-m")))
     assert tuned_with(profile) == (f"{tmp_path}/b", f"{tmp_path}/m.gguf", ["x", "-m", "y"])
     assert command_line() == "tune " + " ".join(line)
+
+
+def test_the_gpu_is_named_so_that_it_is_watched(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With several: the first."""
+    gpu = {"kind": "cuda", "compute_capability": "9.0", "sm_count": 132, "memory_mib": 140000}
+    monkeypatch.setattr(ggml_bench, "cuda_device", lambda number: (gpu, "a GPU"))
+    folder = str(fake(tmp_path / "b", "llama.cpp-0c1e570"))
+    for buses, expected in (
+        ({1: "0000:00:08.0"}, {"pci_bus_id": "0000:00:08.0", "driver": "580.1"}),
+        ({}, None),  # no NVML
+    ):
+        monkeypatch.setattr(_nvml, "bus_id", buses.get)
+        monkeypatch.setattr(_nvml, "facts", lambda bus: {"driver": "580.1"})
+        target = GgmlTarget("llama.cpp", model, folder, gpu=[1, 0])
+        assert target.describe().engine.get("gpu") == expected
+        target.close()
 
 
 def test_a_model_without_a_vocabulary(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:

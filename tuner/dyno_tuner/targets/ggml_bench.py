@@ -17,7 +17,7 @@ from ..target import Configuration, Description, OpContext, Quality, Sample, Tri
 from . import ggml_applies
 from .ggml_applies import Here
 from .ggml_command import Command, parse_command
-from .ggml_device import cpu_device, cuda_device, model_identity
+from .ggml_device import cpu_device, cuda_device, gpu_facts, model_identity
 from .ggml_install import Installation
 from .ggml_log import RunLog
 from .ggml_process import Finished, bench_rows, execute, judge
@@ -71,6 +71,7 @@ class GgmlTarget:
         self._model = model_identity(model)
         self._gpus = () if gpu is None else (gpu,) if isinstance(gpu, int) else tuple(gpu)
         self._device, self._device_name = cuda_device(self._gpus[0]) if self._gpus else (cpu_device(), "CPU")
+        self._gpu_facts = gpu_facts(self._gpus[0]) if self._gpus else {}
         self._log = RunLog(log)
         self._version = self._install.version(model)
         self._command = self._read_command(command)
@@ -174,6 +175,7 @@ class GgmlTarget:
                 "split_modes": ggml_applies.split_modes(self._install),
                 "bench": "llama-sweep-bench" if self._sweeps else "llama-bench",
                 "ctx": 0,
+                **({"gpu": self._gpu_facts} if self._gpu_facts else {}),
             },
             bounds=self._bounds(),
         )

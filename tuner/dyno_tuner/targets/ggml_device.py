@@ -7,7 +7,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from dyno import _core, profiles
+from dyno import _core, _nvml, profiles
 from dyno.errors import DynoError
 
 from ..errors import TargetUnusable
@@ -56,6 +56,14 @@ def cuda_device(number: int, library: str = "libcuda.so.1") -> tuple[dict[str, A
         "memory_mib": max(1, memory.value >> 20),
     }  # fmt: skip
     return device, name.value.decode(errors="replace")
+
+
+def gpu_facts(number: int) -> dict[str, Any]:
+    """Where NVML finds a GPU, numbered as nvidia-smi does, so that it can be watched, and its driver; empty
+    where that cannot be told."""
+    bus = _nvml.bus_id(number)
+    told = {"pci_bus_id": bus, "driver": _nvml.facts(bus).get("driver") if bus else None}
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def model_identity(path: str) -> dict[str, Any]:
