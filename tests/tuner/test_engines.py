@@ -3,6 +3,7 @@ written by hand after the documented forms: no recordings, for no real binary wa
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -13,10 +14,10 @@ import pytest
 from dyno import _nvml, profiles
 from dyno.cli import app as dyno_app
 from dyno_tuner.arguments import command_line
-from dyno_tuner.cli import app
+from dyno_tuner.cli import _print_result, app
 from dyno_tuner.emit import device_of, model_of
 from dyno_tuner.errors import TargetFailure, TargetUnusable, TuneError
-from dyno_tuner.session import Request, run
+from dyno_tuner.session import Request, run, stderr_log
 from dyno_tuner.target import Configuration, OpContext, TrialStatus, Workload
 from dyno_tuner.targets import ggml_bench
 from dyno_tuner.targets.ggml_bench import GgmlTarget
@@ -270,7 +271,9 @@ def test_memory_is_that_of_the_process_and_not_of_the_tuner() -> None:
 
 
 @pytest.mark.parametrize("version", ["llama.cpp-0c1e570", "ik_llama.cpp-4840"])
-def test_a_tune_writes_a_profile_of_that_engine(tmp_path: Path, model: str, version: str) -> None:
+def test_a_tune_writes_a_profile_of_that_engine(
+    tmp_path: Path, model: str, version: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     engine = version.rpartition("-")[0]
     faults = {"-ub 256": "CUDA error: out of memory"}
     folder = fake(tmp_path / "b", version, faults=faults, wrong="-ub 128")
@@ -293,6 +296,12 @@ def test_a_tune_writes_a_profile_of_that_engine(tmp_path: Path, model: str, vers
     assert {
         f.settings["ubatch"]: f.status for f in result.outcome.failures if f.settings["ubatch"] in (128, 256)
     }
+    _print_result(result, request, as_json=False)
+    log = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("stderr:"))
+    assert log.split() == ["stderr:", f"{tmp_path}/p.yaml.stderr.log"]
+    assert "a log line on standard error" in Path(log.split()[1]).read_text()
+    unnamed = dataclasses.replace(request, out=None)
+    assert stderr_log(unnamed).endswith(f"/{engine}-{Path(model).name}.stderr.log")
 
 
 def test_claims_of_more_time_than_has_passed_are_implausible(tmp_path: Path, model: str) -> None:
@@ -372,6 +381,8 @@ def test_what_follows_the_dashes_is_no_subcommand(tmp_path: Path) -> None:
     failed = CliRunner().invoke(app, [*own, "--", "llama-server", "--port", "80"])
     assert failed.exit_code == 1
     assert "GGUF" in str(failed.exception) or "gguf" in str(failed.exception)
+    without = CliRunner().invoke(app, ["-m", str(file), "--", "llama-server", "--port", "80"])
+    assert (without.exit_code, "go with --engine" in without.output) == (2, True)
     assert CliRunner().invoke(app, ["-m", str(file), "--bin", str(folder)]).exit_code == 2
     assert CliRunner().invoke(app, ["-m", str(file), "--engine", "vllm"]).exit_code == 2
     assert CliRunner().invoke(app, ["-m", str(file), "--engine", "llama.cpp"]).exit_code == 2

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,31 @@ def test_a_target_that_cannot_be_made_is_one_clear_line() -> None:
         WorkerExecutor("simulated", {"surface": "nowhere"}).describe()
     with pytest.raises(TargetUnusable, match="no target 'abacus'"):
         WorkerExecutor("abacus", {}).describe()
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+    """In a process of its own, for it limits the size of the files that it writes."""
+    script = f"""
+import pathlib, resource, sys
+import numpy as np
+from dyno_tuner import worker_main
+from dyno_tuner.targets import kept_answers
+resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+def saves(target, request):
+    kept_answers.save(pathlib.Path({str(tmp_path)!r}) / "exact.npz", ([np.zeros(100000)], [None]))
+def writes(target, request):
+    with open({str(tmp_path / "x")!r}, "wb", buffering=0) as file:
+        file.write(bytes(20000))
+        file.write(bytes(1))
+for worker_main._handle in (saves, writes):
+    print(worker_main._answer(None, {{}})["message"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    saved, written = done.stdout.splitlines()
+    assert saved.startswith(f"{tmp_path}/exact-")
+    assert saved.endswith(".npz: File too large; make room there or set TMPDIR")
+    assert f"temporary files go to {tempfile.gettempdir()}" in written
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 def test_a_worker_that_was_killed_from_outside() -> None:

@@ -44,13 +44,16 @@ if TYPE_CHECKING:
 
 
 class _Commands(typer.core.TyperGroup):
-    """Keeps what follows `--` from being read as a subcommand where an engine's command line is given."""
+    """Keeps what follows `--`, an engine's command line, from being read as a subcommand."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         before = args[: args.index("--")] if "--" in args else []
+        behind = args[len(before) + 1 :]
         named = any(a == "--engine" or a.startswith("--engine=") for a in before)
-        if named and not any(a in self.commands for a in before):
-            ctx.meta["command_line"] = args[len(before) + 1 :]
+        # Without --engine it is refused by name, unless it is a subcommand indeed.
+        own = named or (before and behind and behind[0] not in self.commands)
+        if own and not any(a in self.commands for a in before):
+            ctx.meta["command_line"] = behind
             args = before
         return super().parse_args(ctx, args)
 
@@ -192,10 +195,13 @@ def _print_result(result: Result, request: Request, as_json: bool) -> None:
         print(json.dumps(said))
         return
     from .report import print_outcome
+    from .session import stderr_log
 
     print_outcome(result.outcome, request.options.workload, Console(highlight=False))
     print(f"profile: {result.path}")
     print(f"journal: {result.journal}")
+    if request.engine != "dyno":
+        print(f"stderr:  {stderr_log(request)}")
     if result.pareto is not None:
         print(f"pareto:  {result.pareto}")
 

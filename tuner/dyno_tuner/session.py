@@ -268,10 +268,15 @@ def target_of(request: Request, device: str, scratch: str | None) -> tuple[str, 
 
 
 def foreign_options(request: Request) -> dict[str, Any]:
-    """With the file that keeps what the engine's processes say, beside the profile or by the model's name."""
+    """With the file that keeps what the engine's processes say."""
+    return {**request.engine_options, "log": stderr_log(request)}
+
+
+def stderr_log(request: Request) -> str:
+    """Beside the profile; without `--out`, whose name the engine is yet to be asked for, by the model's name
+    in the folder of the profiles."""
     name = f"{request.engine}-{os.path.basename(request.model)}"
-    place = os.path.abspath(request.out or profiles.user_folder() / name)
-    return {**request.engine_options, "log": f"{place}.stderr.log"}
+    return f"{os.path.abspath(request.out or profiles.user_folder() / name)}.stderr.log"
 
 
 def _run(request: Request, executor: Executor, space: Space | None, others: Sequence[Executor]) -> Result:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import importlib
 import json
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from typing import Any
 
@@ -72,9 +74,22 @@ def _answer(target: Any, request: dict[str, Any]) -> dict[str, Any]:
         return {"error": "failure", "status": str(TrialStatus.OOM), "message": f"out of memory: {error}"}
     except TuneError as error:
         return {"error": "unusable", "message": str(error)}
+    except OSError as error:
+        traceback.print_exc()
+        return {"error": "unusable", "message": _with_place(error)}
     except Exception as error:  # the parent decides; the trace is in what it keeps of our output
         traceback.print_exc()
         return {"error": "unusable", "message": f"{type(error).__name__}: {error}"}
+
+
+def _with_place(error: OSError) -> str:
+    """Where it went wrong: the file, or, of a write that does not say, the folder of temporary files."""
+    said = error.strerror or str(error)
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    advice = "; make room there or set TMPDIR" if full else ""
+    if error.filename is not None:
+        return f"{error.filename}: {said}{advice}"
+    return f"{said} (temporary files go to {tempfile.gettempdir()}){advice}"
 
 
 def main() -> None:

@@ -69,7 +69,11 @@ def answers(engine: Any, ask: dict[str, Any]) -> dict[str, Any]:
         else:
             logits = engine.logits(piece, rows="all")
         kept[f"logits{n}"] = np.asarray(logits, dtype=np.float32)
-    np.savez(ask["out"], **kept)
+    try:
+        np.savez(ask["out"], **kept)
+    except OSError as error:
+        error.filename = error.filename or ask["out"]  # a write that fails does not say where
+        raise
     return {}
 
 

@@ -100,7 +100,7 @@ def load(file: Path) -> Exact | None:
 
 
 def save(file: Path, answers: Exact) -> None:
-    """Whole or not at all. Raises OSError."""
+    """Whole or not at all. Raises OSError, with the file's name: a write that fails does not say it."""
     arrays: dict[str, Any] = {"count": np.int64(len(answers[0]))}
     for i, (logits, chosen) in enumerate(zip(*answers, strict=True)):
         arrays[f"logits{i}"] = logits
@@ -110,9 +110,11 @@ def save(file: Path, answers: Exact) -> None:
     try:
         np.savez(partial, **arrays)
         os.replace(partial, file)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             partial.unlink()
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(partial)
         raise
 
 
