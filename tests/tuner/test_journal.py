@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from dyno_tuner.errors import JournalError
 from dyno_tuner.journal import Journal, decode, encode, load
+from dyno_tuner.progress import Progress
+from dyno_tuner.session import FORMAT, open_journal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,6 +81,22 @@ def test_numbers_that_json_does_not_have() -> None:
     assert record is not None
     assert str(float(record["x"])) == "nan"
     assert float(record["y"][0]) == float("inf")
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_journal_has_one_writer(tmp_path: Path, resume: bool) -> None:
+    path = tmp_path / "p.yaml.journal.jsonl"
+    with Journal(path) as first:
+        first.append({"n": 1})
+        with pytest.raises(JournalError, match=r"p\.yaml\.journal\.jsonl: another tune is writing to it"):
+            open_journal(path, {"run": FORMAT}, resume, Progress("x", None, quiet=True))
+        with pytest.raises(JournalError, match="another tune"):
+            Journal(path)
+        first.append({"n": 2})
+    assert [r["n"] for r in load(path).records] == [1, 2]
+    assert list(tmp_path.iterdir()) == [path]  # not moved aside
+    with Journal(path) as second:
+        second.append({"n": 3})
 
 
 def test_no_place_to_write(tmp_path: Path) -> None:

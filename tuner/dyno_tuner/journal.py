@@ -9,6 +9,7 @@ alone.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import math
@@ -107,11 +108,37 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def check_free(path: Path) -> None:
+    """Raises JournalError where another tune writes to a journal."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise JournalError(f"journal {path}: cannot be read: {error.strerror}") from error
+    try:
+        _lock(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Two writers would record every operation twice. Raises JournalError."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise JournalError(
+            f"journal {path}: another tune is writing to it; wait for its end, or give another --out"
+        ) from error
+    except OSError as error:
+        # A file system without locks, or (NFS) without one for whoever only reads.
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EBADF):
+            raise
+
+
 class Journal:
     """Appends records; each is on the disk when `append` returns.
 
     A record that could not be written whole (a full disk) is taken back, so that the file ends with a whole
-    line.
+    line. Whoever has it open holds a lock on it, which the kernel gives back however the holder ends.
     """
 
     def __init__(self, path: Path) -> None:
@@ -119,6 +146,11 @@ class Journal:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            try:
+                _lock(self._fd, path)
+            except JournalError:
+                self.close()
+                raise
             self._end = os.fstat(self._fd).st_size
             if self._end and os.pread(self._fd, 1, self._end - 1) != b"\n":
                 # A line was cut by a kill. Ending it makes it one damaged line and keeps what follows whole.

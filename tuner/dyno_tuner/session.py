@@ -161,8 +161,10 @@ def open_journal(path: Path, head: dict[str, Any], resume: bool, progress: Progr
     journal.Journal, list[dict[str, Any]], dict[str, Any]
 ]:  # fmt: skip
     """The journal to write to, the records to continue from and the first record. A journal that is not
-    continued is moved aside."""
+    continued is moved aside. Raises JournalError, also where another tune writes to it."""
     past: list[dict[str, Any]] = []
+    if path.exists():
+        journal.check_free(path)
     if path.exists() and path.stat().st_size:
         if resume:
             loaded = journal.load(path)
@@ -187,7 +189,11 @@ def open_journal(path: Path, head: dict[str, Any], resume: bool, progress: Progr
         progress.say(f"no journal at {path}: beginning anew")
     written = journal.Journal(path)
     if not any(r.get("run") == FORMAT for r in past):
-        written.append(head)
+        try:
+            written.append(head)
+        except JournalError:
+            written.close()
+            raise
     return written, past, head
 
 
