@@ -53,6 +53,15 @@ def test_wrong_usage(tmp_path: Path) -> None:
     assert _tune()[0] == 2
 
 
+def test_a_command_line_without_an_engine_is_no_subcommand(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    for before in (["--model", str(file)], [], ["--engine", "llama.cpp"]):
+        code, said = _tune(*before, "--", "llama-server", "-ub", "512")
+        assert (code, "a command line go" in said) == (2, True), said
+    assert "No such command" not in _tune("--", "doctor", "--", "llama-server")[1]
+
+
 WRONG = (
     ("--budget", "soon"), ("--workload", "pp=many"), ("--workload", "pp=0,tg=0"), ("--set", "threads=many"),
     ("--gpu", "0,"), ("--vram", "lots"),

@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 
 
 class _Commands(typer.core.TyperGroup):
-    """Keeps what follows `--`, an engine's command line, from being read as a subcommand."""
+    """Keeps what follows `--` from being read as a subcommand where an engine's command line is given, or
+    looks like one though `--engine` was forgotten, which is said then."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         before = args[: args.index("--")] if "--" in args else []
-        behind = args[len(before) + 1 :]
+        behind = args[len(before) + 1 :] if "--" in args else []
         named = any(a == "--engine" or a.startswith("--engine=") for a in before)
-        # Without --engine it is refused by name, unless it is a subcommand indeed.
-        own = named or (before and behind and behind[0] not in self.commands)
-        if own and not any(a in self.commands for a in before):
+        forgotten = bool(behind) and behind[0] not in self.commands
+        if (named or forgotten) and not any(a in self.commands for a in before):
             ctx.meta["command_line"] = behind
             args = before
         return super().parse_args(ctx, args)
@@ -114,6 +114,11 @@ def tune(
         if model is not None:
             raise typer.BadParameter(f"--model does not go with `tune {context.invoked_subcommand}`")
         return
+    if model is None and "command_line" in context.meta:
+        raise typer.BadParameter(
+            "a command line goes with --engine llama.cpp|ik_llama.cpp, --bin and --model; "
+            "`tune doctor -- …` says what one does"
+        )
     if model is None:
         print(context.get_help())
         raise typer.Exit(2)
@@ -179,12 +184,10 @@ def _request(
     from .tune import Options
 
     usual = usual_workload(devices[0])
-    # What starts another engine's binaries later (`export`, `verify`) may be run anywhere.
-    paths = ("--bin", "--model", "-m") if engine != "dyno" else ()
     parsed = usage(Workload.parse, workload, usual) if workload is not None else usual
     return Request(
         model, Options(parsed, **options), devices[0], tuple(devices[1:]),
-        ctx=ctx if ctx is not None else max(4096, parsed.longest), command=command_line(paths),
+        ctx=ctx if ctx is not None else max(4096, parsed.longest), command=command_line(),
         deadline_floor=least_deadline(engine, devices[0], model), engine=engine, engine_options=of_engine,
     )  # fmt: skip
 
@@ -195,13 +198,10 @@ def _print_result(result: Result, request: Request, as_json: bool) -> None:
         print(json.dumps(said))
         return
     from .report import print_outcome
-    from .session import stderr_log
 
     print_outcome(result.outcome, request.options.workload, Console(highlight=False))
     print(f"profile: {result.path}")
     print(f"journal: {result.journal}")
-    if request.engine != "dyno":
-        print(f"stderr:  {stderr_log(request)}")
     if result.pareto is not None:
         print(f"pareto:  {result.pareto}")
 
