@@ -246,8 +246,12 @@ def test_the_tables_agree_with_what_real_binaries_list(engine: str, name: str, t
     assert missing == _UNLISTED.get((engine, tool), set())
     lost = [g for g in GONE if g.engine == engine and tool in g.tools and g.value is None]
     assert not [n for g in lost for n in g.names if n in listed.flags]
-    known = {n for f in rows for n in f.names} | set(OTHERS[engine, tool == "bench"])
-    assert not {f.names for f in listed.flags.values() if not known & set(f.names)}
+    named, others = {n for f in rows for n in f.names}, set(OTHERS[engine, tool == "bench"])
+    # All spellings of a flag stand in one table: a long name says no less than the short one.
+    assert not {
+        f.names for f in listed.flags.values() if not (set(f.names) <= named or set(f.names) <= others)
+    }
+    assert not named & others
 
 
 @pytest.mark.parametrize(
@@ -342,6 +346,34 @@ def test_engine_is_told_from_the_line() -> None:
         assert line.engine_reason
     assert "but only" in diagnose(["llama-cli", "-rtr", "-cuda", "graphs=0", "-nr"]).engine_reason
     assert diagnose(["llama-cli"], version="8337e4cd38a").engine == IK
+
+
+@pytest.mark.parametrize(
+    ("words", "engine", "token", "status", "text"),
+    [
+        ("llama-server --grouped-expert-routing", IK, "--grouped", "does", "changes answers"),
+        ("llama-bench --graph-reuse 0", IK, "--graph-reuse 0", "does", "reuse of graphs"),
+        ("llama-server --graph-reduce-type f64", IK, "--graph-reduce-type", "invalid", "known are"),
+        ("llama-server --max-extra-alloc much", IK, "--max-extra-alloc", "invalid", "whole number"),
+        ("llama-server --cache-type-k-last q8_0,4", IK, "--cache-type-k-last q8_0,4", "does", "answers"),
+        ("llama-server --n-cpu-ffn 2", MAIN, "--n-cpu-ffn 2", "does", "host memory"),
+        ("llama-server --no-kv-unified", MAIN, "--no-kv-unified", "does", "KV buffer"),
+        ("llama-server --fit-ctx few", MAIN, "--fit-ctx", "invalid", "whole number"),
+    ],
+)
+def test_a_long_name_says_what_the_short_one_says(
+    words: str, engine: str, token: str, status: str, text: str
+) -> None:
+    line = diagnose(words.split())
+    item = _find(line, token)
+    assert line.engine == engine, line.engine_reason
+    assert (str(item.status), text in _says(item)) == (status, True), _says(item)
+
+
+def test_a_name_that_both_engines_list_tells_neither() -> None:
+    for words in ("llama-server --no-warmup", "llama-server -dr user/repo", "llama-server --embeddings"):
+        assert "nothing on the line" in diagnose(words.split()).engine_reason, words
+    assert _says(_find(diagnose(["llama-server", "--port", "--metrics"]), "--port")).endswith("behind it")
 
 
 def test_words_as_one_string_and_continuations() -> None:

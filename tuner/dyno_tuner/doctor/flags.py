@@ -98,7 +98,7 @@ _row("-ncmoe --n-cpu-moe", "expert tensors of the first N layers stay in host me
 _row("-ncmoe --n-cpu-moe", "expert tensors of the first N layers stay in host memory", _MAIN, _B, form="int")
 _row("--n-cpu-moe", "expert tensors of the first N layers stay in host memory", _IK, _B, form="int")
 _row(
-    "-ncffn",
+    "-ncffn --n-cpu-ffn",
     "the first N layers' FFN tensors stay in host memory",
     _MAIN,
     _C,
@@ -123,8 +123,8 @@ _row(
     values="on|off",
     where="arg.cpp:2868-2921",
 )
-_row("-fitt", "MiB that -fit leaves free per device, default 1024", _MAIN)
-_row("-fitc", "least context that -fit may choose, default 4096", _MAIN, form="int")
+_row("-fitt --fit-target", "MiB that -fit leaves free per device, default 1024", _MAIN)
+_row("-fitc --fit-ctx", "least context that -fit may choose, default 4096", _MAIN, form="int")
 _row(
     "-sm --split-mode",
     "how several GPUs share the model; graph only for some architectures",
@@ -148,10 +148,17 @@ _row("--max-gpu", "GPUs per layer in a graph split", _IK, form="int")
 _row("-dev --device", "devices to use", tools=_C)
 _row("-dev --device", "devices to use", _MAIN, _B)
 _row("-smgs --split-mode-graph-scheduling", "scheduling of the graph split", _IK, _C, takes=False)
-_row("-sas", "asynchronous scheduler of the graph split", _IK, _C, takes=False)
-_row("-sas", "asynchronous scheduler of the graph split", _IK, _B, values="0|1", optional=True)
+_row("-sas --scheduler-async", "asynchronous scheduler of the graph split", _IK, _C, takes=False)
 _row(
-    "-grt",
+    "-sas --scheduler-async",
+    "asynchronous scheduler of the graph split",
+    _IK,
+    _B,
+    values="0|1",
+    optional=True,
+)
+_row(
+    "-grt --graph-reduce-type",
     "type of the reduction in a graph split (gpt-oss: always f32)",
     _IK,
     _C,
@@ -161,7 +168,7 @@ _row(
 # Threads and host memory
 _row("-t --threads", "threads of generation (of everything in llama-bench, and where -tb is not given)")
 _row("-tb --threads-batch", "threads of prompts; default -t", tools=_C, form="int")
-_row("-tgb", "pairs of threads for generation and prompts", _IK, _B)
+_row("-tgb --threads-gen-batch", "pairs of threads for generation and prompts", _IK, _B)
 _row("-C --cpu-mask", "CPU mask", _MAIN)
 _row("-Cr --cpu-range", "CPU range", _MAIN, _C)
 _row("--cpu-strict", "threads stay on their CPU", _MAIN, values="0|1")
@@ -177,24 +184,43 @@ _row(
     values="auto|none|mmap|mlock|mmap+mlock|dio",
     where="arg.cpp:2691",
 )
-_row("-lzm", "lazy loading", _MAIN)
-_row("-thp", "huge pages for weights in host memory", _IK, _C, takes=False)
+_row("-lzm --lazy-mode", "lazy loading", _MAIN)
+_row("-thp --transparent-huge-pages", "huge pages for weights in host memory", _IK, _C, takes=False)
 _row("--defer-experts", "experts are loaded late", _IK, _C, takes=False)
 _row("--prefetch-experts", "experts are prefetched", _IK, _C, takes=False)
-_row("-thp", "huge pages for weights in host memory", _IK, _B, values="0|1", optional=True)
+_row(
+    "-thp --transparent-huge-pages",
+    "huge pages for weights in host memory",
+    _IK,
+    _B,
+    values="0|1",
+    optional=True,
+)
 _row("--defer-experts", "experts are loaded late", _IK, _B, values="0|1", optional=True)
-_row("-mqkv", "merges the Q, K and V weights", _IK, _C, takes=False)
-_row("-muge", "merges up and gate weights of experts; no mmap", _IK, _C, takes=False)
-_row("-mqkv", "merges the Q, K and V weights", _IK, _B, values="0|1", optional=True)
-_row("-muge", "merges up and gate weights of experts; no mmap", _IK, _B, values="0|1", optional=True)
-_row("-gr", "reuse of graphs, on by default", _IK, _C, takes=False)
-_row("-no-gr", "no reuse of graphs", _IK, _C, takes=False)
-_row("-gr", "reuse of graphs, on by default", _IK, _B, values="0|1", optional=True)
-_row("-mea", "MiB of extra allocation, default 256", _IK, _C, form="int")
-_row("-dr", "dry run", _IK, _C, takes=False, where="common.cpp:2494")
+_row("-mqkv --merge-qkv", "merges the Q, K and V weights", _IK, _C, takes=False)
+_row("-muge --merge-up-gate-experts", "merges up and gate weights of experts; no mmap", _IK, _C, takes=False)
+_row("-mqkv --merge-qkv", "merges the Q, K and V weights", _IK, _B, values="0|1", optional=True)
+_row(
+    "-muge --merge-up-gate-experts",
+    "merges up and gate weights of experts; no mmap",
+    _IK,
+    _B,
+    values="0|1",
+    optional=True,
+)
+_row("-gr --graph-reuse", "reuse of graphs, on by default", _IK, _C, takes=False)
+_row("-no-gr --no-graph-reuse", "no reuse of graphs", _IK, _C, takes=False)
+_row("-gr --graph-reuse", "reuse of graphs, on by default", _IK, _B, values="0|1", optional=True)
+_row("-mea --max-extra-alloc", "MiB of extra allocation, default 256", _IK, _C, form="int")
+_row("-dr --dry-run", "dry run", _IK, _C, takes=False, where="common.cpp:2494")
+_row(
+    "-wgt --worst-graph-tokens", "tokens of the largest graph that buffers are made for", _IK, _C, form="int"
+)
 _row("-nkvo --no-kv-offload", "KV cache in host memory", tools=_C, takes=False)
 _row("-nkvo --no-kv-offload", "KV cache in host memory", tools=_B, values="0|1")
-_row("-kvu", "one KV buffer for all sequences", _MAIN, _C, takes=False)
+_row("-kvo --kv-offload", "KV cache on the GPU (default)", _MAIN, _C, takes=False)
+_row("-kvu --kv-unified", "one KV buffer for all sequences", _MAIN, _C, takes=False)
+_row("-no-kvu --no-kv-unified", "a KV buffer for each sequence", _MAIN, _C, takes=False)
 _row(
     "--swa-full",
     "full cache for sliding-window models: more memory, needed for context shifts",
@@ -234,13 +260,21 @@ for _letter, _long in (("k", "K"), ("v", "V")):
         where="src/llama-kv-cache.cpp:315-345",
     )
     _row(
-        f"-{_letter}had",
+        f"-{_letter}had --{_letter}-cache-hadamard",
         f"Hadamard rotation of the {_long} cache",
         _IK,
         _C,
         takes=False,
         where="common.cpp:2246",
     )
+for _letter in "kv":
+    for _end in ("first", "last"):
+        _row(
+            f"-ct{_letter}-{_end} --cache-type-{_letter}-{_end}",
+            f"type of the {_letter.upper()} cache in the {_end} layers, as TYPE,N; changes answers",
+            _IK,
+            _C,
+        )
 _row(
     "-mla --mla-use",
     "cache form of latent attention: 0 expanded, 1 latent, 2 latent with expanded prompts, 3 like 2 with "
@@ -274,7 +308,7 @@ _row(
     where="common.cpp:2552",
 )
 _row(
-    "-no-ooae",
+    "-no-ooae --no-offload-only-active-experts",
     "uploads all experts instead of the ones the router chose",
     _IK,
     _B,
@@ -302,17 +336,24 @@ _row(
 _row("-fmoe --fused-moe", "fused up+gate of experts, default 1", _IK, _B, values="0|1")
 _row("-rcache --rope-cache", "read and not used any more", _IK, _B, values="0|1", optional=True)
 _row("-no-fa --no-flash-attn", "no flash attention, as -fa off", _IK, _C, takes=False)
-_row("-no-fug", "no fused dense up+gate", _IK, _C, takes=False)
-_row("-no-fug", "no fused dense up+gate", _IK, _B, values="0|1", optional=True)
-_row("-no-mmad", "no fused multiply and add of expert outputs", _IK, _C, takes=False)
+_row("-no-fug --no-fused-up-gate", "no fused dense up+gate", _IK, _C, takes=False)
+_row("-no-fug --no-fused-up-gate", "no fused dense up+gate", _IK, _B, values="0|1", optional=True)
+_row("-no-mmad --no-fused-mul-multiadd", "no fused multiply and add of expert outputs", _IK, _C, takes=False)
 _row(
-    "-ger",
+    "-ger --grouped-expert-routing",
     "grouped expert routing (bailingmoe2 and 3), off by default; changes answers",
     _IK,
     _C,
     takes=False,
 )
-_row("-ger", "grouped expert routing, default 0; changes answers", _IK, _B, values="0|1", optional=True)
+_row(
+    "-ger --grouped-expert-routing",
+    "grouped expert routing, default 0; changes answers",
+    _IK,
+    _B,
+    values="0|1",
+    optional=True,
+)
 _row("-ser --smart-expert-reduction", "fewer experts per token", _IK)
 _row(
     "-rtr --run-time-repack",
@@ -337,7 +378,7 @@ _row("-o --output", "format of the output", _IK, _B, values="csv|json|md|sql")
 _row("-o --output", "format of the output", _MAIN, _B, values="csv|json|jsonl|md|sql")
 _row("-oe --output-err", "a second copy of the output on stderr", tools=_B)
 _row("-w --warmup", "warm-up run", _IK, _B, values="0|1")
-_row("-embd", "embeddings", tools=_B, values="0|1", optional=True)
+_row("-embd --embeddings", "embeddings", tools=_B, values="0|1", optional=True)
 _row("--print-overrides", "prints which tensors -ot moved", _IK, _B, values="0|1", optional=True)
 _row("--delay", "seconds between tests", _MAIN, _B, form="int")
 for _name, _does in (
@@ -348,8 +389,8 @@ for _name, _does in (
     _row(_name, _does, _MAIN, _B, takes=False)
 _row("--version", "prints the version", _MAIN, takes=False)
 _row("--version", "prints the version", _IK, _C, takes=False)
-_row("-nrep", "repetitions of the first row (llama-sweep-bench)", _IK, _C, form="int")
-_row("-wb", "warm-up batch (llama-sweep-bench)", _IK, _C, takes=False)
+_row("-nrep --n-repetitions", "repetitions of the first row (llama-sweep-bench)", _IK, _C, form="int")
+_row("-wb --warmup-batch", "warm-up batch (llama-sweep-bench)", _IK, _C, takes=False)
 _row("--sweep-stride", "step between rows (llama-sweep-bench)", _IK, _C)
 _row("--sweep-memory", "adds memory columns (llama-sweep-bench)", _IK, _C, takes=False)
 _row("--output-format", "format of the output (llama-sweep-bench)", _IK, _C)

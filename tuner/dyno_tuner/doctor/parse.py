@@ -74,6 +74,8 @@ def _hints(word: str) -> set[str]:
     if word.startswith("-") and not word.startswith("-D"):
         name = word.partition("=")[0] if word.startswith("--") else word
         owners = engines_of(name)
+        if owners:  # a name that the other engine lists too, though no row has it, tells nothing
+            owners |= {engine for (engine, _), names in OTHERS.items() if name in names}
         if (
             not owners
             and any(find_gone(name, IK, t) for t in (COMMON, BENCH))
@@ -194,4 +196,7 @@ def _is_flag(word: str) -> bool:
 
 def _looks_like_another(word: str, engine: str, kind: str) -> bool:
     """True for a word that is itself a flag, so that the flag before it has no value."""
-    return _is_flag(word) and (bool(engines_of(word)) or find_gone(word, engine, kind) is not None)
+    if not _is_flag(word):
+        return False
+    listed = word in OTHERS[engine, kind == BENCH]
+    return listed or bool(engines_of(word)) or find_gone(word, engine, kind) is not None
