@@ -92,6 +92,9 @@ def _env(item: Item, line: Line) -> None:
                 "only its presence is tested: set to this value it is on; leave it out",
                 row.source,
             )
+        if row.values and item.value not in row.values:
+            known = ", ".join(row.values)
+            item.say(Status.INVALID, f"value {item.value!r}: known are {known}", row.source)
     elif item.name in ENV_NAMES:
         text = ENV_ELSEWHERE.get((line.engine, item.name))
         item.say(
@@ -216,15 +219,17 @@ def _value(item: Item, line: Line) -> None:
         return
     parts = item.value.split(",") if line.bench and item.name != "-ot" else [item.value]
     for part in parts:
-        if flag.values and part not in flag.values:
+        if flag.values and part not in flag.values and not (flag.form == "int" and _is_int(part)):
             near = _nearest(part, flag.values)
-            known = ", ".join(flag.values)
+            known = ", ".join((*flag.values, *(["a number"] if flag.form == "int" else [])))
             item.say(
                 Status.INVALID,
                 f"value {part!r}: known are {known}{f' (nearest: {near})' if near else ''}",
                 flag.source,
             )
-        elif flag.form == "int" and not _is_int(part):
+        elif flag.form == "percent" and not (_is_int(part) and 0 <= int(part) <= 100):
+            item.say(Status.INVALID, f"value {part!r}: a number from 0 to 100 is wanted", flag.source)
+        elif flag.form == "int" and part not in flag.values and not _is_int(part):
             if line.bench and line.engine == MAIN and _is_range(part):
                 continue
             item.say(Status.INVALID, f"value {part!r} is no whole number", flag.source)

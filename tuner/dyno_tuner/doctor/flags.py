@@ -19,7 +19,8 @@ MAIN_SOURCE = "llama.cpp 0c1e57098"
 
 @dataclass(frozen=True)
 class Flag:
-    """One row. `values`: the words it takes; empty for anything. `form`: `int`, `number` or empty."""
+    """One row. `values`: the words it takes; empty for anything. `form`: `int` (with `values`: or one of
+    those), `percent` or empty."""
 
     names: tuple[str, ...]
     does: str
@@ -86,6 +87,8 @@ _row(
     "layers on the GPU: a number, auto or all; default auto",
     _MAIN,
     _C,
+    values="auto|all",
+    form="int",
     where="arg.cpp:2789",
 )
 _row("-ngl --n-gpu-layers", "layers on the GPU, default -1 (automatic)", _MAIN, _B, form="int")
@@ -159,7 +162,7 @@ _row(
 )
 _row(
     "-grt --graph-reduce-type",
-    "type of the reduction in a graph split (gpt-oss: always f32)",
+    "type of the reduction in a graph split (gpt-oss: f32 in place of f16)",
     _IK,
     _C,
     values="f16|bf16|f32|q8_0",
@@ -173,7 +176,7 @@ _row("-C --cpu-mask", "CPU mask", _MAIN)
 _row("-Cr --cpu-range", "CPU range", _MAIN, _C)
 _row("--cpu-strict", "threads stay on their CPU", _MAIN, values="0|1")
 _row("--prio", "priority of the threads", _MAIN, form="int")
-_row("--poll", "how long threads spin before they sleep, 0 to 100", _MAIN, form="int")
+_row("--poll", "how long threads spin before they sleep, 0 to 100", _MAIN, form="percent")
 _row("--numa", "placement on NUMA nodes", values="distribute|isolate|numactl")
 _row("--no-mmap", "reads the file into memory instead of mapping it", _IK, _C, takes=False)
 _row("-mmp --mmap", "maps the file (1) or reads it (0)", _IK, _B, values="0|1")

@@ -59,6 +59,7 @@ class Item:
     ops: list[dict[str, Any]] = field(default_factory=list)  # decoded `-op` pairs
     by_name: str | None = None  # the `-op` list by op names
     rewritten: str | None = None  # the same in the ids of today
+    replaced: bool = False  # a later token takes the place of this one
 
     @property
     def status(self) -> Status:
@@ -102,7 +103,8 @@ class Line:
         return self.tool == "llama-bench"
 
     def all(self, kind: str, name: str) -> list[Item]:
-        return [i for i in self.items if i.kind == kind and i.name == name]
+        """The tokens of this name that are in force: without those whose place a later one takes."""
+        return [i for i in self.items if i.kind == kind and i.name == name and not i.replaced]
 
     def last(self, kind: str, name: str) -> Item | None:
         found = self.all(kind, name)

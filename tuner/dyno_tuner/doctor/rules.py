@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .flags import IK_SOURCE, MAIN_SOURCE
-from .line import IK, MAIN, Item, Line, Status
+from .line import IK, MAIN, Item, Line, Status, _is_int
+from .op_ids import EXPERT_MATMULS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +54,8 @@ LIMITS: tuple[Limit, ...] = (
           _MMQ + " (but for Turing without tensor cores, with the architectures 61-virtual;80-virtual)"),
     Limit("cmake", "GGML_CUDA_FORCE_MMQ", IK, 6.1, 7.0, Status.INERT, "MMQ is always used here"),
     Limit("cmake", "GGML_CUDA_FORCE_MMQ", MAIN, 6.1, 7.0, Status.INERT, "MMQ is always used here"),
+    Limit("cmake", "GGML_CUDA_FORCE_MMQ", IK, 0, 6.1, Status.INERT, "there is no MMQ below 6.1"),
+    Limit("cmake", "GGML_CUDA_FORCE_MMQ", MAIN, 0, 6.1, Status.INERT, "below 6.1 it is not looked at"),
     Limit("cmake", "GGML_CUDA_USE_GRAPHS", IK, 0, 8.0, Status.INERT, _NO_GRAPHS_IK, on=False),
     Limit("cmake", "GGML_CUDA_GRAPHS", MAIN, 0, 7.0, Status.INERT, _NO_GRAPHS_MAIN, on=False),
     Limit("env", "GGML_CUDA_DISABLE_GRAPHS", IK, 0, 8.0, Status.INERT, _NO_GRAPHS_IK, on=False),
@@ -60,6 +63,8 @@ LIMITS: tuple[Limit, ...] = (
     Limit("cuda", "graphs", IK, 0, 8.0, Status.INERT, _NO_GRAPHS_IK, on=False),
     Limit("env", "GGML_CUDA_GRAPH_OPT", MAIN, 0, 7.0, Status.INERT, "it needs CUDA graphs, which are off "
         "below 7.0"),
+    Limit("env", "GGML_CUDA_MMQ_PREC", MAIN, 0, 10.0, Status.INERT, "for Blackwell's FP4 kernels alone",
+        on=False),
     Limit("env", "GGML_CUDA_PDL", MAIN, 0, 9.0, Status.INERT, "effective on Hopper (9.0) and later",
         on=False),
 )  # fmt: skip
@@ -70,6 +75,8 @@ def gpu_limits(line: Line) -> None:
     for limit in LIMITS if cc is not None else ():
         for item in line.all(limit.kind, limit.name):
             right = limit.value is None or (item.value or "").lower() == limit.value
+            if limit.engine == MAIN and limit.name == "GGML_CUDA_FORCE_MMQ" and _without_mma(line):
+                continue  # older code is chosen, for which the macro is looked at
             if (
                 limit.engine == line.engine
                 and limit.low <= (cc or 0) < limit.high
@@ -80,31 +87,62 @@ def gpu_limits(line: Line) -> None:
                 item.say(limit.status, f"at {cc:g}: {limit.text}", source)
 
 
-def architectures(line: Line) -> None:
-    item = line.last("cmake", "CMAKE_CUDA_ARCHITECTURES")
-    cc = line.facts.cc
+def _compiled(line: Line) -> list[float] | None:
+    """Architectures of the line that run on its GPU; None where one or the other is not known."""
+    item, cc = line.last("cmake", "CMAKE_CUDA_ARCHITECTURES"), line.facts.cc
     if item is None or cc is None or not item.value:
-        return
+        return None
     numbers = [p.partition("-")[0].rstrip("af") for p in item.value.split(";")]
     if not all(n.isascii() and n.isdigit() and len(n) < 4 for n in numbers):
+        return None
+    return [int(n) / 10 for n in numbers if int(n) / 10 <= cc + 1e-9]
+
+
+def _without_mma(line: Line) -> bool:
+    """True where a GPU from Turing on is given older code alone, by which its kernels are then chosen."""
+    usable = _compiled(line)
+    return bool(usable) and max(usable or [0]) < 7.5 <= (line.facts.cc or 0)
+
+
+def architectures(line: Line) -> None:
+    item, usable = line.last("cmake", "CMAKE_CUDA_ARCHITECTURES"), _compiled(line)
+    cc = line.facts.cc or 0.0
+    if item is None or usable is None:
         return
-    usable = [int(n) / 10 for n in numbers if int(n) / 10 <= cc + 1e-9]
+    forced = line.last("cmake", "GGML_CUDA_FORCE_MMQ")
     if not usable:
         item.say(Status.WRONG_GPU, f"no architecture of the list runs on {cc:g}")
-    elif cc >= 7.5 and max(usable) < 7.5:
+    elif not _without_mma(line):
+        return
+    elif line.engine == MAIN and cc == 7.5 and forced is not None and is_on(forced.value):
+        for part in (item, forced):
+            part.say(
+                Status.NEEDS,
+                f"code for {max(usable):g} with GGML_CUDA_FORCE_MMQ is for Turing without tensor cores "
+                f"(GTX 16xx, MX450, MX550); another {cc:g} wants 75 in the list, and no such macro",
+                f"{MAIN_SOURCE}, cuda/ggml-cuda.cu",
+            )
+    else:
         item.say(
             Status.WRONG_GPU,
             f"at {cc:g} code for {max(usable):g} runs, without tensor-core kernels; add {cc * 10:g}",
         )
 
 
+_SEVERAL_GPUS = (
+    ("flag", "-sm"), ("flag", "-ts"), ("flag", "-mg"), ("flag", "--max-gpu"), ("flag", "-smgs"),
+    ("flag", "-sas"), ("flag", "-grt"), ("cmake", "GGML_SCHED_MAX_COPIES"), ("cmake", "GGML_NCCL"),
+    ("cmake", "GGML_CUDA_NCCL"), ("cmake", "GGML_CUDA_NO_PEER_COPY"), ("cuda", "enable-p2p"),
+    ("env", "GGML_CUDA_P2P"), ("env", "GGML_CUDA_ALLREDUCE"),
+)  # fmt: skip
+
+
 def single_gpu(line: Line) -> None:
     if line.facts.gpus != 1:
         return
-    for kind, name in (("flag", "-sm"), ("cmake", "GGML_SCHED_MAX_COPIES"), ("cmake", "GGML_NCCL"),
-                       ("cmake", "GGML_CUDA_NCCL")):  # fmt: skip
+    for kind, name in _SEVERAL_GPUS:
         for item in line.all(kind, name):
-            if not any(n.wrong for n in item.notes):
+            if not item.wrong and (name != "-mg" or item.value == "0"):
                 item.say(Status.INERT, "changes nothing with one GPU")
 
 
@@ -129,6 +167,15 @@ def batch_sizes(line: Line) -> None:
             item.say(Status.INVALID, f"{min(sizes)} tokens make no batch")
 
 
+def micro_batches(line: Line) -> list[int]:
+    """The u-batches as they come out: cut to the batch, and that to the context; empty where unreadable."""
+    batch, micro, ctx = line.numbers("-b", 2048), line.numbers("-ub", 512), line.numbers("-c")
+    if not batch or not micro:
+        return []
+    most = min(max(batch), ctx[0]) if ctx and ctx[0] > 0 else max(batch)
+    return [min(m, most) for m in micro]
+
+
 QUANT_KV = frozenset({"q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1", "q6_0", "q8_KV"})
 FA_PAIRS = {
     IK: {("q4_0", "q4_0"), ("q8_0", "q8_0"), ("f16", "f16"), ("q8_0", "iq4_nl"), ("iq4_nl", "iq4_nl"),
@@ -138,15 +185,20 @@ FA_PAIRS = {
 
 
 def _fa_off(line: Line) -> bool:
-    item = line.flag("-fa")
-    return item is not None and item.value in ("off", "0")
+    item, switch = line.flag("-fa"), line.flag("-no-fa")
+    return (item is not None and item.value in ("off", "0")) or (
+        switch is not None and switch.flag is not None
+    )
 
 
 def cache_types(line: Line) -> None:
     k_item, v_item = line.flag("-ctk"), line.flag("-ctv")
-    if v_item is not None and v_item.value in QUANT_KV and _fa_off(line):
-        v_item.say(Status.INVALID, "a quantized V cache needs flash attention, which this line turns off")
     if _fa_off(line):
+        for item in (v_item, line.flag("-ctv-first"), line.flag("-ctv-last")):
+            if item is not None and (item.value or "").partition(",")[0] in QUANT_KV:
+                item.say(
+                    Status.INVALID, "a quantized V cache needs flash attention, which this line turns off"
+                )
         return
     for item in (k_item, v_item):
         if line.engine == MAIN and item is not None and item.value == "iq4_nl":
@@ -157,46 +209,99 @@ def cache_types(line: Line) -> None:
             )
     pair = ((k_item.value if k_item else None) or "f16", (v_item.value if v_item else None) or "f16")
     if (k_item or v_item) and "," not in "".join(pair) and pair not in FA_PAIRS[line.engine]:
-        build = (
-            "GGML_CUDA_FA_ALL_QUANTS=ON"
-            if line.engine == IK
-            else "GGML_CUDA_FA_QUANTS (else slower, by way of f16)"
-        )
+        status, text = _uncompiled(line.engine, pair)
         for item in (k_item, v_item):
             if item is not None and not item.wrong:
-                item.say(
-                    Status.NEEDS,
-                    f"flash attention on CUDA for K {pair[0]} with V {pair[1]} needs a build with {build}",
-                )
+                item.say(status, text)
+
+
+def _uncompiled(engine: str, pair: tuple[str, str]) -> tuple[Status, str]:
+    """What a pair of cache types comes to that a usual build has no flash attention for."""
+    which = f"flash attention on CUDA for K {pair[0]} with V {pair[1]}"
+    if engine == MAIN and "f32" in pair:
+        return Status.DOES, f"{which} goes by way of f16, slower: no build has kernels for f32"
+    build = (
+        "GGML_CUDA_FA_ALL_QUANTS=ON" if engine == IK else "GGML_CUDA_FA_QUANTS (else slower, by way of f16)"
+    )
+    return Status.NEEDS, f"{which} needs a build with {build}"
+
+
+# llama-model.h:593 and llama.cpp:3895-3926 of ik_llama.cpp, by the names that model files use.
+LATENT = frozenset({"deepseek2", "glm-dsa", "mistral4", "bailingmoe3"})
+GRAPH_SPLIT = LATENT - {"bailingmoe3"} | {
+    "llama", "qwen3moe", "glm4moe", "mistral3", "command-r", "cohere2", "cohere2_moe", "mimo2", "qwen3",
+    "qwen3vl", "hunyuan-moe", "gpt-oss", "ernie4_5-moe", "minimax-m2", "minimax-m3", "seed_oss", "step35",
+    "laguna", "qwen35", "qwen35moe", "gemma4", "gemma4_mtp", "gemma4-assistant", "mellum", "muse-glimmer",
+}  # fmt: skip
+GROUPED = frozenset({"bailingmoe2", "bailingmoe3"})
+
+
+def _graph_split(line: Line) -> bool:
+    """True where the line asks for a graph split and nothing known of the GPUs or the model prevents it."""
+    item, arch = line.flag("-sm"), line.facts.architecture
+    asked = set((item.value or "").split(",")) if item is not None else set()
+    possible = line.facts.gpus != 1 and (arch is None or arch in GRAPH_SPLIT)
+    return line.engine == IK and bool(asked & {"graph", "attn"}) and possible
 
 
 def latent_attention(line: Line) -> None:
     arch, mla, amb = line.facts.architecture, line.flag("-mla"), line.flag("-amb")
-    if mla is not None and arch is not None and arch != "deepseek2":
+    if line.engine != IK:
+        return
+    other = arch is not None and arch not in LATENT
+    if mla is not None and other:
         mla.say(Status.INERT, f"forced to 0: {arch} has no latent attention")
-    absorbed = mla is not None and mla.value in ("0", "1")
-    if amb is not None and absorbed and not _fa_off(line):
-        amb.say(Status.INERT, "matters only for prompts with -mla 2 or 3, or without flash attention")
+    elif mla is not None:
+        _partial_offload(line, mla)
+    absorbed = mla is not None and mla.value in ("0", "1") and not mla.wrong
+    if amb is not None and (absorbed or other) and not _fa_off(line):
+        amb.say(Status.INERT, "matters only for prompts of latent attention with -mla 2 or 3, or without "
+                "flash attention")  # fmt: skip
+    low = [n for n in line.numbers("-amb") if 0 < n < 128]
+    if amb is not None and low and not line.bench:
+        amb.say(Status.INVALID, f"{low[0]} is raised to 128", f"{IK_SOURCE}, common.cpp:1964")
     split = line.flag("-sm")
-    if split is not None and split.value == "graph" and line.engine == IK:
-        if mla is not None and mla.value == "0":
-            mla.say(Status.INVALID, "a graph split of a latent-attention model stops with -mla 0")
-        if _fa_off(line) and (arch == "deepseek2" or (mla is not None and arch is None)):
-            split.say(
-                Status.INVALID, "a graph split of a latent-attention model stops without flash attention"
-            )
+    if split is None or not _graph_split(line) or other:
+        return
+    if mla is not None and mla.value == "0":
+        mla.say(Status.INVALID, "a graph split of a latent-attention model stops with -mla 0")
+    if _fa_off(line) and (arch is not None or mla is not None):
+        split.say(Status.INVALID, "a graph split of a latent-attention model stops without flash attention")
+
+
+def _partial_offload(line: Line, mla: Item) -> None:
+    layers, on_gpu = line.facts.layers, line.numbers("-ngl")
+    if not layers or not on_gpu or mla.value == "3" or not all(0 < n < layers for n in on_gpu):
+        return
+    mla.say(
+        Status.INVALID,
+        f"forced to 3 where part of the layers are on the GPU: {max(on_gpu)} of {layers}",
+        f"{IK_SOURCE}, src/llama.cpp:8215-8225",
+    )
 
 
 def split_modes(line: Line) -> None:
-    split = line.flag("-sm")
+    split, arch = line.flag("-sm"), line.facts.architecture
+    _graph_only(line)
     if split is None:
         return
     on = line.cuda("graphs")
-    if line.engine == IK and split.value == "graph" and on is not None and on.value == "1":
+    if (
+        line.engine == IK
+        and split.value in ("graph", "attn")
+        and arch is not None
+        and arch not in GRAPH_SPLIT
+    ):
+        split.say(
+            Status.INVALID, f"not for {arch}: it becomes layer", f"{IK_SOURCE}, src/llama.cpp:3895-3926"
+        )
+    if split.value == "graph" and _graph_split(line) and on is not None and on.value == "1":
         on.say(Status.INERT, "a graph split runs without CUDA graphs")
     if line.engine == MAIN and split.value == "row":
         split.say(Status.DOES, "row is deprecated")
     if line.engine == MAIN and split.value == "tensor":
+        if arch == "deepseek2":
+            split.say(Status.INVALID, f"split mode tensor is not for {arch}")
         if _fa_off(line):
             split.say(Status.INVALID, "split mode tensor needs flash attention, which this line turns off")
         for name in ("-ctk", "-ctv"):
@@ -205,11 +310,30 @@ def split_modes(line: Line) -> None:
                 item.say(Status.INVALID, "split mode tensor needs an unquantized KV cache")
 
 
+def _graph_only(line: Line) -> None:
+    """What concerns a graph split alone."""
+    if line.engine != IK or line.facts.gpus == 1:
+        return
+    for name in ("-smgs", "-sas", "-grt", "--max-gpu"):
+        for item in line.all("flag", name):
+            if not item.wrong and not _graph_split(line):
+                item.say(Status.INERT, "only for a graph split, which this line does not have")
+    reduction = line.flag("-grt")
+    if reduction is not None and reduction.value == "f16" and line.facts.architecture == "gpt-oss":
+        reduction.say(
+            Status.INVALID, "gpt-oss takes f32 in its place", f"{IK_SOURCE}, src/llama.cpp:8226-8233"
+        )
+
+
 def graphs(line: Line) -> None:
     opt, off = line.last("env", "GGML_CUDA_GRAPH_OPT"), line.last("env", "GGML_CUDA_DISABLE_GRAPHS")
     if opt is not None and line.engine == MAIN:
         if opt.value != "1":
             opt.say(Status.INERT, "only the value 1 turns it on")
+        elif line.facts.architecture in ("deepseek2", "bailingmoe2"):
+            opt.say(
+                Status.INERT, f"{line.facts.architecture} has no three products behind its attention norm"
+            )
         elif off is not None:
             opt.say(Status.INERT, "it needs CUDA graphs, which GGML_CUDA_DISABLE_GRAPHS turns off")
         elif (built := line.last("cmake", "GGML_CUDA_GRAPHS")) is not None and not is_on(built.value):
@@ -217,16 +341,18 @@ def graphs(line: Line) -> None:
     on = line.cuda("graphs")
     if on is not None and on.value == "1" and off is not None:
         on.say(Status.INERT, "GGML_CUDA_DISABLE_GRAPHS turns them off")
-    fused = line.flag("-no-fmoe")
-    if on is not None and on.value == "1" and fused is not None:
-        on.say(Status.INERT, "generation with experts has no CUDA graphs under -no-fmoe")
+    fused, bench = line.flag("-no-fmoe"), line.flag("-fmoe")
+    unfused = fused or (bench if bench is not None and bench.value == "0" else None)
+    if on is not None and on.value == "1" and unfused is not None and line.facts.moe is not False:
+        on.say(Status.INERT, f"generation with experts has no CUDA graphs under {unfused.text}")
     built = line.last("cmake", "GGML_CUDA_USE_GRAPHS")
     if on is not None and built is not None and not is_on(built.value):
         on.say(Status.INVALID, "this build leaves graphs out, so that the key is unknown")
 
 
 def _host_flags(line: Line) -> list[Item]:
-    return [i for n in ("-ot", "-cmoe", "-ncmoe", "-ncffn", "--fit", "-fit") for i in line.all("flag", n)]
+    names = ("-ot", "-cmoe", "-ncmoe", "--n-cpu-moe", "-ncffn", "--fit", "-fit")
+    return [i for n in names for i in line.all("flag", n) if i.value not in ("0", "off")]
 
 
 def all_on_gpu(line: Line) -> bool:
@@ -240,48 +366,107 @@ def all_on_gpu(line: Line) -> bool:
     return everything and not _host_flags(line)
 
 
+def _all_off(line: Line) -> Item | None:
+    """The token by which no op goes to the GPU for weights in host memory."""
+    if line.engine == MAIN:
+        switch, value = line.flag("--no-op-offload"), line.flag("-nopo")
+        if switch is not None:
+            return switch
+        return value if value is not None and value.flag is not None and value.value == "1" else None
+    found: Item | None = None
+    for item in line.all("flag", "-op"):
+        for pair in item.ops:
+            if pair["offload"]:
+                found = None
+            elif pair["op"] == "all ops":
+                found = item
+    return found
+
+
 def offload(line: Line) -> None:
-    policy = [i for n in ("-op", "-no-ooae", "-nopo", "--no-op-offload") for i in line.all("flag", n)]
-    policy += [i for n in ("offload-batch-size", "offload-batch-size-per-byte") for i in line.all("cuda", n)]
-    policy += line.all("env", "GGML_OP_OFFLOAD_MIN_BATCH")
+    switches = [i for n in ("-op", "-no-ooae", "-nopo", "--no-op-offload") for i in line.all("flag", n)]
+    sizes = [i for n in ("offload-batch-size", "offload-batch-size-per-byte") for i in line.all("cuda", n)]
+    sizes += line.all("env", "GGML_OP_OFFLOAD_MIN_BATCH")
     if all_on_gpu(line):
-        for item in [*policy, *line.all("flag", "-rtr")]:
+        for item in [*switches, *sizes, *line.all("flag", "-rtr")]:
             if not item.wrong:
                 item.say(
                     Status.INERT, "only for weights in host memory, and this line puts all of them on the GPU"
                 )
         return
-    experts, used, micro = line.facts.experts, line.facts.experts_used, line.numbers("-ub", 512)
-    size, per_byte = line.cuda("offload-batch-size"), line.cuda("offload-batch-size-per-byte")
-    if line.engine != IK or not experts or not used or not micro or per_byte is not None:
+    off = _all_off(line)
+    for item in [*sizes, *line.all("flag", "-no-ooae")] if off is not None else []:
+        if off is not None and not item.wrong:
+            item.say(Status.INERT, f"{off.text} leaves nothing to upload")
+    policies = line.all("flag", "-op")
+    if all(i.ops and not i.wrong and all(p["offload"] for p in i.ops) for i in policies):
+        for item in policies:
+            item.say(Status.INERT, "1 is what every op has from the start", OFFLOAD_SOURCE)
+    _thresholds(line, switches, sizes)
+
+
+def _thresholds(line: Line, switches: list[Item], sizes: list[Item]) -> None:
+    """What a u-batch is too small for: fewer tokens than an upload wants, or one of experts."""
+    micro, per_byte = micro_batches(line), line.cuda("offload-batch-size-per-byte")
+    if not micro or per_byte is not None or any(i.wrong or not _is_int(i.value or "") for i in sizes):
         return
-    if size is not None and size.wrong:
+    least = int(sizes[-1].value or 0) if sizes else 32
+    source = OFFLOAD_SOURCE if line.engine == IK else f"{MAIN_SOURCE}, cuda/ggml-cuda.cu:5637-5655"
+    for item, from_size in [*((i, least) for i in switches), *((i, min(least, 32)) for i in sizes)]:
+        if max(micro) < from_size and not item.wrong:
+            item.say(
+                Status.INERT,
+                f"weights are uploaded from {from_size} tokens on, and the u-batch is {max(micro)}",
+                source,
+            )
+    experts, used = line.facts.experts, line.facts.experts_used
+    if line.engine != IK or not experts or not used or max(micro) < least:
         return
-    least = int(size.value) if size is not None and size.value else 32
     threshold = -(-least * experts // used)
-    if max(micro) >= max(threshold, least):
+    if max(micro) >= threshold:
         return
-    text = (f"experts stay on the CPU below {threshold} tokens ({least} x {experts} experts / {used} used) "
-        f"and -ub is "
-            f"{max(micro)}")  # fmt: skip
-    for item in policy:
-        names: set[str | None] = {p["op"] for p in item.ops}
-        if item.name == "-no-ooae" or (names and names <= {"MUL_MAT_ID", "MOE_FUSED_UP_GATE"}):
+    text = (
+        f"experts stay on the CPU below {threshold} tokens ({least} x {experts} experts / {used} used) and "
+        f"the u-batch is {max(micro)}"
+    )
+    for item in switches:
+        if item.name == "-no-ooae":
             item.say(Status.INERT, text, OFFLOAD_SOURCE)
-        elif item.name == "-op" and names & {"MUL_MAT_ID", "MOE_FUSED_UP_GATE"}:
-            item.say(Status.DOES, f"for the expert ops it changes nothing: {text}", OFFLOAD_SOURCE)
+        _no_expert_ops(item, text)
+
+
+def _no_expert_ops(item: Item, why: str) -> None:
+    """Says of an `-op` list what it leaves to do where the ops of experts change nothing."""
+    names = {p["op"] for p in item.ops}
+    if names and names <= EXPERT_MATMULS:
+        item.say(Status.INERT, why, OFFLOAD_SOURCE)
+    elif names & EXPERT_MATMULS:
+        item.say(Status.DOES, f"for the expert ops it changes nothing: {why}", OFFLOAD_SOURCE)
+
+
+_OF_EXPERTS = (
+    ("cuda", "mmq-id-size"), ("flag", "-cmoe"), ("flag", "-ncmoe"), ("flag", "--n-cpu-moe"),
+    ("flag", "-no-fmoe"), ("flag", "-fmoe"), ("flag", "-no-ooae"), ("flag", "-ger"), ("flag", "-muge"),
+    ("flag", "-no-mmad"), ("flag", "--defer-experts"), ("flag", "--prefetch-experts"),
+)  # fmt: skip
 
 
 def expert_kernels(line: Line) -> None:
     dense = line.facts.moe is False
-    for kind, name in (("cuda", "mmq-id-size"), ("flag", "-cmoe"), ("flag", "-ncmoe"), ("flag", "-no-fmoe"),
-                       ("flag", "-fmoe"), ("flag", "-no-ooae"), ("flag", "-ger"), ("flag", "-muge"),
-                       ("flag", "-no-mmad")):  # fmt: skip
+    for kind, name in _OF_EXPERTS:
         for item in line.all(kind, name):
             if dense and not item.wrong:
                 item.say(Status.INERT, "the model has no experts")
+    for item in line.all("flag", "-op") if dense else []:
+        _no_expert_ops(item, "the model has no experts")
+    arch = line.facts.architecture
+    for item in line.all("flag", "-ger"):
+        if arch is not None and arch not in GROUPED and not dense and not item.wrong:
+            item.say(
+                Status.INERT, f"{arch} has no groups of experts here", f"{IK_SOURCE}, llama-build-context.cpp"
+            )
     size = line.cuda("mmq-id-size")
-    experts, micro = line.facts.experts, line.numbers("-ub", 512)
+    experts, micro = line.facts.experts, micro_batches(line)
     if size is None or size.wrong or not experts or not micro or dense:
         return
     value = int(size.value or 0)
@@ -294,9 +479,9 @@ def expert_kernels(line: Line) -> None:
 def exclusive(line: Line) -> None:
     fit = line.flag("--fit")
     if line.engine == IK and fit is not None and fit.value != "0":
-        for name in ("-ot", "-ncmoe"):
+        for name in ("-ot", "-ncmoe", "--n-cpu-moe", "-cmoe"):
             item = line.flag(name)
-            if item is not None:
+            if item is not None and (name == "-ot" or item.value != "0"):
                 item.say(
                     Status.INVALID, f"{name} with --fit is an error", f"{IK_SOURCE}, src/llama.cpp:4281-4288"
                 )
@@ -304,6 +489,8 @@ def exclusive(line: Line) -> None:
         repack, mapped = line.flag(name), line.flag("-mmp")
         if repack is not None and repack.value != "0" and mapped is not None and mapped.value == "1":
             mapped.say(Status.INERT, f"{name} turns mmap off")
+        for item in line.all("flag", "--no-mmap") if repack is not None and line.engine == IK else []:
+            item.say(Status.INERT, f"{name} turns mmap off already")
 
 
 def rope_cache(line: Line) -> None:
@@ -318,14 +505,58 @@ def expert_reduction(line: Line) -> None:
         item.say(Status.INERT, "read and ignored since 7a41b3b1f (2025-10-19, PR 840)", IK_SOURCE)
 
 
+def environment(line: Line) -> None:
+    """Variables of which only some values do anything."""
+    fusion, launch = line.last("env", "GGML_CUDA_DISABLE_FUSION"), line.last("env", "GGML_CUDA_PDL")
+    if line.engine != MAIN:
+        return
+    if fusion is not None and fusion.value in ("0", ""):
+        fusion.say(Status.INERT, "fusion stays on: only another value than 0 turns it off", MAIN_SOURCE)
+    if launch is not None and launch.value != "0":
+        launch.say(Status.INERT, "on by default: only 0 changes anything", MAIN_SOURCE)
+
+
+# Each of these adds to what an earlier one gave; of all else the common tools take the last.
+_ADD_UP = frozenset({"-ot", "-op", "-C", "-Cr", "-fitt", "-ncffn", "-npp", "-ntg", "-npl"})
+_OPPOSITES = {
+    "-no-fa": "-fa", "-no-gr": "-gr", "-nr": "--repack", "--no-op-offload": "--op-offload", "-nkvo": "-kvo",
+    "-no-kvu": "-kvu",
+}  # fmt: skip
+
+
+def _place(item: Item, line: Line) -> tuple[str, str] | None:
+    """What a token sets; of two that set the same, the later one is in force. None where both are."""
+    if item.kind in ("env", "cmake", "cuda") or (item.kind, item.name) == ("flag", "-cuda"):
+        return item.kind, item.name
+    if item.kind != "flag" or item.flag is None or line.bench or item.name in _ADD_UP:
+        return None
+    if item.name in ("-cmoe", "-ncmoe"):  # in llama.cpp, and before that day, they added up too
+        return ("flag", "-ncmoe") if line.engine == IK and line.version.since("2026-03-19") else None
+    if not item.flag.takes and item.name not in {*_OPPOSITES, *_OPPOSITES.values()}:
+        return None
+    return "flag", _OPPOSITES.get(item.name, item.name)
+
+
 def repeated(line: Line) -> None:
-    found = line.all("flag", "-cuda")
-    for item in found[:-1]:
-        item.say(Status.INERT, "a later -cuda takes the place of this one")
+    """Marks what a later token takes the place of; the rules behind this one see only what is in force."""
+    last = {place: i for i in line.items if (place := _place(i, line)) is not None}
+    whole: Item | None = None  # what took the place of the -cuda that the keys at hand belong to
+    for item in line.items:
+        if item.kind != "cuda":
+            whole = None
+        place = _place(item, line)
+        later = last[place] if place is not None else item
+        if later is item:
+            later = whole or item
+        if later is item:
+            continue
+        item.replaced = True
+        item.say(Status.INERT, f"{later.text}, which comes later, takes its place")
+        if item.name == "-cuda":
+            whole = later
 
 
 RULES: tuple[Callable[[Line], None], ...] = (
-    gpu_limits, architectures, single_gpu, defaults, batch_sizes, cache_types, latent_attention, split_modes,
-        graphs,
-    offload, expert_kernels, exclusive, expert_reduction, repeated, rope_cache,
+    repeated, gpu_limits, architectures, single_gpu, defaults, batch_sizes, cache_types, latent_attention,
+    split_modes, graphs, offload, expert_kernels, exclusive, expert_reduction, rope_cache, environment,
 )  # fmt: skip

@@ -23,6 +23,7 @@ class Switch:
     lost: bool = False  # with `gone`: it was there once
     presence: bool = False  # env only: set to anything, 0 too, counts as on
     where: str = ""
+    values: tuple[str, ...] = ()  # env only: the words it takes; empty for anything
 
     @property
     def source(self) -> str:
@@ -71,9 +72,10 @@ BUILD: tuple[Switch, ...] = (
          "GGML_CUDA_GRAPHS", where="cuda/common.cuh:838"),
     *_main("GGML_CUDA_GRAPHS", "compiles CUDA graphs", ik="a switch of llama.cpp; here GGML_CUDA_USE_GRAPHS",
            where="CMakeLists.txt:169"),
-    *_both("GGML_CUDA_FORCE_MMQ", "quantized matrix kernels instead of cuBLAS on GPUs without fast integer "
-        "tensor cores",
-           "OFF", where="cuda/mmq.cu should_use_mmq"),
+    Switch("GGML_CUDA_FORCE_MMQ", IK, "wider tiles of the quantized matrix kernels on Volta; those kernels "
+           "are used from 6.1 on anyway", "OFF", where="cuda/mmq.cu should_use_mmq, cuda/mmq.cuh:124-149"),
+    Switch("GGML_CUDA_FORCE_MMQ", MAIN, "quantized matrix kernels instead of cuBLAS on GPUs without fast "
+           "integer tensor cores", "OFF", where="cuda/mmq.cu should_use_mmq"),
     Switch("GGML_CUDA_FORCE_CUBLAS", IK, "cuBLAS instead of MMQ for dense products alone; experts stay on "
         "mmq_id unless "
            "mmq-id-size=0", "OFF", where="cuda/mmq.cu:178, cuda/mmq_id.cu:499"),
@@ -146,8 +148,10 @@ BUILD: tuple[Switch, ...] = (
 )  # fmt: skip
 
 
-def _env(names: str, engine: str, does: str, *, presence: bool = False, where: str = "") -> list[Switch]:
-    return [Switch(n, engine, does, presence=presence, where=where) for n in names.split()]
+def _env(names: str, engine: str, does: str, *, presence: bool = False, where: str = "",
+         values: str = "") -> list[Switch]:  # fmt: skip
+    words = tuple(values.split("|")) if values else ()
+    return [Switch(n, engine, does, presence=presence, where=where, values=words) for n in names.split()]
 
 
 ENVIRONMENT: tuple[Switch, ...] = (
@@ -180,9 +184,9 @@ ENVIRONMENT: tuple[Switch, ...] = (
     *_env("GGML_CUDA_DEVICES", MAIN, "devices to use", where="cuda/ggml-cuda.cu:236"),
     *_env("GGML_CUDA_MMQ_PREC", MAIN, "precision of activations for MXFP4 and NVFP4 on Blackwell (q4, q8, "
         "auto); changes "
-          "answers", where="cuda/mmq.cu:96"),
+          "answers", where="cuda/mmq.cu:96", values="q4|q8|auto"),
     *_env("GGML_CUDA_CUBLAS_COMPUTE_TYPE", MAIN, "type that cuBLAS computes in: auto, f16, bf16, f32",
-          where="cuda/ggml-cuda.cu:1617-1660"),
+          where="cuda/ggml-cuda.cu:1617-1660", values="auto|f16|bf16|f32"),
     *_env("GGML_CUDA_PDL", MAIN, "programmatic dependent launch, on unless 0",
         where="cuda/common.cuh:118-127"),
     *_env("GGML_OP_OFFLOAD_MIN_BATCH", MAIN, "least batch whose ops go to the GPU for weights in host "
