@@ -12,9 +12,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dyno import _core
+
 from ..errors import TargetFailure, TargetUnusable, TuneError
 from ..target import Configuration, Description, OpContext, Quality, Sample, TrialStatus, Value, Workload
-from . import ggml_applies
+from . import ggml_applies, ggml_limits
 from .ggml_applies import Here
 from .ggml_command import Command, parse_command
 from .ggml_device import cpu_device, cuda_device, gpu_facts, model_identity
@@ -24,17 +26,16 @@ from .ggml_process import Finished, bench_rows, execute, judge
 from .ggml_quality import CHUNKS, CONTEXT, complete, parse_kld, write_text
 from .ggml_spell import OP_NAMES, spell
 from .ggml_sweep import sweep
+from .ggml_walls import CLOCK_SKEW, Claim, Walls
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 # llama-perplexity of llama.cpp prints from a thread that its end may cut off: on a busy machine a
 # third of its runs lost their statistics, though they ended well.
 _ATTEMPTS = 8
 _REPETITIONS = 4  # the cold one and three prompts
 _READ_BACK = {"ubatch": "n_ubatch", "flash_attention": "flash_attn"}
-# No GPU of today moves more bytes or does more operations in a second; with several, times their number.
-_MOST_BYTES, _MOST_OPERATIONS = 2e13, 2e16
 
 
 class GgmlTarget:
@@ -104,6 +105,7 @@ class GgmlTarget:
         self._settings: dict[str, Value] = {}
         self.peak_mib: float | None = None  # largest resident set of the last process
         self._queue: dict[tuple[Workload, str], list[Sample]] = {}
+        self._walls = Walls()
 
     def _read_command(self, tokens: Sequence[str]) -> Command:
         if not tokens:
@@ -181,16 +183,12 @@ class GgmlTarget:
         )
 
     def _bounds(self) -> dict[str, float]:
-        """Only what no machine can do: every weight that a token uses is read for it, and multiplied."""
-        share = 1.0
-        if self._model.get("experts"):
-            share = float(self._model.get("experts_used") or 1) / float(self._model["experts"])
-        # At least the share of the experts; half of that, because the embedding is not read.
-        weights = 0.5 * share * float(self._model["file_bytes"])
-        bounds = {"pp": _MOST_OPERATIONS / max(1.0, 2 * weights)}
-        if weights > 1 << 29:  # smaller ones may live in a cache
-            bounds["tg"] = _MOST_BYTES / weights
-        return bounds
+        """Only what this machine can't do. Weights may be on the GPUs, in host memory, or in both."""
+        work = ggml_limits.work_of(
+            self._path, int(self._model.get("experts") or 0), int(self._model.get("experts_used") or 0)
+        )
+        gpus = [ggml_limits.gpu_limits(n) for n in self._gpus]
+        return ggml_limits.bounds(work, [ggml_limits.cpu_limits(dict(_core.cpu_info())), *gpus])
 
     # ---- processes
 
@@ -244,34 +242,57 @@ class GgmlTarget:
         except ValueError as error:
             raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
         counts = {workload.part(m).kind: workload.tokens(m) for m in metrics}
-        command = [self._install.bench, "-m", self._path, "-o", "json", "-r", str(_REPETITIONS)]
-        command += ["-p", str(counts.get("pp", 0)), "-n", str(counts.get("tg", 0))]
+        tests = ["-p", str(counts.get("pp", 0)), "-n", str(counts.get("tg", 0))]
         if part.depth:
             if not self._install.bench_help.has("-d", "--n-depth"):
                 raise TargetUnusable(
                     "this llama-bench has no -d and there is no llama-sweep-bench; give depth=0"
                 )
-            command += ["-d", str(part.depth)]
-        done = self._measured([*command, *self._command.bench, *spelled.all_args()], spelled.env)
-        rows = bench_rows(done.stdout)
-        total = 0.0
-        for name in metrics:
-            row = _row_of(rows, workload, name)
-            self._read_back(row)
-            seconds = [float(x) / 1e9 for x in row["samples_ns"]]
-            total += sum(seconds)
+            tests += ["-d", str(part.depth)]
+        flags = [*tests, *self._command.bench, *spelled.all_args()]
+
+        def ask(repetitions: int) -> tuple[Claim, dict[str, list[float]]]:
+            command = [self._install.bench, "-m", self._path, "-o", "json", "-r", str(repetitions), *flags]
+            done = self._measured(command, spelled.env)
+            rows = {name: _row_of(bench_rows(done.stdout), workload, name) for name in metrics}
+            seconds: dict[str, list[float]] = {}
+            for name, row in rows.items():
+                self._read_back(row)
+                seconds[name] = [float(x) / 1e9 for x in row["samples_ns"]]
+            return Claim({name: sum(each) for name, each in seconds.items()}, done.seconds), seconds
+
+        claim, found = ask(_REPETITIONS)
+        self._judge(workload, claim, lambda more: ask(_REPETITIONS + more)[0])
+        for name, seconds in found.items():
             tokens = workload.tokens(name)
-            # The process reports one clock only; what bounds it from outside is checked below and by the
-            # roofline.
+            # The process reports one clock only; the other one is that of whole processes.
             self._queue.setdefault((workload, name), []).extend(
                 Sample(name, 0, tokens, s, s) for s in seconds
             )
-        if total > 1.05 * done.seconds:
-            self._queue.clear()
-            raise TargetFailure(
-                str(TrialStatus.IMPLAUSIBLE),
-                f"llama-bench claims {total:.2f} s of samples, but ran for {done.seconds:.2f} s",
-            )
+
+    def _judge(self, workload: Workload, claim: Claim, again: Callable[[int], Claim]) -> None:
+        """Holds what a process claims against its own time, and against the default's. Raises TargetFailure
+        (`implausible`).
+
+        Args:
+            again: runs it with so many more repetitions.
+        """
+        if claim.too_long:
+            raise _too_long("llama-bench", claim.total, claim.wall)
+        if any(workload.part(m).depth for m in claim.samples):
+            return  # each repetition fills the context first, of which samples say nothing
+        if self._settings == {**self._defaults, **self._fixed}:
+            self._walls.learn(workload, claim)
+            return
+        more = self._walls.doubt(workload, claim, _REPETITIONS)
+        why = ""
+        for _ in range(2 if more else 0):  # a machine that was busy once is no proof
+            why = self._walls.untrue(workload, claim, again(more), more / _REPETITIONS)
+            if not why:
+                self._walls.believe(workload, claim)
+                break
+        if why:
+            raise TargetFailure(str(TrialStatus.IMPLAUSIBLE), why)
 
     def _measured(self, command: list[str], environment: Mapping[str, str | None]) -> Finished:
         """A run of llama-bench, which says that a context could not be made, but only when asked to why."""
@@ -312,6 +333,8 @@ class GgmlTarget:
         placed = [*self._command.common, *layers]
         done = self._start([*plan.command, *placed], plan.env)
         seconds = plan.seconds(done.stdout + "\n" + done.stderr)
+        if seconds > (1 + CLOCK_SKEW) * done.seconds:
+            raise _too_long("llama-sweep-bench", seconds, done.seconds)
         return Sample(metric, 0, workload.tokens(metric), seconds, seconds)
 
     def _read_back(self, row: Mapping[str, Any]) -> None:
@@ -406,6 +429,13 @@ class GgmlTarget:
     def close(self) -> None:
         if self._own_scratch is not None:
             self._own_scratch.cleanup()
+
+
+def _too_long(tool: str, claimed: float, passed: float) -> TargetFailure:
+    return TargetFailure(
+        str(TrialStatus.IMPLAUSIBLE),
+        f"{tool} claims {claimed:.2f} s of samples, but ran for {passed:.2f} s",
+    )
 
 
 def _row_of(rows: Sequence[Mapping[str, Any]], workload: Workload, metric: str) -> Mapping[str, Any]:

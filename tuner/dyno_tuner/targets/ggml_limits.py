@@ -1,0 +1,121 @@
+"""What no machine like this one can do: bounds on the rates that an engine's benchmark may claim.
+
+Every rate is generous by a factor of two at least, for what is wrongly called implausible is lost. What the
+driver tells of a GPU is taken; what nobody tells is assumed larger than anything there is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dyno import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_CYCLES = 6e9  # of a core in a second
+_CPU_OPERATIONS = 4096  # of a core in a cycle: twice those of the widest matrix unit for int8
+_CORE_BYTES, _CPU_BYTES = 1e11, 4e12  # that one core reads in a second, and all of a machine
+# Operations of a multiprocessor in a cycle, from a compute capability on: twice those of its tensor cores for
+# the narrowest type, or of what it multiplies int8 with.
+_SM_OPERATIONS = ((10.0, 65536), (9.0, 16384), (7.5, 8192), (0.0, 4096))
+# No GPU of today moves more bytes or does more operations in a second.
+_MOST_BYTES, _MOST_OPERATIONS = 2e13, 2e16
+_HEADROOM = 2.0  # over what the driver tells of a GPU's memory
+# CUdevice_attribute of cuda.h
+_CLOCK_KHZ, _SM_COUNT, _MEMORY_KHZ, _BUS_BITS, _L2_BYTES, _MAJOR, _MINOR = 13, 16, 36, 37, 38, 75, 76
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of a device, in a second."""
+
+    operations: float
+    bytes: float
+    cached: float = 0.0  # bytes that need not be read again for every token
+
+    def __add__(self, other: Limits) -> Limits:
+        return Limits(
+            self.operations + other.operations, self.bytes + other.bytes, self.cached + other.cached
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the model asks for each token, at least."""
+
+    multiplied: float  # weights
+    read: float  # bytes of them
+
+
+def cpu_limits(info: Mapping[str, Any]) -> Limits:
+    """Args: `info`: of `_core.cpu_info`, with the caches, of which each core may have its own."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    threads = len(allowed(0)) if allowed is not None else os.cpu_count() or 1
+    cores = max(threads, int(info.get("cores") or 1))
+    caches = cores * sum(float(info.get(name) or 0) for name in ("l2_bytes", "l3_bytes"))
+    return Limits(cores * _CYCLES * _CPU_OPERATIONS, min(_CPU_BYTES, cores * _CORE_BYTES), caches)
+
+
+def gpu_limits(number: int, library: str = "libcuda.so.1") -> Limits:
+    """By what the driver says of a GPU, numbered as nvidia-smi does; of what it does not say, more than
+    any has."""
+    told = _attributes(number, library)
+    operations, moved = _MOST_OPERATIONS, _MOST_BYTES
+    capability = told.get(_MAJOR, 0) + told.get(_MINOR, 0) / 10
+    if told.get(_SM_COUNT) and told.get(_CLOCK_KHZ) and capability:
+        each = next(n for least, n in _SM_OPERATIONS if capability >= least)
+        operations = told[_SM_COUNT] * told[_CLOCK_KHZ] * 1e3 * each
+    if told.get(_MEMORY_KHZ) and told.get(_BUS_BITS):
+        # Memory moves data on both edges of its clock.
+        moved = _HEADROOM * 2 * told[_MEMORY_KHZ] * 1e3 * told[_BUS_BITS] / 8
+    return Limits(operations, moved, float(told.get(_L2_BYTES, 0)))
+
+
+def _attributes(number: int, library: str) -> dict[int, int]:
+    """Empty where there is no driver or no such GPU: what has to have one refuses that in its own words."""
+    try:
+        driver = ctypes.CDLL(library)
+    except OSError:
+        return {}
+    handle, found = ctypes.c_int(), {}
+    if driver.cuInit(0) != 0 or driver.cuDeviceGet(ctypes.byref(handle), number) != 0:
+        return {}
+    for attribute in (_CLOCK_KHZ, _SM_COUNT, _MEMORY_KHZ, _BUS_BITS, _L2_BYTES, _MAJOR, _MINOR):
+        value = ctypes.c_int()
+        if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle) == 0 and value.value > 0:
+            found[attribute] = value.value
+    return found
+
+
+def work_of(path: str, experts: int, used: int) -> Work:
+    """Of the model in a file, without embedding and head, which not every token needs."""
+    share = used / experts if experts and used else 1.0
+    return _work(_core.Gguf(path).tensors(), share)
+
+
+def _work(tensors: Iterable[Mapping[str, Any]], share: float) -> Work:
+    multiplied = read = 0.0
+    for tensor in tensors:
+        name = str(tensor["name"])
+        if len(tensor["shape"]) < 2 or "embd" in name or name == "output.weight" or ".nextn." in name:
+            continue
+        part = share if "_exps" in name else 1.0
+        multiplied += part * math.prod(int(n) for n in tensor["shape"])
+        read += part * float(tensor["nbytes"])
+    return Work(multiplied, read)
+
+
+def bounds(work: Work, devices: Sequence[Limits]) -> dict[str, float]:
+    """Tokens a second by kind of metric: every weight that a token uses is multiplied for it and, token by
+    token, read from memory but for what caches can hold."""
+    if work.multiplied <= 0 or not devices:
+        return {}
+    all_ = sum(devices[1:], devices[0])
+    most = all_.operations / (2 * work.multiplied)
+    read = work.read - all_.cached
+    return {"pp": most, "tg": min(most, all_.bytes / read) if read > 0 else most}
