@@ -206,6 +206,73 @@ def test_command_lines_of_real_help() -> None:
     assert _parse(MAIN, "llama-server -ot a=CUDA_Host").bench == ["-ot", "a=CUDA_Host"]
 
 
+@pytest.mark.parametrize(
+    ("version", "line", "bench"),
+    [
+        (MAIN, "--no-op-offload", "-nopo 1"),
+        (MAIN, "-lm none", "-lm none"),
+        (MAIN, "--poll 0", "--poll 0"),
+        (MAIN, "--prio 2", "--prio 2"),
+        (MAIN, "-C 0x3", "-C 0x3"),
+        (MAIN, "--cpu-strict 1", "--cpu-strict 1"),
+        (MAIN, "--no-host", "--no-host 1"),
+        (MAIN, "-fitt 1024 -fit off", ""),  # nothing is fitted in any run
+        (IK, "-ger -muge -mqkv -thp", "-ger 1 -muge 1 -mqkv 1 -thp 1"),
+        (IK, "--merge-up-gate-experts", "-muge 1"),  # llama-bench does not read the long name of its help
+        (IK, "-no-fug -no-ooae -sas", "-no-fug 1 -no-ooae 1 -sas 1"),
+        (IK, "-gr --defer-experts --max-gpu 2", "-gr 1 --defer-experts --max-gpu 2"),
+        (IK, "-no-gr", "-gr 0"),
+        (IK, "-ser 6,1 -mla 2", "-ser 6,1 -mla 2"),
+    ],
+)
+def test_flags_that_llama_bench_has_go_along(version: str, line: str, bench: str) -> None:
+    found = _parse(version, f"llama-server {line}")
+    assert found.bench == bench.split()
+    assert found.kept == line.split()
+    assert not found.incumbent
+
+
+@pytest.mark.parametrize(
+    ("version", "line"),
+    [
+        (MAIN, "--cache-ram 0 --slot-save-path x -sp --samplers a --repeat-penalty 1.1 --presence-penalty 1"),
+        (
+            MAIN,
+            "--chat-template-kwargs {} --log-file x -lv 3 --threads-http 4 --context-shift --cache-reuse 8",
+        ),
+        (MAIN, "-e -kvu -rea off --no-context-shift --ctx-checkpoints 3 --no-slots --ui --grammar x -j x"),
+        (IK, "-cram 0 --ctx-checkpoints 3 -ctx-ckpt 3 --webui none -vq --top-n-sigma 1 --context-shift off"),
+    ],
+)
+def test_flags_that_only_serve_stay(version: str, line: str) -> None:
+    found = _parse(version, f"llama-server {line}")
+    assert found.kept == line.split()
+    assert (found.bench, found.common, found.incumbent) == ([], [], {})
+
+
+def test_further_cuda_parameters_go_along(tmp_path: Path, tiny_dir: Path) -> None:
+    found = _parse(IK, "llama-server -cuda graphs=0,fa-offset=0.5,offload-batch-size-per-byte=2")
+    assert found.incumbent == {"cuda_graphs": False}
+    assert found.cuda == {"fa-offset": "0.5", "offload-batch-size-per-byte": "2"}
+    both = spell({"fusion": True}, "ik_llama.cpp", help_of(IK, "bench"), bench=True, cuda=found.cuda)
+    assert both.all_args() == ["-cuda", "fa-offset=0.5,offload-batch-size-per-byte=2,fusion=1"]
+    model = str(next(iter(sorted(tiny_dir.glob("*qwen3moe*.gguf")))))
+    folder = fake(tmp_path / "b", IK, TOOLS)
+    own = ["llama-server", "-cuda", "fa-offset=0.5", "-mqkv"]
+    target = GgmlTarget("ik_llama.cpp", model, str(folder), command=own)
+    target.apply(Configuration({"ubatch": 64}), OpContext("x"))
+    target.measure(Workload(pp=128, tg=8, depth=128), "pp", 0)
+    target.close()
+    args = json.loads((folder / "swept.json").read_text())
+    assert args[args.index("-cuda") + 1] == "fa-offset=0.5"
+    assert "-mqkv" in args
+
+
+def test_a_mode_of_latent_attention_that_no_setting_stands_for(tmp_path: Path) -> None:
+    place = here(tmp_path, IK, H200, MLA, carried=frozenset(_parse(IK, "llama-server -mla 2").carried))
+    assert "-mla 2" in refusal("mla_mode", place)
+
+
 @pytest.mark.parametrize("suffix", ["sweep", "sweep.jsonl"])
 def test_rows_of_the_sweep(suffix: str) -> None:
     rows = parse_rows("a log line\n" + (DATA / f"{IK}.{suffix}").read_text())

@@ -146,7 +146,10 @@ def test_a_command_line_taken_apart() -> None:
     [
         ("ik_llama.cpp-4840", "llama-server -fmoe", "'-fmoe' is no flag"),
         ("ik_llama.cpp-4840", "llama-server -op 27,0,28", "no list of ID"),
-        ("ik_llama.cpp-4840", "llama-server -cuda speed=9", "speed=9"),
+        ("ik_llama.cpp-4840", "llama-server -cuda speed", "'speed' is no KEY=VALUE"),
+        ("ik_llama.cpp-4840", "llama-server -mla 5", "it is 0, 1, 2 or 3"),
+        ("llama.cpp-0c1e570", "llama-server -hf a/b", "names a model"),
+        ("llama.cpp-0c1e570", "llama-server -C 0x3,0x1", "would measure each by itself"),
         ("llama.cpp-0c1e570", "llama-server -fit on", "fit"),
         ("llama.cpp-0c1e570", "llama-server --no-mmap", "no flag"),
         ("llama.cpp-0c1e570", "llama-server --lora x", "--lora can't be reproduced"),

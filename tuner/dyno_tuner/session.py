@@ -423,6 +423,8 @@ def _say_what_is_left_out(description: Description, options: Options, progress: 
         refused["kv_type_k, kv_type_v"] = "they change answers; give --allow-approx KLD"
     for name, why in refused.items():
         progress.say(f"{name} is not searched: {why}")
+    for note in description.engine.get("notes", []):
+        progress.say(str(note))
 
 
 def _join(

@@ -142,6 +142,8 @@ def _latent(here: Here, flag: str) -> str:
     missing = _only_ik(here, "it")
     if missing or here.model.get("architecture") != "deepseek2":
         return missing or "the model has no latent attention"
+    if flag in here.carried:
+        return f"the command line has {flag} 2, which no setting stands for"
     return _flag(here, flag)
 
 
@@ -210,6 +212,23 @@ def find_op_ids(install: Installation, model: str, *, wanted: bool) -> Mapping[s
         return install.op_ids(model)
     except TargetUnusable as error:
         return str(error)
+
+
+def named_policy(policy: Mapping[int, bool], ids: Mapping[str, int]) -> dict[str, Value]:
+    """The user's own `-op` as settings: what its numbers mean in this binary, not where they were found.
+    Raises TargetUnusable for a number that is no product with weights."""
+    names = {number: name for name, number in ids.items()}
+    families = {name: family for family, name in OP_NAMES.items()}
+    found: dict[str, Value] = {}
+    for number, on in policy.items():
+        name = names.get(number, "no op")
+        if name not in families:
+            raise TargetUnusable(
+                f"the command line's -op {number} is {name} in this binary, no product with weights: the "
+                "numbers are of another version; write the policy for this one"
+            )
+        found[f"op_offload.{families[name]}"] = on
+    return found
 
 
 def defaults(here: Here, cores: int) -> dict[str, Value]:

@@ -18,13 +18,13 @@ from ..errors import TargetFailure, TargetUnusable, TuneError
 from ..target import Configuration, Description, OpContext, Quality, Sample, TrialStatus, Value, Workload
 from . import ggml_applies, ggml_limits
 from .ggml_applies import Here
-from .ggml_command import Command, parse_command
+from .ggml_command import Command, parse_command, same_model
 from .ggml_device import cpu_device, cuda_device, gpu_facts, model_identity
 from .ggml_install import Installation
 from .ggml_log import RunLog
 from .ggml_process import Finished, bench_rows, execute, judge
 from .ggml_quality import CHUNKS, CONTEXT, complete, parse_kld, write_text
-from .ggml_spell import OP_NAMES, spell
+from .ggml_spell import spell
 from .ggml_sweep import sweep
 from .ggml_walls import CLOCK_SKEW, Claim, Walls
 
@@ -133,16 +133,7 @@ class GgmlTarget:
             return
         if isinstance(ids, str):
             raise TargetUnusable(f"the command line's -op can't be measured: {ids}")
-        names = {number: name for name, number in ids.items()}
-        families = {name: family for family, name in OP_NAMES.items()}
-        for number, on in self._command.policy.items():
-            name = names.get(number, "no op")
-            if name not in families:
-                raise TargetUnusable(
-                    f"the command line's -op {number} is {name} in this binary, no product with weights: the "
-                    "numbers are of another version; write the policy for this one"
-                )
-            self._command.incumbent[f"op_offload.{families[name]}"] = on
+        self._command.incumbent |= ggml_applies.named_policy(self._command.policy, ids)
 
     def _layers_on_gpu(self) -> None:
         command = self._command
@@ -168,6 +159,7 @@ class GgmlTarget:
                 "device_name": self._device_name,
                 "defaults": {**self._defaults, **self._fixed},
                 "refused": self._refused,
+                "notes": self._notes(),
                 "incumbent": dict(self._command.incumbent),
                 "kept": list(self._command.kept),
                 "variables": dict(self._command.env),
@@ -181,6 +173,13 @@ class GgmlTarget:
             },
             bounds=self._bounds(),
         )
+
+    def _notes(self) -> list[str]:
+        """What of the command line is not taken as it stands."""
+        named = self._command.model
+        if named is None or same_model(named, self._path):
+            return []
+        return [f"the command line's -m {named} is another file than --model {self._path}, which is tuned"]
 
     def _bounds(self) -> dict[str, float]:
         """Only what this machine can't do. Weights may be on the GPUs, in host memory, or in both."""
@@ -237,7 +236,7 @@ class GgmlTarget:
         try:
             spelled = spell(
                 self._settings, self._engine, self._install.bench_help, bench=True,
-                batch=self._command.batch, metric=part.kind,
+                batch=self._command.batch, metric=part.kind, cuda=self._command.cuda,
             )  # fmt: skip
         except ValueError as error:
             raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
@@ -325,7 +324,7 @@ class GgmlTarget:
         try:
             plan = sweep(
                 tool, help_, self._path, self._settings, single, part.kind, batch=self._command.batch,
-                op_ids=self._op_ids,
+                op_ids=self._op_ids, cuda=self._command.cuda,
             )  # fmt: skip
         except ValueError as error:
             raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
@@ -413,7 +412,7 @@ class GgmlTarget:
         try:
             spelled = spell(
                 settings, self._engine, help_, bench=False, batch=max(CONTEXT, self._command.batch),
-                op_ids=self._op_ids,
+                op_ids=self._op_ids, cuda=self._command.cuda,
             )  # fmt: skip
         except ValueError as error:
             raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error

@@ -26,23 +26,61 @@ _KNOBS = {
 }  # fmt: skip
 _MLA = {flag: name for name, flag in MLA.items()}
 _CUDA_KEYS = {key: name for name, key in CUDA_KEYS.items()}
-_CARRIED = frozenset({"-ngl", "-ot", "-mg", "-ts", "-nkvo", "--numa", "--no-mmap", "-dev"})
 _CACHE = {"-ctk": "kv_type_k", "-ctv": "kv_type_v"}
 # Names that share a row of the help with their opposite; where the user wrote the other, nothing is meant.
 _OPPOSITES = {
     "-kvo": "-nkvo", "--kv-offload": "-nkvo", "--mmap": "--no-mmap", "--op-offload": "--no-op-offload",
 }  # fmt: skip
-# Neither the speed of a prompt nor that of a token of one sequence depends on them.
-_SERVING = frozenset({
-    "-m", "-c", "-n", "-np", "-cb", "--host", "--port", "--jinja", "--api-key", "--alias", "-a", "--temp",
-    "--top-k", "--top-p", "--min-p", "--seed", "-s", "--chat-template", "--chat-template-file", "--metrics",
-    "--slots", "--no-webui", "--log-disable", "--no-warmup", "--mlock", "-p", "-f", "--timeout", "-to",
-    "--reasoning-format", "--reasoning-budget", "--path", "--props", "-v",
+# Neither the speed of a prompt nor that of a token of one sequence depends on these.
+# The text, what is drawn, and how it is answered.
+_OF_TEXT = (
+    "-n -p -f -s --seed --keep -e --escape --samplers --sampling-seq --sampler-seq --ignore-eos --temp "
+    "--top-k --top-p --min-p --tfs --typical --top-n-sigma --top-nsigma --xtc-probability --xtc-threshold "
+    "--repeat-last-n --repeat-penalty --presence-penalty --frequency-penalty --penalize-nl "
+    "--dry-multiplier --dry-base --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker "
+    "--adaptive-target --adaptive-decay --dynatemp-range --dynatemp-exp --mirostat --mirostat-lr "
+    "--mirostat-ent -l --logit-bias --grammar --grammar-file -j --json-schema --json-schema-file --jinja "
+    "--no-jinja --chat-template --chat-template-file --chat-template-kwargs --reasoning "
+    "--reasoning-format --reasoning-budget --reasoning-budget-message --reasoning-tokens "
+    "--reasoning-effort --reasoning-preserve --skip-chat-parsing --prefill-assistant "
+    "--no-prefill-assistant --parallel-tool-calls --special --spm-infill --system-prompt-file --no-escape"
+)
+# Requests, and what is kept between them.
+_OF_REQUESTS = (
+    "-c -np -cb -nocb -kvu --kv-unified-per-slot --cache-ram -cram-n-min -crs --cache-reuse "
+    "--cache-prompt --cache-idle-slots --ctx-checkpoints --swa-checkpoints -ctx-ckpt -ctx-ckpt-i "
+    "-ctx-ckpt-t -ctx-ckpt-e --checkpoint-min-step --context-shift --no-context-shift "
+    "--slot-prompt-similarity --slot-save-path --slots --no-slots --props --metrics -dt"
+)
+# The server, and what it writes.
+_OF_THE_SERVER = (
+    "--host --port --reuse-port --path --api-prefix --cors-origins --cors-methods --cors-headers "
+    "--cors-credentials --ui --webui --no-webui --ui-config --ui-config-file --ui-mcp-proxy --tools "
+    "--tools-runtime --mcp-servers-config --mcp-servers-json --agent --api-key --api-key-file "
+    "--ssl-key-file --ssl-cert-file -to --timeout --sse-ping-interval --threads-http --media-path --alias "
+    "-a --tags --sleep-idle-seconds --send-done --sql-save-file --simple-io -v --verbose --verbosity "
+    "--verbose-prompt --minilog --log-disable --log-enable --log-file --log-new --log-append --logdir "
+    "--log-format --log-jsonl --log-colors --log-prefix --log-timestamps --log-prompts-dir --perf"
+)
+# Loading.
+_OF_LOADING = "-m --mlock --warmup --no-warmup --check-tensors --validate-quants --offline"
+_SERVING = frozenset(" ".join((_OF_TEXT, _OF_REQUESTS, _OF_THE_SERVER, _OF_LOADING)).split())
+# The engine's own choice of placement, and what it goes by where that is asked for.
+_FIT, _FITTED = frozenset({"-fit", "--fit"}), frozenset({"-fitt", "-fitc", "--fit-margin", "-gfm"})
+_MODELS = frozenset({"--hf-repo", "-hfr", "--hf-file", "-hff", "--model-url", "--docker-repo"})
+# Names that mean something else in llama-bench, or that every run has to choose for itself.
+_OWN = frozenset({
+    "-r", "-o", "-oe", "-d", "-pg", "-gp", "-w", "--progress", "--delay", "-embd", "--embeddings",
+    "--embedding", "--hf-token", "--list-devices", "--version", "-h", "--help",
 })  # fmt: skip
-
-
+# Flags whose value in llama-bench is a list of its own, or that takes one as a whole.
+_LISTS = frozenset({"-ot", "-ser", "--rpc"})
 # ik_llama.cpp's help shows these without the argument that they take.
-_UNTOLD = frozenset({"-mla", "-amb", "-cuda", "-ser", "-grt", "-gap", "-dsatk", "-draft"})
+_UNTOLD = frozenset({
+    "-mla", "-amb", "-cuda", "-ser", "-grt", "-gap", "-dsatk", "-draft", "-mea", "--adaptive-target",
+    "--adaptive-decay", "--reasoning-budget-message",
+})  # fmt: skip
+_BARE = frozenset({"--defer-experts"})  # every other switch is given to llama-bench with a value
 
 
 @dataclass
@@ -57,7 +95,10 @@ class Command:
     policy: dict[int, bool] = field(default_factory=dict)  # of `-op`: offloaded or not, by the op's id
     bench: list[str] = field(default_factory=list)  # what llama-bench is given in every run
     common: list[str] = field(default_factory=list)  # the same for the other tools
-    carried: set[str] = field(default_factory=set)  # first names of those flags
+    named: set[str] = field(default_factory=set)  # every name of the flags that are there
+    carried: set[str] = field(default_factory=set)  # those of the flags that every run is given
+    cuda: dict[str, str] = field(default_factory=dict)  # pairs of `-cuda` that no setting stands for
+    model: str | None = None  # the file that it names
     kept: list[str] = field(default_factory=list)  # every other token, as the user wrote it
     batch: int = 2048
     host_weights: bool = False  # by rules for tensors
@@ -101,6 +142,14 @@ def parse_command(tokens: Sequence[str], help_: Help, bench: Help, engine: str, 
     return out
 
 
+def same_model(named: str, model: str) -> bool:
+    """Whether a command line means the model that is tuned. One from another machine or folder may have it
+    somewhere else, by the same name."""
+    return os.path.basename(named) == os.path.basename(model) or os.path.realpath(named) == os.path.realpath(
+        model
+    )
+
+
 def _variables(out: Command, engine: str) -> None:
     if engine == "llama.cpp":
         if "GGML_CUDA_DISABLE_GRAPHS" in out.env:  # even =0 counts as set
@@ -119,10 +168,13 @@ def _variables(out: Command, engine: str) -> None:
 
 def _take(out: Command, token: str, names: frozenset[str], values: list[str], bench: Help) -> None:
     own = token.partition("=")[0]
+    out.named |= names
     if own in _OPPOSITES and _OPPOSITES[own] in names:
         out.kept += [token]  # what the engine does by itself
         return
     knob = next((_KNOBS[n] for n in sorted(names) if n in _KNOBS), None)
+    if knob == "mla_mode" and values == ["2"]:
+        knob = None  # no setting stands for it, so it stays
     cache = next((_CACHE[n] for n in names if n in _CACHE), None)
     if knob is not None:
         out.incumbent[knob] = _knob_value(knob, token, own, names, values)
@@ -134,27 +186,31 @@ def _take(out: Command, token: str, names: frozenset[str], values: list[str], be
         out.batch = _integer(values[0], token)
         out.kept += [token, *values] if "=" not in token else [token]
     elif "-cuda" in names:
-        _cuda_pairs(out, values[0])
+        _cuda_pairs(out, values[0], bench)
     elif "-op" in names:
         _policy(out, token, values[0])
     else:
-        given = [token] if "=" in token else [token, *values]
-        out.kept += given
-        if names & _CARRIED:
-            out.carried |= names & _CARRIED
-            out.bench += _for_bench(token, names, values, bench)
-            out.common += given
-            out.host_weights |= "-ot" in names
-            if "-ngl" in names and values[0].isdigit():
-                out.gpu_layers = int(values[0])
-        elif "-fit" in names or names & {"--fit"}:
-            if values != ["off"]:
-                raise TuneError("the command line's --fit lets the engine choose; give -ngl or -ot instead")
-        elif not names & _SERVING:
-            raise TuneError(
-                f"the command line's {token} can't be reproduced in llama-bench, so what would be measured "
-                "is not what you run; leave it out of what is tuned"
-            )
+        _keep(out, token, names, values, bench)
+
+
+def _keep(out: Command, token: str, names: frozenset[str], values: list[str], bench: Help) -> None:
+    """What stays as it is, and is measured with where llama-bench has it."""
+    given = [token] if "=" in token else [token, *values]
+    out.kept += given
+    if "-m" in names:
+        out.model = values[0]
+    if names & _FIT:
+        if values != ["off"]:
+            raise TuneError("the command line's --fit lets the engine choose; give -ngl or -ot instead")
+    elif names & _MODELS:
+        raise TuneError(f"the command line's {token} names a model; give the file that it stands for as -m")
+    elif not names & (_SERVING | _FITTED):
+        out.bench += _for_bench(token, names, values, bench)
+        out.carried |= names
+        out.common += given
+        out.host_weights |= "-ot" in names
+        if "-ngl" in names and values[0].isdigit():
+            out.gpu_layers = int(values[0])
 
 
 def _policy(out: Command, token: str, text: str) -> None:
@@ -193,37 +249,51 @@ def _knob_value(knob: str, token: str, own: str, names: frozenset[str], values: 
         return own not in ("-nr", "--no-repack")
     if knob == "mla_mode":
         if values[0] not in _MLA:
-            raise TuneError(f"the command line's {token} {values[0]}: 0, 1 and 3 can be tuned from")
+            raise TuneError(f"the command line's {token} {values[0]}: it is 0, 1, 2 or 3")
         return _MLA[values[0]]
     return _integer(values[0], token)
 
 
-def _cuda_pairs(out: Command, text: str) -> None:
+def _cuda_pairs(out: Command, text: str, bench: Help) -> None:
+    """Keys that no setting stands for are the binary's to judge: it says what it does not know."""
     for pair in text.split(","):
         key, equals, value = pair.partition("=")
-        if key not in _CUDA_KEYS or not equals:
-            raise TuneError(f"the command line's -cuda {pair}: known are {', '.join(_CUDA_KEYS)}")
-        number = _integer(value, f"-cuda {key}")
-        out.incumbent[_CUDA_KEYS[key]] = bool(number) if key in ("graphs", "fusion") else number
+        if not key or not equals or not value:
+            raise TuneError(f"the command line's -cuda {pair!r} is no KEY=VALUE")
+        if key in _CUDA_KEYS:
+            number = _integer(value, f"-cuda {key}")
+            out.incumbent[_CUDA_KEYS[key]] = bool(number) if key in ("graphs", "fusion") else number
+        elif bench.has("-cuda"):
+            out.cuda[key] = value
+        else:
+            raise TuneError(f"the command line's -cuda {pair} can't be reproduced in this llama-bench")
 
 
 def _for_bench(token: str, names: frozenset[str], values: list[str], bench: Help) -> list[str]:
-    """The same in llama-bench, whose lists are separated otherwise."""
-    wanted = sorted(names, key=len)
+    """The same in llama-bench, where lists are separated otherwise and switches have a value."""
+    wanted = sorted(names - _OWN, key=len)
     if "--no-mmap" in names:
         wanted, values = ["-mmp"], ["0"]
-    elif "-nkvo" in names:
-        wanted, values = ["-nkvo"], ["1"]
+    elif "-no-gr" in names:
+        wanted, values = ["-gr"], ["0"]
     elif names & {"-ts", "-dev"}:
         values = [values[0].replace(",", "/")]
     elif "-ngl" in names:
         values = [{"all": "999", "auto": "999"}.get(values[0], values[0])]
     elif "-ot" in names and bench.has("-nopo"):
         values = [values[0].replace(",", ";")]  # there a comma separates tests
+    elif not values and not names & _BARE:
+        values = ["1"]
     flag = bench.get(*wanted)
     if flag is None:
-        raise TuneError(f"the command line's {token} has no counterpart in this llama-bench")
-    return [next(n for n in wanted if n in flag.names), *values]
+        raise TuneError(
+            f"the command line's {token} can't be reproduced in llama-bench, so what would be measured "
+            "is not what you run; leave it out of what is tuned"
+        )
+    if values and "," in values[0] and not names & _LISTS:
+        raise TuneError(f"the command line's {token} {values[0]}: llama-bench would measure each by itself")
+    # The first one: a long name in the help of ik_llama.cpp is not always the one that it reads.
+    return [flag.names[0], *values]
 
 
 def _integer(text: str, name: str) -> int:

@@ -75,7 +75,8 @@ def _head(line: str) -> tuple[tuple[str, ...], str]:
     while (found := _FLAG.match(rest)) is not None:
         names.append(found[0])
         rest = rest[found.end() :]
-        separator = re.match(r"\s*[,/|]\s*(?=-)|\s+(?=--[A-Za-z])", rest)
+        # Some rows show the argument behind every name: `-a N, --all N`.
+        separator = re.match(r"(?: [A-Z]+)?,\s*(?=--[A-Za-z])|\s*[,/|]\s*(?=-)|\s+(?=--[A-Za-z])", rest)
         if separator is None:
             break
         rest = rest[separator.end() :]

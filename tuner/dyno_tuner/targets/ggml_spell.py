@@ -51,6 +51,7 @@ class Spelled:
 def spell(
     settings: Settings, engine: str, help_: Help, *, bench: bool, batch: int = 2048,
     metric: str | None = None, op_ids: Mapping[str, int] | None = None,
+    cuda: Mapping[str, str] | None = None,
 ) -> Spelled:  # fmt: skip
     """Args:
         help_: of the tool that is started.
@@ -58,11 +59,12 @@ def spell(
         batch: the logical batch; raised to the u-batch, which it bounds.
         metric: of a run of llama-bench, which has one number of threads: that of this metric.
         op_ids: ids of ops by name in this very binary, for `op_offload.*`.
+        cuda: further pairs of `-cuda`, of which only one counts.
 
     Raises:
         ValueError: a setting that this tool has no way to be told; the message names it.
     """
-    out = Spelled()
+    out = Spelled(cuda=dict(cuda or {}))
     ik = engine == "ik_llama.cpp"
     for name, value in settings.items():
         text = str(value)

@@ -64,7 +64,7 @@ class Sweep:
 
 def sweep(
     tool: str, help_: Help, model: str, settings: Settings, workload: Workload, metric: str,
-    *, batch: int, op_ids: Mapping[str, int],
+    *, batch: int, op_ids: Mapping[str, int], cuda: Mapping[str, str] | None = None,
 ) -> Sweep:  # fmt: skip
     """Args: `help_`: of that tool. Raises ValueError for a setting or workload that it can't be given."""
     size = min(int(settings["ubatch"]), workload.pp or int(settings["ubatch"]))
@@ -74,8 +74,9 @@ def sweep(
             f"have to be multiples of {size}"
         )
     spelled = spell(
-        {**settings, "ubatch": size}, "ik_llama.cpp", help_, bench=False, batch=batch, op_ids=op_ids
-    )
+        {**settings, "ubatch": size}, "ik_llama.cpp", help_, bench=False, batch=batch, op_ids=op_ids,
+        cuda=cuda,
+    )  # fmt: skip
     steps = workload.pp // size if metric == "pp" else 1
     command = [tool, "-m", model, "-c", str(workload.depth + steps * size), "-n"]
     command.append("1" if metric == "pp" else str(workload.tg))
