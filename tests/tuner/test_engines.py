@@ -334,18 +334,114 @@ def test_export_keeps_the_users_command_line(tmp_path: Path) -> None:
     profile = _profile("llama.cpp", {"ubatch": 4096, "graph_concurrency": True})
     own = ["llama-server", "-m", "old.gguf", "-ub", "512", "-fa", "off", "--port", "80"]
     text = export(profile, "llama-server", binaries=str(folder), model="/m.gguf", command=own)
-    flags = "-m /m.gguf --port 80 -fa off -ub 4096 -b 4096"
+    flags = "-m /m.gguf --port 80 -fa off -ub 4096 -b 4096 -ngl 0 -fit off"
     assert text == f"env GGML_CUDA_GRAPH_OPT=1 {folder}/llama-server {flags}\n"
     unit = export(profile, "systemd", binaries=str(folder), model="/m $x.gguf")
     assert "Environment=GGML_CUDA_GRAPH_OPT=1\n" in unit
-    assert f'ExecStart={folder}/llama-server -m "/m $$x.gguf" -ub 4096 -b 4096\n' in unit
+    assert f'ExecStart={folder}/llama-server -m "/m $$x.gguf" -ub 4096 -b 4096 -ngl 0 -fit off\n' in unit
     assert "Description=a 100 %% test\n" in unit
     env = export(profile, "env", binaries=str(folder), model="/m.gguf")
-    assert env == "LLAMA_ARG_UBATCH=4096\nLLAMA_ARG_BATCH=4096\nGGML_CUDA_GRAPH_OPT=1\n"
+    placed = "LLAMA_ARG_N_GPU_LAYERS=0\nLLAMA_ARG_FIT=off\n"
+    assert env == f"LLAMA_ARG_UBATCH=4096\nLLAMA_ARG_BATCH=4096\n{placed}GGML_CUDA_GRAPH_OPT=1\n"
     held = _profile("llama.cpp", {"ubatch": 64}, "tune --set threads=3 --engine llama.cpp")
     assert export(held, "env", binaries=str(folder), model="m").startswith("LLAMA_ARG_THREADS=3\n")
     plain = _profile("llama.cpp", {"cpu_repack": False})
-    assert export(plain, "env", binaries=str(folder), model="/m.gguf") == "LLAMA_ARG_REPACK=0\n"
+    assert export(plain, "env", binaries=str(folder), model="/m.gguf") == "LLAMA_ARG_REPACK=0\n" + placed
+
+
+GPU = {"kind": "cuda", "compute_capability": "9.0", "sm_count": 132, "memory_mib": 143771}
+
+
+def _ended(profile: profiles.Profile, status: str | None, **settings: Any) -> profiles.Profile:
+    whole = profile.model_dump(mode="json", exclude_none=True)
+    whole["settings"] |= settings
+    whole["provenance"] = {**whole["provenance"], **({"status": status} if status else {})}
+    return profiles.Profile.model_validate(whole)
+
+
+@pytest.mark.parametrize(
+    ("version", "line", "wanted"),
+    [
+        ("llama.cpp-0c1e570", "--gpu 1", "-ngl 999 -fit off"),
+        ("llama.cpp-0c1e570", "--device=cuda:1", "-ngl 999 -fit off"),
+        ("llama.cpp-4227c9b", "--gpu 1", "-ngl 999"),
+        ("ik_llama.cpp-4840", "--gpu 1", "-ngl 999"),
+    ],
+)
+def test_export_places_as_was_measured(tmp_path: Path, version: str, line: str, wanted: str) -> None:
+    engine = version.rpartition("-")[0]
+    folder = str(fake(tmp_path / "b", version))
+    profile = _profile(engine, {"ubatch": 64}, f"tune {line} --bin b")
+    whole = profile.model_dump(mode="json", exclude_none=True)
+    whole["match"]["device"] = GPU
+    profile = profiles.Profile.model_validate(whole)
+    seen = "env CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1"
+    assert export(profile, "llama-server", binaries=folder, model="/m.gguf") == (
+        f"{seen} {folder}/llama-server -m /m.gguf -ub 64 {wanted}\n"
+    )
+    own = ["CUDA_VISIBLE_DEVICES=3", "llama-server", "-ngl", "20"]
+    said: list[str] = []
+    text = export(profile, "llama-server", binaries=folder, model="/m.gguf", command=own, tell=said.append)
+    assert "CUDA_VISIBLE_DEVICES=3 " in text
+    assert "-ngl 20 -ub 64" in text
+    assert "999" not in text
+    assert said == ["CUDA_VISIBLE_DEVICES=3 of the command line stays; measured was with '1'"]
+
+
+def test_export_hides_gpus_that_no_run_had(tmp_path: Path) -> None:
+    folder = fake(tmp_path / "b", "llama.cpp-0c1e570")
+    (folder / "libggml-cuda.so").write_bytes(b"GGML_CUDA_DISABLE_GRAPHS\0")
+    text = export(_profile("llama.cpp", {}), "llama-server", binaries=str(folder), model="/m.gguf")
+    assert text == f"env CUDA_VISIBLE_DEVICES= {folder}/llama-server -m /m.gguf -ngl 0 -fit off\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "flags", "why"),
+    [
+        ("complete", "-fa off", "is left out, for the default was no slower"),
+        ("budget", "-ub 64 -fa off", "stays: the tune ended as 'budget', so its default is no result"),
+        ("interrupted", "-ub 64 -fa off", "stays: the tune ended as 'interrupted'"),
+        (None, "-ub 64 -fa off", "stays: the profile does not say how the tune ended"),
+    ],
+)
+def test_export_keeps_what_no_tune_has_beaten(
+    tmp_path: Path, status: str | None, flags: str, why: str
+) -> None:
+    folder = str(fake(tmp_path / "b", "llama.cpp-0c1e570"))
+    profile = _ended(_profile("llama.cpp", {"threads": 2}), status, ubatch="default")
+    own = ["llama-server", "-m", "x/m.gguf", "-ub", "64", "-fa", "off", "-t", "8"]
+    said: list[str] = []
+    text = export(profile, "llama-server", binaries=folder, model="/m.gguf", command=own, tell=said.append)
+    assert text == f"{folder}/llama-server -m /m.gguf {flags} -t 2 -ngl 0 -fit off\n"
+    assert said[0].startswith("ubatch: 64 of the command line")
+    assert why in said[0]
+    assert said[1:] == ["flash_attention: False of the command line stays: it was not searched"]
+
+
+def test_export_keeps_a_policy_and_further_cuda_parameters(tmp_path: Path) -> None:
+    folder = str(fake(tmp_path / "b", "ik_llama.cpp-4840"))
+    own = ["llama-server", "-op", "28,0,31,0", "-cuda", "fa-offset=0.5,graphs=0", "-mla", "2"]
+    profile = _profile("ik_llama.cpp", {"fusion": False})
+    text = export(profile, "llama-server", binaries=folder, model="/m.gguf", command=own)
+    assert "-mla 2 " in text
+    assert " -op 28,0,31,0 -cuda fa-offset=0.5,graphs=0,fusion=0\n" in text
+    with pytest.raises(TuneError, match="26 is MULTI_ADD in this binary"):
+        export(profile, "llama-server", binaries=folder, model="/m", command=["llama-server", "-op", "26,0"])
+
+
+def test_another_model_in_the_command_line_is_said(tmp_path: Path, model: str) -> None:
+    folder = fake(tmp_path / "b", "llama.cpp-0c1e570")
+    said: list[str] = []
+    own = ["llama-server", "-m", "other.gguf"]
+    profile = _profile("llama.cpp", {})
+    export(profile, "llama-server", binaries=str(folder), model="/m.gguf", command=own, tell=said.append)
+    assert said == ["-m other.gguf of the command line is replaced by /m.gguf, which was tuned or given"]
+    for named, count in (("other.gguf", 1), (model, 0), (f"elsewhere/{model.rpartition('/')[2]}", 0)):
+        target = GgmlTarget("llama.cpp", model, str(folder), command=["llama-server", "-m", named])
+        notes = target.describe().engine["notes"]
+        target.close()
+        assert len(notes) == count
+        assert all("other.gguf is another file than --model" in n for n in notes)
 
 
 def test_export_refuses_by_name(tmp_path: Path) -> None:
@@ -397,7 +493,7 @@ def test_the_command_that_exports(tmp_path: Path) -> None:
     line = f"tune --engine llama.cpp --bin {folder} -m /m.gguf -- llama-server -ub 64 --port 80"
     profiles.save_profile(_profile("llama.cpp", {"ubatch": 1024}, line), path)
     done = CliRunner().invoke(dyno_app, ["profiles", "export", str(path), "--as", "llama-server"])
-    assert done.output == f"{folder}/llama-server -m /m.gguf --port 80 -ub 1024\n"
+    assert done.output == f"{folder}/llama-server -m /m.gguf --port 80 -ub 1024 -ngl 0 -fit off\n"
 
 
 def test_binaries_in_a_relative_folder(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:

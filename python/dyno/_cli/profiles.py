@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path  # noqa: TC003 - typer reads annotations at run time
 from typing import Annotated
 
@@ -116,8 +117,9 @@ def export(
                 raise ProfileError(f"{file} does not say what it was tuned with; give {option}")
     try:
         text = ggml_export.export(
-            profile, form, binaries=folder or "", model=tuned or "", command=command or own
-        )
+            profile, form, binaries=folder or "", model=tuned or "", command=command or own,
+            tell=lambda line: print(line, file=sys.stderr),
+        )  # fmt: skip
     except (TuneError, TargetFailure) as error:
         raise ProfileError(str(error)) from error
     print(text, end="")

@@ -8,6 +8,7 @@ profile changes.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,14 @@ from dyno import profiles
 from dyno.settings import SETTINGS
 
 from ..errors import TuneError
-from .ggml_command import Command, parse_command
+from .ggml_applies import named_policy
+from .ggml_command import Command, parse_command, same_model
 from .ggml_help import Help
 from .ggml_install import Installation
 from .ggml_spell import Spelled, rules_text, spell
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..target import Value
 
@@ -29,36 +31,38 @@ _OFF = ("-nr", "-nkvo")
 FORMS = ("llama-server", "env", "systemd")
 
 
-def tuned_with(profile: profiles.Profile) -> tuple[str | None, str | None, list[str]]:
-    """Folder of the binaries, model and the user's own command line, from the command that made a profile."""
+def _recorded(profile: profiles.Profile) -> tuple[list[str], list[str]]:
+    """The command that made a profile: its own words, and what follows its dashes."""
     try:
         words = shlex.split(profile.provenance.command or "") if profile.provenance else []
     except ValueError:
         words = []  # not written by this tuner
     cut = words.index("--") if "--" in words else len(words)
-    found: dict[str, str] = {}
-    for n, word in enumerate(words[:cut]):
+    return words[:cut], words[cut + 1 :]
+
+
+def _options(words: Sequence[str], *names: str) -> list[str]:
+    """Values of an option by any of its names, in their order."""
+    found: list[str] = []
+    for n, word in enumerate(words):
         name, equals, value = word.partition("=")
-        if name in ("--bin", "--model", "-m"):
-            found["--bin" if name == "--bin" else "--model"] = (
-                value if equals else "".join(words[n + 1 : n + 2])
-            )
-    return found.get("--bin"), found.get("--model"), words[cut + 1 :]
+        if name in names and (equals or n + 1 < len(words)):
+            found.append(value if equals else words[n + 1])
+    return found
+
+
+def tuned_with(profile: profiles.Profile) -> tuple[str | None, str | None, list[str]]:
+    """Folder of the binaries, model and the user's own command line, from the command that made a profile."""
+    words, own = _recorded(profile)
+    folders, models = _options(words, "--bin"), _options(words, "--model", "-m")
+    return folders[-1] if folders else None, models[-1] if models else None, own
 
 
 def held_with(profile: profiles.Profile) -> dict[str, Value]:
     """Settings that a profile was tuned with by `--set`: everything was measured with them. Raises TuneError
     for a value that is none."""
-    try:
-        words = shlex.split(profile.provenance.command or "") if profile.provenance else []
-    except ValueError:
-        words = []  # not written by this tuner
-    cut = words.index("--") if "--" in words else len(words)
     held: dict[str, Value] = {}
-    for n, word in enumerate(words[:cut]):
-        pair = "".join(words[n + 1 : n + 2]) if word == "--set" else word.removeprefix("--set=")
-        if word != "--set" and not word.startswith("--set="):
-            continue
+    for pair in _options(_recorded(profile)[0], "--set"):
         name, equals, text = pair.partition("=")
         if equals and name in SETTINGS:
             try:
@@ -69,9 +73,56 @@ def held_with(profile: profiles.Profile) -> dict[str, Value]:
     return held
 
 
+def _visible(profile: profiles.Profile, install: Installation) -> dict[str, str | None]:
+    """What every measured process saw of the GPUs: those that were tuned, or none."""
+    words, _ = _recorded(profile)
+    named = [*_options(words, "--gpu"), *_options(words, "--device")]
+    numbers = re.fullmatch(r"(?:cuda:)?([0-9]+(?:,[0-9]+)*)", named[0]) if named else None
+    if profile.match.device.kind == "cpu":
+        # A build without CUDA has nothing to hide, and without the variable would do what was measured.
+        hide = install.reads_variable("GGML_CUDA_DISABLE_GRAPHS")
+        return {"CUDA_VISIBLE_DEVICES": ""} if hide else {}
+    if numbers is None:
+        return {}
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": numbers[1]}
+
+
+def _as_measured(profile: profiles.Profile, own: Command, help_: Help) -> list[str]:
+    """What every measured run was given beside the settings, where the user gave nothing else. llama.cpp
+    moves layers by itself otherwise."""
+    args: list[str] = []
+    if help_.has("-ngl") and "-ngl" not in own.named:
+        args += ["-ngl", "0" if profile.match.device.kind == "cpu" else "999"]
+    if help_.has("-fit") and "-fit" not in own.named:
+        args += ["-fit", "off"]
+    return args
+
+
+def _own_values(
+    profile: profiles.Profile, own: Command, held: Mapping[str, Value], tell: Callable[[str], None]
+) -> dict[str, Value]:
+    """Values of the user's command line that nothing better is known for. A `default` beat or tied them only
+    where the tune came to its end."""
+    status = profile.provenance.status if profile.provenance else None
+    kept: dict[str, Value] = {}
+    for name, value in own.incumbent.items():
+        entry = profile.settings.get(name)
+        if isinstance(entry, profiles.SettingEntry) or name in held:
+            continue
+        if entry is not None and status == "complete":
+            tell(f"{name}: {value} of the command line is left out, for the default was no slower")
+            continue
+        ended = f"the tune ended as {status!r}" if status else "the profile does not say how the tune ended"
+        why = "it was not searched" if entry is None else f"{ended}, so its default is no result"
+        tell(f"{name}: {value} of the command line stays: {why}")
+        kept[name] = value
+    return kept
+
+
 def export(
-    profile: profiles.Profile, form: str, *, binaries: str, model: str, command: Sequence[str] = ()
-) -> str:
+    profile: profiles.Profile, form: str, *, binaries: str, model: str, command: Sequence[str] = (),
+    tell: Callable[[str], None] = lambda _: None,
+) -> str:  # fmt: skip
     """Text for a shell, an `EnvironmentFile` or a unit.
 
     Args:
@@ -79,6 +130,7 @@ def export(
         binaries: folder that has the engine's llama-server; its `--help` decides the spelling.
         model: path that the server is to load.
         command: the user's own command line; what the profile sets replaces what it says.
+        tell: gets a line about everything in it that does not simply stay.
 
     Raises:
         TuneError: not a profile of these engines, no llama-server, or a setting that it can't be told.
@@ -98,15 +150,24 @@ def export(
     for name, entry in profile.settings.items():
         if isinstance(entry, profiles.SettingEntry):
             chosen[name] = rules_text(entry.value) if isinstance(entry.value, list) else entry.value
-    ids = install.op_ids(model) if any(n.startswith("op_offload.") for n in chosen) else {}
-    # What was looked at and left at its default is left out: the user's value did not prove better.
-    held = {n: v for n, v in own.incumbent.items() if n not in profile.settings}
+    by_op = own.policy or any(n.startswith("op_offload.") for n in chosen)
+    ids = install.op_ids(model) if by_op else {}
+    own.incumbent |= named_policy(own.policy, ids)
+    fixed = held_with(profile)
+    kept_values = _own_values(profile, own, fixed, tell)
     try:
-        settings = {**own.base, **held, **held_with(profile), **chosen}
-        spelled = spell(settings, engine, help_, bench=False, batch=own.batch, op_ids=ids)
+        settings = {**own.base, **kept_values, **fixed, **chosen}
+        spelled = spell(settings, engine, help_, bench=False, batch=own.batch, op_ids=ids, cuda=own.cuda)
     except ValueError as error:
         raise TuneError(f"{server}: {error}") from error
-    spelled.env = {**own.env, **spelled.env}
+    spelled.args += _as_measured(profile, own, help_)
+    visible = _visible(profile, install)
+    for name in sorted(visible.keys() & own.env.keys()):
+        if own.env[name] != visible[name]:
+            tell(f"{name}={own.env[name]} of the command line stays; measured was with {visible[name]!r}")
+    spelled.env = {**visible, **own.env, **spelled.env}
+    if own.model is not None and not same_model(own.model, model):
+        tell(f"-m {own.model} of the command line is replaced by {model}, which was tuned or given")
     if form == "env":
         return _environment_file(spelled, profile, help_.flags)
     kept = _without_model(own.kept)
