@@ -10,7 +10,7 @@ from dyno import _core
 from dyno_tuner.errors import TargetFailure
 from dyno_tuner.measure import judge_plausibility
 from dyno_tuner.target import Configuration, OpContext, Sample, TrialStatus, Visit, Workload
-from dyno_tuner.targets import ggml_bench
+from dyno_tuner.targets import ggml_bench, ggml_limits
 from dyno_tuner.targets.ggml_bench import GgmlTarget
 from dyno_tuner.targets.ggml_limits import Limits, Work, bounds, cpu_limits, gpu_limits, work_of
 from dyno_tuner.targets.ggml_process import Finished
@@ -90,6 +90,22 @@ def test_absurd_rates_are_above_the_bound(tmp_path: Path, model: str, version: s
         seconds = tokens / 1e12
         visit = Visit(TrialStatus.OK, (Sample(metric, 0, tokens, seconds, seconds),))
         assert judge_plausibility(visit, described, None).status is TrialStatus.IMPLAUSIBLE
+
+
+def test_the_cpu_counts_where_weights_may_be_in_host_memory(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = {"kind": "cuda", "compute_capability": "9.0", "sm_count": 132, "memory_mib": 143771}
+    monkeypatch.setattr(ggml_bench, "cuda_device", lambda number: (device, "GPU"))
+    monkeypatch.setattr(ggml_limits, "gpu_limits", lambda number: Limits(1e15, 1e13))
+    folder = str(fake(tmp_path / "b", MAIN))
+    found = []
+    for gpu, command in (([0], []), ([0, 1], []), ([0], ["llama-server", "-ot", "exps=CPU"])):
+        target = GgmlTarget("llama.cpp", model, folder, gpu=gpu, command=command)
+        found.append(target.describe().bounds)
+        target.close()
+    assert found[1]["pp"] == pytest.approx(2 * found[0]["pp"])
+    assert found[0]["pp"] < found[2]["pp"] < found[1]["pp"]
 
 
 class Pretended:

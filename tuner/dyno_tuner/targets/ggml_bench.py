@@ -182,12 +182,14 @@ class GgmlTarget:
         return [f"the command line's -m {named} is another file than --model {self._path}, which is tuned"]
 
     def _bounds(self) -> dict[str, float]:
-        """Only what this machine can't do. Weights may be on the GPUs, in host memory, or in both."""
+        """Only what this machine can't do, with the CPU where weights are or may be placed in host memory."""
         work = ggml_limits.work_of(
             self._path, int(self._model.get("experts") or 0), int(self._model.get("experts_used") or 0)
         )
-        gpus = [ggml_limits.gpu_limits(n) for n in self._gpus]
-        return ggml_limits.bounds(work, [ggml_limits.cpu_limits(dict(_core.cpu_info())), *gpus])
+        devices = [ggml_limits.gpu_limits(n) for n in self._gpus]
+        if not devices or self._command.host_weights or {"placement", "cpu_moe_layers"} & set(self._defaults):
+            devices.append(ggml_limits.cpu_limits(dict(_core.cpu_info())))
+        return ggml_limits.bounds(work, devices)
 
     # ---- processes
 

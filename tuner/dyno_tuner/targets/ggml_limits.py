@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _CYCLES = 6e9  # of a core in a second
 _CPU_OPERATIONS = 4096  # of a core in a cycle: twice those of the widest matrix unit for int8
 _CORE_BYTES, _CPU_BYTES = 1e11, 4e12  # that one core reads in a second, and all of a machine
+_CPU_CACHES = 4e9  # bytes of all of a machine
 # Operations of a multiprocessor in a cycle, from a compute capability on: twice those of its tensor cores for
 # the narrowest type, or of what it multiplies int8 with.
 _SM_OPERATIONS = ((10.0, 65536), (9.0, 16384), (7.5, 8192), (0.0, 4096))
@@ -58,7 +59,9 @@ def cpu_limits(info: Mapping[str, Any]) -> Limits:
     threads = len(allowed(0)) if allowed is not None else os.cpu_count() or 1
     cores = max(threads, int(info.get("cores") or 1))
     caches = cores * sum(float(info.get(name) or 0) for name in ("l2_bytes", "l3_bytes"))
-    return Limits(cores * _CYCLES * _CPU_OPERATIONS, min(_CPU_BYTES, cores * _CORE_BYTES), caches)
+    return Limits(
+        cores * _CYCLES * _CPU_OPERATIONS, min(_CPU_BYTES, cores * _CORE_BYTES), min(_CPU_CACHES, caches)
+    )
 
 
 def gpu_limits(number: int, library: str = "libcuda.so.1") -> Limits:
