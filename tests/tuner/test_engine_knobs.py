@@ -323,6 +323,30 @@ def test_a_policy_is_measured_by_the_sweep(
         GgmlTarget("ik_llama.cpp", model, str(folder), command=["llama-server", "-op", "28,0"])
 
 
+def test_what_is_not_searched_here_stays_in_every_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_dir: Path
+) -> None:
+    monkeypatch.setattr(ggml_bench, "cuda_device", lambda number: (dict(H200), "GPU"))
+    model = str(next(iter(sorted(tiny_dir.glob("*qwen3moe*.gguf")))))
+    folder = fake(tmp_path / "b", MAIN, TOOLS)
+    own = ["llama-server", "-t", "8", "-ub", "64"]
+    target = GgmlTarget("llama.cpp", model, str(folder), gpu=0, command=own)
+    told = target.describe()
+    assert told.engine["incumbent"] == {"ubatch": 64}
+    knobs = make_knobs(told.engine, told.model, Workload(pp=64, tg=8), approx=False)
+    assert not {"threads", "threads_batch"} & {k.name for k in knobs}
+    target.apply(Configuration({}), OpContext("x"))
+    target.measure(Workload(pp=64, tg=8), "pp", 0)
+    target.close()
+    lines = [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
+    (args,) = [c["args"] for c in lines if c["name"] == "llama-bench" and "-p" in c["args"]]
+    assert args[args.index("-p") + 1 : args.index("-p") + 4] == ["64", "-n", "8"]  # one process for both
+    assert args[args.index("-t") + 1] == "8"
+    ik = str(fake(tmp_path / "i", OLD_IK))
+    with pytest.raises(TargetUnusable, match="can't be measured"):
+        GgmlTarget("ik_llama.cpp", model, ik, gpu=0, command=["llama-server", "-op", "27,0"])
+
+
 SERVED: dict[str, dict[str, Any]] = {
     "llama.cpp": {"graph_concurrency": True, "cpu_repack": False, "split_mode": "layer"},
     "ik_llama.cpp": {

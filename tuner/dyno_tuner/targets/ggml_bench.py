@@ -93,11 +93,15 @@ class GgmlTarget:
         self._fixed = {
             **{n: v for n, v in self._command.base.items() if n not in self._defaults}, **(settings or {}),
         }  # fmt: skip
-        for name in (*(settings or {}), *self._command.incumbent):
+        for name in settings or {}:
             if name not in self._defaults:
                 raise TargetUnusable(
                     f"{name} can't be set here: {self._refused.get(name, 'unknown setting')}"
                 )
+        for name in [n for n in self._command.incumbent if n not in self._defaults]:
+            self._fixed[name] = self._unsearched(name, self._command.incumbent.pop(name))
+        if "threads" in self._fixed and "threads_batch" not in self._defaults:
+            self._fixed.setdefault("threads_batch", self._fixed["threads"])  # as the engines do
         self._perplexity = self._install.tool("llama-perplexity")
         self._text = text
         self._own_scratch = None if scratch else tempfile.TemporaryDirectory(prefix="dyno-ggml-")
@@ -106,6 +110,16 @@ class GgmlTarget:
         self.peak_mib: float | None = None  # largest resident set of the last process
         self._queue: dict[tuple[Workload, str], list[Sample]] = {}
         self._walls = Walls()
+
+    def _unsearched(self, name: str, value: Value) -> Value:
+        """A value of the command line that is not searched here, and so stays. Raises TargetUnusable where
+        llama-bench can't be given it."""
+        try:
+            spell({name: value}, self._engine, self._install.bench_help, bench=True, metric="tg")
+        except ValueError as error:
+            why = self._refused.get(name, str(error))
+            raise TargetUnusable(f"the command line's {name} can't be measured here: {why}") from error
+        return value
 
     def _read_command(self, tokens: Sequence[str]) -> Command:
         if not tokens:
@@ -161,6 +175,7 @@ class GgmlTarget:
                 "refused": self._refused,
                 "notes": self._notes(),
                 "incumbent": dict(self._command.incumbent),
+                "fixed": sorted(self._fixed),
                 "kept": list(self._command.kept),
                 "variables": dict(self._command.env),
                 "answers_compared": self._perplexity is not None and bool(self._model["vocabulary"]),

@@ -73,7 +73,7 @@ def make_knobs(
         # Where a product is computed is no matter of bits in these engines: CPU and GPU round differently.
         placed = name in ("placement", "cpu_moe_layers", "split_mode")
         fidelity = Fidelity.ROUNDING if placed else Fidelity(row.fidelity)
-        if name in held or (fidelity is Fidelity.APPROX and not approx):
+        if name in (*held, *engine.get("fixed", ())) or (fidelity is Fidelity.APPROX and not approx):
             continue
         if exact_only and fidelity is not Fidelity.EXACT:
             continue
