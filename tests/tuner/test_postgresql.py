@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import optuna
 import pytest
 from dyno_tuner import journal
+from dyno_tuner.joint import with_driver
 from dyno_tuner.targets.simulated import SimulatedTarget
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def server() -> Iterator[str]:
         options = f"-k {folder} -c listen_addresses= -c fsync=off"
         do(BINARIES / "pg_ctl", "-D", data, "-o", options, "-l", folder / "log", "-w", "start")
         try:
-            yield f"postgresql+psycopg2://tuner@/postgres?host={folder}"
+            yield f"postgresql://tuner@/postgres?host={folder}"
         finally:
             do(BINARIES / "pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
     finally:
@@ -111,8 +112,11 @@ def test_two_tunes_at_once_share_a_study_and_a_third_machine_is_refused(tmp_path
     assert all(len(t) >= 12 for t in tried)
     assert not set(tried[0]) & set(tried[1])
 
-    (name,) = optuna.get_all_study_names(storage=server)
-    study = optuna.load_study(study_name=name, storage=server)
+    # Each named the database as its own tools do, without a driver.
+    assert server.startswith("postgresql://")
+    url = with_driver(server)
+    (name,) = optuna.get_all_study_names(storage=url)
+    study = optuna.load_study(study_name=name, storage=url)
     complete = [t for t in study.trials if t.state.name == "COMPLETE"]
     assert len(complete) == 2 + len(tried[0]) + len(tried[1])
     machines = {t.user_attrs["dyno_machine"] for t in complete}

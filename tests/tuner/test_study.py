@@ -11,7 +11,7 @@ from dyno_tuner import journal
 from dyno_tuner.arguments import without_password
 from dyno_tuner.errors import TuneError
 from dyno_tuner.inline import InlineExecutor
-from dyno_tuner.joint import Study
+from dyno_tuner.joint import Study, with_driver
 from dyno_tuner.options import Options
 from dyno_tuner.session import Request, Result, run
 from dyno_tuner.targets.simulated import SimulatedTarget
@@ -223,3 +223,22 @@ def test_passwords_are_not_shown() -> None:
     assert without_password(in_query) == in_query.replace("s3cret", "***")
     for same in ("sqlite:///tune.db", "postgresql://me@host/db?host=/tmp/x:y@z", "--out"):
         assert without_password(same) == same
+
+
+def test_the_driver_that_is_installed_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"psycopg"}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in there else None)
+    assert with_driver("postgresql://me@host/db?a=b://c") == "postgresql+psycopg://me@host/db?a=b://c"
+    for same in ("postgresql+asyncpg://me@host/db", "sqlite:///tune.db"):
+        assert with_driver(same) == same
+    there.add("psycopg2")
+    assert with_driver("postgresql://host/db") == "postgresql+psycopg2://host/db"
+    there.clear()
+    with pytest.raises(ImportError, match="pip install psycopg2-binary"):
+        with_driver("postgresql://host/db")
+
+
+def test_a_driver_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(TuneError, match=r"storage postgresql://.*: no driver .* pip install"):
+        _tune(tmp_path / "a.yaml", "postgresql://me@host/db")

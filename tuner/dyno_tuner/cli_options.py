@@ -51,7 +51,7 @@ Storage = Annotated[
     str | None,
     typer.Option(
         help="Optuna storage URL: machines of one kind that name the same one search together; "
-        "e.g. sqlite:///tune.db or postgresql+psycopg2://user@host/db."
+        "e.g. sqlite:///tune.db or postgresql://user@host/db."
     ),
 ]
 StudyName = Annotated[

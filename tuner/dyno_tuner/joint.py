@@ -8,6 +8,7 @@ there is an operation of its ledger like any other: a resumed run finds it in it
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import time
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 # A claim that is not followed by a result for so many seconds is one of a machine that is gone.
 FORGOTTEN = 900.0
 _PREFIX = "dyno_"  # of a trial's attributes
+# For a URL that names none: which one SQLAlchemy takes by itself depends on its version alone.
+_POSTGRESQL_DRIVERS = ("psycopg2", "psycopg")
 
 
 @dataclass
@@ -107,7 +110,7 @@ class Study:
     def _why(self, error: Exception) -> str:
         """With the kind of what is no error of a storage by its kind: it may be one of this program."""
         said = without_password(" ".join(str(error).split()))
-        usual = (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.OptunaError, OSError)
+        usual = (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.OptunaError, OSError, ImportError)
         kind = "" if isinstance(error, usual) else f"{type(error).__name__}: "
         return f"storage {self._shown}: {kind}{said}"
 
@@ -129,7 +132,7 @@ class Study:
 
     def _create(self) -> optuna.Study:
         return optuna.create_study(
-            storage=self._url, study_name=self.name, direction="maximize", load_if_exists=True
+            storage=with_driver(self._url), study_name=self.name, direction="maximize", load_if_exists=True
         )
 
     def _add(self, state: TrialState, point: Point, value: float | None = None, **attributes: Any) -> None:
@@ -374,6 +377,21 @@ class Study:
         except Exception as error:  # the result of the run does not hang on it
             return f"{self._why(error)}; what this tune has not measured stays claimed for a while"
         return ""
+
+
+def with_driver(url: str) -> str:
+    """`postgresql://…` with a driver that is installed; any other URL as it is.
+
+    Raises:
+        ImportError: there is none; says what to install.
+    """
+    scheme, separator, rest = url.partition("://")
+    if scheme != "postgresql":
+        return url
+    for driver in _POSTGRESQL_DRIVERS:
+        if importlib.util.find_spec(driver) is not None:
+            return f"{scheme}+{driver}{separator}{rest}"
+    raise ImportError("no driver for PostgreSQL is installed: pip install psycopg2-binary")
 
 
 def _said(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
