@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from dyno import profiles
 from dyno_tuner import journal
 from dyno_tuner.cli import app
 from dyno_tuner.errors import JournalError, TuneError
@@ -24,10 +27,9 @@ from dyno_tuner.tune import Options, Tune
 from typer.testing import CliRunner
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from dyno_tuner.outcome import Outcome
 
+SHIPPED = Path(__file__).parents[2] / "profiles"
 COMMAND = "tune --model 'my model.gguf' --seed 3 --resume"
 
 
@@ -351,3 +353,31 @@ def test_what_disturbed_a_run_is_shown(faulty: tuple[Path, Outcome], tmp_path: P
     assert "What disturbed the run" in text
     assert "the GPU &lt;is&gt; throttled" in text
     assert "no text" not in text
+
+
+def test_packed_journals_of_the_shipped_profiles_are_read(tmp_path: Path) -> None:
+    """The checksum is the one in the profile, of what the run wrote."""
+    packed = sorted(SHIPPED.glob("*.journal.jsonl.gz"))
+    assert packed
+    for path in packed:
+        run = read(path)
+        assert run.damaged == 0
+        evidence = profiles.load_profile(path.with_name(path.name.removesuffix(".journal.jsonl.gz"))).evidence
+        assert evidence is not None
+        assert evidence.journal == f"sha256:{run.sha256}"
+    mine = tmp_path / packed[0].name
+    mine.write_bytes(packed[0].read_bytes())
+    assert write_report(mine).name == packed[0].name.replace(".jsonl.gz", ".html")
+
+
+def test_packed_journals_of_several_devices(faulty: tuple[Path, Outcome], tmp_path: Path) -> None:
+    records = journal.load(faulty[0]).records
+    records[0] |= {"devices": 2, "id": "one"}
+    data = b"".join(journal.encode(r) for r in records)
+    first = tmp_path / "p.yaml.journal.jsonl.gz"
+    first.write_bytes(gzip.compress(data))
+    assert read(first).absent == ["p.yaml.device-1.jsonl"]
+    (tmp_path / "p.yaml.device-1.jsonl.gz").write_bytes(gzip.compress(data))
+    whole = read(first)
+    assert whole.absent == []
+    assert {s.device for s in whole.visits} == {0, 1}

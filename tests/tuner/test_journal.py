@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import resource
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from dyno_tuner.errors import JournalError
-from dyno_tuner.journal import Journal, decode, encode, load
+from dyno_tuner.journal import Journal, decode, encode, load, of_device, sha256
 from dyno_tuner.progress import Progress
 from dyno_tuner.session import FORMAT, open_journal
 
@@ -135,3 +136,17 @@ def test_a_full_disk_keeps_every_earlier_record(tmp_path: Path) -> None:
     assert load(path).damaged == 0
     assert resource.RLIMIT_FSIZE is not None
     assert os.path.getsize(path) < 200
+
+
+def test_a_packed_journal_is_the_one_that_was_packed(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "p.yaml.journal.jsonl", tmp_path / "p.yaml.journal.jsonl.gz"
+    data = _written(plain)
+    packed.write_bytes(gzip.compress(data))
+    assert load(packed) == load(plain)
+    assert sha256(packed) == sha256(plain)
+    assert of_device(packed, 2) == of_device(plain, 2)
+    for broken in (gzip.compress(data)[:-20], b"\x1f\x8b" + data):
+        packed.write_bytes(broken)
+        for read in (load, sha256):
+            with pytest.raises(JournalError, match="cannot be unpacked"):
+                read(packed)

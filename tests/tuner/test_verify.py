@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import time
 from typing import TYPE_CHECKING, Any
@@ -124,8 +125,12 @@ def test_history_lists_journals_with_their_gain(profile: Path, tmp_path: Path) -
     assert past.status == "complete"
     assert past.model == "simulated saturating"
     assert past.gain["tg"] > 1.1
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    (packed / f"{book.name}.gz").write_bytes(gzip.compress(book.read_bytes()))
+    assert [row.gain for row in history([packed])] == [past.gain]
     (tmp_path / "cut.journal.jsonl").write_bytes(book.read_bytes()[: book.stat().st_size // 2])
     (tmp_path / "other.journal.jsonl").write_text("not one\n")
     shown = CliRunner().invoke(app, ["history", str(tmp_path), "--json"])
-    assert [row["status"] for row in json.loads(shown.stdout)] == ["unfinished"]
+    assert sorted(row["status"] for row in json.loads(shown.stdout)) == ["complete", "unfinished"]
     assert "1." in CliRunner().invoke(app, ["history", str(profile.parent)]).stdout

@@ -334,7 +334,9 @@ def doctor(
 
 @app.command()
 def report(
-    journal: Annotated[Path, typer.Argument(help="Journal of a tune: PROFILE.journal.jsonl.")],
+    journal: Annotated[
+        Path, typer.Argument(help="Journal of a tune: PROFILE.journal.jsonl, or packed: .gz.")
+    ],
     out: Annotated[Path | None, typer.Option(help="Page to write; default: beside the journal.")] = None,
 ) -> None:
     """Write one self-contained HTML page about a run, also an interrupted one. Needs the `report` extra."""

@@ -3,13 +3,15 @@ run.
 
 A line is `{"crc32":"<8 hex digits>","record":<JSON>}`; the checksum covers the text of the record. A cut at
 any byte loses the record that was cut and none before it; a damaged line in the middle loses that line
-alone.
+alone. A journal that is kept may be packed with gzip; it is read as it was, and its checksum is that of the
+unpacked bytes.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import hashlib
 import json
 import math
@@ -25,8 +27,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 SUFFIX = ".journal.jsonl"
+PACKED_SUFFIX = ".gz"
 MOST_DEVICES = 1000  # that work together
 
+_PACKED = b"\x1f\x8b"  # how gzip begins
 _PREFIX = b'{"crc32":"'
 _MIDDLE = b'","record":'
 _SUFFIX = b"}"
@@ -73,12 +77,20 @@ class Loaded:
     torn: bool  # the last line has no newline
 
 
-def load(path: Path) -> Loaded:
-    """Reads what is whole. Raises JournalError if the file cannot be read."""
+def _read(path: Path) -> bytes:
+    """The bytes that the run wrote. Raises JournalError if the file cannot be read or unpacked."""
     try:
         data = path.read_bytes()
+        return gzip.decompress(data) if data.startswith(_PACKED) else data
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise JournalError(f"journal {path}: cannot be unpacked: {error}") from error
     except OSError as error:
         raise JournalError(f"journal {path}: cannot be read: {error.strerror}") from error
+
+
+def load(path: Path) -> Loaded:
+    """Reads what is whole. Raises JournalError if the file cannot be read."""
+    data = _read(path)
     lines = data.split(b"\n")
     torn = lines.pop() != b""
     if torn:
@@ -101,11 +113,23 @@ def of_profile(profile: Path) -> Path:
 
 def of_device(path: Path, device: int) -> Path:
     """The journal of a further device, which worked together with the one whose journal `path` is."""
-    return path.with_name(f"{path.name.removesuffix(SUFFIX)}.device-{device}.jsonl")
+    return path.with_name(f"{unpacked_name(path).removesuffix(SUFFIX)}.device-{device}.jsonl")
+
+
+def unpacked_name(path: Path) -> str:
+    """As the run named the file."""
+    return path.name.removesuffix(PACKED_SUFFIX)
+
+
+def present(path: Path) -> Path | None:
+    """The journal `path`, or a packed copy where it is gone; None where there is neither."""
+    packed = path.with_name(path.name + PACKED_SUFFIX)
+    return next((p for p in (path, packed) if p.is_file()), None)
 
 
 def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """Of what the run wrote, packed or not. Raises JournalError if the file cannot be read."""
+    return hashlib.sha256(_read(path)).hexdigest()
 
 
 def check_free(path: Path) -> None:

@@ -15,6 +15,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TuneError
+from ..journal import unpacked_name
 from .read import read
 from .sections import Page, fill
 
@@ -72,7 +73,7 @@ def write_report(journal: Path, out: Path | None = None) -> Path:
 
     Raises JournalError or TuneError, with what to do.
     """
-    path = out if out is not None else journal.with_suffix(".html")
+    path = out if out is not None else journal.with_name(unpacked_name(journal)).with_suffix(".html")
     if path.resolve() == journal.resolve():
         raise TuneError(f"--out {path}: this is the journal itself; name another file")
     text = render(journal)

@@ -149,9 +149,10 @@ def _read_devices(run: Run, path: Path) -> None:
     """What further devices measured in the search, from their own journals beside this one."""
     devices = number(run.head.get("devices")) or 1
     for device in range(1, int(min(devices, journal.MOST_DEVICES))):
-        beside = journal.of_device(path, device)
-        if not beside.is_file():
-            run.absent.append(beside.name)
+        name = journal.of_device(path, device)
+        beside = journal.present(name)
+        if beside is None:
+            run.absent.append(name.name)
             continue
         loaded = journal.load(beside)
         if loaded.records and loaded.records[0].get("id") != run.head.get("id"):
