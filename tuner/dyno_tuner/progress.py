@@ -52,9 +52,9 @@ class Progress:
         self._trials = 0
         self._failed = 0
         self._voided = 0
-        self._best: tuple[float, str] | None = None
+        self._best = (1.0, "the default itself")
         self._margin: Mapping[str, float] = {}
-        self._confirmed = ""
+        self._confirmed: tuple[float, str] | None = None
         self._gpu = ""
 
     def __enter__(self) -> Self:
@@ -102,13 +102,7 @@ class Progress:
             if plain:
                 self.say(f"  block {data['block']} is void: its anchor moved by {100 * data['moved']:.1f} %")
         elif kind == "finalist":
-            low, high = data["ci95"]
-            verdict = "beats the default" if data["beats"] else "does not beat the default"
-            if data["rounds"] < 2:
-                verdict = "no time left to confirm it"
-            self._confirmed = f"{data['ratio']:.3f} × [{low:.3f}, {high:.3f}]"
-            if plain:
-                self.say(f"  {_settings(data['settings'])}: {self._confirmed}, {verdict}")
+            self._finalist(data, plain)
         elif kind == "kernels" and plain:
             verdict = "taken" if data["beats"] else "no gain in the engine, not taken"
             screened = f" (screened {data['screened']})" if "screened" in data else ""
@@ -169,10 +163,21 @@ class Progress:
             if plain:
                 self.say(f"  {data['number']:3d}  {data['status']:<11} {named}: {data['message']}")
             return
-        if self._best is None or ratio > self._best[0]:
-            self._best = (ratio, named)
+        if ratio > self._best[0]:
+            self._best = (ratio, f"{_interval(data)}   {named}, not confirmed")
         if plain:
-            self.say(f"  {data['number']:3d}  {ratio:6.3f} ×  {named}")
+            self.say(f"  {data['number']:3d}  {ratio:6.3f} × {_interval(data)}  {named}")
+
+    def _finalist(self, data: Mapping[str, Any], plain: bool) -> None:
+        verdict = "beats the default" if data["beats"] else "does not beat the default"
+        if data["rounds"] < 2:
+            verdict = "no time left to confirm it"
+        found = f"{data['ratio']:.3f} × {_interval(data)}"
+        named = _settings(data["settings"])
+        if data["beats"] and (self._confirmed is None or data["ratio"] > self._confirmed[0]):
+            self._confirmed = (data["ratio"], f"{found}   {named}")
+        if plain:
+            self.say(f"  {named}: {found}, {verdict}")
 
     def _threshold(self, data: Mapping[str, Any]) -> None:
         if data["verdict"] == "budget":
@@ -191,10 +196,9 @@ class Progress:
     def _view(self) -> Group:
         table = Table.grid(padding=(0, 2))
         table.add_row("stage", STAGES.get(self._stage, self._stage))
-        if self._best is not None:
-            table.add_row("best so far", f"{self._best[0]:.3f} × default   {self._best[1]}")
-        if self._confirmed:
-            table.add_row("confirmed", self._confirmed)
+        table.add_row("best so far", Text(f"{self._best[0]:.3f} × default   {self._best[1]}"))
+        if self._confirmed is not None:
+            table.add_row("confirmed", Text(self._confirmed[1]))
         table.add_row("trials", f"{self._trials}, {self._failed} failed, {self._voided} blocks void")
         if self._margin:
             table.add_row("noise", ", ".join(f"{m}: {100 * x:.1f} % by A/A" for m, x in self._margin.items()))
@@ -226,6 +230,11 @@ def _gpu(data: Mapping[str, Any]) -> str:
     if data["others"]:
         words.append(f"{len(data['others'])} other processes")
     return ", ".join(words)
+
+
+def _interval(data: Mapping[str, Any]) -> str:
+    low, high = data["ci95"]
+    return f"[{low:.3f}, {high:.3f}]"
 
 
 def _settings(settings: Mapping[str, Any]) -> str:

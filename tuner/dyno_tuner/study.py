@@ -274,6 +274,11 @@ class Screen:
         self._report(trial)
 
     def _report(self, trial: Trial) -> None:
+        """The interval is what the noise of visits leaves of one ratio; rounds tell more later."""
+        measured: dict[str, list[float]] = {}
+        if trial.log_ratio is not None:
+            half = 1.96 * self._plan.sigma
+            measured = {"ci95": [math.exp(trial.log_ratio - half), math.exp(trial.log_ratio + half)]}
         self._plan.note(
             "trial",
             number=trial.number,
@@ -281,6 +286,7 @@ class Screen:
             status=str(trial.status),
             ratio=None if trial.log_ratio is None else math.exp(trial.log_ratio),
             message=trial.message,
+            **measured,
         )
         if self._shared is not None:
             self._shared.publish(self._space.settings(trial.point), trial)
