@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import statistics
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,7 +14,7 @@ from dyno import profiles
 from dyno_tuner import journal
 from dyno_tuner.cli import app
 from dyno_tuner.errors import JournalError, TuneError
-from dyno_tuner.htmlreport import analyse, page, write_report
+from dyno_tuner.htmlreport import analyse, figures, page, write_report
 from dyno_tuner.htmlreport.read import read
 from dyno_tuner.htmlreport.sections import repeat_command
 from dyno_tuner.inline import InlineExecutor
@@ -121,7 +122,7 @@ def _check(text: str) -> _Structure:
     assert "@import" not in text
     assert "url(" not in text
     assert "default-src 'none'" in text
-    plots = set(re.findall(r'class="plot" id="([a-z_]+)"', text))
+    plots = set(re.findall(r'class="plot" id="([^"]+)"', text))
     figures = json.loads(structure.scripts["figures"]) if plots else {}
     assert plots == set(figures)
     graph_objects = pytest.importorskip("plotly.graph_objects")
@@ -219,6 +220,45 @@ def test_crossing_and_voided_blocks(tmp_path: Path) -> None:
     assert [(s["x0"], s["x1"]) for s in figures["history"]["layout"]["shapes"]] == [
         (b.begin, b.end) for b in blocks
     ]
+
+
+def test_rates_over_depth_and_the_crossing_of_a_mix(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    target = SimulatedTarget("crossover", 3)
+    workload = Workload.parse("pp=512,depth=0,4096; tg=64,depth=0,1024,4096; pp=64")
+    options = Options(workload, seed=3, max_trials=20, weights=workload.weights, rounds=3, max_rounds=3)
+    _write(path, target, target.surface.space(), options)
+    run = read(path)
+    structure = _check(page.render(path))
+    drawn = json.loads(structure.scripts["figures"])
+    assert {n for n in drawn if n.startswith("depth_")} == {"depth_pp512", "depth_tg64"}
+    default, tuned = drawn["depth_tg64"]["data"]
+    assert (default["name"], tuned["name"]) == ("default", "tuned")
+    assert default["x"] == tuned["x"] == [0, 1024, 4096]
+    pair = analyse.paired(run, run.last("outcome")["settings"])
+    assert pair is not None
+    assert default["y"][2] == pytest.approx(statistics.median(pair.base["tg64@d4096"]))
+    assert tuned["y"][0] == pytest.approx(statistics.median(pair.rates["tg64"]))
+    # Each prompt of the mix has its u-batches, and the paths cross in it as they do in a single workload.
+    (line,) = drawn["ubatch_pp512@d4096"]["layout"]["shapes"]
+    assert line["x0"] == analyse.curves(run, "pp512@d4096")[1]
+    assert 512 < line["x0"] < 4096
+    # Before anything is proven there is the default alone, and with one depth there is no such section.
+    cut = tmp_path / "cut.jsonl"
+    cut.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:30]))
+    drawn = json.loads(_check(page.render(cut)).scripts["figures"])
+    assert [t["name"] for t in drawn["depth_pp512"]["data"]] == ["default"]
+    single = tmp_path / "single.jsonl"
+    _simulated(single, "crossover")
+    assert "Rates by depth" not in _check(page.render(single)).words
+
+
+def test_where_rates_over_depth_cross() -> None:
+    default, tuned = {0: 100.0, 1000: 90.0, 3000: 80.0}, {0: 96.0, 1000: 94.0, 3000: 90.0}
+    found = analyse.Depths("tg64", default, tuned, {0: -1, 1000: 1, 3000: 1})
+    assert found.crossings == [pytest.approx(500.0)]
+    assert figures.by_depth(found)["layout"]["shapes"][0]["x0"] == pytest.approx(500.0)
+    assert analyse.Depths("tg64", default, tuned, {0: 0, 1000: 1, 3000: 1}).crossings == [], "noise"
 
 
 def test_replay_without_quality(tmp_path: Path, sweep_path: Path) -> None:

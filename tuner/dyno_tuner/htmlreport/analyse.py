@@ -19,7 +19,7 @@ from ..confirm import Way, beside, both_ways, joined
 from ..knobs import KNOBS
 from ..measure import anchor_moved, score, void_over
 from ..stats import Estimate, estimate
-from ..target import TrialStatus
+from ..target import TrialStatus, kind_of
 from .read import Run, Seen, mapping, number
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ def threshold_knob(run: Run) -> str | None:
 def curves(run: Run, metric: str) -> tuple[list[Curve], float | None]:
     """Curves by path, and the u-batch where they cross: geometric mean of the two neighbours between which
     the better path changes. None where one path wins at every u-batch at which both were measured."""
-    knob = threshold_knob(run) if metric == "pp" else None
+    knob = threshold_knob(run) if kind_of(metric) == "pp" else None
     best: dict[str, dict[float, tuple[float, str]]] = {}
     for seen in run.visits:
         rate, size = median_rate(seen, metric), number(seen.settings().get("ubatch"))
@@ -333,6 +333,61 @@ def curves(run: Run, metric: str) -> tuple[list[Curve], float | None]:
     sides = [(u, first.points[u][0] > second.points[u][0]) for u in common]
     crossings = [math.sqrt(a * b) for (a, x), (b, y) in itertools.pairwise(sides) if x != y]
     return found, crossings[0] if len(crossings) == 1 else None
+
+
+# ---- rates over the depth
+
+
+@dataclass(frozen=True)
+class Depths:
+    """Median rates of one length behind several depths of context."""
+
+    name: str  # `pp4096`
+    default: dict[int, float]  # depth -> tokens/s
+    tuned: dict[int, float]  # empty where nothing was compared in rounds
+    ahead: dict[int, int]  # depth -> 1 where tuned is faster for sure, -1 where the default is, else 0
+
+    @property
+    def crossings(self) -> list[float]:
+        """Depths, between two that were measured, at which the faster one changes beyond the noise: where
+        the lines between the rates meet."""
+        found = []
+        for a, b in itertools.pairwise(sorted(self.ahead)):
+            if self.ahead[a] * self.ahead[b] < 0:
+                x, y = (self.tuned[d] - self.default[d] for d in (a, b))
+                found.append(a + (b - a) * x / (x - y) if x * y < 0 else (a + b) / 2)
+        return found
+
+
+def over_depth(run: Run, pair: Paired | None) -> list[Depths]:
+    """For every length of prompt or answer that the workload measures at two depths or more: the default, in
+    the paired rounds or, before there are any, against itself; and what it was paired with."""
+    lengths: dict[str, dict[int, str]] = {}
+    if run.workload is not None:
+        for metric in run.metrics:
+            part = run.workload.part(metric)
+            lengths.setdefault(f"{part.kind}{part.tokens}", {})[part.depth] = metric
+    alone = [seen for seen in run.visits if seen.key.startswith("aa/p")]
+    found = []
+    for name, metrics in lengths.items():
+        if len(metrics) < 2:
+            continue
+        default: dict[int, float] = {}
+        tuned: dict[int, float] = {}
+        ahead: dict[int, int] = {}
+        for depth, metric in sorted(metrics.items()):
+            rates = (pair.base.get(metric) if pair else None) or [
+                rate for seen in alone if (rate := median_rate(seen, metric)) is not None
+            ]
+            if rates:
+                default[depth] = statistics.median(rates)
+            if pair is not None and pair.rates.get(metric):
+                tuned[depth] = statistics.median(pair.rates[metric])
+                ratio = pair.ratio.get(metric)
+                ahead[depth] = (ratio.low > 1) - (ratio.high < 1) if ratio else 0
+        if len(default) > 1:
+            found.append(Depths(name, default, tuned, ahead))
+    return found
 
 
 # ---- answers

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..stats import Estimate
-    from .analyse import Effect, Paired, Tried
+    from .analyse import Depths, Effect, Paired, Tried
     from .read import Run
 
 Figure = dict[str, Any]
@@ -141,9 +141,7 @@ def by_ubatch(run: Run, metric: str, chosen: Mapping[str, Any]) -> Figure | None
             )  # fmt: skip
     layout: Figure = {}
     if crossing is not None:
-        line = {"color": "--warn", "width": 2, "dash": "dash"}
-        layout["shapes"] = [{"type": "line", "x0": crossing, "x1": crossing, "y0": 0, "y1": 1,
-                             "yref": "paper", "line": line}]  # fmt: skip
+        layout["shapes"] = [_upright(crossing)]
     sizes = sorted(set(x))
     return _figure(
         data,
@@ -153,6 +151,34 @@ def by_ubatch(run: Run, metric: str, chosen: Mapping[str, Any]) -> Figure | None
         380,
         **layout,
     )  # fmt: skip
+
+
+def by_depth(found: Depths) -> Figure:
+    """Default and tuned rates of one length over the context before it, and where they cross."""
+    data = [
+        {"type": "scatter", "mode": "lines+markers", "x": list(rates), "y": list(rates.values()),
+         "name": name, "line": {"color": colour, "width": 2},
+         "marker": {"color": colour, "size": 9, "symbol": symbol},
+         "hovertemplate": name + " behind %{x}: %{y:,.1f} t/s<extra></extra>"}
+        for name, rates, colour, symbol in (
+            ("default", found.default, "--default", "diamond"), ("tuned", found.tuned, "--tuned", "star"),
+        )
+        if rates
+    ]  # fmt: skip
+    return _figure(
+        data,
+        {"title": {"text": "context before it, tokens"}, "tickvals": list(found.default),
+         "ticktext": [str(d) for d in found.default]},
+        {"title": {"text": f"{plain(found.name)}, t/s"}, "rangemode": "tozero"},
+        320,
+        shapes=[_upright(depth) for depth in found.crossings],
+    )  # fmt: skip
+
+
+def _upright(x: float) -> Figure:
+    """A line where two curves cross."""
+    line = {"color": "--warn", "width": 2, "dash": "dash"}
+    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
 
 
 def history(run: Run, tried: Sequence[Tried]) -> Figure | None:

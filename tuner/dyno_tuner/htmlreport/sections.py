@@ -116,7 +116,9 @@ def fill(page: Page, run: Run) -> None:
     found = verdict(run, tried)
     _top(page, run, found)
     at = len(page.parts)
-    _comparison(page, run, found)
+    pair = _pair(run, found)
+    _comparison(page, run, found, pair)
+    _depths(page, run, pair)
     _rates(page, run, found)
     _history(page, run, tried)
     _importance(page, run, tried)
@@ -186,10 +188,20 @@ def _margins(run: Run) -> dict[str, float]:
     return {m: x for m in run.metrics if (x := number(noted.get(m))) is not None}
 
 
-def _comparison(page: Page, run: Run, found: Verdict) -> None:
+def _chosen_kernels(found: Verdict) -> int:
     chosen = found.outcome.get("kernels")
-    kernels = len(chosen) if isinstance(chosen, list) else 0
-    pair = analyse.paired(run, found.settings, kernels) if kernels or found.settings != run.defaults else None
+    return len(chosen) if isinstance(chosen, list) else 0
+
+
+def _pair(run: Run, found: Verdict) -> analyse.Paired | None:
+    """What was chosen beside the default; None where it is the default."""
+    kernels = _chosen_kernels(found)
+    changed = kernels or found.settings != run.defaults
+    return analyse.paired(run, found.settings, kernels) if changed else None
+
+
+def _comparison(page: Page, run: Run, found: Verdict, pair: analyse.Paired | None) -> None:
+    kernels = _chosen_kernels(found)
     margins = _margins(run)
     gain = {m: estimate_of(mapping(g)) for m, g in mapping(found.outcome.get("gain")).items()}
     rows: list[list[object]] = []
@@ -251,6 +263,28 @@ def _median(values: Sequence[float] | None) -> str:
 def _default_rate(run: Run, metric: str) -> str:
     rates = [analyse.median_rate(s, metric) for s in run.visits if s.key.startswith("aa/p")]
     return _median([r for r in rates if r is not None])
+
+
+def _depths(page: Page, run: Run, pair: analyse.Paired | None) -> None:
+    """Nothing where the workload has one depth of each length."""
+    lengths = analyse.over_depth(run, pair)
+    if not lengths:
+        return
+    plots = "".join(
+        f"<div>{page.plot(f'depth_{d.name}', figures.by_depth(d))}</div>\n" for d in lengths
+    )  # fmt: skip
+    crossed = [f"{d.name} near {depth:.0f}" for d in lengths for depth in d.crossings]
+    body = [
+        f'<div class="pair">{plots}</div>\n',
+        soft(
+            "Medians of the paired rounds, as in the table above." if pair else "The default against itself."
+        ),
+    ]
+    if crossed:
+        body.append(
+            soft(f"Tokens of context at which the faster one changes (dashed): {', '.join(crossed)}.")
+        )
+    page.section("Rates by depth", *body)
 
 
 def _rates(page: Page, run: Run, found: Verdict) -> None:
