@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from dyno import profiles
-from dyno_tuner.diff import compare_profiles
+from dyno_tuner.cli import app
+from dyno_tuner.diff import apart, compare_profiles
+from typer.testing import CliRunner
 
 SHIPPED = Path(__file__).parents[2] / "profiles" / "h200-qwen3moe-30b-a3b-q4_0.yaml"
 NORM, PRODUCT = "norm n=2048", "matmul q4_0 n=2048 k=4096 layout=gpu"
@@ -56,3 +59,17 @@ def test_gains_on_different_workloads_are_not_compared(tmp_path: Path) -> None:
     a = _write(tmp_path / "a.yaml", _chosen(1.0148, 0.0018, threads=512), "default")
     b = _write(tmp_path / "b.yaml", _chosen(1.0148, 0.0018, threads=256), "default", prompt=512)
     assert _verdicts(a, b) == ["differs", "equal"]
+
+
+def test_profiles_of_other_models_and_devices_are_told_apart() -> None:
+    folder = SHIPPED.parent
+    (cpu,) = folder.glob("xeon-*.yaml")
+    llama = folder / "h200-llama-8b-q4_k.yaml"
+    assert apart(llama, llama) == []
+    assert apart(llama, cpu) == ["it is for cuda devices, here cpu"]
+    assert "architecture llama, here qwen3moe" in apart(llama, SHIPPED)
+    done = CliRunner().invoke(app, ["diff", str(llama), str(cpu), "--json"])
+    assert done.exit_code == any(row["verdict"] == "differs" for row in json.loads(done.stdout))
+    assert done.stderr.count("\n") == 1
+    assert "h200-llama-8b-q4_k.yaml is not for what" in done.stderr
+    assert CliRunner().invoke(app, ["diff", str(llama), str(llama)]).stderr == ""

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import gzip
 import json
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from dyno_tuner.cli import app
 from dyno_tuner.errors import TuneError
 from dyno_tuner.history import history
 from dyno_tuner.inline import InlineExecutor
+from dyno_tuner.journal import encode, load, of_profile, sha256
 from dyno_tuner.session import Request, run
 from dyno_tuner.targets.simulated import SimulatedTarget
 from dyno_tuner.targets.surfaces import SimulatedOp, saturating
@@ -134,3 +137,35 @@ def test_history_lists_journals_with_their_gain(profile: Path, tmp_path: Path) -
     shown = CliRunner().invoke(app, ["history", str(tmp_path), "--json"])
     assert sorted(row["status"] for row in json.loads(shown.stdout)) == ["complete", "unfinished"]
     assert "1." in CliRunner().invoke(app, ["history", str(profile.parent)]).stdout
+
+
+def test_dates_of_the_history_are_those_of_the_runs(profile: Path, tmp_path: Path) -> None:
+    book = of_profile(profile)
+    copied = tmp_path / "p.yaml.journal.jsonl"
+    copied.write_bytes(book.read_bytes())
+    for path in (book, copied):
+        os.utime(path, (10**9, 10**9))
+    assert [row.date for row in history([profile.parent])] == [row.date for row in history([tmp_path])]
+    records = load(book).records
+    begun = next(n for n, r in enumerate(records) if r.get("note") == "begun")
+    last = max(r["t"] for r in records if "op" in r)
+    records[begun]["date"] = "2026-03-01T10:00:00+00:00"
+    copied.write_bytes(b"".join(encode(r) for r in records))
+    end = datetime.datetime(2026, 3, 1, 10, tzinfo=datetime.UTC) + datetime.timedelta(seconds=last)
+    assert [row.date for row in history([tmp_path])] == [end.isoformat(timespec="seconds")]
+    # Continued an hour later: what was recorded before had its own time.
+    records += [
+        {"note": "begun", "date": "2026-03-01T12:00:00+00:00"},
+        {**records[-2], "op": "x", "t": last + 60},
+    ]
+    copied.write_bytes(b"".join(encode(r) for r in records))
+    assert [row.date for row in history([tmp_path])] == ["2026-03-01T12:01:00+00:00"]
+    # One that does not tell: the day of its own profile, and of no other.
+    copied.write_bytes(b"".join(encode(r) for r in records if r.get("note") != "begun"))
+    assert [row.date for row in history([tmp_path])] == [""]
+    text = profile.read_text()
+    old = profiles.load_profile(profile).evidence
+    assert old is not None
+    assert old.journal is not None
+    (tmp_path / "p.yaml").write_text(text.replace(old.journal, f"sha256:{sha256(copied)}"))
+    assert [row.date for row in history([tmp_path])] == [str(datetime.datetime.now(datetime.UTC).date())]

@@ -275,9 +275,14 @@ def diff(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Compare two profiles entry by entry. Exit code 1 where they disagree."""
-    from .diff import compare_profiles
+    from .diff import apart, compare_profiles
 
     rows = compare_profiles(first, second)
+    differs = apart(first, second)
+    if differs:
+        more = f"; {len(differs) - 3} more differences" if len(differs) > 3 else ""
+        why = "; ".join(differs[:3])
+        print(f"tune: {first} is not for what {second} (here) is for: {why}{more}", file=sys.stderr)
     if as_json:
         print(json.dumps([row.to_dict() for row in rows]))
     else:
@@ -430,7 +435,8 @@ def history(
         print(f"no journals in {', '.join(map(str, folders))}")
     for row in rows:
         gain = " ".join(f"{m} {r:.3f}×" for m, r in row.gain.items()) or "-"
-        print(f"{row.date[:16]:<16}  {row.status:<10}  {gain:<22}  {row.seconds:>6.0f} s  {row.model}")
+        date = row.date[:16] or "no date"
+        print(f"{date:<16}  {row.status:<10}  {gain:<22}  {row.seconds:>6.0f} s  {row.model}")
         print(f"{'':<16}  {row.path}")
 
 

@@ -79,6 +79,17 @@ def _workload(profile: profiles.Profile) -> Any:
     return profile.evidence.workload if profile.evidence else None
 
 
+def apart(first: Path, second: Path) -> list[str]:
+    """What the profiles are for that is not the same; empty where they match the same exactly.
+
+    Raises:
+        ProfileError: A file is no profile.
+    """
+    a, b = profiles.load_profile(first).match, profiles.load_profile(second).match
+    found = profiles.compare(a, b.device, b.model, b.engine)
+    return [] if found.level is profiles.Level.EXACT else list(found.reasons)
+
+
 def compare_profiles(first: Path, second: Path) -> list[Row]:
     """Entries of both, in the first one's order.
 

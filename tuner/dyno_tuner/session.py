@@ -327,6 +327,9 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
         for miss in misses:
             progress.say(str(miss))
             ledger.note("near_miss", name=miss.name, value=miss.value, short=miss.short, message=str(miss))
+        if not any(r.get("note") == "outcome" for r in past):  # else nothing is left to be measured
+            begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            ledger.note("begun", date=begun)
         if request.command:
             ledger.note("request", command=request.command, label=description.label)
         operations = [r for r in past if "op" in r]
