@@ -94,6 +94,21 @@ def test_wrong_usage_of_ab_is_told_before_anything_starts(wrong: tuple[str, str]
     assert _tune("ab", "default", "default", "--model", str(file), *wrong)[0] == 2
 
 
+BEFORE = (
+    ("--model", "m"), ("--workload", "nonsense"), ("--vram", "abc"), ("--seed", "0"), ("--json",), ("-q",),
+    ("--no-kernels",), ("--set", "a=1"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_options_before_a_subcommand_are_not_ignored(before: tuple[str, ...], tmp_path: Path) -> None:
+    code, said = _tune(*before, "history", str(tmp_path))
+    assert code == 2
+    named = {"-q": "--quiet", "--no-kernels": "--kernels"}.get(before[0], before[0])
+    assert f"{named} does not go with" in " ".join(said.replace("│", " ").split())
+    assert _tune("-v", "history", str(tmp_path))[0] == 0
+
+
 def test_one_line_on_standard_error(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dyno_tuner.cli", "--model", str(tmp_path / "absent.gguf")],

@@ -111,8 +111,7 @@ def tune(
     """Tune a model: measure, prove, write a profile that the runtime finds by itself."""
     _state["verbose"] = verbose
     if context.invoked_subcommand is not None:
-        if model is not None:
-            raise typer.BadParameter(f"--model does not go with `tune {context.invoked_subcommand}`")
+        _nothing_before(context)
         return
     if model is None and "command_line" in context.meta:
         raise typer.BadParameter(
@@ -165,6 +164,17 @@ def tune(
     _print_result(result, request, as_json)
     if result.outcome.status == "interrupted":
         raise typer.Exit(130)
+
+
+def _nothing_before(context: typer.Context) -> None:
+    """Options of a tune that stand before a subcommand would be ignored; -v alone is of both."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name != "verbose" and source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(
+                f"{parameter.opts[0]} does not go with `tune {context.invoked_subcommand}`; options of the "
+                "subcommand stand behind its name"
+            )
 
 
 def _cluster(address: str, stack: contextlib.ExitStack) -> Cluster:
