@@ -83,6 +83,72 @@ def test_a_default_that_caught_up_is_stale_and_a_setting_that_is_gone_unsupporte
     assert _verify(profile, gone)["settings.ubatch"].verdict == UNSUPPORTED
 
 
+def _edited(profile: Path, folder: Path, *changes: tuple[str, str]) -> Path:
+    text = profile.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new, 1)
+    (folder / "p.yaml").write_text(text)
+    return folder / "p.yaml"
+
+
+def test_entries_that_cannot_be_read_are_unsupported_and_the_others_measured(
+    profile: Path, tmp_path: Path
+) -> None:
+    changed = _edited(
+        profile, tmp_path, ("  ubatch: ", "  ubach: "),
+        ("  threads:", "  mmq_id_max_tokens: {value: 128}\n  threads:"), ("{value: 4,", "{value: 4.5,"),
+        ("    m1: {", "    m0: {variant: other}\n    m1: {"),
+    )  # fmt: skip
+    found = _verify(changed, _surface())
+    gain = found.pop("gain")
+    unsupported = {e: v.reason for e, v in found.items() if v.verdict == UNSUPPORTED}
+    assert set(unsupported) == {
+        "settings.ubach", "settings.mmq_id_max_tokens", "settings.threads", "kernels.matmul a.m0"
+    }  # fmt: skip
+    assert "ubatch" in unsupported["settings.ubach"]
+    assert "cpu" in unsupported["settings.mmq_id_max_tokens"]
+    assert {e for e, v in found.items() if v.verdict == KEEP} == {
+        "settings.threads_batch", "kernels.matmul a.m1"
+    }  # fmt: skip
+    assert gain["tg"].ratio > 1.1
+    assert (
+        CliRunner().invoke(app, ["verify", str(_edited(profile, tmp_path, ("label:", "lable:")))]).exit_code
+        == 1
+    )
+
+
+def test_one_bad_kernel_does_not_condemn_its_group(profile: Path, tmp_path: Path) -> None:
+    from dyno_tuner.target import TrialStatus
+
+    another = '\n  "matmul b":\n    m1: {variant: other, group: kernels_tg, ratio: 1.1'
+    # Its entry's braces are closed before the other kernel, which takes the rest of its line.
+    text = "group: kernels_tg"
+    another = f'{text}}}\n  "matmul b":\n    m1: {{variant: other, ratio: 1.1, {text}'
+    group = (text, another)
+    changed = _edited(profile, tmp_path, group)
+    for fault, verdict in ((TrialStatus.INVALID, UNSUPPORTED), (TrialStatus.CRASH, HARMFUL)):
+        surface = _surface()
+        bad = SimulatedOp("matmul b", "tg", 1.2, lambda settings: {"tg": 1.0}, fault=fault)
+        found = _verify(changed, dataclasses.replace(surface, ops=(*surface.ops, bad)))
+        assert found["kernels.matmul b.m1"].verdict == verdict
+        assert found["kernels.matmul a.m1"].verdict == KEEP
+        assert "measured without kernels.matmul b.m1" in found["kernels.matmul a.m1"].reason
+        assert found["settings.ubatch"].verdict == KEEP
+
+
+def test_a_setting_that_is_gone_does_not_condemn_its_group(profile: Path, tmp_path: Path) -> None:
+    grouped = ("moves: pp}", "moves: pp, group: g1}")
+    changed = _edited(profile, tmp_path, grouped, grouped)
+    gone = _surface(
+        knobs=tuple(k for k in _surface().knobs if k.name != "ubatch"),
+        rates=lambda s: saturating().rates({"ubatch": 512, **s}),
+    )
+    found = _verify(changed, gone)
+    assert found["settings.ubatch"].verdict == UNSUPPORTED
+    assert found["settings.threads_batch"].verdict == KEEP
+
+
 def test_wrong_answers_and_crashes_are_harmful(profile: Path) -> None:
     changed = _verify(profile, _surface(kld=lambda s: 0.02 if s["ubatch"] != 512 else 1e-6))
     assert changed["settings.ubatch"].verdict == HARMFUL

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +31,11 @@ from .watch import GpuWatch
 from .worker import WorkerExecutor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from .confirm import Bar, Comparison
     from .stats import Estimate
-    from .target import Description
+    from .target import Description, Visit
 
 USUAL = -1.0  # a budget: by the engine
 KEEP, STALE, HARMFUL, UNSUPPORTED = "keep", "stale", "harmful", "unsupported"
@@ -67,12 +67,26 @@ class Unit:
     kernels: list[KernelChoice]
     moves: tuple[str, ...]
     recorded: float | None
+    lost: tuple[str, ...] = ()  # entries of the group that the engine does not take
 
     def entries(self) -> list[str]:
         return [
             *(f"settings.{name}" for name in self.settings),
             *(f"kernels.{k.key}.{k.tokens}" for k in self.kernels),
         ]
+
+    def only(self, entries: Collection[str]) -> Unit:
+        """These of its entries."""
+        return replace(
+            self,
+            settings={n: v for n, v in self.settings.items() if f"settings.{n}" in entries},
+            kernels=[k for k in self.kernels if f"kernels.{k.key}.{k.tokens}" in entries],
+        )
+
+    def without(self, entries: Collection[str]) -> Unit:
+        """The rest, where the engine does not take these."""
+        left = self.only([e for e in self.entries() if e not in entries])
+        return replace(left, lost=(*self.lost, *entries))
 
 
 def units_of(profile: profiles.Profile, metrics: Sequence[str]) -> list[Unit]:
@@ -112,6 +126,10 @@ class Verification(Tune):
         return Configuration(settings, tuple(k for u in units for k in u.kernels))
 
     def _say(self, unit: Unit, verdict: str, reason: str, measured: Estimate | None = None) -> None:
+        if unit.lost:
+            reason += (
+                f"; measured without {', '.join(unit.lost)}, with which the runtime drops its whole group"
+            )
         self.verdicts += [Verdict(e, verdict, reason, unit.recorded, measured) for e in unit.entries()]
 
     def _run(self) -> None:
@@ -148,19 +166,37 @@ class Verification(Tune):
         whole = self._visit("runs/full", self._configuration(units), self._process, False)
         if whole.status is TrialStatus.OK:
             return list(units)
-        good = []
-        for number, unit in enumerate(units):
-            visit = self._visit(f"runs/{number}", self._configuration([unit]), self._process, False)
-            if visit.status is TrialStatus.OK:
-                good.append(unit)
-            else:
-                refused = visit.status is TrialStatus.INVALID
-                self._say(unit, UNSUPPORTED if refused else HARMFUL, visit.message or str(visit.status))
-        if len(good) == len(units):
+        good = [
+            left
+            for number, unit in enumerate(units)
+            if (left := self._taken(f"runs/{number}", unit)) is not None
+        ]
+        if good == list(units):
             for unit in units:
                 self._say(unit, HARMFUL, f"with the others it fails ({whole.status}): {whole.message}")
             return []
         return good
+
+    def _taken(self, key: str, unit: Unit) -> Unit | None:
+        """What of it runs: of a group the entries are tried one by one where all together do not."""
+        visit = self._visit(key, self._configuration([unit]), self._process, False)
+        if visit.status is TrialStatus.OK:
+            return unit
+        entries, bad = unit.entries(), []
+        for number, entry in enumerate(entries if len(entries) > 1 else []):
+            part = unit.only([entry])
+            alone = self._visit(f"{key}/{number}", self._configuration([part]), self._process, False)
+            if alone.status is not TrialStatus.OK:
+                self._fails(part, alone)
+                bad.append(entry)
+        if not bad:
+            self._fails(unit, visit)
+            return None
+        return self._taken(f"{key}/rest", unit.without(bad)) if len(bad) < len(entries) else None
+
+    def _fails(self, unit: Unit, visit: Visit) -> None:
+        refused = visit.status is TrialStatus.INVALID
+        self._say(unit, UNSUPPORTED if refused else HARMFUL, visit.message or str(visit.status))
 
     def _answering(self, units: Sequence[Unit]) -> list[Unit]:
         """Those whose answers are as near to the exact path's as the default's."""
@@ -215,11 +251,15 @@ def sort_out(
     """Without measuring: units worth it, verdicts on the others, settings to search by name."""
     left, verdicts, values = [], [], {}
     for unit in units:
-        missing = [n for n in unit.settings if n not in defaults]
-        if missing:
-            why = f"this engine has no setting {', '.join(missing)} on this device"
-            verdicts += [Verdict(e, UNSUPPORTED, why, unit.recorded) for e in unit.entries()]
-        elif not unit.kernels and all(defaults[n] == v for n, v in unit.settings.items()):
+        missing = {f"settings.{n}": n for n in unit.settings if n not in defaults}
+        verdicts += [
+            Verdict(e, UNSUPPORTED, f"this engine has no setting {n} on this device", unit.recorded)
+            for e, n in missing.items()
+        ]
+        unit = unit.without(tuple(missing)) if missing else unit
+        if not unit.entries():
+            continue
+        if not unit.kernels and all(defaults[n] == v for n, v in unit.settings.items()):
             why = "it is the engine's default now"
             verdicts += [Verdict(e, STALE, why, unit.recorded) for e in unit.entries()]
         else:
@@ -249,7 +289,8 @@ def verify(
     executor: Executor | None = None, knob: Callable[[str, Any, Any], Knob] = _knob,
     options: Mapping[str, Any] | None = None, device: str | None = None, binaries: str | None = None,
 ) -> tuple[list[Verdict], dict[str, Estimate]]:  # fmt: skip
-    """Verdicts on the entries of a profile, in its order, and the gain of the whole by metric.
+    """Verdicts on the entries of a profile, in its order, those that cannot be read last, and the gain of the
+    whole by metric.
 
     Args:
         model: GGUF file; by default the one that the profile names.
@@ -264,13 +305,14 @@ def verify(
         ProfileError: the file is no profile.
         TuneError: nothing could be verified; says why.
     """
-    profile = profiles.load_profile(path)
+    profile, wrong = profiles.load_readable(path)
+    unread = [Verdict(entry, UNSUPPORTED, why) for entry, why in wrong.items()]
     if budget == USUAL:
         budget = 120.0 if profile.match.engine.name == "dyno" else 600.0
     workload = workload_of(profile)
     units = units_of(profile, workload.metrics)
     if not units:
-        return [], {}
+        return unread, {}
     with scratch_folder("dyno-verify-") as scratch:
         own = executor is None
         if executor is None:
@@ -289,7 +331,10 @@ def verify(
             )
             executor = WorkerExecutor(engine.replace(".", "_"), target)
         try:
-            return _verify(profile, units, workload, executor, budget, seed, quiet, knob, options or {})
+            found, gain = _verify(
+                profile, units, workload, executor, budget, seed, quiet, knob, options or {}
+            )  # fmt: skip
+            return [*found, *unread], gain
         finally:
             if own:
                 executor.close()

@@ -35,7 +35,15 @@ from dyno.profiles.identity import (
     shapes_fingerprint,
     weights_kind,
 )
-from dyno.profiles.io import Problem, dumps_profile, load_profile, loads_profile, save_profile, to_dict
+from dyno.profiles.io import (
+    Problem,
+    dumps_profile,
+    load_profile,
+    load_readable,
+    loads_profile,
+    save_profile,
+    to_dict,
+)
 from dyno.profiles.layers import (
     Layer,
     default_layers,
@@ -97,6 +105,7 @@ __all__ = [
     "kernel_path",
     "list_profiles",
     "load_profile",
+    "load_readable",
     "loads_profile",
     "model_from_description",
     "rejections",

@@ -56,6 +56,47 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
     return _validated(_read(Path(path)), str(path))
 
 
+def load_readable(path: str | os.PathLike[str]) -> tuple[Profile, dict[str, str]]:
+    """A profile without the entries that are wrong, and why each of those is, by its path (`settings.ubach`).
+
+    Raises:
+        ProfileError: as `load_profile` for whatever is wrong elsewhere.
+    """
+    name, text = str(path), _read(Path(path))
+    wrong: dict[str, str] = {}
+    with contextlib.suppress(_yaml.YamlProblem):
+        data, lines = _yaml.parse(text)
+        while isinstance(data, dict):
+            try:
+                return Profile.model_validate(data).with_source(Source(name, lines)), wrong
+            except ValidationError as error:
+                found = _take_out(data, error)
+                if not found:
+                    break
+                wrong |= found
+    return _validated(text, name), wrong
+
+
+def _take_out(data: Mapping[str, Any], error: ValidationError) -> dict[str, str]:
+    """Removes the entries that `error` is about from the data; empty where it is about something else."""
+    wrong: dict[str, str] = {}
+    for item in error.errors(include_url=False, include_context=False, include_input=False):
+        place = tuple(str(step) for step in item["loc"] if not _is_step(str(step)))
+        depth = {"settings": 2, "kernels": 3}.get(place[0] if place else "", 0)
+        keys = place[: depth or None]
+        entries: Any = data
+        for key in keys[:-1]:
+            entries = entries.get(key) if isinstance(entries, dict) else None
+        if not depth or len(keys) < 2 or not isinstance(entries, dict):
+            return {}
+        if keys[-1] in entries:
+            del entries[keys[-1]]
+        elif ".".join(keys) not in wrong:
+            return {}
+        wrong.setdefault(".".join(keys), _message(item))
+    return wrong
+
+
 def loads_profile(text: str, name: str = "<text>") -> Profile:
     """The same for a text; `name` stands for the file in messages."""
     return _validated(text, name)
