@@ -10,7 +10,7 @@ from dyno_tuner.inline import InlineExecutor
 from dyno_tuner.journal import load
 from dyno_tuner.knobs import Knob
 from dyno_tuner.memory import MemoryLimit, gib, parse_bytes
-from dyno_tuner.session import Request, limit_memory, run, space_for
+from dyno_tuner.session import Request, limit_memory, run, space_for, target_of
 from dyno_tuner.target import Workload
 from dyno_tuner.targets.dyno import DynoTarget
 from dyno_tuner.targets.simulated import SimulatedTarget
@@ -146,3 +146,27 @@ def test_the_command_refuses_nonsense() -> None:
         app, ["--engine", "llama.cpp", "--bin", "/", "--model", str(MODEL), "--vram", "1GiB"]
     )
     assert done.exit_code != 0
+
+
+@pytest.mark.parametrize(
+    ("ctx", "depth", "held", "said"),
+    [
+        (10**6, 0, {}, r"--ctx 1000000: the model's limit is a context of \d+ tokens"),
+        (None, 10**6, {}, r"takes a context of 1000016 tokens, and the model's limit is \d+"),
+        (64, 100, {}, "takes a context of 116 tokens, and the one that was asked for has 64"),
+        (None, 100, {"ctx": 64}, "takes a context of 116 tokens, and the one that was asked for has 64"),
+    ],
+)
+def test_a_context_that_cannot_be_had_is_told_before_anything_is_touched(
+    ctx: int | None, depth: int, held: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "p.yaml"
+    book = out.with_name("p.yaml.journal.jsonl")
+    book.write_text("of an earlier run\n")
+    options = Options(Workload(pp=16, tg=8, depth=depth))
+    request = Request(str(MODEL), options, ctx=ctx, out=out, held=held, quiet=True)
+    wanted = target_of(request, "cpu", None)[1]["ctx"]
+    assert wanted == (ctx if ctx is not None else max(4096, 16 + depth))
+    with pytest.raises(TuneError, match=said):
+        run(request, InlineExecutor(DynoTarget(str(MODEL), held, ctx=wanted)))
+    assert [p.name for p in tmp_path.iterdir()] == [book.name]

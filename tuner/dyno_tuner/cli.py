@@ -197,7 +197,7 @@ def _request(
     parsed = usage(Workload.parse, workload, usual) if workload is not None else usual
     return Request(
         model, Options(parsed, **options), devices[0], tuple(devices[1:]),
-        ctx=ctx if ctx is not None else max(4096, parsed.longest), command=command_line(),
+        ctx=ctx, command=command_line(),
         deadline_floor=least_deadline(engine, devices[0], model), engine=engine, engine_options=of_engine,
     )  # fmt: skip
 

@@ -56,7 +56,7 @@ class Request:
     others: tuple[str, ...] = ()  # further devices of the same kind, which screen together with the first
     out: Path | None = None
     resume: bool = False
-    ctx: int | None = None
+    ctx: int | None = None  # default: 4096 or what the workload needs, at most the model's limit
     storage: str | None = None  # URL of an Optuna storage
     study: str | None = None  # name of the study there; default: the model and the workload
     command: str = ""
@@ -264,8 +264,9 @@ def run(
 def target_of(request: Request, device: str, scratch: str | None) -> tuple[str, dict[str, Any]]:
     """Name and options of the target that a worker makes."""
     kept = kept_answers.folder()
+    ctx = request.ctx if request.ctx is not None else max(4096, request.options.workload.longest)
     own: dict[str, Any] = {
-        "text": request.text, "ctx": request.ctx, "device": device, "cache": str(kept) if kept else None,
+        "text": request.text, "ctx": ctx, "device": device, "cache": str(kept) if kept else None,
     }  # fmt: skip
     return request.engine.replace(".", "_"), {
         "model": os.path.abspath(request.model), "settings": request.held, "scratch": scratch,
@@ -289,6 +290,7 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
     description = executor.describe()
     companions = describe_all(others)
     check_companions(description, companions, request)
+    check_context(description, request)
     foreign = request.engine != "dyno"
     space, misses = limit_memory(description, request, executor, space or space_for(description, request))
     out = output_path(request, description)
@@ -412,6 +414,21 @@ def check_companions(first: Description, others: Sequence[Description], request:
                 f"{_name(request, number)} is of another kind than {_name(request, 0)}: "
                 f"{'; '.join(differs)}; tune them one by one"
             )
+
+
+def check_context(description: Description, request: Request) -> None:
+    """Raises TuneError where the context that was asked for, or that the workload takes, cannot be had."""
+    if request.engine != "dyno" or "ctx" not in description.engine:
+        return
+    there, longest = int(description.engine["ctx"]), request.options.workload.longest
+    if request.ctx is not None and there < request.ctx:
+        raise TuneError(f"--ctx {request.ctx}: the model's limit is a context of {there} tokens")
+    held = int(request.held.get("ctx") or there)
+    if longest > held:
+        what = f"workload {request.options.workload}: it takes a context of {longest} tokens"
+        if held == request.held.get("ctx") or there == request.ctx:
+            raise TuneError(f"{what}, and the one that was asked for has {held}; give a longer one")
+        raise TuneError(f"{what}, and the model's limit is {there}; give a shorter one")
 
 
 def _say_what_is_left_out(description: Description, options: Options, progress: Progress) -> None:
