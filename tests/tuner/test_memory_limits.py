@@ -9,7 +9,7 @@ from dyno_tuner.errors import TuneError
 from dyno_tuner.inline import InlineExecutor
 from dyno_tuner.journal import load
 from dyno_tuner.knobs import Knob
-from dyno_tuner.memory import MemoryLimit, gib, parse_bytes
+from dyno_tuner.memory import MemoryLimit, gib, parse_bytes, told_apart
 from dyno_tuner.session import Request, limit_memory, run, space_for, target_of
 from dyno_tuner.target import Workload
 from dyno_tuner.targets.dyno import DynoTarget
@@ -170,3 +170,12 @@ def test_a_context_that_cannot_be_had_is_told_before_anything_is_touched(
     with pytest.raises(TuneError, match=said):
         run(request, InlineExecutor(DynoTarget(str(MODEL), held, ctx=wanted)))
     assert [p.name for p in tmp_path.iterdir()] == [book.name]
+
+
+def test_amounts_that_differ_are_shown_so() -> None:
+    assert told_apart(3 * GIB, GIB) == ("3.0 GiB", "1.0 GiB")
+    assert told_apart(119 << 20, 100 << 20) == ("119 MiB", "100 MiB")
+    assert told_apart((100 << 20) + 5, 100 << 20) == ("104,857,605 bytes", "104,857,600 bytes")
+    limit = MemoryLimit(100 << 20, lambda settings: 119 << 20, ["ubatch"])
+    with pytest.raises(TuneError, match="need 119 MiB, 19 MiB more than the limit of 100 MiB"):
+        limit.check_default({"ubatch": 512}, 64)

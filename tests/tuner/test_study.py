@@ -14,6 +14,7 @@ from dyno_tuner.inline import InlineExecutor
 from dyno_tuner.joint import Study, with_driver
 from dyno_tuner.options import Options
 from dyno_tuner.session import Request, Result, run
+from dyno_tuner.target import Workload
 from dyno_tuner.targets.simulated import SimulatedTarget
 
 if TYPE_CHECKING:
@@ -242,3 +243,17 @@ def test_a_driver_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(TuneError, match=r"storage postgresql://.*: no driver .* pip install"):
         _tune(tmp_path / "a.yaml", "postgresql://me@host/db")
+
+
+def test_what_differs_from_the_study_is_said(tmp_path: Path, url: str) -> None:
+    _tune(tmp_path / "a.yaml", url, study="s")
+    target = SimulatedTarget("saturating", 1)
+    request = Request(
+        "simulated", Options(Workload(128, 8), approx_limit=0.5), out=tmp_path / "b.yaml", quiet=True,
+        storage=url, study="s",
+    )  # fmt: skip
+    with pytest.raises(TuneError, match="begun for something else, so this tune cannot join it") as told:
+        run(request, InlineExecutor(target), target.surface.space())
+    assert "its workload is pp=64,tg=8,depth=0, here pp=128,tg=8,depth=0" in str(told.value)
+    assert "another approx_limit (None, here 0.5)" in str(told.value)
+    assert "machine" not in str(told.value)

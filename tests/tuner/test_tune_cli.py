@@ -119,6 +119,21 @@ def test_one_line_on_standard_error(tmp_path: Path) -> None:
     assert done.stderr.startswith("tune: ")
 
 
+def test_an_interrupt_while_the_command_loads_leaves_no_trace() -> None:
+    code = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from dyno_tuner.entry import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize(
     ("module", "said"), [(["dyno_tuner.cli"], "Usage: tune "), (["dyno", "tune"], "Usage: dyno tune ")]
 )

@@ -77,6 +77,7 @@ def test_named_mixes_say_what_they_are() -> None:
         ("pp=1:0", "no weight"),
         ("pp=1:inf,2", "no weight"),
         ("pp=1,2,weight=a", "no weight"),
+        ("weight=2", "give pp, tg or depth"),
         ("pp=99999999,2", "out of range"),
         ("depth=4,5; pp=1", "measures nothing"),
         (";".join(f"pp={n}" for n in range(1, 80)), "too many"),

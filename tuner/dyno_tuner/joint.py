@@ -28,7 +28,7 @@ from .errors import TuneError
 from .measure import Score
 from .samplers import Observation, distributions, params
 from .study import Trial
-from .target import TrialStatus
+from .target import TrialStatus, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -199,19 +199,15 @@ class Study:
             raise TuneError(
                 f"study {self.name!r} in {self._shown} is none of this version of tune; give --study NAME"
             ) from error
+        begun = "by a machine of another kind" if differs else "for something else"
         theirs = founder.get("terms", {})
         for name in {**theirs, **mine["terms"]}:
             here, there = mine["terms"].get(name), theirs.get(name)
             if here != there:
-                detail = ""
-                if isinstance(here, dict) and isinstance(there, dict):
-                    detail = (
-                        f" ({', '.join(sorted(k for k in {**here, **there} if here.get(k) != there.get(k)))})"
-                    )
-                differs.append(f"another {name}{detail}")
+                differs.append(_difference(name, there, here))
         if differs:
             raise TuneError(
-                f"study {self.name!r} was begun by a machine of another kind, so this one cannot join it: "
+                f"study {self.name!r} was begun {begun}, so this tune cannot join it: "
                 f"{'; '.join(differs)}; give --study NAME for another study"
             )
 
@@ -377,6 +373,19 @@ class Study:
         except Exception as error:  # the result of the run does not hang on it
             return f"{self._why(error)}; what this tune has not measured stays claimed for a while"
         return ""
+
+
+def _difference(name: str, there: Any, here: Any) -> str:
+    """What a term of the study is and what it is here; of a mapping the names that differ."""
+    if name == "workload" and isinstance(there, dict):
+        try:
+            return f"its workload is {Workload.from_dict(there)}, here {Workload.from_dict(here)}"
+        except (KeyError, TypeError, ValueError, TuneError):
+            return "another workload"
+    if isinstance(here, dict) and isinstance(there, dict):
+        names = sorted(k for k in {**here, **there} if here.get(k) != there.get(k))
+        return f"another {name} ({', '.join(names)})"
+    return f"another {name} ({there}, here {here})"
 
 
 def with_driver(url: str) -> str:

@@ -43,6 +43,14 @@ def gib(size: float) -> str:
     return f"{max(0.1, size / 2**20):.1f} MiB" if size < 10 * 2**20 else f"{size / 2**20:.0f} MiB"
 
 
+def told_apart(size: int, other: int) -> tuple[str, str]:
+    """Both for people, in a unit in which they differ."""
+    for show in (gib, lambda n: f"{n / 2**20:,.0f} MiB"):
+        if show(size) != show(other):
+            return show(size), show(other)
+    return f"{size:,} bytes", f"{other:,} bytes"
+
+
 @dataclass(frozen=True)
 class NearMiss:
     """A value that the limit excludes, the rest of the settings at their defaults."""
@@ -95,9 +103,10 @@ class MemoryLimit:
             if "ubatch" in defaults and ubatch < int(defaults["ubatch"]) and self._fits(smaller):
                 helps = (*helps, f"--set ubatch={ubatch}")
                 break
+        whole, limit = told_apart(needed, self.limit)
         raise TuneError(
-            f"the default settings need {gib(needed)}, {gib(needed - self.limit)} more than the limit of "
-            f"{gib(self.limit)}; " + (" or ".join(helps) + " gets it" if helps else "nothing here gets it")
+            f"the default settings need {whole}, {gib(needed - self.limit)} more than the limit of "
+            f"{limit}; " + (" or ".join(helps) + " gets it" if helps else "nothing here gets it")
         )
 
     def near_misses(

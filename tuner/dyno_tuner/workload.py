@@ -116,6 +116,8 @@ class Workload:
         if len(items) == 1:
             single = base or cls()
             values = _item(items[0])
+            if set(values) == {"weight"}:
+                raise TuneError(f"workload: {text.strip()!r} weighs nothing; give pp, tg or depth with it")
             plain = {n: values.get(n, [(getattr(single, n), 1.0)]) for n in ("pp", "tg", "depth")}
             if all(len(v) == 1 and v[0][1] == 1.0 for v in plain.values()):
                 return cls(**{n: v[0][0] for n, v in plain.items()})
