@@ -141,7 +141,6 @@ def _what_was_known(folder: Path) -> tuple[set[str], dict[str, float], set[str]]
     that either had measured, and the finalists."""
     told: set[str] = set()
     ratios: dict[str, float] = {}
-    knobs = SimulatedTarget("saturating", 0).knobs()
     for record in journal.load(journal.of_profile(folder / "p.yaml")).records:
         if record.get("note") == "finalists":
             return told, ratios, {_words(s) for s in record["settings"]}
@@ -149,7 +148,7 @@ def _what_was_known(folder: Path) -> tuple[set[str], dict[str, float], set[str]]
             ratios[_words(record["settings"])] = record["ratio"]
         for row in record.get("result", {}).get("news", []):
             if row["state"] == "ok":
-                words = _words({k.name: k.values[row["params"][k.name]] for k in knobs})
+                words = _words(row["params"])
                 told.add(words)
                 ratios[words] = row["ratio"]
     raise AssertionError(f"{folder}: no finalists")

@@ -178,6 +178,10 @@ def test_the_study_can_be_read_in_an_optuna_storage(tmp_path: Path) -> None:
     assert len(study.trials) >= 12  # with the default, which the others are ratios to
     assert study.best_value > 1.05
     assert set(study.best_trial.params) == {"ubatch", "threads", "threads_batch"}
+    values = {k.name: k.values for k in SimulatedTarget("saturating", 1).knobs()}
+    for trial in study.trials:  # as a dashboard shows them
+        assert all(value in values[name] for name, value in trial.params.items())
+    assert study.trials[0].params["ubatch"] == 512, "the default"
 
 
 def test_a_storage_that_cannot_be_reached_is_said(tmp_path: Path) -> None:

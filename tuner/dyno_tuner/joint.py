@@ -26,7 +26,7 @@ from .alike import differences, match_of
 from .arguments import without_password
 from .errors import TuneError
 from .measure import Score
-from .samplers import Observation, distributions, params
+from .samplers import Observation
 from .study import Trial
 from .target import TrialStatus, Workload
 
@@ -68,7 +68,10 @@ class Study:
         self.name = name
         self._space = space
         self._ledger = ledger
-        self._distributions = distributions(space)
+        # Values, so that a dashboard shows them; what proposes points has distributions of its own.
+        self._distributions: dict[str, optuna.distributions.BaseDistribution] = {
+            k.name: optuna.distributions.CategoricalDistribution(k.values) for k in space.knobs
+        }
         self._opened: optuna.Study | None = None
         self._me = ""
         self._asked = 0  # operations so far
@@ -140,7 +143,7 @@ class Study:
             optuna.trial.create_trial(
                 state=state,
                 value=value,
-                params=params(self._space, point),
+                params={k.name: k.values[i] for k, i in zip(self._space.knobs, point, strict=True)},
                 distributions=self._distributions,
                 user_attrs={
                     "settings": {k: str(v) for k, v in self._space.settings(point).items()},
@@ -243,12 +246,16 @@ class Study:
             return "free"
         return str(said.get("status") or (TrialStatus.OK if trial.state is TrialState.COMPLETE else "free"))
 
+    def _point(self, params: Mapping[str, Any]) -> Point:
+        """Raises KeyError or ValueError for a trial that is none of this space."""
+        return self._space.point({k.name: params[k.name] for k in self._space.knobs})
+
     def _learn(self, news: Sequence[Mapping[str, Any]]) -> None:
         for row in news:
             number, state = int(row["number"]), str(row["state"])
             self._told[number] = state
             try:
-                point = tuple(int(row["params"][k.name]) for k in self._space.knobs)
+                point = self._point(row["params"])
                 settings = self._space.settings(point)
                 ratio = None if row["ratio"] is None else float(row["ratio"])
             except (KeyError, IndexError, TypeError, ValueError):
@@ -323,8 +330,7 @@ class Study:
         said = _said(trial)
         if said.get("machine") in (None, self._me) or "kind" in said or self._state(trial, said) == "free":
             return False
-        point = tuple(int(trial.params[k.name]) for k in self._space.knobs)
-        return self._space.code_class(point) == kind
+        return self._space.code_class(self._point(trial.params)) == kind
 
     def publish(self, settings: Mapping[str, Any], trial: Trial) -> None:
         """The result of a claimed trial, for the others."""
