@@ -508,7 +508,7 @@ def test_binaries_in_a_relative_folder(tmp_path: Path, model: str, monkeypatch: 
     asked = next(c["args"] for c in calls(folder, "llama-perplexity") if "-op" in c["args"])
     assert asked[asked.index("-m") + 1] == f"{tmp_path}/m.gguf"
     text = export(_profile("ik_llama.cpp", {}), "llama-server", binaries="bins/x", model="m.gguf")
-    assert text == f"{folder}/llama-server -m {tmp_path}/m.gguf\n"
+    assert text == f"{folder}/llama-server -m {tmp_path}/m.gguf -ngl 0\n"
 
 
 def test_a_recorded_command_names_its_files_from_anywhere(

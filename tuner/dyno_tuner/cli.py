@@ -194,10 +194,12 @@ def _request(
     from .tune import Options
 
     usual = usual_workload(devices[0])
+    # What starts another engine's binaries later (`export`, `verify`) may be run anywhere.
+    paths = ("--bin", "--model", "-m") if engine != "dyno" else ()
     parsed = usage(Workload.parse, workload, usual) if workload is not None else usual
     return Request(
         model, Options(parsed, **options), devices[0], tuple(devices[1:]),
-        ctx=ctx, command=command_line(),
+        ctx=ctx, command=command_line(paths),
         deadline_floor=least_deadline(engine, devices[0], model), engine=engine, engine_options=of_engine,
     )  # fmt: skip
 
@@ -208,10 +210,13 @@ def _print_result(result: Result, request: Request, as_json: bool) -> None:
         print(json.dumps(said))
         return
     from .report import print_outcome
+    from .session import stderr_log
 
     print_outcome(result.outcome, request.options.workload, Console(highlight=False))
     print(f"profile: {result.path}")
     print(f"journal: {result.journal}")
+    if request.engine != "dyno":
+        print(f"stderr:  {stderr_log(request)}")
     if result.pareto is not None:
         print(f"pareto:  {result.pareto}")
 
