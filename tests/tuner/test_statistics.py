@@ -1,5 +1,5 @@
-"""The method against known truth, in CI size: what `benchmarks/` publishes with three hundred seeds, here with
-ten for null, harm, repeatability, regret, interactions and drift."""
+"""The method against known truth, in CI size: what `benchmarks/` publishes with three hundred seeds, here
+with ten for null, harm, repeatability, regret, interactions and drift."""
 
 from __future__ import annotations
 
