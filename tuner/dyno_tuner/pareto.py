@@ -1,8 +1,10 @@
 """Several answers instead of one: what speed costs in memory.
 
-Among what the search has tried, the configurations that no other one beats in both speed and planned memory
-are confirmed in one paired comparison with the default and the fastest. What remains is written as a profile
-each, with a plot of all.
+Of what the search has tried only that is taken over which moves memory; the rest is the winner's, which has
+been proven. The configurations that no other one beats in both speed and planned memory are confirmed in one
+paired comparison with the default and the fastest, together with themselves without each entry that saves no
+memory: a whole point that saves much may carry entries that save nothing and cost speed. What remains is
+written as a profile each, with a plot of all.
 """
 
 from __future__ import annotations
@@ -12,13 +14,16 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 from .confirm import visits_in_round
+from .knobs import Fidelity
 from .memory import gib
+from .surrogate import predicted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from .confirm import Comparison
     from .outcome import Outcome
-    from .space import Point
+    from .space import Point, Space
     from .stats import Estimate
     from .target import Value
     from .tune import Tune
@@ -26,13 +31,17 @@ if TYPE_CHECKING:
 MOST = 3  # profiles beside the fastest
 TOO_SHORT = "no time was left to confirm anything; give a longer --budget"
 LEAST_ROUNDS = 2  # that prove anything
+LEAST_SAVING = 0.001  # of the default's memory; less is how a plan rounds
+ATTEMPTS = 3
+DEFAULT = "default"
+FASTEST = "fastest"
 
 
 @dataclass(frozen=True)
 class Variant:
     """A configuration that was confirmed. Ratios are to the default."""
 
-    name: str  # "fastest", "default", or by its memory
+    name: str  # FASTEST, DEFAULT, or by its memory
     point: Point
     settings: Mapping[str, Value]
     size: int  # bytes, by the engine's plan
@@ -60,23 +69,24 @@ def front(found: Sequence[tuple[Point, float, int]], below: int) -> list[Point]:
     return [p for p, _, _ in kept]
 
 
-def worthwhile(variants: Sequence[Variant], margin: float) -> list[Variant]:
+def worthwhile(variants: Sequence[Variant], as_good: Callable[[Variant, Variant], bool]) -> list[Variant]:
     """From large to small what is left when everything is dropped that another one of no more memory is as
-    fast as, within the margin."""
+    good as.
+
+    Args:
+        as_good: whether the first one can take the place of the second.
+    """
     kept: list[Variant] = []
     for v in sorted(variants, key=lambda v: (v.size, -v.overall.ratio)):
-        if not kept or v.overall.ratio > max(k.overall.ratio for k in kept) * (1 + margin):
+        if not any(as_good(k, v) for k in kept):
             kept.append(v)
     return kept[::-1]
 
 
-def _named(variants: Sequence[Variant]) -> list[Variant]:
-    """From large to small. The largest is the fastest, also where it is not the tune's own winner but as fast
-    and smaller."""
-    names = ["fastest", *(f"memory{i}" for i in range(1, len(variants)))]
-    return [
-        v if v.name == "default" else replace(v, name=name) for v, name in zip(variants, names, strict=True)
-    ]
+def named(kept: Sequence[Variant], best: Variant | None) -> list[Variant]:
+    """`best` is called the fastest, the others go by their memory, from large to small."""
+    names = iter(f"memory{i}" for i in range(1, len(kept) + 1))
+    return [v if v.name == DEFAULT else replace(v, name=FASTEST if v is best else next(names)) for v in kept]
 
 
 def plot(variants: Sequence[Variant], title: str) -> str:
@@ -114,6 +124,80 @@ def plot(variants: Sequence[Variant], title: str) -> str:
     return "\n".join(parts) + "\n</svg>\n"
 
 
+class Sizes:
+    """What points need by the engine's plan.
+
+    Args:
+        needs: bytes of settings; None where the engine refuses them.
+    """
+
+    def __init__(self, space: Space, needs: Callable[[Mapping[str, Value]], int | None]) -> None:
+        self._space = space
+        self._needs = needs
+        self._known: dict[Point, int | None] = {}
+
+    def of(self, point: Point) -> int | None:
+        if point not in self._known:
+            self._known[point] = self._needs(self._space.settings(point))
+        return self._known[point]
+
+    def saves(self, point: Point, n: int) -> bool:
+        """Whether an entry saves memory, or the others do not run without it."""
+        without = self._space.without(point, n)
+        own, other, usual = self.of(point), self.of(without), self.of(self._space.default)
+        if other is None or not self._space.legal(without):
+            return True
+        return own is not None and other - own >= LEAST_SAVING * (usual or 0) and other > own
+
+    def savings(self, point: Point) -> Point:
+        """`point` with what saves no memory at its default. One entry after the other goes: of two that save
+        only together, or one as much as both, none may be lost."""
+        while idle := [n for n in self._space.entries(point) if not self.saves(point, n)]:
+            point = self._space.without(point, next((n for n in idle if self.changes(n)), idle[-1]))
+        return point
+
+    def beside(self, point: Point, winner: Point) -> Point:
+        """What of `point` moves memory; for the rest what the winner has. What changes answers is left only
+        where it saves memory, and what does nothing is not left at all."""
+        space = self._space
+        for n, value in enumerate(winner):
+            other = (*point[:n], value, *point[n + 1 :])
+            own, size = self.of(point), self.of(other)
+            if value == point[n] or own is None or size is None or size > own or not space.legal(other):
+                continue
+            if point[n] == space.default[n] or not self.saves(point, n):
+                point = other
+        while idle := [n for n in space.entries(point) if self._pointless(point, n)]:
+            point = space.without(point, idle[0])
+        return point
+
+    def _pointless(self, point: Point, n: int) -> bool:
+        space = self._space
+        if self.changes(n):
+            return self.savings(point)[n] == space.default[n] or not self.saves(point, n)
+        without = space.without(point, n)
+        return space.code_class(without) == space.code_class(point) and not self.saves(point, n)
+
+    def changes(self, n: int) -> bool:
+        """Whether it may change answers by more than rounding."""
+        return self._space.knobs[n].fidelity is Fidelity.APPROX
+
+
+@dataclass(frozen=True)
+class Step:
+    """A configuration of less memory than the winner's."""
+
+    full: Point
+    plain: Point  # what of it saves memory
+    unproven: tuple[int, ...]  # the other entries, which have to be missed when they are left out
+
+
+def _step(space: Space, sizes: Sizes, full: Point) -> Step:
+    plain = sizes.savings(full)
+    unproven = (n for n in space.entries(full) if plain[n] != full[n] or not sizes.saves(full, n))
+    return Step(full, plain, tuple(unproven))
+
+
 def trade_memory(tune: Tune, needs: Callable[[Mapping[str, Value]], int | None]) -> tuple[list[Variant], str]:
     """The fastest settings and what needs less memory, confirmed together, from large to small; else nothing,
     and why. Call it after `tune.run()`.
@@ -122,62 +206,202 @@ def trade_memory(tune: Tune, needs: Callable[[Mapping[str, Value]], int | None])
         needs: bytes of settings by the engine's plan; None where it refuses them.
     """
     space, winner = tune.space, tune.winner
-    sizes = {winner: needs(space.settings(winner)), space.default: needs(space.settings(space.default))}
-    whole = sizes[winner]
+    sizes = Sizes(space, needs)
+    whole = sizes.of(winner)
     if whole is None or tune.status == "interrupted" or not tune.noise:
         return [], TOO_SHORT
     tune.stage("pareto")
     tune.schedule.until("pareto")
-    found = []
-    for trial in tune.trials:
-        size = needs(space.settings(trial.point))
-        if size is not None and trial.log_ratio is not None:
-            sizes[trial.point] = size
-            found.append((trial.point, trial.log_ratio, size))
-    names = {"fastest": winner} if winner != space.default else {}
-    smaller = _right(tune, found, whole)
-    nothing_smaller = not smaller
-    rounds = tune.rounds()
-    while smaller and not rounds.affordable(LEAST_ROUNDS * visits_in_round(1 + len(names) + len(smaller))):
-        smaller.remove(smaller[len(smaller) // 2])  # the ends say most
-    names |= {f"memory{i}": p for i, p in enumerate(smaller, 1)}
-    if not names and not nothing_smaller:
-        return [], TOO_SHORT
-    if not names:
+    steps = _right(tune, _found(tune, sizes), whole, sizes)
+    if not steps and winner == space.default:
         return [], "the default is the fastest, and nothing that was tried needs less memory"
-    points = {"default": space.default, **names}
-    configurations = {n: space.configuration(p) for n, p in points.items()}
-    result = rounds.compare("pareto", configurations, tune.round_count)
-    if result.rounds < LEAST_ROUNDS:
+    steps = _affordable(tune, steps)
+    if not steps and winner == space.default:
         return [], TOO_SHORT
-    metrics = list(tune.weights)
-    variants = [
-        Variant(
-            name, point, space.settings(point), int(sizes[point] or 0),
-            result.ratio(name, metrics, tune.weights),
-            {m: result.ratio(name, [m], tune.weights) for m in metrics},
-            {m: result.median_rate(name, m) for m in metrics},
-        )
-        for name, point in points.items()
-        if name == "default" or name in result.logs
-    ]  # fmt: skip
-    kept = _named(worthwhile(variants, tune.bar(result.rounds).of(metrics)))
+    kept = _Confirmed(tune, sizes, steps).variants()
     for v in kept:
         settings = dict(v.settings)
         tune.ledger.note("pareto", name=v.name, settings=settings, size=v.size, **v.overall.to_dict())
-    return kept, ""
+    return kept, "" if kept else TOO_SHORT
 
 
-def _right(tune: Tune, found: Sequence[tuple[Point, float, int]], below: int) -> list[Point]:
+def _found(tune: Tune, sizes: Sizes) -> list[tuple[Point, float, int]]:
+    """What could be written, with the log ratio that the trials say it has, and its bytes."""
+    space = tune.space
+    history = tune.judge().history(tune.trials)
+    seen = {space.code_class(t.point): t.log_ratio for t in tune.trials}
+    points = dict.fromkeys(
+        sizes.beside(t.point, tune.winner)
+        for t in tune.trials
+        if t.log_ratio is not None and sizes.of(t.point) is not None
+    )
+    legal = [p for p in points if space.legal(p) and p != space.default]
+    if not legal:
+        return []
+    mean, _ = predicted(space, history, legal)
+    usual = sizes.of(space.default)
+    found = []
+    for point, guess in zip(legal, mean, strict=True):
+        size, speed = sizes.of(point), seen.get(space.code_class(point), float(guess))
+        if size is None or speed is None or (usual is not None and size >= usual and speed <= 0):
+            continue  # refused, has failed, or the default is better in both
+        found.append((point, speed, size))
+    return found
+
+
+def _right(tune: Tune, found: Sequence[tuple[Point, float, int]], below: int, sizes: Sizes) -> list[Step]:
     """The front of those whose answers are right. Only what would be on it is asked: comparing the answers of
     everything that was tried takes longer than confirming the front."""
-    left = [f for f in found if f[0] != tune.space.default]
+    left = list(found)
     while True:
         chosen = front(left, below)
         wrong = next((p for p in chosen if tune.gate.admit_fully(p) is not None), None)
         if wrong is None:
-            return chosen
+            return [_step(tune.space, sizes, p) for p in chosen]
         left = [f for f in left if f[0] != wrong]
+
+
+def _points(tune: Tune, steps: Sequence[Step]) -> dict[Point, str]:
+    """What is compared, by point: the default, the winner, and every step, also without each entry that has
+    to be missed and with none of them."""
+    space = tune.space
+    points = {space.default: DEFAULT}
+    points.setdefault(tune.winner, FASTEST)
+    for i, step in enumerate(steps, 1):
+        points.setdefault(step.full, f"memory{i}")
+        for n in step.unproven:
+            points.setdefault(space.without(step.full, n), f"memory{i} without {space.knobs[n].name}")
+        points.setdefault(step.plain, f"memory{i} plain")
+    return points
+
+
+def _affordable(tune: Tune, steps: Sequence[Step]) -> list[Step]:
+    """As many steps as there is time to confirm: first the middle one goes, for the ends say most, then the
+    entries that would have to be proven."""
+    rounds, left = tune.rounds(), list(steps)
+    while left and not rounds.affordable(LEAST_ROUNDS * visits_in_round(len(_points(tune, left)))):
+        most = max(left, key=lambda s: len(s.unproven))
+        if len(left) < MOST and most.unproven and most.plain != tune.space.default:
+            left[left.index(most)] = Step(most.plain, most.plain, ())
+        else:
+            left.remove(left[len(left) // 2])
+    return left
+
+
+class _Confirmed:
+    """Compares steps; where entries turn out not to be missed, again without them."""
+
+    def __init__(self, tune: Tune, sizes: Sizes, steps: list[Step]) -> None:
+        self._tune = tune
+        self._space = tune.space
+        self._sizes = sizes
+        self._weights = tune.weights
+        self._steps = steps
+        self._names: dict[Point, str] = {}
+        self._result: Comparison | None = None
+        self._compare()
+
+    def _compare(self) -> None:
+        tune, steps = self._tune, self._steps
+        for attempt in range(ATTEMPTS):
+            written = {tune.winner, *(p for s in steps for p in (s.full, s.plain))}
+            names = {
+                p: name for p, name in _points(tune, steps).items()
+                if p == self._space.default or (p in written and self._may_be_written(p))
+                or (p not in written and self._space.legal(p) and tune.gate.admit(p) is None)
+            }  # fmt: skip
+            if len(names) < 2:
+                return
+            configurations = {name: self._space.configuration(p) for p, name in names.items()}
+            key = f"pareto/{attempt}" if attempt else "pareto"
+            result = tune.rounds().compare(key, configurations, tune.round_count)
+            if result.rounds < LEAST_ROUNDS:
+                return
+            self._names, self._result, self._steps = names, result, steps
+            steps = [self._without_weak(s) for s in steps]
+            if steps == self._steps:
+                return
+
+    def _may_be_written(self, point: Point) -> bool:
+        return self._space.legal(point) and self._tune.gate.admit_fully(point) is None
+
+    def _measured(self, point: Point) -> bool:
+        name = self._names.get(point)
+        return self._result is not None and (name == DEFAULT or name in self._result.logs)
+
+    def _weak(self, step: Step) -> list[int]:
+        """The entries that are not missed when they are left out, as far as is known."""
+        result, judge = self._result, self._tune.judge()
+        if result is None or not self._measured(step.full):
+            return list(step.unproven)
+        bar = self._tune.bar(result.rounds)
+        weak = []
+        for n in step.unproven:
+            without, moves = self._space.without(step.full, n), judge.moves(n)
+            if (
+                not self._measured(without)
+                or not bar.beats(
+                    result, self._names[step.full], moves, self._weights, self._names[without], touched=moves
+                )[0]
+            ):
+                weak.append(n)
+        return weak
+
+    def _without_weak(self, step: Step) -> Step:
+        full = step.full
+        for n in self._weak(step):
+            full = self._space.without(full, n)
+        if full == step.full:
+            return step
+        smaller = _step(self._space, self._sizes, full)
+        return smaller if self._may_be_written(full) else Step(step.plain, step.plain, ())
+
+    def variants(self) -> list[Variant]:
+        """What is worth its memory, from large to small; nothing where there was no time."""
+        if self._result is None:
+            return []
+        proven = [s.plain if self._weak(s) else s.full for s in self._steps]
+        points = dict.fromkeys([self._space.default, self._tune.winner, *proven])
+        variants = [self._variant(p) for p in points if self._measured(p)]
+        kept = worthwhile(variants, self._as_good)
+        best = next((v for v in variants if v.point == self._tune.winner), None)
+        if best is not None and best not in kept:
+            best = max((k for k in kept if self._as_good(k, best)), key=lambda k: k.overall.ratio)
+        return named(kept, best)
+
+    def _variant(self, point: Point) -> Variant:
+        assert self._result is not None
+        result, name, metrics = self._result, self._names[point], list(self._weights)
+        return Variant(
+            name, point, self._space.settings(point), int(self._sizes.of(point) or 0),
+            result.ratio(name, metrics, self._weights),
+            {m: result.ratio(name, [m], self._weights) for m in metrics},
+            {m: result.median_rate(name, m) for m in metrics},
+        )  # fmt: skip
+
+    def _as_good(self, one: Variant, other: Variant) -> bool:
+        """As fast within the margin, and it changes answers only where the other does, too. In the place of
+        the default, or of what the tune itself has proven, it has to be as fast by every metric."""
+        assert self._result is not None
+        margin = self._tune.bar(self._result.rounds).of(list(self._weights))
+        if one.overall.ratio * (1 + margin) < other.overall.ratio:
+            return False
+        approx = [self._space.fidelity(v.point) is Fidelity.APPROX for v in (one, other)]
+        if approx == [True, False]:
+            return False
+        if other.point not in (self._space.default, self._tune.winner):
+            return True
+        return self._harmless(one, other.point) and self._harmless(one, self._space.default)
+
+    def _harmless(self, variant: Variant, over: Point) -> bool:
+        """Whether no metric is slower by more than its margin, beyond doubt."""
+        assert self._result is not None
+        bar, moved = self._tune.bar(self._result.rounds), self._space.moved(variant.point, over)
+        for m in self._weights:
+            ratio = self._result.ratio(self._names[variant.point], [m], self._weights, self._names[over])
+            if bar.harms(ratio, m, m in moved) or (m in moved and ratio.low < 1 - bar.margin[m]):
+                return False
+        return True
 
 
 def variant_outcome(tune: Tune, variant: Variant) -> Outcome:

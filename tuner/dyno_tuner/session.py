@@ -8,6 +8,7 @@ import dataclasses
 import datetime
 import json
 import os
+import sys
 import tempfile
 import uuid
 from dataclasses import dataclass, field
@@ -108,15 +109,24 @@ def limit_memory(
     default does not fit."""
     if request.memory_limit is None:
         return space, []
-    defaults = {"ctx": description.engine["ctx"], **description.engine["defaults"]}
+    defaults = _planned_defaults(description)
     longest = request.options.workload.longest
-    paths = ("ctx", "mmq_max_tokens", "mmq_id_max_tokens")  # a path that dequantises needs room for it
-    names = [n for n in defaults if n in paths or "memory" in SETTINGS[n].moves]
-    limit = MemoryLimit(request.memory_limit, executor.memory, names)
+    limit = MemoryLimit(request.memory_limit, executor.memory, _planned_names(defaults))
     limit.check_default(defaults, longest)
     misses = limit.near_misses(space.knobs, defaults, longest)
     fitting = Space(space.knobs, lambda s: space.allowed(s) and limit.allows({**defaults, **s}), space.fixed)
     return fitting, misses
+
+
+def _planned_defaults(description: Description) -> dict[str, Any]:
+    """What the engine's plan of memory is asked with, where a point does not say otherwise."""
+    return {"ctx": description.engine["ctx"], **description.engine["defaults"]}
+
+
+def _planned_names(defaults: Mapping[str, Any]) -> list[str]:
+    """The settings that memory depends on."""
+    paths = ("ctx", "mmq_max_tokens", "mmq_id_max_tokens")  # a path that dequantises needs room for it
+    return [n for n in defaults if n in paths or "memory" in SETTINGS[n].moves]
 
 
 def header(description: Description, request: Request, space: Space, out: Path) -> dict[str, Any]:
@@ -345,9 +355,10 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
         outcome = tune.run()
         variants: list[Variant] = []
         if options.pareto and outcome.status != "interrupted":
-            given = {"ctx": description.engine["ctx"], **description.engine["defaults"]}
+            given = _planned_defaults(description)
+            plan = MemoryLimit(sys.maxsize, executor.memory, _planned_names(given))  # asks each thing once
             try:
-                variants, why = trade_memory(tune, lambda settings: executor.memory({**given, **settings}))
+                variants, why = trade_memory(tune, lambda settings: plan.needs({**given, **settings}))
             except KeyboardInterrupt:  # what the tune itself has proven is written
                 outcome.status, why = "interrupted", "interrupted; --resume goes on with it"
             if why:
