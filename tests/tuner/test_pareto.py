@@ -237,3 +237,28 @@ def test_what_saves_only_together_with_another_is_not_lost() -> None:
     assert len(space.entries(either.savings((0, 0)))) == 1  # the other one saves nothing more
     assert both.savings((0, 0)) == (0, 0)
     assert both.savings((0, 1)) == space.default
+
+
+@pytest.mark.parametrize("pareto", [True, False])
+def test_profiles_of_an_earlier_tune_do_not_stay(tmp_path: Path, pareto: bool) -> None:
+    target = _Planned("saturating", 1)
+    out, folder = tmp_path / "p.yaml", tmp_path / "p.pareto"
+
+    def tune(pareto: bool, trials: int) -> Any:
+        options = Options(Workload(pp=64, tg=8), seed=1, max_trials=trials, pareto=pareto)
+        request = Request("simulated", options, out=out, quiet=True)
+        return run(request, InlineExecutor(target), target.surface.space())
+
+    assert tune(True, 28).pareto == folder
+    first = {p.name: p.read_bytes() for p in folder.iterdir()}
+    (folder / "memory3.yaml").write_text("mine")
+    (folder / "notes.txt").write_text("mine, too")
+    result = tune(pareto, 12)
+    written = {p.name for p in folder.iterdir()} - {"notes.txt"}
+    assert result.pareto == (folder if pareto else None)
+    assert bool(written) == pareto
+    journal = {profiles.load_profile(folder / n).evidence.journal for n in written if n.endswith(".yaml")}
+    assert journal <= {result.profile.evidence.journal}
+    kept = {p.name: p.read_bytes() for p in (tmp_path / "p.pareto.1").iterdir()}
+    assert kept == {**first, "memory3.yaml": b"mine"}
+    assert (folder / "notes.txt").read_text() == "mine, too"

@@ -28,13 +28,18 @@ if TYPE_CHECKING:
     from .target import Value
     from .tune import Tune
 
-MOST = 3  # profiles beside the fastest
+MOST = 3  # profiles beside the fastest and the default
 TOO_SHORT = "no time was left to confirm anything; give a longer --budget"
 LEAST_ROUNDS = 2  # that prove anything
 LEAST_SAVING = 0.001  # of the default's memory; less is how a plan rounds
 ATTEMPTS = 3
 DEFAULT = "default"
 FASTEST = "fastest"
+# All that may be written, or was by earlier versions (memory4); no other name in the folder is touched.
+FILES = (
+    *(f"{n}.yaml" for n in (FASTEST, DEFAULT, *(f"memory{i + 1}" for i in range(MOST + 1)))),
+    "pareto.svg",
+)
 
 
 @dataclass(frozen=True)

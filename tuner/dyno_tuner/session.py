@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dyno import profiles
 from dyno.errors import ProfileError
+from dyno.profiles.io import write_atomically
 from dyno.settings import SETTINGS
 
 from . import __version__, journal
@@ -28,7 +29,7 @@ from .joint import Study
 from .knobs import Facts, Knob, resolve
 from .ledger import Executor, Ledger
 from .memory import MemoryLimit, NearMiss
-from .pareto import Variant, plot, trade_memory, variant_outcome
+from .pareto import FILES, Variant, plot, trade_memory, variant_outcome
 from .progress import Progress
 from .scratch import scratch_folder
 from .space import Space
@@ -383,7 +384,7 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
         raise TuneError(
             f"{error}; every measurement is in {book.path}: make room and continue with --resume"
         ) from error
-    folder = _write_front(tune, variants, description, made, rates, out) if variants else None
+    folder = _write_front(tune, variants, description, made, rates, out, progress)
     return Result(outcome, profile, out, book.path, folder)
 
 
@@ -507,20 +508,45 @@ def _note_machine(
 
 def _write_front(
     tune: Tune, variants: list[Variant], description: Description, made: Made, rates: dict[str, float],
-    out: Path,
-) -> Path:  # fmt: skip
+    out: Path, progress: Progress,
+) -> Path | None:  # fmt: skip
     """A profile for every variant and the plot, in a folder of their own: beside the profile, the runtime
-    would have to choose between them."""
+    would have to choose between them. What an earlier tune has left there is moved aside, also where this one
+    has nothing to write. Returns the folder if there is something of this tune in it."""
     folder = out.with_name(out.stem + ".pareto")
+    files = {
+        f"{v.name}.yaml": profiles.dumps_profile(
+            profile_of(variant_outcome(tune, v), description, made, rates)
+        ).encode()
+        for v in variants
+    }
+    if variants:
+        files["pareto.svg"] = plot(variants, description.label).encode()
     try:
-        folder.mkdir(exist_ok=True)
-        for v in variants:
-            outcome = variant_outcome(tune, v)
-            profiles.save_profile(profile_of(outcome, description, made, rates), folder / f"{v.name}.yaml")
-        (folder / "pareto.svg").write_text(plot(variants, description.label), encoding="utf-8")
+        _move_front_aside(folder, files, progress)
+        for name, data in files.items():
+            write_atomically(folder / name, data)
     except (OSError, ProfileError) as error:
         raise TuneError(f"{folder} cannot be written: {error}; the profile itself is in {out}") from error
-    return folder
+    return folder if variants else None
+
+
+def _move_front_aside(folder: Path, files: Mapping[str, bytes], progress: Progress) -> None:
+    """Keeps what of an earlier tune would be replaced in `folder`, or would stay there without being of this
+    one. Only names that a tune writes are touched, and whatever stands in these files is kept. Raises
+    OSError."""
+    earlier = [folder / name for name in FILES if (folder / name).is_file()]
+    if all(files.get(p.name) == p.read_bytes() for p in earlier):
+        return
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
+        number += 1
+    aside.mkdir()
+    for path in earlier:
+        path.rename(aside / path.name)
+    if not any(folder.iterdir()):
+        folder.rmdir()
+    progress.say(f"the --pareto profiles of an earlier run are kept in {aside}")
 
 
 def _check_writable(out: Path) -> None:
