@@ -9,6 +9,7 @@ written as a profile each, with a plot of all.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
@@ -33,6 +34,7 @@ TOO_SHORT = "no time was left to confirm anything; give a longer --budget"
 LEAST_ROUNDS = 2  # that prove anything
 LEAST_SAVING = 0.001  # of the default's memory; less is how a plan rounds
 ATTEMPTS = 3
+SLOW = 2.5  # times a visit of the default; what takes longer is cut there
 DEFAULT = "default"
 FASTEST = "fastest"
 # All that may be written, or was by earlier versions (memory4); no other name in the folder is touched.
@@ -280,11 +282,25 @@ def _points(tune: Tune, steps: Sequence[Step]) -> dict[Point, str]:
     return points
 
 
+def _slowness(log_ratio: float) -> float:
+    """Time of a visit over that of the default's, at most: all that a point loses may be lost by one of two
+    metrics, and a visit is cut where it takes too long."""
+    return min(SLOW, math.exp(max(0.0, -2 * log_ratio)))
+
+
 def _affordable(tune: Tune, steps: Sequence[Step]) -> list[Step]:
     """As many steps as there is time to confirm: first the middle one goes, for the ends say most, then the
     entries that would have to be proven."""
-    rounds, left = tune.rounds(), list(steps)
-    while left and not rounds.affordable(LEAST_ROUNDS * visits_in_round(len(_points(tune, left)))):
+    rounds, left, space = tune.rounds(), list(steps), tune.space
+    points = list(_points(tune, steps))
+    mean, _ = predicted(space, tune.judge().history(tune.trials), points)
+    slower = {p: _slowness(float(m)) for p, m in zip(points, mean, strict=True)}
+
+    def seconds(steps: Sequence[Step]) -> float:
+        each = [slower[p] for p in _points(tune, steps)]
+        return rounds.seconds(LEAST_ROUNDS * visits_in_round(len(each))) * sum(each) / len(each)
+
+    while left and not tune.schedule.more_seconds(seconds(left)):
         most = max(left, key=lambda s: len(s.unproven))
         if len(left) < MOST and most.unproven and most.plain != tune.space.default:
             left[left.index(most)] = Step(most.plain, most.plain, ())
@@ -309,12 +325,10 @@ class _Confirmed:
     def _compare(self) -> None:
         tune, steps = self._tune, self._steps
         for attempt in range(ATTEMPTS):
-            written = {tune.winner, *(p for s in steps for p in (s.full, s.plain))}
-            names = {
-                p: name for p, name in _points(tune, steps).items()
-                if p == self._space.default or (p in written and self._may_be_written(p))
-                or (p not in written and self._space.legal(p) and tune.gate.admit(p) is None)
-            }  # fmt: skip
+            names = self._admitted(steps)
+            # To compare answers has taken time that was there before.
+            while attempt == 0 and (fewer := _affordable(tune, steps)) != steps:
+                steps, names = fewer, self._admitted(fewer)
             if len(names) < 2:
                 return
             configurations = {name: self._space.configuration(p) for p, name in names.items()}
@@ -326,6 +340,17 @@ class _Confirmed:
             steps = [self._without_weak(s) for s in steps]
             if steps == self._steps:
                 return
+
+    def _admitted(self, steps: Sequence[Step]) -> dict[Point, str]:
+        """What of the points may be compared. What is only left out for the comparison is never written, so
+        knobs that change no bit need no check there."""
+        tune = self._tune
+        written = {tune.winner, *(p for s in steps for p in (s.full, s.plain))}
+        return {
+            p: name for p, name in _points(tune, steps).items()
+            if p == self._space.default or (p in written and self._may_be_written(p))
+            or (p not in written and self._space.legal(p) and tune.gate.admit(p) is None)
+        }  # fmt: skip
 
     def _may_be_written(self, point: Point) -> bool:
         return self._space.legal(point) and self._tune.gate.admit_fully(point) is None
