@@ -6,5 +6,5 @@ from importlib.metadata import PackageNotFoundError, version
 
 try:
     __version__ = version("gguf-dyno")
-except PackageNotFoundError:  # run from a source tree
-    __version__ = "0.0.0"
+except PackageNotFoundError:  # run from a source tree: both are one project
+    from dyno import __version__ as __version__
