@@ -31,7 +31,7 @@ TOOLS = {"dyno": dyno_app, "tune": tune_app}
 PROJECT_FILE = r"(?<![\w./…-])((?:docs|benchmarks|tests|csrc|python|tuner)/[\w./-]+\.\w+)"
 STAGES = ("gguf", "model", "plan", "ops")
 # Options of other programs that the pages speak of.
-FOREIGN = {"--repack", "--models"}
+FOREIGN = {"--repack", "--models", "--poll", "--no-op-offload", "--lora", "--swa-full"}
 
 
 @dataclass(frozen=True)

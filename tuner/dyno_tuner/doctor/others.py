@@ -30,7 +30,9 @@ _NAMES: dict[tuple[str, bool], tuple[str, str]] = {
         "--split-mode-f16 --split-mode-f32 --spm-infill --swa-compress --ui-mcp-proxy --usage "
         "--validate-quants --verbose --verbose-prompt --webui-mcp-proxy --winogrande -cb -cnv -co -dkvc "
         "-dsa -e -fidx -h -i -if -mli -nocb -pps -ptcall -rea -smf16 -smf32 -sp -v -vq ",
-        "--api-key --api-key-file --attention --audio --binary-file --cache-ram --cache-ram-similarity "
+        "--api-key --api-key-file --attention --audio --binary-file --cache-ram --cache-ram-n-min "
+        "--cache-ram-similarity --ctx-checkpoints --ctx-checkpoints-eviction --ctx-checkpoints-interval "
+        "--ctx-checkpoints-tolerance "
         "--cache-type-k-draft --cache-type-v-draft --cfg-negative-prompt --cfg-negative-prompt-file "
         "--cfg-scale --chat-template --chat-template-file --chat-template-kwargs --chunk --chunk-separator "
         "--chunk-size --context-file --context-shift --control-vector --control-vector-layer-range "
