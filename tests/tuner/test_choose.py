@@ -6,7 +6,16 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conftest_tuner import WORKLOAD, Simulated
 from dyno_tuner import choose
+from dyno_tuner.confirm import Comparison
+from dyno_tuner.inline import InlineExecutor
+from dyno_tuner.judging import Choice
+from dyno_tuner.ledger import Ledger
+from dyno_tuner.proof import Proof
+from dyno_tuner.targets.simulated import SimulatedTarget, SimulationNoise
+from dyno_tuner.targets.surfaces import SURFACES
+from dyno_tuner.tune import Options, Tune
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,3 +86,52 @@ def test_where_no_entry_fits_before_kernels_its_proof_takes_their_time(
     chooser.run([], SimpleNamespace(entries=[]))  # type: ignore[arg-type]
     assert proven == ([] if proven_until is None else [proven_until])
     assert chooser.unproven
+
+
+def test_what_was_weak_is_not_written_where_there_is_no_time_to_look_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One look finds several entries weak and drops one; the rest of them were not missed either."""
+    look = Proof._look
+
+    def once(self: Proof, key: str, point: Any, choice: Any) -> Any:
+        return look(self, key, point, choice) if key.endswith("/0") else (Comparison([]), [], [])
+
+    monkeypatch.setattr(Proof, "_look", once)
+    run = Simulated("rugged", 1, SimulationNoise(within=0.001, process=0.002, layout=0.0005), max_trials=15)
+    judge, space = run.tune.judge(), run.space
+
+    def cost(point: Any, n: int) -> float:
+        return run.truth(space.settings(space.without(point, n))) - run.truth(space.settings(point))
+
+    default = run.truth(space.settings(space.default))
+    points = [
+        p for p in space.points()
+        if run.truth(space.settings(p)) - default > 0.04
+        and sum(cost(p, n) > 0.015 for n in space.entries(p)) > 1
+    ]  # fmt: skip
+    assert points
+    for number, point in enumerate(points[:6]):
+        choice = Choice(space.default)
+        assert not Proof(judge).run(point, choice, f"w{number}")
+        assert choice.entries == []
+
+
+class _Stopped(InlineExecutor):
+    """Ctrl-C in the finals."""
+
+    def visit(self, *args: Any) -> Any:
+        if args[4].key.startswith(("confirm/", "without/")):
+            raise KeyboardInterrupt
+        return super().visit(*args)
+
+
+def test_what_looked_faster_when_it_was_interrupted_is_said() -> None:
+    surface = SURFACES["saturating"]()
+    ledger = Ledger(
+        _Stopped(SimulatedTarget(surface, 1)), WORKLOAD, identity=surface.space().identity, virtual_time=True
+    )
+    tune = Tune(ledger, surface.space(), Options(WORKLOAD, seed=1, max_trials=25))
+    outcome = tune.run()
+    assert outcome.status == "interrupted"
+    assert bool(outcome.entries) != outcome.unproven

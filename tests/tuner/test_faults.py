@@ -287,6 +287,40 @@ def test_what_hangs_is_ended_with_the_budget() -> None:
     assert exact >= 600.0
 
 
+class _Late(_Engine):
+    """Takes what it may where that is little."""
+
+    def visit(self, *args: Any, **kwargs: Any) -> Visit:
+        self.visits += 1
+        if args[5] < 60.0:
+            return Visit(TrialStatus.TIMEOUT, message="scripted", seconds=args[5])
+        return Visit(TrialStatus.OK, seconds=1.0)
+
+    def quality(self, *args: Any, **kwargs: Any) -> Quality:
+        return Quality(TrialStatus.TIMEOUT if args[2] < 60.0 else TrialStatus.OK, message="scripted")
+
+
+def test_what_the_budget_cut_short_is_tried_again_after_resume_with_more(tmp_path: Path) -> None:
+    """It did not kill the worker: nobody knows how long it would have taken."""
+    late = Configuration({"a": 1})
+    with journal.Journal(tmp_path / "j") as book:
+        ledger = Ledger(_Late(), WORKLOAD, journal=book, deadline_floor=120.0, budget=30.0)
+        ledger.quality("exact", Configuration({}), process=0)
+        ledger.expected_visit = 0.3
+        visit = ledger.visit("trial", late, ["pp"], VisitPolicy(), process=0)
+        assert (visit.status, ledger.killed(late)) == (TrialStatus.TIMEOUT, False)
+        assert ledger.quality("answers", late, process=0).status is TrialStatus.TIMEOUT
+        assert ledger.was_cut("trial")
+        assert ledger.was_cut("answers")
+    records = journal.load(tmp_path / "j").records
+    for budget, status in ((600.0, TrialStatus.OK), (None, TrialStatus.OK)):
+        resumed = Ledger(_Late(), WORKLOAD, past=records, deadline_floor=120.0, budget=budget)
+        resumed.quality("exact", Configuration({}), process=0)
+        assert resumed.replayed == 1
+        assert resumed.visit("trial", late, ["pp"], VisitPolicy(), process=0).status is status
+        assert not resumed.was_cut("trial")
+
+
 class _Endless(_Engine):
     """A visit takes longer than it may."""
 

@@ -40,7 +40,7 @@ class Chooser:
     """Args:
     explore: tries more points as the search did; gives all trials.
 
-    `unproven` tells whether something that looked faster was left alone for want of time.
+    `unproven` tells whether there was no time to tell of something that looked faster whether it is.
     """
 
     judge: Judge
@@ -54,6 +54,7 @@ class Chooser:
         finalists = self.pick(trials)
         if not finalists:
             return
+        self.unproven = True  # until something says else, also where Ctrl-C ends it
         # Rather few finalists in enough rounds than many in one.
         while len(finalists) > 1 and not judge.rounds.affordable(3 * visits_in_round(len(finalists) + 1)):
             # What changes answers goes first: without its twin in the race it could not win anyhow.
@@ -71,17 +72,18 @@ class Chooser:
         if winner is None:
             return
         # What is proven of settings comes before kernels, also where that leaves these no time.
+        self.unproven, whole = True, winner
         visits = judge.proof_visits(len(judge.space.entries(winner)))
         if not judge.affordable("leave_one_out", visits) and not judge.affordable(LAST, visits):
             winner = self._provable(winner, trials)
             if winner is None:
-                self.unproven = not choice.entries
                 return
         proof = Proof(judge, LAST)
-        if proof.run(winner, choice):
+        proven = proof.run(winner, choice)
+        # What was compared may be less than what had looked faster.
+        self.unproven = not proven and (proof.cut or winner != whole)
+        if proven:
             Rivals(judge, self.explore).run(choice)
-        else:
-            self.unproven = proof.cut and not choice.entries
 
     def _provable(self, point: Point, trials: Sequence[Trial]) -> Point | None:
         """As many of its entries as there is time to prove: the trials say without which ones it is best."""
@@ -143,7 +145,7 @@ class Chooser:
         if not roomy:
             judge.until("leave_one_out")
         result = judge.compare("confirm", points, choice, None if roomy else 2)
-        self.unproven = result.rounds < 2 and not result.failed
+        self.unproven = result.rounds < 2 and any(n not in result.failed for n in names)
         bar = judge.bar(result.rounds)
         passed: list[tuple[float, str]] = []
         for name, point in names.items():

@@ -40,6 +40,7 @@ class Gate:
         self._died = died
         self._verdicts: dict[object, tuple[TrialStatus, str] | None] = {}
         self._qualities: dict[Point, Quality] = {}
+        self.cut = False  # the budget has ended a check of answers
         self._of_kernels: dict[object, Quality] = {}
         self._default: Quality | None = None
         self._met: set[object] = {space.code_class(space.default)}
@@ -142,7 +143,9 @@ class Gate:
             verdict = self._judge(quality, self._space.fidelity(point))
             status = quality.status if quality.status is not TrialStatus.OK else TrialStatus.INCORRECT
             self._verdicts[kind] = None if verdict.ok else (status, verdict.reason)
-            if not verdict.ok:
+            if self._ledger.was_cut(self._key(point)):
+                self.cut = True  # neither right nor wrong
+            elif not verdict.ok:
                 self._refuse(point, verdict.reason)
         return self._verdicts[kind]
 

@@ -79,6 +79,19 @@ class Executor(Protocol):
     def close(self) -> None: ...
 
 
+OVERRUN = 1.05  # budgets after which what is tried is ended wherever it stands
+
+
+def _is_cut(record: Mapping[str, Any]) -> bool:
+    result = record.get("result")
+    return isinstance(result, dict) and bool(result.get("cut"))
+
+
+def _marked(result: dict[str, Any], cut: bool) -> dict[str, Any]:
+    """Args: `cut`: whether the budget left less time than an operation usually has."""
+    return {**result, "cut": True} if cut and result["status"] == TrialStatus.TIMEOUT else result
+
+
 def _again(message: str) -> str:
     return message if message.startswith("not tried again") else f"not tried again: {message}"
 
@@ -132,12 +145,17 @@ class Ledger:
         self._deadline_floor = deadline_floor
         self._careful = Careful(watch, self.note, self._show, sleep) if watch is not None else None
         self._seen = Conditions()  # of a journal, where nothing is watched now
+        # What an earlier budget has cut short is done again where there is more time now.
+        past = [
+            r for r in past if not _is_cut(r) or (budget is not None and r["t"] >= OVERRUN * budget - 0.5)
+        ]
         self._past = {self._find_key(r): r for r in past if "op" in r}
+        self._cut: set[str] = set()
         self._notes = {json.dumps(r, sort_keys=True) for r in past if "note" in r}
         self._killed: dict[Hashable, Visit] = {}
         self._compared = False  # there are answers of the exact path
         for record in past:
-            if record.get("op") in ("visit", "quality"):
+            if record.get("op") in ("visit", "quality") and not _is_cut(record):
                 self._remember(
                     Configuration.from_dict(record["config"]),
                     TrialStatus(record["result"]["status"]),
@@ -232,8 +250,8 @@ class Ledger:
             if known is not None and not anchor:
                 return Visit(known.status, message=_again(known.message)).to_dict()
 
-            deadline = self._deadline(configuration, rests * REST_SECONDS)
-            deadline = self._within_budget(deadline, not anchor or self.expected_visit == 0)
+            usual = self._deadline(configuration, rests * REST_SECONDS)
+            deadline = self._within_budget(usual, not anchor or self.expected_visit == 0)
 
             def measure() -> dict[str, Any]:
                 begun = time.monotonic()
@@ -246,7 +264,8 @@ class Ledger:
                     deadline,
                 )
                 elapsed = None if self._virtual else time.monotonic() - begun
-                return judge_plausibility(visit, self._bounds, elapsed).to_dict()
+                result = judge_plausibility(visit, self._bounds, elapsed).to_dict()
+                return _marked(result, deadline < usual)
 
             return self._watched(key, measure, lambda visit: visit["status"] == TrialStatus.OK)
 
@@ -254,7 +273,7 @@ class Ledger:
         visit = Visit.from_dict(result)
         self._learn_of_gpu(result)
         self._in_time(visit.status)
-        self._remember(configuration, visit.status, visit.message)
+        self._settle(key, result, configuration, visit)
         return visit
 
     def _watched(
@@ -298,23 +317,39 @@ class Ledger:
             known = self._killed.get(self._identity(configuration))
             if known is not None:
                 return Quality(known.status, message=_again(known.message)).to_dict()
-            deadline = self._within_budget(4 * self._deadline(configuration), self._compared)
+            usual = 4 * self._deadline(configuration)
+            deadline = self._within_budget(usual, self._compared)
+            cut = deadline < usual
             if not self._compared and not self._virtual:
                 deadline = max(deadline, FIRST_ANSWERS)
             if self._limit is not None:
                 deadline = min(deadline, max(1.0, self._limit - self.now))
-            return self._executor.quality(configuration, context, deadline).to_dict()
+            return _marked(self._executor.quality(configuration, context, deadline).to_dict(), cut)
 
         begun = self.now
-        quality = Quality.from_dict(self._do("quality", key, configuration.to_dict(), {}, process, perform))
+        result = self._do("quality", key, configuration.to_dict(), {}, process, perform)
+        quality = Quality.from_dict(result)
         if quality.status is TrialStatus.OK and self._compared:
             self._later_checks = max(self._later_checks, self.now - begun)
         elif quality.status is TrialStatus.OK:
             self._first_check = self.now - begun
         self._compared |= quality.status is TrialStatus.OK
         self._in_time(quality.status)
-        self._remember(configuration, quality.status, quality.message)
+        self._settle(key, result, configuration, quality)
         return quality
+
+    def _settle(
+        self, key: str, result: Mapping[str, Any], configuration: Configuration, found: Visit | Quality
+    ) -> None:
+        """What the end of the budget has cut short is no killer."""
+        if result.get("cut"):
+            self._cut.add(key)
+        else:
+            self._remember(configuration, found.status, found.message)
+
+    def was_cut(self, key: str) -> bool:
+        """Whether the end of the budget has cut this operation short, which says nothing about it."""
+        return key in self._cut
 
     @property
     def check_seconds(self) -> float:
@@ -390,7 +425,7 @@ class Ledger:
         """Nobody waits for what hangs for longer than the budget lasts, give or take a twentieth."""
         if not bounded or self._budget is None or self._virtual:
             return deadline
-        return min(deadline, max(1.0, 1.05 * self._budget - self.now))
+        return min(deadline, max(1.0, OVERRUN * self._budget - self.now))
 
     def _in_time(self, status: TrialStatus) -> None:
         """A configuration that the limit has cut short is no slow one. Raises TuneError."""

@@ -7,7 +7,7 @@ entry is written before that, however large the gain of the whole.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from .confirm import visits_in_round
@@ -39,6 +39,7 @@ class Proof:
     judge: Judge
     last: str | None = None
     cut: bool = False
+    weak: set[str] = field(default_factory=set)  # at the last look
 
     def run(self, point: Point, choice: Choice, key: str = "without") -> bool:
         """Drops what the rest does as well without, until every entry that is left is needed, and brings
@@ -58,8 +59,9 @@ class Proof:
             if FULL in result.failed:
                 return choice.clear(space.default)
             if not found:
-                self.cut = before is None or not self._settled(before, point, entries, choice)
-                return not self.cut
+                settled = before is not None and self._settled(before, point, entries, choice)
+                self.cut |= not settled
+                return settled
             entries = found
             judge.note(
                 "without", settings=space.settings(point), rounds=result.rounds,
@@ -73,6 +75,7 @@ class Proof:
                 choice.accept(judge, result, FULL, point, self._grouped(result, entries))
                 return True
             before = result if gains else None
+            self.weak = {space.knobs[n].name for _, n in weak}
             point = self._smaller(point, weak, judge.bar(result.rounds).of(list(judge.weights)))
         return self._as_one(point, entries, choice, key)
 
@@ -90,7 +93,9 @@ class Proof:
             entries, weak = self._entries(result, point)
             if not (again and weak and self._unsure(result, weak)):
                 return result, entries, weak
+            known = result.rounds
             result = self._compare(key, point, choice, into=result)
+            self.cut |= result.rounds == known
         return result, [], []
 
     def _stop(
@@ -120,7 +125,7 @@ class Proof:
 
     def _least(self, points: int) -> int | None:
         """Where the stage's own time does not last for two rounds, a later one's does, but for no more."""
-        if self.last is None or self.judge.rounds.affordable(2 * visits_in_round(points)):
+        if self.last is None or self.judge.affordable("leave_one_out", 2 * visits_in_round(points)):
             return None
         self.judge.until(self.last)
         return 2
@@ -170,6 +175,8 @@ class Proof:
         if len(gone) != 1 or name not in result.logs or not judge.gains(result, name, point):
             return False
         missed = [e for e in entries if e.name in kept]
+        if len(numbers) > 1 and self.weak & kept:
+            return False  # not all of them were missed
         if len(numbers) == 1:
             moves = judge.moves(numbers[0])
             ok, gain = judge.bar(result.rounds).beats(result, name, moves, judge.weights, touched=moves)
@@ -193,6 +200,7 @@ class Proof:
             return choice.clear(space.default)
         points = {DEFAULT: space.default, FULL: point}
         result = judge.compare(f"{key}/last", points, choice, self._least(len(points)))
+        self.cut |= result.rounds < 2 and FULL not in result.failed
         if result.rounds < 2 or FULL not in result.logs or not judge.gains(result, FULL, point):
             return choice.clear(space.default)
         gain = result.ratio(FULL, judge.moved(point), judge.weights)

@@ -71,7 +71,7 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
     if outcome.unproven:
         console.print(
             "Settings looked faster than the defaults, and there was no time to prove it: their entries are "
-            "`default`. Give a longer --budget."
+            "`default`." + (" Give a longer --budget." if outcome.status == "budget" else "")
         )
     elif not outcome.entries and not outcome.kernels:
         console.print(

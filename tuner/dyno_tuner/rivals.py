@@ -50,9 +50,10 @@ class Rivals:
     def _replaced(self, key: str, choice: Choice) -> bool:
         judge, space = self.judge, self.judge.space
         trials = self.explore(self.unseen(self.explore([]), choice.point))
-        rivals = [p for p in self.candidates(trials, choice.point) if judge.admit(p) is None]
+        rivals = self.candidates(trials, choice.point)
         while rivals and not judge.rounds.affordable(2 * visits_in_round(2 + len(rivals))):
-            rivals.pop()
+            rivals.pop()  # before their answers are compared: that takes time, too
+        rivals = [p for p in rivals if judge.admit(p) is None]
         if not rivals:
             return False
         names = {f"r{i}": p for i, p in enumerate(sorted(rivals, key=lambda p: space.preference(p)))}

@@ -230,6 +230,7 @@ class Quality:
     def from_dict(cls, data: Mapping[str, Any]) -> Quality:
         numbers = {n: float(data[n]) for n in ("mean_kld", "max_kld", "top1", "seconds")}
         groups = tuple(GroupQuality.from_dict(g) for g in data.get("groups", ()))
+        data = {k: v for k, v in data.items() if k != "cut"}  # a ledger's mark
         return cls(**{**data, **numbers, "status": TrialStatus(data["status"]), "groups": groups})
 
 

@@ -79,7 +79,7 @@ class Tune:
         self._process = 0
         self._screen: Screen | None = None
         self._kernels: KernelStage | None = None
-        self._unproven = False
+        self._left_open = False
         self._choice = Choice(space.default)
         self._unstable = 0
         self._resting = False  # the time that the GPU rests in a visit is planned for
@@ -123,8 +123,10 @@ class Tune:
             self._run_screen()
             self.stage("finalists")
             chooser = Chooser(self.judge(), self._explore)
-            chooser.run(self._candidates(), self._choice)
-            self._unproven = chooser.unproven
+            try:
+                chooser.run(self._candidates(), self._choice)
+            finally:
+                self._left_open = chooser.unproven
             choice = self._choice
             if choice.entries and not self.gate.still_right(choice.point):
                 at_default = dict(choice.baseline)
@@ -140,10 +142,15 @@ class Tune:
             )  # fmt: skip
             self._kernels.run(self._choice)
         untried = self._screen is not None and self._screen.ended == "budget" and len(self.trials) == 1
-        cut = untried or self._unproven or (self._kernels is not None and self._kernels.cut)
+        cut = untried or self.unproven or (self._kernels is not None and self._kernels.cut)
         if self.schedule.used_up or cut:
             self.status = "budget"
         self.stage("done")
+
+    @property
+    def unproven(self) -> bool:
+        """Whether something that looked faster is not written because there was no time to prove it."""
+        return (self._left_open or self.gate.cut) and not self._choice.entries
 
     def stage(self, name: str) -> None:
         self.ledger.note("stage", name=name, t=round(self.ledger.now, 3))
@@ -536,7 +543,7 @@ class Tune:
             conditions=self._conditions().to_dict(),
             status=self.status,
             stage=choice.stage,
-            unproven=self._unproven,
+            unproven=self.unproven,
             voided=choice.voided + (self._screen.voided if self._screen else 0),
         )
         trials: Sequence[Trial] = self._screen.trials if self._screen else []
