@@ -135,3 +135,35 @@ def test_what_looked_faster_when_it_was_interrupted_is_said() -> None:
     outcome = tune.run()
     assert outcome.status == "interrupted"
     assert bool(outcome.entries) != outcome.unproven
+
+
+def test_a_smaller_point_is_proven_where_comparing_answers_took_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two rounds of all entries were affordable until the answers of what is left out had been compared."""
+    judge = _Judge(100, 100)
+    whole, part = (1, 1), (1, 0)
+    judge.space.entries = lambda point: [n for n, i in enumerate(point) if i]
+    proven: list[tuple[Any, str]] = []
+
+    class Proof:
+        def __init__(self, judge: _Judge, last: str) -> None:
+            self.cut = False
+
+        def run(self, point: Any, choice: Any, key: str = "without") -> bool:
+            proven.append((point, key))
+            self.cut = point == whole
+            if not self.cut:
+                choice.entries.append("an entry")
+            return not self.cut
+
+    monkeypatch.setattr(choose, "Proof", Proof)
+    monkeypatch.setattr(choose.Chooser, "pick", lambda self, trials: [whole])
+    monkeypatch.setattr(choose.Chooser, "_race", lambda self, finalists, choice: whole)
+    monkeypatch.setattr(choose.Chooser, "_towards_default", lambda self, point, choice: point)
+    monkeypatch.setattr(choose.Chooser, "_provable", lambda self, point, trials: part)
+    monkeypatch.setattr(choose.Rivals, "run", lambda self, choice: None)
+    chooser = choose.Chooser(judge, lambda points: [])  # type: ignore[arg-type]
+    chooser.run([], SimpleNamespace(entries=[]))  # type: ignore[arg-type]
+    assert proven == [(whole, "without"), (part, "again")]
+    assert not chooser.unproven

@@ -93,7 +93,7 @@ def test_what_failed_on_one_machine_is_not_tried_on_the_next(tmp_path: Path, url
         ({"device": {"cores": 6}}, "cores"),
         ({"device": {"isa": "avx2"}}, "instruction set"),
         ({"approx_limit": 0.1}, "another approx_limit"),
-        ({"held": {"threads": 3}}, "another held"),
+        ({"held": {"threads": 3}}, "its held"),
     ],
 )
 def test_a_machine_of_another_kind_is_refused(

@@ -80,6 +80,13 @@ class Chooser:
                 return
         proof = Proof(judge, LAST)
         proven = proof.run(winner, choice)
+        if proof.cut and not choice.entries:
+            # The answers of what it leaves out had to be compared first; they are known now.
+            judge.until(LAST)
+            smaller = self._provable(winner, trials)
+            if smaller is not None and smaller != winner:
+                winner, proof = smaller, Proof(judge, LAST)
+                proven = proof.run(winner, choice, "again")
         # What was compared may be less than what had looked faster.
         self.unproven = not proven and (proof.cut or winner != whole)
         if proven:

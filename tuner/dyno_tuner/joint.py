@@ -390,7 +390,7 @@ def _difference(name: str, there: Any, here: Any) -> str:
             return "another workload"
     if isinstance(here, dict) and isinstance(there, dict):
         names = sorted(k for k in {**here, **there} if here.get(k) != there.get(k))
-        return f"another {name} ({', '.join(names)})"
+        return f"its {name} differ in {', '.join(names)}"
     return f"another {name} ({there}, here {here})"
 
 
