@@ -43,7 +43,7 @@ def judge(candidate: Quality, default: Quality, fidelity: Fidelity, approx_limit
     approx_limit: mean KLD in nats per token that the user allowed for `approx` knobs, if any.
     """
     if candidate.status is not TrialStatus.OK:
-        return Verdict(False, candidate.message or str(candidate.status))
+        return Verdict(False, f"they could not be compared: {candidate.message or candidate.status}")
     if candidate.digest and candidate.digest == default.digest:
         return Verdict(True)
     if fidelity is Fidelity.EXACT:

@@ -144,7 +144,7 @@ class Progress:
                 f"{failed}, {data['kept']} kernels kept{cut}"
             )
         elif kind == "incorrect" and plain:
-            self.say(f"  answers changed: {data['reason']}")
+            self.say(f"  answers refused: {data['reason']}")
 
     def _kernel_trial(self, data: Mapping[str, Any]) -> None:
         """Only what was kept or failed: there are many."""

@@ -206,7 +206,7 @@ class Verification(Tune):
         for unit in units:
             reason = self._wrong(unit.label, [unit])
             if reason:
-                self._say(unit, HARMFUL, f"answers changed: {reason}")
+                self._say(unit, HARMFUL, f"answers refused: {reason}")
             else:
                 good.append(unit)
         if len(good) == len(units):
