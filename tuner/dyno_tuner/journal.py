@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".journal.jsonl"
 PACKED_SUFFIX = ".gz"
+MOST_BYTES = 1 << 30  # of a packed journal; a tune of hours writes some ten MiB
 MOST_DEVICES = 1000  # that work together
 
 _PACKED = b"\x1f\x8b"  # how gzip begins
@@ -81,7 +82,15 @@ def _read(path: Path) -> bytes:
     """The bytes that the run wrote. Raises JournalError if the file cannot be read or unpacked."""
     try:
         data = path.read_bytes()
-        return gzip.decompress(data) if data.startswith(_PACKED) else data
+        if not data.startswith(_PACKED):
+            return data
+        with gzip.open(path) as packed:
+            data = packed.read(MOST_BYTES + 1)  # a small file can unpack to more than there is memory
+        if len(data) > MOST_BYTES:
+            raise JournalError(
+                f"journal {path}: unpacks to more than {MOST_BYTES >> 20} MiB; unpack it first"
+            )
+        return data
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise JournalError(f"journal {path}: cannot be unpacked: {error}") from error
     except OSError as error:

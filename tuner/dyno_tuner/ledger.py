@@ -146,9 +146,8 @@ class Ledger:
         self._careful = Careful(watch, self.note, self._show, sleep) if watch is not None else None
         self._seen = Conditions()  # of a journal, where nothing is watched now
         # What an earlier budget has cut short is done again where there is more time now.
-        past = [
-            r for r in past if not _is_cut(r) or (budget is not None and r["t"] >= OVERRUN * budget - 0.5)
-        ]
+        end = None if budget is None else OVERRUN * budget - 0.5
+        past = [r for r in past if not _is_cut(r) or (end is not None and float(r.get("t", 0.0)) >= end)]
         self._past = {self._find_key(r): r for r in past if "op" in r}
         self._cut: set[str] = set()
         self._notes = {json.dumps(r, sort_keys=True) for r in past if "note" in r}

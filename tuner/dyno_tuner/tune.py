@@ -15,6 +15,7 @@ from .choose import Chooser, worth_proving
 from .confirm import Bar, Rounds
 from .errors import TuneError
 from .gate import Gate
+from .interrupted import FromScreen
 from .judging import Choice, Judge
 from .kernels import KernelStage
 from .knobs import Kind
@@ -26,19 +27,18 @@ from .samplers import SAMPLERS
 from .schedule import Schedule
 from .solving import ThresholdStage
 from .spread import RoundSpread
-from .stats import Estimate, Noise, estimate, noise_of
+from .stats import Noise, noise_of
 from .study import Screen, ScreenPlan, Trial
 from .target import Configuration, Quality, TrialStatus, Visit, kind_of
 from .watch import Conditions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from .crew import Crew, Lane
     from .joint import Study
     from .ledger import Ledger
     from .measure import VisitPolicy
-    from .outcome import Entry
     from .solving import Solved
     from .space import Point, Space
     from .target import Workload
@@ -520,7 +520,7 @@ class Tune:
     def outcome(self) -> Outcome:
         """What is proven now."""
         if self.status == "interrupted" and not self._choice.entries and self._screen is not None:
-            self._choose_from_screen(self._screen.trials)
+            FromScreen(self.judge(), self.noise, self.gate.refused).choose(self._screen.trials, self._choice)
         choice = self._choice
         defaults = self.space.settings(self.space.default)
         result = Outcome(
@@ -567,48 +567,3 @@ class Tune:
         """What was seen of all devices."""
         ledgers = [lane.ledger for lane in self._crew.lanes] if self._crew is not None else [self.ledger]
         return Conditions.of([ledger.conditions for ledger in ledgers])
-
-    def _choose_from_screen(self, trials: Sequence[Trial]) -> None:
-        """After an interrupt, where no rounds have proven anything: the best point of the screen that was
-        also tried without each of its entries, if its paired samples clear the margin over each of those
-        points even at the lower end of their interval."""
-        by_class = {self.space.code_class(t.point): t for t in trials}
-        scored = [t for t in trials if t.log_ratio is not None and not self.gate.refused(t.point)]
-        for trial in sorted(scored, key=lambda t: -(t.log_ratio or 0.0)):
-            entries = self._missed(trial, by_class)
-            if entries:
-                self._choice.point, self._choice.entries = trial.point, entries
-                self._choice.gain = {
-                    m: self._of_one_visit(estimate([pairs], "interrupted", m), m)
-                    for m in self.weights if trial.score and (pairs := trial.score.pairs.get(m))
-                }  # fmt: skip
-                for m, gain in self._choice.gain.items():
-                    self._choice.tuned[m] = gain.ratio * self._choice.baseline[m]
-                return
-
-    def _missed(self, trial: Trial, by_class: Mapping[Hashable, Trial]) -> list[Entry]:
-        """The entries of a trial, or none where one of them was not missed when it was left out."""
-        judge, bar = self.judge(), self.bar(1)
-        entries = []
-        for n in self.space.entries(trial.point):
-            without = by_class.get(self.space.code_class(self.space.without(trial.point, n)))
-            if without is None or trial.score is None or without.log_ratio is None:
-                return []
-            gains = {}
-            for metric in self.weights:
-                gain = estimate([trial.score.over(without.score, metric)], "interrupted", metric)
-                if bar.harms(gain, metric):
-                    return []
-                gains[metric] = gain
-            sure = [m for m in judge.moves(n) if gains[m].low >= 1 + bar.margin[m]]
-            if not sure:
-                return []
-            gain = self._of_one_visit(gains[sure[0]], sure[0])
-            if gain.low <= 1:
-                return []
-            entries.append(judge.entry(trial.point, n, gain, None))
-        return entries
-
-    def _of_one_visit(self, gain: Estimate, metric: str) -> Estimate:
-        """With the noise between processes, of which the samples of a single one say nothing."""
-        return gain.widened(self.noise[metric].half_width(1))
