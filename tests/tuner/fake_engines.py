@@ -19,3 +19,9 @@ def fake(folder: Path, version: str, tools: tuple[str, ...] = TOOLS, **spec: Any
         path.write_text(f"#!{sys.executable} -S\n" + (DATA / "fake.py").read_text())
         path.chmod(0o755)
     return folder
+
+
+def calls(folder: Path, name: str) -> list[dict[str, Any]]:
+    """How a tool of these was started, but for its help."""
+    lines = [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
+    return [c for c in lines if c["name"] == name and "--help" not in c["args"]]
