@@ -58,6 +58,17 @@ def test_only_what_beats_the_default_is_confirmed() -> None:
     assert "1.070 × [1.060, 1.080]   ubatch=128" in _shown(progress)
 
 
+def test_a_finalist_that_is_slower_somewhere_says_where(capsys: pytest.CaptureFixture[str]) -> None:
+    """1.08 × as a mean that is not taken is no riddle."""
+    progress = Progress("m", None)
+    interval = {"ratio": 1.076, "ci95": [1.067, 1.086], "beats": False, "rounds": 4}
+    progress.note("finalist", {"settings": {"cpu_repack": False}, **interval, "harmed": {"tg": 0.9534}})
+    progress.note("finalist", {"settings": {"ubatch": 64}, **interval, "harmed": {}})
+    said = capsys.readouterr().err + capsys.readouterr().out
+    assert "cpu_repack=False: 1.076 × [1.067, 1.086], slower at tg: 0.953 ×" in said
+    assert "ubatch=64: 1.076 × [1.067, 1.086], does not beat the default" in said
+
+
 def test_a_tune_shows_trials_with_intervals(capsys: pytest.CaptureFixture[str]) -> None:
     """On a terminal and elsewhere: the interval that the noise of visits leaves of one ratio."""
     target = SimulatedTarget("saturating", 3)

@@ -161,9 +161,10 @@ class Chooser:
             combined = result.ratio(name, list(judge.weights), judge.weights)
             ok = result.rounds >= 2 and judge.gains(result, name, point)
             ok = ok and self._earned(result, names, name, bar)
+            harmed = {} if ok else judge.harmed(result, name, judge.moved(point))
             judge.note(
                 "finalist", settings=space.settings(point), **combined.to_dict(), beats=ok,
-                rounds=result.rounds,
+                rounds=result.rounds, harmed=harmed,
             )  # fmt: skip
             if ok:
                 passed.append((combined.ratio, name))

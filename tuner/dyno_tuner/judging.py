@@ -134,8 +134,13 @@ class Judge:
         return any(bar.beats(result, name, metrics, self.weights, touched=moved)[0] for metrics in choices)
 
     def harms(self, result: Comparison, name: str, touched: Sequence[str]) -> bool:
+        return bool(self.harmed(result, name, touched))
+
+    def harmed(self, result: Comparison, name: str, touched: Sequence[str]) -> dict[str, float]:
+        """The metrics that are slower than the default's by more than the noise, with their ratios."""
         bar = self.bar(result.rounds)
-        return any(bar.harms(result.ratio(name, [m], self.weights), m, m in touched) for m in self.weights)
+        ratios = {m: result.ratio(name, [m], self.weights) for m in self.weights}
+        return {m: r.ratio for m, r in ratios.items() if bar.harms(r, m, m in touched)}
 
     def ties(
         self, result: Comparison, name: str, over: str, metrics: Sequence[str], share: float = 1.0

@@ -170,6 +170,8 @@ class Progress:
 
     def _finalist(self, data: Mapping[str, Any], plain: bool) -> None:
         verdict = "beats the default" if data["beats"] else "does not beat the default"
+        if harmed := data.get("harmed"):
+            verdict = ", ".join(f"slower at {m}: {ratio:.3f} ×" for m, ratio in harmed.items())
         if data["rounds"] < 2:
             verdict = "no time left to confirm it"
         found = f"{data['ratio']:.3f} × {_interval(data)}"
