@@ -117,6 +117,27 @@ def test_what_was_weak_is_not_written_where_there_is_no_time_to_look_again(
         assert choice.entries == []
 
 
+def test_what_did_not_run_without_an_entry_may_run_without_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six copies leave room for a u-batch of 32 alone; without them, 512 run and are faster."""
+    look = Proof._look
+
+    def once(self: Proof, key: str, point: Any, choice: Any) -> Any:
+        return look(self, key, point, choice) if key.endswith("/0") else (Comparison([]), [], [])
+
+    monkeypatch.setattr(Proof, "_look", once)
+    run = Simulated("cliff", 1, SimulationNoise(within=0.05, process=0.05), max_trials=15)  # hides 3 %
+    space = run.space
+    settings = {"ubatch": 32, "layers_on_gpu": 48, "copies": 6}
+    assert run.surface.fault({**settings, "ubatch": 512}) is not None
+    assert run.surface.fault({**settings, "ubatch": 512, "copies": 1}) is None
+    choice = Choice(space.default)
+    proof = Proof(run.tune.judge())
+    assert not proof.run(space.point(settings), choice)
+    assert proof.weak == {"copies"}
+    assert choice.entries == []
+    assert proof.cut
+
+
 class _Stopped(InlineExecutor):
     """Ctrl-C in the finals."""
 

@@ -175,8 +175,9 @@ class Proof:
         if len(gone) != 1 or name not in result.logs or not judge.gains(result, name, point):
             return False
         missed = [e for e in entries if e.name in kept]
-        if len(numbers) > 1 and self.weak & kept:
-            return False  # not all of them were missed
+        if len(numbers) > 1 and (self.weak & kept or any(_without(k) not in result.logs for k in kept)):
+            # Not all of them were missed; what did not run without one of them may run now without it.
+            return False
         if len(numbers) == 1:
             moves = judge.moves(numbers[0])
             ok, gain = judge.bar(result.rounds).beats(result, name, moves, judge.weights, touched=moves)
