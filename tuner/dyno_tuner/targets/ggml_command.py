@@ -134,10 +134,14 @@ def parse_command(tokens: Sequence[str], help_: Help, bench: Help, engine: str, 
         if flag.argument or _UNTOLD & set(flag.names):
             if equals:
                 values = [value]
-            elif rest:
+            elif rest and not help_.has(rest[0]):
                 values = [rest.pop(0)]
-            else:
-                raise TuneError(f"the command line's {token!r} needs a value")
+            else:  # a switch of older versions, most often
+                follows = f", and {rest[0]!r} follows" if rest else ""
+                wanted = f" ({flag.argument})" if flag.argument else ""
+                raise TuneError(
+                    f"the command line's {token!r} needs a value{wanted} in this version{follows}"
+                )
         _take(out, token, frozenset(flag.names), values, bench)
     return out
 
