@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,12 @@ from dyno_tuner.inline import InlineExecutor
 from dyno_tuner.judging import Choice
 from dyno_tuner.ledger import Ledger
 from dyno_tuner.proof import Proof
+from dyno_tuner.report import print_outcome
 from dyno_tuner.targets.simulated import SimulatedTarget, SimulationNoise
 from dyno_tuner.targets.surfaces import SURFACES
 from dyno_tuner.tune import Options, Tune
+from dyno_tuner.workload import Workload
+from rich.console import Console
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -188,3 +192,55 @@ def test_a_smaller_point_is_proven_where_comparing_answers_took_the_time(
     chooser.run([], SimpleNamespace(entries=[]))  # type: ignore[arg-type]
     assert proven == [(whole, "without"), (part, "again")]
     assert not chooser.unproven
+
+
+class _SlowToStart(SimulatedTarget):
+    """A process loads its model for four seconds before its first visit."""
+
+    def apply(self, configuration: Any, context: Any) -> None:
+        fresh = context.process != self._context.process
+        super().apply(configuration, context)
+        if fresh:
+            self._pass(4.0)
+
+
+@pytest.mark.parametrize(("budget", "part"), [(50.0, True), (280.0, False)])
+def test_two_settings_that_gain_together_and_are_proven_in_part_are_named(budget: float, part: bool) -> None:
+    surface = SURFACES["crossover"]()
+    noise = SimulationNoise(within=0.001, process=0.002, layout=0.0005, outliers=0.002)
+    rates = surface.rates({k.name: k.default for k in surface.knobs})
+    workload = Workload(pp=round(0.15 * rates["pp"]), tg=round(0.1 * rates["tg"]))
+    executor = InlineExecutor(_SlowToStart(surface, 0, noise))
+    ledger = Ledger(executor, workload, identity=surface.space().identity, virtual_time=True)
+    notes: list[str] = []
+    ledger.on_note = lambda kind, data: notes.append(kind)
+    options = Options(workload, seed=0, weights=dict(surface.weights), budget=budget, max_trials=400)
+    outcome = Tune(ledger, surface.space(), options).run()
+    assert outcome.entries
+    assert bool(outcome.missed) == part
+    assert ("few_visits" in notes) == part
+    printed = io.StringIO()
+    print_outcome(outcome, workload, Console(file=printed, width=300))
+    if part:
+        assert outcome.status == "budget"
+        assert set(outcome.missed["settings"]) > {e.name for e in outcome.entries}
+        both = {**outcome.defaults, **outcome.missed["settings"]}
+        assert surface.truth(both) > surface.truth(outcome.settings) + 0.05
+        assert f"together looked {outcome.missed['ratio']:.3f} ×" in printed.getvalue()
+    else:
+        assert "together looked" not in printed.getvalue()
+
+
+def test_a_search_of_few_trials_begins_with_the_largest_ubatch() -> None:
+    """A loader that takes a third of a short budget: what is tried first is all that is tried."""
+    surface = SURFACES["saturating"]()
+    first = {}
+    for budget in (60.0, 400.0):
+        executor = InlineExecutor(_SlowToStart(surface, 0))
+        ledger = Ledger(executor, WORKLOAD, identity=surface.space().identity, virtual_time=True)
+        tune = Tune(ledger, surface.space(), Options(WORKLOAD, seed=0, budget=budget, max_trials=5))
+        tune.run()
+        first[budget] = tune.space.settings(tune.trials[1].point)
+    largest = max(next(k for k in surface.knobs if k.name == "ubatch").values)
+    assert first[60.0] == {**{k.name: k.default for k in surface.knobs}, "ubatch": largest}
+    assert first[400.0] != first[60.0]

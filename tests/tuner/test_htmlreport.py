@@ -15,6 +15,7 @@ from dyno_tuner import journal
 from dyno_tuner.cli import app
 from dyno_tuner.errors import JournalError, TuneError
 from dyno_tuner.htmlreport import analyse, figures, page, write_report
+from dyno_tuner.htmlreport.analyse import left_undone
 from dyno_tuner.htmlreport.read import read
 from dyno_tuner.htmlreport.sections import repeat_command
 from dyno_tuner.inline import InlineExecutor
@@ -421,3 +422,18 @@ def test_packed_journals_of_several_devices(faulty: tuple[Path, Outcome], tmp_pa
     whole = read(first)
     assert whole.absent == []
     assert {s.device for s in whole.visits} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        ({"missed": {"settings": {"ubatch": 4096, "mmq_id_size": 64}, "ratio": 1.2825}},
+         "ubatch=4096, mmq_id_size=64 together looked 1.282 × as fast"),
+        ({"missed": {}, "unproven": True}, "no time to prove it"),
+        ({"missed": {"settings": 5, "ratio": "x"}, "unproven": False}, ""),
+        ({}, ""),
+    ],
+)  # fmt: skip
+def test_what_was_left_undone_is_said(outcome: dict[str, Any], said: str) -> None:
+    assert said in left_undone(outcome)
+    assert bool(left_undone(outcome)) == bool(said)

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pytest
 from conftest_tuner import Simulated
 from dyno_tuner.knobs import Fidelity, Knob
+from dyno_tuner.solving import ThresholdStage
 from dyno_tuner.target import TrialStatus
 from dyno_tuner.targets.surfaces import Surface
 from dyno_tuner.thresholds import Verdict, solve
@@ -150,3 +151,27 @@ def test_a_short_budget_leaves_the_threshold_to_the_search() -> None:
     assert _notes(run)["verdict"] == "budget"
     assert _tried(run)[1] == {"ubatch": 4096, "mmq_id_max_tokens": 8192}  # the largest matters most
     assert run.truly_slower_entries() == []
+
+
+def test_no_bisection_begins_that_would_be_cut_off() -> None:
+    """With room for one of the three measurements that it takes, none is made."""
+    whole = _bounded(512).space()
+    asked: list[int] = []
+
+    def more(visits: int) -> bool:
+        asked.append(visits)
+        return visits <= 4
+
+    def visit(key: str, *rest: object) -> NoReturn:
+        raise AssertionError(f"{key} was visited")
+
+    notes: list[tuple[str, dict[str, Any]]] = []
+    stage = ThresholdStage(
+        whole, visit, lambda settings: None, more,
+        lambda kind, **data: notes.append((kind, data)), {"pp": 1.0}, sigma=0.01,
+    )  # fmt: skip
+    space = stage.run()
+    assert space is whole
+    assert notes == [("threshold", {"knob": "mmq_id_max_tokens", "verdict": "budget"})]
+    assert asked == [6]  # of five to seven u-batches
+    assert stage.seeds  # the search begins with the largest

@@ -40,12 +40,14 @@ class Chooser:
     """Args:
     explore: tries more points as the search did; gives all trials.
 
-    `unproven` tells whether there was no time to tell of something that looked faster whether it is.
+    `unproven` tells whether there was no time to tell of something that looked faster whether it is, and
+    `missed` what that was and its log ratio, where only a part of it was proven.
     """
 
     judge: Judge
     explore: Callable[[Sequence[Point]], Sequence[Trial]]
     unproven: bool = False
+    missed: tuple[Point, float] | None = None
 
     def run(self, trials: Sequence[Trial], choice: Choice) -> None:
         """Fills in `choice`, step by step."""
@@ -91,6 +93,20 @@ class Chooser:
         self.unproven = not proven and (proof.cut or winner != whole)
         if proven:
             Rivals(judge, self.explore).run(choice)
+            if winner != whole:
+                self.missed = self._missed(whole, choice, trials)
+
+    def _missed(self, whole: Point, choice: Choice, trials: Sequence[Trial]) -> tuple[Point, float] | None:
+        """What only a part of could be proven, where the search had all of it faster than what is written by
+        more than the noise."""
+        judge, kind = self.judge, self.judge.space.code_class(whole)
+        seen = [t.log_ratio for t in trials if t.log_ratio and judge.space.code_class(t.point) == kind]
+        if not seen or not choice.gain:
+            return None
+        total = sum(judge.weights.values())
+        written = sum(w / total * math.log(choice.gain[m].ratio) for m, w in judge.weights.items())
+        bar = judge.bar(judge.wanted()).of(list(judge.weights))
+        return (whole, max(seen)) if max(seen) > written + bar else None
 
     def _provable(self, point: Point, trials: Sequence[Trial]) -> Point | None:
         """As many of its entries as there is time to prove: the trials say without which ones it is best."""

@@ -109,6 +109,7 @@ class Outcome:
     conditions: dict[str, Any] = field(default_factory=dict)  # what the GPU did meanwhile
     status: str = "complete"  # complete | budget | interrupted
     unproven: bool = False  # something looked faster, and there was no time to prove it
+    missed: dict[str, Any] = field(default_factory=dict)  # settings and ratio of what was proven in part only
     stage: str = ""  # key of the comparison that `gain` is from; empty where it is from none
     remark: str = ""
 
@@ -151,5 +152,6 @@ class Outcome:
             "conditions": self.conditions,
             "status": self.status,
             "unproven": self.unproven,
+            "missed": self.missed,
             "stage": self.stage,
         }

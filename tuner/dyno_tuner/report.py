@@ -73,6 +73,12 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
             "Settings looked faster than the defaults, and there was no time to prove it: their entries are "
             "`default`." + (" Give a longer --budget." if outcome.status == "budget" else "")
         )
+    elif outcome.missed:
+        named = ", ".join(f"{k}={v}" for k, v in outcome.missed["settings"].items())
+        console.print(
+            f"{named} together looked {outcome.missed['ratio']:.3f} × as fast as the defaults; there was "
+            "time to prove a part of it only. Continue with --resume and a longer --budget."
+        )
     elif not outcome.entries and not outcome.kernels:
         console.print(
             "Nothing beat the engine's defaults by more than the noise: every entry is `default`."
@@ -88,8 +94,9 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
     for failure in outcome.failures:
         kinds[str(failure.status)] = kinds.get(str(failure.status), 0) + 1
     failed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    tried = "the default alone" if outcome.trials <= 1 else f"{outcome.trials} configurations"
     console.print(
-        f"{outcome.trials} configurations in {outcome.seconds:.0f} s"
+        f"{tried} in {outcome.seconds:.0f} s"
         + (f"; failed: {failed}" if failed else "")
         + (f"; {outcome.voided} blocks void" if outcome.voided else "")
         + (f"; {outcome.unstable} visits never warmed up" if outcome.unstable else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .kernels import least_visits
 
@@ -30,6 +30,7 @@ _ENDS = {
 SCREENING = 0.23  # of the same time, for kernels: a third of it alone, the rest in place
 VISITS_A_START = 4  # the default and one other, there and back
 ROUNDS_LEARNED = 3  # until then a visit of a round is taken to last as long as one of the default
+SEARCH_VISITS = 60  # that a threshold, two dozen trials, finals and the proof of two entries take
 ROUNDS_SLACK = 1.15  # for rounds of other configurations than those that were seen
 
 
@@ -93,6 +94,22 @@ class Schedule:
         """The stages share what is left from now on, so that a slow start starves none of them."""
         budget = self._options.budget
         self._gone = self._ledger.now if budget is None else min(self._ledger.now, 0.6 * budget)
+
+    def few_visits(self) -> dict[str, Any]:
+        """What to say where a visit takes long, as where each is a process that loads the model: users should
+        know early what their budget is worth. Empty where it is enough."""
+        budget, cost = self._options.budget, self._visit_cost
+        if budget is None or cost <= 0:
+            return {}
+        fit = max(0, int((budget - self._ledger.now) / cost))
+        if fit >= SEARCH_VISITS:
+            return {}
+        minutes = math.ceil((self._ledger.now + SEARCH_VISITS * cost) / 60)
+        return {
+            "visits": fit, "needed": 60 * minutes,
+            "message": f"a visit takes {cost:.1f} s, so {fit} fit into the budget: few to find what is "
+            f"best and to prove it; --budget {minutes}m has room for {SEARCH_VISITS}",
+        }  # fmt: skip
 
     def until(self, stage: str) -> None:
         """From now on what is asked for has to end with this stage's share."""

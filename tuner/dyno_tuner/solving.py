@@ -94,6 +94,9 @@ class ThresholdStage:
             if not sizes.tokens:
                 continue
             try:
+                # A bisection that would be cut off says nothing, so its visits are left to the search.
+                if not self.more(2 * len(sizes.tokens).bit_length()):
+                    raise OutOfTimeError
                 crossing = self._solve(number, sizes)
             except OutOfTimeError:
                 self.note("threshold", knob=name, verdict="budget")

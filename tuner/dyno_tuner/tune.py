@@ -80,6 +80,8 @@ class Tune:
         self._screen: Screen | None = None
         self._kernels: KernelStage | None = None
         self._left_open = False
+        self._few = False  # the budget has room for few visits
+        self._missed: tuple[Point, float] | None = None  # as Chooser has it
         self._choice = Choice(space.default)
         self._unstable = 0
         self._resting = False  # the time that the GPU rests in a visit is planned for
@@ -126,7 +128,7 @@ class Tune:
             try:
                 chooser.run(self._candidates(), self._choice)
             finally:
-                self._left_open = chooser.unproven
+                self._left_open, self._missed = chooser.unproven, chooser.missed
             choice = self._choice
             if choice.entries and not self.gate.still_right(choice.point):
                 at_default = dict(choice.baseline)
@@ -143,7 +145,7 @@ class Tune:
             self._kernels.run(self._choice)
         untried = self._screen is not None and self._screen.ended == "budget" and len(self.trials) == 1
         cut = untried or self.unproven or (self._kernels is not None and self._kernels.cut)
-        if self.schedule.used_up or cut:
+        if self.schedule.used_up or cut or self._missed is not None:
             self.status = "budget"
         self.stage("done")
 
@@ -312,6 +314,9 @@ class Tune:
         self._choice.tuned = dict(self._choice.baseline)
         self.gate.check_default()
         self.schedule.prepared()
+        if self.space.knobs and (few := self.schedule.few_visits()):
+            self.ledger.note("few_visits", **few)
+            self._few = True
         return True
 
     def bar(self, rounds: int) -> Bar:
@@ -378,6 +383,18 @@ class Tune:
     def _visit_sigma(self) -> float:
         return max(0.002, max(1.25 * n.within for n in self.noise.values()))
 
+    def _leads(self) -> list[Point]:
+        """What a search of few trials must not miss: the u-batch matters more than what else there is."""
+        space = self.space
+        number = next((n for n, k in enumerate(space.knobs) if k.name == "ubatch"), None)
+        if not self._few or number is None:
+            return []
+        base = space.default
+        sizes = range(len(space.knobs[number].values) - 1, base[number], -1)
+        larger = ((*base[:number], i, *base[number + 1 :]) for i in sizes)
+        known = {space.code_class(p) for p in (base, *self._incumbents)}
+        return [p for p in larger if space.legal(p) and space.code_class(p) not in known][:1]
+
     def _run_screen(self) -> None:
         o = self.options
         self.schedule.until("screen")
@@ -407,7 +424,7 @@ class Tune:
                 self.space, proposer, plan, (o.seed, "screen"), self._crew, self._lane_plan(plan),
                 self._compare_answers, self._joined, self._shared,
             )  # fmt: skip
-        self._screen.run(self._incumbents)
+        self._screen.run([*self._incumbents, *self._leads()])
         self.ledger.note("screened", trials=len(self._screen.trials), ended=self._screen.ended)
 
     def _more_trials(self, now: float, visits: int) -> bool:
@@ -544,6 +561,7 @@ class Tune:
             status=self.status,
             stage=choice.stage,
             unproven=self.unproven,
+            missed=self._looked_faster(),
             voided=choice.voided + (self._screen.voided if self._screen else 0),
         )
         trials: Sequence[Trial] = self._screen.trials if self._screen else []
@@ -562,6 +580,17 @@ class Tune:
             # It is 1: what the rounds say else is their error, and that of two processes is the least of it.
             result.gain[metric] = result.gain[metric].widened(self.noise[metric].half_width(1))
         return result
+
+    def _looked_faster(self) -> dict[str, Any]:
+        """What was faster in the search than what is written, and was proven in part only."""
+        if self._missed is None or not self._choice.entries:
+            return {}
+        point, log_ratio = self._missed
+        settings = self.space.settings(point)
+        changed = {self.space.knobs[n].name for n in self.space.entries(point)}
+        return {
+            "settings": {k: v for k, v in settings.items() if k in changed}, "ratio": math.exp(log_ratio),
+        }  # fmt: skip
 
     def _conditions(self) -> Conditions:
         """What was seen of all devices."""

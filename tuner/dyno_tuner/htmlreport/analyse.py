@@ -403,3 +403,14 @@ def kld_limit(run: Run) -> tuple[float | None, float | None]:
     )  # fmt: skip
     limit = None if default is None else ROUNDING_FACTOR * default.mean_kld + ROUNDING_FLOOR
     return limit, number(run.head.get("approx_limit"))
+
+
+def left_undone(outcome: Mapping[str, Any]) -> str:
+    """What looked faster than what is written, and was not proven for want of time."""
+    missed = mapping(outcome.get("missed"))
+    if (ratio := number(missed.get("ratio"))) is not None:
+        named = ", ".join(f"{k}={v}" for k, v in mapping(missed.get("settings")).items())
+        return f"{named} together looked {ratio:.3f} × as fast as the defaults; a part of it was proven."
+    if outcome.get("unproven") is True:
+        return "Settings looked faster than the defaults, and there was no time to prove it."
+    return ""
