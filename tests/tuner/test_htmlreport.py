@@ -24,6 +24,7 @@ from dyno_tuner.session import FORMAT
 from dyno_tuner.target import Workload
 from dyno_tuner.targets.replay import ReplayTarget, load_sweep
 from dyno_tuner.targets.simulated import SimulatedTarget, SimulationNoise
+from dyno_tuner.targets.surfaces import crossover
 from dyno_tuner.targets.surfaces_hard import either
 from dyno_tuner.tune import Options, Tune
 from typer.testing import CliRunner
@@ -422,6 +423,29 @@ def test_packed_journals_of_several_devices(faulty: tuple[Path, Outcome], tmp_pa
     whole = read(first)
     assert whole.absent == []
     assert {s.device for s in whole.visits} == {0, 1}
+
+
+class _SlowToStart(SimulatedTarget):
+    """A process loads its model for four seconds before its first visit."""
+
+    def apply(self, configuration: Any, context: Any) -> None:
+        fresh = context.process != self._context.process
+        super().apply(configuration, context)
+        if fresh:
+            self._pass(4.0)
+
+
+def test_what_was_proven_in_part_is_no_near_tie(tmp_path: Path) -> None:
+    path = tmp_path / "slow.yaml.journal.jsonl"
+    target = _SlowToStart(crossover(), 0, SimulationNoise(within=0.001, process=0.002, layout=0.0005))
+    rates = target.surface.rates({k.name: k.default for k in target.surface.knobs})
+    workload = Workload(pp=round(0.15 * rates["pp"]), tg=round(0.1 * rates["tg"]))
+    options = Options(workload, seed=0, weights=dict(target.surface.weights), budget=50.0, max_trials=400)
+    outcome = _write(path, target, target.surface.space(), options)
+    assert set(outcome.missed["settings"]) == {"ubatch", "mmq_id_max_tokens"}
+    shown = _check(page.render(path)).words
+    assert "mmq_id_max_tokens=2048, ubatch=4096 together looked" in shown
+    assert "Near-ties" not in shown
 
 
 @pytest.mark.parametrize(

@@ -395,13 +395,18 @@ def _near_ties(page: Page, run: Run, tried: Sequence[analyse.Tried], found: Verd
             rows.append([f"taken instead of {instead}: {why}", f"{ratio:.4f}",
                          words(mapping(rival.get("settings")), run.defaults)])  # fmt: skip
     finalists = [(r, n) for n in run.noted("finalist") if (r := number(n.get("ratio"))) is not None]
+    finalists = [(r, n) for r, n in finalists if not n.get("harmed")]
+    left = mapping(
+        mapping(found.outcome.get("missed")).get("settings")
+    )  # no tie: not proven for want of time
+    taken = [found.settings, {**run.defaults, **left}]
     margin = max(_margins(run).values(), default=0.01)
     for source, pairs in (
         ("finalist", [(r, mapping(n.get("settings"))) for r, n in finalists]),
         ("screen", [(t.ratio, t.settings) for t in tried if t.ratio is not None]),
     ):
         best = max((r for r, _ in pairs), default=0.0)
-        near = [(r, s) for r, s in pairs if r >= best * (1 - margin / 2) and s != found.settings]
+        near = [(r, s) for r, s in pairs if r >= best * (1 - margin / 2) and s not in taken]
         for ratio, settings in sorted(near, key=lambda x: -x[0]):
             rows.append([source, f"{ratio:.4f}", words(settings, run.defaults)])
     if rows:
