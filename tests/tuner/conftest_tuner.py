@@ -29,6 +29,22 @@ class _Watched(InlineExecutor):
         return super().visit(configuration, *args)
 
 
+class SlowToStart(SimulatedTarget):
+    """A process has to load a model for four seconds first, as on a GPU: longer than its visits take."""
+
+    def apply(self, configuration: Configuration, context: OpContext) -> None:
+        fresh = context.process != self._context.process
+        super().apply(configuration, context)
+        if fresh:
+            self._pass(4.0)
+
+
+def short_visits(surface: Surface) -> Workload:
+    """Prompts of 0.15 s and generation of 0.1 s, with the defaults."""
+    rates = surface.rates({k.name: k.default for k in surface.knobs})
+    return Workload(pp=round(0.15 * rates["pp"]), tg=round(0.1 * rates["tg"]))
+
+
 class Simulated:
     """One tune of a simulated engine, with the truth beside it."""
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest_tuner import WORKLOAD, Simulated
+from conftest_tuner import WORKLOAD, Simulated, SlowToStart, short_visits
 from dyno_tuner import choose
 from dyno_tuner.confirm import Comparison
 from dyno_tuner.inline import InlineExecutor
@@ -18,7 +18,6 @@ from dyno_tuner.report import print_outcome
 from dyno_tuner.targets.simulated import SimulatedTarget, SimulationNoise
 from dyno_tuner.targets.surfaces import SURFACES
 from dyno_tuner.tune import Options, Tune
-from dyno_tuner.workload import Workload
 from rich.console import Console
 
 if TYPE_CHECKING:
@@ -194,23 +193,12 @@ def test_a_smaller_point_is_proven_where_comparing_answers_took_the_time(
     assert not chooser.unproven
 
 
-class _SlowToStart(SimulatedTarget):
-    """A process loads its model for four seconds before its first visit."""
-
-    def apply(self, configuration: Any, context: Any) -> None:
-        fresh = context.process != self._context.process
-        super().apply(configuration, context)
-        if fresh:
-            self._pass(4.0)
-
-
 @pytest.mark.parametrize(("budget", "part"), [(50.0, True), (280.0, False)])
 def test_two_settings_that_gain_together_and_are_proven_in_part_are_named(budget: float, part: bool) -> None:
     surface = SURFACES["crossover"]()
     noise = SimulationNoise(within=0.001, process=0.002, layout=0.0005, outliers=0.002)
-    rates = surface.rates({k.name: k.default for k in surface.knobs})
-    workload = Workload(pp=round(0.15 * rates["pp"]), tg=round(0.1 * rates["tg"]))
-    executor = InlineExecutor(_SlowToStart(surface, 0, noise))
+    workload = short_visits(surface)
+    executor = InlineExecutor(SlowToStart(surface, 0, noise))
     ledger = Ledger(executor, workload, identity=surface.space().identity, virtual_time=True)
     notes: list[str] = []
     ledger.on_note = lambda kind, data: notes.append(kind)
@@ -236,7 +224,7 @@ def test_a_search_of_few_trials_begins_with_the_largest_ubatch() -> None:
     surface = SURFACES["saturating"]()
     first = {}
     for budget in (60.0, 400.0):
-        executor = InlineExecutor(_SlowToStart(surface, 0))
+        executor = InlineExecutor(SlowToStart(surface, 0))
         ledger = Ledger(executor, WORKLOAD, identity=surface.space().identity, virtual_time=True)
         tune = Tune(ledger, surface.space(), Options(WORKLOAD, seed=0, budget=budget, max_trials=5))
         tune.run()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conftest_tuner import SlowToStart, short_visits
 from dyno import profiles
 from dyno_tuner import journal
 from dyno_tuner.cli import app
@@ -425,21 +426,10 @@ def test_packed_journals_of_several_devices(faulty: tuple[Path, Outcome], tmp_pa
     assert {s.device for s in whole.visits} == {0, 1}
 
 
-class _SlowToStart(SimulatedTarget):
-    """A process loads its model for four seconds before its first visit."""
-
-    def apply(self, configuration: Any, context: Any) -> None:
-        fresh = context.process != self._context.process
-        super().apply(configuration, context)
-        if fresh:
-            self._pass(4.0)
-
-
 def test_what_was_proven_in_part_is_no_near_tie(tmp_path: Path) -> None:
     path = tmp_path / "slow.yaml.journal.jsonl"
-    target = _SlowToStart(crossover(), 0, SimulationNoise(within=0.001, process=0.002, layout=0.0005))
-    rates = target.surface.rates({k.name: k.default for k in target.surface.knobs})
-    workload = Workload(pp=round(0.15 * rates["pp"]), tg=round(0.1 * rates["tg"]))
+    target = SlowToStart(crossover(), 0, SimulationNoise(within=0.001, process=0.002, layout=0.0005))
+    workload = short_visits(target.surface)
     options = Options(workload, seed=0, weights=dict(target.surface.weights), budget=50.0, max_trials=400)
     outcome = _write(path, target, target.surface.space(), options)
     assert set(outcome.missed["settings"]) == {"ubatch", "mmq_id_max_tokens"}

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest_tuner import WORKLOAD, Simulated
+from conftest_tuner import WORKLOAD, Simulated, SlowToStart, short_visits
 from dyno import profiles
 from dyno_tuner import journal
 from dyno_tuner.confirm import Rounds
@@ -14,7 +14,7 @@ from dyno_tuner.inline import InlineExecutor
 from dyno_tuner.kernels import KernelStage
 from dyno_tuner.ledger import Ledger
 from dyno_tuner.session import Request, run
-from dyno_tuner.target import Configuration, OpContext
+from dyno_tuner.target import Configuration
 from dyno_tuner.targets.simulated import SimulatedTarget, SimulationNoise
 from dyno_tuner.targets.surfaces import SimulatedOp, Surface, null, saturating, wide
 from dyno_tuner.tune import Options, Tune
@@ -265,23 +265,12 @@ def test_kernels_are_not_starved_where_visits_are_slow(visits: int) -> None:
     assert sum(taken) >= 4, taken
 
 
-class _SlowToStart(SimulatedTarget):
-    """A process has to load a model first, as on a GPU: longer than its visits take."""
-
-    def apply(self, configuration: Configuration, context: OpContext) -> None:
-        fresh = context.process != self._context.process
-        super().apply(configuration, context)
-        if fresh:
-            self._pass(4.0)
-
-
 def _slowly(surface: Surface, budget: float, seed: int) -> Outcome:
     """Prompts of 0.15 s and generation of 0.1 s, in processes that need 4 s to start."""
-    rates = surface.rates({k.name: k.default for k in surface.knobs})
-    workload = Workload(pp=round(0.15 * rates["pp"]), tg=round(0.1 * rates["tg"]))
+    workload = short_visits(surface)
     noise = SimulationNoise(within=0.001, process=0.002, layout=0.0005, outliers=0.002)
     ops = (_op("a", "tg", 1.3, tg=1.02), _op("b", "pp", 1.2, pp=1.03))
-    target = _SlowToStart(_with(surface, *ops), seed, noise)
+    target = SlowToStart(_with(surface, *ops), seed, noise)
     ledger = Ledger(
         InlineExecutor(target), workload, identity=target.surface.space().identity, virtual_time=True
     )
