@@ -138,7 +138,8 @@ def parse_command(tokens: Sequence[str], help_: Help, bench: Help, engine: str, 
                 values = [rest.pop(0)]
             else:  # a switch of older versions, most often
                 follows = f", and {rest[0]!r} follows" if rest else ""
-                wanted = f" ({flag.argument})" if flag.argument else ""
+                said = flag.argument.strip("<>[]{}() ")
+                wanted = f" ({said})" if said else ""
                 raise TuneError(
                     f"the command line's {token!r} needs a value{wanted} in this version{follows}"
                 )
