@@ -141,6 +141,19 @@ def test_what_did_not_run_without_an_entry_may_run_without_another(monkeypatch: 
     assert proof.cut
 
 
+def test_a_group_keeps_nothing_that_was_needed_beside_what_has_gone() -> None:
+    """The same at the end of all looks: 48 layers stand for themselves, 32 tokens would cost."""
+    run = Simulated("cliff", 1, SimulationNoise(within=0.001, process=0.002, layout=0.0005), max_trials=15)
+    space, judge = run.space, run.tune.judge()
+    proof, choice = Proof(judge), Choice(space.default)
+    whole = space.point({"ubatch": 32, "layers_on_gpu": 48, "copies": 6})
+    _, entries, _ = proof._look("whole", whole, choice)
+    assert proof.needed == {"ubatch"}
+    copies = next(n for n, k in enumerate(space.knobs) if k.name == "copies")
+    assert proof._as_one(space.without(whole, copies), entries, choice, "end")
+    assert [e.name for e in choice.entries] == ["layers_on_gpu"]
+
+
 class _Stopped(InlineExecutor):
     """Ctrl-C in the finals."""
 

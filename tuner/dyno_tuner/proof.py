@@ -40,6 +40,7 @@ class Proof:
     last: str | None = None
     cut: bool = False
     weak: set[str] = field(default_factory=set)  # at the last look
+    needed: set[str] = field(default_factory=set)  # what the rest did not run without, at the last look
 
     def run(self, point: Point, choice: Choice, key: str = "without") -> bool:
         """Drops what the rest does as well without, until every entry that is left is needed, and brings
@@ -143,12 +144,14 @@ class Proof:
         entries: list[Entry] = []
         weak: Weak = []
         numbers = space.entries(point)
+        self.needed = set()
         for n in numbers:
             over = DEFAULT if len(numbers) == 1 else _without(space.knobs[n].name)
             if over != DEFAULT and over not in result.logs:
                 # It does not run without this entry, or may not be tried: the whole gain speaks for it.
                 estimate = result.ratio(FULL, judge.moves(n), judge.weights)
                 ok = space.knobs[n].fidelity is not Fidelity.APPROX
+                self.needed.add(space.knobs[n].name)
             else:
                 moves = judge.moves(n)
                 ok, estimate = bar.beats(result, FULL, moves, judge.weights, over, touched=moves)
@@ -175,8 +178,8 @@ class Proof:
         if len(gone) != 1 or name not in result.logs or not judge.gains(result, name, point):
             return False
         missed = [e for e in entries if e.name in kept]
-        if len(numbers) > 1 and (self.weak & kept or any(_without(k) not in result.logs for k in kept)):
-            # Not all of them were missed; what did not run without one of them may run now without it.
+        if len(numbers) > 1 and (self.weak | self.needed) & kept:
+            # Not all of them were missed: what did not run without one of them may run without it now.
             return False
         if len(numbers) == 1:
             moves = judge.moves(numbers[0])
@@ -192,7 +195,8 @@ class Proof:
         """Many entries of which each is worth less than the noise: those that are not missed at all go, the
         rest stands or falls as one group."""
         judge, space = self.judge, self.judge.space
-        missed = {e.name for e in entries if e.estimate.ratio >= 1}
+        # What the rest did not run without was needed beside what has gone since; the comparison tells.
+        missed = {e.name for e in entries if e.estimate.ratio >= 1} - self.needed
         for n in space.entries(point):
             if space.knobs[n].name not in missed:
                 point = space.without(point, n)
