@@ -145,7 +145,7 @@ class Tune:
             self._kernels.run(self._choice)
         untried = self._screen is not None and self._screen.ended == "budget" and len(self.trials) == 1
         cut = untried or self.unproven or (self._kernels is not None and self._kernels.cut)
-        if self.schedule.used_up or cut or self._missed is not None:
+        if self.schedule.used_up or cut or self._looked_faster():
             self.status = "budget"
         self.stage("done")
 
