@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dyno import profiles
-from dyno.errors import OutOfMemoryError, PlanError
+from dyno.errors import OutOfMemoryError, PlanError, ProfileError
 from dyno.settings import settings_for, unknown_setting
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def select(
     device_info: Mapping[str, Any],
     *,
     require: bool,
+    force: bool = False,
 ) -> Selection:
     """Find the profile for a file on this machine and take out what can't be used here.
 
@@ -105,15 +106,21 @@ def select(
         arguments: Settings of the caller.
         device_info: Properties of the device that it is to run on.
         require: Anything but a whole exact match is an error.
+        force: Take the profile that `profile` names also if it belongs to another model.
 
     Raises:
-        ProfileError: The file named can't be read, or `require` and there is no exact match.
+        ProfileError: The file named can't be read or belongs to another model, `force` without a file, or
+        `require` and there is no exact match.
     """
     device, identity, engine = identities(path, model, device_info)
+    if force and (profile is None or profile == "auto"):
+        raise ProfileError(
+            "[profile] force_profile needs the profile that it forces: name its file as profile"
+        )
     if profile == "auto" and arguments.get("numerics") == "exact":
         # The reference that others are measured against must not depend on what lies in a folder.
         profile = None
-    match = profiles.find_profile(device, identity, engine, profile=profile, require=require)
+    match = profiles.find_profile(device, identity, engine, profile=profile, require=require, any_model=force)
     selection = Selection(match, arguments, require, int(device_info["memory_bytes"]))
     if match.profile is None:
         _match_log.info("%s", match.headline)

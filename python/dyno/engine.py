@@ -44,8 +44,9 @@ class Engine:
         device: `cpu`, `cuda:N`, or `auto` for the first GPU that this build has code for, else the CPU; which
         one it became is logged and stands in `device`.
         profile: `auto` finds the best profile for this device and model, a path takes that file, None takes
-        none.
+        none. By itself only a profile of this model is taken.
         require_profile: Refuse to run unless an exact profile was found.
+        force_profile: Take the profile that `profile` names also if it belongs to another model.
         plan_only: Decide everything (`plan`, `describe_ops`, `settings`, the profile) but read no weights and
         allocate nothing, so that a model larger than the machine can be looked at; logits and text raise
         PlanError.
@@ -72,6 +73,7 @@ class Engine:
         profile: str | os.PathLike[str] | Profile | None = "auto",
         *,
         require_profile: bool = False,
+        force_profile: bool = False,
         plan_only: bool = False,
         **settings: Any,
     ) -> None:
@@ -92,7 +94,13 @@ class Engine:
         self._latent_cache = has_latent_cache(model)
         self._arguments = arguments
         self._selection = _selection.select(
-            self.path, model, profile, arguments, self._device.info, require=require_profile
+            self.path,
+            model,
+            profile,
+            arguments,
+            self._device.info,
+            require=require_profile,
+            force=force_profile,
         )
         self.settings: EffectiveSettings = self._resolve()
         self._session, self._rejected_kernels = _selection.open_session(self._selection, self._new_session)

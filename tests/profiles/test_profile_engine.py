@@ -81,7 +81,10 @@ def test_settings_that_the_engine_lacks_fall_back_loudly_with_their_group(
     monkeypatch.setattr(settings, "engine_defaults", lambda: {"ubatch": 512, "cuda_graphs": True})
     path = str(TINY / "qwen3moe-tiny.gguf")
     device = {"kind": "cuda", "memory_bytes": 143771 << 20, "compute_capability": 90, "sm_count": 132}
-    found = _selection.select(path, _core.describe_model(path), cuda_profile, {}, device, require=False)
+    model = _core.describe_model(path)
+    with pytest.raises(ProfileError, match="belongs to another model"):
+        _selection.select(path, model, cuda_profile, {}, device, require=False)
+    found = _selection.select(path, model, cuda_profile, {}, device, require=False, force=True)
     assert found.match.profile is cuda_profile
     assert found.settings == {}  # ubatch was measured with it
     told = "\n".join(found.lines)
@@ -89,4 +92,4 @@ def test_settings_that_the_engine_lacks_fall_back_loudly_with_their_group(
     assert "'mmq_id_max_tokens' is not there in this version of dyno" in told
     assert "settings.ubatch: engine default instead of 4096: its group g1 falls back" in told
     with pytest.raises(ProfileError, match="required"):
-        _selection.select(path, _core.describe_model(path), cuda_profile, {}, device, require=True)
+        _selection.select(path, model, cuda_profile, {}, device, require=True, force=True)

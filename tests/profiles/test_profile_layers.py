@@ -123,26 +123,25 @@ def test_the_level_wins_then_the_layer(
 def test_the_chain_says_what_was_tried(folders: Folders, cuda_profile: Profile) -> None:
     path = folders.put("user", "p.yaml", cuda_profile)
     result = folders.find()
-    assert result.headline == f"profile: {path} (exact match)"
+    assert result.headline == "profile: p.yaml (exact match)"  # one short line; the chain has the path
     assert result.chain == [f"exact match: {path} (user)"]
 
     folders.put("user", "p.yaml", variant(cuda_profile, "slower", **NEAR))
     result = folders.find()
-    assert result.headline.startswith(f"profile: {path} (nearest, score 0.")
-    assert "differs: SMs 114, here 132" in result.headline
+    assert result.headline == "profile: p.yaml (nearest device; differs: SMs 114, here 132)"
     assert result.chain[0] == f"exact match: none (best is {path}: SMs 114, here 132)"
     assert result.chain[1] == "same compute capability and SM count: none"
-    assert result.chain[2].startswith(f"nearest: {path} (user, score 0.")
+    assert result.chain[2].startswith(f"nearest device: {path} (user, score 0.")
 
 
 def test_nothing_found_is_the_engine_default(folders: Folders, cpu_profile: Profile) -> None:
     result = folders.find()
     assert (result.profile, result.level) == (None, Level.DEFAULT)
-    assert result.headline == "profile: none (engine default)"
+    assert result.headline == "profile: none for this model and device"
     assert result.chain == [
         "exact match: none (no profiles found)",
         "same compute capability and SM count: none",
-        "nearest: none",
+        "nearest device: none",
         "engine default",
     ]
     folders.put("user", "cpu.yaml", cpu_profile)
@@ -152,15 +151,60 @@ def test_nothing_found_is_the_engine_default(folders: Folders, cpu_profile: Prof
 
 
 def test_what_is_too_far_away_is_not_taken_unless_named(folders: Folders, cuda_profile: Profile) -> None:
-    data = variant(
-        cuda_profile, "old", compute_capability="5.2", sm_count=8, memory_gbps=80.0, pcie_gbps=3.0
-    ).model_dump(by_alias=True)
-    data["match"]["model"] = {"architecture": "llama", "layers": 8, "embedding": 256, "types": {"F16": 1.0}}
-    path = folders.put("user", "old.yaml", Profile.model_validate(data))
+    far = variant(cuda_profile, "old", compute_capability="5.2", sm_count=8, memory_gbps=80.0, pcie_gbps=3.0)
+    path = folders.put("user", "old.yaml", far)
     result = folders.find()
     assert result.level is Level.DEFAULT
-    assert f"nearest: none (best is {path} with score 0." in result.chain[2]
+    assert f"nearest device: none (best is {path} with score 0." in result.chain[2]
     assert folders.find(profile=path).level is Level.NEAREST
+
+
+OTHER_MODELS: dict[str, dict[str, Any]] = {
+    "architecture llama, here qwen3moe": {"architecture": "llama"},
+    "layers 47, here 48": {"layers": 47},
+    "experts 64, here 128": {"experts": 64},
+    "share of Q8_0 1.00, here 0.00": {"types": {"Q8_0": 1.0}},
+}
+
+
+def of_another_model(profile: Profile, **model: Any) -> Profile:
+    data = profile.model_dump(by_alias=True)
+    data["match"]["model"] |= model
+    return Profile.model_validate(data)
+
+
+@pytest.mark.parametrize("difference", OTHER_MODELS)
+def test_the_profile_of_another_model_is_never_taken_by_itself(
+    folders: Folders, cuda_profile: Profile, difference: str
+) -> None:
+    other = of_another_model(cuda_profile, **OTHER_MODELS[difference])
+    path = folders.put("user", "other.yaml", other)
+    result = folders.find()
+    assert (result.profile, result.level) == (None, Level.DEFAULT)
+    assert result.headline == "profile: none for this model and device"
+    assert "profiles of other models: 1, never taken unless forced" in result.chain
+
+    with pytest.raises(ProfileError, match=f"belongs to another model: .*{difference}") as error:
+        folders.find(profile=path)
+    assert path in str(error.value)
+    assert "--force-profile" in str(error.value)
+
+    forced = folders.find(profile=path, any_model=True)
+    assert (forced.path, forced.level) == (path, Level.OTHER_MODEL)
+    assert "another model, forced" in forced.headline
+    with pytest.raises(ProfileError, match="required and none matches exactly"):
+        folders.find(profile=path, any_model=True, require=True)
+
+
+def test_the_profile_of_this_model_comes_before_a_more_similar_device(
+    folders: Folders, cuda_profile: Profile
+) -> None:
+    """A search that may take any model still prefers this one on a distant device."""
+    folders.put("user", "other.yaml", of_another_model(cuda_profile, layers=47))
+    mine = folders.put("shipped", "mine.yaml", variant(cuda_profile, "mine", compute_capability="8.0"))
+    assert folders.find(any_model=True).path == mine
+    Path(mine).unlink()
+    assert folders.find(any_model=True).level is Level.OTHER_MODEL
 
 
 def test_the_nearest_is_the_one_with_the_highest_score(folders: Folders, cuda_profile: Profile) -> None:
@@ -218,6 +262,7 @@ def test_switched_off(folders: Folders, cuda_profile: Profile) -> None:
     result = folders.find(profile=None)
     assert (result.profile, result.level) == (None, Level.DEFAULT)
     assert result.chain == ["profile: switched off by the caller", "engine default"]
+    assert result.headline == "profile: none (switched off)"
 
 
 # ---- Require ----

@@ -112,17 +112,16 @@ def test_levels_of_cpus(cpu_profile: Profile, changes: dict[str, Any], level: Le
         ({"experts_used": 4}, False),
     ],
 )
-def test_the_model_decides_about_exact_only(
-    cuda_profile: Profile, changes: dict[str, Any], exact: bool
-) -> None:
+def test_a_profile_belongs_to_its_model(cuda_profile: Profile, changes: dict[str, Any], exact: bool) -> None:
     found = compare(cuda_profile.match, H200, changed(MODEL, **changes), ENGINE)
-    assert found.level is (Level.EXACT if exact else Level.SAME_DEVICE)
+    assert found.level is (Level.EXACT if exact else Level.OTHER_MODEL)
+    assert bool(found.other_model) is not exact
 
 
 def test_shapes_count_where_both_know_them(cuda_profile: Profile) -> None:
     match = changed(cuda_profile.match, model=changed(MODEL, shapes="a" * 16).model_dump())
     assert compare(match, H200, changed(MODEL, shapes="a" * 16), ENGINE).level is Level.EXACT
-    assert compare(match, H200, changed(MODEL, shapes="b" * 16), ENGINE).level is Level.SAME_DEVICE
+    assert compare(match, H200, changed(MODEL, shapes="b" * 16), ENGINE).level is Level.OTHER_MODEL
 
 
 def test_another_ops_revision_is_not_exact(cuda_profile: Profile) -> None:

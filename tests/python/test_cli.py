@@ -111,7 +111,11 @@ def test_run(dyno: Any, trained_model: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(prompt)
     assert len(done.stdout) > len(prompt) + 20
-    assert "profile: none (engine default)\n" in done.stderr
+    assert done.stderr == (
+        f"profile: none for this model and device; run: tune --model {trained_model}\n"  # this line alone
+    )
+    chain = dyno("run", "-v", "--model", trained_model, "--prompt", prompt, "-n", 1).stderr
+    assert "  exact match: none (no profiles found)\n" in chain
     again = dyno("run", "-m", trained_model, "-p", "-", "-n", 24, "--no-echo", "-v", stdin=prompt)
     assert prompt + again.stdout == done.stdout
     assert "t/s" in again.stderr

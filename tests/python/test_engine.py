@@ -241,7 +241,8 @@ def test_a_profile_is_found_and_its_lines_are_origins(engine: dyno.Engine, tiny:
     path = profiles.user_folder() / "mine.yaml"
     write_profile(engine, path, "settings:\n  ubatch: {value: 64, default: 512}\n  threads: default\n")
     with dyno.Engine(tiny, require_profile=True) as opened:
-        assert opened.match.headline == f"profile: {path} (exact match)"
+        assert opened.match.headline == "profile: mine.yaml (exact match)"
+        assert opened.match.path == str(path)
         assert opened.profile is opened.match
         assert opened.settings["ubatch"] == 64
         assert opened.settings.origins["ubatch"].startswith("mine.yaml:")
@@ -386,3 +387,22 @@ def test_a_plan_for_a_device_that_is_not_here(tiny_dir: Path) -> None:
     assert all(op["config"]["variant"] for op in session.ops())
     with pytest.raises(PlanError, match="only be planned"):
         _core.Session(path, device=device)
+
+
+def test_a_profile_of_another_model_changes_nothing_unless_forced(
+    engine: dyno.Engine, tiny: Path, trained_model: Path
+) -> None:
+    """A profile of a small model once put `threads: 1` on every other model of the machine."""
+    path = profiles.user_folder() / "small.yaml"
+    write_profile(engine, path, "settings:\n  threads: {value: 1, default: 2}\n")
+    with dyno.Engine(tiny) as same:
+        assert same.settings.origins["threads"].startswith("small.yaml:")
+    with dyno.Engine(trained_model) as other:
+        assert other.profile is None
+        assert other.settings.origins["threads"] == "default"
+    with pytest.raises(ProfileError, match=r"belongs to another model: .*force_profile=True"):
+        dyno.Engine(trained_model, profile=path)
+    with dyno.Engine(trained_model, profile=path, force_profile=True) as forced:
+        assert forced.settings["threads"] == 1
+    with pytest.raises(ProfileError, match="force_profile needs the profile"):
+        dyno.Engine(trained_model, force_profile=True)

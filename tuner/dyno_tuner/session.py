@@ -226,7 +226,10 @@ def output_path(request: Request, description: Description) -> Path:
 
 
 def incumbents(description: Description, out: Path) -> list[dict[str, Any]]:
-    """What races first: the profile that this run would replace, and the one that the runtime would take."""
+    """The settings that race first: those of the profile that this run would replace, and of the best match.
+
+    The profile of another model may race, too: a measurement decides about it, which the runtime never has.
+    """
     found: list[dict[str, Any]] = [dict(description.engine.get("incumbent") or {})]
     if out.exists():
         # One that cannot be read is about to be replaced; what it says cannot be used.
@@ -234,7 +237,7 @@ def incumbents(description: Description, out: Path) -> list[dict[str, Any]]:
             found.append(incumbent_settings(profiles.load_profile(out)))
     try:
         match = profiles.find_profile(
-            device_of(description, {}), model_of(description), engine_of(description)
+            device_of(description, {}), model_of(description), engine_of(description), any_model=True
         )
     except ProfileError:
         return [s for s in found if s]

@@ -56,6 +56,7 @@ def bench(
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
     require_profile: options.RequireProfile = False,
+    force_profile: options.ForceProfile = False,
     set_: options.Set = None,
     verbose: state.Verbose = 0,
 ) -> None:
@@ -65,7 +66,7 @@ def bench(
 
     if output not in formats.FORMATS:
         raise typer.BadParameter(f"{output!r}; known are {', '.join(formats.FORMATS)}", param_hint="--output")
-    chosen = options.profile_argument(profile, no_profile, require_profile)
+    chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
     fixed = options.settings(set_)
     varied: dict[str, list[Any]] = {}
     for name, text, option in (

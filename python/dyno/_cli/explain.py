@@ -31,6 +31,7 @@ def explain(
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
     require_profile: options.RequireProfile = False,
+    force_profile: options.ForceProfile = False,
     set_: options.Set = None,
     verbose: state.Verbose = 0,
 ) -> None:
@@ -38,7 +39,7 @@ def explain(
     state.verbosity(verbose)
     from dyno import explain as stages
 
-    chosen = options.profile_argument(profile, no_profile, require_profile)
+    chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
     arguments = options.settings(set_)
     if stage is Stage.gguf:
         result, text = stages.gguf(str(file))

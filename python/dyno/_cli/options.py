@@ -21,6 +21,9 @@ NoProfile = Annotated[bool, typer.Option("--no-profile", help="Run with the engi
 RequireProfile = Annotated[
     bool, typer.Option("--require-profile", help="Fail unless a profile matches exactly.")
 ]
+ForceProfile = Annotated[
+    bool, typer.Option("--force-profile", help="Take --profile FILE although it belongs to another model.")
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Any setting by name; may be given several times."),
@@ -53,17 +56,25 @@ def device_argument(device: str, gpu: int | None) -> str:
     return f"cuda:{gpu}"
 
 
-def profile_argument(profile: Path | None, no_profile: bool, require: bool) -> dict[str, Any]:
-    """The three profile options as arguments of `Engine`.
+def profile_argument(
+    profile: Path | None, no_profile: bool, require: bool, force: bool = False
+) -> dict[str, Any]:
+    """The profile options as arguments of `Engine`.
 
     Raises:
         typer.BadParameter: Two options that contradict each other.
     """
     if no_profile and (profile is not None or require):
         raise typer.BadParameter("contradicts --profile and --require-profile", param_hint="--no-profile")
+    if force and profile is None:
+        raise typer.BadParameter("give the file with --profile", param_hint="--force-profile")
     if no_profile:
         return {"profile": None}
-    return {"profile": "auto" if profile is None else profile, "require_profile": require}
+    return {
+        "profile": "auto" if profile is None else profile,
+        "require_profile": require,
+        "force_profile": force,
+    }
 
 
 def settings(given: list[str] | None, **named: Any) -> dict[str, Any]:

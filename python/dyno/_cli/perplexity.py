@@ -37,6 +37,7 @@ def perplexity(
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
     require_profile: options.RequireProfile = False,
+    force_profile: options.ForceProfile = False,
     ubatch: options.Ubatch = None,
     threads: options.Threads = None,
     threads_batch: options.ThreadsBatch = None,
@@ -59,7 +60,7 @@ def perplexity(
         kv_type_k=kv_type_k,
         kv_type_v=kv_type_v,
     )
-    chosen = options.profile_argument(profile, no_profile, require_profile)
+    chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
 
     from dyno import perplexity as measure
     from dyno._progress import progress

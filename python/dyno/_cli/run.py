@@ -47,6 +47,7 @@ def run(
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
     require_profile: options.RequireProfile = False,
+    force_profile: options.ForceProfile = False,
     ctx: options.Ctx = None,
     ubatch: options.Ubatch = None,
     threads: options.Threads = None,
@@ -69,7 +70,7 @@ def run(
         kv_type_k=kv_type_k,
         kv_type_v=kv_type_v,
     )
-    chosen = options.profile_argument(profile, no_profile, require_profile)
+    chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
     text = _prompt(prompt, file)
 
     from dyno.engine import Engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,15 +48,19 @@ def configure_logging() -> None:
 
 
 def print_choices(engine: Engine) -> None:
-    """The lines `device: …` (where there was a choice) and `profile: FILE (exact match)`, or the chain of
-    what was looked for."""
+    """Print one line on the device (if there was a choice) and one on the profile; with -v every step of the
+    search for a profile."""
     from dyno.devices import built_for_cuda
 
     if built_for_cuda():
         print(engine.device_headline, file=sys.stderr)
     match = engine.match
-    print(match.headline, file=sys.stderr)
-    if match.level.name != "EXACT":
+    advice = ""
+    if match.profile is None and not match.switched_off:
+        gpu = f" --gpu {engine.device.partition(':')[2]}" if engine.device.startswith("cuda:") else ""
+        advice = f"; run: tune --model {shlex.quote(engine.path)}{gpu}"
+    print(f"{match.headline}{advice}", file=sys.stderr)
+    if verbosity():
         for line in match.chain:
             print(f"  {line}", file=sys.stderr)
 

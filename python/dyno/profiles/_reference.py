@@ -87,17 +87,19 @@ files; `profile.schema.json` serves editors.
 
 ## How a profile is found
 
-1. **Exact match**: the same kind of device, compute capability, SM count and power limit (cpu: instruction
-   set, cores and, where the file gives them, cache sizes), memory within {memory:.0%}; the same architecture,
-   shapes and types of the model (shares within {share}); the same engine and ops revision. A profile measured
-   on synthetic weights is never exact for a real model. Measured rates (`memory_gbps`, `pcie_gbps`) and the
-   label do not count.
+A profile belongs to its model. By itself the runtime takes a profile of the same architecture, shapes and
+types (shares within {share:.3f}) only. If `--profile FILE` names the profile of another model, that is an
+error that names the differences; `--force-profile` takes it all the same.
+
+1. **Exact match**: the same model; the same kind of device, compute capability, SM count and power limit
+   (cpu: instruction set, cores and, where the file gives them, cache sizes), memory within {memory:.0%}; the
+   same engine and ops revision. A profile measured on synthetic weights is never exact for a real model.
+   Measured rates (`memory_gbps`, `pcie_gbps`) and the label do not count.
 2. **Same compute capability and SM count** (cpu: same instruction set and cores).
-3. **Nearest** by a score from 0 to 1: half the likeness of the models (architecture, dense or mixture of
-   experts, types, size); half that of the devices, by bandwidth for the share of entries whose best value
-   follows bandwidth and by compute capability or instruction set for the others. Below {score} a profile is
-   not taken unless it is named.
-4. **Engine default**.
+3. **Nearest device** by a score from 0 to 1: by bandwidth for the share of entries whose best value follows
+   bandwidth, by compute capability or instruction set for the others. Below {score:.1f} a profile is not
+   taken unless it is named.
+4. **Engine default**. One line then says `profile: none for this model and device` and how to tune.
 
 `cuda` and `cpu` never match each other, nor do two engines. The runtime prints what it took and why.
 

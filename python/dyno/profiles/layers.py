@@ -1,7 +1,8 @@
 """Where profiles are found and which one is taken: shipped < site < user, best match level first.
 
-A file that is named by hand is taken whatever lies in the folders: naming it is a decision, and replacing it
-silently by a better match would be a surprise. How it matches is printed all the same.
+A profile belongs to its model. By itself the search takes a profile of the same model only. If the caller
+names a file, that file is taken whatever lies in the folders; if it was made for another model, it is an
+error unless the caller forces it.
 """
 
 from __future__ import annotations
@@ -144,6 +145,7 @@ def find_profile(
     *,
     profile: Literal["auto"] | str | os.PathLike[str] | Profile | None = "auto",
     require: bool = False,
+    any_model: bool = False,
     layers: Sequence[Layer] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> MatchResult:
@@ -154,18 +156,21 @@ def find_profile(
         model: what is to run.
         engine: what runs it.
         profile: "auto" searches the layers; a path or a profile is taken as it is, unless it is for another
-            kind of device or engine; None takes the engine's defaults.
+            kind of device, engine or model; None takes the engine's defaults.
+        any_model: take the profile of another model, too: the named one (`--force-profile`), or with "auto"
+            the most similar one if no profile belongs to this model.
         require: anything but an exact match is an error (`--require-profile`).
         layers: folders in ascending precedence; None: shipped, site and user.
         warn: takes a line for each file that cannot be read; None: the logger `dyno.profiles`.
 
     Raises:
-        ProfileError: a file named by `profile` cannot be read, or `require` and there is no exact match.
+        ProfileError: a file named by `profile` cannot be read or belongs to another model, or `require` and
+            there is no exact match.
 
     Example:
         >>> result = find_profile(device, model, engine)  # doctest: +SKIP
         >>> print(result.headline)  # doctest: +SKIP
-        profile: /home/me/.config/dyno/profiles/h200.yaml (exact match)
+        profile: h200.yaml (exact match)
     """
     warnings: list[str] = []
 
@@ -182,7 +187,11 @@ def find_profile(
     else:
         candidates = [_named(profile)]
         chain = []
-    result = _choose(candidates, device, model, engine, chain, warnings, named=profile != "auto")
+        if not any_model:
+            _check_model(candidates[0], device, model, engine)
+    result = _choose(
+        candidates, device, model, engine, chain, warnings, named=profile != "auto", any_model=any_model
+    )
     if result.profile is None and profile not in (None, "auto"):
         tell(f"[profile] {candidates[0].path} is not used: {'; '.join(result.reasons)}")
     if require and result.level is not Level.EXACT:
@@ -191,6 +200,22 @@ def find_profile(
             f"[profile] a profile is required and none matches exactly: {'; '.join(result.chain)}{broken}"
         )
     return result
+
+
+def _check_model(
+    item: Found, device: CpuDevice | CudaDevice, model: ModelIdentity, engine: EngineIdentity
+) -> None:
+    """Refuse a named profile that belongs to another model.
+
+    Raises:
+        ProfileError: It does; the message names the differences.
+    """
+    differences = score(item.profile, device, model, engine).other_model
+    if differences:
+        raise ProfileError(
+            f"[profile] {item.path} belongs to another model: {'; '.join(differences)}; leave it out to run "
+            "with the engine's defaults, or take it all the same with --force-profile (force_profile=True)"
+        )
 
 
 def _warn_by_log(line: str) -> None:
@@ -212,22 +237,29 @@ def _choose(
     warnings: list[str],
     *,
     named: bool,
+    any_model: bool,
 ) -> MatchResult:
     compared = [(score(item.profile, device, model, engine), item) for item in candidates]
     usable = [pair for pair in compared if pair[0].level is not Level.DEFAULT]
-    # Where profiles are switched off there is nothing to explain level by level.
-    for level in () if chain else (Level.EXACT, Level.SAME_DEVICE, Level.NEAREST):
+    switched_off = bool(chain)  # then there is no level to explain
+    levels = [Level.EXACT, Level.SAME_DEVICE, Level.NEAREST]
+    if any_model:
+        levels.append(Level.OTHER_MODEL)
+    for level in () if switched_off else levels:
         fitting = sorted((pair for pair in usable if pair[0].level is level), key=_precedence, reverse=True)
-        if level is Level.NEAREST and not named:
+        if level in (Level.NEAREST, Level.OTHER_MODEL) and not named:
             near = [pair for pair in fitting if pair[0].score >= MIN_SCORE]
             if fitting and not near:
                 best, item = fitting[0]
                 chain.append(
-                    f"nearest: none (best is {item.path} with score {best.score:.2f}, below {MIN_SCORE:.2f})"
+                    f"{level.describe(device.kind)}: none (best is {item.path} with score {best.score:.2f}, "
+                    f"below {MIN_SCORE:.2f})"
                 )
                 continue
             fitting = near
         name = level.describe(device.kind)
+        if level is Level.OTHER_MODEL and not fitting:
+            continue
         if not fitting:
             chain.append(f"{name}: none{_why_none(level, usable, compared)}")
             continue
@@ -246,6 +278,10 @@ def _choose(
             kind=device.kind,
             warnings=warnings,
         )
+    if not switched_off and not any_model:
+        other_models = sum(pair[0].level is Level.OTHER_MODEL for pair in usable)
+        if other_models:
+            chain.append(f"profiles of other models: {other_models}, never taken unless forced")
     chain.append("engine default")
     reasons = list(compared[0][0].reasons) if len(compared) == 1 else []
     return MatchResult(
@@ -258,6 +294,7 @@ def _choose(
         chain=chain,
         kind=device.kind,
         warnings=warnings,
+        switched_off=switched_off,
     )
 
 

@@ -1,14 +1,17 @@
 """How well a profile fits a device, a model and an engine: levels, reasons and a score for the nearest.
 
+A profile belongs to its model: one of another architecture, other shapes or other types is taken only if the
+caller forces it. For its own model the levels are:
+
 Exact: same kind of device, same compute capability, SM count and power limit (cpu: instruction set, cores and
-cache sizes), memory within 2 %; same architecture, shapes and types of the model; same engine and ops
-revision; and not measured on synthetic weights when the model is real. Below that: the same compute
-capability and SM count (cpu: instruction set and cores), then the nearest by score. A profile for another
-kind of device or engine never matches.
+cache sizes), memory within 2 %; same engine and ops revision; and not measured on synthetic weights when the
+model is real. Below that: the same compute capability and SM count (cpu: instruction set and cores), then the
+nearest device by score. A profile for another kind of device or engine never matches.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal
@@ -24,7 +27,7 @@ MEMORY_TOLERANCE = 0.02
 TYPE_SHARE_TOLERANCE = 0.015
 """Shares of weight types are written with two digits."""
 MIN_SCORE = 0.3
-"""A found profile that scores less is too far away to be taken without being asked for."""
+"""A profile of a device that scores less is too far away to be taken unless the caller names it."""
 
 
 class Level(IntEnum):
@@ -32,11 +35,13 @@ class Level(IntEnum):
 
     DEFAULT = 0
     """No profile: the engine's own defaults."""
-    NEAREST = 1
-    """The nearest by score."""
-    SAME_DEVICE = 2
-    """Same compute capability and SM count, or same instruction set and cores."""
-    EXACT = 3
+    OTHER_MODEL = 1
+    """The profile of another model, which only a caller who forces it gets."""
+    NEAREST = 2
+    """The same model on the nearest device by score."""
+    SAME_DEVICE = 3
+    """The same model; same compute capability and SM count, or same instruction set and cores."""
+    EXACT = 4
     """Everything that counts is the same."""
 
     def describe(self, kind: str) -> str:
@@ -44,7 +49,8 @@ class Level(IntEnum):
         same = "instruction set and cores" if kind == "cpu" else "compute capability and SM count"
         return {
             Level.DEFAULT: "engine default",
-            Level.NEAREST: "nearest",
+            Level.OTHER_MODEL: "another model, forced",
+            Level.NEAREST: "nearest device",
             Level.SAME_DEVICE: f"same {same}",
             Level.EXACT: "exact match",
         }[self]
@@ -59,7 +65,9 @@ class Comparison:
     score: float
     """Likeness from 0 to 1; ranks profiles of one level."""
     reasons: tuple[str, ...]
-    """What differs; empty for an exact match."""
+    """Differences, in words; empty for an exact match."""
+    other_model: tuple[str, ...] = ()
+    """Differences of the models alone; empty if the profile belongs to this model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +90,18 @@ class MatchResult:
     warnings: list[str] = field(default_factory=list)
     """Files that could not be read, one line each."""
 
+    switched_off: bool = False
+    """The caller asked for the engine's defaults."""
+
     @property
     def headline(self) -> str:
-        """The line that the runtime prints: `profile: FILE (exact match)`."""
+        """The line that the runtime prints: `profile: NAME.yaml (exact match)`."""
         if self.profile is None:
-            return "profile: none (engine default)"
+            return f"profile: none{' (switched off)' if self.switched_off else ' for this model and device'}"
         how = self.level.describe(self.kind)
-        if self.level is Level.NEAREST:
-            how += f", score {self.score:.2f}"
         differs = f"; differs: {'; '.join(self.reasons)}" if self.reasons else ""
-        return f"profile: {self.path or self.profile.label} ({how}{differs})"
+        name = os.path.basename(self.path) if self.path else self.profile.label
+        return f"profile: {name} ({how}{differs})"
 
 
 # ---- Comparing ----
@@ -107,17 +117,23 @@ def compare(
     if match.engine.name != engine.name:
         return Comparison(Level.DEFAULT, 0.0, (f"it is for {match.engine.name}, here {engine.name}",))
     chip = list(_chip_differences(there, device))
+    other_model = tuple(_model_differences(match.model, model))
     reasons = [
+        *other_model,
         *chip,
         *_device_differences(there, device),
-        *_model_differences(match.model, model),
         *_engine_differences(match.engine, engine),
     ]
     if match.model.weights == "synthetic" and model.weights == "real":
         reasons.append("measured on synthetic weights")
     level = Level.NEAREST if chip else Level.SAME_DEVICE if reasons else Level.EXACT
+    if other_model:
+        level = Level.OTHER_MODEL
     return Comparison(
-        level, 1.0 if level is Level.EXACT else _model_likeness(match.model, model), tuple(reasons)
+        level,
+        1.0 if level is Level.EXACT else _model_likeness(match.model, model),
+        tuple(reasons),
+        other_model,
     )
 
 
@@ -182,9 +198,9 @@ def score(
 ) -> Comparison:
     """`compare` with a score that weighs what the profile's own entries depend on.
 
-    Half of it is the likeness of the models. The other half is that of the devices: by bandwidth for the
-    share of entries whose best value follows bandwidth, by compute capability or instruction set for the
-    others.
+    For the profile's own model the score is the likeness of the devices: by bandwidth for the share of
+    entries whose best value follows bandwidth, by compute capability or instruction set for the others. For
+    another model the likeness of the models is half of the score.
     """
     found = compare(profile.match, device, model, engine)
     if found.level in (Level.DEFAULT, Level.EXACT):
@@ -199,7 +215,9 @@ def score(
     device_likeness = share * _bandwidth_likeness(profile.match.device, device) + (
         1 - share
     ) * _tile_likeness(profile.match.device, device)
-    return Comparison(found.level, round(0.5 * found.score + 0.5 * device_likeness, 4), found.reasons)
+    if found.other_model:
+        device_likeness = 0.5 * found.score + 0.5 * device_likeness
+    return Comparison(found.level, round(device_likeness, 4), found.reasons, found.other_model)
 
 
 def _quotient(a: float | None, b: float | None) -> float:
