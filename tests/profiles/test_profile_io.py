@@ -67,6 +67,25 @@ def test_written_text_keeps_the_reading_order_and_one_line_per_entry(cuda_profil
     assert "  cuda_graphs:       default" in lines
 
 
+def test_changes_come_before_defaults_and_empty_maps_are_left_out(cuda_profile: Profile) -> None:
+    data = cuda_profile.model_dump(by_alias=True)
+    data["settings"] = {"threads": "default", **data["settings"], "cuda_graphs": "default"}
+    changed = dict(data["kernels"])
+    data["kernels"] = {"norm n=64": {"m1": "default"}, **changed}
+    data["evidence"] |= {"crossings": {}, "samples": {}}
+    data["match"]["engine"]["build"] = {}
+    written = io.to_dict(Profile.model_validate(data))
+    settings = list(written["settings"].values())
+    assert settings == sorted(settings, key=lambda entry: entry == "default")
+    assert settings[-1] == "default" != settings[0]
+    assert list(written["kernels"]) == [*changed, "norm n=64"]
+
+    def empty(value: object) -> bool:
+        return value == {} or (isinstance(value, dict) and any(map(empty, value.values())))
+
+    assert not empty(written)
+
+
 def test_another_yaml_reader_sees_the_same_values(cuda_profile: Profile) -> None:
     """People read these files with PyYAML (YAML 1.1): nothing may change its type there."""
     seen = yaml.safe_load(dumps_profile(cuda_profile))

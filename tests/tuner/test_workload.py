@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from conftest_tuner import Simulated
+from dyno_tuner import emit
 from dyno_tuner.emit import Made, profile_of, workload_of
 from dyno_tuner.errors import TuneError
 from dyno_tuner.inline import InlineExecutor
@@ -146,3 +147,13 @@ def test_a_plain_profile_is_read_back() -> None:
     made = Made(run.options.workload, 1, "tune", None, "m.gguf", datetime.date(2026, 11, 20))
     profile = profile_of(run.outcome, SimulatedTarget(run.surface).describe(), made)
     assert workload_of(profile) == run.options.workload
+
+
+@pytest.mark.parametrize(
+    ("divergence", "written"),
+    [(1.3710599007244527e-95, 0.0), (0.0, 0.0), (6.123456e-8, 6.12e-8), (0.00123456, 0.00123)],
+)
+def test_a_profile_has_as_many_digits_of_a_divergence_as_mean_something(
+    divergence: float, written: float
+) -> None:
+    assert emit._digits(divergence) == written

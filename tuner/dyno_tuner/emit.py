@@ -98,6 +98,15 @@ def _ratio(estimate: Estimate) -> dict[str, Any]:
     }
 
 
+_NO_DIVERGENCE = 1e-12
+"""Nats per token. Float32 logits cannot show a smaller divergence; less is rounding noise."""
+
+
+def _digits(divergence: float) -> float:
+    """Three significant digits, and zero where the arithmetic cannot tell the value from zero."""
+    return 0.0 if abs(divergence) < _NO_DIVERGENCE else float(f"{divergence:.3g}")
+
+
 def _plain(name: str, value: Value) -> Any:
     """Rules are searched as one word, and written as a list."""
     if SETTINGS[name].type == "rules":
@@ -164,10 +173,10 @@ def _evidence(outcome: Outcome, description: Description, made: Made) -> profile
         else profiles.Quality(
             reference=description.engine.get("reference", "numerics: exact"),
             tokens=quality.tokens,
-            mean_kld=quality.mean_kld,
-            default_mean_kld=outcome.default_quality.mean_kld if outcome.default_quality else None,
-            max_kld=quality.max_kld,
-            top1=quality.top1,
+            mean_kld=_digits(quality.mean_kld),
+            default_mean_kld=_digits(outcome.default_quality.mean_kld) if outcome.default_quality else None,
+            max_kld=_digits(quality.max_kld),
+            top1=round(quality.top1, 6),
             routing_pinned=description.target not in ("llama.cpp", "ik_llama.cpp"),
         ),
         noise=_noise(list(outcome.noise.values()), outcome),

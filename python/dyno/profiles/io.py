@@ -203,9 +203,10 @@ def _message(item: Any) -> str:
 
 
 def to_dict(profile: Profile) -> dict[str, Any]:
-    """The profile as plain data in the order in which it is written."""
+    """The profile as plain data in writing order: changes before defaults, and no empty maps."""
     data = profile.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=False)
     for name in ("settings", "kernels"):
+        data[name] = dict(sorted(data[name].items(), key=lambda item: _stays_default(item[1])))
         if not data[name]:
             del data[name]
     for entry in data.get("settings", {}).values():
@@ -216,11 +217,20 @@ def to_dict(profile: Profile) -> dict[str, Any]:
         _shorten(workload, key)
     if not workload.get("weights", True):
         del workload["weights"]
-    evidence = data.get("evidence", {})
-    for key in ("baseline", "tuned", "gain", "samples"):
-        if key in evidence and not evidence[key]:
-            del evidence[key]
+    for name in ("evidence", "provenance"):
+        if name in data:
+            data[name] = {key: value for key, value in data[name].items() if value not in ({}, [])}
+    engine = data["match"]["engine"]
+    if not engine.get("build", True):
+        del engine["build"]
     return data
+
+
+def _stays_default(entry: Any) -> bool:
+    """Whether an entry changes nothing: a setting at `default`, or an op whose token ranges all are."""
+    if isinstance(entry, dict):
+        return "value" not in entry and all(part == "default" for part in entry.values())
+    return bool(entry == "default")
 
 
 def _shorten(entry: dict[str, Any], key: str) -> None:
