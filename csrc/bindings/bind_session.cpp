@@ -470,8 +470,8 @@ void bind_session(nb::module_& m) {
       .def(
           "check_memory", [](const PySession& s, size_t free_bytes) { plan::check_memory(s.get().plan(), free_bytes); },
           "free_bytes"_a,
-          "Raises OutOfMemoryError, with what to change, when the plan does not fit into a GPU with that much free "
-          "memory. Opening a session on a GPU does this before it allocates anything.")
+          "Raises OutOfMemoryError, with what to change, when the plan does not fit into a device with that much free "
+          "memory. Opening a session does this before it allocates anything.")
       .def("close", &PySession::close, "Frees weights and cache; later calls raise DynoError.");
   nb::class_<PyGeneration>(
       m, "Generation",

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/checked.h"
 #include "core/error.h"
 #include "plan/plan.h"
 
@@ -9,8 +10,7 @@ namespace dyno::plan {
 namespace {
 
 constexpr size_t kAlignment = 64;
-
-size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+constexpr const char* kPurpose = "the arena of intermediate values";
 
 }  // namespace
 
@@ -19,7 +19,8 @@ void layout_arena(Plan& plan, int64_t ubatch) {
   plan.ubatch = ubatch;
   const auto bytes_of = [&](const Value& v) {
     const int64_t tokens = v.list == ListId::fused ? std::min(ubatch, kFusedTokens) : ubatch;
-    return aligned(v.bytes_per_token * static_cast<size_t>(tokens) + v.bytes_fixed);
+    const size_t rows = checked_mul(v.bytes_per_token, static_cast<size_t>(tokens), kPurpose);
+    return checked_align(checked_add(rows, v.bytes_fixed, kPurpose), kAlignment, kPurpose);
   };
 
   // Largest first, each at the lowest offset that is free during its life.
@@ -50,7 +51,7 @@ void layout_arena(Plan& plan, int64_t ubatch) {
     }
     value.offset = offset;
     placed.push_back(i);
-    plan.arena_bytes = std::max(plan.arena_bytes, offset + bytes_of(value));
+    plan.arena_bytes = std::max(plan.arena_bytes, checked_add(offset, bytes_of(value), kPurpose));
   }
 }
 

@@ -1,4 +1,4 @@
-// Whether a plan fits into a GPU, and what would make it fit: said before anything is allocated.
+// Whether a plan fits into a device's free memory, and what would make it fit: decided before anything is allocated.
 #include <algorithm>
 #include <vector>
 
@@ -68,10 +68,21 @@ Remedy smaller_cache(const Plan& plan) {
   return {"kv_type_k=kv_type_v=q8_0", plan.kv_bytes / now * (now - then)};
 }
 
+// Weights that are not pages of the file: those on a GPU, and on the CPU the repacked ones.
+size_t copied_weights(const Plan& plan) {
+  if (plan.device.kind == DeviceKind::cuda) return plan.weights_bytes;
+  size_t bytes = 0;
+  for (const WeightPlacement& weight : plan.weights) bytes += weight.mapped ? 0 : weight.bytes;
+  return bytes;
+}
+
 }  // namespace
 
 void check_memory(const Plan& plan, size_t free_bytes, bool weights_loaded) {
-  const size_t fixed = weights_loaded ? 0 : plan.weights_bytes + kDeviceReserve;
+  const bool on_gpu = plan.device.kind == DeviceKind::cuda;
+  const size_t reserve = on_gpu ? kDeviceReserve : 0;
+  const size_t weights = copied_weights(plan);
+  const size_t fixed = weights_loaded ? 0 : weights + reserve;
   const size_t needed = fixed + plan.kv_bytes + plan.arena_bytes + plan.scratch_bytes;
   if (needed <= free_bytes) return;
   const size_t missing = needed - free_bytes;
@@ -90,17 +101,18 @@ void check_memory(const Plan& plan, size_t free_bytes, bool weights_loaded) {
     together += remedy.frees;
   }
   const std::string advice =
-      !enough.empty() ? str_cat("Use ", enough)
-      : together >= missing
-          ? str_cat("Use some of these together: ", all)
-          : str_cat("The settings cannot make it fit", all.empty() ? "" : str_cat(" (", all, ")"),
-                    ": use a smaller quantisation, a model of fewer layers, or a GPU with more memory");
-  throw OutOfMemoryError(str_cat(
-      "[plan] device cuda:", plan.device.ordinal, " is ", mib(missing), " short: ", mib(free_bytes), " free, ",
-      mib(needed), " needed (", weights_loaded ? "" : str_cat("weights ", mib(plan.weights_bytes), ", "), "KV cache ",
-      mib(plan.kv_bytes), " for ctx=", plan.context.ctx, " x ", plan.context.sequences, " sequences, arena ",
-      mib(plan.arena_bytes), " for ubatch=", plan.ubatch, ", workspace ", mib(plan.scratch_bytes),
-      weights_loaded ? "" : str_cat(", ", mib(kDeviceReserve), " for the runtime"), "). ", advice));
+      !enough.empty()       ? str_cat("Use ", enough)
+      : together >= missing ? str_cat("Use some of these together: ", all)
+                            : str_cat("The settings cannot make it fit", all.empty() ? "" : str_cat(" (", all, ")"),
+                                      ": use a smaller quantisation, a model of fewer layers, or ",
+                                      on_gpu ? "a GPU" : "a machine", " with more memory");
+  throw OutOfMemoryError(
+      str_cat("[plan] device ", on_gpu ? str_cat("cuda:", plan.device.ordinal) : "cpu", " is ", mib(missing),
+              " short: ", mib(free_bytes), " free, ", mib(needed), " needed (",
+              weights_loaded ? "" : str_cat(on_gpu ? "weights " : "repacked weights ", mib(weights), ", "), "KV cache ",
+              mib(plan.kv_bytes), " for ctx=", plan.context.ctx, " x ", plan.context.sequences, " sequences, arena ",
+              mib(plan.arena_bytes), " for ubatch=", plan.ubatch, ", workspace ", mib(plan.scratch_bytes),
+              weights_loaded || !on_gpu ? "" : str_cat(", ", mib(reserve), " for the runtime"), "). ", advice));
 }
 
 }  // namespace dyno::plan

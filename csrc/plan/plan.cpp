@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 
+#include "core/checked.h"
 #include "core/error.h"
 #include "ops/matmul/layout.h"
 #include "plan/expanded_list.h"
@@ -82,19 +83,25 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
   plan.context = c;
   plan.kv.clear();
   size_t offset = 0;
-  const auto positions = static_cast<size_t>(c.ctx * c.sequences);
+  // A file names its own context length, so the product may be anything.
+  const char* purpose = "the KV cache";
+  const size_t positions = checked_mul(static_cast<size_t>(c.ctx), static_cast<size_t>(c.sequences), purpose);
+  const auto append = [&](int64_t row_bytes) {
+    const size_t rows = checked_mul(static_cast<size_t>(row_bytes), positions, purpose);
+    return checked_add(offset, checked_align(rows, 64, purpose), purpose);
+  };
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const model::AttentionSpec& a = model.layers[i].attention;
     check_cache_type(plan.kv_type_k, a.dk, "k", i);
     KvLayer kv;
     kv.k_row_bytes = static_cast<int64_t>(row_bytes(plan.kv_type_k, a.kv_heads * a.dk));
     kv.k_offset = offset;
-    offset += (static_cast<size_t>(kv.k_row_bytes) * positions + 63) / 64 * 64;
+    offset = append(kv.k_row_bytes);
     if (a.kind == model::AttentionKind::gqa) {
       check_cache_type(plan.kv_type_v, a.dv, "v", i);
       kv.v_row_bytes = static_cast<int64_t>(row_bytes(plan.kv_type_v, a.kv_heads * a.dv));
       kv.v_offset = offset;
-      offset += (static_cast<size_t>(kv.v_row_bytes) * positions + 63) / 64 * 64;
+      offset = append(kv.v_row_bytes);
     }
     plan.kv.push_back(kv);
   }

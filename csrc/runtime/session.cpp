@@ -1,10 +1,12 @@
 #include "runtime/session.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "core/cuda_devices.h"
 #include "core/device_loss.h"
 #include "core/error.h"
+#include "core/host_memory.h"
 #include "runtime/executor_cpu.h"
 #include "runtime/executor_cuda.h"
 
@@ -26,6 +28,12 @@ SessionSettings resolved(SessionSettings s, int cores) {
   return s;
 }
 
+// Memory that a session may still take on its device. Where a kernel does not tell, there is no limit to hold.
+size_t free_bytes(const DeviceInfo& device) {
+  if (device.kind == DeviceKind::cuda) return cuda_free_bytes(device.ordinal);
+  return host_available_bytes().value_or(std::numeric_limits<size_t>::max());
+}
+
 }  // namespace
 
 Session::Session(const std::string& path, const plan::LoadOptions& load, const plan::ContextOptions& context,
@@ -42,9 +50,10 @@ Session::Session(const std::string& path, const plan::LoadOptions& load, const p
   choose();
   if (loading == Loading::plan_only) return;
   if (device.kind == DeviceKind::cuda) {
-    plan::check_memory(plan_, cuda_free_bytes(device.ordinal));
+    plan::check_memory(plan_, free_bytes(device));
     executor_ = make_cuda_executor(file_, model_, plan_, *pool_, threads);
   } else {
+    plan::check_memory(plan_, free_bytes(device));
     weights_ = std::make_unique<Weights>(file_, model_, plan_, *pool_, threads);
     executor_ = std::make_unique<CpuExecutor>(model_, plan_, *weights_, *pool_);
   }
@@ -93,8 +102,10 @@ void Session::replan(const Change& change, bool clear_cache) {
   try {
     change();
     choose();
-    if (executor_ != nullptr && plan_.device.kind == DeviceKind::cuda) {
-      plan::check_memory(plan_, cuda_free_bytes(plan_.device.ordinal) + held_bytes_, /*weights_loaded=*/true);
+    if (executor_ != nullptr) {
+      const size_t free = free_bytes(plan_.device);
+      const size_t limit = free > std::numeric_limits<size_t>::max() - held_bytes_ ? free : free + held_bytes_;
+      plan::check_memory(plan_, limit, /*weights_loaded=*/true);
     }
     touched = true;
     prepare(clear_cache);
