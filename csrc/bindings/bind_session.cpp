@@ -9,6 +9,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -142,6 +144,8 @@ std::vector<profile::KernelEntry> read_kernels(const Kernels& kernels) {
 }
 
 // Python's view: one lock, so that two threads cannot decode into the same cache, and a clear error after close().
+// Nobody waits for the lock while holding the GIL: whoever has the lock may wait for the GIL. It is recursive because
+// Python's garbage collector may run a finalizer, which uses the session, while a report of it is made.
 class PySession {
  public:
   PySession(const std::filesystem::path& path, const nb::dict& load, const nb::dict& context, const nb::dict& session,
@@ -153,35 +157,67 @@ class PySession {
     const runtime::SessionSettings settings = read_session(session, {});
     std::vector<profile::KernelEntry> entries = read_kernels(kernels);
     const nb::gil_scoped_release release;
-    session_ = std::make_unique<runtime::Session>(path.native(), load_options, context_options, settings, device,
+    session_ = std::make_shared<runtime::Session>(path.native(), load_options, context_options, settings, device,
                                                   std::move(entries),
                                                   plan_only ? runtime::Loading::plan_only : runtime::Loading::weights);
   }
-
-  runtime::Session& get() const {
-    DYNO_CHECK(Error, session_ != nullptr, "[session] the session is closed");
-    return *session_;
+  PySession(const PySession&) = delete;
+  PySession& operator=(const PySession&) = delete;
+  // A forked child has none of the threads that the destructor waits for: it leaves the memory to the kernel.
+  ~PySession() {
+    if (forked()) new std::shared_ptr<runtime::Session>(std::move(session_));
   }
+
   void close() {
+    if (forked()) return;
+    std::shared_ptr<runtime::Session> last;
     const nb::gil_scoped_release release;
-    const std::lock_guard lock(mutex_);
-    session_.reset();
+    {
+      const std::lock_guard lock(mutex_);
+      last.swap(session_);
+    }
+    last.reset();
   }
 
   nb::list time_ops(const Sequences& sequences, std::string_view rows);
   nb::tuple decode(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned, bool capture,
                    int64_t every);
 
+  // Calls `use` under the lock, with the GIL.
+  template <typename Use>
+  auto with(Use&& use) {
+    check_process();
+    std::unique_lock lock(mutex_, std::defer_lock);
+    {
+      const nb::gil_scoped_release release;
+      lock.lock();
+    }
+    const std::shared_ptr<runtime::Session> session = session_;  // a finalizer may close it meanwhile
+    DYNO_CHECK(Error, session != nullptr, "[session] the session is closed");
+    return use(*session);
+  }
+
+  // Calls `change` under the lock, without the GIL.
   template <typename Change>
   void change(Change&& change) {
+    check_process();
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
-    change(get());  // under the lock: another thread may have closed the session meanwhile
+    DYNO_CHECK(Error, session_ != nullptr, "[session] the session is closed");
+    change(*session_);
   }
 
  private:
-  std::unique_ptr<runtime::Session> session_;
-  std::mutex mutex_;
+  bool forked() const { return getpid() != process_; }
+  // Before the lock: in a forked child a thread that is not there may hold it.
+  void check_process() const {
+    DYNO_CHECK(DeviceError, !forked(), "[session] the session was opened in process ", process_, ", not in its child ",
+               getpid(), "; open it again in this one");
+  }
+
+  std::shared_ptr<runtime::Session> session_;
+  std::recursive_mutex mutex_;
+  pid_t process_ = getpid();
 };
 
 // A generation and the session that computes it, which Python keeps alive for it.
@@ -246,82 +282,80 @@ nb::object owned_array(std::shared_ptr<T[]> data, std::initializer_list<size_t> 
 
 nb::tuple PySession::decode(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned,
                             bool capture, int64_t every) {
-  runtime::Session& session = get();
-  const model::ModelDesc& model = session.model();
-  runtime::DecodeRequest request;
-  request.rows = parse_rows(rows);
-  request.every = every;
-  for (const auto& [slot, tokens] : sequences) {
-    request.sequences.push_back({.slot = slot, .tokens = {tokens.data(), tokens.size()}});
-  }
-  const auto n_tokens = static_cast<size_t>(runtime::Session::token_count(request));
-  const auto n_rows = static_cast<size_t>(runtime::Session::row_count(request));
-  const auto n_vocab = static_cast<size_t>(model.n_vocab);
-
-  const auto moe_layers = static_cast<size_t>(model.moe_layers());
-  size_t used = 0;
-  for (const model::LayerSpec& layer : model.layers) used = std::max(used, static_cast<size_t>(layer.ffn.used));
-  DYNO_CHECK(PlanError, !(pinned || capture) || moe_layers > 0, "[session] routing of a model without experts");
-  if (pinned) {
-    DYNO_CHECK(PlanError, pinned->shape(0) == moe_layers && pinned->shape(1) == n_tokens && pinned->shape(2) == used,
-               "[session] pinned routing has shape [", pinned->shape(0), ", ", pinned->shape(1), ", ", pinned->shape(2),
-               "]; expected [", moe_layers, ", ", n_tokens, ", ", used, "]");
-    int64_t experts = 0;
-    for (const model::LayerSpec& layer : model.layers) experts = std::max(experts, layer.ffn.experts);
-    for (size_t i = 0; i < pinned->size(); ++i) {
-      DYNO_CHECK(PlanError, pinned->data()[i] >= 0 && pinned->data()[i] < experts, "[session] pinned expert ",
-                 pinned->data()[i], "; the model has ", experts);
+  return with([&](runtime::Session& session) {
+    const model::ModelDesc& model = session.model();
+    runtime::DecodeRequest request;
+    request.rows = parse_rows(rows);
+    request.every = every;
+    for (const auto& [slot, tokens] : sequences) {
+      request.sequences.push_back({.slot = slot, .tokens = {tokens.data(), tokens.size()}});
     }
-    request.pinned_routing = pinned->data();
-  }
-  std::shared_ptr<float[]> logits;
-  std::unique_ptr<int32_t[]> routing;
-  if (capture) routing = std::make_unique<int32_t[]>(moe_layers * n_tokens * used);
-  {
-    const nb::gil_scoped_release release;
-    const std::lock_guard lock(mutex_);
-    DYNO_CHECK(Error, session_ != nullptr, "[session] the session is closed");
-    if (n_rows > 0) logits = session.logits_memory(n_rows * n_vocab);
-    request.logits = logits.get();
-    request.captured_routing = routing.get();
-    session.decode(request);
-  }
-  nb::object out_logits = n_rows > 0 ? owned_array(std::move(logits), {n_rows, n_vocab}) : nb::none();
-  nb::object out_routing = capture ? owned_array(std::move(routing), {moe_layers, n_tokens, used}) : nb::none();
-  return nb::make_tuple(out_logits, out_routing);
+    const auto n_tokens = static_cast<size_t>(runtime::Session::token_count(request));
+    const auto n_rows = static_cast<size_t>(runtime::Session::row_count(request));
+    const auto n_vocab = static_cast<size_t>(model.n_vocab);
+
+    const auto moe_layers = static_cast<size_t>(model.moe_layers());
+    size_t used = 0;
+    for (const model::LayerSpec& layer : model.layers) used = std::max(used, static_cast<size_t>(layer.ffn.used));
+    DYNO_CHECK(PlanError, !(pinned || capture) || moe_layers > 0, "[session] routing of a model without experts");
+    if (pinned) {
+      DYNO_CHECK(PlanError, pinned->shape(0) == moe_layers && pinned->shape(1) == n_tokens && pinned->shape(2) == used,
+                 "[session] pinned routing has shape [", pinned->shape(0), ", ", pinned->shape(1), ", ",
+                 pinned->shape(2), "]; expected [", moe_layers, ", ", n_tokens, ", ", used, "]");
+      int64_t experts = 0;
+      for (const model::LayerSpec& layer : model.layers) experts = std::max(experts, layer.ffn.experts);
+      for (size_t i = 0; i < pinned->size(); ++i) {
+        DYNO_CHECK(PlanError, pinned->data()[i] >= 0 && pinned->data()[i] < experts, "[session] pinned expert ",
+                   pinned->data()[i], "; the model has ", experts);
+      }
+      request.pinned_routing = pinned->data();
+    }
+    std::shared_ptr<float[]> logits;
+    std::unique_ptr<int32_t[]> routing;
+    if (capture) routing = std::make_unique<int32_t[]>(moe_layers * n_tokens * used);
+    {
+      const nb::gil_scoped_release release;
+      if (n_rows > 0) logits = session.logits_memory(n_rows * n_vocab);
+      request.logits = logits.get();
+      request.captured_routing = routing.get();
+      session.decode(request);
+    }
+    nb::object out_logits = n_rows > 0 ? owned_array(std::move(logits), {n_rows, n_vocab}) : nb::none();
+    nb::object out_routing = capture ? owned_array(std::move(routing), {moe_layers, n_tokens, used}) : nb::none();
+    return nb::make_tuple(out_logits, out_routing);
+  });
 }
 
 nb::list PySession::time_ops(const Sequences& sequences, std::string_view rows) {
-  runtime::Session& session = get();
-  runtime::DecodeRequest request;
-  request.rows = parse_rows(rows);
-  for (const auto& [slot, tokens] : sequences) {
-    request.sequences.push_back({.slot = slot, .tokens = {tokens.data(), tokens.size()}});
-  }
-  const std::vector<plan::OpUse>& keys = session.plan().keys;
-  std::vector<runtime::OpTime> times(keys.size());
-  {
-    const nb::gil_scoped_release release;
-    const std::lock_guard lock(mutex_);
-    get();  // throws where another thread has closed the session meanwhile
-    const auto n_vocab = static_cast<size_t>(session.model().n_vocab);
-    const auto logits =
-        std::make_unique_for_overwrite<float[]>(static_cast<size_t>(runtime::Session::row_count(request)) * n_vocab);
-    request.logits = logits.get();
-    request.op_times = times.data();
-    session.decode(request);
-  }
-  nb::list out;
-  for (size_t k = 0; k < keys.size(); ++k) {
-    if (times[k].launches == 0) continue;  // an op of the other list
-    nb::dict d;
-    d["family"] = std::string(ops::family_name(ops::family_of(keys[k].desc)));
-    d["key"] = keys[k].key;
-    d["count"] = times[k].launches;
-    d["seconds"] = times[k].seconds;
-    out.append(d);
-  }
-  return out;
+  return with([&](runtime::Session& session) {
+    runtime::DecodeRequest request;
+    request.rows = parse_rows(rows);
+    for (const auto& [slot, tokens] : sequences) {
+      request.sequences.push_back({.slot = slot, .tokens = {tokens.data(), tokens.size()}});
+    }
+    const std::vector<plan::OpUse>& keys = session.plan().keys;
+    std::vector<runtime::OpTime> times(keys.size());
+    {
+      const nb::gil_scoped_release release;
+      const auto n_vocab = static_cast<size_t>(session.model().n_vocab);
+      const auto logits =
+          std::make_unique_for_overwrite<float[]>(static_cast<size_t>(runtime::Session::row_count(request)) * n_vocab);
+      request.logits = logits.get();
+      request.op_times = times.data();
+      session.decode(request);
+    }
+    nb::list out;
+    for (size_t k = 0; k < keys.size(); ++k) {
+      if (times[k].launches == 0) continue;  // an op of the other list
+      nb::dict d;
+      d["family"] = std::string(ops::family_name(ops::family_of(keys[k].desc)));
+      d["key"] = keys[k].key;
+      d["count"] = times[k].launches;
+      d["seconds"] = times[k].seconds;
+      out.append(d);
+    }
+    return out;
+  });
 }
 
 }  // namespace
@@ -344,14 +378,21 @@ void bind_session(nb::module_& m) {
            "read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in "
            "cpu_info() and devices(), of a device that need not be here.")
       .def_prop_ro(
-          "model", [](const PySession& s) { return model_dict(s.get().model()); },
+          "model",
+          [](PySession& s) { return s.with([](const runtime::Session& real) { return model_dict(real.model()); }); },
           nb::sig("def model(self) -> dict[str, typing.Any]"))
       .def_prop_ro(
-          "plan", [](const PySession& s) { return plan_dict(s.get()); },
+          "plan", [](PySession& s) { return s.with([](const runtime::Session& real) { return plan_dict(real); }); },
           nb::sig("def plan(self) -> dict[str, typing.Any]"))
-      .def("describe_plan", [](const PySession& s) { return s.get().plan().describe(s.get().model()); })
+      .def("describe_plan",
+           [](PySession& s) {
+             return s.with([](const runtime::Session& real) { return real.plan().describe(real.model()); });
+           })
       .def(
-          "ops", [](const PySession& s, std::optional<int64_t> tokens) { return ops_list(s.get(), tokens); },
+          "ops",
+          [](PySession& s, std::optional<int64_t> tokens) {
+            return s.with([&](const runtime::Session& real) { return ops_list(real, tokens); });
+          },
           "tokens"_a = nb::none(), nb::sig("def ops(self, tokens: int | None = None) -> list[dict[str, typing.Any]]"),
           "Every distinct op with its configuration and why it was chosen, for that many tokens a u-batch (default: 1 "
           "and the u-batch). `list` is the op list that runs (fused for few tokens on a GPU; draw: what draws a token "
@@ -359,7 +400,8 @@ void bind_session(nb::module_& m) {
           "experts where it works on those. `path`: which way a matrix product goes (matvec, mmq, dequantize), any for "
           "other ops.")
       .def(
-          "kernel_report", [](const PySession& s) { return kernel_report(s.get()); },
+          "kernel_report",
+          [](PySession& s) { return s.with([](const runtime::Session& real) { return kernel_report(real); }); },
           nb::sig("def kernel_report(self) -> list[dict[str, str]]"), "What became of each kernel entry given.")
       .def(
           "captures",
@@ -388,8 +430,11 @@ void bind_session(nb::module_& m) {
       .def(
           "set",
           [](PySession& s, const nb::dict& session) {
-            const runtime::SessionSettings settings = read_session(session, s.get().settings());
-            s.change([&](runtime::Session& real) { real.set(settings); });
+            s.with([&](runtime::Session& real) {
+              const runtime::SessionSettings settings = read_session(session, real.settings());
+              const nb::gil_scoped_release release;
+              real.set(settings);
+            });
           },
           "session"_a, nb::sig("def set(self, session: dict[str, typing.Any]) -> None"),
           "Changes session settings; weights and cache stay.")
@@ -439,12 +484,15 @@ void bind_session(nb::module_& m) {
           "[moe layers, tokens, used] or None). rows: all (or of every so many tokens of a sequence, and of its last), "
           "last (of each sequence) or none. Raises PlanError.")
       .def_prop_ro(
-          "draws_on_device", [](const PySession& s) { return s.get().draws_on_device(); },
+          "draws_on_device",
+          [](PySession& s) { return s.with([](const runtime::Session& real) { return real.draws_on_device(); }); },
           "Whether a generation's tokens are drawn on the device, without the host in between.")
       .def(
           "generation",
           [](PySession& s, int32_t token, int32_t slot, float temperature, int32_t top_k, float top_p, float min_p) {
-            return PyGeneration(s, s.get().generation(slot, {&token, 1}, {temperature, top_k, top_p, min_p}));
+            return s.with([&](const runtime::Session& real) {
+              return PyGeneration(s, real.generation(slot, {&token, 1}, {temperature, top_k, top_p, min_p}));
+            });
           },
           "token"_a, nb::kw_only(), "slot"_a = 0, "temperature"_a = 0.0f, "top_k"_a = 0, "top_p"_a = 1.0f,
           "min_p"_a = 0.0f, nb::keep_alive<0, 1>(),
@@ -454,8 +502,10 @@ void bind_session(nb::module_& m) {
           "generation",
           [](PySession& s, const IdArray& tokens, int32_t slot, float temperature, int32_t top_k, float top_p,
              float min_p) {
-            return PyGeneration(
-                s, s.get().generation(slot, {tokens.data(), tokens.size()}, {temperature, top_k, top_p, min_p}));
+            return s.with([&](const runtime::Session& real) {
+              return PyGeneration(
+                  s, real.generation(slot, {tokens.data(), tokens.size()}, {temperature, top_k, top_p, min_p}));
+            });
           },
           "tokens"_a, nb::kw_only(), "slot"_a = 0, "temperature"_a = 0.0f, "top_k"_a = 0, "top_p"_a = 1.0f,
           "min_p"_a = 0.0f, nb::keep_alive<0, 1>(),
@@ -468,7 +518,10 @@ void bind_session(nb::module_& m) {
           "Decodes like decode() and returns, for every distinct op that ran, how often (`count`) and the seconds that "
           "all its launches took.")
       .def(
-          "check_memory", [](const PySession& s, size_t free_bytes) { plan::check_memory(s.get().plan(), free_bytes); },
+          "check_memory",
+          [](PySession& s, size_t free_bytes) {
+            s.with([&](const runtime::Session& real) { plan::check_memory(real.plan(), free_bytes); });
+          },
           "free_bytes"_a,
           "Raises OutOfMemoryError, with what to change, when the plan does not fit into a device with that much free "
           "memory. Opening a session does this before it allocates anything.")
