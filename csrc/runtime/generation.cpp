@@ -1,5 +1,7 @@
 #include "runtime/generation.h"
 
+#include <cmath>
+#include <limits>
 #include <vector>
 
 #include "core/error.h"
@@ -100,6 +102,12 @@ int32_t Session::draw_on_host(Generation& generation) {
   const int64_t n_vocab = model_.n_vocab;
   const std::shared_ptr<float[]> logits = logits_memory(static_cast<size_t>(n_vocab));
   decode({.sequences = {{.slot = generation.slot(), .tokens = generation.tokens()}}, .logits = logits.get()});
+  // A NaN wins over the most so far, and nothing wins over it.
+  float most = -std::numeric_limits<float>::infinity();
+  for (int64_t i = 0; i < n_vocab; ++i) most = logits[i] > most || std::isnan(logits[i]) ? logits[i] : most;
+  DYNO_CHECK(ModelError, std::isfinite(most), "[generation] the logits after position ",
+             position(generation.slot()) - 1, " are not finite (", most,
+             "): the model's weights are damaged, or its activations overflow");
   const ops::SampleDesc desc{.m = 1, .n_vocab = n_vocab};
   const ops::Config config = ops::default_config(desc, DeviceInfo{});
   const ops::SampleSettings& settings = generation.settings();

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
+import numbers
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dyno.errors import PlanError
+from dyno.errors import ModelError, PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +37,16 @@ class Sampling:
     """None draws one from the system."""
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+                raise PlanError(f"[sample] {name} must be a number, not {value!r}")
+        for name in ("top_k", "seed"):
+            value = getattr(self, name)
+            if value is None and name == "seed":
+                continue
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+                raise PlanError(f"[sample] {name} must be an integer, not {value!r}")
         problems = (
             (not 0.0 <= self.temperature < float("inf"), "temperature", self.temperature, "at least 0"),
             (self.top_k < 0, "top_k", self.top_k, "at least 0 (0: all tokens)"),
@@ -72,13 +85,48 @@ def uniforms(random: np.random.Generator, count: int) -> NDArray[np.float32]:
     return np.minimum(random.random(count).astype(np.float32), _BELOW_ONE)
 
 
+def count_of(name: str, value: int) -> int:
+    """A number of tokens that a caller gives.
+
+    Raises:
+        PlanError: It is no integer, or below 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
+        raise PlanError(f"[generate] {name} must be an integer of at least 0, not {value!r}")
+    return int(value)
+
+
+def finite(logits: NDArray[np.float32], position: int) -> NDArray[np.float32]:
+    """The logits themselves, if a token can be drawn from them.
+
+    Args:
+        logits: [n_vocab]. Minus infinity excludes a token; all of them can't be excluded.
+        position: Of the token that they follow, from 0.
+
+    Raises:
+        ModelError: One is NaN or infinite, or every token is excluded.
+    """
+    most = float(logits.max())  # NaN if any is
+    if not math.isfinite(most):
+        raise ModelError(
+            f"[generate] the logits after position {position} are not finite ({most}): the model's weights "
+            "are damaged, or its activations overflow"
+        )
+    return logits
+
+
 class StopFilter:
     """Passes text on until a stop string appears; holds back what may become the beginning of one."""
 
     def __init__(self, stop: Sequence[str]) -> None:
+        if isinstance(stop, (str, bytes)) or not isinstance(stop, Iterable):
+            raise PlanError(f"[generate] stop must be a string or a list of strings, not {stop!r}")
+        stop = tuple(stop)
+        if not all(isinstance(s, str) for s in stop):
+            raise PlanError(f"[generate] stop must be a string or a list of strings, not {stop!r}")
         if any(not s for s in stop):
             raise PlanError("[generate] a stop string must not be empty")
-        self._stop = tuple(stop)
+        self._stop = stop
         self._held = ""
         self.stopped = False
 

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from dyno import _effective, _selection
-from dyno._generate import Sampling, StopFilter, drawn, greedy_after, pieces, uniforms
+from dyno._generate import Sampling, StopFilter, count_of, greedy_after
+from dyno._slots import Owner, Slots, larger_ctx
 from dyno._token_array import token_array
+from dyno._writing import written
 from dyno.devices import resolve_device
-from dyno.errors import DynoError, PlanError
+from dyno.errors import DeviceError, DynoError, PlanError
 from dyno.settings import has_latent_cache
 from dyno.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from numpy.typing import NDArray
@@ -30,10 +32,6 @@ __all__ = ["Engine"]
 
 Rows = Literal["all", "last", "none"]
 _log = logging.getLogger("dyno")
-_DRAWS_QUEUED = 64
-"""Random numbers that go to the device at once."""
-_DRAWS_AHEAD = 4
-"""More are queued when no more than these are left: the device is never without."""
 
 
 class Engine:
@@ -57,7 +55,8 @@ class Engine:
         ModelError: The file describes no model that can be built.
         ProfileError: The profile can't be used, or `require_profile` found none.
         PlanError: Unknown setting, impossible value, or the plan does not fit.
-        DeviceError: No such device in this build or machine, or a GPU that this build has no code for.
+        DeviceError: No such device in this build or machine, or a GPU that this build has no code for; later,
+        if a forked child uses the engine of its parent.
         DeviceLostError: This process has lost that GPU; any method that needs it raises it too, from then on.
         OutOfMemoryError: It does not fit into the GPU's free memory; the message says what to change.
 
@@ -82,7 +81,9 @@ class Engine:
         self._plan_only = plan_only
 
         self._session: Any = None
-        self._lock = threading.Lock()
+        self._own_lock = threading.Lock()
+        self._process = os.getpid()
+        self._slots = Slots()
         self._capture_failures = 0  # that were told of
         self._tokenizer: Tokenizer | None = None
         self.path = os.fspath(path)
@@ -133,7 +134,8 @@ class Engine:
             float32 [n_tokens, n_vocab]; [1, n_vocab] for `last`, [0, n_vocab] for `none`.
 
         Raises:
-            PlanError: No tokens, a token outside the vocabulary, or a position past the context.
+            PlanError: No tokens, a token outside the vocabulary, a position past the context, or a generation
+            owns the slot.
         """
         result = self._decode({slot: tokens}, reset=reset, rows=rows, pinned_routing=pinned_routing)[0]
         return result[slot]
@@ -184,8 +186,15 @@ class Engine:
         return result[0], routing
 
     def reset(self, slot: int | None = None) -> None:
-        """Forget a sequence, or all of them."""
-        self._open().reset(slot)
+        """Forget a sequence, or all of them.
+
+        Raises:
+            PlanError: No such slot, or a generation owns it.
+        """
+        with self._lock:
+            session = self._open()
+            self._slots.check_free(slot, int(self.settings["sequences"]))
+            session.reset(slot)
 
     def position(self, slot: int = 0) -> int:
         """Number of tokens that a sequence holds."""
@@ -195,9 +204,12 @@ class Engine:
         """Forget what a sequence holds from `position` on.
 
         Raises:
-            PlanError: The sequence does not reach that far.
+            PlanError: The sequence does not reach that far, or a generation owns it.
         """
-        self._open().rewind(position, slot)
+        with self._lock:
+            session = self._open()
+            self._slots.check_free(slot, int(self.settings["sequences"]))
+            session.rewind(position, slot)
 
     # ---- text ----
 
@@ -231,11 +243,18 @@ class Engine:
         min_p: float = 0.05,
         seed: int | None = None,
         stop: Sequence[str] | str = (),
-    ) -> Iterator[str]:
+        *,
+        parse_special: bool = True,
+        slot: int | None = None,
+    ) -> Generator[str, None, None]:
         """Text that continues `prompt`, piece by piece; never half a character.
 
+        A generation owns one of the engine's `sequences` from its first piece until its text ends, it is
+        closed, fails or is dropped. Several at a time, in one thread or in many, each give the same text as
+        alone.
+
         Args:
-            prompt: Text (names of control tokens in it are read as these tokens) or token ids.
+            prompt: Text or token ids.
             max_tokens: Tokens drawn at most; None goes on to the end of the context.
             temperature: 0 takes the most probable token every time; above, tokens are drawn.
             top_k: Draw among the k most probable tokens; 0 = all.
@@ -243,84 +262,35 @@ class Engine:
             min_p: Draw among tokens at least this probable relative to the best.
             seed: The same seed draws the same text; None takes one from the system.
             stop: Strings that end the text; they are not part of it.
+            parse_special: Read the names of control tokens in a text prompt as these tokens. Turn it off for
+            text that you did not write.
+            slot: The sequence to write into. None takes the highest free one, so that slot 0, which `logits`
+            uses by itself, stays free if `sequences` is above 1.
 
         Raises:
-            PlanError: The prompt is empty or longer than the context, or a sampling value is impossible.
-            ModelError: The file has no vocabulary.
+            PlanError: The prompt is empty or longer than the context, or an argument is impossible; at the
+            first piece, no slot is free.
+            ModelError: The file has no vocabulary; later, logits are not finite.
         """
+        self._open()
         sampling = Sampling(temperature, top_k, top_p, min_p, seed)
         stopper = StopFilter([stop] if isinstance(stop, str) else stop)
+        if slot is not None:
+            self._slots.check_exists(slot, int(self.settings["sequences"]))
         tokenizer = self.tokenizer
-        tokens = tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else list(prompt)
+        tokens = (
+            tokenizer.encode(prompt, parse_special=parse_special)
+            if isinstance(prompt, str)
+            else token_array(prompt).tolist()
+        )
         if not tokens:
             raise PlanError("[generate] the prompt is empty and the model has no BOS token to start from")
-        room = int(self.settings["ctx"]) - len(tokens)
-        if room < 0:
-            raise PlanError(f"[generate] the prompt has {len(tokens)} tokens, ctx is {self.settings['ctx']}")
-        if max_tokens is not None and max_tokens < 0:
-            raise PlanError(f"[generate] max_tokens must be at least 0, not {max_tokens}")
-        return self._generate(tokens, sampling, stopper, room + 1 if max_tokens is None else max_tokens)
-
-    def _generate(
-        self, tokens: Sequence[int], sampling: Sampling, stop: StopFilter, max_tokens: int
-    ) -> Iterator[str]:
-        if max_tokens == 0:
-            return
-        drawn_tokens = (
-            self._drawn_on_device(tokens, sampling, max_tokens)
-            if self.draws_on_device
-            else self._drawn_on_host(tokens, sampling)
-        )
-        yield from pieces(
-            drawn_tokens, self.tokenizer.stream(), stop, self.tokenizer.end_of_generation, max_tokens
-        )
-
-    def _is_full(self) -> bool:
-        """Whether no further token can be fed; if so, says that the text ends."""
-        if self.position() < int(self.settings["ctx"]):
-            return False
-        _log.warning("the context of %d tokens is full; the text ends here", self.settings["ctx"])
-        return True
-
-    def _drawn_on_host(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
-        def step(token: int) -> NDArray[np.float32] | None:
-            if self._is_full():
-                return None
-            after: NDArray[np.float32] = self.logits([token], reset=False, rows="last")[-1]
-            return after
-
-        return drawn(self.logits(prompt, rows="last")[-1], step, sampling.sampler())
-
-    def _drawn_on_device(self, prompt: Sequence[int], sampling: Sampling, max_tokens: int) -> Iterator[int]:
-        """Tokens that the device draws behind `prompt`, which starts at position 0.
-
-        Between two of them anything may happen to the engine: the session then goes on behind what the
-        sequence holds, as feeding token by token would.
-        """
-        tokens = token_array(prompt)
-        random = sampling.random()
-        generation = None
-        for left in range(max_tokens, 0, -1):
-            if generation is not None and self._is_full():
-                return
-            with self._lock:
-                session = self._open()
-                if generation is None:
-                    self._check_room(session, [(0, tokens)], True)
-                    session.reset(0)
-                    generation = session.generation(
-                        tokens,
-                        temperature=sampling.temperature,
-                        top_k=sampling.top_k,
-                        top_p=sampling.top_p,
-                        min_p=sampling.min_p,
-                    )
-                queued = int(generation.queued)
-                if queued <= _DRAWS_AHEAD and queued < left:
-                    generation.queue(uniforms(random, min(_DRAWS_QUEUED, left - queued)))
-                token = int(generation.next())
-                self._tell_failed_captures(session)
-            yield token
+        ctx = int(self.settings["ctx"])
+        if len(tokens) > ctx:
+            advice = larger_ctx(ctx, self._n_ctx_train)
+            raise PlanError(f"[generate] the prompt has {len(tokens)} tokens, ctx is {ctx}; {advice}")
+        limit = ctx - len(tokens) + 1 if max_tokens is None else count_of("max_tokens", max_tokens)
+        return written(self, tokens, sampling, stopper, limit, slot)
 
     @property
     def draws_on_device(self) -> bool:
@@ -341,7 +311,7 @@ class Engine:
         array = token_array(tokens)
         with self._lock:
             session = self._open()
-            self._check_room(session, [(slot, array)], False)
+            self._check_batch(session, [(slot, array)], False)
             tokens_after = greedy_after(session, array, slot)
             self._tell_failed_captures(session)
             return tokens_after
@@ -371,14 +341,17 @@ class Engine:
         """Change context settings: the cache is made again and is empty, the weights stay.
 
         Raises:
-            PlanError: An unknown name, an impossible value, a setting of another kind, or it does not fit.
+            PlanError: An unknown name, an impossible value, a setting of another kind, it does not fit, or a
+            generation owns a slot.
         """
         checked = _effective.check_arguments(settings, self._device.kind, kinds=("context",))
         before, self._arguments = self._arguments, {**self._arguments, **checked}
         wanted = self._resolve()
         try:
             with self._lock:
-                self._open().set_context(wanted.of_kind(self._device.kind, "context"))
+                session = self._open()
+                self._slots.check_free(None, int(self.settings["sequences"]))
+                session.set_context(wanted.of_kind(self._device.kind, "context"))
         except DynoError:
             self._arguments = before
             raise
@@ -453,7 +426,7 @@ class Engine:
         array = token_array(tokens)
         with self._lock:
             session = self._open()
-            self._check_room(session, [(slot, array)], False)
+            self._check_batch(session, [(slot, array)], False)
             return list(session.time_ops([(slot, array)], rows="last"))
 
     def kernel_report(self) -> list[dict[str, Any]]:
@@ -478,7 +451,9 @@ class Engine:
     # ---- life ----
 
     def close(self) -> None:
-        """Give back weights, cache and threads. Closing twice does nothing."""
+        """Give back weights, cache and threads. Closing twice does nothing, nor does it in a forked child."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             session, self._session = self._session, None
         if session is not None:
@@ -498,7 +473,20 @@ class Engine:
 
     # ---- inside ----
 
+    @property
+    def _lock(self) -> threading.Lock:
+        self._check_process()  # first: a thread that a forked child does not have may hold the lock
+        return self._own_lock
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise DeviceError(
+                f"[engine] the engine of {self.path} was opened in process {self._process}, and this is "
+                f"process {os.getpid()}; open it again in this one"
+            )
+
     def _open(self) -> Any:
+        self._check_process()
         if self._session is None:
             raise PlanError(f"[engine] the engine of {self.path} is closed")
         return self._session
@@ -534,6 +522,7 @@ class Engine:
         rows: Rows,
         pinned_routing: NDArray[np.int32] | None = None,
         capture_routing: bool = False,
+        owner: Owner | None = None,
     ) -> tuple[dict[int, NDArray[np.float32]], NDArray[np.int32] | None]:
         if rows not in ("all", "last", "none"):
             raise PlanError(f"[engine] rows must be 'all', 'last' or 'none', not {rows!r}")
@@ -542,7 +531,7 @@ class Engine:
             raise PlanError("[engine] no sequences given")
         with self._lock:
             session = self._open()
-            self._check_room(session, batch, reset)
+            self._check_batch(session, batch, reset, owner)
             if reset:
                 for slot, _ in batch:
                     session.reset(slot)
@@ -575,17 +564,11 @@ class Engine:
                     row["next_attempt"],
                 )
 
-    def _check_room(self, session: Any, batch: list[tuple[int, NDArray[np.int32]]], reset: bool) -> None:
-        slots, ctx = int(self.settings["sequences"]), int(self.settings["ctx"])
-        for slot, tokens in batch:
-            if not 0 <= slot < slots:
-                raise PlanError(
-                    f"[engine] slot {slot} does not exist: the engine was opened with sequences={slots}, "
-                    f"which are the slots 0 to {slots - 1}"
-                )
-            start = 0 if reset else int(session.position(slot))
-            if start + len(tokens) > ctx:
-                raise PlanError(
-                    f"[engine] {len(tokens)} tokens from position {start} do not fit into ctx={ctx}; "
-                    f"open the engine with a larger ctx (the model was made for {self._n_ctx_train})"
-                )
+    def _check_batch(
+        self,
+        session: Any,
+        batch: list[tuple[int, NDArray[np.int32]]],
+        reset: bool,
+        owner: Owner | None = None,
+    ) -> None:
+        self._slots.check_batch(session, batch, reset, self.settings, self._n_ctx_train, owner)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dyno import _vocabulary
 from dyno._vocabulary import TokenType, Vocabulary
-from dyno.errors import ModelError
+from dyno.errors import ModelError, PlanError
 
 if TYPE_CHECKING:
     import os
@@ -92,8 +92,11 @@ class Tokenizer:
 
         Raises:
             ModelError: The vocabulary has no token for some byte of the text.
+            PlanError: `text` is no string.
             ValueError: The text holds a lone surrogate, which has no UTF-8 form.
         """
+        if not isinstance(text, str):
+            raise PlanError(f"[tokenizer] text must be a string, not {text!r}")
         self._check_coverage(text)
         with self._lock:  # the flag belongs to the shared object
             self._hf.encode_special_tokens = not parse_special

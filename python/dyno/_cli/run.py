@@ -41,6 +41,13 @@ def run(
     stop: Annotated[
         list[str] | None, typer.Option(help="End at this text; may be given several times.")
     ] = None,
+    special: Annotated[
+        bool,
+        typer.Option(
+            "--special/--no-special",
+            help="Read names of control tokens in the prompt as these tokens; --no-special: as text.",
+        ),
+    ] = True,
     echo: Annotated[bool, typer.Option(help="Print the prompt before its continuation.")] = True,
     device: options.Device = "auto",
     gpu: options.Gpu = None,
@@ -77,9 +84,10 @@ def run(
 
     with Engine(model, options.device_argument(device, gpu), **chosen, **arguments) as engine:
         state.print_choices(engine)
-        tokens = engine.tokenizer.encode(text, parse_special=True)
+        tokens = engine.tokenizer.encode(text, parse_special=special)
         limit = None if max_tokens is None or max_tokens < 0 else max_tokens
-        pieces = engine.generate(tokens, limit, temperature, top_k, top_p, min_p, seed, stop or ())
+        sampling = (temperature, top_k, top_p, min_p, seed)
+        pieces = engine.generate(tokens, limit, *sampling, stop or (), slot=0)  # whose position is read below
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character shows a mark
         if echo:

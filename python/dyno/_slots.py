@@ -1,0 +1,125 @@
+"""Which sequence of an engine belongs to which generation, and whether tokens have room in it."""
+
+from __future__ import annotations
+
+import numbers
+from typing import TYPE_CHECKING, Any
+
+from dyno.errors import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+__all__ = ["Owner", "Slots", "larger_ctx"]
+
+
+class Owner:
+    """A generation, as far as slots are concerned."""
+
+    slot: int = -1
+    """The slot that it owns or has owned; -1 before that."""
+
+
+class Slots:
+    """The slots of one engine.
+
+    Everything but `give_back` is called under the engine's lock. `give_back` needs none: the garbage
+    collector calls it too, at any time and in any thread.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[int, Owner] = {}
+
+    def take(self, owner: Owner, slot: int | None, count: int) -> int:
+        """The slot that `owner` owns from now on.
+
+        Args:
+            owner: A generation without a slot.
+            slot: The one it wants; None takes the highest free one, so that slot 0 stays free the longest.
+            count: Sequences of the engine.
+
+        Raises:
+            PlanError: No such slot, it has an owner, or each of them has one.
+        """
+        if slot is None:
+            free = (s for s in range(count - 1, -1, -1) if s not in self._owners)
+            slot = next(free, None)
+            if slot is None:
+                raise PlanError(
+                    f"[generate] no slot is free: a generation that has not ended owns each "
+                    f"(sequences={count}); read one to its end, close() it, or open the engine with "
+                    f"sequences={count + 1}"
+                )
+        else:
+            self.check_exists(slot, count)
+            self.check_free(slot, count)
+        # The owner learns of it first: after an interrupt between the two lines it has nothing to give back.
+        owner.slot = slot
+        self._owners[slot] = owner
+        return slot
+
+    def give_back(self, owner: Owner) -> None:
+        """Free the slot of `owner`; without one, nothing happens."""
+        if self._owners.get(owner.slot) is owner:
+            del self._owners[owner.slot]
+
+    def check_exists(self, slot: int, count: int) -> None:
+        """Raises PlanError for a slot that the engine was not opened with."""
+        if isinstance(slot, bool) or not isinstance(slot, numbers.Integral) or not 0 <= slot < count:
+            raise PlanError(
+                f"[engine] slot {slot!r} does not exist: the engine was opened with sequences={count}, "
+                f"which are the slots 0 to {count - 1}"
+            )
+
+    def check_free(self, slot: int | None, count: int, owner: Owner | None = None) -> None:
+        """Raises PlanError if a generation other than `owner` owns `slot`, or any slot for None."""
+        for each in range(count) if slot is None else (slot,):
+            found = self._owners.get(each)
+            if found is not None and found is not owner:
+                raise PlanError(
+                    f"[engine] slot {each} belongs to a generation that has not ended (sequences={count}): "
+                    f"read it to its end, close() it, or open the engine with sequences={count + 1} and use "
+                    "another slot"
+                )
+
+    def check_batch(
+        self,
+        session: Any,
+        batch: Iterable[tuple[int, NDArray[Any]]],
+        reset: bool,
+        settings: Mapping[str, Any],
+        n_ctx_train: int,
+        owner: Owner | None = None,
+    ) -> None:
+        """Whether tokens may be fed.
+
+        Args:
+            session: A `_core.Session`.
+            batch: Slot and tokens of each sequence.
+            reset: Whether the sequences start at position 0.
+            settings: The engine's, in force.
+            n_ctx_train: Context length that the model was made for, in tokens.
+            owner: The generation that feeds them, if one does.
+
+        Raises:
+            PlanError: No such slot, a generation owns it, or the tokens do not fit.
+        """
+        count, ctx = int(settings["sequences"]), int(settings["ctx"])
+        for slot, tokens in batch:
+            self.check_exists(slot, count)
+            self.check_free(slot, count, owner)
+            start = 0 if reset else int(session.position(slot))
+            if start + len(tokens) > ctx:
+                raise PlanError(
+                    f"[engine] {len(tokens)} tokens from position {start} do not fit into ctx={ctx}; "
+                    + larger_ctx(ctx, n_ctx_train)
+                )
+
+
+def larger_ctx(ctx: int, n_ctx_train: int) -> str:
+    """Advice for tokens that do not fit into `ctx`: a larger one, where the model allows it."""
+    if ctx < n_ctx_train:
+        return f"open the engine with a larger ctx (the model was made for {n_ctx_train})"
+    return f"no larger ctx is possible: the model was made for {n_ctx_train} positions"
