@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dyno.errors import PlanError
+from dyno.errors import ModelError, PlanError
 from dyno.quality import Comparer, Comparison, log_softmax
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def perplexity(
 
     Raises:
         PlanError: A chunk does not fit into the engine's context, or the reference is of other tokens.
+        ModelError: Logits are not finite; the message names the chunk and the position.
     """
     ctx = chunks.shape[1]
     if reference is not None:
@@ -117,9 +118,11 @@ def perplexity(
             theirs = reference.chunk(number)
             total_reference += float(reference.nll(number).sum())
         for logits in _scored_rows(engine, chunk):
-            log_probs = log_softmax(logits)
+            with np.errstate(invalid="ignore"):
+                log_probs = log_softmax(logits)
             part = targets[row : row + len(logits)]
             nll = -log_probs[np.arange(len(part)), part]
+            _check_finite(nll, number, ctx // 2 + row)
             total += float(nll.sum())
             total_squares += float((nll**2).sum())
             if save is not None:
@@ -143,6 +146,17 @@ def perplexity(
     return Perplexity(
         ppl, stderr, scored, len(chunks), ctx, reference_ppl, ppl / reference_ppl, comparer.result()
     )
+
+
+def _check_finite(nll: NDArray[np.float64], number: int, position: int) -> None:
+    """One NaN or plus infinity among the logits of a position makes all of its log-probabilities NaN."""
+    wrong = np.flatnonzero(~np.isfinite(nll))
+    if wrong.size:
+        raise ModelError(
+            f"[perplexity] the logits after position {position + int(wrong[0])} of chunk {number + 1} are "
+            f"not finite (log-likelihood {-nll[wrong[0]]}): the model's weights are damaged, or its "
+            "activations overflow"
+        )
 
 
 def _scored_rows(engine: Engine, chunk: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:

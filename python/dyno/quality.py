@@ -40,6 +40,10 @@ def kld_rows(reference_logits: NDArray[Any], logits: NDArray[Any]) -> NDArray[np
         reference_logits: [n, n_vocab] logits (or log-probabilities) taken as the truth.
         logits: [n, n_vocab] logits to judge.
 
+    Returns:
+        float64 [n]. Infinite for a row that gives no probabilities on either side: it holds a NaN or plus
+        infinity, or nothing but minus infinity.
+
     Raises:
         ValueError: The shapes differ, or hold no row.
     """
@@ -47,14 +51,16 @@ def kld_rows(reference_logits: NDArray[Any], logits: NDArray[Any]) -> NDArray[np
     rows = np.empty(len(reference), dtype=np.float64)
 
     def fill(part: slice) -> None:
-        log_p = log_softmax(reference[part])
-        log_q = log_softmax(other[part])
-        p = np.exp(log_p)
-        # p = 0 contributes nothing, also where the log-probability is -inf.
         with np.errstate(invalid="ignore"):
+            log_p = log_softmax(reference[part])
+            log_q = log_softmax(other[part])
+            p = np.exp(log_p)
+            # p = 0 contributes nothing, also where the log-probability is -inf.
             terms = np.where(p > 0, p * (log_p - log_q), 0.0)
         # Never below zero; where one token has all the probability, the rest may round to less.
-        rows[part] = np.maximum(terms.sum(axis=-1), 0.0)
+        distances = np.maximum(terms.sum(axis=-1), 0.0)
+        # A NaN in the reference is no p above 0: without this line such a row would be a perfect one.
+        rows[part] = np.where(_usable(reference[part]) & _usable(other[part]), distances, np.inf)
 
     parts = list(_blocks(reference.shape))
     threads = min(len(parts), usable_cores(), _MOST_THREADS)
@@ -81,13 +87,14 @@ def kld(reference_logits: NDArray[Any], logits: NDArray[Any]) -> float:
 
 
 def top1_agreement(reference_logits: NDArray[Any], logits: NDArray[Any]) -> float:
-    """Fraction of rows whose most probable token is the same.
+    """Fraction of rows whose most probable token is the same; a row without probabilities has none.
 
     Raises:
         ValueError: The shapes differ, or hold no row.
     """
     reference, other = _same_shape(reference_logits, logits)
-    return float((reference.argmax(axis=-1) == other.argmax(axis=-1)).mean())
+    same = reference.argmax(axis=-1) == other.argmax(axis=-1)
+    return float((same & _usable(reference) & _usable(other)).mean())
 
 
 def nmse(reference: NDArray[Any], other: NDArray[Any]) -> float:
@@ -143,7 +150,8 @@ class Comparer:
         if not self._kld:
             raise ValueError("nothing was compared")
         rows = np.concatenate(self._kld)
-        stderr = float(rows.std(ddof=1) / np.sqrt(len(rows))) if len(rows) > 1 else 0.0
+        with np.errstate(invalid="ignore"):  # the spread of infinite distances is no number
+            stderr = float(rows.std(ddof=1) / np.sqrt(len(rows))) if len(rows) > 1 else 0.0
         return Comparison(len(rows), float(rows.mean()), stderr, float(np.max(rows)), self._agree / len(rows))
 
 
@@ -163,6 +171,12 @@ def _same_shape(reference: NDArray[Any], other: NDArray[Any]) -> tuple[NDArray[A
     if r.shape != o.shape or r.ndim != 2 or r.size == 0:
         raise ValueError(f"expected two arrays of the same shape [n, n_vocab], not {r.shape} and {o.shape}")
     return r, o
+
+
+def _usable(logits: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether each row of [n, n_vocab] gives probabilities: its largest value is NaN if any of it is."""
+    result: NDArray[np.bool_] = np.isfinite(logits.max(axis=-1))
+    return result
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[slice]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from dyno import perplexity as measure
-from dyno.errors import PlanError
+from dyno.errors import ModelError, PlanError
 from dyno.reference import ReferenceReader, ReferenceWriter
 
 if TYPE_CHECKING:
@@ -87,6 +87,19 @@ def test_blocks_of_rows_change_nothing(chunks: Any, monkeypatch: pytest.MonkeyPa
     whole = measure.perplexity(KnownEngine(), chunks)  # type: ignore[arg-type]
     monkeypatch.setattr(measure, "_MAX_LOGITS_BYTES", 3 * 4 * N_VOCAB)
     assert measure.perplexity(KnownEngine(), chunks).ppl == pytest.approx(whole.ppl, rel=1e-12)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("rows", [1, 64])
+def test_logits_that_are_not_finite(
+    chunks: Any, monkeypatch: pytest.MonkeyPatch, bad: float, rows: int
+) -> None:
+    monkeypatch.setattr(measure, "_MAX_LOGITS_BYTES", rows * 4 * N_VOCAB)
+    engine = KnownEngine()
+    engine.table[10, chunks[1][10]][3] = bad
+    first = next(n for n, chunk in enumerate(chunks, 1) if chunk[10] == chunks[1][10])
+    with pytest.raises(ModelError, match=f"after position 10 of chunk {first} are not finite"):
+        measure.perplexity(engine, chunks)  # type: ignore[arg-type]
 
 
 def test_reference(chunks: Any, tmp_path: Path) -> None:

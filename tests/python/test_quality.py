@@ -34,7 +34,20 @@ def test_kld_of_nearly_certain_rows_is_not_negative() -> None:
     """All but the certain token's share rounds away, and the rest alone sums to less than nothing."""
     p, q = np.array([[0.0, -600.0]]), np.array([[0.0, -599.0]])
     assert quality.kld(p, q) == 0.0
-    assert math.isnan(quality.kld(p, np.array([[np.nan, 0.0]])))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [[np.nan, 1.0, 0.0], [0.0, np.inf, 1.0], [-np.inf, -np.inf, -np.inf], [np.nan, np.inf, 0.0]],
+    ids=["NaN", "plus infinity", "nothing", "both"],
+)
+def test_a_row_without_probabilities_is_infinitely_far_and_never_perfect(bad: list[float]) -> None:
+    good, row = [0.5, 1.0, 2.0], np.array([bad], np.float32)
+    for a, b in ((row, np.array([good])), (np.array([good]), row), (row, row)):
+        assert quality.kld_rows(a, b).tolist() == [math.inf]
+        assert quality.top1_agreement(a, b) == 0.0
+    found = quality.compare(np.array([good, bad, good]), np.array([good] * 3))
+    assert (found.mean_kld, found.max_kld, found.top1_agreement) == (math.inf, math.inf, 2 / 3)
 
 
 def test_kld_against_a_loop_over_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,15 @@ import numpy as np
 import pytest
 from dyno import _core
 from dyno_tuner.check import FALSE_ALARM, beyond_chance, judge
-from dyno_tuner.knobs import Fidelity
+from dyno_tuner.errors import TuneError
+from dyno_tuner.gate import Gate
+from dyno_tuner.knobs import Fidelity, Knob
+from dyno_tuner.options import Options
+from dyno_tuner.space import Space
 from dyno_tuner.stats import keyed_rng, t_quantile
 from dyno_tuner.target import GroupQuality, Quality
 from dyno_tuner.targets import answers
+from dyno_tuner.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,6 +109,18 @@ def test_what_is_not_a_number_condemns() -> None:
     for bad in (float("nan"), float("inf")):
         found = quality(a=[1e-4] * 15 + [bad])
         assert beyond_chance(found.groups[0], base.groups[0], base.mean_kld, FALSE_ALARM)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_default_that_is_not_a_number_ends_the_tune(bad: float) -> None:
+    class Ledger:
+        def quality(self, key: str, configuration: object, process: int) -> Quality:
+            return quality(a=[1e-4] * 15 + [bad])
+
+    space = Space([Knob("threads", (1, 2), default=1, fidelity=Fidelity.EXACT)])
+    gate = Gate(Ledger(), space, Options(Workload()), lambda: 1, lambda: None)  # type: ignore[arg-type]
+    with pytest.raises(TuneError, match="not finite"):
+        gate.check_default()
 
 
 def test_a_quality_survives_the_journal() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from .check import judge
@@ -80,6 +81,11 @@ class Gate:
         self._default = self._ask(self._space.default)
         if self._default.status is not TrialStatus.OK:
             raise TuneError(f"the default's answers cannot be checked: {self._default.message}")
+        if not math.isfinite(self._default.mean_kld):
+            raise TuneError(
+                f"the default's answers are not finite (mean KLD {self._default.mean_kld}): the model's "
+                "weights are damaged, or its activations overflow"
+            )
 
     def _judge(self, quality: Quality, fidelity: Fidelity) -> Verdict:
         assert self._default is not None, "check_default() comes first"
