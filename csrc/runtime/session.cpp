@@ -224,9 +224,12 @@ void Session::check(const DecodeRequest& request) const {
 
 void Session::check_room(int32_t slot, int64_t tokens) const {
   const int64_t end = position(slot) + tokens;
-  DYNO_CHECK(PlanError, end <= plan_.context.ctx, "[session] sequence ", slot, " would reach ", end,
-             " positions, but the context holds ", plan_.context.ctx, "; open the model with ctx=", end,
-             model_.n_ctx_train < end ? " (this model was made for fewer)" : " or more");
+  if (end <= plan_.context.ctx) return;
+  const std::string advice = end <= model_.n_ctx_train ? str_cat("open the model with ctx=", end, " or more")
+                                                       : str_cat("no ctx holds them: the model was made for ",
+                                                                 model_.n_ctx_train, " positions");
+  throw PlanError(str_cat("[session] sequence ", slot, " would reach ", end, " positions, but the context holds ",
+                          plan_.context.ctx, "; ", advice));
 }
 
 void Session::check_token(int32_t token, int64_t index, int32_t slot) const {

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["EffectiveSettings", "check_arguments", "resolve", "usable_cores"]
 
 
+_CHANGED_BY = {"session": "set", "context": "set_context"}
+"""Methods of an open engine by the kind of setting that they change."""
+
+
 class EffectiveSettings(dict[str, Any]):
     """Settings by name, as they are in force; `origins` says where each value comes from.
 
@@ -56,10 +60,13 @@ def check_arguments(
         if setting is None:
             raise PlanError(f"[settings] {unknown_setting(name, device_kind)}")
         if setting.kind not in kinds:
-            raise PlanError(
-                f"[settings] {name!r} is a {setting.kind} setting: it can't change while the engine is open; "
-                f"open the engine with {name}={value!r}"
+            call = _CHANGED_BY.get(setting.kind)
+            instead = (
+                f"call {call}({name}={value!r})"
+                if call is not None
+                else f"it can't change while the engine is open; open the engine with {name}={value!r}"
             )
+            raise PlanError(f"[settings] {name!r} is a {setting.kind} setting: {instead}")
         if isinstance(value, (tuple, set, frozenset)):
             value = list(value)
         why = setting.problem(value)

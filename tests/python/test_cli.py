@@ -16,6 +16,8 @@ import pytest
 import typer
 from dyno import cli
 from dyno._cli import bench, options, state
+from dyno._vocabulary import TokenType
+from dyno.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,6 +121,17 @@ def test_run(dyno: Any, trained_model: Path) -> None:
     again = dyno("run", "-m", trained_model, "-p", "-", "-n", 24, "--no-echo", "-v", stdin=prompt)
     assert prompt + again.stdout == done.stdout
     assert "t/s" in again.stderr
+
+
+def test_run_reads_names_of_control_tokens_as_text_if_asked(dyno: Any, trained_model: Path) -> None:
+    vocabulary = Tokenizer.from_gguf(trained_model).vocabulary
+    name = next(t for t, k in zip(vocabulary.tokens, vocabulary.types, strict=True) if k == TokenType.CONTROL)
+    counts = []
+    for option in ("--special", "--no-special"):
+        done = dyno("run", "-m", trained_model, "-p", f"x = 1{name}", option, "-n", 1, "-v")
+        assert done.returncode == 0, done.stderr
+        counts.append(int(done.stderr.split("prompt ")[1].split(" tokens")[0]))
+    assert counts[0] < counts[1]
 
 
 def test_run_with_a_profile(dyno: Any, tiny: Path, trained_model: Path, tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ import dyno
 import numpy as np
 import pytest
 from dyno import DeviceError, GgufError, ModelError, PlanError, ProfileError, _core, profiles
+from dyno._vocabulary import TokenType
 from dyno.quality import nmse
+from dyno.testing import tiny_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 TOKENS = [5, 9, 200, 17, 3, 44, 80, 121, 6, 7]
@@ -127,6 +129,25 @@ def test_past_the_context(engine: dyno.Engine) -> None:
     assert engine.logits([1] * 4, reset=False).shape[0] == 4
 
 
+def test_a_larger_context_is_advised_only_where_one_is_possible(tiny: Path) -> None:
+    n = _core.describe_model(str(tiny))["n_ctx_train"]
+    with dyno.Engine(tiny, profile=None, ctx=n - 1) as one, dyno.Engine(tiny, profile=None, ctx=n) as all_:
+        uses: tuple[Callable[[dyno.Engine], object], ...] = (
+            lambda engine: engine.logits([1] * (n + 1)),
+            lambda engine: engine.generate([1] * (n + 1)),
+        )
+        for use in uses:
+            with pytest.raises(PlanError, match=f"larger ctx .the model was made for {n}"):
+                use(one)
+            with pytest.raises(PlanError, match=f"no larger ctx is possible: .* {n} positions"):
+                use(all_)
+        array = np.ones(n, np.int32)
+        with pytest.raises(PlanError, match=f"open the model with ctx={n} or more"):
+            one._session.decode([(0, array)])
+        with pytest.raises(PlanError, match=f"no ctx holds them: the model was made for {n} positions"):
+            one._session.decode([(0, np.ones(n + 1, np.int32))])
+
+
 def test_slots_and_rows_that_do_not_exist(engine: dyno.Engine) -> None:
     with pytest.raises(PlanError, match="slot 3 does not exist"):
         engine.logits_batch({3: TOKENS})
@@ -137,6 +158,15 @@ def test_slots_and_rows_that_do_not_exist(engine: dyno.Engine) -> None:
 
 
 # ---- settings ----
+
+
+def test_a_setting_of_another_kind_names_what_changes_it(engine: dyno.Engine) -> None:
+    with pytest.raises(PlanError, match=r"'ctx' is a context setting: call set_context\(ctx=32\)"):
+        engine.set(ctx=32)
+    with pytest.raises(PlanError, match=r"'ubatch' is a session setting: call set\(ubatch=32\)"):
+        engine.set_context(ubatch=32)
+    with pytest.raises(PlanError, match="'cpu_repack' is a load setting: it can't change while"):
+        engine.set(cpu_repack=False)
 
 
 def test_set_changes_session_settings_and_keeps_the_context(engine: dyno.Engine) -> None:
@@ -322,6 +352,73 @@ def test_impossible_prompts(trained: dyno.Engine) -> None:
         trained.generate([1] * 5000)
     with pytest.raises(PlanError, match="temperature"):
         trained.generate("x", temperature=-1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"temperature": "hot"}, "temperature must be a number, not 'hot'"),
+        ({"temperature": True}, "temperature must be a number, not True"),
+        ({"top_p": None}, "top_p must be a number, not None"),
+        ({"top_k": 2.5}, "top_k must be an integer, not 2.5"),
+        ({"seed": "7"}, "seed must be an integer, not '7'"),
+        ({"max_tokens": "9"}, "max_tokens must be an integer of at least 0, not '9'"),
+        ({"max_tokens": -1}, "max_tokens must be an integer of at least 0, not -1"),
+        ({"stop": 5}, "stop must be a string or a list of strings, not 5"),
+        ({"stop": ["a", 5]}, "stop must be a string or a list of strings"),
+        ({"prompt": 5}, "tokens must be"),
+        ({"prompt": ["a"]}, "tokens must be"),
+    ],
+)
+def test_arguments_of_the_wrong_type(trained: dyno.Engine, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        trained.generate(**{"prompt": "x", **arguments})
+    numbers: dict[str, Any] = {"temperature": np.float32(0.5), "top_k": np.int64(3), "seed": np.int64(1)}
+    assert len(list(trained.generate("x", max_tokens=np.int64(1), **numbers))) <= 1
+
+
+def test_text_that_is_no_string(trained: dyno.Engine) -> None:
+    wrong: tuple[Any, ...] = (5, None, b"x", ["x"])
+    for text in wrong:
+        with pytest.raises(PlanError, match=r"\[tokenizer\] text must be a string, not "):
+            trained.tokenize(text)
+
+
+def test_names_of_control_tokens_can_stay_text(trained: dyno.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = trained.tokenizer.vocabulary
+    name = next(t for t, k in zip(vocabulary.tokens, vocabulary.types, strict=True) if k == TokenType.CONTROL)
+    fed: list[list[int]] = []
+
+    def written(_: object, tokens: list[int], *__: object) -> Iterator[str]:
+        fed.append(tokens)
+        return iter(())
+
+    monkeypatch.setattr("dyno.engine.written", written)
+    trained.generate(name)
+    trained.generate(name, parse_special=False)
+    assert fed == [trained.tokenize(name, parse_special=special) for special in (True, False)]
+    assert fed[0] != fed[1]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_not_finite_end_a_text_with_the_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: float
+) -> None:
+    path = tiny_model(tmp_path / "broken.gguf", n_ctx=64)
+    norm = bytes(_core.Gguf(str(path)).raw("output_norm.weight"))
+    whole = bytearray(path.read_bytes())
+    at = whole.index(norm)
+    whole[at : at + 4] = np.float32(bad).tobytes()
+    path.write_bytes(whole)
+    with dyno.Engine(path, profile=None) as broken:
+        assert not np.isfinite(broken.logits([1, 2, 3])).all()  # logits may say so
+        for on_device in (False, True):
+            monkeypatch.setattr(dyno.Engine, "draws_on_device", on_device)
+            with pytest.raises(ModelError, match="logits after position 2 are not finite"):
+                list(broken.generate([1, 2, 3], max_tokens=4))
+        broken.reset()  # the slot is free again
+        with pytest.raises(ModelError, match="logits after position 0 are not finite"):
+            broken.greedy_after([1, 2])
 
 
 def test_generation_ends_with_the_context(trained_model: Path, caplog: pytest.LogCaptureFixture) -> None:
