@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -259,6 +260,22 @@ class PyGeneration {
   runtime::Generation generation_;
 };
 
+// Lets handlers of signals run, so that Ctrl-C ends a long decode: now and then, because the GIL may have to be waited
+// for. Python runs them in its main thread only.
+class SignalCheck {
+ public:
+  void operator()() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_ < std::chrono::milliseconds(20)) return;
+    const nb::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    last_ = std::chrono::steady_clock::now();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
 runtime::LogitRows parse_rows(std::string_view rows) {
   if (rows == "all") return runtime::LogitRows::all;
   if (rows == "last") return runtime::LogitRows::last;
@@ -318,6 +335,7 @@ nb::tuple PySession::decode(const Sequences& sequences, std::string_view rows, s
       if (n_rows > 0) logits = session.logits_memory(n_rows * n_vocab);
       request.logits = logits.get();
       request.captured_routing = routing.get();
+      request.between = SignalCheck();
       session.decode(request);
     }
     nb::object out_logits = n_rows > 0 ? owned_array(std::move(logits), {n_rows, n_vocab}) : nb::none();

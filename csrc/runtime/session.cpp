@@ -270,8 +270,18 @@ void Session::feed(const DecodeRequest& request) {
   std::vector<ops::SequenceRun> runs;
   int64_t done = 0;
   int64_t rows_done = 0;
+  const std::vector<int64_t> before = positions_;
   const auto flush = [&] {
     if (tokens.empty()) return;
+    if (done > 0 && request.between) {
+      try {
+        request.between();
+      } catch (...) {
+        positions_ = before;
+        finish();  // a device may still write to the caller's memory
+        throw;
+      }
+    }
     executor_->run(
         {.tokens = tokens,
          .positions = positions,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -55,6 +56,8 @@ struct DecodeRequest {
   const int32_t* pinned_routing = nullptr;  // [moe layers, tokens, used]
   int32_t* captured_routing = nullptr;      // likewise
   OpTime* op_times = nullptr;               // [plan().keys], added to
+  // Called between two u-batches. If it throws, the decode ends and the sequences are as long as before.
+  std::function<void()> between = nullptr;
 };
 
 // plan_only: everything is decided and can be printed, but nothing is read or allocated, and decode() throws.
