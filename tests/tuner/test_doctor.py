@@ -111,7 +111,16 @@ CASES: list[tuple[str, str | None, str | None, Facts | None, str, str, str]] = [
     ("llama-cli -fdn 4", IK, None, None, "-fdn", "removed", "deprecated"),
     ("llama-bench -ncmoe 4", IK, None, None, "-ncmoe", "missing", "--n-cpu-moe"),
     ("llama-server --port 8080 --jinja -np 4", IK, None, None, "-np 4", "does", "a flag of it"),
-    ("llama-server --temp 0.6 --no-webui", MAIN, None, None, "--temp 0.6", "does", "a flag of it"),
+    ("llama-server --min-p 0.6 --no-webui", MAIN, None, None, "--min-p 0.6", "does", "a flag of it"),
+    ("llama-server --temp 0.6", MAIN, None, None, "--temp 0.6", "does", "temperature of sampling"),
+    ("llama-server --temperature 0.6", MAIN, None, None, "--temperature 0.6", "does", "changes answers"),
+    ("llama-server --temp 0.6", IK, None, None, "--temp 0.6", "does", "temperature of sampling"),
+    # a switch that is off
+    ("cmake -DGGML_CUDA_USE_GRAPHS=OFF", IK, None, None, "-DGGML_CUDA_USE", "does", "leaves CUDA graphs out"),
+    ("cmake -DGGML_CUDA_USE_GRAPHS=ON", IK, None, None, "-DGGML_CUDA_USE", "does", "compiles CUDA graphs"),
+    ("cmake -DGGML_CUDA_GRAPHS=0", MAIN, None, None, "-DGGML_CUDA_GRAPHS", "does", "leaves CUDA graphs out"),
+    ("cmake -DGGML_NCCL=OFF", IK, None, None, "-DGGML_NCCL", "does", "turned off; ON is this"),
+    ("cmake -DGGML_CUDA_FUSION=0", IK, None, None, "-DGGML_CUDA_FUSION", "does", "default of -cuda fusion"),
     ("llama-server --port", MAIN, None, None, "--port", "invalid", "wants a value"),
     ("llama-server --mertics", MAIN, None, None, "--mertics", "unknown", "--metrics"),
     # what the threads quote: PR 891, issue 474 and 765, PR 728
@@ -518,6 +527,41 @@ def test_tables_are_consistent() -> None:
     assert {(x.kind, x.name, x.engine) for x in LIMITS} <= known
     assert [e.since for e in ERAS] == sorted(e.since for e in ERAS)
     assert all(len(set(e.ids.values())) == len(e.ids) for e in ERAS)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_blank_in_an_override_is_not_trimmed(engine: str) -> None:
+    def item(value: str, program: str = "llama-server") -> Item:
+        return _find(diagnose([program, "-ot", value], engine=engine), "-ot")
+
+    said = item("A=CUDA0, B=CUDA0")
+    assert str(said.status) == "invalid"
+    assert "pattern ' B' begins with a blank" in _says(said)
+    assert "'B=CUDA0'" in _says(said)
+    assert "ends with a blank" in _says(item("A =CUDA0"))
+    assert "buffer ' CUDA0' has a blank" in _says(item("A= CUDA0"))
+    assert "not PATTERN=BUFFER" in _says(item("A=CUDA0,B"))
+    assert str(item("A=CUDA0,B=CPU").status) == "does"
+    assert str(item("A=CUDA0,B=CPU", "llama-bench").status) == "does"
+    assert "begins" in _says(item("A=CUDA0, B=CPU", "llama-bench"))
+
+
+def test_bench_of_llama_cpp_splits_overrides_at_semicolons_too() -> None:
+    words = ["llama-bench", "-ot", "A=CUDA0; B=CUDA0"]
+    assert "pattern ' B'" in _says(_find(diagnose(words, engine=MAIN), "-ot"))
+
+
+def test_an_unknown_flag_is_no_success() -> None:
+    done = CliRunner().invoke(app, ["doctor", "--", "llama-server", "--no-such-flag", "-ub", "512"])
+    assert done.exit_code == 1
+    assert "no table has --no-such-flag" in " ".join(done.output.split())
+    told = CliRunner().invoke(app, ["doctor", "--json", "--", "llama-server", "--no-such-flag"])
+    assert told.exit_code == 1
+    assert json.loads(told.output)["unknown_flags"] == ["--no-such-flag"]
+    assert not json.loads(told.output)["wrong"]
+    # not in the tables, and no flag of the program: cmake takes any name, a shell any variable
+    assert CliRunner().invoke(app, ["doctor", "--", "cmake", "-DMY_OWN=1"]).exit_code == 0
+    assert CliRunner().invoke(app, ["doctor", "--", "MY_OWN=1", "llama-cli", "-m", "x"]).exit_code == 0
 
 
 def test_exit_codes_and_json() -> None:

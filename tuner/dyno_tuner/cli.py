@@ -334,7 +334,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Say what every token of a llama.cpp or ik_llama.cpp command line does, without running it. Exit code 1
-    where something is wrong."""
+    where something is wrong, or where a flag is in no table."""
     from .doctor import diagnose
     from .doctor.facts import gather
     from .doctor.render import print_line, to_dict
@@ -348,7 +348,7 @@ def doctor(
         print(json.dumps(to_dict(line)))
     else:
         print_line(line, Console(highlight=False))
-    if line.wrong:
+    if line.wrong or line.unlisted:
         raise typer.Exit(1)
 
 

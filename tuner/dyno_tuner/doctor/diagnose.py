@@ -12,7 +12,7 @@ from .line import ENGINES, IK, MAIN, Facts, Item, Line, Status, _is_int
 from .op_ids import decode
 from .others import OTHERS
 from .parse import detect_engine, parse, split
-from .rules import RULES
+from .rules import RULES, is_on
 from .switches import BUILD_NAMES, CUDA_KEYS, ENV_ELSEWHERE, ENV_NAMES, find_build, find_env
 from .versions import resolve_version
 
@@ -127,7 +127,10 @@ def _cmake(item: Item, line: Line) -> None:
         item.say(Status.REMOVED if row.lost else Status.MISSING, row.gone, row.source)
         return
     default = f"; default {row.default}" if row.default is not None else ""
-    item.say(Status.DOES, row.does + default, row.source)
+    does = row.does
+    if row.default in ("ON", "OFF") and item.value is not None and not is_on(item.value):
+        does = row.off or f"turned off; ON is this: {does}"
+    item.say(Status.DOES, does + default, row.source)
     if row.dead is not None:
         item.say(Status.INERT, row.dead, row.source)
     if line.tool is not None and line.tool != "cmake":
@@ -194,6 +197,7 @@ def _foreign(item: Item, name: str, line: Line) -> None:
         )
         return
     known = [n for f in FLAGS if f.engine == line.engine for n in f.names]
+    item.unlisted = True
     _unknown(item, [*known, *OTHERS[line.engine, line.bench]], "the flag")
 
 

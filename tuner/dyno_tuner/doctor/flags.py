@@ -372,6 +372,11 @@ _row("-rtr --run-time-repack", "repacks weights in host memory; no mmap", _IK, _
 _row("-p --n-prompt", "prompt tokens of a test", tools=_B)
 _row("-n --n-gen", "generated tokens of a test", tools=_B)
 _row("-n --predict --n-predict", "tokens to generate", tools=_C)
+_TEMPERATURE = (
+    "temperature of sampling, 0: the most probable token every time; changes answers, costs no speed"
+)
+_row("--temp", _TEMPERATURE, _IK, _C)
+_row("--temp --temperature", _TEMPERATURE, _MAIN, _C)
 _row("-p --prompt", "prompt", tools=_C)
 _row("-pg", "prompt and generation in one test: pp,tg", tools=_B)
 _row("-gp", "generation after a prompt: stands for depth", _IK, _B)

@@ -59,6 +59,7 @@ class Item:
     ops: list[dict[str, Any]] = field(default_factory=list)  # decoded `-op` pairs
     by_name: str | None = None  # the `-op` list by op names
     rewritten: str | None = None  # the same in the ids of today
+    unlisted: bool = False  # a flag that no table of either engine has
     replaced: bool = False  # a later token takes the place of this one
 
     @property
@@ -127,6 +128,11 @@ class Line:
     @property
     def wrong(self) -> bool:
         return any(i.wrong for i in self.items)
+
+    @property
+    def unlisted(self) -> list[Item]:
+        """Flags that neither engine has, as far as the tables know: the program would stop at them."""
+        return [i for i in self.items if i.unlisted]
 
 
 def _is_int(text: str) -> bool:

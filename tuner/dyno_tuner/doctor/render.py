@@ -18,7 +18,7 @@ _STYLES = {Status.DOES: "green", Status.INERT: "dim", Status.NEEDS: "yellow", St
 
 
 def to_dict(line: Line) -> dict[str, Any]:
-    """The diagnosis as plain data; `wrong` is what the exit code follows."""
+    """The diagnosis as plain data; the exit code follows `wrong` and `unknown_flags`."""
     return {
         "engine": line.engine,
         "engine_reason": line.engine_reason,
@@ -26,6 +26,7 @@ def to_dict(line: Line) -> dict[str, Any]:
         "version_is_reference": line.version.is_reference,
         "program": line.tool,
         "wrong": line.wrong,
+        "unknown_flags": [i.name for i in line.unlisted],
         "tokens": [_item(i) for i in line.items],
     }
 
@@ -79,6 +80,7 @@ def print_line(line: Line, console: Console) -> None:
             said,
         )
     console.print(table)
-    console.print(
-        f"{summary(line)}; {'something is wrong' if line.wrong else 'nothing is wrong'}", markup=False
-    )
+    verdict = "something is wrong" if line.wrong else "nothing is wrong"
+    if line.unlisted:
+        verdict += f", and no table has {', '.join(i.name for i in line.unlisted)}"
+    console.print(f"{summary(line)}; {verdict}", markup=False)

@@ -21,6 +21,7 @@ class Switch:
     dead: str | None = None
     gone: str | None = None
     lost: bool = False  # with `gone`: it was there once
+    off: str | None = None  # build only: what it does when it is off, where that is more than "not that"
     presence: bool = False  # env only: set to anything, 0 too, counts as on
     where: str = ""
     values: tuple[str, ...] = ()  # env only: the words it takes; empty for anything
@@ -35,7 +36,7 @@ def _both(name: str, does: str, default: str | None = None, where: str = "") -> 
 
 
 def _ik(name: str, does: str, default: str | None = None, *, dead: str | None = None, main: str | None = None,
-        lost: bool = False, where: str = "") -> list[Switch]:  # fmt: skip
+        lost: bool = False, off: str | None = None, where: str = "") -> list[Switch]:  # fmt: skip
     other = Switch(
         name,
         MAIN,
@@ -43,14 +44,20 @@ def _ik(name: str, does: str, default: str | None = None, *, dead: str | None = 
         gone=main or "a switch of ik_llama.cpp; the tables know none of this name here",
         lost=lost,
     )
-    return [Switch(name, IK, does, default, dead=dead, where=where), other]
+    return [Switch(name, IK, does, default, dead=dead, off=off, where=where), other]
 
 
 def _main(
-    name: str, does: str, default: str | None = None, *, ik: str | None = None, where: str = ""
+    name: str,
+    does: str,
+    default: str | None = None,
+    *,
+    ik: str | None = None,
+    off: str | None = None,
+    where: str = "",
 ) -> list[Switch]:
     other = Switch(name, IK, "", gone=ik or "a switch of llama.cpp; the tables know none of this name here")
-    return [Switch(name, MAIN, does, default, where=where), other]
+    return [Switch(name, MAIN, does, default, off=off, where=where), other]
 
 
 _DMMV = "2-D quantized products return earlier through MMVQ or MMQ, which every one of its types has"
@@ -69,8 +76,11 @@ BUILD: tuple[Switch, ...] = (
          where="ggml-cuda.cu:1780-1818"),
     *_ik("GGML_CUDA_USE_GRAPHS", "compiles CUDA graphs (CUDA 12 on)", "ON", main="a switch of ik_llama.cpp; "
         "here "
-         "GGML_CUDA_GRAPHS", where="cuda/common.cuh:838"),
-    *_main("GGML_CUDA_GRAPHS", "compiles CUDA graphs", ik="a switch of llama.cpp; here GGML_CUDA_USE_GRAPHS",
+         "GGML_CUDA_GRAPHS", off="leaves CUDA graphs out; without a new build -cuda graphs=0 does the same",
+         where="cuda/common.cuh:838"),
+    *_main("GGML_CUDA_GRAPHS", "compiles CUDA graphs", "ON",
+           off="leaves CUDA graphs out; without a new build GGML_CUDA_DISABLE_GRAPHS=1 does the same",
+           ik="a switch of llama.cpp; here GGML_CUDA_USE_GRAPHS",
            where="CMakeLists.txt:169"),
     Switch("GGML_CUDA_FORCE_MMQ", IK, "wider tiles of the quantized matrix kernels on Volta; those kernels "
            "are used from 6.1 on anyway", "OFF", where="cuda/mmq.cu should_use_mmq, cuda/mmq.cuh:124-149"),
@@ -143,7 +153,7 @@ BUILD: tuple[Switch, ...] = (
     *_main("GGML_CPU_ALL_VARIANTS", "CPU code for several instruction sets; wants GGML_BACKEND_DL"),
     *_main("GGML_BACKEND_DL", "backends as libraries that are loaded"),
     *_both("GGML_OPENMP", "OpenMP threads", "ON"),
-    *_both("GGML_CUDA", "CUDA backend"),
+    *_both("GGML_CUDA", "CUDA backend", "OFF"),
     *_both("CMAKE_BUILD_TYPE", "build type"),
 )  # fmt: skip
 
