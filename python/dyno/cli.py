@@ -12,19 +12,19 @@ from typing import Annotated
 
 import typer
 
-from dyno._cli import bench, explain, info, perplexity, profiles, run, state
+from dyno._cli import bench, explain, foreign_flags, info, perplexity, profiles, run, state
 
 app = typer.Typer(
     name="dyno",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Run GGUF models with settings that were measured and proven.",
 )
-app.command()(run.run)
-app.command()(bench.bench)
-app.command()(perplexity.perplexity)
+app.command(cls=foreign_flags.Command)(run.run)
+app.command(cls=foreign_flags.Command)(bench.bench)
+app.command(cls=foreign_flags.Command)(perplexity.perplexity)
 app.command()(explain.explain)
 app.command()(info.info)
 app.add_typer(profiles.app, name="profiles")
@@ -65,7 +65,7 @@ def main() -> None:
 
     state.configure_logging()
     try:
-        app()
+        app(prog_name="dyno")  # completion goes by this name
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except BrokenPipeError:

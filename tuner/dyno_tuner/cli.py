@@ -61,7 +61,7 @@ class _Commands(typer.core.TyperGroup):
 app = typer.Typer(
     name="tune",
     cls=_Commands,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Find, prove and write down the fastest settings for a model on this machine.",

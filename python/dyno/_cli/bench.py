@@ -14,7 +14,8 @@ Numbers = Annotated[str | None, typer.Option()]
 
 
 def bench(
-    model: options.Model,
+    model_file: options.ModelFile = None,
+    model: options.Model = None,
     n_prompt: Annotated[
         str, typer.Option("--n-prompt", "-p", help="Tokens of the prompt; 0: no pp test.")
     ] = "512",
@@ -62,6 +63,7 @@ def bench(
 ) -> None:
     """Measure tokens per second. Numbers may be lists (512,1024) and ranges (512-2048*2, 0-1024+256)."""
     state.verbosity(verbose)
+    model = options.model_argument(model_file, model)
     from dyno import _bench_formats as formats
 
     if output not in formats.FORMATS:

@@ -7,7 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-Model = Annotated[Path, typer.Option("--model", "-m", help="GGUF file; the first part of a split one.")]
+Model = Annotated[
+    Path | None, typer.Option("--model", "-m", help="GGUF file; the first part of a split one.")
+]
+ModelFile = Annotated[Path | None, typer.Argument(metavar="MODEL", help="The same as --model.")]
 Device = Annotated[
     str, typer.Option(help="auto (the first usable GPU, else the CPU; which one is printed), cpu or cuda:N.")
 ]
@@ -41,6 +44,20 @@ KvTypeV = Annotated[
     str | None, typer.Option("--kv-type-v", "--cache-type-v", "-ctv", help="Type of the values.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def model_argument(bare: Path | None, model: Path | None) -> Path:
+    """The model, given as a bare word or by `--model`.
+
+    Raises:
+        typer.BadParameter: None of the two, or both.
+    """
+    if bare is not None and model is not None:
+        raise typer.BadParameter(f"{model} and {str(bare)!r} are two models; give one", param_hint="--model")
+    given = bare if bare is not None else model
+    if given is None:
+        raise typer.BadParameter("give the GGUF file: --model FILE, or FILE alone", param_hint="--model")
+    return given
 
 
 def device_argument(device: str, gpu: int | None) -> str:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def perplexity(
-    model: options.Model,
+    model_file: options.ModelFile = None,
+    model: options.Model = None,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="UTF-8 text; not needed with --reference.")
     ] = None,
@@ -48,6 +49,7 @@ def perplexity(
 ) -> None:
     """Perplexity by the protocol of llama.cpp: the second half of every chunk is scored."""
     state.verbosity(verbose)
+    model = options.model_argument(model_file, model)
     if file is None and reference is None:
         raise typer.BadParameter("needed, unless --reference is given", param_hint="--file")
     if save_reference is not None and reference is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from pathlib import Path  # noqa: TC003 - typer reads annotations at run time
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def run(
-    model: options.Model,
+    model_file: options.ModelFile = None,
+    model: options.Model = None,
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", help="Text to continue; - reads stdin.")
     ] = None,
@@ -66,6 +68,11 @@ def run(
 ) -> None:
     """Continue a prompt. Text goes to stdout, everything else to stderr."""
     state.verbosity(verbose)
+    model = options.model_argument(model_file, model)
+    if max_tokens is not None and max_tokens < -1:
+        raise typer.BadParameter(
+            f"{max_tokens} is no number of tokens; -1 goes on to the end of the context", param_hint="-n"
+        )
     if (prompt is None) == (file is None):
         raise typer.BadParameter("give either --prompt or --file", param_hint="--prompt")
     arguments = options.settings(
@@ -84,6 +91,9 @@ def run(
 
     with Engine(model, options.device_argument(device, gpu), **chosen, **arguments) as engine:
         state.print_choices(engine)
+        _warn_of_threads(engine)
+        if has_chat_template(model):
+            print("chat template: not applied, the prompt is completed as raw text", file=sys.stderr)
         tokens = engine.tokenizer.encode(text, parse_special=special)
         limit = None if max_tokens is None or max_tokens < 0 else max_tokens
         sampling = (temperature, top_k, top_p, min_p, seed)
@@ -103,6 +113,28 @@ def run(
         sys.stdout.flush()
         if verbose or sys.stderr.isatty():
             _print_timing(engine, len(tokens), first - start, time.perf_counter() - first)
+
+
+def has_chat_template(model: Path) -> bool:
+    """Whether the file holds a chat template, which `dyno run` does not apply."""
+    from dyno import _core
+
+    return bool(_core.Gguf(str(model)).get("tokenizer.chat_template"))
+
+
+def _warn_of_threads(engine: Engine) -> None:
+    """One line for more threads than cores; they wait for each other at every step."""
+    from dyno._effective import usable_cores
+
+    cores = usable_cores()
+    for name in ("threads", "threads_batch"):
+        if engine.device == "cpu" and (wanted := int(engine.settings[name])) > cores:
+            logging.getLogger("dyno.cli").warning(
+                "%s=%d is more than the %d cores that this process may use, which is slower",
+                name,
+                wanted,
+                cores,
+            )
 
 
 def _prompt(prompt: str | None, file: Path | None) -> str:

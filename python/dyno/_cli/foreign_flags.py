@@ -1,0 +1,218 @@
+"""Flags of llama.cpp and ik_llama.cpp that users type by habit, and the answer to each of them.
+
+`Command` reads the words of a command line before typer does. A flag of the table that changes results, or
+that dyno does not have, ends with exit code 2. If a flag is unnecessary here, a warning says so
+and the command goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import typer
+import typer.core
+
+_log = logging.getLogger("dyno.cli")
+
+
+class Verdict(StrEnum):
+    """The answer to a flag."""
+
+    HERE = "done here by"
+    UNNECESSARY = "unnecessary here"
+    MISSING = "not in dyno yet"
+
+
+class Takes(StrEnum):
+    """The words after a flag that belong to it."""
+
+    NOTHING = "nothing"
+    VALUE = "value"
+    SWITCH = "switch"
+    """A word for on or off, which may be left out."""
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A flag with all its spellings, and the reason for its verdict; of HERE the option that does it."""
+
+    names: tuple[str, ...]
+    takes: Takes
+    verdict: Verdict
+    why: str
+
+    @property
+    def answer(self) -> str:
+        joint = " " if self.verdict is Verdict.HERE else ": "
+        return f"{self.verdict}{joint}{self.why}"
+
+
+_SWITCH_WORDS = frozenset({"on", "off", "auto", "0", "1", "true", "false"})
+_NUMBERS = frozenset({"-n", "-c", "-t", "-s", "-d", "-r", "-b"})  # short options whose value is never a word
+_HERE, _NOT_NEEDED, _MISSING = Verdict.HERE, Verdict.UNNECESSARY, Verdict.MISSING
+_NO, _VALUE, _SWITCH = Takes.NOTHING, Takes.VALUE, Takes.SWITCH
+_CHAT = "dyno completes raw text and has no chat; write the template into the prompt"
+_PLACEMENT = "all weights lie on one device; --device names it"
+_SAMPLER = "the samplers are --temp, --top-k, --top-p and --min-p"
+
+FLAGS: tuple[Foreign, ...] = tuple(
+    Foreign(tuple(names.split()), takes, verdict, why)
+    for names, takes, verdict, why in (
+        # placement
+        (
+            "-ngl --n-gpu-layers --gpu-layers",
+            _VALUE,
+            _NOT_NEEDED,
+            "all layers lie on one device; --device cpu or cuda:N names it",
+        ),
+        ("-ot --override-tensor", _VALUE, _MISSING, _PLACEMENT),
+        ("-cmoe --cpu-moe", _NO, _MISSING, _PLACEMENT),
+        ("-ncmoe --n-cpu-moe", _VALUE, _MISSING, _PLACEMENT),
+        ("-nkvo --no-kv-offload", _SWITCH, _MISSING, "the cache lies beside the weights"),
+        ("-sm --split-mode", _VALUE, _MISSING, "a model runs on one device"),
+        ("-ts --tensor-split", _VALUE, _MISSING, "a model runs on one device"),
+        ("-mg --main-gpu", _VALUE, _HERE, "--gpu N"),
+        ("-dev", _VALUE, _HERE, "--device cuda:N"),
+        (
+            "--fit -fit",
+            _SWITCH,
+            _NOT_NEEDED,
+            "nothing is placed by free memory; what does not fit is an error",
+        ),
+        ("--list-devices", _NO, _HERE, "dyno info"),
+        # speed
+        (
+            "-fa --flash-attn",
+            _SWITCH,
+            _NOT_NEEDED,
+            "attention needs no switch; on a GPU --set flash_attention=off turns its blocks off",
+        ),
+        ("-fmoe --fused-moe", _SWITCH, _NOT_NEEDED, "experts are fused by themselves"),
+        ("-rtr --run-time-repack --repack", _SWITCH, _NOT_NEEDED, "weights are repacked by themselves"),
+        ("-nr --no-repack", _NO, _HERE, "--set cpu_repack=off"),
+        ("-mla --mla-use", _VALUE, _HERE, "--set mla_mode=NAME"),
+        ("-cb --cont-batching", _NO, _NOT_NEEDED, "one prompt has nothing to batch with"),
+        (
+            "-np --parallel",
+            _VALUE,
+            _NOT_NEEDED,
+            "the command runs one sequence; --set sequences=N reserves more",
+        ),
+        ("-b --batch-size", _VALUE, _NOT_NEEDED, "a prompt is read in passes of --ubatch tokens"),
+        ("-mmp --mmap", _SWITCH, _NOT_NEEDED, "the file is always mapped"),
+        ("--no-mmap", _NO, _MISSING, "the file is always mapped"),
+        ("--mlock", _NO, _MISSING, "nothing locks the mapped file in memory"),
+        ("--numa", _VALUE, _MISSING, "numactl does it from outside"),
+        ("-C --cpu-mask", _VALUE, _MISSING, "taskset does it from outside"),
+        ("-Cr --cpu-range", _VALUE, _MISSING, "taskset does it from outside"),
+        ("--prio", _VALUE, _MISSING, "nice does it from outside"),
+        ("--poll", _VALUE, _NOT_NEEDED, "threads wait in their own way"),
+        ("--no-perf --perf", _NO, _NOT_NEEDED, "-v prints the timing"),
+        ("--no-warmup", _NO, _NOT_NEEDED, "the command does not warm up"),
+        # chat
+        ("-cnv --conversation", _NO, _MISSING, _CHAT),
+        ("-no-cnv --no-conversation", _NO, _NOT_NEEDED, "dyno never chats"),
+        ("-sys --system-prompt", _VALUE, _MISSING, _CHAT),
+        ("-sysf --system-prompt-file", _VALUE, _MISSING, _CHAT),
+        ("-i --interactive", _NO, _MISSING, _CHAT),
+        ("-if --interactive-first", _NO, _MISSING, _CHAT),
+        ("-st --single-turn", _NO, _MISSING, _CHAT),
+        ("--jinja", _NO, _MISSING, _CHAT),
+        ("--chat-template", _VALUE, _MISSING, _CHAT),
+        ("--chat-template-file", _VALUE, _MISSING, _CHAT),
+        ("--in-prefix", _VALUE, _MISSING, _CHAT),
+        ("--in-suffix", _VALUE, _MISSING, _CHAT),
+        # text
+        ("--predict", _VALUE, _HERE, "--max-tokens N"),
+        ("-r --reverse-prompt", _VALUE, _HERE, "--stop TEXT"),
+        ("--no-display-prompt", _NO, _HERE, "--no-echo"),
+        ("--ignore-eos", _NO, _MISSING, "the text ends at the model's own end"),
+        ("-e --escape", _NO, _MISSING, "the shell writes a line break: $'a\\nb'"),
+        ("--no-escape", _NO, _NOT_NEEDED, "the prompt is taken as it is"),
+        ("--repeat-penalty", _VALUE, _MISSING, _SAMPLER),
+        ("--repeat-last-n", _VALUE, _MISSING, _SAMPLER),
+        ("--presence-penalty", _VALUE, _MISSING, _SAMPLER),
+        ("--frequency-penalty", _VALUE, _MISSING, _SAMPLER),
+        ("--typical --typical-p", _VALUE, _MISSING, _SAMPLER),
+        ("--mirostat", _VALUE, _MISSING, _SAMPLER),
+        ("--samplers", _VALUE, _MISSING, _SAMPLER),
+        ("-l --logit-bias", _VALUE, _MISSING, _SAMPLER),
+        ("--grammar", _VALUE, _MISSING, "text is drawn without a grammar"),
+        ("-j --json-schema", _VALUE, _MISSING, "text is drawn without a grammar"),
+        ("--keep", _VALUE, _NOT_NEEDED, "the context is never shifted"),
+        ("--no-context-shift", _NO, _NOT_NEEDED, "the context is never shifted"),
+        ("--context-shift", _NO, _MISSING, "the text ends where the context does"),
+        # model
+        ("-hf --hf-repo", _VALUE, _MISSING, "dyno loads nothing from the network; download the file first"),
+        ("-mu --model-url", _VALUE, _MISSING, "dyno loads nothing from the network; download the file first"),
+        ("-md --model-draft", _VALUE, _MISSING, "there is no speculative decoding"),
+        ("--lora", _VALUE, _MISSING, "there are no adapters; merge them into the file"),
+        ("-mm --mmproj", _VALUE, _MISSING, "models take text alone"),
+        ("--rope-scaling", _VALUE, _MISSING, "the file alone says how positions are scaled"),
+        ("--rope-freq-base", _VALUE, _MISSING, "the file alone says how positions are scaled"),
+        ("--rope-freq-scale", _VALUE, _MISSING, "the file alone says how positions are scaled"),
+        # the terminal
+        ("-co --color", _NO, _NOT_NEEDED, "the text has no colours"),
+        ("--simple-io", _NO, _NOT_NEEDED, "the text is written plainly"),
+        ("--log-disable", _NO, _NOT_NEEDED, "only the text goes to stdout"),
+        ("--kl-divergence-base", _VALUE, _HERE, "--reference FILE, or --save-reference FILE"),
+        ("--save-all-logits", _VALUE, _HERE, "--save-reference FILE"),
+        ("--kl-divergence", _NO, _HERE, "--reference FILE"),
+    )
+)
+_BY_NAME = {name: flag for flag in FLAGS for name in flag.names}
+
+
+class Command(typer.core.TyperCommand):
+    """A command that answers flags of llama.cpp by name, and takes its first bare word for the model."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _without_foreign(self.params, args))
+
+
+def _without_foreign(params: list[Any], args: list[str]) -> list[str]:
+    """`args` without the flags that are unnecessary here.
+
+    Raises:
+        typer.BadParameter: A flag that changes results or is not there, or one that nobody has.
+    """
+    own = {name: p for p in params for name in (*p.opts, *p.secondary_opts) if name.startswith("-")}
+    kept: list[str] = []
+    at = 0
+    while at < len(args):
+        word = args[at]
+        at += 1
+        name, equals, _ = word.partition("=")
+        if word == "--":
+            return [*kept, word, *args[at:]]
+        if name in own:
+            kept.append(word)
+            bare = getattr(own[name], "is_flag", False) or getattr(own[name], "count", False)
+            if not bare and not equals and at < len(args):
+                kept.append(args[at])
+                at += 1
+        elif (flag := _BY_NAME.get(name)) is not None:
+            following = args[at] if at < len(args) and not equals else None
+            takes_it = flag.takes is Takes.VALUE or (
+                flag.takes is Takes.SWITCH and following in _SWITCH_WORDS
+            )
+            if takes_it and following is not None:
+                at += 1
+                word = f"{word} {following}"
+            if flag.verdict is not Verdict.UNNECESSARY:
+                raise typer.BadParameter(flag.answer, param_hint=word)
+            _log.warning("%s is %s", word, flag.answer)
+        else:
+            _refuse_cluster(word, own)
+            kept.append(word)
+    return kept
+
+
+def _refuse_cluster(word: str, own: dict[str, Any]) -> None:
+    """`-nothing` is no number of tokens: without this the message names an option that nobody typed."""
+    if word[:2] in _NUMBERS and word[:2] in own and re.fullmatch(r"-[A-Za-z][A-Za-z][\w-]*", word):
+        raise typer.BadParameter("no such option", param_hint=word)

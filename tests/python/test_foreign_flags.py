@@ -1,0 +1,151 @@
+"""Habits of llama.cpp: a bare model, -h, completion, and an answer to each flag that dyno does not have."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from dyno._cli import run as run_module
+from dyno._cli.foreign_flags import FLAGS, Foreign, Takes, Verdict
+from dyno.cli import app
+from typer.testing import CliRunner
+
+MISSING = "missing.gguf"
+
+
+def dyno(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, list(words))
+    error = "" if isinstance(done.exception, SystemExit | None) else str(done.exception)
+    return done.exit_code, " ".join(f"{done.output}{error}".replace("│", " ").split())
+
+
+def words_of(flag: Foreign, name: str) -> list[str]:
+    return [name] if flag.takes is Takes.NOTHING else [name, "1"]
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=[f.names[0] for f in FLAGS])
+def test_every_flag_of_the_table_is_answered_by_name(flag: Foreign, caplog: pytest.LogCaptureFixture) -> None:
+    for name in flag.names:
+        caplog.clear()
+        code, said = dyno("run", MISSING, "-p", "x", *words_of(flag, name))
+        if flag.verdict is Verdict.UNNECESSARY:
+            assert name in caplog.text
+            assert flag.answer in caplog.text
+            assert code == 1, "the command went on, and found no model"
+            assert "[gguf]" in said
+        else:
+            assert code == 2, said
+            assert f"{name}" in said
+            assert " ".join(flag.answer.split()) in said
+        assert "--max-tokens" not in said or "--max-tokens" in flag.why
+
+
+def test_the_table_holds_no_option_of_run() -> None:
+    """Of the names in the table no option of `run` may be one, and each name stands there once."""
+    names = [name for flag in FLAGS for name in flag.names]
+    assert len(names) == len(set(names))
+    commands: Any = typer.main.get_command(app)
+    own = {o for p in commands.commands["run"].params for o in (*p.opts, *p.secondary_opts)}
+    assert not own & set(names)
+    assert all(flag.why for flag in FLAGS)
+
+
+def test_the_flags_that_people_type_are_in_the_table() -> None:
+    names = {name for flag in FLAGS for name in flag.names}
+    assert names >= set(["-ngl", "-fa", "-cnv", "-sys", "--mlock", "-ot", "-ncmoe", "-b", "-np"])
+
+
+def test_values_that_look_like_flags_are_values() -> None:
+    code, said = dyno("run", MISSING, "-p", "-ngl", "--stop", "-cnv")
+    assert (code, "[gguf]" in said) == (1, True)
+
+
+def test_a_number_is_not_read_out_of_an_unknown_flag() -> None:
+    code, said = dyno("run", MISSING, "-p", "x", "-nothing")
+    assert (code, "-nothing" in said, "--max-tokens" in said) == (2, True, False)
+    assert dyno("run", MISSING, "-p", "x", "-n5")[0] == 1  # the option, joined
+
+
+@pytest.mark.parametrize("command", [["run", "-p", "x"], ["bench"], ["perplexity", "-f", "x"]])
+def test_a_bare_model(command: list[str]) -> None:
+    code, said = dyno(*command, MISSING)
+    assert (code, MISSING in said) == (1, True), said
+    code, said = dyno(*command, MISSING, "--model", "other.gguf")
+    assert (code, "two models" in said) == (2, True)
+    code, said = dyno(*command)
+    assert (code, "--model FILE, or FILE alone" in said) == (2, True)
+
+
+def test_tokens_below_minus_one_are_an_error() -> None:
+    code, said = dyno("run", MISSING, "-p", "x", "-n", "-5")
+    assert (code, "-5 is no number of tokens" in said) == (2, True)
+    assert dyno("run", MISSING, "-p", "x", "-n", "-1")[0] == 1
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["run"], ["bench"], ["explain"], ["profiles"], ["profiles", "check"], ["tune"]]
+)
+def test_h_is_help_everywhere(words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dyno", *words, "-h"],
+        capture_output=True,
+        text=True,
+        env=_environment(),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Usage: dyno" in done.stdout
+
+
+def test_completion() -> None:
+    asked = {"_DYNO_COMPLETE": "complete_bash", "COMP_WORDS": "dyno perp", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "dyno"],
+        capture_output=True,
+        text=True,
+        env=_environment() | asked,
+        check=False,
+    )
+    assert done.stdout.split() == ["perplexity"]
+
+
+def test_more_threads_than_cores(
+    tiny_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("dyno._effective.usable_cores", lambda: 1)
+    model = str(tiny_dir / "llama-tiny.gguf")
+    arguments = ["run", model, "-p", "x", "-n", "1", "--device", "cpu", "--no-profile", "-tb", "1"]
+    assert dyno(*arguments, "-t", "2")[0] == 0
+    assert "threads=2 is more than the 1 cores" in caplog.text
+    caplog.clear()
+    assert dyno(*arguments, "-t", "1")[0] == 0
+    assert "is more than" not in caplog.text
+
+
+def test_a_chat_template_is_named(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = str(tiny_dir / "llama-tiny.gguf")
+    arguments = ["run", model, "-p", "x", "-n", "1", "--no-profile"]
+    assert "chat template: not applied" not in dyno(*arguments)[1]
+
+    class Templated:
+        def __init__(self, path: str) -> None:
+            assert path == model
+
+        def get(self, key: str) -> str | None:
+            return "{{ messages }}" if key == "tokenizer.chat_template" else None
+
+    assert not run_module.has_chat_template(Path(model))
+    monkeypatch.setattr("dyno._core.Gguf", Templated)
+    assert run_module.has_chat_template(Path(model))
+    monkeypatch.undo()
+    monkeypatch.setattr(run_module, "has_chat_template", lambda path: True)
+    assert dyno(*arguments)[1].count("chat template: not applied") == 1
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
