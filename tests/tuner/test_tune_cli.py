@@ -53,6 +53,11 @@ def test_wrong_usage(tmp_path: Path) -> None:
     assert _tune()[0] == 2
 
 
+def test_a_bare_model(tmp_path: Path) -> None:
+    code, said = _tune(str(tmp_path / "absent.gguf"), "--budget", "90s")
+    assert (code, said.endswith("absent.gguf: no such file")) == (1, True), said
+
+
 def test_a_command_line_without_an_engine_is_no_subcommand(tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF")

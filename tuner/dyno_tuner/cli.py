@@ -55,6 +55,8 @@ class _Commands(typer.core.TyperGroup):
         if (named or forgotten) and not any(a in self.commands for a in before):
             ctx.meta["command_line"] = behind
             args = before
+        if args and args[0].endswith(".gguf"):  # a bare model; no subcommand has such a name
+            args = ["--model", *args]
         return super().parse_args(ctx, args)
 
 
