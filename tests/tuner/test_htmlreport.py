@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import html
 import json
 import re
 import statistics
@@ -28,6 +29,7 @@ from dyno_tuner.targets.simulated import SimulatedTarget, SimulationNoise
 from dyno_tuner.targets.surfaces import crossover
 from dyno_tuner.targets.surfaces_hard import either
 from dyno_tuner.tune import Options, Tune
+from dyno_tuner.verdict import verdict
 from typer.testing import CliRunner
 
 if TYPE_CHECKING:
@@ -444,6 +446,7 @@ def test_what_was_proven_in_part_is_no_near_tie(tmp_path: Path) -> None:
         ({"missed": {"settings": {"ubatch": 4096, "mmq_id_size": 64}, "ratio": 1.2825}},
          "ubatch=4096, mmq_id_size=64 together looked 1.282 × as fast"),
         ({"missed": {}, "unproven": True}, "no time to prove it"),
+        ({"not_proven": ["Not proven: 6 kernels.", 5]}, "Not proven: 6 kernels."),
         ({"missed": {"settings": 5, "ratio": "x"}, "unproven": False}, ""),
         ({}, ""),
     ],
@@ -451,3 +454,12 @@ def test_what_was_proven_in_part_is_no_near_tie(tmp_path: Path) -> None:
 def test_what_was_left_undone_is_said(outcome: dict[str, Any], said: str) -> None:
     assert said in left_undone(outcome)
     assert bool(left_undone(outcome)) == bool(said)
+
+
+def test_the_page_begins_with_the_verdict(tmp_path: Path) -> None:
+    path = tmp_path / "v.yaml.journal.jsonl"
+    target = SimulatedTarget("saturating", 1)
+    options = Options(Workload(64, 8), seed=1, max_trials=6)
+    outcome = _write(path, target, target.surface.space(), options)
+    shown = page.render(path)
+    assert html.escape(verdict(outcome)) in shown[shown.index("<h1>") : shown.index('class="tiles"')]

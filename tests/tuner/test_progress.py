@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from conftest_tuner import WORKLOAD
+from conftest_tuner import WORKLOAD, Simulated
 from dyno_tuner.inline import InlineExecutor
 from dyno_tuner.ledger import Ledger
 from dyno_tuner.progress import Progress
+from dyno_tuner.report import print_outcome
 from dyno_tuner.targets.simulated import SimulatedTarget
 from dyno_tuner.tune import Options, Tune
+from dyno_tuner.verdict import verdict
 from rich.console import Console
 
 if TYPE_CHECKING:
@@ -91,3 +93,40 @@ def test_a_tune_shows_trials_with_intervals(capsys: pytest.CaptureFixture[str]) 
     best = max(notes, key=lambda n: n["ratio"])
     low, high = best["ci95"]
     assert f"{best['ratio']:.3f} × [{low:.3f}, {high:.3f}]" in capsys.readouterr().err
+
+
+def _told(outcome: Any) -> str:
+    out = io.StringIO()
+    print_outcome(outcome, WORKLOAD, Console(file=out, width=200))
+    return out.getvalue()
+
+
+def test_the_closing_table_begins_with_a_verdict() -> None:
+    tuned = Simulated("saturating", 1, max_trials=20).outcome
+    first = _told(tuned).splitlines()[0]
+    assert first == verdict(tuned) == tuned.to_dict()["verdict"]
+    pp, tg = (tuned.gain[m].ratio for m in ("pp", "tg"))
+    assert first.startswith(f"Prompts {pp:.2f} × as fast, tokens {tg:.2f} ×; answers ")
+
+
+def test_the_verdict_says_why_nothing_was_gained() -> None:
+    tuned = Simulated("null", 1, max_trials=8).outcome
+    margin = 100 * max(tuned.margin.values())
+    assert verdict(tuned) == (
+        f"Nothing gains more than the noise of {margin:.1f} % on this machine: "
+        "7 other configurations lost to the defaults or tied with them."
+    )
+
+
+def test_what_looked_faster_and_was_not_proven_is_the_last_line() -> None:
+    """The closing lines name it with its promise and with a budget that has room for the proof."""
+    tuned = Simulated("null", 1, max_trials=4).outcome
+    tuned.promises = [
+        {"kernels": 6, "ratio": 1.317, "needed": 240},
+        {"settings": {"ubatch": 1024, "threads": 4}, "ratio": 1.074},
+    ]
+    assert _told(tuned).splitlines()[-2:] == [
+        "Not proven: 6 kernels for generation looked 1.317 × as fast: --budget 240s has room for the proof.",
+        "Not proven: ubatch=1024, threads=4 looked 1.074 × as fast.",
+    ]
+    assert "no time to prove what looked faster" in verdict(tuned)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .target import kind_of
+from .verdict import not_proven, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,6 +111,9 @@ class Outcome:
     status: str = "complete"  # complete | budget | interrupted
     unproven: bool = False  # something looked faster, and there was no time to prove it
     missed: dict[str, Any] = field(default_factory=dict)  # settings and ratio of what was proven in part only
+    # What looked faster and was not proven: `settings` or `kernels` (how many), `ratio`, and, where time was
+    # short, `needed`: seconds of a budget that would do.
+    promises: list[dict[str, Any]] = field(default_factory=list)
     stage: str = ""  # key of the comparison that `gain` is from; empty where it is from none
     remark: str = ""
 
@@ -153,5 +157,8 @@ class Outcome:
             "status": self.status,
             "unproven": self.unproven,
             "missed": self.missed,
+            "promises": self.promises,
+            "verdict": verdict(self),
+            "not_proven": not_proven(self.promises),
             "stage": self.stage,
         }

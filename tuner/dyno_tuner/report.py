@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from .verdict import not_proven, verdict
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -19,7 +21,8 @@ def _screened(how: Screened) -> str:
 
 
 def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> None:
-    """Entries, speed before and after, and what went wrong."""
+    """The verdict, entries, speed before and after, and what went wrong."""
+    console.print(verdict(outcome), style="bold", soft_wrap=True)
     table = Table(title="Settings", title_justify="left")
     for column in ("setting", "value", "default", "ratio", "95 % interval", "moves"):
         table.add_column(column, justify="left" if column in ("setting", "moves") else "right")
@@ -79,12 +82,6 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
             f"{named} together looked {outcome.missed['ratio']:.3f} × as fast as the defaults; there was "
             "time to prove a part of it only. Continue with --resume and a longer --budget."
         )
-    elif not outcome.entries and not outcome.kernels:
-        console.print(
-            "Nothing beat the engine's defaults by more than the noise: every entry is `default`."
-            if outcome.searched or outcome.kernel_defaults
-            else "Nothing could be tried in time: the profile changes nothing."
-        )
     if outcome.quality is not None and outcome.default_quality is not None and outcome.entries:
         console.print(
             f"Answers: mean KLD {outcome.quality.mean_kld:.2g} against the exact path "
@@ -103,6 +100,8 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
         + (f" ({outcome.status})" if outcome.status != "complete" else "")
         + ("; --resume continues" if outcome.status == "interrupted" else "")
     )
+    for line in not_proven(outcome.promises):
+        console.print(line, soft_wrap=True)
 
 
 def _print_crossings(outcome: Outcome, console: Console) -> None:

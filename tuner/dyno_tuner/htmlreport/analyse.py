@@ -407,10 +407,13 @@ def kld_limit(run: Run) -> tuple[float | None, float | None]:
 
 def left_undone(outcome: Mapping[str, Any]) -> str:
     """What looked faster than what is written, and was not proven for want of time."""
-    missed = mapping(outcome.get("missed"))
+    missed, told = mapping(outcome.get("missed")), outcome.get("not_proven")
+    lines = [line for line in told if isinstance(line, str)] if isinstance(told, list) else []
     if (ratio := number(missed.get("ratio"))) is not None:
         named = ", ".join(f"{k}={v}" for k, v in mapping(missed.get("settings")).items())
-        return f"{named} together looked {ratio:.3f} × as fast as the defaults; a part of it was proven."
-    if outcome.get("unproven") is True:
-        return "Settings looked faster than the defaults, and there was no time to prove it."
-    return ""
+        lines.insert(
+            0, f"{named} together looked {ratio:.3f} × as fast as the defaults; a part of it was proven."
+        )
+    elif outcome.get("unproven") is True:
+        lines.insert(0, "Settings looked faster than the defaults, and there was no time to prove it.")
+    return " ".join(lines)

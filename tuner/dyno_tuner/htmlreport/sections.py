@@ -175,10 +175,10 @@ def _top(page: Page, run: Run, found: Verdict) -> None:
     listed = found.outcome.get("kernels")
     kernels = f" and {len(listed)} kernel choices" if isinstance(listed, list) and listed else ""
     chosen = text(words(found.settings, run.defaults) + kernels, 2000)
-    left = analyse.left_undone(found.outcome)
-    undone = f"<p>{text(left, 2000)}</p>\n" if left else ""
+    undone = f"<p>{text(left, 2000)}</p>\n" if (left := analyse.left_undone(found.outcome)) else ""
+    verdict = f"<p><b>{text(said, 2000)}</b></p>\n" if (said := found.outcome.get("verdict")) else ""
     page.parts.append(
-        f"<h1>{text(label)}</h1>\n"
+        f"<h1>{text(label)}</h1>\n{verdict}"
         f'<p class="soft">{target} · {workload} · settings {text(found.how)}: {chosen}</p>\n{undone}'
         f'<div class="tiles">\n{shown}</div>\n'
     )
