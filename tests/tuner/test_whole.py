@@ -12,6 +12,7 @@ from dyno_tuner import journal
 from dyno_tuner.confirm import Rounds
 from dyno_tuner.inline import InlineExecutor
 from dyno_tuner.kernels import KernelStage
+from dyno_tuner.knobs import Fidelity, Kind, Knob
 from dyno_tuner.ledger import Ledger
 from dyno_tuner.session import Request, run
 from dyno_tuner.target import Configuration
@@ -22,7 +23,7 @@ from dyno_tuner.whole import WholeProfile
 from dyno_tuner.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from dyno_tuner.outcome import Outcome
@@ -298,3 +299,76 @@ def test_the_search_goes_on_where_it_has_found_nothing_to_prove(monkeypatch: pyt
         outcome = _slowly(saturating(), 110.0, seed)
         assert outcome.trials > 6
         assert outcome.entries
+
+
+def _two_cores(gain: float) -> Surface:
+    """Two cores, whose defaults are best, and six kernels of generation that gain together."""
+    pp, tg = frozenset({"pp"}), frozenset({"tg"})
+    knobs = (
+        Knob("ubatch", (32, 64, 128, 256, 512), 512, moves=pp, fidelity=Fidelity.ROUNDING),
+        Knob("threads", (1, 2), 2, moves=tg),
+        Knob("threads_batch", (1, 2), 2, moves=pp),
+        Knob("cpu_repack", (False, True), True, Kind.LOAD, ordinal=False),
+    )
+
+    def rates(s: Mapping[str, Any]) -> dict[str, float]:
+        packed = 1.0 if s["cpu_repack"] else 0.6
+        return {
+            "pp": 100 * s["ubatch"] / (s["ubatch"] + 40) * (1 if s["threads_batch"] == 2 else 0.55) * packed,
+            "tg": 25 * (1 if s["threads"] == 2 else 0.6) * packed,
+        }
+
+    def op(number: int, variant: str, alone: float, serving: float) -> SimulatedOp:
+        return SimulatedOp(f"matmul {number}", "tg", alone, lambda s: {"tg": serving}, variant, share=0.12)
+
+    good = [op(n, "split", 1.25, gain ** (1 / 6)) for n in range(6)]
+    bad = [op(n, f"other{k}", 0.97 - 0.03 * k, 0.99) for n in range(6) for k in range(4)]
+    return _with(Surface("two_cores", knobs, rates), *good, *bad)
+
+
+@pytest.mark.parametrize("seconds", [0.6, 0.8])
+def test_kernels_that_promise_most_are_proven_in_a_short_budget(seconds: float) -> None:
+    """30 visits fit, of which the search used to take all, and kernels worth 30 % were not looked at."""
+    surface = _two_cores(1.3)
+    base = surface.rates({k.name: k.default for k in surface.knobs})
+    workload = Workload(pp=round(seconds * base["pp"]), tg=round(0.8 * seconds * base["tg"]))
+    for seed in range(4):
+        target = SlowToStart(surface, seed)
+        ledger = Ledger(
+            InlineExecutor(target), workload, identity=surface.space().identity, virtual_time=True
+        )
+        options = Options(workload, seed=seed, budget=150.0, kernels=True)
+        outcome = Tune(ledger, surface.space(), options).run()
+        assert len(outcome.kernels) == 6, seed
+        assert outcome.promises == []
+        assert outcome.gain["tg"].ratio == pytest.approx(1.3, rel=0.05)
+        assert outcome.seconds <= 150.0
+
+
+def test_time_that_is_reserved_ends_every_stage_before() -> None:
+    schedule = Simulated(null(), 1, kernels=True, budget=150.0, max_trials=4).tune.schedule
+    schedule.until("screen")
+    before = schedule.left
+    schedule.reserve(1e6)
+    schedule.until("screen")
+    assert schedule.left < 0
+    schedule.reserve(0.0)
+    schedule.until("screen")
+    assert schedule.left == before
+
+
+def test_kernels_that_were_not_proven_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no round could be run: with their gain in place and a budget that would do."""
+    surface = _with(null(), _op("a", "tg", 1.6, tg=1.3), _op("b", "tg", 1.6, tg=1.05))
+    monkeypatch.setattr(Rounds, "affordable", lambda rounds, asked: False)
+    outcome = Simulated(surface, 1, kernels=True, budget=150.0, max_trials=8).outcome
+    assert outcome.kernels == []
+    (promise,) = outcome.promises
+    assert promise["kernels"] == 2
+    assert promise["ratio"] == pytest.approx(1.365, rel=0.05)
+    assert promise["needed"] > outcome.seconds
+
+
+def test_kernels_that_rounds_have_refuted_are_not_promised() -> None:
+    outcome = Simulated(_with(null(), _op("a", "tg", 1.6, tg=1.0)), 1, kernels=True, max_trials=8).outcome
+    assert outcome.promises == []

@@ -133,22 +133,27 @@ class InPlace:
     voided: int = 0
     ended: str = ""
     gained: float = 1.0  # by what is chosen over the defaults, at most; what is kept gains on top of what was
+    sure: float = 1.0  # the same, at least
 
     def __post_init__(self) -> None:
         self._before: tuple[float, Visit] | None = None  # the incumbent's last visit, if it still is one
         self._visits = 0
         self._changes = 0
         self._defaults: dict[Place, Config] = {}
+        self._together: Mapping[Place, Config] = {}  # tried as one
         # As if so much had been seen already: half of a normal distribution lies within 0.67 of its sigma.
         self._moves = [0.6745 * math.sqrt(2) * self.sigma] * 3
 
     def run(self, contests: Sequence[Contest], together: Mapping[Place, Config]) -> None:
-        """Args: `together` is tried first, as one: what won alone."""
+        """Args: `together` is tried first, as one: what won alone. If it was before, it is not again."""
+        self.ended = ""
         for contest in contests:
             contest.waiting = contest.order()
             self._defaults[contest.place] = frozen(contest.op.default)
-        if len(together) > 1:
+        if len(together) > 1 and together != self._together:
             self._try_together(contests, together)
+        else:
+            self._question(contests)
         for number in range(PASSES):
             kept = self._pass(contests)
             if self.ended or not kept:
@@ -163,6 +168,16 @@ class InPlace:
             trials=self.tried, failed=len(self.failed), kept=len(self.chosen), voided=self.voided,
             ended=self.ended,
         )  # fmt: skip
+
+    def look(self, contests: Sequence[Contest], together: Mapping[Place, Config]) -> None:
+        """What won alone, as one, and nothing else."""
+        self._defaults |= {c.place: frozen(c.op.default) for c in contests}
+        self._try_together(contests, together)
+
+    def move_to(self, settings: Mapping[str, Value]) -> None:
+        """Goes on with other settings of the engine; what is chosen stays."""
+        if dict(settings) != dict(self.settings):
+            self.settings, self._before = settings, None
 
     def configuration(self, other: Mapping[Place, Config]) -> Configuration:
         """What is chosen so far, with `other` on top."""
@@ -222,12 +237,13 @@ class InPlace:
             else:
                 self.chosen[contest.place] = (contest.op, config, how)
             contest.seen[present] = -math.log(gain.ratio)
-            self.gained *= gain.high
+            self._count(gain)
             self._replaced(contest)
             return True
         return False
 
     def _try_together(self, contests: Sequence[Contest], together: Mapping[Place, Config]) -> None:
+        self._together = dict(together)
         found = self._block({"together": together})
         if not found or found["together"] < self._threshold or (gain := self._check(together)) is None:
             self.note("kernels_together", choices=len(together), kept=False)
@@ -236,11 +252,20 @@ class InPlace:
             if (config := together.get(contest.place)) is not None:
                 how = Screened(contest.alone.get(config), gain, len(together))
                 self.chosen[contest.place] = (contest.op, config, how)
-                # One that only the others carry has to go.
-                contest.waiting.insert(0, self._defaults[contest.place])
-        self.gained *= gain.high
+        self._question(contests)
+        self._count(gain)
         self._replaced()
         self.note("kernels_together", choices=len(together), kept=True, **gain.to_dict())
+
+    def _question(self, contests: Sequence[Contest]) -> None:
+        """Of what is chosen as one, a kernel that only the others carry has to go."""
+        for contest in contests:
+            if contest.place in self.chosen and contest.place in self._together:
+                contest.waiting.insert(0, self._defaults[contest.place])
+
+    def _count(self, gain: Estimate) -> None:
+        self.gained *= gain.high
+        self.sure *= gain.low
 
     def _replaced(self, contest: Contest | None = None) -> None:
         """There is another incumbent from now on."""

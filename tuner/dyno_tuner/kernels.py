@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .confirm import visits_in_round
 from .in_place import BLOCK, CHECKS, Config, Contest, InPlace, Place, frozen, shortened
 from .outcome import Screened
+from .promises import budget
 from .stats import Estimate, estimate
 from .target import Configuration, KernelChoice, KernelOp, Value, kind_of
 from .whole import WholeProfile
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from .target import Visit, Workload
 
 MIN_GAIN = 1.02  # of one launch over the default's; less is not worth a line in a profile
+TG = "kernels_tg"  # the group of generation
 BATCH = 6  # candidates timed in one request, the default with them
 IN_PLACE = 0.5  # of what is left beside the confirmation, kept from the times alone
 CONFIRM = 0.45  # of what is left after them, for all rounds of the confirmation
@@ -41,13 +43,20 @@ GROWING = (
     "mla_expand",
 )  # families whose launches take longer behind a context
 ROOM = 0.5  # of what is left, for the least confirmation of all groups; else one group is planned for
+# Rounds that a gain beyond doubt gets before anything else is looked for. Two leave one degree of freedom, so
+# their interval is six times as wide as that of three; the rest is for what is disturbed.
+SURE_ROUNDS = 3.4
+GLIMPSE = 0.25  # of what is left, for a first look at most
 HOPEFUL = 0.5  # of the margin: launches whose shares of a pass promise less together are not confirmed
 
 
-def least_visits(kinds: int) -> int:
+def least_visits(kinds: int, settings: bool = True) -> int:
     """Of two rounds of the whole profile: the default, the whole, the whole without each group of kernels and
-    without all of them. Less proves nothing."""
-    return 2 * visits_in_round(2 + kinds + (kinds > 1))
+    without all of them. Less proves nothing.
+
+    Args: `settings`: whether the profile changes settings, too; if not, without kernels it is the default.
+    """
+    return 2 * visits_in_round(1 + settings + kinds + (kinds > 1))
 
 
 @dataclass
@@ -85,9 +94,12 @@ class KernelStage:
     won: dict[Place, Config] = field(default_factory=dict)  # alone, at the first look, of generation
     groups: int = 1  # that there is time to confirm
     in_place: InPlace | None = None
+    whole: WholeProfile | None = None
     looked_at: list[KernelOp] = field(default_factory=list)
     written: list[KernelEntry] = field(default_factory=list)
     cut: bool = False  # there was no time for any op, or none to confirm what was found
+    settings: bool = False  # whether the profile changes some
+    listed: list[KernelOp] | None = None  # that have several kernels, heaviest first
 
     @property
     def kinds(self) -> list[str]:
@@ -97,8 +109,8 @@ class KernelStage:
     def run(self, choice: Choice) -> None:
         """Brings `choice` to the whole profile where kernels gain; leaves it as it is where they do not."""
         configuration = self.space.configuration(choice.point)
-        ops = self.ledger.kernel_ops("kernels/ops", configuration, process=self.process())
-        ops = [op for op in ops if len(op.candidates) > 1 and op.metric in self.kinds]
+        self.settings = choice.point != self.space.default
+        ops = self._ops(configuration)
         generation = [op for op in ops if op.metric == "tg"]
         self.groups = len(self.kinds)
         if self._confirming() > ROOM * self.left():
@@ -107,18 +119,67 @@ class KernelStage:
         self.planned = bool(generation) and kept >= (BLOCK + 2 + 2 * CHECKS) * self._glance_cost(choice)
         kept = kept if self.planned and math.isfinite(kept) else 0.0
         for number, op in enumerate(ops):
-            begun, configs = self.ledger.now, len(op.candidates) + 9
-            if not self.more(configs * self.cost_per_config + self._confirming() + kept):
+            if op in self.looked_at:
+                continue
+            if not self.more(self._timing(op) + self._confirming() + kept):
                 self.note("kernels_cut", done=number, of=len(ops))
                 break
-            self._time(number, op, configuration)
-            self.cost_per_config = max(0.2 * self.cost_per_config, (self.ledger.now - begun) / configs)
+            self._timed(number, op, configuration)
         if self.planned:
             self._screen_in_place(generation, choice, min(self.groups, 1 + self._hopeful("pp", choice)))
         elif any(op.metric == "tg" for op in self.looked_at):
             self.note("kernels_alone", ops=len(generation))
         self.cut = bool(ops) and not self.looked_at
         self._confirm(choice)
+
+    def glimpse(self, choice: Choice) -> float:
+        """A first look at what won alone for generation, as one, before settings are searched. Gives the
+        seconds to keep for its proof: more than 0 if it gains beyond doubt more than the margin."""
+        configuration = self.space.configuration(choice.point)
+        ops = self._ops(configuration)
+        generation = [op for op in ops if op.metric == "tg"]
+        end = self.ledger.now + GLIMPSE * self.left()
+        looking = (2 * CHECKS + 4) * self._glance_cost(choice)
+        self.planned = bool(generation)
+        self.groups = 1
+        for number, op in enumerate(ops):
+            if op.metric == "tg" and self.ledger.now + self._timing(op) + looking <= end:
+                self._timed(number, op, configuration)
+        if not self.won:
+            return 0.0
+        self.in_place = self._placed(choice, lambda seconds: self.more(seconds))
+        self.in_place.look(self._contests(generation), self.won)
+        keep = self.ledger.check_seconds + SURE_ROUNDS * self._round(1)
+        return keep if self._sure(choice) and self.left() > keep else 0.0
+
+    def promise(self) -> float:
+        """Of what was seen in place, in log, by the weights."""
+        total = sum(self.weights.values())
+        share = sum(w for m, w in self.weights.items() if kind_of(m) == "tg") / total
+        return share * math.log(self.in_place.sure) if self.in_place is not None else 0.0
+
+    def _sure(self, choice: Choice) -> bool:
+        """Whether generation gains in place more than the margin beyond doubt."""
+        metrics = [m for m in self.weights if kind_of(m) == "tg"]
+        return self.in_place is not None and self.in_place.sure >= 1 + self.bar(self.count()).of(metrics)
+
+    def _round(self, kinds: int) -> float:
+        return self.rounds.seconds(least_visits(kinds, self.settings)) / 2
+
+    def _ops(self, configuration: Configuration) -> list[KernelOp]:
+        if self.listed is None:
+            ops = self.ledger.kernel_ops("kernels/ops", configuration, process=self.process())
+            self.listed = [op for op in ops if len(op.candidates) > 1 and op.metric in self.kinds]
+        return self.listed
+
+    def _timing(self, op: KernelOp) -> float:
+        """Seconds that timing an op takes."""
+        return (len(op.candidates) + 9) * self.cost_per_config
+
+    def _timed(self, number: int, op: KernelOp, configuration: Configuration) -> None:
+        begun, configs = self.ledger.now, len(op.candidates) + 9
+        self._time(number, op, configuration)
+        self.cost_per_config = max(0.2 * self.cost_per_config, (self.ledger.now - begun) / configs)
 
     def _confirming(self, kinds: int | None = None) -> float:
         """Seconds of the least that proves anything: of the answers of each group and of all together, and of
@@ -127,7 +188,7 @@ class KernelStage:
         Args: `kinds`: so many groups; default: as many as are planned for.
         """
         kinds = self.groups if kinds is None else kinds
-        return (kinds + (kinds > 1)) * self.ledger.check_seconds + self.rounds.seconds(least_visits(kinds))
+        return (kinds + (kinds > 1)) * self.ledger.check_seconds + 2 * self._round(kinds)
 
     def _glance_cost(self, choice: Choice) -> float:
         """Seconds of a short visit, before there was one: a cold sample and three to keep of each metric."""
@@ -139,31 +200,43 @@ class KernelStage:
     def _screen_in_place(self, ops: Sequence[KernelOp], choice: Choice, kinds: int) -> None:
         """The kernels of generation, for as long as leaves time to confirm them and the other groups of
         `kinds`."""
-        workload = shortened(self.workload, choice.baseline)
         least = self._confirming(kinds)
-        rounds = least + max(0, self.count() - 2) * self.rounds.seconds(least_visits(kinds)) / 2
+        rounds = least + max(0, self.count() - 2) * self._round(kinds)
         left = self.left()
         last = self.ledger.now + left - least
         end = min(last, self.ledger.now + left - min(rounds, CONFIRM * left))
+        sure = min(end, last - (SURE_ROUNDS - 2) * self._round(kinds))
 
         def more(seconds: float) -> bool:
             """As long as there is nothing to confirm, there is no need for all of its rounds."""
             found = self.chosen or (self.in_place is not None and self.in_place.chosen)
-            return self.ledger.now + seconds <= (end if found else last)
+            until = end if found else last
+            return self.ledger.now + seconds <= (sure if self._sure(choice) else until)
 
-        self.in_place = InPlace(
-            lambda key, configuration, incumbent: self.glance(key, configuration, workload, incumbent),
-            workload.weights, self.space.settings(choice.point), self.sigma, self.void_over,
-            lambda: self.ledger.now, more, self.note, self._glance_cost(choice),
-        )  # fmt: skip
-        share, contests = 0.0, []
-        for op in ops:  # heaviest first: what was not timed takes no more than those before it
-            share = self.shares.get((op.key, op.tokens), share)
-            contests.append(Contest(op, self.alone.get((op.key, op.tokens), {}), share))
+        if self.in_place is None:
+            self.in_place = self._placed(choice, more)
+        self.in_place.more = more
+        self.in_place.move_to(self.space.settings(choice.point))
+        contests = self._contests(ops)
         self.in_place.run(contests, self.won)
         seen = {c.place for c in contests if c.seen} | set(self.in_place.chosen)
         self.looked_at = [op for op in self.looked_at if op.metric != "tg"]
         self.looked_at += [op for op in ops if (op.key, op.tokens) in seen]
+
+    def _placed(self, choice: Choice, more: Callable[[float], bool]) -> InPlace:
+        workload = shortened(self.workload, choice.baseline)
+        return InPlace(
+            lambda key, configuration, incumbent: self.glance(key, configuration, workload, incumbent),
+            workload.weights, self.space.settings(choice.point), self.sigma, self.void_over,
+            lambda: self.ledger.now, more, self.note, self._glance_cost(choice),
+        )  # fmt: skip
+
+    def _contests(self, ops: Sequence[KernelOp]) -> list[Contest]:
+        share, contests = 0.0, []
+        for op in ops:  # heaviest first: what was not timed takes no more than those before it
+            share = self.shares.get((op.key, op.tokens), share)
+            contests.append(Contest(op, self.alone.get((op.key, op.tokens), {}), share))
+        return contests
 
     def _time(self, number: int, op: KernelOp, configuration: Configuration) -> None:
         """Two passes: all candidates once, then the best few again beside the default, on which alone they
@@ -306,9 +379,27 @@ class KernelStage:
             return [(KernelChoice(*place, dict(config)), how) for place, (_, config, how) in found]
         return [(kernel, Screened(alone)) for op, kernel, alone in self.chosen if op.metric == metric]
 
+    def unproven(self) -> dict[str, Any]:
+        """Kernels that are faster in the engine and are not written: how many, by how much, and the budget in
+        seconds that would have done. Empty where rounds have shown that they gain nothing."""
+        if self.in_place is None or not self.in_place.chosen or any(w.group == TG for w in self.written):
+            return {}
+        ratio = math.sqrt(self.in_place.sure * self.in_place.gained)
+        enough = 1 + self.bar(self.count()).of([m for m in self.weights if kind_of(m) == "tg"])
+        if self.whole is not None and TG in self.whole.seen:
+            ratio = self.whole.seen[TG].ratio
+        if ratio < enough:
+            return {}
+        proof = len(self.kinds) * self.ledger.check_seconds + (SURE_ROUNDS + 1) * self._round(1)
+        return {
+            "kernels": len(self.in_place.chosen), "ratio": ratio, "needed": budget(self.ledger.now + proof),
+        }  # fmt: skip
+
     def add_to(self, outcome: Outcome) -> None:
         """Writes what was proven into `outcome`, and `default` for all else that was looked at."""
         outcome.kernels = list(self.written)
+        if unproven := self.unproven():
+            outcome.promises.append(unproven)
         named = {(e.choice.key, e.choice.tokens) for e in self.written}
         outcome.kernel_defaults = [
             (o.key, o.tokens) for o in self.looked_at if (o.key, o.tokens) not in named

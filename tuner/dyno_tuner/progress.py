@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 STAGES = {
-    "noise": "the default against itself",
+    "noise": "measuring the noise: the default against itself",
+    "answers": "computing exact answers, which all that is tried is compared with",
+    "glimpse": "a first look at the kernels of generation",
     "thresholds": "solving thresholds",
-    "screen": "searching",
-    "finalists": "finalists in pairs",
-    "kernels": "kernels",
+    "screen": "searching settings",
+    "finalists": "proving the best settings in pairs with the default",
+    "kernels": "kernels: timed alone, tried in place, proven in pairs with the default",
     "pareto": "speed against memory",
     "done": "done",
     "interrupted": "interrupted",

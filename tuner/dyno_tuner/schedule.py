@@ -47,6 +47,7 @@ class Schedule:
         self._visit_cost = 0.0
         self._in_rounds: list[float] = []  # seconds of a visit, starts included, by round
         self._gone = 0.0
+        self._reserved = 0.0  # seconds at the end, for the proof of kernels
 
     @property
     def visit_cost(self) -> float:
@@ -115,9 +116,24 @@ class Schedule:
         """From now on what is asked for has to end with this stage's share."""
         self._end = self._end_of(stage)
 
+    def reserve(self, seconds: float) -> None:
+        """From now on every stage ends so much before the kernels have to; 0 ends that."""
+        self._reserved = seconds
+
+    @property
+    def kernels_have_time(self) -> bool:
+        """Whether the shares leave kernels a part of their own before it is known what settings gain."""
+        if self._options.budget is None:
+            return True
+        return self._before_kernels(self._options.budget - self._gone) < _ENDS["kernels"][1]
+
     def _end_of(self, stage: str) -> float:
         if self._options.budget is None:
             return math.inf
+        return min(self._share_of(stage), self._share_of("kernels") - self._reserved)
+
+    def _share_of(self, stage: str) -> float:
+        assert self._options.budget is not None
         budget = self._options.budget - self._gone
         share = _ENDS[stage][1 if self._options.kernels else 0]
         if self._options.kernels and stage not in ("kernels", "pareto"):

@@ -14,6 +14,7 @@ from . import in_place
 from .choose import Chooser, worth_proving
 from .confirm import Bar, Rounds
 from .errors import TuneError
+from .first import leads, nearest
 from .gate import Gate
 from .interrupted import FromScreen
 from .judging import Choice, Judge
@@ -23,6 +24,7 @@ from .measure import rested_longer, void_over
 from .options import Options as Options  # noqa: TC001  (others import it from here)
 from .outcome import Failure, Outcome
 from .parallel import ParallelScreen
+from .promises import best_trial, in_part
 from .samplers import SAMPLERS
 from .schedule import Schedule
 from .solving import ThresholdStage
@@ -120,9 +122,11 @@ class Tune:
             default = self.space.configuration(self.space.default)
             self.routing = self.ledger.routing("routing", default, process=self._process)
         if self.space.knobs:
+            self._glimpse()
             self._solve_thresholds()
             self.stage("screen")
             self._run_screen()
+            self._keep_for_kernels()
             self.stage("finalists")
             chooser = Chooser(self.judge(), self._explore)
             try:
@@ -135,19 +139,39 @@ class Tune:
                 self._choice = Choice(self.space.default, baseline=choice.baseline, tuned=at_default)
         if self.options.kernels:
             self.stage("kernels")
+            self.schedule.reserve(0.0)
             self.schedule.until("kernels")
-            self._kernels = KernelStage(
-                self.ledger, self.space, self.rounds(), self.weights, self.bar,
-                self.schedule.more_seconds, self.ledger.note, self.gate.why_not, self.round_count,
-                lambda: self._process, lambda: self.schedule.left, self._glance, self.options.workload,
-                max(0.001, *(n.within for n in self.noise.values())), self._void_over,
-            )  # fmt: skip
+            self._kernels = self._kernels or self._kernel_stage()
+            self._kernels.space = self.space
             self._kernels.run(self._choice)
         untried = self._screen is not None and self._screen.ended == "budget" and len(self.trials) == 1
         cut = untried or self.unproven or (self._kernels is not None and self._kernels.cut)
         if self.schedule.used_up or cut or self._looked_faster():
             self.status = "budget"
         self.stage("done")
+
+    def _kernel_stage(self) -> KernelStage:
+        return KernelStage(
+            self.ledger, self.space, self.rounds(), self.weights, self.bar, self.schedule.more_seconds,
+            self.ledger.note, self.gate.why_not, self.round_count, lambda: self._process,
+            lambda: self.schedule.left, self._glance, self.options.workload,
+            max(0.001, *(n.within for n in self.noise.values())), self._void_over,
+        )  # fmt: skip
+
+    def _glimpse(self) -> None:
+        """Where the shares would leave kernels nothing, a look decides whether their proof gets time."""
+        if not self.options.kernels or not self._few or self.schedule.kernels_have_time:
+            return
+        self.stage("glimpse")
+        self.schedule.until("kernels")
+        self._kernels = self._kernel_stage()
+        self.schedule.reserve(self._kernels.glimpse(self._choice))
+
+    def _keep_for_kernels(self) -> None:
+        """The larger promise is proven first: if settings promise more, the time is theirs."""
+        best = max((t.log_ratio for t in self.trials if t.log_ratio is not None), default=0.0)
+        if self._kernels is not None and best > self._kernels.promise():
+            self.schedule.reserve(0.0)
 
     @property
     def unproven(self) -> bool:
@@ -312,7 +336,9 @@ class Tune:
         self._choice.baseline = {m: r[len(r) // 2] for m, r in rates.items()}
         self._resting = self.ledger.resting  # then what visits take was learned with rests
         self._choice.tuned = dict(self._choice.baseline)
-        self.gate.check_default()
+        if o.check:
+            self.stage("answers")
+            self.gate.check_default()
         self.schedule.prepared()
         if self.space.knobs and (few := self.schedule.few_visits()):
             self.ledger.note("few_visits", **few)
@@ -366,34 +392,15 @@ class Tune:
         self.gate.change_space(space)
         self._choice.point = space.default
         # A value that solving has ruled out is none any more; an incumbent without it still races.
-        known = [self._known(s) or self._nearest(s) for s in [*incumbents, *stage.seeds]]
+        known = [self._known(s) or nearest(space, s) for s in [*incumbents, *stage.seeds]]
         self._incumbents = list(dict.fromkeys(known))
-
-    def _nearest(self, settings: Mapping[str, Any]) -> Point:
-        """`settings` with the solution in place of a threshold that solving has ruled out."""
-        point = []
-        for knob in self.space.knobs:
-            value = settings[knob.name]
-            if value not in knob.values:
-                value = next((v for v in knob.values if v != knob.default), knob.default)
-            point.append(knob.values.index(value))
-        return tuple(point)
 
     @property
     def _visit_sigma(self) -> float:
         return max(0.002, max(1.25 * n.within for n in self.noise.values()))
 
     def _leads(self) -> list[Point]:
-        """What a search of few trials must not miss: the u-batch matters more than what else there is."""
-        space = self.space
-        number = next((n for n, k in enumerate(space.knobs) if k.name == "ubatch"), None)
-        if not self._few or number is None:
-            return []
-        base = space.default
-        sizes = range(len(space.knobs[number].values) - 1, base[number], -1)
-        larger = ((*base[:number], i, *base[number + 1 :]) for i in sizes)
-        known = {space.code_class(p) for p in (base, *self._incumbents)}
-        return [p for p in larger if space.legal(p) and space.code_class(p) not in known][:1]
+        return leads(self.space, self._incumbents) if self._few else []
 
     def _run_screen(self) -> None:
         o = self.options
@@ -571,6 +578,8 @@ class Tune:
             for t in trials
             if t.status is not TrialStatus.OK
         ] + [Failure(self.space.settings(p), v.status, v.message) for p, v in choice.failed]
+        if self.noise and not choice.entries:
+            result.promises += best_trial(self.judge(), self.trials, self.ledger.now, self.unproven)
         if self._kernels is not None:
             self._kernels.add_to(result)
             if result.kernels:
@@ -582,15 +591,7 @@ class Tune:
         return result
 
     def _looked_faster(self) -> dict[str, Any]:
-        """What was faster in the search than what is written, and was proven in part only."""
-        if self._missed is None or not self._choice.entries:
-            return {}
-        point, log_ratio = self._missed
-        settings = self.space.settings(point)
-        changed = {self.space.knobs[n].name for n in self.space.entries(point)}
-        return {
-            "settings": {k: v for k, v in settings.items() if k in changed}, "ratio": math.exp(log_ratio),
-        }  # fmt: skip
+        return in_part(self.space, self._missed if self._choice.entries else None)
 
     def _conditions(self) -> Conditions:
         """What was seen of all devices."""

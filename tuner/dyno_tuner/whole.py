@@ -7,7 +7,7 @@ of kernel choices, a setting, or a group of settings.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from .confirm import visits_in_round
@@ -61,6 +61,7 @@ class WholeProfile:
     count: Callable[[], int]
     kernels: Mapping[str, Sequence[tuple[KernelChoice, Screened]]]
     unmeasured: bool = False  # for want of time
+    seen: dict[str, Estimate] = field(default_factory=dict)  # what rounds gave for each part, at last
 
     def run(self, choice: Choice) -> list[KernelEntry]:
         """The kernel choices that the whole profile gains by. Where there are any, `choice` is brought to
@@ -176,7 +177,7 @@ class WholeProfile:
         for part in parts:
             over = self._over(result, part)
             ok, gain = bar.beats(result, FULL, part.moves, self.weights, over, touched=part.moves)
-            estimates[part.label] = gain
+            estimates[part.label] = self.seen[part.label] = gain
             if not ok and f"without {part.label}" not in result.failed:
                 weak.append(part)
             if part.group:
