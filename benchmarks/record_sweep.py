@@ -47,7 +47,8 @@ def bench(model: Path, path: dict[str, int], args: argparse.Namespace) -> list[d
     """
     given = [word for name, value in path.items() for word in ("--set", f"{name}={value}")]
     ubatches = ",".join(map(str, args.ubatches))
-    command = [sys.executable, "-m", "dyno", "bench", "-m", str(model), "-p", str(args.prompt), "-n", "0"]
+    command = [sys.executable, "-P", "-m", "dyno", "bench", "-m", str(model)]
+    command += ["-p", str(args.prompt), "-n", "0"]
     command += ["-b", str(args.prompt), "-ub", ubatches, "-r", str(args.repetitions), "--no-warmup"]
     given += [word for text in args.set for word in ("--set", text)]
     command += ["--device", args.device, "--no-profile", "-o", "jsonl", *given]

@@ -43,7 +43,7 @@ def child(module: str, *arguments: object) -> tuple[str, float]:
         subprocess.CalledProcessError: it failed.
     """
     begun = time.monotonic()
-    command = [sys.executable, "-m", module, *map(str, arguments)]
+    command = [sys.executable, "-P", "-m", module, *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout, time.monotonic() - begun
 

@@ -44,7 +44,7 @@ def compare(a: Path, b: Path, args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         RuntimeError: It measured nothing; its error was shown.
     """
-    command = [sys.executable, "-m", "dyno_tuner.cli", "ab", a, b, "--model", args.model]
+    command = [sys.executable, "-P", "-m", "dyno_tuner.cli", "ab", a, b, "--model", args.model]
     command += ["--device", args.device, "--workload", args.workload, "--rounds", args.rounds]
     command += ["--no-answers", "--json"]
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, text=True, check=False)

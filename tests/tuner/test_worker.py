@@ -45,6 +45,21 @@ def test_describe_and_visit(executor: WorkerExecutor) -> None:
     assert executor.quality(DEFAULT, OpContext("q"), 30.0).status is TrialStatus.OK
 
 
+@pytest.mark.parametrize("inherited", [False, True])
+def test_no_code_of_the_current_folder_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inherited: bool
+) -> None:
+    """A folder with a downloaded model may hold a numpy.py; `python -m` here puts the folder on the path."""
+    mark = tmp_path / "executed"
+    (tmp_path / "numpy.py").write_text(f"open({str(mark)!r}, 'w')\nraise SystemExit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    if inherited:
+        monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    made = Worker("simulated", OPTIONS)
+    made.close()
+    assert not mark.exists()
+
+
 def test_a_worker_that_dies_costs_one_trial(executor: WorkerExecutor) -> None:
     for settings, status, words in (
         ({"ubatch": 32, "threads_batch": 6}, TrialStatus.CRASH, "SIGSEGV"),

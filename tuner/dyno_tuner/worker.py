@@ -17,7 +17,10 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import dyno
 
 from .errors import TargetUnusable, TuneError
 from .target import (
@@ -98,6 +101,15 @@ def _discard(child: subprocess.Popen[bytes]) -> None:
         child.stdout.close()
 
 
+def _import_path() -> list[str]:
+    """Where a child finds modules: as here, but not in the current folder, where a downloaded model may have
+    company. A folder that PYTHONPATH names, or that holds this package, is one that the user chose."""
+    here = os.getcwd()
+    chosen = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(Path(__file__).parents[1])]
+    chosen += [str(Path(dyno.__file__).parents[1])]
+    return [p for p in sys.path if p and (os.path.abspath(p) != here or p in chosen)]
+
+
 class Worker:
     """One child process. It is not reused after it has died.
 
@@ -109,9 +121,9 @@ class Worker:
     def __init__(self, target: str, options: Mapping[str, Any]) -> None:
         to_child, self._to = os.pipe()
         self._from, from_child = os.pipe()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_import_path())}
         environment["PYTHONUNBUFFERED"] = "1"
-        command = [sys.executable, "-m", "dyno_tuner.worker_main"]
+        command = [sys.executable, "-P", "-m", "dyno_tuner.worker_main"]
         try:
             self._process = _spawn(
                 [*command, str(to_child), str(from_child), str(os.getpid())], env=environment,

@@ -75,7 +75,7 @@ class DynoSide:
             "profile": str(self._profile) if self._profile and not exact else None,
             "settings": dict(settings), **more,
         }  # fmt: skip
-        command = [sys.executable, str(Path(__file__).with_name("child.py")), json.dumps(request)]
+        command = [sys.executable, "-P", str(Path(__file__).with_name("child.py")), json.dumps(request)]
         path = {"PYTHONPATH": str(self._build)} if self._build is not None else {}
         try:
             done = execute(command, path, self._deadline)
