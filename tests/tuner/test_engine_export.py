@@ -13,7 +13,7 @@ from dyno_tuner.arguments import command_line
 from dyno_tuner.emit import device_of, model_of
 from dyno_tuner.errors import TuneError
 from dyno_tuner.targets.ggml_bench import GgmlTarget
-from dyno_tuner.targets.ggml_export import export, held_with, tuned_with
+from dyno_tuner.targets.ggml_export import binaries_folder, export, held_with, tuned_with
 from dyno_tuner.targets.ggml_install import Installation, engine_in
 from dyno_tuner.verify import verify
 from fake_engines import calls, fake
@@ -186,8 +186,38 @@ def test_the_command_that_exports(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     line = f"tune --engine llama.cpp --bin {folder} -m /m.gguf -- llama-server -ub 64 --port 80"
     profiles.save_profile(_profile("llama.cpp", {"ubatch": 1024}, line), path)
-    done = CliRunner().invoke(dyno_app, ["profiles", "export", str(path), "--as", "llama-server"])
+    words = ["profiles", "export", str(path), "--as", "llama-server"]
+    asked = CliRunner().invoke(dyno_app, words)
+    assert f"--bin {folder}" in str(asked.exception)
+    with pytest.raises(FileNotFoundError):
+        calls(folder, "llama-server")  # a stranger's profile chooses no program
+    done = CliRunner().invoke(dyno_app, [*words, "--bin", str(folder)])
     assert done.output == f"{folder}/llama-server -m /m.gguf --port 80 -ub 1024 -ngl 0 -fit off\n"
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_recorded_binaries_are_confirmed_at_a_terminal(monkeypatch: pytest.MonkeyPatch, answer: bool) -> None:
+    questions: list[str] = []
+
+    def confirm(question: str, **_: Any) -> bool:
+        questions.append(question)
+        return answer
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", confirm)
+    profile = _profile("llama.cpp", {}, "tune --bin '/b c' -m m.gguf")
+    path = Path("p.yaml")
+    if answer:
+        assert binaries_folder(path, profile, None) == "/b c"
+    else:
+        with pytest.raises(TuneError, match="not run"):
+            binaries_folder(path, profile, None)
+    assert questions == ["profile p.yaml was tuned with programs in /b c; run them?"]
+    with pytest.raises(TuneError, match="relative folder 'b/c'"):
+        binaries_folder(path, _profile("llama.cpp", {}, "tune --bin b/c -m m.gguf"), None)
+    assert binaries_folder(path, profile, "/mine") == "/mine"
+    assert len(questions) == 1
 
 
 def test_binaries_in_a_relative_folder(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +258,9 @@ def test_a_profile_of_another_engine_is_verified(tmp_path: Path, model: str) -> 
     path = tmp_path / "p.yaml"
     profiles.save_profile(profile, path)
     few = {"aa_processes": 2, "rounds": 2, "max_rounds": 2}
-    verdicts, gain = verify(path, model, budget=None, quiet=True, options=few)
+    with pytest.raises(TuneError, match=f"--bin {folder}"):
+        verify(path, model, budget=None, quiet=True, options=few)
+    verdicts, gain = verify(path, model, budget=None, quiet=True, options=few, binaries=str(folder))
     assert {v.entry: v.verdict for v in verdicts}["settings.ubatch"] == "keep"
     assert gain["pp"].ratio > 1.3
     profiles.save_profile(profile.model_copy(update={"provenance": None}), path)

@@ -25,7 +25,7 @@ from .scratch import scratch_folder
 from .space import Space
 from .target import METRICS, Configuration, KernelChoice, TrialStatus, Workload, kind_of
 from .targets import kept_answers
-from .targets.ggml_export import held_with, tuned_with
+from .targets.ggml_export import binaries_folder, held_with, tuned_with
 from .tune import Options, Tune
 from .watch import GpuWatch
 from .worker import WorkerExecutor
@@ -299,7 +299,7 @@ def verify(
         executor: the engine; by default a worker process with dyno's own.
         options: further ones of `Options`.
         device: `cpu` or `cuda:N`; by default the first of the profile's kind.
-        binaries: folder of the other engine's binaries; by default the one that the profile was made with.
+        binaries: folder of the other engine's binaries; by default the recorded one, if the user confirms it.
 
     Raises:
         ProfileError: the file is no profile.
@@ -342,14 +342,11 @@ def verify(
 
 def _binaries(path: Path, profile: profiles.Profile, device: str, binaries: str | None) -> dict[str, Any]:
     """Options of the target for a profile of another engine. Raises TuneError."""
-    folder, _, command = tuned_with(profile)
-    if binaries is None and (folder is None or not os.path.isdir(folder)):
-        raise TuneError(
-            f"profile {path} is of {profile.match.engine.name}; give --bin, the folder of its binaries"
-        )
+    command = tuned_with(profile)[2]
+    folder = binaries_folder(path, profile, binaries)
     number = int(device.removeprefix("cuda:")) if device.startswith("cuda:") else 0
     return {
-        "binaries": binaries or folder, "command": command, "settings": held_with(profile),
+        "binaries": folder, "command": command, "settings": held_with(profile),
         "gpu": number if device.startswith("cuda") else None,
     }  # fmt: skip
 

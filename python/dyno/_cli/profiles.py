@@ -93,7 +93,7 @@ def export(
     ] = None,
     form: Annotated[str, typer.Option("--as", help="llama-server, env or systemd.")] = "llama-server",
     binaries: Annotated[
-        str | None, typer.Option("--bin", help="Folder with llama-server; default: the one that was tuned.")
+        str | None, typer.Option("--bin", help="Folder with llama-server, which is run for its --help.")
     ] = None,
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="GGUF file; default: the one that was tuned.")
@@ -109,15 +109,15 @@ def export(
     from dyno.errors import ProfileError
 
     profile = profiles.load_profile(file)
-    folder, tuned, own = ggml_export.tuned_with(profile)
-    folder, tuned = binaries or folder, model or tuned
-    if profile.match.engine.name != "dyno":
-        for value, option in ((folder, "--bin DIR"), (tuned, "--model FILE")):
-            if not value:
-                raise ProfileError(f"{file} does not say what it was tuned with; give {option}")
+    _, tuned, own = ggml_export.tuned_with(profile)
+    tuned = model or tuned
+    foreign = profile.match.engine.name != "dyno"
+    if foreign and not tuned:
+        raise ProfileError(f"{file} does not say which model it was tuned with; give --model FILE")
     try:
+        folder = ggml_export.binaries_folder(file, profile, binaries) if foreign else binaries or ""
         text = ggml_export.export(
-            profile, form, binaries=folder or "", model=tuned or "", command=command or own,
+            profile, form, binaries=folder, model=tuned or "", command=command or own,
             tell=lambda line: print(line, file=sys.stderr),
         )  # fmt: skip
     except (TuneError, TargetFailure) as error:

@@ -12,7 +12,7 @@ from dyno import profiles
 
 from ..emit import incumbent_settings
 from ..errors import TuneError
-from ..targets.ggml_export import held_with, tuned_with
+from ..targets.ggml_export import binaries_folder, held_with, tuned_with
 from ..targets.ggml_install import engine_in
 from .dyno_side import DynoSide
 from .ggml_side import GgmlSide
@@ -109,12 +109,11 @@ def _profile(name: str, path: Path, given: Given, flags: list[str], own: str) ->
             )
         return DynoSide(name, given.model, profile=path.absolute(), settings=given.settings, gpu=given.gpu,
                         deadline=given.deadline)  # fmt: skip
-    folder, _, command = tuned_with(profile)
-    binaries = str(given.binaries) if given.binaries is not None else folder
-    if binaries is None:
-        raise TuneError(
-            f"side {name}: {path} is a profile of {engine}; give --bin, the folder of its binaries"
-        )
+    command = tuned_with(profile)[2]
+    try:
+        binaries = binaries_folder(path, profile, str(given.binaries) if given.binaries is not None else None)
+    except TuneError as error:
+        raise TuneError(f"side {name}: {error}") from error
     settings = {**held_with(profile), **incumbent_settings(profile)}
     at_default = [n for n, e in profile.settings.items() if not isinstance(e, profiles.SettingEntry)]
     return GgmlSide(name, engine, given.model, binaries, command=[*command, *flags], settings=settings,

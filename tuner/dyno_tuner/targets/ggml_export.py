@@ -10,9 +10,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from typing import TYPE_CHECKING
 
+import typer
 from dyno import profiles
+from dyno._shell import escaped, shell_word
 from dyno.settings import SETTINGS
 
 from ..errors import TuneError
@@ -24,6 +27,7 @@ from .ggml_spell import Spelled, rules_text, spell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from ..target import Value
 
@@ -56,6 +60,36 @@ def tuned_with(profile: profiles.Profile) -> tuple[str | None, str | None, list[
     words, own = _recorded(profile)
     folders, models = _options(words, "--bin"), _options(words, "--model", "-m")
     return folders[-1] if folders else None, models[-1] if models else None, own
+
+
+def binaries_folder(path: Path, profile: profiles.Profile, given: str | None) -> str:
+    """Folder whose programs are run for a profile: the given one, or the recorded one after a yes at the
+    terminal. A profile may come from a stranger, who would otherwise choose a program to run here.
+
+    Raises:
+        TuneError: no folder is given, and the recorded one is missing, relative, or not confirmed.
+    """
+    if given is not None:
+        return given
+    shown, engine = escaped(str(path)), profile.match.engine.name
+    recorded = tuned_with(profile)[0]
+    if recorded is None:
+        raise TuneError(f"profile {shown} is of {engine}; give --bin, the folder of its binaries")
+    if not os.path.isabs(recorded):
+        raise TuneError(
+            f"profile {shown} records the relative folder '{escaped(recorded)}', "
+            "which may be another one here; give --bin, the folder of its binaries"
+        )
+    option = f"--bin {shell_word(recorded)}"
+    if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
+        question = f"profile {shown} was tuned with programs in {escaped(recorded)}; run them?"
+        if typer.confirm(question, default=False, err=True):
+            return recorded
+        raise TuneError(f"the programs of the profile were not run; give --bin, or confirm {option}")
+    raise TuneError(
+        f"profile {shown} was tuned with programs in {escaped(recorded)}, "
+        f"which are not run unasked; if you trust them, give {option}"
+    )
 
 
 def held_with(profile: profiles.Profile) -> dict[str, Value]:
