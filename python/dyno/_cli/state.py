@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from dyno._shell import escaped, shell_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,11 +59,11 @@ def print_choices(engine: Engine) -> None:
     advice = ""
     if match.profile is None and not match.switched_off:
         gpu = f" --gpu {engine.device.partition(':')[2]}" if engine.device.startswith("cuda:") else ""
-        advice = f"; run: tune --model {shlex.quote(engine.path)}{gpu}"
-    print(f"{match.headline}{advice}", file=sys.stderr)
+        advice = f"; run: tune --model {shell_word(engine.path)}{gpu}"
+    print(f"{escaped(match.headline)}{advice}", file=sys.stderr)
     if verbosity():
         for line in match.chain:
-            print(f"  {line}", file=sys.stderr)
+            print(f"  {escaped(line)}", file=sys.stderr)
 
 
 def print_choices_once() -> Callable[[Engine], None]:
