@@ -63,5 +63,7 @@ def test_refused(arguments: dict[str, Any], message: str) -> None:
 
 def test_kinds_that_need_the_engine_opened_again() -> None:
     assert check_arguments({"ubatch": 32}, "cpu", kinds=("session",)) == {"ubatch": 32}
-    with pytest.raises(PlanError, match=r"'ctx' is a context setting.*open the engine"):
+    with pytest.raises(PlanError, match=r"'cpu_repack' is a load setting.*open the engine"):
+        check_arguments({"cpu_repack": False}, "cpu", kinds=("session",))
+    with pytest.raises(PlanError, match=r"'ctx' is a context setting: call set_context\(ctx=32\)"):
         check_arguments({"ctx": 32}, "cpu", kinds=("session",))
