@@ -181,6 +181,20 @@ def test_what_a_profile_was_tuned_with() -> None:
         held_with(_profile("llama.cpp", {}, "tune --set threads=many"))
 
 
+@pytest.mark.parametrize("form", ["llama-server", "systemd"])
+def test_no_secret_is_exported(tmp_path: Path, form: str) -> None:
+    folder = fake(tmp_path / "b", "llama.cpp-0c1e570")
+    own = ["HF_TOKEN=s3cr3t", "llama-server", "-m", "m.gguf", "--api-key", "s3cr3t", "--port", "80"]
+    told: list[str] = []
+    text = export(
+        _profile("llama.cpp", {}), form, binaries=str(folder), model="/m", command=own, tell=told.append
+    )
+    assert "s3cr3t" not in text
+    assert "--port 80" in text
+    assert "***" in text
+    assert len([line for line in told if "written as ***" in line]) == 2
+
+
 def test_the_command_that_exports(tmp_path: Path) -> None:
     folder = fake(tmp_path / "b", "llama.cpp-0c1e570")
     path = tmp_path / "p.yaml"

@@ -8,11 +8,11 @@ import optuna
 import pytest
 from conftest_tuner import WORKLOAD
 from dyno_tuner import journal
-from dyno_tuner.arguments import without_password
 from dyno_tuner.errors import TuneError
 from dyno_tuner.inline import InlineExecutor
 from dyno_tuner.joint import Study, with_driver
 from dyno_tuner.options import Options
+from dyno_tuner.redact import redact_text
 from dyno_tuner.session import Request, Result, run
 from dyno_tuner.target import Workload
 from dyno_tuner.targets.simulated import SimulatedTarget
@@ -215,15 +215,13 @@ def test_keys_are_not_used_twice_where_others_have_claimed_all(
 
 
 def test_passwords_are_not_shown() -> None:
-    assert (
-        without_password("postgresql+psycopg2://me:s3cr:t@host/db") == "postgresql+psycopg2://me:***@host/db"
-    )
+    assert redact_text("postgresql+psycopg2://me:s3cr:t@host/db") == "postgresql+psycopg2://me:***@host/db"
     for secret in ("s3/cr:t", "s3 cret"):
-        assert without_password(f"postgresql://me:{secret}@host/db") == "postgresql://me:***@host/db"
+        assert redact_text(f"postgresql://me:{secret}@host/db") == "postgresql://me:***@host/db"
     in_query = "--storage=postgresql://host/db?user=me&password=s3cret&sslmode=require"
-    assert without_password(in_query) == in_query.replace("s3cret", "***")
+    assert redact_text(in_query) == in_query.replace("s3cret", "***")
     for same in ("sqlite:///tune.db", "postgresql://me@host/db?host=/tmp/x:y@z", "--out"):
-        assert without_password(same) == same
+        assert redact_text(same) == same
 
 
 def test_the_driver_that_is_installed_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from .errors import TuneError
+from .redact import redact_words
 from .target import Workload
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def least_deadline(engine: str, device: str, model: str) -> float:
 
 
 def command_line(paths: Sequence[str] = ()) -> str:
-    """This command, as it can be repeated; without passwords, for it is recorded.
+    """This command, as it can be repeated; without secrets, for it is recorded.
 
     Args:
         paths: options before `--` whose value is recorded as an absolute path.
@@ -153,10 +154,4 @@ def command_line(paths: Sequence[str] = ()) -> str:
             words[n] = f"{name}={os.path.abspath(value)}"
         elif n and words[n - 1] in paths:
             words[n] = os.path.abspath(words[n])
-    return shlex.join(["tune", *map(without_password, words)])
-
-
-def without_password(text: str) -> str:
-    """A URL, or an option with one, as it may be shown and recorded."""
-    text = re.sub(r"(://[^:/@\s]*):[^@]+@", r"\1:***@", text)  # as SQLAlchemy reads it: up to the @
-    return re.sub(r"([?&]pass(?:word|wd)?=)[^&\s]+", r"\1***", text)
+    return shlex.join(["tune", *redact_words(words)])

@@ -23,9 +23,9 @@ from dyno import profiles
 from optuna.trial import TrialState
 
 from .alike import differences, match_of
-from .arguments import without_password
 from .errors import TuneError
 from .measure import Score
+from .redact import redact_text
 from .samplers import Observation
 from .study import Trial
 from .target import TrialStatus, Workload
@@ -64,7 +64,7 @@ class Study:
 
     def __init__(self, storage: str, name: str, space: Space, ledger: Ledger) -> None:
         self._url = storage
-        self._shown = without_password(storage)
+        self._shown = redact_text(storage)
         self.name = name
         self._space = space
         self._ledger = ledger
@@ -112,7 +112,7 @@ class Study:
 
     def _why(self, error: Exception) -> str:
         """With the kind of what is no error of a storage by its kind: it may be one of this program."""
-        said = without_password(" ".join(str(error).split()))
+        said = redact_text(" ".join(str(error).split()))
         usual = (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.OptunaError, OSError, ImportError)
         kind = "" if isinstance(error, usual) else f"{type(error).__name__}: "
         return f"storage {self._shown}: {kind}{said}"

@@ -19,6 +19,7 @@ from dyno._shell import escaped, shell_word
 from dyno.settings import SETTINGS
 
 from ..errors import TuneError
+from ..redact import HIDDEN, names_secret, redact_words
 from .ggml_applies import named_policy
 from .ggml_command import Command, parse_command, same_model
 from .ggml_help import Help
@@ -199,12 +200,18 @@ def export(
     for name in sorted(visible.keys() & own.env.keys()):
         if own.env[name] != visible[name]:
             tell(f"{name}={own.env[name]} of the command line stays; measured was with {visible[name]!r}")
-    spelled.env = {**visible, **own.env, **spelled.env}
+    hidden = [n for n, value in own.env.items() if value and names_secret(n)]
+    if hidden:
+        tell(f"{', '.join(sorted(hidden))}: written as {HIDDEN}; put the value in where the server runs")
+    spelled.env = {**visible, **own.env, **dict.fromkeys(hidden, HIDDEN), **spelled.env}
     if own.model is not None and not same_model(own.model, model):
         tell(f"-m {own.model} of the command line is replaced by {model}, which was tuned or given")
     if form == "env":
         return _environment_file(spelled, profile, help_.flags)
-    kept = _without_model(own.kept)
+    plain = _without_model(own.kept)
+    kept = redact_words(plain)
+    if kept != plain:
+        tell(f"secrets of the command line are written as {HIDDEN}; put them in where the server runs")
     words = [os.path.abspath(server), "-m", os.path.abspath(model), *kept, *spelled.all_args()]
     return _shell(words, spelled) if form == "llama-server" else _unit(words, spelled, profile)
 
