@@ -181,6 +181,13 @@ def test_what_a_profile_was_tuned_with() -> None:
         held_with(_profile("llama.cpp", {}, "tune --set threads=many"))
 
 
+def test_a_unit_keeps_control_characters_on_their_line(tmp_path: Path) -> None:
+    folder = fake(tmp_path / "b", "llama.cpp-0c1e570")
+    unit = export(_profile("llama.cpp", {}), "systemd", binaries=str(folder), model="/m\r\n\t\x7f.gguf")
+    assert r'llama-server -m "/m\x0d\x0a\x09\x7f.gguf" ' in unit
+    assert "\r" not in unit
+
+
 @pytest.mark.parametrize("form", ["llama-server", "systemd"])
 def test_no_secret_is_exported(tmp_path: Path, form: str) -> None:
     folder = fake(tmp_path / "b", "llama.cpp-0c1e570")

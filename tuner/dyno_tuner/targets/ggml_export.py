@@ -240,7 +240,9 @@ def _quoted(text: str) -> str:
     text = text.replace("%", "%%").replace("$", "$$")
     if text and all(c.isalnum() or c in "-_./=,:+%@" for c in text):
         return text
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+    text = text.replace("\\", "\\\\").replace('"', '\\"')
+    # A control character would end the line, or the user could not see it. systemd reads \xHH.
+    return '"' + "".join(f"\\x{ord(c):02x}" if ord(c) < 32 or ord(c) == 127 else c for c in text) + '"'
 
 
 def _unit(words: Sequence[str], spelled: Spelled, profile: profiles.Profile) -> str:
