@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from dyno._cli import bench, explain, foreign_flags, info, perplexity, profiles, run, state
+from dyno._shell import escaped
 
 app = typer.Typer(
     name="dyno",
@@ -86,5 +87,5 @@ def _one_line(error: BaseException) -> str:
 def _fail(message: str, code: int) -> None:
     if state.verbosity():
         traceback.print_exc()
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {escaped(message)}", file=sys.stderr)
     sys.exit(code)

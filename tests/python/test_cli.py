@@ -134,6 +134,21 @@ def test_run_reads_names_of_control_tokens_as_text_if_asked(dyno: Any, trained_m
     assert counts[0] < counts[1]
 
 
+def test_names_of_a_hostile_file_reach_no_terminal_raw(dyno: Any, tmp_path: Path) -> None:
+    from dyno.testing.gguf_writer import tiny_gguf
+
+    path = tmp_path / "a\x1b[2J.gguf"
+    tiny_gguf(path, {"general.architecture": "llama", "general.name": "x\x1b]0;owned\x07"})
+    shown = dyno("explain", "gguf", path)
+    assert shown.returncode == 0, shown.stderr
+    assert "\x1b" not in shown.stdout
+    assert r"\x1b]0;owned\x07" in shown.stdout
+    for words in (("run", "-m", path, "-p", "x"), ("run", "-m", tmp_path / "b\x1b[2J.gguf", "-p", "x")):
+        failed = dyno(*words)
+        assert failed.returncode == 1
+        assert "\x1b" not in failed.stderr
+
+
 def test_run_with_a_profile(dyno: Any, tiny: Path, trained_model: Path, tmp_path: Path) -> None:
     missing = dyno("run", "-m", trained_model, "-p", "x", "--require-profile")
     assert (missing.returncode, missing.stdout) == (1, "")

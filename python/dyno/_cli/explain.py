@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from dyno._cli import options, state
+from dyno._shell import escaped
 
 
 class Stage(StrEnum):
@@ -53,4 +54,5 @@ def explain(
         ) as engine:
             state.print_choices(engine)
             result, text = stages.plan(engine) if stage is Stage.plan else stages.ops(engine, tokens)
-    print(json.dumps(result, indent=2) if json_ else text)
+    # Names in a file may hold codes that a terminal obeys.
+    print(json.dumps(result, indent=2) if json_ else "\n".join(map(escaped, text.split("\n"))))
