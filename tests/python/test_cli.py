@@ -351,6 +351,20 @@ def test_perplexity_and_references(dyno: Any, trained_model: Path, eval_text: Pa
     assert "mean KLD" in dyno(*common[:-1], "--reference", reference).stdout
 
 
+def test_a_reference_of_another_vocabulary(
+    dyno: Any, tiny: Path, trained_model: Path, eval_text: Path, tmp_path: Path
+) -> None:
+    reference = tmp_path / "reference.npz"
+    common = ("perplexity", "--ctx", 64, "--chunks", 1)
+    saved = dyno(*common, "-m", trained_model, "-f", eval_text, "--save-reference", reference)
+    assert saved.returncode == 0, saved.stderr
+    refused = dyno(*common, "-m", tiny, "--reference", reference)
+    assert refused.returncode == 1
+    (line,) = [line for line in refused.stderr.splitlines() if line.startswith("error: ")]
+    assert "is of a vocabulary of" in line
+    assert "320" in line
+
+
 def test_profiles(dyno: Any, tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("schema: 1\nlabel: x\nsettngs: {}\n")

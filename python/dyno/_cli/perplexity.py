@@ -67,6 +67,7 @@ def perplexity(
     from dyno import perplexity as measure
     from dyno._progress import progress
     from dyno.engine import Engine
+    from dyno.errors import PlanError
     from dyno.reference import ReferenceReader, ReferenceWriter
 
     with ExitStack() as stack:
@@ -78,8 +79,14 @@ def perplexity(
             )
         )
         state.print_choices(engine)
-        tokens = _chunks(engine, file, length, chunks, theirs)
         n_vocab = int(engine.model["n_vocab"])
+        if theirs is not None and theirs.n_vocab != n_vocab:
+            raise PlanError(
+                f"[perplexity] {reference} is of a vocabulary of {theirs.n_vocab} tokens, and "
+                f"{model} has {n_vocab}; "
+                "give a reference of the same model"
+            )
+        tokens = _chunks(engine, file, length, chunks, theirs)
         save = None
         if save_reference is not None:
             save = stack.enter_context(ReferenceWriter(save_reference, tokens, n_vocab, model.name))
