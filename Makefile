@@ -10,7 +10,8 @@ PROFILE := $(VENV)/demo-profile.yaml
 # From a fresh clone: build, install, tune the shipped model on this machine, generate text under the profile.
 demo: $(VENV)/.installed
 	$(BIN)/tune --model $(MODEL) --device cpu --budget 90s --out $(PROFILE)
-	$(BIN)/dyno run --model $(MODEL) --profile $(PROFILE) --prompt "$$(printf 'def read_file(path):\n    with open(path')" --max-tokens 48
+	printf 'class Shape:\n    def __init__(self, name):\n' | \
+	  $(BIN)/dyno run --model $(MODEL) --profile $(PROFILE) --prompt - --max-tokens 44
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "not gpu" tests

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer.main
+from dyno import Engine
 from dyno.cli import app as dyno_app
 from dyno_tuner.cli import app as tune_app
 
@@ -197,3 +198,20 @@ def test_the_python_of_the_readme_runs(trained_model: Path, capsys: pytest.Captu
     exec(compile(code.replace("x.gguf", str(trained_model)), "README.md", "exec"), names)
     assert capsys.readouterr().out.strip()
     assert getattr(names["logits"], "ndim", 0) == 2
+
+
+def test_the_first_example_shows_no_line_over_and_over() -> None:
+    """The prompt of `make demo` and that of the README, with the model that both name."""
+    makefile, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "README.md"))
+    demo = re.search(r"printf '([^']+)' \|", makefile)
+    page = re.search(r"--model (models/\S+) -n (\d+) --prompt \$'([^']+)'", readme)
+    assert demo
+    assert page
+    with Engine(ROOT / page[1], device="cpu", profile=None) as engine:
+        for escaped in (demo[1], page[3]):
+            prompt = escaped.replace("\\n", "\n")
+            text = prompt + "".join(engine.generate(engine.tokenize(prompt), int(page[2]), temperature=0))
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
+            assert len(lines) >= 5, text
+            assert max(map(lines.count, lines)) <= 2, text
+            assert max(map(text.split().count, text.split())) <= 6, text
