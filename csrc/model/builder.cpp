@@ -58,9 +58,21 @@ std::optional<std::string> Builder::text(std::string_view name) const {
   return std::string(*value);
 }
 
+const std::vector<int64_t>& Builder::integers(std::string_view name) const {
+  const auto found = integers_.find(name);
+  if (found != integers_.end()) return found->second;
+  return integers_.emplace(name, file_.metadata().get_i64_array(key(name))).first->second;
+}
+
+const std::vector<bool>& Builder::flags(std::string_view name) const {
+  const auto found = flags_.find(name);
+  if (found != flags_.end()) return found->second;
+  return flags_.emplace(name, file_.metadata().get_bool_array(key(name))).first->second;
+}
+
 int64_t Builder::per_layer(std::string_view name, int64_t index, std::optional<int64_t> fallback, int64_t least) const {
   if (is_array(name)) {
-    const std::vector<int64_t> values = file_.metadata().get_i64_array(key(name));
+    const std::vector<int64_t>& values = integers(name);
     DYNO_CHECK(ModelError, index < static_cast<int64_t>(values.size()), "[model] ", key(name), " has ", values.size(),
                " entries; layer ", index, " needs one");
     const int64_t value = values[static_cast<size_t>(index)];
@@ -261,7 +273,7 @@ void Builder::require_qk_norm(const LayerSpec& layer, int64_t i) const {
 bool Builder::is_local_layer(int64_t i, int64_t default_pattern) const {
   constexpr std::string_view kPattern = "attention.sliding_window_pattern";
   if (is_array(kPattern)) {
-    const std::vector<bool> local = file_.metadata().get_bool_array(key(kPattern));
+    const std::vector<bool>& local = flags(kPattern);
     DYNO_CHECK(ModelError, i < static_cast<int64_t>(local.size()), "[model] ", key(kPattern), " has ", local.size(),
                " entries; layer ", i, " needs one");
     return local[static_cast<size_t>(i)];

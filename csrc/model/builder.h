@@ -2,8 +2,10 @@
 // against the hyper-parameters here, so that the plan and the kernels can rely on it.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <set>
+#include <vector>
 
 #include "core/error.h"
 #include "model/model_desc.h"
@@ -73,7 +75,13 @@ class Builder {
   std::string key(std::string_view name) const;
   WeightId add(const std::string& name, Transform transform, DType type, int64_t batch, int64_t rows, int64_t cols);
 
+  // An array is read and checked once, not once per layer: a file may hold millions of elements and 4096 layers.
+  const std::vector<int64_t>& integers(std::string_view name) const;
+  const std::vector<bool>& flags(std::string_view name) const;
+
   const GgufFile& file_;
+  mutable std::map<std::string, std::vector<int64_t>, std::less<>> integers_;
+  mutable std::map<std::string, std::vector<bool>, std::less<>> flags_;
   std::set<std::string, std::less<>> used_;
 };
 
