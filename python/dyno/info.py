@@ -49,6 +49,7 @@ def text(facts: dict[str, Any]) -> str:
         f"dyno {build['version']} (ops revision {build['ops_revision']})",
         f"compiler          {build['compiler']}, {build['build_type']}",
         f"instruction sets  {', '.join(build['isas'])}",
+        f"built for         {_built_for(build['switches'])}",
         *_links(build["links"]),
         f"python            {facts['python']['version']}, {facts['python']['platform']}",
         "switches",
@@ -63,6 +64,13 @@ def text(facts: dict[str, Any]) -> str:
     if facts.get("no_driver_facts"):
         lines.append(f"  the driver tells nothing: {facts['no_driver_facts']}")
     return "\n".join(lines)
+
+
+def _built_for(switches: dict[str, Any]) -> str:
+    if _switch(switches.get("GGML_CUDA", "OFF")) == "OFF":
+        return "CPU alone; with CUDA: pip install . -C cmake.define.GGML_CUDA=ON"
+    archs = str(switches["CMAKE_CUDA_ARCHITECTURES"]).replace(";", ", ")
+    return f"CPU and CUDA (architectures {archs}); for the CPU alone: -C cmake.define.GGML_CUDA=OFF"
 
 
 def _links(report: dict[str, Any] | None) -> list[str]:

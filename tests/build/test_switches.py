@@ -238,3 +238,10 @@ def test_impossible_cuda_switches(configure: Configure, switches: dict[str, str]
     built = configure(**NO_GPU, **switches)
     assert not built.ok
     assert message in built.output
+
+
+def test_the_configure_step_ends_with_what_is_built(configure: Configure) -> None:
+    built = configure(GGML_CUDA="OFF")
+    assert built.ok, built.output
+    (line,) = [line for line in built.output.splitlines() if "dyno is built for: " in line]
+    assert "CPU alone (it was asked for); with CUDA: -C cmake.define.GGML_CUDA=ON" in line

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer
-from dyno import cli
+from dyno import cli, info
 from dyno._cli import bench, options, state
 from dyno._vocabulary import TokenType
 from dyno.tokenizer import Tokenizer
@@ -242,8 +242,15 @@ def test_info(dyno: Any) -> None:
     text = dyno("info").stdout
     assert all(name in text for name in facts["build"]["switches"])
     assert facts["build"]["compiler"] in text
+    assert "built for         CPU" in text
     assert facts["devices"][0]["name"] in text
     assert dyno("--version").stdout == f"dyno {facts['build']['version']}\n"
+
+
+def test_info_says_for_which_devices_the_module_is_built() -> None:
+    assert info._built_for({"GGML_CUDA": "OFF"}).startswith("CPU alone; with CUDA: ")
+    both = info._built_for({"GGML_CUDA": "ON", "CMAKE_CUDA_ARCHITECTURES": "75;90a"})
+    assert both.startswith("CPU and CUDA (architectures 75, 90a)")
 
 
 @pytest.mark.parametrize("stage", ["gguf", "model", "plan", "ops"])
