@@ -1,5 +1,6 @@
 // dyno._core.build_info and cpu_info: what was built, and what it runs on.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -16,6 +17,7 @@
 #include "core/device_info.h"
 #include "core/device_loss.h"
 #include "core/error.h"
+#include "core/host_memory.h"
 #ifdef DYNO_HAVE_CUDA
 #include "runtime/cuda/probe.h"
 #endif
@@ -100,6 +102,10 @@ void bind_info(nb::module_& m) {
   m.def(
       "cpu_info", [] { return device_dict(detect_cpu()); }, nb::sig("def cpu_info() -> dict[str, typing.Any]"),
       "The CPU this process runs on: name, isa (the best usable set), features, cores, cache sizes, memory.");
+  m.def("available_host_bytes", &available_host_bytes, "root"_a = "",
+        "Bytes of memory that this process may still take: the system's available memory, or less where a memory limit "
+        "of cgroup v1 or v2 leaves less. None where the system tells neither. root: a folder to read /proc and /sys "
+        "below, for tests.");
   m.def(
       "devices",
       [] {

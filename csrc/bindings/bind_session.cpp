@@ -541,8 +541,8 @@ void bind_session(nb::module_& m) {
             s.with([&](const runtime::Session& real) { plan::check_memory(real.plan(), free_bytes); });
           },
           "free_bytes"_a,
-          "Raises OutOfMemoryError, with what to change, when the plan does not fit into a device with that much free "
-          "memory. Opening a session does this before it allocates anything.")
+          "Raises OutOfMemoryError, with what to change, when the plan does not fit into that much free memory of "
+          "its device. Opening a session does this before it allocates anything.")
       .def("close", &PySession::close, "Frees weights and cache; later calls raise DynoError.");
   nb::class_<PyGeneration>(
       m, "Generation",

@@ -1,13 +1,15 @@
-// Memory of the host that a program may still take.
+// Memory that this process may still take on the host.
 #pragma once
 
 #include <cstddef>
 #include <optional>
+#include <string>
 
 namespace dyno {
 
-// Bytes that can be allocated without swapping, as the kernel estimates them (MemAvailable of /proc/meminfo, see
-// proc(5)); nullopt where the kernel does not tell.
-std::optional<size_t> host_available_bytes();
+// Bytes: the system's available memory, or less where a memory limit of cgroup v1 or v2 leaves less. Page cache counts
+// as free. Nothing where the system tells neither. `root` goes before every path that is read: a made-up tree for
+// tests.
+std::optional<size_t> available_host_bytes(const std::string& root = "");
 
 }  // namespace dyno

@@ -10,7 +10,8 @@ namespace dyno::plan {
 namespace {
 
 constexpr size_t kAlignment = 64;
-constexpr const char* kPurpose = "the arena of intermediate values";
+
+size_t aligned(size_t bytes) { return checked_align(bytes, kAlignment, "the arena"); }
 
 }  // namespace
 
@@ -19,8 +20,8 @@ void layout_arena(Plan& plan, int64_t ubatch) {
   plan.ubatch = ubatch;
   const auto bytes_of = [&](const Value& v) {
     const int64_t tokens = v.list == ListId::fused ? std::min(ubatch, kFusedTokens) : ubatch;
-    const size_t rows = checked_mul(v.bytes_per_token, static_cast<size_t>(tokens), kPurpose);
-    return checked_align(checked_add(rows, v.bytes_fixed, kPurpose), kAlignment, kPurpose);
+    const size_t bytes = checked_mul(v.bytes_per_token, static_cast<size_t>(tokens), "the arena (bytes x tokens)");
+    return aligned(checked_add(bytes, v.bytes_fixed, "the arena"));
   };
 
   // Largest first, each at the lowest offset that is free during its life.
@@ -46,12 +47,12 @@ void layout_arena(Plan& plan, int64_t ubatch) {
     std::sort(taken.begin(), taken.end());
     size_t offset = 0;
     for (const auto& [begin, end] : taken) {
-      if (offset + bytes_of(value) <= begin) break;
+      if (checked_add(offset, bytes_of(value), "the arena") <= begin) break;
       offset = std::max(offset, end);
     }
     value.offset = offset;
     placed.push_back(i);
-    plan.arena_bytes = std::max(plan.arena_bytes, checked_add(offset, bytes_of(value), kPurpose));
+    plan.arena_bytes = std::max(plan.arena_bytes, checked_add(offset, bytes_of(value), "the arena"));
   }
 }
 

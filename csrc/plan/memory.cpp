@@ -1,7 +1,8 @@
-// Whether a plan fits into a device's free memory, and what would make it fit: decided before anything is allocated.
+// Whether a plan fits into the memory of its device, and what would make it fit: said before anything is allocated.
 #include <algorithm>
 #include <vector>
 
+#include "core/checked.h"
 #include "core/error.h"
 #include "plan/mib.h"
 #include "plan/plan.h"
@@ -51,6 +52,16 @@ Remedy fewer_sequences(const Plan& plan, size_t missing) {
   return {str_cat("sequences=", left), each * static_cast<size_t>(plan.context.sequences - left)};
 }
 
+// The CPU reads weights that are not repacked from the file's own pages.
+Remedy weights_in_place(const Plan& plan, bool weights_loaded) {
+  if (plan.device.kind == DeviceKind::cuda || weights_loaded || !plan.load.cpu_repack) return {};
+  size_t frees = 0;
+  for (const WeightPlacement& weight : plan.weights) {
+    if (weight.layout != ops::Layout::plain) frees += weight.bytes;
+  }
+  return {"cpu_repack=false", frees};
+}
+
 // Only where every row holds whole blocks: latents of multi-head latent attention need not.
 Remedy smaller_cache(const Plan& plan) {
   size_t now = 0, then = 0;
@@ -68,28 +79,32 @@ Remedy smaller_cache(const Plan& plan) {
   return {"kv_type_k=kv_type_v=q8_0", plan.kv_bytes / now * (now - then)};
 }
 
-// Weights that are not pages of the file: those on a GPU, and on the CPU the repacked ones.
-size_t copied_weights(const Plan& plan) {
-  if (plan.device.kind == DeviceKind::cuda) return plan.weights_bytes;
+// Weights that are repacked, converted or transposed.
+size_t copied_bytes(const Plan& plan) {
   size_t bytes = 0;
-  for (const WeightPlacement& weight : plan.weights) bytes += weight.mapped ? 0 : weight.bytes;
+  for (const WeightPlacement& weight : plan.weights) {
+    if (!weight.mapped) bytes = checked_add(bytes, weight.bytes, "the weights");
+  }
   return bytes;
 }
 
 }  // namespace
 
 void check_memory(const Plan& plan, size_t free_bytes, bool weights_loaded) {
-  const bool on_gpu = plan.device.kind == DeviceKind::cuda;
-  const size_t reserve = on_gpu ? kDeviceReserve : 0;
-  const size_t weights = copied_weights(plan);
-  const size_t fixed = weights_loaded ? 0 : weights + reserve;
-  const size_t needed = fixed + plan.kv_bytes + plan.arena_bytes + plan.scratch_bytes;
+  const bool gpu = plan.device.kind == DeviceKind::cuda;
+  // Pages of the file that the CPU reads in place can be dropped at any time: no memory of this process.
+  const size_t weights = gpu ? plan.weights_bytes : copied_bytes(plan);
+  const size_t reserve = gpu ? kDeviceReserve : 0;
+  size_t needed = weights_loaded ? 0 : checked_add(weights, reserve, "all memory");
+  for (const size_t bytes : {plan.kv_bytes, plan.arena_bytes, plan.scratch_bytes}) {
+    needed = checked_add(needed, bytes, "all memory");
+  }
   if (needed <= free_bytes) return;
   const size_t missing = needed - free_bytes;
   std::vector<Remedy> remedies;
-  for (Remedy& remedy :
-       std::vector<Remedy>{smaller_ubatch(plan, missing), smaller_context(plan, missing),
-                           fewer_sequences(plan, missing), smaller_cache(plan), absorbed_attention(plan)}) {
+  for (Remedy& remedy : std::vector<Remedy>{smaller_ubatch(plan, missing), smaller_context(plan, missing),
+                                            fewer_sequences(plan, missing), smaller_cache(plan),
+                                            absorbed_attention(plan), weights_in_place(plan, weights_loaded)}) {
     if (remedy.frees > 0) remedies.push_back(std::move(remedy));
   }
   std::string enough, all;
@@ -105,14 +120,14 @@ void check_memory(const Plan& plan, size_t free_bytes, bool weights_loaded) {
       : together >= missing ? str_cat("Use some of these together: ", all)
                             : str_cat("The settings cannot make it fit", all.empty() ? "" : str_cat(" (", all, ")"),
                                       ": use a smaller quantisation, a model of fewer layers, or ",
-                                      on_gpu ? "a GPU" : "a machine", " with more memory");
+                                      gpu ? "a GPU with more memory" : "a machine with more memory");
   throw OutOfMemoryError(
-      str_cat("[plan] device ", on_gpu ? str_cat("cuda:", plan.device.ordinal) : "cpu", " is ", mib(missing),
+      str_cat("[plan] ", gpu ? str_cat("device cuda:", plan.device.ordinal) : "this machine", " is ", mib(missing),
               " short: ", mib(free_bytes), " free, ", mib(needed), " needed (",
-              weights_loaded ? "" : str_cat(on_gpu ? "weights " : "repacked weights ", mib(weights), ", "), "KV cache ",
+              weights_loaded ? "" : str_cat(gpu ? "weights " : "copied weights ", mib(weights), ", "), "KV cache ",
               mib(plan.kv_bytes), " for ctx=", plan.context.ctx, " x ", plan.context.sequences, " sequences, arena ",
               mib(plan.arena_bytes), " for ubatch=", plan.ubatch, ", workspace ", mib(plan.scratch_bytes),
-              weights_loaded || !on_gpu ? "" : str_cat(", ", mib(reserve), " for the runtime"), "). ", advice));
+              weights_loaded || !gpu ? "" : str_cat(", ", mib(reserve), " for the runtime"), "). ", advice));
 }
 
 }  // namespace dyno::plan

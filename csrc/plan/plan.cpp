@@ -38,7 +38,8 @@ WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const Lo
         ops::layout_supported(w.type, ops::Layout::gpu)) {
       p.layout = ops::Layout::gpu;
     }
-    p.bytes = static_cast<size_t>(w.batch) * ops::layout_bytes(w.type, p.layout, w.rows, w.cols);
+    p.bytes =
+        checked_mul(static_cast<size_t>(w.batch), ops::layout_bytes(w.type, p.layout, w.rows, w.cols), "a weight");
     return p;
   }
   const bool quantised = !is_float(w.type);
@@ -48,7 +49,7 @@ WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const Lo
     p.layout = ops::Layout::x16;
   }
   p.mapped = w.transform == model::Transform::none && p.layout == ops::Layout::plain;
-  p.bytes = static_cast<size_t>(w.batch) * ops::layout_bytes(w.type, p.layout, w.rows, w.cols);
+  p.bytes = checked_mul(static_cast<size_t>(w.batch), ops::layout_bytes(w.type, p.layout, w.rows, w.cols), "a weight");
   return p;
 }
 
@@ -83,12 +84,11 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
   plan.context = c;
   plan.kv.clear();
   size_t offset = 0;
-  // A file names its own context length, so the product may be anything.
-  const char* purpose = "the KV cache";
-  const size_t positions = checked_mul(static_cast<size_t>(c.ctx), static_cast<size_t>(c.sequences), purpose);
-  const auto append = [&](int64_t row_bytes) {
-    const size_t rows = checked_mul(static_cast<size_t>(row_bytes), positions, purpose);
-    return checked_add(offset, checked_align(rows, 64, purpose), purpose);
+  const size_t positions =
+      checked_mul(static_cast<size_t>(c.ctx), static_cast<size_t>(c.sequences), "the KV cache (ctx x sequences)");
+  const auto take = [&](int64_t row) {
+    const size_t bytes = checked_mul(static_cast<size_t>(row), positions, "the KV cache (bytes x positions)");
+    offset = checked_add(offset, checked_align(bytes, 64, "the KV cache"), "the KV cache");
   };
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const model::AttentionSpec& a = model.layers[i].attention;
@@ -96,12 +96,12 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
     KvLayer kv;
     kv.k_row_bytes = static_cast<int64_t>(row_bytes(plan.kv_type_k, a.kv_heads * a.dk));
     kv.k_offset = offset;
-    offset = append(kv.k_row_bytes);
+    take(kv.k_row_bytes);
     if (a.kind == model::AttentionKind::gqa) {
       check_cache_type(plan.kv_type_v, a.dv, "v", i);
       kv.v_row_bytes = static_cast<int64_t>(row_bytes(plan.kv_type_v, a.kv_heads * a.dv));
       kv.v_offset = offset;
-      offset = append(kv.v_row_bytes);
+      take(kv.v_row_bytes);
     }
     plan.kv.push_back(kv);
   }
@@ -123,7 +123,7 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
   const bool table_is_output = model.tied_output && plan.weights[static_cast<size_t>(model.output)].mapped;
   for (size_t i = 0; i < plan.weights.size(); ++i) {
     const bool counted = model.weights[i].table && plan.weights[i].mapped && table_is_output;
-    if (!counted) plan.weights_bytes += plan.weights[i].bytes;
+    if (!counted) plan.weights_bytes = checked_add(plan.weights_bytes, plan.weights[i].bytes, "the weights");
   }
   OpList(plan, model, plan.general).build();
   if (device.kind == DeviceKind::cuda && load.numerics == Numerics::standard) {

@@ -205,8 +205,8 @@ struct Plan {
 Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const LoadOptions& load,
                 const ContextOptions& context, int64_t ubatch, MlaMode mla_mode = MlaMode::automatic);
 
-// Throws OutOfMemoryError that says what to change when the plan does not fit into `free_bytes` of its device. On the
-// CPU only copies count: the kernel gives back pages of the file when it needs them.
+// Throws OutOfMemoryError that says what to change when the plan does not fit into `free_bytes` of its
+// device. On the CPU weights that are read in place need nothing.
 // `weights_loaded`: the weights lie there already, and only the rest is asked for.
 void check_memory(const Plan& plan, size_t free_bytes, bool weights_loaded = false);
 

@@ -1,8 +1,8 @@
 #include "runtime/session.h"
 
 #include <algorithm>
-#include <limits>
 
+#include "core/checked.h"
 #include "core/cuda_devices.h"
 #include "core/device_loss.h"
 #include "core/error.h"
@@ -28,12 +28,6 @@ SessionSettings resolved(SessionSettings s, int cores) {
   return s;
 }
 
-// Memory that a session may still take on its device. Where a kernel does not tell, there is no limit to hold.
-size_t free_bytes(const DeviceInfo& device) {
-  if (device.kind == DeviceKind::cuda) return cuda_free_bytes(device.ordinal);
-  return host_available_bytes().value_or(std::numeric_limits<size_t>::max());
-}
-
 }  // namespace
 
 Session::Session(const std::string& path, const plan::LoadOptions& load, const plan::ContextOptions& context,
@@ -50,10 +44,10 @@ Session::Session(const std::string& path, const plan::LoadOptions& load, const p
   choose();
   if (loading == Loading::plan_only) return;
   if (device.kind == DeviceKind::cuda) {
-    plan::check_memory(plan_, free_bytes(device));
+    plan::check_memory(plan_, cuda_free_bytes(device.ordinal));
     executor_ = make_cuda_executor(file_, model_, plan_, *pool_, threads);
   } else {
-    plan::check_memory(plan_, free_bytes(device));
+    if (const auto available = available_host_bytes()) plan::check_memory(plan_, *available);
     weights_ = std::make_unique<Weights>(file_, model_, plan_, *pool_, threads);
     executor_ = std::make_unique<CpuExecutor>(model_, plan_, *weights_, *pool_);
   }
@@ -63,8 +57,10 @@ Session::Session(const std::string& path, const plan::LoadOptions& load, const p
 // On the CPU every thread has its own scratch memory, on a GPU a launch has one workspace.
 void Session::plan_scratch() {
   const int threads = plan_.device.kind == DeviceKind::cuda ? 1 : std::max(settings_.threads, settings_.threads_batch);
-  plan_.scratch_bytes = selection_->scratch_per_thread(plan_.ubatch) * static_cast<size_t>(threads) +
-                        kBesideStreams * selection_->scratch_beside(captured_tokens(plan_));
+  const size_t each =
+      checked_mul(selection_->scratch_per_thread(plan_.ubatch), static_cast<size_t>(threads), "the scratch memory");
+  plan_.scratch_bytes =
+      checked_add(each, kBesideStreams * selection_->scratch_beside(captured_tokens(plan_)), "the scratch memory");
 }
 
 void Session::choose() {
@@ -102,10 +98,10 @@ void Session::replan(const Change& change, bool clear_cache) {
   try {
     change();
     choose();
-    if (executor_ != nullptr) {
-      const size_t free = free_bytes(plan_.device);
-      const size_t limit = free > std::numeric_limits<size_t>::max() - held_bytes_ ? free : free + held_bytes_;
-      plan::check_memory(plan_, limit, /*weights_loaded=*/true);
+    if (executor_ != nullptr && plan_.device.kind == DeviceKind::cuda) {
+      plan::check_memory(plan_, cuda_free_bytes(plan_.device.ordinal) + held_bytes_, /*weights_loaded=*/true);
+    } else if (const auto available = executor_ != nullptr ? available_host_bytes() : std::nullopt) {
+      plan::check_memory(plan_, *available + held_bytes_, /*weights_loaded=*/true);
     }
     touched = true;
     prepare(clear_cache);
