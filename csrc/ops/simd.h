@@ -112,9 +112,11 @@ DYNO_INLINE vf exp(vf x) {
   p = p * r + broadcast(1.6666665459e-1f);
   p = p * r + broadcast(5.0000001201e-1f);
   p = p * (r * r) + r + broadcast(1.0f);
-  const vi exponent = reinterpret_cast<vi>(shifted) << 23;  // the low bits of `shifted` are n
-  const vf result = reinterpret_cast<vf>(reinterpret_cast<vi>(p) + exponent);
-  return x < broadcast(-87.0f) ? vf{} : result;
+  // The low bits of `shifted` are n. Unsigned, because the sum of NaN's bits wraps.
+  const vu exponent = reinterpret_cast<vu>(shifted) << 23;
+  const vf result = reinterpret_cast<vf>(reinterpret_cast<vu>(p) + exponent);
+  const vf kept = x == x ? result : x;  // the sum above can turn the bits of a NaN into a number
+  return x < broadcast(-87.0f) ? vf{} : kept;
 }
 
 // tanh x with a relative error of about 2e-7: a polynomial near 0, where 1 - 2/(e^2x + 1) would cancel.

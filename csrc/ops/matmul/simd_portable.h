@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
 
 namespace DYNO_KERNEL_NAMESPACE {
 
@@ -83,9 +86,12 @@ inline F f_round(F a) {
   }
   return a;
 }
+// A number outside int32_t (NaN, infinities) takes the integer that x86 converts it to; the result is 1.
 inline F f_exp2i(F n) {
   DYNO_LANES {
-    const int32_t bits = (static_cast<int32_t>(n.v[i]) + 127) * (1 << 23);
+    const bool fits = n.v[i] >= -0x1p31f && n.v[i] < 0x1p31f;
+    const int32_t whole = fits ? static_cast<int32_t>(n.v[i]) : std::numeric_limits<int32_t>::min();
+    const uint32_t bits = (static_cast<uint32_t>(whole) + 127u) << 23;
     std::memcpy(&n.v[i], &bits, sizeof bits);
   }
   return n;
