@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dyno_tuner import journal
+from dyno_tuner import journal, worker
 from dyno_tuner.errors import TargetUnusable, TuneError
 from dyno_tuner.ledger import Ledger
 from dyno_tuner.measure import VisitPolicy
@@ -58,6 +58,59 @@ def test_no_code_of_the_current_folder_runs(
     made = Worker("simulated", OPTIONS)
     made.close()
     assert not mark.exists()
+
+
+def _killed_at(monkeypatch: pytest.MonkeyPatch, starts: set[int]) -> list[int]:
+    """Kills the workers of these starts (counted from 0) at once, as the kernel does when memory runs out."""
+    counted: list[int] = []
+    spawn = worker._spawn
+
+    def start(command: list[str], **options: Any) -> Any:
+        number = len(counted)
+        counted.append(number)
+        if number in starts:
+            command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+        return spawn(command, **options)
+
+    monkeypatch.setattr(worker, "_spawn", start)
+    return counted
+
+
+def test_a_worker_killed_while_it_starts_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    counted = _killed_at(monkeypatch, {0, 1})
+    made = WorkerExecutor("simulated", OPTIONS)
+    assert made.describe().target == "simulated"
+    made.close()
+    assert len(counted) == 3
+    assert caplog.text.count("killed from outside") == 2  # and each time it says so
+
+
+def test_a_worker_killed_at_every_start_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = _killed_at(monkeypatch, set(range(9)))
+    with pytest.raises(TargetUnusable, match=r"did not start \(oom\): the worker was killed from outside"):
+        WorkerExecutor("simulated", OPTIONS).describe()
+    assert len(counted) == 3
+
+
+def test_a_worker_killed_while_it_describes_the_engine_is_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = WorkerExecutor("simulated", OPTIONS)
+    call = Worker.call
+    killed: list[int] = []
+
+    def kill_first(self: Worker, method: str, arguments: Any, deadline: float) -> Any:
+        if method == "describe" and not killed:
+            killed.append(self.pid)
+            os.kill(self.pid, signal.SIGKILL)
+        return call(self, method, arguments, deadline)
+
+    monkeypatch.setattr(Worker, "call", kill_first)
+    assert made.describe().target == "simulated"
+    made.close()
+    assert len(killed) == 1
 
 
 def test_a_worker_that_dies_costs_one_trial(executor: WorkerExecutor) -> None:

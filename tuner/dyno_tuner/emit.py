@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -55,11 +56,16 @@ def engine_of(description: Description) -> profiles.EngineIdentity:
 def profile_of(
     outcome: Outcome, description: Description, made: Made, rates: Mapping[str, float] | None = None
 ) -> profiles.Profile:
-    """Raises pydantic.ValidationError only where the tuner itself is wrong: all values come from the
-    table."""
+    """The profile of an outcome. It never fails for a value that was measured or that came from outside.
+
+    Text is cleaned, and numbers that a profile cannot hold are brought into its range or left out.
+
+    Raises:
+        pydantic.ValidationError: The tuner itself is wrong, because every other value comes from its tables.
+    """
     return profiles.Profile(
         schema=1,
-        label=description.label,
+        label=profiles.clean_text(description.label),
         match=profiles.Match(
             device=device_of(description, rates or {}),
             model=model_of(description),
@@ -70,15 +76,15 @@ def profile_of(
         evidence=_evidence(outcome, description, made),
         provenance=profiles.Provenance(
             tuner=__version__,
-            engine_commit=description.engine.get("commit") or None,
-            device_name=description.engine.get("device_name") or None,
-            compiler=description.engine.get("compiler") or None,
-            driver=(description.engine.get("gpu") or {}).get("driver") or None,
-            cuda=(description.engine.get("gpu") or {}).get("cuda") or None,
-            os=f"{platform.system()} {platform.release()}",
+            engine_commit=_text(description.engine.get("commit"), profiles.MAX_NAME),
+            device_name=_text(description.engine.get("device_name")),
+            compiler=_text(description.engine.get("compiler")),
+            driver=_text((description.engine.get("gpu") or {}).get("driver")),
+            cuda=_text((description.engine.get("gpu") or {}).get("cuda")),
+            os=_text(f"{platform.system()} {platform.release()}"),
             date=made.date.isoformat(),
-            model_file=made.model_file or None,
-            command=made.command or None,
+            model_file=_text(made.model_file),
+            command=_text(made.command, profiles.MAX_COMMAND),
             seed=made.seed,
             trials=outcome.trials,
             failed_trials=len(outcome.failures),
@@ -88,14 +94,33 @@ def profile_of(
     )
 
 
+def _text(value: object, limit: int = profiles.MAX_TEXT) -> str | None:
+    """Text from elsewhere as a profile may hold it; None for nothing."""
+    return profiles.clean_text(str(value), limit) or None if value else None
+
+
+_LEAST_RATIO, _MOST_RATIO = 1e-4, 1e6
+"""The range of a ratio in a profile. Intervals of few samples reach beyond it."""
+
+
+def _rate(rate: float) -> float:
+    """Tokens per second with two decimals; of a very slow model with as many as are not zero."""
+    return round(rate, 2) or float(f"{rate:.3g}")
+
+
 def _ratio(estimate: Estimate) -> dict[str, Any]:
-    """Four digits, rounded so that the ratio stays inside its interval."""
-    ratio = round(estimate.ratio, 4)
-    return {
-        "ratio": ratio,
-        "ci95": (min(ratio, round(estimate.low, 4)), max(ratio, round(estimate.high, 4))),
-        "n": estimate.n,
-    }
+    """Four digits, rounded so that the ratio stays inside its interval; what is no number is left out."""
+
+    def bounded(value: float) -> float:
+        return round(min(max(value, _LEAST_RATIO), _MOST_RATIO), 4)
+
+    written: dict[str, Any] = {"n": max(1, estimate.n)}
+    if math.isnan(estimate.ratio):
+        return written
+    written["ratio"] = ratio = bounded(estimate.ratio)
+    if not (math.isnan(estimate.low) or math.isnan(estimate.high)):
+        written["ci95"] = (min(ratio, bounded(estimate.low)), max(ratio, bounded(estimate.high)))
+    return written
 
 
 _NO_DIVERGENCE = 1e-12
@@ -162,11 +187,12 @@ def _evidence(outcome: Outcome, description: Description, made: Made) -> profile
         routing=profiles.Routing(**outcome.routing) if outcome.routing else None,
         crossings={c.knob: profiles.Crossing(**c.to_dict()) for c in outcome.crossings},
         environment=profiles.Environment(**outcome.conditions) if outcome.conditions else None,
-        baseline={_metric(workload, m): round(r, 2) for m, r in outcome.baseline.items()},
-        tuned={_metric(workload, m): round(r, 2) for m, r in tuned.items()},
+        baseline={_metric(workload, m): _rate(r) for m, r in outcome.baseline.items()},
+        tuned={_metric(workload, m): _rate(r) for m, r in tuned.items()},
         gain={
             _metric(workload, m): profiles.Gain(**_ratio(g), untouched=m in outcome.untouched or None)
             for m, g in outcome.gain.items()
+            if not math.isnan(g.ratio)
         },
         quality=None
         if quality is None
@@ -193,8 +219,8 @@ def _noise(noise: Sequence[Noise], outcome: Outcome) -> profiles.Noise | None:
     return profiles.Noise(
         margin=round(min(1.0, margin), 4),
         half_width=round(min(1.0, margin / 2), 4),
-        within_process=round(worst.within, 5),
-        between_processes=round(worst.between, 5),
+        within_process=round(min(1e6, worst.within), 5),
+        between_processes=round(min(1e6, worst.between), 5),
         drift=round(max(-10.0, min(10.0, worst.drift)), 5),
         voided=outcome.voided,
         n=worst.visits,

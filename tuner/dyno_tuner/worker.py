@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import json
+import logging
 import os
 import select
 import signal
@@ -41,17 +42,30 @@ if TYPE_CHECKING:
     from .measure import VisitPolicy
 
 START_DEADLINE = 120.0  # imports and the first contact with a device
+_STARTS = 3  # a worker that is killed while it starts is started again, as one that dies later is
 _KEPT_LINES = 20
 _PAUSE = 5.0  # seconds beyond a wait of one second that no busy machine explains
+
+
+_log = logging.getLogger("dyno.tuner")
 
 
 class WorkerDied(Exception):
     """The child is gone or was killed for being late."""
 
-    def __init__(self, status: TrialStatus, message: str) -> None:
+    def __init__(self, status: TrialStatus, message: str, *, killed: bool = False) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+        self.killed = killed  # by SIGKILL from outside
+
+
+class _StartFailed(TargetUnusable):
+    """The child died before it could answer. `killed`: a signal ended it, so another start may succeed."""
+
+    def __init__(self, died: WorkerDied) -> None:
+        super().__init__(f"the worker process did not start ({died.status}): {died.message}")
+        self.killed = died.killed
 
 
 class Reply(NamedTuple):
@@ -147,9 +161,7 @@ class Worker:
         try:
             reply = self.call("start", {"target": target, "options": dict(options)}, START_DEADLINE)
         except WorkerDied as died:
-            raise TargetUnusable(
-                f"the worker process did not start ({died.status}): {died.message}"
-            ) from died
+            raise _StartFailed(died) from died
         except BaseException:
             self.kill()
             raise
@@ -226,9 +238,8 @@ class Worker:
         last = f"; it said: {self._lines[-1]}" if self._lines else ""
         if code == -signal.SIGKILL:
             # Nobody here sent it. On Linux that is what the kernel does when memory has run out.
-            return WorkerDied(
-                TrialStatus.OOM, f"the worker was killed from outside (SIGKILL: out of memory?){last}"
-            )
+            message = f"the worker was killed from outside (SIGKILL: out of memory?){last}"
+            return WorkerDied(TrialStatus.OOM, message, killed=True)
         if code < 0:
             try:
                 name = signal.Signals(-code).name
@@ -285,13 +296,32 @@ class WorkerExecutor:
         if self._worker is None or not self._worker.alive or self._number != number:
             if self._worker is not None:
                 self._worker.close()
-            self._worker = Worker(self._target, self._options)
+            self._worker = self._start()
             self._number = number
             self.starts += 1
         return self._worker
 
+    def _start(self) -> Worker:
+        """A worker that answers. Raises TargetUnusable where it cannot, or is killed at every start."""
+        for left in range(_STARTS - 1, -1, -1):
+            try:
+                return Worker(self._target, self._options)
+            except _StartFailed as error:
+                if not (error.killed and left):
+                    raise
+                _log.warning("%s; it is started again", error)
+        raise AssertionError("unreachable: the last start returns or raises")
+
     def describe(self) -> Description:
-        reply = self._get(self._number).call("describe", {}, START_DEADLINE)
+        """What runs, on what. Raises TargetUnusable."""
+        for left in range(_STARTS - 1, -1, -1):
+            try:
+                reply = self._get(self._number).call("describe", {}, START_DEADLINE)
+                break
+            except WorkerDied as died:
+                if not (died.killed and left):
+                    raise _StartFailed(died) from died
+                _log.warning("%s; it is started again", died)
         if reply.error:
             raise TargetUnusable(reply.message)
         return Description.from_dict(reply.value)

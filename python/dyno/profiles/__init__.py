@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dyno.errors import ProfileError
-from dyno.profiles._fields import clean_text
+from dyno.profiles._fields import MAX_COMMAND, MAX_NAME, MAX_TEXT, clean_text
 from dyno.profiles.apply import Effective, effective, effective_settings, kernel_entries, rejections
 from dyno.profiles.check import Listed, check_file, has_errors, list_profiles
 from dyno.profiles.describe import Change, describe, diff
@@ -56,6 +56,9 @@ from dyno.profiles.match import Comparison, Decision, Level, MatchResult, compar
 from dyno.profiles.schema import KernelEntry, Match, Profile, SettingEntry, kernel_path, setting_path
 
 __all__ = [
+    "MAX_COMMAND",
+    "MAX_NAME",
+    "MAX_TEXT",
     "Change",
     "Comparison",
     "CpuDevice",

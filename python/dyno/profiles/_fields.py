@@ -64,6 +64,8 @@ class StrictModel(BaseModel):
 
 MAX_NAME = 200
 MAX_TEXT = 2000
+MAX_COMMAND = 32_000
+"""Command lines may hold dozens of placement rules."""
 
 
 def unknown_key(key: str, known: list[str]) -> str:
@@ -116,6 +118,13 @@ Text = Annotated[
     str,
     BeforeValidator(_as_text),
     Field(max_length=MAX_TEXT),
+    AfterValidator(_is_printable),
+    WithJsonSchema(_TEXT_SCHEMA),
+]
+Command = Annotated[
+    str,
+    BeforeValidator(_as_text),
+    Field(max_length=MAX_COMMAND),
     AfterValidator(_is_printable),
     WithJsonSchema(_TEXT_SCHEMA),
 ]

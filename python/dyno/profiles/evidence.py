@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from dyno.profiles._fields import (
+    Command,
     Count,
     Counts,
     Fraction,
@@ -220,7 +221,7 @@ class Provenance(StrictModel):
         description="Day, or moment in UTC, at which the tune ended."
     )
     model_file: Text | None = Field(default=None, description="Name of the model's file, without its folder.")
-    command: Text | None = Field(default=None, description="Command that repeats the tune.")
+    command: Command | None = Field(default=None, description="Command that repeats the tune.")
     seed: Count | None = Field(default=None, description="Seed of every random draw.")
     trials: Count | None = Field(default=None, description="Configurations that were measured.")
     failed_trials: Count | None = Field(
