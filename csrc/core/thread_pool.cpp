@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -18,22 +19,44 @@ constexpr int kSpins = 2000;
 
 }  // namespace
 
+// A job has `width` parts. Part i is meant for thread i, but whoever is free first claims it: a worker that another
+// process keeps from its core holds up nobody, because the caller does its part. Parts keep their numbers, so results
+// do not depend on who computes them.
 struct ThreadPool::State {
+  explicit State(int max_threads) : claims(static_cast<size_t>(max_threads)) {}
+
   std::mutex mutex;
-  std::condition_variable wake;
-  // One job at a time. `epoch` counts jobs; a worker takes part when its index is below `width` of that epoch.
-  std::atomic<uint64_t> epoch{0};
-  std::atomic<int> pending{0};
+  std::condition_variable wake;      // of workers
+  std::condition_variable finished;  // of the caller
+  std::atomic<uint64_t> epoch{0};    // counts jobs
   std::atomic<int> sleepers{0};
+  std::atomic<bool> caller_sleeps{false};
+  std::atomic<int> pending{0};  // parts of the job that are not done
+  std::atomic<bool> stop{false};
+  // 2e: the part is free in job e; 2e + 1: somebody has it. `job`, `width` and `failure` belong to whoever has a part
+  // of the current job: it does not end before that part is done.
+  std::vector<std::atomic<uint64_t>> claims;
   const std::function<void(int, int)>* job = nullptr;
   int width = 0;
-  bool stop = false;
   std::exception_ptr failure;
   std::vector<std::thread> threads;
 
-  void record_failure() {
-    const std::lock_guard lock(mutex);
-    if (!failure) failure = std::current_exception();
+  bool claim(int part, uint64_t number) {
+    uint64_t free = 2 * number;
+    return claims[static_cast<size_t>(part)].compare_exchange_strong(free, free + 1, std::memory_order_acq_rel);
+  }
+
+  void run_part(int part) {
+    try {
+      (*job)(part, width);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
+    }
+    if (pending.fetch_sub(1) == 1 && caller_sleeps.load()) {
+      const std::lock_guard lock(mutex);
+      finished.notify_one();
+    }
   }
 
   void work(int index, uint64_t seen) {
@@ -45,17 +68,9 @@ struct ThreadPool::State {
         wake.wait(lock, [&] { return epoch.load(std::memory_order_acquire) != seen; });
         sleepers.fetch_sub(1);
       }
-      // Every worker acknowledges every epoch, so the next job cannot start while one still reads this one's fields.
       seen = epoch.load(std::memory_order_acquire);
-      if (stop) return;
-      if (index < width) {
-        try {
-          (*job)(index, width);
-        } catch (...) {
-          record_failure();
-        }
-      }
-      pending.fetch_sub(1, std::memory_order_release);
+      if (stop.load()) return;
+      if (claim(index, seen)) run_part(index);
     }
   }
 
@@ -67,14 +82,28 @@ struct ThreadPool::State {
     }
     if (sleepers.load() > 0) wake.notify_all();
   }
+
+  // A caller that yielded its core to a busy process would get it back a slice of the scheduler later, after every op.
+  // One that sleeps is run soon after it is woken.
+  void wait() {
+    for (int i = 0; i < kSpins; ++i) {
+      if (pending.load(std::memory_order_acquire) == 0) return;
+      relax();
+    }
+    std::unique_lock lock(mutex);
+    caller_sleeps.store(true);
+    finished.wait(lock, [&] { return pending.load() == 0; });
+    caller_sleeps.store(false);
+  }
 };
 
-ThreadPool::ThreadPool(int max_threads) : state_(std::make_unique<State>()), max_threads_(max_threads) {
+ThreadPool::ThreadPool(int max_threads) : max_threads_(max_threads) {
   DYNO_CHECK(PlanError, max_threads >= 1, "[threads] ", max_threads, " threads; at least 1 is needed");
+  state_ = std::make_unique<State>(max_threads);
 }
 
 ThreadPool::~ThreadPool() {
-  state_->stop = true;
+  state_->stop.store(true);
   state_->publish();
   for (std::thread& thread : state_->threads) thread.join();
 }
@@ -89,26 +118,28 @@ void ThreadPool::run(int n_threads, const std::function<void(int, int)>& fn) {
   State& s = *state_;
   while (static_cast<int>(s.threads.size()) < n_threads - 1) {
     const int index = static_cast<int>(s.threads.size()) + 1;
-    s.threads.emplace_back([&s, index, seen = s.epoch.load()] { s.work(index, seen); });
+    try {
+      s.threads.emplace_back([&s, index, seen = s.epoch.load()] { s.work(index, seen); });
+    } catch (const std::system_error& error) {
+      throw PlanError(str_cat("[threads] thread ", index + 1, " of ", n_threads, " cannot be started: ", error.what(),
+                              "; use fewer threads or raise the limit (ulimit -u, pids.max)"));
+    }
   }
   s.job = &fn;
   s.width = n_threads;
   s.failure = nullptr;
-  s.pending.store(static_cast<int>(s.threads.size()), std::memory_order_relaxed);
+  s.pending.store(n_threads, std::memory_order_relaxed);
+  const uint64_t number = s.epoch.load(std::memory_order_relaxed) + 1;
+  for (int part = 1; part < n_threads; ++part) {
+    s.claims[static_cast<size_t>(part)].store(2 * number, std::memory_order_release);
+  }
   s.publish();
-  try {
-    fn(0, n_threads);
-  } catch (...) {
-    s.record_failure();
+  s.run_part(0);
+  // From the last part on: a worker that is only a little late is most likely one of those that were woken first.
+  for (int part = n_threads - 1; part > 0; --part) {
+    if (s.claim(part, number)) s.run_part(part);
   }
-  int spins = 0;
-  while (s.pending.load(std::memory_order_acquire) != 0) {
-    if (++spins < kSpins) {
-      relax();
-    } else {
-      std::this_thread::yield();
-    }
-  }
+  s.wait();
   if (s.failure) std::rethrow_exception(s.failure);
 }
 

@@ -1,5 +1,6 @@
-// A fork-join pool: run(n, fn) calls fn(thread_index, n) on n threads, the caller being thread 0, and returns when all
-// are done. Workers spin briefly between jobs (ops follow each other within microseconds), then sleep.
+// A fork-join pool: run(n, fn) calls fn(part, n) for the parts 0 to n - 1 and returns when all are done. Each part has
+// a thread of its own as long as the machine gives it one; the caller does the parts of threads that have not begun.
+// Workers spin briefly between jobs (ops follow each other within microseconds), then sleep.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,9 @@ class ThreadPool {
 
   int max_threads() const { return max_threads_; }
 
-  // Runs fn(thread_index, n_threads) on n_threads threads (1 <= n_threads <= max_threads). An exception thrown by any
-  // of them is rethrown here after all have finished. Not reentrant.
+  // Runs fn(part, n_threads) for every part on at most n_threads threads (1 <= n_threads <= max_threads). Parts must
+  // not wait for each other: one thread may do several in turn. An exception thrown by any of them is rethrown here
+  // after all have finished. Throws PlanError if the system gives no more threads. Not reentrant.
   void run(int n_threads, const std::function<void(int, int)>& fn);
 
  private:
