@@ -124,7 +124,7 @@ def test_export_keeps_what_no_tune_has_beaten(
     assert text == f"{folder}/llama-server -m /m.gguf {flags} -t 2 -ngl 0 -fit off\n"
     assert said[0].startswith("ubatch: 64 of the command line")
     assert why in said[0]
-    assert said[1:] == ["flash_attention: False of the command line stays: it was not searched"]
+    assert said[1:] == ["flash_attention: False of the command line stays: no tune has judged it"]
 
 
 def test_export_keeps_a_policy_and_further_cuda_parameters(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def _plain(name: str, value: Value) -> Any:
 def _settings(outcome: Outcome) -> dict[str, Any]:
     written: dict[str, Any] = {}
     entries = {e.name: e for e in outcome.entries}
-    for name in outcome.searched:
+    for name in outcome.judged:
         entry = entries.get(name)
         written[name] = (
             "default"

@@ -85,9 +85,7 @@ class Outcome:
     settings: dict[str, Value]  # complete
     defaults: dict[str, Value]
     entries: list[Entry] = field(default_factory=list)
-    searched: list[str] = field(
-        default_factory=list
-    )  # knobs that were looked at; those without entry are `default`
+    searched: list[str] = field(default_factory=list)  # knobs of which another value was tried
     kernels: list[KernelEntry] = field(default_factory=list)
     kernel_defaults: list[tuple[str, str]] = field(
         default_factory=list
@@ -116,6 +114,14 @@ class Outcome:
     promises: list[dict[str, Any]] = field(default_factory=list)
     stage: str = ""  # key of the comparison that `gain` is from; empty where it is from none
     remark: str = ""
+
+    @property
+    def judged(self) -> list[str]:
+        """Knobs about which the tune can speak: those without entry are `default`. A knob whose other value
+        looked faster, without the time to prove it, is left out: its default has won nothing."""
+        looked_faster = [p for p in self.promises if "needed" in p or self.unproven]
+        left_open = {name for p in [*looked_faster, self.missed] for name in p.get("settings", ())}
+        return [n for n in self.searched if n not in left_open or n in {e.name for e in self.entries}]
 
     @property
     def untouched(self) -> set[str]:

@@ -27,7 +27,7 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
     for column in ("setting", "value", "default", "ratio", "95 % interval", "moves"):
         table.add_column(column, justify="left" if column in ("setting", "moves") else "right")
     entries = {e.name: e for e in outcome.entries}
-    for name in outcome.searched:
+    for name in outcome.judged:
         entry = entries.get(name)
         if entry is None:
             table.add_row(name, "default", str(outcome.defaults.get(name, "")), "", "", "")

@@ -19,7 +19,7 @@ from dyno.errors import ProfileError
 from dyno.profiles.io import write_atomically
 from dyno.settings import SETTINGS
 
-from . import __version__, journal
+from . import __version__, journal, replace
 from .alike import differences, match_of, versions_of
 from .crew import Crew, Lane
 from .emit import Made, device_of, engine_of, incumbent_settings, model_of, profile_of
@@ -382,13 +382,15 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
             f"interrupted before anything was proven; {out} is left as it was, continue with --resume"
         )
     try:
-        profiles.save_profile(profile, out)
-    except ProfileError as error:
+        written = replace.write(profile, out, book.path.read_bytes())
+    except (OSError, ProfileError) as error:
         raise TuneError(
             f"{error}; every measurement is in {book.path}: make room and continue with --resume"
         ) from error
-    folder = _write_front(tune, variants, description, made, rates, out, progress)
-    return Result(outcome, profile, out, book.path, folder)
+    if written.line:
+        progress.say(written.line)
+    folder = _write_front(tune, variants, description, made, rates, out, written.path, progress)
+    return Result(outcome, profile, written.path, book.path, folder)
 
 
 def _ledger(
@@ -511,7 +513,7 @@ def _note_machine(
 
 def _write_front(
     tune: Tune, variants: list[Variant], description: Description, made: Made, rates: dict[str, float],
-    out: Path, progress: Progress,
+    out: Path, written: Path, progress: Progress,
 ) -> Path | None:  # fmt: skip
     """A profile for every variant and the plot, in a folder of their own: beside the profile, the runtime
     would have to choose between them. What an earlier tune has left there is moved aside, also where this one
@@ -530,7 +532,7 @@ def _write_front(
         for name, data in files.items():
             write_atomically(folder / name, data)
     except (OSError, ProfileError) as error:
-        raise TuneError(f"{folder} cannot be written: {error}; the profile itself is in {out}") from error
+        raise TuneError(f"{folder} cannot be written: {error}; the profile itself is in {written}") from error
     return folder if variants else None
 
 

@@ -148,7 +148,7 @@ def _own_values(
             tell(f"{name}: {value} of the command line is left out, for the default was no slower")
             continue
         ended = f"the tune ended as {status!r}" if status else "the profile does not say how the tune ended"
-        why = "it was not searched" if entry is None else f"{ended}, so its default is no result"
+        why = "no tune has judged it" if entry is None else f"{ended}, so its default is no result"
         tell(f"{name}: {value} of the command line stays: {why}")
         kept[name] = value
     return kept

@@ -1,0 +1,128 @@
+"""Whether a new profile may take the place of an older one, and where each of both is written.
+
+A short tune proves little. Its result must not erase the profile that a long one has proven.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dyno import profiles
+from dyno.errors import ProfileError
+from dyno.profiles.io import write_atomically
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NEW = ".new"
+"""Appended to the name of a result that may not replace the profile. The runtime searches `.yaml` only."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """Where a profile was written, and a line for people if an older one was there."""
+
+    path: Path
+    line: str = ""
+
+
+def proven(profile: profiles.Profile) -> int:
+    """How many settings and kernels a profile sets with a measured gain."""
+    entries = [*profile.settings.values(), *(e for by in profile.kernels.values() for e in by.values())]
+    return sum(not isinstance(entry, str) and entry.ratio is not None for entry in entries)
+
+
+def has_less_evidence(new: profiles.Profile, old: profiles.Profile) -> bool:
+    """Whether `new` proves less than `old` for the same device, model and engine.
+
+    If `old` belongs to anything else, its evidence does not hold here, so the answer is no.
+    """
+    match = new.match
+    if profiles.compare(old.match, match.device, match.model, match.engine).level is not profiles.Level.EXACT:
+        return False
+    here, there = proven(new), proven(old)
+    complete = _status(new) == "complete"
+    if here == 0:
+        return there > 0 or (not complete and _status(old) == "complete")
+    return here < there and not complete
+
+
+def _status(profile: profiles.Profile) -> str | None:
+    return profile.provenance.status if profile.provenance else None
+
+
+def is_continued(old: profiles.Profile, journal: bytes) -> bool:
+    """Whether `old` was written by an earlier part of the run that `journal` records.
+
+    A journal only grows, so the checksum in the profile is that of its first lines.
+    """
+    recorded = old.evidence.journal if old.evidence else None
+    if not recorded:
+        return False
+    digest = hashlib.sha256()
+    for line in journal.splitlines(keepends=True):
+        digest.update(line)
+        if recorded == f"sha256:{digest.hexdigest()}":
+            return True
+    return False
+
+
+def free_name(path: Path) -> Path:
+    """`path` with the first number that no file has: `p.yaml.1`, then `p.yaml.2`."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    return aside
+
+
+def write(new: profiles.Profile, out: Path, journal: bytes) -> Written:
+    """Writes `new` to `out`, or beside it if the profile there has more evidence.
+
+    A profile that is replaced by a different one stays under another name.
+
+    Args:
+        journal: The bytes of the journal that `new` is from.
+
+    Raises:
+        ProfileError: A file cannot be written. The older profile is then unchanged.
+    """
+    try:
+        before = out.read_bytes()
+    except FileNotFoundError:
+        profiles.save_profile(new, out)
+        return Written(out)
+    except OSError as error:
+        return _beside(new, out, f"{out} cannot be read ({error.strerror}), so it stays")
+    try:
+        old: profiles.Profile | None = profiles.load_profile(out)
+    except ProfileError:  # a damaged file has no evidence; it is kept all the same
+        old = None
+    same_run = old is not None and is_continued(old, journal)
+    if old is not None and not same_run and has_less_evidence(new, old):
+        why = f"it has {_entries(proven(old))}, and this tune has {proven(new) or 'none'}"
+        return _beside(new, out, f"{out} stays: {why}")
+    if profiles.dumps_profile(new).encode() == before or (
+        old is not None and same_run and (old.settings, old.kernels) == (new.settings, new.kernels)
+    ):
+        profiles.save_profile(new, out)
+        return Written(out)
+    aside = free_name(out)
+    write_atomically(aside, before)  # a copy: at no moment is there no profile
+    profiles.save_profile(new, out)
+    return Written(out, f"the profile of an earlier run is kept as {aside}")
+
+
+def _beside(new: profiles.Profile, out: Path, why: str) -> Written:
+    path = out.with_name(out.name + NEW)
+    profiles.save_profile(new, path)
+    return Written(
+        path, f"{why}; the new result is {path}: give a longer --budget, or move it to {out} by hand"
+    )
+
+
+def _entries(count: int) -> str:
+    if count == 0:
+        return "no proven entry but ended by itself"
+    return f"{count} proven entr{'y' if count == 1 else 'ies'}"
