@@ -13,6 +13,7 @@
 #include "bindings/cuda_launch.h"
 #include "bindings/ops_convert.h"
 #include "build_info.h"
+#include "core/cpu_limits.h"
 #include "core/cuda_devices.h"
 #include "core/device_info.h"
 #include "core/device_loss.h"
@@ -51,6 +52,20 @@ nb::dict build_info() {
   }
   d["switches"] = switches;
   d["isas"] = split_list(DYNO_ISAS);
+  return d;
+}
+
+nb::dict cpu_limits(const std::string& root) {
+  const CpuLimits limits = detect_cpu_limits(root);
+  nb::dict d;
+  d["cores"] = limits.cores;
+  d["online"] = limits.online;
+  d["affinity"] = limits.affinity;
+  d["quota"] = limits.quota;
+  d["quota_from"] = limits.quota_from;
+  d["memory_bytes"] = limits.memory_bytes;
+  d["installed_bytes"] = limits.installed_bytes;
+  d["memory_from"] = limits.memory_from;
   return d;
 }
 
@@ -106,6 +121,9 @@ void bind_info(nb::module_& m) {
         "Bytes of memory that this process may still take: the system's available memory, or less where a memory limit "
         "of cgroup v1 or v2 leaves less. None where the system tells neither. root: a folder to read /proc and /sys "
         "below, for tests.");
+  m.def("cpu_limits", &cpu_limits, "root"_a = "/", nb::sig("def cpu_limits(root: str = '/') -> dict[str, typing.Any]"),
+        "The cores and bytes of memory that this process may use, and the files of control groups that limit them. "
+        "`root` holds proc and sys. A quota of 0 is no limit.");
   m.def(
       "devices",
       [] {

@@ -1,7 +1,6 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "core/cpu_limits.h"
 #include "core/device_info.h"
 #include "core/error.h"
 
@@ -126,9 +126,9 @@ DeviceInfo detect_cpu() {
   info.name = model_name();
   info.isa = best_isa();
   info.cpu_features = features();
-  cpu_set_t set;
-  info.cores = sched_getaffinity(0, sizeof(set), &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
-  info.memory_bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  const CpuLimits limits = detect_cpu_limits();
+  info.cores = limits.cores;
+  info.memory_bytes = limits.memory_bytes;
   info.l1d_bytes = cache_bytes(_SC_LEVEL1_DCACHE_SIZE, 32 << 10);
   info.l2_bytes = cache_bytes(_SC_LEVEL2_CACHE_SIZE, 1 << 20);
   info.l3_bytes = cache_bytes(_SC_LEVEL3_CACHE_SIZE, 0);

@@ -30,7 +30,7 @@ struct DeviceInfo {
   // cpu
   CpuIsa isa = CpuIsa::portable;          // the best that this machine, this build and the override allow
   std::vector<std::string> cpu_features;  // "avx2", "avx512_vnni", … as detected
-  int cores = 1;                          // that this process may run on (affinity)
+  int cores = 1;                          // usable: the lower of affinity and quota
   int64_t l1d_bytes = 32 << 10;           // per core
   int64_t l2_bytes = 1 << 20;             // per core
   int64_t l3_bytes = 0;                   // shared

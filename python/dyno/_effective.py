@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from dyno.errors import PlanError
@@ -36,8 +35,10 @@ class EffectiveSettings(dict[str, Any]):
 
 
 def usable_cores() -> int:
-    """CPU cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """CPU cores that this process may use: its affinity or its CPU quota, the lower one (1 or more)."""
+    from dyno import _core
+
+    return int(_core.cpu_limits()["cores"])
 
 
 def check_arguments(

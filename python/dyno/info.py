@@ -25,6 +25,7 @@ def collect(device: str = "all") -> dict[str, Any]:
         "build": {**_core.build_info(), "links": links(Path(str(_core.__file__)))},
         "python": {"version": platform.python_version(), "platform": platform.platform()},
         "devices": [{"device": d.name, **d.info} for d in chosen],
+        "limits": _core.cpu_limits(),
     }
     gpus = [d for d in chosen if d.kind == "cuda"]
     facts["no_cuda_reason"] = "" if gpus else _core.no_cuda_reason()
@@ -59,6 +60,8 @@ def text(facts: dict[str, Any]) -> str:
     lines.append("devices")
     for device in facts["devices"]:
         lines += _gpu(device) if device["kind"] == "cuda" else _cpu(device)
+        if device["kind"] == "cpu":
+            lines += _limits(facts["limits"])
     if facts["no_cuda_reason"]:
         lines.append(f"  cuda: none, {facts['no_cuda_reason']}")
     if facts.get("no_driver_facts"):
@@ -103,6 +106,17 @@ def _cpu(device: dict[str, Any]) -> list[str]:
         f"    memory {device['memory_bytes'] / 2**30:.1f} GiB",
         f"    features {' '.join(device['features'])}",
     ]
+
+
+def _limits(limits: dict[str, Any]) -> list[str]:
+    quota = f"quota {limits['quota']:g} CPUs ({limits['quota_from']})" if limits["quota"] else "no quota"
+    memory = (
+        f"memory limit {limits['memory_bytes'] / 2**30:.1f} of {limits['installed_bytes'] / 2**30:.1f} GiB "
+        f"({limits['memory_from']})"
+        if limits["memory_from"]
+        else "no memory limit"
+    )
+    return [f"    {limits['online']} CPUs online, affinity {limits['affinity']}, {quota}, {memory}"]
 
 
 def _gpu(device: dict[str, Any]) -> list[str]:

@@ -1,0 +1,86 @@
+"""The cores and the memory that control groups leave to a process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from dyno import _core, info
+from dyno._effective import usable_cores
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def tree(root: Path, groups: str, files: dict[str, str]) -> str:
+    """A machine's proc and sys with these files below sys/fs/cgroup."""
+    for name, text in {
+        "proc/self/cgroup": groups,
+        **{f"sys/fs/cgroup/{n}": t for n, t in files.items()},
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return str(root)
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "quota"),
+    [
+        ("0::/a/b\n", {"a/b/cpu.max": "100000 100000\n"}, 1.0),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/a/b\n", {"a/b/cpu.max": "50000 100000\n", "a/cpu.max": "150000 100000\n"}, 0.5),
+        ("0::/host/only\n", {"cpu.max": "100000 100000\n"}, 1.0),
+        ("0::/../x\n", {"cpu.max": "100000 100000\n"}, 1.0),
+        ("0::/a\n", {"a/cpu.max": "max 100000\n"}, 0.0),
+        ("0::/a\n", {"a/cpu.max": "12monkeys -4\n"}, 0.0),
+        ("0::/a\n", {"a/cpu.max": "99999999999999999999 0"}, 0.0),
+        ("nonsense\n:\n", {}, 0.0),
+        (
+            "4:cpu,cpuacct:/d\n",
+            {"cpu/d/cpu.cfs_quota_us": "100000", "cpu/d/cpu.cfs_period_us": "100000"},
+            1.0,
+        ),
+        (
+            "4:cpu,cpuacct:/d\n",
+            {"cpu,cpuacct/cpu.cfs_quota_us": "5", "cpu,cpuacct/cpu.cfs_period_us": "4"},
+            1.25,
+        ),
+        ("4:cpu:/d\n", {"cpu/d/cpu.cfs_quota_us": "-1", "cpu/d/cpu.cfs_period_us": "100000"}, 0.0),
+    ],
+)
+def test_quota(tmp_path: Path, groups: str, files: dict[str, str], quota: float) -> None:
+    limits = _core.cpu_limits(root=tree(tmp_path, groups, files))
+    assert limits["quota"] == quota
+    assert bool(limits["quota_from"]) == (quota > 0)
+    expected = min(limits["affinity"], max(1, int(quota))) if quota else limits["affinity"]
+    assert limits["cores"] == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "name", "text", "limit"),
+    [
+        ("0::/a/b\n", "a/memory.max", "1048576\n", 1048576),
+        ("9:memory:/d\n", "memory/d/memory.limit_in_bytes", "2097152\n", 2097152),
+        ("9:memory:/d\n", "memory/d/memory.limit_in_bytes", "9223372036854771712\n", None),
+        ("0::/a\n", "a/memory.max", "max\n", None),
+    ],
+)
+def test_memory(tmp_path: Path, groups: str, name: str, text: str, limit: int | None) -> None:
+    limits = _core.cpu_limits(root=tree(tmp_path, groups, {name: text}))
+    assert limits["memory_bytes"] == (limit or limits["installed_bytes"])
+    assert limits["memory_from"] == (str(tmp_path / "sys/fs/cgroup" / name) if limit else "")
+
+
+def test_one_place() -> None:
+    limits = _core.cpu_limits()
+    assert usable_cores() == _core.cpu_info()["cores"] == limits["cores"]
+    assert _core.cpu_info()["memory_bytes"] == limits["memory_bytes"]
+
+
+def test_info_names_the_limits(tmp_path: Path) -> None:
+    facts = info.collect("cpu")
+    root = tree(tmp_path, "0::/a\n", {"a/cpu.max": "150000 100000", "a/memory.max": "1073741824"})
+    facts["limits"] = _core.cpu_limits(root=root)
+    shown = info.text(facts)
+    assert f"quota 1.5 CPUs ({tmp_path}/sys/fs/cgroup/a/cpu.max)" in shown
+    assert f"memory limit 1.0 of {facts['limits']['installed_bytes'] / 2**30:.1f} GiB" in shown
