@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conftest_tuner import SlowToStart, short_visits
 from dyno import profiles
-from dyno_tuner import journal, samplers
+from dyno_tuner import journal
 from dyno_tuner.cli import app
 from dyno_tuner.errors import JournalError, TuneError
 from dyno_tuner.htmlreport import analyse, figures, page, write_report
@@ -179,10 +179,7 @@ def test_scores_are_those_of_the_tuner(faulty: tuple[Path, Outcome]) -> None:
         assert pair.ratio[metric].ratio == pytest.approx(gain.ratio, rel=1e-9)
 
 
-def test_what_was_taken_in_the_winners_place_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search that begins with pairs meets the later of two ties first."""
-    monkeypatch.setattr(samplers, "single_changes", lambda space: [])
-    monkeypatch.setattr(samplers, "STARTUP", 4)
+def test_what_was_taken_in_the_winners_place_is_said(tmp_path: Path) -> None:
     path = tmp_path / "either.yaml.journal.jsonl"
     target = SimulatedTarget(either(), 7)
     space = target.surface.space()
@@ -431,10 +428,7 @@ def test_packed_journals_of_several_devices(faulty: tuple[Path, Outcome], tmp_pa
     assert {s.device for s in whole.visits} == {0, 1}
 
 
-def test_what_was_proven_in_part_is_no_near_tie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search that begins with pairs meets one that there is no time to prove."""
-    monkeypatch.setattr(samplers, "single_changes", lambda space: [])
-    monkeypatch.setattr(samplers, "STARTUP", 4)
+def test_what_was_proven_in_part_is_no_near_tie(tmp_path: Path) -> None:
     path = tmp_path / "slow.yaml.journal.jsonl"
     target = SlowToStart(crossover(), 0, SimulationNoise(within=0.001, process=0.002, layout=0.0005))
     workload = short_visits(target.surface)

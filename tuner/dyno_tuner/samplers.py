@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import optuna
 
-from .first import single_changes
 from .stats import keyed_rng
 from .surrogate import Surrogate
 
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     from .space import Point, Space
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-
-STARTUP = 6  # observations before any are chosen: the default and changes of it alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +207,7 @@ class GuidedProposer:
         self._tpe = TpeProposer(space) if use_tpe else None
         self._listed = listed
         self._groups = space.feature_groups()
-        self._startup = STARTUP
-        self._first = single_changes(space)
+        self._startup = 4  # trials that cover before any are chosen; main effects need no more
         self._features: dict[Point, np.ndarray] = {}
         self._learned: tuple[tuple[Observation, ...], np.ndarray] | None = None
 
@@ -226,11 +221,7 @@ class GuidedProposer:
     def _start(
         self, history: Sequence[Observation], key: Sequence[object], tried: set[Hashable]
     ) -> Point | None:
-        """The next change of the default alone; if there is none, the untried point farthest from all tried
-        ones, of a few random ones: covers before it learns."""
-        single = next((p for p in self._first if self._space.code_class(p) not in tried), None)
-        if single is not None:
-            return single
+        """The untried point farthest from all tried ones, of a few random ones: covers before it learns."""
         rng = keyed_rng("start", *key)
         left = self._pool.left(tried)
         if left is not None and not left:
