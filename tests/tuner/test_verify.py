@@ -17,10 +17,10 @@ from dyno_tuner.history import history
 from dyno_tuner.inline import InlineExecutor
 from dyno_tuner.journal import encode, load, of_profile, sha256
 from dyno_tuner.session import Request, run
-from dyno_tuner.targets.simulated import SimulatedTarget
+from dyno_tuner.targets.simulated import SimulatedTarget, SimulationNoise
 from dyno_tuner.targets.surfaces import SimulatedOp, saturating
 from dyno_tuner.tune import Options
-from dyno_tuner.verify import HARMFUL, KEEP, STALE, UNSUPPORTED, verify
+from dyno_tuner.verify import HARMFUL, KEEP, STALE, UNCLEAR, UNSUPPORTED, verify
 from dyno_tuner.worker import WorkerExecutor
 from typer.testing import CliRunner
 
@@ -61,6 +61,19 @@ def test_what_still_holds_is_kept(profile: Path) -> None:
     assert "kernels.matmul a.m1" in found
     recorded = profiles.load_profile(profile).evidence.gain["tg8"].ratio
     assert gain["tg"].ratio == pytest.approx(recorded, rel=0.05)
+
+
+def test_noise_over_ten_percent_keeps_nothing(profile: Path) -> None:
+    """A busy machine once answered "keep" with a margin of 231 %."""
+    noise = SimulationNoise(within=0.6, process=0.6)
+    verdicts, _ = verify(
+        profile, budget=None, quiet=True, options={"rounds": 3, "max_rounds": 4},
+        executor=InlineExecutor(SimulatedTarget(_surface(), 7, noise)),
+    )  # fmt: skip
+    assert KEEP not in {v.verdict for v in verdicts}
+    unclear = [v.reason for v in verdicts if v.verdict == UNCLEAR]
+    assert unclear
+    assert all("over 10 % proves nothing; end other programs and verify again" in why for why in unclear)
 
 
 @pytest.mark.parametrize(("serving", "verdict"), [(1.0, STALE), (0.8, HARMFUL)])

@@ -402,6 +402,10 @@ def both_ways(own: Sequence[Mapping[int, float]], base: Sequence[Mapping[int, fl
     return [level(own, halves, p) - level(base, around, p) for p in common or [None]]
 
 
+WIDEST_MARGIN = 0.10
+"""A wider margin proves nothing. A busy machine once showed 14.955 x for one thread instead of two."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bar:
     """What an entry has to clear."""
@@ -415,6 +419,10 @@ class Bar:
         spread = math.sqrt(sum(self.margin[m] ** 2 for m in metrics)) / len(metrics)
         return max(0.01, spread)
 
+    def proves(self, metrics: Sequence[str]) -> bool:
+        """Whether a gain on these metrics can be told from noise at all."""
+        return self.of(metrics) <= WIDEST_MARGIN
+
     def beats(
         self,
         comparison: Comparison,
@@ -425,7 +433,7 @@ class Bar:
         touched: Collection[str] | None = None,
     ) -> tuple[bool, Estimate]:
         """Whether `name` gains at least the margin on `moves`, its interval excludes 1, and nothing that the
-        workload measures falls by more than its margin.
+        workload measures falls by more than its margin. Never, if the margin is wider than WIDEST_MARGIN.
 
         Args:
             touched: the metrics that what differs can move, as far as is known; default: all.
@@ -438,7 +446,8 @@ class Bar:
             for m in weights
             if weights[m] > 0
         )
-        return gain.ratio >= 1 + self.of(moves) and gain.low > 1 and not harmed, gain
+        gains = gain.ratio >= 1 + self.of(moves) and gain.low > 1
+        return gains and not harmed and self.proves(moves), gain
 
     def harms(self, ratio: Estimate, metric: str, touched: bool = True) -> bool:
         """Whether a metric falls by more than its margin, or, where noise has made the margin wide, by more

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dyno import profiles
 from dyno.settings import SETTINGS
 
-from .confirm import visits_in_round
+from .confirm import WIDEST_MARGIN, visits_in_round
 from .emit import workload_of
 from .errors import TuneError
 from .judging import DEFAULT, FULL
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 USUAL = -1.0  # a budget: by the engine
 KEEP, STALE, HARMFUL, UNSUPPORTED = "keep", "stale", "harmful", "unsupported"
+UNCLEAR = "unclear"  # the noise of this machine is too large for any verdict
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Verdict:
     """What became of one entry."""
 
     entry: str
-    verdict: str  # keep | stale | harmful | unsupported
+    verdict: str  # keep | stale | harmful | unsupported | unclear
     reason: str
     recorded: float | None = None  # the ratio in the profile
     measured: Estimate | None = None
@@ -226,7 +227,11 @@ class Verification(Tune):
         bar: Bar = self.bar(result.rounds)
         over = name if name in result.logs else DEFAULT
         beats, gain = bar.beats(result, FULL, unit.moves, self.weights, over)
-        if any(bar.harms(result.ratio(FULL, [m], self.weights, over), m) for m in self.weights):
+        if not bar.proves(unit.moves):
+            noise, most = 100 * bar.of(unit.moves), 100 * WIDEST_MARGIN
+            why = f"today's noise is {noise:.0f} %, and over {most:.0f} % proves nothing"
+            self._say(unit, UNCLEAR, f"{why}; end other programs and verify again", gain)
+        elif any(bar.harms(result.ratio(FULL, [m], self.weights, over), m) for m in self.weights):
             self._say(unit, HARMFUL, "the profile is faster without it", gain)
         elif beats:
             self._say(unit, KEEP, "still gains", gain)
