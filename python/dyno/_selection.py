@@ -127,6 +127,12 @@ def select(
         return selection
     level = _match_log.info if match.level is profiles.Level.EXACT else _match_log.warning
     level("%s", match.headline)
+    if match.profile.disturbed:
+        _log.warning(
+            "profile %s: other programs disturbed its measurements (tune --force), so its gains are not "
+            "proven; run tune again when nothing else runs",
+            match.profile.source.path if match.profile.source else match.profile.label,
+        )
     decisions = profiles.decide(match.profile, match.level, device)
     known = {setting.name for setting in settings_for(device.kind)}
     unknown = {

@@ -91,6 +91,7 @@ def tune(
     workload: o.WhatWorkload = None,
     seed: o.Seed = 0,
     resume: o.Resume = False,
+    force: o.Force = False,
     allow_approx: o.AllowApprox = None,
     sampler: o.Sampler = "guided",
     storage: o.Storage = None,
@@ -160,6 +161,7 @@ def tune(
         )  # fmt: skip
         request.out, request.resume, request.quiet = out, resume, quiet
         request.storage, request.study = storage, study
+        request.force = force
         request.held, request.memory_limit = held, limit
         request.text = str(text.absolute()) if text is not None and engine == "dyno" else None
         result = run(request) if cluster is None else cluster.tune(request, workers)

@@ -40,6 +40,13 @@ Out = Annotated[Path | None, typer.Option(help="Profile to write; default: the u
 Budget = Annotated[str, typer.Option(help="Wall-clock limit: 90s, 3m, 1h.")]
 Seed = Annotated[int, typer.Option(help="Of every random draw.", min=0)]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the journal of the last run.")]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Measure although other programs use the CPUs; the profile is then marked as disturbed.",
+    ),
+]
 AllowApprox = Annotated[
     float | None,
     typer.Option(

@@ -47,10 +47,10 @@ class Lane:
         self, key: str, configuration: Configuration, metrics: Sequence[str], policy: VisitPolicy,
         *, anchor: bool = False,
     ) -> Visit:  # fmt: skip
-        begun = self.ledger.now
+        begun = self.ledger.useful
         visit = self.ledger.visit(key, configuration, metrics, policy, process=self.process, anchor=anchor)
         if anchor and visit.status is TrialStatus.OK:
-            self.costs.append(self.ledger.now - begun)
+            self.costs.append(self.ledger.useful - begun)
         self._survived(visit.status)
         self.unstable += not visit.stable
         return visit

@@ -12,6 +12,10 @@ class JournalError(TuneError):
     """The journal cannot be written, read or continued."""
 
 
+class DisturbedError(TuneError):
+    """Others used the machine for so long that nothing could be measured."""
+
+
 class TargetFailure(Exception):
     """A target could not do what was asked with these settings: costs one trial, never the run.
 

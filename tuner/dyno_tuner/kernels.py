@@ -177,9 +177,9 @@ class KernelStage:
         return (len(op.candidates) + 9) * self.cost_per_config
 
     def _timed(self, number: int, op: KernelOp, configuration: Configuration) -> None:
-        begun, configs = self.ledger.now, len(op.candidates) + 9
+        begun, configs = self.ledger.useful, len(op.candidates) + 9
         self._time(number, op, configuration)
-        self.cost_per_config = max(0.2 * self.cost_per_config, (self.ledger.now - begun) / configs)
+        self.cost_per_config = max(0.2 * self.cost_per_config, (self.ledger.useful - begun) / configs)
 
     def _confirming(self, kinds: int | None = None) -> float:
         """Seconds of the least that proves anything: of the answers of each group and of all together, and of
@@ -331,9 +331,9 @@ class KernelStage:
         """Those whose answers are acceptable together. One that is wrong does not take the others with it, if
         there is time to find it."""
         settings = self.space.settings(choice.point)
-        begun = self.ledger.now
+        begun = self.ledger.useful
         reason = self.check(Configuration(settings, tuple(kernel for kernel, _ in chosen)))
-        cost = self.ledger.now - begun
+        cost = self.ledger.useful - begun
         if not reason:
             return chosen
         self.note("incorrect", kernels=metric, reason=reason)

@@ -30,7 +30,7 @@ from .target import (
     Workload,
     kind_of,
 )
-from .watch import Careful, Conditions
+from .watch import PATIENCE, Careful, Conditions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -92,6 +92,11 @@ def _marked(result: dict[str, Any], cut: bool) -> dict[str, Any]:
     return {**result, "cut": True} if cut and result["status"] == TrialStatus.TIMEOUT else result
 
 
+def _slowness_spoils(visit: Mapping[str, Any]) -> bool:
+    """Whether a slow machine can have spoilt a visit; one that the budget has cut short is no measurement."""
+    return visit["status"] in (TrialStatus.OK, TrialStatus.TIMEOUT) and not visit.get("cut")
+
+
 def _again(message: str) -> str:
     return message if message.startswith("not tried again") else f"not tried again: {message}"
 
@@ -107,13 +112,13 @@ class Ledger:
     past: records of the journal that is continued.
     identity: what makes two configurations one, for those that must not be tried again.
     deadline_floor: seconds that any operation may take, however fast the default is.
-    watch: looks at the GPU while it is measured; a window in which it was throttled is dropped and measured
-    again.
-    limit: seconds of the run after which an operation is ended wherever it stands; None: it may end late.
-    budget: seconds of the run; what is tried, and the very first visit, are ended when they are over.
-    sleep: waits for a GPU to cool down.
-    rests: whether prompts are read after a rest from the first window on in which the GPU reaches its power
-    limit; not for targets of which every visit begins with a load.
+    watch: looks at the machine while it is measured; a window in which the GPU was throttled or others used
+    the CPUs is dropped and measured again. patience: seconds that a measurement waits for the machine to come
+    to rest; None: it does not wait, and the run is marked as disturbed. limit: seconds of the run after which
+    an operation is ended wherever it stands; None: it may end late. budget: seconds of the run; what is
+    tried, and the very first visit, are ended when they are over. sleep: waits for a GPU to cool down. rests:
+    whether prompts are read after a rest from the first window on in which the GPU reaches its power limit;
+    not for targets of which every visit begins with a load.
     """
 
     def __init__(
@@ -128,6 +133,7 @@ class Ledger:
         virtual_time: bool = False,
         deadline_floor: float = 6.0,
         watch: Watch | None = None,
+        patience: float | None = PATIENCE,
         sleep: Callable[[float], None] = time.sleep,
         limit: float | None = None,
         budget: float | None = None,
@@ -143,8 +149,15 @@ class Ledger:
         self._bounds = dict(bounds or {})
         self._virtual = virtual_time
         self._deadline_floor = deadline_floor
-        self._careful = Careful(watch, self.note, self._show, sleep) if watch is not None else None
+
+        def pause(seconds: float) -> None:
+            sleep(seconds)
+            if self._stopped.is_set():
+                raise KeyboardInterrupt
+
+        self._careful = Careful(watch, self.note, self._show, pause, patience) if watch is not None else None
         self._seen = Conditions()  # of a journal, where nothing is watched now
+        self.lost = 0.0  # seconds of measurements that others disturbed, and of waiting for rest
         # What an earlier budget has cut short is done again where there is more time now.
         end = None if budget is None else OVERRUN * budget - 0.5
         past = [r for r in past if not _is_cut(r) or (end is not None and float(r.get("t", 0.0)) >= end)]
@@ -266,11 +279,11 @@ class Ledger:
                 result = judge_plausibility(visit, self._bounds, elapsed).to_dict()
                 return _marked(result, deadline < usual)
 
-            return self._watched(key, measure, lambda visit: visit["status"] == TrialStatus.OK)
+            return self._watched(key, measure, _slowness_spoils)
 
         result = self._do("visit", key, configuration.to_dict(), args, process, perform)
         visit = Visit.from_dict(result)
-        self._learn_of_gpu(result)
+        self._learn_of_machine(result)
         self._in_time(visit.status)
         self._settle(key, result, configuration, visit)
         return visit
@@ -278,14 +291,17 @@ class Ledger:
     def _watched(
         self, key: str, measure: Callable[[], dict[str, Any]], good: Callable[[dict[str, Any]], bool]
     ) -> dict[str, Any]:
-        """A measurement with what the GPU did meanwhile under `gpu`."""
+        """A measurement with the state of the machine meanwhile under `gpu` and `cpu`."""
         if self._careful is None:
             return measure()
         result, seen = self._careful.measure(key, measure, good)
-        return result if seen is None else {**result, "gpu": seen}
+        return {**result, **seen}
 
-    def _learn_of_gpu(self, result: Mapping[str, Any]) -> None:
+    def _learn_of_machine(self, result: Mapping[str, Any]) -> None:
         """Of a result, also one of the journal."""
+        if "cpu" in result:
+            self.conditions.add_load(result["cpu"])
+            self.lost += float(result["cpu"].get("lost") or 0.0)
         if "gpu" not in result:
             return
         rested = self.resting
@@ -297,6 +313,12 @@ class Ledger:
                 message=f"the GPU reaches its power limit of {limit:.0f} W: from now on it rests for "
                 f"{REST_SECONDS:g} s before short prompts, which are then as fast as in a fresh process",
             )
+
+    @property
+    def useful(self) -> float:
+        """Seconds of the run without those that others' load has cost: what operations take is their
+        difference."""
+        return self.now - self.lost
 
     @property
     def resting(self) -> bool:
@@ -386,7 +408,7 @@ class Ledger:
             return self._watched(key, measure, lambda result: any(result["times"]))
 
         result = self._do("time_ops", key, {}, request, process, perform)
-        self._learn_of_gpu(result)
+        self._learn_of_machine(result)
         return [list(t) for t in result["times"]]
 
     def recall(self, op: str, key: str, perform: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -120,7 +120,16 @@ class Progress:
             self.say(f"  {data['name']}: {data['ratio']:.3f} × in {gib(data['size'])}")
         elif kind == "gpu":
             self._gpu = _gpu(data)
-        elif kind in ("too_short", "few_visits", "clock", "throttled", "power_limited", "company", "storage"):
+        elif kind in (
+            "too_short",
+            "few_visits",
+            "clock",
+            "throttled",
+            "power_limited",
+            "company",
+            "storage",
+            "disturbed",
+        ):
             self.say(f"  {data['message']}")
         elif kind == "kernels_cut" and plain:
             self.say(f"  time for {data['done']} of {data['of']} ops, each alone")

@@ -20,11 +20,12 @@ from .environment import Surroundings, look_around
 from .errors import TargetUnusable, TuneError
 from .scratch import scratch_folder
 from .target import Description, Quality, TrialStatus, Visit
-from .watch import GpuWatch, Window
+from .watch import Machine, Window
 from .worker import WorkerExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from types import TracebackType
 
     from .measure import VisitPolicy
     from .session import Request, Result
@@ -64,15 +65,15 @@ class _Host:
         scratch = self._held.enter_context(scratch_folder("dyno-ray-"))
         own = {"scratch": scratch} if "scratch" in options else {}
         self._executor = WorkerExecutor(target, {**options, **own})
-        self._watch: GpuWatch | None = None
+        self._watch: Machine | None = None
         self._open: tuple[contextlib.AbstractContextManager[Window], Window] | None = None
 
     def call(self, method: str, *arguments: Any) -> Any:
         return getattr(self._executor, method)(*arguments)
 
-    def begin_window(self, pci_bus_id: str) -> None:
+    def begin_window(self, pci_bus_id: str | None) -> None:
         if self._watch is None:
-            self._watch = GpuWatch(pci_bus_id).__enter__()
+            self._watch = Machine(pci_bus_id).__enter__()
         window = self._watch.window()
         self._open = window, window.__enter__()
 
@@ -208,11 +209,11 @@ class RayExecutor:
             return [[] for _ in request["configs"]]
         return found
 
-    def watch(self, pci_bus_id: str) -> RayWatch:
-        """Looks at the GPU where it is."""
+    def watch(self, pci_bus_id: str | None) -> RayWatch:
+        """Looks at the machine that computes."""
         return RayWatch(self, pci_bus_id)
 
-    def begin_window(self, pci_bus_id: str) -> Any:
+    def begin_window(self, pci_bus_id: str | None) -> Any:
         """What `end_window` wants back."""
         try:
             self._answer("begin_window", START_SECONDS, pci_bus_id)
@@ -255,15 +256,20 @@ class _Gone(Exception):
     """The node, or the process there, does not answer any more."""
 
 
-class RayWatch(GpuWatch):
-    """A `GpuWatch` whose readings are made on the node. Nothing is seen of a node that is lost meanwhile."""
+class RayWatch:
+    """A `Machine` whose readings are made on the node. Nothing is seen of a node that is lost meanwhile."""
 
-    def __init__(self, executor: RayExecutor, pci_bus_id: str) -> None:
-        super().__init__(pci_bus_id)
+    def __init__(self, executor: RayExecutor, pci_bus_id: str | None) -> None:
+        self._bus = pci_bus_id
         self._executor = executor
 
     def __enter__(self) -> Self:
         return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is held here: the node ends its own."""
 
     @contextlib.contextmanager
     def window(self) -> Iterator[Window]:

@@ -35,7 +35,7 @@ from .scratch import scratch_folder
 from .space import Space
 from .targets import ggml_knobs, kept_answers
 from .tune import Options, Tune
-from .watch import GpuWatch
+from .watch import Machine, patience_of
 from .worker import WorkerExecutor
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from .target import Description
 
 FORMAT = "dyno-tune-1"
+_TO_REST = "End these programs and continue with --resume, or measure in spite of them with --force"
 
 
 @dataclass
@@ -69,6 +70,7 @@ class Request:
     engine_options: dict[str, Any] = field(default_factory=dict)  # of a foreign engine's target
     text: str | None = None  # file whose text the prompts are
     memory_limit: int | None = None  # bytes that the engine's plan may add up to
+    force: bool = False  # measure although others use the CPUs
 
 
 @dataclass(frozen=True)
@@ -377,7 +379,10 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
         os.path.basename(request.model), datetime.datetime.now(datetime.UTC).date(),
     )  # fmt: skip
     profile = profile_of(outcome, description, made, rates)
-    if outcome.status == "interrupted" and not (outcome.entries or outcome.kernels) and out.exists():
+    proven = bool(outcome.entries or outcome.kernels)
+    if tune.disturbance and not proven:
+        raise TuneError(f"{tune.disturbance}; nothing was proven until then. {_TO_REST}")
+    if outcome.status == "interrupted" and not proven and out.exists():
         raise TuneError(
             f"interrupted before anything was proven; {out} is left as it was, continue with --resume"
         )
@@ -390,6 +395,8 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
     if written.line:
         progress.say(written.line)
     folder = _write_front(tune, variants, description, made, rates, out, written.path, progress)
+    if tune.disturbance:
+        raise TuneError(f"{tune.disturbance}; {written.path} holds what was proven until then. {_TO_REST}")
     return Result(outcome, profile, written.path, book.path, folder)
 
 
@@ -398,11 +405,14 @@ def _ledger(
     past: list[dict[str, Any]], progress: Progress, held: contextlib.ExitStack,
 ) -> Ledger:  # fmt: skip
     bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
-    watch = getattr(executor, "watch", GpuWatch)  # on the machine that computes
+    watch = getattr(executor, "watch", Machine)  # on the machine that computes
+    watched = watch is not Machine or not description.virtual_time
     ledger = Ledger(
         executor, request.options.workload, journal=book, past=past, identity=space.identity,
         bounds=description.bounds, virtual_time=description.virtual_time,
-        deadline_floor=request.deadline_floor, watch=held.enter_context(watch(bus)) if bus else None,
+        deadline_floor=request.deadline_floor,
+        watch=held.enter_context(watch(bus)) if watched else None,
+        patience=None if request.force else patience_of(request.options.budget),
         rests=request.engine == "dyno", budget=request.options.budget,
     )  # fmt: skip
     ledger.on_note = progress.note

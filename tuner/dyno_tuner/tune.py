@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from . import in_place
 from .choose import Chooser, worth_proving
 from .confirm import Bar, Rounds
-from .errors import TuneError
+from .errors import DisturbedError, TuneError
 from .first import leads, nearest
 from .gate import Gate
 from .interrupted import FromScreen
@@ -94,6 +94,7 @@ class Tune:
         self.spread = RoundSpread()
         self.routing: dict[str, Any] = {}
         self.status = "complete"
+        self.disturbance = ""  # who or what kept the machine from coming to rest, which ended the run
 
     def _known(self, settings: Mapping[str, Any]) -> Point | None:
         """An incumbent as a point; None where one of its values is not in the space."""
@@ -105,11 +106,13 @@ class Tune:
     # ---- the run
 
     def run(self) -> Outcome:
-        """Goes through the stages. Ctrl-C (KeyboardInterrupt) ends the run with what is proven so far."""
+        """Goes through the stages. Ctrl-C (KeyboardInterrupt) and a machine that does not come to rest end
+        the run with what is proven so far; `disturbance` then says who used the machine."""
         try:
             self._run()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, DisturbedError) as error:
             self.status = "interrupted"
+            self.disturbance = str(error)
             self._on_stage("interrupted")
         return self.outcome()
 
@@ -202,11 +205,11 @@ class Tune:
     ) -> Visit:
         point = self.space.point(configuration.settings)
         self.gate.met(point)
-        begun = self.ledger.now
+        begun = self.ledger.useful
         policy = self._policy if anchor else self._brief()
         visit = self.ledger.visit(key, configuration, metrics, policy, process=process, anchor=anchor)
         if anchor and point == self.space.default and visit.status is TrialStatus.OK:
-            self._costs[tuple(metrics)] = self.ledger.now - begun
+            self._costs[tuple(metrics)] = self.ledger.useful - begun
             if {m for measured in self._costs for m in measured} == set(self.weights):
                 if self.schedule.visit_cost:
                     self.schedule.follow(sum(self._costs.values()))
@@ -264,9 +267,9 @@ class Tune:
         time."""
         o = self.options
         self._policy = dataclasses.replace(o.policy, prompts=1)
-        begun = self.ledger.now
+        begun = self.ledger.useful
         first = self._anchor("aa/first")
-        sample = (self.ledger.now - begun) / 2  # a cold and a warm one, with the load
+        sample = (self.ledger.useful - begun) / 2  # a cold and a warm one, with the load
         if o.budget is None:
             self._policy = o.policy
             return True
@@ -310,10 +313,10 @@ class Tune:
             self._next_process()
             visits = []
             for v in range(o.aa_visits):
-                begun = self.ledger.now
+                begun = self.ledger.useful
                 visit = self._anchor(f"aa/p{p}/v{v}")
                 visits.append({m: visit.rates(m) for m in self.weights})
-                (warm if v else fresh).append(self.ledger.now - begun)
+                (warm if v else fresh).append(self.ledger.useful - begun)
                 self.schedule.learn_from(fresh, warm)
             if self.ledger.resting != rested:  # those before are of a GPU that did not rest
                 rested = True

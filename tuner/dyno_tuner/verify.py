@@ -27,7 +27,7 @@ from .target import METRICS, Configuration, KernelChoice, TrialStatus, Workload,
 from .targets import kept_answers
 from .targets.ggml_export import binaries_folder, held_with, tuned_with
 from .tune import Options, Tune
-from .watch import GpuWatch
+from .watch import Machine, patience_of
 from .worker import WorkerExecutor
 
 if TYPE_CHECKING:
@@ -112,10 +112,23 @@ def units_of(profile: profiles.Profile, metrics: Sequence[str]) -> list[Unit]:
 
 
 class Verification(Tune):
-    """Measures `units` on whatever the ledger's executor runs. `verdicts` is complete when `run` is done."""
+    """Measures `units` on whatever the ledger's executor runs. `verdicts` is complete when `run` is done.
 
-    def __init__(self, ledger: Ledger, space: Space, options: Options, units: Sequence[Unit]) -> None:
+    Args:
+        disturbed: others used the machine while the profile was written; nothing of it is kept.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        space: Space,
+        options: Options,
+        units: Sequence[Unit],
+        *,
+        disturbed: bool = False,
+    ) -> None:
         super().__init__(ledger, space, options)
+        self._disturbed = disturbed
         self._units = list(units)
         self.verdicts: list[Verdict] = []
         self.gain: dict[str, Estimate] = {}
@@ -222,7 +235,8 @@ class Verification(Tune):
     def _verdict(self, result: Comparison, unit: Unit) -> None:
         name = f"without {unit.label}"
         if name in result.failed:
-            self._say(unit, KEEP, "the rest does not run without it")
+            verdict = UNCLEAR if self._disturbed else KEEP
+            self._say(unit, verdict, "the rest does not run without it")
             return
         bar: Bar = self.bar(result.rounds)
         over = name if name in result.logs else DEFAULT
@@ -233,6 +247,9 @@ class Verification(Tune):
             self._say(unit, UNCLEAR, f"{why}; end other programs and verify again", gain)
         elif any(bar.harms(result.ratio(FULL, [m], self.weights, over), m) for m in self.weights):
             self._say(unit, HARMFUL, "the profile is faster without it", gain)
+        elif self._disturbed and (beats or gain.ratio > 1):
+            why = "the profile was written on a disturbed machine (tune --force)"
+            self._say(unit, UNCLEAR, f"{why}; it gains today: tune again and keep that profile", gain)
         elif beats:
             self._say(unit, KEEP, "still gains", gain)
         elif unit.recorded is not None and gain.ratio > 1 and gain.low <= unit.recorded <= gain.high:
@@ -385,17 +402,20 @@ def _verify(
         bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
         with (
             Progress(description.label, budget, quiet=quiet) as progress,
-            GpuWatch(bus) if bus else contextlib.nullcontext() as watch,
+            contextlib.nullcontext() if description.virtual_time else Machine(bus) as watch,
         ):
             ledger = Ledger(
                 executor, workload, identity=space.identity, bounds=description.bounds,
                 virtual_time=description.virtual_time,
                 deadline_floor=6.0 if description.target == "dyno" else 120.0, watch=watch, limit=budget,
+                patience=patience_of(budget),
                 rests=description.target == "dyno",
             )  # fmt: skip
             ledger.on_note = progress.note
-            run = Verification(ledger, space, given, left)
+            run = Verification(ledger, space, given, left, disturbed=profile.disturbed)
             run.run()
+        if run.disturbance:
+            raise TuneError(f"{run.disturbance}; end these programs and verify again")
         if run.status == "interrupted":
             raise KeyboardInterrupt
         verdicts += run.verdicts

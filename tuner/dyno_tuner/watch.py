@@ -1,20 +1,23 @@
-"""Looks at a GPU while it is measured: clocks, temperature, power, why it is slowed down, and who else
-computes on it.
+"""Watches the machine during a measurement: a GPU's clocks, temperature and power, why it is slowed down and
+who else computes on it; the load of the CPUs by others.
 
-A reading before and one after a visit show an idle GPU, so readings go on while the visit runs. What is read
-decides nothing about a configuration; it says whether a window counts.
+A reading before and one after a visit show an idle GPU, so readings go on while the visit runs. The readings
+decide nothing about a configuration; they say whether a window counts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from dyno import _nvml
 
+from .cpu_watch import CpuWatch, Load
 from .environment import company, is_ours
+from .errors import DisturbedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,6 +60,16 @@ def at_power_limit(seen: Mapping[str, Any]) -> bool:
 
 
 COOLING = (2.0, 5.0)  # seconds to wait after a window in which the GPU was throttled
+REST = 0.5  # seconds without others' load after which a disturbed measurement is made again
+PATIENCE = 30.0  # seconds that one measurement waits for the machine to come to rest
+WINDOWS = 3.0  # or so many times as long as the measurement takes
+GPU_CORES = 2  # that a run on a GPU needs: one thread launches, the other one reads
+
+
+def patience_of(budget: float | None) -> float:
+    """Seconds that one measurement of a run waits for the machine to come to rest: a quarter of a short
+    budget."""
+    return PATIENCE if budget is None else min(PATIENCE, max(5.0, budget / 4))
 
 
 @dataclass
@@ -68,6 +81,7 @@ class Window:
     ranges: dict[str, list[float]] = field(default_factory=dict)  # lowest and highest
     power_limit_w: float | None = None
     readings: int = 0
+    load: Load | None = None  # of the CPUs
 
     def add(self, state: Mapping[str, Any]) -> None:
         """One reading of `dyno._nvml.state`; what it does not tell is left out."""
@@ -86,6 +100,11 @@ class Window:
         """Why the window does not count; empty if it does."""
         return why_throttled(self.reasons)
 
+    @property
+    def disturbed(self) -> str:
+        """Who disturbs on the CPUs, so that the window does not count; empty if it does."""
+        return self.load.disturbed if self.load is not None else ""
+
     def to_dict(self) -> dict[str, Any]:
         """For the journal; `at_power_limit` reads it."""
         return {
@@ -101,6 +120,8 @@ class Conditions:
 
     def __init__(self) -> None:
         self.windows = 0
+        self.repeated = 0  # measurements that were dropped because others disturbed them
+        self.disturbed = 0  # measurements that count although others disturbed them
         self.throttled = 0
         self.power_limited = 0  # windows at the power limit
         self.others: set[int] = set()
@@ -113,6 +134,8 @@ class Conditions:
         whole = cls()
         for part in parts:
             whole.windows += part.windows
+            whole.repeated += part.repeated
+            whole.disturbed += part.disturbed
             whole.throttled += part.throttled
             whole.power_limited += part.power_limited
             whole.others |= part.others
@@ -135,11 +158,21 @@ class Conditions:
         self.power_limit_w = seen["power_limit_w"] or self.power_limit_w
         self._widen(seen)
 
+    def add_load(self, seen: Mapping[str, Any]) -> None:
+        """`seen` is `Load.to_dict()` with `dropped` and, if others disturbed it, `disturbed`."""
+        self.repeated += int(seen.get("dropped") or 0)
+        self.disturbed += bool(seen.get("disturbed"))
+
     def to_dict(self) -> dict[str, Any]:
         """For the profile's evidence; empty where nothing was watched."""
+        found: dict[str, Any] = {}
+        if self.repeated:
+            found["repeated"] = self.repeated
+        if self.disturbed:
+            found["disturbed"] = True
         if not self.windows:
-            return {}
-        found: dict[str, Any] = {"throttled": self.throttled, "other_processes": len(self.others)}
+            return found
+        found |= {"throttled": self.throttled, "other_processes": len(self.others)}
         if self.power_limited:
             found["power_limited"] = self.power_limited
         found |= {n: r for n, r in self.ranges.items() if n != "power_w"}
@@ -200,58 +233,154 @@ class GpuWatch:
                 seen.add(self._read(self._bus))
 
 
+class Machine:
+    """Watches the CPUs and, if there is one, the GPU of a run.
+
+    Args:
+        pci_bus_id: of the GPU; None for none.
+    """
+
+    def __init__(self, pci_bus_id: str | None = None) -> None:
+        self._gpu = GpuWatch(pci_bus_id) if pci_bus_id else None
+        self._cpu = CpuWatch(GPU_CORES if pci_bus_id else None)
+
+    def __enter__(self) -> Self:
+        if self._gpu is not None:
+            self._gpu.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._gpu is not None:
+            self._gpu.__exit__(kind, error, trace)
+
+    @contextlib.contextmanager
+    def window(self) -> Iterator[Window]:
+        """One window over both; complete when the context has ended."""
+        with contextlib.ExitStack() as stack:
+            window = stack.enter_context(self._gpu.window()) if self._gpu is not None else Window()
+            window.load = stack.enter_context(self._cpu.window())
+            yield window
+
+
 class Careful:
-    """Measures while a GPU is watched. A window in which it was throttled is dropped and measured again, as
-    long as there is hope: a GPU that stays throttled is measured as it is, and said to be, and until it has
-    recovered no time is spent on waiting for it again.
+    """Measures while the machine is watched, and repeats what does not count.
+
+    A window in which the GPU was throttled is dropped and measured again, as long as there is hope: a GPU
+    that stays throttled is measured as it is, and said to be, and until it has recovered no time is spent on
+    waiting for it again. A window in which others used the CPUs is dropped and measured again when the
+    machine has come to rest.
 
     Args:
         note: takes what is to be said: a kind, and a `message` among its data.
         seen: takes every window as it ends.
         sleep: waits for a GPU to cool down.
+        patience: seconds that one measurement waits for the CPUs to come to rest; None: it does not wait, and
+            a disturbed window counts and is marked.
     """
 
     def __init__(
         self, watch: Watch, note: Callable[..., None], seen: Callable[[Mapping[str, Any]], None],
-        sleep: Callable[[float], None],
+        sleep: Callable[[float], None], patience: float | None = PATIENCE,
     ) -> None:  # fmt: skip
         self._watch = watch
         self._note = note
         self._seen = seen
         self._sleep = sleep
+        self._patience = patience
         self._strangers: set[int] = set()  # processes on the GPU that were said
         self._hot = False  # the last window was measured on a GPU that stayed throttled
+        self._restless = False  # the message about others' load was given, and no window was at rest since
         self.conditions = Conditions()
 
-    def measure(
-        self, key: str, work: Callable[[], T], good: Callable[[T], bool]
-    ) -> tuple[T, dict[str, Any] | None]:
-        """What `work` gives, and what the GPU did meanwhile; None where nothing is told of it.
+    def measure(self, key: str, work: Callable[[], T], good: Callable[[T], bool]) -> tuple[T, dict[str, Any]]:
+        """The result of `work`, and what was seen meanwhile: `gpu` and `cpu`, each if it can be watched.
 
         Args:
-            good: whether the result can be spoilt by a slow GPU at all; a failure is not repeated.
+            good: whether the result can be spoilt by a slow machine at all; a failure is not repeated.
+
+        Raises:
+            DisturbedError: the machine did not come to rest.
         """
-        for dropped, pause in enumerate((None,) if self._hot else (*COOLING, None)):
+        throttled = disturbed = 0
+        lost = 0.0  # seconds
+        pauses = iter(() if self._hot else COOLING)
+        while True:
+            begun = time.monotonic()
             with self._watch.window() as window:
                 found = work()
-            strangers = window.others - self._strangers
-            if strangers:
-                self._strangers |= strangers
-                self._note("company", processes=sorted(strangers), message=company(strangers))
+            self._look_at_company(window)
             if window.readings:
-                self._seen({**window.to_dict(), "dropped": self.conditions.throttled + dropped})
-            if not good(found) or not window.throttled:
+                self._seen({**window.to_dict(), "dropped": self.conditions.throttled + throttled})
+            if not good(found):
                 break
+            if window.disturbed and self._patience is not None:
+                disturbed += 1
+                took = time.monotonic() - begun
+                self._come_to_rest(window.disturbed, max(self._patience, WINDOWS * took), lost + took)
+                lost += time.monotonic() - begun
+                continue
+            if not window.throttled:
+                break
+            pause = next(pauses, None)
             what = (
                 f"dropped, again in {pause:.0f} s"
                 if pause is not None
                 else "it stays so, and is measured as it is"
             )
             message = f"the GPU is throttled ({window.throttled}): {what}"
-            self._note("throttled", key=key, attempt=dropped, message=message)
-            if pause is not None:
-                self._sleep(pause)
-        return found, {**window.to_dict(), "dropped": dropped} if window.readings else None
+            self._note("throttled", key=key, attempt=throttled, message=message)
+            if pause is None:
+                break
+            throttled += 1
+            self._sleep(pause)
+        seen: dict[str, Any] = {}
+        if window.readings:
+            seen["gpu"] = {**window.to_dict(), "dropped": throttled}
+        if window.load is not None:
+            seen["cpu"] = self._of_load(window, good(found), disturbed, lost)
+        return found, seen
+
+    def _look_at_company(self, window: Window) -> None:
+        strangers = window.others - self._strangers
+        if strangers:
+            self._strangers |= strangers
+            self._note("company", processes=sorted(strangers), message=company(strangers))
+
+    def _of_load(self, window: Window, counts: bool, dropped: int, lost: float) -> dict[str, Any]:
+        seen = window.load.to_dict() if window.load is not None else {}
+        if dropped:
+            seen |= {"dropped": dropped, "lost": round(lost, 3)}
+        if not window.disturbed:
+            self._restless = False
+        elif counts:
+            seen["disturbed"] = window.disturbed
+            self._say_restless(f"{window.disturbed}: measured in spite of it")
+        return seen
+
+    def _say_restless(self, message: str) -> None:
+        """Once, until a measurement was free of others' load."""
+        if not self._restless:
+            self._restless = True
+            self._note("disturbed", message=message)
+
+    def _come_to_rest(self, why: str, patience: float, waited: float) -> None:
+        """Waits until nobody disturbs. Raises DisturbedError if that takes too long."""
+        self._say_restless(f"{why}: such measurements do not count and are made again")
+        while True:
+            if waited >= patience:
+                raise DisturbedError(
+                    f"the machine does not come to rest: {why}; for {waited:.0f} s no measurement was free "
+                    "of it"
+                )
+            begun = time.monotonic()
+            with self._watch.window() as window:
+                self._sleep(REST)
+            if not window.disturbed:
+                return
+            why = window.disturbed
+            waited += max(REST, time.monotonic() - begun)
 
     def learn(self, seen: Mapping[str, Any]) -> None:
         """Counts a window, of now or of a journal."""

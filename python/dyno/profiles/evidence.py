@@ -156,8 +156,17 @@ class Crossing(StrictModel):
 
 
 class Environment(StrictModel):
-    """What the machine did while the profile was measured, as far as the driver tells it."""
+    """What the machine did while the profile was measured, as far as driver and kernel tell it."""
 
+    disturbed: Literal[True] | None = Field(
+        default=None,
+        description="Others used the machine during measurements that count (`tune --force`): the values are "
+        "not proven. The runtime says so, and `tune verify` never keeps them.",
+    )
+    repeated: Count | None = Field(
+        default=None,
+        description="Measurements that were dropped because others used the CPUs meanwhile, and repeated.",
+    )
     throttled: Count | None = Field(
         default=None, description="Visits that were dropped because the GPU was throttled, and repeated."
     )
@@ -200,7 +209,7 @@ class Evidence(StrictModel):
         max_length=16,
         description="By threshold setting: where its two paths cross, with this routing.",
     )
-    environment: Environment | None = Field(default=None, description="What the GPU did meanwhile.")
+    environment: Environment | None = Field(default=None, description="What the machine did meanwhile.")
     peak_memory_mib: NonNegative | None = Field(default=None, description="Peak memory with this profile.")
     journal: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{8,64}$")] | None = Field(
         default=None, description="Digest of the journal that holds every sample."

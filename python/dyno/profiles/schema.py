@@ -201,6 +201,11 @@ class Profile(StrictModel):
         """Where it was read from; None for one that was made in memory."""
         return self._source
 
+    @property
+    def disturbed(self) -> bool:
+        """Whether others used the machine during measurements that its values rest on."""
+        return bool(self.evidence and self.evidence.environment and self.evidence.environment.disturbed)
+
     def with_source(self, source: Source) -> Profile:
         """The same profile, read from `source`."""
         copy = self.model_copy()

@@ -26,9 +26,9 @@ from ..arguments import (
     usual_workload,
 )
 from ..check import ROUNDING_FACTOR, ROUNDING_FLOOR
-from ..errors import TuneError
+from ..errors import DisturbedError, TuneError
 from ..target import Workload
-from ..watch import Careful, GpuWatch
+from ..watch import Careful, Machine
 from .compare import SLOWER, Compared, Options, TooEarly, compare
 from .render import markdown, to_dict
 from .sides import DYNO, FOREIGN, Given, Kind, kind_of, make_side
@@ -114,13 +114,12 @@ def ab(
             sides[name] = make_side(name, word, given, own, say, profile)
             stack.callback(sides[name].close)
         answers, changed = _answers(sides, allow, say) if check else (None, "")
-        bus = gpu_bus(number) if number is not None else None
-        careful = None
-        if bus is not None:
-            watch = stack.enter_context(GpuWatch(bus))
-            careful = Careful(watch, lambda kind, **data: say(str(data["message"])), _nothing, time.sleep)
+        watch = stack.enter_context(Machine(gpu_bus(number) if number is not None else None))
+        careful = Careful(watch, lambda kind, **data: say(str(data["message"])), _nothing, time.sleep)
         try:
             result = compare(lambda name: _run(sides[name], parsed, careful), options, say)
+        except DisturbedError as error:
+            raise TuneError(f"{error}; end these programs and compare again") from error
         except TooEarly as error:
             print(f"tune: {error}", file=sys.stderr)
             raise typer.Exit(130) from error
@@ -128,7 +127,7 @@ def ab(
         "a": sides["A"].facts, "b": sides["B"].facts, "model": os.path.basename(model),
         "device": str(_core.cpu_info()["name"]) if number is None else f"GPU {number}",
         "workload": str(parsed), "command": command_line(),
-        **({"gpu": careful.conditions.to_dict()} if careful is not None else {}),
+        "machine": careful.conditions.to_dict(),
     }  # fmt: skip
     table = markdown(result, answers, facts, changed)
     print(json.dumps(to_dict(result, answers, facts)) if as_json else table, flush=True)
@@ -165,13 +164,18 @@ def gpu_bus(number: int) -> str | None:
     return _nvml.bus_id(number)
 
 
-def _run(side: Side, workload: Workload, careful: Careful | None) -> Run:
-    """One process, with the GPU watched; again where it was throttled meanwhile."""
-    if careful is None:
-        return side.run(workload)
+def _run(side: Side, workload: Workload, careful: Careful) -> Run:
+    """One process on a watched machine. It is measured again if the GPU was throttled or others used the
+    CPUs.
+
+    Raises:
+        DisturbedError: The machine did not come to rest.
+    """
     run, seen = careful.measure("ab", lambda: side.run(workload), lambda run: True)
-    if seen is not None:
-        careful.learn(seen)
+    if "gpu" in seen:
+        careful.learn(seen["gpu"])
+    if "cpu" in seen:
+        careful.conditions.add_load(seen["cpu"])
     return run
 
 

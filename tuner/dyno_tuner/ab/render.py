@@ -68,18 +68,21 @@ def markdown(
     lines += [f"{side.upper()}: {_side(facts[side])}  " for side in ("a", "b")]
     lines += [
         f"{facts['model']} on {facts['device']}; {result.rounds} ABBA rounds of fresh processes, "
-        f"{facts['workload']}.{' Interrupted.' if result.interrupted else ''}{_gpu(facts)}",
+        f"{facts['workload']}.{' Interrupted.' if result.interrupted else ''}{_machine(facts)}",
         "",
         f"    {facts['command']}",
     ]
     return "\n".join(lines)
 
 
-def _gpu(facts: Mapping[str, Any]) -> str:
-    """What was seen of the GPU in all rounds, as a sentence."""
-    seen = facts.get("gpu")
-    if not seen:
-        return ""
+def _machine(facts: Mapping[str, Any]) -> str:
+    """The state of the machine in all rounds, as sentences."""
+    seen = facts.get("machine") or {}
+    said = ""
+    if seen.get("repeated"):
+        said = f" Others used the CPUs during {seen['repeated']} runs, which were made again."
+    if "throttled" not in seen:
+        return said
     words = []
     for name, unit in (("temperature_c", "°C"), ("sm_mhz", "MHz")):
         if name in seen:
@@ -87,7 +90,7 @@ def _gpu(facts: Mapping[str, Any]) -> str:
             words.append(f"{low:g} {unit}" if low == high else f"{low:g} to {high:g} {unit}")
     words.append(f"{seen['throttled']} throttled windows measured again")
     words.append(f"{seen['other_processes']} other processes on it")
-    return f" The GPU: {', '.join(words)}."
+    return f"{said} The GPU: {', '.join(words)}."
 
 
 def _side(facts: Mapping[str, Any]) -> str:
