@@ -150,6 +150,14 @@ def test_a_quota_that_others_use_up_disturbs(
     assert bool(load.disturbed) is not counts
 
 
+def test_a_quota_that_changes_during_a_run_disturbs(kernel: _Kernel) -> None:
+    watch = CpuWatch(root=str(kernel.root), period=60.0)
+    kernel.quota(1.5)
+    with watch.window() as load:
+        pass
+    assert "quota has changed from 0 to 1.5 CPUs" in load.disturbed
+
+
 BURN = "import time\nend = time.monotonic() + 30\nwhile time.monotonic() < end: pass"
 
 

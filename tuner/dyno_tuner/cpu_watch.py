@@ -71,6 +71,7 @@ class Load:
     throttled: float = 0.0  # seconds without a quota that others have used up, per second
     stopped: set[str] = field(default_factory=set)  # processes of this run that stood still
     busiest: list[str] = field(default_factory=list)
+    changed: str = ""  # how the quota differs from that of the first window
 
     @property
     def share(self) -> float:
@@ -82,6 +83,8 @@ class Load:
         """The reason that the window does not count; empty if it does."""
         if self.stopped:
             return f"{', '.join(sorted(self.stopped))} stood still meanwhile"
+        if self.changed:
+            return self.changed
         if self.throttled > LIMIT:
             return (
                 f"the CPU quota was used up for {self.throttled:.0%} of the time, and not by this run: other "
@@ -110,6 +113,7 @@ class CpuWatch:
     """
 
     def __init__(self, needed: int | None = None, root: str = "/", period: float = PERIOD) -> None:
+        self._root = root
         limits = _core.cpu_limits(root)
         usable = min(float(limits["quota"]) or float("inf"), float(limits["affinity"]))
         self._needed = usable if needed is None else min(float(needed), usable)
@@ -155,6 +159,9 @@ class CpuWatch:
             self._compare(load, before, after)
 
     def _compare(self, load: Load, before: _Reading, after: _Reading) -> None:
+        quota = float(_core.cpu_limits(self._root)["quota"])
+        if quota != self._quota:
+            load.changed = f"the CPU quota has changed from {self._quota:g} to {quota:g} CPUs (0: no limit)"
         load.seconds = seconds = max(1e-6, after.at - before.at)
         run = after.run - before.run
         load.others = max(0.0, after.busy - before.busy - run) / seconds

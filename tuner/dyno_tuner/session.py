@@ -24,7 +24,7 @@ from .alike import differences, match_of, versions_of
 from .crew import Crew, Lane
 from .emit import Made, device_of, engine_of, incumbent_settings, model_of, profile_of
 from .environment import Surroundings, look_around
-from .errors import JournalError, TuneError
+from .errors import DisturbedError, JournalError, TuneError
 from .joint import Study
 from .knobs import Facts, Knob, resolve
 from .ledger import Executor, Ledger
@@ -381,7 +381,7 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
     profile = profile_of(outcome, description, made, rates)
     proven = bool(outcome.entries or outcome.kernels)
     if tune.disturbance and not proven:
-        raise TuneError(f"{tune.disturbance}; nothing was proven until then. {_TO_REST}")
+        raise DisturbedError(f"{tune.disturbance}; nothing was proven until then. {_TO_REST}")
     if outcome.status == "interrupted" and not proven and out.exists():
         raise TuneError(
             f"interrupted before anything was proven; {out} is left as it was, continue with --resume"
@@ -396,7 +396,9 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
         progress.say(written.line)
     folder = _write_front(tune, variants, description, made, rates, out, written.path, progress)
     if tune.disturbance:
-        raise TuneError(f"{tune.disturbance}; {written.path} holds what was proven until then. {_TO_REST}")
+        raise DisturbedError(
+            f"{tune.disturbance}; {written.path} holds what was proven until then. {_TO_REST}"
+        )
     return Result(outcome, profile, written.path, book.path, folder)
 
 
