@@ -162,7 +162,9 @@ from dyno_tuner import worker_main
 from dyno_tuner.targets import kept_answers
 resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
 def saves(target, request):
-    kept_answers.save(pathlib.Path({str(tmp_path)!r}) / "exact.npz", ([np.zeros(100000)], [None]))
+    key = kept_answers.Key(2, "", "", 100, (0, 0, 0), ((1, 1, 1000, 1000, ""),))
+    answers = ([np.zeros((1000, 100), np.float32)], [None])
+    kept_answers.save(pathlib.Path({str(tmp_path)!r}) / "exact.answers", key, answers)
 def writes(target, request):
     with open({str(tmp_path / "x")!r}, "wb", buffering=0) as file:
         file.write(bytes(20000))
@@ -173,7 +175,7 @@ for worker_main._handle in (saves, writes):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     saved, written = done.stdout.splitlines()
     assert saved.startswith(f"{tmp_path}/exact-")
-    assert saved.endswith(".npz: File too large; make room there or set TMPDIR")
+    assert saved.endswith(".answers.new: File too large; make room there or set TMPDIR")
     assert f"temporary files go to {tempfile.gettempdir()}" in written
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 

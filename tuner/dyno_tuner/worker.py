@@ -197,6 +197,8 @@ class Worker:
         if line is None:
             raise self._cause()
         data = json.loads(line)
+        for said in data.get("said", ()):
+            _log.warning("%s", said)
         if data.get("error") == "lost":
             self.kill()
             raise WorkerDied(TrialStatus.CRASH, data["message"])

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import importlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -92,7 +93,20 @@ def _with_place(error: OSError) -> str:
     return f"{said} (temporary files go to {tempfile.gettempdir()}){advice}"
 
 
+class _Said(logging.Handler):
+    """Keeps warnings until the next answer takes them to the parent, which shows them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
 def main() -> None:
+    said = _Said()
+    logging.getLogger("dyno.tuner").addHandler(said)
     read_fd, write_fd, parent = (int(a) for a in sys.argv[1:4])
     _die_with(parent)
     target: Any = None
@@ -115,6 +129,8 @@ def main() -> None:
                     answer = {"error": "unusable", "message": f"{type(error).__name__}: {error}"}
             else:
                 answer = _answer(target, request)
+            if said.lines:
+                answer["said"], said.lines = said.lines, []
             answers.write(json.dumps(answer).encode() + b"\n")
 
 

@@ -410,35 +410,53 @@ class DynoTarget:
         """Logits and experts of the exact path: f32 throughout, none of the knobs."""
         if self._reference is not None:
             return self._reference
-        file = self._scratch / "exact.npz" if self._scratch else None
-        found = kept_answers.load(file) if file is not None and file.exists() else None
+        key = self._exact_key()
+        file = self._scratch / f"exact{kept_answers.SUFFIX}" if self._scratch and key else None
+        found = kept_answers.load(file, key) if file and key else None
         if found is None:
-            found = self._exact_anew()
-            if file is not None:
-                kept_answers.save(file, found)
+            found = self._exact_anew(key)
+            # What is not finite is refused by whoever asked, and not worth to be kept.
+            if file and key and not kept_answers.flaw(found, key):
+                kept_answers.save(file, key, found)
         self._reference = found
         return found
 
-    def _exact_anew(self) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
-        """For this tune: of one before it, where they are kept, or computed."""
+    def _exact_settings(self) -> dict[str, Any]:
         settings = self._complete({}) | {"numerics": "exact", "kv_type_k": "f32", "kv_type_v": "f32"}
         if "cpu_repack" in settings:
             settings["cpu_repack"] = False
-        key = ""
-        if self._cache is not None:
-            device = {name: self._device.get(name) for name in _COMPUTES}
-            with contextlib.suppress(OSError):
-                key = kept_answers.key_of(self._path, self._asked(), _core.__file__, device | settings)
-            found = kept_answers.load(self._cache / f"{key}.npz") if key else None
+        return settings
+
+    def _exact_key(self) -> kept_answers.Key | None:
+        """What the exact path's answers depend on; None if they are not kept, or a file cannot be read."""
+        if self._cache is None and self._scratch is None:
+            return None
+        facts = {name: self._device.get(name) for name in _COMPUTES} | self._exact_settings()
+        layers, experts, used = (
+            int(self._model.get(name) or 0) for name in ("moe_layers", "experts", "experts_used")
+        )
+        with contextlib.suppress(OSError):
+            return kept_answers.key_of(
+                self._path, self._asked(), _core.__file__, facts,
+                vocabulary=int(self._model["n_vocab"]),
+                experts=(layers, experts, used) if experts else (0, 0, 0),
+            )  # fmt: skip
+        return None
+
+    def _exact_anew(self, key: kept_answers.Key | None) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        """For this tune: of one before it, where they are kept, or computed."""
+        if self._cache is not None and key is not None:
+            found = kept_answers.load(self._cache / key.name, key)
             if found is not None:
                 return found
         begun = time.monotonic()
-        self._open(settings, [])
+        self._open(self._exact_settings(), [])
         computed = answers.exact_answers(
             self._session, self._asked(), capture=bool(self._model.get("experts"))
         )
         self._close_session()
-        if key and self._cache is not None and time.monotonic() - begun >= kept_answers.WORTH_SECONDS:
+        worth = time.monotonic() - begun >= kept_answers.WORTH_SECONDS
+        if self._cache is not None and key is not None and worth and not kept_answers.flaw(computed, key):
             kept_answers.keep(self._cache, key, computed)
         return computed
 

@@ -1,21 +1,30 @@
-"""Answers of the exact path, kept from one tune to the next.
+"""Answers of the exact path, kept from one tune to the next and from one worker to the next.
 
 They depend on the file, the passages, the exact path's own code and the device, and on nothing that is tuned;
-to compute them took 45 of the 100 seconds of a tune (gpt-oss-20b on an H200). The key holds all of that, so
-what is found is what would be computed. A file that is not whole, or not to be read or written, counts as
-none: it is computed then.
+to compute them took 45 of the 100 seconds of a tune (gpt-oss-20b on an H200). Every verdict about a
+configuration rests on them, so a file is taken only if all of it is as this module writes it: owned by the
+user, a regular file, of the key that is wanted, of the shapes that follow from it, with a checksum that holds
+and finite values. The answers are computed again if anything differs, and one line on the logger
+`dyno.tuner` names the file and the reason.
+
+A file is one line of JSON (the key and a SHA-256) and, after it, the arrays, group by group: logits
+[scored, vocabulary] as f32 and, for a mixture of experts, the experts [MoE layers, tokens, used] as i32.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
+import logging
 import os
 import re
-import zipfile
+import stat
+import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,9 +38,53 @@ if TYPE_CHECKING:
     Exact = tuple[list[NDArray[np.float32]], list[NDArray[np.int32] | None]]
 
 MOST_BYTES = 2 << 30  # of all that are kept; the one used longest ago goes first
+MOST_FILES = 1000
 WORTH_SECONDS = 2.0  # what takes less is computed again
-_FORMAT = 1
+SUFFIX = ".answers"
+_FORMAT = 2
+_HEADER_BYTES = 1 << 16  # of the first line; that of a dozen groups has 3 KiB
 _PIECES, _PIECE = 256, 1 << 16  # of a model file that are read for its key
+_log = logging.getLogger("dyno.tuner")
+
+
+class Unsound(Exception):
+    """A file does not hold what is wanted; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """All that answers depend on, and so the shapes that they have."""
+
+    format: int
+    model: str
+    """Digest of the model's files."""
+    engine: str
+    """Digest of the compiled module, the device's facts and the exact path's settings."""
+    vocabulary: int
+    experts: tuple[int, int, int]
+    """MoE layers, experts and those used for each token; zeros where the model has none."""
+    groups: tuple[tuple[int, int, int, int, str], ...]
+    """Of each: tokens of a batch, `every`, tokens, scored positions, digest of the tokens."""
+
+    @property
+    def name(self) -> str:
+        """Of the file."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest() + SUFFIX
+
+    def shapes(self) -> Iterator[tuple[tuple[int, int], tuple[int, int, int] | None]]:
+        """Of each group: shape of the logits and, where there are any, of the experts."""
+        layers, _, used = self.experts
+        for _, _, tokens, scored, _ in self.groups:
+            yield (scored, self.vocabulary), (layers, tokens, used) if layers else None
+
+    def difference(self, found: object) -> str:
+        """Why a header is not of this key; empty where it is."""
+        if not isinstance(found, dict):
+            return "its first line is no header"
+        wanted = json.loads(json.dumps(asdict(self)))
+        what = {"model": "another model file", "experts": "other experts", "groups": "other prompts"}
+        other = next((k for k, v in wanted.items() if found.get(k) != v), None)
+        return f"it is of {what.get(other, f'another {other}')}" if other else ""
 
 
 def folder() -> Path | None:
@@ -43,24 +96,34 @@ def folder() -> Path | None:
         return None
 
 
-def key_of(model: str, asked: Sequence[Group], code: str, facts: Mapping[str, Any]) -> str:
+def key_of(
+    model: str, asked: Sequence[Group], code: str, facts: Mapping[str, Any], *,
+    vocabulary: int, experts: tuple[int, int, int],
+) -> Key:  # fmt: skip
     """Args:
         model: path of the GGUF file, or of the first of several.
         code: path of the compiled module.
         facts: of the device, and the settings of the exact path.
+        vocabulary: logits of a token.
+        experts: MoE layers, experts, used ones; zeros for a dense model.
 
     Raises:
         OSError: a file cannot be read.
     """
-    digest = hashlib.sha256(json.dumps([_FORMAT, facts], sort_keys=True, default=str).encode())
+    files = hashlib.sha256()
     for part in _parts(Path(model)):
-        digest.update(_digest_of(part))
+        files.update(_digest_of(part))
+    engine = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
     with open(code, "rb") as file:
-        digest.update(hashlib.file_digest(file, "sha256").digest())
-    for group in asked:
-        digest.update(f"{group.name} {group.size} {group.every} {len(group.tokens)}".encode())
-        digest.update(np.ascontiguousarray(group.tokens).tobytes())
-    return digest.hexdigest()
+        engine.update(hashlib.file_digest(file, "sha256").digest())
+    groups = tuple(
+        (
+            g.size, g.every, len(g.tokens), len(g.scored()),
+            hashlib.sha256(np.ascontiguousarray(g.tokens, dtype="<i4").tobytes()).hexdigest(),
+        )
+        for g in asked
+    )  # fmt: skip
+    return Key(_FORMAT, files.hexdigest(), engine.hexdigest(), vocabulary, experts, groups)
 
 
 def _parts(model: Path) -> list[Path]:
@@ -75,70 +138,168 @@ def _parts(model: Path) -> list[Path]:
 def _digest_of(path: Path) -> bytes:
     """Of size, time of change, the beginning (all metadata, most often) and pieces throughout: to read
     a file of 60 GB whole takes as long as what is to be saved."""
-    stat = path.stat()
-    digest = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns}".encode())
+    facts = path.stat()
+    digest = hashlib.sha256(f"{facts.st_size} {facts.st_mtime_ns}".encode())
     with path.open("rb") as file:
         for n in range(_PIECES):
-            file.seek(max(0, (stat.st_size - _PIECE) * n // max(1, _PIECES - 1)))
+            file.seek(max(0, (facts.st_size - _PIECE) * n // max(1, _PIECES - 1)))
             digest.update(file.read(_PIECE))
     return digest.digest()
 
 
-def load(file: Path) -> Exact | None:
-    """None where there are none, or none that are whole."""
+def load(file: Path, key: Key) -> Exact | None:
+    """The answers of `key`. None where there is no file, or, after a line on the log, where it does not hold
+    them."""
     try:
-        # Reading checks the sum of every member.
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as data:
-            count = int(data["count"])
-            logits = [np.asarray(data[f"logits{i}"]) for i in range(count)]
-            routing = [data.get(f"routing{i}") for i in range(count)]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        # Neither a link nor a pipe without a writer is followed or waited for.
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            facts = os.fstat(descriptor)
+            if reason := _distrust(facts):
+                raise Unsound(reason)
+            with os.fdopen(descriptor, "rb", closefd=False) as stream:
+                found = _read(stream, facts.st_size, key)
+            with contextlib.suppress(OSError):
+                os.utime(descriptor)  # used just now
+        finally:
+            os.close(descriptor)
+        return found
+    except FileNotFoundError:
         return None
-    with contextlib.suppress(OSError):
-        os.utime(file)  # used just now
+    except Unsound as error:
+        reason = str(error)
+    except OSError as error:
+        reason = "it is a symbolic link" if error.errno == errno.ELOOP else str(error.strerror or error)
+    _log.warning("%s: %s; the exact answers are computed again", ascii(str(file))[1:-1], reason)
+    return None
+
+
+def _distrust(facts: os.stat_result) -> str:
+    """Why a file is not read at all; empty where it may be."""
+    if not stat.S_ISREG(facts.st_mode):
+        return "it is no regular file"
+    if facts.st_uid != os.geteuid():
+        return f"it is owned by user {facts.st_uid}, not by user {os.geteuid()}"
+    if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others may write to it (mode {stat.S_IMODE(facts.st_mode):04o})"
+    return ""
+
+
+def _read(stream: IO[bytes], size: int, key: Key) -> Exact:
+    """Raises Unsound, OSError."""
+    first = stream.readline(_HEADER_BYTES)
+    header: Any = None
+    with contextlib.suppress(ValueError, RecursionError):  # then it is no header
+        header = json.loads(first) if first.endswith(b"\n") else None
+    if reason := key.difference(header):
+        raise Unsound(reason)
+    # The key gives every size, so that nothing in the file decides how much memory is taken.
+    wanted = sum(_bytes(shape) for pair in key.shapes() for shape in pair if shape is not None)
+    left = size - len(first)
+    if left != wanted:
+        raise Unsound(f"it holds {left} bytes of answers, not {wanted}")
+    digest = hashlib.sha256()
+    logits: list[NDArray[np.float32]] = []
+    routing: list[NDArray[np.int32] | None] = []
+    for shape, of_experts in key.shapes():
+        logits.append(_array(stream, shape, np.dtype("<f4"), digest))
+        routing.append(_array(stream, of_experts, np.dtype("<i4"), digest) if of_experts else None)
+    if digest.hexdigest() != header.get("sha256"):
+        raise Unsound("its checksum does not hold")
+    if reason := flaw((logits, routing), key):
+        raise Unsound(reason)
     return logits, routing
 
 
-def save(file: Path, answers: Exact) -> None:
-    """Whole or not at all. Raises OSError, with the file's name: a write that fails does not say it."""
-    arrays: dict[str, Any] = {"count": np.int64(len(answers[0]))}
-    for i, (logits, chosen) in enumerate(zip(*answers, strict=True)):
-        arrays[f"logits{i}"] = logits
+def _bytes(shape: Sequence[int]) -> int:
+    total = 4
+    for n in shape:
+        total *= n
+    return total
+
+
+def _array(stream: IO[bytes], shape: tuple[int, ...], kind: np.dtype[Any], digest: Any) -> NDArray[Any]:
+    data = bytearray(_bytes(shape))
+    at = 0
+    while at < len(data):
+        count = stream.readinto(memoryview(data)[at:])  # type: ignore[attr-defined]
+        if not count:
+            raise Unsound("it became shorter while it was read")
+        at += count
+    digest.update(data)
+    return np.frombuffer(data, dtype=kind).reshape(shape)
+
+
+def flaw(answers: Exact, key: Key) -> str:
+    """Why answers are not such as `key` describes; empty where they are."""
+    logits, routing = answers
+    wanted = list(key.shapes())
+    if len(logits) != len(wanted) or len(routing) != len(wanted):
+        return f"it holds {len(logits)} groups, not {len(wanted)}"
+    for (shape, of_experts), rows, chosen in zip(wanted, logits, routing, strict=True):
+        if rows.shape != shape or (None if chosen is None else chosen.shape) != of_experts:
+            found = rows.shape, None if chosen is None else chosen.shape
+            return f"it holds shapes {found}, not {(shape, of_experts)}"
+        if not np.isfinite(rows).all():
+            return "a logit in it is not finite"
+        if chosen is not None and chosen.size and not 0 <= chosen.min() <= chosen.max() < key.experts[1]:
+            return f"an expert in it is not one of {key.experts[1]}"
+    return ""
+
+
+def save(file: Path, key: Key, answers: Exact) -> None:
+    """Whole or not at all, for this user alone. Raises OSError, with the file's name: a write that fails does
+    not say it."""
+    arrays: list[NDArray[Any]] = []
+    for rows, chosen in zip(*answers, strict=True):
+        arrays.append(np.ascontiguousarray(rows, dtype="<f4"))
         if chosen is not None:
-            arrays[f"routing{i}"] = chosen
-    partial = file.with_name(f"{file.stem}-{os.getpid()}.npz")
+            arrays.append(np.ascontiguousarray(chosen, dtype="<i4"))
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(array.data)
+    header = {**asdict(key), "sha256": digest.hexdigest()}
+    descriptor, partial = tempfile.mkstemp(f"{SUFFIX}.new", f"{file.stem}-", file.parent)  # mode 0600
     try:
-        np.savez(partial, **arrays)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(json.dumps(header, sort_keys=True).encode() + b"\n")
+            for array in arrays:
+                stream.write(array.data)
         os.replace(partial, file)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            partial.unlink()
+            os.unlink(partial)
         if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(partial)
+            error.filename = partial
         raise
 
 
-def keep(where: Path, key: str, answers: Exact) -> None:
+def keep(where: Path, key: Key, answers: Exact) -> None:
     """For the next tune; where there is no room, it computes them again."""
     if sum(a.nbytes for part in answers for a in part if a is not None) > MOST_BYTES:
         return
     with contextlib.suppress(OSError):
-        where.mkdir(parents=True, exist_ok=True)
-        save(where / f"{key}.npz", answers)
+        where.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if stat.S_IMODE(where.stat().st_mode) & 0o077:
+            where.chmod(0o700)  # as an earlier version made it
+        save(where / key.name, key, answers)
         _make_room(where)
 
 
 def _make_room(where: Path) -> None:
     left = MOST_BYTES
-    for _, size, path in sorted(_found(where), reverse=True):
+    for number, (_, size, path) in enumerate(sorted(_found(where), reverse=True)):
         left -= size
-        if left < 0:
+        if left < 0 or number >= MOST_FILES:
             path.unlink()
 
 
 def _found(where: Path) -> Iterator[tuple[int, int, Path]]:
     """When each was used last, its bytes, its path."""
-    for path in where.glob("*.npz"):
-        with contextlib.suppress(OSError):  # another tune may have removed it just now
-            stat = path.stat()
-            yield stat.st_mtime_ns, stat.st_size, path
+    # Those of an earlier version and what a kill left half written take room, too.
+    for pattern in (f"*{SUFFIX}", f"*{SUFFIX}.new", "*.npz"):
+        for path in where.glob(pattern):
+            with contextlib.suppress(OSError):  # another tune may have removed it just now
+                facts = path.lstat()
+                if not stat.S_ISDIR(facts.st_mode):
+                    yield facts.st_mtime_ns, facts.st_size, path
