@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest_tuner import WORKLOAD
-from dyno import profiles
+from dyno import _core, profiles
 from dyno_tuner import journal
 from dyno_tuner.cli import app
 from dyno_tuner.errors import TuneError
@@ -146,6 +148,41 @@ def test_the_gpu_is_watched_where_it_is(placed: list[RayExecutor]) -> None:
     seen = placed[0].look_around(__file__, description)
     assert "load" in seen.state
     assert seen.rates["memory_gbps"] > 0
+
+
+IN_A_FOLDER_WITH_MODULES = """
+import os, sys
+from dyno_tuner.ray_workers import Cluster, Needs
+cluster = Cluster("local", num_cpus=2, object_store_memory=80_000_000)
+assert os.getcwd() == sys.argv[2]
+worker = cluster.workers(1, "dyno", {"model": sys.argv[1]}, Needs(cpus=0.5))[0]
+try:
+    print(worker.describe().device["cores"])
+finally:
+    worker.close()
+    cluster.close()
+"""
+
+
+@pytest.mark.parametrize("omp", [None, "1"])
+def test_a_module_beside_the_model_is_not_run_and_ray_limits_no_threads(
+    tmp_path: Path, tiny_dir: Path, omp: str | None
+) -> None:
+    for name in ("numpy", "json", "ray", "yaml"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'taken')!r}, 'a').write('{name}')\n")
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+    if omp is not None:
+        environment["OMP_NUM_THREADS"] = omp
+    words = [str(tiny_dir / "qwen3moe-tiny.gguf"), str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", IN_A_FOLDER_WITH_MODULES, *words],
+        cwd=tmp_path, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert not (tmp_path / "taken").exists()
+    assert done.returncode == 0, done.stderr
+    # Ray itself sets OMP_NUM_THREADS to the CPUs that it books for an actor.
+    assert int(done.stdout) == (_core.cpu_limits()["affinity"] if omp is None else int(omp))
 
 
 def test_a_cluster_without_room_is_said(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import re
 import signal
 import socket
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from .alike import differences, match_of
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 START_SECONDS = 300.0  # for the cluster to find a place
 LOCAL_SECONDS = 30.0  # for the cluster on this machine, which is idle
 _REACH_SECONDS = 10.0  # for a host to accept a connection
+_OMP = "OMP_NUM_THREADS"  # where the tune was started, it holds on every node
 _AWAY = 60.0  # seconds beyond an operation's own deadline after which its node counts as gone
 
 
@@ -60,7 +62,11 @@ def import_ray() -> Any:
 class _Host:
     """Lives on a node. Methods take and give plain values of this package."""
 
-    def __init__(self, target: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, target: str, options: Mapping[str, Any], omp: str | None) -> None:
+        # Ray sets it to the CPUs that it books for an actor, which limits no engine.
+        os.environ.pop(_OMP, None)
+        if omp is not None:
+            os.environ[_OMP] = omp
         self._held = contextlib.ExitStack()  # what Ray ends without asking is removed by the next one there
         scratch = self._held.enter_context(scratch_folder("dyno-ray-"))
         own = {"scratch": scratch} if "scratch" in options else {}
@@ -122,7 +128,7 @@ class RayExecutor:
             if self._group is not None:
                 strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
                 options["scheduling_strategy"] = strategy(self._group)
-            self._actor = self._ray.remote(_Host).options(**options).remote(*self._make)
+            self._actor = self._ray.remote(_Host).options(**options).remote(*self._make, os.environ.get(_OMP))
             if self._first is not None:
                 self._check(self._first, self._answer("describe", START_SECONDS))
         return self._actor
@@ -324,7 +330,9 @@ class Cluster:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of ours reports to nobody
         how = {"address": address, **({"include_dashboard": False, **local} if self._local else {})}
         try:
-            with _kept_signals():
+            # Ray adds the current folder to where workers find modules: one that the user did not choose for
+            # that, where a downloaded model may have company. This package's own folder adds nothing.
+            with _kept_signals(), contextlib.chdir(Path(__file__).parents[1]):
                 self._ray.init(logging_level="ERROR", log_to_driver=False, **how)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
             raise TuneError(f"--ray {address}: {' '.join(str(error).split())[:300]}") from error
