@@ -63,6 +63,8 @@ nb::dict cpu_limits(const std::string& root) {
   d["affinity"] = limits.affinity;
   d["quota"] = limits.quota;
   d["quota_from"] = limits.quota_from;
+  d["omp_threads"] = limits.omp_threads;
+  d["omp"] = limits.omp;
   d["memory_bytes"] = limits.memory_bytes;
   d["installed_bytes"] = limits.installed_bytes;
   d["memory_from"] = limits.memory_from;
@@ -122,8 +124,9 @@ void bind_info(nb::module_& m) {
         "of cgroup v1 or v2 leaves less. None where the system tells neither. root: a folder to read /proc and /sys "
         "below, for tests.");
   m.def("cpu_limits", &cpu_limits, "root"_a = "/", nb::sig("def cpu_limits(root: str = '/') -> dict[str, typing.Any]"),
-        "The cores and bytes of memory that this process may use, and the files of control groups that limit them. "
-        "`root` holds proc and sys. A quota of 0 is no limit.");
+        "The cores and bytes of memory that this process may use, and what limits them: affinity, the files of control "
+        "groups, OMP_NUM_THREADS (`omp` is its text). `root` holds proc and sys. A quota or omp_threads of 0 is no "
+        "limit.");
   m.def(
       "devices",
       [] {

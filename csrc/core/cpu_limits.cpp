@@ -4,33 +4,19 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
-#include <filesystem>
-#include <fstream>
-#include <optional>
-#include <sstream>
-#include <string_view>
+#include <cstdlib>
+#include <limits>
+
+#include "core/control_groups.h"
 
 namespace dyno {
 namespace {
 
 namespace fs = std::filesystem;
 
-// A positive whole number and nothing else: "max", "-1" and garbage set no limit.
 std::optional<int64_t> positive(std::string_view text) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value <= 0) return std::nullopt;
-  return value;
-}
-
-std::string word(const fs::path& file, int index = 0) {
-  std::ifstream in(file);
-  std::string text;
-  for (int i = 0; i <= index; ++i) {
-    if (!(in >> text)) return "";
-  }
-  return text;
+  const auto value = whole_number(text);
+  return value && *value > 0 ? value : std::nullopt;
 }
 
 void take_quota(CpuLimits& limits, const fs::path& file, const std::string& quota, const std::string& period) {
@@ -45,20 +31,22 @@ void take_quota(CpuLimits& limits, const fs::path& file, const std::string& quot
 
 void take_memory(CpuLimits& limits, const fs::path& file) {
   // Version 1 writes "no limit" as a number near 2^63, which is above all installed memory.
-  const auto bytes = positive(word(file));
+  const auto bytes = positive(word_of(file));
   if (!bytes || *bytes >= limits.memory_bytes) return;
   limits.memory_bytes = *bytes;
   limits.memory_from = file.string();
 }
 
-// Calls look(folder) for the group's folder and each one above it, the mount included. In a container the path may be
-// the host's and absent here; the mount itself is then the container's own group.
-template <typename Look>
-void walk_up(const fs::path& mount, const std::string& group, const Look& look) {
-  fs::path inside = fs::path(group).relative_path();
-  if (std::find(inside.begin(), inside.end(), "..") != inside.end()) inside.clear();
-  for (; !inside.empty(); inside = inside.parent_path()) look(mount / inside);
-  look(mount);
+// OMP_NUM_THREADS is a list, of which the first number is that of the outermost level: threads of this process.
+void take_omp(CpuLimits& limits, const char* text) {
+  if (text == nullptr) return;
+  limits.omp = text;
+  std::string_view first = limits.omp;
+  first = first.substr(0, first.find(','));
+  const size_t begin = first.find_first_not_of(" \t"), end = first.find_last_not_of(" \t");
+  if (begin == std::string_view::npos) return;
+  const auto threads = positive(first.substr(begin, end - begin + 1));
+  limits.omp_threads = static_cast<int>(std::min<int64_t>(threads.value_or(0), std::numeric_limits<int>::max()));
 }
 
 }  // namespace
@@ -70,38 +58,17 @@ CpuLimits detect_cpu_limits(const std::string& root) {
   limits.affinity = sched_getaffinity(0, sizeof(set), &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
   limits.installed_bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
   limits.memory_bytes = limits.installed_bytes;
-
-  const fs::path mount = fs::path(root) / "sys/fs/cgroup";
-  std::ifstream groups(fs::path(root) / "proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    // hierarchy:controllers:path; version 2 names no controllers.
-    const size_t first = line.find(':');
-    const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1), group = line.substr(second + 1);
-    if (controllers.empty()) {
-      walk_up(mount, group, [&](const fs::path& folder) {
-        const fs::path file = folder / "cpu.max";
-        take_quota(limits, file, word(file, 0), word(file, 1));
-        take_memory(limits, folder / "memory.max");
-      });
-      continue;
-    }
-    std::istringstream names(controllers);
-    for (std::string name; std::getline(names, name, ',');) {
-      // The mount has the name of one controller or of all of them together; one is often a link to the other.
-      std::error_code absent;
-      const fs::path of_one = mount / name, base = fs::exists(of_one, absent) ? of_one : mount / controllers;
-      walk_up(base, group, [&](const fs::path& folder) {
-        const fs::path file = folder / "cpu.cfs_quota_us";
-        if (name == "cpu") take_quota(limits, file, word(file), word(folder / "cpu.cfs_period_us"));
-        if (name == "memory") take_memory(limits, folder / "memory.limit_in_bytes");
-      });
-    }
+  take_omp(limits, std::getenv("OMP_NUM_THREADS"));
+  for (const ControlGroup& group : control_groups(root)) {
+    const fs::path quota = group.folder / (group.unified ? "cpu.max" : "cpu.cfs_quota_us");
+    const std::string period = group.unified ? word_of(quota, 1) : word_of(group.folder / "cpu.cfs_period_us");
+    if (group.cpu) take_quota(limits, quota, word_of(quota), period);
+    if (group.memory) take_memory(limits, group.folder / (group.unified ? "memory.max" : "memory.limit_in_bytes"));
   }
-  // Rounded down: at 1.5 CPUs a second thread is stopped for half of each period, and the first waits for it.
   limits.cores = limits.affinity;
-  if (limits.quota > 0 && limits.quota < limits.affinity) limits.cores = std::max(1, static_cast<int>(limits.quota));
+  // Rounded down: at 1.5 CPUs a second thread is stopped for half of each period, and the first waits for it.
+  if (limits.quota > 0 && limits.quota < limits.cores) limits.cores = std::max(1, static_cast<int>(limits.quota));
+  if (limits.omp_threads > 0) limits.cores = std::min(limits.cores, limits.omp_threads);
   return limits;
 }
 

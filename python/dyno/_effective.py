@@ -35,7 +35,7 @@ class EffectiveSettings(dict[str, Any]):
 
 
 def usable_cores() -> int:
-    """CPU cores that this process may use: its affinity or its CPU quota, the lower one (1 or more)."""
+    """CPU cores that this process may use: the least of affinity, CPU quota and OMP_NUM_THREADS."""
     from dyno import _core
 
     return int(_core.cpu_limits()["cores"])

@@ -116,7 +116,12 @@ def _limits(limits: dict[str, Any]) -> list[str]:
         if limits["memory_from"]
         else "no memory limit"
     )
-    return [f"    {limits['online']} CPUs online, affinity {limits['affinity']}, {quota}, {memory}"]
+    threads = f"OMP_NUM_THREADS {limits['omp_threads']}" if limits["omp_threads"] else "no OMP_NUM_THREADS"
+    if limits["omp"] and not limits["omp_threads"]:
+        threads = f"OMP_NUM_THREADS {limits['omp']!a} ignored (no number of threads)"
+    return [
+        f"    {limits['online']} CPUs online, affinity {limits['affinity']}, {quota}, {threads}, {memory}"
+    ]
 
 
 def _gpu(device: dict[str, Any]) -> list[str]:

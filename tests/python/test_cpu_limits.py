@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from dyno import _core, info
+from dyno import Engine, _core, info
 from dyno._effective import usable_cores
 
-if TYPE_CHECKING:
-    from pathlib import Path
+MODEL = Path(__file__).parents[1] / "data" / "tiny" / "qwen3moe-tiny.gguf"
 
 
 def tree(root: Path, groups: str, files: dict[str, str]) -> str:
@@ -69,6 +68,70 @@ def test_memory(tmp_path: Path, groups: str, name: str, text: str, limit: int | 
     limits = _core.cpu_limits(root=tree(tmp_path, groups, {name: text}))
     assert limits["memory_bytes"] == (limit or limits["installed_bytes"])
     assert limits["memory_from"] == (str(tmp_path / "sys/fs/cgroup" / name) if limit else "")
+
+
+@pytest.mark.parametrize(
+    ("text", "threads", "shown"),
+    [
+        ("1", 1, "OMP_NUM_THREADS 1,"),
+        ("1,4", 1, "OMP_NUM_THREADS 1,"),
+        (" 1 , 4", 1, "OMP_NUM_THREADS 1,"),
+        ("9999999999", 2**31 - 1, "OMP_NUM_THREADS 2147483647,"),
+        ("", 0, "no OMP_NUM_THREADS,"),
+        ("0", 0, "OMP_NUM_THREADS '0' ignored (no number of threads),"),
+        ("-3", 0, "OMP_NUM_THREADS '-3' ignored (no number of threads),"),
+        ("many\n", 0, "OMP_NUM_THREADS 'many\\n' ignored (no number of threads),"),
+        (",2", 0, "OMP_NUM_THREADS ',2' ignored (no number of threads),"),
+    ],
+)
+def test_omp_num_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, threads: int, shown: str
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", text)
+    limits = _core.cpu_limits(root=tree(tmp_path, "0::/a\n", {}))
+    assert limits["omp_threads"] == threads
+    assert limits["cores"] == min(limits["affinity"], threads or limits["affinity"])
+    facts = info.collect("cpu")
+    assert shown in info.text({**facts, "limits": limits})
+
+
+def test_omp_num_threads_is_the_default_of_threads_and_no_limit_of_what_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert usable_cores() == _core.cpu_info()["cores"] == 1
+    with Engine(MODEL, device="cpu") as engine:
+        assert engine.settings["threads"] == engine.settings["threads_batch"] == 1
+    with Engine(MODEL, device="cpu", threads=2) as engine:
+        assert engine.settings["threads"] == 2
+
+
+def test_the_least_of_all_limits_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    root = tree(tmp_path, "0::/a\n", {"a/cpu.max": "100000 100000"})
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert _core.cpu_limits(root=root)["cores"] == 1
+
+
+def test_one_reader_of_control_groups(tmp_path: Path) -> None:
+    """Cores and free memory follow one list: a mount of two controllers, a path that escapes, none."""
+    files = {
+        "cpu,memory/d/memory.limit_in_bytes": "700000",
+        "cpu,memory/d/memory.usage_in_bytes": "500000",
+        "cpu,memory/d/cpu.cfs_quota_us": "100000",
+        "cpu,memory/d/cpu.cfs_period_us": "100000",
+    }
+    both = tree(tmp_path / "both", "4:cpu,memory:/d\n", files)
+    assert _core.available_host_bytes(both) == 200_000
+    assert _core.cpu_limits(both)["memory_bytes"] == 700_000
+    assert _core.cpu_limits(both)["quota"] == 1.0
+
+    inside = {"memory.max": "900000", "memory.current": "100000"}
+    for number, groups in enumerate(("0::/../x\n", "")):
+        root = tree(tmp_path / str(number), groups, inside)
+        assert _core.available_host_bytes(root) == 800_000
+    (tmp_path / "1/proc/self/cgroup").unlink()
+    assert _core.available_host_bytes(str(tmp_path / "1")) == 800_000
+    assert _core.cpu_limits(str(tmp_path / "1"))["memory_bytes"] == 900_000
 
 
 def test_one_place() -> None:

@@ -35,6 +35,11 @@ def sources(folder: str) -> list[Path]:
     )
 
 
+def test_one_place_reads_control_groups() -> None:
+    found = [p.name for folder in ALLOWED for p in sources(folder) if "sys/fs/cgroup" in p.read_text()]
+    assert found == ["control_groups.cpp"]
+
+
 def includes(path: Path) -> list[str]:
     return [i for i in INCLUDE.findall(path.read_text()) if "/" in i]
 

@@ -44,6 +44,16 @@ def test_a_cpu_bounds_both_kinds() -> None:
     assert bounds(Work(0, 0), [two]) == {}
 
 
+def test_limits_of_this_process_bound_no_engine_that_is_told_its_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual = cpu_limits({"cores": 1})
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert cpu_limits({"cores": 1}) == usual
+    monkeypatch.setattr(_core, "cpu_limits", lambda: {"affinity": 7})
+    assert cpu_limits({"cores": 1}).operations == pytest.approx(7 * 6e9 * 4096)
+
+
 def test_the_work_of_a_model_is_what_a_token_needs(model: str) -> None:
     whole = sum(
         t["nbytes"] for t in _core.Gguf(model).tensors() if len(t["shape"]) > 1 and "embd" not in t["name"]

@@ -200,7 +200,9 @@ class DynoTarget:
         if active <= 0:
             return {}
         isa = str(self._device.get("isa", "avx512_vnni"))
-        peak = int(self._device["cores"]) * _OPS_PER_CYCLE.get(isa, 512) * _MAX_GHZ * 1e9
+        # Of all cores that the scheduler allows: a setting may exceed a quota or OMP_NUM_THREADS.
+        cores = max(int(self._device["cores"]), int(_core.cpu_limits()["affinity"]))
+        peak = cores * _OPS_PER_CYCLE.get(isa, 512) * _MAX_GHZ * 1e9
         return dict.fromkeys(("pp", "tg"), peak / (2 * active))
 
     def _active_parameters(self) -> float:

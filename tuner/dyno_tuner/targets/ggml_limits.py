@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +54,8 @@ class Work:
 
 def cpu_limits(info: Mapping[str, Any]) -> Limits:
     """Args: `info`: of `_core.cpu_info`, with the caches, of which each core may have its own."""
-    allowed = getattr(os, "sched_getaffinity", None)
-    threads = len(allowed(0)) if allowed is not None else os.cpu_count() or 1
-    cores = max(threads, int(info.get("cores") or 1))
+    # A quota and OMP_NUM_THREADS bound no short window and no engine that is told its number of threads.
+    cores = max(int(_core.cpu_limits()["affinity"]), int(info.get("cores") or 1))
     caches = cores * sum(float(info.get(name) or 0) for name in ("l2_bytes", "l3_bytes"))
     return Limits(
         cores * _CYCLES * _CPU_OPERATIONS, min(_CPU_BYTES, cores * _CORE_BYTES), min(_CPU_CACHES, caches)
