@@ -159,7 +159,7 @@ def child(args: argparse.Namespace, engine: str, model: str, vocab: int) -> dict
     if engine == IK:
         return measure_ik(args, model)
     python = args.llama_python if engine == "llama.cpp" and args.llama_python else sys.executable
-    command = [python, __file__, model, "--engine", engine, "--vocab", str(vocab)]
+    command = [python, "-P", __file__, model, "--engine", engine, "--vocab", str(vocab)]
     command += ["-p", str(args.prompt), "-n", str(args.generate), "-t", str(args.threads)]
     command += ["-ub", str(args.ubatch), "--samples", str(args.samples)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -228,7 +228,7 @@ def main() -> None:
     parser.add_argument("-ub", "--ubatch", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3, help="processes of each engine")
     parser.add_argument("--samples", type=int, default=3, help="samples of each process, after one warm-up")
-    parser.add_argument("--llama-python", help="an interpreter that has llama-cpp-python")
+    parser.add_argument("--llama-python", help="an interpreter (3.11 or newer) that has llama-cpp-python")
     parser.add_argument("--ik-bin", type=Path, help="llama-bench of ik_llama.cpp, to be measured as well")
     parser.add_argument("--ik-args", default="-rtr 1 -fa 0", help="further flags for it, as one word")
     parser.add_argument("--json", type=Path, help="write everything here")
