@@ -108,13 +108,16 @@ nb::object dequantize(const GgufFile& file, std::string_view name) {
   {
     nb::gil_scoped_release release;
     dequantize_row(tensor.type, tensor.data, values.get(), tensor.n_elements());
+    file.check_unchanged();
   }
   return numpy_f32(std::move(values), tensor);
 }
 
 nb::object raw_bytes(const GgufFile& file, std::string_view name) {
   const TensorInfo& tensor = file.tensor(name);
-  return copy_to_numpy<uint8_t>(tensor.data, tensor.nbytes);
+  nb::object copy = copy_to_numpy<uint8_t>(tensor.data, tensor.nbytes);
+  file.check_unchanged();
+  return copy;
 }
 
 nb::object find_value(const GgufFile& file, std::string_view key) {
@@ -169,8 +172,16 @@ void bind_gguf(nb::module_& m) {
   nb::class_<GgufFile>(m, "Gguf", "A GGUF file, or all shards of a split one. Opening it reads and checks the header.")
       .def(
           "__init__",
-          [](GgufFile* self, const std::filesystem::path& path) { new (self) GgufFile(GgufFile::open(path.native())); },
-          "path"_a, "Any shard of a split file opens all of them. Raises GgufError.")
+          [](GgufFile* self, const std::filesystem::path& path, bool mmap) {
+            new (self) GgufFile(GgufFile::open(path.native(), mmap ? Reading::map : Reading::copy));
+          },
+          "path"_a, nb::kw_only(), "mmap"_a = true,
+          "Any shard of a split file opens all of them. mmap: tensors are pages of the file; off, the whole file is "
+          "read "
+          "into memory, and nothing that happens to it later is seen. Raises GgufError, OutOfMemoryError.")
+      .def("check_unchanged", &GgufFile::check_unchanged, nb::call_guard<nb::gil_scoped_release>(),
+           "Raises GgufError if the file is mapped and not what it was when it was opened: its size or its time of "
+           "modification is another one, or a page of it could not be read.")
       .def_prop_ro("version", &GgufFile::version)
       .def_prop_ro("alignment", &GgufFile::alignment)
       .def_prop_ro(
@@ -220,9 +231,11 @@ void bind_gguf(nb::module_& m) {
            "One dict per tensor: name, shape (NumPy order, contracted dimension last), dtype, offset and nbytes in "
            "shard number `file`.")
       .def("dequantize", &dequantize, "name"_a, nb::sig("def dequantize(self, name: str) -> numpy.ndarray"),
-           "The tensor as float32. Raises ModelError for an unknown name, UnsupportedError for a type without kernels.")
+           "The tensor as float32. Raises ModelError for an unknown name, UnsupportedError for a type without kernels, "
+           "GgufError if the file has changed.")
       .def("raw", &raw_bytes, "name"_a, nb::sig("def raw(self, name: str) -> numpy.ndarray"),
-           "A copy of the tensor's bytes as uint8. Raises ModelError for an unknown name.")
+           "A copy of the tensor's bytes as uint8. Raises ModelError for an unknown name, GgufError if the file has "
+           "changed.")
       .def(
           "advise_drop", [](const GgufFile& f, std::string_view name) { return f.advise_drop(f.tensor(name).bytes()); },
           "name"_a,

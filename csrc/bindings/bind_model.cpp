@@ -136,20 +136,12 @@ nb::dict model_dict(const model::ModelDesc& m) {
 
 void bind_model(nb::module_& m) {
   m.def(
-      "describe_model",
-      [](const std::filesystem::path& path) {
-        const GgufFile file = GgufFile::open(path.native());
-        return model_dict(model::describe_model(file));
-      },
-      "path"_a, nb::sig("def describe_model(path: str | os.PathLike[str]) -> dict[str, typing.Any]"),
+      "describe_model", [](const nb::object& file) { return model_dict(model::describe_model(*gguf_of(file))); },
+      "file"_a, nb::sig("def describe_model(file: Gguf | str | os.PathLike[str]) -> dict[str, typing.Any]"),
       "Hyper-parameters, layer specs and weight types of a model. Raises GgufError, ModelError, UnsupportedError.");
   m.def(
-      "describe_model_text",
-      [](const std::filesystem::path& path) {
-        const GgufFile file = GgufFile::open(path.native());
-        return model::describe_model(file).describe();
-      },
-      "path"_a, nb::sig("def describe_model_text(path: str | os.PathLike[str]) -> str"), "The same for people.");
+      "describe_model_text", [](const nb::object& file) { return model::describe_model(*gguf_of(file)).describe(); },
+      "file"_a, nb::sig("def describe_model_text(file: Gguf | str | os.PathLike[str]) -> str"), "The same for people.");
   m.def(
       "architectures",
       [] {

@@ -48,6 +48,7 @@ plan::LoadOptions read_load(const nb::dict& dict, const std::optional<nb::dict>&
              "'; expected default or exact");
   load.numerics = numerics == "exact" ? plan::Numerics::exact : plan::Numerics::standard;
   load.cpu_repack = r.flag("cpu_repack", true);
+  load.mmap = r.flag("mmap", true);
   const std::string isa = r.text("cpu_isa", "auto");
   const std::string name = r.text("device", "cpu");
   r.finish();
@@ -149,7 +150,8 @@ std::vector<profile::KernelEntry> read_kernels(const Kernels& kernels) {
 // Python's garbage collector may run a finalizer, which uses the session, while a report of it is made.
 class PySession {
  public:
-  PySession(const std::filesystem::path& path, const nb::dict& load, const nb::dict& context, const nb::dict& session,
+  // `file`: a Gguf that is open, or a path.
+  PySession(const nb::object& file, const nb::dict& load, const nb::dict& context, const nb::dict& session,
             const Kernels& kernels, bool plan_only, const std::optional<nb::dict>& described) {
     DYNO_CHECK(PlanError, plan_only || !described, "[session] a described device can only be planned for: plan_only");
     DeviceInfo device;
@@ -157,8 +159,9 @@ class PySession {
     const plan::ContextOptions context_options = read_context(context);
     const runtime::SessionSettings settings = read_session(session, {});
     std::vector<profile::KernelEntry> entries = read_kernels(kernels);
+    std::shared_ptr<const GgufFile> opened = gguf_of(file);
     const nb::gil_scoped_release release;
-    session_ = std::make_shared<runtime::Session>(path.native(), load_options, context_options, settings, device,
+    session_ = std::make_shared<runtime::Session>(std::move(opened), load_options, context_options, settings, device,
                                                   std::move(entries),
                                                   plan_only ? runtime::Loading::plan_only : runtime::Loading::weights);
   }
@@ -383,11 +386,15 @@ void bind_session(nb::module_& m) {
         "{kind: {name: default}}: every setting that Session takes, whatever the device. 0 and 'auto' mean that the "
         "engine decides.");
   nb::class_<PySession>(m, "Session", "A loaded model with its KV cache. Calls from several threads are serialised.")
-      .def(nb::init<const std::filesystem::path&, const nb::dict&, const nb::dict&, const nb::dict&, const Kernels&,
-                    bool, const std::optional<nb::dict>&>(),
-           "path"_a, nb::kw_only(), "load"_a = nb::dict(), "context"_a = nb::dict(), "session"_a = nb::dict(),
+      .def(nb::init<const nb::object&, const nb::dict&, const nb::dict&, const nb::dict&, const Kernels&, bool,
+                    const std::optional<nb::dict>&>(),
+           "file"_a, nb::kw_only(), "load"_a = nb::dict(), "context"_a = nb::dict(), "session"_a = nb::dict(),
            "kernels"_a = Kernels(), "plan_only"_a = false, "device"_a = nb::none(),
-           "load: numerics, device (cpu, cuda, cuda:N), cpu_repack, cpu_isa. context: ctx, kv_type_k, kv_type_v, "
+           nb::sig("def __init__(self, file: Gguf | str | os.PathLike[str], *, load: dict = {}, context: dict = {}, "
+                   "session: dict = {}, kernels: collections.abc.Sequence[tuple[str, str, dict, str]] = [], "
+                   "plan_only: bool = False, device: dict | None = None) -> None"),
+           "file: an open file, which the session shares, or a path. "
+           "load: numerics, device (cpu, cuda, cuda:N), cpu_repack, cpu_isa, mmap. context: ctx, kv_type_k, kv_type_v, "
            "sequences. session: ubatch, "
            "threads, threads_batch, cuda_graphs, graph_concurrency, fusion, flash_attention, mla_mode, "
            "matvec_max_tokens, matvec_id_max_tokens, "

@@ -1,14 +1,27 @@
 #include "bindings/convert.h"
 
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "core/error.h"
 
 namespace nb = nanobind;
 
 namespace dyno {
+
+std::shared_ptr<const GgufFile> gguf_of(const nb::object& file) {
+  if (nb::isinstance<GgufFile>(file)) return nb::cast<std::shared_ptr<const GgufFile>>(file);
+  std::filesystem::path path;
+  if (!nb::try_cast(file, path)) {
+    throw nb::type_error(
+        str_cat("a model is an open Gguf or a path, not ", nb::cast<std::string>(nb::repr(file.type()))).c_str());
+  }
+  return std::make_shared<GgufFile>(GgufFile::open(path.native()));
+}
 
 template <typename T>
 void SettingsReader::remember(const char* name, const T& fallback) {

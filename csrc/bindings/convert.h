@@ -3,13 +3,18 @@
 
 #include <nanobind/nanobind.h>
 
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "core/device_info.h"
+#include "gguf/gguf_file.h"
 #include "model/model_desc.h"
 
 namespace dyno {
 
+// A `Gguf` of Python, which stays alive as long as the result, or a path, which is opened. Throws GgufError, TypeError.
+std::shared_ptr<const GgufFile> gguf_of(const nanobind::object& file);
 nanobind::dict device_dict(const DeviceInfo& info);
 nanobind::dict model_dict(const model::ModelDesc& model);
 

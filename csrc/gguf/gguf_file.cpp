@@ -1,5 +1,7 @@
 #include "gguf/gguf_file.h"
 
+#include <cstring>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -38,9 +40,28 @@ void check_tensor_total(const Metadata& metadata, const std::string& path, size_
              " tensors");
 }
 
+// Vocabularies of a quarter of a million tokens take 20 MiB. A sparse file may claim any size at no cost to its writer.
+constexpr uint64_t kMaxHeaderBytes = uint64_t{1} << 30;
+
+// Of a mapped file a copy of the header is read, put into `header`: what is checked is what is used later, even if the
+// file changes meanwhile.
+ParsedFile parse_mapping(const FileMapping& mapping, uint32_t file, std::unique_ptr<std::byte[]>& header) {
+  ParsedFile parsed = parse_file(mapping.bytes(), mapping.path(), file);
+  if (!mapping.mapped()) return parsed;
+  const uint64_t size = parsed.header_bytes;
+  DYNO_CHECK(GgufError, size <= kMaxHeaderBytes, "[gguf] ", mapping.path(), ": the header takes ", size,
+             " bytes; at most ", kMaxHeaderBytes, " are read");
+  header.reset(new (std::nothrow) std::byte[size]);
+  DYNO_CHECK(OutOfMemoryError, header != nullptr, "[gguf] cannot allocate ", size, " bytes for the header of ",
+             mapping.path());
+  std::memcpy(header.get(), mapping.bytes().data(), size);
+  mapping.advise_drop(mapping.bytes().first(size));
+  return parse_file({header.get(), size}, mapping.path(), file, mapping.bytes());
+}
+
 }  // namespace
 
-GgufFile GgufFile::open(const std::string& path) {
+GgufFile GgufFile::open(const std::string& path, Reading reading) {
   std::optional<SplitName> name = parse_split_name(path);
   if (name) {
     DYNO_CHECK(GgufError, name->number >= 1 && name->number <= name->count, "[gguf] ", path,
@@ -51,12 +72,19 @@ GgufFile GgufFile::open(const std::string& path) {
   std::vector<Metadata> shard_metadata;
   for (uint32_t number = 1; number <= count; ++number) {
     if (name) name->number = number;
-    FileMapping mapping = FileMapping::open(name ? name->path(number) : path);
-    ParsedFile parsed = parse_file(mapping.bytes(), mapping.path(), number - 1);
-    check_shard(parsed.metadata, mapping.path(), name);
+    FileMapping mapping = FileMapping::open(name ? name->path(number) : path, reading);
+    ParsedFile parsed;
+    try {
+      parsed = parse_mapping(mapping, number - 1, file.headers_.emplace_back());
+      check_shard(parsed.metadata, mapping.path(), name);
+    } catch (const Error&) {
+      mapping.check_unchanged();  // else the message would blame what a writer had not finished
+      throw;
+    }
     shard_metadata.push_back(parsed.metadata);
     file.append(std::move(mapping), std::move(parsed));
   }
+  file.check_unchanged();
   for (size_t i = 0; i < shard_metadata.size(); ++i) {
     check_tensor_total(shard_metadata[i], file.mappings_[i].path(), file.tensors_.size());
   }
@@ -110,6 +138,10 @@ const TensorInfo& GgufFile::tensor(std::string_view name) const {
   const TensorInfo* tensor = find_tensor(name);
   DYNO_CHECK(ModelError, tensor != nullptr, "[gguf] ", path(), ": no tensor ", quoted(name));
   return *tensor;
+}
+
+void GgufFile::check_unchanged() const {
+  for (const FileMapping& mapping : mappings_) mapping.check_unchanged();
 }
 
 const FileMapping& GgufFile::mapping_of(std::span<const std::byte> range) const {

@@ -1,15 +1,16 @@
-// A GGUF model file, or all shards of a split one: mapped, checked, nothing copied. Output noun of the gguf stage.
+// A GGUF model file, or all shards of a split one: mapped and checked. Output noun of the gguf stage.
 //
 //   GgufFile file = GgufFile::open("model-00001-of-00003.gguf");
 //   uint32_t layers = file.metadata().get_u32("llama.block_count");
 //   const TensorInfo& embedding = file.tensor("token_embd.weight");
 //
-// Versions 2 and 3, little-endian. Opening reads the header alone. A file that another process truncates while it is
-// open raises SIGBUS when a lost page is touched; replace model files by renaming, never by writing into them.
+// Versions 2 and 3, little-endian. Opening reads the header alone, into memory of its own: metadata and names stay what
+// they were checked to be. Tensors are pages of the file, which change if the file does: check_unchanged() says so.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,7 +29,7 @@ class GgufFile {
  public:
   // `path` may name any shard of a split file; all are opened. Throws GgufError with field, value and byte offset when
   // anything in the header is not as the format says or does not fit the file.
-  static GgufFile open(const std::string& path);
+  static GgufFile open(const std::string& path, Reading reading = Reading::map);
   // One whole file in memory that the caller keeps alive, 8-byte aligned.
   static GgufFile from_memory(std::span<const std::byte> bytes, std::string name);
 
@@ -47,6 +48,9 @@ class GgufFile {
   const TensorInfo* find_tensor(std::string_view name) const;
   const TensorInfo& tensor(std::string_view name) const;  // ModelError when there is none
 
+  // Throws GgufError if a file that is mapped is not what it was when it was opened, or could not be read since.
+  void check_unchanged() const;
+
   // Advice to the operating system on part of the tensor data, which must lie in one shard (else Error). Drop after a
   // repack: the whole pages inside `range` leave the process and are read again from the file if touched.
   bool advise_drop(std::span<const std::byte> range) const;
@@ -63,6 +67,7 @@ class GgufFile {
   uint32_t version_ = 0;
   uint64_t alignment_ = 0;
   std::vector<FileMapping> mappings_;
+  std::vector<std::unique_ptr<std::byte[]>> headers_;  // of those that are mapped
   Metadata metadata_;
   std::vector<TensorInfo> tensors_;
   std::unordered_map<std::string_view, size_t> by_name_;

@@ -5,20 +5,25 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "core/error.h"
+#include "gguf/lost_pages.h"
 
 namespace dyno {
 namespace {
 
+constexpr std::align_val_t kCopyAlignment{64};
+
 class FileDescriptor {
  public:
   explicit FileDescriptor(int fd) : fd_(fd) {}
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&&) = delete;
   ~FileDescriptor() {
     if (fd_ >= 0) ::close(fd_);
   }
@@ -28,49 +33,97 @@ class FileDescriptor {
   int fd_;
 };
 
-}  // namespace
-
-FileMapping FileMapping::open(const std::string& path) {
-  DYNO_CHECK(GgufError, path.find('\0') == std::string::npos, "[gguf] path contains a NUL character");
-  // Without O_NONBLOCK, opening a named pipe would wait for a writer before fstat can turn it down.
-  const FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  DYNO_CHECK(GgufError, fd.get() >= 0, "[gguf] cannot open ", path, ": ", std::strerror(errno));
+struct stat status_of(const FileDescriptor& fd, const std::string& path) {
   struct stat status {};
   DYNO_CHECK(GgufError, ::fstat(fd.get(), &status) == 0, "[gguf] cannot stat ", path, ": ", std::strerror(errno));
+  return status;
+}
+
+// Not the inode, which is that of the open file, and not the time of its last change of status, which also moves when
+// another file takes its name.
+std::string difference(const struct stat& before, const struct stat& now) {
+  if (before.st_size != now.st_size) return str_cat("it had ", before.st_size, " bytes and has ", now.st_size);
+  if (before.st_mtim.tv_sec != now.st_mtim.tv_sec || before.st_mtim.tv_nsec != now.st_mtim.tv_nsec) {
+    return "it was written to";
+  }
+  return "";
+}
+
+[[noreturn]] void fail_changed(const std::string& path, const std::string& how) {
+  throw GgufError(
+      str_cat("[gguf] ", path, ": the file changed while it was open: ", how,
+              ". Open the model again. To replace the file of an open model, rename a new file to its name, "
+              "or open the model with mmap=false"));
+}
+
+void read_whole(const FileDescriptor& fd, const std::string& path, std::byte* out, size_t size) {
+  constexpr size_t kMost = size_t{1} << 30;  // of one call, which moves at most 2 GiB
+  for (size_t done = 0; done < size;) {
+    const ssize_t count = ::pread(fd.get(), out + done, std::min(size - done, kMost), static_cast<off_t>(done));
+    if (count < 0 && errno == EINTR) continue;
+    DYNO_CHECK(GgufError, count >= 0, "[gguf] cannot read byte ", done, " of ", path, ": ", std::strerror(errno));
+    if (count == 0) fail_changed(path, str_cat("it had ", size, " bytes and ends at byte ", done));
+    done += static_cast<size_t>(count);
+  }
+}
+
+}  // namespace
+
+struct FileMapping::Pages {
+  Pages(FileDescriptor file, const struct stat& at_opening, std::span<const std::byte> range)
+      : fd(std::move(file)), opened(at_opening), bytes(range), lost(range) {}
+
+  FileDescriptor fd;
+  struct stat opened;
+  std::span<const std::byte> bytes;
+  LostPages lost;
+};
+
+void FileMapping::Unmap::operator()(Pages* pages) const {
+  const std::span<const std::byte> bytes = pages->bytes;
+  delete pages;  // no longer watched when another mapping may come to lie there
+  // The only failure of munmap is a range that is not page-aligned, which ours is by construction.
+  ::munmap(const_cast<std::byte*>(bytes.data()), bytes.size());
+}
+
+void FileMapping::Copy::operator()(std::byte* bytes) const { ::operator delete[](bytes, kCopyAlignment); }
+
+FileMapping FileMapping::open(const std::string& path, Reading reading) {
+  DYNO_CHECK(GgufError, path.find('\0') == std::string::npos, "[gguf] path contains a NUL character");
+  // Without O_NONBLOCK, opening a named pipe would wait for a writer before fstat can turn it down.
+  FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  DYNO_CHECK(GgufError, fd.get() >= 0, "[gguf] cannot open ", path, ": ", std::strerror(errno));
+  const struct stat status = status_of(fd, path);
   DYNO_CHECK(GgufError, S_ISREG(status.st_mode), "[gguf] ", path, " is not a regular file");
   DYNO_CHECK(GgufError, status.st_size > 0, "[gguf] ", path, ": the file is empty");
   const auto size = static_cast<size_t>(status.st_size);
+  FileMapping mapping(path, {});
+  if (reading == Reading::copy) {
+    mapping.copy_.reset(static_cast<std::byte*>(::operator new[](size, kCopyAlignment, std::nothrow)));
+    DYNO_CHECK(OutOfMemoryError, mapping.copy_ != nullptr, "[gguf] cannot allocate ", size, " bytes to read ", path,
+               " into; map the file instead (mmap=true)");
+    mapping.bytes_ = {mapping.copy_.get(), size};
+    read_whole(fd, path, mapping.copy_.get(), size);
+    if (const std::string how = difference(status, status_of(fd, path)); !how.empty()) fail_changed(path, how);
+    return mapping;
+  }
   void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
   DYNO_CHECK(GgufError, address != MAP_FAILED, "[gguf] cannot map ", size, " bytes of ", path, ": ",
              std::strerror(errno));
-  return {path, {static_cast<const std::byte*>(address), size}, true};
+  mapping.bytes_ = {static_cast<const std::byte*>(address), size};
+  mapping.pages_.reset(new Pages(std::move(fd), status, mapping.bytes_));
+  return mapping;
 }
 
-FileMapping FileMapping::borrow(std::span<const std::byte> bytes, std::string name) {
-  return {std::move(name), bytes, false};
-}
+FileMapping FileMapping::borrow(std::span<const std::byte> bytes, std::string name) { return {std::move(name), bytes}; }
 
-FileMapping::FileMapping(FileMapping&& other) noexcept
-    : path_(std::move(other.path_)),
-      bytes_(std::exchange(other.bytes_, {})),
-      owned_(std::exchange(other.owned_, false)) {}
-
-FileMapping& FileMapping::operator=(FileMapping&& other) noexcept {
-  if (this != &other) {
-    unmap();
-    path_ = std::move(other.path_);
-    bytes_ = std::exchange(other.bytes_, {});
-    owned_ = std::exchange(other.owned_, false);
+void FileMapping::check_unchanged() const {
+  if (pages_ == nullptr) return;
+  if (const std::string how = difference(pages_->opened, status_of(pages_->fd, path_)); !how.empty()) {
+    fail_changed(path_, how);
   }
-  return *this;
-}
-
-FileMapping::~FileMapping() { unmap(); }
-
-void FileMapping::unmap() noexcept {
-  // The only failure of munmap is a range that is not page-aligned, which ours is by construction.
-  if (owned_) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
-  owned_ = false;
+  // Its size may be the old one again, or the disk failed.
+  if (pages_->lost.lost()) fail_changed(path_, "some of its pages could not be read");
 }
 
 bool FileMapping::contains(std::span<const std::byte> range) const {
@@ -80,7 +133,7 @@ bool FileMapping::contains(std::span<const std::byte> range) const {
 }
 
 bool FileMapping::advise_drop(std::span<const std::byte> range) const {
-  if (!owned_) return true;
+  if (!mapped()) return true;
   const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto first = reinterpret_cast<uintptr_t>(range.data());
   const uintptr_t begin = (first + page - 1) / page * page;
@@ -89,7 +142,7 @@ bool FileMapping::advise_drop(std::span<const std::byte> range) const {
 }
 
 bool FileMapping::advise_willneed(std::span<const std::byte> range) const {
-  if (!owned_ || range.empty()) return true;
+  if (!mapped() || range.empty()) return true;
   const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto first = reinterpret_cast<uintptr_t>(range.data());
   const uintptr_t begin = first / page * page;

@@ -215,7 +215,8 @@ std::string describe_shape(const TensorInfo& tensor) {
   return text + "]";
 }
 
-ParsedFile parse_file(std::span<const std::byte> bytes, const std::string& path, uint32_t file) {
+ParsedFile parse_file(std::span<const std::byte> bytes, const std::string& path, uint32_t file,
+                      std::span<const std::byte> data) {
   ByteReader in(bytes, path);
   ParsedFile parsed;
   parsed.metadata = Metadata(path);
@@ -250,8 +251,9 @@ ParsedFile parse_file(std::span<const std::byte> bytes, const std::string& path,
     if (!names.insert(tensor.name).second) in.fail(start, "tensor ", quoted(tensor.name), " appears twice");
     parsed.tensors.push_back(tensor);
   }
+  parsed.header_bytes = in.position();
   parsed.data_offset = (in.position() + parsed.alignment - 1) / parsed.alignment * parsed.alignment;
-  place_tensors(in, bytes, parsed);
+  place_tensors(in, data, parsed);
   return parsed;
 }
 

@@ -15,12 +15,14 @@ namespace dyno {
 struct ParsedFile {
   uint32_t version = 0;
   uint64_t alignment = 0;
-  uint64_t data_offset = 0;  // start of the tensor data
+  uint64_t header_bytes = 0;  // up to the end of the last tensor's entry
+  uint64_t data_offset = 0;   // start of the tensor data
   Metadata metadata;
   std::vector<TensorInfo> tensors;  // file order
 };
 
 // `bytes` is the whole file and outlives the result, `path` is its name in messages and `file` its index among shards.
+// Tensors point into `data`, the whole file once more, if `bytes` is a copy of its header alone.
 // Time and memory are linear in the size of the header, whatever its counts claim. Throws GgufError, naming field,
 // value and byte offset, unless all of this holds:
 //   - magic number and version 2 or 3, little-endian; counts, lengths and arrays end within the file;
@@ -28,6 +30,10 @@ struct ParsedFile {
 //     16 deep; general.alignment is a uint32 power of two, at least 8;
 //   - tensors have 1 to 4 dimensions, each at least 1, a known type, rows of whole blocks, fewer than 2^63 elements and
 //     2^64 bytes; their data is aligned, within the file and does not overlap.
-ParsedFile parse_file(std::span<const std::byte> bytes, const std::string& path, uint32_t file);
+ParsedFile parse_file(std::span<const std::byte> bytes, const std::string& path, uint32_t file,
+                      std::span<const std::byte> data);
+inline ParsedFile parse_file(std::span<const std::byte> bytes, const std::string& path, uint32_t file) {
+  return parse_file(bytes, path, file, bytes);
+}
 
 }  // namespace dyno

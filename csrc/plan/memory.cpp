@@ -52,14 +52,23 @@ Remedy fewer_sequences(const Plan& plan, size_t missing) {
   return {str_cat("sequences=", left), each * static_cast<size_t>(plan.context.sequences - left)};
 }
 
-// The CPU reads weights that are not repacked from the file's own pages.
+// The CPU reads weights that are not repacked from the file's own pages, if it is mapped.
 Remedy weights_in_place(const Plan& plan, bool weights_loaded) {
-  if (plan.device.kind == DeviceKind::cuda || weights_loaded || !plan.load.cpu_repack) return {};
+  if (plan.device.kind == DeviceKind::cuda || weights_loaded || !(plan.load.cpu_repack && plan.load.mmap)) return {};
   size_t frees = 0;
   for (const WeightPlacement& weight : plan.weights) {
     if (weight.layout != ops::Layout::plain) frees += weight.bytes;
   }
   return {"cpu_repack=false", frees};
+}
+
+Remedy weights_mapped(const Plan& plan, bool weights_loaded) {
+  if (plan.device.kind == DeviceKind::cuda || weights_loaded || plan.load.mmap) return {};
+  size_t frees = 0;
+  for (const WeightPlacement& weight : plan.weights) {
+    if (weight.mappable) frees += weight.bytes;
+  }
+  return {"mmap=true", frees};
 }
 
 // Only where every row holds whole blocks: latents of multi-head latent attention need not.
@@ -102,9 +111,10 @@ void check_memory(const Plan& plan, size_t free_bytes, bool weights_loaded) {
   if (needed <= free_bytes) return;
   const size_t missing = needed - free_bytes;
   std::vector<Remedy> remedies;
-  for (Remedy& remedy : std::vector<Remedy>{smaller_ubatch(plan, missing), smaller_context(plan, missing),
-                                            fewer_sequences(plan, missing), smaller_cache(plan),
-                                            absorbed_attention(plan), weights_in_place(plan, weights_loaded)}) {
+  for (Remedy& remedy :
+       std::vector<Remedy>{smaller_ubatch(plan, missing), smaller_context(plan, missing),
+                           fewer_sequences(plan, missing), smaller_cache(plan), absorbed_attention(plan),
+                           weights_in_place(plan, weights_loaded), weights_mapped(plan, weights_loaded)}) {
     if (remedy.frees > 0) remedies.push_back(std::move(remedy));
   }
   std::string enough, all;

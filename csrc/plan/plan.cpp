@@ -48,7 +48,8 @@ WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const Lo
       ops::layout_supported(w.type, ops::Layout::x16)) {
     p.layout = ops::Layout::x16;
   }
-  p.mapped = w.transform == model::Transform::none && p.layout == ops::Layout::plain;
+  p.mappable = w.transform == model::Transform::none && p.layout == ops::Layout::plain;
+  p.mapped = load.mmap && p.mappable;
   p.bytes = checked_mul(static_cast<size_t>(w.batch), ops::layout_bytes(w.type, p.layout, w.rows, w.cols), "a weight");
   return p;
 }

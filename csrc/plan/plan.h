@@ -28,6 +28,7 @@ std::string_view numerics_name(Numerics numerics);
 struct LoadOptions {
   Numerics numerics = Numerics::standard;
   bool cpu_repack = true;
+  bool mmap = true;  // the CPU reads weights that need no other layout from the file's own pages
 };
 
 // Settings that re-create the KV cache and keep the weights.
@@ -42,7 +43,8 @@ struct ContextOptions {
 
 struct WeightPlacement {
   ops::Layout layout = ops::Layout::plain;
-  bool mapped = false;  // kernels read the file's own pages; otherwise an owned copy of `bytes`
+  bool mapped = false;    // kernels read the file's own pages; otherwise an owned copy of `bytes`
+  bool mappable = false;  // they could: with the setting `mmap`
   size_t bytes = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "runtime/session.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/checked.h"
 #include "core/cuda_devices.h"
@@ -30,11 +31,11 @@ SessionSettings resolved(SessionSettings s, int cores) {
 
 }  // namespace
 
-Session::Session(const std::string& path, const plan::LoadOptions& load, const plan::ContextOptions& context,
-                 const SessionSettings& settings, const DeviceInfo& device, std::vector<profile::KernelEntry> kernels,
-                 Loading loading)
-    : file_(GgufFile::open(path)),
-      model_(model::describe_model(file_)),
+Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& load,
+                 const plan::ContextOptions& context, const SessionSettings& settings, const DeviceInfo& device,
+                 std::vector<profile::KernelEntry> kernels, Loading loading)
+    : file_(std::move(file)),
+      model_(model::describe_model(*file_)),
       plan_(plan::build_plan(model_, device, load, context, settings.ubatch, settings.mla_mode)),
       settings_(resolved(settings, detect_cpu().cores)),
       kernels_(std::move(kernels)),
@@ -43,14 +44,22 @@ Session::Session(const std::string& path, const plan::LoadOptions& load, const p
   const int threads = std::max(settings_.threads, settings_.threads_batch);
   choose();
   if (loading == Loading::plan_only) return;
-  if (device.kind == DeviceKind::cuda) {
-    plan::check_memory(plan_, cuda_free_bytes(device.ordinal));
-    executor_ = make_cuda_executor(file_, model_, plan_, *pool_, threads);
-  } else {
-    if (const auto available = available_host_bytes()) plan::check_memory(plan_, *available);
-    weights_ = std::make_unique<Weights>(file_, model_, plan_, *pool_, threads);
-    executor_ = std::make_unique<CpuExecutor>(model_, plan_, *weights_, *pool_);
+  try {
+    if (device.kind == DeviceKind::cuda) {
+      plan::check_memory(plan_, cuda_free_bytes(device.ordinal));
+      executor_ = make_cuda_executor(*file_, model_, plan_, *pool_, threads);
+    } else {
+      if (const auto available = available_host_bytes()) plan::check_memory(plan_, *available);
+      weights_ = std::make_unique<Weights>(*file_, model_, plan_, *pool_, threads);
+      executor_ = std::make_unique<CpuExecutor>(model_, plan_, *weights_, *pool_);
+      reads_file_ = std::any_of(plan_.weights.begin(), plan_.weights.end(),
+                                [](const plan::WeightPlacement& weight) { return weight.mapped; });
+    }
+  } catch (const Error&) {
+    file_->check_unchanged();  // else the message would blame what a writer had not finished
+    throw;
   }
+  file_->check_unchanged();
   prepare(/*clear_cache=*/false);
 }
 
@@ -152,6 +161,11 @@ void Session::check_device() const {
   if (executor_ != nullptr && plan_.device.kind == DeviceKind::cuda) check_not_lost(plan_.device.ordinal);
 }
 
+// Weights that were copied at load do not change with the file.
+void Session::check_file() const {
+  if (reads_file_) file_->check_unchanged();
+}
+
 void Session::check_slot(int32_t slot) const {
   check_device();
   DYNO_CHECK(PlanError, slot >= 0 && slot < plan_.context.sequences, "[session] sequence ", slot,
@@ -244,8 +258,16 @@ std::shared_ptr<float[]> Session::logits_memory(size_t count) const {
 void Session::decode(const DecodeRequest& request) {
   DYNO_CHECK(PlanError, executor_ != nullptr, "[session] this session was made to be planned, not to be run");
   check(request);
+  check_file();
   end_steps();
+  const std::vector<int64_t> before = positions_;
   feed(request);
+  try {
+    check_file();
+  } catch (...) {
+    positions_ = before;
+    throw;
+  }
 }
 
 // Sequences one behind the other, cut into u-batches; a sequence may span several, and one may hold several.

@@ -68,12 +68,11 @@ class Session {
  public:
   // `device`: the CPU, its isa perhaps lowered, or one of detect_cuda(); any description for plan_only. Throws
   // GgufError, ModelError, PlanError, UnsupportedError, DeviceError, OutOfMemoryError.
-  Session(const std::string& path, const plan::LoadOptions& load, const plan::ContextOptions& context,
+  Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& load, const plan::ContextOptions& context,
           const SessionSettings& settings, const DeviceInfo& device, std::vector<profile::KernelEntry> kernels,
           Loading loading = Loading::weights);
 
   const model::ModelDesc& model() const { return model_; }
-  const GgufFile& file() const { return file_; }
   const plan::Plan& plan() const { return plan_; }
   const plan::Selection& selection() const { return *selection_; }
   const SessionSettings& settings() const { return settings_; }
@@ -95,7 +94,8 @@ class Session {
   static int64_t row_count(const DecodeRequest& request);
   // Memory for `count` logits on the host, the best for DecodeRequest::logits; may outlive the session.
   std::shared_ptr<float[]> logits_memory(size_t count) const;
-  // Throws PlanError (no room left in the context, unknown slot, token out of range); the cache is unchanged then.
+  // Throws PlanError (no room left in the context, unknown slot, token out of range), or GgufError if weights are read
+  // from the file and it has changed, before or meanwhile. No sequence is longer then.
   void decode(const DecodeRequest& request);
 
   // Graphs of what repeats since settings were last changed, and how many captures have failed since the session began:
@@ -131,6 +131,7 @@ class Session {
   void check(const DecodeRequest& request) const;
   void check_slot(int32_t slot) const;
   void check_device() const;
+  void check_file() const;
   void choose();
   void prepare(bool clear_cache);
   template <typename Change>
@@ -138,7 +139,7 @@ class Session {
   void plan_scratch();
   void finish() const;
 
-  GgufFile file_;
+  std::shared_ptr<const GgufFile> file_;
   model::ModelDesc model_;
   plan::Plan plan_;
   SessionSettings settings_;
@@ -147,6 +148,7 @@ class Session {
   std::unique_ptr<Weights> weights_;  // of the CPU; on a GPU the executor holds them
   std::unique_ptr<plan::Selection> selection_;
   std::unique_ptr<Executor> executor_;  // null for plan_only
+  bool reads_file_ = false;             // weights are pages of the file, also after they were loaded
   std::vector<int64_t> positions_;      // per slot
   size_t held_bytes_ = 0;               // cache, arena and scratch that the executor holds
   uint64_t steps_of_ = 0;               // number of the generation with steps under way; 0: none

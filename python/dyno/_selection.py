@@ -69,17 +69,18 @@ class Selection:
             _log.warning("%s", line)
 
 
-def identities(path: str, model: Mapping[str, Any], device: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+def identities(file: Any, model: Mapping[str, Any], device: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Device, model and engine as profiles name them.
 
     Args:
-        path: The GGUF file.
+        file: The GGUF file: a `_core.Gguf`, or its path.
         model: Its description.
         device: Properties of the device.
     """
     from dyno import _core
 
-    name = {"general.name": _core.Gguf(path).get("general.name")}
+    opened = _core.Gguf(file) if isinstance(file, str) else file
+    name = {"general.name": opened.get("general.name")}
     return (
         profiles.device_from_info(device),
         profiles.model_from_description(model, weights=profiles.weights_kind(name)),
@@ -88,7 +89,7 @@ def identities(path: str, model: Mapping[str, Any], device: Mapping[str, Any]) -
 
 
 def select(
-    path: str,
+    file: Any,
     model: Mapping[str, Any],
     profile: str | os.PathLike[str] | Profile | None,
     arguments: Mapping[str, SettingValue],
@@ -100,7 +101,7 @@ def select(
     """Find the profile for a file on this machine and take out what can't be used here.
 
     Args:
-        path: The GGUF file.
+        file: The GGUF file: a `_core.Gguf`, or its path.
         model: Its description.
         profile: `auto`, a path, a profile, or None.
         arguments: Settings of the caller.
@@ -112,7 +113,7 @@ def select(
         ProfileError: The file named can't be read or belongs to another model, `force` without a file, or
         `require` and there is no exact match.
     """
-    device, identity, engine = identities(path, model, device_info)
+    device, identity, engine = identities(file, model, device_info)
     if force and (profile is None or profile == "auto"):
         raise ProfileError(
             "[profile] force_profile needs the profile that it forces: name its file as profile"

@@ -52,6 +52,16 @@ TABLE: Final[tuple[Setting, ...]] = (
         engines=ALL_ENGINES,
     ),
     Setting(
+        "mmap",
+        "load",
+        "bool",
+        "Read weights that need no other layout from the pages of the file; off, every weight is copied into "
+        "memory at load, and nothing reads the file later.",
+        default=True,
+        devices=CPU,
+        moves=("memory",),
+    ),
+    Setting(
         "placement",
         "load",
         "rules",

@@ -51,7 +51,8 @@ class Engine:
         **settings: Values by name, as in `dyno.settings.SETTINGS`; they override the profile.
 
     Raises:
-        GgufError: The file is not valid GGUF.
+        GgufError: The file is not valid GGUF; later, it was truncated or written to while weights are read
+        from it (the setting `mmap`). Another file that is renamed to its name changes nothing.
         ModelError: The file describes no model that can be built.
         ProfileError: The profile can't be used, or `require_profile` found none.
         PlanError: Unknown setting, impossible value, or the plan does not fit.
@@ -89,13 +90,15 @@ class Engine:
         self.path = os.fspath(path)
         self._device = resolve_device(device)
         arguments = _effective.check_arguments(settings, self._device.kind)
-        model = _core.describe_model(self.path)
+        # Opened once: another file of this name must not give its profile, its weights or its vocabulary.
+        self._file: Any = _core.Gguf(self.path)
+        model = _core.describe_model(self._file)
         self._n_ctx_train = int(model["n_ctx_train"])
         self._n_vocab = int(model["n_vocab"])
         self._latent_cache = has_latent_cache(model)
         self._arguments = arguments
         self._selection = _selection.select(
-            self.path,
+            self._file,
             model,
             profile,
             arguments,
@@ -220,9 +223,12 @@ class Engine:
         Raises:
             ModelError: The file has no vocabulary.
             UnsupportedError: Its tokenizer is not known here.
+            PlanError: The engine was closed before the tokenizer was first used.
         """
         if self._tokenizer is None:
-            self._tokenizer = Tokenizer.from_gguf(self.path)
+            if self._file is None:
+                raise PlanError(f"[engine] the engine of {self.path} is closed")
+            self._tokenizer = Tokenizer.from_metadata(self._file)
         return self._tokenizer
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
@@ -456,6 +462,7 @@ class Engine:
             return
         with self._lock:
             session, self._session = self._session, None
+            self._file = None
         if session is not None:
             session.close()
 
@@ -506,7 +513,7 @@ class Engine:
 
         self.settings = self._resolve()
         return _core.Session(
-            self.path,
+            self._file,
             load={"device": self.device, **self.settings.of_kind(self._device.kind, "load")},
             context=self.settings.of_kind(self._device.kind, "context"),
             session=self.settings.of_kind(self._device.kind, "session"),

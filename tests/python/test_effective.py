@@ -40,7 +40,7 @@ def test_kinds() -> None:
     settings = resolve({}, {}, "cpu", 64)
     assert settings.of_kind("cpu", "session").keys() == {"ubatch", "threads", "threads_batch"}
     assert settings.of_kind("cpu", "context").keys() == {"ctx", "sequences", "kv_type_k", "kv_type_v"}
-    assert settings.of_kind("cpu", "load").keys() == {"numerics", "cpu_isa", "cpu_repack"}
+    assert settings.of_kind("cpu", "load").keys() == {"numerics", "cpu_isa", "cpu_repack", "mmap"}
 
 
 @pytest.mark.parametrize(
