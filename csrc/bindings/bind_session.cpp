@@ -563,7 +563,9 @@ void bind_session(nb::module_& m) {
           "are fed instead of those drawn, where not -1.")
       .def("next", &PyGeneration::next,
            "Feeds the next token, or the prompt, and returns the one drawn behind it; the sequence is that much longer "
-           "then. Raises PlanError when no draw is queued or the context is full.")
+           "then. Raises PlanError when no draw is queued or the context is full, ModelError when the logits are not "
+           "finite; "
+           "the sequence is as long as before then.")
       .def_prop_ro("token", &PyGeneration::token, "The token that is fed next; of a prompt the last one.")
       .def_prop_ro("queued", &PyGeneration::queued, "Draws that are queued and not yet made.");
 }

@@ -279,6 +279,7 @@ SampleArgs read_args(OpArgs& in, const SampleDesc& d, std::vector<SequenceRun>&)
   a.top_k = in.number<int32_t>("top_k", 0);
   a.top_p = in.number<float>("top_p", 1.0f);
   a.min_p = in.number<float>("min_p", 0.0f);
+  a.finite_only = in.number<bool>("finite_only", false);
   a.out = in.out<int32_t>("out", d.m);
   return a;
 }

@@ -280,7 +280,9 @@ struct SampleArgs {
   int32_t top_k = 0;               // 0 = off
   float top_p = 1.0f;              // 1 = off
   float min_p = 0.0f;              // 0 = off
-  int32_t* out = nullptr;          // [m]
+  // A row that holds NaN or plus infinity, or nothing but minus infinity, gives -1; else NaN is merely never drawn.
+  bool finite_only = false;
+  int32_t* out = nullptr;  // [m]
 };
 
 }  // namespace dyno::ops

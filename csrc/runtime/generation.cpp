@@ -1,6 +1,5 @@
 #include "runtime/generation.h"
 
-#include <bit>
 #include <vector>
 
 #include "core/error.h"
@@ -10,19 +9,9 @@
 namespace dyno::runtime {
 namespace {
 
-// Whether a token can be drawn: no NaN, no plus infinity, and not every token excluded by minus infinity. By bits and
-// without a branch, so that compilers make vectors of it: it runs for every token.
-void check_finite(std::span<const float> logits, int64_t position) {
-  constexpr uint32_t kInfinity = 0x7f800000, kSign = 0x80000000;
-  uint32_t wrong = 0;
-  uint32_t usable = 0;
-  for (const float logit : logits) {
-    const auto bits = std::bit_cast<uint32_t>(logit);
-    wrong |= static_cast<uint32_t>((bits & ~kSign) > kInfinity) | static_cast<uint32_t>(bits == kInfinity);
-    usable |= static_cast<uint32_t>(bits != (kInfinity | kSign));
-  }
-  DYNO_CHECK(ModelError, wrong == 0 && usable != 0, "[generation] the logits after position ", position,
-             " are not finite: the model's weights are damaged, or its activations overflow");
+[[noreturn]] void fail_not_finite(int64_t position) {
+  throw ModelError(str_cat("[generation] the logits after position ", position,
+                           " are not finite: the model's weights are damaged, or its activations overflow"));
 }
 
 }  // namespace
@@ -94,6 +83,11 @@ int32_t Session::next_token(Generation& generation) {
     if (under_way_ == 0) check_room(slot, 1);  // throws
     const int32_t token = executor_->wait_draw();
     --under_way_;
+    if (token < 0) {
+      const int64_t last = position(slot);
+      end_steps();
+      fail_not_finite(last);
+    }
     ++positions_[static_cast<size_t>(slot)];
     generation.accept(token);
     try {
@@ -117,9 +111,10 @@ int32_t Session::next_token(Generation& generation) {
 // Each computed when it is asked for: on the CPU nothing is gained by running ahead.
 int32_t Session::draw_on_host(Generation& generation) {
   const int64_t n_vocab = model_.n_vocab;
+  const int32_t slot = generation.slot();
+  const int64_t before = position(slot);
   const std::shared_ptr<float[]> logits = logits_memory(static_cast<size_t>(n_vocab));
-  decode({.sequences = {{.slot = generation.slot(), .tokens = generation.tokens()}}, .logits = logits.get()});
-  check_finite({logits.get(), static_cast<size_t>(n_vocab)}, position(generation.slot()) - 1);
+  decode({.sequences = {{.slot = slot, .tokens = generation.tokens()}}, .logits = logits.get()});
   const ops::SampleDesc desc{.m = 1, .n_vocab = n_vocab};
   const ops::Config config = ops::default_config(desc, DeviceInfo{});
   const ops::SampleSettings& settings = generation.settings();
@@ -133,8 +128,14 @@ int32_t Session::draw_on_host(Generation& generation) {
                               .top_k = settings.top_k,
                               .top_p = settings.top_p,
                               .min_p = settings.min_p,
+                              .finite_only = true,
                               .out = &token},
               context);
+  if (token < 0) {
+    const int64_t last = position(slot) - 1;
+    positions_[static_cast<size_t>(slot)] = before;
+    fail_not_finite(last);
+  }
   generation.accept(token);
   return token;
 }

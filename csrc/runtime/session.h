@@ -116,7 +116,8 @@ class Session {
   // was fed then. Where tokens are drawn on the device, no logits come to the host. On a device that draws, up to
   // kStepsAhead more are under way when it returns. Any other call that concerns the cache, or another generation, puts
   // an end to these: what they drew is forgotten, and the next call begins again where the sequence ends. Throws
-  // PlanError without queued draws or room in the context; the generation is unchanged then.
+  // PlanError without queued draws or room in the context, ModelError, with the position, when the logits to draw from
+  // are not finite; generation and sequence are unchanged then.
   int32_t next_token(Generation& generation);
 
  private:

@@ -202,10 +202,12 @@ def sample_cases() -> Iterator[Case]:
         ties: bool = False,
         holes: float = 0.0,
         spread: float = 3.0,
+        finite_only: bool = False,
         **settings: float,
     ) -> Case:
         """`ties`: few distinct logits. `holes`: this share is NaN, and as much minus infinity. `spread`:
-        standard deviation; 0 makes all logits equal."""
+        standard deviation; 0 makes all logits equal. `finite_only`: some rows hold a value that is not
+        finite."""
         chosen = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **settings}
 
         def build(rng: np.random.Generator) -> Any:
@@ -217,11 +219,21 @@ def sample_cases() -> Iterator[Case]:
                 logits[share < 2 * holes] = -np.inf
                 logits[share < holes] = np.nan
                 logits[-1] = np.nan  # a row without any number gives its first id
+            if finite_only:
+                for row in range(m):
+                    at, kind = rng.integers(n), row % 5
+                    if kind:
+                        logits[row, at] = (np.nan, -np.nan, np.inf, -np.inf)[kind - 1]
+                logits[-1] = -np.inf
             uniform = rng.random(m).astype(F32)
             uniform[0] = 0.0
 
             def check(out: Any) -> None:
                 for row in range(m):
+                    top = logits[row].max()  # NaN if any is
+                    if finite_only and not np.isfinite(top):
+                        assert out["out"][row] == -1, f"row {row}"
+                        continue
                     wide = logits[row].astype(np.float64)
                     wide[np.isnan(wide)] = -np.inf  # such are never drawn
                     want = (
@@ -231,7 +243,10 @@ def sample_cases() -> Iterator[Case]:
                     )
                     assert out["out"][row] == want, f"row {row}"
 
-            return {"logits": logits, "uniform": uniform, **chosen}, {"out": np.full(m, -1, np.int32)}, check
+            given = {"logits": logits, "uniform": uniform, **chosen}
+            if finite_only:
+                given["finite_only"] = True
+            return given, {"out": np.full(m, -1, np.int32)}, check
 
         return Case("sample", {"m": m, "n_vocab": n}, build, label)
 
@@ -269,3 +284,5 @@ def sample_cases() -> Iterator[Case]:
         label = "-".join(filters) or "plain"
         yield make(20, 333, f"ties-{label}", ties=True, **filters)
         yield make(20, 1031, f"holes-{label}", ties=True, holes=0.2, **filters)
+        yield make(20, 1031, f"finite-only-{label}", finite_only=True, **filters)
+    yield make(6, 151_937, "finite-only-many-blocks", finite_only=True, top_p=0.9)

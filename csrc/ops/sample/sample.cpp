@@ -4,9 +4,10 @@
 //   min-p   keeps those with at least min_p times the probability of the best
 //   then probabilities are sharpened or flattened by the temperature, and the draw walks the kept tokens in the order
 //   of their ids until the cumulative probability exceeds `uniform`.
-// At least one candidate stays. A NaN logit is never drawn.
+// At least one candidate stays. A NaN logit is never drawn; with `finite_only` no token of its row is.
 #include "ops/sample/sample.h"
 
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -31,6 +32,20 @@ struct Candidate {
 };
 
 bool worse(const Candidate& a, const Candidate& b) { return a.logit < b.logit || (a.logit == b.logit && a.id > b.id); }
+
+// Whether a row is one that `finite_only` draws from. By bits and without a branch, so that compilers make vectors of
+// it: it runs for every token.
+bool is_finite(const float* logits, int64_t n) {
+  constexpr uint32_t kInfinity = 0x7f800000, kSign = 0x80000000;
+  uint32_t wrong = 0;
+  uint32_t usable = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const auto bits = std::bit_cast<uint32_t>(logits[i]);
+    wrong |= static_cast<uint32_t>((bits & ~kSign) > kInfinity) | static_cast<uint32_t>(bits == kInfinity);
+    usable |= static_cast<uint32_t>(bits != (kInfinity | kSign));
+  }
+  return wrong == 0 && usable != 0;
+}
 
 int32_t greedy(const float* logits, int64_t n) {
   int64_t best = -1;
@@ -168,8 +183,11 @@ void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args
   parallel_ranges(context, desc.m, desc.n_vocab, config.params[0] * 1024,
                   [&](int64_t begin, int64_t end, std::byte* scratch) {
                     for (int64_t row = begin; row < end; ++row) {
-                      args.out[row] = sample_row(args.logits + row * desc.n_vocab, desc.n_vocab, settings,
-                                                 args.uniform[row], reinterpret_cast<Candidate*>(scratch));
+                      const float* logits = args.logits + row * desc.n_vocab;
+                      args.out[row] = args.finite_only && !is_finite(logits, desc.n_vocab)
+                                          ? -1
+                                          : sample_row(logits, desc.n_vocab, settings, args.uniform[row],
+                                                       reinterpret_cast<Candidate*>(scratch));
                     }
                   });
 }

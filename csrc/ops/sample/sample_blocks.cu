@@ -132,6 +132,7 @@ __global__ void __launch_bounds__(kThreads)
   const double inverse = 1.0 / static_cast<double>(settings.temperature);
 
   uint64_t rank = 0;
+  bool undefined = false;  // a logit of the row itself is NaN
   for (uint32_t chunk = blockIdx.x * kWarps + warp; chunk < row.chunks; chunk += gridDim.x * kWarps) {
     const uint32_t first = row.first_of(chunk, lane);
     const Four four = row.load(first);
@@ -142,6 +143,7 @@ __global__ void __launch_bounds__(kThreads)
       // Past the end stand ids that are none: a row without a number gives its first.
       const uint64_t found = first + i < n ? rank_of(at, first + i) : 0;
       rank = found > rank ? found : rank;
+      undefined |= at == 0 && first + i < n;
       key = max(key, at);
     }
     if (!draws) continue;
@@ -169,6 +171,8 @@ __global__ void __launch_bounds__(kThreads)
       scratch.sums[chunk] = sum;
     }
   }
+  // Above every rank, so that it comes to the end of the row by the same way.
+  if (args.finite_only && undefined) rank = ~uint64_t{0};
   rank = warp_best(rank);
   uint64_t* ranks = reinterpret_cast<uint64_t*>(shared.warps);
   if (lane == 0) ranks[warp] = rank;
@@ -193,7 +197,9 @@ __global__ void __launch_bounds__(kThreads)
   rank = warp_best(rank);
   const auto best = static_cast<uint32_t>(rank >> 32);
   int32_t token = static_cast<int32_t>(~static_cast<uint32_t>(rank));
-  if (draws && best > kMinusInfinity && best < kInfinity) {
+  if (best <= kMinusInfinity || best >= kInfinity) {
+    if (args.finite_only) token = -1;
+  } else if (draws) {
     token = finish_row(row, settings, scratch, rank, args.uniform[blockIdx.y]);
   }
   if (threadIdx.x == 0) {

@@ -20,7 +20,8 @@ __global__ void advance_draw_kernel(DrawState* state, DrawInputs inputs, volatil
   device::wait_for_previous();
   const int32_t id = state->drawn;
   drawn[step % kDrawnSlots] = static_cast<unsigned long long>(step) << 32 | static_cast<uint32_t>(id);
-  inputs.token[0] = forced >= 0 ? forced : id;
+  // Steps that were launched ahead run on after logits that were not finite, and nobody reads what they draw.
+  inputs.token[0] = forced >= 0 ? forced : max(id, 0);
   inputs.position[0] = position + 1;
   inputs.run->position = run_position + 1;
   state->uniform = next;

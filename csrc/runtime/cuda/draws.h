@@ -19,7 +19,7 @@ inline constexpr uint32_t kDrawnSlots = 8;
 struct DrawState {
   ops::SampleSettings settings{};
   uint32_t step = 0;  // number of the next one to end
-  int32_t drawn = 0;  // what sampling gives
+  int32_t drawn = 0;  // what sampling gives; -1: its logits were not finite
   // From here on as uploaded for every block.
   float uniform = 0;  // of the next draw
   int32_t at = 0;     // which of the block it is

@@ -56,8 +56,8 @@ struct CudaExecutor::Env {
   }
   void sample(const ops::Config& config, const ops::SampleDesc& desc, const float* logits) {
     auto* state = reinterpret_cast<DrawState*>(executor.drawing_.state.data());
-    ops::launch(config, desc, {.logits = logits, .uniform = &state->uniform, .out = &state->drawn}, &state->settings,
-                context);
+    ops::launch(config, desc, {.logits = logits, .uniform = &state->uniform, .finite_only = true, .out = &state->drawn},
+                &state->settings, context);
   }
 };
 
