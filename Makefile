@@ -19,14 +19,20 @@ test: $(VENV)/.installed-test
 test-gpu: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m gpu tests
 
-# The CUDA engine compiled and linked for the oldest and a Hopper chip, with the kernel instances that defaults take.
+# The CUDA engine compiled and linked for the oldest and a Hopper chip, with the kernel instances that defaults take; then a
+# small module with GGML_CUDA_LTO=ON, for which pip installs the libnvvm of the toolkit's release.
 # Needs a toolkit, which is an error to lack, and no GPU.
+LTO_BUILD := build/cuda-lto-check
+CUDA_RELEASE = $$(sed -n 's/.*{"CUDA", "\([0-9.]*\)".*/\1/p' build/cuda-check/csrc/bindings/build_info.h)
 cuda-check: $(VENV)/.installed-test
 	$(BIN)/cmake --preset cuda-check -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 	$(BIN)/cmake --build --preset cuda-check
 	$(BIN)/cmake --build --preset cuda-check --target check_errors
-	DYNO_CUDA_BUILD=build/cuda-check DYNO_CUDA_CHECKS=build/cuda-check/tests/cuda $(BIN)/python -m pytest \
-	  tests/build/test_cuda_build.py tests/cuda/test_errors.py
+	$(BIN)/pip install --quiet "$$($(BIN)/python csrc/cmake/find_nvvm.py --requirement $(CUDA_RELEASE))"
+	$(BIN)/cmake --preset cuda-lto-check -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
+	$(BIN)/cmake --build --preset cuda-lto-check --target check_lto
+	DYNO_CUDA_BUILD=build/cuda-check DYNO_CUDA_CHECKS=build/cuda-check/tests/cuda DYNO_CUDA_LTO_BUILD=$(LTO_BUILD) \
+	  $(BIN)/python -m pytest tests/build/test_cuda_build.py tests/build/test_cuda_lto.py tests/cuda/test_errors.py
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .

@@ -30,6 +30,7 @@ set(DYNO_CUDA_GIVEN "${_cuda_given}" CACHE INTERNAL "CUDA switches that the user
 set(DYNO_CUDA_DECLARED TRUE CACHE INTERNAL "The CUDA switches are in the cache")
 
 option(DYNO_BUILD_CUDA_CHECKS "Build the programs of tests/cuda, which need a GPU" OFF)
+option(DYNO_BUILD_LTO_CHECK "Offer the target check_lto, a small module whose device link is that of GGML_CUDA_LTO=ON" OFF)
 option(GGML_CUDA_LTO "Device link-time optimisation (-dlto)" OFF)
 option(GGML_CUDA_USE_GRAPHS "Capture decoding into CUDA graphs" ON)
 option(GGML_CUDA_F16 "Half-precision accumulators for the scores of attention" OFF)
@@ -242,16 +243,7 @@ if(DYNO_CUDA)
                  "${CMAKE_CUDA_ARCHITECTURES} (${_arch_why})")
 
   if(GGML_CUDA_LTO)
-    if(CUDAToolkit_VERSION VERSION_LESS 12.8)
-      message(FATAL_ERROR "GGML_CUDA_LTO=ON needs CUDA 12.8 or newer for a parallel device link, not ${CUDAToolkit_VERSION}")
-    endif()
-    # Some packages of the toolkit leave it out, which would show only after everything was compiled.
-    find_library(DYNO_LIBNVVM nvvm PATHS ${CUDAToolkit_LIBRARY_ROOT}/nvvm/lib64 NO_DEFAULT_PATH)
-    mark_as_advanced(DYNO_LIBNVVM)
-    if(NOT DYNO_LIBNVVM)
-      message(FATAL_ERROR "GGML_CUDA_LTO=ON needs libnvvm for the device link, and ${CUDAToolkit_LIBRARY_ROOT}/nvvm/lib64 "
-                          "has none: install the toolkit's nvvm package, or leave GGML_CUDA_LTO out")
-    endif()
+    include(CudaLto)
   endif()
 
   # Objects go into dyno_host, so that selection and launches are one library.
@@ -346,30 +338,9 @@ function(dyno_link_cuda target)
     target_link_libraries(${target} PUBLIC CUDA::cublas)
   endif()
   target_sources(${target} PRIVATE $<TARGET_OBJECTS:dyno_cuda>)
-  if(NOT GGML_CUDA_LTO)
-    return()
+  if(GGML_CUDA_LTO)
+    dyno_device_link(${target} dyno_cuda_lto ${CMAKE_BINARY_DIR}/dyno_device_link.o ${DYNO_DEVICE_LINK_REPORT})
   endif()
-  # Intermediate code in the objects, machine code from one device link that optimises across them, on all cores.
-  set_target_properties(dyno_cuda_lto PROPERTIES CUDA_SEPARABLE_COMPILATION ON CUDA_ARCHITECTURES OFF)
-  set(_link_codes "")
-  foreach(_arch IN LISTS CMAKE_CUDA_ARCHITECTURES)
-    string(REGEX REPLACE "-real$" "" _number ${_arch})
-    target_compile_options(dyno_cuda_lto PRIVATE -gencode=arch=compute_${_number},code=lto_${_number})
-    list(APPEND _link_codes -gencode=arch=compute_${_number},code=sm_${_number})
-  endforeach()
-  set(_linked ${CMAKE_BINARY_DIR}/dyno_device_link.o)
-  add_custom_command(
-    OUTPUT ${_linked} ${DYNO_DEVICE_LINK_REPORT}
-    COMMAND ${Python_EXECUTABLE} ${CMAKE_SOURCE_DIR}/csrc/cmake/link_report.py --step device_link --output ${_linked}
-            --report ${DYNO_DEVICE_LINK_REPORT} -- ${CMAKE_CUDA_COMPILER} -ccbin ${CMAKE_CUDA_HOST_COMPILER} -dlink -dlto
-            --split-compile-extended=0 --threads=0 --compress-mode=${GGML_CUDA_COMPRESSION_MODE} -Xcompiler=-fPIC
-            ${_link_codes} $<TARGET_OBJECTS:dyno_cuda_lto> -o ${_linked}
-    DEPENDS dyno_cuda_lto $<TARGET_OBJECTS:dyno_cuda_lto> ${CMAKE_SOURCE_DIR}/csrc/cmake/link_report.py
-    COMMENT "Device link-time optimisation" COMMAND_EXPAND_LISTS VERBATIM)
-  add_custom_target(dyno_device_link DEPENDS ${_linked})
-  target_sources(${target} PRIVATE $<TARGET_OBJECTS:dyno_cuda_lto> ${_linked})
-  set_source_files_properties(${_linked} TARGET_DIRECTORY ${target} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
-  add_dependencies(${target} dyno_device_link)
 endfunction()
 
 # dyno_report_link(MODULE): the links' time, memory and size are printed, and installed beside the module. Installed, it

@@ -168,12 +168,6 @@ def test_link_time_optimisation_of_one_arithmetic(cuda: Configure) -> None:
     assert all("-use_fast_math" in command for command in optimised)
 
 
-def test_link_time_optimisation_needs_its_library(cuda: Configure) -> None:
-    built = cuda(GGML_CUDA_LTO="ON", DYNO_LIBNVVM="")
-    assert not built.ok
-    assert "GGML_CUDA_LTO=ON needs libnvvm for the device link" in built.output
-
-
 def test_a_device_link_that_would_lose_kernels_is_refused(tmp_path: Path) -> None:
     lost, kept = tmp_path / "lost.o", tmp_path / "kept.o"
     lost.write_bytes(b"..__nv_static_25__dfa63896_4_p_cu_43c30941__Z5probev\0..")
