@@ -3,6 +3,7 @@
     pip install llama-cpp-python     # here, or in an environment of its own: --llama-python …/bin/python
     python benchmarks/vs_llama_cpp.py model.gguf … -p 512 -n 64 -t 2 --rounds 3 --json results.json
     python benchmarks/vs_llama_cpp.py model.gguf … --ik-bin ik_llama.cpp/build/bin/llama-bench
+    python benchmarks/vs_llama_cpp.py model.gguf … --busy 1    # beside one thread of another program
 
 Every measurement is a process of its own: load, warm up, then samples. Every round begins with another
 engine, so that a drift of the machine meets all of them. The ratio of medians over all samples is what
@@ -16,6 +17,7 @@ is dropped.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -26,9 +28,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Runner(Protocol):
@@ -168,6 +173,17 @@ def child(args: argparse.Namespace, engine: str, model: str, vocab: int) -> dict
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+@contextlib.contextmanager
+def competitors(count: int) -> Iterator[None]:
+    """So many processes of one busy thread each, on whatever cores the system gives them."""
+    words = [sys.executable, "-c", "while True: pass"]
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            child = stack.enter_context(subprocess.Popen(words))
+            stack.callback(child.kill)
+        yield
+
+
 def compare(args: argparse.Namespace, model: str) -> dict[str, Any]:
     """All rounds of one model."""
     from dyno import _core
@@ -179,7 +195,8 @@ def compare(args: argparse.Namespace, model: str) -> dict[str, Any]:
     for number in range(args.rounds):
         first = number % len(engines)
         for engine in engines[first:] + engines[:first]:
-            result = child(args, engine, model, vocab)
+            with competitors(args.busy):
+                result = child(args, engine, model, vocab)
             versions[engine] = result["version"]
             for test in ("pp", "tg"):
                 samples[engine][test].append(result[test])
@@ -231,6 +248,7 @@ def main() -> None:
     parser.add_argument("--llama-python", help="an interpreter (3.11 or newer) that has llama-cpp-python")
     parser.add_argument("--ik-bin", type=Path, help="llama-bench of ik_llama.cpp, to be measured as well")
     parser.add_argument("--ik-args", default="-rtr 1 -fa 0", help="further flags for it, as one word")
+    parser.add_argument("--busy", type=int, default=0, help="busy threads of other programs meanwhile")
     parser.add_argument("--json", type=Path, help="write everything here")
     parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
     parser.add_argument("--vocab", type=int, default=8192, help=argparse.SUPPRESS)
@@ -262,6 +280,7 @@ def main() -> None:
                 "os": platform.platform(),
             },
             "threads": args.threads,
+            "busy": args.busy,
             "geometric_mean": mean,
             "smallest": min(ratios),
             "smallest_to_fastest_other": min(others),
