@@ -215,7 +215,7 @@ _HOG = "import numpy as np\na = np.ones(1 << 25)\nb = np.empty_like(a)\nwhile Tr
 @contextlib.contextmanager
 def busy(program: str, cpus: Sequence[int]) -> Iterator[None]:
     """A Python program on these CPUs, ended with the context."""
-    words = [sys.executable, "-c", f"import os\nos.sched_setaffinity(0, {list(cpus)})\n{program}"]
+    words = [sys.executable, "-P", "-c", f"import os\nos.sched_setaffinity(0, {list(cpus)})\n{program}"]
     with subprocess.Popen(words) as child:
         try:
             yield
@@ -334,8 +334,10 @@ def tune_and_judge(
 
 
 def _process(args: argparse.Namespace, words: Sequence[str], cpus: Sequence[int]) -> subprocess.Popen[str]:
-    command = [sys.executable, str(Path(__file__).resolve()), str(args.model), "--budget", str(args.budget)]
-    environment = {**os.environ, "DYNO_LANE": ",".join(map(str, cpus))}
+    script = Path(__file__).resolve()
+    command = [sys.executable, "-P", str(script), str(args.model), "--budget", str(args.budget)]
+    found = os.pathsep.join([str(script.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": found, "DYNO_LANE": ",".join(map(str, cpus))}
     return subprocess.Popen(
         [*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     )

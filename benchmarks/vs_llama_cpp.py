@@ -176,7 +176,7 @@ def child(args: argparse.Namespace, engine: str, model: str, vocab: int) -> dict
 @contextlib.contextmanager
 def competitors(count: int) -> Iterator[None]:
     """So many processes of one busy thread each, on whatever cores the system gives them."""
-    words = [sys.executable, "-c", "while True: pass"]
+    words = [sys.executable, "-P", "-c", "while True: pass"]
     with contextlib.ExitStack() as stack:
         for _ in range(count):
             child = stack.enter_context(subprocess.Popen(words))
