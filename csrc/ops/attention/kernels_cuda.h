@@ -31,8 +31,7 @@ inline size_t attention_partials_bytes(const AttentionDesc& desc, int64_t tile_r
   const int64_t rows = tiles.bound(desc.m, desc.m) * desc.kv_heads * splits * tile_rows;
   return static_cast<size_t>(rows * (2 + desc.dv)) * sizeof(float);
 }
-// ---- Flash attention (flash.cuh): half or bfloat16 products on tensor cores
-// ------------------------------------------
+// ---- Flash attention (flash.cuh): half or bfloat16 products on tensor cores ---------------------------------------
 
 enum class FlashShape : int { rows16 = 16, rows64 = 64, rows128 = 128 };  // query rows of a block
 inline constexpr int64_t kFlashMaxHead = 256;
@@ -85,8 +84,7 @@ void attention_flash_pairs_cuda(const AttentionArgs& args, const AttentionDesc& 
 void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, FlashShape shape, int splits,
                           CudaStream& stream);
 
-// ---- Direct (direct.cuh): few rows over a long cache, no shared memory on the way
-// ---------------------------------------
+// ---- Direct (direct.cuh): few rows over a long cache, no shared memory on the way ---------------------------------
 
 // Most tokens of a launch that norms, rotates and stores as well (family rope_attention).
 inline constexpr int kFusedAttentionTokens = 8;
@@ -108,16 +106,14 @@ void attention_direct_cuda(const AttentionArgs& args, const AttentionDesc& desc,
 void rope_attention_direct_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int rows, int splits,
                                 CudaStream& stream);
 
-// ---- Token (token.cuh): one token with norm, rotation and store
-// ---------------------------------------------------------------
+// ---- Token (token.cuh): one token with norm, rotation and store ---------------------------------------------------
 
 inline constexpr int kTokenRows = 8;  // query rows of a kv head at most
 // With `clusters` the splits are a multiple of kClusterBlocks, each such number of them a cluster.
 void rope_attention_token_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int splits, bool clusters,
                                CudaStream& stream);
 
-// ---- Latent (latent.cuh): values within wide keys that many heads share
-// -------------------------------------------------------
+// ---- Latent (latent.cuh): values within wide keys that many heads share -------------------------------------------
 
 inline constexpr int64_t kLatentMaxKey = 576, kLatentMaxValue = 512;
 inline constexpr int64_t kLatentMaxRotary = 128;  // of fused kernels
@@ -129,8 +125,7 @@ constexpr size_t latent_shared_bytes(DType type) {
 }
 void attention_latent_cuda(const AttentionArgs& args, const AttentionDesc& desc, int splits, CudaStream& stream);
 
-// ---- The same by clusters of blocks (latent_cluster.cuh), halves and bfloat16
-// ----------------------------------------------------------
+// ---- The same by clusters of blocks (latent_cluster.cuh), halves and bfloat16 -------------------------------------
 
 inline constexpr int kClusterBlocks = 8;  // of a cluster
 inline constexpr int kMostClusters = 16;  // of a tile
@@ -149,8 +144,7 @@ void attention_latent_cluster_cuda(const AttentionArgs& args, const AttentionDes
 void rope_attention_latent_cuda(const RopeAttentionArgs& args, const RopeAttentionDesc& desc, int clusters,
                                 CudaStream& stream);
 
-// ---- Rows
-// ------------------------------------------------------------------------------------------------------------
+// ---- Rows ---------------------------------------------------------------------------------------------------------
 
 // f32 arithmetic throughout, any head and cache type.
 void attention_rows_cuda(const AttentionArgs& args, const AttentionDesc& desc, int splits, CudaStream& stream);

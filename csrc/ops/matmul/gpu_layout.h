@@ -12,10 +12,12 @@
 //   row g + 8·(j & 1), k = 16·s + 2·t + 8·(j >> 1) and that + 1       ("pair j, low and high element")
 // f16, bf16: the 4 registers of step s, 16 bytes a lane: byte 512·s + 16·lane.
 // Other types split the code u of an element into planes, one after the other, every plane lane by lane:
-//   8 bits:  two halves of 512 bytes (steps 0–1, 2–3), 16 bytes a lane: byte 2·j + element of the 8 of a step
-//   4 bits:  16 bytes a lane, one 32-bit word for each step; pair j at bits 4·j and 16 + 4·j (codebook types: 8·j,
-//   8·j+4) 2 bits:  8 bytes a lane, word s / 2; with p = 4·(s & 1) + j at bits 2·p and 16 + 2·p 1 bit:   4 bytes a
-//   lane; with p = 4·s + j at bits p and 16 + p
+// clang-format off: the formatter would join the rows of these tables.
+//   8 bits:  two parts of 512 bytes (steps 0–1, 2–3), 16 bytes a lane: byte 2·j + element of the 8 of a step
+//   4 bits:  16 bytes a lane, one 32-bit word for each step; pair j at bits 4·j and 16 + 4·j
+//            (types with a codebook: at bits 8·j and 8·j + 4)
+//   2 bits:  8 bytes a lane, word s / 2; with p = 4·(s & 1) + j at bits 2·p and 16 + 2·p
+//   1 bit:   4 bytes a lane; with p = 4·s + j at bits p and 16 + p
 // u is the file's code; signed bytes (q8_0) are stored biased by 128.
 //
 // Scales of a tile, for g < 8 in order (r = rows g and g + 8, b = 32-blocks of the tile, s = 16-blocks):
@@ -23,8 +25,9 @@
 //   f16 d, m              {d, m of [g][0], [g][1], [g+8][0], [g+8][1]}                  16 bytes
 //   e8m0                  {e[g][0], e[g+8][0], e[g][1], e[g+8][1]}                       4 bytes
 //   scale, min (q4_k …)   {sc[g][b], sc[g+8][b], m[g][b], m[g+8][b]} for b = 0, 1         8 bytes
-//   scale of 16           {sc[g][s], sc[g+8][s]} for s = 0 … 3                            8 bytes, signed ones biased
-//   by 128 scale of 32 (iq4_xs)  {sc[g][b], sc[g+8][b]} for b = 0, 1                             4 bytes, biased by 128
+//   scale of 16           {sc[g][s], sc[g+8][s]} for s = 0 … 3                            8 bytes, signed: + 128
+//   scale of 32 (iq4_xs)  {sc[g][b], sc[g+8][b]} for b = 0, 1                             4 bytes, biased by 128
+// clang-format on
 // d of a super-block, for g < 8 in order: {d[g], d[g+8]} (4 bytes) or {d[g], d[g+8], dmin[g], dmin[g+8]} (8 bytes).
 #pragma once
 
