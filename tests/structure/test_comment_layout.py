@@ -1,4 +1,4 @@
-"""The formatter wraps comments over 120 characters: a wrapped banner or table row is broken for its readers."""
+"""The formatter wraps comments over 120 characters, which breaks banners and table rows."""
 
 from __future__ import annotations
 
