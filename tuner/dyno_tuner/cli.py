@@ -30,6 +30,7 @@ from .arguments import (
     held_settings,
     least_deadline,
     parse_duration,
+    printable,
     usage,
     usual_workload,
 )
@@ -455,8 +456,9 @@ def history(
     for row in rows:
         gain = " ".join(f"{m} {r:.3f}×" for m, r in row.gain.items()) or "-"
         date = row.date[:16] or "no date"
-        print(f"{date:<16}  {row.status:<10}  {gain:<22}  {row.seconds:>6.0f} s  {row.model}")
-        print(f"{'':<16}  {row.path}")
+        shown = f"{date:<16}  {row.status:<10}  {gain:<22}  {row.seconds:>6.0f} s  {row.model}"
+        print(printable(shown))
+        print(printable(f"{'':<16}  {row.path}"))
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -480,7 +482,7 @@ def main() -> None:
 def _fail(error: BaseException, code: int) -> None:
     if _state["verbose"]:
         traceback.print_exception(error, file=sys.stderr)
-    print(f"tune: {' '.join(str(error).split())}", file=sys.stderr)
+    print(f"tune: {printable(' '.join(str(error).split()))}", file=sys.stderr)
     sys.exit(code)
 
 

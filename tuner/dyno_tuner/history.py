@@ -11,6 +11,7 @@ from dyno.errors import ProfileError
 
 from . import journal
 from .errors import JournalError
+from .records import check_outline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,6 +40,7 @@ def read(path: Path) -> Past | None:
     """None for a file that is no journal of a tune."""
     try:
         records = journal.load(path).records
+        check_outline(path, records)
     except JournalError as error:
         return Past(str(path), "", "", "", f"unreadable: {error}", {}, 0.0)
     head = next((r for r in records if r.get("run") == RUN), None)

@@ -176,6 +176,7 @@ class Ledger:
         self.now = 0.0
         self._base: tuple[float, float] | None = None  # (run time, clock) when the first live operation began
         self.replayed = 0
+        self.last = ""  # key of the record that was found last
         self.performed = 0
         self.on_note: Callable[[str, Mapping[str, Any]], None] | None = None
         self.expected_visit = 0.0  # seconds, of the default; 0 while unknown
@@ -469,6 +470,7 @@ class Ledger:
         found = self._past.get(self._find_key(record))
         if found is not None:
             self.replayed += 1
+            self.last = key
             self.now = max(self.now, float(found["t"]))
             result = found["result"]
             if not isinstance(result, dict):

@@ -208,7 +208,7 @@ def void_over(within: Sequence[float]) -> float:
     Args:
         within: standard deviation of a visit inside one process, by metric, log units.
     """
-    return max(ANCHOR_DRIFT, *(3 * math.sqrt(2) * sigma for sigma in within))
+    return max([ANCHOR_DRIFT, *(3 * math.sqrt(2) * sigma for sigma in within)])
 
 
 def anchor_moved(before: Visit, after: Visit, metrics: Sequence[str]) -> float:

@@ -19,7 +19,7 @@ from dyno.errors import ProfileError
 from dyno.profiles.io import write_atomically
 from dyno.settings import SETTINGS
 
-from . import __version__, journal, replace
+from . import __version__, journal, records, replace
 from .alike import differences, match_of, versions_of
 from .crew import Crew, Lane
 from .emit import Made, device_of, engine_of, incumbent_settings, model_of, profile_of
@@ -358,7 +358,8 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
         if not description.virtual_time:
             rates |= _note_machine(request, description, executor, ledger, progress)
         tune = Tune(ledger, space, options, incumbents=head["incumbents"], shared=shared, crew=crew)
-        outcome = tune.run()
+        with records.fitting(book.path, lambda: "" if ledger.performed else ledger.last):
+            outcome = tune.run()
         variants: list[Variant] = []
         if options.pareto and outcome.status != "interrupted":
             given = _planned_defaults(description)
@@ -406,6 +407,7 @@ def _ledger(
     executor: Executor, description: Description, request: Request, space: Space, book: journal.Journal,
     past: list[dict[str, Any]], progress: Progress, held: contextlib.ExitStack,
 ) -> Ledger:  # fmt: skip
+    records.check_resumable(book.path, past, space.identity)
     bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
     watch = getattr(executor, "watch", Machine)  # on the machine that computes
     watched = watch is not Machine or not description.virtual_time

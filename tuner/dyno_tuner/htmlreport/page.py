@@ -10,18 +10,21 @@ import base64
 import gzip
 import html
 import json
+import logging
 import os
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from ..errors import TuneError
+from ..errors import JournalError, TuneError
 from ..journal import unpacked_name
+from ..records import ODD
 from .read import read
 from .sections import Page, fill
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+_log = logging.getLogger("dyno.tuner")
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
@@ -52,7 +55,15 @@ def _json(value: Any) -> str:
 def render(journal: Path) -> str:
     """The page of a journal. Raises JournalError where it cannot be read, TuneError without plotly."""
     page = Page()
-    fill(page, read(journal))
+    run = read(journal)
+    try:
+        fill(page, run)
+    except ODD as error:  # each record is sound, but not all of them together
+        raise JournalError(
+            f"journal {journal}: its records do not fit together ({type(error).__name__}: {error!s:.100})"
+        ) from error
+    if run.odd:
+        _log.warning("%s; %d record(s) are left out of the report", run.odd[0], len(run.odd))
     library = _plotly() if page.figures else ""
     scripts = (
         f'<script type="application/json" id="figures">{_json(page.figures)}</script>\n'

@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .. import in_place, journal
+from .. import in_place, journal, records
 from ..errors import JournalError, TuneError
-from ..target import METRICS, Configuration, Quality, TrialStatus, Visit, Workload
+from ..target import METRICS, Configuration, Quality, Visit, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -76,7 +76,7 @@ class Run:
     operations: int = 0
     seconds: float = 0.0
     damaged: int = 0  # lines that are not whole
-    unusable: int = 0  # whole lines whose content makes no sense
+    odd: list[str] = field(default_factory=list)  # whole lines whose content makes no sense, each with why
 
     def noted(self, kind: str) -> Iterator[dict[str, Any]]:
         return (n for n in self.notes if n["note"] == kind)
@@ -122,20 +122,20 @@ def read(path: Path) -> Run:
     if not loaded.records:
         raise JournalError(f"journal {path}: holds no whole record of a tune; give a file *.journal.jsonl")
     run = Run(str(path), journal.sha256(path), damaged=loaded.damaged)
-    for record in loaded.records:
+    for place, record in enumerate(loaded.records, 1):
         if "run" in record:
             run.head = run.head or record
         elif isinstance(record.get("note"), str):
             run.notes.append(record)
         elif "op" in record:
-            _operation(run, record, 0)
+            _operation(run, path, place, record, 0)
         else:
-            run.unusable += 1
+            run.odd.append(f"journal {path}: {records.named(record, place)}: it is of no kind that is known")
     if "workload" in run.head:
         try:
             run.workload = Workload.from_dict(run.head["workload"])
         except (KeyError, TypeError, ValueError, OverflowError, TuneError):
-            run.unusable += 1
+            run.odd.append(f"journal {path}: record 1 ('run'): its workload is none")
     if not (run.head or run.operations or run.notes):
         raise JournalError(f"journal {path}: holds {len(loaded.records)} records, none of them of a tune")
     _read_devices(run, path)
@@ -159,50 +159,35 @@ def _read_devices(run: Run, path: Path) -> None:
             run.absent.append(beside.name)  # it is of another run
             continue
         run.damaged += loaded.damaged
-        for record in loaded.records:
+        for place, record in enumerate(loaded.records, 1):
             if "op" in record:
-                _operation(run, record, device)
+                _operation(run, beside, place, record, device)
 
 
-def _operation(run: Run, record: Mapping[str, Any], device: int) -> None:
-    t = number(record.get("t"))
-    if t is None:
-        run.unusable += 1
-        return
+def _operation(run: Run, path: Path, place: int, record: Mapping[str, Any], device: int) -> None:
     try:
+        records.flaw(record)
+        t = float(record["t"])
         if record["op"] == "visit" and str(record["key"]).startswith(in_place.KEY):
             _visit(record, t, device)  # another workload; what it gave stands in notes
         elif record["op"] == "visit":
             run.visits.append(_visit(record, t, device))
         elif record["op"] == "quality":
             run.qualities.append(_quality(record))
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
-        run.unusable += 1
+    except (*records.ODD, records.Odd) as error:
+        run.odd.append(f"journal {path}: {records.named(record, place)}: {error}")
         return
     run.operations += 1
     run.times.setdefault(device, []).append(t)
     run.seconds = max(run.seconds, t)
 
 
-def _configuration(data: Mapping[str, Any]) -> Configuration:
-    configuration = Configuration.from_dict(data)
-    kernels = [value for choice in configuration.kernels for value in choice.config.values()]
-    for value in [*configuration.settings.values(), *kernels]:
-        if not isinstance(value, bool | int | float | str):
-            raise ValueError(f"{value!r} is no setting's value")
-    return configuration
-
-
 def _visit(record: Mapping[str, Any], t: float, device: int) -> Seen:
+    configuration = Configuration.from_dict(record["config"])
     visit = Visit.from_dict(record["result"])
-    for sample in visit.samples:
-        if visit.status is TrialStatus.OK and not (
-            math.isfinite(sample.seconds) and sample.seconds > 0 and sample.tokens > 0
-        ):
-            raise ValueError(f"{sample.tokens} tokens in {sample.seconds} s is no rate")
-    configuration = _configuration(record["config"])
     return Seen(str(record["key"]), int(record["process"]), configuration, visit, t, device)
 
 
 def _quality(record: Mapping[str, Any]) -> Checked:
-    return Checked(str(record["key"]), _configuration(record["config"]), Quality.from_dict(record["result"]))
+    configuration = Configuration.from_dict(record["config"])
+    return Checked(str(record["key"]), configuration, Quality.from_dict(record["result"]))

@@ -151,11 +151,9 @@ def _top(page: Page, run: Run, found: Verdict) -> None:
         page.missing.append("The first record (device, model, engine, workload, seed) is missing or damaged.")
     if not found.final:
         page.missing.append(_UNCLOSED)
-    if run.damaged or run.unusable:
-        page.missing.append(
-            f"{run.damaged} line(s) are not whole and {run.unusable} record(s) make no sense; "
-            "they were left out."
-        )
+    if run.damaged or run.odd:
+        counts = f"{run.damaged} line(s) are not whole and {len(run.odd)} record(s) make no sense"
+        page.missing += [f"{counts}; they were left out.", *run.odd[:5]]
     for name in run.absent:
         page.missing.append(f"{name}, the journal of another device of this search, is not there.")
     stage = run.last("stage").get("name")
