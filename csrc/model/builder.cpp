@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "gguf/text.h"
 
 namespace dyno::model {
 namespace {
@@ -217,7 +218,7 @@ RopeSpec Builder::rope(bool neox, int64_t rotary_dims) {
     }
   } else {
     throw UnsupportedError(
-        str_cat("[model] ", key("rope.scaling.type"), " is '", scaling, "'; supported: none, linear, yarn"));
+        str_cat("[model] ", key("rope.scaling.type"), " is ", quoted(scaling), "; supported: none, linear, yarn"));
   }
   if (r.factor == 0) r.factor = 1.0;
   if (r.factor == 1.0) r.scaling = RopeScaling::none;

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "core/error.h"
+#include "gguf/text.h"
 #include "model/builder.h"
 
 namespace dyno::model {
@@ -38,7 +39,8 @@ ModelDesc describe_model(const GgufFile& file) {
     if (known.name != *architecture) continue;
     ModelDesc model;
     model.architecture = std::string(*architecture);
-    model.name = std::string(file.metadata().find_string("general.name").value_or(""));
+    const std::string_view name = file.metadata().find_string("general.name").value_or("");
+    model.name = is_utf8(name) ? std::string(name) : quoted(name);
     Builder builder(file, model);
     known.build(builder);
     builder.finish();
@@ -47,7 +49,7 @@ ModelDesc describe_model(const GgufFile& file) {
   }
   std::string names;
   for (const Architecture& known : kArchitectures) names += str_cat(names.empty() ? "" : ", ", known.name);
-  throw UnsupportedError(str_cat("[model] architecture '", *architecture, "' is not supported; known: ", names));
+  throw UnsupportedError(str_cat("[model] architecture ", quoted(*architecture), " is not supported; known: ", names));
 }
 
 int64_t ModelDesc::moe_layers() const {
@@ -100,7 +102,7 @@ std::string ffn_text(const FfnSpec& f) {
 }  // namespace
 
 std::string ModelDesc::describe() const {
-  std::string out = str_cat(architecture, name.empty() ? "" : " (" + name + ")", "\n  layers ", n_layers,
+  std::string out = str_cat(architecture, name.empty() ? "" : " (" + quoted(name) + ")", "\n  layers ", n_layers,
                             ", embedding ", n_embd, ", vocabulary ", n_vocab, ", context ", n_ctx_train,
                             ", parameters ", parameters(), "\n  norm eps ", norm_eps);
   if (embedding_scale != 1.0) out += str_cat(", embedding scale ", embedding_scale);

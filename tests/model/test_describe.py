@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from dyno import _core
 from dyno.errors import ModelError, UnsupportedError
-from dyno.testing import TensorSpec, tiny_gguf
+from dyno.testing import TensorSpec, Typed, tiny_gguf, tiny_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,3 +157,17 @@ def test_biases_of_a_file_are_used(tmp_path: Path) -> None:
     plain = _core.Session(llama(tmp_path / "a.gguf", {})).decode(tokens, "all")[0]
     path = llama(tmp_path / "b.gguf", {}, {"blk.0.ffn_down.bias": np.ones(32, np.float32)})
     assert np.abs(plain - _core.Session(path).decode(tokens, "all")[0]).max() > 1e-3
+
+
+def test_bytes_that_are_no_text_are_escaped(tmp_path: Path) -> None:
+    """A message with raw bytes is no string in Python, and a terminal obeys the rest."""
+    bad = Typed("string", b"q\xffen\x1b[31m")
+    path = tiny_gguf(tmp_path / "a.gguf", {"general.architecture": bad}, [])
+    with pytest.raises(UnsupportedError, match=r"architecture 'q\\xffen\\x1b\[31m' is not supported"):
+        _core.describe_model(path)
+    path = tiny_model(tmp_path / "s.gguf", metadata={"llama.rope.scaling.type": bad})
+    with pytest.raises(UnsupportedError, match=r"llama.rope.scaling.type is 'q\\xffen\\x1b\[31m'; supported"):
+        _core.describe_model(path)
+    path = tiny_model(tmp_path / "n.gguf", metadata={"general.name": bad})
+    assert _core.describe_model(path)["name"] == "'q\\xffen\\x1b[31m'"
+    assert "\x1b" not in _core.describe_model_text(path)
