@@ -15,20 +15,27 @@ size_t aligned(size_t bytes) { return checked_align(bytes, kAlignment, "the aren
 
 }  // namespace
 
+bool in_arena(const Plan& plan, ValueId id) {
+  const Value& value = plan.values[static_cast<size_t>(id)];
+  const bool used = value.list != ListId::expanded || plan.expands();
+  return used && value.first_use >= 0 && id != plan.logits;
+}
+
+size_t value_bytes(const Plan& plan, const Value& value) {
+  const int64_t tokens = value.list == ListId::fused ? std::min(plan.ubatch, kFusedTokens) : plan.ubatch;
+  const size_t bytes = checked_mul(value.bytes_per_token, static_cast<size_t>(tokens), "the arena (bytes x tokens)");
+  return checked_add(bytes, value.bytes_fixed, "the arena");
+}
+
 void layout_arena(Plan& plan, int64_t ubatch) {
   DYNO_CHECK(PlanError, ubatch >= 1 && ubatch <= 65536, "[plan] ubatch is ", ubatch, "; expected 1 to 65536");
   plan.ubatch = ubatch;
-  const auto bytes_of = [&](const Value& v) {
-    const int64_t tokens = v.list == ListId::fused ? std::min(ubatch, kFusedTokens) : ubatch;
-    const size_t bytes = checked_mul(v.bytes_per_token, static_cast<size_t>(tokens), "the arena (bytes x tokens)");
-    return aligned(checked_add(bytes, v.bytes_fixed, "the arena"));
-  };
+  const auto bytes_of = [&](const Value& v) { return aligned(value_bytes(plan, v)); };
 
   // Largest first, each at the lowest offset that is free during its life.
   std::vector<size_t> order;
   for (size_t i = 0; i < plan.values.size(); ++i) {
-    const bool used = plan.values[i].list != ListId::expanded || plan.expands();
-    if (used && plan.values[i].first_use >= 0 && static_cast<ValueId>(i) != plan.logits) order.push_back(i);
+    if (in_arena(plan, static_cast<ValueId>(i))) order.push_back(i);
   }
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return bytes_of(plan.values[a]) > bytes_of(plan.values[b]); });

@@ -214,6 +214,9 @@ void check_memory(const Plan& plan, size_t free_bytes, bool weights_loaded = fal
 
 // Re-plans the arena for another u-batch or mla_mode; op lists and placement stay.
 void layout_arena(Plan& plan, int64_t ubatch);
+// Whether a value lies in the arena, and how many bytes a u-batch needs there.
+bool in_arena(const Plan& plan, ValueId id);
+size_t value_bytes(const Plan& plan, const Value& value);
 // Re-plans the cache.
 void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& context);
 

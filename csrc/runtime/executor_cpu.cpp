@@ -17,15 +17,18 @@ struct CpuExecutor::Env {
   ops::CpuContext context;
   LaunchBatch batch;
   int64_t tokens;
-  std::byte* arena;
-  std::byte* cache;
+  const PartedBuffer& arena;
+  const PartedBuffer& cache;
   float* logits;
   bool ids_settled = false;  // a matter of GPUs
+
+  std::byte* keys_of(int32_t layer) const { return cache.at(2 * static_cast<size_t>(layer)); }
+  std::byte* values_of(int32_t layer) const { return cache.at(2 * static_cast<size_t>(layer) + 1); }
 
   std::byte* at(const plan::Operand& operand) const {
     if (!operand) return nullptr;
     std::byte* base = operand.value == plan.logits ? reinterpret_cast<std::byte*>(logits)
-                                                   : arena + plan.values[static_cast<size_t>(operand.value)].offset;
+                                                   : arena.at(static_cast<size_t>(operand.value));
     return base + operand.offset_bytes;
   }
   const std::byte* weight(model::WeightId id) const { return weights.data(id); }
@@ -46,11 +49,27 @@ CpuExecutor::CpuExecutor(const model::ModelDesc& model, const plan::Plan& plan, 
     : model_(model), plan_(plan), weights_(weights), pool_(pool) {}
 
 void CpuExecutor::prepare(const plan::Selection& selection, int max_threads, bool clear_cache) {
-  if (arena_.size() != plan_.arena_bytes) arena_ = HostBuffer(plan_.arena_bytes, "the arena");
-  if (clear_cache || cache_.size() != plan_.kv_bytes) cache_ = HostBuffer(plan_.kv_bytes, "the KV cache");
-  scratch_per_thread_ = selection.scratch_per_thread(plan_.ubatch);
-  const size_t scratch = scratch_per_thread_ * static_cast<size_t>(max_threads);
-  if (scratch_.size() != scratch) scratch_ = HostBuffer(scratch, "kernel scratch");
+  std::vector<BufferPart> values(plan_.values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const plan::Value& value = plan_.values[i];
+    if (plan::in_arena(plan_, static_cast<plan::ValueId>(i))) values[i] = {value.offset, value_bytes(plan_, value)};
+  }
+  if (!arena_.holds(plan_.arena_bytes, values)) {
+    arena_ = PartedBuffer(plan_.arena_bytes, std::move(values), "the arena");
+  }
+  std::vector<BufferPart> layers;
+  const auto positions = static_cast<size_t>(plan_.context.ctx * plan_.context.sequences);
+  for (const plan::KvLayer& kv : plan_.kv) {
+    layers.push_back({kv.k_offset, static_cast<size_t>(kv.k_row_bytes) * positions});
+    layers.push_back({kv.v_offset, static_cast<size_t>(kv.v_row_bytes) * positions});
+  }
+  if (clear_cache || !cache_.holds(plan_.kv_bytes, layers)) {
+    cache_ = PartedBuffer(plan_.kv_bytes, std::move(layers), "the KV cache");
+  }
+  const size_t scratch = selection.scratch_per_thread(plan_.ubatch);
+  if (!scratch_.holds(scratch, static_cast<size_t>(max_threads))) {
+    scratch_ = StripedBuffer(scratch, static_cast<size_t>(max_threads), "kernel scratch");
+  }
 }
 
 // Moves the rows whose logits are wanted together; the others stop here.
@@ -59,7 +78,7 @@ void CpuExecutor::select_rows(Env& env, std::span<const int32_t> rows, std::span
   if (wanted == env.tokens) return;
   for (const plan::ValueId id : values) {
     const plan::Value& value = plan_.values[static_cast<size_t>(id)];
-    std::byte* base = arena_.data() + value.offset;
+    std::byte* base = arena_.at(static_cast<size_t>(id));
     for (int64_t row = 0; row < wanted; ++row) {
       const int32_t from = rows[static_cast<size_t>(row)];
       if (from != row) {
@@ -80,7 +99,7 @@ void CpuExecutor::run(const MicroBatch& batch, const plan::Selection& selection,
                       .threads = threads,
                       .isa = plan_.device.isa,
                       .scratch = scratch_.data(),
-                      .scratch_per_thread = scratch_per_thread_},
+                      .scratch_per_thread = scratch_.stride()},
           .batch = {.tokens = batch.tokens.data(),
                     .positions = batch.positions.data(),
                     .runs = batch.runs.data(),
@@ -90,8 +109,8 @@ void CpuExecutor::run(const MicroBatch& batch, const plan::Selection& selection,
                     .captured_routing = batch.captured_routing,
                     .routing_stride = batch.routing_stride},
           .tokens = static_cast<int64_t>(batch.tokens.size()),
-          .arena = arena_.data(),
-          .cache = cache_.data(),
+          .arena = arena_,
+          .cache = cache_,
           .logits = batch.logits};
   const plan::NodeList& list = plan_.list_for(env.tokens);
   const NodeRange range = nodes_to_run(list, batch);

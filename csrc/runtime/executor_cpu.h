@@ -32,10 +32,9 @@ class CpuExecutor final : public Executor {
   const plan::Plan& plan_;
   const Weights& weights_;
   ThreadPool& pool_;
-  HostBuffer arena_;
-  HostBuffer cache_;
-  HostBuffer scratch_;
-  size_t scratch_per_thread_ = 0;
+  PartedBuffer arena_;     // by value
+  PartedBuffer cache_;     // keys and values of each layer
+  StripedBuffer scratch_;  // by thread
 };
 
 }  // namespace dyno::runtime

@@ -1,7 +1,10 @@
-// Anonymous host memory, page-aligned and zeroed; pages become resident when first touched.
+// Host memory that starts as zeros. Pages become resident when first touched. Under AddressSanitizer it comes from the
+// heap, whose blocks have red zones; anonymous mappings have none.
 #pragma once
 
 #include <cstddef>
+#include <span>
+#include <vector>
 
 namespace dyno::runtime {
 
@@ -22,6 +25,50 @@ class HostBuffer {
  private:
   std::byte* data_ = nullptr;
   size_t size_ = 0;
+};
+
+// A place in a buffer. Several may share one, as values of the arena do that are never in use at the same time.
+struct BufferPart {
+  size_t offset = 0;
+  size_t bytes = 0;
+  friend bool operator==(const BufferPart&, const BufferPart&) = default;
+};
+
+// A buffer by its parts. Under AddressSanitizer every part is a heap block of its own, so that an access past its end
+// is an error even where another part follows.
+class PartedBuffer {
+ public:
+  PartedBuffer() = default;
+  // Parts without bytes have no address. Throws OutOfMemoryError.
+  PartedBuffer(size_t bytes, std::vector<BufferPart> parts, const char* purpose);
+
+  std::byte* at(size_t part) const { return addresses_[part]; }
+  // Whether a buffer of these parts would be the same.
+  bool holds(size_t bytes, std::span<const BufferPart> parts) const;
+
+ private:
+  size_t bytes_ = 0;
+  std::vector<BufferPart> parts_;
+  std::vector<HostBuffer> blocks_;  // one, or under AddressSanitizer one for each part
+  std::vector<std::byte*> addresses_;
+};
+
+// `count` equal parts, one behind the other. Under AddressSanitizer the bytes between them are red zones.
+class StripedBuffer {
+ public:
+  StripedBuffer() = default;
+  // Throws OutOfMemoryError. `bytes` is a multiple of 64.
+  StripedBuffer(size_t bytes, size_t count, const char* purpose);
+
+  std::byte* data() const { return memory_.data(); }
+  size_t stride() const { return stride_; }
+  bool holds(size_t bytes, size_t count) const { return bytes == bytes_ && count == count_; }
+
+ private:
+  size_t bytes_ = 0;
+  size_t count_ = 0;
+  size_t stride_ = 0;
+  HostBuffer memory_;
 };
 
 }  // namespace dyno::runtime

@@ -1,7 +1,8 @@
 // From a node of the op list to the launch of its op: the one place that fills every family's arguments, for every
 // device. An Env gives the pointers and the context of a device:
-//   model, plan, selection, context, tokens (rows that go on), cache, batch (LaunchBatch);
+//   model, plan, selection, context, tokens (rows that go on), batch (LaunchBatch);
 //   ids_settled: what chose the experts of this layer is over when a launch after its up_gate begins;
+//   keys_of(layer), values_of(layer): of the cache;
 //   at(operand), weight(id), inverse_frequencies(table), soft_cap(values, count, cap), copy_ids(from, count, to),
 //   sample(config, desc, logits): by the settings of the generation that is under way.
 #pragma once
@@ -272,8 +273,8 @@ void launch_node(const plan::Node& node, Env& env) {
         launch_op(config, d,
                   ops::AttentionArgs{.q = floats(node.x),
                                      .q_stride = node.x.stride_bytes / kF32,
-                                     .k_cache = env.cache + kv.k_offset,
-                                     .v_cache = env.cache + kv.v_offset,
+                                     .k_cache = env.keys_of(node.layer),
+                                     .v_cache = env.values_of(node.layer),
                                      .k_row_bytes = kv.k_row_bytes,
                                      .v_row_bytes = kv.v_row_bytes,
                                      .slot_positions = plan.context.ctx,
@@ -293,7 +294,7 @@ void launch_node(const plan::Node& node, Env& env) {
         launch_op(config, d,
                   ops::KvStoreArgs{.x = floats(node.x),
                                    .x_stride = node.x.stride_bytes / kF32,
-                                   .cache = env.cache + (node.value_cache ? kv.v_offset : kv.k_offset),
+                                   .cache = node.value_cache ? env.values_of(node.layer) : env.keys_of(node.layer),
                                    .row_bytes = node.value_cache ? kv.v_row_bytes : kv.k_row_bytes,
                                    .slot_positions = plan.context.ctx,
                                    .runs = env.batch.runs,
@@ -317,8 +318,8 @@ void launch_node(const plan::Node& node, Env& env) {
                                         .positions = env.batch.positions,
                                         .inv_freq = env.inverse_frequencies(node.rope_table),
                                         .mscale = plan.rope_tables[static_cast<size_t>(node.rope_table)].mscale,
-                                        .k_cache = env.cache + kv.k_offset,
-                                        .v_cache = env.cache + kv.v_offset,
+                                        .k_cache = env.keys_of(node.layer),
+                                        .v_cache = env.values_of(node.layer),
                                         .k_row_bytes = kv.k_row_bytes,
                                         .v_row_bytes = kv.v_row_bytes,
                                         .slot_positions = plan.context.ctx,
@@ -342,8 +343,8 @@ void launch_node(const plan::Node& node, Env& env) {
                                          .eps = node.eps,
                                          .inv_freq = env.inverse_frequencies(node.rope_table),
                                          .mscale = plan.rope_tables[static_cast<size_t>(node.rope_table)].mscale,
-                                         .k_cache = env.cache + kv.k_offset,
-                                         .v_cache = env.cache + kv.v_offset,
+                                         .k_cache = env.keys_of(node.layer),
+                                         .v_cache = env.values_of(node.layer),
                                          .k_row_bytes = kv.k_row_bytes,
                                          .v_row_bytes = kv.v_row_bytes,
                                          .slot_positions = plan.context.ctx,
@@ -380,7 +381,7 @@ void launch_node(const plan::Node& node, Env& env) {
         const plan::KvLayer& kv = plan.kv[static_cast<size_t>(node.layer)];
         const int64_t slot_bytes = plan.context.ctx * kv.k_row_bytes;
         launch_op(config, d,
-                  ops::MlaExpandArgs{.latents = env.cache + kv.k_offset + run.slot * slot_bytes,
+                  ops::MlaExpandArgs{.latents = env.keys_of(node.layer) + run.slot * slot_bytes,
                                      .row_bytes = kv.k_row_bytes,
                                      .k_b = weight(node.w),
                                      .k_b_stride_bytes = stack_stride(node.w),

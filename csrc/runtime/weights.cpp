@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/sanitizers.h"
 #include "gguf/dequantize.h"
 #include "gguf/quant_blocks.h"
 #include "ops/matmul/layout.h"
@@ -101,19 +102,27 @@ void fill_weight(const GgufFile& file, const model::Weight& weight, ops::Layout 
 Weights::Weights(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan, ThreadPool& pool,
                  int threads)
     : data_(model.weights.size()) {
+  std::vector<BufferPart> parts(plan.weights.size());
   size_t total = 0;
-  for (const plan::WeightPlacement& p : plan.weights) total += p.mapped ? 0 : aligned(p.bytes);
-  owned_ = HostBuffer(total, "weights");
-  size_t offset = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (plan.weights[i].mapped && !kAddressSanitizer) continue;
+    parts[i] = {total, plan.weights[i].bytes};
+    total += aligned(plan.weights[i].bytes);
+  }
+  owned_ = PartedBuffer(total, std::move(parts), "weights");
   for (size_t i = 0; i < model.weights.size(); ++i) {
     const model::Weight& weight = model.weights[i];
     const plan::WeightPlacement& placement = plan.weights[i];
-    if (placement.mapped) {
+    if (placement.mapped && !kAddressSanitizer) {
       data_[i] = weight.tensor->data;
       continue;
     }
-    std::byte* target = owned_.data() + offset;
-    offset += aligned(placement.bytes);
+    std::byte* target = owned_.at(i);
+    if (placement.mapped) {
+      std::memcpy(target, weight.tensor->data, weight.tensor->bytes().size());
+      data_[i] = target;
+      continue;
+    }
     fill_weight(file, weight, placement.layout, target, pool, threads);
     data_[i] = target;
     file.advise_drop(weight.tensor->bytes());

@@ -1,4 +1,5 @@
 // Weights in the form the plan asks for: pages of the file, or owned copies that were repacked or converted.
+// Under AddressSanitizer all are copies, since pages of a file have no red zones.
 #pragma once
 
 #include <vector>
@@ -25,7 +26,7 @@ class Weights {
   }
 
  private:
-  HostBuffer owned_;
+  PartedBuffer owned_;
   std::vector<const std::byte*> data_;
 };
 

@@ -56,6 +56,14 @@ class Configured:
 
 
 @pytest.fixture(scope="session")
+def compiler() -> str:
+    """A C++ compiler of this machine."""
+    if COMPILER is None:
+        pytest.skip("needs a C++ compiler")
+    return COMPILER
+
+
+@pytest.fixture(scope="session")
 def configure(tmp_path_factory: pytest.TempPathFactory) -> Configure:
     """configure(SWITCH=value, …): CMake run in a fresh folder; the same switches are configured once."""
     if not (CMAKE and NINJA and COMPILER):

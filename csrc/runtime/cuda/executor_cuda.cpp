@@ -35,6 +35,8 @@ struct CudaExecutor::Env {
   std::byte* cache;
   bool ids_settled = false;
 
+  std::byte* keys_of(int32_t layer) const { return cache + plan.kv[static_cast<size_t>(layer)].k_offset; }
+  std::byte* values_of(int32_t layer) const { return cache + plan.kv[static_cast<size_t>(layer)].v_offset; }
   std::byte* at(const plan::Operand& operand) const {
     if (!operand) return nullptr;
     std::byte* base = operand.value == plan.logits
