@@ -103,6 +103,11 @@ ODD: dict[str, tuple[Callable[[list[Record]], int], str]] = {
     "a time of no number": (change("visit", "t", to="soon"), "t is 'soon', which is no number"),
     "an endless time": (change("visit", "t", to=1e300), "t is 1e+300, which is out of range"),
     "half a quality": (change("quality", "result", "mean_kld", to=...), "it has no 'mean_kld'"),
+    "a load that is none": (change("visit", "result", "cpu", to=[3]), "cpu is [3], which is no dict"),
+    "time that was lost for ever": (
+        change("visit", "result", "cpu", to={"lost": 1e300}),
+        "cpu.lost is 1e+300, which is out of range",
+    ),
     "no incumbents": (change(RUN, "incumbents", to=...), "it has no 'incumbents'"),
     "an incumbent that is a number": (
         change(RUN, "incumbents", to=[4]),

@@ -193,6 +193,10 @@ def _operation(record: Mapping[str, Any]) -> None:
     if "gpu" in result:
         Conditions().add(result["gpu"])
         number(result["gpu"]["power_limit_w"] or 0.0, "gpu.power_limit_w")
+    if "cpu" in result:
+        _is(result["cpu"], dict, "cpu")
+        for name in ("others", "steal", "dropped", "lost"):
+            number(result["cpu"].get(name, 0), f"cpu.{name}", MOST_SECONDS)
 
 
 def _visit(visit: Visit, metrics: object) -> None:
