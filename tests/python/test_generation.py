@@ -455,11 +455,14 @@ def test_closing_under_other_threads_is_an_error_for_them() -> None:
     said: list[str] = []
 
     def until_closed(look: Callable[[], object]) -> None:
-        try:
-            while True:
+        while True:
+            try:
                 look()
-        except DynoError as error:
-            said.append(str(error))
+            except DynoError as error:
+                if "no draw is queued" in str(error):  # all tokens were drawn before the engine closed
+                    continue
+                said.append(str(error))
+                return
 
     looks = (generation.next, lambda: session.position(0), lambda: generation.token)
     threads = [threading.Thread(target=until_closed, args=(look,)) for look in looks]
