@@ -378,7 +378,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", type=Path, help="GGUF file")
-    parser.add_argument("--budget", type=float, default=12.0, help="seconds of each tune")
+    parser.add_argument("--budget", type=float, default=30.0, help="seconds of each tune")
     parser.add_argument("--tunes", type=int, default=100, help="of each kind")
     parser.add_argument("--first", type=int, default=0, help="seed of the first one")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)

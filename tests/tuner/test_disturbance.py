@@ -81,13 +81,18 @@ class _Kernel:
         ]
         (self.root / "proc" / "stat").write_text("\n".join(rows) + "\n")
 
-    def process(self, pid: int, parent: int, used: float, ended: float = 0.0, name: str = "python") -> None:
+    def process(
+        self, pid: int, parent: int, used: float, ended: float = 0.0, name: str = "python",
+        cpu: int | None = None,
+    ) -> None:  # fmt: skip
+        cpu = min(os.sched_getaffinity(0)) if cpu is None else cpu
         tick = os.sysconf("SC_CLK_TCK")
         folder = self.root / "proc" / str(pid)
         folder.mkdir(exist_ok=True)
         zeros = " ".join("0" * 9)
         times = f"{round(used * tick)} 0 {round(ended * tick)} 0"
-        (folder / "stat").write_text(f"{pid} ({name}) S {parent} {zeros} {times} 20 0 1 0 0\n")
+        rest = " ".join("0" * 21)
+        (folder / "stat").write_text(f"{pid} ({name}) S {parent} {zeros} {times} {rest} {cpu} 0\n")
 
     def quota(self, cpus: float, version: int = 2) -> Path:
         """Its folder."""
@@ -116,10 +121,12 @@ def test_the_load_of_others_is_that_of_the_cpus_without_this_run(kernel: _Kernel
     """The workers of this run, and what their ended children used, are no others."""
     kernel.process(90001, os.getpid(), used=5.0)
     kernel.process(90002, 1, used=7.0, name="cc1plus")
+    kernel.process(90003, 1, used=7.0, name="elsewhere", cpu=9999)
     kernel.count(busy=12.0, steal=1.0)
     with CpuWatch(root=str(kernel.root), period=60.0).window() as load:
         kernel.process(90001, os.getpid(), used=5.5, ended=0.3)
         kernel.process(90002, 1, used=8.2, name="cc1plus")
+        kernel.process(90003, 1, used=9.0, name="elsewhere", cpu=9999)
         kernel.count(busy=14.0, steal=1.1)
     assert load.seconds == pytest.approx(2.0)
     assert load.others == pytest.approx((2.0 - 0.8) / 2)
@@ -231,13 +238,14 @@ class _Scripted:
 
 class _Setup:
     def __init__(
-        self, windows: list[Load], waits: list[Load] | None = None, patience: float | None = 10.0
-    ) -> None:
+        self, windows: list[Load], waits: list[Load] | None = None, patience: float | None = 10.0,
+        left: float = 1e9,
+    ) -> None:  # fmt: skip
         self.watch = _Scripted(windows, waits or [CALM])
         self.notes: list[str] = []
         self.slept = 0.0
         self.made = 0
-        self.careful = Careful(self.watch, self._note, lambda seen: None, self._sleep, patience)
+        self.careful = Careful(self.watch, self._note, lambda seen: None, self._sleep, patience, lambda: left)
 
     def _note(self, kind: str, **data: Any) -> None:
         self.notes.append(kind)
@@ -291,6 +299,13 @@ def test_force_measures_in_spite_of_it_and_marks_the_profile() -> None:
     conditions.add_load(seen["cpu"])
     assert conditions.to_dict() == {"disturbed": True}
     profiles.Environment(**conditions.to_dict())
+
+
+def test_nobody_waits_longer_than_the_budget_lasts() -> None:
+    setup = _Setup([BUSY], [BUSY], left=2.0)
+    with pytest.raises(DisturbedError):
+        setup.measure()
+    assert setup.slept == pytest.approx(2.0, abs=REST)
 
 
 def test_a_failure_is_not_repeated() -> None:

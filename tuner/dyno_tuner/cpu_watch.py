@@ -32,6 +32,7 @@ LATE = 0.5  # seconds that a look may come late before the run counts as stopped
 
 # Fields of a line of /proc/stat, after its name.
 _USER, _NICE, _SYSTEM, _STEAL = 0, 1, 2, 7
+_CPU = 36  # field "processor" of /proc/PID/stat, after the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class _Process:
     state: str
     own: float  # seconds of CPU
     children: float  # seconds of the children that have ended
+    cpu: str  # that it ran on last
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,8 @@ class CpuWatch:
             for pid, p in after.processes.items()
             if pid not in after.ours
         }
-        busiest = sorted((pid for pid in used if used[pid] > LIMIT), key=lambda pid: -used[pid])
+        here = [pid for pid in used if used[pid] > LIMIT and after.processes[pid].cpu in self._cpus]
+        busiest = sorted(here, key=lambda pid: -used[pid])
         load.busiest = [f"{after.processes[p].name} ({p}): {used[p]:.1f}" for p in busiest[:3]]
 
     def _read(self) -> _Reading:
@@ -207,11 +210,11 @@ class CpuWatch:
             text = "".join(_lines(entry / "stat"))
             head, _, rest = text.rpartition(")")
             words = rest.split()
-            if len(words) > 14:
+            if len(words) > _CPU:
                 found[int(entry.name)] = _Process(
                     head.partition("(")[2], int(words[1]), words[0],
-                    (int(words[11]) + int(words[12])) / self._tick, (int(words[13]) + int(words[14])) /
-                    self._tick,
+                    (int(words[11]) + int(words[12])) / self._tick,
+                    (int(words[13]) + int(words[14])) / self._tick, f"cpu{words[_CPU]}",
                 )  # fmt: skip
         return found
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -155,7 +156,9 @@ class Ledger:
             if self._stopped.is_set():
                 raise KeyboardInterrupt
 
-        self._careful = Careful(watch, self.note, self._show, pause, patience) if watch is not None else None
+        self._careful: Careful | None = None
+        if watch is not None:
+            self._careful = Careful(watch, self.note, self._show, pause, patience, self._budget_left)
         self._seen = Conditions()  # of a journal, where nothing is watched now
         self.lost = 0.0  # seconds of measurements that others disturbed, and of waiting for rest
         # What an earlier budget has cut short is done again where there is more time now.
@@ -442,6 +445,9 @@ class Ledger:
         usual = 600.0 if self.expected_visit == 0 else max(self._deadline_floor, 5 * self.expected_visit)
         usual += rest
         return usual if self._limit is None else min(usual, max(1.0, self._limit - self.now))
+
+    def _budget_left(self) -> float:
+        return math.inf if self._budget is None else max(0.0, OVERRUN * self._budget - self.now)
 
     def _within_budget(self, deadline: float, bounded: bool) -> float:
         """Nobody waits for what hangs for longer than the budget lasts, give or take a twentieth."""

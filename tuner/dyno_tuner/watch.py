@@ -8,6 +8,7 @@ decide nothing about a configuration; they say whether a window counts.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from dataclasses import dataclass, field
@@ -278,17 +279,20 @@ class Careful:
         sleep: waits for a GPU to cool down.
         patience: seconds that one measurement waits for the CPUs to come to rest; None: it does not wait, and
             a disturbed window counts and is marked.
+        left: seconds of the run's budget that were left when the measurement began; it waits no longer.
     """
 
     def __init__(
         self, watch: Watch, note: Callable[..., None], seen: Callable[[Mapping[str, Any]], None],
         sleep: Callable[[float], None], patience: float | None = PATIENCE,
+        left: Callable[[], float] = lambda: math.inf,
     ) -> None:  # fmt: skip
         self._watch = watch
         self._note = note
         self._seen = seen
         self._sleep = sleep
         self._patience = patience
+        self._left = left
         self._strangers: set[int] = set()  # processes on the GPU that were said
         self._hot = False  # the last window was measured on a GPU that stayed throttled
         self._restless = False  # the message about others' load was given, and no window was at rest since
@@ -305,6 +309,7 @@ class Careful:
         """
         throttled = disturbed = 0
         lost = 0.0  # seconds
+        left = self._left()
         pauses = iter(() if self._hot else COOLING)
         while True:
             begun = time.monotonic()
@@ -318,7 +323,8 @@ class Careful:
             if window.disturbed and self._patience is not None:
                 disturbed += 1
                 took = time.monotonic() - begun
-                self._come_to_rest(window.disturbed, max(self._patience, WINDOWS * took), lost + took)
+                patience = min(max(self._patience, WINDOWS * took), left)
+                self._come_to_rest(window.disturbed, patience, lost + took)
                 lost += time.monotonic() - begun
                 continue
             if not window.throttled:
