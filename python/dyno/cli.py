@@ -54,10 +54,10 @@ def root(
 )
 def tune(context: typer.Context) -> None:
     """Hand everything to the tuner."""
-    from dyno_tuner import cli
+    from dyno_tuner import entry
 
     sys.argv = ["dyno tune", *context.args]
-    cli.main()
+    entry.main()
 
 
 def main() -> None:

@@ -1,17 +1,18 @@
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import optuna
 import pytest
 import typer
 from dyno.errors import DynoError
 from dyno_tuner.arguments import parse_duration
-from dyno_tuner.cli import app
+from dyno_tuner.cli import app, main
 from dyno_tuner.diff import compare_profiles
-from dyno_tuner.errors import TuneError
+from dyno_tuner.errors import Interrupted, TuneError
 from dyno_tuner.inline import InlineExecutor
 from dyno_tuner.session import Request, run
 from dyno_tuner.target import Workload
@@ -124,19 +125,89 @@ def test_one_line_on_standard_error(tmp_path: Path) -> None:
     assert done.stderr.startswith("tune: ")
 
 
-def test_an_interrupt_while_the_command_loads_leaves_no_trace() -> None:
+@pytest.mark.parametrize(
+    "how",
+    [
+        "raise KeyboardInterrupt",
+        "os.kill(os.getpid(), signal.SIGINT)",
+        # As modules in C do that clear what is raised while they load: then the command went on for minutes.
+        "try: os.kill(os.getpid(), signal.SIGINT); time.sleep(5)\n            except BaseException: pass",
+    ],
+)
+def test_an_interrupt_while_the_command_loads_is_one_line(how: str) -> None:
     code = (
-        "import sys\n"
+        "import os, signal, sys, time\n"
         "class Interrupted:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'typer':\n"
-        "            raise KeyboardInterrupt\n"
+        f"            {how}\n"
         "sys.meta_path.insert(0, Interrupted())\n"
         "from dyno_tuner.entry import main\n"
         "main()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    said = "tune: interrupted before anything was measured\n"
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
+
+
+def test_an_interrupt_that_was_switched_off_stays_so() -> None:
+    """As of a command in the background of a script."""
+    code = (
+        "import signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "sys.argv = ['tune', '--version']\n"
+        "from dyno_tuner.entry import main\n"
+        "try: main()\n"
+        "finally: assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (KeyboardInterrupt(), "interrupted; if something was measured, the same command with --resume"),
+        (
+            Interrupted("interrupted before anything was proven; p.yaml is left as it was"),
+            "p.yaml is left as",
+        ),
+    ],
+)
+def test_an_interrupt_of_a_tune_has_its_exit_code_and_a_line(
+    raised: BaseException,
+    said: str,
+    tiny_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stopped(request: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("dyno_tuner.session.run", stopped)
+    words = ["tune", "-m", str(tiny_dir / "qwen3moe-tiny.gguf"), "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert said in capsys.readouterr().err
+
+
+def test_an_interrupt_that_keeps_the_old_profile(tmp_path: Path) -> None:
+    """The run ends as interrupted ones do, and what stood there stays."""
+
+    class Stopped(InlineExecutor):
+        def visit(self, *arguments: Any) -> Any:
+            raise KeyboardInterrupt
+
+    target = SimulatedTarget("saturating", 5)
+    options = Options(Workload(pp=64, tg=8), seed=5, max_trials=4, rounds=2, max_rounds=2)
+    request = Request("simulated", options, out=tmp_path / "p.yaml", quiet=True)
+    run(request, InlineExecutor(target), target.surface.space())
+    before = (tmp_path / "p.yaml").read_bytes()
+    with pytest.raises(Interrupted, match="left as it was, continue with --resume"):
+        run(request, Stopped(target), target.surface.space())
+    assert (tmp_path / "p.yaml").read_bytes() == before
 
 
 @pytest.mark.parametrize(

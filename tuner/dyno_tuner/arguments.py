@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def printable(text: str) -> str:
-    """With escapes for what a terminal would obey or not show: names come from files that anybody wrote."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def usage(parse: Callable[..., T], *words: Any) -> T:
     """What `parse` makes of a word of the command line; what it cannot read is wrong usage."""
     try:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
+from dyno._shell import escaped
 from dyno.errors import DynoError
 from rich.console import Console
 
@@ -30,11 +31,11 @@ from .arguments import (
     held_settings,
     least_deadline,
     parse_duration,
-    printable,
     usage,
     usual_workload,
 )
-from .errors import TuneError
+from .entry import EARLY
+from .errors import Interrupted, TuneError
 from .memory import parse_bytes
 from .samplers import SAMPLERS
 from .target import Workload
@@ -60,6 +61,14 @@ class _Commands(typer.core.TyperGroup):
             args = ["--model", *args]
         return super().parse_args(ctx, args)
 
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        """Here, because typer ends a command that was interrupted without a word."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print(_LATER if _state["measuring"] else EARLY, file=sys.stderr)
+            raise typer.Exit(130) from None
+
 
 app = typer.Typer(
     name="tune",
@@ -69,7 +78,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Find, prove and write down the fastest settings for a model on this machine.",
 )
-_state = {"verbose": False}
+_state = {"verbose": False, "measuring": False}
+_LATER = "tune: interrupted; if something was measured, the same command with --resume goes on from there"
 
 
 app.command(name="ab")(ab)
@@ -165,6 +175,7 @@ def tune(
         request.force = force
         request.held, request.memory_limit = held, limit
         request.text = str(text.absolute()) if text is not None and engine == "dyno" else None
+        _state["measuring"] = True
         result = run(request) if cluster is None else cluster.tune(request, workers)
     _print_result(result, request, as_json)
     if result.outcome.status == "interrupted":
@@ -457,8 +468,8 @@ def history(
         gain = " ".join(f"{m} {r:.3f}×" for m, r in row.gain.items()) or "-"
         date = row.date[:16] or "no date"
         shown = f"{date:<16}  {row.status:<10}  {gain:<22}  {row.seconds:>6.0f} s  {row.model}"
-        print(printable(shown))
-        print(printable(f"{'':<16}  {row.path}"))
+        print(escaped(shown))
+        print(escaped(f"{'':<16}  {row.path}"))
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -470,10 +481,12 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _stop)  # a polite kill writes what is proven, as Ctrl-C does
     try:
         app(standalone_mode=True, prog_name="dyno tune" if sys.argv[0] == "dyno tune" else "tune")
+    except Interrupted as error:
+        _fail(error, 130)
     except (TuneError, DynoError) as error:
         _fail(error, 1)
     except KeyboardInterrupt:
-        print("tune: interrupted before anything was measured", file=sys.stderr)
+        print(EARLY, file=sys.stderr)
         sys.exit(130)
     except OSError as error:
         _fail(error, 1)
@@ -482,7 +495,7 @@ def main() -> None:
 def _fail(error: BaseException, code: int) -> None:
     if _state["verbose"]:
         traceback.print_exception(error, file=sys.stderr)
-    print(f"tune: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+    print(f"tune: {escaped(' '.join(str(error).split()))}", file=sys.stderr)
     sys.exit(code)
 
 

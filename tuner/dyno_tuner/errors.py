@@ -8,6 +8,11 @@ class TuneError(Exception):
     """The run cannot start or go on. The message names the value at fault and what to do."""
 
 
+class Interrupted(TuneError):
+    """Ctrl-C or SIGTERM ended the run, and there is nothing new to be written. The message says what is left
+    and how to go on."""
+
+
 class JournalError(TuneError):
     """The journal cannot be written, read or continued."""
 

@@ -24,7 +24,7 @@ from .alike import differences, match_of, versions_of
 from .crew import Crew, Lane
 from .emit import Made, device_of, engine_of, incumbent_settings, model_of, profile_of
 from .environment import Surroundings, look_around
-from .errors import DisturbedError, JournalError, TuneError
+from .errors import DisturbedError, Interrupted, JournalError, TuneError
 from .joint import Study
 from .knobs import Facts, Knob, resolve
 from .ledger import Executor, Ledger
@@ -384,7 +384,7 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
     if tune.disturbance and not proven:
         raise DisturbedError(f"{tune.disturbance}; nothing was proven until then. {_TO_REST}")
     if outcome.status == "interrupted" and not proven and out.exists():
-        raise TuneError(
+        raise Interrupted(
             f"interrupted before anything was proven; {out} is left as it was, continue with --resume"
         )
     try:
