@@ -10,6 +10,7 @@ more near zero, where the probable tokens are: a reference compared with itself 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import zipfile
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ReferenceReader", "ReferenceWriter"]
+__all__ = ["ReferenceReader", "ReferenceWriter", "check_destination"]
 
 _FORMAT = "dyno-reference-1"
 _MAX_HEADER_BYTES = 1 << 16
@@ -79,16 +80,34 @@ class ReferenceWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._zip.close()
-        if kind is None and self._written == self._expected:
-            os.replace(self._partial, self._path)
-        else:
+        try:
+            self._zip.close()
+            if kind is None and self._written == self._expected:
+                os.replace(self._partial, self._path)
+        finally:  # a disk that is full shows when the file is closed
             with suppress(FileNotFoundError):
                 os.unlink(self._partial)
 
     def _put(self, name: str, array: NDArray[Any]) -> None:
         with self._zip.open(f"{name}.npy", "w", force_zip64=True) as member:
             npy.write_array(member, array, allow_pickle=False)
+
+
+def check_destination(path: str | os.PathLike[str]) -> None:
+    """Whether a reference can be written to `path`, before minutes of work.
+
+    Raises:
+        IsADirectoryError, FileNotFoundError, NotADirectoryError, PermissionError: It cannot; the error names
+            the path.
+    """
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        missing = errno.ENOTDIR if os.path.exists(folder) else errno.ENOENT
+        raise OSError(missing, os.strerror(missing), folder)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
 
 
 class ReferenceReader:

@@ -358,6 +358,12 @@ def test_perplexity_and_references(dyno: Any, trained_model: Path, eval_text: Pa
     assert "mean KLD" in dyno(*common[:-1], "--reference", reference).stdout
 
 
+def test_a_reference_that_cannot_be_saved_is_said_at_once(dyno: Any, eval_text: Path, tmp_path: Path) -> None:
+    """Before the model is opened, let alone computed with."""
+    done = dyno("perplexity", "-m", tmp_path / "absent.gguf", "-f", eval_text, "--save-reference", tmp_path)
+    assert (done.returncode, done.stderr) == (1, f"error: {tmp_path}: Is a directory\n")
+
+
 def test_a_reference_of_another_vocabulary(
     dyno: Any, tiny: Path, trained_model: Path, eval_text: Path, tmp_path: Path
 ) -> None:

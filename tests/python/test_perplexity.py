@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from dyno import perplexity as measure
 from dyno.errors import ModelError, PlanError
-from dyno.reference import ReferenceReader, ReferenceWriter
+from dyno.reference import ReferenceReader, ReferenceWriter, check_destination
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -163,3 +165,39 @@ def test_other_npz_files_are_no_reference(tmp_path: Path) -> None:
     np.savez(tmp_path / "y.npz", a=np.zeros(3))
     with pytest.raises(PlanError, match="no reference that dyno wrote"):
         ReferenceReader(tmp_path / "y.npz")
+
+
+def test_a_reference_that_does_not_fit_leaves_no_file_and_the_old_one(
+    chunks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "reference.npz"
+    path.write_bytes(b"the old one")
+    writer = ReferenceWriter(path, chunks[:1], N_VOCAB, "model")
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    writer.add(np.zeros((7, N_VOCAB)), np.zeros(7))
+    writer.end_chunk()
+    monkeypatch.setattr(writer._zip, "close", full)
+    with pytest.raises(OSError, match="No space left"), writer:
+        pass
+    assert [p.name for p in tmp_path.iterdir()] == ["reference.npz"]
+    assert path.read_bytes() == b"the old one"
+    monkeypatch.undo()
+    writer._zip.close()
+
+
+def test_where_a_reference_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    check_destination(tmp_path / "new.npz")
+    check_destination(tmp_path / "file")
+    check_destination("new.npz")
+    with pytest.raises(IsADirectoryError):
+        check_destination(tmp_path)
+    with pytest.raises(FileNotFoundError) as caught:
+        check_destination(tmp_path / "absent" / "new.npz")
+    assert caught.value.filename == str(tmp_path / "absent")
+    with pytest.raises(NotADirectoryError):
+        check_destination(tmp_path / "file" / "new.npz")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]

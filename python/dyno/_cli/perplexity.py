@@ -68,8 +68,10 @@ def perplexity(
     from dyno._progress import progress
     from dyno.engine import Engine
     from dyno.errors import PlanError
-    from dyno.reference import ReferenceReader, ReferenceWriter
+    from dyno.reference import ReferenceReader, ReferenceWriter, check_destination
 
+    if save_reference is not None:
+        check_destination(save_reference)
     with ExitStack() as stack:
         theirs = None if reference is None else stack.enter_context(ReferenceReader(reference))
         length = ctx if ctx is not None else 512 if theirs is None else theirs.ctx
