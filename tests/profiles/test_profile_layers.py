@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import pwd
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dyno._home import home
 from dyno.profiles import (
     CudaDevice,
     EngineIdentity,
@@ -338,6 +341,26 @@ def test_default_layers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setenv("XDG_CONFIG_HOME", "relative")  # to be ignored
     monkeypatch.setenv("HOME", str(tmp_path))
     assert user_folder() == tmp_path / ".config" / "dyno" / "profiles"
+
+
+@pytest.mark.parametrize("empty", ["", "relative/home", None])
+def test_an_empty_home_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty: str | None) -> None:
+    """`Path.home()` takes it for the root of the file system."""
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    if empty is None:
+        monkeypatch.delenv("HOME", raising=False)
+    else:
+        monkeypatch.setenv("HOME", empty)
+    known = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    assert home() == known
+    assert user_folder() == known / ".config" / "dyno" / "profiles"
+
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(ProfileError, match="no home folder is known; set HOME or XDG_CONFIG_HOME"):
+        user_folder()
 
 
 def test_tune_writes_where_the_runtime_looks(

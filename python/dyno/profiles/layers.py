@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from dyno._home import home
 from dyno.errors import ProfileError
 from dyno.profiles.io import load_profile
 from dyno.profiles.match import MIN_SCORE, Comparison, Level, MatchResult, score
@@ -69,7 +70,7 @@ def user_folder() -> Path:
     if os.path.isabs(configured):  # the specification says to ignore relative ones
         return Path(configured) / "dyno" / "profiles"
     try:
-        return Path.home() / ".config" / "dyno" / "profiles"
+        return home() / ".config" / "dyno" / "profiles"
     except RuntimeError as error:
         raise ProfileError("[profile] no home folder is known; set HOME or XDG_CONFIG_HOME") from error
 

@@ -12,6 +12,8 @@ import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dyno._home import home
+
 from ..errors import TuneError
 
 if TYPE_CHECKING:
@@ -21,8 +23,11 @@ _DONE = "built"  # written last: a build that was cut short is begun anew
 
 
 def cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "dyno" / "builds"
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        return (Path(base) if os.path.isabs(base) else home() / ".cache") / "dyno" / "builds"
+    except RuntimeError as error:
+        raise TuneError("no home folder is known to keep builds in; set HOME or XDG_CACHE_HOME") from error
 
 
 def commit_of(text: str, repository: Path) -> str | None:
