@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +25,6 @@ from dyno_tuner.errors import TuneError
 from dyno_tuner.target import Workload
 from fake_engines import fake
 from typer.testing import CliRunner
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORK = Workload(pp=64, tg=8)
 
@@ -144,7 +142,20 @@ def model(tiny_dir: Path) -> str:
 
 def _ab(*arguments: str) -> tuple[int, str]:
     done = CliRunner().invoke(app, ["ab", "--workload", "pp=64,tg=8", "--rounds", "2", "-q", *arguments])
-    return done.exit_code, done.output
+    error = done.exception if isinstance(done.exception, TuneError) else ""
+    return done.exit_code, done.output + str(error)
+
+
+def test_the_profile_of_another_model_is_used_only_if_it_is_forced(model: str) -> None:
+    other = next((Path(__file__).parents[2] / "profiles").glob("xeon-*pycode-moe*.yaml"))
+    work = Workload(pp=16, tg=2)
+    with pytest.raises(TuneError, match=r"belongs to another model.*--force-profile"):
+        DynoSide("B", model, profile=other).run(work)
+    side = DynoSide("B", model, profile=other, force=True)
+    assert set(side.run(work).rates) == {"pp", "tg"}
+    assert "--force-profile" in _ab("--help")[1]
+    code, said = _ab("default", "x.yaml", "-m", str(Path(model).parent), "--force-profile")
+    assert (code, "a folder; name a file in it: " in said) == (1, True), said
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -52,6 +53,72 @@ def test_wrong_usage(tmp_path: Path) -> None:
     assert "threads" in _tune("--model", str(file), "--set", "thread=3")[1]
     assert "integer" in _tune("--model", str(file), "--set", "threads=many")[1]
     assert _tune()[0] == 2
+
+
+def test_a_folder_in_place_of_the_model_names_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "notes.txt").touch()
+    code, said = _tune("--model", str(folder))
+    assert (code, said) == (1, f"model {folder}: a folder without a GGUF file")
+    for name in "dcba":
+        (folder / f"{name}.gguf").touch()
+    said = _tune("--model", str(folder))[1]
+    assert said == f"model {folder}: a folder; name a file in it: a.gguf, b.gguf, c.gguf, …"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("foo", "storage foo: no URL of a database; give a URL such as sqlite:///tune.db"),
+        ("nodatabase://x/y", "storage nodatabase://x/y: no URL of a database"),
+        ("sqlite:////nowhere/at/all/tune.db", "unable to open database file"),
+        ("postgresql://user@127.0.0.1:1/db", "storage postgresql://user@127.0.0.1:1/db: "),
+    ],
+)
+def test_a_storage_that_cannot_be_used_moves_nothing(url: str, said: str, tmp_path: Path) -> None:
+    target = SimulatedTarget("saturating", 5)
+    options = Options(Workload(pp=64, tg=8), seed=5, max_trials=2, rounds=2, max_rounds=2)
+    request = Request("simulated", options, out=tmp_path / "p.yaml", quiet=True)
+    run(request, InlineExecutor(target), target.surface.space())
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    request.storage = url
+    with pytest.raises(TuneError) as caught:
+        run(request, InlineExecutor(target), target.surface.space())
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("program", [["dyno_tuner.entry"]])
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [("tune --mo", "--model"), ("tune hist", "history"), ("tune ab --force", "--force-profile")],
+)
+def test_the_shell_completes_options_and_subcommands(program: list[str], words: str, wanted: str) -> None:
+    environment = {
+        **os.environ, "_TUNE_COMPLETE": "complete_bash", "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", *program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == [wanted]
+    assert done.stderr == ""
+
+
+def test_a_closed_pipe_is_no_error_message(tmp_path: Path) -> None:
+    """As of `tune history | head -1`: what wrote the lines is not to complain that nobody reads them."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "dyno_tuner.entry", "history", str(tmp_path)],
+            stdout=writing, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_a_bare_model(tmp_path: Path) -> None:

@@ -134,6 +134,21 @@ def held_settings(pairs: list[str], engine: str) -> dict[str, Any]:
     return held
 
 
+def check_model(model: str) -> None:
+    """Raises TuneError where `model` is no file that can be read, with what to name instead."""
+    if os.path.isdir(model):
+        try:
+            inside = sorted(n for n in os.listdir(model) if n.endswith(".gguf"))
+        except OSError as error:
+            raise TuneError(f"model {model}: a folder that cannot be read: {error.strerror}") from error
+        named = f"; name a file in it: {', '.join(inside[:3])}" if inside else " without a GGUF file"
+        raise TuneError(f"model {model}: a folder{named}{', …' if len(inside) > 3 else ''}")
+    if not os.path.isfile(model):
+        raise TuneError(f"model {model}: no such file")
+    if not os.access(model, os.R_OK):
+        raise TuneError(f"model {model}: permission to read it is missing")
+
+
 def least_deadline(engine: str, device: str, model: str) -> float:
     """Seconds that any trial may take: on a GPU the weights have to get there, from a disk at worst."""
     if engine != "dyno":

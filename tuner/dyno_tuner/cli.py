@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
 import sys
@@ -24,6 +23,7 @@ from . import __version__
 from . import cli_options as o
 from .ab.command import ab
 from .arguments import (
+    check_model,
     command_line,
     device_names,
     devices_of,
@@ -157,8 +157,7 @@ def tune(
     if workload is not None:
         usage(Workload.parse, workload)
     device_names(device, gpu)
-    if not os.path.isfile(model):
-        raise TuneError(f"model {model}: no such file")
+    check_model(model)
     with contextlib.ExitStack() as stack:
         cluster = _cluster(ray, stack) if ray is not None else None
         if cluster is not None:

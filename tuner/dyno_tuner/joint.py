@@ -394,6 +394,27 @@ def _difference(name: str, there: Any, here: Any) -> str:
     return f"another {name} ({there}, here {here})"
 
 
+def check_storage(url: str) -> None:
+    """Whether a storage can be used, before a tune changes anything on its account.
+
+    Raises:
+        TuneError: it is no URL of a database, its driver is not installed, or nothing answers there.
+    """
+    shown = redact_text(url)
+    advice = "give a URL such as sqlite:///tune.db or postgresql://user@host/db"
+    try:
+        engine = sqlalchemy.create_engine(with_driver(url))
+        try:
+            engine.connect().close()
+        finally:
+            engine.dispose()
+    except (sqlalchemy.exc.ArgumentError, sqlalchemy.exc.NoSuchModuleError) as error:
+        raise TuneError(f"storage {shown}: no URL of a database; {advice}") from error
+    except Exception as error:  # whatever a database driver raises
+        why = redact_text(" ".join(str(error).split()))
+        raise TuneError(f"storage {shown}: {why}") from error
+
+
 def with_driver(url: str) -> str:
     """`postgresql://…` with a driver that is installed; any other URL as it is.
 

@@ -25,7 +25,7 @@ from .crew import Crew, Lane
 from .emit import Made, device_of, engine_of, incumbent_settings, model_of, profile_of
 from .environment import Surroundings, look_around
 from .errors import DisturbedError, Interrupted, JournalError, TuneError
-from .joint import Study
+from .joint import Study, check_storage
 from .knobs import Facts, Knob, resolve
 from .ledger import Executor, Ledger
 from .memory import MemoryLimit, NearMiss
@@ -259,6 +259,8 @@ def run(
         space: what to search; by default the knobs of the table that apply.
         others: with `executor`: those of further devices.
     """
+    if request.storage is not None and not request.resume:  # a journal knows what the storage has said
+        check_storage(request.storage)
     with contextlib.ExitStack() as stack:
         try:
             scratch = stack.enter_context(scratch_folder("dyno-tune-"))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dyno import profiles
 from dyno.settings import SETTINGS
 
+from .arguments import check_model
 from .confirm import WIDEST_MARGIN, visits_in_round
 from .emit import workload_of
 from .errors import TuneError
@@ -339,8 +340,7 @@ def verify(
         own = executor is None
         if executor is None:
             file = model or model_file(path, profile)
-            if not os.path.isfile(file):
-                raise TuneError(f"model {file}: no such file")
+            check_model(file)
             needed = workload.longest
             target: dict[str, Any] = {"model": os.path.abspath(file), "settings": {}, "scratch": scratch}
             where = device or profile.match.device.kind

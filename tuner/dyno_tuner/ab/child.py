@@ -88,7 +88,10 @@ def main() -> None:
         build = dict(_core.build_info())
     except (ImportError, AttributeError):
         pass  # a build that does not tell is named by its version alone
-    with dyno.Engine(ask["model"], device=ask["device"], profile=ask["profile"], **ask["settings"]) as engine:
+    force = {"force_profile": True} if ask["force"] else {}  # a build before it was there knows no such thing
+    with dyno.Engine(
+        ask["model"], device=ask["device"], profile=ask["profile"], **force, **ask["settings"]
+    ) as engine:
         done = speed(engine, ask) if ask["do"] == "speed" else answers(engine, ask)
         fallbacks = getattr(engine, "fallbacks", [])
         # A build that does not tell is taken at its word: it was given the profile.

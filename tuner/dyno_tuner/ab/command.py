@@ -17,6 +17,7 @@ from dyno.devices import built_for_cuda, resolve_device
 
 from .. import cli_options as o  # noqa: TC001  (typer reads annotations when the command runs)
 from ..arguments import (
+    check_model,
     command_line,
     device_names,
     devices_of,
@@ -56,6 +57,7 @@ def ab(
     flags_b: o.FlagsB = "",
     profile_a: o.ProfileA = None,
     profile_b: o.ProfileB = None,
+    force: o.Force = False,
     hold: o.Held = None,
     binaries: o.Binaries = None,
     repository: o.Repository = None,
@@ -87,6 +89,7 @@ def ab(
     for option, value, takers, over in (
         ("-- FLAGS", flags, FOREIGN, kinds), ("--text", text, FOREIGN, kinds), ("--log", log, FOREIGN, kinds),
         ("--bin", binaries, {Kind.FOREIGN_PROFILE}, kinds), ("--set", hold, DYNO, kinds),
+        ("--force-profile", force, DYNO, kinds),
         ("--define", defines, {Kind.COMMIT}, kinds), ("--repo", repository, {Kind.COMMIT}, kinds),
         ("--flags-a", flags_a, FOREIGN, kinds[:1]), ("--flags-b", flags_b, FOREIGN, kinds[1:]),
         ("--profile-a", profile_a, {Kind.BUILD, Kind.COMMIT}, kinds[:1]),
@@ -94,8 +97,7 @@ def ab(
     ):  # fmt: skip
         if value:
             _check_taken(option, takers, over)
-    if not os.path.isfile(model):
-        raise TuneError(f"model {model}: no such file")
+    check_model(model)
     if out is not None:
         _check_writable(out)
     number = _gpu(device, gpu, foreign=FOREIGN.issuperset(kinds))
@@ -107,7 +109,7 @@ def ab(
         given = Given(
             os.path.abspath(model), number, str(text.absolute()) if text else None, deadline,
             str(said.absolute()), binaries, repository or Path.cwd(), defines or (), flags or (),
-            held,
+            held, force,
         )  # fmt: skip
         sides: dict[str, Side] = {}
         for name, word, own, profile in (("A", a, flags_a, profile_a), ("B", b, flags_b, profile_b)):

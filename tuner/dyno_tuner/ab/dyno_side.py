@@ -48,6 +48,7 @@ class DynoSide:
     build: folder to import `dyno` from; None: the installed one.
     profile: path of a profile; None: the engine's defaults.
     settings: values that stand above the profile.
+    force: takes the profile also if it belongs to another model.
     """
 
     kind = "dyno"
@@ -55,6 +56,7 @@ class DynoSide:
     def __init__(
         self, name: str, model: str, *, build: Path | None = None, profile: Path | None = None,
         settings: Mapping[str, Any] | None = None, gpu: int | None = None, deadline: float = 600.0,
+        force: bool = False,
     ) -> None:  # fmt: skip
         self._name = name
         self._model = model
@@ -63,6 +65,7 @@ class DynoSide:
         self._settings = dict(settings or {})
         self._gpu = gpu
         self._deadline = deadline
+        self._force = force and profile is not None
         self.facts: dict[str, Any] = {
             "engine": "dyno", "build": str(build) if build else None,
             "profile": str(profile) if profile else None, "settings": self._settings,
@@ -73,7 +76,7 @@ class DynoSide:
         request = {
             "do": do, "model": self._model, "device": "cpu" if self._gpu is None else f"cuda:{self._gpu}",
             "profile": str(self._profile) if self._profile and not exact else None,
-            "settings": dict(settings), **more,
+            "settings": dict(settings), "force": self._force and not exact, **more,
         }  # fmt: skip
         command = [sys.executable, "-P", str(Path(__file__).with_name("child.py")), json.dumps(request)]
         path = {"PYTHONPATH": str(self._build)} if self._build is not None else {}

@@ -38,6 +38,7 @@ class Given:
     defines: Sequence[str] = ()  # of CMake, for commits
     command: Sequence[str] = ()  # flags for the binaries of both sides
     settings: dict[str, Any] = field(default_factory=dict)  # of dyno, for both sides
+    force: bool = False  # takes profiles of dyno that belong to another model
 
 
 class Kind(enum.Enum):
@@ -96,7 +97,7 @@ def make_side(
     if flags and own:
         raise TuneError(f"side {name}: {own!r} are flags of other engines' binaries, and {word} is dyno")
     return DynoSide(name, given.model, build=package, profile=profile, settings=given.settings, gpu=given.gpu,
-                    deadline=given.deadline)  # fmt: skip
+                    deadline=given.deadline, force=given.force)  # fmt: skip
 
 
 def _profile(name: str, path: Path, given: Given, flags: list[str], own: str) -> Side:
@@ -108,7 +109,7 @@ def _profile(name: str, path: Path, given: Given, flags: list[str], own: str) ->
                 f"side {name}: {own!r} are flags of other engines' binaries, and {path} is of dyno"
             )
         return DynoSide(name, given.model, profile=path.absolute(), settings=given.settings, gpu=given.gpu,
-                        deadline=given.deadline)  # fmt: skip
+                        deadline=given.deadline, force=given.force)  # fmt: skip
     command = tuned_with(profile)[2]
     try:
         binaries = binaries_folder(path, profile, str(given.binaries) if given.binaries is not None else None)
