@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
+import typer.main
 
 from dyno._cli import bench, explain, foreign_flags, info, perplexity, profiles, run, state
 from dyno._shell import escaped
@@ -48,7 +50,22 @@ def root(
         print(context.get_help())
 
 
+class _Tune(typer.core.TyperCommand):
+    """Hands on what stands behind its name, also what a shell asks of it."""
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """What `tune` itself would complete: options and subcommands."""
+        from dyno_tuner.cli import app as tuner
+
+        group: Any = typer.main.get_command(tuner)
+        words = list(ctx.args)
+        command = group.commands.get(words[0]) if words else None
+        inner = (command or group).make_context("tune", words[1 if command else 0 :], resilient_parsing=True)
+        return inner.command.shell_complete(inner, incomplete)
+
+
 @app.command(
+    cls=_Tune,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     help="Measure this machine with a model and write a profile (the same as the command `tune`).",
 )

@@ -90,18 +90,25 @@ def test_a_storage_that_cannot_be_used_moves_nothing(url: str, said: str, tmp_pa
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.parametrize("program", [["dyno_tuner.entry"]])
+@pytest.mark.parametrize("program", ["tune", "dyno tune"])
 @pytest.mark.parametrize(
     ("words", "wanted"),
-    [("tune --mo", "--model"), ("tune hist", "history"), ("tune ab --force", "--force-profile")],
+    [
+        ("--mo", "--model"),
+        ("-m x.gguf --bud", "--budget"),
+        ("hist", "history"),
+        ("ab --force", "--force-profile"),
+    ],
 )
-def test_the_shell_completes_options_and_subcommands(program: list[str], words: str, wanted: str) -> None:
+def test_the_shell_completes_options_and_subcommands(program: str, words: str, wanted: str) -> None:
+    line = f"{program} {words}"
     environment = {
-        **os.environ, "_TUNE_COMPLETE": "complete_bash", "COMP_WORDS": words,
-        "COMP_CWORD": str(len(words.split()) - 1),
+        **os.environ, f"_{program.split()[0].upper()}_COMPLETE": "complete_bash", "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split()) - 1),
     }  # fmt: skip
+    module = "dyno_tuner.entry" if program == "tune" else "dyno"
     done = subprocess.run(
-        [sys.executable, "-m", *program], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", module], env=environment, capture_output=True, text=True, check=False
     )
     assert done.stdout.split() == [wanted]
     assert done.stderr == ""
