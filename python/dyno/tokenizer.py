@@ -8,17 +8,17 @@ inside a character. No text is normalised (no NFC, no trimming), so that decodin
 from __future__ import annotations
 
 import codecs
+import operator
+import os
 import threading
+import weakref
+from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dyno import _vocabulary
 from dyno._vocabulary import TokenType, Vocabulary
 from dyno.errors import ModelError, PlanError
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable
 
 __all__ = ["TextStream", "Tokenizer"]
 
@@ -39,6 +39,7 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self._lock = threading.Lock()
+        _tokenizers.add(self)
 
     @classmethod
     def from_metadata(cls, metadata: _vocabulary.Metadata) -> Tokenizer:
@@ -116,9 +117,10 @@ class Tokenizer:
             special: Also spell out control tokens.
 
         Raises:
+            PlanError: `tokens` are no token ids: no iterable, text or bytes, or an item that is no integer.
             ValueError: A token id outside the vocabulary.
         """
-        ids = [int(t) for t in tokens]
+        ids = _token_ids(tokens)
         text = b"".join(self.piece(t, special=special) for t in ids)
         if self.vocabulary.add_space_prefix and text.startswith(b" ") and self._starts_plain(ids):
             text = text[1:]
@@ -128,8 +130,10 @@ class Tokenizer:
         """Bytes of one token: possibly only a part of a character.
 
         Raises:
+            PlanError: `token` is no integer.
             ValueError: A token id outside the vocabulary.
         """
+        token = _token_id(token)
         if not 0 <= token < len(self._pieces):
             raise ValueError(f"token {token} lies outside the vocabulary of {len(self._pieces)} tokens")
         if not special and self.vocabulary.types[token] in (TokenType.CONTROL, TokenType.UNKNOWN):
@@ -165,6 +169,12 @@ class Tokenizer:
 
         return _hf_tokenizer.build(self.vocabulary)
 
+    def _after_fork(self) -> None:
+        """In a forked child: if a thread was encoding, it is not here to end that and to release the lock."""
+        if self._lock.locked():
+            self._lock = threading.Lock()
+            self.__dict__.pop("_hf", None)  # the library counts that thread as a reader for ever
+
     @cached_property
     def _uncovered(self) -> frozenset[int]:
         """Bytes that no token can spell."""
@@ -198,6 +208,17 @@ class Tokenizer:
         return frozenset(t for t in self.vocabulary.tokens if len(t) == 1)
 
 
+_tokenizers: weakref.WeakSet[Tokenizer] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for tokenizer in _tokenizers:
+        tokenizer._after_fork()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
+
+
 class TextStream:
     """Incremental decoding: characters come out when they are complete.
 
@@ -218,6 +239,21 @@ class TextStream:
     def finish(self) -> str:
         """What is left at the end: U+FFFD for a character that was never completed, or nothing."""
         return self._decoder.decode(b"", final=True)
+
+
+def _token_id(token: object) -> int:
+    if isinstance(token, bool):
+        raise PlanError(f"[tokenizer] a token id must be an integer, not {token!r}")
+    try:
+        return operator.index(token)  # type: ignore[arg-type]
+    except TypeError:
+        raise PlanError(f"[tokenizer] a token id must be an integer, not {token!r:.60}") from None
+
+
+def _token_ids(tokens: object) -> list[int]:
+    if isinstance(tokens, (str, bytes, bytearray)) or not isinstance(tokens, Iterable):
+        raise PlanError(f"[tokenizer] tokens must be a list of token ids, not {tokens!r:.60}")
+    return [_token_id(token) for token in tokens]
 
 
 def _byte_symbols() -> dict[int, str]:

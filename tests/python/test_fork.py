@@ -86,3 +86,40 @@ def test_a_forked_child_gets_an_error_and_never_waits(tiny_dir: Path, how: str) 
         check=False,
     )
     assert done.stdout.split() == ["child", "parent"], done.stderr[-3000:]
+
+
+ENCODES = """
+import os, signal, sys, threading
+from dyno.tokenizer import Tokenizer
+
+tokenizer = Tokenizer.from_gguf(sys.argv[1])
+text = "def f(x): return x + 1\\n"
+want = tokenizer.encode(text), tokenizer.encode("<|endoftext|>", parse_special=True)
+held = threading.Event()
+def encode():  # up to where the library goes to work
+    with tokenizer._lock:
+        held.set()
+        threading.Event().wait()
+threading.Thread(target=encode, daemon=True).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)  # ends a child that waits for ever
+    assert (tokenizer.encode(text), tokenizer.encode("<|endoftext|>", parse_special=True)) == want
+    assert tokenizer.decode(want[0]) == text
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+os._exit(0)
+"""
+
+
+def test_a_child_encodes_while_a_thread_of_its_parent_does(trained_model: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", ENCODES, str(trained_model)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from dyno.errors import ModelError, UnsupportedError
+from dyno.errors import ModelError, PlanError, UnsupportedError
 from dyno.tokenizer import Tokenizer
 from vocabularies import SAMPLES, byte_level, encode_sentencepiece, sentencepiece
 
@@ -224,6 +224,22 @@ def test_text_that_cannot_be_spelled_is_an_error_not_a_loss() -> None:
 def test_tokens_outside_the_vocabulary(token: int) -> None:
     with pytest.raises(ValueError, match=str(token)):
         bpe().decode([token])
+
+
+@pytest.mark.parametrize(
+    "tokens", [5, None, "12", b"12", [1.5], ["1"], [None], [True], [[1]], np.ones((2, 2), np.int32)], ids=repr
+)
+def test_what_is_no_list_of_token_ids(tokens: Any) -> None:
+    with pytest.raises(PlanError, match=r"\[tokenizer\] (tokens|a token id) must be"):
+        bpe().decode(tokens)
+
+
+def test_one_that_is_no_token_id() -> None:
+    for token in ("1", 1.0, None):
+        with pytest.raises(PlanError, match="a token id must be an integer"):
+            bpe().piece(token)  # type: ignore[arg-type]
+    ids = bpe().encode("fizz buzz")
+    assert bpe().decode(np.array(ids)) == bpe().decode(iter(ids)) == bpe().decode(ids) == "fizz buzz"
 
 
 def test_lone_surrogate() -> None:
