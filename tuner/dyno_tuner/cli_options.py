@@ -124,7 +124,7 @@ FlagsA = Annotated[str, typer.Option(help="Further flags of A's binaries, as one
 FlagsB = Annotated[str, typer.Option(help="Further flags of B's binaries, as one word.")]
 ProfileA = Annotated[Path | None, typer.Option(help="Profile for a build or commit A.")]
 ProfileB = Annotated[Path | None, typer.Option(help="Profile for a build or commit B.")]
-Force = Annotated[
+ForceProfile = Annotated[
     bool, typer.Option("--force-profile", help="Use profiles of dyno although they belong to another model.")
 ]
 Repository = Annotated[

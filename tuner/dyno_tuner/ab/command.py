@@ -57,7 +57,7 @@ def ab(
     flags_b: o.FlagsB = "",
     profile_a: o.ProfileA = None,
     profile_b: o.ProfileB = None,
-    force: o.Force = False,
+    force: o.ForceProfile = False,
     hold: o.Held = None,
     binaries: o.Binaries = None,
     repository: o.Repository = None,
