@@ -224,6 +224,22 @@ class PySession {
   pid_t process_ = getpid();
 };
 
+// Lets handlers of signals run, so that Ctrl-C ends a long decode: now and then, because the GIL may have to be waited
+// for. Python runs them in its main thread only.
+class SignalCheck {
+ public:
+  void operator()() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_ < std::chrono::milliseconds(20)) return;
+    const nb::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    last_ = std::chrono::steady_clock::now();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
 // A generation and the session that computes it, which Python keeps alive for it.
 class PyGeneration {
  public:
@@ -254,29 +270,13 @@ class PyGeneration {
   }
   int32_t next() {
     int32_t token = 0;
-    session_.change([&](runtime::Session& session) { token = session.next_token(generation_); });
+    session_.change([&](runtime::Session& session) { token = session.next_token(generation_, SignalCheck()); });
     return token;
   }
 
  private:
   PySession& session_;
   runtime::Generation generation_;
-};
-
-// Lets handlers of signals run, so that Ctrl-C ends a long decode: now and then, because the GIL may have to be waited
-// for. Python runs them in its main thread only.
-class SignalCheck {
- public:
-  void operator()() {
-    const auto now = std::chrono::steady_clock::now();
-    if (now - last_ < std::chrono::milliseconds(20)) return;
-    const nb::gil_scoped_acquire acquire;
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    last_ = std::chrono::steady_clock::now();
-  }
-
- private:
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
 runtime::LogitRows parse_rows(std::string_view rows) {
@@ -561,11 +561,12 @@ void bind_session(nb::module_& m) {
           nb::sig("def queue(self, uniform: numpy.ndarray, forced: numpy.ndarray | None = None) -> None"),
           "Allows as many more draws, each with its random number in [0, 1) (float32). forced: the tokens (int32) that "
           "are fed instead of those drawn, where not -1.")
-      .def("next", &PyGeneration::next,
-           "Feeds the next token, or the prompt, and returns the one drawn behind it; the sequence is that much longer "
-           "then. Raises PlanError when no draw is queued or the context is full, ModelError when the logits are not "
-           "finite; "
-           "the sequence is as long as before then.")
+      .def(
+          "next", &PyGeneration::next,
+          "Feeds the next token, or the prompt, and returns the one drawn behind it; the sequence is that much longer "
+          "then. Raises what a handler of a signal raises between two u-batches of a prompt, PlanError when no draw is "
+          "queued or the context is full, ModelError when the logits are not finite; the sequence is as long as before "
+          "then.")
       .def_prop_ro("token", &PyGeneration::token, "The token that is fed next; of a prompt the last one.")
       .def_prop_ro("queued", &PyGeneration::queued, "Draws that are queued and not yet made.");
 }

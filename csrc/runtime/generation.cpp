@@ -46,14 +46,14 @@ void Session::end_steps() {
 
 // A prompt goes through the lists as any does. What is left of its last token is the draw: that token's step, whose
 // position counts when what was drawn is read.
-void Session::begin_steps(Generation& generation) {
+void Session::begin_steps(Generation& generation, const std::function<void()>& between) {
   end_steps();
   const int32_t slot = generation.slot();
   const std::span<const int32_t> tokens = generation.tokens();
   check_room(slot, static_cast<int64_t>(tokens.size()));  // the context may have been made anew since
   const bool prompt = tokens.size() > 1;
   if (prompt) {
-    feed({.sequences = {{.slot = slot, .tokens = tokens}}});
+    feed({.sequences = {{.slot = slot, .tokens = tokens}}, .between = between});
     --positions_[static_cast<size_t>(slot)];
   }
   executor_->begin_draws({.slot = slot,
@@ -64,10 +64,10 @@ void Session::begin_steps(Generation& generation) {
   steps_of_ = generation.number_ = ++generations_;
 }
 
-int32_t Session::next_token(Generation& generation) {
+int32_t Session::next_token(Generation& generation, const std::function<void()>& between) {
   DYNO_CHECK(PlanError, executor_ != nullptr, "[session] this session was made to be planned, not to be run");
   DYNO_CHECK(PlanError, !generation.queued().empty(), "[generation] no draw is queued");
-  if (!executor_->draws()) return draw_on_host(generation);
+  if (!executor_->draws()) return draw_on_host(generation, between);
   const int32_t slot = generation.slot();
   const int64_t before = position(slot);
   const auto launch_ahead = [&] {
@@ -78,7 +78,7 @@ int32_t Session::next_token(Generation& generation) {
     }
   };
   try {
-    if (steps_of_ == 0 || steps_of_ != generation.number_) begin_steps(generation);
+    if (steps_of_ == 0 || steps_of_ != generation.number_) begin_steps(generation, between);
     launch_ahead();
     if (under_way_ == 0) check_room(slot, 1);  // throws
     const int32_t token = executor_->wait_draw();
@@ -109,12 +109,12 @@ int32_t Session::next_token(Generation& generation) {
 }
 
 // Each computed when it is asked for: on the CPU nothing is gained by running ahead.
-int32_t Session::draw_on_host(Generation& generation) {
+int32_t Session::draw_on_host(Generation& generation, const std::function<void()>& between) {
   const int64_t n_vocab = model_.n_vocab;
   const int32_t slot = generation.slot();
   const int64_t before = position(slot);
   const std::shared_ptr<float[]> logits = logits_memory(static_cast<size_t>(n_vocab));
-  decode({.sequences = {{.slot = slot, .tokens = generation.tokens()}}, .logits = logits.get()});
+  decode({.sequences = {{.slot = slot, .tokens = generation.tokens()}}, .logits = logits.get(), .between = between});
   const ops::SampleDesc desc{.m = 1, .n_vocab = n_vocab};
   const ops::Config config = ops::default_config(desc, DeviceInfo{});
   const ops::SampleSettings& settings = generation.settings();

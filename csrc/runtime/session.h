@@ -117,16 +117,16 @@ class Session {
   // kStepsAhead more are under way when it returns. Any other call that concerns the cache, or another generation, puts
   // an end to these: what they drew is forgotten, and the next call begins again where the sequence ends. Throws
   // PlanError without queued draws or room in the context, ModelError, with the position, when the logits to draw from
-  // are not finite; generation and sequence are unchanged then.
-  int32_t next_token(Generation& generation);
+  // are not finite; generation and sequence are unchanged then. `between`: as in DecodeRequest, for a prompt.
+  int32_t next_token(Generation& generation, const std::function<void()>& between = nullptr);
 
  private:
   void check_room(int32_t slot, int64_t tokens) const;
   void check_token(int32_t token, int64_t index, int32_t slot) const;
-  int32_t draw_on_host(Generation& generation);
+  int32_t draw_on_host(Generation& generation, const std::function<void()>& between);
   // Waits for the steps under way and forgets them.
   void end_steps();
-  void begin_steps(Generation& generation);
+  void begin_steps(Generation& generation, const std::function<void()>& between);
   // What decode() does with a request that it has checked.
   void feed(const DecodeRequest& request);
   void check(const DecodeRequest& request) const;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -13,7 +14,25 @@ import pytest
 from dyno.testing import tiny_model
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+
+@contextlib.contextmanager
+def interrupted() -> Iterator[None]:
+    """What runs within is interrupted soon after it began."""
+    begun = threading.Event()
+
+    def interrupt() -> None:
+        begun.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the event belongs to the call
+        begun.set()
+        yield
+    thread.join()
 
 
 def test_an_interrupt_ends_a_decode_between_two_ubatches(tmp_path: Path) -> None:
@@ -22,17 +41,25 @@ def test_an_interrupt_ends_a_decode_between_two_ubatches(tmp_path: Path) -> None
     model = tiny_model(tmp_path / "m.gguf", n_ctx=count, vocabulary=False)
     with dyno.Engine(model, device="cpu", profile=None, ctx=count, ubatch=4, threads=1) as engine:
         want = engine.logits([1, 2, 3])
-        begun = threading.Event()
-
-        def interrupt() -> None:
-            begun.wait()
-            os.kill(os.getpid(), signal.SIGINT)
-
-        thread = threading.Thread(target=interrupt)
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the event belongs to the call
-            begun.set()
+        with interrupted():
             engine.logits(np.ones(count - 3, np.int32), reset=False, rows="none")
-        thread.join()
         assert engine.position() == 3
         assert np.array_equal(engine.logits([1, 2, 3]), want)
+
+
+def test_an_interrupt_ends_the_prompt_of_a_generation(tmp_path: Path) -> None:
+    """Until the whole prompt was computed, it had no effect; the same generation goes on afterwards."""
+    count = 16_384
+    model = tiny_model(tmp_path / "m.gguf", n_ctx=count, vocabulary=False)
+    with dyno.Engine(model, device="cpu", profile=None, ctx=count, ubatch=4, threads=1) as engine:
+        session = engine._session
+        long = session.generation(np.ones(count - 3, np.int32))
+        long.queue(np.full(1, 0.5, np.float32))
+        with interrupted():
+            long.next()
+        assert session.position(0) == 0
+        short = session.generation(np.arange(1, 40, dtype=np.int32))
+        short.queue(np.full(2, 0.5, np.float32))
+        first = short.next()
+        assert first == int(np.argmax(engine.logits(list(range(1, 40)), rows="last")))
+        assert long.queued == 1  # its draw is still to be made
