@@ -183,7 +183,7 @@ class PySession {
     last.reset();
   }
 
-  nb::list time_ops(const Sequences& sequences, std::string_view rows);
+  nb::list time_ops(const Sequences& sequences, std::string_view rows, bool in_graph);
   nb::tuple decode(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned, bool capture,
                    int64_t every);
 
@@ -347,7 +347,7 @@ nb::tuple PySession::decode(const Sequences& sequences, std::string_view rows, s
   });
 }
 
-nb::list PySession::time_ops(const Sequences& sequences, std::string_view rows) {
+nb::list PySession::time_ops(const Sequences& sequences, std::string_view rows, bool in_graph) {
   return with([&](runtime::Session& session) {
     runtime::DecodeRequest request;
     request.rows = parse_rows(rows);
@@ -363,6 +363,7 @@ nb::list PySession::time_ops(const Sequences& sequences, std::string_view rows) 
           std::make_unique_for_overwrite<float[]>(static_cast<size_t>(runtime::Session::row_count(request)) * n_vocab);
       request.logits = logits.get();
       request.op_times = times.data();
+      request.in_graph = in_graph;
       session.decode(request);
     }
     nb::list out;
@@ -537,11 +538,12 @@ void bind_session(nb::module_& m) {
           "The same behind a prompt (int32): the first next() feeds all of `tokens`, and where `draws_on_device`, no "
           "logits come to the host.")
       .def(
-          "time_ops", &PySession::time_ops, "sequences"_a, "rows"_a = "last",
-          nb::sig("def time_ops(self, sequences: list[tuple[int, numpy.ndarray]], rows: str = 'last') -> "
-                  "list[dict[str, typing.Any]]"),
+          "time_ops", &PySession::time_ops, "sequences"_a, "rows"_a = "last", "in_graph"_a = false,
+          nb::sig("def time_ops(self, sequences: list[tuple[int, numpy.ndarray]], rows: str = 'last', in_graph: bool = "
+                  "False) -> list[dict[str, typing.Any]]"),
           "Decodes like decode() and returns, for every distinct op that ran, how often (`count`) and the seconds that "
-          "all its launches took.")
+          "all its launches took. in_graph: what each adds to a replay of the captured graph, so that they add up to "
+          "it; PlanError if this is not captured.")
       .def(
           "check_memory",
           [](PySession& s, size_t free_bytes) {

@@ -32,6 +32,8 @@ struct MicroBatch {
   int32_t* captured_routing = nullptr;
   int64_t routing_stride = 0;
   OpTime* op_times = nullptr;  // [Plan::keys], added to; null when not asked
+  // op_times within the captured graph of this u-batch, not launch by launch. PlanError where nothing is captured.
+  bool in_graph = false;
 };
 
 // One draw of a generation: the random number in [0, 1), and the token that is fed next whatever is drawn (-1: that).

@@ -91,6 +91,7 @@ void CpuExecutor::select_rows(Env& env, std::span<const int32_t> rows, std::span
 }
 
 void CpuExecutor::run(const MicroBatch& batch, const plan::Selection& selection, int threads) {
+  DYNO_CHECK(PlanError, !batch.in_graph, "[cpu] nothing is captured on a CPU, so no op can be timed in a graph");
   Env env{.model = model_,
           .plan = plan_,
           .selection = selection,

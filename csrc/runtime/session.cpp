@@ -309,7 +309,8 @@ void Session::feed(const DecodeRequest& request) {
          .pinned_routing = request.pinned_routing == nullptr ? nullptr : request.pinned_routing + done * used,
          .captured_routing = request.captured_routing == nullptr ? nullptr : request.captured_routing + done * used,
          .routing_stride = total,
-         .op_times = request.op_times},
+         .op_times = request.op_times,
+         .in_graph = request.in_graph},
         *selection_, threads);
     for (const ops::SequenceRun& run : runs) positions_[static_cast<size_t>(run.slot)] += run.n_tokens;
     done += static_cast<int64_t>(tokens.size());

@@ -56,6 +56,7 @@ struct DecodeRequest {
   const int32_t* pinned_routing = nullptr;  // [moe layers, tokens, used]
   int32_t* captured_routing = nullptr;      // likewise
   OpTime* op_times = nullptr;               // [plan().keys], added to
+  bool in_graph = false;                    // MicroBatch::in_graph
   // Called between two u-batches. If it throws, the decode ends and the sequences are as long as before.
   std::function<void()> between = nullptr;
 };

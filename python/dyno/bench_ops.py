@@ -1,8 +1,8 @@
 """Where the time of a prompt or of a token goes, op by op.
 
-Each launch is timed alone, between two events on a GPU, so ops do not overlap and the sum is more than what
-a captured graph takes: that time stands beside it. Bytes and operations are the least that an op has to move
-and do.
+A GPU generates by replaying a captured graph, in which launches overlap. There an op's time is the time that
+it adds to a replay, so the sum is the time of a token. Elsewhere each launch is timed alone, on a GPU between
+two events; the sum is then more than the test takes. Bytes and operations are the least that an op needs.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class PerOp:
     ops: list[OpTime]
     op_seconds: float
     """Sum over the ops."""
+    in_graph: bool
+    """Whether ops were timed within a replayed graph, where they overlap; else each was timed alone."""
     test_seconds: float
     """The same test untouched, in the median."""
     peaks: dict[str, float]
@@ -89,7 +91,8 @@ def measure(
         engine: Opened with a context that holds the case.
         case: A prompt or generated tokens (not both), perhaps behind a depth.
         peaks: As `peaks_of` gives them.
-        repetitions: The median over this many runs counts.
+        repetitions: The median over this many runs counts. In a graph ops are timed once, at the middle of
+            the generated tokens, since each time there is a median of several replays.
         seed: Of the random tokens.
         notify: Called with a note before each run.
 
@@ -105,22 +108,27 @@ def measure(
     tell(f"{case.test} untouched")
     untouched = statistics.median(_once(engine, case, tokens) for _ in range(repetitions)) / 1e9
 
-    pieces = (
-        [tokens[case.depth :]]
-        if case.n_prompt
-        else [tokens[i : i + 1] for i in range(case.depth, case.positions)]
-    )
+    in_graph = not case.n_prompt and engine.device != "cpu" and bool(engine.settings["cuda_graphs"])
+    if case.n_prompt:
+        begin, times = case.depth, 1
+        pieces = [tokens[begin:]]
+    elif in_graph:
+        begin, times = case.depth + case.n_gen // 2, case.n_gen
+        pieces = [tokens[begin : begin + 1]]
+    else:
+        begin, times = case.depth, 1
+        pieces = [tokens[i : i + 1] for i in range(begin, case.positions)]
     families: dict[str, str] = {}
     runs: list[dict[str, float]] = []
-    for number in range(repetitions):
-        tell(f"{case.test} op by op {number + 1}/{repetitions}")
+    for number in range(1 if in_graph else repetitions):
+        tell(f"{case.test} op by op {number + 1}/{1 if in_graph else repetitions}")
         engine.reset()
-        _feed(engine, tokens[: case.depth], case.batch, last_row=False)
+        _feed(engine, tokens[:begin], case.batch, last_row=False)
         seconds: dict[str, float] = {}
         for piece in pieces:
-            for row in engine.time_ops(piece):
+            for row in engine.time_ops(piece, in_graph=in_graph):
                 families[row["key"]] = str(row["family"])
-                seconds[row["key"]] = seconds.get(row["key"], 0.0) + float(row["seconds"])
+                seconds[row["key"]] = seconds.get(row["key"], 0.0) + times * float(row["seconds"])
         runs.append(seconds)
     medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
     total = sum(medians.values())
@@ -146,7 +154,7 @@ def measure(
             )
         )
     ops.sort(key=lambda op: -op.seconds)
-    return PerOp(case.test, case.tokens, ops, total, untouched, dict(peaks))
+    return PerOp(case.test, case.tokens, ops, total, in_graph, untouched, dict(peaks))
 
 
 def _percent(rates: Sequence[float], peaks: Mapping[str, float]) -> float | None:
@@ -207,20 +215,33 @@ def _cost(key: str, tokens: int) -> tuple[float, float]:
 def _attention(
     key: str, desc: Mapping[str, Any], windows: Sequence[int], start: int, count: int
 ) -> tuple[float, float]:
-    """Bytes and operations of one launch with the positions that are really there, averaged over the layers,
-    which may have windows. The op's own cost knows no history: of one token it holds q, out, and one key and
-    value."""
+    """Bytes and operations of one launch with the positions in the cache.
+
+    Both are averages over the layers of this op, which have a window or have none. The op's own cost knows no
+    history: for one token it counts q, out, one key and one value. A fused op also counts the values that it
+    stores, which do not grow with the depth.
+    """
     one_moved, one_flops = _cost(key, 1)
-    outside = 4.0 * desc["heads"] * (desc["dk"] + desc["dv"])
-    key_bytes = one_moved - outside
+    position_moved, position_flops = _of_position(desc)
     positions = np.arange(start, start + count)
+    of_layers = [window for window in windows if (window > 0) == bool(desc["windowed"])]
     moved = flops = 0.0
-    for window in windows:
+    for window in of_layers:
         first = max(0, start - window + 1) if window else 0
         seen = np.minimum(positions + 1, window) if window else positions + 1
-        moved += count * outside + (start + count - first) * key_bytes
-        flops += float(seen.sum()) * one_flops
-    return moved / len(windows), flops / len(windows)
+        moved += count * (one_moved - position_moved) + (start + count - first) * position_moved
+        flops += count * (one_flops - position_flops) + float(seen.sum()) * position_flops
+    return moved / len(of_layers), flops / len(of_layers)
+
+
+def _of_position(desc: Mapping[str, Any]) -> tuple[float, float]:
+    """Bytes of one position in the cache, and operations of a query with it."""
+    from dyno import _core
+
+    alone = {name: desc[name] for name in ("heads", "kv_heads", "dk", "dv", "k_type", "v_type")}
+    values_in_keys = desc["latent"] if "latent" in desc else desc["v_in_k"]
+    moved, flops = _core.ops.cost("attention", {**alone, "m": 1, "v_in_k": values_in_keys})
+    return float(moved) - 4.0 * desc["heads"] * (desc["dk"] + desc["dv"]), float(flops)
 
 
 def table(result: PerOp, limit: int = 30) -> str:
@@ -249,7 +270,8 @@ def table(result: PerOp, limit: int = 30) -> str:
         for row in (header, *rows)
     ]
     ops, test = result.op_seconds * scale * 1e6, result.test_seconds * scale * 1e6
-    lines.append(f"{result.test}: ops one by one {ops:.1f} us a {per}, the test itself {test:.1f} us a {per}")
+    how = "in the graph" if result.in_graph else "one by one"
+    lines.append(f"{result.test}: ops {how} {ops:.1f} us a {per}, the test itself {test:.1f} us a {per}")
     if result.peaks:
         peaks = f"peaks, measured: memory {result.peaks['memory_gbps']:.0f} GB/s"
         if "f16_tflops" in result.peaks:

@@ -419,21 +419,32 @@ class Engine:
         return list(self._open().ops(tokens))
 
     def time_ops(
-        self, tokens: Sequence[int] | NDArray[np.integer[Any]], slot: int = 0
+        self,
+        tokens: Sequence[int] | NDArray[np.integer[Any]],
+        slot: int = 0,
+        *,
+        in_graph: bool = False,
     ) -> list[dict[str, Any]]:
-        """Append tokens as `logits` does and time every launch alone.
+        """Append tokens as `logits` does and time every launch.
+
+        Args:
+            tokens: As in `logits`.
+            slot: As in `logits`.
+            in_graph: Time how much each launch adds to a replay of the captured graph. Launches overlap
+                there, and the times add up to the time of the graph. Off: each launch is timed alone.
 
         Returns:
             Dicts with `family`, `key`, `count` (nodes of the op list) and `seconds` of all launches together.
 
         Raises:
-            PlanError: As in `logits`.
+            PlanError: As in `logits`; or `in_graph` is on and no graph of this batch is captured: on a CPU,
+                for more than one token, or with `cuda_graphs` off.
         """
         array = token_array(tokens)
         with self._lock:
             session = self._open()
             self._check_batch(session, [(slot, array)], False)
-            return list(session.time_ops([(slot, array)], rows="last"))
+            return list(session.time_ops([(slot, array)], rows="last", in_graph=in_graph))
 
     def kernel_report(self) -> list[dict[str, Any]]:
         """What became of each kernel entry of the profile: `applied`, `rejected` or `unused`, with the

@@ -10,6 +10,7 @@ from pathlib import Path
 import dyno
 import pytest
 from dyno import _core, bench, bench_ops
+from dyno.errors import PlanError
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
 
@@ -27,6 +28,7 @@ def test_all_launches_of_a_prompt_are_counted() -> None:
         assert head.launches == 1
         assert head.flops == 2 * int(engine.model["n_vocab"]) * int(engine.model["n_embd"])
     assert found.op_seconds > 0
+    assert not found.in_graph
     assert sum(op.share for op in found.ops) == pytest.approx(1.0)
     assert all(op.percent_of_peak is None for op in found.ops)
     assert [op.seconds for op in found.ops] == sorted((op.seconds for op in found.ops), reverse=True)
@@ -40,9 +42,52 @@ def test_attention_is_counted_with_its_history_and_its_window() -> None:
     ends = 4 * 4 * (32 + 32)
     assert bench_ops._attention(key, desc, [0], 0, 3) == (3 * ends + 3 * row, (1 + 2 + 3) * one)
     assert bench_ops._attention(key, desc, [0], 100, 1) == (ends + 101 * row, 101 * one)
-    assert bench_ops._attention(key, desc, [10], 100, 1) == (ends + 10 * row, 10 * one)
-    half = bench_ops._attention(key, desc, [0, 10], 100, 1)
-    assert half == (ends + (101 + 10) / 2 * row, (101 + 10) / 2 * one)
+    windowed = key + " windowed"
+    of_window = bench_ops._attention(windowed, _core.ops.parse_key(windowed)[1], [10], 100, 1)
+    assert of_window == (ends + 10 * row, 10 * one)
+    both = bench_ops._attention(key, desc, [0, 0], 100, 1)
+    assert both == (ends + 101 * row, 101 * one)
+
+
+@pytest.mark.parametrize(("family", "names"), [("attention", ""), ("rope_attention", " n_rot=32")])
+def test_layers_with_a_window_are_not_averaged_with_those_without(family: str, names: str) -> None:
+    key = f"{family} heads=4 kv_heads=2 dk=32 dv=32{names} k=f16 v=f16"
+    row, one = 2 * (2 * 32 + 2 * 32), 4 * (2 * 32 + 2 * 32)
+    full, windowed = (
+        [bench_ops._attention(k, _core.ops.parse_key(k)[1], [0, 10, 0], depth, 1) for depth in (100, 1100)]
+        for k in (key, key + " windowed")
+    )
+    assert full[1][0] - full[0][0] == 1000 * row
+    assert full[1][1] - full[0][1] == 1000 * one
+    assert windowed[1] == windowed[0]  # ten positions at any depth
+    assert full[0][0] - windowed[0][0] == 91 * row
+    assert full[0][1] - windowed[0][1] == 91 * one
+
+
+def test_what_a_fused_op_stores_does_not_grow_with_the_depth() -> None:
+    for kind, row, one in (
+        ("heads=32 kv_heads=8 dk=128 dv=128 n_rot=128 k=f16 v=f16 neox", 2 * 8 * 256, 2 * 32 * 256),
+        (
+            "heads=16 kv_heads=1 dk=576 dv=512 n_rot=64 nope=128 k=f16 v=f16 k_norm latent",
+            2 * 576,
+            2 * 16 * 1088,
+        ),
+    ):
+        key = f"rope_attention {kind}"
+        family, desc = _core.ops.parse_key(key)
+        first = bench_ops._attention(key, desc, [0], 0, 1)
+        assert first == _core.ops.cost(family, desc)
+        deep = bench_ops._attention(key, desc, [0], 4096, 1)
+        assert deep[0] - first[0] == 4096 * row
+        assert deep[1] - first[1] == 4096 * one
+
+
+def test_ops_of_a_batch_that_is_not_captured_are_not_timed_in_a_graph() -> None:
+    with (
+        dyno.Engine(TINY / "qwen3moe-tiny.gguf", "cpu", profile=None, ctx=64, threads=1) as engine,
+        pytest.raises(PlanError, match="nothing is captured on a CPU"),
+    ):
+        engine.time_ops([1], in_graph=True)
 
 
 def test_shares_of_the_peak() -> None:

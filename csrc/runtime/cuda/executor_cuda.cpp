@@ -19,6 +19,9 @@ bool times_draw(const MicroBatch& batch) {
   return batch.op_times != nullptr && batch.tokens.size() == 1 && batch.logit_rows.size() == 1;
 }
 
+// Of each graph that times ops: the median of so many counts.
+constexpr size_t kGraphReplays = 5;
+
 // Logits for which there is page-locked memory; more go to ordinary memory, slower.
 constexpr size_t kPinnedLogits = size_t{4} << 20;
 
@@ -34,6 +37,7 @@ struct CudaExecutor::Env {
   int64_t tokens;
   std::byte* cache;
   bool ids_settled = false;
+  int32_t left = 0;  // launches of nodes that are still to be made
 
   std::byte* keys_of(int32_t layer) const { return cache + plan.kv[static_cast<size_t>(layer)].k_offset; }
   std::byte* values_of(int32_t layer) const { return cache + plan.kv[static_cast<size_t>(layer)].v_offset; }
@@ -179,6 +183,9 @@ void CudaExecutor::select_rows(Env& env, int64_t wanted, std::span<const plan::V
 
 void CudaExecutor::launch_beside(Env& env, const plan::NodeList& list, int32_t first, int32_t last) {
   const ops::CudaStream main = env.context;
+  // It counts as the first of them, though it is launched last.
+  --env.left;
+  launched_.push_back(list.nodes[static_cast<size_t>(first)].key);
   DYNO_CUDA_CHECK(cudaEventRecord(fork_.get(), stream_.get()));
   for (int32_t i = first + 1; i <= last; ++i) {
     const Beside& beside = beside_[static_cast<size_t>(i - first - 1)];
@@ -189,7 +196,7 @@ void CudaExecutor::launch_beside(Env& env, const plan::NodeList& list, int32_t f
                    .workspace_bytes = beside.workspace.size(),
                    .counters = reinterpret_cast<int32_t*>(beside.counters.data()),
                    .blas = main.blas};
-    launch_node(list.nodes[static_cast<size_t>(i)], env);
+    launch_one(list.nodes[static_cast<size_t>(i)], env);
     DYNO_CUDA_CHECK(cudaEventRecord(beside.done.get(), beside.stream.get()));
   }
   env.context = main;
@@ -223,24 +230,32 @@ CudaExecutor::Env CudaExecutor::env_of(const MicroBatch& batch, const plan::Sele
       .cache = cache_.data()};
 }
 
-void CudaExecutor::launch_timed(const plan::Node& node, Env& env, const MicroBatch& batch) {
+bool CudaExecutor::launch_one(const plan::Node& node, Env& env) {
+  if (env.left == 0) return false;
+  --env.left;
   launch_node(node, env);
-  if (batch.op_times == nullptr) return;
-  timed_.push_back(node.key);
-  while (timing_.size() <= timed_.size()) timing_.push_back(make_timing_event());
-  DYNO_CUDA_CHECK(cudaEventRecord(timing_[timed_.size()].get(), stream_.get()));
+  launched_.push_back(node.key);
+  return true;
 }
 
-void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& selection, bool capturing) {
+const Event& CudaExecutor::timing_event(size_t index) {
+  while (timing_.size() <= index) timing_.push_back(make_timing_event());
+  return timing_[index];
+}
+
+void CudaExecutor::launch_timed(const plan::Node& node, Env& env, const MicroBatch& batch) {
+  if (!launch_one(node, env) || batch.op_times == nullptr) return;
+  DYNO_CUDA_CHECK(cudaEventRecord(timing_event(launched_.size()).get(), stream_.get()));
+}
+
+void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& selection, const Launching& how) {
   Env env = env_of(batch, selection);
+  env.left = how.most;
   const auto wanted = static_cast<int64_t>(batch.logit_rows.size());
   const plan::NodeList& list = list_for(batch);
   const NodeRange range = nodes_to_run(list, batch);
-  if (batch.op_times != nullptr) {
-    if (timing_.empty()) timing_.push_back(make_timing_event());
-    DYNO_CUDA_CHECK(cudaEventRecord(timing_.front().get(), stream_.get()));
-  }
-  timed_.clear();
+  if (batch.op_times != nullptr) DYNO_CUDA_CHECK(cudaEventRecord(timing_event(0).get(), stream_.get()));
+  launched_.clear();
   const auto launch = [&](int32_t i) { launch_timed(list.nodes[static_cast<size_t>(i)], env, batch); };
   for (int32_t i = 0; i < range.stop; ++i) {
     if (range.all_rows && i == list.head_node) select_rows(env, wanted, {&list.residual, 1});
@@ -252,9 +267,9 @@ void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& se
         for (int32_t j = i; j <= last; ++j) launch(j);
       }
       i = last;
-    } else if (int32_t last = i; capturing && concurrent_) {
+    } else if (int32_t last = i; how.capturing && concurrent_) {
       const auto stands_beside = [&](int32_t at) {
-        return at < range.stop && list.nodes[static_cast<size_t>(at)].beside;
+        return at < range.stop && at - i < env.left && list.nodes[static_cast<size_t>(at)].beside;
       };
       while (stands_beside(last + 1) && last - i < static_cast<int32_t>(kBesideStreams)) ++last;
       if (last > i) {
@@ -268,7 +283,7 @@ void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& se
     }
     if (!range.all_rows && i == list.select_node) select_rows(env, wanted, list.select_values);
   }
-  if (times_draw(batch)) {
+  if (how.draws) {
     for (const plan::Node& node : plan_.draw.nodes) launch_timed(node, env, batch);
   }
 }
@@ -285,14 +300,50 @@ void CudaExecutor::launch_sampling(const MicroBatch& batch, const plan::Selectio
                reinterpret_cast<uint64_t*>(drawing_.drawn.data()), stream_.get());
 }
 
+double CudaExecutor::seconds_between(size_t before, size_t after) {
+  float milliseconds = 0;
+  DYNO_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, timing_event(before).get(), timing_event(after).get()));
+  return static_cast<double>(milliseconds) * 1e-3;
+}
+
 void CudaExecutor::add_op_times(const MicroBatch& batch) {
   finish();
-  for (size_t at = 0; at < timed_.size(); ++at) {
-    float milliseconds = 0;
-    DYNO_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, timing_[at].get(), timing_[at + 1].get()));
-    OpTime& time = batch.op_times[timed_[at]];
-    time.seconds += static_cast<double>(milliseconds) * 1e-3;
+  for (size_t at = 0; at < launched_.size(); ++at) {
+    OpTime& time = batch.op_times[launched_[at]];
+    time.seconds += seconds_between(at, at + 1);
     ++time.launches;
+  }
+}
+
+// Events between launches would end the overlap that a token's time has. The graph of all launches runs before each
+// timed one, so that caches hold what the token before leaves. The times add up to that of the whole graph; the start
+// of a graph is part of the first.
+void CudaExecutor::add_times_in_graph(const MicroBatch& batch, const plan::Selection& selection) {
+  MicroBatch untimed = batch;
+  untimed.op_times = nullptr;
+  Launching how{.capturing = true, .draws = times_draw(batch)};
+  const auto launch = [&] { launch_all(untimed, selection, how); };
+  const GraphExec whole = captured(launch);
+  const std::vector<int32_t> keys = launched_;
+  std::array<double, kGraphReplays> samples{};
+  double before = 0;
+  for (size_t n = 1; n <= keys.size(); ++n) {
+    how.most = static_cast<int32_t>(n);
+    const GraphExec part = captured(launch);
+    for (size_t i = 0; i < samples.size(); ++i) {
+      DYNO_CUDA_CHECK(cudaGraphLaunch(whole.get(), stream_.get()));
+      DYNO_CUDA_CHECK(cudaEventRecord(timing_event(2 * i).get(), stream_.get()));
+      DYNO_CUDA_CHECK(cudaGraphLaunch(part.get(), stream_.get()));
+      DYNO_CUDA_CHECK(cudaEventRecord(timing_event(2 * i + 1).get(), stream_.get()));
+    }
+    finish();
+    for (size_t i = 0; i < samples.size(); ++i) samples[i] = seconds_between(2 * i, 2 * i + 1);
+    std::nth_element(samples.begin(), samples.begin() + kGraphReplays / 2, samples.end());
+    const double median = samples[kGraphReplays / 2];
+    OpTime& time = batch.op_times[keys[n - 1]];
+    time.seconds += median - before;
+    ++time.launches;
+    before = median;
   }
 }
 
@@ -397,17 +448,22 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
   Captured* work = nullptr;
   // What is launched over expanded latents depends on the depth of the context.
   const bool fixed = list_for(batch).id != plan::ListId::expanded;
-  if (graphs_wanted_ && repeats && fixed && !routing && batch.op_times == nullptr) {
+  const bool captures = graphs_wanted_ && repeats && fixed && !routing;
+  if (captures && batch.op_times == nullptr) {
     work = &graphs_[{static_cast<int64_t>(tokens), static_cast<int64_t>(batch.runs.size()),
                      static_cast<int64_t>(batch.logit_rows.size())}];
   }
-  if (work != nullptr && ready(*work, [&] { launch_all(batch, selection, /*capturing=*/true); })) {
+  if (batch.op_times != nullptr && batch.in_graph) {
+    DYNO_CHECK(PlanError, captures, "[cuda] a u-batch of ", tokens, " tokens of ", batch.runs.size(),
+               " sequences is not captured here, so its ops cannot be timed in a graph; captured are u-batches of one ",
+               "token a sequence, with cuda_graphs on");
+    add_times_in_graph(batch, selection);
+  } else if (work != nullptr && ready(*work, [&] { launch_all(batch, selection, {.capturing = true}); })) {
     DYNO_CUDA_CHECK(cudaGraphLaunch(work->graph.get(), stream_.get()));
   } else {
-    launch_all(batch, selection);
+    launch_all(batch, selection, {.draws = times_draw(batch)});
+    if (batch.op_times != nullptr) add_op_times(batch);
   }
-
-  if (batch.op_times != nullptr) add_op_times(batch);
   if (batch.captured_routing != nullptr) {
     DYNO_CUDA_CHECK(cudaMemcpy2DAsync(batch.captured_routing, host_pitch, captured_routing_.data(), layer_bytes,
                                       layer_bytes, layers, cudaMemcpyDeviceToHost, stream_.get()));

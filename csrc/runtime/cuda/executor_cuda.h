@@ -4,6 +4,7 @@
 
 #include <array>
 #include <functional>
+#include <limits>
 #include <map>
 #include <vector>
 
@@ -61,13 +62,24 @@ class CudaExecutor final : public Executor {
   void upload(const MicroBatch& batch);
   Env env_of(const MicroBatch& batch, const plan::Selection& selection);
   // While a graph is captured, nodes that stand beside each other may go to streams of their own.
-  void launch_all(const MicroBatch& batch, const plan::Selection& selection, bool capturing = false);
+  // `draws`: the most probable token is drawn at the end. `most`: launches of nodes beyond it are left out.
+  struct Launching {
+    bool capturing = false, draws = false;
+    int32_t most = std::numeric_limits<int32_t>::max();
+  };
+  void launch_all(const MicroBatch& batch, const plan::Selection& selection, const Launching& how);
   // Node `first` on the main stream and those up to `last` on one of beside_ each.
   void launch_beside(Env& env, const plan::NodeList& list, int32_t first, int32_t last);
   void select_rows(Env& env, int64_t wanted, std::span<const plan::ValueId> values);
+  // Unless no launch is left; whether it was made.
+  bool launch_one(const plan::Node& node, Env& env);
+  const Event& timing_event(size_t index);
+  double seconds_between(size_t before, size_t after);  // of timing events, which are over
   // With an event behind it where times are asked for.
   void launch_timed(const plan::Node& node, Env& env, const MicroBatch& batch);
   void add_op_times(const MicroBatch& batch);
+  // What each launch adds to a replay: graphs of the first 1, 2, … launches, each timed behind one of all of them.
+  void add_times_in_graph(const MicroBatch& batch, const plan::Selection& selection);
   GraphExec captured(const std::function<void()>& launch);
   // Counts a use of `work` and captures it where that is due. Whether there is a graph of it now; why not, `work`
   // keeps.
@@ -92,8 +104,8 @@ class CudaExecutor final : public Executor {
   std::array<Event, 2> staged_copied_;
   size_t next_stage_ = 0;
   std::shared_ptr<PinnedPool> host_logits_ = std::make_shared<PinnedPool>();
-  std::vector<Event> timing_;   // before the first launch and after each, when times are asked for
-  std::vector<int32_t> timed_;  // whose key each launch has
+  std::vector<Event> timing_;      // before the first launch and after each, when times are asked for
+  std::vector<int32_t> launched_;  // whose key each launch of a node has, of the last launch_all()
   bool graphs_wanted_ = false, concurrent_ = false;
   // What a stream beside the main one must not share with it.
   struct Beside {

@@ -88,7 +88,7 @@ void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selectio
   ++d.at.position;
   const bool computed = std::exchange(d.at.computed, false);
   const auto launch_step = [&](bool capturing) {
-    if (!computed) launch_all(batch, selection, capturing);
+    if (!computed) launch_all(batch, selection, {.capturing = capturing});
     launch_sampling(batch, selection);
   };
 
