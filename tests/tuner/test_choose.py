@@ -44,9 +44,15 @@ class _Judge:
     def until(self, stage: str) -> None:
         self.stages.append(stage)
 
-    def affordable(self, stage: str, visits: int) -> bool:
+    def affordable(self, stage: str, visits: int, checked: Sequence[Any] = ()) -> bool:
         self.until(stage)
+        return self.fits(visits, checked)
+
+    def fits(self, visits: int, checked: Sequence[Any] = ()) -> bool:
         return bool(self.rounds.affordable(visits))
+
+    def compared(self, point: Any) -> list[Any]:
+        return [point]
 
     def proof_visits(self, entries: int, rounds: int = 2) -> int:
         return rounds * 4
@@ -204,6 +210,57 @@ def test_a_smaller_point_is_proven_where_comparing_answers_took_the_time(
     chooser.run([], SimpleNamespace(entries=[]))  # type: ignore[arg-type]
     assert proven == [(whole, "without"), (part, "again")]
     assert not chooser.unproven
+
+
+class _Careful(_Judge):
+    """Three finalists and so many seconds; a visit takes one second, and a check of answers takes three."""
+
+    def __init__(self, seconds: float, wrong: Sequence[Any] = ()) -> None:
+        super().__init__(0, 0)
+        self.left, self.wrong = seconds, wrong
+        self.checked: list[Any] = []
+        self.space.default = (0,)
+        self.space.distance = lambda point: point
+        self.weights = {"tg": 1.0}
+
+    def fits(self, visits: int, checked: Sequence[Any] = ()) -> bool:
+        return visits + 3 * len(set(checked) - set(self.checked)) <= self.left
+
+    def admit(self, point: Any) -> str | None:  # type: ignore[override]
+        if point not in self.checked:
+            self.checked.append(point)
+            self.left -= 3
+        return "wrong answers" if point in self.wrong else None
+
+    def faithful(self, point: Any) -> Any:
+        return point
+
+    def bar(self, rounds: int) -> None:
+        """The trials are worth proving."""
+
+    def wanted(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wrong", "checked"),
+    [
+        (100, [], [(3,), (2,), (1,)]),
+        (20, [], [(3,)]),  # it compared the answers of all three first, which took the time of the proof
+        (20, [(3,)], [(3,), (2,)]),
+        (27, [], [(3,), (2,)]),
+    ],
+)
+def test_no_answers_are_compared_of_finalists_that_have_no_time_to_race(
+    seconds: float, wrong: list[Any], checked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose, "worth_proving", lambda trials, bar, weights: list(trials))
+    monkeypatch.setattr(choose.Chooser, "_join", lambda self, trials: None)
+    judge = _Careful(seconds, wrong)
+    trials = [SimpleNamespace(point=(i,), log_ratio=i / 10) for i in (1, 2, 3)]
+    picked = choose.Chooser(judge, lambda points: []).pick(trials)  # type: ignore[arg-type]
+    assert judge.checked == checked
+    assert picked == [p for p in checked if p not in wrong]
 
 
 @pytest.mark.parametrize(("budget", "part"), [(50.0, True), (280.0, False)])

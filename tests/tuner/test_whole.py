@@ -170,7 +170,7 @@ def test_the_better_group_is_confirmed_where_there_is_no_time_for_both(
     """Two rounds of both are 22 visits, of one 14."""
     seen: list[list[str]] = []
     monkeypatch.setattr(WholeProfile, "run", lambda whole, choice: seen.append(sorted(whole.kernels)) or [])
-    monkeypatch.setattr(Rounds, "affordable", lambda rounds, asked: asked <= visits)
+    monkeypatch.setattr(Rounds, "affordable", lambda rounds, asked, seconds=0.0: asked <= visits)
     surface = _with(null(), _op("a", "tg", 1.6, tg=1.3), _op("b", "pp", 1.5, pp=1.1))
     monkeypatch.setattr(
         KernelStage, "_promise", lambda stage, kind, choice: ({"pp": 1.1, "tg": 1.3}[kind], 1.0)
@@ -360,7 +360,7 @@ def test_time_that_is_reserved_ends_every_stage_before() -> None:
 def test_kernels_that_were_not_proven_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where no round could be run: with their gain in place and a budget that would do."""
     surface = _with(null(), _op("a", "tg", 1.6, tg=1.3), _op("b", "tg", 1.6, tg=1.05))
-    monkeypatch.setattr(Rounds, "affordable", lambda rounds, asked: False)
+    monkeypatch.setattr(Rounds, "affordable", lambda rounds, asked, seconds=0.0: False)
     outcome = Simulated(surface, 1, kernels=True, budget=150.0, max_trials=8).outcome
     assert outcome.kernels == []
     (promise,) = outcome.promises

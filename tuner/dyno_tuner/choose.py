@@ -57,15 +57,11 @@ class Chooser:
         if not finalists:
             return
         self.unproven = True  # until something says else, also where Ctrl-C ends it
-        # Rather few finalists in enough rounds than many in one.
-        while len(finalists) > 1 and not judge.rounds.affordable(3 * visits_in_round(len(finalists) + 1)):
-            # What changes answers goes first: without its twin in the race it could not win anyhow.
-            changing = [p for p in finalists if judge.faithful(p) != p]
-            finalists.remove(changing[-1] if changing else finalists[-1])
         race = 2 * visits_in_round(len(finalists) + 1)
-        entries = max(len(judge.space.entries(p)) for p in finalists)
+        largest = max(finalists, key=lambda p: len(judge.space.entries(p)))
+        proven_in = judge.proof_visits(len(judge.space.entries(largest)), 3)
         winner: Point | None
-        if judge.affordable("leave_one_out", race + judge.proof_visits(entries, 3)):
+        if judge.affordable("leave_one_out", race + proven_in, judge.compared(largest)):
             winner = self._race(finalists, choice)
             if winner is not None:
                 winner = self._towards_default(winner, choice)
@@ -75,8 +71,8 @@ class Chooser:
             return
         # What is proven of settings comes before kernels, also where that leaves these no time.
         self.unproven, whole = True, winner
-        visits = judge.proof_visits(len(judge.space.entries(winner)))
-        if not judge.affordable("leave_one_out", visits) and not judge.affordable(LAST, visits):
+        visits, compared = judge.proof_visits(len(judge.space.entries(winner))), judge.compared(winner)
+        if not any(judge.affordable(stage, visits, compared) for stage in ("leave_one_out", LAST)):
             winner = self._provable(winner, trials)
             if winner is None:
                 return
@@ -113,7 +109,10 @@ class Chooser:
         judge, space = self.judge, self.judge.space
         history = judge.history(trials)
         failed = {space.code_class(t.point) for t in trials if t.log_ratio is None}
-        while not judge.rounds.affordable(judge.proof_visits(len(numbers := space.entries(point)))):
+        while True:
+            numbers = space.entries(point)
+            if judge.fits(judge.proof_visits(len(numbers)), judge.compared(point)):
+                break
             smaller = [space.without(point, n) for n in numbers]
             smaller = [p for p in smaller if space.legal(p) and space.code_class(p) not in failed]
             if len(numbers) < 2 or not smaller:
@@ -136,9 +135,22 @@ class Chooser:
             points = dict.fromkeys([joined, *list(points)[: FINALISTS - 1]])
         # What changes answers has to beat the same without it, so both race.
         both = {q: None for p in points for q in (p, judge.faithful(p))}
-        chosen = [p for p in both if p != space.default and judge.admit(p) is None]
+        left = [p for p in both if p != space.default]
+        chosen = self._few(left)
+        while refused := [p for p in chosen if judge.admit(p) is not None]:
+            left = [p for p in left if p not in refused]
+            chosen = self._few(left)
         judge.note("finalists", settings=[space.settings(p) for p in chosen])
         return chosen
+
+    def _few(self, finalists: Sequence[Point]) -> list[Point]:
+        """Rather few finalists in enough rounds than many in one. Only the answers of these are compared."""
+        judge, few = self.judge, list(finalists)
+        while len(few) > 1 and not judge.fits(3 * visits_in_round(len(few) + 1), few):
+            # What changes answers goes first: without its twin in the race it could not win anyhow.
+            changing = [p for p in few if judge.faithful(p) != p]
+            few.remove(changing[-1] if changing else few[-1])
+        return few
 
     def _join(self, trials: Sequence[Trial]) -> Point | None:
         """Knobs that move one metric only take their value from the trial that was best for that metric."""

@@ -217,9 +217,9 @@ class Rounds:
         """What so many visits in rounds will take."""
         return self._time.of_rounds(visits)
 
-    def affordable(self, visits: int) -> bool:
-        """Whether so many more visits fit into what is left for the stage."""
-        return self._time.more_seconds(self.seconds(visits))
+    def affordable(self, visits: int, seconds: float = 0.0) -> bool:
+        """Whether so many more visits, and so many seconds of other work, fit into the rest of the stage."""
+        return self._time.more_seconds(self.seconds(visits) + seconds)
 
     def compare(
         self,

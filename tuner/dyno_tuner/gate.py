@@ -11,7 +11,7 @@ from .knobs import Fidelity
 from .target import Quality, TrialStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from .check import Verdict
     from .ledger import Ledger
@@ -103,6 +103,13 @@ class Gate:
             if not known and point not in self._qualities:
                 found[point] = None
         return [(p, self._key(p), self._space.configuration(p)) for p in found]
+
+    def seconds(self, points: Collection[Point]) -> float:
+        """How long `admit_fully` of these points may take, for the answers that are not compared yet."""
+        if not self._options.check:
+            return 0.0
+        known = {*self._verdicts, self._space.code_class(self._space.default)}
+        return len({self._space.code_class(p) for p in points} - known) * self._ledger.check_seconds
 
     def learn(self, point: Point, quality: Quality) -> None:
         self._qualities[point] = quality

@@ -11,7 +11,7 @@ from .outcome import Entry
 from .samplers import Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from .confirm import Bar, Comparison, Rounds
     from .space import Point, Space
@@ -64,6 +64,7 @@ class Judge:
     admit: the check of answers for one point; None is a pass, else a reason.
     sigma: standard error of a trial's score, log units.
     wanted: rounds that the noise asks for, as far as it is known.
+    checking: seconds that the check of answers may take for these points; 0 for what is known.
     """
 
     space: Space
@@ -75,6 +76,7 @@ class Judge:
     note: Callable[..., None]
     sigma: float = 0.01
     wanted: Callable[[], int] = lambda: 4
+    checking: Callable[[Collection[Point]], float] = lambda points: 0.0
 
     def compare(
         self,
@@ -92,11 +94,20 @@ class Judge:
         choice.failed += [(points[n], v) for n, v in result.failed.items() if n not in failed]
         return result
 
-    def affordable(self, stage: str, visits: int) -> bool:
-        """Whether so many visits fit into the budget up to the end of a stage, which is the one that counts
-        from now on."""
+    def affordable(self, stage: str, visits: int, checked: Collection[Point] = ()) -> bool:
+        """Whether so many visits, and the check of these points, fit into the budget until a stage ends.
+        That stage counts from now on."""
         self.until(stage)
-        return self.rounds.affordable(visits)
+        return self.fits(visits, checked)
+
+    def fits(self, visits: int, checked: Collection[Point] = ()) -> bool:
+        """Whether so many visits, and the check of these points, fit into what is left for the stage."""
+        return self.rounds.affordable(visits, self.checking(checked))
+
+    def compared(self, point: Point) -> list[Point]:
+        """A point and what its proof compares it with: without each of its entries."""
+        numbers = self.space.entries(point)
+        return [point, *(self.space.without(point, n) for n in numbers if len(numbers) > 1)]
 
     def proof_visits(self, entries: int, rounds: int = 2) -> int:
         """Visits that prove every entry of a point; two rounds are the least."""

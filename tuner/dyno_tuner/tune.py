@@ -529,7 +529,7 @@ class Tune:
     def judge(self) -> Judge:
         return Judge(
             self.space, self.rounds(), self.weights, self.bar, self.schedule.until, self.gate.admit_fully,
-            self.ledger.note, self._visit_sigma, self.round_count,
+            self.ledger.note, self._visit_sigma, self.round_count, self.gate.seconds,
         )  # fmt: skip
 
     # ---- the answer, at any moment
