@@ -11,7 +11,10 @@ false.
 
 Disturbances: `bursts` (all CPUs of the lane are busy for 0.2 to 1.5 s, again and again), `competitor` (a
 process pinned to one CPU), `quota` (a CPU quota of the control group; needs root), `hog` (copies between
-large arrays), `stops` (SIGSTOP and SIGCONT for the tune's processes).
+large arrays), `stops` (SIGSTOP and SIGCONT for the tune's processes). `none`, on request, shows how much the
+same tunes find on a quiet lane.
+
+If the JSON exists, the tunes in it are not run again, and the file of several runs holds the tunes of all.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
 
 KINDS = ("null", "ordinary")
 DISTURBANCES = ("bursts", "competitor", "quota", "hog", "stops")
+NONE = "none"
 WORKLOAD = "pp=256,tg=32"
 SLOW = {"ubatch": 32, "threads": 1, "threads_batch": 1}  # defaults that are slow on purpose
 
@@ -72,10 +76,14 @@ def slow_space(cores: int) -> Space:
 
 
 def one(model: str, kind: str, seed: int, budget: float, out: Path) -> dict[str, Any]:
-    """One tune of this process; a run that ends because the machine does not rest has the reason."""
+    """One tune of this process; a run that ends because the machine does not rest has the reason.
+
+    Answers are not compared: no load changes them, and the whole budget goes to measurements.
+    """
     workload = Workload.parse(WORKLOAD)
     slow = kind == "ordinary" and seed % 2 == 1
-    options = Options(workload, budget=budget, seed=seed, kernels=kind == "ordinary" and not slow)
+    kernels = kind == "ordinary" and not slow
+    options = Options(workload, budget=budget, seed=seed, kernels=kernels, check=False)
     request = Request(
         model, options, "cpu", out=out, quiet=True,
         deadline_floor=least_deadline("dyno", "cpu", model),
@@ -167,6 +175,9 @@ class Disturber:
 
     def _run(self) -> None:
         getattr(self, f"_{self._how}")()
+
+    def _none(self) -> None:
+        self._over.wait()
 
     def _wait(self, low: float, high: float) -> bool:
         """Whether the disturbance goes on after a random time, in seconds."""
@@ -382,10 +393,10 @@ def main() -> int:
     parser.add_argument("--tunes", type=int, default=100, help="of each kind")
     parser.add_argument("--first", type=int, default=0, help="seed of the first one")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--how", nargs="+", choices=DISTURBANCES, default=DISTURBANCES)
+    parser.add_argument("--how", nargs="+", choices=(*DISTURBANCES, NONE), default=DISTURBANCES)
     parser.add_argument("--lanes", nargs="+", help="CPUs of each: 0,1 2,3; default: one lane of all")
     parser.add_argument("--until", type=float, help="seconds after which no further tune begins")
-    parser.add_argument("--json", type=Path, help="write everything there, after every tune")
+    parser.add_argument("--json", type=Path, help="write everything there, after every tune; goes on with it")
     parser.add_argument("--one", choices=KINDS, help=argparse.SUPPRESS)
     parser.add_argument("--judge", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--slow", action="store_true", help=argparse.SUPPRESS)
@@ -398,11 +409,22 @@ def main() -> int:
         found = (
             one(model, args.one, args.seed, args.budget, args.out)
             if args.one
-            else judge(model, args.out, args.slow, 2 * args.budget + 10)
+            else judge(model, args.out, args.slow, args.budget + 10)
         )
         print(json.dumps(found))
         return 0
     return sweep(args)
+
+
+def so_far(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The tunes that the JSON holds, and the runs that made them. Exits if it was made for something else."""
+    if args.json is None or not args.json.exists():
+        return [], []
+    report = json.loads(args.json.read_text())
+    for name, value in (("model", args.model.stem), ("workload", WORKLOAD), ("budget", args.budget)):
+        if report[name] != value:
+            raise SystemExit(f"{args.json} has {name} {report[name]}, not {value}; name another file")
+    return report["tunes"], report["runs"]
 
 
 def sweep(args: argparse.Namespace) -> int:
@@ -415,15 +437,19 @@ def sweep(args: argparse.Namespace) -> int:
         how.remove("quota")
         print("quota: left out, because no control group can be made here", file=sys.stderr)
     jobs: queue.Queue[tuple[str, str, int]] = queue.Queue()
+    rows, earlier = so_far(args)
+    done = {(row["kind"], row["disturbance"], row["seed"]) for row in rows}
     for seed in range(args.first, args.first + args.tunes):
         for kind in args.kinds:
-            jobs.put((kind, how[seed % len(how)], seed))
-    rows: list[dict[str, Any]] = []
+            if (job := (kind, how[seed % len(how)], seed)) not in done:
+                jobs.put(job)
     command = " ".join(os.path.basename(a) for a in sys.argv[1:])
-    report: dict[str, Any] = {
+    this = {
         "command": f"python benchmarks/tunes_under_disturbance.py {command}",
-        "machine": machine_facts("cpu"), "model": args.model.stem, "workload": WORKLOAD,
-        "budget": args.budget, "lanes": lanes,
+        "machine": machine_facts("cpu"), "lanes": lanes,
+    }  # fmt: skip
+    report: dict[str, Any] = {
+        "model": args.model.stem, "workload": WORKLOAD, "budget": args.budget, "runs": [*earlier, this],
     }  # fmt: skip
     lock = threading.Lock()
     begun = time.monotonic()
@@ -435,9 +461,10 @@ def sweep(args: argparse.Namespace) -> int:
             except queue.Empty:
                 return
             row = tune_and_judge(args, kind, disturbance, seed, cpus)
+            row["run"] = len(earlier)
             with lock:
                 rows.append(row)
-                ordered = sorted(rows, key=lambda r: (r["kind"], r["seed"]))
+                ordered = sorted(rows, key=lambda r: (r["kind"], r["seed"], r["disturbance"]))
                 report.update(summary=summary(rows), tunes=ordered)
                 if args.json is not None:
                     args.json.write_text(json.dumps(report, indent=1) + "\n")
