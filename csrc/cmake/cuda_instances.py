@@ -91,6 +91,8 @@ def named_by_profile(
         raise ProfileMismatchError(f"kernels: a mapping is expected, not {type(kernels).__name__}")
     named = set()
     for key, ranges in kernels.items():
+        if key == "default":
+            continue  # a list of kernels that stay as they are: in every build
         family_name, *words = str(key).split() or [""]
         if family_name not in families:
             raise ProfileMismatchError(

@@ -228,6 +228,7 @@ KERNELS = {
         "m513-1024": {"variant": "wgmma", "tokens": 32, "warps": 8},
     },
     "norm n=4096": "default",
+    "default": ["m1 moe_route experts=64 used=6 gating=softmax"],
     "attention heads=32 kv_heads=8 dk=128 dv=128 k=f16 v=f16": {
         "m1": {"variant": "flash_split", "splits": 8}
     },

@@ -78,12 +78,67 @@ def test_changes_come_before_defaults_and_empty_maps_are_left_out(cuda_profile: 
     settings = list(written["settings"].values())
     assert settings == sorted(settings, key=lambda entry: entry == "default")
     assert settings[-1] == "default" != settings[0]
-    assert list(written["kernels"]) == [*changed, "norm n=64"]
+    assert list(written["kernels"]) == [*changed, "default"]
+    assert written["kernels"]["default"] == ["m1 norm n=64"]
 
     def empty(value: object) -> bool:
         return value == {} or (isinstance(value, dict) and any(map(empty, value.values())))
 
     assert not empty(written)
+
+
+LISTED = """  default:
+    - m9-16 matmul q4_0 n=4096 k=2048
+    - m1 norm n=64
+"""
+
+
+def with_list(text: str) -> str:
+    return replaced(text, "\nkernels:\n", "\nkernels:\n" + LISTED)
+
+
+def test_kernels_that_stay_as_they_are_are_one_list(cuda_text: str) -> None:
+    listed = loads_profile(with_list(cuda_text))
+    spread = loads_profile(cuda_text).model_dump(by_alias=True)
+    spread["kernels"]["norm n=64"] = {"m1": "default"}
+    spread["kernels"]["matmul q4_0 n=4096 k=2048"]["m9-16"] = "default"
+    assert listed == Profile.model_validate(spread), "files that name each under its op key mean the same"
+    written = dumps_profile(listed)
+    assert LISTED in written
+    assert loads_profile(written) == listed
+
+
+@pytest.mark.parametrize(
+    ("item", "why"),
+    [
+        ("m1", "no token range and op key"),
+        ("norm n=64", "no token range and op key"),
+        ("8-m1 norm n=64", "8-m1"),
+        ("m1 Norm!", "no token range and op key"),
+        ("4", "no token range and op key"),
+        ("m1-8 matmul q4_0 n=4096 k=2048", "stands here twice"),
+    ],
+)
+def test_a_wrong_item_of_the_list_is_named_with_its_line(
+    item: str, why: str, cuda_text: str, tmp_path: Path
+) -> None:
+    text = with_list(cuda_text).replace("m1 norm n=64", item)
+    line = next(n for n, found in enumerate(text.splitlines(), 1) if found == f"    - {item}")
+    said = error_of(text)
+    assert said.startswith(f"[profile] p.yaml:{line}: kernels.default.1: ")
+    assert why in said
+    path = tmp_path / "p.yaml"
+    path.write_text(text)
+    profile, wrong = io.load_readable(path)
+    assert list(wrong) == ["kernels.default.1"]
+    assert item in wrong["kernels.default.1"]
+    assert profile.kernels["matmul q4_0 n=4096 k=2048"]["m9-16"] == "default"
+
+
+def test_the_list_of_kernels_is_checked_as_a_whole(cuda_text: str) -> None:
+    assert "a list of token ranges" in error_of(replaced(with_list(cuda_text), LISTED, "  default: all\n"))
+    overlapping = with_list(cuda_text).replace("m9-16", "m2-4")
+    assert "range 'm2-4' overlaps 'm1-8'" in error_of(overlapping)
 
 
 def test_another_yaml_reader_sees_the_same_values(cuda_profile: Profile) -> None:

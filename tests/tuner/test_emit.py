@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest_tuner import Simulated
 from dyno import profiles
-from dyno_tuner import emit
+from dyno_tuner import __version__, emit
 from dyno_tuner.stats import Estimate
 from dyno_tuner.targets.simulated import SimulatedTarget
 
@@ -87,3 +88,14 @@ def test_a_long_command_is_kept_whole(run: Simulated) -> None:
     assert endless is not None
     assert endless.command is not None
     assert len(endless.command) == profiles.MAX_COMMAND
+
+
+def test_profiles_name_the_version_of_the_tuner_that_made_them() -> None:
+    """A tuner that ran from its sources wrote 0.0.0."""
+    assert tuple(map(int, __version__.split(".")[:2])) > (0, 0)
+    shipped = sorted((Path(__file__).parents[2] / "profiles").glob("*.yaml"))
+    assert shipped
+    for path in shipped:
+        provenance = profiles.load_profile(path).provenance
+        assert provenance is not None
+        assert tuple(map(int, str(provenance.tuner).split(".")[:2])) > (0, 0), path.name

@@ -19,7 +19,7 @@ from dyno_tuner.errors import JournalError, TuneError
 from dyno_tuner.htmlreport import analyse, figures, page, write_report
 from dyno_tuner.htmlreport.analyse import left_undone
 from dyno_tuner.htmlreport.read import read
-from dyno_tuner.htmlreport.sections import repeat_command
+from dyno_tuner.htmlreport.sections import TALL, repeat_command, table
 from dyno_tuner.inline import InlineExecutor
 from dyno_tuner.ledger import Ledger
 from dyno_tuner.session import FORMAT
@@ -463,3 +463,12 @@ def test_the_page_begins_with_the_verdict(tmp_path: Path) -> None:
     outcome = _write(path, target, target.surface.space(), options)
     shown = page.render(path)
     assert html.escape(verdict(outcome)) in shown[shown.index("<h1>") : shown.index('class="tiles"')]
+
+
+def test_only_a_long_table_scrolls() -> None:
+    """The table of a model has less than thirty rows; the last one was hidden by a scroll bar."""
+    css = (Path(page.__file__).parent / "page.css").read_text()
+    limited = set(re.findall(r"^\.([a-z]+) \{[^}]*max-height", css, re.MULTILINE))
+    assert limited == {"tall"}
+    for rows, scrolls in ((1, False), (TALL, False), (TALL + 1, True)):
+        assert ("tall" in table(["a"], [["1"]] * rows)) == scrolls

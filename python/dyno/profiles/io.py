@@ -80,13 +80,17 @@ def load_readable(path: str | os.PathLike[str]) -> tuple[Profile, dict[str, str]
 def _take_out(data: Mapping[str, Any], error: ValidationError) -> dict[str, str]:
     """Removes the entries that `error` is about from the data; empty where it is about something else."""
     wrong: dict[str, str] = {}
-    for item in error.errors(include_url=False, include_context=False, include_input=False):
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    for item in reversed(found):  # so that what leaves a list moves no item that leaves it later
         place = tuple(str(step) for step in item["loc"] if not _is_step(str(step)))
         depth = {"settings": 2, "kernels": 3}.get(place[0] if place else "", 0)
         keys = place[: depth or None]
         entries: Any = data
         for key in keys[:-1]:
             entries = entries.get(key) if isinstance(entries, dict) else None
+        if len(keys) == 3 and isinstance(entries, list):
+            wrong[".".join(keys)] = f"{_message(item)}: {_printable(str(entries.pop(int(keys[-1]))))}"
+            continue
         if not depth or len(keys) < 2 or not isinstance(entries, dict):
             return {}
         if keys[-1] in entries:
@@ -94,7 +98,7 @@ def _take_out(data: Mapping[str, Any], error: ValidationError) -> dict[str, str]
         elif ".".join(keys) not in wrong:
             return {}
         wrong.setdefault(".".join(keys), _message(item))
-    return wrong
+    return dict(reversed(wrong.items()))
 
 
 def loads_profile(text: str, name: str = "<text>") -> Profile:
@@ -209,6 +213,8 @@ def to_dict(profile: Profile) -> dict[str, Any]:
         data[name] = dict(sorted(data[name].items(), key=lambda item: _stays_default(item[1])))
         if not data[name]:
             del data[name]
+    if "kernels" in data:
+        data["kernels"] = _listed(data["kernels"])
     for entry in data.get("settings", {}).values():
         if isinstance(entry, dict):
             _shorten(entry, "moves")
@@ -231,6 +237,22 @@ def _stays_default(entry: Any) -> bool:
     if isinstance(entry, dict):
         return "value" not in entry and all(part == "default" for part in entry.values())
     return bool(entry == "default")
+
+
+def _listed(kernels: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The kernels that stay as they are in one list at the end: a tune leaves a hundred of them."""
+    changed = {
+        key: {tokens: entry for tokens, entry in ranges.items() if entry != "default"}
+        for key, ranges in kernels.items()
+    }
+    stay = [
+        f"{tokens} {key}"
+        for key, ranges in kernels.items()
+        for tokens in ranges
+        if ranges[tokens] == "default"
+    ]
+    written: dict[str, Any] = {key: ranges for key, ranges in changed.items() if ranges}
+    return written | ({"default": stay} if stay else {})
 
 
 def _shorten(entry: dict[str, Any], key: str) -> None:
@@ -268,6 +290,9 @@ def _block(value: Mapping[str, Any], depth: int, spread: bool = False) -> Iterat
         if isinstance(item, dict) and item and (spread or is_long):
             yield f"{indent}{keys[key]}"
             yield from _block(item, depth + 1)
+        elif isinstance(item, list) and spread:
+            yield f"{indent}{keys[key]}"
+            yield from (f"{indent}  - {_yaml.scalar(each)}" for each in item)
         else:
             yield line
 

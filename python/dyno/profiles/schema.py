@@ -177,6 +177,52 @@ _OP_KEY = re.compile(r"[a-z][a-z0-9_]*( [!-~]+)*")
 MAX_OP_KEY_LENGTH = 300
 
 
+def _with_defaults(kernels: Any) -> Any:
+    """The map with the kernels of its list `default` under their op keys."""
+    if not isinstance(kernels, dict) or "default" not in kernels:
+        return kernels
+    spread = {key: ranges for key, ranges in kernels.items() if key != "default"}
+    listed = kernels["default"]
+    if not isinstance(listed, list):
+        raise ValidationError.from_exception_data(
+            "Profile", [problem("a list of token ranges with op keys is expected", ("default",), listed)]
+        )
+    bad = []
+    for number, item in enumerate(listed):
+        tokens, _, key = item.partition(" ") if isinstance(item, str) else ("", "", "")
+        ranges = spread.get(key, {})
+        if why := _no_kernel(tokens, key):
+            bad.append(problem(why, ("default", str(number)), item))
+        elif not isinstance(ranges, dict) or tokens in ranges:
+            bad.append(problem(f"{item!r} stands here twice", ("default", str(number)), item))
+        else:
+            spread[key] = {**ranges, tokens: "default"}
+    if bad:
+        raise ValidationError.from_exception_data("Profile", bad)
+    return spread
+
+
+def _no_kernel(tokens: str, key: str) -> str:
+    """Why these are no token range and op key; empty if they are."""
+    if len(key) > MAX_OP_KEY_LENGTH or not _OP_KEY.fullmatch(key):
+        return "no token range and op key; one reads 'm2-8 matmul q4_0 n=4096 k=2048'"
+    try:
+        parse_tokens(tokens)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _describe_list(schema: dict[str, Any]) -> None:
+    schema["properties"] = {
+        "default": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Kernels that were measured and stay as they are: token range and op key.",
+        }
+    }
+
+
 class Profile(StrictModel):
     """Settings and kernel configurations for one device and one model, with the evidence for them."""
 
@@ -187,9 +233,14 @@ class Profile(StrictModel):
         default_factory=dict,
         description="By name: `default` (measured, the default wins) or a value with its proof.",
     )
-    kernels: dict[str, dict[str, KernelOrDefault]] = Field(
+    kernels: Annotated[
+        dict[str, dict[str, KernelOrDefault]],
+        BeforeValidator(_with_defaults),
+    ] = Field(
         default_factory=dict,
-        description="By op key and token range (`m1`, `m2-8`): `default` or a configuration with its proof.",
+        json_schema_extra=_describe_list,
+        description="By op key and token range (`m1`, `m2-8`) a configuration with its proof, or `default`. "
+        "`default` as a key has a list of the kernels that stay as they are, each as token range and op key.",
     )
     evidence: Evidence | None = Field(default=None, description="What proves the values.")
     provenance: Provenance | None = Field(default=None, description="Who made the file, and how.")

@@ -57,6 +57,9 @@ def soft(line: str) -> str:
     return f'<p class="soft">{text(line, 2000)}</p>\n'
 
 
+TALL = 30  # rows; longer tables scroll
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A column whose name begins with `#` holds numbers, one that begins with `~` long texts."""
     kinds = {"#": ' class="n"', "~": ' class="words"'}
@@ -66,8 +69,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         "<tr>" + "".join(f"<td{m}>{text(v)}</td>" for v, m in zip(row, marks, strict=True)) + "</tr>\n"
         for row in rows
     ]
+    # A short table is shown whole: a scroll bar hides the last row, and nobody looks for it.
+    kind = "scroll tall" if len(rows) > TALL else "scroll"
     return (
-        f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n'
+        f'<div class="{kind}"><table>\n<thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{''.join(lines)}</tbody></table></div>\n"
     )
 
