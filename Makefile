@@ -9,7 +9,7 @@ PROFILE := $(VENV)/demo-profile.yaml
 
 # From a fresh clone: build, install, tune the shipped model on this machine, generate text under the profile.
 demo: $(VENV)/.installed
-	$(BIN)/tune --model $(MODEL) --device cpu --budget 90s --force --out $(PROFILE)
+	$(BIN)/tune --model $(MODEL) --device cpu --budget 2m --force --out $(PROFILE)
 	printf 'class Shape:\n    def __init__(self, name):\n' | \
 	  $(BIN)/dyno run --model $(MODEL) --profile $(PROFILE) --prompt - --max-tokens 44
 

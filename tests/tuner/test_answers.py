@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from dyno import _core
-from dyno_tuner.check import FALSE_ALARM, beyond_chance, judge
+from dyno_tuner.check import FALSE_ALARM, MIN_BLOCKS, beyond_chance, judge
 from dyno_tuner.errors import TuneError
 from dyno_tuner.gate import Gate
 from dyno_tuner.knobs import Fidelity, Knob
@@ -194,3 +194,15 @@ def test_scored_positions_are_what_the_engine_returns(trained_model: Path) -> No
     assert rows.shape == (len(wanted), every.shape[1])
     assert np.allclose(rows, every[wanted], atol=0.05)
     assert answers.score(group, every[wanted], rows).mean_kld < 1e-3
+
+
+def test_a_short_budget_compares_fewer_tokens_but_enough_of_each_size() -> None:
+    """The exact path may take ten seconds, or an eighteenth of the budget."""
+    full = answers.affordable(200.0, None)
+    assert full == answers.affordable(200.0, 180.0) == 2000
+    assert answers.affordable(200.0, 90.0) == 1000
+    assert answers.affordable(200.0, 10.0) == answers.ENOUGH
+    assert answers.affordable(20.0, 10.0) == answers.affordable(20.0, None) == 200
+    sizes = [n for n in answers.SIZES if n <= 512]
+    # A size is judged by blocks of its own, so each needs its share of the tokens.
+    assert answers.ENOUGH // len(sizes) >= MIN_BLOCKS * answers.BLOCK

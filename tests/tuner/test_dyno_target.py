@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dyno import Engine, profiles
+from dyno._effective import usable_cores
 from dyno.errors import DeviceLostError, OutOfMemoryError, PlanError
 from dyno_tuner.errors import TargetFailure, TargetLost, TargetUnusable
 from dyno_tuner.knobs import Facts, resolve
@@ -107,6 +108,21 @@ def test_exact_settings_leave_every_bit(target: Any, default: Configuration, tmp
     assert coarse.mean_kld > reference.mean_kld
 
 
+def test_a_short_budget_scores_fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And as many for every configuration of the run, since they are compared with each other."""
+    monkeypatch.setattr(DynoTarget, "_active_parameters", lambda self: 5_000_000 * usable_cores())
+    scored = []
+    for contexts in ((CONTEXT,), (OpContext("k", budget=90.0), OpContext("l"))):
+        made = DynoTarget(str(MODEL))
+        try:
+            tokens = [made.quality(Configuration({}), context).tokens for context in contexts]
+        finally:
+            made.close()
+        assert len(set(tokens)) == 1
+        scored.append(tokens[0])
+    assert 0.4 <= scored[1] / scored[0] <= 0.6
+
+
 def test_what_a_group_does_not_feel_is_not_asked_again(
     target: Any, default: Configuration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,9 +190,9 @@ def test_a_model_that_cannot_be_loaded_is_one_clear_line(tmp_path: Path, content
 def test_a_tune_from_end_to_end(tmp_path: Path) -> None:
     """The profile that comes out is the one that the runtime takes, as an exact match."""
     out = tmp_path / "p.yaml"
-    options = Options(WORKLOAD, budget=8.0, max_trials=4, rounds=2, max_rounds=2, kernels=True, patience=3)
+    options = Options(WORKLOAD, budget=24.0, max_trials=4, rounds=2, max_rounds=2, kernels=True, patience=3)
     result = run(Request(str(MODEL), options, out=out, quiet=True, command="tune --model x"))
-    assert result.outcome.seconds < 12
+    assert result.outcome.seconds < 30
     profile = profiles.load_profile(out)
     assert set(profile.settings) <= {"ubatch", "threads", "threads_batch", "cpu_repack"}
     assert profile.evidence is not None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from conftest_tuner import WORKLOAD, Simulated
 from dyno_tuner.inline import InlineExecutor
 from dyno_tuner.ledger import Ledger
-from dyno_tuner.progress import Progress
+from dyno_tuner.progress import STAGES, Progress
 from dyno_tuner.report import print_outcome
 from dyno_tuner.targets.simulated import SimulatedTarget
 from dyno_tuner.tune import Options, Tune
@@ -116,6 +116,40 @@ def test_the_verdict_says_why_nothing_was_gained() -> None:
         f"Nothing gains more than the noise of {margin:.1f} % on this machine: "
         "7 other configurations lost to the defaults or tied with them."
     )
+
+
+def test_the_verdict_of_a_noisy_machine_claims_no_tie() -> None:
+    """If the noise is too large to prove anything, nothing has lost to the defaults either."""
+    tuned = Simulated("null", 1, max_trials=8).outcome
+    tuned.margin = {"pp": 0.212, "tg": 0.388}
+    assert verdict(tuned) == (
+        "Nothing can be proven: the noise of 38.8 % on this machine is above the 10 % up to which a gain "
+        "counts. Tune again while nothing else computes, or with a longer --budget."
+    )
+    tuned.margin = {"pp": 0.02, "tg": 0.388}
+    assert "lost to the defaults" in verdict(tuned)
+
+
+def test_the_verdict_names_what_there_was_no_time_to_try() -> None:
+    tuned = Simulated("null", 1, max_trials=8).outcome
+    name = tuned.searched.pop()
+    assert verdict(tuned).endswith("tied with them.")
+    tuned.status = "budget"
+    assert verdict(tuned).endswith(f"There was no time to try {name}: a longer --budget has it.")
+
+
+def test_every_stage_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    run = Simulated("saturating", 1, max_trials=8, pareto=True)
+    stages = [str(data["name"]) for kind, data in run.notes if kind == "stage"]
+    assert {"noise", "answers", "screen", "finalists", "done"} <= set(stages)
+    progress = Progress("m", None)
+    for name in stages:
+        progress.note("stage", {"name": name, "t": 0.0})
+    said = capsys.readouterr().err
+    assert "measuring the noise: the default against itself" in said
+    assert "computing exact answers" in said
+    for name in stages:
+        assert len(STAGES[name].split()) > 2 or name == "done", name
 
 
 def test_what_looked_faster_and_was_not_proven_is_the_last_line() -> None:

@@ -21,7 +21,7 @@ def test_null_tunes_beside_real_disturbances_write_nothing(tmp_path: Path) -> No
     report = tmp_path / "tunes.json"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(MODEL), "--tunes", "5", "--kinds", "null", "--budget", "8",
+        [sys.executable, str(SCRIPT), str(MODEL), "--tunes", "5", "--kinds", "null", "--budget", "14",
          "--json", str(report)],
         capture_output=True, text=True, env=environment, check=False,
     )  # fmt: skip

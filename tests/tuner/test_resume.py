@@ -18,7 +18,7 @@ from dyno_tuner.errors import JournalError
 from dyno_tuner.inline import InlineExecutor
 from dyno_tuner.ledger import Ledger
 from dyno_tuner.session import Request, run
-from dyno_tuner.target import Workload
+from dyno_tuner.target import Configuration, OpContext, Quality, Workload
 from dyno_tuner.targets.simulated import SimulatedTarget
 from dyno_tuner.tune import Options, Tune
 
@@ -96,6 +96,29 @@ def test_a_cut_journal_gives_the_same_profile(tmp_path: Path) -> None:
         again = _session(tmp_path)
         assert again.outcome.to_dict() == first.outcome.to_dict(), cut
         assert again.profile.settings == first.profile.settings
+
+
+def test_a_longer_budget_compares_answers_as_the_run_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many tokens are scored depends on the budget, and two that are compared need the same ones."""
+    seen: list[float | None] = []
+    quality = SimulatedTarget.quality
+
+    def recorded(self: SimulatedTarget, configuration: Configuration, context: OpContext) -> Quality:
+        seen.append(context.budget)
+        return quality(self, configuration, context)
+
+    monkeypatch.setattr(SimulatedTarget, "quality", recorded)
+    _session(tmp_path, budget=25.0)
+    assert set(seen) == {25.0}
+    begun = len(seen)
+    _session(tmp_path, budget=120.0)
+    assert len(seen) > begun, "nothing was left to be tried"
+    assert set(seen) == {25.0}
+    (tmp_path / "other").mkdir()
+    _session(tmp_path / "other", budget=120.0)
+    assert seen[-1] == 120.0
 
 
 def test_a_finished_journal_is_replayed_without_the_engine(tmp_path: Path) -> None:

@@ -184,6 +184,29 @@ def test_a_budget_too_short_for_anything_says_so_and_changes_nothing() -> None:
     assert run.outcome.seconds <= 4.4
 
 
+SLOWING = SimulationNoise(drift=0.5, drift_seconds=6.0)
+
+
+@pytest.mark.parametrize("noise", [SimulationNoise(), SLOWING], ids=["steady", "slowing"])
+def test_the_noise_takes_a_third_of_the_budget_at_most(noise: SimulationNoise) -> None:
+    """Of any budget, also on a machine that gets slower meanwhile. The rest of it is used where something can
+    be found. A budget for which that is too little is refused in seconds."""
+    shares = {}
+    for budget in (4.0, 8.0, 10.0, 12.0, 14.0, 16.0, 20.0, 30.0, 60.0, 90.0):
+        run = Simulated("saturating", 1, noise, budget=budget)
+        stages = [(d["name"], d["t"]) for kind, d in run.notes if kind == "stage"]
+        end = stages[1][1] if len(stages) > 1 else run.outcome.seconds
+        shares[budget] = end / budget
+        if budget >= 30.0 and noise is not SLOWING:
+            assert run.outcome.seconds >= 0.85 * budget, budget
+    assert max(shares.values()) <= 0.36, shares
+
+
+def test_a_budget_that_is_refused_is_told_one_that_is_not() -> None:
+    (needed,) = (d["needed"] for k, d in Simulated("saturating", 1, budget=10.0).notes if k == "too_short")
+    assert not [k for k, _ in Simulated("saturating", 1, budget=float(needed)).notes if k == "too_short"]
+
+
 def _answers_for_nothing(s: Settings) -> dict[str, float]:
     return {"pp": 400.0 * (2.0 if s["ubatch"] == 2048 else 1.0), "tg": 30.0}
 

@@ -119,7 +119,8 @@ class Ledger:
     an operation is ended wherever it stands; None: it may end late. budget: seconds of the run; what is
     tried, and the very first visit, are ended when they are over. sleep: waits for a GPU to cool down. rests:
     whether prompts are read after a rest from the first window on in which the GPU reaches its power limit;
-    not for targets of which every visit begins with a load.
+    not for targets of which every visit begins with a load. begun_with: seconds of the budget that the run
+    began with; the number of answers that are compared depends on it.
     """
 
     def __init__(
@@ -138,8 +139,10 @@ class Ledger:
         sleep: Callable[[float], None] = time.sleep,
         limit: float | None = None,
         budget: float | None = None,
+        begun_with: float | None = None,
         rests: bool = True,
     ) -> None:
+        self._begun_with = begun_with
         self._limit = limit
         self._budget = budget
         self._rests = rests and any(kind_of(m) == "pp" for m in workload.metrics)
@@ -488,7 +491,7 @@ class Ledger:
         if self._base is None:
             self._base = (self.now, time.monotonic())
         clocks = Clocks.read()
-        result = perform(OpContext(key, process, self.now))
+        result = perform(OpContext(key, process, self.now, self._begun_with))
         if self._stopped.is_set():
             raise KeyboardInterrupt
         if not self._virtual and (message := clocks.disagreement(Clocks.read())):

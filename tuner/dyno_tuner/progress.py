@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 STAGES = {
     "noise": "measuring the noise: the default against itself",
     "answers": "computing exact answers, which all that is tried is compared with",
-    "glimpse": "a first look at the kernels of generation",
-    "thresholds": "solving thresholds",
-    "screen": "searching settings",
+    "glimpse": "a first look at the kernels of generation, to divide the time",
+    "thresholds": "solving thresholds: both paths are timed at several sizes",
+    "screen": "searching settings: of each, the answers are compared, then its speed with the default's",
     "finalists": "proving the best settings in pairs with the default",
     "kernels": "kernels: timed alone, tried in place, proven in pairs with the default",
-    "pareto": "speed against memory",
+    "pareto": "proving settings that need less memory",
     "done": "done",
     "interrupted": "interrupted",
 }

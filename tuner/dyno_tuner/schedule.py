@@ -27,6 +27,9 @@ _ENDS = {
 }
 
 
+NOISE = 1 / 3  # of the budget at most, for A/A: less than the rest of it proves nothing
+PROVING_VISITS = 20  # the least budget: five for A/A, a block of the search, two rounds of five
+SHORTEST_PROOF = 10  # visits: two rounds of two configurations beside the default
 SCREENING = 0.23  # of the same time, for kernels: a third of it alone, the rest in place
 VISITS_A_START = 4  # the default and one other, there and back
 ROUNDS_LEARNED = 3  # until then a visit of a round is taken to last as long as one of the default
@@ -182,10 +185,22 @@ class Schedule:
         """For a device whose own clock says `now`; with a stage: until that one has to end."""
         return now + visits * self._visit_cost <= (self._end if stage is None else self._end_of(stage))
 
+    def still_finds(self, now: float, visits: int) -> bool:
+        """Whether a search that has found nothing goes on for so many visits: into the time of the finals,
+        and to its end while that leaves room for a proof of what they find."""
+        return self.more_at(now, visits, "walk") or self.more_at(
+            now, visits + SHORTEST_PROOF, "leave_one_out"
+        )
+
     def fits(self, visits: int, share: float) -> bool:
         """Whether so many more visits end within a share of the budget."""
         budget = self._options.budget
         return budget is None or self._ledger.now + visits * self._visit_cost <= share * budget
+
+    def noise_fits(self, visits: int) -> bool:
+        """Whether so many more visits of A/A fit into its share. If visits got slower meanwhile, one visit of
+        the second process has to do: it still tells what processes differ by."""
+        return self.fits(visits, NOISE)
 
     @property
     def over(self) -> bool:

@@ -146,6 +146,7 @@ def header(description: Description, request: Request, space: Space, out: Path) 
         "sampler": options.sampler,
         "approx_limit": options.approx_limit,
         "memory_limit": request.memory_limit,
+        "budget": options.budget,  # a longer one may continue it, and answers are compared as before
         "devices": 1 + len(request.others),
         "knobs": {k.name: list(k.values) for k in space.knobs},
         "held": request.held,
@@ -159,7 +160,7 @@ def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path
     found = {"devices": 1, **found}  # as it was before there could be several
     for key, value in plain.items():
         # A run keeps the incumbents that it began with: by now its own profile may have taken their place.
-        if key not in ("id", "tuner", "label", "incumbents") and found.get(key) != value:
+        if key not in ("id", "tuner", "label", "incumbents", "budget") and found.get(key) != value:
             detail = ""
             if isinstance(value, dict) and isinstance(found.get(key), dict):
                 names = [n for n in {**value, **found[key]} if value.get(n) != found[key].get(n)]
@@ -328,7 +329,8 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
     ):
         book, past, head = open_journal(journal.of_profile(out), head, request.resume, progress)
         held.enter_context(book)
-        ledger = _ledger(executor, description, request, space, book, past, progress, held)
+        begun_with = head.get("budget")  # None in journals from before it stood there
+        ledger = _ledger(executor, description, request, space, book, past, progress, held, begun_with)
         crew = None
         if others:
             lanes = [Lane(0, request.device, ledger)]
@@ -336,7 +338,7 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
                 path = journal.of_device(book.path, number)
                 its, its_past, _ = open_journal(path, {**head, "device": number}, request.resume, progress)
                 held.enter_context(its)
-                of_it = _ledger(other, one, request, space, its, its_past, progress, held)
+                of_it = _ledger(other, one, request, space, its, its_past, progress, held, begun_with)
                 lanes.append(Lane(number, _name(request, number), of_it))
             crew = Crew(lanes)
             progress.say(
@@ -407,7 +409,7 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
 
 def _ledger(
     executor: Executor, description: Description, request: Request, space: Space, book: journal.Journal,
-    past: list[dict[str, Any]], progress: Progress, held: contextlib.ExitStack,
+    past: list[dict[str, Any]], progress: Progress, held: contextlib.ExitStack, begun_with: float | None,
 ) -> Ledger:  # fmt: skip
     records.check_resumable(book.path, past, space.identity)
     bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
@@ -420,6 +422,7 @@ def _ledger(
         watch=held.enter_context(watch(bus)) if watched else None,
         patience=None if request.force else patience_of(request.options.budget),
         rests=request.engine == "dyno", budget=request.options.budget,
+        begun_with=begun_with,
     )  # fmt: skip
     ledger.on_note = progress.note
     return ledger

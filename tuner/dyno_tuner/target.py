@@ -76,19 +76,24 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class OpContext:
-    """Where in the run an operation stands. Real engines need none of it; simulations draw their noise from
-    it."""
+    """Where in the run an operation stands. Of a real engine only the size of the check of answers depends on
+    it; simulations draw their noise from it."""
 
     key: str  # unique in the run
     process: int = 0  # number of the worker process, counted by the tuner
     now: float = 0.0  # seconds since the run began
+    budget: float | None = None  # seconds of the run as it was begun; None: no limit, or not known
 
     def to_dict(self) -> dict[str, Any]:
-        return {"key": self.key, "process": self.process, "now": self.now}
+        return {"key": self.key, "process": self.process, "now": self.now, "budget": self.budget}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> OpContext:
-        return cls(str(data["key"]), int(data["process"]), float(data["now"]))
+        budget = data.get("budget")
+        return cls(
+            str(data["key"]), int(data["process"]), float(data["now"]),
+            None if budget is None else float(budget),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from .outcome import Failure, Outcome
 from .parallel import ParallelScreen
 from .promises import best_trial, in_part
 from .samplers import SAMPLERS
-from .schedule import Schedule
+from .schedule import PROVING_VISITS, Schedule
 from .solving import ThresholdStage
 from .spread import RoundSpread
 from .stats import Noise, noise_of
@@ -284,14 +284,14 @@ class Tune:
             self.schedule.plan(sample * (prompts + 1))
             if 30 * self.schedule.visit_cost <= o.budget:
                 break
-        enough = self.schedule.fits(2 * o.aa_visits, 0.45)
+        enough = self.schedule.noise_fits(2 * o.aa_visits)
         if not enough:
             cost = self.schedule.visit_cost
             self.ledger.note(
                 "too_short",
-                needed=round(10 * cost),
-                message=f"one visit takes {cost:.0f} s, so {o.budget:.0f} s prove nothing; "
-                f"give at least --budget {math.ceil(10 * cost / 60)}m",
+                needed=round(PROVING_VISITS * cost),
+                message=f"one visit takes {cost:.1f} s, so {o.budget:.0f} s prove nothing; "
+                f"give at least --budget {math.ceil(PROVING_VISITS * cost / 60)}m",
             )
         return enough
 
@@ -312,7 +312,7 @@ class Tune:
                 break
             self._next_process()
             visits = []
-            for v in range(o.aa_visits):
+            for v in range(o.aa_visits if not done or self.schedule.noise_fits(o.aa_visits) else 1):
                 begun = self.ledger.useful
                 visit = self._anchor(f"aa/p{p}/v{v}")
                 visits.append({m: visit.rates(m) for m in self.weights})
@@ -438,12 +438,12 @@ class Tune:
         self.ledger.note("screened", trials=len(self._screen.trials), ended=self._screen.ended)
 
     def _more_trials(self, now: float, visits: int) -> bool:
-        """Whether the search goes on: where it has found nothing that is worth proving, the finals that
-        follow it have no use for their time."""
+        """Whether the search goes on: if it has found nothing that is worth proving, the finals that follow
+        it have no use for their time."""
         if self.schedule.more_at(now, visits):
             return True
         found = worth_proving(self.trials, self.bar(self.round_count()), self.weights)
-        return not found and self.schedule.more_at(now, visits, "walk")
+        return not found and self.schedule.still_finds(now, visits)
 
     # ---- the screen on several devices
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .check import ROUNDING_FACTOR, ROUNDING_FLOOR
+from .confirm import WIDEST_MARGIN
 from .workload import kind_of
 
 if TYPE_CHECKING:
@@ -47,9 +48,19 @@ def _nothing(outcome: Outcome) -> str:
         return "Nothing could be tried in time: the profile changes nothing."
     if outcome.unproven or any("needed" in p for p in outcome.promises):
         return f"Nothing is proven to gain more than {noise}: there was no time to prove what looked faster."
+    if min(outcome.margin.values()) > WIDEST_MARGIN:
+        widest = f"{100 * WIDEST_MARGIN:.0f} %"
+        return (
+            f"Nothing can be proven: {noise} is above the {widest} up to which a gain counts. Tune again "
+            "while nothing else computes, or with a longer --budget."
+        )
     counted = f"{tried} other configuration{'s' if tried != 1 else ''}"
     counted += f" and other kernels for {len(outcome.kernel_defaults)} ops" if outcome.kernel_defaults else ""
-    return f"Nothing gains more than {noise}: {counted} lost to the defaults or tied with them."
+    said = f"Nothing gains more than {noise}: {counted} lost to the defaults or tied with them."
+    untried = [name for name in outcome.defaults if name not in outcome.searched]
+    if untried and outcome.status == "budget":
+        said += f" There was no time to try {', '.join(untried)}: a longer --budget has it."
+    return said
 
 
 def not_proven(promises: Sequence[Mapping[str, Any]]) -> list[str]:

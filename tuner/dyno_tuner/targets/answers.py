@@ -30,6 +30,8 @@ SIZES = (1, 3, 7, 14, 30, 60, 125, 250, 500, 1000, 2000, 4000)  # one within eac
 BLOCK = 8  # scored tokens whose mean is one observation
 THRESHOLDS = frozenset({"matvec_max_tokens", "matvec_id_max_tokens", "mmq_max_tokens", "mmq_id_max_tokens"})
 """Settings that ask whether a pass has more tokens than they say."""
+SECONDS, SHARE = 10.0, 1 / 18  # that the exact path takes, about, and of a short budget
+ENOUGH = 576  # tokens that give each of the nine sizes up to 512 the blocks to be judged by
 _LOGITS_BYTES = 512 << 20  # of the exact path, kept; with large vocabularies fewer tokens are scored
 
 
@@ -74,6 +76,22 @@ class Group:
             elif name != "ubatch":
                 felt.append((name, tuple(value) if isinstance(value, list) else value))
         return tuple(felt)
+
+
+def affordable(rate: float, budget: float | None) -> int:
+    """Tokens that the exact path has time for.
+
+    Every comparison takes about a third of that time again. On a short budget, the full length would leave
+    room for a few configurations only.
+
+    Args:
+        rate: Tokens/s of the exact path, about.
+        budget: Seconds of the run; None: no limit.
+    """
+    full = int(rate * SECONDS)
+    if budget is None or SHARE * budget >= SECONDS:
+        return full
+    return min(full, max(ENOUGH, int(rate * SHARE * budget)))
 
 
 def passages(path: str, count: int, seed: int) -> NDArray[np.int32]:

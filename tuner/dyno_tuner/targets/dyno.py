@@ -96,6 +96,7 @@ class DynoTarget:
         self._reference: tuple[list[np.ndarray], list[np.ndarray | None]] | None = None
         self._groups: list[answers.Group] | None = None
         self._check_seed = check_seed
+        self._budget: float | None = None  # seconds of the run, which decide how much is scored
         # By group and the code that runs it: digest of the answers and their score.
         self._scored: dict[Hashable, tuple[bytes, GroupQuality]] = {}
         try:
@@ -395,12 +396,12 @@ class DynoTarget:
     # ---- answers
 
     def _asked(self) -> list[answers.Group]:
-        """What is scored: fewer tokens where the exact path is slow."""
+        """What is scored: fewer tokens where the exact path is slow, or the budget of the run short."""
         if self._groups is None:
             # What two billion operations a second and core (1.7e12 were measured on an H200) do in about ten
-            # seconds: the same on every run.
+            # seconds, or in the share of a short budget: the same on every run.
             rate = 2e9 * usable_cores() if self._kind == "cpu" else 1e12
-            affordable = int(rate * 10 / (2 * self._active_parameters() + 1))
+            affordable = answers.affordable(rate / (2 * self._active_parameters() + 1), self._budget)
             self._groups = answers.groups(
                 self._path, total=max(answers.FEWEST, min(answers.MOST, affordable)), ctx=self._ctx,
                 largest=CHECK_BATCH, vocabulary=int(self._model["n_vocab"]), seed=self._check_seed,
@@ -465,6 +466,8 @@ class DynoTarget:
     def quality(self, configuration: Configuration, context: OpContext) -> Quality:
         begun = self.clock()
         try:
+            if self._groups is None:
+                self._budget = context.budget
             reference, routing = self._exact()
             self._switch(configuration)
             digest = hashlib.sha256()
