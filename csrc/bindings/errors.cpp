@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <exception>
+#include <new>
 
 #include "core/error.h"
 
@@ -38,6 +39,11 @@ void translate(const std::exception_ptr& pointer, void*) {
     raise("DeviceError", e.what());
   } catch (const OutOfMemoryError& e) {
     raise("OutOfMemoryError", e.what());
+  } catch (const std::bad_alloc&) {
+    raise(
+        "OutOfMemoryError",
+        "[memory] this process gets no more memory of the host; lower ctx, sequences or ubatch, ask for fewer rows of "
+        "logits, or end other programs");
   } catch (const Error& e) {
     raise("DynoError", e.what());
   }
