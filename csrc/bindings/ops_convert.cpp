@@ -76,7 +76,8 @@ ops::OpDesc desc_from_dict(ops::Family family, const nb::dict& dict) {
           const std::string text = text_of(key, "a field's name");
           DYNO_CHECK(ProfileError, std::find(names.begin(), names.end(), text) != names.end(), "[ops] ",
                      ops::family_name(family), " has no field '", text, "'", suggestion(text, names));
-          ops::for_each_field(std::type_identity<D>{}, [&](std::string_view name, auto member, ops::In) {
+          // clang 14 captures no structured binding by reference.
+          ops::for_each_field(std::type_identity<D>{}, [&, value = value](std::string_view name, auto member, ops::In) {
             if (name == text) assign(value, name, d.*member);
           });
         }
