@@ -128,7 +128,9 @@ class Screen:
             # for a block here of which others have claimed all.
             number, first = len(self.trials) + 1 + self._empty, max(t.number for t in self.trials) + 1
             known = len(self.trials)
-            before = before or (plan.now(), plan.anchor(f"screen/b{number}/before"))
+            if before is None:
+                opening = plan.anchor(f"screen/b{number}/before")
+                before = (plan.now(), opening)
             block = Block(number, before, plan.resting())
             while left and len(block.taken) < plan.block and plan.more(3):
                 point = left.pop(0)
