@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MODEL := models/pycode-moe-20m-Q4_K_M.gguf
 PROFILE := $(VENV)/demo-profile.yaml
 
-.PHONY: demo test test-gpu cuda-check lint format generate fuzz clean
+.PHONY: demo test test-gpu cuda-check lint format generate fuzz sanitize clean
 
 # From a fresh clone: build, install, tune the shipped model on this machine, generate text under the profile.
 demo: $(VENV)/.installed
@@ -50,9 +50,14 @@ format: $(VENV)/.installed-lint
 generate: $(VENV)/.installed
 	$(BIN)/python -m dyno.profiles.generate --root .
 
+# Both fuzz targets, each for SECONDS.
 SECONDS ?= 60
-fuzz:
-	tests/fuzz/run.sh $(SECONDS)
+fuzz: $(VENV)/.installed-test
+	PYTHON=$(BIN)/python tests/fuzz/run.sh $(SECONDS) gguf session
+
+# Tests on a module under AddressSanitizer and UndefinedBehaviorSanitizer, of the same build.
+sanitize: $(VENV)/.installed-test
+	PYTHON=$(BIN)/python tests/fuzz/run.sh suite
 
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc python tuner profiles -type f -not -name '*.so' -not -path '*/__pycache__/*' 2>/dev/null)
 
@@ -74,4 +79,4 @@ $(VENV)/.installed-lint: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build
+	rm -rf $(VENV) build build-fuzz

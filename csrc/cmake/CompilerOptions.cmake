@@ -19,6 +19,22 @@ if(NOT DYNO_SANITIZE STREQUAL "off")
   target_link_options(dyno_flags INTERFACE -fsanitize=${_sanitizers})
 endif()
 
+if(DYNO_BUILD_FUZZ)
+  include(CheckCXXSourceCompiles)
+  set(CMAKE_REQUIRED_FLAGS "-fsanitize=fuzzer,address,undefined")
+  check_cxx_source_compiles([[
+    #include <cstddef>
+    #include <cstdint>
+    extern "C" int LLVMFuzzerTestOneInput(const uint8_t*, size_t) { return 0; }
+  ]] DYNO_HAVE_LIBFUZZER)
+  unset(CMAKE_REQUIRED_FLAGS)
+  if(DYNO_HAVE_LIBFUZZER AND DYNO_SANITIZE MATCHES "address")
+    # The session target runs everything: all of it tells libFuzzer which branches it took. Its mutator knows the
+    # format, and would gain nothing from every compared value; the reader's own target has these as well.
+    target_compile_options(dyno_flags INTERFACE -fsanitize=fuzzer-no-link -fno-sanitize-coverage=trace-cmp)
+  endif()
+endif()
+
 if(GGML_LTO)
   include(CheckIPOSupported)
   check_ipo_supported(RESULT _ipo OUTPUT _ipo_reason LANGUAGES CXX)

@@ -134,6 +134,18 @@ def test_fuzz_targets(configure: Configure) -> None:
     built = configure(DYNO_BUILD_FUZZ="ON")
     assert built.ok, built.output
     assert built.of("gguf_target")
+    assert "session_fuzz needs DYNO_SANITIZE=address+undefined" in built.output
+    assert not any("session_target" in name for name in built.commands)
+
+
+def test_the_session_target_runs_an_instrumented_engine(configure: Configure) -> None:
+    built = configure(DYNO_BUILD_FUZZ="ON", DYNO_SANITIZE="address+undefined")
+    assert built.ok, built.output
+    for part in ("session_target", "gguf_target", "runtime/session.cpp", "ops/norm/norm_rows.cpp"):
+        for command in built.of(part):
+            assert any(word.startswith("-fsanitize=address") for word in command)
+    driver = any("mutation_driver" in name for name in built.commands)
+    assert driver == ("no libFuzzer in" in built.output)
 
 
 def test_the_module_records_its_switches(configure: Configure) -> None:

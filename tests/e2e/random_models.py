@@ -213,6 +213,11 @@ def random_model(path: Path, shape: Shape, seed: int = 0) -> Path:
     Raises:
         KeyError: Rows that are no multiple of a type's block, of a type that nothing stands in for.
     """
+    return tiny_gguf(path, *random_parts(shape, seed))
+
+
+def random_parts(shape: Shape, seed: int = 0) -> tuple[dict[str, Any], list[TensorSpec]]:
+    """Metadata and tensors of the same model, for a file that is written otherwise."""
     s, w = shape, _Writer(shape, seed)
     residual = (2 * s.n_layers) ** -0.5
     w.matrix("token_embd.weight", s.n_vocab, s.n_embd, gain=s.n_embd**0.5)
@@ -235,8 +240,7 @@ def random_model(path: Path, shape: Shape, seed: int = 0) -> Path:
     w.vector("output_norm.weight", s.n_embd)
     if not (s.tied or s.architecture == "gemma3"):
         w.matrix("output.weight", s.n_vocab, s.n_embd)
-    keys = {"general.architecture": s.architecture, "general.name": s.name, **_metadata(s)}
-    return tiny_gguf(path, keys, w.tensors)
+    return {"general.architecture": s.architecture, "general.name": s.name, **_metadata(s)}, w.tensors
 
 
 _KEYS: dict[str, object] = {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0}

@@ -1,9 +1,11 @@
-// Fuzz target: one GGUF file in memory. Opens it, reads every value in every way, describes it and dequantises its
-// small tensors. Nothing but dyno::Error may come out; the sanitizers watch the rest.
+// Fuzz target: one GGUF file in memory, or shards on disk if the input begins with "SM" (mapped) or "SC" (copied).
+// Opens them, reads every value in every way, describes the file and dequantises its small tensors. Nothing but
+// dyno::Error may come out; the sanitizers watch the rest.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +15,7 @@
 #include "gguf/gguf_file.h"
 #include "gguf/split_name.h"
 #include "gguf/text.h"
+#include "input_files.h"
 
 namespace {
 
@@ -88,21 +91,40 @@ uint64_t read_tensor(const GgufFile& file, const TensorInfo& tensor) {
   return sum;
 }
 
+uint64_t read_file(const GgufFile& file) {
+  uint64_t sum = read_metadata(file.metadata()) + file.describe().size();
+  for (const TensorInfo& tensor : file.tensors()) sum += read_tensor(file, tensor);
+  file.check_unchanged();
+  return sum;
+}
+
+// A copy of exactly this size, aligned like a mapping.
+uint64_t read_bytes(std::span<const uint8_t> data) {
+  const auto bytes = std::make_unique<std::byte[]>(data.size());
+  if (!data.empty()) std::memcpy(bytes.get(), data.data(), data.size());
+  return read_file(GgufFile::from_memory({bytes.get(), data.size()}, "fuzz.gguf"));
+}
+
+uint64_t read_shards(std::span<const uint8_t> data, dyno::Reading reading) {
+  static const dyno::fuzz::Folder folder;
+  return read_file(GgufFile::open(folder.write(dyno::fuzz::parse_files(data)), reading));
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  // A copy of exactly this size, aligned like a mapping.
-  const auto bytes = std::make_unique<std::byte[]>(size);
-  if (size > 0) std::memcpy(bytes.get(), data, size);
   uint64_t sum = 0;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   sum += dyno::is_utf8(text) ? 1 : 0;
   if (const auto name = dyno::parse_split_name(std::string(text))) sum += name->path(name->number).size();
   try {
-    const GgufFile file = GgufFile::from_memory({bytes.get(), size}, "fuzz.gguf");
-    sum += read_metadata(file.metadata());
-    sum += file.describe().size();
-    for (const TensorInfo& tensor : file.tensors()) sum += read_tensor(file, tensor);
+    if (text.starts_with("SM")) {
+      sum += read_shards({data + 2, size - 2}, dyno::Reading::map);
+    } else if (text.starts_with("SC")) {
+      sum += read_shards({data + 2, size - 2}, dyno::Reading::copy);
+    } else {
+      sum += read_bytes({data, size});
+    }
   } catch (const dyno::Error& error) {
     if (!dyno::is_utf8(error.what())) __builtin_trap();
   }

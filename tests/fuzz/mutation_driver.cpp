@@ -1,5 +1,6 @@
 // Stands in for libFuzzer where the compiler has none: mutates the files of a corpus at random and calls the target,
-// under the compiler's sanitizers. No coverage feedback. Usage: gguf_fuzz CORPUS SECONDS SEED CRASH_FILE
+// under the compiler's sanitizers. A target with mutators of its own is given its inputs by them. No coverage feedback.
+// Usage: TARGET CORPUS SECONDS SEED CRASH_FILE, or TARGET FILE for one input again.
 #include <sanitizer/common_interface_defs.h>
 
 #include <algorithm>
@@ -17,12 +18,18 @@
 #include <vector>
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+extern "C" __attribute__((weak)) size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
+                                                                unsigned int seed);
+extern "C" __attribute__((weak)) size_t LLVMFuzzerCustomCrossOver(const uint8_t* first, size_t first_size,
+                                                                  const uint8_t* second, size_t second_size,
+                                                                  uint8_t* out, size_t max_size, unsigned int seed);
 
 namespace {
 
 using Bytes = std::vector<uint8_t>;
 
 constexpr size_t kMaxBytes = 1 << 16;
+constexpr size_t kMaxOwnBytes = 1 << 20;  // of a target with mutators of its own
 
 Bytes g_current;  // what the target is reading now, for the crash file
 std::string g_crash_file;
@@ -33,21 +40,42 @@ void write_crash_file() {
   std::fprintf(stderr, "input written to %s\n", g_crash_file.c_str());
 }
 
+Bytes read_file(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
 std::vector<Bytes> read_corpus(const char* folder) {
   std::vector<std::filesystem::path> paths;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) paths.push_back(entry.path());
   std::sort(paths.begin(), paths.end());
   std::vector<Bytes> corpus;
-  for (const auto& path : paths) {
-    std::ifstream in(path, std::ios::binary);
-    corpus.emplace_back(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
-  }
+  for (const auto& path : paths) corpus.push_back(read_file(path));
   return corpus;
 }
 
 class Mutator {
  public:
   explicit Mutator(uint64_t seed) : random_(seed) {}
+
+  // By the target's own mutators, where it has them.
+  void change(Bytes& bytes, const std::vector<Bytes>& corpus) {
+    if (LLVMFuzzerCustomMutator == nullptr) {
+      for (size_t n = 1 + below(4); n > 0; --n) mutate(bytes, corpus);
+      return;
+    }
+    const auto seed = static_cast<unsigned int>(random_());
+    Bytes out(kMaxOwnBytes);
+    if (LLVMFuzzerCustomCrossOver != nullptr && below(2) == 0) {
+      const Bytes& other = corpus[below(corpus.size())];
+      out.resize(LLVMFuzzerCustomCrossOver(bytes.data(), bytes.size(), other.data(), other.size(), out.data(),
+                                           out.size(), seed));
+    } else {
+      std::copy(bytes.begin(), bytes.end(), out.begin());
+      out.resize(LLVMFuzzerCustomMutator(out.data(), bytes.size(), out.size(), seed));
+    }
+    bytes = std::move(out);
+  }
 
   size_t below(size_t n) { return n == 0 ? 0 : std::uniform_int_distribution<size_t>(0, n - 1)(random_); }
 
@@ -100,8 +128,12 @@ class Mutator {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 2) {
+    const Bytes bytes = read_file(argv[1]);
+    return LLVMFuzzerTestOneInput(bytes.data(), bytes.size());
+  }
   if (argc != 5) {
-    std::fprintf(stderr, "usage: %s CORPUS SECONDS SEED CRASH_FILE\n", argv[0]);
+    std::fprintf(stderr, "usage: %s CORPUS SECONDS SEED CRASH_FILE, or %s FILE\n", argv[0], argv[0]);
     return 2;
   }
   const std::vector<Bytes> corpus = read_corpus(argv[1]);
@@ -125,8 +157,7 @@ int main(int argc, char** argv) {
   }
   while (std::chrono::steady_clock::now() < end) {
     g_current = corpus[mutator.below(corpus.size())];
-    const size_t mutations = 1 + mutator.below(4);
-    for (size_t i = 0; i < mutations; ++i) mutator.mutate(g_current, corpus);
+    mutator.change(g_current, corpus);
     LLVMFuzzerTestOneInput(g_current.data(), g_current.size());
     ++runs;
   }

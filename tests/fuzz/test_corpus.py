@@ -1,10 +1,15 @@
-"""The seeds of the fuzz target are what their names say."""
+"""The seeds of the fuzz targets are what their names say."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import struct
+import subprocess
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from dyno import _core
 from dyno.errors import GgufError
@@ -14,6 +19,11 @@ assert _spec is not None
 assert _spec.loader is not None
 make_corpus = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(make_corpus)
+
+
+@pytest.fixture(scope="module")
+def seeds() -> dict[str, bytes]:
+    return make_corpus.sessions()
 
 
 @pytest.mark.parametrize("name", sorted(make_corpus.well_formed()))
@@ -29,3 +39,79 @@ def test_hostile_seeds_do_not(tmp_path: Path, name: str) -> None:
     path.write_bytes(make_corpus.hostile()[name])
     with pytest.raises(GgufError):
         _core.Gguf(path)
+
+
+def _write_shards(folder: Path, files: list[bytes]) -> Path:
+    paths = [folder / f"model-{number:05}-of-{len(files):05}.gguf" for number in range(1, len(files) + 1)]
+    for path, data in zip(paths, files, strict=True):
+        path.write_bytes(data)
+    return paths[0]
+
+
+@pytest.mark.parametrize("name", sorted(make_corpus.splits()))
+def test_shards_open(tmp_path: Path, name: str) -> None:
+    assert len(_core.Gguf(_write_shards(tmp_path, make_corpus.splits()[name])).tensors()) == 5
+
+
+@pytest.mark.parametrize("name", sorted(make_corpus.hostile_splits()))
+def test_hostile_shards_do_not(tmp_path: Path, name: str) -> None:
+    with pytest.raises(GgufError):
+        _core.Gguf(_write_shards(tmp_path, make_corpus.hostile_splits()[name]))
+
+
+@pytest.mark.parametrize("shape", make_corpus.SHAPES, ids=lambda shape: shape.name)
+def test_models_of_the_session_target_run(tmp_path: Path, shape: Any) -> None:
+    """A seed that is turned down tests the reader alone."""
+    path = make_corpus.random_model(tmp_path / "seed.gguf", shape)
+    session = _core.Session(path, context={"ctx": 8})
+    logits, _ = session.decode([(0, np.arange(5, dtype=np.int32))])
+    assert np.isfinite(logits).all()
+
+
+def test_seeds_have_every_architecture_type_and_split_files(seeds: dict[str, bytes]) -> None:
+    """Decoded as the target does: settings, number of files less one, their sizes, the files."""
+    assert {shape.architecture for shape in make_corpus.SHAPES} == set(_core.architectures())
+    split = 0
+    for data in seeds.values():
+        count = data[64] + 1
+        sizes = struct.unpack_from(f"<{count}I", data, 65)
+        at = 65 + 4 * count
+        assert at + sum(sizes) == len(data)
+        for size in sizes:
+            assert data[at : at + 4] == b"GGUF"
+            at += size
+        split += count > 1
+    assert split >= 5
+    assert sum(map(len, seeds.values())) < 30 << 20
+
+
+def test_seeds_have_every_weight_type(tmp_path: Path) -> None:
+    used = set()
+    for shape in make_corpus.SHAPES:
+        file = _core.Gguf(make_corpus.random_model(tmp_path / "seed.gguf", shape))
+        used |= {tensor["dtype"] for tensor in file.tensors()}
+    weights = {"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs", "mxfp4"}
+    assert used >= weights | {f"q{bits}_k" for bits in range(2, 7)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["0"], "SECONDS is '0'; expected a positive number"),
+        (["1x"], "SECONDS is '1x'; expected a positive number"),
+        (["5", "models"], "'models' is nothing to run; expected gguf, session or suite"),
+    ],
+)
+def test_the_script_refuses_what_it_cannot_run(arguments: list[str], message: str) -> None:
+    script = Path(__file__).with_name("run.sh")
+    done = subprocess.run([str(script), *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_the_script_names_an_interpreter_that_is_not_there() -> None:
+    script = Path(__file__).with_name("run.sh")
+    environment = os.environ | {"PYTHON": "no-such-python"}
+    done = subprocess.run([str(script)], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 2
+    assert "PYTHON is 'no-such-python', which is no program" in done.stderr
