@@ -7,7 +7,7 @@ set(DYNO_OPS_REVISION 1)  # raise when a kernel's meaning changes, so that older
 option(GGML_NATIVE "Compile the CPU kernels for this machine alone (-march=native)" OFF)
 option(GGML_LTO "Link-time optimisation of host code" OFF)
 option(DYNO_BUILD_PYTHON "Build the Python module" ON)
-option(DYNO_BUILD_FUZZ "Build the fuzz targets" OFF)
+option(DYNO_BUILD_FUZZ "Build the fuzz targets; with DYNO_SANITIZE=thread the program of sessions in threads" OFF)
 option(DYNO_WERROR "Warnings are errors" OFF)
 # Never for use: what the tuner's check of answers is tested with. benchmarks/quality_gate.py needs such a build.
 option(DYNO_TEST_FAULTS "Compile configurations of products that are wrong by a few percent" OFF)

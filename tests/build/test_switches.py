@@ -148,6 +148,14 @@ def test_the_session_target_runs_an_instrumented_engine(configure: Configure) ->
     assert driver == ("no libFuzzer in" in built.output)
 
 
+def test_sessions_in_threads(configure: Configure) -> None:
+    """ThreadSanitizer excludes the sanitizers of the fuzz targets."""
+    built = configure(DYNO_BUILD_FUZZ="ON", DYNO_SANITIZE="thread")
+    assert built.ok, built.output
+    assert built.of("session_threads")
+    assert not any("_target" in name for name in built.commands)
+
+
 def test_the_module_records_its_switches(configure: Configure) -> None:
     """`dyno info` prints what the build wrote down; without DYNO_BUILD_PYTHON there is no module."""
     pytest.importorskip("nanobind", reason="configuring the module needs nanobind (in the test extra)")
