@@ -90,8 +90,11 @@ def test_a_long_command_is_kept_whole(run: Simulated) -> None:
     assert len(endless.command) == profiles.MAX_COMMAND
 
 
-def test_profiles_name_the_version_of_the_tuner_that_made_them() -> None:
+def test_profiles_name_the_version_of_the_tuner_that_made_them(run: Simulated) -> None:
     """A tuner that ran from its sources wrote 0.0.0."""
+    new = written(run).provenance
+    assert new is not None
+    assert new.tuner == __version__
     assert tuple(map(int, __version__.split(".")[:2])) > (0, 0)
     shipped = sorted((Path(__file__).parents[2] / "profiles").glob("*.yaml"))
     assert shipped
