@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dyno._home import home
 
@@ -65,7 +65,9 @@ def build(commit: str, repository: Path, defines: Sequence[str], say: Callable[[
     if archive.returncode != 0:
         raise TuneError(f"{commit}: {archive.stderr.decode(errors='replace').strip()[-300:]}")
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
-        tar.extractall(source, filter="data")
+        # Python has filters from 3.11.4 on. Without one the names are those that git has checked.
+        checked: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        tar.extractall(source, **checked)
     if not (source / "CMakeLists.txt").is_file() or not (package / "dyno").is_dir():
         raise TuneError(
             f"{commit} of {repository} is no commit of dyno: it has no CMakeLists.txt and python/dyno"
