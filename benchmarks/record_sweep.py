@@ -1,13 +1,15 @@
 """Records prompts of several models by u-batch and by path of the products, as data for `tune replay`.
 
     python benchmarks/record_sweep.py a.gguf b-uniform.gguf … --device cuda:0 --out sweep.jsonl.gz
+    python benchmarks/record_sweep.py a.gguf --device cpu --prompt 512 --ubatches 32 64 128 256 512 \
+        --vary threads_batch=1,2 --vary cpu_repack=false,true --out sweep_cpu.jsonl.gz
 
 For every model and every path (`mmq_max_tokens`, with experts `mmq_id_max_tokens`: 65536 for the quantised
 kernels at every size, 0 for dequantised products) a fresh process of `dyno bench` measures a prompt at each
-u-batch. What is asked for comes in a random order, so that a drift of the machine does not look like a
-difference. One JSON line for each configuration and process, with the names of llama-bench and all samples;
-the first of a process is cold. A file's name without `.gguf` is the name of the model, so that files that
-differ in their routing alone are two.
+u-batch. `--vary` multiplies the paths by the values of a setting. What is asked for comes in a random
+order, so that a drift of the machine does not look like a difference. One JSON line for each configuration
+and process, with the names of llama-bench and all samples; the first of a process is cold. A file's name
+without `.gguf` is the name of the model, so that files that differ in their routing alone are two.
 """
 
 from __future__ import annotations
@@ -29,23 +31,46 @@ UBATCHES = (128, 256, 512, 1024, 2048, 4096)
 PATHS = (65536, 0)
 
 
-def paths_of(model: Path, device: str) -> list[dict[str, int]]:
-    """The settings of each path that a model can take; a CPU has one."""
-    if resolve_device(device).kind != "cuda":
-        return [{}]
-    names = ["mmq_max_tokens"]
-    if _core.describe_model(str(model))["experts"]:
-        names.append("mmq_id_max_tokens")
-    return [dict(zip(names, values, strict=True)) for values in itertools.product(PATHS, repeat=len(names))]
+Value = int | bool | str
 
 
-def bench(model: Path, path: dict[str, int], args: argparse.Namespace) -> list[dict[str, Any]]:
+def paths_of(model: Path, device: str, varied: dict[str, list[Value]]) -> list[dict[str, Value]]:
+    """The settings of each path that a model can take, a CPU has one, by the values of `varied`."""
+    values: dict[str, list[Value]] = dict(varied)
+    if resolve_device(device).kind == "cuda":
+        values["mmq_max_tokens"] = list(PATHS)
+        if _core.describe_model(str(model))["experts"]:
+            values["mmq_id_max_tokens"] = list(PATHS)
+    return [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
+
+
+def varied_of(text: str) -> tuple[str, list[Value]]:
+    """`NAME=V1,V2` with values as JSON, or as words.
+
+    Raises:
+        argparse.ArgumentTypeError: `text` has no values.
+    """
+    name, _, values = text.partition("=")
+    if not name or not values:
+        raise argparse.ArgumentTypeError(f"{text!r}: write NAME=V1,V2")
+
+    def value(word: str) -> Value:
+        try:
+            read: Value = json.loads(word)
+        except ValueError:
+            return word
+        return read
+
+    return name, [value(word) for word in values.split(",")]
+
+
+def bench(model: Path, path: dict[str, Value], args: argparse.Namespace) -> list[dict[str, Any]]:
     """What `dyno bench` says of one model on one path, a record for each u-batch.
 
     Raises:
         subprocess.CalledProcessError: It failed.
     """
-    given = [word for name, value in path.items() for word in ("--set", f"{name}={value}")]
+    given = [word for name, value in path.items() for word in ("--set", f"{name}={str(value).lower()}")]
     ubatches = ",".join(map(str, args.ubatches))
     command = [sys.executable, "-P", "-m", "dyno", "bench", "-m", str(model)]
     command += ["-p", str(args.prompt), "-n", "0"]
@@ -57,7 +82,7 @@ def bench(model: Path, path: dict[str, int], args: argparse.Namespace) -> list[d
 
 
 def record_of(
-    said: dict[str, Any], model: Path, path: dict[str, int], order: int, held: list[str]
+    said: dict[str, Any], model: Path, path: dict[str, Value], order: int, held: list[str]
 ) -> dict[str, Any]:
     """A line of the file: what was asked for, what was measured, on what."""
     kept = ("n_batch", "n_ubatch", "n_prompt", "n_gen", "avg_ts", "stddev_ts", "test_time")
@@ -83,11 +108,15 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5, help="samples of a process, the cold one too")
     parser.add_argument("--processes", type=int, default=2, help="of every configuration")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of every process")
+    parser.add_argument(
+        "--vary", action="append", default=[], type=varied_of, metavar="NAME=V1,V2", help="more paths"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the order")
     parser.add_argument("--out", type=Path, required=True, help="JSON Lines, compressed where it ends in .gz")
     args = parser.parse_args()
 
-    todo = [(model, path) for model in args.models for path in paths_of(model, args.device)] * args.processes
+    todo = [(model, path) for model in args.models for path in paths_of(model, args.device, dict(args.vary))]
+    todo *= args.processes
     random.Random(args.seed).shuffle(todo)
     lines: list[str] = []
     for model, path in todo:

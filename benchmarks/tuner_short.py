@@ -1,0 +1,125 @@
+"""Whether a tune with room for 30 visits writes what one of ten minutes writes.
+
+    python benchmarks/tuner_short.py --json benchmarks/results/tuner_short.json
+
+Simulated engines whose truth is known: prompts of 0.6 s, generation of 0.5 s, and 4 s until a process has
+started.
+A budget of 30 visits is 30 times what a visit of the default takes in the long tune. The short tune writes as
+much if its settings are truly no slower than those of the long one by more than the margin of either; `best`
+counts the same against the optimum. `kernels` repeats all with two kernels that gain 2 and 3 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tuner_experiments as experiments
+from dyno_tuner.inline import InlineExecutor
+from dyno_tuner.ledger import Ledger
+from dyno_tuner.options import Options
+from dyno_tuner.targets.surfaces import with_ops
+from dyno_tuner.tune import Tune
+from dyno_tuner.workload import Workload
+from tuner_budgets import OPS, SlowToStart
+
+if TYPE_CHECKING:
+    from dyno_tuner.outcome import Outcome
+    from dyno_tuner.targets.surfaces import Surface
+
+SURFACES = ("saturating", "crossover", "cliff", "interaction", "wide")
+START = 4.0  # seconds
+LONG = 600.0
+VISITS = 30
+AIM = 0.9
+
+
+def tune(truth: Surface, budget: float, seed: int, kernels: bool) -> tuple[Outcome, float]:
+    """What one tune found, and seconds of a visit of the default."""
+    rates = truth.rates({k.name: k.default for k in truth.knobs})
+    workload = Workload(pp=round(0.6 * rates["pp"]), tg=round(0.5 * rates["tg"]))
+    space = truth.space()
+    executor = InlineExecutor(SlowToStart(truth, seed, START))
+    ledger = Ledger(executor, workload, identity=space.identity, virtual_time=True)
+    options = Options(
+        workload, seed=seed, weights=dict(truth.weights), budget=budget, kernels=kernels, max_trials=400
+    )
+    run = Tune(ledger, space, options)
+    return run.run(), run.schedule.visit_cost
+
+
+def pair(name: str, seed: int, kernels: bool) -> dict[str, Any]:
+    """A long and a short tune of one engine, with other draws."""
+    truth = experiments.ALL[name]()
+    truth = with_ops(truth, *OPS) if kernels else truth
+    long, visit = tune(truth, LONG, 2 * seed, kernels)
+    short, _ = tune(truth, VISITS * visit, 2 * seed + 1, kernels)
+    margin = math.log1p(max(*short.margin.values(), *long.margin.values()))
+    worth = {k: truth.truth(o.settings) for k, o in (("long", long), ("short", short))}
+    best = experiments.optimum(truth)
+    return {
+        "budget": VISITS * visit,
+        "as_good": worth["short"] >= worth["long"] - margin,
+        "best": worth["short"] >= best - margin,
+        "long_best": worth["long"] >= best - margin,
+        "lost": not short.entries and bool(long.entries),
+        "equal": short.settings == long.settings,
+        "regret": {k: best - w for k, w in worth.items()},
+        "margin": margin,
+        "kernels": [len(short.kernels), len(long.kernels)],
+        "slower": sum(
+            truth.truth({**o.settings, e.name: e.default}) - truth.truth(o.settings) > margin
+            for o in (short, long) for e in o.entries
+        ),
+    }  # fmt: skip
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    count = len(rows)
+    shares = ("as_good", "best", "long_best", "lost", "equal")
+    return {
+        "pairs": count,
+        **{key: sum(r[key] for r in rows) / count for key in shares},
+        "regret_mean": {k: sum(r["regret"][k] for r in rows) / count for k in ("short", "long")},
+        "margin_mean": sum(r["margin"] for r in rows) / count,
+        "budget_mean": sum(r["budget"] for r in rows) / count,
+        "kernels": [sum(r["kernels"][i] for r in rows) for i in (0, 1)],
+        "entries_truly_slower": sum(r["slower"] for r in rows),
+    }
+
+
+def main() -> int:
+    """Exit code 1 where fewer than nine in ten short tunes write as much, or an entry was truly slower."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--commit", default="", help="of this source, for the JSON")
+    parser.add_argument("--json", type=Path, required=True)
+    args = parser.parse_args()
+    report: dict[str, Any] = {
+        "command": "python benchmarks/tuner_short.py " + " ".join(map(os.path.basename, sys.argv[1:])),
+        "commit": args.commit, "visits": VISITS, "aim": AIM,
+    }  # fmt: skip
+    for kernels in (False, True):
+        rows: list[dict[str, Any]] = []
+        by_surface: dict[str, Any] = {}
+        for name in SURFACES:
+            found = [pair(name, seed, kernels) for seed in range(args.seeds)]
+            by_surface[name] = summary(found)
+            rows += found
+            print("kernels" if kernels else "settings", name, by_surface[name], flush=True)
+        report["kernels" if kernels else "settings"] = {"all": summary(rows), "by_surface": by_surface}
+    args.json.write_text(json.dumps(report, indent=1) + "\n")
+    alls = [report[k]["all"] for k in ("settings", "kernels")]
+    print(alls)
+    return 1 if any(a["as_good"] < AIM or a["entries_truly_slower"] for a in alls) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
