@@ -16,7 +16,7 @@ from dyno_tuner import ledger as ledger_module
 from dyno_tuner.inline import InlineExecutor
 from dyno_tuner.ledger import Ledger
 from dyno_tuner.measure import VisitPolicy, run_visit
-from dyno_tuner.samplers import SAMPLERS, Observation
+from dyno_tuner.samplers import Observation, proposer_of
 from dyno_tuner.stats import keyed_rng
 from dyno_tuner.target import OpContext, TrialStatus, Workload
 from dyno_tuner.targets.simulated import SimulatedTarget, SimulationNoise
@@ -265,7 +265,7 @@ def _tpe(truth: Surface, space: Space, seed: int, limit: int) -> dict[str, Any]:
 
 def _coordinate(truth: Surface, space: Space, seed: int, limit: int) -> dict[str, Any]:
     """One knob after the other from the best so far, until the evaluations are used up."""
-    proposer = SAMPLERS["coordinate"](space)
+    proposer = proposer_of("coordinate", space)
     measure = _Raw(truth, space, seed)
     history = [Observation(space.default, math.log(measure(space.default)))]
     while len(history) < limit:

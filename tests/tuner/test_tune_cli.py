@@ -303,7 +303,7 @@ def _session(out: Path, seed: int, storage: str | None = None) -> None:
 
 def test_diff_of_two_profiles(tmp_path: Path) -> None:
     a, b = tmp_path / "a.yaml", tmp_path / "b.yaml"
-    _session(a, 1)
+    _session(a, 2)
     b.write_text(a.read_text())
     assert all(row.verdict == "equal" for row in compare_profiles(a, b))
     b.write_text(a.read_text().replace("value: 2048", "value: 1024"))

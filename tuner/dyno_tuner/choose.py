@@ -59,7 +59,7 @@ class Chooser:
         self.unproven = True  # until something says else, also where Ctrl-C ends it
         race = 2 * visits_in_round(len(finalists) + 1)
         largest = max(finalists, key=lambda p: len(judge.space.entries(p)))
-        proven_in = judge.proof_visits(len(judge.space.entries(largest)), 3)
+        proven_in = judge.proof_visits(largest, 3)
         winner: Point | None
         if judge.affordable("leave_one_out", race + proven_in, judge.compared(largest)):
             winner = self._race(finalists, choice)
@@ -71,7 +71,7 @@ class Chooser:
             return
         # What is proven of settings comes before kernels, also where that leaves these no time.
         self.unproven, whole = True, winner
-        visits, compared = judge.proof_visits(len(judge.space.entries(winner))), judge.compared(winner)
+        visits, compared = judge.proof_visits(winner), judge.compared(winner)
         if not any(judge.affordable(stage, visits, compared) for stage in ("leave_one_out", LAST)):
             winner = self._provable(winner, trials)
             if winner is None:
@@ -111,7 +111,7 @@ class Chooser:
         failed = {space.code_class(t.point) for t in trials if t.log_ratio is None}
         while True:
             numbers = space.entries(point)
-            if judge.fits(judge.proof_visits(len(numbers)), judge.compared(point)):
+            if judge.fits(judge.proof_visits(point), judge.compared(point)):
                 break
             smaller = [space.without(point, n) for n in numbers]
             smaller = [p for p in smaller if space.legal(p) and space.code_class(p) not in failed]
@@ -226,7 +226,7 @@ class Chooser:
     def _towards_default(self, point: Point, choice: Choice) -> Point:
         judge, space = self.judge, self.judge.space
         numbers = [n for n in space.entries(point) if space.knobs[n].ordinal]
-        proof = judge.proof_visits(len(space.entries(point)), 3)
+        proof = judge.proof_visits(point, 3)
         for n in numbers:
             nearer = self._nearer(point, n)
             if not nearer:

@@ -25,7 +25,7 @@ import numpy as np
 
 from .measure import VisitPolicy, anchor_moved, generation_first
 from .spread import RoundSpread
-from .stats import Estimate, block_spread, estimate
+from .stats import LEAST_MARGIN, Estimate, block_spread, estimate
 from .target import Configuration, TrialStatus, Visit, kind_of
 
 OVERTIME = 2  # rounds beyond a stage's time, where fewer than two have been measured
@@ -46,6 +46,7 @@ class Comparison:
     logs: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
     rates: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     failed: dict[str, Visit] = field(default_factory=dict)
+    borrowed: set[tuple[str, str]] = field(default_factory=set)  # (configuration, metric): see Likeness
     voided: int = 0
     rounds: int = 0
     begun: int = 0  # void rounds among them
@@ -69,6 +70,7 @@ class Comparison:
         if not 2 <= self.rounds < ENOUGH_ROUNDS:
             return None
         names = [n for n in self.names if n == self.names[0] or n in self.logs]
+        names = [n for n in names if not any((n, m) in self.borrowed for m in metrics)]
         levels = [[float(np.median(g)) for g in self._groups(n, metrics, weights)] for n in names]
         sigma, freedom = block_spread(levels)
         return math.sqrt(2) * sigma, freedom
@@ -103,6 +105,7 @@ class Comparison:
         self.rounds = 0
         self.logs.clear()
         self.rates.clear()
+        self.borrowed.clear()
 
     def median_rate(self, name: str, metric: str) -> float:
         values = self.rates.get(name, {}).get(metric, [])
@@ -116,9 +119,22 @@ def _alike(groups: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
     return [[float(np.median(g))] for g in groups]
 
 
-def visits_in_round(configurations: int) -> int:
-    """Every configuration is visited on the way there and on the way back, the first one at the turn too."""
+def visits_in_round(configurations: float) -> float:
+    """Every configuration is visited on the way there and on the way back, the first one at the turn too. One
+    that is measured for some of the metrics counts by their share."""
     return 2 * configurations + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """A configuration that cannot differ from another one in some metrics, as a profile without its prompt
+    threads cannot in generation. These are not measured again: the other one's count for both."""
+
+    to: str
+    metrics: frozenset[str]
+
+
+ALL_DIFFER: Mapping[str, Likeness] = {}
 
 
 @dataclass(frozen=True)
@@ -128,6 +144,7 @@ class Way:
     base: list[Visit]  # of the first configuration, there and back
     turn: Visit | None  # of the first configuration, between the two
     own: dict[str, list[Visit]]  # of the others, there and back
+    lasts: tuple[str, ...] = ()  # those beside the turn; default: the last of `own`
 
 
 Paired = tuple[list[Visit], list[Visit]]  # the base beside a configuration, and its own visits
@@ -138,8 +155,8 @@ def shaken(way: Way, moved: Moved) -> list[str]:
     """What was not as fast on the way back as on the way there: the machine was not, for one of the two. Both
     visits of the last one lie next to the turn, so that what happened there shows in the turn alone."""
     found = [n for n, own in way.own.items() if moved(own)]
-    last = list(way.own)[-1]
-    return [*found, last] if last not in found and _turn_moved(way, moved) else found
+    lasts = way.lasts or (list(way.own)[-1],)
+    return [*found, *(n for n in lasts if n not in found)] if _turn_moved(way, moved) else found
 
 
 def _turn_moved(way: Way, moved: Moved) -> bool:
@@ -164,11 +181,11 @@ class Time(Protocol):
     @property
     def now(self) -> float: ...
 
-    def of_rounds(self, visits: int) -> float:
+    def of_rounds(self, visits: float) -> float:
         """Seconds that so many visits in rounds will take."""
         ...
 
-    def took_round(self, visits: int, seconds: float) -> None:
+    def took_round(self, visits: float, seconds: float) -> None:
         """Learns what a round took."""
         ...
 
@@ -213,11 +230,11 @@ class Rounds:
         self._resting = resting
         self.running = Comparison([])  # the last one begun; what it holds is whole rounds
 
-    def seconds(self, visits: int) -> float:
+    def seconds(self, visits: float) -> float:
         """What so many visits in rounds will take."""
         return self._time.of_rounds(visits)
 
-    def affordable(self, visits: int, seconds: float = 0.0) -> bool:
+    def affordable(self, visits: float, seconds: float = 0.0) -> bool:
         """Whether so many more visits, and so many seconds of other work, fit into the rest of the stage."""
         return self._time.more_seconds(self.seconds(visits) + seconds)
 
@@ -227,6 +244,7 @@ class Rounds:
         configurations: Mapping[str, Configuration],
         rounds: int | Callable[[], int],
         into: Comparison | None = None,
+        alike: Mapping[str, Likeness] = ALL_DIFFER,
     ) -> Comparison:
         """Runs up to `rounds` rounds, fewer where the stage's time ends first, and none where it does not
         last for two, because one decides nothing. So where rounds take longer than was planned, up to
@@ -237,6 +255,7 @@ class Rounds:
         Args:
             rounds: asked before each round, where what the rounds show decides.
             into: a comparison of the same key and configurations that gets so many rounds more.
+            alike: by configuration what cannot differ from another one.
         """
         result = self.running = into or Comparison(list(configurations), key)
         self._spread.add(result)
@@ -245,7 +264,7 @@ class Rounds:
         def wanted() -> int:
             return before + (rounds if isinstance(rounds, int) else rounds())
 
-        if not self.affordable(2 * visits_in_round(len(configurations))):
+        if not self.affordable(2 * self.visits(configurations, alike)):
             return result
         voids = 0
         first = result.begun
@@ -257,7 +276,8 @@ class Rounds:
             if first_name in result.failed or len(alive) < 2:
                 break
             late = result.begun > first and not self._time.more_seconds(took)
-            late = late or (result.begun > first + 1 and not self.affordable(visits_in_round(len(alive))))
+            visits = self.visits(alive, alike)
+            late = late or (result.begun > first + 1 and not self.affordable(visits))
             overtime += late
             if late and (result.rounds >= 2 or overtime > OVERTIME or not self._time.in_time(took)):
                 break
@@ -265,12 +285,13 @@ class Rounds:
             number, result.begun = result.begun, result.begun + 1
             named = {n: configurations[n] for n in alive}
             process, rested = self._next_process(), self._resting()
-            way = self._there_and_back(f"{key}/r{number}", named, process, result)
+            own = {n: a for n, a in alike.items() if n in alive and a.to in alive}
+            way = self._there_and_back(f"{key}/r{number}", named, process, result, own)
             moved = way is not None and self._moved(way.base) and voids < wanted()
             paired = None
             # What moves all the time is measured as it is.
             if way is not None and not moved and self._resting() == rested:
-                paired = self._steadied(f"{key}/r{number}", named, process, way, result)
+                paired = self._steadied(f"{key}/r{number}", named, process, way, result, own)
             if self._resting() != rested:
                 result.begin_anew()
                 before = 0
@@ -278,7 +299,7 @@ class Rounds:
                 voids += 1
                 result.voided += 1
             elif paired is not None:
-                self._record(paired, result)
+                self._record(paired, result, own)
             elif way is None and not self._time.in_time():
                 break
             if not forgiven and first_name in result.failed:
@@ -286,12 +307,17 @@ class Rounds:
                 del result.failed[first_name]
             took = max(took, self._time.now - begun)
             if way is not None:
-                self._time.took_round(visits_in_round(len(alive)), self._time.now - begun)
+                self._time.took_round(visits, self._time.now - begun)
         return result
+
+    def visits(self, configurations: Collection[str], alike: Mapping[str, Likeness] = ALL_DIFFER) -> float:
+        """Whole visits that one round of these takes."""
+        less = sum(len(a.metrics) for n, a in alike.items() if n in configurations and a.to in configurations)
+        return visits_in_round(len(configurations) - less / len(self._metrics))
 
     def _there_and_back(
         self, key: str, configurations: Mapping[str, Configuration], process: int, result: Comparison,
-        again: bool = False,
+        alike: Mapping[str, Likeness], again: bool = False,
     ) -> Way | None:  # fmt: skip
         """None where something failed, or the budget ended on the way.
 
@@ -299,27 +325,34 @@ class Rounds:
         """
         names = list(configurations)
         order = [*names, *names[:1], *reversed(names)]
-        visits: list[Visit] = []  # in that order, with what all ways have given
+        visits: dict[int, Visit] = {}  # by place in that order, with what all ways have given
+        lasts: dict[str, None] = {}
         ways = self._ways(configurations.values())
         if again and len(ways) > 1:
             self._visit(f"{key}/before", configurations[names[0]], process, True, ways[0])
-        for number, metrics in enumerate(ways):
+        for metrics in ways:
             suffix = f"/{kind_of(metrics[0])}" if len(ways) > 1 else ""
+            own = {n: tuple(m for m in metrics if n not in alike or m not in alike[n].metrics) for n in names}
+            if not any(own[n] for n in names[1:]):
+                continue
+            lasts |= dict.fromkeys([n for n in names[1:] if own[n]][-1:])
             for position, name in enumerate(order):
+                if not own[name]:
+                    continue
                 if not self._time.in_time():
                     return None
                 at = f"{key}/{position}{suffix}"
-                visit = self._visit(at, configurations[name], process, name == names[0], metrics)
+                visit = self._visit(at, configurations[name], process, name == names[0], own[name])
                 if visit.status is not TrialStatus.OK:
                     result.failed[name] = visit
                     result.logs.pop(name, None)
                     return None
-                visits[position : position + 1] = [joined(visits[position], visit) if number else visit]
-        own: dict[str, list[Visit]] = {}
-        for name, visit in zip(order, visits, strict=True):
-            own.setdefault(name, []).append(visit)
-        there, turn, back = own.pop(names[0])
-        return Way([there, back], turn, own)
+                visits[position] = joined(visits[position], visit) if position in visits else visit
+        found: dict[str, list[Visit]] = {}
+        for position in sorted(visits):
+            found.setdefault(order[position], []).append(visits[position])
+        there, turn, back = found.pop(names[0])
+        return Way([there, back], turn, found, tuple(lasts))
 
     def _ways(self, configurations: Collection[Configuration]) -> list[tuple[str, ...]]:
         """The metrics of each way there and back."""
@@ -334,7 +367,7 @@ class Rounds:
 
     def _steadied(
         self, key: str, configurations: Mapping[str, Configuration], process: int, way: Way,
-        result: Comparison,
+        result: Comparison, alike: Mapping[str, Likeness],
     ) -> dict[str, Paired] | None:  # fmt: skip
         """Visits what was shaken again, in the same process and beside the first configuration. None where
         that failed or the budget ended."""
@@ -345,7 +378,7 @@ class Rounds:
             if not names or not self.affordable(visits_in_round(1 + len(names))):
                 break
             again = {n: configurations[n] for n in (first, *names)}
-            repeated = self._there_and_back(f"{key}/again{repeat}", again, process, result, True)
+            repeated = self._there_and_back(f"{key}/again{repeat}", again, process, result, alike, True)
             if repeated is None:
                 return None
             result.voided += 1
@@ -353,12 +386,18 @@ class Rounds:
                 ways.append(repeated)
         return beside(ways, self._moved)
 
-    def _record(self, paired: Mapping[str, Paired], result: Comparison) -> None:
+    def _record(
+        self, paired: Mapping[str, Paired], result: Comparison, alike: Mapping[str, Likeness]
+    ) -> None:
         first = result.names[0]
         logs: list[tuple[str, str, list[float]]] = []
         rates: list[tuple[str, str, list[float]]] = []
         for metric in self._metrics:
-            for name, (base, own) in paired.items():
+            for name in paired:
+                borrowed = name in alike and metric in alike[name].metrics
+                if borrowed:
+                    result.borrowed.add((name, metric))
+                base, own = paired[alike[name].to if borrowed else name]
                 of_own, of_base = ([v.rates(metric) for v in visits] for visits in (own, base))
                 rates.append((name, metric, _values(of_own)))
                 logs.append((name, metric, both_ways(of_own, of_base)))
@@ -417,7 +456,7 @@ class Bar:
         if len(metrics) == 1:
             return self.margin[metrics[0]]
         spread = math.sqrt(sum(self.margin[m] ** 2 for m in metrics)) / len(metrics)
-        return max(0.01, spread)
+        return max(LEAST_MARGIN, spread)
 
     def proves(self, metrics: Sequence[str]) -> bool:
         """Whether a gain on these metrics can be told from noise at all."""

@@ -1,7 +1,8 @@
-"""With which points a search begins: one change of the default at a time, the likeliest gains first.
+"""With which points a search begins.
 
 Corners of the space are what every engine is slow with: one thread, tiny u-batches, weights not packed. The
-first visits are the dearest of a short budget. A change alone also says by itself what it does.
+first visits are the dearest of a short budget, so random ones keep to what physics does not expect to be
+slower than the default. Measurements decide about all else later.
 """
 
 from __future__ import annotations
@@ -9,17 +10,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from .knobs import Fidelity
-
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
     from typing import Any
 
     from .knobs import Knob
     from .space import Point, Space
 
 THREADS = ("threads", "threads_batch")
-LATE = 10.0  # of what is slower by physics: after all else
+FEW = 2  # less than the default divided by this are few threads
 
 
 def leads(space: Space, known: Collection[Point]) -> list[Point]:
@@ -45,41 +44,43 @@ def nearest(space: Space, settings: Mapping[str, Any]) -> Point:
     return tuple(point)
 
 
-def single_changes(space: Space) -> list[Point]:
-    """Every legal point of one change, in the order in which to try them: knobs in turn, in the order of the
-    table, and what is slower by physics at the end."""
-    base = space.default
-    ranked: list[tuple[float, int, Point]] = []
-    for n, knob in enumerate(space.knobs):
-        for i, rank in _ranks(knob).items():
-            point = (*base[:n], i, *base[n + 1 :])
-            if space.legal(point):
-                ranked.append((rank, n, point))
-    return [point for _, _, point in sorted(ranked)]
+class Doubts:
+    """What physics expects to be slower than the default."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._steps = [_slower(knob) for knob in space.knobs]
+
+    def of(self, point: Point) -> int:
+        """By how many steps the values of a point are beyond what may be as fast as the default."""
+        return sum(steps.get(i, 0) for i, steps in zip(point, self._steps, strict=True))
+
+    def least(self, points: Sequence[Point]) -> list[Point]:
+        """The points of the least doubt. If none is free of it, one step of one setting is all of it."""
+        doubts = [self.of(p) for p in points]
+        least = min(doubts)
+        return [p for p, d in zip(points, doubts, strict=True) if d == least]
+
+    def without(self, point: Point) -> Point:
+        """`point` with defaults for what should be slower; itself, if that is not legal."""
+        sides = zip(point, self._space.default, self._steps, strict=True)
+        mended = tuple(default if i in steps else i for i, default, steps in sides)
+        return mended if self._space.legal(mended) else point
 
 
-def _ranks(knob: Knob) -> dict[int, float]:
-    """By number of a value: its turn among those of the knob; LATE and more for what should be slower."""
+def _slower(knob: Knob) -> dict[int, int]:
+    """By number of a value that physics expects to be slower than the default: how many steps it is beyond
+    those that may be as fast. A knob of unknown physics has none."""
     at = knob.values.index(knob.default)
-    others = [i for i in range(len(knob.values)) if i != at]
-    if knob.fidelity is Fidelity.APPROX:
-        return {i: LATE + turn for turn, i in enumerate(others)}
-    if not knob.ordinal:
+    if knob.values in ((False, True), (True, False)):
         # A switch that an engine has on by default is on because it is faster, packed weights above all.
-        off = LATE + (2.0 if knob.name == "cpu_repack" else 1.0)
-        return {i: off if knob.values[i] is False else float(turn) for turn, i in enumerate(others)}
-    if knob.name == "ubatch":
-        larger = sorted((i for i in others if i > at), reverse=True)
-        turns = {i: float(turn) for turn, i in enumerate(larger)}
-        return turns | {i: LATE + at - i for i in others if i < at}
+        return {knob.values.index(False): 1} if knob.default else {}
+    if knob.name not in ("ubatch", *THREADS) or not knob.ordinal:
+        return {}
+    fast = knob.default  # weights are read once for each u-batch
     if knob.name in THREADS:
-        return {i: _threads(knob.values[i], knob.default, abs(i - at)) for i in others}
-    # Of a scale without known physics: a step up, a step down, the ends.
-    return {i: 2.0 * abs(i - at) - (2 if i > at else 1) for i in others}
-
-
-def _threads(value: Any, default: Any, steps: int) -> float:
-    """Near the default first: it is the number of cores, and generation often wants a few less."""
-    if 2 * int(value) >= int(default) and int(value) > 1:
-        return 2.0 * steps - (1 if value < default else 0)
-    return LATE + math.log2(int(default) / int(value))
+        # The default is the number of cores; generation often wants a few less. One of two is half.
+        fast = max(2, math.ceil(int(knob.default) / FEW))
+    slow = sorted((v for v in knob.values if int(v) < int(fast)), reverse=True)
+    steps = {knob.values.index(v): step for step, v in enumerate(slow, 1)}
+    return {i: step for i, step in steps.items() if i != at}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .confirm import visits_in_round
+from .confirm import ALL_DIFFER, Likeness, visits_in_round
 from .knobs import Fidelity
 from .outcome import Entry
 from .samplers import Observation
@@ -85,22 +85,23 @@ class Judge:
         choice: Choice,
         rounds: int | None = None,
         into: Comparison | None = None,
+        alike: Mapping[str, Likeness] = ALL_DIFFER,
     ) -> Comparison:
         """Args: `rounds`: so many, and no more; default: as many as the noise that they show asks for."""
         configurations: dict[str, Configuration] = {n: self.space.configuration(p) for n, p in points.items()}
         voided, failed = (into.voided, set(into.failed)) if into is not None else (0, set())
-        result = self.rounds.compare(key, configurations, rounds or self.wanted, into)
+        result = self.rounds.compare(key, configurations, rounds or self.wanted, into, alike)
         choice.voided += result.voided - voided
         choice.failed += [(points[n], v) for n, v in result.failed.items() if n not in failed]
         return result
 
-    def affordable(self, stage: str, visits: int, checked: Collection[Point] = ()) -> bool:
+    def affordable(self, stage: str, visits: float, checked: Collection[Point] = ()) -> bool:
         """Whether so many visits, and the check of these points, fit into the budget until a stage ends.
         That stage counts from now on."""
         self.until(stage)
         return self.fits(visits, checked)
 
-    def fits(self, visits: int, checked: Collection[Point] = ()) -> bool:
+    def fits(self, visits: float, checked: Collection[Point] = ()) -> bool:
         """Whether so many visits, and the check of these points, fit into what is left for the stage."""
         return self.rounds.affordable(visits, self.checking(checked))
 
@@ -109,9 +110,15 @@ class Judge:
         numbers = self.space.entries(point)
         return [point, *(self.space.without(point, n) for n in numbers if len(numbers) > 1)]
 
-    def proof_visits(self, entries: int, rounds: int = 2) -> int:
+    def proof_visits(self, point: Point, rounds: int = 2) -> float:
         """Visits that prove every entry of a point; two rounds are the least."""
-        return rounds * visits_in_round(2 + entries if entries > 1 else 2)
+        numbers = self.space.entries(point)
+        left_out = sum(len(self.moves(n)) for n in numbers) / len(self.weights) if len(numbers) > 1 else 0
+        return rounds * visits_in_round(2 + left_out)
+
+    def without(self, n: int) -> Likeness:
+        """A profile without one of its entries: it differs from the whole only in what that entry moves."""
+        return Likeness(FULL, frozenset(self.weights) - frozenset(self.moves(n)))
 
     # ---- points and entries
 

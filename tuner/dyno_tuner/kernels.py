@@ -47,10 +47,11 @@ ROOM = 0.5  # of what is left, for the least confirmation of all groups; else on
 # their interval is six times as wide as that of three; the rest is for what is disturbed.
 SURE_ROUNDS = 3.4
 GLIMPSE = 0.25  # of what is left, for a first look at most
+LOOK_VISITS = 5  # two settings between two visits of the default, and the spare one that a trial asks for
 HOPEFUL = 0.5  # of the margin: launches whose shares of a pass promise less together are not confirmed
 
 
-def least_visits(kinds: int, settings: bool = True) -> int:
+def least_visits(kinds: int, settings: bool = True) -> float:
     """Of two rounds of the whole profile: the default, the whole, the whole without each group of kernels and
     without all of them. Less proves nothing.
 
@@ -134,7 +135,8 @@ class KernelStage:
 
     def glimpse(self, choice: Choice) -> float:
         """A first look at what won alone for generation, as one, before settings are searched. Gives the
-        seconds to keep for its proof: more than 0 if it gains beyond doubt more than the margin."""
+        seconds to keep for its proof: more than 0 if it gains beyond doubt more than the margin. If the least
+        proof leaves room, some settings are tried before it."""
         configuration = self.space.configuration(choice.point)
         ops = self._ops(configuration)
         generation = [op for op in ops if op.metric == "tg"]
@@ -150,7 +152,10 @@ class KernelStage:
         self.in_place = self._placed(choice, lambda seconds: self.more(seconds))
         self.in_place.look(self._contests(generation), self.won)
         keep = self.ledger.check_seconds + SURE_ROUNDS * self._round(1)
-        return keep if self._sure(choice) and self.left() > keep else 0.0
+        if not self._sure(choice) or self.left() <= keep:
+            return 0.0
+        shared = self.left() - LOOK_VISITS * self.ledger.expected_visit
+        return min(keep, shared) if shared >= self._confirming(1) else keep
 
     def promise(self) -> float:
         """Of what was seen in place, in log, by the weights."""

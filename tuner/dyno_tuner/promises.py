@@ -31,7 +31,7 @@ def best_trial(judge: Judge, trials: Sequence[Trial], now: float, short: bool) -
         return []
     settings = space.settings(best.point)
     changed = [space.knobs[n].name for n in space.entries(best.point)]
-    proof = judge.rounds.seconds(judge.proof_visits(len(changed), PROOF_ROUNDS))
+    proof = judge.rounds.seconds(judge.proof_visits(best.point, PROOF_ROUNDS))
     needed = {"needed": budget(now + proof)} if short else {}
     return [{"settings": {k: settings[k] for k in changed}, "ratio": math.exp(best.log_ratio), **needed}]
 

@@ -10,14 +10,14 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from .confirm import visits_in_round
+from .confirm import ALL_DIFFER
 from .judging import DEFAULT, FULL
 from .knobs import Fidelity
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    from .confirm import Comparison
+    from .confirm import Comparison, Likeness
     from .judging import Choice, Judge
     from .outcome import Entry
     from .space import Point
@@ -121,12 +121,20 @@ class Proof:
         return {name: p for name, p in named.items() if judge.admit(p) is None}
 
     def _compare(self, key: str, point: Point, choice: Choice, into: Comparison | None = None) -> Comparison:
-        points = {DEFAULT: self.judge.space.default, FULL: point, **self._variants(point)}
-        return self.judge.compare(key, points, choice, self._least(len(points)), into)
+        judge, space = self.judge, self.judge.space
+        points = {DEFAULT: space.default, FULL: point, **self._variants(point)}
+        alike = {
+            name: judge.without(n)
+            for n in space.entries(point)
+            if (name := _without(space.knobs[n].name)) in points
+        }
+        return judge.compare(key, points, choice, self._least(points, alike), into, alike)
 
-    def _least(self, points: int) -> int | None:
+    def _least(self, points: Collection[str], alike: Mapping[str, Likeness] = ALL_DIFFER) -> int | None:
         """Where the stage's own time does not last for two rounds, a later one's does, but for no more."""
-        if self.last is None or self.judge.affordable("leave_one_out", 2 * visits_in_round(points)):
+        if self.last is None or self.judge.affordable(
+            "leave_one_out", 2 * self.judge.rounds.visits(points, alike)
+        ):
             return None
         self.judge.until(self.last)
         return 2
@@ -204,7 +212,7 @@ class Proof:
         if not numbers or judge.admit(point) is not None:
             return choice.clear(space.default)
         points = {DEFAULT: space.default, FULL: point}
-        result = judge.compare(f"{key}/last", points, choice, self._least(len(points)))
+        result = judge.compare(f"{key}/last", points, choice, self._least(points))
         self.cut |= result.rounds < 2 and FULL not in result.failed
         if result.rounds < 2 or FULL not in result.logs or not judge.gains(result, FULL, point):
             return choice.clear(space.default)

@@ -114,7 +114,7 @@ class Rivals:
         taken for its place in the order, not for its ratio."""
         judge = self.judge
         numbers = judge.space.entries(point)
-        if len(numbers) == 1 and not better and not judge.rounds.affordable(judge.proof_visits(1)):
+        if len(numbers) == 1 and not better and not judge.rounds.affordable(judge.proof_visits(point)):
             moves = judge.moves(numbers[0])
             ok, gain = judge.bar(result.rounds).beats(result, name, moves, judge.weights, touched=moves)
             if ok:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import optuna
 
+from .first import Doubts
 from .stats import keyed_rng
 from .surrogate import Surrogate
 
@@ -194,20 +195,27 @@ def _normal_pdf_cdf(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return pdf, np.asarray(cdf)
 
 
+STEP_LOSS = 0.1  # of the log ratio, that a step towards what should be slower is expected to cost
+
+
 class GuidedProposer:
     """Args:
     listed: up to how many untried classes are all looked at; beyond, TPE, neighbours and random points
     propose.
     use_tpe: False leaves TPE out of it.
+    whole: the first points cover all of the space, what physics expects to be slow too.
     """
 
-    def __init__(self, space: Space, *, listed: int = 1500, use_tpe: bool = True) -> None:
+    def __init__(
+        self, space: Space, *, listed: int = 1500, use_tpe: bool = True, whole: bool = False
+    ) -> None:
         self._space = space
         self._pool = _Pool(space)
         self._tpe = TpeProposer(space) if use_tpe else None
         self._listed = listed
         self._groups = space.feature_groups()
         self._startup = 4  # trials that cover before any are chosen; main effects need no more
+        self._doubts = None if whole else Doubts(space)
         self._features: dict[Point, np.ndarray] = {}
         self._learned: tuple[tuple[Observation, ...], np.ndarray] | None = None
 
@@ -218,21 +226,29 @@ class GuidedProposer:
                 self._features[point] = self._space.features(point)
         return np.stack([self._features[p] for p in points])
 
+    def _expected(self, points: Sequence[Point]) -> np.ndarray:
+        """Log ratios that physics expects: the surrogate's mean before any trial."""
+        if self._doubts is None:
+            return np.zeros(len(points))
+        return np.array([-STEP_LOSS * self._doubts.of(p) for p in points])
+
     def _start(
         self, history: Sequence[Observation], key: Sequence[object], tried: set[Hashable]
     ) -> Point | None:
-        """The untried point farthest from all tried ones, of a few random ones: covers before it learns."""
+        """The untried point farthest from all tried ones, of a few random ones that physics expects to be no
+        slower than the default: covers before it learns."""
         rng = keyed_rng("start", *key)
+        # A failure says that there is a wall, as of memory: the slow side of it counts again.
+        doubts = self._doubts if all(o.score is not None for o in history) else None
         left = self._pool.left(tried)
-        if left is not None and not left:
+        if left is None:
+            left = [self._space.random(rng) for _ in range(24)]
+            left = [doubts.without(p) for p in left] if doubts else left
+            left = [p for p in left if self._space.code_class(p) not in tried] or left
+        if not left:
             return None
-        if left is not None:
-            pool: list[Point] = [
-                left[int(i)] for i in rng.choice(len(left), size=min(24, len(left)), replace=False)
-            ]
-        else:
-            pool = [self._space.random(rng) for _ in range(24)]
-            pool = [p for p in pool if self._space.code_class(p) not in tried] or pool
+        left = doubts.least(left) if doubts else left
+        pool = [left[int(i)] for i in rng.choice(len(left), size=min(24, len(left)), replace=False)]
         seen = self._coordinates([o.point for o in history])
         points = self._coordinates(pool)
         nearest = np.abs(points[:, None, :] - seen[None, :, :]).sum(axis=2).min(axis=1)
@@ -244,12 +260,13 @@ class GuidedProposer:
         if self._pool.exhausted(tried):
             return None
         known = [o for o in history if o.score is not None]
-        if len(known) < 2 or len(history) < self._startup:
+        startup = self._startup if len(known) == len(history) else 2
+        if len(known) < 2 or len(history) < startup:
             return self._start(history, key, tried)
         pool = self._candidates(history, known, key, tried)
         if not pool:
             return RandomProposer(space).propose(history, key)
-        y = np.array([o.score for o in known], dtype=float)
+        y = np.array([o.score for o in known], dtype=float) - self._expected([o.point for o in known])
         noise = np.array([max(o.sigma, 1e-3) for o in known])
         x = self._coordinates([o.point for o in known])
         surrogate = Surrogate(self._groups)
@@ -261,8 +278,9 @@ class GuidedProposer:
         surrogate.condition(x, y, noise, self._learned[1])
         candidates = self._coordinates(pool)
         mean, sigma = surrogate.predict(candidates)
+        mean = mean + self._expected(pool)
         at_known, _ = surrogate.predict(x)
-        best = float(at_known.max())
+        best = float((at_known + self._expected([o.point for o in known])).max())
         z = (mean - best) / sigma
         pdf, cdf = _normal_pdf_cdf(z)
         gain = (mean - best) * cdf + sigma * pdf
@@ -316,10 +334,18 @@ class GuidedProposer:
         return list(pool.values())
 
 
-SAMPLERS: dict[str, Callable[[Space], Proposer]] = {
-    "guided": GuidedProposer,
-    "tpe": TpeProposer,
-    "gp": lambda space: GuidedProposer(space, use_tpe=False),
-    "random": RandomProposer,
-    "coordinate": CoordinateProposer,
+SAMPLERS: dict[str, Callable[[Space, bool], Proposer]] = {
+    "guided": lambda space, whole: GuidedProposer(space, whole=whole),
+    "tpe": lambda space, whole: TpeProposer(space),
+    "gp": lambda space, whole: GuidedProposer(space, use_tpe=False, whole=whole),
+    "random": lambda space, whole: RandomProposer(space),
+    "coordinate": lambda space, whole: CoordinateProposer(space),
 }
+
+
+def proposer_of(sampler: str, space: Space, *, whole: bool = False) -> Proposer:
+    """Args:
+    sampler: a name of SAMPLERS.
+    whole: slow points are of use, too, as those that save memory.
+    """
+    return SAMPLERS[sampler](space, whole)

@@ -48,6 +48,7 @@ class Schedule:
         self._kinds = kinds
         self._end = math.inf
         self._visit_cost = 0.0
+        self._start_share = 0.0  # of it, for the start of the process
         self._in_rounds: list[float] = []  # seconds of a visit, starts included, by round
         self._gone = 0.0
         self._reserved = 0.0  # seconds at the end, for the proof of kernels
@@ -70,22 +71,26 @@ class Schedule:
         round of a comparison has at least VISITS_A_START visits for one start."""
         first = sum(fresh) / len(fresh)
         later = min(first, sum(warm) / len(warm)) if warm else first
-        self.learn(later + (first - later) / VISITS_A_START)
+        self._start_share = (first - later) / VISITS_A_START
+        self.learn(later + self._start_share)
 
     def follow(self, seconds: float) -> None:
-        """A machine gets busier or quieter while a tune runs; the plan of the budget follows."""
-        self.learn(self._visit_cost + 0.15 * (seconds - self._visit_cost))
+        """A machine gets busier or quieter while a tune runs; the plan of the budget follows.
+
+        Args: `seconds`: of a visit in a process that ran before.
+        """
+        self.learn(self._visit_cost + 0.15 * (seconds + self._start_share - self._visit_cost))
 
     def lengthen(self, seconds: float) -> None:
         """Every visit takes so much longer from now on."""
         self.learn(self._visit_cost + seconds)
         self._in_rounds = [known + seconds for known in self._in_rounds]
 
-    def took_round(self, visits: int, seconds: float) -> None:
+    def took_round(self, visits: float, seconds: float) -> None:
         """What a round of so many visits took, with the start of its process and all that was repeated."""
         self._in_rounds.append(seconds / visits)
 
-    def of_rounds(self, visits: int) -> float:
+    def of_rounds(self, visits: float) -> float:
         """Seconds of so many visits in rounds. There the default is not alone: what is compared with it is
         mostly faster, and many visits share one start. So rounds that have been run say it better than visits
         of the default, where they say less."""
@@ -99,15 +104,22 @@ class Schedule:
         budget = self._options.budget
         self._gone = self._ledger.now if budget is None else min(self._ledger.now, 0.6 * budget)
 
+    @property
+    def visits_left(self) -> float:
+        """How many visits of the default the rest of the budget has room for."""
+        if self._options.budget is None or self._visit_cost <= 0:
+            return math.inf
+        return max(0.0, (self._options.budget - self._ledger.now) / self._visit_cost)
+
     def few_visits(self) -> dict[str, Any]:
         """What to say where a visit takes long, as where each is a process that loads the model: users should
         know early what their budget is worth. Empty where it is enough."""
-        budget, cost = self._options.budget, self._visit_cost
-        if budget is None or cost <= 0:
+        cost, fit = self._visit_cost, self.visits_left
+        if math.isinf(fit) or fit >= SEARCH_VISITS:
             return {}
-        fit = max(0, int((budget - self._ledger.now) / cost))
-        if fit >= SEARCH_VISITS:
-            return {}
+        budget = self._options.budget
+        assert budget is not None
+        fit = int(fit)
         minutes = math.ceil((self._ledger.now + SEARCH_VISITS * cost) / 60)
         return {
             "visits": fit, "needed": 60 * minutes,

@@ -38,7 +38,11 @@ class RoundSpread:
         parts: list[np.ndarray] = []
         freedom = 0
         for comparison in self.comparisons:
-            groups = [logs.get(metric, []) for logs in comparison.logs.values()]
+            groups = [
+                logs.get(metric, [])
+                for name, logs in comparison.logs.items()
+                if (name, metric) not in comparison.borrowed
+            ]
             levels = [[float(np.median(g)) for g in own] for own in groups if len(own) == comparison.rounds]
             if levels and comparison.rounds > 1:
                 base = [0.0] * comparison.rounds  # levels are relative to the first configuration's

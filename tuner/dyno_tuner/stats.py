@@ -135,6 +135,9 @@ def estimate(
     return Estimate(math.exp(centre), math.exp(min(low, centre)), math.exp(max(high, centre)), len(pooled))
 
 
+LEAST_MARGIN = 0.01  # a smaller gain is not worth an entry, however quiet the machine
+
+
 @dataclass(frozen=True, slots=True)
 class Noise:
     """What the A/A stage found for one metric, in log units (0.01 is 1 %)."""
@@ -173,7 +176,7 @@ class Noise:
         It is a bar and no interval: what is written also needs the interval of its own rounds, which is
         Student's, above 1. With Student's quantile here too margins would be more than twice as wide and
         tunes no safer."""
-        return max(0.01, 2 * 1.96 * self.standard_error(rounds))
+        return max(LEAST_MARGIN, 2 * 1.96 * self.standard_error(rounds))
 
 
 def noise_of(visits: Sequence[Sequence[Mapping[int, float]]]) -> Noise:

@@ -25,11 +25,11 @@ from .options import Options as Options  # noqa: TC001  (others import it from h
 from .outcome import Failure, Outcome
 from .parallel import ParallelScreen
 from .promises import best_trial, in_part
-from .samplers import SAMPLERS
-from .schedule import PROVING_VISITS, Schedule
+from .samplers import SAMPLERS, proposer_of
+from .schedule import PROVING_VISITS, SEARCH_VISITS, Schedule
 from .solving import ThresholdStage
 from .spread import RoundSpread
-from .stats import Noise, noise_of
+from .stats import LEAST_MARGIN, Noise, noise_of
 from .study import Screen, ScreenPlan, Trial
 from .target import Configuration, Quality, TrialStatus, Visit, kind_of
 from .watch import Conditions
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from .space import Point, Space
     from .target import Workload
 
+SHORT_PATIENCE = 8  # trials without a gain that end the search of such a budget
+WIDER = 1.2  # times the margin, that fewer samples may cost
+SHORT_ROUNDS = 2  # of a comparison at least, if the budget has room for few visits
 SLOW = 2.5  # times a visit of the default; what takes longer gets no more samples
 
 
@@ -82,6 +85,7 @@ class Tune:
         self._screen: Screen | None = None
         self._kernels: KernelStage | None = None
         self._left_open = False
+        self._measured_in = -1  # the process of the last visit
         self._few = False  # the budget has room for few visits
         self._missed: tuple[Point, float] | None = None  # as Chooser has it
         self._choice = Choice(space.default)
@@ -204,6 +208,7 @@ class Tune:
         self, key: str, configuration: Configuration, metrics: Sequence[str], process: int, anchor: bool
     ) -> Visit:
         point = self.space.point(configuration.settings)
+        fresh, self._measured_in = process != self._measured_in, process
         self.gate.met(point)
         begun = self.ledger.useful
         policy = self._policy if anchor else self._brief()
@@ -211,7 +216,7 @@ class Tune:
         if anchor and point == self.space.default and visit.status is TrialStatus.OK:
             self._costs[tuple(metrics)] = self.ledger.useful - begun
             if {m for measured in self._costs for m in measured} == set(self.weights):
-                if self.schedule.visit_cost:
+                if self.schedule.visit_cost and not fresh:
                     self.schedule.follow(sum(self._costs.values()))
                 self._costs.clear()
         self._plan_rests()
@@ -326,8 +331,9 @@ class Tune:
             processes.append(visits)
         if not enough:
             return False
-        for metric in self.weights:
-            self.noise[metric] = noise_of([[v[metric] for v in process] for process in processes])
+        self.noise = self._noise(processes)
+        if o.budget is not None and self.schedule.visits_left < SEARCH_VISITS:
+            self._fewer_samples(processes, fresh, warm)
         self.ledger.note(
             "noise",
             margin=self.bar(self.round_count()).margin,
@@ -348,12 +354,40 @@ class Tune:
             self._few = True
         return True
 
+    def _noise(
+        self, processes: Sequence[Sequence[Mapping[str, Mapping[int, float]]]], prompts: int | None = None
+    ) -> dict[str, Noise]:
+        """By metric. With `prompts`: as if every visit had kept so many samples."""
+        return {
+            m: noise_of([[{p: r for p, r in v[m].items() if prompts is None or p < prompts} for v in process]
+                         for process in processes])
+            for m in self.weights
+        }  # fmt: skip
+
+    def _fewer_samples(
+        self, processes: Sequence[Sequence[Mapping[str, Mapping[int, float]]]], fresh: Sequence[float],
+        warm: Sequence[float],
+    ) -> None:  # fmt: skip
+        """The visits of a short budget keep as few samples as hardly widen the margin: more visits tell more
+        then than longer ones. Samples of one visit do not tell what processes differ by."""
+        kept = self._policy.prompts
+        for prompts in range(1, kept):
+            noise = self._noise(processes, prompts)
+            widest = {m: max(LEAST_MARGIN, WIDER * n.margin(SHORT_ROUNDS)) for m, n in self.noise.items()}
+            if any(n.margin(SHORT_ROUNDS) > widest[m] for m, n in noise.items()):
+                continue
+            self.noise, self._policy = noise, dataclasses.replace(self._policy, prompts=prompts)
+            saved = (kept - prompts) / (kept + 1) * min(min(fresh), *warm)
+            self.schedule.learn_from([s - saved for s in fresh], [s - saved for s in warm])
+            self.ledger.note("samples", prompts=prompts, instead_of=kept)
+            return
+
     def bar(self, rounds: int) -> Bar:
         """A/A counts all that processes differ by; rounds show what of it is left in a ratio."""
         rounds = max(1, rounds)
         return Bar(
             {
-                metric: max(0.01, self.spread.margin(metric, rounds, noise.margin(rounds)))
+                metric: max(LEAST_MARGIN, self.spread.margin(metric, rounds, noise.margin(rounds)))
                 for metric, noise in self.noise.items()
             }
         )
@@ -361,7 +395,8 @@ class Tune:
     def round_count(self) -> int:
         """As many rounds as bring the margin down to what is aimed at, as far as is known, within limits."""
         o = self.options
-        for count in range(o.rounds, o.max_rounds):
+        least = min(o.rounds, SHORT_ROUNDS) if self._few else o.rounds
+        for count in range(least, o.max_rounds):
             if max(self.bar(count).margin.values(), default=0.0) <= o.aim:
                 return count
         return max(o.rounds, o.max_rounds)
@@ -425,7 +460,7 @@ class Tune:
             patience=o.patience,
             resting=lambda: self.ledger.resting,
         )
-        proposer = SAMPLERS[o.sampler](self.space)
+        proposer = proposer_of(o.sampler, self.space, whole=o.pareto)
         if self._crew is None:
             self._screen = Screen(self.space, proposer, plan, (o.seed, "screen"), self._shared)
         else:
@@ -439,11 +474,20 @@ class Tune:
 
     def _more_trials(self, now: float, visits: int) -> bool:
         """Whether the search goes on: if it has found nothing that is worth proving, the finals that follow
-        it have no use for their time."""
+        it have no use for their time. In a short budget it goes on until the proof has to begin."""
         if self.schedule.more_at(now, visits):
             return True
         found = worth_proving(self.trials, self.bar(self.round_count()), self.weights)
-        return not found and self.schedule.still_finds(now, visits)
+        if not found:
+            return self.schedule.still_finds(now, visits)
+        if not self._few:
+            return False
+        best = max(found, key=lambda t: t.log_ratio or 0.0)
+        if sum(t.number > best.number for t in self.trials) >= SHORT_PATIENCE:
+            return False
+        rounds = min(self.round_count(), self.options.rounds)
+        proof = math.ceil(self.judge().proof_visits(best.point, rounds))
+        return self.schedule.more_at(now, visits + proof, "leave_one_out")
 
     # ---- the screen on several devices
 

@@ -80,7 +80,7 @@ def _stages(run: Run) -> dict[str, dict[int, list[list[Seen]]]]:
     whole: dict[str, dict[int, list[list[Seen]]]] = {}
     for stage, rounds in found.items():
         for number, ways in rounds.items():
-            orders = [[visits[n] for n in sorted(visits)] for _, visits in sorted(ways.items())]
+            orders = [_completed([visits[n] for n in sorted(visits)]) for _, visits in sorted(ways.items())]
             if "" in ways and all(_is_whole(order, run.metrics) for order in orders):
                 whole.setdefault(stage, {})[number] = orders
     return whole
@@ -91,6 +91,22 @@ def _both(first: Seen, second: Seen) -> Seen:
     if first.visit.status is not TrialStatus.OK or second.visit.status is not TrialStatus.OK:
         return first if first.visit.status is not TrialStatus.OK else second
     return dataclasses.replace(second, visit=joined(first.visit, second.visit))
+
+
+def _completed(order: list[Seen]) -> list[Seen]:
+    """A profile without one of its entries is not measured for what that entry cannot move: there it has what
+    the whole profile has, which comes right after the default."""
+    if len(order) < 5:
+        return order
+    completed = list(order)
+    for place, seen in enumerate(order):
+        whole = order[1] if place < len(order) / 2 else order[-2]
+        had = {s.metric for s in seen.visit.samples}
+        missing = tuple(s for s in whole.visit.samples if s.metric not in had)
+        if missing and seen.visit.status is TrialStatus.OK:
+            visit = dataclasses.replace(seen.visit, samples=(*seen.visit.samples, *missing))
+            completed[place] = dataclasses.replace(seen, visit=visit)
+    return completed
 
 
 def _is_whole(order: Sequence[Seen], metrics: Sequence[str]) -> bool:
