@@ -304,9 +304,12 @@ void all(Bench& bench) {
     bench.rope_attention("gpt-oss-20b",
                          {.heads = 64, .kv_heads = 8, .dk = 64, .dv = 64, .n_rot = 64, .neox = neox, .sinks = true},
                          depth);
-    bench.rope_attention("deepseek2-lite",
-                         {.heads = 16, .dk = 576, .dv = 512, .n_rot = 64, .nope = 128, .k_norm = norms, .latent = true},
-                         depth);
+    for (const DType type : {DType::f16, DType::f32}) {
+      ops::RopeAttentionDesc latents{.heads = 16, .dk = 576, .dv = 512, .n_rot = 64, .nope = 128, .k_norm = norms};
+      latents.k_type = latents.v_type = type;
+      latents.latent = true;
+      bench.rope_attention("deepseek2-lite", latents, depth);
+    }
   }
   for (const int64_t depth : {0, 100, 4096, 32768}) {
     bench.attention("qwen3moe-30b-a3b", {.heads = 32, .kv_heads = 4, .dk = 128, .dv = 128}, depth);
@@ -322,8 +325,19 @@ void all(Bench& bench) {
                       {.heads = 16, .dk = 576, .dv = 512, .k_type = type, .v_type = type, .v_in_k = true}, depth);
     }
   }
+  for (const int64_t tokens : {4, 8, 16, 31}) {  // from 32 on latents are expanded
+    for (const int64_t depth : {100, 4096}) {
+      bench.attention(
+          "deepseek2-lite",
+          {.m = tokens, .heads = 16, .dk = 576, .dv = 512, .k_type = DType::f32, .v_type = DType::f32, .v_in_k = true},
+          depth);
+    }
+  }
   bench.attention("gemma3", {.heads = 8, .kv_heads = 4, .dk = 256, .dv = 256}, 4096);
-  bench.attention("deepseek3", {.heads = 128, .dk = 576, .dv = 512, .v_in_k = true}, 4096);
+  for (const DType type : {DType::f16, DType::f32}) {
+    bench.attention("deepseek3", {.heads = 128, .dk = 576, .dv = 512, .k_type = type, .v_type = type, .v_in_k = true},
+                    4096);
+  }
 }
 
 }  // namespace

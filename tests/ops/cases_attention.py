@@ -160,6 +160,12 @@ def attention_cases() -> Iterator[Case]:
     yield make(16, 1, 576, 512, [(0, 1, 1300, 0)], v_in_k=True)
     yield make(20, 1, 576, 512, [(0, 2, 700, 1), (2, 1, 0, 0)], "f16 f16", v_in_k=True, gap=5)
     yield make(6, 2, 136, 72, [(0, 1, 300, 0)], "bf16 bf16", v_in_k=True)
+    # f32 latents: blocks of a few keys and of several steps, kv heads, widths that end within 16, two runs.
+    for depth in (0, 8, 23, 255):
+        yield make(16, 1, 576, 512, [(0, 1, depth, 0)], v_in_k=True)
+    yield make(20, 1, 576, 512, [(0, 2, 700, 1), (2, 1, 0, 0)], v_in_k=True, gap=5)
+    yield make(6, 2, 136, 72, [(0, 1, 300, 0)], v_in_k=True)
+    yield make(12, 1, 104, 88, [(0, 3, 375, 0)], v_in_k=True, window=137, softcap=15.0, sinks=True)
     yield make(2, 1, 256, 256, [(0, 3, 0, 0)], "bf16 bf16")
 
 

@@ -205,3 +205,8 @@ def rope_attention_cases() -> Iterator[Case]:
     yield make(6, 1, 136, 64, 24, [(0, 8, 250, 0)], "f16 f16", nope=9, settled=False, gap=2)
     yield make(40, 1, 96, 64, 32, [(0, 2, 5, 0)], "f16 f16", nope=16, neox=False, k_norm=True)
     yield make(5, 1, 36, 32, 4, [(0, 3, 4, 0)], nope=9, k_norm=True, gap=2)
+    for depth in (0, 31, 256, 1300):
+        yield make(16, 1, 576, 512, 64, [(0, 1, depth, 0)], nope=128, k_norm=True, neox=False)
+    yield make(20, 1, 576, 512, 64, [(0, 3, 700, 1), (3, 1, 0, 0)], nope=128, k_norm=True)
+    yield make(6, 1, 136, 64, 24, [(0, 8, 250, 0)], nope=9, settled=False, gap=2)
+    yield make(40, 1, 96, 64, 32, [(0, 2, 5, 0)], nope=16, neox=False, k_norm=True)

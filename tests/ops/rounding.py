@@ -175,7 +175,7 @@ def arithmetic_of(
         cache = desc["k_type"]
         if variant == "flash_pairs":
             return PAIRS
-        if variant == "latent" and cache == "f32":
+        if variant in ("latent", "latent_cluster") and cache == "f32":
             return Arithmetic(22, steps=3 * _steps(desc["dk"] + DEPTH))
         narrow = cache == "bf16" or (force_bf16 and cache == "q8_0" and variant.startswith("flash"))
         bits = 8 if narrow else 11

@@ -61,11 +61,50 @@ def test_attention_stores_what_it_reads_where_it_can() -> None:
     few = {op["family"] for op in plan_for("qwen3moe").ops(8)}
     assert few & (whole | parts) == whole
     assert {op["family"] for op in plan_for("qwen3moe").ops(9)} & (whole | parts) == {"attention"}
-    # Clusters take latents of halves; those of a float32 cache go the longer way.
-    assert {op["family"] for op in plan_for(LATENT[0]).ops(1)} & (whole | parts) == parts
-    assert {op["family"] for op in latent_plan(LATENT[0], F16, "auto").ops(1)} & (whole | parts) == whole
     ampere = HOPPER | {"compute_capability": 86}
     assert {op["family"] for op in plan_for("qwen3moe", ampere).ops(1)} & (whole | parts) == whole
+
+
+AMPERE = HOPPER | {"compute_capability": 86, "shared_per_block_bytes": 101_376}
+LITE = {"heads": 16, "kv_heads": 1, "dk": 576, "dv": 512}
+
+
+@pytest.mark.parametrize("cache", ["f32", "f16", "bf16"])
+def test_clusters_take_latents_of_every_float_type(cache: str) -> None:
+    """Alone and with norm, rotation and store; a chip without clusters goes the longer way."""
+    fused, alone = {}, {}
+    for device, machine in (("hopper", HOPPER), ("ampere", AMPERE)):
+        session = latent_plan(LATENT[0], {"kv_type_k": cache}, "auto", device=machine)
+        fused[device] = {op["family"]: op["config"]["variant"] for op in session.ops(1)}
+        desc = LITE | {"m": 1, "k_type": cache, "v_type": cache, "v_in_k": True}
+        alone[device] = _core.ops.default_config("attention", desc, machine)
+    assert fused["hopper"]["rope_attention"] == "latent_cluster"
+    assert not {"qkv_rope_store", "attention"} & set(fused["hopper"])
+    assert {"qkv_rope_store", "attention"} <= set(fused["ampere"])
+    assert alone["hopper"] == {"variant": "latent_cluster", "clusters": 16}
+    assert alone["ampere"]["variant"] == "latent"
+
+
+@pytest.mark.parametrize(("cache", "clusters"), [("f16", (16, 2, 1, 1, 1)), ("f32", (16, 8, 8, 4, 2))])
+def test_clusters_of_several_tiles(cache: str, clusters: tuple[int, ...]) -> None:
+    """Tokens of 16 heads are a tile each; those of an f32 cache take several waves of clusters."""
+    for tokens, want in zip((1, 4, 8, 16, 31), clusters, strict=True):
+        desc = LITE | {"m": tokens, "k_type": cache, "v_type": cache, "v_in_k": True}
+        config = _core.ops.default_config("attention", desc, HOPPER)
+        assert config == {"variant": "latent_cluster", "clusters": want}, tokens
+
+
+def test_clusters_of_f32_latents_need_their_shared_memory() -> None:
+    """Two steps of 32 rows of 2.3 KB."""
+    desc = LITE | {"m": 1, "k_type": "f32", "v_type": "f32", "v_in_k": True}
+    config = {"variant": "latent_cluster", "clusters": 16}
+    assert config in _core.ops.candidates("attention", desc, HOPPER, "legal")
+    small = HOPPER | {"shared_per_block_bytes": 131_072}
+    ok, why = _core.ops.supports("attention", desc, config, small)
+    assert not ok
+    assert "bytes of shared memory are more than the device's 131072" in why
+    assert config in _core.ops.candidates("attention", desc | {"k_type": "f16"}, small, "legal")
+    assert config not in _core.ops.candidates("attention", desc | {"exact": True}, HOPPER, "legal")
 
 
 def test_what_no_fused_launch_covers_stays() -> None:

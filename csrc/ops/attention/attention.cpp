@@ -187,13 +187,12 @@ Support latent_supports(const AttentionDesc& desc, const DeviceInfo& device) {
 
 Support latent_cluster_supports(const AttentionDesc& desc, const DeviceInfo& device) {
   if (const Support shape = latent_shape(desc, device); !shape) return shape;
-  if (desc.k_type == DType::f32) return Support::no("k_type=f32: clusters take latents of f16 or bf16");
   if (const Support clusters = clusters_supported(device); !clusters) return clusters;
   const int64_t tiles = AttentionTiles{kLatentRows, desc.heads / desc.kv_heads}.bound(desc.m, desc.m) * desc.kv_heads;
   if (tiles * kClusterBlocks > kStreamCounters) {
     return Support::no(str_cat("more tiles of m=", desc.m, " tokens and heads=", desc.heads, " than can be counted"));
   }
-  return fits_shared(latent_cluster_shared_bytes(false) + 1024, device);
+  return fits_shared(latent_cluster_shared_bytes(desc.k_type, false) + 1024, device);
 }
 
 }  // namespace
@@ -250,9 +249,11 @@ bool attention_in_pairs(const AttentionDesc& desc, const DeviceInfo& device) {
   return device.kind == DeviceKind::cuda && supports(desc, {k_flash_pairs, {64, 1}}, device).ok;
 }
 
-int64_t default_clusters(int64_t tiles, const DeviceInfo& device) {
-  const int64_t blocks = tiles == 1 ? device.sm_count : device.sm_count / 2;
-  return std::max<int64_t>(1, blocks / (tiles * kClusterBlocks));
+int64_t default_clusters(int64_t tiles, DType type, const DeviceInfo& device) {
+  const bool waves = tiles > 1 && type == DType::f32;
+  const int64_t blocks = tiles == 1 ? device.sm_count : waves ? 4 * device.sm_count : device.sm_count / 2;
+  const int64_t clusters = std::max<int64_t>(1, blocks / (tiles * kClusterBlocks));
+  return waves ? std::min<int64_t>(clusters, kMostClusters / 2) : clusters;
 }
 
 namespace {
@@ -280,7 +281,7 @@ Config cuda_default(const AttentionDesc& desc, const DeviceInfo& device) {
     Config latent{};
     for (const Config& config : kInstances) {
       if (config.variant != k_latent_cluster || !supports(desc, config, device)) continue;
-      if (config.params[0] <= default_clusters(blocks(kLatentRows), device)) latent = config;
+      if (config.params[0] <= default_clusters(blocks(kLatentRows), desc.k_type, device)) latent = config;
     }
     if (latent.params[0] != 0) return latent;
     for (const Config& config : kInstances) {

@@ -16,8 +16,10 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
 Cost cost(const AttentionDesc& desc);
 size_t scratch_bytes(const AttentionDesc& desc, const Config& config);
 // Clusters for each of `tiles` of latents: all multiprocessors for one tile, half of them for several, which find the
-// keys in L2 (128 heads on an H200: 48 us with one cluster a tile, 55 with two).
-int64_t default_clusters(int64_t tiles, const DeviceInfo& device);
+// keys in L2 (128 heads on an H200: 48 us with one cluster a tile, 55 with two). Several tiles of a float32 cache take
+// several waves, as its blocks take longer: then shorter ones leave less of the last wave empty (4096 positions, 4, 8,
+// 16, 31 tiles: 35, 68, 127 and 210 us; by the rule for halves 42, 75, 148 and 221). At most 8: empty ones cost.
+int64_t default_clusters(int64_t tiles, DType type, const DeviceInfo& device);
 // Whether f32 keys and values of such heads go through tensor cores as pairs of halves.
 bool attention_in_pairs(const AttentionDesc& desc, const DeviceInfo& device);
 // The cache must already hold the keys and values of this batch's tokens. Throws PlanError for runs outside of the

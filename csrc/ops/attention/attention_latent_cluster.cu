@@ -8,9 +8,10 @@ namespace {
 
 template <bool kFused>
 void start(const latent_cluster::LatentTask& task, const AttentionDesc& desc, int clusters, CudaStream& stream) {
-  const auto kernel = desc.k_type == DType::bf16 ? latent_cluster::latent_cluster_kernel<true, kFused>
-                                                 : latent_cluster::latent_cluster_kernel<false, kFused>;
-  const size_t shared = latent_cluster_shared_bytes(kFused);
+  const auto kernel = desc.k_type == DType::f32    ? latent_cluster::latent_cluster_kernel<device::Scalar::f32, kFused>
+                      : desc.k_type == DType::bf16 ? latent_cluster::latent_cluster_kernel<device::Scalar::bf16, kFused>
+                                                   : latent_cluster::latent_cluster_kernel<device::Scalar::f16, kFused>;
+  const size_t shared = latent_cluster_shared_bytes(desc.k_type, kFused);
   DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
   const AttentionTiles tiles{latent_cluster::kRows, task.direct.common.group};
   const dim3 grid(static_cast<unsigned>(tiles.bound(desc.m, task.direct.common.args.n_runs)),

@@ -125,18 +125,19 @@ constexpr size_t latent_shared_bytes(DType type) {
 }
 void attention_latent_cuda(const AttentionArgs& args, const AttentionDesc& desc, int splits, CudaStream& stream);
 
-// ---- The same by clusters of blocks (latent_cluster.cuh), halves and bfloat16 -------------------------------------
+// ---- The same by clusters of blocks (latent_cluster.cuh) ----------------------------------------------------------
 
 inline constexpr int kClusterBlocks = 8;  // of a cluster
 inline constexpr int kMostClusters = 16;  // of a tile
 inline constexpr int kClusterKeys = 32;   // of a step of a block
 inline constexpr int kClusterStages = 2;
-inline constexpr int kLatentPitch = kLatentMaxKey + 8;  // of a row in shared memory
+inline constexpr int kLatentPadBytes = 16;  // behind a row in shared memory
 // Rows of the cache, scores of each warp, weights; and of fused kernels new rows and angles.
-constexpr size_t latent_cluster_shared_bytes(bool fused) {
-  const size_t rows = kClusterStages * kClusterKeys * kLatentPitch * 2;
+constexpr size_t latent_cluster_shared_bytes(DType type, bool fused) {
+  const size_t row = static_cast<size_t>(kLatentMaxKey) * (type == DType::f32 ? 4 : 2) + kLatentPadBytes;
+  const size_t rows = kClusterStages * kClusterKeys * row;
   const size_t scores = 8 * kLatentRows * (kClusterKeys + 8) * 4;
-  const size_t fresh = kFusedAttentionTokens * (kLatentPitch * 2 + kLatentMaxRotary / 2 * 8);
+  const size_t fresh = kFusedAttentionTokens * (row + kLatentMaxRotary / 2 * 8);
   return rows + scores + kLatentRows * (kClusterKeys + 8) * 2 + (fused ? fresh : 0);
 }
 void attention_latent_cluster_cuda(const AttentionArgs& args, const AttentionDesc& desc, int clusters,

@@ -1,11 +1,14 @@
-// Attention over latents (MLA, absorbed; halves or bfloat16) by clusters of eight blocks, for few tokens: made for its
-// latency. A block takes 16 query rows and a share of the keys, 32 at a step, which lie in shared memory once for both
-// products. Of
+// Attention over latents (MLA, absorbed) by clusters of eight blocks, for few tokens: made for its latency. A block
+// takes 16 query rows and a share of the keys, 32 at a step, which lie in shared memory once for both products. Of
 //   scores[16 rows, 32 keys] = Q · Kᵀ
 // each of eight warps makes the part of every eighth 16 dimensions, for which it keeps the queries in registers; of
 //   out[16 rows, 512 dims] += P · V
 // 64 dimensions. The order of what is summed over is free, so lane 4·g + t has the dimensions 16·c + 4·t … + 3 of
 // queries and keys in one piece. What blocks have is added up in shared memory of the cluster (cluster_combine.cuh).
+//
+// Rows of a float32 cache lie in shared memory as they are. Their fragments are split into two halves a number on the
+// way to the tensor cores, with the scaled queries likewise (latent.cuh): each number is read once for the scores and
+// once for the output, so that halves in shared memory would save no reads and cost a pass.
 //
 // kFused: the rotary part of the queries comes unrotated from another place and the latents of new tokens come before
 // their norm, rotation and store (fresh.cuh).
@@ -15,6 +18,7 @@
 
 #include "device/dependent.cuh"
 #include "device/flash.cuh"
+#include "device/half_pairs.cuh"
 #include "ops/attention/cluster_combine.cuh"
 
 namespace dyno::ops::latent_cluster {
@@ -27,20 +31,29 @@ inline constexpr int kWarps = 8;
 inline constexpr int kRows = kLatentRows;
 inline constexpr int kChunksOfWarp = (kLatentMaxKey / 16 + kWarps - 1) / kWarps;
 inline constexpr int kScorePitch = kClusterKeys + 8;
-inline constexpr int kResultPitch = kLatentMaxValue + 8;
 
+// Element: float, or uint16_t for both kinds of halves.
+template <typename Element>
 struct Memory {
-  uint16_t rows[kClusterStages][kClusterKeys][kLatentPitch];  // at the end float [kRows][kResultPitch]
-  float scores[kWarps][kRows][kScorePitch];                   // before them the new rows as floats, of each warp
+  static constexpr int kPitch = kLatentMaxKey + kLatentPadBytes / static_cast<int>(sizeof(Element));
+  // Spreads what a quarter of a warp (floats: 16 bytes a lane) or half of it writes over all banks.
+  static constexpr int kResultPitch = kLatentMaxValue + (sizeof(Element) == 4 ? 4 : 8);
+  Element rows[kClusterStages][kClusterKeys][kPitch];  // at the end float [kRows][kResultPitch]
+  float scores[kWarps][kRows][kScorePitch];            // before them the new rows as floats, of each warp
   uint16_t weights[kRows][kScorePitch];
 };
-struct FusedMemory : Memory {
-  uint16_t fresh[kFusedAttentionTokens][kLatentPitch];
+template <typename Element>
+struct FusedMemory : Memory<Element> {
+  Element fresh[kFusedAttentionTokens][Memory<Element>::kPitch];
   float2 angles[kFusedAttentionTokens * kLatentMaxRotary / 2];
 };
-static_assert(sizeof(Memory) <= latent_cluster_shared_bytes(false));
-static_assert(sizeof(FusedMemory) <= latent_cluster_shared_bytes(true));
-static_assert(sizeof(float) * kRows * kResultPitch <= sizeof(Memory::rows));
+template <typename Element>
+constexpr bool fits(DType type) {
+  return sizeof(Memory<Element>) <= latent_cluster_shared_bytes(type, false) &&
+         sizeof(FusedMemory<Element>) <= latent_cluster_shared_bytes(type, true) &&
+         sizeof(float) * kRows * Memory<Element>::kResultPitch <= sizeof(Memory<Element>::rows);
+}
+static_assert(fits<float>(DType::f32) && fits<uint16_t>(DType::f16));
 static_assert(kLatentMaxKey <= kRows * kScorePitch);
 
 struct LatentTask {
@@ -80,14 +93,14 @@ __device__ __forceinline__ float4 rotate(const FreshRows& f, const float* row, i
 }
 
 // A new token's latent by one warp: norm, rotation, and the way into the cache and shared memory.
-template <bool kBf16>
+template <Scalar kType, typename Element>
 struct FreshLatents {
   static constexpr int kPer = kLatentMaxKey / 32;
   const CudaAttention& t;
   const FreshRows& f;
   const CudaTile& tile;
   const FreshKeys& fresh;
-  FusedMemory& memory;
+  FusedMemory<Element>& memory;
   int lane, warp;
   float weight[kPer];
 
@@ -119,7 +132,6 @@ struct FreshLatents {
     __syncwarp();  // the row is written; pairs lie with other lanes
     rotate_row(f, row + rest, memory.angles + token * (f.n_rot / 2), lane);
     __syncwarp();  // the pairs are rotated
-    constexpr Scalar kType = kBf16 ? Scalar::bf16 : Scalar::f16;
     auto* shared = reinterpret_cast<uint8_t*>(memory.fresh[warp]);
     uint8_t* cache = f.k_cache + fresh_cell(t, tile, token) * t.args.k_row_bytes;
     const bool write = stores(t, tile, token);
@@ -133,14 +145,21 @@ struct FreshLatents {
   }
 };
 
-template <bool kBf16, bool kFused>
+__device__ __forceinline__ uint32_t split_pair(float a, float b, uint32_t& rest) {
+  return device::split_pair(a, b, 1.0f, rest);
+}
+
+template <Scalar kType, bool kFused>
 __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __grid_constant__ LatentTask task) {
 #if __CUDA_ARCH__ >= 900
+  constexpr bool kBf16 = kType == Scalar::bf16, kTwice = kType == Scalar::f32;
+  using Element = std::conditional_t<kTwice, float, uint16_t>;
+  constexpr int kOfPiece = 16 / static_cast<int>(sizeof(Element)), kResultPitch = Memory<Element>::kResultPitch;
   extern __shared__ __align__(16) uint8_t raw[];
   __shared__ float shrinks[kRows];
   __shared__ float2 stats[kRows];
-  auto& memory = *reinterpret_cast<Memory*>(raw);
-  auto& fused_memory = *reinterpret_cast<FusedMemory*>(raw);
+  auto& memory = *reinterpret_cast<Memory<Element>*>(raw);
+  auto& fused_memory = *reinterpret_cast<FusedMemory<Element>*>(raw);
   device::let_next_start();
   const CudaAttention& t = task.direct.common;
   const FreshRows& f = task.direct.fresh;
@@ -152,7 +171,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
   if (tile.empty() || cluster * kClusterBlocks >= range.active) return;
 
   const uint8_t* base = key_rows(t, tile.run, kv_head);
-  const int chunks = (t.dk + 15) / 16;
+  const int chunks = (t.dk + 15) / 16, pieces = chunks * 16 / kOfPiece;  // of a row
   const FreshKeys fresh(tile, range);
   const int fresh_begin = tile.run.position + fresh.first;
   // Keys [first, first + 32) into a stage; rows up to the next multiple of 16 and dimensions of the last 16 are zeros.
@@ -164,9 +183,9 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
       if (which != Rows::all && is_fresh != (which == Rows::fresh)) continue;
       const bool valid = key < range.end && !(kFused && is_fresh);
       const uint8_t* row = base + key * t.args.k_row_bytes;
-      for (int piece = lane; piece < 2 * chunks; piece += 32) {
-        const bool inside = valid && 8 * piece < t.dk;
-        uint16_t* to = &memory.rows[stage][r][8 * piece];
+      for (int piece = lane; piece < pieces; piece += 32) {
+        const bool inside = valid && kOfPiece * piece < t.dk;
+        Element* to = &memory.rows[stage][r][kOfPiece * piece];
         if (task.direct.aligned) {
           device::copy_async_16(device::shared_address(to), inside ? row + 16 * piece : base, inside);
         } else {
@@ -176,7 +195,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
     }
   };
   if (task.direct.early) load_keys(range.begin, 0, Rows::settled);
-  FreshLatents<kBf16> latents{t, f, tile, fresh, fused_memory, lane, warp};
+  FreshLatents<kType, Element> latents{t, f, tile, fresh, fused_memory, lane, warp};
   if constexpr (kFused) {
     latents.prepare();
     fill_angles(f, tile.run.position, tile_tokens(t, tile), fused_memory.angles);
@@ -190,9 +209,9 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
   device::copy_async_commit();
 
   // Queries, scaled: of rows g and g + 8 every eighth 16 dimensions.
-  float latent[FreshLatents<kBf16>::kPer];
+  float latent[FreshLatents<kType, Element>::kPer];
   if (kFused && latents.works()) latents.load(latent);
-  uint32_t query[kChunksOfWarp][4];
+  uint32_t query[kChunksOfWarp][4], query_rest[kTwice ? kChunksOfWarp : 1][4];
   {
     const float scale = t.query_scale();
     const int rest = kFused ? t.dk - f.n_rot : t.dk;
@@ -231,8 +250,14 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
     for (int j = 0; j < kChunksOfWarp; ++j) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        query[j][h] = device::pack2_finite<kBf16>(x[j][h].x * scale, x[j][h].y * scale);
-        query[j][2 + h] = device::pack2_finite<kBf16>(x[j][h].z * scale, x[j][h].w * scale);
+        const float4 v = make_float4(x[j][h].x * scale, x[j][h].y * scale, x[j][h].z * scale, x[j][h].w * scale);
+        if constexpr (kTwice) {
+          query[j][h] = split_pair(v.x, v.y, query_rest[j][h]);
+          query[j][2 + h] = split_pair(v.z, v.w, query_rest[j][2 + h]);
+        } else {
+          query[j][h] = device::pack2_finite<kBf16>(v.x, v.y);
+          query[j][2 + h] = device::pack2_finite<kBf16>(v.z, v.w);
+        }
       }
     }
   }
@@ -242,7 +267,10 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
   const int row = static_cast<int>(threadIdx.x) / 16, pair = static_cast<int>(threadIdx.x) % 16;
   const int position = tile.run.position + min(tile.row_begin + row, tile.row_end - 1) / t.group;
   float best = minus_infinity(), total = 0;
-  float out[8][4] = {};  // of dimensions 64·warp + 8·i
+  // Of dimensions 64·warp + 8·i; floats: column c of tile 4·b + j has dimension 64·warp + 32·b + 4·c + j.
+  float out[8][4] = {};
+  // The key whose scores are column g of a tile of 8: floats of two neighbouring columns lie in different banks.
+  const int column_key = kTwice ? g / 2 + g % 2 * 4 : g;
 
   int stage = 0;
   for (int first = range.begin; first < range.end; first += kClusterKeys, stage ^= 1) {
@@ -253,14 +281,14 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
       for (int r = warp; r < fresh.count; r += kWarps) {
         const int to = fresh_begin + r - first;
         if (to < 0 || to >= keys) continue;
-        for (int piece = lane; piece < 2 * chunks; piece += 32) {
-          *reinterpret_cast<uint4*>(&memory.rows[stage][to][8 * piece]) =
-              *reinterpret_cast<const uint4*>(&fused_memory.fresh[r][8 * piece]);
+        for (int piece = lane; piece < pieces; piece += 32) {
+          *reinterpret_cast<uint4*>(&memory.rows[stage][to][kOfPiece * piece]) =
+              *reinterpret_cast<const uint4*>(&fused_memory.fresh[r][kOfPiece * piece]);
         }
       }
       __syncthreads();  // and so are the new ones
     }
-    float part[kClusterKeys / 8][4] = {};
+    float part[kClusterKeys / 8][4] = {}, part_rest[kTwice ? kClusterKeys / 8 : 1][4] = {};
 #pragma unroll
     for (int j = 0; j < kChunksOfWarp; ++j) {
       const int chunk = warp + kWarps * j;
@@ -268,14 +296,32 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
 #pragma unroll
       for (int n = 0; n < kClusterKeys / 8; ++n) {
         if (8 * n >= keys) break;
-        const uint2 k = *reinterpret_cast<const uint2*>(&memory.rows[stage][8 * n + g][16 * chunk + 4 * quad]);
-        direct::mma<kBf16>(part[n], query[j], k.x, k.y);
+        const Element* at = &memory.rows[stage][8 * n + column_key][16 * chunk + 4 * quad];
+        if constexpr (kTwice) {
+          const float4 k = *reinterpret_cast<const float4*>(at);
+          uint32_t rest[2];
+          const uint32_t half[2] = {split_pair(k.x, k.y, rest[0]), split_pair(k.z, k.w, rest[1])};
+          direct::mma<false>(part[n], query[j], half[0], half[1]);
+          direct::mma<false>(part_rest[n], query[j], rest[0], rest[1]);
+          direct::mma<false>(part_rest[n], query_rest[j], half[0], half[1]);
+        } else {
+          const uint2 k = *reinterpret_cast<const uint2*>(at);
+          direct::mma<kBf16>(part[n], query[j], k.x, k.y);
+        }
       }
     }
 #pragma unroll
     for (int n = 0; n < kClusterKeys / 8; ++n) {
-      *reinterpret_cast<float2*>(&memory.scores[warp][g][8 * n + 2 * quad]) = make_float2(part[n][0], part[n][1]);
-      *reinterpret_cast<float2*>(&memory.scores[warp][g + 8][8 * n + 2 * quad]) = make_float2(part[n][2], part[n][3]);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float* to = memory.scores[warp][g + 8 * h] + 8 * n;
+        if constexpr (kTwice) {
+          to[quad] = part[n][2 * h] + part_rest[n][2 * h];
+          to[quad + 4] = part[n][2 * h + 1] + part_rest[n][2 * h + 1];
+        } else {
+          *reinterpret_cast<float2*>(to + 2 * quad) = make_float2(part[n][2 * h], part[n][2 * h + 1]);
+        }
+      }
     }
     __syncthreads();  // all parts of the scores are written
 
@@ -314,13 +360,33 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
         return *reinterpret_cast<const uint32_t*>(&memory.weights[r][16 * half + 2 * quad + k]);
       };
       const uint32_t p[4] = {weight(g, 0), weight(g + 8, 0), weight(g, 8), weight(g + 8, 8)};
+      if constexpr (kTwice) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        uint32_t v[4];
-        const uint16_t* at = &memory.rows[stage][16 * half + lane % 16][64 * warp + 16 * i + lane / 16 * 8];
-        device::load_matrix_x4_transposed(v, device::shared_address(at));
-        direct::mma<kBf16>(out[2 * i], p, v[0], v[1]);
-        direct::mma<kBf16>(out[2 * i + 1], p, v[2], v[3]);
+        for (int b = 0; b < 2; ++b) {
+          float v[4][4];  // of the keys that this lane's weights have
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int r = 16 * half + 2 * quad + (i & 1) + 8 * (i >> 1);
+            const float4 x = *reinterpret_cast<const float4*>(&memory.rows[stage][r][64 * warp + 32 * b + 4 * g]);
+            v[i][0] = x.x, v[i][1] = x.y, v[i][2] = x.z, v[i][3] = x.w;
+          }
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            uint32_t rest[2];
+            const uint32_t high[2] = {split_pair(v[0][j], v[1][j], rest[0]), split_pair(v[2][j], v[3][j], rest[1])};
+            direct::mma<false>(out[4 * b + j], p, high[0], high[1]);
+            direct::mma<false>(out[4 * b + j], p, rest[0], rest[1]);
+          }
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          uint32_t v[4];
+          const Element* at = &memory.rows[stage][16 * half + lane % 16][64 * warp + 16 * i + lane / 16 * 8];
+          device::load_matrix_x4_transposed(v, device::shared_address(at));
+          direct::mma<kBf16>(out[2 * i], p, v[0], v[1]);
+          direct::mma<kBf16>(out[2 * i + 1], p, v[2], v[3]);
+        }
       }
     }
     __syncthreads();  // the stage and the weights are read
@@ -332,11 +398,23 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_cluster_kernel(const __
   for (int offset = 8; offset > 0; offset /= 2) total += __shfl_xor_sync(device::kFullMask, total, offset);
   if (pair == 0) stats[row] = make_float2(best, total);
   auto* results = reinterpret_cast<float*>(memory.rows);
+  if constexpr (kTwice) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    float* to = results + g * kResultPitch + 64 * warp + 8 * i + 2 * quad;
-    *reinterpret_cast<float2*>(to) = make_float2(out[i][0], out[i][1]);
-    *reinterpret_cast<float2*>(to + 8 * kResultPitch) = make_float2(out[i][2], out[i][3]);
+    for (int b = 0; b < 2; ++b) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {  // of row g + 8·(e / 2) column 2·quad + e % 2
+        float* to = results + (g + e / 2 * 8) * kResultPitch + 64 * warp + 32 * b + 8 * quad + e % 2 * 4;
+        *reinterpret_cast<float4*>(to) =
+            make_float4(out[4 * b][e], out[4 * b + 1][e], out[4 * b + 2][e], out[4 * b + 3][e]);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float* to = results + g * kResultPitch + 64 * warp + 8 * i + 2 * quad;
+      *reinterpret_cast<float2*>(to) = make_float2(out[i][0], out[i][1]);
+      *reinterpret_cast<float2*>(to + 8 * kResultPitch) = make_float2(out[i][2], out[i][3]);
+    }
   }
   clustered::combine<kRows>(t, tile, kv_head, cluster, range.active, results, kResultPitch, stats);
 #endif

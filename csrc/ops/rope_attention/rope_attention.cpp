@@ -56,7 +56,7 @@ Support latent_fused(const RopeAttentionDesc& desc, const DeviceInfo& device) {
   if (desc.n_rot % 8 != 0 || desc.n_rot > kLatentMaxRotary) {
     return Support::no(str_cat("n_rot=", desc.n_rot, " is no multiple of 8 up to ", kLatentMaxRotary));
   }
-  const size_t shared = latent_cluster_shared_bytes(true) + 1024;
+  const size_t shared = latent_cluster_shared_bytes(desc.k_type, true) + 1024;
   if (shared > static_cast<size_t>(device.shared_per_block_bytes)) {
     return Support::no(
         str_cat(shared, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
@@ -140,7 +140,7 @@ Config default_config(const RopeAttentionDesc& desc, const DeviceInfo& device) {
   for (const Config& config : kInstances) {
     if (config.variant != best.variant) continue;
     if (attention_config(config) == alone) return config;
-    const bool fills = desc.latent ? config.params[0] <= default_clusters(tiles(kLatentRows), device)
+    const bool fills = desc.latent ? config.params[0] <= default_clusters(tiles(kLatentRows), desc.k_type, device)
                                    : config.params[0] == 8 && tiles(8) * config.params[1] <= device.sm_count;
     if (fills) best = config;
   }
