@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING, Any
 
 from dyno.bench import machine_facts
 from dyno.devices import resolve_device
-from dyno_tuner import journal
-from dyno_tuner.arguments import least_deadline, parse_duration
-from dyno_tuner.knobs import Fidelity, Knob
-from dyno_tuner.options import Options
-from dyno_tuner.session import Request, run, target_of
-from dyno_tuner.space import Space
-from dyno_tuner.worker import WorkerExecutor
-from dyno_tuner.workload import Workload
+from dyno_tuner.cli.arguments import least_deadline, parse_duration
+from dyno_tuner.core.options import Options
+from dyno_tuner.core.workload import Workload
+from dyno_tuner.execution.worker import WorkerExecutor
+from dyno_tuner.record import journal
+from dyno_tuner.run.session import Request, run, target_of
+from dyno_tuner.space.knobs import Fidelity, Knob
+from dyno_tuner.space.search_space import Space
 
 if TYPE_CHECKING:
-    from dyno_tuner.target import Description
+    from dyno_tuner.core.protocol import Description
 
 ROOM = (1, 2, 4, 8)  # times the length of the prompt
 BOUNDS = ("matvec_max_tokens", "matvec_id_max_tokens")

@@ -26,11 +26,11 @@ import numpy as np
 from dyno import _core
 from dyno.quality import log_softmax
 from dyno.tokenizer import Tokenizer
-from dyno_tuner.check import judge
-from dyno_tuner.knobs import Fidelity
-from dyno_tuner.stats import keyed_rng
-from dyno_tuner.target import Configuration, KernelChoice, OpContext
-from dyno_tuner.targets.dyno import DynoTarget
+from dyno_tuner.core.intervals import keyed_rng
+from dyno_tuner.core.protocol import Configuration, KernelChoice, OpContext
+from dyno_tuner.decide.answer_check import judge
+from dyno_tuner.space.knobs import Fidelity
+from dyno_tuner.targets.dyno.target import DynoTarget
 
 CTX = 512
 # fault_factor() in csrc/ops/matmul/product.h, which tells its configurations by these.

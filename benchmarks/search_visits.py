@@ -22,15 +22,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dyno_tuner.inline import InlineExecutor
-from dyno_tuner.ledger import Ledger
-from dyno_tuner.options import Options
-from dyno_tuner.space import Space
-from dyno_tuner.targets.replay import ReplayTarget, load_sweep
-from dyno_tuner.tune import Tune
+from dyno_tuner.core.options import Options
+from dyno_tuner.execution.inline_executor import InlineExecutor
+from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.run.tune import Tune
+from dyno_tuner.space.search_space import Space
+from dyno_tuner.targets.replay.target import ReplayTarget, load_sweep
 
 if TYPE_CHECKING:
-    from dyno_tuner.target import Value
+    from dyno_tuner.core.protocol import Value
 
 ROOT = Path(__file__).resolve().parents[1]
 SWEEPS = (

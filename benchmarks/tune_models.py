@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 
 from dyno import profiles
 from dyno.bench import machine_facts
-from dyno_tuner.emit import workload_of
-from dyno_tuner.stats import estimate
+from dyno_tuner.core.intervals import estimate
+from dyno_tuner.output.emit import workload_of
 
 if TYPE_CHECKING:
-    from dyno_tuner.workload import Workload
+    from dyno_tuner.core.workload import Workload
 
 ORDER = ("default", "profile", "profile", "default")
 

@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tuner_experiments as experiments
-from dyno_tuner.inline import InlineExecutor
-from dyno_tuner.ledger import Ledger
-from dyno_tuner.options import Options
-from dyno_tuner.targets.simulated import SimulatedTarget, SimulationNoise
-from dyno_tuner.targets.surfaces import SimulatedOp, with_ops
-from dyno_tuner.tune import Tune
-from dyno_tuner.workload import Workload
+from dyno_tuner.core.options import Options
+from dyno_tuner.core.workload import Workload
+from dyno_tuner.execution.inline_executor import InlineExecutor
+from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.run.tune import Tune
+from dyno_tuner.targets.simulated.surfaces import SimulatedOp, with_ops
+from dyno_tuner.targets.simulated.target import SimulatedTarget, SimulationNoise
 
 if TYPE_CHECKING:
-    from dyno_tuner.target import Configuration, OpContext
-    from dyno_tuner.targets.surfaces import Surface
+    from dyno_tuner.core.protocol import Configuration, OpContext
+    from dyno_tuner.targets.simulated.surfaces import Surface
 
 SURFACES = ("saturating", "crossover", "interaction", "wide")
 STARTS = (0.5, 2.0, 4.0)

@@ -12,22 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optuna
-from dyno_tuner import ledger as ledger_module
-from dyno_tuner.inline import InlineExecutor
-from dyno_tuner.ledger import Ledger
-from dyno_tuner.measure import VisitPolicy, run_visit
-from dyno_tuner.samplers import Observation, proposer_of
-from dyno_tuner.stats import keyed_rng
-from dyno_tuner.target import OpContext, TrialStatus, Workload
-from dyno_tuner.targets.simulated import SimulatedTarget, SimulationNoise
-from dyno_tuner.targets.surfaces import SURFACES, Surface
-from dyno_tuner.targets.surfaces_hard import HARD
-from dyno_tuner.thresholds import Verdict, solve
-from dyno_tuner.tune import Options, Tune
+from dyno_tuner.core.crossing import Verdict
+from dyno_tuner.core.intervals import keyed_rng
+from dyno_tuner.core.options import VisitPolicy
+from dyno_tuner.core.protocol import OpContext, TrialStatus, Workload
+from dyno_tuner.execution.inline_executor import InlineExecutor
+from dyno_tuner.measure.measurement import run_visit
+from dyno_tuner.record import recorder as ledger_module
+from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.run.tune import Options, Tune
+from dyno_tuner.search.crossover import solve
+from dyno_tuner.search.observation import Observation
+from dyno_tuner.search.proposers import proposer_of
+from dyno_tuner.targets.simulated.hard_surfaces import HARD
+from dyno_tuner.targets.simulated.surfaces import SURFACES, Surface
+from dyno_tuner.targets.simulated.target import SimulatedTarget, SimulationNoise
 
 if TYPE_CHECKING:
-    from dyno_tuner.outcome import Outcome
-    from dyno_tuner.space import Point, Space
+    from dyno_tuner.core.outcome import Outcome
+    from dyno_tuner.space.search_space import Point, Space
 
 WORKLOAD = Workload(pp=64, tg=8)
 TWO_PERCENT = -math.log(0.98)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import tuner_experiments as experiments
 import tuner_plots as plots
-from dyno_tuner.targets.surfaces import REGRET_SURFACES
+from dyno_tuner.targets.simulated.surfaces import REGRET_SURFACES
 
 PAIRS = (
     *((s, "default") for s in ("saturating", "crossover", "cliff", "rugged", "interaction", "wide")),

@@ -23,7 +23,7 @@ from typing import Any
 from dyno import profiles
 from dyno.bench import machine_facts
 from dyno.devices import resolve_device
-from dyno_tuner.diff import compare_profiles
+from dyno_tuner.output.diff import compare_profiles
 
 
 def swapped(first: profiles.Profile, second: profiles.Profile, entry: str) -> profiles.Profile:

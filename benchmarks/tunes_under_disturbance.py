@@ -37,21 +37,22 @@ from typing import TYPE_CHECKING, Any
 
 from dyno import profiles
 from dyno.bench import machine_facts
-from dyno_tuner import journal, verify
-from dyno_tuner.arguments import least_deadline
-from dyno_tuner.errors import DisturbedError
-from dyno_tuner.knobs import Fidelity, Kind, Knob
-from dyno_tuner.options import Options
-from dyno_tuner.session import Request, run, space_for, target_of
-from dyno_tuner.space import Space
-from dyno_tuner.worker import WorkerExecutor
-from dyno_tuner.workload import Workload
+from dyno_tuner.cli.arguments import least_deadline
+from dyno_tuner.core.errors import DisturbedError
+from dyno_tuner.core.options import Options
+from dyno_tuner.core.workload import Workload
+from dyno_tuner.execution.worker import WorkerExecutor
+from dyno_tuner.record import journal
+from dyno_tuner.run import verify
+from dyno_tuner.run.session import Request, run, space_for, target_of
+from dyno_tuner.space.knobs import Fidelity, Kind, Knob
+from dyno_tuner.space.search_space import Space
 from null_tune import null_space
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dyno_tuner.target import Description
+    from dyno_tuner.core.protocol import Description
 
 KINDS = ("null", "ordinary")
 DISTURBANCES = ("bursts", "competitor", "quota", "hog", "stops")

@@ -14,7 +14,7 @@ import typer
 import typer.core
 import typer.main
 
-from dyno._cli import bench, explain, foreign_flags, info, perplexity, profiles, run, state
+from dyno._cli import bench, explain, foreign_flags, info, perplexity, plugins, profiles, run, state
 from dyno._shell import escaped
 
 app = typer.Typer(
@@ -55,9 +55,7 @@ class _Tune(typer.core.TyperCommand):
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         """What `tune` itself would complete: options and subcommands."""
-        from dyno_tuner.cli import app as tuner
-
-        group: Any = typer.main.get_command(tuner)
+        group: Any = typer.main.get_command(plugins.load("tune-app"))
         words = list(ctx.args)
         command = group.commands.get(words[0]) if words else None
         inner = (command or group).make_context("tune", words[1 if command else 0 :], resilient_parsing=True)
@@ -71,10 +69,9 @@ class _Tune(typer.core.TyperCommand):
 )
 def tune(context: typer.Context) -> None:
     """Hand everything to the tuner."""
-    from dyno_tuner import entry
-
+    main = plugins.load("tune")
     sys.argv = ["dyno tune", *context.args]
-    entry.main()
+    main()
 
 
 def main() -> None:

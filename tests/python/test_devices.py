@@ -100,7 +100,8 @@ def test_a_build_knows_which_gpus_it_has_code_for() -> None:
 def test_importing_touches_no_device() -> None:
     """Neither the CUDA driver nor NVML is loaded by an import."""
     script = (
-        "import dyno, dyno.engine, dyno.devices, dyno.bench, dyno.info, dyno.profiles, dyno_tuner.cli, sys\n"
+        "import dyno, dyno.engine, dyno.devices, dyno.bench, dyno.info, dyno.profiles, sys\n"
+        "import dyno_tuner.cli.commands\n"
         "assert 'pynvml' not in sys.modules\n"
         "maps = open('/proc/self/maps').read()\n"
         "assert 'libcuda.so' not in maps and 'libnvidia-ml' not in maps\n"

@@ -14,7 +14,7 @@ import pytest
 import typer.main
 from dyno import Engine
 from dyno.cli import app as dyno_app
-from dyno_tuner.cli import app as tune_app
+from dyno_tuner.cli.commands import app as tune_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from dyno_tuner.knobs import KNOBS
+from dyno_tuner.space.knobs import KNOBS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from dyno_tuner.cpu_watch import Load
+from dyno_tuner.measure.cpu_monitor import Load
 
 sys.path.insert(0, str(Path(__file__).parent))  # for conftest_tuner
 

@@ -2,16 +2,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dyno_tuner.inline import InlineExecutor
-from dyno_tuner.ledger import Ledger
-from dyno_tuner.target import Configuration, OpContext, Visit, Workload
-from dyno_tuner.targets.simulated import SimulatedTarget, SimulationNoise
-from dyno_tuner.targets.surfaces import SURFACES, Surface
-from dyno_tuner.tune import Options, Tune
+from dyno_tuner.core.protocol import Configuration, OpContext, Visit, Workload
+from dyno_tuner.execution.inline_executor import InlineExecutor
+from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.run.tune import Options, Tune
+from dyno_tuner.targets.simulated.surfaces import SURFACES, Surface
+from dyno_tuner.targets.simulated.target import SimulatedTarget, SimulationNoise
 
 if TYPE_CHECKING:
-    from dyno_tuner.outcome import Outcome
-    from dyno_tuner.space import Space
+    from dyno_tuner.core.outcome import Outcome
+    from dyno_tuner.space.search_space import Space
 
 WORKLOAD = Workload(pp=64, tg=8)
 

@@ -18,12 +18,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from dyno_tuner import journal
-from dyno_tuner.inline import InlineExecutor
-from dyno_tuner.session import Request, run
-from dyno_tuner.target import Workload
-from dyno_tuner.targets.simulated import SimulatedTarget
-from dyno_tuner.tune import Options
+from dyno_tuner.core.protocol import Workload
+from dyno_tuner.execution.inline_executor import InlineExecutor
+from dyno_tuner.record import journal
+from dyno_tuner.run.session import Request, run
+from dyno_tuner.run.tune import Options
+from dyno_tuner.targets.simulated.target import SimulatedTarget
 
 PLACES = ("before", "torn", "unflushed", "flushed", "measuring", "profile")
 

@@ -9,12 +9,12 @@ import json
 import sys
 from pathlib import Path
 
-from dyno_tuner.inline import InlineExecutor
-from dyno_tuner.session import Request, run
-from dyno_tuner.target import Workload
-from dyno_tuner.targets.simulated import SimulatedTarget
-from dyno_tuner.tune import Options
-from dyno_tuner.worker import WorkerExecutor
+from dyno_tuner.core.protocol import Workload
+from dyno_tuner.execution.inline_executor import InlineExecutor
+from dyno_tuner.execution.worker import WorkerExecutor
+from dyno_tuner.run.session import Request, run
+from dyno_tuner.run.tune import Options
+from dyno_tuner.targets.simulated.target import SimulatedTarget
 
 
 def main() -> None:

@@ -11,12 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-from dyno_tuner.errors import TuneError
-from dyno_tuner.inline import InlineExecutor
-from dyno_tuner.options import Options
-from dyno_tuner.session import Request, run
-from dyno_tuner.target import Workload
-from dyno_tuner.targets.simulated import SimulatedTarget
+from dyno_tuner.core.errors import TuneError
+from dyno_tuner.core.options import Options
+from dyno_tuner.core.protocol import Workload
+from dyno_tuner.execution.inline_executor import InlineExecutor
+from dyno_tuner.run.session import Request, run
+from dyno_tuner.targets.simulated.target import SimulatedTarget
 
 
 class _Waiting(InlineExecutor):

@@ -8,10 +8,10 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+from .cli.messages import EARLY
+
 if TYPE_CHECKING:
     from types import FrameType
-
-EARLY = "tune: interrupted before anything was measured"
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     try:
         if usual:
             signal.signal(signal.SIGINT, _end)
-        from .cli import main as run
+        from .cli.commands import main as run
     except KeyboardInterrupt:
         print(EARLY, file=sys.stderr)
         sys.exit(130)

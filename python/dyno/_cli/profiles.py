@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path  # noqa: TC003 - typer reads annotations at run time
 from typing import Annotated
 
 import typer
 
-from dyno._cli import options, state
+from dyno._cli import options, plugins, state
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, check, show and export profiles.")
 
@@ -102,24 +101,4 @@ def export(
 ) -> None:
     """The command line, environment file or systemd unit that runs a profile of another engine."""
     state.verbosity(verbose)
-    from dyno_tuner.errors import TargetFailure, TuneError
-    from dyno_tuner.targets import ggml_export
-
-    from dyno import profiles
-    from dyno.errors import ProfileError
-
-    profile = profiles.load_profile(file)
-    _, tuned, own = ggml_export.tuned_with(profile)
-    tuned = model or tuned
-    foreign = profile.match.engine.name != "dyno"
-    if foreign and not tuned:
-        raise ProfileError(f"{file} does not say which model it was tuned with; give --model FILE")
-    try:
-        folder = ggml_export.binaries_folder(file, profile, binaries) if foreign else binaries or ""
-        text = ggml_export.export(
-            profile, form, binaries=folder, model=tuned or "", command=command or own,
-            tell=lambda line: print(line, file=sys.stderr),
-        )  # fmt: skip
-    except (TuneError, TargetFailure) as error:
-        raise ProfileError(str(error)) from error
-    print(text, end="")
+    print(plugins.load("profiles-export")(file, command, form, binaries, model), end="")

@@ -12,13 +12,13 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import TuneError
-from ..stats import Estimate, estimate
+from ..core.errors import TuneError
+from ..core.intervals import Estimate, estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ..target import Workload
+    from ..core.protocol import Workload
     from .run import Run
 
 FASTER, SLOWER, SAME = "faster", "slower", "no difference"

@@ -15,9 +15,9 @@ from dyno.devices import built_for_cuda, resolve_device
 from dyno.errors import DynoError
 from dyno.quality import Comparer
 
-from ..errors import TargetFailure, TuneError
+from ..core.errors import TargetFailure, TuneError
 from ..targets.check_text import TEXT
-from ..targets.ggml_process import Finished, execute
+from ..targets.ggml.process import Finished, execute
 from .gpu_memory import GpuMemory
 from .run import Answers, Run
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
-    from ..target import Workload
+    from ..core.protocol import Workload
 
 PROMPTS = 3
 _MOST_LOGITS = 1 << 26  # rows times vocabulary: 256 MiB

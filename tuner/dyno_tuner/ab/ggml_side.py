@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from ..errors import TargetFailure, TuneError
-from ..target import Configuration, OpContext, TrialStatus
-from ..targets.ggml_bench import GgmlTarget
+from ..core.errors import TargetFailure, TuneError
+from ..core.protocol import Configuration, OpContext, TrialStatus
+from ..targets.ggml.target import GgmlTarget
 from .gpu_memory import GpuMemory
 from .run import Answers, Run
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ..target import Workload
+    from ..core.protocol import Workload
 
 PROMPTS = 3
 

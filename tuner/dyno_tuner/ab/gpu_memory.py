@@ -6,7 +6,7 @@ import ctypes
 import threading
 from typing import TYPE_CHECKING
 
-from ..errors import TuneError
+from ..core.errors import TuneError
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dyno._home import home
 
-from ..errors import TuneError
+from ..core.errors import TuneError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ..target import Workload
+    from ..core.protocol import Workload
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from dyno import profiles
 
-from ..emit import incumbent_settings
-from ..errors import TuneError
-from ..targets.ggml_export import binaries_folder, held_with, tuned_with
-from ..targets.ggml_install import engine_in
+from ..core.errors import TuneError
+from ..output.emit import incumbent_settings
+from ..targets.ggml.export import binaries_folder, held_with, tuned_with
+from ..targets.ggml.installation import engine_in
 from .dyno_side import DynoSide
 from .ggml_side import GgmlSide
 from .revision import build, commit_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence  # noqa: TC003
 
-from ..errors import TuneError
-from .flags import BENCH, COMMON, FLAGS, IK_SOURCE, IK_TOOLS, MAIN_SOURCE, TOOLS, find_flag
+from ..core.errors import TuneError
+from .flags import FLAGS, IK_TOOLS, TOOLS, find_flag
 from .gone import find_gone
-from .line import ENGINES, IK, MAIN, Facts, Item, Line, Status, _is_int
+from .line import BENCH, COMMON, ENGINES, IK, IK_SOURCE, MAIN, MAIN_SOURCE, Facts, Item, Line, Status, _is_int
 from .op_ids import decode
 from .others import OTHERS
 from .parse import detect_engine, parse, split

@@ -6,7 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from ..errors import TuneError
+from ..core.errors import TuneError
 from .line import Facts
 
 if TYPE_CHECKING:

@@ -7,39 +7,7 @@ moves speed, memory and answers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from .line import ENGINES, IK, MAIN
-
-BENCH, COMMON = "bench", "common"  # llama-bench; every tool that shares the common argument parser
-BOTH_TOOLS = (BENCH, COMMON)
-IK_SOURCE = "ik_llama.cpp 8337e4cd3 (2026-08-15)"
-MAIN_SOURCE = "llama.cpp 0c1e57098"
-
-
-@dataclass(frozen=True)
-class Flag:
-    """One row. `values`: the words it takes; empty for anything. `form`: `int` (with `values`: or one of
-    those), `percent` or empty."""
-
-    names: tuple[str, ...]
-    does: str
-    engine: str
-    tools: tuple[str, ...] = BOTH_TOOLS
-    takes: bool = True
-    values: tuple[str, ...] = ()
-    form: str = ""
-    optional: bool = False  # whether it wants a value is not known: 0 or 1 behind it is taken for one
-    where: str = ""  # file and line of the source
-
-    @property
-    def name(self) -> str:
-        return self.names[0]
-
-    @property
-    def source(self) -> str:
-        return f"{IK_SOURCE if self.engine == IK else MAIN_SOURCE}{', ' if self.where else ''}{self.where}"
-
+from .line import BENCH, BOTH_TOOLS, COMMON, ENGINES, IK, MAIN, Flag
 
 _ROWS: list[Flag] = []
 

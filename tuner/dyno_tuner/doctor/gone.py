@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .flags import BENCH, BOTH_TOOLS, COMMON
-from .line import IK, MAIN
+from .line import BENCH, BOTH_TOOLS, COMMON, IK, MAIN
 
 _C, _B = (COMMON,), (BENCH,)
 

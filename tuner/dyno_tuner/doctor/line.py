@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .flags import Flag
-    from .versions import Version
+from typing import Any
 
 IK = "ik_llama.cpp"
 MAIN = "llama.cpp"
@@ -45,6 +42,42 @@ class Note:
         return self.status in WRONG
 
 
+BENCH, COMMON = "bench", "common"  # llama-bench; every tool that shares the common argument parser
+
+
+BOTH_TOOLS = (BENCH, COMMON)
+
+
+IK_SOURCE = "ik_llama.cpp 8337e4cd3 (2026-08-15)"
+
+
+MAIN_SOURCE = "llama.cpp 0c1e57098"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One row. `values`: the words it takes; empty for anything. `form`: `int` (with `values`: or one of
+    those), `percent` or empty."""
+
+    names: tuple[str, ...]
+    does: str
+    engine: str
+    tools: tuple[str, ...] = BOTH_TOOLS
+    takes: bool = True
+    values: tuple[str, ...] = ()
+    form: str = ""
+    optional: bool = False  # whether it wants a value is not known: 0 or 1 behind it is taken for one
+    where: str = ""  # file and line of the source
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def source(self) -> str:
+        return f"{IK_SOURCE if self.engine == IK else MAIN_SOURCE}{', ' if self.where else ''}{self.where}"
+
+
 @dataclass
 class Item:
     """A token with its value. `kind`: program, env, flag, cmake, cuda (a key of `-cuda`) or argument."""
@@ -73,6 +106,29 @@ class Item:
 
     def say(self, status: Status, text: str, source: str = "") -> None:
         self.notes.append(Note(status, text, source))
+
+
+@dataclass(frozen=True)
+class Version:
+    """A point in the history of an engine. `date` is None for the commit that the tables describe, which is
+    also what is taken where no version was given."""
+
+    text: str
+    date: datetime.date | None
+    later: bool = False  # than the commit that the tables describe
+
+    @property
+    def has_undated(self) -> bool:
+        """True where every change up to the tables' commit is in, also those whose day is not known."""
+        return self.is_reference or self.later
+
+    @property
+    def is_reference(self) -> bool:
+        return self.date is None
+
+    def since(self, iso: str) -> bool:
+        """True from that day on; the reference commit is after every dated change."""
+        return self.date is None or self.date >= datetime.date.fromisoformat(iso)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from .line import Item, Status
 
 if TYPE_CHECKING:
-    from .versions import Version
+    from .line import Version
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 
-from .flags import IK_SOURCE, MAIN_SOURCE
-from .line import IK, MAIN, Line, Status
+from .line import IK, IK_SOURCE, MAIN, MAIN_SOURCE, Line, Status
 
 _SOURCES = {
     IK: f"{IK_SOURCE}, common.cpp parse_buft_overrides",

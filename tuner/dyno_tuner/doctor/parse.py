@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Sequence  # noqa: TC003
 from pathlib import PurePosixPath, PureWindowsPath
 
-from ..errors import TuneError
-from .flags import BENCH, COMMON, IK_TOOLS, TOOLS, engines_of, find_flag
+from ..core.errors import TuneError
+from .flags import IK_TOOLS, TOOLS, engines_of, find_flag
 from .gone import GONE, find_gone
-from .line import ENGINES, IK, MAIN, Item
+from .line import BENCH, COMMON, ENGINES, IK, MAIN, Item
 from .others import OTHERS
 from .switches import BUILD, BUILD_NAMES, ENV_NAMES, ENVIRONMENT
 from .versions import engine_of_version

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .flags import IK_SOURCE, MAIN_SOURCE
-from .line import IK, MAIN, Item, Line, Status, _is_int
+from .line import IK, IK_SOURCE, MAIN, MAIN_SOURCE, Item, Line, Status, _is_int
 from .op_ids import EXPERT_MATMULS
 from .overrides import override_rules
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .flags import IK_SOURCE, MAIN_SOURCE
-from .line import ENGINES, IK, MAIN
+from .line import ENGINES, IK, IK_SOURCE, MAIN, MAIN_SOURCE
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import datetime
 import re
-from dataclasses import dataclass
 
-from ..errors import TuneError
-from .line import IK, MAIN
+from ..core.errors import TuneError
+from .line import IK, MAIN, Version
 
 # commit: (engine, date or None, what it is)
 COMMITS: dict[str, tuple[str, str | None, str]] = {
@@ -24,29 +23,6 @@ COMMITS: dict[str, tuple[str, str | None, str]] = {
     "0c1e57098": (MAIN, None, "the commit that the tables describe"),
 }
 REFERENCE = {IK: "8337e4cd3", MAIN: "0c1e57098"}
-
-
-@dataclass(frozen=True)
-class Version:
-    """A point in the history of an engine. `date` is None for the commit that the tables describe, which is
-    also what is taken where no version was given."""
-
-    text: str
-    date: datetime.date | None
-    later: bool = False  # than the commit that the tables describe
-
-    @property
-    def has_undated(self) -> bool:
-        """True where every change up to the tables' commit is in, also those whose day is not known."""
-        return self.is_reference or self.later
-
-    @property
-    def is_reference(self) -> bool:
-        return self.date is None
-
-    def since(self, iso: str) -> bool:
-        """True from that day on; the reference commit is after every dated change."""
-        return self.date is None or self.date >= datetime.date.fromisoformat(iso)
 
 
 def commit_of(text: str) -> str | None:

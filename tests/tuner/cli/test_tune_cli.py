@@ -1,0 +1,347 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import optuna
+import pytest
+import typer
+from dyno.errors import DynoError
+from dyno_tuner.cli.arguments import parse_duration
+from dyno_tuner.cli.commands import app, main
+from dyno_tuner.core.errors import Interrupted, TuneError
+from dyno_tuner.core.protocol import Workload
+from dyno_tuner.execution.inline_executor import InlineExecutor
+from dyno_tuner.output.diff import compare_profiles
+from dyno_tuner.run.session import Request, run
+from dyno_tuner.run.tune import Options
+from dyno_tuner.targets.simulated.target import SimulatedTarget
+from typer.testing import CliRunner
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_durations() -> None:
+    assert parse_duration("90") == parse_duration("90s") == parse_duration("1.5m") == 90
+    assert parse_duration("2h") == 7200
+    for bad in ("", "x", "3 days", "-1m", "0", "1e9h"):
+        with pytest.raises(typer.BadParameter):
+            parse_duration(bad)
+
+
+def _tune(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, list(arguments))
+    error = done.exception if isinstance(done.exception, TuneError | DynoError) else ""
+    return done.exit_code, done.output + str(error)
+
+
+def test_wrong_usage(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    assert _tune("--model", str(tmp_path / "absent.gguf"))[1].endswith("no such file")
+    assert _tune("--model", str(file), "--budget", "soon")[0] == 2
+    assert "no sampler" in _tune("--model", str(file), "--sampler", "psychic")[1]
+    assert "workload" in _tune("--model", str(file), "--workload", "pp=many")[1]
+    assert "named twice" in _tune("--model", str(file), "--gpu", "1,1")[1]
+    assert "numbers" in _tune("--model", str(file), "--gpu", "0,")[1]
+    assert "'cuda:999'" in _tune("--model", str(file), "--gpu", "999")[1]
+    assert "contradict" in _tune("--model", str(file), "--gpu", "0", "--device", "cpu")[1]
+    assert "threads" in _tune("--model", str(file), "--set", "thread=3")[1]
+    assert "integer" in _tune("--model", str(file), "--set", "threads=many")[1]
+    assert _tune()[0] == 2
+
+
+def test_a_folder_in_place_of_the_model_names_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "notes.txt").touch()
+    code, said = _tune("--model", str(folder))
+    assert (code, said) == (1, f"model {folder}: a folder without a GGUF file")
+    for name in "dcba":
+        (folder / f"{name}.gguf").touch()
+    said = _tune("--model", str(folder))[1]
+    assert said == f"model {folder}: a folder; name a file in it: a.gguf, b.gguf, c.gguf, …"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("foo", "storage foo: no URL of a database; give a URL such as sqlite:///tune.db"),
+        ("nodatabase://x/y", "storage nodatabase://x/y: no URL of a database"),
+        ("sqlite:////nowhere/at/all/tune.db", "unable to open database file"),
+        ("postgresql://user@127.0.0.1:1/db", "storage postgresql://user@127.0.0.1:1/db: "),
+    ],
+)
+def test_a_storage_that_cannot_be_used_moves_nothing(url: str, said: str, tmp_path: Path) -> None:
+    target = SimulatedTarget("saturating", 5)
+    options = Options(Workload(pp=64, tg=8), seed=5, max_trials=2, rounds=2, max_rounds=2)
+    request = Request("simulated", options, out=tmp_path / "p.yaml", quiet=True)
+    run(request, InlineExecutor(target), target.surface.space())
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    request.storage = url
+    with pytest.raises(TuneError) as caught:
+        run(request, InlineExecutor(target), target.surface.space())
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("program", ["tune", "dyno tune"])
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("--mo", "--model"),
+        ("-m x.gguf --bud", "--budget"),
+        ("hist", "history"),
+        ("ab --force", "--force-profile"),
+    ],
+)
+def test_the_shell_completes_options_and_subcommands(program: str, words: str, wanted: str) -> None:
+    line = f"{program} {words}"
+    environment = {
+        **os.environ, f"_{program.split()[0].upper()}_COMPLETE": "complete_bash", "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split()) - 1),
+    }  # fmt: skip
+    module = "dyno_tuner.entry" if program == "tune" else "dyno"
+    done = subprocess.run(
+        [sys.executable, "-m", module], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == [wanted]
+    assert done.stderr == ""
+
+
+def test_a_closed_pipe_is_no_error_message(tmp_path: Path) -> None:
+    """As of `tune history | head -1`: what wrote the lines is not to complain that nobody reads them."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "dyno_tuner.entry", "history", str(tmp_path)],
+            stdout=writing, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_bare_model(tmp_path: Path) -> None:
+    code, said = _tune(str(tmp_path / "absent.gguf"), "--budget", "90s")
+    assert (code, said.endswith("absent.gguf: no such file")) == (1, True), said
+
+
+def test_a_command_line_without_an_engine_is_no_subcommand(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    for before in (["--model", str(file)], [], ["--engine", "llama.cpp"]):
+        code, said = _tune(*before, "--", "llama-server", "-ub", "512")
+        assert (code, "a command line go" in said) == (2, True), said
+    assert "No such command" not in _tune("--", "doctor", "--", "llama-server")[1]
+
+
+WRONG = (
+    ("--budget", "soon"), ("--workload", "pp=many"), ("--workload", "pp=0,tg=0"), ("--set", "threads=many"),
+    ("--gpu", "0,"), ("--vram", "lots"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_usage_is_told_before_anything_starts(
+    wrong: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster takes half a minute to start, and then it has to be ended, too."""
+    import dyno_tuner.cli.commands as module
+
+    def started(*args: object) -> None:
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr(module, "_cluster", started)
+    monkeypatch.setattr(module, "devices_of", started)
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    ways: list[list[str]] = [[]] if wrong[0] == "--gpu" else [["--ray", "local"], []]
+    for way in ways:
+        assert _tune("--model", str(file), *way, *wrong)[0] == 2
+
+
+@pytest.mark.parametrize("wrong", [w for w in WRONG if w[0] in ("--budget", "--workload", "--set")])
+def test_wrong_usage_of_ab_is_told_before_anything_starts(wrong: tuple[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    assert _tune("ab", "default", "default", "--model", str(file), *wrong)[0] == 2
+
+
+BEFORE = (
+    ("--model", "m"), ("--workload", "nonsense"), ("--vram", "abc"), ("--seed", "0"), ("--json",), ("-q",),
+    ("--no-kernels",), ("--set", "a=1"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_options_before_a_subcommand_are_not_ignored(before: tuple[str, ...], tmp_path: Path) -> None:
+    code, said = _tune(*before, "history", str(tmp_path))
+    assert code == 2
+    named = {"-q": "--quiet", "--no-kernels": "--kernels"}.get(before[0], before[0])
+    assert f"{named} does not go with" in " ".join(said.replace("│", " ").split())
+    assert _tune("-v", "history", str(tmp_path))[0] == 0
+
+
+def test_one_line_on_standard_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dyno_tuner.cli", "--model", str(tmp_path / "absent.gguf")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("tune: ")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "raise KeyboardInterrupt",
+        "os.kill(os.getpid(), signal.SIGINT)",
+        # As modules in C do that clear what is raised while they load: then the command went on for minutes.
+        "try: os.kill(os.getpid(), signal.SIGINT); time.sleep(5)\n            except BaseException: pass",
+    ],
+)
+def test_an_interrupt_while_the_command_loads_is_one_line(how: str) -> None:
+    code = (
+        "import os, signal, sys, time\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer':\n"
+        f"            {how}\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from dyno_tuner.entry import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    said = "tune: interrupted before anything was measured\n"
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
+
+
+def test_an_interrupt_that_was_switched_off_stays_so() -> None:
+    """As of a command in the background of a script."""
+    code = (
+        "import signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "sys.argv = ['tune', '--version']\n"
+        "from dyno_tuner.entry import main\n"
+        "try: main()\n"
+        "finally: assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (KeyboardInterrupt(), "interrupted; if something was measured, the same command with --resume"),
+        (
+            Interrupted("interrupted before anything was proven; p.yaml is left as it was"),
+            "p.yaml is left as",
+        ),
+    ],
+)
+def test_an_interrupt_of_a_tune_has_its_exit_code_and_a_line(
+    raised: BaseException,
+    said: str,
+    tiny_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stopped(request: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("dyno_tuner.run.session.run", stopped)
+    words = ["tune", "-m", str(tiny_dir / "qwen3moe-tiny.gguf"), "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert said in capsys.readouterr().err
+
+
+def test_an_interrupt_that_keeps_the_old_profile(tmp_path: Path) -> None:
+    """The run ends as interrupted ones do, and what stood there stays."""
+
+    class Stopped(InlineExecutor):
+        def visit(self, *arguments: Any) -> Any:
+            raise KeyboardInterrupt
+
+    target = SimulatedTarget("saturating", 5)
+    options = Options(Workload(pp=64, tg=8), seed=5, max_trials=4, rounds=2, max_rounds=2)
+    request = Request("simulated", options, out=tmp_path / "p.yaml", quiet=True)
+    run(request, InlineExecutor(target), target.surface.space())
+    before = (tmp_path / "p.yaml").read_bytes()
+    with pytest.raises(Interrupted, match="left as it was, continue with --resume"):
+        run(request, Stopped(target), target.surface.space())
+    assert (tmp_path / "p.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("module", "said"), [(["dyno_tuner.cli"], "Usage: tune "), (["dyno", "tune"], "Usage: dyno tune ")]
+)
+def test_help_names_the_program(module: list[str], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *module, "--help"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.lstrip().startswith(said)
+
+
+def _session(out: Path, seed: int, storage: str | None = None) -> None:
+    target = SimulatedTarget("saturating", seed)
+    options = Options(Workload(64, 8), seed=seed, max_trials=12, rounds=2, max_rounds=2)
+    request = Request("simulated", options, out=out, quiet=True, storage=storage)
+    run(request, InlineExecutor(target), target.surface.space())
+
+
+def test_diff_of_two_profiles(tmp_path: Path) -> None:
+    a, b = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    _session(a, 2)
+    b.write_text(a.read_text())
+    assert all(row.verdict == "equal" for row in compare_profiles(a, b))
+    b.write_text(a.read_text().replace("value: 2048", "value: 1024"))
+    assert a.read_text() != b.read_text(), "the surface has a best u-batch of 2048"
+    assert [r.verdict for r in compare_profiles(a, b) if r.entry == "settings.ubatch"] == ["differs"]
+    # What a tune had no time to look at runs the default.
+    b.write_text(a.read_text().replace("settings:\n", "settings:\n  kv_type_k: default\n", 1))
+    rows = {row.entry: row for row in compare_profiles(a, b)}
+    assert (rows["settings.kv_type_k"].first, rows["settings.kv_type_k"].second) == ("(absent)", "default")
+    assert all(row.verdict == "equal" for row in rows.values())
+    b.write_text(a.read_text().replace("value: 2048", "value: 1024"))
+    assert CliRunner().invoke(app, ["diff", str(a), str(a)]).exit_code == 0
+    assert CliRunner().invoke(app, ["diff", str(a), str(b), "--json"]).exit_code == 1
+
+
+def test_the_study_can_be_read_in_an_optuna_storage(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    _session(tmp_path / "p.yaml", 1, url)
+    names = [s.study_name for s in optuna.get_all_study_summaries(url)]
+    assert len(names) == 1
+    study = optuna.load_study(study_name=names[0], storage=url)
+    assert len(study.trials) >= 12  # with the default, which the others are ratios to
+    assert study.best_value > 1.05
+    assert set(study.best_trial.params) == {"ubatch", "threads", "threads_batch"}
+    values = {k.name: k.values for k in SimulatedTarget("saturating", 1).knobs()}
+    for trial in study.trials:  # as a dashboard shows them
+        assert all(value in values[name] for name, value in trial.params.items())
+    assert study.trials[0].params["ubatch"] == 512, "the default"
+
+
+def test_a_storage_that_cannot_be_reached_is_said(tmp_path: Path) -> None:
+    with pytest.raises(TuneError, match="storage"):
+        _session(tmp_path / "p.yaml", 1, f"sqlite:///{tmp_path}/absent/study.db")
+
+
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TuneError, match="cannot be made"):
+        _session(tmp_path / "file" / "p.yaml", 1)
+    with pytest.raises(TuneError, match="is a folder"):
+        _session(tmp_path, 1)

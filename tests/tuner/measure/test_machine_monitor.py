@@ -1,0 +1,354 @@
+"""What is seen of a GPU around visits, with a made-up NVML: nothing here needs a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from conftest_tuner import WORKLOAD
+from dyno import _nvml, profiles
+from dyno_tuner.core.options import VisitPolicy
+from dyno_tuner.core.protocol import Configuration, KernelOp, TrialStatus, Visit
+from dyno_tuner.execution.inline_executor import InlineExecutor
+from dyno_tuner.measure.machine_monitor import COOLING, GpuWatch
+from dyno_tuner.output.emit import profile_of
+from dyno_tuner.output.progress import Progress
+from dyno_tuner.record import journal
+from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.run.tune import Options, Tune
+from dyno_tuner.targets.simulated.target import SimulatedTarget
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BUS = "0000:00:07.0"
+THERMAL, POWER_CAP, IDLE = 0x20, 0x4, 0x1
+
+
+class FakeNvml(types.ModuleType):
+    """The calls that `dyno._nvml` makes; what it answers is set from outside."""
+
+    NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM = 0, 1, 2
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self) -> None:
+        super().__init__("pynvml")
+        self.open = 0
+        self.reasons = IDLE
+        self.temperature = 50
+        self.pids = [os.getpid()]
+        self.deaf = False
+
+    def nvmlInit(self) -> None:
+        if self.deaf:
+            raise self.NVMLError("driver not loaded")
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetHandleByPciBusId(self, bus: str) -> str:
+        if bus != BUS:
+            raise self.NVMLError("not found")
+        return "handle"
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:
+        return 700_000
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        return 412_300
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
+        raise self.NVMLError("not supported")
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+        return [types.SimpleNamespace(pid=p) for p in self.pids]
+
+    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
+        return self.temperature
+
+    def nvmlDeviceGetClockInfo(self, handle: str, clock: int) -> int:
+        return 1200 if self.reasons & THERMAL else 1980
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
+        return self.reasons
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    made = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", made)
+    return made
+
+
+class _Engine(InlineExecutor):
+    """Throttles the GPU during the visits that are counted off in `hot`."""
+
+    def __init__(self, nvml: FakeNvml, hot: set[int], reason: int = THERMAL) -> None:
+        super().__init__(SimulatedTarget("saturating", 3))
+        self.nvml = nvml
+        self.hot = hot
+        self.reason = reason
+        self.visits = 0
+
+    def visit(self, *args: Any, **kwargs: Any) -> Visit:
+        self.visits += 1
+        visit = super().visit(*args, **kwargs)
+        if self.visits not in self.hot:
+            self.nvml.reasons, self.nvml.temperature = IDLE, 60
+            return visit
+        self.nvml.reasons, self.nvml.temperature = self.reason, 88
+        slow = tuple(
+            dataclasses.replace(s, seconds=1.5 * s.seconds, clock_seconds=1.5 * s.clock_seconds)
+            for s in visit.samples
+        )
+        return dataclasses.replace(visit, samples=slow)
+
+
+def _visit(nvml: FakeNvml, hot: set[int], reason: int = THERMAL) -> tuple[Visit, Ledger, _Engine, list[Any]]:
+    engine, seen = _Engine(nvml, hot, reason), []
+    with GpuWatch(BUS, period=60.0) as watch:
+
+        def cool(seconds: float) -> None:
+            seen.append(("sleep", seconds))
+            nvml.reasons, nvml.temperature = IDLE, 60
+
+        nvml.temperature = 60
+        ledger = Ledger(engine, WORKLOAD, virtual_time=True, watch=watch, sleep=cool)
+        ledger.on_note = lambda kind, data: seen.append((kind, dict(data)))
+        visit = ledger.visit("v", Configuration({}), ["pp"], VisitPolicy(), process=0)
+    assert nvml.open == 0
+    return visit, ledger, engine, seen
+
+
+def test_a_throttled_window_is_dropped_counted_and_measured_again(nvml: FakeNvml) -> None:
+    clean, *_ = _visit(nvml, set())
+    visit, ledger, engine, seen = _visit(nvml, {1})
+    assert visit == clean
+    assert engine.visits == 2
+    assert ledger.conditions.to_dict() == {
+        "throttled": 1,
+        "other_processes": 0,
+        "temperature_c": [60, 60],
+        "sm_mhz": [1980, 1980],
+        "power_limit_w": 700.0,
+    }
+    notes = [data["message"] for kind, data in seen if kind == "throttled"]
+    assert len(notes) == 1
+    assert "thermal limit" in notes[0]
+    assert ("sleep", COOLING[0]) in seen
+
+
+def test_a_gpu_that_stays_throttled_is_measured_as_it_is(nvml: FakeNvml) -> None:
+    visit, ledger, engine, seen = _visit(nvml, set(range(1, 10)))
+    assert engine.visits == 1 + len(COOLING)
+    assert visit.status is TrialStatus.OK
+    assert ledger.conditions.throttled == len(COOLING)
+    assert "as it is" in [data["message"] for kind, data in seen if kind == "throttled"][-1]
+
+
+def test_a_gpu_that_stays_throttled_is_not_waited_for_at_every_visit(nvml: FakeNvml) -> None:
+    engine, pauses = _Engine(nvml, {1, 2, 3, 4, 6}), []
+
+    def wait(seconds: float) -> None:
+        pauses.append(seconds)
+        nvml.reasons = IDLE
+
+    with GpuWatch(BUS, period=60.0) as watch:
+        ledger = Ledger(engine, WORKLOAD, virtual_time=True, watch=watch, sleep=wait)
+        for key in ("stays", "still hot", "recovers", "hot again", "over"):
+            nvml.reasons = IDLE
+            ledger.visit(key, Configuration({}), ["pp"], VisitPolicy(), process=0)
+    # Three tries, one, one that is clean, and after that it is worth waiting again.
+    assert engine.visits == 3 + 1 + 1 + 2 + 1
+    assert pauses == [*COOLING, COOLING[0]]
+
+
+def test_a_power_limit_that_is_reached_drops_nothing(nvml: FakeNvml) -> None:
+    _, ledger, engine, _ = _visit(nvml, {1}, reason=POWER_CAP)
+    assert engine.visits == 1
+    assert ledger.conditions.throttled == 0
+
+
+def test_another_process_is_said_once_and_stands_in_the_evidence(nvml: FakeNvml) -> None:
+    nvml.pids = [os.getpid(), os.getppid()]
+    with GpuWatch(BUS, period=60.0) as watch:
+        said: list[str] = []
+        ledger = Ledger(_Engine(nvml, set()), WORKLOAD, virtual_time=True, watch=watch)
+        ledger.on_note = lambda kind, data: said.append(data["message"]) if kind == "company" else None
+        for key in ("a", "b"):
+            ledger.visit(key, Configuration({}), ["pp"], VisitPolicy(), process=0)
+    assert len(said) == 1
+    assert str(os.getppid()) in said[0]
+    assert ledger.conditions.to_dict()["other_processes"] == 1
+
+
+def test_readings_go_on_while_a_visit_runs(nvml: FakeNvml) -> None:
+    """Throttled only in the middle: neither the first nor the last reading shows it."""
+    with GpuWatch(BUS, period=0.001) as watch, watch.window() as window:
+        before = window.readings
+        nvml.reasons = THERMAL
+        while window.readings < before + 3:
+            pass
+        nvml.reasons = IDLE
+    assert window.throttled == "thermal limit"
+
+
+@pytest.mark.parametrize("how", ["deaf", "absent", "unknown"])
+def test_without_nvml_nothing_is_watched(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    nvml.deaf = how == "deaf"
+    if how == "absent":
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+        assert "nvidia-ml-py" in _nvml.why_not()
+    engine = _Engine(nvml, {1})
+    with GpuWatch("0000:99:00.0" if how == "unknown" else BUS) as watch:
+        ledger = Ledger(engine, WORKLOAD, virtual_time=True, watch=watch)
+        assert ledger.visit("v", Configuration({}), ["pp"], VisitPolicy(), process=0).status is TrialStatus.OK
+    assert ledger.conditions.to_dict() == {}
+
+
+def test_a_throttled_tune_proves_the_same_and_resumes_with_its_counts(nvml: FakeNvml, tmp_path: Path) -> None:
+    def tune(hot: set[int], past: Any = (), book: journal.Journal | None = None) -> Tune:
+        engine = _Engine(nvml, hot)
+        space = SimulatedTarget("saturating", 3).surface.space()
+        with GpuWatch(BUS, period=60.0) as watch:
+            ledger = Ledger(
+                engine, WORKLOAD, journal=book, past=past, identity=space.identity, virtual_time=True,
+                watch=watch, sleep=lambda seconds: setattr(nvml, "reasons", IDLE),
+            )  # fmt: skip
+            made = Tune(ledger, space, Options(WORKLOAD, seed=3, max_trials=10, rounds=2, max_rounds=2))
+            made.run()
+        return made
+
+    quiet = tune(set()).outcome()
+    with journal.Journal(tmp_path / "j") as book:
+        hot = tune({2, 9, 17, 25}, book=book).outcome()
+    assert hot.conditions["throttled"] == 4
+    assert {**hot.to_dict(), "conditions": None} == {**quiet.to_dict(), "conditions": None}
+    resumed = tune(set(), past=journal.load(tmp_path / "j").records).outcome()
+    assert resumed.to_dict() == hot.to_dict()
+    profile = profile_of(resumed, SimulatedTarget("saturating", 3).describe(), *_made())
+    assert profile.evidence is not None
+    assert profile.evidence.environment is not None
+    assert profile.evidence.environment.throttled == 4
+    assert profiles.loads_profile(profiles.dumps_profile(profile)) == profile
+
+
+def _made() -> Any:
+    import datetime
+
+    from dyno_tuner.output.emit import Made
+
+    return Made(WORKLOAD, 3, "", "0" * 64, "m", datetime.date(2026, 1, 1)), {}
+
+
+def test_the_first_load_of_a_file_never_decides() -> None:
+    """Ten times slower from a cold page cache, in every sample: the result is the same to the last bit."""
+
+    class Cold(InlineExecutor):
+        visits = 0
+
+        def visit(self, *args: Any, **kwargs: Any) -> Visit:
+            visit = super().visit(*args, **kwargs)
+            self.visits += 1
+            if self.visits > 1:
+                return visit
+            slow = [dataclasses.replace(s, seconds=10 * s.seconds) for s in visit.samples]
+            return dataclasses.replace(visit, samples=tuple(slow))
+
+    outcomes = []
+    for kind in (InlineExecutor, Cold):
+        target = SimulatedTarget("saturating", 3)
+        space = target.surface.space()
+        ledger = Ledger(kind(target), WORKLOAD, identity=space.identity, virtual_time=True)
+        options = Options(WORKLOAD, seed=3, max_trials=10, rounds=2, max_rounds=2)
+        outcomes.append(Tune(ledger, space, options).run().to_dict())
+    assert outcomes[0] == outcomes[1]
+
+
+def test_the_live_view_shows_clocks_and_temperature(
+    nvml: FakeNvml, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, _, seen = _visit(nvml, {1})
+    progress = Progress("m", None)
+    for kind, data in seen:
+        if kind != "sleep":
+            progress.note(kind, data)
+    assert progress._gpu == "60 °C, 1980 to 1980 MHz, 412 of 700 W, 1 throttled windows dropped"
+    assert "thermal limit" in capsys.readouterr().err
+
+
+def test_ops_timed_alone_are_watched(nvml: FakeNvml) -> None:
+    """Times of a throttled GPU are dropped, taken again, and found again in the journal."""
+
+    class Ops(_Engine):
+        calls = 0
+
+        def time_ops(self, *args: Any) -> list[list[float]]:
+            self.calls += 1
+            self.nvml.reasons = THERMAL if self.calls == 1 else IDLE
+            return [[2.0 if self.calls == 1 else 1.0]]
+
+    engine, pauses = Ops(nvml, set()), []
+    with GpuWatch(BUS, period=60.0) as watch:
+
+        def cool(seconds: float) -> None:
+            pauses.append(seconds)
+            nvml.reasons = IDLE
+
+        ledger = Ledger(engine, WORKLOAD, virtual_time=True, watch=watch, sleep=cool)
+        op = KernelOp("matmul", "m1", 1, 1, {"variant": "a"}, ({"variant": "a"},), "tg")
+        assert ledger.time_ops("k", op, [{"variant": "a"}], threads=1, seconds=0.1, process=0) == [[1.0]]
+    assert (engine.calls, pauses) == (2, [COOLING[0]])
+    assert ledger.conditions.to_dict()["throttled"] == 1
+
+
+def test_ab_watches_the_gpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tiny_dir: Path) -> None:
+    """The third process is slowed by heat and measured again; another process on the GPU is said."""
+    from dyno_tuner.ab.run import Run
+    from dyno_tuner.cli import ab_command
+    from dyno_tuner.cli.commands import app
+    from typer.testing import CliRunner
+
+    runs = 0
+
+    class Side:
+        kind = "dyno"
+
+        def __init__(self) -> None:
+            self.facts: dict[str, Any] = {"engine": "dyno", "settings": {}}
+
+        def run(self, workload: Any) -> Run:
+            nonlocal runs
+            runs += 1
+            nvml.temperature = 50 + runs
+            nvml.reasons = THERMAL if runs == 3 else IDLE
+            rate = 50.0 if runs == 3 else 100.0
+            return Run({"pp": (rate,) * 3, "tg": (rate,) * 3})
+
+        def close(self) -> None:
+            """Nothing to close."""
+
+    nvml.pids = [os.getpid(), os.getppid()]
+    monkeypatch.setattr(ab_command, "make_side", lambda *given: Side())
+    monkeypatch.setattr(ab_command, "gpu_bus", lambda number: BUS)
+    monkeypatch.setattr(ab_command.time, "sleep", lambda seconds: setattr(nvml, "reasons", IDLE))
+    words = ["ab", "default", "default", "-m", str(tiny_dir / "qwen3moe-tiny.gguf"), "--gpu", "0",
+             "--rounds", "2", "--no-answers"]  # fmt: skip
+    shown = CliRunner().invoke(app, words)
+    assert shown.exit_code == 0, shown.output
+    assert runs == 1 + 2 * 4 + 1  # the first load, two rounds, and one again
+    assert "thermal limit" in shown.output
+    assert f"({os.getppid()}" in shown.output
+    assert (
+        "The GPU: 50 to 60 °C, 1980 MHz, 1 throttled windows measured again, 1 other processes"
+        in shown.output
+    )
+    assert "no difference" in shown.output
+    assert nvml.open == 0

@@ -1,0 +1,105 @@
+"""A profile is written whatever was measured and whatever text came from outside: the run is never lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest_tuner import Simulated
+from dyno import profiles
+from dyno_tuner import __version__
+from dyno_tuner.core.intervals import Estimate
+from dyno_tuner.output import emit
+from dyno_tuner.targets.simulated.target import SimulatedTarget
+
+
+@pytest.fixture(scope="module")
+def run() -> Simulated:
+    """One tune that has proven something."""
+    found = Simulated("saturating", 1)
+    assert found.outcome.entries
+    return found
+
+
+def made(run: Simulated, **changes: Any) -> emit.Made:
+    date = datetime.date(2026, 11, 20)
+    return dataclasses.replace(emit.Made(run.options.workload, 1, "tune", None, "m.gguf", date), **changes)
+
+
+def written(run: Simulated, outcome: Any = None, **changes: Any) -> profiles.Profile:
+    description = SimulatedTarget(run.surface).describe()
+    profile = emit.profile_of(outcome or run.outcome, description, made(run, **changes))
+    return profiles.loads_profile(profiles.dumps_profile(profile))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ci95"),
+    [
+        (-0.5, 3.0, (1e-4, 3.0)),
+        (0.0, math.inf, (1e-4, 1e6)),
+        (1e-9, 1e9, (1e-4, 1e6)),
+        (math.nan, 3.0, None),
+    ],
+)
+def test_an_interval_beyond_what_a_profile_holds_loses_no_run(
+    run: Simulated, low: float, high: float, ci95: tuple[float, float] | None
+) -> None:
+    entry = run.outcome.entries[0]
+    wild = Estimate(2.0, low, high, 3)
+    outcome = dataclasses.replace(
+        run.outcome,
+        entries=[dataclasses.replace(entry, estimate=wild), *run.outcome.entries[1:]],
+        gain=dict.fromkeys(run.outcome.gain, wild),
+    )
+    setting = written(run, outcome).settings[entry.name]
+    assert isinstance(setting, profiles.SettingEntry)
+    assert (setting.value, setting.ratio, setting.ci95) == (entry.value, 2.0, ci95)
+
+
+def test_a_ratio_that_is_no_number_is_left_out(run: Simulated) -> None:
+    nothing = Estimate(math.nan, math.nan, math.nan, 0)
+    outcome = dataclasses.replace(run.outcome, gain=dict.fromkeys(run.outcome.gain, nothing))
+    evidence = written(run, outcome).evidence
+    assert evidence is not None
+    assert evidence.gain == {}
+
+
+@pytest.mark.parametrize("name", ["a\u00a0b.gguf", "a\u3000b.gguf", "a\udcffb.gguf", "a\x1b[2Jb.gguf"])
+def test_any_file_name_can_be_written(run: Simulated, name: str) -> None:
+    provenance = written(run, model_file=name, command=f"tune --model {name}").provenance
+    assert provenance is not None
+    assert provenance.model_file is not None
+    assert provenance.model_file.startswith("a")
+    assert provenance.model_file.isprintable()
+    assert provenance.model_file.endswith("b.gguf")
+
+
+def test_a_long_command_is_kept_whole(run: Simulated) -> None:
+    rules = [f'-ot "blk.{n}.ffn_.*_exps=CPU"' for n in range(60)]
+    command = f"tune --model m.gguf --engine llama.cpp -- {' '.join(rules)}"
+    assert len(command) < profiles.MAX_COMMAND
+    provenance = written(run, command=command).provenance
+    assert provenance is not None
+    assert provenance.command == command
+    endless = written(run, command=command * 40).provenance
+    assert endless is not None
+    assert endless.command is not None
+    assert len(endless.command) == profiles.MAX_COMMAND
+
+
+def test_profiles_name_the_version_of_the_tuner_that_made_them(run: Simulated) -> None:
+    """A tuner that ran from its sources wrote 0.0.0."""
+    new = written(run).provenance
+    assert new is not None
+    assert new.tuner == __version__
+    assert tuple(map(int, __version__.split(".")[:2])) > (0, 0)
+    shipped = sorted((Path(__file__).parents[3] / "profiles").glob("*.yaml"))
+    assert shipped
+    for path in shipped:
+        provenance = profiles.load_profile(path).provenance
+        assert provenance is not None
+        assert tuple(map(int, str(provenance.tuner).split(".")[:2])) > (0, 0), path.name

@@ -1,0 +1,166 @@
+"""What people see while a tune runs."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from conftest_tuner import WORKLOAD, Simulated
+from dyno_tuner.execution.inline_executor import InlineExecutor
+from dyno_tuner.output.progress import STAGES, Progress
+from dyno_tuner.output.report import print_outcome
+from dyno_tuner.output.verdict import record_of, verdict
+from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.run.tune import Options, Tune
+from dyno_tuner.targets.simulated.target import SimulatedTarget
+from rich.console import Console
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def _shown(progress: Progress) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200).print(progress._view())
+    return out.getvalue()
+
+
+def _trial(progress: Progress, number: int, ratio: float) -> None:
+    interval = [ratio - 0.01, ratio + 0.01]
+    progress.note(
+        "trial",
+        {"number": number, "settings": {"ubatch": number}, "status": "ok", "ratio": ratio, "ci95": interval},
+    )
+
+
+def _finalist(progress: Progress, ubatch: int, ratio: float, beats: bool) -> None:
+    interval = [ratio - 0.01, ratio + 0.01]
+    progress.note(
+        "finalist",
+        {"settings": {"ubatch": ubatch}, "ratio": ratio, "ci95": interval, "beats": beats, "rounds": 4},
+    )
+
+
+def test_nothing_slower_than_the_default_is_the_best_so_far() -> None:
+    progress = Progress("m", None, quiet=True)
+    assert "1.000 × default   the default itself" in _shown(progress)
+    _trial(progress, 1, 0.761)
+    assert "1.000 × default   the default itself" in _shown(progress)
+    _trial(progress, 2, 1.05)
+    _trial(progress, 3, 1.02)
+    assert "1.050 × default   [1.040, 1.060]   ubatch=2, not confirmed" in _shown(progress)
+
+
+def test_only_what_beats_the_default_is_confirmed() -> None:
+    progress = Progress("m", None, quiet=True)
+    _finalist(progress, 64, 1.02, beats=False)
+    assert "confirmed" not in _shown(progress)
+    for ubatch, ratio, beats in ((128, 1.07, True), (256, 1.05, True), (512, 1.2, False)):
+        _finalist(progress, ubatch, ratio, beats)
+    assert "1.070 × [1.060, 1.080]   ubatch=128" in _shown(progress)
+
+
+def test_a_finalist_that_is_slower_somewhere_says_where(capsys: pytest.CaptureFixture[str]) -> None:
+    """1.08 × as a mean that is not taken is no riddle."""
+    progress = Progress("m", None)
+    interval = {"ratio": 1.076, "ci95": [1.067, 1.086], "beats": False, "rounds": 4}
+    progress.note("finalist", {"settings": {"cpu_repack": False}, **interval, "harmed": {"tg": 0.9534}})
+    progress.note("finalist", {"settings": {"ubatch": 64}, **interval, "harmed": {}})
+    said = capsys.readouterr().err + capsys.readouterr().out
+    assert "cpu_repack=False: 1.076 × [1.067, 1.086], slower at tg: 0.953 ×" in said
+    assert "ubatch=64: 1.076 × [1.067, 1.086], does not beat the default" in said
+
+
+def test_a_tune_shows_trials_with_intervals(capsys: pytest.CaptureFixture[str]) -> None:
+    """On a terminal and elsewhere: the interval that the noise of visits leaves of one ratio."""
+    target = SimulatedTarget("saturating", 3)
+    space = target.surface.space()
+    ledger = Ledger(InlineExecutor(target), WORKLOAD, identity=space.identity, virtual_time=True)
+    notes: list[dict[str, Any]] = []
+    progress = Progress("m", None)
+
+    def note(kind: str, data: Any) -> None:
+        progress.note(kind, data)
+        if kind == "trial" and data["ratio"] is not None:
+            notes.append(data)
+
+    ledger.on_note = note
+    Tune(ledger, space, Options(WORKLOAD, seed=3, max_trials=10, rounds=2, max_rounds=2)).run()
+    assert notes
+    for data in notes:
+        low, high = data["ci95"]
+        assert low < data["ratio"] < high < 1.2 * low
+    best = max(notes, key=lambda n: n["ratio"])
+    low, high = best["ci95"]
+    assert f"{best['ratio']:.3f} × [{low:.3f}, {high:.3f}]" in capsys.readouterr().err
+
+
+def _told(outcome: Any) -> str:
+    out = io.StringIO()
+    print_outcome(outcome, WORKLOAD, Console(file=out, width=200))
+    return out.getvalue()
+
+
+def test_the_closing_table_begins_with_a_verdict() -> None:
+    tuned = Simulated("saturating", 1, max_trials=20).outcome
+    first = _told(tuned).splitlines()[0]
+    assert first == verdict(tuned) == record_of(tuned)["verdict"]
+    pp, tg = (tuned.gain[m].ratio for m in ("pp", "tg"))
+    assert first.startswith(f"Prompts {pp:.2f} × as fast, tokens {tg:.2f} ×; answers ")
+
+
+def test_the_verdict_says_why_nothing_was_gained() -> None:
+    tuned = Simulated("null", 1, max_trials=8).outcome
+    margin = 100 * max(tuned.margin.values())
+    assert verdict(tuned) == (
+        f"Nothing gains more than the noise of {margin:.1f} % on this machine: "
+        "7 other configurations lost to the defaults or tied with them."
+    )
+
+
+def test_the_verdict_of_a_noisy_machine_claims_no_tie() -> None:
+    """If the noise is too large to prove anything, nothing has lost to the defaults either."""
+    tuned = Simulated("null", 1, max_trials=8).outcome
+    tuned.margin = {"pp": 0.212, "tg": 0.388}
+    assert verdict(tuned) == (
+        "Nothing can be proven: the noise of 38.8 % on this machine is above the 10 % up to which a gain "
+        "counts. Tune again while nothing else computes, or with a longer --budget."
+    )
+    tuned.margin = {"pp": 0.02, "tg": 0.388}
+    assert "lost to the defaults" in verdict(tuned)
+
+
+def test_the_verdict_names_what_there_was_no_time_to_try() -> None:
+    tuned = Simulated("null", 1, max_trials=8).outcome
+    name = tuned.searched.pop()
+    assert verdict(tuned).endswith("tied with them.")
+    tuned.status = "budget"
+    assert verdict(tuned).endswith(f"There was no time to try {name}: a longer --budget has it.")
+
+
+def test_every_stage_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    run = Simulated("saturating", 1, max_trials=8, pareto=True)
+    stages = [str(data["name"]) for kind, data in run.notes if kind == "stage"]
+    assert {"noise", "answers", "screen", "finalists", "done"} <= set(stages)
+    progress = Progress("m", None)
+    for name in stages:
+        progress.note("stage", {"name": name, "t": 0.0})
+    said = capsys.readouterr().err
+    assert "measuring the noise: the default against itself" in said
+    assert "computing exact answers" in said
+    for name in stages:
+        assert len(STAGES[name].split()) > 2 or name == "done", name
+
+
+def test_what_looked_faster_and_was_not_proven_is_the_last_line() -> None:
+    """The closing lines name it with its promise and with a budget that has room for the proof."""
+    tuned = Simulated("null", 1, max_trials=4).outcome
+    tuned.promises = [
+        {"kernels": 6, "ratio": 1.317, "needed": 240},
+        {"settings": {"ubatch": 1024, "threads": 4}, "ratio": 1.074},
+    ]
+    assert _told(tuned).splitlines()[-2:] == [
+        "Not proven: 6 kernels for generation looked 1.317 × as fast: --budget 240s has room for the proof.",
+        "Not proven: ubatch=1024, threads=4 looked 1.074 × as fast.",
+    ]
+    assert "no time to prove what looked faster" in verdict(tuned)

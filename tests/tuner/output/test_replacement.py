@@ -1,0 +1,168 @@
+"""A profile is replaced only by one with at least its evidence, and it stays under another name."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from dyno import profiles
+from dyno.profiles.layers import Layer, profile_files
+from dyno_tuner.core.outcome import Outcome
+from dyno_tuner.core.protocol import Workload
+from dyno_tuner.execution.inline_executor import InlineExecutor
+from dyno_tuner.output import replacement
+from dyno_tuner.output.replacement import has_less_evidence, is_continued
+from dyno_tuner.record import journal
+from dyno_tuner.run.session import Request, Result, run
+from dyno_tuner.run.tune import Options
+from dyno_tuner.targets.simulated.target import SimulatedTarget
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LONG: dict[str, Any] = {"max_trials": 12, "rounds": 2, "max_rounds": 2}
+SHORT: dict[str, Any] = {"budget": 4.0}
+
+
+def _tune(folder: Path, seed: int = 5, *, quiet: bool = True, resume: bool = False, **options: Any) -> Result:
+    target = SimulatedTarget("saturating", seed)
+    request = Request(
+        "simulated", Options(Workload(pp=64, tg=8), seed=seed, **options), out=folder / "p.yaml",
+        quiet=quiet, resume=resume,
+    )  # fmt: skip
+    return run(request, InlineExecutor(target), target.surface.space())
+
+
+def test_a_short_tune_leaves_a_proven_profile_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = _tune(tmp_path, **LONG)
+    proven = first.path.read_bytes()
+    short = _tune(tmp_path, quiet=False, **SHORT)
+    assert short.outcome.status == "budget"
+    assert (tmp_path / "p.yaml").read_bytes() == proven
+    assert short.path == tmp_path / "p.yaml.new"
+    assert profiles.load_profile(short.path).settings == short.profile.settings == {}
+    assert profile_files(Layer("user", tmp_path)) == [tmp_path / "p.yaml"]
+    said = capsys.readouterr()
+    lines = [line for line in (said.out + said.err).splitlines() if "p.yaml.new" in line]
+    assert len(lines) == 1
+    assert f"{tmp_path / 'p.yaml'} stays: it has 3 proven entries, and this tune has none" in lines[0]
+    assert "--budget" in lines[0]
+
+
+def test_what_is_replaced_stays_under_another_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = [_tune(tmp_path, seed, **LONG).path.read_bytes() for seed in (5, 6)]
+    assert (tmp_path / "p.yaml.1").read_bytes() == before[0]
+    capsys.readouterr()
+    last = _tune(tmp_path, 7, quiet=False, **LONG)
+    said = capsys.readouterr()
+    assert f"the profile of an earlier run is kept as {tmp_path / 'p.yaml.2'}" in said.out + said.err
+    assert (tmp_path / "p.yaml.2").read_bytes() == before[1]
+    assert last.path == tmp_path / "p.yaml"
+    assert profiles.load_profile(last.path).provenance == last.profile.provenance
+    assert profile_files(Layer("user", tmp_path)) == [tmp_path / "p.yaml"]
+
+
+def test_a_damaged_profile_is_replaced_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("schema: [")
+    assert _tune(tmp_path, **SHORT).path == tmp_path / "p.yaml"
+    assert (tmp_path / "p.yaml.1").read_text() == "schema: ["
+
+
+def test_a_resumed_run_replaces_its_own_profile(tmp_path: Path) -> None:
+    first = _tune(tmp_path, **SHORT)
+    again = _tune(tmp_path, resume=True, budget=90.0)
+    assert first.profile.settings == {}
+    assert again.profile.settings
+    replayed = _tune(tmp_path, resume=True, budget=90.0)
+    assert first.path == again.path == replayed.path
+    assert {p.name for p in tmp_path.glob("p.yaml*")} == {
+        "p.yaml",
+        "p.yaml.1",
+        journal.of_profile(first.path).name,
+    }
+
+
+def _with(profile: profiles.Profile, status: str, count: int) -> profiles.Profile:
+    """`profile` with its first `count` proven entries."""
+    provenance = profile.provenance
+    assert provenance is not None
+    return profile.model_copy(
+        update={
+            "settings": dict(list(profile.settings.items())[:count]),
+            "provenance": provenance.model_copy(update={"status": status}),
+        }
+    )
+
+
+def test_which_evidence_is_less(tmp_path: Path) -> None:
+    full = _tune(tmp_path, **LONG).profile
+    assert replacement.proven(full) == 3
+
+    def less(new: tuple[str, int], old: tuple[str, int]) -> bool:
+        return has_less_evidence(_with(full, *new), _with(full, *old))
+
+    for early in ("budget", "interrupted"):
+        assert less((early, 1), ("complete", 2))
+        assert less((early, 1), ("budget", 2))
+        assert not less((early, 2), ("complete", 2))
+        assert less((early, 0), ("complete", 0))
+        assert not less((early, 0), (early, 0))
+    assert not less(("complete", 1), ("complete", 2))
+    assert less(("complete", 0), ("budget", 1))
+    assert not less(("complete", 0), ("complete", 0))
+
+
+@pytest.mark.parametrize("part", ["device", "model", "engine"])
+def test_evidence_for_something_else_holds_nothing_back(part: str, tmp_path: Path) -> None:
+    full = _tune(tmp_path, **LONG).profile
+    none = _with(full, "budget", 0)
+    assert has_less_evidence(none, full)
+    match = full.match
+    other = {
+        "device": {"cores": getattr(match.device, "cores", 1) + 1},
+        "model": {"layers": match.model.layers + 1},
+        "engine": {"ops_revision": match.engine.ops_revision + 1},
+    }[part]
+    changed = match.model_copy(update={part: getattr(match, part).model_copy(update=other)})
+    assert not has_less_evidence(none, full.model_copy(update={"match": changed}))
+
+
+def test_a_run_is_told_from_another_by_its_journal(tmp_path: Path) -> None:
+    first = _tune(tmp_path, **LONG)
+    data = first.journal.read_bytes()
+    assert first.profile.evidence is not None
+    assert first.profile.evidence.journal == f"sha256:{hashlib.sha256(data).hexdigest()}"
+    assert is_continued(first.profile, data)
+    assert is_continued(first.profile, data + b"further\n")
+    assert not is_continued(first.profile, data[:-1])
+    assert not is_continued(first.profile.model_copy(update={"evidence": None}), data)
+
+
+def _outcome(**fields: Any) -> Outcome:
+    return Outcome({}, {}, searched=["ubatch", "threads"], **fields)
+
+
+def test_a_default_is_written_only_of_what_was_judged() -> None:
+    promise = {"settings": {"ubatch": 2048}, "ratio": 1.2}
+    assert _outcome().judged == ["ubatch", "threads"]
+    # If rounds have refuted a promise, the default is a result.
+    assert _outcome(promises=[promise]).judged == ["ubatch", "threads"]
+    assert _outcome(promises=[{**promise, "needed": 60}]).judged == ["threads"]
+    assert _outcome(promises=[promise], unproven=True).judged == ["threads"]
+    assert _outcome(promises=[{"kernels": 2, "ratio": 1.1, "needed": 60}]).judged == ["ubatch", "threads"]
+    assert _outcome(missed=promise).judged == ["threads"]
+
+
+@pytest.mark.parametrize("budget", [14.0, 17.0])
+def test_no_default_stands_beside_no_time_to_prove_it(budget: float, tmp_path: Path) -> None:
+    result = _tune(tmp_path, budget=budget)
+    outcome = result.outcome
+    assert outcome.unproven
+    assert "ubatch" in outcome.searched
+    assert "ubatch" not in result.profile.settings
+    assert set(result.profile.settings) == set(outcome.searched) - {"ubatch"}

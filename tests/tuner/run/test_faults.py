@@ -1,0 +1,424 @@
+"""What goes wrong around a tune: kills, a full disk, clocks that jump, journals that are damaged."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dyno import profiles
+from dyno_tuner.core.errors import JournalError, TuneError
+from dyno_tuner.core.options import VisitPolicy
+from dyno_tuner.core.protocol import Configuration, Quality, TrialStatus, Visit, Workload
+from dyno_tuner.execution import worker
+from dyno_tuner.execution.inline_executor import InlineExecutor
+from dyno_tuner.record import clocks, journal
+from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.run.session import Request, run
+from dyno_tuner.run.tune import Options, Tune
+from dyno_tuner.targets.simulated.surfaces import SURFACES
+from dyno_tuner.targets.simulated.target import SimulatedTarget
+
+KILLED = Path(__file__).parents[1] / "killed_run.py"
+WORKLOAD = Workload(pp=64, tg=8)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
+def _killed(folder: Path, seed: int, kills: int, surface: str = "faulty") -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(KILLED), str(folder), surface, str(seed), str(kills)],
+        capture_output=True, text=True, env=_environment(), check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["outcome"] is not None, done.stderr
+    return found
+
+
+def _proven(path: Path) -> dict[str, Any]:
+    """Everything of a profile but what names this very run."""
+    profile = profiles.load_profile(path).model_dump(mode="json")
+    del profile["evidence"]["journal"], profile["provenance"]["date"]
+    return profile
+
+
+def test_kills_while_kernels_are_screened_in_place_change_no_entry(tmp_path: Path) -> None:
+    straight = _killed(tmp_path / "straight", 5, 0, "overlap")
+    assert straight["outcome"]["kernels"]
+    whole = (tmp_path / "straight" / "profile.yaml.journal.jsonl").read_bytes()
+    (tmp_path / "broken").mkdir()
+    begin = whole[: whole.index(b'"kernels/in_place/0"')].rindex(b"\n") + 1
+    (tmp_path / "broken" / "profile.yaml.journal.jsonl").write_bytes(whole[:begin])
+    broken = _killed(tmp_path / "broken", 5, 25, "overlap")
+    assert sum(broken["kills"].values()) == 25
+    assert broken["lost"] == 0
+    assert broken["outcome"] == straight["outcome"]
+    assert _proven(tmp_path / "broken" / "profile.yaml") == _proven(tmp_path / "straight" / "profile.yaml")
+
+
+def test_fifty_kills_lose_no_record_and_change_no_entry(tmp_path: Path) -> None:
+    straight = _killed(tmp_path / "straight", 5, 0)
+    broken = _killed(tmp_path / "broken", 5, 50)
+    assert sum(broken["kills"].values()) == 50
+    assert set(broken["kills"]) == {"before", "torn", "unflushed", "flushed", "measuring", "profile"}
+    assert broken["lost"] == 0
+    assert broken["outcome"] == straight["outcome"]
+    assert straight["outcome"]["entries"], "a profile of defaults alone would prove nothing"
+    assert _proven(tmp_path / "broken" / "profile.yaml") == _proven(tmp_path / "straight" / "profile.yaml")
+    book = journal.load(tmp_path / "broken" / "profile.yaml.journal.jsonl")
+    operations = [json.dumps([r["op"], r["key"], r["config"], r["args"]]) for r in book.records if "op" in r]
+    assert len(operations) == len(set(operations))  # nothing was measured twice
+
+
+def _session(
+    folder: Path, executor: InlineExecutor | None = None, *, resume: bool = True, seed: int = 5
+) -> Any:
+    target = SimulatedTarget("saturating", seed)
+    options = Options(WORKLOAD, seed=seed, max_trials=8, rounds=2, max_rounds=2)
+    request = Request("simulated", options, out=folder / "p.yaml", resume=resume, quiet=True)
+    return run(request, executor or InlineExecutor(target), target.surface.space())
+
+
+def test_a_journal_cut_anywhere_resumes_to_the_same_profile(tmp_path: Path) -> None:
+    first = _session(tmp_path)
+    expected = _proven(first.path)
+    data = first.journal.read_bytes()
+    ends = [i for i, byte in enumerate(data) if byte == 0x0A]
+    rng = random.Random(3)
+    cuts = [c for end in rng.sample(ends, 4) for c in (end, end + 1, end + 2)]
+    cuts += [rng.randrange(len(data)) for _ in range(12)]
+    for cut in cuts:
+        first.journal.write_bytes(data[:cut])
+        first.path.unlink()  # it would be an incumbent where the journal's first line is lost
+        again = _session(tmp_path)
+        assert again.outcome.to_dict() == first.outcome.to_dict(), cut
+        assert _proven(again.path) == expected, cut
+
+
+def test_records_of_a_run_that_cannot_be_told_are_not_used(tmp_path: Path) -> None:
+    """A damaged first line, and a run with another seed: what the old one measured is none of its own."""
+    clean = tmp_path / "clean"
+    clean.mkdir()
+    expected = _session(clean, seed=6).outcome.to_dict()
+    first = _session(tmp_path)
+    data = bytearray(first.journal.read_bytes())
+    data[60] ^= 0x01
+    first.journal.write_bytes(bytes(data))
+    first.path.unlink()
+    assert _session(tmp_path, seed=6).outcome.to_dict() == expected
+    assert (tmp_path / "p.yaml.journal.jsonl.1").read_bytes() == bytes(data)  # kept, for whoever can use it
+    first.path.unlink()
+    assert _session(tmp_path, seed=6).outcome.to_dict() == expected
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_fills_up_at_any_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    straight = tmp_path / "straight"
+    straight.mkdir()
+    expected = _session(straight)
+    records = len(journal.load(expected.journal).records)
+    book = tmp_path / "p.yaml.journal.jsonl"
+    write = os.write
+    kept: list[dict[str, Any]] = []
+    for room in (0, 1, records // 3, records // 3):
+        left = [room]
+
+        def full(fd: int, data: bytes, left: list[int] = left) -> int:
+            if os.fstat(fd).st_ino != (book.stat().st_ino if book.exists() else -1):
+                return write(fd, data)
+            left[0] -= 1
+            if left[0] >= 0:
+                return write(fd, data)
+            if left[0] == -1:
+                return write(fd, data[: len(data) // 2])  # a full disk takes what still fits
+            raise OSError(code, os.strerror(code))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            with pytest.raises(JournalError, match=r"disk is full.*--resume") as caught:
+                _session(tmp_path)
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "p.yaml").exists()
+        loaded = journal.load(book)
+        assert loaded.damaged == 0
+        assert loaded.records[: len(kept)] == kept
+        assert len(loaded.records) == len(kept) + room
+        kept = loaded.records
+    assert _session(tmp_path).outcome.to_dict() == expected.outcome.to_dict()
+
+
+def test_a_disk_that_is_full_when_the_profile_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = _session(tmp_path)
+    old = first.path.read_bytes()
+    first.journal.unlink()  # a second tune, beside the profile of the first
+
+    def full(*arguments: Any, **named: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "mkstemp", full)
+        with pytest.raises(TuneError, match=r"No space left.*--resume") as caught:
+            _session(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert first.path.read_bytes() == old
+    size = first.journal.stat().st_size
+    again = _session(tmp_path)
+    assert first.journal.stat().st_size == size  # every measurement was there
+    assert again.outcome.status == "complete"
+
+
+def test_no_room_for_scratch_files_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **named: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    with pytest.raises(TuneError, match=r"No space left.*TMPDIR"):
+        _session(tmp_path)
+
+
+def test_a_wall_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    straight, jumping = tmp_path / "straight", tmp_path / "jumping"
+    straight.mkdir()
+    jumping.mkdir()
+    expected = _session(straight).outcome.to_dict()
+    rng = random.Random(1)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + rng.uniform(-1e6, 1e6))
+    assert _session(jumping).outcome.to_dict() == expected
+
+
+class _Engine(InlineExecutor):
+    """Runs a step beside every visit and answers with what was asked for."""
+
+    def __init__(self, step: Any = None, status: TrialStatus = TrialStatus.OK) -> None:
+        super().__init__(SimulatedTarget("null", 1))
+        self.step = step
+        self.status = status
+        self.visits = 0
+
+    def visit(self, *args: Any, **kwargs: Any) -> Visit:
+        self.visits += 1
+        if self.step is not None:
+            self.step()
+        return Visit(self.status, message="scripted", seconds=0.1)
+
+    def quality(self, *args: Any, **kwargs: Any) -> Quality:
+        return Quality(self.status, message="scripted")
+
+
+def test_a_clock_that_was_set_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    offset = [0.0]
+    real = time.time
+    monkeypatch.setattr(clocks.time, "time", lambda: real() + offset[0])
+
+    def set_clock() -> None:
+        offset[0] -= 3600
+
+    seen: list[tuple[str, Any]] = []
+    for step in (None, set_clock):
+        ledger = Ledger(_Engine(step), WORKLOAD)
+        ledger.on_note = lambda kind, data: seen.append((kind, data["message"]))
+        ledger.visit("a", Configuration({}), ["pp"], VisitPolicy(), process=0)
+        assert 0 <= ledger.now < 600  # the budget is not taken from the clock that was set
+    assert [kind for kind, _ in seen] == ["clock"]
+    assert "-3600 s" in seen[0][1]
+
+
+class _Comparing(_Engine):
+    """Writes down how long each comparison of answers might have taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deadlines: list[float] = []
+
+    def visit(self, *args: Any, **kwargs: Any) -> Visit:
+        self.deadlines.append(args[5])
+        return super().visit(*args, **kwargs)
+
+    def quality(self, configuration: Configuration, context: Any, deadline: float) -> Quality:
+        self.deadlines.append(deadline)
+        return super().quality(configuration, context, deadline)
+
+
+def test_the_exact_answers_have_time_that_speed_does_not_decide() -> None:
+    """A default of a tenth of a second says nothing about a path that is a hundred times slower."""
+    engine = _Comparing()
+    ledger = Ledger(engine, WORKLOAD)
+    ledger.expected_visit = 0.1
+    for key in ("first", "second"):
+        ledger.quality(key, Configuration({}), process=0)
+    assert engine.deadlines[0] >= 600.0
+    assert engine.deadlines[1] < 60.0
+    within = _Comparing()
+    ledger = Ledger(within, WORKLOAD, limit=100.0)
+    ledger.quality("first", Configuration({}), process=0)
+    assert 90.0 < within.deadlines[0] <= 100.0  # the budget still ends it
+
+
+def test_what_hangs_is_ended_with_the_budget() -> None:
+    """Engines that load a model for every visit are given minutes, but not more than there are."""
+    engine = _Comparing()
+    ledger = Ledger(engine, WORKLOAD, deadline_floor=120.0, budget=30.0)
+    policy = VisitPolicy()
+    ledger.visit("first", Configuration({}), ["pp"], policy, process=0, anchor=True)
+    ledger.quality("exact", Configuration({}), process=0)
+    ledger.expected_visit = 0.3
+    ledger.visit("default", Configuration({}), ["pp"], policy, process=0, anchor=True)
+    ledger.visit("trial", Configuration({"a": 1}), ["pp"], policy, process=0)
+    ledger.quality("answers", Configuration({"a": 1}), process=0)
+    first, exact, default, trial, answers = engine.deadlines
+    assert max(first, trial, answers) <= 1.05 * 30.0
+    assert default == 120.0  # without it a run cannot go on
+    assert exact >= 600.0
+
+
+class _Late(_Engine):
+    """Takes what it may where that is little."""
+
+    def visit(self, *args: Any, **kwargs: Any) -> Visit:
+        self.visits += 1
+        if args[5] < 60.0:
+            return Visit(TrialStatus.TIMEOUT, message="scripted", seconds=args[5])
+        return Visit(TrialStatus.OK, seconds=1.0)
+
+    def quality(self, *args: Any, **kwargs: Any) -> Quality:
+        return Quality(TrialStatus.TIMEOUT if args[2] < 60.0 else TrialStatus.OK, message="scripted")
+
+
+def test_what_the_budget_cut_short_is_tried_again_after_resume_with_more(tmp_path: Path) -> None:
+    """It did not kill the worker: nobody knows how long it would have taken."""
+    late = Configuration({"a": 1})
+    with journal.Journal(tmp_path / "j") as book:
+        ledger = Ledger(_Late(), WORKLOAD, journal=book, deadline_floor=120.0, budget=30.0)
+        ledger.quality("exact", Configuration({}), process=0)
+        ledger.expected_visit = 0.3
+        visit = ledger.visit("trial", late, ["pp"], VisitPolicy(), process=0)
+        assert (visit.status, ledger.killed(late)) == (TrialStatus.TIMEOUT, False)
+        assert ledger.quality("answers", late, process=0).status is TrialStatus.TIMEOUT
+        assert ledger.was_cut("trial")
+        assert ledger.was_cut("answers")
+    records = journal.load(tmp_path / "j").records
+    for budget, status in ((600.0, TrialStatus.OK), (None, TrialStatus.OK)):
+        resumed = Ledger(_Late(), WORKLOAD, past=records, deadline_floor=120.0, budget=budget)
+        resumed.quality("exact", Configuration({}), process=0)
+        assert resumed.replayed == 1
+        assert resumed.visit("trial", late, ["pp"], VisitPolicy(), process=0).status is status
+        assert not resumed.was_cut("trial")
+
+
+class _Endless(_Engine):
+    """A visit takes longer than it may."""
+
+    def visit(self, *args: Any, **kwargs: Any) -> Visit:
+        self.visits += 1
+        time.sleep(0.6)
+        return Visit(TrialStatus.TIMEOUT, message="scripted", seconds=0.6)
+
+
+def test_a_default_that_takes_longer_than_the_budget_is_told_and_nothing_is_written() -> None:
+    engine = _Endless()
+    space = SURFACES["saturating"]().space()
+    ledger = Ledger(engine, WORKLOAD, identity=space.identity, budget=0.5)
+    told: list[tuple[str, Any]] = []
+    ledger.on_note = lambda kind, data: told.append((kind, data))
+    outcome = Tune(ledger, space, Options(WORKLOAD, budget=0.5)).run()
+    assert (outcome.status, outcome.entries, engine.visits) == ("budget", [], 1)
+    assert any(kind == "too_short" and "longer --budget" in data["message"] for kind, data in told)
+
+
+def test_a_pause_of_the_machine_is_not_the_workers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour passes on the monotonic clock inside one wait of a second: a process that was stopped."""
+    made = worker.Worker("simulated", {"surface": "null"})
+    try:
+        real_select, real_clock = worker.select.select, time.monotonic
+        offset = [0.0]
+
+        def paused(*arguments: Any) -> Any:
+            if not offset[0]:
+                offset[0] = 3600.0
+                return [], [], []
+            return real_select(*arguments)
+
+        monkeypatch.setattr(worker.select, "select", paused)
+        monkeypatch.setattr(worker.time, "monotonic", lambda: real_clock() + offset[0])
+        assert made.call("describe", {}, 60.0).value["target"] == "simulated"
+        assert offset[0]
+    finally:
+        monkeypatch.undo()
+        made.close()
+
+
+def test_what_killed_in_the_check_of_answers_is_not_tried_after_resume(tmp_path: Path) -> None:
+    with journal.Journal(tmp_path / "j") as book:
+        ledger = Ledger(_Engine(status=TrialStatus.CRASH), WORKLOAD, journal=book)
+        ledger.quality("q", Configuration({"a": 1}), process=0)
+    engine = _Engine()
+    resumed = Ledger(engine, WORKLOAD, past=journal.load(tmp_path / "j").records)
+    visit = resumed.visit("other", Configuration({"a": 1}), ["pp"], VisitPolicy(), process=0)
+    assert visit.status is TrialStatus.CRASH
+    assert "not tried again" in visit.message
+    assert engine.visits == 0
+
+
+def test_a_default_that_died_once_and_runs_is_forgiven(tmp_path: Path) -> None:
+    """Somebody else's hand may kill a worker; the default's answers can be checked all the same."""
+    engine = _Engine(status=TrialStatus.OOM)
+    default = Configuration({"a": 0})
+    with journal.Journal(tmp_path / "j") as book:
+        ledger = Ledger(engine, WORKLOAD, journal=book)
+        ledger.visit("first", default, ["pp"], VisitPolicy(), process=0, anchor=True)
+        engine.status = TrialStatus.OK
+        ledger.visit("retry", default, ["pp"], VisitPolicy(), process=1, anchor=True)
+        assert ledger.quality("q", default, process=1).status is TrialStatus.OK
+    resumed = Ledger(engine, WORKLOAD, past=journal.load(tmp_path / "j").records)
+    assert resumed.quality("q2", default, process=1).status is TrialStatus.OK
+
+
+def test_a_killed_tune_leaves_no_worker(tmp_path: Path) -> None:
+    """Killed while its worker hangs, which no closed pipe would end."""
+    program = """
+import sys
+from dyno_tuner.core.options import VisitPolicy
+from dyno_tuner.core.protocol import Configuration, OpContext, Workload
+from dyno_tuner.execution.worker import WorkerExecutor
+executor = WorkerExecutor("simulated", {"surface": "faulty", "seed": 1, "real_faults": True})
+executor.describe()
+print(executor._worker.pid, flush=True)
+hangs = Configuration({"cpu_isa": "portable"})
+executor.visit(hangs, Workload(pp=64, tg=8), ["pp"], VisitPolicy(), OpContext("k"), 120.0)
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=_environment()
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    time.sleep(0.2)
+    parent.send_signal(signal.SIGKILL)
+    parent.communicate()
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (ProcessLookupError, FileNotFoundError):
+            return
+        if state == "Z":
+            return  # dead; whoever inherited it has not looked yet
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    pytest.fail("the worker outlived the tune")

@@ -1,0 +1,1 @@
+"""The command `tune`: its subcommands, options and arguments."""

@@ -1,0 +1,226 @@
+"""The command `tune ab`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from dyno import _core, _nvml
+from dyno.devices import built_for_cuda, resolve_device
+
+from ..ab.compare import SLOWER, Compared, Options, TooEarly, compare
+from ..ab.render import markdown, to_dict
+from ..ab.sides import DYNO, FOREIGN, Given, Kind, kind_of, make_side
+from ..core.errors import DisturbedError, TuneError
+from ..core.model_file import check_model
+from ..core.protocol import Workload
+from ..decide.answer_check import ROUNDING_FACTOR, ROUNDING_FLOOR
+from ..measure.machine_monitor import Careful, Machine
+from . import options as o  # noqa: TC001  (typer reads annotations when the command runs)
+from .arguments import (
+    command_line,
+    device_names,
+    devices_of,
+    held_settings,
+    parse_duration,
+    usage,
+    usual_workload,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from ..ab.run import Answers, Run, Side
+
+SLOWER_CODE, CHANGED_CODE = 3, 4
+
+
+def ab(
+    a: o.SideA,
+    b: o.SideB,
+    flags: o.Flags = None,
+    model: Annotated[str, typer.Option("--model", "-m", help="GGUF file.")] = ...,  # type: ignore[assignment]
+    device: o.Device = "auto",
+    gpu: o.OneGpu = None,
+    workload: o.WhatWorkload = None,
+    rounds: o.Rounds = 6,
+    budget: o.RoundsBudget = None,
+    least: o.Least = 0.01,
+    flags_a: o.FlagsA = "",
+    flags_b: o.FlagsB = "",
+    profile_a: o.ProfileA = None,
+    profile_b: o.ProfileB = None,
+    force: o.ForceProfile = False,
+    hold: o.Held = None,
+    binaries: o.Binaries = None,
+    repository: o.Repository = None,
+    defines: o.Defines = None,
+    text: o.AnswersText = None,
+    check: o.Check = True,
+    allow: o.Allow = 0.0,
+    deadline: o.Deadline = 600.0,
+    log: o.Log = None,
+    seed: Annotated[int, typer.Option(help="Of the interval.", min=0)] = 0,
+    out: o.TableOut = None,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Compare two profiles, builds, commits or engines: A B B A, a fresh process each, answers too.
+
+    Exit codes: 0 B is slower in nothing and answers as A does; 1 an error; 2 wrong usage; 3 B is slower;
+    4 B's answers are not as near (whatever its speed); 130 interrupted."""
+
+    def say(line: str) -> None:
+        if not quiet:
+            print(line, file=sys.stderr, flush=True)
+
+    seconds, held = parse_duration(budget) if budget else None, held_settings(hold or [], "dyno")
+    if workload is not None:
+        usage(Workload.parse, workload)
+    device_names(device, None if gpu is None else str(gpu))
+    kinds = [kind_of(a), kind_of(b)]
+    for option, value, takers, over in (
+        ("-- FLAGS", flags, FOREIGN, kinds), ("--text", text, FOREIGN, kinds), ("--log", log, FOREIGN, kinds),
+        ("--bin", binaries, {Kind.FOREIGN_PROFILE}, kinds), ("--set", hold, DYNO, kinds),
+        ("--force-profile", force, DYNO, kinds),
+        ("--define", defines, {Kind.COMMIT}, kinds), ("--repo", repository, {Kind.COMMIT}, kinds),
+        ("--flags-a", flags_a, FOREIGN, kinds[:1]), ("--flags-b", flags_b, FOREIGN, kinds[1:]),
+        ("--profile-a", profile_a, {Kind.BUILD, Kind.COMMIT}, kinds[:1]),
+        ("--profile-b", profile_b, {Kind.BUILD, Kind.COMMIT}, kinds[1:]),
+    ):  # fmt: skip
+        if value:
+            _check_taken(option, takers, over)
+    check_model(model)
+    if out is not None:
+        _check_writable(out)
+    number = _gpu(device, gpu, foreign=FOREIGN.issuperset(kinds))
+    usual = usual_workload("cpu" if number is None else f"cuda:{number}")
+    parsed = usage(Workload.parse, workload, usual) if workload is not None else usual
+    options = Options(parsed, rounds, seconds, least, seed)
+    with contextlib.ExitStack() as stack:
+        said = log or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dyno-ab-"))) / "stderr.log"
+        given = Given(
+            os.path.abspath(model), number, str(text.absolute()) if text else None, deadline,
+            str(said.absolute()), binaries, repository or Path.cwd(), defines or (), flags or (),
+            held, force,
+        )  # fmt: skip
+        sides: dict[str, Side] = {}
+        for name, word, own, profile in (("A", a, flags_a, profile_a), ("B", b, flags_b, profile_b)):
+            sides[name] = make_side(name, word, given, own, say, profile)
+            stack.callback(sides[name].close)
+        answers, changed = _answers(sides, allow, say) if check else (None, "")
+        watch = stack.enter_context(Machine(gpu_bus(number) if number is not None else None))
+        careful = Careful(watch, lambda kind, **data: say(str(data["message"])), _nothing, time.sleep)
+        try:
+            result = compare(lambda name: _run(sides[name], parsed, careful), options, say)
+        except DisturbedError as error:
+            raise TuneError(f"{error}; end these programs and compare again") from error
+        except TooEarly as error:
+            print(f"tune: {error}", file=sys.stderr)
+            raise typer.Exit(130) from error
+    facts: dict[str, Any] = {
+        "a": sides["A"].facts, "b": sides["B"].facts, "model": os.path.basename(model),
+        "device": str(_core.cpu_info()["name"]) if number is None else f"GPU {number}",
+        "workload": str(parsed), "command": command_line(),
+        "machine": careful.conditions.to_dict(),
+    }  # fmt: skip
+    table = markdown(result, answers, facts, changed)
+    print(json.dumps(to_dict(result, answers, facts)) if as_json else table, flush=True)
+    if out is not None:
+        out.write_text(table + "\n", encoding="utf-8")
+    code = exit_code(result, changed)
+    if code:
+        raise typer.Exit(code)
+
+
+def _check_taken(option: str, takers: Collection[Kind], sides: Sequence[Kind]) -> None:
+    """Raises typer.BadParameter where no side takes an option, which would be ignored."""
+    if not any(side in takers for side in sides):
+        goes = " or ".join(sorted(kind.value for kind in takers))
+        found = " and ".join(dict.fromkeys(side.value for side in sides))
+        raise typer.BadParameter(f"{option} goes with {goes}; given is {found}")
+
+
+def _check_writable(out: Path) -> None:
+    """Better now than after all rounds. Raises TuneError."""
+    if out.is_dir():
+        raise TuneError(f"--out {out} is a folder; name a file")
+    if not out.parent.is_dir():
+        raise TuneError(f"--out {out}: there is no folder {out.parent}")
+    if not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise TuneError(f"--out {out} cannot be written to")
+
+
+def gpu_bus(number: int) -> str | None:
+    """Where NVML finds this GPU; None where it cannot be told. This build counts as CUDA does; other engines
+    are told to count as nvidia-smi does."""
+    if built_for_cuda():
+        return str(resolve_device(f"cuda:{number}").info["pci_bus_id"])
+    return _nvml.bus_id(number)
+
+
+def _run(side: Side, workload: Workload, careful: Careful) -> Run:
+    """One process on a watched machine. It is measured again if the GPU was throttled or others used the
+    CPUs.
+
+    Raises:
+        DisturbedError: The machine did not come to rest.
+    """
+    run, seen = careful.measure("ab", lambda: side.run(workload), lambda run: True)
+    if "gpu" in seen:
+        careful.learn(seen["gpu"])
+    if "cpu" in seen:
+        careful.conditions.add_load(seen["cpu"])
+    return run
+
+
+def _nothing(seen: Mapping[str, Any]) -> None:
+    """No live view here."""
+
+
+def exit_code(result: Compared, changed: str) -> int:
+    """Args: `changed`: why B's answers are not as near as A's; "" where they are."""
+    if result.interrupted:
+        return 130
+    if changed:
+        return CHANGED_CODE
+    return SLOWER_CODE if any(m.verdict == SLOWER for m in result.metrics.values()) else 0
+
+
+def _gpu(device: str, gpu: int | None, *, foreign: bool) -> int | None:
+    """The number of the GPU that both sides run on; None for the CPU. `auto` is as in `tune`: for dyno the
+    first usable GPU, for binaries of other engines alone the CPU."""
+    (name,) = device_names(device, None if gpu is None else str(gpu))
+    if name == "auto":
+        name = "cpu" if foreign else devices_of("auto", None)[0]
+    return int(name.removeprefix("cuda:")) if name.startswith("cuda:") else None
+
+
+def _answers(
+    sides: Mapping[str, Side], allow: float, say: Callable[[str], None]
+) -> tuple[tuple[Answers, Answers] | None, str]:
+    """Both sides against A's most exact path, and why B is not as near. Engines of two kinds are each held
+    against their own: how far their most exact paths are apart is no matter of the settings compared."""
+    alike = len({side.kind for side in sides.values()}) == 1
+    with tempfile.TemporaryDirectory(prefix="dyno-ab-") as folder:
+        say("comparing answers")
+        found = []
+        for name in "AB":
+            place = Path(folder) if alike else Path(folder) / name
+            place.mkdir(exist_ok=True)
+            found.append(sides[name].answers(place, first=name == "A" or not alike))
+    if found[0] is None or found[1] is None:
+        lacking = "A" if found[0] is None else "B"
+        say(f"answers are not compared: side {lacking} has no llama-perplexity, or the model no vocabulary")
+        return None, ""
+    limit = max(ROUNDING_FACTOR * found[0].mean_kld + ROUNDING_FLOOR, allow)
+    # Written so that a KLD which is not a number fails.
+    near = found[1].mean_kld <= limit
+    return (found[0], found[1]), "" if near or not alike else f"answers changed: allowed is {limit:.3g}"

@@ -1,0 +1,157 @@
+"""What is written on a command line, as values: shared by `tune` and its subcommands. Functions raise
+typer.BadParameter for what is no value of an option."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from ..core.errors import TuneError
+from ..core.protocol import Workload
+from ..core.redaction import redact_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+T = TypeVar("T")
+
+
+def usage(parse: Callable[..., T], *words: Any) -> T:
+    """What `parse` makes of a word of the command line; what it cannot read is wrong usage."""
+    try:
+        return parse(*words)
+    except TuneError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `90`, `90s`, `3m`, `1.5h`."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*(s|sec|m|min|h)?\s*", text)
+    if not found:
+        raise typer.BadParameter(f"{text!r} is no duration; write 90s, 3m or 1.5h")
+    seconds = float(found[1]) * {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}[found[2] or "s"]
+    if not 5 <= seconds <= 7 * 86400:
+        raise typer.BadParameter(f"{text!r} is out of range; give 5 s to 168 h")
+    return seconds
+
+
+def gpu_numbers(text: str) -> list[int]:
+    """The numbers of `0` or `0,1,3`, each once."""
+    if not re.fullmatch(r"[0-9]{1,3}(,[0-9]{1,3})*", text):
+        raise typer.BadParameter(f"--gpu {text!r}: give the numbers of the GPUs, as in --gpu 0 or --gpu 0,1")
+    numbers = [int(n) for n in text.split(",")]
+    twice = [n for n in numbers if numbers.count(n) > 1]
+    if twice:
+        raise typer.BadParameter(f"--gpu {text!r}: GPU {twice[0]} is named twice")
+    return numbers
+
+
+def device_names(device: str, gpu: str | None) -> list[str]:
+    """`--device` and `--gpu` as names that a person may have written: `auto`, `cpu`, `cuda:N`."""
+    if gpu is not None:
+        names = [f"cuda:{n}" for n in gpu_numbers(gpu)]
+        if device != "auto" and [device] != names:
+            raise typer.BadParameter(f"--gpu {gpu} and --device {device} contradict each other")
+        return names
+    if not re.fullmatch(r"auto|cpu|cuda:[0-9]{1,3}", device):
+        raise typer.BadParameter(f"--device {device!r}: give cpu, cuda:N or auto")
+    return [device]
+
+
+def devices_of(device: str, gpu: str | None) -> list[str]:
+    """The devices of dyno that are meant, each of which exists. What `auto` took is said on standard error.
+
+    Raises:
+        DeviceError: there is no such device, or this build has no code for it.
+    """
+    from dyno.devices import built_for_cuda, resolve_device
+
+    found = []
+    for name in device_names(device, gpu):
+        chosen = resolve_device(name)
+        if name == "auto" and built_for_cuda():
+            print(chosen.headline, file=sys.stderr)
+        found.append(chosen.name)
+    return found
+
+
+def usual_workload(device: str) -> Workload:
+    """What is measured where nothing else is asked for."""
+    return Workload(pp=4096, tg=128) if device.startswith("cuda") else Workload(pp=512, tg=64)
+
+
+def engine_options(
+    engine: str, binaries: Path | None, text: Path | None, device: str, gpu: str | None, command: list[str]
+) -> dict[str, Any]:
+    """Options of a foreign engine's target; empty for dyno."""
+    from dyno.settings import ENGINES
+
+    if engine not in ENGINES:
+        raise typer.BadParameter(f"no engine {engine!r}; there are {', '.join(ENGINES)}")
+    if engine == "dyno":
+        if binaries is not None or command:
+            raise typer.BadParameter("--bin and a command line go with --engine llama.cpp|ik_llama.cpp")
+        return {}
+    if binaries is None:
+        raise typer.BadParameter(f"--engine {engine} needs --bin DIR, the folder of its binaries")
+    return {
+        "binaries": str(binaries.absolute()),
+        "gpu": gpu_list(device, gpu),
+        "command": command,
+        "text": str(text.absolute()) if text is not None else None,
+    }
+
+
+def gpu_list(device: str, gpu: str | None) -> list[int] | None:
+    """Numbers of GPUs for a foreign engine, which spreads a model over several; None: the CPU alone."""
+    names = device_names(device, gpu)
+    return [int(n.removeprefix("cuda:")) for n in names] if names[0].startswith("cuda:") else None
+
+
+def held_settings(pairs: list[str], engine: str) -> dict[str, Any]:
+    """Settings of `--set NAME=VALUE`."""
+    from dyno.settings import SETTINGS, unknown_setting
+
+    held: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--set {pair!r}: write NAME=VALUE")
+        if name not in SETTINGS:
+            raise typer.BadParameter(
+                f"--set: {unknown_setting(name, 'cpu' if engine == 'dyno' else None, engine)}"
+            )
+        try:
+            held[name] = SETTINGS[name].parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(f"--set: {error}") from error
+    return held
+
+
+def least_deadline(engine: str, device: str, model: str) -> float:
+    """Seconds that any trial may take: on a GPU the weights have to get there, from a disk at worst."""
+    if engine != "dyno":
+        return 120.0
+    return 6.0 if device == "cpu" else 20.0 + os.path.getsize(model) / 0.5e9
+
+
+def command_line(paths: Sequence[str] = ()) -> str:
+    """This command, as it can be repeated; without secrets, for it is recorded.
+
+    Args:
+        paths: options before `--` whose value is recorded as an absolute path.
+    """
+    words = sys.argv[1:]
+    for n in range(words.index("--") if "--" in words else len(words)):
+        name, equals, value = words[n].partition("=")
+        if name in paths and equals:
+            words[n] = f"{name}={os.path.abspath(value)}"
+        elif n and words[n - 1] in paths:
+            words[n] = os.path.abspath(words[n])
+    return shlex.join(["tune", *redact_words(words)])

@@ -1,0 +1,501 @@
+"""The command `tune`. Exit codes: 0 done, 1 an error (one line on stderr), 2 wrong usage, 130 interrupted
+(what was proven is written)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import sys
+import traceback
+from pathlib import Path  # noqa: TC003  (typer reads annotations when the command runs)
+from types import FrameType  # noqa: TC003
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import typer.core
+from dyno._shell import escaped
+from dyno.errors import DynoError
+from rich.console import Console
+
+from .. import __version__
+from ..core.errors import Interrupted, TuneError
+from ..core.model_file import check_model
+from ..core.protocol import Workload
+from ..search.proposers import SAMPLERS
+from ..space.memory_limits import parse_bytes
+from . import options as o  # noqa: TC001  (typer reads annotations when the command runs)
+from .ab_command import ab
+from .arguments import (
+    command_line,
+    device_names,
+    devices_of,
+    engine_options,
+    held_settings,
+    least_deadline,
+    parse_duration,
+    usage,
+    usual_workload,
+)
+from .messages import EARLY
+
+if TYPE_CHECKING:
+    from ..execution.ray_workers import Cluster
+    from ..run.session import Request, Result
+
+
+class _Commands(typer.core.TyperGroup):
+    """Keeps what follows `--` from being read as a subcommand where an engine's command line is given, or
+    looks like one though `--engine` was forgotten, which is said then."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        before = args[: args.index("--")] if "--" in args else []
+        behind = args[len(before) + 1 :] if "--" in args else []
+        named = any(a == "--engine" or a.startswith("--engine=") for a in before)
+        forgotten = bool(behind) and behind[0] not in self.commands
+        if (named or forgotten) and not any(a in self.commands for a in before):
+            ctx.meta["command_line"] = behind
+            args = before
+        if args and args[0].endswith(".gguf"):  # a bare model; no subcommand has such a name
+            args = ["--model", *args]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        """Here, because typer ends a command that was interrupted without a word."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print(_LATER if _state["measuring"] else EARLY, file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    name="tune",
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Find, prove and write down the fastest settings for a model on this machine.",
+)
+_state = {"verbose": False, "measuring": False}
+_LATER = "tune: interrupted; if something was measured, the same command with --resume goes on from there"
+
+
+app.command(name="ab")(ab)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"tune {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def tune(
+    context: typer.Context,
+    model: o.Model = None,
+    device: o.Device = "auto",
+    gpu: o.Gpu = None,
+    out: o.Out = None,
+    budget: o.Budget = "3m",
+    workload: o.WhatWorkload = None,
+    seed: o.Seed = 0,
+    resume: o.Resume = False,
+    force: o.Force = False,
+    allow_approx: o.AllowApprox = None,
+    sampler: o.Sampler = "guided",
+    storage: o.Storage = None,
+    study: o.StudyName = None,
+    ray: o.Ray = None,
+    workers: o.Workers = None,
+    ctx: o.Ctx = None,
+    vram: o.Vram = None,
+    pareto: o.Pareto = False,
+    hold: o.Held = None,
+    engine: o.Engine = "dyno",
+    binaries: o.Binaries = None,
+    text: o.Text = None,
+    kernels: o.Kernels = True,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
+    """Tune a model: measure, prove, write a profile that the runtime finds by itself."""
+    _state["verbose"] = verbose
+    if context.invoked_subcommand is not None:
+        _nothing_before(context)
+        return
+    if model is None and "command_line" in context.meta:
+        raise typer.BadParameter(
+            "a command line goes with --engine llama.cpp|ik_llama.cpp, --bin and --model; "
+            "`tune doctor -- …` says what one does"
+        )
+    if model is None:
+        print(context.get_help())
+        raise typer.Exit(2)
+    from ..run.cluster import tune_on
+    from ..run.session import run
+
+    if sampler not in SAMPLERS:
+        raise typer.BadParameter(f"no sampler {sampler!r}; there are {', '.join(SAMPLERS)}")
+    if study is not None and storage is None:
+        raise typer.BadParameter("--study is the name of a study in --storage; give both")
+    if workers is not None and ray is None:
+        raise typer.BadParameter("--workers goes with --ray; for GPUs of this machine give --gpu 0,1")
+    if ray is not None and (engine != "dyno" or gpu is not None or device.startswith("cuda:")):
+        raise typer.BadParameter(
+            "--ray places workers of dyno itself, and chooses their GPUs: give no --engine, --gpu or cuda:N"
+        )
+    of_engine = engine_options(engine, binaries, text, device, gpu, context.meta.get("command_line", []))
+    for option, wanted in (("--vram", vram is not None), ("--pareto", pareto)):
+        if wanted and engine != "dyno":
+            raise typer.BadParameter(f"{option} goes by dyno's memory plan; --engine {engine} has none")
+    # All that is written is read before anything starts: a cluster takes half a minute.
+    seconds, held = parse_duration(budget), held_settings(hold or [], engine)
+    limit = usage(parse_bytes, vram) if vram is not None else None
+    if workload is not None:
+        usage(Workload.parse, workload)
+    device_names(device, gpu)
+    check_model(model)
+    with contextlib.ExitStack() as stack:
+        cluster = _cluster(ray, stack) if ray is not None else None
+        if cluster is not None:
+            devices = [cluster.device(device_names(device, None)[0])]
+        else:
+            devices = devices_of(device, gpu) if engine == "dyno" else ["cpu"]
+        request = _request(
+            model, devices, engine, of_engine, workload, ctx,
+            budget=seconds, seed=seed, sampler=sampler, approx_limit=allow_approx,
+            kernels=kernels and engine == "dyno", pareto=pareto,
+        )  # fmt: skip
+        request.out, request.resume, request.quiet = out, resume, quiet
+        request.storage, request.study = storage, study
+        request.force = force
+        request.held, request.memory_limit = held, limit
+        request.text = str(text.absolute()) if text is not None and engine == "dyno" else None
+        _state["measuring"] = True
+        result = run(request) if cluster is None else tune_on(cluster, request, workers)
+    _print_result(result, request, as_json)
+    if result.outcome.status == "interrupted":
+        raise typer.Exit(130)
+
+
+def _nothing_before(context: typer.Context) -> None:
+    """Options of a tune that stand before a subcommand would be ignored; -v alone is of both."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name != "verbose" and source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(
+                f"{parameter.opts[0]} does not go with `tune {context.invoked_subcommand}`; options of the "
+                "subcommand stand behind its name"
+            )
+
+
+def _cluster(address: str, stack: contextlib.ExitStack) -> Cluster:
+    from ..execution.ray_workers import Cluster
+
+    cluster = Cluster(address)
+    stack.callback(cluster.close)
+    return cluster
+
+
+def _request(
+    model: str, devices: list[str], engine: str, of_engine: dict[str, Any], workload: str | None,
+    ctx: int | None, **options: Any,
+) -> Request:  # fmt: skip
+    """What these devices are asked for by default."""
+    from ..run.session import Request
+    from ..run.tune import Options
+
+    usual = usual_workload(devices[0])
+    # What starts another engine's binaries later (`export`, `verify`) may be run anywhere.
+    paths = ("--bin", "--model", "-m") if engine != "dyno" else ()
+    parsed = usage(Workload.parse, workload, usual) if workload is not None else usual
+    return Request(
+        model, Options(parsed, **options), devices[0], tuple(devices[1:]),
+        ctx=ctx, command=command_line(paths),
+        deadline_floor=least_deadline(engine, devices[0], model), engine=engine, engine_options=of_engine,
+    )  # fmt: skip
+
+
+def _print_result(result: Result, request: Request, as_json: bool) -> None:
+    if as_json:
+        from ..output.verdict import record_of
+
+        said = {**record_of(result.outcome), "profile": str(result.path), "journal": str(result.journal)}
+        print(json.dumps(said))
+        return
+    from ..output.report import print_outcome
+    from ..run.session import stderr_log
+
+    print_outcome(result.outcome, request.options.workload, Console(highlight=False))
+    print(f"profile: {result.path}")
+    print(f"journal: {result.journal}")
+    if request.engine != "dyno":
+        print(f"stderr:  {stderr_log(request)}")
+    if result.pareto is not None:
+        print(f"pareto:  {result.pareto}")
+
+
+@app.command()
+def replay(
+    data: Annotated[
+        Path, typer.Argument(help="Recorded sweep: llama-bench's jsonl, json or csv; also as .gz, .xz, .bz2.")
+    ],
+    sampler: Annotated[str, typer.Option(help=f"{', '.join(SAMPLERS)}.")] = "guided",
+    seeds: Annotated[
+        int, typer.Option(help="How many searches, with seeds from 0.", min=1, max=100_000)
+    ] = 100,
+    metric: Annotated[
+        str | None, typer.Option(help="pp or tg, with tokens and depth if there are several: tg128@d4096.")
+    ] = None,
+    evaluations: Annotated[
+        int, typer.Option(help="Distinct configurations a search may measure.", min=2)
+    ] = 12,
+    experts: Annotated[
+        int | None, typer.Option(help="Experts of the model; default: from the file, else from its rates.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Of a file with several: the model's name or its beginning.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Repeat a search on recorded measurements, seed after seed, without hardware."""
+    from ..run.replay import replay_many
+    from ..targets.replay.target import load_sweep
+
+    if sampler not in SAMPLERS:
+        raise typer.BadParameter(f"no sampler {sampler!r}; there are {', '.join(SAMPLERS)}")
+    wanted = re.fullmatch(r"(pp|tg)([0-9]*)(?:@d([0-9]+))?", metric) if metric is not None else None
+    if metric is not None and wanted is None:
+        raise typer.BadParameter(f"--metric {metric!r}: give pp, tg, pp4096, tg128, …")
+    result = replay_many(
+        load_sweep(data, experts, model),
+        metric=wanted[1] if wanted else None,
+        tokens=int(wanted[2]) if wanted and wanted[2] else None,
+        depth=int(wanted[3]) if wanted and wanted[3] else None,
+        sampler=sampler,
+        seeds=seeds,
+        limit=evaluations,
+    )
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(f"{result['workload']}: {result['points']} recorded points, {result['distinct']} of distinct code")
+    print(f"default  {result['default']['rate']:>10,.1f} t/s  {_words(result['default']['settings'])}")
+    print(f"best     {result['best']['rate']:>10,.1f} t/s  {_words(result['best']['settings'])}")
+    for choice in result["choices"]:
+        print(
+            f"chosen   {choice['rate']:>10,.1f} t/s  {_words(choice['settings'])}  in {choice['runs']} runs"
+        )
+    print(
+        f"within 2 % of the best in {100 * result['within_2pct']:.1f} % of {result['runs']} runs, after "
+        f"{result['evaluations_median']:g} configurations (median; a point within 2 % was met after "
+        f"{result['evaluations_to_within_2pct_median']:g})"
+    )
+
+
+def _words(settings: dict[str, Any]) -> str:
+    return " ".join(f"{k}={v}" for k, v in settings.items())
+
+
+@app.command()
+def diff(
+    first: Annotated[Path, typer.Argument(help="Profile.")],
+    second: Annotated[Path, typer.Argument(help="Profile.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Compare two profiles entry by entry. Exit code 1 where they disagree."""
+    from ..output.diff import apart, compare_profiles
+
+    rows = compare_profiles(first, second)
+    differs = apart(first, second)
+    if differs:
+        more = f"; {len(differs) - 3} more differences" if len(differs) > 3 else ""
+        why = "; ".join(differs[:3])
+        print(f"tune: {first} is not for what {second} (here) is for: {why}{more}", file=sys.stderr)
+    if as_json:
+        print(json.dumps([row.to_dict() for row in rows]))
+    else:
+        for row in rows:
+            print(f"{row.verdict:<9} {row.entry}: {row.first} | {row.second}")
+        same = sum(row.verdict != "differs" for row in rows)
+        print(f"{same} of {len(rows)} entries agree")
+    if any(row.verdict == "differs" for row in rows):
+        raise typer.Exit(1)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def doctor(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND LINE", help="Of llama-server, llama-bench, …, or of cmake."),
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="llama.cpp or ik_llama.cpp; default: told from the line.")
+    ] = None,
+    version: Annotated[
+        str | None, typer.Option(help="Commit or day (YYYY-MM-DD) of the engine; default: as in the tables.")
+    ] = None,
+    gpu_arch: Annotated[
+        str | None, typer.Option(help="Compute capability of the GPU: 7.5, 8.6, 9.0, …")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="How many GPUs.", min=0, max=1024)] = None,
+    moe: Annotated[
+        bool | None, typer.Option("--moe/--dense", help="Whether the model is a mixture of experts.")
+    ] = None,
+    experts: Annotated[int | None, typer.Option(help="Experts per layer.", min=1, max=100_000)] = None,
+    experts_used: Annotated[int | None, typer.Option(help="Experts per token.", min=1, max=100_000)] = None,
+    model: Annotated[Path | None, typer.Option(help="GGUF file to take the facts of the model from.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Say what every token of a llama.cpp or ik_llama.cpp command line does, without running it. Exit code 1
+    where something is wrong, or where a flag is in no table."""
+    from ..doctor import diagnose
+    from ..doctor.facts import gather
+    from ..doctor.render import print_line, to_dict
+
+    try:
+        facts = gather(gpu_arch, gpus, moe, experts, experts_used, model)
+        line = diagnose(words or [], engine=engine, version=version, facts=facts)
+    except (TuneError, DynoError) as error:
+        raise typer.BadParameter(" ".join(str(error).split())) from error
+    if as_json:
+        print(json.dumps(to_dict(line)))
+    else:
+        print_line(line, Console(highlight=False))
+    if line.wrong or line.unlisted:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    journal: Annotated[
+        Path, typer.Argument(help="Journal of a tune: PROFILE.journal.jsonl, or packed: .gz.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Page to write; default: beside the journal.")] = None,
+) -> None:
+    """Write one self-contained HTML page about a run, also an interrupted one. Needs the `report` extra."""
+    from ..output.html_report import write_report
+
+    print(f"report: {write_report(journal, out)}")
+
+
+@app.command()
+def verify(
+    profile: Annotated[Path, typer.Argument(help="Profile.")],
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="GGUF file; default: the one that the profile names.")
+    ] = None,
+    gpu: Annotated[
+        int | None, typer.Option(help="Number of the GPU, for a profile of one.", min=0, max=999)
+    ] = None,
+    binaries: Annotated[
+        Path | None,
+        typer.Option("--bin", help="For a profile of another engine: the folder of its binaries."),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Time to take at most: 90s, 3m, 1h; default 2m, for other engines' profiles 10m."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed.", min=0)] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Measure whether a profile still holds, entry by entry. Exit code 0 where every entry is kept, 1 where
+    one is stale, harmful or unsupported, or where nothing could be measured."""
+    from ..run.verify import KEEP, USUAL
+    from ..run.verify import verify as run
+
+    seconds = parse_duration(budget) if budget is not None else USUAL
+    device = None if gpu is None else devices_of("auto", str(gpu))[0]
+    folder = str(binaries.absolute()) if binaries is not None else None
+    verdicts, gain = run(
+        profile,
+        model,
+        budget=seconds,
+        seed=seed,
+        quiet=quiet,
+        device=device,
+        binaries=folder,
+    )
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "entries": [v.to_dict() for v in verdicts],
+                    "gain": {m: g.to_dict() for m, g in gain.items()},
+                }
+            )
+        )
+    else:
+        for v in verdicts:
+            e = v.measured
+            now = f" {e.ratio:.3f} × [{e.low:.3f}, {e.high:.3f}]" if e else ""
+            then = f" (recorded {v.recorded:.3f} ×)" if v.recorded is not None else ""
+            print(f"{v.verdict:<11} {v.entry}:{now}{then} {v.reason}")
+        for metric, g in gain.items():
+            print(f"whole profile, {metric}: {g.ratio:.3f} × the default [{g.low:.3f}, {g.high:.3f}]")
+        if not verdicts:
+            print("every entry is default: there is nothing to verify")
+    if any(v.verdict != KEEP for v in verdicts):
+        raise typer.Exit(1)
+
+
+@app.command()
+def history(
+    folder: Annotated[
+        list[Path] | None, typer.Argument(help="Folders with journals; default: the user's profiles.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """List the tunes of this machine, the newest first."""
+    from dyno import profiles
+
+    from ..record.history import history as read
+
+    folders = folder or [profiles.user_folder()]
+    absent = [str(f) for f in folder or [] if not f.is_dir()]
+    if absent:
+        raise TuneError(f"history: {absent[0]} is no folder")
+    rows = read(folders)
+    if as_json:
+        print(json.dumps([row.to_dict() for row in rows]))
+        return
+    if not rows:
+        print(f"no journals in {', '.join(map(str, folders))}")
+    for row in rows:
+        gain = " ".join(f"{m} {r:.3f}×" for m, r in row.gain.items()) or "-"
+        date = row.date[:16] or "no date"
+        shown = f"{date:<16}  {row.status:<10}  {gain:<22}  {row.seconds:>6.0f} s  {row.model}"
+        print(escaped(shown))
+        print(escaped(f"{'':<16}  {row.path}"))
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Entry point of the command."""
+    signal.signal(signal.SIGTERM, _stop)  # a polite kill writes what is proven, as Ctrl-C does
+    try:
+        app(standalone_mode=True, prog_name="dyno tune" if sys.argv[0] == "dyno tune" else "tune")
+    except Interrupted as error:
+        _fail(error, 130)
+    except (TuneError, DynoError) as error:
+        _fail(error, 1)
+    except KeyboardInterrupt:
+        print(EARLY, file=sys.stderr)
+        sys.exit(130)
+    except OSError as error:
+        _fail(error, 1)
+
+
+def _fail(error: BaseException, code: int) -> None:
+    if _state["verbose"]:
+        traceback.print_exception(error, file=sys.stderr)
+    print(f"tune: {escaped(' '.join(str(error).split()))}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,45 @@
+"""`dyno profiles export`: the command line, environment or unit that runs a profile of another engine."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from dyno import profiles
+from dyno.errors import ProfileError
+
+from ..core.errors import TargetFailure, TuneError
+from ..targets.ggml import export as ggml_export
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def export(
+    file: Path, command: Sequence[str] | None, form: str, binaries: str | None, model: str | None
+) -> str:
+    """The text in that form.
+
+    Args:
+        command: the user's own command line; None for the one that the profile was tuned from.
+        binaries: folder with llama-server; None for the one that the profile names.
+        model: GGUF file; None for the one that was tuned.
+
+    Raises:
+        ProfileError: The profile cannot be exported, or the engine's binaries cannot be asked.
+    """
+    profile = profiles.load_profile(file)
+    _, tuned, own = ggml_export.tuned_with(profile)
+    tuned = model or tuned
+    foreign = profile.match.engine.name != "dyno"
+    if foreign and not tuned:
+        raise ProfileError(f"{file} does not say which model it was tuned with; give --model FILE")
+    try:
+        folder = ggml_export.binaries_folder(file, profile, binaries) if foreign else binaries or ""
+        return ggml_export.export(
+            profile, form, binaries=folder, model=tuned or "", command=list(command) if command else own,
+            tell=lambda line: print(line, file=sys.stderr),
+        )  # fmt: skip
+    except (TuneError, TargetFailure) as error:
+        raise ProfileError(str(error)) from error

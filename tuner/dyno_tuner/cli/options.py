@@ -1,0 +1,145 @@
+"""The options of `tune` and `tune ab`, as types that typer reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..search.proposers import SAMPLERS
+
+# ---- of both
+
+Device = Annotated[str, typer.Option(help="auto (the first usable GPU, else the CPU), cpu or cuda:N.")]
+WhatWorkload = Annotated[
+    str | None,
+    typer.Option(
+        "--workload",
+        help="What to be fast at: chat, rag, or tokens[:weight] as in pp=512,4096:2,tg=128,depth=0,8192; "
+        "default pp=4096,tg=128 on a GPU, else pp=512,tg=64.",
+    ),
+]
+Held = Annotated[
+    list[str] | None, typer.Option("--set", help="Hold a setting of dyno at a value: NAME=VALUE; repeatable.")
+]
+Binaries = Annotated[
+    Path | None, typer.Option("--bin", help="Folder of llama.cpp's or ik_llama.cpp's binaries.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+# ---- of tune
+
+Model = Annotated[str | None, typer.Option("--model", "-m", help="GGUF file.")]
+Gpu = Annotated[
+    str | None,
+    typer.Option(help="Number of the GPU; the same as --device cuda:N. Several of one kind: 0,1,2."),
+]
+Out = Annotated[Path | None, typer.Option(help="Profile to write; default: the user's profile folder.")]
+Budget = Annotated[str, typer.Option(help="Wall-clock limit: 90s, 3m, 1h.")]
+Seed = Annotated[int, typer.Option(help="Of every random draw.", min=0)]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the journal of the last run.")]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Measure although other programs use the CPUs; the profile is then marked as disturbed.",
+    ),
+]
+AllowApprox = Annotated[
+    float | None,
+    typer.Option(
+        help="Also search settings that change answers, up to this mean KLD (nats per token).", min=0
+    ),
+]
+Sampler = Annotated[str, typer.Option(help=f"Of the search: {', '.join(SAMPLERS)}.")]
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        help="Optuna storage URL: machines of one kind that name the same one search together; "
+        "e.g. sqlite:///tune.db or postgresql://user@host/db."
+    ),
+]
+StudyName = Annotated[
+    str | None,
+    typer.Option("--study", help="Name of the study in --storage; default: the model and the workload."),
+]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        help="Ray places the workers: local, auto, HOST:PORT or ray://HOST:PORT "
+        "(pip install 'gguf-dyno[ray]').",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="With --ray: how many; default: every GPU, else every node.", min=1, max=999),
+]
+Ctx = Annotated[
+    int | None,
+    typer.Option(
+        help="Length of the context; default 4096 or what the workload needs, at most the model's limit.",
+        min=1,
+    ),
+]
+Vram = Annotated[
+    str | None,
+    typer.Option(help="Memory that the engine may take, by its plan: 16GiB (main memory on a CPU)."),
+]
+Pareto = Annotated[
+    bool, typer.Option("--pareto", help="Also write profiles that need less memory, and a plot.")
+]
+Engine = Annotated[
+    str, typer.Option(help="dyno, llama.cpp or ik_llama.cpp; after -- your own command line of it.")
+]
+Text = Annotated[
+    Path | None,
+    typer.Option(
+        help="Your own text: what prompts are made of (it decides which experts work); "
+        "with --bin what answers are compared on."
+    ),
+]
+Kernels = Annotated[bool, typer.Option(help="Also choose kernels of single ops.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show traces of errors.")]
+
+# ---- of tune ab
+
+SideA = Annotated[
+    str, typer.Argument(metavar="A", help="Profile, folder of llama-bench, build or commit, or `default`.")
+]
+SideB = Annotated[str, typer.Argument(metavar="B", help="The same; B is compared with A.")]
+Flags = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- FLAGS]", help="Of llama-server, for the binaries of both sides."),
+]
+OneGpu = Annotated[int | None, typer.Option("--gpu", help="The same as --device cuda:N.", min=0, max=999)]
+Rounds = Annotated[int, typer.Option(help="ABBA rounds of four processes each.", min=2, max=1000)]
+RoundsBudget = Annotated[
+    str | None, typer.Option("--budget", help="Begin no round that would end later: 90s, 3m, 1h.")
+]
+Least = Annotated[float, typer.Option(help="A smaller difference is none, however sure.", min=0.0, max=1.0)]
+FlagsA = Annotated[str, typer.Option(help="Further flags of A's binaries, as one word.")]
+FlagsB = Annotated[str, typer.Option(help="Further flags of B's binaries, as one word.")]
+ProfileA = Annotated[Path | None, typer.Option(help="Profile for a build or commit A.")]
+ProfileB = Annotated[Path | None, typer.Option(help="Profile for a build or commit B.")]
+ForceProfile = Annotated[
+    bool, typer.Option("--force-profile", help="Use profiles of dyno although they belong to another model.")
+]
+Repository = Annotated[
+    Path | None, typer.Option("--repo", help="Where commits are looked up; default: the current folder.")
+]
+Defines = Annotated[
+    list[str] | None, typer.Option("--define", "-D", help="Of CMake, for commits: GGML_CUDA=ON.")
+]
+AnswersText = Annotated[Path | None, typer.Option("--text", help="Text that llama-perplexity compares on.")]
+Check = Annotated[bool, typer.Option("--answers/--no-answers", help="Compare the answers too.")]
+Allow = Annotated[
+    float, typer.Option("--allow-approx", help="Mean KLD (nats) that B's answers may have.", min=0.0)
+]
+Deadline = Annotated[float, typer.Option(help="Seconds that one process may take.", min=1.0)]
+Log = Annotated[
+    Path | None, typer.Option(help="Keep here what other engines' binaries say on standard error.")
+]
+TableOut = Annotated[Path | None, typer.Option("--out", help="Write the table here, too.")]

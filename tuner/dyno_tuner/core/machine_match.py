@@ -1,0 +1,54 @@
+"""Whether two machines are of one kind: what is found on one has to hold for the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dyno import profiles
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .protocol import Description
+
+
+def device_of(
+    description: Description, rates: Mapping[str, float]
+) -> profiles.CpuDevice | profiles.CudaDevice:
+    """Args: `rates`: measured ones, `memory_gbps` and `pcie_gbps`."""
+    kind = profiles.CudaDevice if description.device.get("kind") == "cuda" else profiles.CpuDevice
+    fields = {k: v for k, v in rates.items() if k in kind.model_fields}
+    return kind(**{**description.device, **fields})
+
+
+def model_of(description: Description) -> profiles.ModelIdentity:
+    fields = profiles.ModelIdentity.model_fields
+    return profiles.ModelIdentity(**{k: v for k, v in description.model.items() if k in fields})
+
+
+def engine_of(description: Description) -> profiles.EngineIdentity:
+    fields = profiles.EngineIdentity.model_fields
+    return profiles.EngineIdentity(**{k: v for k, v in description.engine.items() if k in fields})
+
+
+def match_of(description: Description) -> profiles.Match:
+    """The properties that a profile made here would match by."""
+    return profiles.Match(
+        device=device_of(description, {}), model=model_of(description), engine=engine_of(description)
+    )
+
+
+def differences(first: profiles.Match, other: Description) -> list[str]:
+    """What keeps a profile for `first` from being an exact match for `other`; empty where nothing does."""
+    found = profiles.compare(first, device_of(other, {}), model_of(other), engine_of(other))
+    return [] if found.level is profiles.Level.EXACT else list(found.reasons)
+
+
+def versions_of(description: Description) -> dict[str, Any]:
+    """What profiles do not match by, but rates measured one after the other depend on."""
+    gpu: Mapping[str, Any] = description.engine.get("gpu") or {}
+    found = {
+        "commit": description.engine.get("commit"), "compiler": description.engine.get("compiler"),
+        "driver": gpu.get("driver"), "cuda": gpu.get("cuda"),
+    }  # fmt: skip
+    return {name: value for name, value in found.items() if value}

@@ -1,0 +1,22 @@
+"""The model file that a command names."""
+
+from __future__ import annotations
+
+import os
+
+from .errors import TuneError
+
+
+def check_model(model: str) -> None:
+    """Raises TuneError where `model` is no file that can be read, with what to name instead."""
+    if os.path.isdir(model):
+        try:
+            inside = sorted(n for n in os.listdir(model) if n.endswith(".gguf"))
+        except OSError as error:
+            raise TuneError(f"model {model}: a folder that cannot be read: {error.strerror}") from error
+        named = f"; name a file in it: {', '.join(inside[:3])}" if inside else " without a GGUF file"
+        raise TuneError(f"model {model}: a folder{named}{', …' if len(inside) > 3 else ''}")
+    if not os.path.isfile(model):
+        raise TuneError(f"model {model}: no such file")
+    if not os.access(model, os.R_OK):
+        raise TuneError(f"model {model}: permission to read it is missing")

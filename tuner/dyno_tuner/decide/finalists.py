@@ -1,0 +1,269 @@
+"""From the screen's best points to the entries of a profile: finalists in paired rounds, ties towards the
+default, then every entry alone against the rest, until what remains is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..measure.paired_rounds import visits_in_round
+from ..search.surrogate import predicted
+from .ablation import Proof
+from .acceptance import DEFAULT, FULL
+from .challengers import Rivals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from ..measure.comparison import Comparison
+    from ..measure.paired_rounds import Bar
+    from ..search.screen import Trial
+    from ..space.search_space import Point
+    from .acceptance import Choice, Judge
+
+FINALISTS = 3
+LAST = "kernels"  # the stage whose time settings may use, too
+
+
+def worth_proving(trials: Sequence[Trial], bar: Bar, metrics: Collection[str]) -> list[Trial]:
+    """Trials that gained on the whole, and half the margin in some metric."""
+    return [
+        t for t in trials
+        if t.log_ratio is not None and t.score is not None and t.log_ratio > 0
+        and any(t.score.log_ratio(m) > bar.margin[m] / 2 for m in metrics)
+    ]  # fmt: skip
+
+
+@dataclass
+class Chooser:
+    """Args:
+    explore: tries more points as the search did; gives all trials.
+
+    `unproven` tells whether there was no time to tell of something that looked faster whether it is, and
+    `missed` what that was and its log ratio, where only a part of it was proven.
+    """
+
+    judge: Judge
+    explore: Callable[[Sequence[Point]], Sequence[Trial]]
+    unproven: bool = False
+    missed: tuple[Point, float] | None = None
+
+    def run(self, trials: Sequence[Trial], choice: Choice) -> None:
+        """Fills in `choice`, step by step."""
+        judge = self.judge
+        judge.until("confirm")
+        finalists = self.pick(trials)
+        if not finalists:
+            return
+        self.unproven = True  # until something says else, also where Ctrl-C ends it
+        race = 2 * visits_in_round(len(finalists) + 1)
+        largest = max(finalists, key=lambda p: len(judge.space.entries(p)))
+        proven_in = judge.proof_visits(largest, 3)
+        winner: Point | None
+        if judge.affordable("leave_one_out", race + proven_in, judge.compared(largest)):
+            winner = self._race(finalists, choice)
+            if winner is not None:
+                winner = self._towards_default(winner, choice)
+        else:
+            winner = finalists[0]  # a race would leave no time to prove what has won it
+        if winner is None:
+            return
+        # What is proven of settings comes before kernels, also where that leaves these no time.
+        self.unproven, whole = True, winner
+        visits, compared = judge.proof_visits(winner), judge.compared(winner)
+        if not any(judge.affordable(stage, visits, compared) for stage in ("leave_one_out", LAST)):
+            winner = self._provable(winner, trials)
+            if winner is None:
+                return
+        proof = Proof(judge, LAST)
+        proven = proof.run(winner, choice)
+        if proof.cut and not choice.entries:
+            # The answers of what it leaves out had to be compared first; they are known now.
+            judge.until(LAST)
+            smaller = self._provable(winner, trials)
+            if smaller is not None and smaller != winner:
+                winner, proof = smaller, Proof(judge, LAST)
+                proven = proof.run(winner, choice, "again")
+        # What was compared may be less than what had looked faster.
+        self.unproven = not proven and (proof.cut or winner != whole)
+        if proven:
+            Rivals(judge, self.explore).run(choice)
+            if winner != whole:
+                self.missed = self._missed(whole, choice, trials)
+
+    def _missed(self, whole: Point, choice: Choice, trials: Sequence[Trial]) -> tuple[Point, float] | None:
+        """What only a part of could be proven, where the search had all of it faster than what is written by
+        more than the noise."""
+        judge, kind = self.judge, self.judge.space.code_class(whole)
+        seen = [t.log_ratio for t in trials if t.log_ratio and judge.space.code_class(t.point) == kind]
+        if not seen or not choice.gain:
+            return None
+        total = sum(judge.weights.values())
+        written = sum(w / total * math.log(choice.gain[m].ratio) for m, w in judge.weights.items())
+        bar = judge.bar(judge.wanted()).of(list(judge.weights))
+        return (whole, max(seen)) if max(seen) > written + bar else None
+
+    def _provable(self, point: Point, trials: Sequence[Trial]) -> Point | None:
+        """As many of its entries as there is time to prove: the trials say without which ones it is best."""
+        judge, space = self.judge, self.judge.space
+        history = judge.history(trials)
+        failed = {space.code_class(t.point) for t in trials if t.log_ratio is None}
+        while True:
+            numbers = space.entries(point)
+            if judge.fits(judge.proof_visits(point), judge.compared(point)):
+                break
+            smaller = [space.without(point, n) for n in numbers]
+            smaller = [p for p in smaller if space.legal(p) and space.code_class(p) not in failed]
+            if len(numbers) < 2 or not smaller:
+                return None
+            mean, _ = predicted(space, history, smaller)
+            point = smaller[max(range(len(smaller)), key=lambda i: float(mean[i]))]
+        judge.note("provable", settings=space.settings(point))
+        return point if judge.admit(point) is None else None
+
+    # ---- finalists
+
+    def pick(self, trials: Sequence[Trial]) -> list[Point]:
+        """The best points of the screen, and the point that joins what is best for each metric alone."""
+        judge, space = self.judge, self.judge.space
+        worth = worth_proving(trials, judge.bar(judge.wanted()), judge.weights)
+        worth.sort(key=lambda t: (-(t.log_ratio or 0.0), space.distance(t.point)))
+        points: dict[Point, None] = dict.fromkeys(t.point for t in worth[:FINALISTS])
+        joined = self._join(trials)
+        if joined is not None and worth and joined not in points:
+            points = dict.fromkeys([joined, *list(points)[: FINALISTS - 1]])
+        # What changes answers has to beat the same without it, so both race.
+        both = {q: None for p in points for q in (p, judge.faithful(p))}
+        left = [p for p in both if p != space.default]
+        chosen = self._few(left)
+        while refused := [p for p in chosen if judge.admit(p) is not None]:
+            left = [p for p in left if p not in refused]
+            chosen = self._few(left)
+        judge.note("finalists", settings=[space.settings(p) for p in chosen])
+        return chosen
+
+    def _few(self, finalists: Sequence[Point]) -> list[Point]:
+        """Rather few finalists in enough rounds than many in one. Only the answers of these are compared."""
+        judge, few = self.judge, list(finalists)
+        while len(few) > 1 and not judge.fits(3 * visits_in_round(len(few) + 1), few):
+            # What changes answers goes first: without its twin in the race it could not win anyhow.
+            changing = [p for p in few if judge.faithful(p) != p]
+            few.remove(changing[-1] if changing else few[-1])
+        return few
+
+    def _join(self, trials: Sequence[Trial]) -> Point | None:
+        """Knobs that move one metric only take their value from the trial that was best for that metric."""
+        space, weights = self.judge.space, self.judge.weights
+        scored = [t for t in trials if t.score is not None and t.log_ratio is not None]
+        if len(weights) < 2 or not scored:
+            return None
+        best = max(scored, key=lambda t: t.log_ratio or 0.0)
+        by_metric: dict[str, Trial] = {
+            m: max(scored, key=lambda t: t.score.log_ratio(m) if t.score else 0.0) for m in weights
+        }
+        values = []
+        for n, knob in enumerate(space.knobs):
+            measured = [m for m in weights if m in knob.moves]
+            source = by_metric[measured[0]] if len(measured) == 1 else best
+            values.append(source.point[n])
+        point = tuple(values)
+        return point if space.legal(point) else None
+
+    def _race(self, finalists: Sequence[Point], choice: Choice) -> Point | None:
+        """Finalists against the default; the winner, or the one nearest the default of those that tie with
+        it. Two rounds are run where the stage's own share does not last for them."""
+        judge, space = self.judge, self.judge.space
+        names = {f"f{i}": p for i, p in enumerate(finalists)}
+        points = {DEFAULT: space.default, **names}
+        roomy = judge.affordable("confirm", 2 * visits_in_round(len(points)))
+        if not roomy:
+            judge.until("leave_one_out")
+        result = judge.compare("confirm", points, choice, None if roomy else 2)
+        self.unproven = result.rounds < 2 and any(n not in result.failed for n in names)
+        bar = judge.bar(result.rounds)
+        passed: list[tuple[float, str]] = []
+        for name, point in names.items():
+            if name not in result.logs:
+                continue
+            combined = result.ratio(name, list(judge.weights), judge.weights)
+            ok = result.rounds >= 2 and judge.gains(result, name, point)
+            ok = ok and self._earned(result, names, name, bar)
+            harmed = {} if ok else judge.harmed(result, name, judge.moved(point))
+            judge.note(
+                "finalist", settings=space.settings(point), **combined.to_dict(), beats=ok,
+                rounds=result.rounds, harmed=harmed,
+            )  # fmt: skip
+            if ok:
+                passed.append((combined.ratio, name))
+        if not passed:
+            return None
+        best = max(passed)[1]
+        tied = [names[n] for _, n in passed if judge.ties(result, n, best, list(judge.weights))]
+        winner = min(tied, key=lambda p: space.preference(p))
+        if len(numbers := space.entries(winner)) == 1:
+            name = next(n for n, p in names.items() if p == winner)
+            gain = result.ratio(name, judge.moves(numbers[0]), judge.weights)
+            choice.accept(judge, result, name, winner, [judge.entry(winner, numbers[0], gain, None)])
+        return winner
+
+    def _earned(self, result: Comparison, names: Mapping[str, Point], name: str, bar: Bar) -> bool:
+        """Whether what changes answers in a finalist gains by itself: noise must never choose it."""
+        judge = self.judge
+        faithful = judge.faithful(names[name])
+        if faithful == names[name]:
+            return True
+        if faithful == judge.space.default:
+            return True  # it has just beaten the default
+        twin = next((n for n, p in names.items() if p == faithful), None)
+        if twin is None or twin not in result.logs:
+            return False
+        moved = [m for m in judge.weights if m in judge.space.moved(names[name], faithful)]
+        return bar.beats(result, name, moved or list(judge.weights), judge.weights, twin)[0]
+
+    # ---- ties go towards the default
+
+    def _towards_default(self, point: Point, choice: Choice) -> Point:
+        judge, space = self.judge, self.judge.space
+        numbers = [n for n in space.entries(point) if space.knobs[n].ordinal]
+        proof = judge.proof_visits(point, 3)
+        for n in numbers:
+            nearer = self._nearer(point, n)
+            if not nearer:
+                continue
+            visits = 2 * visits_in_round(1 + len(nearer))
+            if not judge.affordable("leave_one_out", visits + proof):
+                return point
+            judge.until("walk")
+            names = {f"v{p[n]}": p for p in nearer}
+            result = judge.compare(f"walk/{space.knobs[n].name}", {FULL: point, **names}, choice)
+            if result.rounds < 2:
+                return point
+            moves = judge.moves(n)
+            for name, candidate in reversed(list(names.items())):  # the nearest to the default first
+                if name not in result.logs or judge.harms(result, name, moves):
+                    continue
+                # All the ties together may cost half a margin.
+                if judge.ties(result, name, FULL, moves, 1 / len(numbers)):
+                    ratio = result.ratio(name, moves, judge.weights).ratio
+                    judge.note("tie", knob=space.knobs[n].name, value=space.knobs[n].values[candidate[n]],
+                               ratio=ratio)  # fmt: skip
+                    point = candidate
+                    break
+        return point
+
+    def _nearer(self, point: Point, n: int) -> list[Point]:
+        """Up to four points with a value of this knob between the default and the point's."""
+        judge, space = self.judge, self.judge.space
+        target, value = space.default[n], point[n]
+        step = int(math.copysign(1, target - value))
+        kinds = {space.code_class(point)}
+        found: list[Point] = []
+        for i in range(value + step, target, step):
+            p = (*point[:n], i, *point[n + 1 :])
+            if len(found) < 4 and space.legal(p) and space.code_class(p) not in kinds:
+                kinds.add(space.code_class(p))
+                if judge.admit(p) is None:
+                    found.append(p)
+        return found

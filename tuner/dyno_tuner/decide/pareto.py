@@ -1,0 +1,491 @@
+"""Several answers instead of one: what speed costs in memory.
+
+Of what the search has tried only that is taken over which moves memory; the rest is the winner's, which has
+been proven. The configurations that no other one beats in both speed and planned memory are confirmed in one
+paired comparison with the default and the fastest, together with themselves without each entry that saves no
+memory: a whole point that saves much may carry entries that save nothing and cost speed. What remains is
+written as a profile each, with a plot of all.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+from xml.sax.saxutils import escape
+
+from ..measure.paired_rounds import Time, visits_in_round
+from ..search.surrogate import predicted
+from ..space.knobs import Fidelity
+from ..space.memory_limits import gib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ..core.intervals import Estimate, Noise
+    from ..core.outcome import Outcome
+    from ..core.protocol import Value
+    from ..measure.comparison import Comparison
+    from ..measure.paired_rounds import Bar, Rounds
+    from ..record.recorder import Ledger
+    from ..search.screen import Trial
+    from ..space.search_space import Point, Space
+    from .acceptance import Judge
+    from .quality_gate import Gate
+
+MOST = 3  # profiles beside the fastest and the default
+TOO_SHORT = "no time was left to confirm anything; give a longer --budget"
+LEAST_ROUNDS = 2  # that prove anything
+LEAST_SAVING = 0.001  # of the default's memory; less is how a plan rounds
+ATTEMPTS = 3
+SLOW = 2.5  # times a visit of the default; what takes longer is cut there
+DEFAULT = "default"
+FASTEST = "fastest"
+# All that may be written, or was by earlier versions (memory4); no other name in the folder is touched.
+FILES = (
+    *(f"{n}.yaml" for n in (FASTEST, DEFAULT, *(f"memory{i + 1}" for i in range(MOST + 1)))),
+    "pareto.svg",
+)
+
+
+class _Schedule(Time, Protocol):
+    def until(self, stage: str) -> None:
+        """Gives the stage the time that the budget has for it."""
+        ...
+
+
+class FinishedTune(Protocol):
+    """A tune that has run, as far as this stage looks at it; see `run.tune`."""
+
+    @property
+    def space(self) -> Space: ...
+    @property
+    def winner(self) -> Point: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def noise(self) -> Mapping[str, Noise]: ...
+    @property
+    def weights(self) -> Mapping[str, float]: ...
+    @property
+    def trials(self) -> Sequence[Trial]: ...
+    @property
+    def gate(self) -> Gate: ...
+    @property
+    def ledger(self) -> Ledger: ...
+    @property
+    def schedule(self) -> _Schedule: ...
+    def stage(self, name: str) -> None: ...
+    def round_count(self) -> int: ...
+    def judge(self) -> Judge: ...
+    def rounds(self) -> Rounds: ...
+    def bar(self, rounds: int) -> Bar: ...
+    def outcome(self) -> Outcome: ...
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A configuration that was confirmed. Ratios are to the default."""
+
+    name: str  # FASTEST, DEFAULT, or by its memory
+    point: Point
+    settings: Mapping[str, Value]
+    size: int  # bytes, by the engine's plan
+    overall: Estimate  # weighted geometric mean over the metrics
+    gain: Mapping[str, Estimate]
+    tuned: Mapping[str, float]  # tokens/s by metric
+
+
+def front(found: Sequence[tuple[Point, float, int]], below: int) -> list[Point]:
+    """The points that need less than `below` bytes and that none beats in both speed and memory; at most
+    MOST, from the largest to the smallest.
+
+    Args:
+        found: (point, log ratio to the default, bytes).
+    """
+    kept: list[tuple[Point, float, int]] = []
+    best = -float("inf")
+    for point, speed, size in sorted(found, key=lambda f: (f[2], -f[1])):
+        if size < below and speed > best:
+            kept.append((point, speed, size))
+            best = speed
+    kept.reverse()
+    if len(kept) > MOST:  # the ends and the middle say most
+        kept = [kept[round(i * (len(kept) - 1) / (MOST - 1))] for i in range(MOST)]
+    return [p for p, _, _ in kept]
+
+
+def worthwhile(variants: Sequence[Variant], as_good: Callable[[Variant, Variant], bool]) -> list[Variant]:
+    """From large to small what is left when everything is dropped that another one of no more memory is as
+    good as.
+
+    Args:
+        as_good: whether the first one can take the place of the second.
+    """
+    kept: list[Variant] = []
+    for v in sorted(variants, key=lambda v: (v.size, -v.overall.ratio)):
+        if not any(as_good(k, v) for k in kept):
+            kept.append(v)
+    return kept[::-1]
+
+
+def named(kept: Sequence[Variant], best: Variant | None) -> list[Variant]:
+    """`best` is called the fastest, the others go by their memory, from large to small."""
+    names = iter(f"memory{i}" for i in range(1, len(kept) + 1))
+    return [v if v.name == DEFAULT else replace(v, name=FASTEST if v is best else next(names)) for v in kept]
+
+
+def plot(variants: Sequence[Variant], title: str) -> str:
+    """SVG: speed over memory, with the interval of every point."""
+    width, height, left, top = 640, 400, 70, 50
+    wide, high = width - left - 150, height - top - 60
+    sizes = [v.size for v in variants]
+    low, most = min(sizes), max(sizes)
+    edge = 0.08 * (most - low) or 0.05 * most
+    bottom = min(v.overall.low for v in variants)
+    highest = max(v.overall.high for v in variants)
+    room = 0.08 * (highest - bottom) or 0.05
+
+    def at(size: float, ratio: float) -> tuple[float, float]:
+        x = left + wide * (size - low + edge) / (most - low + 2 * edge)
+        return x, top + high * (highest + room - ratio) / (highest - bottom + 2 * room)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}">',
+        "<style>text{font:12px system-ui,sans-serif;fill:#333}.a{stroke:#777}.p{fill:#1668b8;stroke:#1668b8}"
+        "@media(prefers-color-scheme:dark){text{fill:#ddd}.p{fill:#6ab0f3;stroke:#6ab0f3}}</style>",
+        f'<text x="20" y="24" font-weight="600">{escape(title)}</text>',
+        f'<line class="a" x1="{left}" y1="{top + high}" x2="{left + wide}" y2="{top + high}"/>',
+        f'<line class="a" x1="{left}" y1="{top}" x2="{left}" y2="{top + high}"/>',
+        f'<text x="{left + wide / 2:.0f}" y="{height - 12}" text-anchor="middle">memory by the plan</text>',
+        f'<text x="14" y="{top - 10}">speed / default</text>',
+    ]
+    for v in variants:
+        x, y = at(v.size, v.overall.ratio)
+        y1, y2 = at(v.size, v.overall.high)[1], at(v.size, v.overall.low)[1]
+        parts.append(f'<line class="p" x1="{x:.1f}" y1="{y1:.1f}" x2="{x:.1f}" y2="{y2:.1f}"/>')
+        parts.append(f'<circle class="p" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
+        label = f"{v.name}: {v.overall.ratio:.3f} ×, {gib(v.size)}"
+        parts.append(f'<text x="{x + 8:.1f}" y="{y - 6:.1f}">{escape(label)}</text>')
+    return "\n".join(parts) + "\n</svg>\n"
+
+
+class Sizes:
+    """What points need by the engine's plan.
+
+    Args:
+        needs: bytes of settings; None where the engine refuses them.
+    """
+
+    def __init__(self, space: Space, needs: Callable[[Mapping[str, Value]], int | None]) -> None:
+        self._space = space
+        self._needs = needs
+        self._known: dict[Point, int | None] = {}
+
+    def of(self, point: Point) -> int | None:
+        if point not in self._known:
+            self._known[point] = self._needs(self._space.settings(point))
+        return self._known[point]
+
+    def saves(self, point: Point, n: int) -> bool:
+        """Whether an entry saves memory, or the others do not run without it."""
+        without = self._space.without(point, n)
+        own, other, usual = self.of(point), self.of(without), self.of(self._space.default)
+        if other is None or not self._space.legal(without):
+            return True
+        return own is not None and other - own >= LEAST_SAVING * (usual or 0) and other > own
+
+    def savings(self, point: Point) -> Point:
+        """`point` with what saves no memory at its default. One entry after the other goes: of two that save
+        only together, or one as much as both, none may be lost."""
+        while idle := [n for n in self._space.entries(point) if not self.saves(point, n)]:
+            point = self._space.without(point, next((n for n in idle if self.changes(n)), idle[-1]))
+        return point
+
+    def beside(self, point: Point, winner: Point) -> Point:
+        """What of `point` moves memory; for the rest what the winner has. What changes answers is left only
+        where it saves memory, and what does nothing is not left at all."""
+        space = self._space
+        for n, value in enumerate(winner):
+            other = (*point[:n], value, *point[n + 1 :])
+            own, size = self.of(point), self.of(other)
+            if value == point[n] or own is None or size is None or size > own or not space.legal(other):
+                continue
+            if point[n] == space.default[n] or not self.saves(point, n):
+                point = other
+        while idle := [n for n in space.entries(point) if self._pointless(point, n)]:
+            point = space.without(point, idle[0])
+        return point
+
+    def _pointless(self, point: Point, n: int) -> bool:
+        space = self._space
+        if self.changes(n):
+            return self.savings(point)[n] == space.default[n] or not self.saves(point, n)
+        without = space.without(point, n)
+        return space.code_class(without) == space.code_class(point) and not self.saves(point, n)
+
+    def changes(self, n: int) -> bool:
+        """Whether it may change answers by more than rounding."""
+        return self._space.knobs[n].fidelity is Fidelity.APPROX
+
+
+@dataclass(frozen=True)
+class Step:
+    """A configuration of less memory than the winner's."""
+
+    full: Point
+    plain: Point  # what of it saves memory
+    unproven: tuple[int, ...]  # the other entries, which have to be missed when they are left out
+
+
+def _step(space: Space, sizes: Sizes, full: Point) -> Step:
+    plain = sizes.savings(full)
+    unproven = (n for n in space.entries(full) if plain[n] != full[n] or not sizes.saves(full, n))
+    return Step(full, plain, tuple(unproven))
+
+
+def trade_memory(
+    tune: FinishedTune, needs: Callable[[Mapping[str, Value]], int | None]
+) -> tuple[list[Variant], str]:
+    """The fastest settings and what needs less memory, confirmed together, from large to small; else nothing,
+    and why. Call it after the tune has run.
+
+    Args:
+        needs: bytes of settings by the engine's plan; None where it refuses them.
+    """
+    space, winner = tune.space, tune.winner
+    sizes = Sizes(space, needs)
+    whole = sizes.of(winner)
+    if whole is None or tune.status == "interrupted" or not tune.noise:
+        return [], TOO_SHORT
+    tune.stage("pareto")
+    tune.schedule.until("pareto")
+    steps = _right(tune, _found(tune, sizes), whole, sizes)
+    if not steps and winner == space.default:
+        return [], "the default is the fastest, and nothing that was tried needs less memory"
+    steps = _affordable(tune, steps)
+    if not steps and winner == space.default:
+        return [], TOO_SHORT
+    kept = _Confirmed(tune, sizes, steps).variants()
+    for v in kept:
+        settings = dict(v.settings)
+        tune.ledger.note("pareto", name=v.name, settings=settings, size=v.size, **v.overall.to_dict())
+    return kept, "" if kept else TOO_SHORT
+
+
+def _found(tune: FinishedTune, sizes: Sizes) -> list[tuple[Point, float, int]]:
+    """What could be written, with the log ratio that the trials say it has, and its bytes."""
+    space = tune.space
+    history = tune.judge().history(tune.trials)
+    seen = {space.code_class(t.point): t.log_ratio for t in tune.trials}
+    points = dict.fromkeys(
+        sizes.beside(t.point, tune.winner)
+        for t in tune.trials
+        if t.log_ratio is not None and sizes.of(t.point) is not None
+    )
+    legal = [p for p in points if space.legal(p) and p != space.default]
+    if not legal:
+        return []
+    mean, _ = predicted(space, history, legal)
+    usual = sizes.of(space.default)
+    found = []
+    for point, guess in zip(legal, mean, strict=True):
+        size, speed = sizes.of(point), seen.get(space.code_class(point), float(guess))
+        if size is None or speed is None or (usual is not None and size >= usual and speed <= 0):
+            continue  # refused, has failed, or the default is better in both
+        found.append((point, speed, size))
+    return found
+
+
+def _right(
+    tune: FinishedTune, found: Sequence[tuple[Point, float, int]], below: int, sizes: Sizes
+) -> list[Step]:
+    """The front of those whose answers are right. Only what would be on it is asked: comparing the answers of
+    everything that was tried takes longer than confirming the front."""
+    left = list(found)
+    while True:
+        chosen = front(left, below)
+        wrong = next((p for p in chosen if tune.gate.admit_fully(p) is not None), None)
+        if wrong is None:
+            return [_step(tune.space, sizes, p) for p in chosen]
+        left = [f for f in left if f[0] != wrong]
+
+
+def _points(tune: FinishedTune, steps: Sequence[Step]) -> dict[Point, str]:
+    """What is compared, by point: the default, the winner, and every step, also without each entry that has
+    to be missed and with none of them."""
+    space = tune.space
+    points = {space.default: DEFAULT}
+    points.setdefault(tune.winner, FASTEST)
+    for i, step in enumerate(steps, 1):
+        points.setdefault(step.full, f"memory{i}")
+        for n in step.unproven:
+            points.setdefault(space.without(step.full, n), f"memory{i} without {space.knobs[n].name}")
+        points.setdefault(step.plain, f"memory{i} plain")
+    return points
+
+
+def _slowness(log_ratio: float) -> float:
+    """Time of a visit over that of the default's, at most: all that a point loses may be lost by one of two
+    metrics, and a visit is cut where it takes too long."""
+    return min(SLOW, math.exp(max(0.0, -2 * log_ratio)))
+
+
+def _affordable(tune: FinishedTune, steps: Sequence[Step]) -> list[Step]:
+    """As many steps as there is time to confirm: first the middle one goes, for the ends say most, then the
+    entries that would have to be proven."""
+    rounds, left, space = tune.rounds(), list(steps), tune.space
+    points = list(_points(tune, steps))
+    mean, _ = predicted(space, tune.judge().history(tune.trials), points)
+    slower = {p: _slowness(float(m)) for p, m in zip(points, mean, strict=True)}
+
+    def seconds(steps: Sequence[Step]) -> float:
+        each = [slower[p] for p in _points(tune, steps)]
+        return rounds.seconds(LEAST_ROUNDS * visits_in_round(len(each))) * sum(each) / len(each)
+
+    while left and not tune.schedule.more_seconds(seconds(left)):
+        most = max(left, key=lambda s: len(s.unproven))
+        if len(left) < MOST and most.unproven and most.plain != tune.space.default:
+            left[left.index(most)] = Step(most.plain, most.plain, ())
+        else:
+            left.remove(left[len(left) // 2])
+    return left
+
+
+class _Confirmed:
+    """Compares steps; where entries turn out not to be missed, again without them."""
+
+    def __init__(self, tune: FinishedTune, sizes: Sizes, steps: list[Step]) -> None:
+        self._tune = tune
+        self._space = tune.space
+        self._sizes = sizes
+        self._weights = tune.weights
+        self._steps = steps
+        self._names: dict[Point, str] = {}
+        self._result: Comparison | None = None
+        self._compare()
+
+    def _compare(self) -> None:
+        tune, steps = self._tune, self._steps
+        for attempt in range(ATTEMPTS):
+            names = self._admitted(steps)
+            # To compare answers has taken time that was there before.
+            while attempt == 0 and (fewer := _affordable(tune, steps)) != steps:
+                steps, names = fewer, self._admitted(fewer)
+            if len(names) < 2:
+                return
+            configurations = {name: self._space.configuration(p) for p, name in names.items()}
+            key = f"pareto/{attempt}" if attempt else "pareto"
+            result = tune.rounds().compare(key, configurations, tune.round_count)
+            if result.rounds < LEAST_ROUNDS:
+                return
+            self._names, self._result, self._steps = names, result, steps
+            steps = [self._without_weak(s) for s in steps]
+            if steps == self._steps:
+                return
+
+    def _admitted(self, steps: Sequence[Step]) -> dict[Point, str]:
+        """What of the points may be compared. What is only left out for the comparison is never written, so
+        knobs that change no bit need no check there."""
+        tune = self._tune
+        written = {tune.winner, *(p for s in steps for p in (s.full, s.plain))}
+        return {
+            p: name for p, name in _points(tune, steps).items()
+            if p == self._space.default or (p in written and self._may_be_written(p))
+            or (p not in written and self._space.legal(p) and tune.gate.admit(p) is None)
+        }  # fmt: skip
+
+    def _may_be_written(self, point: Point) -> bool:
+        return self._space.legal(point) and self._tune.gate.admit_fully(point) is None
+
+    def _measured(self, point: Point) -> bool:
+        name = self._names.get(point)
+        return self._result is not None and (name == DEFAULT or name in self._result.logs)
+
+    def _weak(self, step: Step) -> list[int]:
+        """The entries that are not missed when they are left out, as far as is known."""
+        result, judge = self._result, self._tune.judge()
+        if result is None or not self._measured(step.full):
+            return list(step.unproven)
+        bar = self._tune.bar(result.rounds)
+        weak = []
+        for n in step.unproven:
+            without, moves = self._space.without(step.full, n), judge.moves(n)
+            if (
+                not self._measured(without)
+                or not bar.beats(
+                    result, self._names[step.full], moves, self._weights, self._names[without], touched=moves
+                )[0]
+            ):
+                weak.append(n)
+        return weak
+
+    def _without_weak(self, step: Step) -> Step:
+        full = step.full
+        for n in self._weak(step):
+            full = self._space.without(full, n)
+        if full == step.full:
+            return step
+        smaller = _step(self._space, self._sizes, full)
+        return smaller if self._may_be_written(full) else Step(step.plain, step.plain, ())
+
+    def variants(self) -> list[Variant]:
+        """What is worth its memory, from large to small; nothing where there was no time."""
+        if self._result is None:
+            return []
+        proven = [s.plain if self._weak(s) else s.full for s in self._steps]
+        points = dict.fromkeys([self._space.default, self._tune.winner, *proven])
+        variants = [self._variant(p) for p in points if self._measured(p)]
+        kept = worthwhile(variants, self._as_good)
+        best = next((v for v in variants if v.point == self._tune.winner), None)
+        if best is not None and best not in kept:
+            best = max((k for k in kept if self._as_good(k, best)), key=lambda k: k.overall.ratio)
+        return named(kept, best)
+
+    def _variant(self, point: Point) -> Variant:
+        assert self._result is not None
+        result, name, metrics = self._result, self._names[point], list(self._weights)
+        return Variant(
+            name, point, self._space.settings(point), int(self._sizes.of(point) or 0),
+            result.ratio(name, metrics, self._weights),
+            {m: result.ratio(name, [m], self._weights) for m in metrics},
+            {m: result.median_rate(name, m) for m in metrics},
+        )  # fmt: skip
+
+    def _as_good(self, one: Variant, other: Variant) -> bool:
+        """As fast within the margin, and it changes answers only where the other does, too. In the place of
+        the default, or of what the tune itself has proven, it has to be as fast by every metric."""
+        assert self._result is not None
+        margin = self._tune.bar(self._result.rounds).of(list(self._weights))
+        if one.overall.ratio * (1 + margin) < other.overall.ratio:
+            return False
+        approx = [self._space.fidelity(v.point) is Fidelity.APPROX for v in (one, other)]
+        if approx == [True, False]:
+            return False
+        if other.point not in (self._space.default, self._tune.winner):
+            return True
+        return self._harmless(one, other.point) and self._harmless(one, self._space.default)
+
+    def _harmless(self, variant: Variant, over: Point) -> bool:
+        """Whether no metric is slower by more than its margin, beyond doubt."""
+        assert self._result is not None
+        bar, moved = self._tune.bar(self._result.rounds), self._space.moved(variant.point, over)
+        for m in self._weights:
+            ratio = self._result.ratio(self._names[variant.point], [m], self._weights, self._names[over])
+            if bar.harms(ratio, m, m in moved) or (m in moved and ratio.low < 1 - bar.margin[m]):
+                return False
+        return True
+
+
+def variant_outcome(tune: FinishedTune, variant: Variant) -> Outcome:
+    """What a profile of this variant says: its entries were proven together."""
+    outcome = tune.outcome()
+    numbers = tune.space.entries(variant.point)
+    judge = tune.judge()
+    group = "g1" if len(numbers) > 1 else None
+    outcome.settings = dict(variant.settings)
+    outcome.entries = [judge.entry(variant.point, n, variant.overall, group) for n in numbers]
+    outcome.kernels, outcome.kernel_defaults = [], []
+    outcome.gain, outcome.tuned = dict(variant.gain), dict(variant.tuned)
+    outcome.quality = tune.gate.of(variant.point)
+    return outcome

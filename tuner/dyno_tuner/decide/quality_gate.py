@@ -1,0 +1,199 @@
+"""Answers before speed: what a configuration has to pass, and what was asked already."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ..core.errors import TuneError
+from ..core.protocol import Quality, TrialStatus
+from ..space.knobs import Fidelity
+from .answer_check import judge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from ..core.options import Options
+    from ..core.protocol import Configuration
+    from ..record.recorder import Ledger
+    from ..space.search_space import Point, Space
+    from .answer_check import Verdict
+
+
+class Gate:
+    """Args:
+    process: number of the running worker process.
+    died: says that it is gone; the next one has another number.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        space: Space,
+        options: Options,
+        process: Callable[[], int],
+        died: Callable[[], None],
+    ) -> None:
+        self._ledger = ledger
+        self._space = space
+        self._options = options
+        self._process = process
+        self._died = died
+        self._verdicts: dict[object, tuple[TrialStatus, str] | None] = {}
+        self._qualities: dict[Point, Quality] = {}
+        self.cut = False  # the budget has ended a check of answers
+        self._of_kernels: dict[object, Quality] = {}
+        self._default: Quality | None = None
+        self._met: set[object] = {space.code_class(space.default)}
+
+    # ---- what was found
+
+    def of(self, point: Point) -> Quality | None:
+        return self._qualities.get(point)
+
+    def of_kernels(self, configuration: Configuration) -> Quality | None:
+        return self._of_kernels.get(self._space.identity(configuration))
+
+    def refused(self, point: Point) -> bool:
+        """Whether a point of this code has failed the check already."""
+        return self._verdicts.get(self._space.code_class(point)) is not None
+
+    def met(self, point: Point) -> None:
+        """A configuration is measured."""
+        self._met.add(self._space.code_class(point))
+
+    def change_space(self, space: Space) -> None:
+        """Thresholds that were solved have fewer values left. What was asked about what is still there is
+        kept."""
+        known = [(self._space.settings(p), q) for p, q in self._qualities.items()]
+        self._space = space
+        self._qualities = {}
+        for settings, quality in known:
+            if all(settings[k.name] in k.values for k in space.knobs):
+                self._qualities[space.point(settings)] = quality
+
+    # ---- the checks
+
+    def check_default(self) -> None:
+        """Raises TuneError where the default's own answers cannot be had."""
+        if not self._options.check:
+            return
+        self._default = self._ask(self._space.default)
+        if self._default.status is not TrialStatus.OK:
+            raise TuneError(f"the default's answers cannot be checked: {self._default.message}")
+        if not math.isfinite(self._default.mean_kld):
+            raise TuneError(
+                f"the default's answers are not finite (mean KLD {self._default.mean_kld}): the model's "
+                "weights are damaged, or its activations overflow"
+            )
+
+    def _judge(self, quality: Quality, fidelity: Fidelity) -> Verdict:
+        assert self._default is not None, "check_default() comes first"
+        return judge(quality, self._default, fidelity, self._options.approx_limit)
+
+    def questions(self, points: Sequence[Point]) -> list[tuple[Point, str, Configuration]]:
+        """What `admit` of these points would ask, each once: the point, and key and configuration to compare
+        the answers of. Whoever has them compared says so with `learn`."""
+        if not self._options.check:
+            return []
+        found: dict[Point, None] = {}
+        for point in map(self._reduced, points):
+            kind = self._space.code_class(point)
+            known = kind in self._verdicts or kind == self._space.code_class(self._space.default)
+            if not known and point not in self._qualities:
+                found[point] = None
+        return [(p, self._key(p), self._space.configuration(p)) for p in found]
+
+    def seconds(self, points: Collection[Point]) -> float:
+        """How long `admit_fully` of these points may take, for the answers that are not compared yet."""
+        if not self._options.check:
+            return 0.0
+        known = {*self._verdicts, self._space.code_class(self._space.default)}
+        return len({self._space.code_class(p) for p in points} - known) * self._ledger.check_seconds
+
+    def learn(self, point: Point, quality: Quality) -> None:
+        self._qualities[point] = quality
+
+    def _key(self, point: Point) -> str:
+        return "quality/" + "/".join(map(str, point))
+
+    def _ask(self, point: Point) -> Quality:
+        if point not in self._qualities:
+            self._qualities[point] = self._measured(self._key(point), self._space.configuration(point))
+        return self._qualities[point]
+
+    def _measured(self, key: str, configuration: Configuration) -> Quality:
+        quality = self._ledger.quality(key, configuration, process=self._process())
+        if quality.status.kills:
+            self._died()
+        return quality
+
+    def admit(self, point: Point) -> tuple[TrialStatus, str] | None:
+        """Before its speed is measured: the answers with those of its values that may change them. Knobs
+        that must not change a bit are checked with the rest when a point reaches the finals."""
+        return self.admit_fully(self._reduced(point))
+
+    def _reduced(self, point: Point) -> Point:
+        """The point without those of its values that must not change a bit."""
+        reduced = tuple(
+            d if k.fidelity is Fidelity.EXACT else i
+            for k, i, d in zip(self._space.knobs, point, self._space.default, strict=True)
+        )
+        return reduced if self._space.legal(reduced) else point
+
+    def admit_fully(self, point: Point) -> tuple[TrialStatus, str] | None:
+        """Why a point may not be measured; None where it may."""
+        kind = self._space.code_class(point)
+        limit = self._options.max_distinct
+        if limit is not None and kind not in self._met and len(self._met) >= limit:
+            return TrialStatus.INVALID, f"{limit} configurations have been measured, and no more are allowed"
+        if limit is not None:
+            self._met.add(kind)  # admitted is as good as measured: several can be admitted at once
+        if not self._options.check or kind == self._space.code_class(self._space.default):
+            return None
+        if kind not in self._verdicts:
+            quality = self._ask(point)
+            verdict = self._judge(quality, self._space.fidelity(point))
+            status = quality.status if quality.status is not TrialStatus.OK else TrialStatus.INCORRECT
+            self._verdicts[kind] = None if verdict.ok else (status, verdict.reason)
+            if not verdict.ok:
+                self._refuse(point, verdict.reason)
+        return self._verdicts[kind]
+
+    def still_right(self, point: Point) -> bool:
+        """What is written is checked as it is written: dropping entries can have made a point of its own."""
+        if not self._options.check:
+            return True
+        verdict = self._judge(self._ask(point), self._space.fidelity(point))
+        if not verdict.ok:
+            self._refuse(point, verdict.reason)
+        return verdict.ok
+
+    def _refuse(self, point: Point, reason: str) -> None:
+        if self._ledger.was_cut(self._key(point)):
+            self.cut = True  # neither right nor wrong
+            return
+        self._ledger.note("incorrect", settings=self._space.settings(point), reason=reason)
+
+    def why_not(self, configuration: Configuration) -> str:
+        """For configurations with kernels: the reason why not, or nothing."""
+        if not self._options.check:
+            return ""
+        identity = self._space.identity(configuration)
+        if identity not in self._of_kernels:
+            key = f"quality/kernels/{len(self._of_kernels)}"
+            self._of_kernels[identity] = self._measured(key, configuration)
+        return self._judge(self._of_kernels[identity], self._fidelity(configuration)).reason
+
+    def why_not_now(self, key: str, configuration: Configuration) -> str:
+        """The same, asked under a key of the caller's."""
+        if not self._options.check:
+            return ""
+        return self._judge(self._measured(key, configuration), self._fidelity(configuration)).reason
+
+    def _fidelity(self, configuration: Configuration) -> Fidelity:
+        """Kernels may change rounding; settings among them may be allowed to change more."""
+        settings = self._space.fidelity(self._space.point(configuration.settings))
+        if not configuration.kernels:
+            return settings
+        return max(settings, Fidelity.ROUNDING, key=list(Fidelity).index)

@@ -1,0 +1,56 @@
+"""What looked faster in the search and is not written: people should know of it, and what would prove it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from .finalists import worth_proving
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..search.screen import Trial
+    from ..space.search_space import Point, Space
+    from .acceptance import Judge
+
+PROOF_ROUNDS = 4  # that a budget is asked for
+
+
+def best_trial(judge: Judge, trials: Sequence[Trial], now: float, short: bool) -> list[dict[str, Any]]:
+    """The best trial, if it gained the margin.
+
+    Args:
+        now: seconds of the budget that are used.
+        short: whether time was short, so that a budget is named.
+    """
+    bar, space = judge.bar(judge.wanted()), judge.space
+    worth = worth_proving(trials, bar, judge.weights)
+    best = max(worth, key=lambda t: t.log_ratio or 0.0, default=None)
+    if best is None or best.log_ratio is None or best.log_ratio < bar.of(list(judge.weights)):
+        return []
+    settings = space.settings(best.point)
+    changed = [space.knobs[n].name for n in space.entries(best.point)]
+    proof = judge.rounds.seconds(judge.proof_visits(best.point, PROOF_ROUNDS))
+    needed = {"needed": budget(now + proof)} if short else {}
+    return [{"settings": {k: settings[k] for k in changed}, "ratio": math.exp(best.log_ratio), **needed}]
+
+
+def in_part(space: Space, missed: tuple[Point, float] | None) -> dict[str, Any]:
+    """What was faster in the search than what is written, and was proven in part only.
+
+    Args: `missed`: the point and its log ratio.
+    """
+    if missed is None:
+        return {}
+    point, log_ratio = missed
+    settings = space.settings(point)
+    changed = {space.knobs[n].name for n in space.entries(point)}
+    return {
+        "settings": {k: v for k, v in settings.items() if k in changed}, "ratio": math.exp(log_ratio),
+    }  # fmt: skip
+
+
+def budget(seconds: float) -> int:
+    """Rounded up to half minutes."""
+    return 30 * math.ceil(seconds / 30)

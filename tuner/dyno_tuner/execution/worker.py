@@ -1,0 +1,419 @@
+"""The engine in a child process: requests over a pipe, a deadline for each, and a name for every way to die.
+
+The child is started in a session of its own, so that Ctrl-C reaches the tuner alone, and asks the kernel to
+be killed when the tuner dies. What the engine prints on standard output goes to standard error; the last of
+it is kept for messages.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import dyno
+
+from ..core.errors import TargetUnusable, TuneError
+from ..core.protocol import (
+    Configuration,
+    Description,
+    KernelOp,
+    OpContext,
+    Quality,
+    TrialStatus,
+    Value,
+    Visit,
+    Workload,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..core.options import VisitPolicy
+
+START_DEADLINE = 120.0  # imports and the first contact with a device
+_STARTS = 3  # a worker that is killed while it starts is started again, as one that dies later is
+_KEPT_LINES = 20
+_PAUSE = 5.0  # seconds beyond a wait of one second that no busy machine explains
+
+
+_log = logging.getLogger("dyno.tuner")
+
+
+class WorkerDied(Exception):
+    """The child is gone or was killed for being late."""
+
+    def __init__(self, status: TrialStatus, message: str, *, killed: bool = False) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.killed = killed  # by SIGKILL from outside
+
+
+class _StartFailed(TargetUnusable):
+    """The child died before it could answer. `killed`: a signal ended it, so another start may succeed."""
+
+    def __init__(self, died: WorkerDied) -> None:
+        super().__init__(f"the worker process did not start ({died.status}): {died.message}")
+        self.killed = died.killed
+
+
+class Reply(NamedTuple):
+    value: Any
+    error: str  # "", "failure", "unusable" or "bug"
+    status: str
+    message: str
+
+
+_spawners: dict[int, concurrent.futures.ThreadPoolExecutor] = {}  # by process: a fork has no threads
+_spawning = threading.Lock()
+
+
+def _spawn(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Starts a child from a thread that lives as long as this process: the kernel takes the end of the thread
+    that has started a child for the end of its parent."""
+    with _spawning:
+        pool = _spawners.setdefault(os.getpid(), concurrent.futures.ThreadPoolExecutor(1, "spawner"))
+
+    handing_over = threading.Lock()
+    made: list[subprocess.Popen[bytes]] = []
+    unwanted = threading.Event()
+
+    def start() -> subprocess.Popen[bytes]:
+        child = subprocess.Popen(command, **options)
+        with handing_over:
+            if unwanted.is_set():
+                _discard(child)
+            made.append(child)
+        return child
+
+    try:
+        return pool.submit(start).result()
+    except KeyboardInterrupt:  # wherever the start stands, in the other thread
+        with handing_over:
+            unwanted.set()
+            for child in made:
+                _discard(child)
+        raise
+
+
+def _discard(child: subprocess.Popen[bytes]) -> None:
+    """Ends and reaps a child that nobody waits for any more."""
+    child.kill()
+    child.wait()
+    if child.stdout is not None:
+        child.stdout.close()
+
+
+def _import_path() -> list[str]:
+    """Where a child finds modules: as here, but not in the current folder, where a downloaded model may have
+    company. A folder that PYTHONPATH names, or that holds this package, is one that the user chose."""
+    here = os.getcwd()
+    chosen = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(Path(__file__).parents[2])]
+    chosen += [str(Path(dyno.__file__).parents[1])]
+    return [p for p in sys.path if p and (os.path.abspath(p) != here or p in chosen)]
+
+
+class Worker:
+    """One child process. It is not reused after it has died.
+
+    Args:
+        target: a name in `targets.MODULES`.
+        options: plain values for it.
+    """
+
+    def __init__(self, target: str, options: Mapping[str, Any]) -> None:
+        to_child, self._to = os.pipe()
+        self._from, from_child = os.pipe()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_import_path())}
+        environment["PYTHONUNBUFFERED"] = "1"
+        command = [sys.executable, "-P", "-m", "dyno_tuner.execution.worker_main"]
+        try:
+            self._process = _spawn(
+                [*command, str(to_child), str(from_child), str(os.getpid())], env=environment,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                pass_fds=(to_child, from_child), start_new_session=True,
+            )  # fmt: skip
+        except BaseException as error:
+            os.close(self._to)
+            os.close(self._from)
+            if isinstance(error, OSError):
+                raise TuneError(f"the worker process cannot be started: {error}") from error
+            raise
+        finally:
+            os.close(to_child)
+            os.close(from_child)
+        self._buffer = b""
+        self._lines: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+        self._reader = threading.Thread(target=self._keep_output, daemon=True)
+        self._reader.start()
+        self.alive = True
+        try:
+            reply = self.call("start", {"target": target, "options": dict(options)}, START_DEADLINE)
+        except WorkerDied as died:
+            raise _StartFailed(died) from died
+        except BaseException:
+            self.kill()
+            raise
+        if reply.error:
+            self.kill()
+            raise TargetUnusable(reply.message)
+
+    def _keep_output(self) -> None:
+        stream = self._process.stdout
+        if stream is None:
+            return
+        for line in stream:
+            text = line.decode(errors="replace").strip()
+            if text:
+                self._lines.append(text[:300])
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def call(self, method: str, arguments: Mapping[str, Any], deadline: float) -> Reply:
+        """Raises WorkerDied, also where the child says that it cannot go on; it is gone then."""
+        if not self.alive:
+            raise WorkerDied(TrialStatus.CRASH, "the worker process has already ended")
+        end = time.monotonic() + deadline
+        request = json.dumps({"method": method, **arguments}).encode() + b"\n"
+        try:
+            while request:
+                request = request[os.write(self._to, request) :]
+            line = self._read_line(end)
+        except BrokenPipeError:
+            line = None
+        if line is None:
+            raise self._cause()
+        data = json.loads(line)
+        for said in data.get("said", ()):
+            _log.warning("%s", said)
+        if data.get("error") == "lost":
+            self.kill()
+            raise WorkerDied(TrialStatus.CRASH, data["message"])
+        return Reply(
+            data.get("value"), data.get("error", ""), data.get("status", ""), data.get("message", "")
+        )
+
+    def _read_line(self, end: float) -> bytes | None:
+        """A line, or None at the end of the stream. Raises WorkerDied when `end` has passed."""
+        while b"\n" not in self._buffer:
+            left = end - time.monotonic()
+            if left <= 0:
+                self.kill()
+                raise WorkerDied(TrialStatus.TIMEOUT, "no answer before the deadline; the worker was killed")
+            asked, waited = min(left, 1.0), time.monotonic()
+            ready, _, _ = select.select([self._from], [], [], asked)
+            lost = time.monotonic() - waited - asked
+            if lost > _PAUSE:
+                # Nobody waits that long for a second: this process was stopped, the machine slept or its
+                # clock jumped. The child did not run either, so the time is not its own.
+                end += lost
+            if ready:
+                piece = os.read(self._from, 1 << 16)
+                if not piece:
+                    return None
+                self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _cause(self) -> WorkerDied:
+        """The child has closed its pipe: what killed it."""
+        try:
+            code = self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return WorkerDied(TrialStatus.CRASH, "the worker closed its pipe and did not end")
+        self.kill()
+        self._reader.join(1)
+        last = f"; it said: {self._lines[-1]}" if self._lines else ""
+        if code == -signal.SIGKILL:
+            # Nobody here sent it. On Linux that is what the kernel does when memory has run out.
+            message = f"the worker was killed from outside (SIGKILL: out of memory?){last}"
+            return WorkerDied(TrialStatus.OOM, message, killed=True)
+        if code < 0:
+            try:
+                name = signal.Signals(-code).name
+            except ValueError:
+                name = str(-code)
+            return WorkerDied(TrialStatus.CRASH, f"the worker died of {name}{last}")
+        return WorkerDied(TrialStatus.CRASH, f"the worker ended with exit code {code}{last}")
+
+    def kill(self) -> None:
+        """Ends the child and whatever it has started."""
+        if not self.alive:
+            return
+        self.alive = False
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            self._process.poll()
+        self._process.wait()
+        for fd in (self._to, self._from):
+            os.close(fd)
+        if self._process.stdout is not None:
+            self._reader.join(1)
+            self._process.stdout.close()
+
+    def abort(self) -> None:
+        """From another thread: the call that runs there ends with WorkerDied."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return  # it has just ended by itself
+
+    def close(self) -> None:
+        """Lets the child end by itself, then makes sure."""
+        if self.alive:
+            try:
+                self.call("close", {}, 5.0)
+            except WorkerDied:
+                self.alive = False if self._process.poll() is not None else self.alive
+            self.kill()
+
+
+class WorkerExecutor:
+    """An Executor whose target lives in a worker; a new one is started whenever the process number changes
+    or the last one died."""
+
+    def __init__(self, target: str, options: Mapping[str, Any]) -> None:
+        self._target = target
+        self._options = dict(options)
+        self._worker: Worker | None = None
+        self._number = 0
+        self.starts = 0
+
+    def _get(self, number: int) -> Worker:
+        if self._worker is None or not self._worker.alive or self._number != number:
+            if self._worker is not None:
+                self._worker.close()
+            self._worker = self._start()
+            self._number = number
+            self.starts += 1
+        return self._worker
+
+    def _start(self) -> Worker:
+        """A worker that answers. Raises TargetUnusable where it cannot, or is killed at every start."""
+        for left in range(_STARTS - 1, -1, -1):
+            try:
+                return Worker(self._target, self._options)
+            except _StartFailed as error:
+                if not (error.killed and left):
+                    raise
+                _log.warning("%s; it is started again", error)
+        raise AssertionError("unreachable: the last start returns or raises")
+
+    def describe(self) -> Description:
+        """What runs, on what. Raises TargetUnusable."""
+        for left in range(_STARTS - 1, -1, -1):
+            try:
+                reply = self._get(self._number).call("describe", {}, START_DEADLINE)
+                break
+            except WorkerDied as died:
+                if not (died.killed and left):
+                    raise _StartFailed(died) from died
+                _log.warning("%s; it is started again", died)
+        if reply.error:
+            raise TargetUnusable(reply.message)
+        return Description.from_dict(reply.value)
+
+    def visit(
+        self,
+        configuration: Configuration,
+        workload: Workload,
+        metrics: Sequence[str],
+        policy: VisitPolicy,
+        context: OpContext,
+        deadline: float,
+    ) -> Visit:
+        begun = time.monotonic()
+        arguments = {
+            "configuration": configuration.to_dict(),
+            "workload": workload.to_dict(),
+            "metrics": list(metrics),
+            "policy": policy.to_dict(),
+            "context": context.to_dict(),
+        }
+        try:
+            reply = self._get(context.process).call("visit", arguments, deadline)
+        except WorkerDied as died:
+            return Visit(died.status, message=died.message, seconds=time.monotonic() - begun)
+        if reply.error:
+            return Visit(self._status(reply), message=reply.message, seconds=time.monotonic() - begun)
+        return Visit.from_dict(reply.value)
+
+    def quality(self, configuration: Configuration, context: OpContext, deadline: float) -> Quality:
+        arguments = {"configuration": configuration.to_dict(), "context": context.to_dict()}
+        try:
+            reply = self._get(context.process).call("quality", arguments, deadline)
+        except WorkerDied as died:
+            return Quality(died.status, message=died.message)
+        if reply.error:
+            return Quality(self._status(reply), message=reply.message)
+        return Quality.from_dict(reply.value)
+
+    def routing(self, configuration: Configuration, workload: Workload, context: OpContext) -> dict[str, Any]:
+        """How the router spreads the workload; empty where it has none or the worker did not survive it."""
+        arguments = {"configuration": configuration.to_dict(), "workload": workload.to_dict()}
+        try:
+            reply = self._get(context.process).call("routing", arguments, START_DEADLINE)
+        except WorkerDied:
+            return {}
+        return {} if reply.error else dict(reply.value)
+
+    def memory(self, settings: Mapping[str, Value]) -> int | None:
+        """Bytes that the engine's plan adds up to; None where it refuses the settings. Raises TargetUnusable
+        where the target has no plan."""
+        try:
+            reply = self._get(self._number).call("memory", {"settings": dict(settings)}, START_DEADLINE)
+        except WorkerDied as died:
+            raise TuneError(f"the memory plan could not be had ({died.status}): {died.message}") from died
+        if reply.error:
+            raise TargetUnusable(f"the memory plan could not be had: {reply.message}")
+        return None if reply.value is None else int(reply.value)
+
+    def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]:
+        arguments = {"configuration": configuration.to_dict(), "workload": workload.to_dict()}
+        try:
+            reply = self._get(self._number).call("kernel_ops", arguments, START_DEADLINE)
+        except WorkerDied as died:
+            raise TuneError(f"the list of ops could not be had ({died.status}): {died.message}") from died
+        if reply.error:
+            raise TuneError(f"the list of ops could not be had: {reply.message}")
+        return [KernelOp.from_dict(op) for op in reply.value]
+
+    def time_ops(self, request: Mapping[str, Any], context: OpContext, deadline: float) -> list[list[float]]:
+        empty: list[list[float]] = [[] for _ in request["configs"]]
+        try:
+            reply = self._get(context.process).call("time_ops", {"request": dict(request)}, deadline)
+        except WorkerDied:
+            return empty
+        return empty if reply.error else [[float(x) for x in times] for times in reply.value]
+
+    @staticmethod
+    def _status(reply: Reply) -> TrialStatus:
+        """`unusable` and `bug` are raised: no other configuration would fare better."""
+        if reply.error == "failure":
+            return TrialStatus(reply.status)
+        raise TargetUnusable(reply.message)
+
+    def abort(self) -> None:
+        worker = self._worker
+        if worker is not None and worker.alive:
+            worker.abort()
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None

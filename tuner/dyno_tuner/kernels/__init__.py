@@ -1,0 +1,1 @@
+"""The choice of kernels: times of single launches first, then measurements in situ."""

@@ -1,0 +1,101 @@
+"""The comparison of configurations: log ratios, round by round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..core.intervals import Estimate, block_spread, estimate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..core.protocol import Visit
+
+ENOUGH_ROUNDS = 4  # to know the spread of a ratio between rounds from its own
+
+
+@dataclass
+class Comparison:
+    """What rounds gave: for every configuration and metric a list per round of log ratios to the first
+    one."""
+
+    names: list[str]
+    key: str = ""
+    logs: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
+    rates: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    failed: dict[str, Visit] = field(default_factory=dict)
+    borrowed: set[tuple[str, str]] = field(default_factory=set)  # (configuration, metric): see Likeness
+    voided: int = 0
+    rounds: int = 0
+    begun: int = 0  # void rounds among them
+
+    def ratio(
+        self, name: str, metrics: Sequence[str], weights: Mapping[str, float], over: str | None = None
+    ) -> Estimate:
+        """`name` over the first configuration, or over `over`: weighted geometric mean of `metrics`."""
+        groups = self._groups(name, metrics, weights)
+        if over is not None and over != self.names[0]:
+            base = self._groups(over, metrics, weights)
+            groups = [
+                [x - y for x, y in zip(*_alike([g, b]), strict=True)]
+                for g, b in zip(groups, base, strict=True)
+            ]
+        return estimate(groups, name, over, *metrics, spread=self._spread(metrics, weights))
+
+    def _spread(self, metrics: Sequence[str], weights: Mapping[str, float]) -> tuple[float, int] | None:
+        """Of the ratio of two configurations in a round, from all that were compared; None where the rounds
+        of the two say enough."""
+        if not 2 <= self.rounds < ENOUGH_ROUNDS:
+            return None
+        names = [n for n in self.names if n == self.names[0] or n in self.logs]
+        names = [n for n in names if not any((n, m) in self.borrowed for m in metrics)]
+        levels = [[float(np.median(g)) for g in self._groups(n, metrics, weights)] for n in names]
+        sigma, freedom = block_spread(levels)
+        return math.sqrt(2) * sigma, freedom
+
+    def _groups(self, name: str, metrics: Sequence[str], weights: Mapping[str, float]) -> list[list[float]]:
+        total = sum(weights[m] for m in metrics)
+        if name == self.names[0]:
+            first = next(iter(self.logs[n] for n in self.names[1:] if n in self.logs))
+            return [[0.0] * len(g) for g in first[metrics[0]]]
+        per_metric = [self.logs[name][m] for m in metrics]
+        return [
+            [
+                sum(weights[m] / total * x for m, x in zip(metrics, pair, strict=True))
+                for pair in zip(*_alike(groups), strict=True)
+            ]
+            for groups in zip(*per_metric, strict=True)
+        ]
+
+    def add_round(
+        self, logs: Sequence[tuple[str, str, list[float]]], rates: Sequence[tuple[str, str, list[float]]]
+    ) -> None:
+        """Args: by configuration and metric, log ratios to the first configuration, and rates."""
+        for name, metric, pairs in logs:
+            self.logs.setdefault(name, {}).setdefault(metric, []).append(pairs)
+        for name, metric, values in rates:
+            self.rates.setdefault(name, {}).setdefault(metric, []).extend(values)
+        self.rounds += 1
+
+    def begin_anew(self) -> None:
+        """Forgets its rounds, and the one that runs: they were not measured as those that follow will be."""
+        self.voided += self.rounds + 1
+        self.rounds = 0
+        self.logs.clear()
+        self.rates.clear()
+        self.borrowed.clear()
+
+    def median_rate(self, name: str, metric: str) -> float:
+        values = self.rates.get(name, {}).get(metric, [])
+        return float(np.median(values)) if values else 0.0
+
+
+def _alike(groups: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
+    """Groups of one length as they are, else the median of each."""
+    if len({len(g) for g in groups}) == 1:
+        return groups
+    return [[float(np.median(g))] for g in groups]

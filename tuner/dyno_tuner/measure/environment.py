@@ -1,0 +1,208 @@
+"""The state of the machine around a tune, for the journal: what may explain a number later, and decides
+nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from dyno._effective import usable_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ..core.protocol import Description
+
+_FILES = {
+    "transparent_hugepage": "/sys/kernel/mm/transparent_hugepage/enabled",
+    "transparent_hugepage_defrag": "/sys/kernel/mm/transparent_hugepage/defrag",
+    "huge_pages": "/proc/sys/vm/nr_hugepages",
+    "governor": "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+    "numa_balancing": "/proc/sys/kernel/numa_balancing",
+    "nodes": "/sys/devices/system/node/online",
+}
+
+
+def _read(path: str, limit: int = 200) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()[:limit]
+    except (OSError, UnicodeDecodeError):
+        return None  # not every kernel has every file; what is absent is not recorded
+
+
+def environment(model: str | None = None) -> dict[str, Any]:
+    """Load, other busy processes, huge pages, NUMA, clock policy, and how much of the model's file is in the
+    page cache, as far as the kernel tells."""
+    found: dict[str, Any] = {name: _read(path) for name, path in _FILES.items()}
+    status = _read("/proc/self/status", 1 << 16) or ""
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    found["cpus_allowed"] = fields.get("Cpus_allowed_list")
+    found["memory_nodes_allowed"] = fields.get("Mems_allowed_list")
+    found["page_cache"] = page_cache(model) if model is not None else None
+    others = busy_processes()
+    found["busy"] = [f"{b.name} ({b.pid}): {b.cores:.1f} cores" for b in others[:5]] or None
+    if hasattr(os, "getloadavg"):
+        found["load"] = [round(x, 2) for x in os.getloadavg()]
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def gpu_state(pci_bus_id: str | None) -> dict[str, Any]:
+    """Temperature, clocks, power and throttle reasons of a GPU, as far as the driver tells them."""
+    if pci_bus_id is None:
+        return {}
+    from dyno import _nvml
+
+    return {f"gpu_{name}": value for name, value in _nvml.state(pci_bus_id).items() if value is not None}
+
+
+def gpu_busy(pci_bus_id: str | None) -> str:
+    """A warning for people where other processes compute on the GPU; nothing where none does or none can be
+    seen.
+
+    Args:
+        pci_bus_id: of the GPU; None for no GPU.
+    """
+    if pci_bus_id is None:
+        return ""
+    from dyno import _nvml
+
+    state = _nvml.state(pci_bus_id)
+    return company([pid for pid in state.get("processes") or [] if not is_ours(pid)])
+
+
+def company(others: Collection[int]) -> str:
+    """The warning about processes on the GPU; empty where there are none."""
+    if not others:
+        return ""
+    named = ", ".join(f"{pid} {_read(f'/proc/{pid}/comm') or ''}".strip() for pid in sorted(others)[:5])
+    return (
+        f"the GPU is also used by {len(others)} other process{'es' if len(others) > 1 else ''} "
+        f"({named}): better tune when nothing else runs on it"
+    )
+
+
+def is_ours(pid: int) -> bool:
+    """Whether a process is this one or descends from it: a worker, or an engine that a worker has started."""
+    seen: set[int] = set()
+    while pid > 1 and pid not in seen:
+        if pid == os.getpid():
+            return True
+        seen.add(pid)
+        stat = _read(f"/proc/{pid}/stat")
+        if stat is None:
+            # Of another container, or gone: nothing can be said of it.
+            return True
+        pid = int(stat.rpartition(")")[2].split()[1])
+    return False
+
+
+def memory_gbps(budget_seconds: float = 0.3) -> float:
+    """Bytes moved a second by a large copy (read + written), in GB/s. Ranks machines; decides nothing."""
+    source = np.zeros(1 << 25, dtype=np.uint8)
+    target = np.empty_like(source)
+    np.copyto(target, source)
+    best = 0.0
+    end = time.perf_counter() + budget_seconds
+    while time.perf_counter() < end:
+        begun = time.perf_counter()
+        np.copyto(target, source)
+        best = max(best, 2 * source.nbytes / (time.perf_counter() - begun))
+    return round(best / 1e9, 1)
+
+
+class Surroundings(NamedTuple):
+    """What a machine looks like around a tune."""
+
+    warnings: list[str]  # about what may disturb, for people
+    state: dict[str, Any]
+    rates: dict[str, float]  # measured here, GB/s
+    gpu: dict[str, Any]
+
+
+def look_around(model: str, description: Description) -> Surroundings:
+    """The state of this machine, on which `description` was made."""
+    bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
+    warnings = [busy(int(description.device.get("cores") or usable_cores())), gpu_busy(bus)]
+    measured = {"memory_gbps": memory_gbps()} if description.device.get("kind") == "cpu" else {}
+    state = environment(model)
+    if state.get("busy"):
+        warnings.append(f"other processes compute: {', '.join(state['busy'])}")
+    return Surroundings([w for w in warnings if w], state, measured, gpu_state(bus))
+
+
+class Busy(NamedTuple):
+    """A process of somebody else's that computes."""
+
+    pid: int
+    name: str
+    cores: float  # that it keeps busy
+
+
+def busy_processes(seconds: float = 0.3, least: float = 0.2) -> list[Busy]:
+    """Processes that keep more than `least` of a core busy, the busiest first, seen over `seconds`; without
+    those of this run. Empty where the kernel has no /proc."""
+    before, begun = _cpu_times(), time.monotonic()
+    if not before:
+        return []
+    time.sleep(seconds)
+    passed = (time.monotonic() - begun) * os.sysconf("SC_CLK_TCK")
+    found = [
+        Busy(pid, name, round((ticks - before[pid, name]) / passed, 2))
+        for (pid, name), ticks in _cpu_times().items()
+        if (pid, name) in before and ticks - before[pid, name] > least * passed
+    ]
+    return sorted((b for b in found if not is_ours(b.pid)), key=lambda b: -b.cores)
+
+
+def _cpu_times() -> dict[tuple[int, str], int]:
+    """Clock ticks in user and kernel mode, by process."""
+    times = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        stat = _read(f"{entry}/stat", 4096)
+        if stat is not None:
+            head, _, rest = stat.rpartition(")")
+            words = rest.split()
+            times[int(entry.name), head.partition("(")[2]] = int(words[11]) + int(words[12])
+    return times
+
+
+def page_cache(path: str) -> float | None:
+    """Share of a file's pages that are in memory now, without reading any; None where that cannot be told."""
+    # To whoever may not write to a file, Linux says that all of it is there.
+    if sys.platform != "linux" or not os.access(path, os.W_OK):
+        return None
+    # Nothing is written to the mapping, so it needs no memory set aside.
+    flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, flags=flags) as view:
+            pages = -(-len(view) // mmap.PAGESIZE)
+            present = np.zeros(pages, np.uint8)
+            where = ctypes.c_char.from_buffer(view)
+            libc = ctypes.CDLL(None, use_errno=True)
+            refused = libc.mincore(
+                ctypes.c_void_p(ctypes.addressof(where)), ctypes.c_size_t(len(view)),
+                ctypes.c_void_p(present.ctypes.data),
+            )  # fmt: skip
+            del where  # a view that is looked into cannot be closed
+            return None if refused else round(float(np.mean(present & 1)), 3)
+    except (OSError, ValueError):
+        return None  # no file of its own, or an empty one
+
+
+def busy(cores: int) -> str:
+    """A warning for people where other processes take the cores; nothing where they don't."""
+    if not hasattr(os, "getloadavg"):
+        return ""
+    load = os.getloadavg()[0]
+    if load < 0.5 * cores:
+        return ""
+    return (
+        f"this machine is busy (load {load:.1f} on {cores} cores): only large gains will be told from noise; "
+        "better tune when nothing else runs"
+    )

@@ -1,0 +1,209 @@
+"""The measuring method: one visit, its plausibility, and blocks between two anchors.
+
+A visit applies a configuration, drops the cold first sample, goes on until the rates have stopped rising,
+and keeps one sample for each prompt; of a configuration that is far slower than the default it keeps what
+there was time for. A GPU that reaches its power limit rests before it reads short prompts.
+A block is `anchor, candidates…, anchor`: every candidate is scored as a ratio to the anchor, interpolated in
+time between the two, and the whole block is void if the anchor itself has moved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..core.errors import TargetFailure
+from ..core.intervals import paired_log_ratios
+from ..core.protocol import Configuration, OpContext, Sample, Target, TrialStatus, Visit, Workload, kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..core.options import VisitPolicy
+
+ANCHOR_DRIFT = 0.03  # an anchor that moved by more voids its block
+# A GPU is held to its power limit on average over a second or so. Within that time it depends on what ran
+# before how fast prompts are read: on an H200 by 2 to 4 % with large u-batches, not at all with the default.
+# So they are read as `dyno bench` reads them in a fresh process, which draws little while it loads: after a
+# rest, and what is kept stands around the run that is the middle one there (two to warm up, five that count).
+# Where that run begins later than what was before it can tell, there is no rest.
+REST_SECONDS = 0.5
+RESTED_WARM_UP = 3
+SUSTAINED_SECONDS = 0.3  # of a run; four of them pass before the middle one
+CLOCK_SKEW = 0.05  # a sample that is shorter than an independent clock says by more is not believed
+
+
+def generation_first(metrics: Sequence[str]) -> tuple[str, ...]:
+    """The order in which a visit measures: what generates, then what reads prompts, which leaves a GPU hot
+    and slow for what comes right after. The configuration's own prompts come after its generation."""
+    return tuple(sorted(metrics, key=lambda m: kind_of(m) != "tg"))
+
+
+def run_visit(
+    target: Target,
+    configuration: Configuration,
+    workload: Workload,
+    metrics: Sequence[str],
+    policy: VisitPolicy,
+    context: OpContext,
+) -> Visit:
+    """Runs where the target lives, in the order of `metrics`. A TargetFailure becomes the visit's status;
+    anything else is for the caller."""
+    started = target.clock()
+    samples: list[Sample] = []
+    warmup: list[Sample] = []
+    stable = True
+    try:
+        target.apply(configuration, context)
+        for metric in metrics:
+            taken: list[Sample] = []
+            least = policy.prompts + 1
+            begun = target.clock()
+            while True:
+                taken.append(target.measure(workload, metric, len(taken) % policy.prompts))
+                rest = policy.rest if len(taken) == 1 else None
+                if rest is not None and _depends_on_before(metric, taken[0].seconds):
+                    target.rest(rest)
+                    begun = target.clock()
+                    least += RESTED_WARM_UP
+                window = taken[-policy.prompts :]
+                if len(taken) >= least and not _rising(window, policy.tolerance):
+                    break
+                if len(taken) >= max(policy.cap, least):
+                    stable = False
+                    break
+                if policy.longest is not None and target.clock() - begun > policy.longest:
+                    window = taken[-min(policy.prompts, max(1, len(taken) - 1)) :]
+                    break
+            warmup.extend(taken[: -len(window)])
+            samples.extend(window)
+    except TargetFailure as failure:
+        return Visit(
+            TrialStatus(failure.status), tuple(samples), tuple(warmup), stable, failure.message,
+            round(target.clock() - started, 6),
+        )  # fmt: skip
+    return Visit(
+        TrialStatus.OK, tuple(samples), tuple(warmup), stable, "", round(target.clock() - started, 6)
+    )
+
+
+def _depends_on_before(metric: str, seconds: float) -> bool:
+    """Whether runs of so many seconds are over before a power limit has made them the same, whatever ran
+    before them."""
+    return kind_of(metric) == "pp" and seconds < SUSTAINED_SECONDS
+
+
+def rested_longer(runs: Mapping[str, float]) -> float:
+    """Seconds that a visit takes longer with a rest.
+
+    Args:
+        runs: seconds of one run by metric.
+    """
+    return sum(REST_SECONDS + RESTED_WARM_UP * s for m, s in runs.items() if _depends_on_before(m, s))
+
+
+def _rising(window: Sequence[Sample], tolerance: float) -> bool:
+    """Whether the first of the window is slower than all that came after it, by more than `tolerance`."""
+    if len(window) < 2:
+        return False
+    return window[0].rate < (1 - tolerance) * min(s.rate for s in window[1:])
+
+
+def judge_plausibility(visit: Visit, bounds: Mapping[str, float], elapsed: float | None) -> Visit:
+    """Marks a visit whose rates an independent clock or the hardware's limits contradict.
+
+    Args:
+        bounds: tokens/s by metric that cannot be exceeded (roofline).
+        elapsed: seconds that passed for whoever waited for the visit, or None where time is not waited for.
+    """
+    if visit.status is not TrialStatus.OK:
+        return visit
+    message = ""
+    everything = (*visit.warmup, *visit.samples)
+    for sample in everything:
+        if not (math.isfinite(sample.seconds) and sample.seconds > 0 and sample.clock_seconds > 0):
+            message = f"{sample.metric}: no time has passed ({sample.seconds} s, {sample.clock_seconds} s)"
+        elif sample.seconds < (1 - CLOCK_SKEW) * sample.clock_seconds - 1e-3:
+            two = f"{sample.seconds:.6f} s by one clock, {sample.clock_seconds:.6f} s by another"
+            message = f"{sample.metric}: {two}"
+        elif sample.rate > (bound := bounds.get(kind_of(sample.metric), math.inf)):
+            message = (
+                f"{sample.metric}: {sample.rate:,.0f} t/s is above the hardware's bound of {bound:,.0f} t/s"
+            )
+        if message:
+            break
+    if not message and elapsed is not None:
+        total = sum(s.seconds for s in everything)
+        if total > elapsed * (1 + CLOCK_SKEW) + 1e-3:
+            message = f"the samples add up to {total:.3f} s, but only {elapsed:.3f} s have passed"
+    return dataclasses.replace(visit, status=TrialStatus.IMPLAUSIBLE, message=message) if message else visit
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A candidate against the anchor: log ratios of each metric, paired by prompt."""
+
+    pairs: Mapping[str, tuple[float, ...]]
+
+    def log_ratio(self, metric: str) -> float:
+        """Median of the pairs; 0 where the metric was not measured, because the candidate cannot move it."""
+        values = self.pairs.get(metric)
+        return float(np.median(values)) if values else 0.0
+
+    def over(self, other: Score | None, metric: str) -> list[float]:
+        """Log ratios to another candidate, or to the anchor where that is the default: by sample where both
+        have as many. [0.0] where neither was measured, because it cannot move the metric."""
+        own = self.pairs.get(metric) or (0.0,)
+        base = (other.pairs.get(metric) if other is not None else None) or (0.0,)
+        if len(own) == len(base):
+            return [x - y for x, y in zip(own, base, strict=True)]
+        level = float(np.median(base)) if len(own) > 1 else 0.0
+        return [x - level for x in own] if len(own) > 1 else [own[0] - y for y in base]
+
+    def combined(self, weights: Mapping[str, float]) -> float:
+        """Weighted geometric mean of the metrics' ratios, as a logarithm."""
+        return sum(w * self.log_ratio(m) for m, w in weights.items()) / sum(weights.values())
+
+
+def score(
+    candidate: Visit, anchors: Sequence[tuple[float, Visit]], when: float, metrics: Sequence[str]
+) -> Score:
+    """Args: `anchors` are (time, visit) before and, if there is one yet, after the candidate; `when` is its
+    time."""
+    pairs: dict[str, tuple[float, ...]] = {}
+    for metric in metrics:
+        rates = candidate.rates(metric)
+        if not rates:
+            continue
+        before = anchors[0][1].rates(metric)
+        if len(anchors) > 1 and anchors[1][0] > anchors[0][0]:
+            after = anchors[1][1].rates(metric)
+            share = min(1.0, max(0.0, (when - anchors[0][0]) / (anchors[1][0] - anchors[0][0])))
+            base = {p: before[p] ** (1 - share) * after[p] ** share for p in before if p in after}
+        else:
+            base = before
+        pairs[metric] = tuple(paired_log_ratios(rates, base))
+    return Score(pairs)
+
+
+def void_over(within: Sequence[float]) -> float:
+    """By how much an anchor may move: 3 %, or more where the noise of a visit alone makes it move by that.
+
+    Args:
+        within: standard deviation of a visit inside one process, by metric, log units.
+    """
+    return max([ANCHOR_DRIFT, *(3 * math.sqrt(2) * sigma for sigma in within)])
+
+
+def anchor_moved(before: Visit, after: Visit, metrics: Sequence[str]) -> float:
+    """By how much, as a fraction: the largest over the metrics of |median paired ratio − 1|."""
+    moved = 0.0
+    for metric in metrics:
+        ratios = paired_log_ratios(after.rates(metric), before.rates(metric))
+        if ratios:
+            moved = max(moved, abs(math.expm1(float(np.median(ratios)))))
+    return moved

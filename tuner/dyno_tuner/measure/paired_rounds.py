@@ -1,0 +1,418 @@
+"""Rounds: the paired comparison that decides. A round is a fresh worker process that visits its
+configurations there and back again, `A B C A C B A`, so that a linear drift cancels in every ratio. What was
+disturbed on the way is visited again.
+
+Generation goes there and back first, prompts after it, each on a way of its own. A GPU that has just read
+prompts generates more slowly for a while (on an H200 by 2 % at first and by 0.3 % half a second later), the
+more so the faster it has read them. In one visit, generation behind the prompts would be slower for whatever
+makes prompts faster: so a u-batch that generation cannot feel had `tg64` at 0.995 times the default's. Before
+the prompts it would follow those of the configuration visited before, in `A B A` B's always those of A, which
+turns the error around. On a way of its own every generation follows another one.
+
+That takes one switch more for each visit, which costs nothing where settings are switched between two calls.
+Where a visit loads weights or starts a process there is one way, generation first in each visit: then a load
+lies between it and the prompts before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from ..core.intervals import LEAST_MARGIN, Estimate
+from ..core.options import VisitPolicy
+from ..core.protocol import Configuration, TrialStatus, Visit, kind_of
+from .comparison import Comparison
+from .measurement import anchor_moved, generation_first
+from .round_spread import RoundSpread
+
+OVERTIME = 2  # rounds beyond a stage's time, where fewer than two have been measured
+REPEATS = 2  # of what was disturbed in a round, at most
+
+# (key, configuration, process, is it the anchor, metrics) -> visit
+VisitFn = Callable[[str, Configuration, int, bool, Sequence[str]], Visit]
+
+
+def visits_in_round(configurations: float) -> float:
+    """Every configuration is visited on the way there and on the way back, the first one at the turn too. One
+    that is measured for some of the metrics counts by their share."""
+    return 2 * configurations + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """A configuration that cannot differ from another one in some metrics, as a profile without its prompt
+    threads cannot in generation. These are not measured again: the other one's count for both."""
+
+    to: str
+    metrics: frozenset[str]
+
+
+ALL_DIFFER: Mapping[str, Likeness] = {}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way there and back."""
+
+    base: list[Visit]  # of the first configuration, there and back
+    turn: Visit | None  # of the first configuration, between the two
+    own: dict[str, list[Visit]]  # of the others, there and back
+    lasts: tuple[str, ...] = ()  # those beside the turn; default: the last of `own`
+
+
+Paired = tuple[list[Visit], list[Visit]]  # the base beside a configuration, and its own visits
+Moved = Callable[[Sequence[Visit]], bool]
+
+
+def shaken(way: Way, moved: Moved) -> list[str]:
+    """What was not as fast on the way back as on the way there: the machine was not, for one of the two. Both
+    visits of the last one lie next to the turn, so that what happened there shows in the turn alone."""
+    found = [n for n, own in way.own.items() if moved(own)]
+    lasts = way.lasts or (list(way.own)[-1],)
+    return [*found, *(n for n in lasts if n not in found)] if _turn_moved(way, moved) else found
+
+
+def _turn_moved(way: Way, moved: Moved) -> bool:
+    return way.turn is not None and all(moved([half, way.turn]) for half in way.base)
+
+
+def beside(ways: Sequence[Way], moved: Moved) -> dict[str, Paired]:
+    """By configuration the visits that count: of a round and of its repetitions the last ones that were not
+    shaken."""
+    paired: dict[str, Paired] = {}
+    for way in ways:
+        turn = [] if way.turn is None or _turn_moved(way, moved) else [way.turn]
+        base = [way.base[0], *turn, way.base[1]]
+        again = shaken(way, moved)
+        paired |= {n: (base, own) for n, own in way.own.items() if n not in again or n not in paired}
+    return paired
+
+
+class Time(Protocol):
+    """What rounds see of the budget."""
+
+    @property
+    def now(self) -> float: ...
+
+    def of_rounds(self, visits: float) -> float:
+        """Seconds that so many visits in rounds will take."""
+        ...
+
+    def took_round(self, visits: float, seconds: float) -> None:
+        """Learns what a round took."""
+        ...
+
+    def more_seconds(self, seconds: float) -> bool:
+        """Whether so much more time is left for the stage."""
+        ...
+
+    def in_time(self, seconds: float | None = None) -> bool:
+        """Whether so much more, by default one visit, ends before the whole budget does."""
+        ...
+
+
+class Rounds:
+    """Args:
+    visit: carries out one visit.
+    next_process: gives the number of a process that has not run yet.
+    void_over: by how much a configuration may move between the way there and the way back.
+    apart: whether to switch between these configurations costs so little that generation and prompts each go
+        a way of their own.
+    spread: learns from every comparison.
+    resting: whether the GPU rests before prompts by now; where it begins to, a comparison begins anew.
+    """
+
+    def __init__(
+        self,
+        visit: VisitFn,
+        next_process: Callable[[], int],
+        time: Time,
+        metrics: Sequence[str],
+        void_over: float,
+        apart: Callable[[Collection[Configuration]], bool] = lambda configurations: True,
+        spread: RoundSpread | None = None,
+        resting: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._visit = visit
+        self._next_process = next_process
+        self._time = time
+        self._metrics = tuple(metrics)
+        self._void_over = void_over
+        self._apart = apart
+        self._spread = spread if spread is not None else RoundSpread()
+        self._resting = resting
+        self.running = Comparison([])  # the last one begun; what it holds is whole rounds
+
+    def seconds(self, visits: float) -> float:
+        """What so many visits in rounds will take."""
+        return self._time.of_rounds(visits)
+
+    def affordable(self, visits: float, seconds: float = 0.0) -> bool:
+        """Whether so many more visits, and so many seconds of other work, fit into the rest of the stage."""
+        return self._time.more_seconds(self.seconds(visits) + seconds)
+
+    def compare(
+        self,
+        key: str,
+        configurations: Mapping[str, Configuration],
+        rounds: int | Callable[[], int],
+        into: Comparison | None = None,
+        alike: Mapping[str, Likeness] = ALL_DIFFER,
+    ) -> Comparison:
+        """Runs up to `rounds` rounds, fewer where the stage's time ends first, and none where it does not
+        last for two, because one decides nothing. So where rounds take longer than was planned, up to
+        OVERTIME of them may use what is left of the whole budget until there are two. Whatever kills its
+        worker or fails otherwise is left out from then on; one failure of the first configuration is
+        forgiven, the second ends the comparison.
+
+        Args:
+            rounds: asked before each round, where what the rounds show decides.
+            into: a comparison of the same key and configurations that gets so many rounds more.
+            alike: by configuration what cannot differ from another one.
+        """
+        result = self.running = into or Comparison(list(configurations), key)
+        self._spread.add(result)
+        before, first_name = result.rounds, next(iter(configurations))
+
+        def wanted() -> int:
+            return before + (rounds if isinstance(rounds, int) else rounds())
+
+        if not self.affordable(2 * self.visits(configurations, alike)):
+            return result
+        voids = 0
+        first = result.begun
+        overtime = 0
+        took = 0.0  # a round of slow configurations takes longer than so many visits of the default
+        forgiven = False
+        while result.rounds < wanted():
+            alive = [n for n in configurations if n not in result.failed]
+            if first_name in result.failed or len(alive) < 2:
+                break
+            late = result.begun > first and not self._time.more_seconds(took)
+            visits = self.visits(alive, alike)
+            late = late or (result.begun > first + 1 and not self.affordable(visits))
+            overtime += late
+            if late and (result.rounds >= 2 or overtime > OVERTIME or not self._time.in_time(took)):
+                break
+            begun = self._time.now
+            number, result.begun = result.begun, result.begun + 1
+            named = {n: configurations[n] for n in alive}
+            process, rested = self._next_process(), self._resting()
+            own = {n: a for n, a in alike.items() if n in alive and a.to in alive}
+            way = self._there_and_back(f"{key}/r{number}", named, process, result, own)
+            moved = way is not None and self._moved(way.base) and voids < wanted()
+            paired = None
+            # What moves all the time is measured as it is.
+            if way is not None and not moved and self._resting() == rested:
+                paired = self._steadied(f"{key}/r{number}", named, process, way, result, own)
+            if self._resting() != rested:
+                result.begin_anew()
+                before = 0
+            elif moved:
+                voids += 1
+                result.voided += 1
+            elif paired is not None:
+                self._record(paired, result, own)
+            elif way is None and not self._time.in_time():
+                break
+            if not forgiven and first_name in result.failed:
+                forgiven = True
+                del result.failed[first_name]
+            took = max(took, self._time.now - begun)
+            if way is not None:
+                self._time.took_round(visits, self._time.now - begun)
+        return result
+
+    def visits(self, configurations: Collection[str], alike: Mapping[str, Likeness] = ALL_DIFFER) -> float:
+        """Whole visits that one round of these takes."""
+        less = sum(len(a.metrics) for n, a in alike.items() if n in configurations and a.to in configurations)
+        return visits_in_round(len(configurations) - less / len(self._metrics))
+
+    def _there_and_back(
+        self, key: str, configurations: Mapping[str, Configuration], process: int, result: Comparison,
+        alike: Mapping[str, Likeness], again: bool = False,
+    ) -> Way | None:  # fmt: skip
+        """None where something failed, or the budget ended on the way.
+
+        Args: `again`: prompts were read right before, so a visit that does not count generates first.
+        """
+        names = list(configurations)
+        order = [*names, *names[:1], *reversed(names)]
+        visits: dict[int, Visit] = {}  # by place in that order, with what all ways have given
+        lasts: dict[str, None] = {}
+        ways = self._ways(configurations.values())
+        if again and len(ways) > 1:
+            self._visit(f"{key}/before", configurations[names[0]], process, True, ways[0])
+        for metrics in ways:
+            suffix = f"/{kind_of(metrics[0])}" if len(ways) > 1 else ""
+            own = {n: tuple(m for m in metrics if n not in alike or m not in alike[n].metrics) for n in names}
+            if not any(own[n] for n in names[1:]):
+                continue
+            lasts |= dict.fromkeys([n for n in names[1:] if own[n]][-1:])
+            for position, name in enumerate(order):
+                if not own[name]:
+                    continue
+                if not self._time.in_time():
+                    return None
+                at = f"{key}/{position}{suffix}"
+                visit = self._visit(at, configurations[name], process, name == names[0], own[name])
+                if visit.status is not TrialStatus.OK:
+                    result.failed[name] = visit
+                    result.logs.pop(name, None)
+                    return None
+                visits[position] = joined(visits[position], visit) if position in visits else visit
+        found: dict[str, list[Visit]] = {}
+        for position in sorted(visits):
+            found.setdefault(order[position], []).append(visits[position])
+        there, turn, back = found.pop(names[0])
+        return Way([there, back], turn, found, tuple(lasts))
+
+    def _ways(self, configurations: Collection[Configuration]) -> list[tuple[str, ...]]:
+        """The metrics of each way there and back."""
+        ordered = generation_first(self._metrics)
+        kinds = dict.fromkeys(map(kind_of, ordered))
+        if len(kinds) < 2 or not self._apart(configurations):
+            return [ordered]
+        return [tuple(m for m in ordered if kind_of(m) == kind) for kind in kinds]
+
+    def _moved(self, halves: Sequence[Visit]) -> bool:
+        return anchor_moved(halves[0], halves[1], self._metrics) > self._void_over
+
+    def _steadied(
+        self, key: str, configurations: Mapping[str, Configuration], process: int, way: Way,
+        result: Comparison, alike: Mapping[str, Likeness],
+    ) -> dict[str, Paired] | None:  # fmt: skip
+        """Visits what was shaken again, in the same process and beside the first configuration. None where
+        that failed or the budget ended."""
+        first = next(iter(configurations))
+        ways = [way]
+        for repeat in range(REPEATS):
+            names = shaken(ways[-1], self._moved)
+            if not names or not self.affordable(visits_in_round(1 + len(names))):
+                break
+            again = {n: configurations[n] for n in (first, *names)}
+            repeated = self._there_and_back(f"{key}/again{repeat}", again, process, result, alike, True)
+            if repeated is None:
+                return None
+            result.voided += 1
+            if not self._moved(repeated.base):
+                ways.append(repeated)
+        return beside(ways, self._moved)
+
+    def _record(
+        self, paired: Mapping[str, Paired], result: Comparison, alike: Mapping[str, Likeness]
+    ) -> None:
+        first = result.names[0]
+        logs: list[tuple[str, str, list[float]]] = []
+        rates: list[tuple[str, str, list[float]]] = []
+        for metric in self._metrics:
+            for name in paired:
+                borrowed = name in alike and metric in alike[name].metrics
+                if borrowed:
+                    result.borrowed.add((name, metric))
+                base, own = paired[alike[name].to if borrowed else name]
+                of_own, of_base = ([v.rates(metric) for v in visits] for visits in (own, base))
+                rates.append((name, metric, _values(of_own)))
+                logs.append((name, metric, both_ways(of_own, of_base)))
+            base = next(iter(paired.values()))[0]
+            rates.append((first, metric, _values([v.rates(metric) for v in base])))
+        result.add_round(logs, rates)
+
+
+def joined(first: Visit, second: Visit) -> Visit:
+    """Two visits of one configuration for different metrics as one."""
+    return replace(
+        first,
+        samples=(*first.samples, *second.samples),
+        warmup=(*first.warmup, *second.warmup),
+        stable=first.stable and second.stable,
+        seconds=first.seconds + second.seconds,
+    )
+
+
+def _values(rates: Sequence[Mapping[int, float]]) -> list[float]:
+    return [r for half in rates for r in half.values()]
+
+
+def both_ways(own: Sequence[Mapping[int, float]], base: Sequence[Mapping[int, float]]) -> list[float]:
+    """Log ratios by prompt to the mean of the base before and after, the mean of both ways. Of what was too
+    slow to be measured with every prompt there may be no prompt that all have; one ratio then.
+
+    Args:
+        base: there and back, or there, at the turn and back.
+    """
+
+    def level(visits: Sequence[Mapping[int, float]], weights: Sequence[float], prompt: int | None) -> float:
+        logs = [
+            math.log(v[prompt]) if prompt is not None else float(np.median([math.log(r) for r in v.values()]))
+            for v in visits
+        ]
+        return sum(w * x for w, x in zip(weights, logs, strict=True))
+
+    halves, around = (0.5, 0.5), (0.5, 0.5) if len(base) == 2 else (0.25, 0.5, 0.25)
+    common: list[int | None] = sorted(set[int].intersection(*(set(v) for v in (*own, *base))))  # type: ignore[assignment]
+    return [level(own, halves, p) - level(base, around, p) for p in common or [None]]
+
+
+WIDEST_MARGIN = 0.10
+"""A wider margin proves nothing. A busy machine once showed 14.955 x for one thread instead of two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What an entry has to clear."""
+
+    margin: Mapping[str, float]  # by metric
+
+    def of(self, metrics: Sequence[str]) -> float:
+        """For a geometric mean of several metrics: their noises average."""
+        if len(metrics) == 1:
+            return self.margin[metrics[0]]
+        spread = math.sqrt(sum(self.margin[m] ** 2 for m in metrics)) / len(metrics)
+        return max(LEAST_MARGIN, spread)
+
+    def proves(self, metrics: Sequence[str]) -> bool:
+        """Whether a gain on these metrics can be told from noise at all."""
+        return self.of(metrics) <= WIDEST_MARGIN
+
+    def beats(
+        self,
+        comparison: Comparison,
+        name: str,
+        moves: Sequence[str],
+        weights: Mapping[str, float],
+        over: str | None = None,
+        touched: Collection[str] | None = None,
+    ) -> tuple[bool, Estimate]:
+        """Whether `name` gains at least the margin on `moves`, its interval excludes 1, and nothing that the
+        workload measures falls by more than its margin. Never, if the margin is wider than WIDEST_MARGIN.
+
+        Args:
+            touched: the metrics that what differs can move, as far as is known; default: all.
+        """
+        gain = comparison.ratio(name, moves, weights, over)
+        harmed = any(
+            self.harms(
+                comparison.ratio(name, [m], weights, over), m, touched is None or m in touched or m in moves
+            )
+            for m in weights
+            if weights[m] > 0
+        )
+        gains = gain.ratio >= 1 + self.of(moves) and gain.low > 1
+        return gains and not harmed and self.proves(moves), gain
+
+    def harms(self, ratio: Estimate, metric: str, touched: bool = True) -> bool:
+        """Whether a metric falls by more than its margin, or, where noise has made the margin wide, by more
+        than 1 % beyond doubt. Where nothing that differs is known to touch the metric, only a fall by the
+        margin beyond doubt says otherwise: noise in what cannot have changed must not hide a gain."""
+        if not touched:
+            return ratio.high < 1 - self.margin[metric]
+        return ratio.ratio < 1 - self.margin[metric] or ratio.high < 0.99
+
+
+DEFAULT_POLICY = VisitPolicy()

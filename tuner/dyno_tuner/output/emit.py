@@ -1,0 +1,252 @@
+"""From an Outcome to the profile that the runtime reads."""
+
+from __future__ import annotations
+
+import math
+import platform
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dyno import profiles
+from dyno.settings import SETTINGS
+
+from .. import __version__
+from ..core.machine_match import device_of, engine_of, model_of
+from ..core.workload import Part, Workload, kind_of
+
+if TYPE_CHECKING:
+    import datetime
+    from collections.abc import Mapping, Sequence
+
+    from ..core.intervals import Estimate, Noise
+    from ..core.outcome import Outcome
+    from ..core.protocol import Description, Value
+
+
+@dataclass(frozen=True)
+class Made:
+    """What belongs into a profile beside the outcome."""
+
+    workload: Workload
+    seed: int
+    command: str
+    journal_sha256: str | None
+    model_file: str
+    date: datetime.date
+
+
+def profile_of(
+    outcome: Outcome, description: Description, made: Made, rates: Mapping[str, float] | None = None
+) -> profiles.Profile:
+    """The profile of an outcome. It never fails for a value that was measured or that came from outside.
+
+    Text is cleaned, and numbers that a profile cannot hold are brought into its range or left out.
+
+    Raises:
+        pydantic.ValidationError: The tuner itself is wrong, because every other value comes from its tables.
+    """
+    return profiles.Profile(
+        schema=1,
+        label=profiles.clean_text(description.label),
+        match=profiles.Match(
+            device=device_of(description, rates or {}),
+            model=model_of(description),
+            engine=engine_of(description),
+        ),
+        settings=_settings(outcome),
+        kernels=_kernels(outcome),
+        evidence=_evidence(outcome, description, made),
+        provenance=profiles.Provenance(
+            tuner=__version__,
+            engine_commit=_text(description.engine.get("commit"), profiles.MAX_NAME),
+            device_name=_text(description.engine.get("device_name")),
+            compiler=_text(description.engine.get("compiler")),
+            driver=_text((description.engine.get("gpu") or {}).get("driver")),
+            cuda=_text((description.engine.get("gpu") or {}).get("cuda")),
+            os=_text(f"{platform.system()} {platform.release()}"),
+            date=made.date.isoformat(),
+            model_file=_text(made.model_file),
+            command=_text(made.command, profiles.MAX_COMMAND),
+            seed=made.seed,
+            trials=outcome.trials,
+            failed_trials=len(outcome.failures),
+            seconds=round(outcome.seconds, 1),
+            status=outcome.status,  # type: ignore[arg-type]
+        ),
+    )
+
+
+def _text(value: object, limit: int = profiles.MAX_TEXT) -> str | None:
+    """Text from elsewhere as a profile may hold it; None for nothing."""
+    return profiles.clean_text(str(value), limit) or None if value else None
+
+
+_LEAST_RATIO, _MOST_RATIO = 1e-4, 1e6
+"""The range of a ratio in a profile. Intervals of few samples reach beyond it."""
+
+
+def _rate(rate: float) -> float:
+    """Tokens per second with two decimals; of a very slow model with as many as are not zero."""
+    return round(rate, 2) or float(f"{rate:.3g}")
+
+
+def _ratio(estimate: Estimate) -> dict[str, Any]:
+    """Four digits, rounded so that the ratio stays inside its interval; what is no number is left out."""
+
+    def bounded(value: float) -> float:
+        return round(min(max(value, _LEAST_RATIO), _MOST_RATIO), 4)
+
+    written: dict[str, Any] = {"n": max(1, estimate.n)}
+    if math.isnan(estimate.ratio):
+        return written
+    written["ratio"] = ratio = bounded(estimate.ratio)
+    if not (math.isnan(estimate.low) or math.isnan(estimate.high)):
+        written["ci95"] = (min(ratio, bounded(estimate.low)), max(ratio, bounded(estimate.high)))
+    return written
+
+
+_NO_DIVERGENCE = 1e-12
+"""Nats per token. Float32 logits cannot show a smaller divergence; less is rounding noise."""
+
+
+def _digits(divergence: float) -> float:
+    """Three significant digits, and zero where the arithmetic cannot tell the value from zero."""
+    return 0.0 if abs(divergence) < _NO_DIVERGENCE else float(f"{divergence:.3g}")
+
+
+def _plain(name: str, value: Value) -> Any:
+    """Rules are searched as one word, and written as a list."""
+    if SETTINGS[name].type == "rules":
+        return [rule for rule in str(value).split(",") if rule]
+    return value
+
+
+def _settings(outcome: Outcome) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    entries = {e.name: e for e in outcome.entries}
+    for name in outcome.judged:
+        entry = entries.get(name)
+        written[name] = (
+            "default"
+            if entry is None
+            else profiles.SettingEntry(
+                value=_plain(name, entry.value),
+                default=_plain(name, entry.default),
+                **_ratio(entry.estimate),
+                moves=[*dict.fromkeys(kind_of(m) for m in entry.moves)],  # type: ignore[list-item]
+                group=entry.group,
+            )
+        )
+    return written
+
+
+def _kernels(outcome: Outcome) -> dict[str, dict[str, Any]]:
+    written: dict[str, dict[str, Any]] = {}
+    for kernel in outcome.kernels:
+        written.setdefault(kernel.choice.key, {})[kernel.choice.tokens] = profiles.KernelEntry(
+            **{
+                **dict(kernel.choice.config),
+                **_ratio(kernel.estimate),
+                "group": kernel.group,
+                "note": kernel.screened.describe(),
+            }
+        )
+    for key, tokens in outcome.kernel_defaults:
+        written.setdefault(key, {})[tokens] = "default"
+    return written
+
+
+def _metric(workload: Workload, metric: str) -> str:
+    return workload.label(metric)
+
+
+def _evidence(outcome: Outcome, description: Description, made: Made) -> profiles.Evidence:
+    workload = made.workload
+    tuned = outcome.tuned or outcome.baseline
+    quality = outcome.quality or outcome.default_quality
+    return profiles.Evidence(
+        workload=_workload(workload, description.engine.get("text_file") or None),
+        routing=profiles.Routing(**outcome.routing) if outcome.routing else None,
+        crossings={c.knob: profiles.Crossing(**c.to_dict()) for c in outcome.crossings},
+        environment=profiles.Environment(**outcome.conditions) if outcome.conditions else None,
+        baseline={_metric(workload, m): _rate(r) for m, r in outcome.baseline.items()},
+        tuned={_metric(workload, m): _rate(r) for m, r in tuned.items()},
+        gain={
+            _metric(workload, m): profiles.Gain(**_ratio(g), untouched=m in outcome.untouched or None)
+            for m, g in outcome.gain.items()
+            if not math.isnan(g.ratio)
+        },
+        quality=None
+        if quality is None
+        else profiles.Quality(
+            reference=description.engine.get("reference", "numerics: exact"),
+            tokens=quality.tokens,
+            mean_kld=_digits(quality.mean_kld),
+            default_mean_kld=_digits(outcome.default_quality.mean_kld) if outcome.default_quality else None,
+            max_kld=_digits(quality.max_kld),
+            top1=round(quality.top1, 6),
+            routing_pinned=description.target not in ("llama.cpp", "ik_llama.cpp"),
+        ),
+        noise=_noise(list(outcome.noise.values()), outcome),
+        journal=f"sha256:{made.journal_sha256}" if made.journal_sha256 else None,
+    )
+
+
+def _noise(noise: Sequence[Noise], outcome: Outcome) -> profiles.Noise | None:
+    """The worst metric's: a profile has one noise line."""
+    if not noise:
+        return None
+    margin = max(outcome.margin.values())
+    worst = max(noise, key=lambda n: n.margin(1))
+    return profiles.Noise(
+        margin=round(min(1.0, margin), 4),
+        half_width=round(min(1.0, margin / 2), 4),
+        within_process=round(min(1e6, worst.within), 5),
+        between_processes=round(min(1e6, worst.between), 5),
+        drift=round(max(-10.0, min(10.0, worst.drift)), 5),
+        voided=outcome.voided,
+        n=worst.visits,
+    )
+
+
+def _workload(workload: Workload, text: str | None) -> profiles.Workload:
+    """Of a mix every length and depth there is; which go together, and with which weight, say the names of
+    the measures and the weights in their order."""
+    if not workload.parts:
+        return profiles.Workload(
+            pp=_some(workload.pp), tg=_some(workload.tg), depth=[workload.depth], text=text
+        )
+    return profiles.Workload(
+        name=workload.name or None,
+        text=text,
+        pp=sorted({p.tokens for p in workload.parts if p.kind == "pp"}),
+        tg=sorted({p.tokens for p in workload.parts if p.kind == "tg"}),
+        depth=sorted({p.depth for p in workload.parts}),
+        weights=[p.weight for p in workload.parts],
+    )
+
+
+def workload_of(profile: profiles.Profile) -> Workload:
+    """What a profile was measured with; the default where it does not say. Raises TuneError."""
+    evidence = profile.evidence
+    if evidence is None or not (evidence.workload.pp or evidence.workload.tg):
+        return Workload()
+    work = evidence.workload
+    names = list(evidence.baseline)
+    if work.weights and len(work.weights) == len(names):
+        parts = [Part.parse(n, w) for n, w in zip(names, work.weights, strict=True)]
+        return Workload.mix(parts, work.name or "")
+    return Workload(pp=max(work.pp, default=0), tg=max(work.tg, default=0), depth=max(work.depth, default=0))
+
+
+def _some(count: int) -> list[int]:
+    return [count] if count else []
+
+
+def incumbent_settings(profile: profiles.Profile) -> dict[str, Any]:
+    """The values that a profile sets, by name."""
+    return {
+        name: ",".join(entry.value) if isinstance(entry.value, list) else entry.value
+        for name, entry in profile.settings.items()
+        if isinstance(entry, profiles.SettingEntry) and name in SETTINGS
+    }

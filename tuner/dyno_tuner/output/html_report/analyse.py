@@ -1,0 +1,435 @@
+"""Numbers of the report, all of them from the journal: paired rounds, scores of the screen, effects of knobs,
+voided blocks, paths that cross."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+import math
+import re
+import statistics
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...core.intervals import Estimate, estimate
+from ...core.protocol import TrialStatus, kind_of
+from ...decide.answer_check import ROUNDING_FACTOR, ROUNDING_FLOOR
+from ...measure.measurement import anchor_moved, score, void_over
+from ...measure.paired_rounds import Way, beside, both_ways, joined
+from ...space.knobs import KNOBS
+from .read import Run, Seen, mapping, number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ...core.protocol import Value, Visit
+
+
+def words(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """What differs from the default."""
+    changed = [f"{k}={v}" for k, v in settings.items() if k not in defaults or defaults[k] != v]
+    return " ".join(changed) or "default"
+
+
+def estimate_of(data: Mapping[str, Any]) -> Estimate | None:
+    """A ratio with its interval as the journal writes it."""
+    interval = data.get("ci95")
+    bounds = [number(x) for x in interval] if isinstance(interval, list) and len(interval) == 2 else []
+    ratio = number(data.get("ratio"))
+    if ratio is None or len(bounds) != 2 or bounds[0] is None or bounds[1] is None:
+        return None
+    return Estimate(ratio, bounds[0], bounds[1], int(number(data.get("n")) or 0))
+
+
+def median_rate(seen: Seen, metric: str) -> float | None:
+    rates = list(seen.visit.rates(metric).values()) if seen.visit.status is TrialStatus.OK else []
+    return statistics.median(rates) if rates else None
+
+
+# ---- paired rounds
+
+
+@dataclass
+class Paired:
+    """The last paired comparison of one configuration with the default."""
+
+    stage: str
+    settings: dict[str, Value]
+    base: dict[str, list[float]] = field(default_factory=dict)  # tokens/s of the default by metric
+    rates: dict[str, list[float]] = field(default_factory=dict)
+    ratio: dict[str, Estimate] = field(default_factory=dict)
+    rounds: int = 0
+
+
+_ROUND = re.compile(r"(.*)/r(\d+)((?:/again\d+)?)/(\d+)(?:/(?:tg|pp))?")
+
+
+def _stages(run: Run) -> dict[str, dict[int, list[list[Seen]]]]:
+    """By stage and round the ways there and back, as `paired_rounds.Rounds` numbers them: of the round
+    `A B C A C B A` (without the one in the middle in older journals), then of what was visited again."""
+    found: dict[str, dict[int, dict[str, dict[int, Seen]]]] = {}
+    for seen in run.visits:
+        if match := _ROUND.fullmatch(seen.key):
+            stage, number, again, position = match.groups()
+            way = found.setdefault(stage, {}).setdefault(int(number), {}).setdefault(again, {})
+            before = way.get(int(position))
+            way[int(position)] = seen if before is None else _both(before, seen)
+    whole: dict[str, dict[int, list[list[Seen]]]] = {}
+    for stage, rounds in found.items():
+        for number, ways in rounds.items():
+            orders = [_completed([visits[n] for n in sorted(visits)]) for _, visits in sorted(ways.items())]
+            if "" in ways and all(_is_whole(order, run.metrics) for order in orders):
+                whole.setdefault(stage, {})[number] = orders
+    return whole
+
+
+def _both(first: Seen, second: Seen) -> Seen:
+    """Generation and prompts of one stop, which rounds may measure on ways of their own."""
+    if first.visit.status is not TrialStatus.OK or second.visit.status is not TrialStatus.OK:
+        return first if first.visit.status is not TrialStatus.OK else second
+    return dataclasses.replace(second, visit=joined(first.visit, second.visit))
+
+
+def _completed(order: list[Seen]) -> list[Seen]:
+    """A profile without one of its entries is not measured for what that entry cannot move: there it has what
+    the whole profile has, which comes right after the default."""
+    if len(order) < 5:
+        return order
+    completed = list(order)
+    for place, seen in enumerate(order):
+        whole = order[1] if place < len(order) / 2 else order[-2]
+        had = {s.metric for s in seen.visit.samples}
+        missing = tuple(s for s in whole.visit.samples if s.metric not in had)
+        if missing and seen.visit.status is TrialStatus.OK:
+            visit = dataclasses.replace(seen.visit, samples=(*seen.visit.samples, *missing))
+            completed[place] = dataclasses.replace(seen, visit=visit)
+    return completed
+
+
+def _is_whole(order: Sequence[Seen], metrics: Sequence[str]) -> bool:
+    measured = all({m.metric for m in s.visit.samples} >= set(metrics) for s in order)
+    mirrored = all(a.configuration == b.configuration for a, b in zip(order, order[::-1], strict=True))
+    turn = order[len(order) // 2].configuration == order[0].configuration
+    alive = all(s.visit.status is TrialStatus.OK for s in order)
+    return mirrored and alive and measured and len(order) > 2 and (turn or len(order) % 2 == 0)
+
+
+def _way(order: Sequence[Seen]) -> Way:
+    half = len(order) // 2
+    own = {repr(order[i].configuration): [order[i].visit, order[-1 - i].visit] for i in range(1, half)}
+    return Way([order[0].visit, order[-1].visit], order[half].visit if len(order) % 2 else None, own)
+
+
+def paired(run: Run, settings: Mapping[str, Any], kernels: int = 0) -> Paired | None:
+    """The stage that the outcome is from, or the last one with at least two whole rounds of these settings,
+    and so many kernel choices, against the default. Rounds whose default moved are
+    left out, as the tuner leaves them out."""
+    within = [number(x) or 0.0 for x in mapping(run.last("noise").get("within")).values()]
+    limit = void_over(within)
+
+    def moved(halves: Sequence[Visit]) -> bool:
+        return anchor_moved(halves[0], halves[1], run.metrics) > limit
+
+    result: Paired | None = None
+    for stage, rounds in _stages(run).items():
+        made = Paired(stage, dict(settings))
+        logs: dict[str, list[list[float]]] = {m: [] for m in run.metrics}
+        for orders in rounds.values():
+            first = orders[0][0]
+            ours = next((s for s in orders[0] if _is_of(s, settings, kernels) and s is not first), None)
+            if first.settings() != run.defaults or first.configuration.kernels or ours is None:
+                continue
+            ways = [w for w in map(_way, orders) if not moved(w.base)]
+            visits = beside(ways, moved).get(repr(ours.configuration))
+            if visits is None or moved([orders[0][0].visit, orders[0][-1].visit]):
+                continue
+            made.rounds += 1
+            for metric in run.metrics:
+                base, own = ([v.rates(metric) for v in some] for some in visits)
+                made.base.setdefault(metric, []).extend(r for v in base for r in v.values())
+                made.rates.setdefault(metric, []).extend(r for v in own for r in v.values())
+                logs[metric].append(both_ways(own, base))
+        if made.rounds >= 2:
+            made.ratio = {m: estimate(g, "report", stage, m) for m, g in logs.items() if any(g)}
+            result = made
+            if stage == run.last("outcome").get("stage"):
+                break
+    return result
+
+
+def _is_of(seen: Seen, settings: Mapping[str, Any], kernels: int) -> bool:
+    return seen.settings() == dict(settings) and len(seen.configuration.kernels) == kernels
+
+
+# ---- the screen
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One trial of the screen."""
+
+    number: int
+    settings: dict[str, Any]
+    status: str
+    ratio: float | None  # to the default, geometric mean of the metrics
+    message: str
+    t: float | None  # seconds of the run, of its last visit
+    by_metric: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Void:
+    """A block that was measured again because its anchor moved."""
+
+    block: int
+    moved: float
+    begin: float
+    end: float
+    visits: tuple[Seen, ...]
+
+
+def _anchors(run: Run, device: int) -> list[Seen]:
+    return [
+        s for s in run.visits
+        if s.device == device and s.visit.status is TrialStatus.OK and s.key.startswith("screen/b")
+    ]  # fmt: skip
+
+
+def _stamp(run: Run, anchor: Seen) -> float:
+    """The time at which the screen takes an anchor to stand: the one that closes a block, when it began."""
+    if anchor.key.endswith("/before"):
+        return anchor.t
+    times = run.times[anchor.device]
+    at = bisect.bisect_left(times, anchor.t)
+    return times[at - 1] if at else anchor.t
+
+
+def trials(run: Run) -> list[Tried]:
+    last: dict[str, Seen] = {}
+    for seen in run.visits:
+        parts = seen.key.split("/")
+        if len(parts) >= 2 and parts[0] == "screen" and parts[1].startswith("t"):
+            last[parts[1][1:]] = seen
+    found: dict[int, Tried] = {}
+    for note in run.noted("trial"):
+        count = number(note.get("number"))
+        if count is None:
+            continue
+        seen_last = last.get(str(int(count)))
+        by_metric: dict[str, float] = {}
+        if seen_last is not None and seen_last.visit.status is TrialStatus.OK:
+            anchors = _anchors(run, seen_last.device)
+            before = [a for a in anchors if a.t < seen_last.t][-1:]
+            after = [a for a in anchors if a.t > seen_last.t][:1]
+            around = [(_stamp(run, a), a.visit) for a in (*before, *after)]
+            if around and before:
+                scored = score(seen_last.visit, around, seen_last.t, run.metrics)
+                by_metric = {m: math.exp(scored.log_ratio(m)) for m, p in scored.pairs.items() if p}
+        ratio = number(note.get("ratio"))
+        found[int(count)] = Tried(
+            int(count), mapping(note.get("settings")), str(note.get("status", "")),
+            ratio if ratio is not None and ratio > 0 else None, str(note.get("message", "")),
+            seen_last.t if seen_last else None, by_metric,
+        )  # fmt: skip
+    return [found[n] for n in sorted(found)]
+
+
+def voids(run: Run) -> list[Void]:
+    result: list[Void] = []
+    for note in run.noted("void"):
+        block, repeat, moved = (number(note.get(k)) for k in ("block", "repeat", "moved"))
+        if block is None or repeat is None or moved is None:
+            continue
+        device = int(number(note.get("device")) or 0)
+        anchors = _anchors(run, device)
+        closing = "after" if repeat == 0 else f"again{int(repeat) - 1}"
+        key = f"screen/b{int(block)}/{closing}"
+        at = next((n for n, a in enumerate(anchors) if a.key in (key, f"{key}/retry")), None)
+        if at is None or at == 0:
+            continue
+        begin, end = anchors[at - 1].t, anchors[at].t
+        inside = tuple(
+            s for s in run.visits if s.device == device and begin < s.t < end and s.key.startswith("screen/t")
+        )
+        result.append(Void(int(block), moved, begin, end, inside))
+    return result
+
+
+# ---- what each knob does
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a knob alone moved, by the additive fit: value -> ratio to its default."""
+
+    knob: str
+    by_value: dict[str, float]
+    counts: dict[str, int]
+
+    @property
+    def spread(self) -> float:
+        """Best over worst value, as a fraction."""
+        return max(self.by_value.values()) / min(self.by_value.values()) - 1
+
+
+def effects(run: Run, tried: Sequence[Tried]) -> tuple[list[Effect], float | None]:
+    """Main effects of the knobs on the combined log ratio, and the share of the variation that they explain
+    (None where nothing varied, or too little was tried to tell). An additive model fitted by least squares,
+    with a little ridge, because a search does not try all values equally often; what it leaves unexplained is
+    interaction and noise."""
+    defaults = run.defaults
+    rows = [(defaults, 0.0)] + [(t.settings, math.log(t.ratio)) for t in tried if t.ratio is not None]
+    columns: list[tuple[str, str]] = []
+    for knob in run.knobs:
+        values = {str(s.get(knob, defaults.get(knob))): None for s, _ in rows}
+        columns += [(knob, v) for v in values if v != str(defaults.get(knob))]
+    if len(rows) < 4 or not columns:
+        return [], None
+    design = np.array(
+        [[str(s.get(k, defaults.get(k))) == v for k, v in columns] for s, _ in rows], dtype=float
+    )
+    observed = np.array([y for _, y in rows])
+    ridge = 0.05 * np.eye(len(columns))
+    fitted = np.linalg.solve(design.T @ design + ridge, design.T @ observed)
+    total = float(((observed - observed.mean()) ** 2).sum())
+    left = float(((observed - design @ fitted) ** 2).sum())
+    found: list[Effect] = []
+    for knob in run.knobs:
+        default = str(defaults.get(knob))
+        logs = {default: 0.0, **{v: float(c) for (k, v), c in zip(columns, fitted, strict=True) if k == knob}}
+        counts = {v: sum(str(s.get(knob, defaults.get(knob))) == v for s, _ in rows) for v in logs}
+        if len(logs) > 1:
+            found.append(Effect(knob, {v: math.exp(x) for v, x in logs.items()}, counts))
+    found.sort(key=lambda e: -e.spread)
+    # With hardly more trials than effects anything fits, and the share would say nothing.
+    told = total > 0 and len(rows) > 1.5 * len(columns) + 1
+    return found, (max(0.0, 1 - left / total) if told else None)
+
+
+# ---- rates over the u-batch
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Best median rate at every u-batch, of one path."""
+
+    name: str
+    points: dict[float, tuple[float, str]]  # u-batch -> (tokens/s, settings)
+
+
+def threshold_knob(run: Run) -> str | None:
+    """The searched knob that says up to which u-batch the first path is taken."""
+    known = {k.name for k in KNOBS if k.threshold_of == "ubatch"}
+    return next((name for name in run.knobs if name in known), None)
+
+
+def curves(run: Run, metric: str) -> tuple[list[Curve], float | None]:
+    """Curves by path, and the u-batch where they cross: geometric mean of the two neighbours between which
+    the better path changes. None where one path wins at every u-batch at which both were measured."""
+    knob = threshold_knob(run) if kind_of(metric) == "pp" else None
+    best: dict[str, dict[float, tuple[float, str]]] = {}
+    for seen in run.visits:
+        rate, size = median_rate(seen, metric), number(seen.settings().get("ubatch"))
+        if rate is None or size is None or size <= 0:
+            continue
+        name = "best measured"
+        if knob is not None and (limit := number(seen.settings().get(knob))) is not None:
+            name = f"u-batch ≤ {knob}" if size <= limit else f"u-batch > {knob}"
+        known = best.setdefault(name, {}).get(size)
+        if known is None or rate > known[0]:
+            best[name][size] = (rate, words(seen.settings(), run.defaults))
+    found = [Curve(n, dict(sorted(best[n].items()))) for n in sorted(best)]
+    if len(found) != 2:
+        return found, None
+    first, second = found
+    common = [u for u in first.points if u in second.points]
+    sides = [(u, first.points[u][0] > second.points[u][0]) for u in common]
+    crossings = [math.sqrt(a * b) for (a, x), (b, y) in itertools.pairwise(sides) if x != y]
+    return found, crossings[0] if len(crossings) == 1 else None
+
+
+# ---- rates over the depth
+
+
+@dataclass(frozen=True)
+class Depths:
+    """Median rates of one length behind several depths of context."""
+
+    name: str  # `pp4096`
+    default: dict[int, float]  # depth -> tokens/s
+    tuned: dict[int, float]  # empty where nothing was compared in rounds
+    ahead: dict[int, int]  # depth -> 1 where tuned is faster for sure, -1 where the default is, else 0
+
+    @property
+    def crossings(self) -> list[float]:
+        """Depths, between two that were measured, at which the faster one changes beyond the noise: where
+        the lines between the rates meet."""
+        found = []
+        for a, b in itertools.pairwise(sorted(self.ahead)):
+            if self.ahead[a] * self.ahead[b] < 0:
+                x, y = (self.tuned[d] - self.default[d] for d in (a, b))
+                found.append(a + (b - a) * x / (x - y) if x * y < 0 else (a + b) / 2)
+        return found
+
+
+def over_depth(run: Run, pair: Paired | None) -> list[Depths]:
+    """For every length of prompt or answer that the workload measures at two depths or more: the default, in
+    the paired rounds or, before there are any, against itself; and what it was paired with."""
+    lengths: dict[str, dict[int, str]] = {}
+    if run.workload is not None:
+        for metric in run.metrics:
+            part = run.workload.part(metric)
+            lengths.setdefault(f"{part.kind}{part.tokens}", {})[part.depth] = metric
+    alone = [seen for seen in run.visits if seen.key.startswith("aa/p")]
+    found = []
+    for name, metrics in lengths.items():
+        if len(metrics) < 2:
+            continue
+        default: dict[int, float] = {}
+        tuned: dict[int, float] = {}
+        ahead: dict[int, int] = {}
+        for depth, metric in sorted(metrics.items()):
+            rates = (pair.base.get(metric) if pair else None) or [
+                rate for seen in alone if (rate := median_rate(seen, metric)) is not None
+            ]
+            if rates:
+                default[depth] = statistics.median(rates)
+            if pair is not None and pair.rates.get(metric):
+                tuned[depth] = statistics.median(pair.rates[metric])
+                ratio = pair.ratio.get(metric)
+                ahead[depth] = (ratio.low > 1) - (ratio.high < 1) if ratio else 0
+        if len(default) > 1:
+            found.append(Depths(name, default, tuned, ahead))
+    return found
+
+
+# ---- answers
+
+
+def kld_limit(run: Run) -> tuple[float | None, float | None]:
+    """Mean KLD that settings which may round differently are allowed, and the one that the user allowed for
+    settings that change answers."""
+    default = next(
+        (q.quality for q in run.qualities if dict(q.configuration.settings) == run.defaults
+         and not q.configuration.kernels and q.quality.status is TrialStatus.OK),
+        None,
+    )  # fmt: skip
+    limit = None if default is None else ROUNDING_FACTOR * default.mean_kld + ROUNDING_FLOOR
+    return limit, number(run.head.get("approx_limit"))
+
+
+def left_undone(outcome: Mapping[str, Any]) -> str:
+    """What looked faster than what is written, and was not proven for want of time."""
+    missed, told = mapping(outcome.get("missed")), outcome.get("not_proven")
+    lines = [line for line in told if isinstance(line, str)] if isinstance(told, list) else []
+    if (ratio := number(missed.get("ratio"))) is not None:
+        named = ", ".join(f"{k}={v}" for k, v in mapping(missed.get("settings")).items())
+        lines.insert(
+            0, f"{named} together looked {ratio:.3f} × as fast as the defaults; a part of it was proven."
+        )
+    elif outcome.get("unproven") is True:
+        lines.insert(0, "Settings looked faster than the defaults, and there was no time to prove it.")
+    return " ".join(lines)

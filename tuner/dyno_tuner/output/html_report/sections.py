@@ -1,0 +1,602 @@
+"""What stands on the page, section by section. Every text from the journal is escaped where it enters."""
+
+from __future__ import annotations
+
+import html
+import json
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...core.protocol import TrialStatus
+from . import analyse, figures
+from .analyse import estimate_of, words
+from .read import Run, mapping, number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...core.intervals import Estimate
+    from .figures import Figure
+
+_UNCLOSED = (
+    "The journal has no closing record: the run was interrupted, killed, or is still going on. What "
+    "follows is as far as it got; nothing below is a final choice. `--resume` continues it."
+)
+
+
+@dataclass
+class Page:
+    """The parts of a page as they are made."""
+
+    title: str = "tune report"
+    parts: list[str] = field(default_factory=list)
+    figures: dict[str, Figure] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)  # what this journal cannot tell
+
+    def plot(self, name: str, figure: Figure) -> str:
+        self.figures[name] = figure
+        return f'<div class="plot" id="{name}" style="min-height:{figure["layout"]["height"]}px"></div>\n'
+
+    def section(self, title: str, *body: str, kind: str = "") -> None:
+        self.parts.append(section(title, *body, kind=kind))
+
+
+def text(value: object, limit: int = 600) -> str:
+    shown = str(value)
+    return html.escape(shown if len(shown) <= limit else shown[: limit - 1] + "…")
+
+
+def section(title: str, *body: str, kind: str = "") -> str:
+    mark = f' class="{kind}"' if kind else ""
+    return f"<section{mark}>\n<h2>{text(title)}</h2>\n{''.join(body)}</section>\n"
+
+
+def soft(line: str) -> str:
+    return f'<p class="soft">{text(line, 2000)}</p>\n'
+
+
+TALL = 30  # rows; longer tables scroll
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A column whose name begins with `#` holds numbers, one that begins with `~` long texts."""
+    kinds = {"#": ' class="n"', "~": ' class="words"'}
+    marks = [kinds.get(c[:1], "") for c in columns]
+    head = "".join(f"<th{m}>{text(c.lstrip('#~'))}</th>" for c, m in zip(columns, marks, strict=True))
+    lines = [
+        "<tr>" + "".join(f"<td{m}>{text(v)}</td>" for v, m in zip(row, marks, strict=True)) + "</tr>\n"
+        for row in rows
+    ]
+    # A short table is shown whole: a scroll bar hides the last row, and nobody looks for it.
+    kind = "scroll tall" if len(rows) > TALL else "scroll"
+    return (
+        f'<div class="{kind}"><table>\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{''.join(lines)}</tbody></table></div>\n"
+    )
+
+
+def ratio_cells(e: Estimate | None) -> list[str]:
+    return ["", ""] if e is None else [f"{e.ratio:.4f}", f"{e.low:.4f} … {e.high:.4f}"]
+
+
+@dataclass
+class Verdict:
+    """What the run ended with, or where it stands."""
+
+    outcome: dict[str, Any]
+    settings: dict[str, Any]
+    entries: dict[str, dict[str, Any]]
+    final: bool
+    how: str
+
+
+def verdict(run: Run, tried: Sequence[analyse.Tried]) -> Verdict:
+    outcome = run.last("outcome")
+    if outcome:
+        entries = {k: mapping(v) for k, v in mapping(outcome.get("entries")).items()}
+        return Verdict(outcome, mapping(outcome.get("settings")), entries, True, "chosen")
+    without = run.last("without")
+    if without:
+        entries = {k: mapping(v) for k, v in mapping(without.get("entries")).items()}
+        return Verdict(
+            {}, mapping(without.get("settings")), entries, False, "last that entries were left out of"
+        )
+    beating = [n for n in run.noted("finalist") if n.get("beats") is True and number(n.get("ratio"))]
+    if beating:
+        best = max(beating, key=lambda n: number(n.get("ratio")) or 0.0)
+        return Verdict({}, mapping(best.get("settings")), {}, False, "best confirmed finalist")
+    scored = [t for t in tried if t.ratio is not None]
+    if scored:
+        top = max(scored, key=lambda t: t.ratio or 0.0)
+        return Verdict(
+            {}, dict(top.settings), {}, False, f"best trial of the screen, {top.ratio:.3f} ×, unconfirmed"
+        )
+    return Verdict({}, dict(run.defaults), {}, False, "nothing but the default was measured")
+
+
+def fill(page: Page, run: Run) -> None:
+    tried = analyse.trials(run)
+    found = verdict(run, tried)
+    _top(page, run, found)
+    at = len(page.parts)
+    pair = _pair(run, found)
+    _comparison(page, run, found, pair)
+    _depths(page, run, pair)
+    _rates(page, run, found)
+    _history(page, run, tried)
+    _importance(page, run, tried)
+    _near_ties(page, run, tried, found)
+    _quality(page, run, found)
+    _kernels(page, run, found)
+    _machine(page, run)
+    _repeat(page, run)
+    if page.missing:
+        items = "".join(f"<li>{text(line)}</li>\n" for line in page.missing)
+        page.parts.insert(
+            at, section("What this journal does not tell", f"<ul>\n{items}</ul>\n", kind="warn")
+        )
+
+
+def _label(run: Run) -> str:
+    label = run.last("request").get("label")
+    if isinstance(label, str) and label:
+        return label
+    device, model = mapping(run.identity.get("device")), mapping(run.identity.get("model"))
+    engine = mapping(run.identity.get("engine"))
+    names = [engine.get("device_name") or device.get("kind"), model.get("name") or model.get("architecture")]
+    return " · ".join(str(n) for n in names if n) or Path(run.path).name
+
+
+def _top(page: Page, run: Run, found: Verdict) -> None:
+    label = _label(run)
+    page.title = f"tune: {label}"
+    if not run.head:
+        page.missing.append("The first record (device, model, engine, workload, seed) is missing or damaged.")
+    if not found.final:
+        page.missing.append(_UNCLOSED)
+    if run.damaged or run.odd:
+        counts = f"{run.damaged} line(s) are not whole and {len(run.odd)} record(s) make no sense"
+        page.missing += [f"{counts}; they were left out.", *run.odd[:5]]
+    for name in run.absent:
+        page.missing.append(f"{name}, the journal of another device of this search, is not there.")
+    stage = run.last("stage").get("name")
+    status = found.outcome.get("status", f"unfinished ({stage})" if stage else "unfinished")
+    tiles = [("status", status), ("time", f"{run.seconds:,.0f} s"), ("operations", f"{run.operations:,}")]
+    devices = number(run.head.get("devices")) or 1
+    if devices > 1:
+        tiles.append(("searched on", f"{devices:.0f} devices"))
+    gain = mapping(found.outcome.get("gain"))
+    for metric in run.metrics:
+        estimate = estimate_of(mapping(gain.get(metric)))
+        if estimate is not None:
+            tiles.append((run.named(metric), f"{estimate.ratio:.3f} ×"))
+    shown = "".join(f'<div class="tile"><span>{text(n)}</span><b>{text(v)}</b></div>\n' for n, v in tiles)
+    target = text(run.identity.get("target", "unknown target"))
+    workload = text(run.workload) if run.workload else "workload not recorded"
+    listed = found.outcome.get("kernels")
+    kernels = f" and {len(listed)} kernel choices" if isinstance(listed, list) and listed else ""
+    chosen = text(words(found.settings, run.defaults) + kernels, 2000)
+    undone = f"<p>{text(left, 2000)}</p>\n" if (left := analyse.left_undone(found.outcome)) else ""
+    verdict = f"<p><b>{text(said, 2000)}</b></p>\n" if (said := found.outcome.get("verdict")) else ""
+    page.parts.append(
+        f"<h1>{text(label)}</h1>\n{verdict}"
+        f'<p class="soft">{target} · {workload} · settings {text(found.how)}: {chosen}</p>\n{undone}'
+        f'<div class="tiles">\n{shown}</div>\n'
+    )
+
+
+def _margins(run: Run) -> dict[str, float]:
+    """What decided; of a run that has not ended, what A/A alone says."""
+    noted = mapping(run.last("outcome").get("margin")) or mapping(run.last("noise").get("margin"))
+    return {m: x for m in run.metrics if (x := number(noted.get(m))) is not None}
+
+
+def _chosen_kernels(found: Verdict) -> int:
+    chosen = found.outcome.get("kernels")
+    return len(chosen) if isinstance(chosen, list) else 0
+
+
+def _pair(run: Run, found: Verdict) -> analyse.Paired | None:
+    """What was chosen beside the default; None where it is the default."""
+    kernels = _chosen_kernels(found)
+    changed = kernels or found.settings != run.defaults
+    return analyse.paired(run, found.settings, kernels) if changed else None
+
+
+def _comparison(page: Page, run: Run, found: Verdict, pair: analyse.Paired | None) -> None:
+    kernels = _chosen_kernels(found)
+    margins = _margins(run)
+    gain = {m: estimate_of(mapping(g)) for m, g in mapping(found.outcome.get("gain")).items()}
+    rows: list[list[object]] = []
+    marks: list[tuple[str, Estimate]] = []
+    for metric in run.metrics:
+        estimate = gain.get(metric) or (pair.ratio.get(metric) if pair else None)
+        if estimate is not None:
+            marks.append((run.named(metric), estimate))
+        base, tuned = (_median(r.get(metric)) if r else "" for r in
+                       ((pair.base, pair.rates) if pair else ({}, {})))  # fmt: skip
+        margin = f"{100 * margins[metric]:.1f} %" if metric in margins else ""
+        rows.append(
+            [run.named(metric), base or _default_rate(run, metric), tuned, *ratio_cells(estimate), margin]
+        )
+    body = [table(["measure", "#default t/s", "#tuned t/s", "#ratio", "#95 % interval", "#margin"], rows)]
+    if pair:
+        body.append(
+            soft(f"Rates are medians of {pair.rounds} paired rounds ({pair.stage}), each in a process of its "
+                 "own; a ratio is the median of paired ratios. A gain below the margin is no gain.")
+        )  # fmt: skip
+    elif found.settings == run.defaults and not found.final:
+        body.append(soft("So far there is nothing but the default."))
+    elif found.settings == run.defaults and not kernels:
+        body.append(soft("Every setting stays at its default: nothing beat it beyond the noise."))
+    else:
+        page.missing.append("These settings were not yet compared with the default in two paired rounds.")
+    entries = []
+    for name, data in found.entries.items():
+        estimate = estimate_of(data)
+        value = data.get("value", found.settings.get(name, ""))
+        default = data.get("default", run.defaults.get(name, ""))
+        entries.append([name, value, default, *ratio_cells(estimate), data.get("group") or ""])
+        if estimate is not None:
+            marks.append((f"{name}={value}", estimate))
+    for note in run.noted("kernels"):
+        estimate = estimate_of(note)
+        if note.get("beats") is True and estimate is not None:
+            marks.append((f"kernels for {note.get('group')}", estimate))
+    if entries:
+        columns = ["setting", "value", "default", "#ratio", "#95 % interval", "group"]
+        body += ["<h3>Entries, each left out alone</h3>\n", table(columns, entries)]
+    if marks:
+        body.append(page.plot("forest", figures.forest(marks, max(margins.values(), default=None))))
+        body.append(soft("Bars are 95 % intervals; the band is the largest margin around 1."))
+    if pair:
+        plots = "".join(
+            f"<div>{page.plot(f'samples_{m}', figures.samples(run, pair, m))}</div>"
+            for m in run.metrics if pair.rates.get(m)
+        )  # fmt: skip
+        body.append(f'<div class="pair">{plots}</div>\n')
+    page.section("Default against tuned", *body)
+
+
+def _median(values: Sequence[float] | None) -> str:
+    ordered = sorted(values or [])
+    return f"{(ordered[len(ordered) // 2] + ordered[(len(ordered) - 1) // 2]) / 2:,.1f}" if ordered else ""
+
+
+def _default_rate(run: Run, metric: str) -> str:
+    rates = [analyse.median_rate(s, metric) for s in run.visits if s.key.startswith("aa/p")]
+    return _median([r for r in rates if r is not None])
+
+
+def _depths(page: Page, run: Run, pair: analyse.Paired | None) -> None:
+    """Nothing where the workload has one depth of each length."""
+    lengths = analyse.over_depth(run, pair)
+    if not lengths:
+        return
+    plots = "".join(
+        f"<div>{page.plot(f'depth_{d.name}', figures.by_depth(d))}</div>\n" for d in lengths
+    )  # fmt: skip
+    crossed = [f"{d.name} near {depth:.0f}" for d in lengths for depth in d.crossings]
+    body = [
+        f'<div class="pair">{plots}</div>\n',
+        soft(
+            "Medians of the paired rounds, as in the table above." if pair else "The default against itself."
+        ),
+    ]
+    if crossed:
+        body.append(
+            soft(f"Tokens of context at which the faster one changes (dashed): {', '.join(crossed)}.")
+        )
+    page.section("Rates by depth", *body)
+
+
+def _rates(page: Page, run: Run, found: Verdict) -> None:
+    body: list[str] = []
+    for metric in run.metrics:
+        figure = figures.by_ubatch(run, metric, found.settings)
+        if figure is None:
+            continue
+        body += [f"<h3>{text(run.named(metric))}</h3>\n", page.plot(f"ubatch_{metric}", figure)]
+        lines, crossing = analyse.curves(run, metric)
+        knob = analyse.threshold_knob(run)
+        if crossing is not None:
+            body.append(
+                soft(f"The paths that {knob} switches between cross near u-batch {crossing:.0f} (dashed).")
+            )
+        rows = [
+            [c.name, f"{u:g}", f"{rate:,.1f}", words_]
+            for c in lines
+            for u, (rate, words_) in c.points.items()
+        ]
+        body.append(table(["curve", "#u-batch", "#best t/s", "~with"], rows))
+    if body:
+        body.append(
+            soft("Rates as measured, drift and noise included; the decision is made by paired ratios.")
+        )
+        page.section("Rates by u-batch", *body)
+    elif "ubatch" in run.knobs:
+        page.missing.append("Rates by u-batch: fewer than two values of ubatch were measured.")
+
+
+def _history(page: Page, run: Run, tried: Sequence[analyse.Tried]) -> None:
+    figure = figures.history(run, tried)
+    if figure is None:
+        page.missing.append("History: no trial was recorded.")
+        return
+    blocks = analyse.voids(run)
+    body = [page.plot("history", figure)]
+    if blocks:
+        rows = [
+            [b.block, f"{b.begin:.1f} … {b.end:.1f}", f"{100 * b.moved:.1f} %", len(b.visits)] for b in blocks
+        ]
+        body += ["<h3>Voided blocks (shaded), measured again</h3>\n",
+                 table(["#block", "#seconds", "#anchor moved", "#visits dropped"], rows)]  # fmt: skip
+    total = number(found_voided) if (found_voided := run.last("outcome").get("voided")) is not None else None
+    if total is not None and total > len(blocks):
+        body.append(soft(f"{total:.0f} blocks and paired rounds were void in all."))
+    failed = [
+        [t.number, t.status, words(t.settings, run.defaults), t.message] for t in tried if t.ratio is None
+    ]
+    rounds = [
+        ["", s.visit.status, words(s.settings(), run.defaults), s.visit.message] for s in run.visits
+        if s.visit.status is not TrialStatus.OK and not s.key.startswith("screen/t")
+    ]  # fmt: skip
+    if failed or rounds:
+        columns = ["#trial", "status", "~settings", "~why"]
+        body += ["<h3>Failed trials</h3>\n", table(columns, [*failed, *rounds])]
+    names = [run.named(m) for m in run.metrics]
+    rows = [
+        [t.number, f"{t.ratio:.4f}",
+         *(f"{t.by_metric[m]:.4f}" if m in t.by_metric else "" for m in run.metrics),
+         words(t.settings, run.defaults)]
+        for t in sorted((t for t in tried if t.ratio is not None), key=lambda t: -(t.ratio or 0.0))
+    ]  # fmt: skip
+    if rows:
+        body += [
+            "<h3>Trials, best first</h3>\n",
+            table(["#trial", "#ratio", *("#" + n for n in names), "~settings"], rows),
+        ]
+    page.section("History", *body)
+
+
+def _importance(page: Page, run: Run, tried: Sequence[analyse.Tried]) -> None:
+    found, explained = analyse.effects(run, tried)
+    if not found:
+        page.missing.append("Importance of the knobs: too few trials with a result.")
+        return
+    line = (
+        "Main effects of an additive model fitted to the screen's ratios; the rest is interaction and noise."
+    )
+    if explained is not None:
+        line += f" It explains {100 * explained:.0f} % of the variation between trials."
+    else:
+        line += " There are too few trials beside the effects to say how well it fits."
+    rows = [
+        [e.knob, value, f"{ratio:.4f}", e.counts[value]] for e in found for value, ratio in e.by_value.items()
+    ]
+    page.section(
+        "Importance of the knobs", page.plot("importance", figures.importance(found)), soft(line),
+        table(["knob", "value", "#effect on the ratio", "#trials"], rows),
+    )  # fmt: skip
+
+
+def _near_ties(page: Page, run: Run, tried: Sequence[analyse.Tried], found: Verdict) -> None:
+    rows: list[list[object]] = []
+    for tie in run.noted("tie"):
+        ratio = number(tie.get("ratio"))
+        if ratio is not None:
+            rows.append(
+                ["taken, nearer the default", f"{ratio:.4f}", f"{tie.get('knob')}={tie.get('value')}"]
+            )
+    for rival in run.noted("rival"):
+        ratio = number(rival.get("ratio"))
+        if ratio is not None:
+            why = "better" if rival.get("better") is True else "as good and taken first"
+            instead = words(mapping(rival.get("instead_of")), run.defaults)
+            rows.append([f"taken instead of {instead}: {why}", f"{ratio:.4f}",
+                         words(mapping(rival.get("settings")), run.defaults)])  # fmt: skip
+    finalists = [(r, n) for n in run.noted("finalist") if (r := number(n.get("ratio"))) is not None]
+    finalists = [(r, n) for r, n in finalists if not n.get("harmed")]
+    left = mapping(
+        mapping(found.outcome.get("missed")).get("settings")
+    )  # no tie: not proven for want of time
+    taken = [found.settings, {**run.defaults, **left}]
+    margin = max(_margins(run).values(), default=0.01)
+    for source, pairs in (
+        ("finalist", [(r, mapping(n.get("settings"))) for r, n in finalists]),
+        ("screen", [(t.ratio, t.settings) for t in tried if t.ratio is not None]),
+    ):
+        best = max((r for r, _ in pairs), default=0.0)
+        near = [(r, s) for r, s in pairs if r >= best * (1 - margin / 2) and s not in taken]
+        for ratio, settings in sorted(near, key=lambda x: -x[0]):
+            rows.append([source, f"{ratio:.4f}", words(settings, run.defaults)])
+    if rows:
+        page.section(
+            "Near-ties",
+            soft(f"Within half the margin ({50 * margin:.1f} %) of the best of their stage: as good as what "
+                 "was taken, as far as this machine could tell. Ties go to the values nearest the default."),
+            table(["from", "#ratio", "~settings"], rows),
+        )  # fmt: skip
+
+
+def _quality(page: Page, run: Run, found: Verdict) -> None:
+    if not run.qualities:
+        page.missing.append("Quality gate: no answers were compared with the exact path's.")
+        return
+    limit, approx = analyse.kld_limit(run)
+    refused = [(mapping(n.get("settings")), str(n.get("reason", ""))) for n in run.noted("incorrect")]
+    rows: list[list[object]] = []
+    chosen_checked = False
+    for checked in run.qualities:
+        q, settings = checked.quality, dict(checked.configuration.settings)
+        kernels = len(checked.configuration.kernels)
+        is_default, is_chosen = (
+            settings == run.defaults and not kernels,
+            settings == found.settings and not kernels,
+        )
+        chosen_checked = chosen_checked or is_chosen
+        who = "default" if is_default else ("chosen" if is_chosen else ("kernels" if kernels else ""))
+        reason = next((r for s, r in refused if s and s == settings), "") or q.message
+        ok = q.status is TrialStatus.OK
+        numbers = (
+            [f"{q.mean_kld:.3g}", f"{q.max_kld:.3g}", f"{100 * q.top1:.2f} %", q.tokens] if ok else [""] * 4
+        )
+        what = words(settings, run.defaults) + (f" and {kernels} kernel choices" if kernels else "")
+        rows.append([who, *numbers, "refused: " + reason if reason else str(q.status), what])
+    rows.sort(key=lambda r: ("default", "chosen", "kernels", "").index(str(r[0])))
+    if not chosen_checked:
+        page.missing.append("Quality gate: the settings shown have no check of their own in this journal.")
+    lines = [
+        "Answers against the exact path (numerics: exact), routing pinned to its experts; KLD in nats per "
+        "token."
+    ]
+    if limit is not None:
+        lines.append(f"Allowed mean KLD: {limit:.3g} (1.5 × the default's + 1e-5); settings that must not "
+                     "change a bit are compared bit by bit.")  # fmt: skip
+    if approx is not None:
+        lines.append(f"Settings that change answers were allowed up to {approx:g}.")
+    columns = ["", "#mean KLD", "#max KLD", "#same top token", "#tokens", "verdict", "~settings"]
+    page.section("Quality gate", soft(" ".join(lines)), table(columns, rows))
+
+
+def _kernels(page: Page, run: Run, found: Verdict) -> None:
+    groups: list[list[object]] = []
+    for note in run.noted("kernels"):
+        beats = "taken" if note.get("beats") is True else "no gain in the engine, not taken"
+        groups.append(
+            [note.get("group", ""), note.get("choices", ""), *ratio_cells(estimate_of(note)), beats]
+        )
+    listed = found.outcome.get("kernels")
+    choices = [
+        [k.get("key", ""), k.get("tokens", ""),
+         " ".join(f"{n}={v}" for n, v in mapping(k.get("config")).items()),
+         k.get("screened", "alone"), *ratio_cells(estimate_of(mapping(k.get("in_place")))),
+         *ratio_cells(estimate_of(mapping(k.get("alone"))))]
+        for k in map(mapping, listed if isinstance(listed, list) else [])
+    ]  # fmt: skip
+    trials = _kernel_trials(run)
+    if groups or choices or trials:
+        body = []
+        if groups:
+            body.append(table(["group", "#choices", "#ratio", "#95 % interval", "verdict"], groups))
+        if choices:
+            columns = [
+                "~op", "tokens", "~configuration", "screened", "#in place", "#95 % interval",
+                "#its launch alone", "#95 % interval",
+            ]  # fmt: skip
+            body.append(table(columns, choices))
+        if trials:
+            body += [
+                "<h3>Screened in place</h3>\n",
+                soft("Short runs of the engine with this kernel on top of those kept before it, over the "
+                     "same without it. The best of a block is measured again; those lines have an interval."),
+                table(["~op", "tokens", "~configuration", "#ratio", "#95 % interval", "verdict"], trials),
+            ]  # fmt: skip
+        page.section("Kernels, confirmed in the whole engine", *body)
+
+
+def _kernel_trials(run: Run) -> list[list[object]]:
+    rows: list[list[object]] = []
+    for note in run.noted("kernel_trial"):
+        again = estimate_of(note)
+        ratio = number(note.get("ratio"))
+        verdict = f"{note['status']}: {note.get('message', '')}" if "status" in note else ""
+        if "kept" in note:
+            verdict = "kept" if note["kept"] is True else "not confirmed"
+        cells = ratio_cells(again) if again else ["" if ratio is None else f"{ratio:.4f}", ""]
+        config = " ".join(f"{n}={v}" for n, v in mapping(note.get("config")).items())
+        rows.append([note.get("key", ""), note.get("tokens", ""), config, *cells, verdict])
+    return rows
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.2f} %"
+
+
+def _machine(page: Page, run: Run) -> None:
+    body: list[str] = []
+    for name in ("device", "model", "engine"):
+        data = mapping(run.identity.get(name))
+        rows = [
+            [k, json.dumps(v, ensure_ascii=False) if isinstance(v, dict | list) else v]
+            for k, v in data.items()
+        ]
+        if rows:
+            body.append(f"<div><h3>{name.capitalize()}</h3>\n{table([name, '~value'], rows)}</div>\n")
+    for count, note in enumerate(run.noted("machine"), 1):
+        rows = [[k, v] for k, v in note.items() if k != "note"]
+        title = "State when the run began" if count == 1 else f"State when it was continued ({count - 1})"
+        body.append(f"<div><h3>{title}</h3>\n{table(['state', '~value'], rows)}</div>\n")
+    rows = [
+        [kind, str(note["message"])]
+        for kind in ("throttled", "power_limited", "company", "clock", "storage")
+        for note in run.noted(kind)
+        if isinstance(note.get("message"), str)
+    ]
+    if rows:
+        body.append(f"<div><h3>What disturbed the run</h3>\n{table(['kind', '~what'], rows)}</div>\n")
+    noise = run.last("noise")
+    kinds = ["within", "between", "drift", "margin"]
+    rows = [
+        [run.named(m), *(_percent(number(mapping(noise.get(k)).get(m))) for k in kinds)]
+        for m in run.metrics
+    ]  # fmt: skip
+    if noise:
+        names = ["measure", "#within a process", "#between processes", "#drift", "#margin by this alone"]
+        body.append(f"<div><h3>Noise of the default against itself</h3>\n{table(names, rows)}</div>\n")
+    else:
+        page.missing.append("Noise: the default was not yet compared with itself, so there is no margin.")
+    if not any(run.noted("machine")):
+        page.missing.append("State of the machine (load, huge pages, NUMA): not recorded for this target.")
+    page.section("Machine and environment", f'<div class="pair">{"".join(body)}</div>\n')
+
+
+def repeat_command(run: Run) -> tuple[str, str]:
+    """The command of the run, without --resume, and what is to be said about it: nothing where it is the
+    recorded one; where none is recorded it is rebuilt from the first record, and may be empty."""
+    recorded = next((n["command"] for n in run.noted("request") if isinstance(n.get("command"), str)), "")
+    if recorded:
+        try:
+            return shlex.join(w for w in shlex.split(recorded) if w != "--resume"), ""
+        except ValueError:
+            return recorded, ""
+    target = str(run.identity.get("target", "dyno"))
+    if target == "replay" and run.workload is not None:
+        metric = run.metrics[0]
+        parts = ["tune", "replay", "SWEEP.jsonl", "--metric", f"{metric}{run.workload.tokens(metric)}"]
+        if run.head.get("sampler") is not None:
+            parts += ["--sampler", str(run.head["sampler"])]
+        return shlex.join(
+            parts
+        ), "The journal holds no command. This repeats such searches on the sweep's file."
+    if target not in ("dyno", "replay"):
+        return "", (
+            f"The journal holds no command: a run of the target {target!r} is started from Python. Seed "
+            f"{run.head.get('seed')}, sampler {run.head.get('sampler')}, workload {run.workload}."
+        )
+    parts = ["tune", "--model", "MODEL.gguf"]
+    if run.workload is not None:
+        parts += ["--workload", str(run.workload)]
+    for option, name in (("--seed", "seed"), ("--sampler", "sampler"), ("--allow-approx", "approx_limit")):
+        if run.head.get(name) is not None:
+            parts += [option, str(run.head[name])]
+    for name, value in mapping(run.head.get("held")).items():
+        parts += ["--set", f"{name}={value}"]
+    return shlex.join(parts), (
+        "The journal holds no command; this one is rebuilt from its first record. Put the model's file in; "
+        "the budget was not recorded."
+    )
+
+
+def _repeat(page: Page, run: Run) -> None:
+    command, remark = repeat_command(run)
+    note = soft(remark) if remark else ""
+    if command:
+        note += f"<pre>{text(command, 4000)}</pre>\n"
+    report = shlex.join(["tune", "report", Path(run.path).name])
+    page.section(
+        "Repeat it", note,
+        soft(f"This page: {report} · journal sha256 {run.sha256} · tuner {run.head.get('tuner', 'unknown')}"),
+    )  # fmt: skip

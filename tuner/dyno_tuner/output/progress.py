@@ -1,0 +1,254 @@
+"""What people see while a tune runs: a live view on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ..space.memory_limits import gib
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+STAGES = {
+    "noise": "measuring the noise: the default against itself",
+    "answers": "computing exact answers, which all that is tried is compared with",
+    "glimpse": "a first look at the kernels of generation, to divide the time",
+    "thresholds": "solving thresholds: both paths are timed at several sizes",
+    "screen": "searching settings: of each, the answers are compared, then its speed with the default's",
+    "finalists": "proving the best settings in pairs with the default",
+    "kernels": "kernels: timed alone, tried in place, proven in pairs with the default",
+    "pareto": "proving settings that need less memory",
+    "done": "done",
+    "interrupted": "interrupted",
+}
+
+
+class Progress:
+    """Takes the notes of the ledger; see `Ledger.on_note`.
+
+    Args:
+        label: what is tuned.
+        budget: seconds, or None.
+        quiet: print nothing.
+    """
+
+    def __init__(self, label: str, budget: float | None, *, quiet: bool = False) -> None:
+        self._console = Console(file=sys.stderr, highlight=False)
+        self._label = label
+        self._budget = budget
+        self._quiet = quiet
+        self._live_wanted = self._console.is_terminal and not quiet
+        self._live: Live | None = None
+        self._begun = time.monotonic()
+        self._offset = 0.0
+        self._stage = ""
+        self._trials = 0
+        self._failed = 0
+        self._voided = 0
+        self._best = (1.0, "the default itself")
+        self._margin: Mapping[str, float] = {}
+        self._confirmed: tuple[float, str] | None = None
+        self._gpu = ""
+
+    def __enter__(self) -> Self:
+        if self._live_wanted:
+            self._live = Live(
+                get_renderable=self._view, console=self._console, refresh_per_second=4, transient=True
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def resumed(self, seconds: float, records: int) -> None:
+        self._offset = seconds
+        self.say(f"continuing after {records} recorded operations, {seconds:.0f} s of tuning")
+
+    def say(self, line: str) -> None:
+        """One line for people, in any mode but quiet."""
+        if not self._quiet:
+            self._console.print(Text(line), soft_wrap=True)
+
+    def note(self, kind: str, data: Mapping[str, Any]) -> None:
+        """One note of the run."""
+        plain = self._live is None
+        if kind == "stage":
+            self._stage = str(data["name"])
+            if plain:
+                self.say(f"[{self._elapsed():6.1f} s] {STAGES.get(self._stage, self._stage)}")
+        elif kind == "noise":
+            self._margin = data["margin"]
+            margins = ", ".join(f"{m} ±{100 * x:.1f} %" for m, x in self._margin.items())
+            if plain:
+                self.say(f"  a gain counts from {margins}, or from what rounds show")
+        elif kind == "trial":
+            self._trial(data, plain)
+        elif kind == "threshold" and plain:
+            self._threshold(data)
+        elif kind == "void":
+            self._voided += 1
+            if plain:
+                self.say(f"  block {data['block']} is void: its anchor moved by {100 * data['moved']:.1f} %")
+        elif kind == "finalist":
+            self._finalist(data, plain)
+        elif kind == "kernels" and plain:
+            verdict = "taken" if data["beats"] else "no gain in the engine, not taken"
+            screened = f" (screened {data['screened']})" if "screened" in data else ""
+            self.say(
+                f"  {data['choices']} kernel choices for {data['group']}{screened}: "
+                f"{data['ratio']:.3f} ×, {verdict}"
+            )
+        elif kind == "whole" and plain and "gain" in data:
+            gains = ", ".join(f"{m} {g['ratio']:.3f} ×" for m, g in data["gain"].items())
+            verdict = "taken" if data["taken"] else "not taken as it is"
+            self.say(f"  the whole profile over the default: {gains}, {verdict}")
+        elif kind == "pareto" and plain:
+            self.say(f"  {data['name']}: {data['ratio']:.3f} × in {gib(data['size'])}")
+        elif kind == "gpu":
+            self._gpu = _gpu(data)
+        elif kind in (
+            "too_short",
+            "few_visits",
+            "clock",
+            "throttled",
+            "power_limited",
+            "company",
+            "storage",
+            "disturbed",
+        ):
+            self.say(f"  {data['message']}")
+        elif kind == "kernels_cut" and plain:
+            self.say(f"  time for {data['done']} of {data['of']} ops, each alone")
+        elif kind == "kernels_alone" and plain:
+            self.say("  no time to screen kernels of generation in place: their times alone choose")
+        elif kind == "kernels_small" and plain:
+            self.say(
+                f"  {data['choices']} kernels for {data['group']} can gain {data['promise']:.4f} × at most, "
+                f"and {data['enough']:.4f} × is worth a confirmation"
+            )
+        elif kind == "kernels_dropped" and plain:
+            self.say(f"  no time to confirm the kernels for {data['group']} as well")
+        elif kind == "kernels_together" and plain:
+            verdict = f"{data['ratio']:.3f} × in place" if data["kept"] else "no gain in place"
+            self.say(f"  what won alone for generation, {data['choices']} kernels as one: {verdict}")
+        elif kind == "kernel_trial" and plain:
+            self._kernel_trial(data)
+        elif kind == "kernels_in_place" and plain:
+            failed = f", {data['failed']} failed" if data["failed"] else ""
+            cut = "" if data["ended"] == "complete" else f" ({data['ended']})"
+            self.say(
+                f"  generation in place: {data['trials']} trials of {data['ops']} of {data['of']} ops"
+                f"{failed}, {data['kept']} kernels kept{cut}"
+            )
+        elif kind == "incorrect" and plain:
+            self.say(f"  answers refused: {data['reason']}")
+
+    def _kernel_trial(self, data: Mapping[str, Any]) -> None:
+        """Only what was kept or failed: there are many."""
+        what = f"{data['key']} {data['tokens']} {_settings(data['config'])}"
+        if "status" in data:
+            self.say(f"  {data['status']:<11} {what}: {data['message']}")
+        elif data.get("kept"):
+            self.say(f"  {data['ratio']:.3f} × in place: {what}")
+
+    def _trial(self, data: Mapping[str, Any], plain: bool) -> None:
+        self._trials = max(self._trials, int(data["number"]))
+        ratio = data["ratio"]
+        named = _settings(data["settings"])
+        if ratio is None:
+            self._failed += 1
+            if plain:
+                self.say(f"  {data['number']:3d}  {data['status']:<11} {named}: {data['message']}")
+            return
+        if ratio > self._best[0]:
+            self._best = (ratio, f"{_interval(data)}   {named}, not confirmed")
+        if plain:
+            self.say(f"  {data['number']:3d}  {ratio:6.3f} × {_interval(data)}  {named}")
+
+    def _finalist(self, data: Mapping[str, Any], plain: bool) -> None:
+        verdict = "beats the default" if data["beats"] else "does not beat the default"
+        if harmed := data.get("harmed"):
+            verdict = ", ".join(f"slower at {m}: {ratio:.3f} ×" for m, ratio in harmed.items())
+        if data["rounds"] < 2:
+            verdict = "no time left to confirm it"
+        found = f"{data['ratio']:.3f} × {_interval(data)}"
+        named = _settings(data["settings"])
+        if data["beats"] and (self._confirmed is None or data["ratio"] > self._confirmed[0]):
+            self._confirmed = (data["ratio"], f"{found}   {named}")
+        if plain:
+            self.say(f"  {named}: {found}, {verdict}")
+
+    def _threshold(self, data: Mapping[str, Any]) -> None:
+        if data["verdict"] == "budget":
+            self.say(f"  {data['knob']}: no time to solve it; searched with the rest")
+            return
+        words = {"tie": "both paths are alike", "always": "the first path at every u-batch",
+                 "never": "the second path at every u-batch"}  # fmt: skip
+        found = words.get(str(data["verdict"]))
+        if found is None:
+            found = f"the first path up to {data['tokens'][data['below'] - 1]} tokens"
+        self.say(f"  {data['knob']}={data['value']}: {found} ({data['measurements']} measurements)")
+
+    def _elapsed(self) -> float:
+        return self._offset + time.monotonic() - self._begun
+
+    def _view(self) -> Group:
+        table = Table.grid(padding=(0, 2))
+        table.add_row("stage", STAGES.get(self._stage, self._stage))
+        table.add_row("best so far", Text(f"{self._best[0]:.3f} × default   {self._best[1]}"))
+        if self._confirmed is not None:
+            table.add_row("confirmed", Text(self._confirmed[1]))
+        table.add_row("trials", f"{self._trials}, {self._failed} failed, {self._voided} blocks void")
+        if self._margin:
+            table.add_row("noise", ", ".join(f"{m}: {100 * x:.1f} % by A/A" for m, x in self._margin.items()))
+        if self._gpu:
+            table.add_row("gpu", self._gpu)
+        elapsed = self._elapsed()
+        if self._budget:
+            left = max(0.0, self._budget - elapsed)
+            table.add_row("time", f"{elapsed:.0f} s, {left:.0f} s left at most")
+            bar = ProgressBar(total=self._budget, completed=min(elapsed, self._budget), width=50)
+            return Group(Text(f"tune · {self._label}", style="bold"), table, bar)
+        table.add_row("time", f"{elapsed:.0f} s")
+        return Group(Text(f"tune · {self._label}", style="bold"), table)
+
+
+def _gpu(data: Mapping[str, Any]) -> str:
+    """The last window: highest temperature, range of clocks, power, company, and how many were dropped."""
+    words = []
+    if "temperature_c" in data:
+        words.append(f"{data['temperature_c'][1]:.0f} °C")
+    if "sm_mhz" in data:
+        low, high = data["sm_mhz"]
+        words.append(f"{low:.0f} to {high:.0f} MHz")
+    if "power_w" in data:
+        limit = f" of {data['power_limit_w']:.0f}" if data["power_limit_w"] else ""
+        words.append(f"{data['power_w'][1]:.0f}{limit} W")
+    if data["dropped"]:
+        words.append(f"{data['dropped']} throttled windows dropped")
+    if data["others"]:
+        words.append(f"{len(data['others'])} other processes")
+    return ", ".join(words)
+
+
+def _interval(data: Mapping[str, Any]) -> str:
+    low, high = data["ci95"]
+    return f"[{low:.3f}, {high:.3f}]"
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in settings.items())

@@ -1,0 +1,127 @@
+"""The closing table: what was found, in numbers that stand in the profile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from .verdict import not_proven, verdict
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..core.outcome import Outcome, Screened
+    from ..core.protocol import Workload
+
+
+def _screened(how: Screened) -> str:
+    ratio = how.in_place or how.alone
+    return f"{how.how} {ratio.ratio:.3f}" if ratio is not None else how.how
+
+
+def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> None:
+    """The verdict, entries, speed before and after, and what went wrong."""
+    console.print(verdict(outcome), style="bold", soft_wrap=True)
+    table = Table(title="Settings", title_justify="left")
+    for column in ("setting", "value", "default", "ratio", "95 % interval", "moves"):
+        table.add_column(column, justify="left" if column in ("setting", "moves") else "right")
+    entries = {e.name: e for e in outcome.entries}
+    for name in outcome.judged:
+        entry = entries.get(name)
+        if entry is None:
+            table.add_row(name, "default", str(outcome.defaults.get(name, "")), "", "", "")
+        else:
+            e = entry.estimate
+            moves = ", ".join(entry.moves) + (f" ({entry.group})" if entry.group else "")
+            table.add_row(
+                name,
+                str(entry.value),
+                str(entry.default),
+                f"{e.ratio:.3f}",
+                f"{e.low:.3f} … {e.high:.3f}",
+                moves,
+            )
+    for kernel in outcome.kernels:
+        e = kernel.estimate
+        config = " ".join(f"{k}={v}" for k, v in kernel.choice.config.items())
+        table.add_row(
+            f"{kernel.choice.key} {kernel.choice.tokens}", config, "", f"{e.ratio:.3f}",
+            f"{e.low:.3f} … {e.high:.3f}", f"({kernel.group}; {_screened(kernel.screened)})",
+        )  # fmt: skip
+    if table.row_count:
+        console.print(table)
+    _print_crossings(outcome, console)
+    speed = Table(title="Speed", title_justify="left")
+    for column in ("measure", "default t/s", "tuned t/s", "ratio", "95 % interval", "margin"):
+        speed.add_column(column, justify="left" if column == "measure" else "right")
+    for metric, rate in outcome.baseline.items():
+        gain = outcome.gain.get(metric)
+        speed.add_row(
+            workload.label(metric), f"{rate:,.1f}", f"{outcome.tuned.get(metric, rate):,.1f}",
+            f"{gain.ratio:.3f}" if gain else "1",
+            f"{gain.low:.3f} … {gain.high:.3f}" + (" (no entry)" if metric in outcome.untouched else "")
+            if gain
+            else "",
+            f"{100 * outcome.margin.get(metric, 0.0):.1f} %",
+        )  # fmt: skip
+    if speed.row_count:
+        console.print(speed)
+    if outcome.untouched:
+        console.print(
+            "(no entry): nothing in the profile moves it; its ratio is what the comparison errs by."
+        )
+    if outcome.unproven:
+        console.print(
+            "Settings looked faster than the defaults, and there was no time to prove it: their entries are "
+            "`default`." + (" Give a longer --budget." if outcome.status == "budget" else "")
+        )
+    elif outcome.missed:
+        named = ", ".join(f"{k}={v}" for k, v in outcome.missed["settings"].items())
+        console.print(
+            f"{named} together looked {outcome.missed['ratio']:.3f} × as fast as the defaults; there was "
+            "time to prove a part of it only. Continue with --resume and a longer --budget."
+        )
+    if outcome.quality is not None and outcome.default_quality is not None and outcome.entries:
+        console.print(
+            f"Answers: mean KLD {outcome.quality.mean_kld:.2g} against the exact path "
+            f"(default {outcome.default_quality.mean_kld:.2g}) over {outcome.quality.tokens} tokens."
+        )
+    kinds: dict[str, int] = {}
+    for failure in outcome.failures:
+        kinds[str(failure.status)] = kinds.get(str(failure.status), 0) + 1
+    failed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    tried = "the default alone" if outcome.trials <= 1 else f"{outcome.trials} configurations"
+    console.print(
+        f"{tried} in {outcome.seconds:.0f} s"
+        + (f"; failed: {failed}" if failed else "")
+        + (f"; {outcome.voided} blocks void" if outcome.voided else "")
+        + (f"; {outcome.unstable} visits never warmed up" if outcome.unstable else "")
+        + (f" ({outcome.status})" if outcome.status != "complete" else "")
+        + ("; --resume continues" if outcome.status == "interrupted" else "")
+    )
+    for line in not_proven(outcome.promises):
+        console.print(line, soft_wrap=True)
+
+
+def _print_crossings(outcome: Outcome, console: Console) -> None:
+    """Of every solved threshold what both of its paths gave; with experts, for which routing that holds."""
+    if not outcome.crossings:
+        return
+    sizes = sorted({n for c in outcome.crossings for n in c.ratios})
+    table = Table(title="Paths: up to the threshold / above it, by u-batch", title_justify="left")
+    table.add_column("threshold")
+    table.add_column("faster below it up to", justify="right")
+    for n in sizes:
+        table.add_column(f"{n}" if n else "prompt", justify="right")
+    words = {"never": "nowhere", "tie": "alike"}
+    for c in outcome.crossings:
+        limit = words.get(str(c.verdict), "") or (f"{c.up_to}" + (" (all)" if c.verdict == "always" else ""))
+        table.add_row(c.knob, limit, *(f"{c.ratios[n]:.3f}" if n in c.ratios else "" for n in sizes))
+    console.print(table)
+    if outcome.routing:
+        r = outcome.routing
+        console.print(
+            f"Routing: {r['distinct']:g} experts used by {r['tokens']} tokens ({r['source']}), "
+            f"busiest over mean {r['busiest_over_mean']:g}."
+        )

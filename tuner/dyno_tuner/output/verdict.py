@@ -1,0 +1,89 @@
+"""A tune in one sentence, and what it leaves unproven."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..core.workload import kind_of
+from ..decide.answer_check import ROUNDING_FACTOR, ROUNDING_FLOOR
+from ..measure.paired_rounds import WIDEST_MARGIN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..core.outcome import Outcome
+
+WORDS = {"pp": "prompts", "tg": "tokens"}
+
+
+def verdict(outcome: Outcome) -> str:
+    """What was gained and what that does to the answers, or why nothing was."""
+    if not outcome.entries and not outcome.kernels:
+        return _nothing(outcome)
+    moved = {m: g for m, g in outcome.gain.items() if m not in outcome.untouched}
+    gains = [f"{_word(metric)} {gain.ratio:.2f} ×" for metric, gain in moved.items()]
+    said = ", ".join([f"{gains[0]} as fast", *gains[1:]]) if gains else "the profile changes settings"
+    said += _answers(outcome)
+    return f"{said[0].upper()}{said[1:]}."
+
+
+def _answers(outcome: Outcome) -> str:
+    tuned, default = outcome.quality, outcome.default_quality
+    if tuned is None or default is None:
+        return ""
+    if tuned.digest and tuned.digest == default.digest:
+        return "; answers identical"
+    same = tuned.mean_kld <= ROUNDING_FACTOR * default.mean_kld + ROUNDING_FLOOR
+    change = "unchanged" if same else "changed as allowed"
+    return f"; answers {change} (KLD {tuned.mean_kld:.1g} against {default.mean_kld:.1g})"
+
+
+def _nothing(outcome: Outcome) -> str:
+    margin = max(outcome.margin.values(), default=0.0)
+    if not outcome.noise:
+        return "Nothing was measured: the budget ended before the noise of this machine was known."
+    noise = f"the noise of {100 * margin:.1f} % on this machine"
+    tried = max(0, outcome.trials - 1)
+    if not tried and not outcome.kernel_defaults and not outcome.promises:
+        return "Nothing could be tried in time: the profile changes nothing."
+    if outcome.unproven or any("needed" in p for p in outcome.promises):
+        return f"Nothing is proven to gain more than {noise}: there was no time to prove what looked faster."
+    if min(outcome.margin.values()) > WIDEST_MARGIN:
+        widest = f"{100 * WIDEST_MARGIN:.0f} %"
+        return (
+            f"Nothing can be proven: {noise} is above the {widest} up to which a gain counts. Tune again "
+            "while nothing else computes, or with a longer --budget."
+        )
+    counted = f"{tried} other configuration{'s' if tried != 1 else ''}"
+    counted += f" and other kernels for {len(outcome.kernel_defaults)} ops" if outcome.kernel_defaults else ""
+    said = f"Nothing gains more than {noise}: {counted} lost to the defaults or tied with them."
+    untried = [name for name in outcome.defaults if name not in outcome.searched]
+    if untried and outcome.status == "budget":
+        said += f" There was no time to try {', '.join(untried)}: a longer --budget has it."
+    return said
+
+
+def not_proven(promises: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each thing that looked faster."""
+    lines = []
+    for promise in promises:
+        named = (
+            f"{promise['kernels']} kernels for generation"
+            if "kernels" in promise
+            else ", ".join(f"{k}={v}" for k, v in promise["settings"].items())
+        )
+        needed = f": --budget {promise['needed']}s has room for the proof" if "needed" in promise else ""
+        lines.append(f"Not proven: {named} looked {promise['ratio']:.3f} × as fast{needed}.")
+    return lines
+
+
+def record_of(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as the journal and `--json` hold it, with its sentence and its unproven gains."""
+    said = {"verdict": verdict(outcome), "not_proven": not_proven(outcome.promises)}
+    return {**outcome.to_dict(), **said}
+
+
+def _word(metric: str) -> str:
+    """`pp` and `tg` in words; a metric of a mix keeps its numbers."""
+    kind = kind_of(metric)
+    return f"{WORDS[kind]} {metric.removeprefix(kind)}".strip() if kind in WORDS else metric

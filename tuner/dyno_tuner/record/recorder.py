@@ -1,0 +1,467 @@
+"""Every operation of a run goes through the ledger: it is either found in the journal or carried out and
+written there.
+
+That is all that resuming takes. The tuner's decisions are a pure function of (seed, results so far, time so
+far); after a kill it simply runs again from its beginning, and the ledger answers from the journal until
+the point of the kill. Time is the time of the last record, never that of a clock read in between, so that
+decisions by budget repeat, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import JournalError, TuneError
+from ..core.protocol import (
+    Configuration,
+    KernelOp,
+    OpContext,
+    Quality,
+    TrialStatus,
+    Value,
+    Visit,
+    Workload,
+    kind_of,
+)
+from ..measure.machine_monitor import PATIENCE, Careful, Conditions
+from ..measure.measurement import REST_SECONDS, generation_first, judge_plausibility
+from .clocks import Clocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    from ..core.executor import Executor
+    from ..core.options import VisitPolicy
+    from ..measure.machine_monitor import Watch
+    from .journal import Journal
+
+
+OVERRUN = 1.05  # budgets after which what is tried is ended wherever it stands
+
+
+def _is_cut(record: Mapping[str, Any]) -> bool:
+    result = record.get("result")
+    return isinstance(result, dict) and bool(result.get("cut"))
+
+
+def _marked(result: dict[str, Any], cut: bool) -> dict[str, Any]:
+    """Args: `cut`: whether the budget left less time than an operation usually has."""
+    return {**result, "cut": True} if cut and result["status"] == TrialStatus.TIMEOUT else result
+
+
+def _slowness_spoils(visit: Mapping[str, Any]) -> bool:
+    """Whether a slow machine can have spoilt a visit; one that the budget has cut short is no measurement."""
+    return visit["status"] in (TrialStatus.OK, TrialStatus.TIMEOUT) and not visit.get("cut")
+
+
+def _again(message: str) -> str:
+    return message if message.startswith("not tried again") else f"not tried again: {message}"
+
+
+FIRST_ANSWERS = 600.0
+"""Seconds that the first comparison may take at least: it has the exact path answer first, which takes as
+long as that takes, however fast the default is."""
+
+
+class Ledger:
+    """Args:
+    journal: where records go; None keeps them in memory only.
+    past: records of the journal that is continued.
+    identity: what makes two configurations one, for those that must not be tried again.
+    deadline_floor: seconds that any operation may take, however fast the default is.
+    watch: looks at the machine while it is measured; a window in which the GPU was throttled or others used
+    the CPUs is dropped and measured again. patience: seconds that a measurement waits for the machine to come
+    to rest; None: it does not wait, and the run is marked as disturbed. limit: seconds of the run after which
+    an operation is ended wherever it stands; None: it may end late. budget: seconds of the run; what is
+    tried, and the very first visit, are ended when they are over. sleep: waits for a GPU to cool down. rests:
+    whether prompts are read after a rest from the first window on in which the GPU reaches its power limit;
+    not for targets of which every visit begins with a load. begun_with: seconds of the budget that the run
+    began with; the number of answers that are compared depends on it.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        workload: Workload,
+        *,
+        journal: Journal | None = None,
+        past: Sequence[Mapping[str, Any]] = (),
+        identity: Callable[[Configuration], Hashable] | None = None,
+        bounds: Mapping[str, float] | None = None,
+        virtual_time: bool = False,
+        deadline_floor: float = 6.0,
+        watch: Watch | None = None,
+        patience: float | None = PATIENCE,
+        sleep: Callable[[float], None] = time.sleep,
+        limit: float | None = None,
+        budget: float | None = None,
+        begun_with: float | None = None,
+        rests: bool = True,
+    ) -> None:
+        self._begun_with = begun_with
+        self._limit = limit
+        self._budget = budget
+        self._rests = rests and any(kind_of(m) == "pp" for m in workload.metrics)
+        self._executor = executor
+        self._workload = workload
+        self._journal = journal
+        self._identity = identity or (lambda c: json.dumps(c.to_dict(), sort_keys=True))
+        self._bounds = dict(bounds or {})
+        self._virtual = virtual_time
+        self._deadline_floor = deadline_floor
+
+        def pause(seconds: float) -> None:
+            sleep(seconds)
+            if self._stopped.is_set():
+                raise KeyboardInterrupt
+
+        self._careful: Careful | None = None
+        if watch is not None:
+            self._careful = Careful(watch, self.note, self._show, pause, patience, self._budget_left)
+        self._seen = Conditions()  # of a journal, where nothing is watched now
+        self.lost = 0.0  # seconds of measurements that others disturbed, and of waiting for rest
+        # What an earlier budget has cut short is done again where there is more time now.
+        end = None if budget is None else OVERRUN * budget - 0.5
+        past = [r for r in past if not _is_cut(r) or (end is not None and float(r.get("t", 0.0)) >= end)]
+        self._past = {self._find_key(r): r for r in past if "op" in r}
+        self._cut: set[str] = set()
+        self._notes = {json.dumps(r, sort_keys=True) for r in past if "note" in r}
+        self._killed: dict[Hashable, Visit] = {}
+        self._compared = False  # there are answers of the exact path
+        for record in past:
+            if record.get("op") in ("visit", "quality") and not _is_cut(record):
+                self._remember(
+                    Configuration.from_dict(record["config"]),
+                    TrialStatus(record["result"]["status"]),
+                    str(record["result"]["message"]),
+                )
+        self.now = 0.0
+        self._base: tuple[float, float] | None = None  # (run time, clock) when the first live operation began
+        self.replayed = 0
+        self.last = ""  # key of the record that was found last
+        self.performed = 0
+        self.on_note: Callable[[str, Mapping[str, Any]], None] | None = None
+        self.expected_visit = 0.0  # seconds, of the default; 0 while unknown
+        self._first_check = self._later_checks = 0.0  # seconds; the longest of the later ones
+        self._stopped = threading.Event()
+
+    def _remember(self, configuration: Configuration, status: TrialStatus, message: str) -> None:
+        """Whether a configuration kills. One that has run since, as an anchor, does not."""
+        identity = self._identity(configuration)
+        if status.kills:
+            self._killed.setdefault(identity, Visit(status, message=message))
+        elif status is TrialStatus.OK:
+            self._killed.pop(identity, None)
+
+    # ---- beside other ledgers
+
+    def follow(self, first: Ledger) -> None:
+        """For the ledger of a further device, before what it does at the same time as the others: the run is
+        as far as the first one's, and what killed a worker there is not tried here either."""
+        if self._killed is not first._killed:
+            for identity, visit in self._killed.items():
+                first._killed.setdefault(identity, visit)
+            self._killed = first._killed
+        self.expected_visit = first.expected_visit
+        self.catch_up(first.now)
+
+    def catch_up(self, now: float) -> None:
+        """Others have done something meanwhile."""
+        if now > self.now:
+            self.now = now
+            if self._base is not None and not self._virtual:
+                self._base = (now, time.monotonic())
+
+    def stop(self) -> None:
+        """From another thread: the operation that runs is given up, and is not in the journal."""
+        self._stopped.set()
+        self._executor.abort()
+
+    @staticmethod
+    def _find_key(record: Mapping[str, Any]) -> str:
+        return json.dumps([record["op"], record["key"], record["process"], record["config"], record["args"]],
+                          sort_keys=True)  # fmt: skip
+
+    # ---- operations
+
+    def visit(
+        self,
+        key: str,
+        configuration: Configuration,
+        metrics: Sequence[str],
+        policy: VisitPolicy,
+        *,
+        process: int,
+        anchor: bool = False,
+        workload: Workload | None = None,
+    ) -> Visit:
+        """Args: `anchor` visits are carried out even if the same configuration has killed a worker before:
+        without its default a run cannot go on, and the caller decides how often to try. `workload` is
+        another one than the run's, for this visit alone. Generation is measured first, in whatever order
+        `metrics` stand. The visit that shows that the GPU has to rest is made again with rests: what
+        follows is compared with it."""
+        rested = self.resting
+        result = self._visit(key, configuration, metrics, policy, process, anchor, workload)
+        again = self._limit is None or self.now + result.seconds < self._limit
+        if self.resting and not rested and result.status is TrialStatus.OK and again:
+            result = self._visit(key, configuration, metrics, policy, process, anchor, workload)
+        return result
+
+    def _visit(
+        self, key: str, configuration: Configuration, metrics: Sequence[str], policy: VisitPolicy,
+        process: int, anchor: bool, workload: Workload | None,
+    ) -> Visit:  # fmt: skip
+        metrics = generation_first(metrics)
+        rests = sum(kind_of(m) == "pp" for m in metrics) if self.resting else 0
+        if rests:
+            policy = dataclasses.replace(policy, rest=REST_SECONDS)
+        identity = self._identity(configuration)
+        args: dict[str, Any] = {"metrics": list(metrics), "policy": policy.to_dict()}
+        if workload is not None:
+            args["workload"] = workload.to_dict()
+
+        def perform(context: OpContext) -> dict[str, Any]:
+            known = self._killed.get(identity)
+            if known is not None and not anchor:
+                return Visit(known.status, message=_again(known.message)).to_dict()
+
+            usual = self._deadline(configuration, rests * REST_SECONDS)
+            deadline = self._within_budget(usual, not anchor or self.expected_visit == 0)
+
+            def measure() -> dict[str, Any]:
+                begun = time.monotonic()
+                visit = self._executor.visit(
+                    configuration,
+                    workload or self._workload,
+                    metrics,
+                    policy,
+                    context,
+                    deadline,
+                )
+                elapsed = None if self._virtual else time.monotonic() - begun
+                result = judge_plausibility(visit, self._bounds, elapsed).to_dict()
+                return _marked(result, deadline < usual)
+
+            return self._watched(key, measure, _slowness_spoils)
+
+        result = self._do("visit", key, configuration.to_dict(), args, process, perform)
+        visit = Visit.from_dict(result)
+        self._learn_of_machine(result)
+        self._in_time(visit.status)
+        self._settle(key, result, configuration, visit)
+        return visit
+
+    def _watched(
+        self, key: str, measure: Callable[[], dict[str, Any]], good: Callable[[dict[str, Any]], bool]
+    ) -> dict[str, Any]:
+        """A measurement with the state of the machine meanwhile under `gpu` and `cpu`."""
+        if self._careful is None:
+            return measure()
+        result, seen = self._careful.measure(key, measure, good)
+        return {**result, **seen}
+
+    def _learn_of_machine(self, result: Mapping[str, Any]) -> None:
+        """Of a result, also one of the journal."""
+        if "cpu" in result:
+            self.conditions.add_load(result["cpu"])
+            self.lost += float(result["cpu"].get("lost") or 0.0)
+        if "gpu" not in result:
+            return
+        rested = self.resting
+        (self._careful.learn if self._careful is not None else self._seen.add)(result["gpu"])
+        if self.resting and not rested:
+            limit = float(result["gpu"]["power_limit_w"])
+            self.note(
+                "power_limited",
+                message=f"the GPU reaches its power limit of {limit:.0f} W: from now on it rests for "
+                f"{REST_SECONDS:g} s before short prompts, which are then as fast as in a fresh process",
+            )
+
+    @property
+    def useful(self) -> float:
+        """Seconds of the run without those that others' load has cost: what operations take is their
+        difference."""
+        return self.now - self.lost
+
+    @property
+    def resting(self) -> bool:
+        """Whether the GPU rests before prompts."""
+        return self._rests and self.conditions.power_limited > 0
+
+    @property
+    def conditions(self) -> Conditions:
+        """What all windows of the run add up to."""
+        return self._careful.conditions if self._careful is not None else self._seen
+
+    def killed(self, configuration: Configuration) -> bool:
+        return self._identity(configuration) in self._killed
+
+    def quality(self, key: str, configuration: Configuration, *, process: int) -> Quality:
+        def perform(context: OpContext) -> dict[str, Any]:
+            known = self._killed.get(self._identity(configuration))
+            if known is not None:
+                return Quality(known.status, message=_again(known.message)).to_dict()
+            usual = 4 * self._deadline(configuration)
+            deadline = self._within_budget(usual, self._compared)
+            cut = deadline < usual
+            if not self._compared and not self._virtual:
+                deadline = max(deadline, FIRST_ANSWERS)
+            if self._limit is not None:
+                deadline = min(deadline, max(1.0, self._limit - self.now))
+            return _marked(self._executor.quality(configuration, context, deadline).to_dict(), cut)
+
+        begun = self.now
+        result = self._do("quality", key, configuration.to_dict(), {}, process, perform)
+        quality = Quality.from_dict(result)
+        if quality.status is TrialStatus.OK and self._compared:
+            self._later_checks = max(self._later_checks, self.now - begun)
+        elif quality.status is TrialStatus.OK:
+            self._first_check = self.now - begun
+        self._compared |= quality.status is TrialStatus.OK
+        self._in_time(quality.status)
+        self._settle(key, result, configuration, quality)
+        return quality
+
+    def _settle(
+        self, key: str, result: Mapping[str, Any], configuration: Configuration, found: Visit | Quality
+    ) -> None:
+        """What the end of the budget has cut short is no killer."""
+        if result.get("cut"):
+            self._cut.add(key)
+        else:
+            self._remember(configuration, found.status, found.message)
+
+    def was_cut(self, key: str) -> bool:
+        """Whether the end of the budget has cut this operation short, which says nothing about it."""
+        return key in self._cut
+
+    @property
+    def check_seconds(self) -> float:
+        """What a comparison of answers may take: the longest of all but the first, if there are any. The
+        first has the exact path answer as well; what cannot change an answer is compared in no time."""
+        return self._later_checks or self._first_check
+
+    def routing(self, key: str, configuration: Configuration, *, process: int) -> dict[str, Any]:
+        def perform(context: OpContext) -> dict[str, Any]:
+            return self._executor.routing(configuration, self._workload, context)
+
+        return self._do("routing", key, configuration.to_dict(), {}, process, perform)
+
+    def kernel_ops(self, key: str, configuration: Configuration, *, process: int) -> list[KernelOp]:
+        def perform(context: OpContext) -> dict[str, Any]:
+            return {"ops": [op.to_dict() for op in self._executor.kernel_ops(configuration, self._workload)]}
+
+        result = self._do("kernel_ops", key, configuration.to_dict(), {}, process, perform)
+        return [KernelOp.from_dict(op) for op in result["ops"]]
+
+    def time_ops(
+        self, key: str, op: KernelOp, configs: Sequence[Mapping[str, Value]], *, threads: int, seconds: float,
+        process: int,
+    ) -> list[list[float]]:  # fmt: skip
+        """Seconds per launch of each config; empty lists where the worker did not survive."""
+        request = {"key": op.key, "m": op.m, "configs": [dict(c) for c in configs], "threads": threads,
+                   "seconds": seconds}  # fmt: skip
+
+        def perform(context: OpContext) -> dict[str, Any]:
+            deadline = 20.0 + 20 * seconds * len(configs)
+
+            def measure() -> dict[str, Any]:
+                return {"times": self._executor.time_ops(request, context, deadline)}
+
+            return self._watched(key, measure, lambda result: any(result["times"]))
+
+        result = self._do("time_ops", key, {}, request, process, perform)
+        self._learn_of_machine(result)
+        return [list(t) for t in result["times"]]
+
+    def recall(self, op: str, key: str, perform: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What something outside of the run says, e.g. a database: asked once, and in the journal from then
+        on."""
+        return self._do(op, key, {}, {}, 0, lambda context: perform())
+
+    def note(self, kind: str, **data: Any) -> None:
+        """Writes something for people and reports; a resumed run does not write it twice."""
+        if self.on_note is not None:
+            self.on_note(kind, data)
+        record = {"note": kind, **data}
+        text = json.dumps(record, sort_keys=True)
+        if text not in self._notes:
+            self._notes.add(text)
+            if self._journal is not None:
+                self._journal.append(record)
+
+    def _show(self, seen: Mapping[str, Any]) -> None:
+        if self.on_note is not None:
+            self.on_note("gpu", seen)
+
+    # ---- the one door
+
+    def _deadline(self, configuration: Configuration, rest: float = 0.0) -> float:
+        """A configuration that takes five times as long as the default is not worth waiting for; the floor
+        leaves room for loading and for a machine that is busy."""
+        if self._virtual:
+            return self._deadline_floor
+        usual = 600.0 if self.expected_visit == 0 else max(self._deadline_floor, 5 * self.expected_visit)
+        usual += rest
+        return usual if self._limit is None else min(usual, max(1.0, self._limit - self.now))
+
+    def _budget_left(self) -> float:
+        return math.inf if self._budget is None else max(0.0, OVERRUN * self._budget - self.now)
+
+    def _within_budget(self, deadline: float, bounded: bool) -> float:
+        """Nobody waits for what hangs for longer than the budget lasts, give or take a twentieth."""
+        if not bounded or self._budget is None or self._virtual:
+            return deadline
+        return min(deadline, max(1.0, OVERRUN * self._budget - self.now))
+
+    def _in_time(self, status: TrialStatus) -> None:
+        """A configuration that the limit has cut short is no slow one. Raises TuneError."""
+        if status is TrialStatus.TIMEOUT and self._limit is not None and self.now >= self._limit:
+            raise TuneError(
+                f"the budget of {self._limit:.0f} s ended in the middle of a measurement; "
+                "give a longer --budget"
+            )
+
+    def _do(
+        self,
+        op: str,
+        key: str,
+        config: dict[str, Any],
+        args: dict[str, Any],
+        process: int,
+        perform: Callable[[OpContext], dict[str, Any]],
+    ) -> dict[str, Any]:
+        record: dict[str, Any] = {"op": op, "key": key, "process": process, "config": config, "args": args}
+        found = self._past.get(self._find_key(record))
+        if found is not None:
+            self.replayed += 1
+            self.last = key
+            self.now = max(self.now, float(found["t"]))
+            result = found["result"]
+            if not isinstance(result, dict):
+                raise JournalError(f"journal: the record {key!r} holds no result")
+            return result
+        if self._stopped.is_set():
+            raise KeyboardInterrupt
+        self.performed += 1
+        if self._base is None:
+            self._base = (self.now, time.monotonic())
+        clocks = Clocks.read()
+        result = perform(OpContext(key, process, self.now, self._begun_with))
+        if self._stopped.is_set():
+            raise KeyboardInterrupt
+        if not self._virtual and (message := clocks.disagreement(Clocks.read())):
+            self.note("clock", key=key, message=message)
+        if self._virtual:
+            # Rounded, so that sums do not depend on what a target has added up before.
+            self.now = round(self.now + float(result.get("seconds", 0.0)), 6)
+        else:
+            self.now = self._base[0] + time.monotonic() - self._base[1]
+        if self._journal is not None:
+            self._journal.append({**record, "result": result, "t": self.now})
+        return result

@@ -1,0 +1,241 @@
+"""What the records of a journal have to hold before anything is made of them.
+
+A checksum says that a line is as it was written, not that the tuner wrote it: another program, another
+version or a person may have. Whoever continues or reads a journal checks it here first, so that an odd record
+is one line with its number instead of a trace from wherever it happens to matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import JournalError, TuneError
+from ..core.protocol import Configuration, KernelOp, Quality, Sample, TrialStatus, Visit
+from ..measure.machine_monitor import Conditions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+MOST_SECONDS = 1e8  # of a run
+ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What content of the wrong kind raises, wherever it gets."""
+
+_ADVICE = "leave out --resume to begin anew (the old journal is kept)"
+
+
+class Odd(Exception):
+    """A record is not as the tuner writes it; the message says why."""
+
+
+def named(record: Mapping[str, Any], number: int) -> str:
+    """A record for people: its number among the whole ones, from 1, and what it is of."""
+    of = next((n for n in ("op", "note", "run") if n in record), None)
+    key = f" {_shown(record['key'])}" if of == "op" and "key" in record else ""
+    return f"record {number}{f' ({_shown(record[of])}{key})' if of else ''}"
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def check_resumable(
+    path: Path, records: Sequence[Mapping[str, Any]], identity: Callable[[Configuration], Hashable]
+) -> None:
+    """Args: `identity`: of a configuration in the space that is searched.
+
+    Raises:
+        JournalError: one line with the file, the first odd record and what is odd.
+    """
+    for place, record in enumerate(records, 1):
+        try:
+            flaw(record)
+            if "run" in record and "incumbents" not in record:
+                raise Odd("it has no 'incumbents'")
+            if record.get("op") in ("visit", "quality"):
+                _in_space(record, identity)
+        except Odd as error:
+            raise JournalError(f"journal {path}: {named(record, place)}: {error}; {_ADVICE}") from error
+
+
+def check_outline(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """The records that say what a run was and how it ended, and of the others the time alone.
+
+    Raises:
+        JournalError: as `check_resumable`.
+    """
+    for place, record in enumerate(records, 1):
+        try:
+            if "op" not in record:
+                flaw(record)
+            elif "t" in record:
+                number(record["t"], "t", MOST_SECONDS)
+        except Odd as error:
+            raise JournalError(f"journal {path}: {named(record, place)}: {error}") from error
+
+
+@contextlib.contextmanager
+def fitting(path: Path, last: Callable[[], str]) -> Iterator[None]:
+    """For the time in which a run is made of nothing but records: if they are odd together though each is
+    sound, that is one line, too.
+
+    Args:
+        last: key of the record that was used last; empty once something new was measured.
+
+    Raises:
+        JournalError: instead of what odd content raises.
+    """
+    try:
+        yield
+    except ODD as error:
+        key = last()
+        if not key:
+            raise
+        raise JournalError(
+            f"journal {path}: up to the record {_shown(key)} it does not fit together "
+            f"({type(error).__name__}: {_shown(str(error))}); {_ADVICE}"
+        ) from error
+
+
+def flaw(record: Mapping[str, Any]) -> None:
+    """Raises Odd for a record of a tune that is not as the tuner writes it."""
+    try:
+        if "op" in record:
+            _operation(record)
+        elif record.get("note") == "begun":
+            datetime.datetime.fromisoformat(str(record["date"]))
+        elif record.get("note") == "outcome":
+            _outcome(record)
+        elif "run" in record:
+            _head(record)
+    except KeyError as error:
+        raise Odd(f"it has no {_shown(error.args[0] if error.args else '')}") from error
+    except ODD as error:
+        raise Odd(_shown(str(error))[1:-1]) from error
+
+
+def number(value: object, what: str, most: float = math.inf) -> float:
+    """Of a record. Raises Odd for what is no number, not finite, negative or above `most`."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Odd(f"{what} is {_shown(value)}, which is no number")
+    try:
+        found = float(value)
+    except OverflowError:
+        found = math.inf
+    if not (math.isfinite(found) and 0 <= found <= most):
+        raise Odd(f"{what} is {_shown(value)}, which is out of range")
+    return found
+
+
+def _is(value: object, kind: type, what: str) -> None:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise Odd(f"{what} is {_shown(value)}, which is no {kind.__name__}")
+
+
+def _scalar(value: object, what: str) -> None:
+    if not isinstance(value, bool | int | float | str):
+        raise Odd(f"{what} is {_shown(value)}, which is no setting's value")
+
+
+def _head(record: Mapping[str, Any]) -> None:
+    for name in ("identity", "workload", "knobs", "held"):
+        _is(record.get(name, {}), dict, name)
+    for name in ("device", "model", "engine"):
+        _is(record.get("identity", {}).get(name, {}), dict, f"identity.{name}")
+    for name, share in (record.get("identity", {}).get("model", {}).get("types") or {}).items():
+        number(share, f"the share of {_shown(name)}")
+    _is(record.get("incumbents", []), list, "incumbents")
+    for settings in record.get("incumbents", []):
+        _is(settings, dict, "an incumbent")
+        for name, value in settings.items():
+            _scalar(value, f"incumbent {name}")
+
+
+def _outcome(record: Mapping[str, Any]) -> None:
+    _is(record.get("status"), str, "status")
+    number(record.get("seconds", 0.0), "seconds", MOST_SECONDS)
+    _is(record.get("gain") or {}, dict, "gain")
+    for metric, gain in (record.get("gain") or {}).items():
+        _is(gain, dict, f"gain.{metric}")
+        number(gain.get("ratio"), f"gain.{metric}.ratio")
+
+
+def _operation(record: Mapping[str, Any]) -> None:
+    for name in ("op", "key"):
+        _is(record[name], str, name)
+    _is(record["process"], int, "process")
+    for name in ("config", "args", "result"):
+        _is(record[name], dict, name)
+    number(record["t"], "t", MOST_SECONDS)
+    op, result = record["op"], record["result"]
+    if op in ("visit", "quality", "routing", "kernel_ops"):
+        configuration = Configuration.from_dict(record["config"])
+        for name, value in configuration.settings.items():
+            _scalar(value, name)
+        for choice in configuration.kernels:
+            for name, value in choice.config.items():
+                _scalar(value, f"{choice.key} {name}")
+    if op == "visit":
+        _visit(Visit.from_dict(result), record["args"]["metrics"])
+    elif op == "quality":
+        number(Quality.from_dict(result).seconds, "seconds", MOST_SECONDS)
+    elif op == "kernel_ops":
+        for each in result["ops"]:
+            _kernel_op(KernelOp.from_dict(each))
+    elif op == "time_ops":
+        for times in result["times"]:
+            for seconds in times:
+                number(seconds, "a time", MOST_SECONDS)
+    if "gpu" in result:
+        Conditions().add(result["gpu"])
+        number(result["gpu"]["power_limit_w"] or 0.0, "gpu.power_limit_w")
+    if "cpu" in result:
+        _is(result["cpu"], dict, "cpu")
+        for name in ("others", "steal", "dropped", "lost"):
+            number(result["cpu"].get(name, 0), f"cpu.{name}", MOST_SECONDS)
+
+
+def _visit(visit: Visit, metrics: object) -> None:
+    number(visit.seconds, "seconds", MOST_SECONDS)
+    _is(metrics, list, "metrics")
+    if visit.status is not TrialStatus.OK:
+        return
+    for sample in (*visit.samples, *visit.warmup):
+        if (why := odd_sample(sample)) is not None:
+            raise Odd(why)
+    missing = [m for m in metrics if not any(s.metric == m for s in visit.samples)]  # type: ignore[attr-defined]
+    if missing:
+        raise Odd(f"it has no sample of {_shown(missing[0])}")
+
+
+def odd_sample(sample: Sample) -> str | None:
+    """Why a sample of a sound visit gives no rate; None where it does."""
+    for value in (sample.seconds, sample.clock_seconds):
+        if not (math.isfinite(value) and 1e-12 < value < MOST_SECONDS):
+            return f"a sample took {value!r} seconds"
+    if not 0 < sample.tokens < 1e12:
+        return f"a sample is of {_shown(sample.tokens)} tokens"
+    return None
+
+
+def _kernel_op(op: KernelOp) -> None:
+    for name, text in (("key", op.key), ("tokens", op.tokens), ("metric", op.metric)):
+        _is(text, str, name)
+    for name, count in (("m", op.m), ("count", op.count)):
+        _is(count, int, name)
+        number(count, name, 1e12)
+    for config in (op.default, *op.candidates):
+        _is(config, dict, "a config")
+        for name, value in config.items():
+            _scalar(value, name)
+
+
+def _in_space(record: Mapping[str, Any], identity: Callable[[Configuration], Hashable]) -> None:
+    try:
+        identity(Configuration.from_dict(record["config"]))
+    except (*ODD, TuneError) as error:
+        raise Odd(f"its configuration is none of this search: {_shown(str(error))[1:-1]}") from error

@@ -1,0 +1,120 @@
+"""Replays a search on a recorded sweep, seed after seed: what `tune replay` does."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..execution.inline_executor import InlineExecutor
+from ..record.recorder import Ledger
+from ..targets.replay.code_paths import INERT
+from ..targets.replay.target import ReplayTarget, Sweep
+from .tune import Options, Tune
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..core.protocol import Value
+
+WITHIN = 0.98
+
+
+@dataclass(frozen=True)
+class ReplayRun:
+    """One seed."""
+
+    seed: int
+    settings: dict[str, Value]
+    rate: float  # of the code that was chosen: median of all its warm samples
+    ratio: float  # to the best of the sweep
+    evaluations: int  # distinct code that was measured, in all stages
+    to_within: int | None  # how many had been measured when the first within 2 % of the best was
+
+
+def replay_once(
+    sweep: Sweep,
+    metric: str | None,
+    tokens: int | None,
+    sampler: str,
+    seed: int,
+    limit: int,
+    depth: int | None = None,
+) -> ReplayRun:
+    """Args: `limit`: distinct configurations that may be measured, the default with them."""
+    target = ReplayTarget(sweep, metric, tokens, seed, depth)
+    space = target.space()
+    workload = target.workload()
+    ledger = Ledger(InlineExecutor(target), workload, identity=space.identity, virtual_time=True)
+    options = Options(
+        workload,
+        seed=seed,
+        sampler=sampler,
+        max_trials=max(2, limit - 1),
+        max_distinct=limit,
+        patience=limit,
+        check=False,
+    )
+    outcome = Tune(ledger, space, options).run()
+    best = target.best_code()
+    rate = target.rate(outcome.settings)
+    rates = [target._class_rate(kind) for kind in target.visited]
+    to_within = next((n for n, r in enumerate(rates, 1) if r >= WITHIN * best), None)
+    return ReplayRun(seed, dict(outcome.settings), rate, rate / best, len(target.visited), to_within)
+
+
+def replay_many(
+    sweep: Sweep,
+    *,
+    metric: str | None = None,
+    tokens: int | None = None,
+    depth: int | None = None,
+    sampler: str = "guided",
+    seeds: int = 100,
+    limit: int = 12,
+    progress: Callable[[int, ReplayRun], None] | None = None,
+) -> dict[str, Any]:
+    """The result as plain data; see `tune replay --json`."""
+    runs: list[ReplayRun] = []
+    for seed in range(seeds):
+        runs.append(replay_once(sweep, metric, tokens, sampler, seed, limit, depth))
+        if progress is not None:
+            progress(seed, runs[-1])
+    target = ReplayTarget(sweep, metric, tokens, depth=depth)
+    best_settings, best_rate = target.best()
+    best_code = target.best_code()
+    default = {k.name: k.default for k in target.knobs()}
+    counts = Counter(tuple(r.settings.items()) for r in runs)
+    choices = [
+        {"settings": dict(items), "rate": target.rate(dict(items)),
+         "ratio_to_best": target.rate(dict(items)) / best_code, "runs": count,
+         "record": target.row(dict(items))}
+        for items, count in counts.most_common()
+    ]  # fmt: skip
+    return {
+        "data": sweep.path,
+        "model": sweep.model,
+        "workload": target.name,
+        "sampler": sampler,
+        "points": len(list(target.space().points())),
+        "distinct": target.classes,
+        "runs": len(runs),
+        "within_2pct": sum(r.ratio >= WITHIN for r in runs) / len(runs),
+        "evaluations_median": statistics.median(r.evaluations for r in runs),
+        "evaluations_max": max(r.evaluations for r in runs),
+        "evaluations_to_within_2pct_median": statistics.median(
+            [r.to_within if r.to_within is not None else target.classes + 1 for r in runs]
+        ),
+        "default": {"settings": default, "rate": target.rate(default)},
+        "best": {
+            "settings": best_settings,
+            "rate": best_rate,
+            "code_rate": best_code,
+            "record": target.row(best_settings),
+        },
+        "experts": {name: factor for name, factor in target.experts.items() if factor != INERT},
+        "chosen": choices[0],
+        "choices": choices,
+        "seeds": [asdict(r) for r in runs],
+    }

@@ -1,0 +1,592 @@
+"""One tuning session on an engine, from the command line's options to the profile on disk."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import sys
+import tempfile
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dyno import profiles
+from dyno.errors import ProfileError
+from dyno.profiles.io import write_atomically
+from dyno.settings import SETTINGS
+
+from .. import __version__
+from ..core.errors import DisturbedError, Interrupted, JournalError, TuneError
+from ..core.machine_match import device_of, differences, engine_of, match_of, model_of, versions_of
+from ..core.scratch import scratch_folder
+from ..decide.pareto import FILES, Variant, plot, trade_memory, variant_outcome
+from ..execution.device_pool import Crew, Lane
+from ..execution.worker import WorkerExecutor
+from ..measure.environment import Surroundings, look_around
+from ..measure.machine_monitor import Machine, patience_of
+from ..output import replacement
+from ..output.emit import Made, incumbent_settings, profile_of
+from ..output.progress import Progress
+from ..output.verdict import record_of
+from ..record import journal, validation
+from ..record.recorder import Ledger
+from ..search.shared_study import Study, check_storage
+from ..space.knobs import Facts, Knob, resolve
+from ..space.memory_limits import MemoryLimit, NearMiss
+from ..space.search_space import Space
+from ..targets.dyno import kept_answers
+from ..targets.ggml import knobs as ggml_knobs
+from .tune import Options, Tune
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from ..core.executor import Executor
+    from ..core.outcome import Outcome
+    from ..core.protocol import Description
+
+FORMAT = "dyno-tune-1"
+_TO_REST = "End these programs and continue with --resume, or measure in spite of them with --force"
+
+
+@dataclass
+class Request:
+    """What the user asked for."""
+
+    model: str
+    options: Options
+    device: str = "cpu"
+    others: tuple[str, ...] = ()  # further devices of the same kind, which screen together with the first
+    out: Path | None = None
+    resume: bool = False
+    ctx: int | None = None  # default: 4096 or what the workload needs, at most the model's limit
+    storage: str | None = None  # URL of an Optuna storage
+    study: str | None = None  # name of the study there; default: the model and the workload
+    command: str = ""
+    quiet: bool = False
+    held: dict[str, Any] = field(default_factory=dict)  # settings given by the user, not searched
+    deadline_floor: float = 6.0  # seconds that any trial may take
+    engine: str = "dyno"
+    engine_options: dict[str, Any] = field(default_factory=dict)  # of a foreign engine's target
+    text: str | None = None  # file whose text the prompts are
+    memory_limit: int | None = None  # bytes that the engine's plan may add up to
+    force: bool = False  # measure although others use the CPUs
+
+
+@dataclass(frozen=True)
+class Result:
+    outcome: Outcome
+    profile: profiles.Profile
+    path: Path
+    journal: Path
+    pareto: Path | None = None  # folder with the profiles of less memory, and the plot
+
+
+def knobs_for(description: Description, request: Request) -> tuple[Knob, ...]:
+    """The knobs of the table that apply to this engine, device, model and workload."""
+    if request.engine != "dyno":
+        return ggml_knobs.make_knobs(
+            description.engine, description.model, request.options.workload,
+            approx=request.options.approx_limit is not None, held=tuple(request.held),
+        )  # fmt: skip
+    facts = Facts(
+        device=description.device,
+        model=description.model,
+        workload=request.options.workload,
+        defaults=description.engine["defaults"],
+        ctx=int(description.engine["ctx"]),
+    )
+    return resolve(facts, approx=request.options.approx_limit is not None, held=request.held)
+
+
+def space_for(description: Description, request: Request) -> Space:
+    knobs = knobs_for(description, request)
+    foreign = request.engine != "dyno"
+    return Space(knobs, ggml_knobs.legal(description.engine, description.device) if foreign else None)
+
+
+def limit_memory(
+    description: Description, request: Request, executor: Executor, space: Space
+) -> tuple[Space, list[NearMiss]]:
+    """The space without what the plan says would not fit, and what just does not. Raises TuneError where the
+    default does not fit."""
+    if request.memory_limit is None:
+        return space, []
+    defaults = _planned_defaults(description)
+    longest = request.options.workload.longest
+    limit = MemoryLimit(request.memory_limit, executor.memory, _planned_names(defaults))
+    limit.check_default(defaults, longest)
+    misses = limit.near_misses(space.knobs, defaults, longest)
+    fitting = Space(space.knobs, lambda s: space.allowed(s) and limit.allows({**defaults, **s}), space.fixed)
+    return fitting, misses
+
+
+def _planned_defaults(description: Description) -> dict[str, Any]:
+    """What the engine's plan of memory is asked with, where a point does not say otherwise."""
+    return {"ctx": description.engine["ctx"], **description.engine["defaults"]}
+
+
+def _planned_names(defaults: Mapping[str, Any]) -> list[str]:
+    """The settings that memory depends on."""
+    paths = ("ctx", "mmq_max_tokens", "mmq_id_max_tokens")  # a path that dequantises needs room for it
+    return [n for n in defaults if n in paths or "memory" in SETTINGS[n].moves]
+
+
+def header(description: Description, request: Request, space: Space, out: Path) -> dict[str, Any]:
+    """The first record of a journal: what a run has to have in common with it to continue it."""
+    options = request.options
+    return {
+        "run": FORMAT,
+        "id": uuid.uuid4().hex,  # ties the journals of several devices together
+        "tuner": __version__,
+        "label": description.label,
+        "identity": description.identity(),
+        "workload": options.workload.to_dict(),
+        "seed": options.seed,
+        "sampler": options.sampler,
+        "approx_limit": options.approx_limit,
+        "memory_limit": request.memory_limit,
+        "budget": options.budget,  # a longer one may continue it, and answers are compared as before
+        "devices": 1 + len(request.others),
+        "knobs": {k.name: list(k.values) for k in space.knobs},
+        "held": request.held,
+        "incumbents": incumbents(description, out),
+    }
+
+
+def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
+    """Raises JournalError that names the first difference."""
+    plain = json.loads(json.dumps(wanted))
+    found = {"devices": 1, **found}  # as it was before there could be several
+    for key, value in plain.items():
+        # A run keeps the incumbents that it began with: by now its own profile may have taken their place.
+        if key not in ("id", "tuner", "label", "incumbents", "budget") and found.get(key) != value:
+            detail = ""
+            if isinstance(value, dict) and isinstance(found.get(key), dict):
+                names = [n for n in {**value, **found[key]} if value.get(n) != found[key].get(n)]
+                detail = f" ({', '.join(names[:3])})"
+            raise JournalError(
+                f"journal {path} was written with another {key}{detail}, so it can't be continued; "
+                "leave out --resume to begin anew (the old journal is kept)"
+            )
+
+
+def open_journal(path: Path, head: dict[str, Any], resume: bool, progress: Progress) -> tuple[
+    journal.Journal, list[dict[str, Any]], dict[str, Any]
+]:  # fmt: skip
+    """The journal to write to, the records to continue from and the first record. A journal that is not
+    continued is moved aside. Raises JournalError, also where another tune writes to it."""
+    past: list[dict[str, Any]] = []
+    if path.exists():
+        journal.check_free(path)
+    if path.exists() and path.stat().st_size:
+        if resume:
+            loaded = journal.load(path)
+            first = loaded.records[0] if loaded.records else {}
+            if "device" in head and first.get("run") == FORMAT and first.get("id") != head.get("id"):
+                progress.say(f"journal {path} is of another run: beginning anew")
+                _move_aside(path, progress)
+            elif first.get("run") == FORMAT:
+                check_header(first, head, path)
+                past, head = loaded.records, first
+            elif loaded.records:
+                # Whose measurements these are stood in the line that is damaged: none of them may be used.
+                progress.say(
+                    f"journal {path}: its first line is damaged, so it can't be continued: beginning anew"
+                )
+                _move_aside(path, progress)
+            if loaded.damaged:
+                progress.say(f"journal {path}: {loaded.damaged} damaged line(s) left out")
+        else:
+            _move_aside(path, progress)
+    elif resume:
+        progress.say(f"no journal at {path}: beginning anew")
+    written = journal.Journal(path)
+    if not any(r.get("run") == FORMAT for r in past):
+        try:
+            written.append(head)
+        except JournalError:
+            written.close()
+            raise
+    return written, past, head
+
+
+def _move_aside(path: Path, progress: Progress) -> None:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    try:
+        path.rename(aside)
+    except OSError as error:
+        raise JournalError(f"journal {path}: cannot be moved to {aside}: {error.strerror}") from error
+    progress.say(f"the journal of an earlier run is kept as {aside}")
+
+
+def output_path(request: Request, description: Description) -> Path:
+    if request.out is not None:
+        return request.out
+    return profiles.default_path(device_of(description, {}), model_of(description), engine_of(description))
+
+
+def incumbents(description: Description, out: Path) -> list[dict[str, Any]]:
+    """The settings that race first: those of the profile that this run would replace, and of the best match.
+
+    The profile of another model may race, too: a measurement decides about it, which the runtime never has.
+    """
+    found: list[dict[str, Any]] = [dict(description.engine.get("incumbent") or {})]
+    if out.exists():
+        # One that cannot be read is about to be replaced; what it says cannot be used.
+        with contextlib.suppress(ProfileError):
+            found.append(incumbent_settings(profiles.load_profile(out)))
+    try:
+        match = profiles.find_profile(
+            device_of(description, {}), model_of(description), engine_of(description), any_model=True
+        )
+    except ProfileError:
+        return [s for s in found if s]
+    if match.profile is not None:
+        found.append(incumbent_settings(match.profile))
+    return [s for s in found if s]
+
+
+def run(
+    request: Request, executor: Executor | None = None, space: Space | None = None,
+    others: Sequence[Executor] = (),
+) -> Result:  # fmt: skip
+    """Tunes and writes the profile. Raises TuneError (one line for people) where nothing could be done.
+
+    Args:
+        executor: the engine; by default a worker process for every device of the request.
+        space: what to search; by default the knobs of the table that apply.
+        others: with `executor`: those of further devices.
+    """
+    if request.storage is not None and not request.resume:  # a journal knows what the storage has said
+        check_storage(request.storage)
+    with contextlib.ExitStack() as stack:
+        try:
+            scratch = stack.enter_context(scratch_folder("dyno-tune-"))
+        except OSError as error:
+            raise TuneError(
+                f"no folder for scratch files can be made in {tempfile.gettempdir()}: {error.strerror}; "
+                "make room there or set TMPDIR"
+            ) from error
+        if executor is None:
+            devices = (request.device, *request.others)
+            executor, *others = [WorkerExecutor(*target_of(request, d, scratch)) for d in devices]
+            for one in (executor, *others):
+                stack.callback(one.close)
+        if len(others) != len(request.others):
+            request = dataclasses.replace(request, others=("",) * len(others))
+        return _run(request, executor, space, others)
+
+
+def target_of(request: Request, device: str, scratch: str | None) -> tuple[str, dict[str, Any]]:
+    """Name and options of the target that a worker makes."""
+    kept = kept_answers.folder()
+    ctx = request.ctx if request.ctx is not None else max(4096, request.options.workload.longest)
+    own: dict[str, Any] = {
+        "text": request.text, "ctx": ctx, "device": device, "cache": str(kept) if kept else None,
+    }  # fmt: skip
+    return request.engine.replace(".", "_"), {
+        "model": os.path.abspath(request.model), "settings": request.held, "scratch": scratch,
+        **(foreign_options(request) if request.engine != "dyno" else own),
+    }  # fmt: skip
+
+
+def foreign_options(request: Request) -> dict[str, Any]:
+    """With the file that keeps what the engine's processes say."""
+    return {**request.engine_options, "log": stderr_log(request)}
+
+
+def stderr_log(request: Request) -> str:
+    """Beside the profile; without `--out`, whose name the engine is yet to be asked for, by the model's name
+    in the folder of the profiles."""
+    name = f"{request.engine}-{os.path.basename(request.model)}"
+    return f"{os.path.abspath(request.out or profiles.user_folder() / name)}.stderr.log"
+
+
+def _run(request: Request, executor: Executor, space: Space | None, others: Sequence[Executor]) -> Result:
+    description = executor.describe()
+    companions = describe_all(others)
+    check_companions(description, companions, request)
+    check_context(description, request)
+    foreign = request.engine != "dyno"
+    space, misses = limit_memory(description, request, executor, space or space_for(description, request))
+    out = output_path(request, description)
+    _check_writable(out)
+    options = request.options
+    if int(description.model.get("experts") or 0) and not foreign:
+        options = dataclasses.replace(options, routing=True)
+    if foreign:  # every visit is a process of its own
+        options = dataclasses.replace(options, apart=False)
+    if foreign and not description.engine["answers_compared"]:
+        # And only settings that change no bit are searched.
+        options = dataclasses.replace(options, check=False)
+    head = header(description, request, space, out)
+    with (
+        Progress(description.label, options.budget, quiet=request.quiet) as progress,
+        contextlib.ExitStack() as held,
+    ):
+        book, past, head = open_journal(journal.of_profile(out), head, request.resume, progress)
+        held.enter_context(book)
+        begun_with = head.get("budget")  # None in journals from before it stood there
+        ledger = _ledger(executor, description, request, space, book, past, progress, held, begun_with)
+        crew = None
+        if others:
+            lanes = [Lane(0, request.device, ledger)]
+            for number, (other, one) in enumerate(zip(others, companions, strict=True), 1):
+                path = journal.of_device(book.path, number)
+                its, its_past, _ = open_journal(path, {**head, "device": number}, request.resume, progress)
+                held.enter_context(its)
+                of_it = _ledger(other, one, request, space, its, its_past, progress, held, begun_with)
+                lanes.append(Lane(number, _name(request, number), of_it))
+            crew = Crew(lanes)
+            progress.say(
+                f"{len(crew)} devices search together; what is found is confirmed on {request.device}"
+            )
+        if foreign:
+            _say_what_is_left_out(description, options, progress)
+        for miss in misses:
+            progress.say(str(miss))
+            ledger.note("near_miss", name=miss.name, value=miss.value, short=miss.short, message=str(miss))
+        if not any(r.get("note") == "outcome" for r in past):  # else nothing is left to be measured
+            begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            ledger.note("begun", date=begun)
+        if request.command:
+            ledger.note("request", command=request.command, label=description.label)
+        operations = [r for r in past if "op" in r]
+        if operations:
+            progress.resumed(max(float(r["t"]) for r in operations), len(operations))
+        shared = _join(request, description, space, ledger, progress, held)
+        rates = dict(description.rates)
+        if not description.virtual_time:
+            rates |= _note_machine(request, description, executor, ledger, progress)
+        tune = Tune(ledger, space, options, incumbents=head["incumbents"], shared=shared, crew=crew)
+        with validation.fitting(book.path, lambda: "" if ledger.performed else ledger.last):
+            outcome = tune.run()
+        variants: list[Variant] = []
+        if options.pareto and outcome.status != "interrupted":
+            given = _planned_defaults(description)
+            plan = MemoryLimit(sys.maxsize, executor.memory, _planned_names(given))  # asks each thing once
+            try:
+                variants, why = trade_memory(tune, lambda settings: plan.needs({**given, **settings}))
+            except KeyboardInterrupt:  # what the tune itself has proven is written
+                outcome.status, why = "interrupted", "interrupted; --resume goes on with it"
+            if why:
+                progress.say(f"--pareto: {why}")
+        for number in range(1, 1 + len(others)):
+            path = journal.of_device(book.path, number)
+            ledger.note("device_journal", device=number, path=path.name, sha256=journal.sha256(path))
+        if outcome.status != "interrupted":
+            ledger.note("outcome", **record_of(outcome))
+    made = Made(
+        options.workload, options.seed, request.command, journal.sha256(book.path),
+        os.path.basename(request.model), datetime.datetime.now(datetime.UTC).date(),
+    )  # fmt: skip
+    profile = profile_of(outcome, description, made, rates)
+    proven = bool(outcome.entries or outcome.kernels)
+    if tune.disturbance and not proven:
+        raise DisturbedError(f"{tune.disturbance}; nothing was proven until then. {_TO_REST}")
+    if outcome.status == "interrupted" and not proven and out.exists():
+        raise Interrupted(
+            f"interrupted before anything was proven; {out} is left as it was, continue with --resume"
+        )
+    try:
+        written = replacement.write(profile, out, book.path.read_bytes())
+    except (OSError, ProfileError) as error:
+        raise TuneError(
+            f"{error}; every measurement is in {book.path}: make room and continue with --resume"
+        ) from error
+    if written.line:
+        progress.say(written.line)
+    folder = _write_front(tune, variants, description, made, rates, out, written.path, progress)
+    if tune.disturbance:
+        raise DisturbedError(
+            f"{tune.disturbance}; {written.path} holds what was proven until then. {_TO_REST}"
+        )
+    return Result(outcome, profile, written.path, book.path, folder)
+
+
+def _ledger(
+    executor: Executor, description: Description, request: Request, space: Space, book: journal.Journal,
+    past: list[dict[str, Any]], progress: Progress, held: contextlib.ExitStack, begun_with: float | None,
+) -> Ledger:  # fmt: skip
+    validation.check_resumable(book.path, past, space.identity)
+    bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
+    watch = getattr(executor, "watch", Machine)  # on the machine that computes
+    watched = watch is not Machine or not description.virtual_time
+    ledger = Ledger(
+        executor, request.options.workload, journal=book, past=past, identity=space.identity,
+        bounds=description.bounds, virtual_time=description.virtual_time,
+        deadline_floor=request.deadline_floor,
+        watch=held.enter_context(watch(bus)) if watched else None,
+        patience=None if request.force else patience_of(request.options.budget),
+        rests=request.engine == "dyno", budget=request.options.budget,
+        begun_with=begun_with,
+    )  # fmt: skip
+    ledger.on_note = progress.note
+    return ledger
+
+
+def describe_all(executors: Sequence[Executor]) -> list[Description]:
+    """At the same time: a start takes seconds."""
+    if not executors:
+        return []
+    with concurrent.futures.ThreadPoolExecutor(len(executors)) as pool:
+        return list(pool.map(lambda executor: executor.describe(), executors))
+
+
+def _name(request: Request, number: int) -> str:
+    """Of a device, for people; 0 is the first."""
+    return (request.device, *request.others)[number] or f"device {number + 1}"
+
+
+def check_companions(first: Description, others: Sequence[Description], request: Request) -> None:
+    """Raises TuneError unless all are of one kind: what is found on one device has to hold for the others."""
+    for number, other in enumerate(others, 1):
+        differs = differences(match_of(first), other)
+        if differs:
+            raise TuneError(
+                f"{_name(request, number)} is of another kind than {_name(request, 0)}: "
+                f"{'; '.join(differs)}; tune them one by one"
+            )
+
+
+def check_context(description: Description, request: Request) -> None:
+    """Raises TuneError where the context that was asked for, or that the workload takes, cannot be had."""
+    if request.engine != "dyno" or "ctx" not in description.engine:
+        return
+    there, longest = int(description.engine["ctx"]), request.options.workload.longest
+    if request.ctx is not None and there < request.ctx:
+        raise TuneError(f"--ctx {request.ctx}: the model's limit is a context of {there} tokens")
+    held = int(request.held.get("ctx") or there)
+    if longest > held:
+        what = f"workload {request.options.workload}: it takes a context of {longest} tokens"
+        if held == request.held.get("ctx") or there == request.ctx:
+            raise TuneError(f"{what}, and the one that was asked for has {held}; give a longer one")
+        raise TuneError(f"{what}, and the model's limit is {there}; give a shorter one")
+
+
+def _say_what_is_left_out(description: Description, options: Options, progress: Progress) -> None:
+    """Settings of another engine that are not searched, each with the reason."""
+    if not options.check:
+        progress.say(
+            "answers can't be compared (no llama-perplexity, or no vocabulary in the model), so only "
+            "settings that change no bit are searched"
+        )
+    refused = dict(description.engine.get("refused", {}))
+    if options.approx_limit is None:
+        refused["kv_type_k, kv_type_v"] = "they change answers; give --allow-approx KLD"
+    for name, why in refused.items():
+        progress.say(f"{name} is not searched: {why}")
+    for note in description.engine.get("notes", []):
+        progress.say(str(note))
+
+
+def _join(
+    request: Request, description: Description, space: Space, ledger: Ledger, progress: Progress,
+    held: contextlib.ExitStack,
+) -> Study | None:  # fmt: skip
+    """The study in the user's storage, which other machines of the same kind may work on, too."""
+    if request.storage is None:
+        return None
+    options = request.options
+    name = request.study or f"{os.path.basename(request.model)} {options.workload}"
+    study = Study(request.storage, name, space.for_metrics(options.workload.metrics), ledger)
+    terms = {
+        "workload": options.workload.to_dict(), "knobs": {k.name: list(k.values) for k in space.knobs},
+        "held": request.held, "approx_limit": options.approx_limit,
+        "text": description.engine.get("text") or "", "versions": versions_of(description),
+    }  # fmt: skip
+    study.join(description, terms)
+
+    def release() -> None:
+        failed = study.release()
+        if failed:
+            progress.say(failed)
+
+    held.callback(release)
+    known = len(study.trials(space))
+    ledger.note("joined", study=name, others=study.others, known=known)
+    progress.say(
+        f"study {name!r}: {known} trial{'s' if known != 1 else ''} of {study.others} other "
+        f"tune{'s' if study.others != 1 else ''} known"
+        if study.others
+        else f"study {name!r}: this is the first tune"
+    )
+    return study
+
+
+def _note_machine(
+    request: Request, description: Description, executor: Executor, ledger: Ledger, progress: Progress
+) -> dict[str, float]:
+    """Records the state of the machine, says what may disturb, and returns the rates measured here (GB/s)."""
+    there = getattr(executor, "look_around", look_around)  # on the machine that computes
+    seen: Surroundings = there(request.model, description)
+    for line in seen.warnings:
+        progress.say(line)
+    gpu = description.engine.get("gpu") or {}
+    ledger.note("machine", **seen.state, **{**description.rates, **seen.rates}, **gpu, **seen.gpu)
+    return seen.rates
+
+
+def _write_front(
+    tune: Tune, variants: list[Variant], description: Description, made: Made, rates: dict[str, float],
+    out: Path, written: Path, progress: Progress,
+) -> Path | None:  # fmt: skip
+    """A profile for every variant and the plot, in a folder of their own: beside the profile, the runtime
+    would have to choose between them. What an earlier tune has left there is moved aside, also where this one
+    has nothing to write. Returns the folder if there is something of this tune in it."""
+    folder = out.with_name(out.stem + ".pareto")
+    files = {
+        f"{v.name}.yaml": profiles.dumps_profile(
+            profile_of(variant_outcome(tune, v), description, made, rates)
+        ).encode()
+        for v in variants
+    }
+    if variants:
+        files["pareto.svg"] = plot(variants, description.label).encode()
+    try:
+        _move_front_aside(folder, files, progress)
+        for name, data in files.items():
+            write_atomically(folder / name, data)
+    except (OSError, ProfileError) as error:
+        raise TuneError(f"{folder} cannot be written: {error}; the profile itself is in {written}") from error
+    return folder if variants else None
+
+
+def _move_front_aside(folder: Path, files: Mapping[str, bytes], progress: Progress) -> None:
+    """Keeps what of an earlier tune would be replaced in `folder`, or would stay there without being of this
+    one. Only names that a tune writes are touched, and whatever stands in these files is kept. Raises
+    OSError."""
+    earlier = [folder / name for name in FILES if (folder / name).is_file()]
+    if all(files.get(p.name) == p.read_bytes() for p in earlier):
+        return
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
+        number += 1
+    aside.mkdir()
+    for path in earlier:
+        path.rename(aside / path.name)
+    if not any(folder.iterdir()):
+        folder.rmdir()
+    progress.say(f"the --pareto profiles of an earlier run are kept in {aside}")
+
+
+def _check_writable(out: Path) -> None:
+    """Better now than after minutes of measuring."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TuneError(f"the profile's folder {out.parent} cannot be made: {error.strerror}") from error
+    if out.is_dir():
+        raise TuneError(f"{out} is a folder; name a file with --out")
+    if not os.access(out.parent, os.W_OK):
+        raise TuneError(
+            f"the profile's folder {out.parent} cannot be written to; name another place with --out"
+        )

@@ -1,0 +1,426 @@
+"""Does a profile still hold? Each entry, or its group, is taken out of the whole profile, in the same ABBA
+rounds that wrote it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dyno import profiles
+from dyno.settings import SETTINGS
+
+from ..core.errors import TuneError
+from ..core.model_file import check_model
+from ..core.protocol import METRICS, Configuration, KernelChoice, TrialStatus, Workload, kind_of
+from ..core.scratch import scratch_folder
+from ..decide.acceptance import DEFAULT, FULL
+from ..execution.worker import WorkerExecutor
+from ..measure.machine_monitor import Machine, patience_of
+from ..measure.paired_rounds import WIDEST_MARGIN, visits_in_round
+from ..output.emit import workload_of
+from ..output.progress import Progress
+from ..record.recorder import Ledger
+from ..space.knobs import Fidelity, Kind, Knob
+from ..space.search_space import Space
+from ..targets.dyno import kept_answers
+from ..targets.ggml.export import binaries_folder, held_with, tuned_with
+from .tune import Options, Tune
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from ..core.executor import Executor
+    from ..core.intervals import Estimate
+    from ..core.protocol import Description, Visit
+    from ..measure.comparison import Comparison
+    from ..measure.paired_rounds import Bar
+
+USUAL = -1.0  # a budget: by the engine
+KEEP, STALE, HARMFUL, UNSUPPORTED = "keep", "stale", "harmful", "unsupported"
+UNCLEAR = "unclear"  # the noise of this machine is too large for any verdict
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one entry."""
+
+    entry: str
+    verdict: str  # keep | stale | harmful | unsupported | unclear
+    reason: str
+    recorded: float | None = None  # the ratio in the profile
+    measured: Estimate | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "entry": self.entry, "verdict": self.verdict, "reason": self.reason, "recorded": self.recorded,
+            "measured": self.measured.to_dict() if self.measured else None,
+        }  # fmt: skip
+
+
+@dataclass
+class Unit:
+    """Entries that stand or fall together."""
+
+    label: str
+    settings: dict[str, Any]
+    kernels: list[KernelChoice]
+    moves: tuple[str, ...]
+    recorded: float | None
+    lost: tuple[str, ...] = ()  # entries of the group that the engine does not take
+
+    def entries(self) -> list[str]:
+        return [
+            *(f"settings.{name}" for name in self.settings),
+            *(f"kernels.{k.key}.{k.tokens}" for k in self.kernels),
+        ]
+
+    def only(self, entries: Collection[str]) -> Unit:
+        """These of its entries."""
+        return replace(
+            self,
+            settings={n: v for n, v in self.settings.items() if f"settings.{n}" in entries},
+            kernels=[k for k in self.kernels if f"kernels.{k.key}.{k.tokens}" in entries],
+        )
+
+    def without(self, entries: Collection[str]) -> Unit:
+        """The rest, where the engine does not take these."""
+        left = self.only([e for e in self.entries() if e not in entries])
+        return replace(left, lost=(*self.lost, *entries))
+
+
+def units_of(profile: profiles.Profile, metrics: Sequence[str]) -> list[Unit]:
+    """The entries that are not `default`, by group; kernels without a group are one."""
+    units: dict[str, Unit] = {}
+    for name, entry in profile.settings.items():
+        if isinstance(entry, profiles.SettingEntry):
+            said: list[str] = list(entry.moves)
+            moves = tuple(m for m in metrics if kind_of(m) in said) or tuple(metrics)
+            label = entry.group or name
+            unit = units.setdefault(label, Unit(label, {}, [], moves, entry.ratio))
+            unit.settings[name] = ",".join(entry.value) if isinstance(entry.value, list) else entry.value
+            unit.moves = tuple(m for m in metrics if m in unit.moves or m in moves)
+    for key, buckets in profile.kernels.items():
+        for tokens, kernel in buckets.items():
+            if isinstance(kernel, profiles.KernelEntry):
+                label = kernel.group or "kernels"
+                own = tuple(m for m in metrics if label == f"kernels_{kind_of(m)}") or tuple(metrics)
+                unit = units.setdefault(label, Unit(label, {}, [], own, kernel.ratio))
+                unit.kernels.append(KernelChoice(key, tokens, kernel.config))
+    return list(units.values())
+
+
+class Verification(Tune):
+    """Measures `units` on whatever the ledger's executor runs. `verdicts` is complete when `run` is done.
+
+    Args:
+        disturbed: others used the machine while the profile was written; nothing of it is kept.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        space: Space,
+        options: Options,
+        units: Sequence[Unit],
+        *,
+        disturbed: bool = False,
+    ) -> None:
+        super().__init__(ledger, space, options)
+        self._disturbed = disturbed
+        self._units = list(units)
+        self.verdicts: list[Verdict] = []
+        self.gain: dict[str, Estimate] = {}
+
+    def _configuration(self, units: Sequence[Unit]) -> Configuration:
+        settings = self.space.settings(self.space.default)
+        for unit in units:
+            settings.update(unit.settings)
+        return Configuration(settings, tuple(k for u in units for k in u.kernels))
+
+    def _say(self, unit: Unit, verdict: str, reason: str, measured: Estimate | None = None) -> None:
+        if unit.lost:
+            reason += (
+                f"; measured without {', '.join(unit.lost)}, with which the runtime drops its whole group"
+            )
+        self.verdicts += [Verdict(e, verdict, reason, unit.recorded, measured) for e in unit.entries()]
+
+    def _run(self) -> None:
+        self.stage("noise")
+        if not self._measure_noise():
+            raise TuneError("the budget is too short to tell a gain from noise; give a longer --budget")
+        self.stage("verify")
+        units = self._answering(self._running(self._units))
+        if not units:
+            return
+        configurations = {DEFAULT: self._configuration([]), FULL: self._configuration(units)}
+        if len(units) > 1:
+            for unit in units:
+                rest = [u for u in units if u is not unit]
+                configurations[f"without {unit.label}"] = self._configuration(rest)
+        self.schedule.until_the_end()
+        result = self.rounds().compare("verify", configurations, self.round_count)
+        if result.rounds < 2 or FULL not in result.logs:
+            failed = result.failed.get(FULL)
+            if failed is None:
+                needed = self.ledger.now + self.rounds().seconds(2 * visits_in_round(len(configurations)))
+                raise TuneError(
+                    f"the budget is too short for two rounds; give --budget {1 + int(needed / 60)}m"
+                )
+            for unit in units:
+                self._say(unit, HARMFUL, f"the whole profile fails ({failed.status}): {failed.message}")
+            return
+        self.gain = {m: result.ratio(FULL, [m], self.weights) for m in self.weights}
+        for unit in units:
+            self._verdict(result, unit)
+
+    def _running(self, units: Sequence[Unit]) -> list[Unit]:
+        """Those that the engine takes. What it refuses, or does not survive, is said at once."""
+        whole = self._visit("runs/full", self._configuration(units), self._process, False)
+        if whole.status is TrialStatus.OK:
+            return list(units)
+        good = [
+            left
+            for number, unit in enumerate(units)
+            if (left := self._taken(f"runs/{number}", unit)) is not None
+        ]
+        if good == list(units):
+            for unit in units:
+                self._say(unit, HARMFUL, f"with the others it fails ({whole.status}): {whole.message}")
+            return []
+        return good
+
+    def _taken(self, key: str, unit: Unit) -> Unit | None:
+        """What of it runs: of a group the entries are tried one by one where all together do not."""
+        visit = self._visit(key, self._configuration([unit]), self._process, False)
+        if visit.status is TrialStatus.OK:
+            return unit
+        entries, bad = unit.entries(), []
+        for number, entry in enumerate(entries if len(entries) > 1 else []):
+            part = unit.only([entry])
+            alone = self._visit(f"{key}/{number}", self._configuration([part]), self._process, False)
+            if alone.status is not TrialStatus.OK:
+                self._fails(part, alone)
+                bad.append(entry)
+        if not bad:
+            self._fails(unit, visit)
+            return None
+        return self._taken(f"{key}/rest", unit.without(bad)) if len(bad) < len(entries) else None
+
+    def _fails(self, unit: Unit, visit: Visit) -> None:
+        refused = visit.status is TrialStatus.INVALID
+        self._say(unit, UNSUPPORTED if refused else HARMFUL, visit.message or str(visit.status))
+
+    def _answering(self, units: Sequence[Unit]) -> list[Unit]:
+        """Those whose answers are as near to the exact path's as the default's."""
+        if not units or not self._wrong("all", units):
+            return list(units)
+        good = []
+        for unit in units:
+            reason = self._wrong(unit.label, [unit])
+            if reason:
+                self._say(unit, HARMFUL, f"answers refused: {reason}")
+            else:
+                good.append(unit)
+        if len(good) == len(units):
+            for unit in units:
+                self._say(unit, HARMFUL, "answers changed by the entries together")
+            return []
+        return good
+
+    def _wrong(self, key: str, units: Sequence[Unit]) -> str:
+        return self.gate.why_not_now(f"quality/verify/{key}", self._configuration(units))
+
+    def _verdict(self, result: Comparison, unit: Unit) -> None:
+        name = f"without {unit.label}"
+        if name in result.failed:
+            verdict = UNCLEAR if self._disturbed else KEEP
+            self._say(unit, verdict, "the rest does not run without it")
+            return
+        bar: Bar = self.bar(result.rounds)
+        over = name if name in result.logs else DEFAULT
+        beats, gain = bar.beats(result, FULL, unit.moves, self.weights, over)
+        if not bar.proves(unit.moves):
+            noise, most = 100 * bar.of(unit.moves), 100 * WIDEST_MARGIN
+            why = f"today's noise is {noise:.0f} %, and over {most:.0f} % proves nothing"
+            self._say(unit, UNCLEAR, f"{why}; end other programs and verify again", gain)
+        elif any(bar.harms(result.ratio(FULL, [m], self.weights, over), m) for m in self.weights):
+            self._say(unit, HARMFUL, "the profile is faster without it", gain)
+        elif self._disturbed and (beats or gain.ratio > 1):
+            why = "the profile was written on a disturbed machine (tune --force)"
+            self._say(unit, UNCLEAR, f"{why}; it gains today: tune again and keep that profile", gain)
+        elif beats:
+            self._say(unit, KEEP, "still gains", gain)
+        elif unit.recorded is not None and gain.ratio > 1 and gain.low <= unit.recorded <= gain.high:
+            margin = 100 * bar.of(unit.moves)
+            self._say(unit, KEEP, f"as recorded, though within today's noise ({margin:.1f} %)", gain)
+        else:
+            self._say(unit, STALE, "gains nothing any more that could be told from noise", gain)
+
+
+def _knob(name: str, value: Any, default: Any) -> Knob:
+    setting = SETTINGS[name]
+    moves: frozenset[str] = frozenset(m for m in METRICS if m in setting.moves) or frozenset(METRICS)
+    placed = name in ("placement", "cpu_moe_layers", "split_mode")  # CPU and GPU round differently
+    fidelity = Fidelity.ROUNDING if placed else Fidelity(setting.fidelity)
+    return Knob(name, (default, value), default, Kind(setting.kind), moves, fidelity, ordinal=False)
+
+
+def sort_out(
+    units: Sequence[Unit], defaults: Mapping[str, Any]
+) -> tuple[list[Unit], list[Verdict], dict[str, Any]]:
+    """Without measuring: units worth it, verdicts on the others, settings to search by name."""
+    left, verdicts, values = [], [], {}
+    for unit in units:
+        missing = {f"settings.{n}": n for n in unit.settings if n not in defaults}
+        verdicts += [
+            Verdict(e, UNSUPPORTED, f"this engine has no setting {n} on this device", unit.recorded)
+            for e, n in missing.items()
+        ]
+        unit = unit.without(tuple(missing)) if missing else unit
+        if not unit.entries():
+            continue
+        if not unit.kernels and all(defaults[n] == v for n, v in unit.settings.items()):
+            why = "it is the engine's default now"
+            verdicts += [Verdict(e, STALE, why, unit.recorded) for e in unit.entries()]
+        else:
+            left.append(unit)
+            values.update({n: v for n, v in unit.settings.items() if defaults[n] != v})
+    return left, verdicts, values
+
+
+def model_file(path: Path, profile: profiles.Profile) -> str:
+    """The model that a profile was made with, by what it says. Raises TuneError."""
+    said = profile.provenance
+    places: list[Path] = []
+    words = shlex.split(said.command) if said and said.command else []
+    for flag, value in itertools.pairwise(words):
+        if flag in ("--model", "-m"):
+            places.append(Path(value))
+    if said and said.model_file:
+        places += [Path(said.model_file), path.parent / said.model_file]
+    for place in places:
+        if place.is_file():
+            return str(place)
+    raise TuneError(f"profile {path}: the model it was made with is not found here; give --model")
+
+
+def verify(
+    path: Path, model: str | None = None, *, budget: float | None = USUAL, seed: int = 0, quiet: bool = False,
+    executor: Executor | None = None, knob: Callable[[str, Any, Any], Knob] = _knob,
+    options: Mapping[str, Any] | None = None, device: str | None = None, binaries: str | None = None,
+) -> tuple[list[Verdict], dict[str, Estimate]]:  # fmt: skip
+    """Verdicts on the entries of a profile, in its order, those that cannot be read last, and the gain of the
+    whole by metric.
+
+    Args:
+        model: GGUF file; by default the one that the profile names.
+        budget: seconds, at which what still runs is ended; None: as long as it takes. By default two minutes,
+            ten where every measurement is a process of another engine that loads the model.
+        executor: the engine; by default a worker process with dyno's own.
+        options: further ones of `Options`.
+        device: `cpu` or `cuda:N`; by default the first of the profile's kind.
+        binaries: folder of the other engine's binaries; by default the recorded one, if the user confirms it.
+
+    Raises:
+        ProfileError: the file is no profile.
+        TuneError: nothing could be verified; says why.
+    """
+    profile, wrong = profiles.load_readable(path)
+    unread = [Verdict(entry, UNSUPPORTED, why) for entry, why in wrong.items()]
+    if budget == USUAL:
+        budget = 120.0 if profile.match.engine.name == "dyno" else 600.0
+    workload = workload_of(profile)
+    units = units_of(profile, workload.metrics)
+    if not units:
+        return unread, {}
+    with scratch_folder("dyno-verify-") as scratch:
+        own = executor is None
+        if executor is None:
+            file = model or model_file(path, profile)
+            check_model(file)
+            needed = workload.longest
+            target: dict[str, Any] = {"model": os.path.abspath(file), "settings": {}, "scratch": scratch}
+            where = device or profile.match.device.kind
+            engine = profile.match.engine.name
+            kept = kept_answers.folder()
+            target |= (
+                {"ctx": max(4096, needed), "device": where, "cache": str(kept) if kept else None}
+                if engine == "dyno"
+                else _binaries(path, profile, where, binaries)
+            )
+            executor = WorkerExecutor(engine.replace(".", "_"), target)
+        try:
+            found, gain = _verify(
+                profile, units, workload, executor, budget, seed, quiet, knob, options or {}
+            )  # fmt: skip
+            return [*found, *unread], gain
+        finally:
+            if own:
+                executor.close()
+
+
+def _binaries(path: Path, profile: profiles.Profile, device: str, binaries: str | None) -> dict[str, Any]:
+    """Options of the target for a profile of another engine. Raises TuneError."""
+    command = tuned_with(profile)[2]
+    folder = binaries_folder(path, profile, binaries)
+    number = int(device.removeprefix("cuda:")) if device.startswith("cuda:") else 0
+    return {
+        "binaries": folder, "command": command, "settings": held_with(profile),
+        "gpu": number if device.startswith("cuda") else None,
+    }  # fmt: skip
+
+
+def _verify(
+    profile: profiles.Profile, units: list[Unit], workload: Workload, executor: Executor,
+    budget: float | None, seed: int, quiet: bool, knob: Callable[[str, Any, Any], Knob],
+    extra: Mapping[str, Any],
+) -> tuple[list[Verdict], dict[str, Estimate]]:  # fmt: skip
+    description: Description = executor.describe()
+    wanted = (profile.match.model.architecture, profile.match.device.kind)
+    found = (description.model.get("architecture"), description.device.get("kind"))
+    if wanted != found:
+        raise TuneError(f"the profile is for {' on '.join(wanted)}, not for {' on '.join(map(str, found))}")
+    defaults = description.engine["defaults"]
+    left, verdicts, values = sort_out(units, defaults)
+    gain: dict[str, Estimate] = {}
+    if left:
+        space = Space(tuple(knob(n, v, defaults[n]) for n, v in values.items()))
+        quality = profile.evidence.quality if profile.evidence else None
+        approx = any(k.fidelity is Fidelity.APPROX for k in space.knobs)
+        limit = 1.5 * (quality.mean_kld or 0.0) + 1e-5 if approx and quality is not None else None
+        compared = bool(description.engine.get("answers_compared", True))
+        given = Options(
+            workload,
+            budget=budget,
+            seed=seed,
+            approx_limit=limit,
+            **{"check": compared, "apart": profile.match.engine.name == "dyno", **extra},
+        )
+        bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
+        with (
+            Progress(description.label, budget, quiet=quiet) as progress,
+            contextlib.nullcontext() if description.virtual_time else Machine(bus) as watch,
+        ):
+            ledger = Ledger(
+                executor, workload, identity=space.identity, bounds=description.bounds,
+                virtual_time=description.virtual_time,
+                deadline_floor=6.0 if description.target == "dyno" else 120.0, watch=watch, limit=budget,
+                patience=patience_of(budget),
+                rests=description.target == "dyno",
+            )  # fmt: skip
+            ledger.on_note = progress.note
+            run = Verification(ledger, space, given, left, disturbed=profile.disturbed)
+            run.run()
+        if run.disturbance:
+            raise TuneError(f"{run.disturbance}; end these programs and verify again")
+        if run.status == "interrupted":
+            raise KeyboardInterrupt
+        verdicts += run.verdicts
+        gain = run.gain
+    order = [e for u in units for e in u.entries()]
+    return sorted(verdicts, key=lambda v: order.index(v.entry)), gain

@@ -1,0 +1,246 @@
+"""The stage that solves thresholds, before anything else is searched.
+
+A threshold is a bound on the u-batch that selects one of two paths. Both are measured at u-batches of the
+grid, next to each other in one process, and `crossover.solve` bisects; a path that does not run loses. What
+comes out is not yet an entry of a profile: the knob keeps its default and the value that takes the faster
+path at every u-batch, and the search that follows decides between them together with everything else. So a
+larger u-batch is never judged on the wrong path.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..core.crossing import Solved, Verdict
+from ..core.intervals import paired_log_ratios
+from ..core.protocol import TrialStatus
+from .crossover import solve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    from ..core.protocol import Value, Visit
+    from ..space.knobs import Knob
+    from ..space.search_space import Point, Space
+    from .crossover import Crossing
+
+LIMIT = 12  # measurements of one threshold; two make a ratio
+_BEATEN = 3.0  # log ratio that stands for a path that does not run
+
+
+class OutOfTimeError(Exception):
+    """The stage's share of the budget is used up."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Where both paths of a threshold can be measured: points by size, first path and second path."""
+
+    tokens: tuple[int, ...]
+    first: tuple[Point, ...]
+    second: tuple[Point, ...]
+
+
+@dataclass
+class ThresholdStage:
+    """Args:
+    visit: carries out one visit of these settings in the running process.
+    admit: the check of answers for these settings; None is a pass.
+    more: whether so many more visits fit into the stage's share of the budget.
+    sigma: standard deviation of a visit within a process, log units.
+    margin: a difference of the paths that is none, log units.
+    resting: whether the GPU rests before prompts by now.
+    """
+
+    space: Space
+    visit: Callable[[str, Mapping[str, Value], Sequence[str]], Visit]
+    admit: Callable[[Mapping[str, Value]], object]
+    more: Callable[[int], bool]
+    note: Callable[..., None]
+    weights: Mapping[str, float]
+    sigma: float
+    margin: float = 0.01
+    resting: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        self.solved: list[Solved] = []
+        self.seeds: list[dict[str, Value]] = []  # settings that raced best on the way
+        self._best: dict[Hashable, tuple[float, Point]] = {}
+
+    def run(self) -> Space:
+        """The space that is left to search: every solved threshold keeps its default and its solution."""
+        for name in [k.name for k in self.space.knobs if k.threshold_of and k.code]:
+            number = next(n for n, k in enumerate(self.space.knobs) if k.name == name)
+            sizes = self._sizes(number)
+            if not sizes.tokens:
+                continue
+            try:
+                # A bisection that would be cut off says nothing, so its visits are left to the search.
+                if not self.more(2 * len(sizes.tokens).bit_length()):
+                    raise OutOfTimeError
+                crossing = self._solve(number, sizes)
+            except OutOfTimeError:
+                self.note("threshold", knob=name, verdict="budget")
+                self._race_unsolved(sizes)
+                break
+            value = self._value(number, sizes, crossing)
+            knob = self.space.knobs[number]
+            self.note(
+                "threshold", knob=name, verdict=str(crossing.verdict), value=knob.values[value],
+                default=knob.default, measurements=crossing.measurements, tokens=list(sizes.tokens),
+                below=crossing.below,
+                seen={sizes.tokens[i]: [math.exp(x) for x in xs] for i, xs in sorted(crossing.seen.items())},
+            )  # fmt: skip
+            self.solved.append(_solved(name, sizes, crossing))
+            self._remember(number, value)
+            self._reduce(number, value)
+        return self.space
+
+    # ---- what is measured
+
+    def _sizes(self, number: int) -> Sizes:
+        """The u-batches at which the threshold can select either path, the rest at its default."""
+        knob = self.space.knobs[number]
+        units = [n for n, k in enumerate(self.space.knobs) if k.name == knob.threshold_of]
+        tokens: list[int] = []
+        firsts: list[Point] = []
+        seconds: list[Point] = []
+        seen: set[Hashable] = set()
+        base = self.space.default
+        for index in range(len(self.space.knobs[units[0]].values)) if units else [None]:
+            at = base if index is None else (*base[: units[0]], index, *base[units[0] + 1 :])
+            by_code = self._by_code(at, number)
+            if len(by_code) < 2:
+                continue
+            first, second = list(by_code.values())[-1], next(iter(by_code.values()))
+            kinds = (self.space.code_class(first), self.space.code_class(second))
+            if kinds in seen:
+                continue
+            seen.add(kinds)
+            tokens.append(0 if index is None else int(self.space.knobs[units[0]].values[index]))
+            firsts.append(first)
+            seconds.append(second)
+        return Sizes(tuple(tokens), tuple(firsts), tuple(seconds))
+
+    def _by_code(self, at: Point, number: int) -> dict[Hashable, Point]:
+        """For every path at this u-batch the legal value nearest the default, in the order of the values: the
+        largest selects the first path."""
+        knob = self.space.knobs[number]
+        assert knob.code is not None
+        found: dict[Hashable, Point] = {}
+        for j in range(len(knob.values)):
+            point = (*at[:number], j, *at[number + 1 :])
+            if not self.space.legal(point):
+                continue
+            code = knob.code(knob.values[j], self.space.settings(point))
+            if code not in found or self.space.distance(point) < self.space.distance(found[code]):
+                found[code] = point
+        return found
+
+    def _metrics(self, knob: Knob) -> list[str]:
+        return [m for m in self.weights if m in knob.moves] or list(self.weights)
+
+    def _solve(self, number: int, sizes: Sizes) -> Crossing:
+        knob = self.space.knobs[number]
+        metrics = self._metrics(knob)
+
+        def measure(index: int, repeat: int) -> tuple[float, float]:
+            if not self.more(2):
+                raise OutOfTimeError
+            pair = (sizes.first[index], sizes.second[index])
+            key = f"thresholds/{knob.name}/{sizes.tokens[index]}/{repeat}"
+            order = (0, 1) if repeat % 2 == 0 else (1, 0)  # turn by turn, so that a drift sides with neither
+            rested = self.resting()
+            visits = self._pair(pair, order, key, metrics)
+            if self.resting() != rested:  # one of the two had not rested
+                visits = self._pair(pair, order, f"{key}/again", metrics)
+            ran = [v is not None and v.status is TrialStatus.OK for v in visits]
+            if not all(ran):
+                return (_BEATEN if ran[0] else -_BEATEN if ran[1] else 0.0), self.sigma
+            logs = []
+            for metric in metrics:
+                pairs = paired_log_ratios(visits[0].rates(metric), visits[1].rates(metric))  # type: ignore[union-attr]
+                logs.append((self.weights[metric], float(np.median(pairs)) if pairs else 0.0))
+            total = sum(w for w, _ in logs)
+            return sum(w * x for w, x in logs) / total, math.sqrt(2) * self.sigma
+
+        return solve(sizes.tokens, measure, margin=self.margin, limit=LIMIT)
+
+    def _pair(
+        self, pair: tuple[Point, Point], order: Sequence[int], key: str, metrics: Sequence[str]
+    ) -> list[Visit | None]:
+        """A visit of either path; None where its answers are not right."""
+        visits: list[Visit | None] = [None, None]
+        for side in order:
+            settings = self.space.settings(pair[side])
+            if self.admit(settings) is None:
+                visit = self.visit(f"{key}/{side}", settings, metrics)
+                visits[side] = self._seen(pair[side], visit, metrics)
+        return visits
+
+    def _seen(self, point: Point, visit: Visit, metrics: Sequence[str]) -> Visit:
+        if visit.status is TrialStatus.OK:
+            total = sum(self.weights[m] for m in metrics)
+            level = 0.0
+            for metric in metrics:
+                rates = [math.log(r) for r in visit.rates(metric).values()]
+                level += self.weights[metric] / total * float(np.median(rates))
+            self._best[self.space.code_class(point)] = (level, point)
+        return visit
+
+    # ---- what follows from it
+
+    def _value(self, number: int, sizes: Sizes, crossing: Crossing) -> int:
+        """Number of the value that takes the faster path at most sizes; of several the one nearest the
+        default. A tie keeps the default."""
+        knob = self.space.knobs[number]
+        assert knob.code is not None
+        if crossing.verdict is Verdict.TIE:
+            return self.space.default[number]
+        wanted = [
+            self.space.code_class(sizes.first[i] if i < crossing.below else sizes.second[i])
+            for i in range(len(sizes.tokens))
+        ]
+
+        def fit(j: int) -> tuple[int, float]:
+            points = [(*p[:number], j, *p[number + 1 :]) for p in sizes.first]
+            right = sum(self.space.code_class(p) == w for p, w in zip(points, wanted, strict=True))
+            return -right, knob.distance(knob.values[j])
+
+        return min(range(len(knob.values)), key=fit)
+
+    def _race_unsolved(self, sizes: Sizes) -> None:
+        """What the search begins with where there was no time to solve: the fastest point that was met, and
+        the path of the largest thresholds at the largest unit, which matter more than what else there is."""
+        best = [max(self._best.values(), key=lambda entry: entry[0])[1]] if self._best else []
+        self.seeds += [self.space.settings(p) for p in dict.fromkeys([sizes.first[-1], *best])]
+
+    def _remember(self, number: int, value: int) -> None:
+        """The fastest point that was met, with the solution in place of the threshold it was measured with:
+        the search begins with it."""
+        knob = self.space.knobs[number]
+        if not self._best:
+            return
+        _, point = max(self._best.values(), key=lambda entry: entry[0])
+        solution = (*point[:number], value, *point[number + 1 :])
+        if self.space.code_class(solution) == self.space.code_class(point) and self.space.legal(solution):
+            self.seeds.append({**self.space.settings(solution), knob.name: knob.values[value]})
+
+    def _reduce(self, number: int, value: int) -> None:
+        """A new space with two values of this knob, or one. The default stays the default."""
+        knob = self.space.knobs[number]
+        kept = tuple(v for j, v in enumerate(knob.values) if j in (value, self.space.default[number]))
+        self._best = {}  # points are numbered anew
+        self.space = self.space.with_knob(number, replace(knob, values=kept))
+
+
+def _solved(name: str, sizes: Sizes, crossing: Crossing) -> Solved:
+    located = crossing.verdict in (Verdict.CROSSING, Verdict.ALWAYS)
+    return Solved(
+        name, crossing.verdict, sizes.tokens[crossing.below - 1] if located else None,
+        {sizes.tokens[i]: math.exp(float(np.mean(logs))) for i, logs in sorted(crossing.seen.items())},
+    )  # fmt: skip

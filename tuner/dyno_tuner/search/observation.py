@@ -1,0 +1,18 @@
+"""An observation: a point of the space that was tried, and its score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..space.search_space import Point
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A class of the space that was tried. `score` is a log ratio to the anchor, None where it has none."""
+
+    point: Point
+    score: float | None
+    sigma: float = 0.01  # standard error of the score

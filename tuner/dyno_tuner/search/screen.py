@@ -1,0 +1,295 @@
+"""The screen: blocks of trials between anchors, proposed by a sampler, until time, trials or ideas run out.
+
+The history of the screen is ours and stands in the journal; what is shared with others in an Optuna storage
+comes through a `Shared`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..core.protocol import TrialStatus, Visit
+from ..measure.measurement import Score, anchor_moved, score
+from .observation import Observation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    from ..space.search_space import Point, Space
+    from .proposers import Proposer
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A class of the space that was tried: what it gave, or why it gave nothing."""
+
+    number: int
+    point: Point
+    status: TrialStatus
+    log_ratio: float | None  # combined, to the anchor
+    score: Score | None = None
+    message: str = ""
+
+
+Anchor = tuple[float, Visit]  # when it was visited, and what it gave
+
+
+@dataclass
+class ScreenPlan:
+    """How the screen measures; made by `tune.Tune`, which knows budget and process numbers."""
+
+    visit: Callable[[str, Point, Sequence[str]], Visit]
+    anchor: Callable[[str], Visit]
+    admit: Callable[[Point], tuple[TrialStatus, str] | None]  # the check of answers; None is a pass
+    now: Callable[[], float]
+    more: Callable[[int], bool]  # whether so many more visits fit
+    note: Callable[..., None]
+    weights: dict[str, float]
+    sigma: float
+    void_over: float
+    block: int = 4
+    max_trials: int = 1000
+    patience: int = 20
+    max_repeats: int = 2
+    resting: Callable[[], bool] = lambda: False  # whether the GPU rests before prompts by now
+
+
+@dataclass
+class Block:
+    """What one device measures between two anchors."""
+
+    number: int
+    before: Anchor
+    resting: bool  # as `before` was measured
+    trials: list[Trial] = field(default_factory=list)  # scored against `before` alone until it is settled
+    taken: list[tuple[Trial, float, Visit]] = field(default_factory=list)
+    voided: int = 0
+
+
+class Shared(Protocol):
+    """A study that several tunes work on; see `shared_study`."""
+
+    def observations(self, space: Space, own: Sequence[Observation]) -> list[Observation]:
+        """What the others have tried, or are at."""
+        ...
+
+    def claim(self, settings: Mapping[str, Any]) -> bool:
+        """Whether this tune is to try `settings`, and no other one."""
+        ...
+
+    def publish(self, settings: Mapping[str, Any], trial: Trial) -> None: ...
+
+
+class Screen:
+    """Runs blocks and remembers every trial. `trials` is valid at any moment."""
+
+    def __init__(
+        self, space: Space, proposer: Proposer, plan: ScreenPlan, key: Sequence[object],
+        shared: Shared | None = None,
+    ) -> None:  # fmt: skip
+        self._space = space
+        self._proposer = proposer
+        self._plan = plan
+        self._key = tuple(key)
+        self._shared = shared
+        self.trials: list[Trial] = [Trial(0, space.default, TrialStatus.OK, 0.0)]
+        self.voided = 0
+        self.ended = ""
+        self._empty = 0  # blocks of `also` without a trial
+
+    @property
+    def history(self) -> list[Observation]:
+        own = [Observation(t.point, t.log_ratio, self._plan.sigma) for t in self.trials]
+        return own if self._shared is None else [*own, *self._shared.observations(self._space, own)]
+
+    def run(self, seeds: Sequence[Point]) -> None:
+        """Args: `seeds` are tried first, in order: the incumbents."""
+        plan = self._plan
+        queue = list(seeds)
+        number = 0
+        before: Anchor | None = None
+        while not self._enough(queue):
+            if before is None:
+                first = plan.anchor(f"screen/b{number}/before")
+                before = (plan.now(), first)
+            begun = len(self.trials)
+            before = self._block(number, queue, before)
+            number += 1
+            if len(self.trials) == begun:
+                self.ended = "exhausted" if self._idle else "budget"
+
+    def also(self, points: Sequence[Point]) -> None:
+        """Tries these points too, as far as there is time."""
+        plan, left = self._plan, list(points)
+        before: Anchor | None = None
+        while left and plan.more(3):
+            # Numbers of their own, however many blocks and trials there were: each of those made a trial, but
+            # for a block here of which others have claimed all.
+            number, first = len(self.trials) + 1 + self._empty, max(t.number for t in self.trials) + 1
+            known = len(self.trials)
+            if before is None:
+                opening = plan.anchor(f"screen/b{number}/before")
+                before = (plan.now(), opening)
+            block = Block(number, before, plan.resting())
+            while left and len(block.taken) < plan.block and plan.more(3):
+                point = left.pop(0)
+                if not self._claimed(point):
+                    continue
+                refused = plan.admit(point)
+                if refused is not None:
+                    self._add(Trial(first, point, refused[0], None, None, refused[1]))
+                else:
+                    trial = self._measure(plan, block, first, point)
+                    if trial.status is not TrialStatus.OK:
+                        self._add(trial)
+                first += 1
+            if block.taken:
+                try:
+                    before, finals = self._settle(plan, block)
+                finally:
+                    self.voided += block.voided
+                for trial in finals:
+                    self._add(trial)
+            self._empty += len(self.trials) == known
+
+    def _enough(self, queue: Sequence[Point]) -> bool:
+        """Whether the screen has ended, and `ended` says why."""
+        plan = self._plan
+        best = max((t.log_ratio for t in self.trials if t.log_ratio is not None), default=0.0)
+        stale = sum(1 for t in reversed(self.trials) if t.number > self._last_gain(best))
+        if not self.ended:
+            if len(self.trials) >= plan.max_trials:
+                self.ended = "trials"
+            elif stale >= plan.patience and not queue:
+                self.ended = "no gain"
+            elif not plan.more(3):
+                self.ended = "budget"
+        return self.ended != ""
+
+    def _last_gain(self, best: float) -> int:
+        return next(
+            (t.number for t in self.trials if t.log_ratio is not None and t.log_ratio >= best - 0.002), 0
+        )
+
+    def _block(self, number: int, queue: list[Point], before: Anchor) -> Anchor:
+        """One block; returns the anchor that closes it, which opens the next one."""
+        plan = self._plan
+        block = Block(number, before, plan.resting())
+        self._idle = False
+        while len(block.taken) < plan.block and len(self.trials) < plan.max_trials and plan.more(3):
+            point = self._next(queue)
+            if point is None:
+                self._idle = True
+                break
+            trial_number = len(self.trials)
+            refused = plan.admit(point)
+            if refused is not None:
+                self._add(Trial(trial_number, point, refused[0], None, None, refused[1]))
+                continue
+            trial = self._measure(plan, block, trial_number, point)
+            if trial.status is TrialStatus.OK:
+                self.trials.append(trial)
+            else:
+                self._add(trial)
+        if not block.taken:
+            return before
+        try:
+            after, finals = self._settle(plan, block)
+        finally:
+            self.voided += block.voided
+        for final in finals:
+            self.trials[final.number] = final
+            self._report(final)
+        return after
+
+    def _measure(self, plan: ScreenPlan, block: Block, number: int, point: Point) -> Trial:
+        """A trial of the block, scored against the anchor before it."""
+        visit = plan.visit(f"screen/t{number}", point, self._metrics(point))
+        if visit.status is not TrialStatus.OK:
+            trial = Trial(number, point, visit.status, None, None, visit.message)
+        else:
+            trial = self._scored(number, point, visit, [block.before], plan.now())
+            block.taken.append((trial, plan.now(), visit))
+        block.trials.append(trial)
+        return trial
+
+    def _settle(self, plan: ScreenPlan, block: Block) -> tuple[Anchor, list[Trial]]:
+        """The anchor after the block, and its trials scored against both; a block whose anchor moved, or in
+        which the GPU has begun to rest, is measured again."""
+        number, before, taken = block.number, block.before, block.taken
+        after = (plan.now(), plan.anchor(f"screen/b{number}/after"))
+        metrics = list(plan.weights)
+        for repeat in range(plan.max_repeats + 1):
+            moved = anchor_moved(before[1], after[1], metrics)
+            alike = moved <= plan.void_over and block.resting == plan.resting()
+            block.resting = plan.resting()
+            if alike or repeat == plan.max_repeats or not plan.more(len(taken) + 1):
+                break
+            block.voided += 1
+            plan.note("void", block=number, repeat=repeat, moved=moved)
+            before = after
+            again: list[tuple[Trial, float, Visit]] = []
+            for trial, _, _ in taken:
+                visit = plan.visit(
+                    f"screen/t{trial.number}/again{repeat}", trial.point, self._metrics(trial.point)
+                )
+                again.append((trial, plan.now(), visit))
+            taken = again
+            after = (plan.now(), plan.anchor(f"screen/b{number}/again{repeat}"))
+        return after, [
+            self._scored(trial.number, trial.point, visit, [before, after], when)
+            if visit.status is TrialStatus.OK
+            else Trial(trial.number, trial.point, visit.status, None, None, visit.message)
+            for trial, when, visit in taken
+        ]
+
+    def _metrics(self, point: Point) -> list[str]:
+        """What the point can move; what it cannot is not worth the time here. The confirming rounds measure
+        all."""
+        moved = self._space.moved(point, self._space.default)
+        return [m for m in self._plan.weights if m in moved] or list(self._plan.weights)
+
+    def _scored(self, number: int, point: Point, visit: Visit, anchors: list[Anchor], when: float) -> Trial:
+        scored = score(visit, anchors, when, list(self._plan.weights))
+        return Trial(number, point, TrialStatus.OK, scored.combined(self._plan.weights), scored)
+
+    def _next(self, queue: list[Point]) -> Point | None:
+        while True:
+            point = self._proposed(queue, self.history, len(self.trials))
+            if point is None or self._claimed(point):
+                return point
+
+    def _claimed(self, point: Point) -> bool:
+        return self._shared is None or self._shared.claim(self._space.settings(point))
+
+    def _proposed(self, queue: list[Point], history: Sequence[Observation], number: int) -> Point | None:
+        tried: set[Hashable] = {self._space.code_class(o.point) for o in history}
+        while queue:
+            point = queue.pop(0)
+            if self._space.legal(point) and self._space.code_class(point) not in tried:
+                return point
+        return self._proposer.propose(history, (*self._key, number))
+
+    def _add(self, trial: Trial) -> None:
+        self.trials.append(trial)
+        self._report(trial)
+
+    def _report(self, trial: Trial) -> None:
+        """The interval is what the noise of visits leaves of one ratio; rounds tell more later."""
+        measured: dict[str, list[float]] = {}
+        if trial.log_ratio is not None:
+            half = 1.96 * self._plan.sigma
+            measured = {"ci95": [math.exp(trial.log_ratio - half), math.exp(trial.log_ratio + half)]}
+        self._plan.note(
+            "trial",
+            number=trial.number,
+            settings=self._space.settings(trial.point),
+            status=str(trial.status),
+            ratio=None if trial.log_ratio is None else math.exp(trial.log_ratio),
+            message=trial.message,
+            **measured,
+        )
+        if self._shared is not None:
+            self._shared.publish(self._space.settings(trial.point), trial)

@@ -1,0 +1,1 @@
+"""The search space: knobs, their legal combinations, and the limit of memory."""

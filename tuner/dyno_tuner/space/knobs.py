@@ -1,0 +1,251 @@
+"""The table of what can be turned, and the plain `Knob` that the search sees.
+
+A row says which values of a setting are worth trying on this device with this model, when it matters at
+all, and how llama.cpp and ik_llama.cpp spell it. What a setting is (type, default, kind, what it moves,
+fidelity) stands in `dyno.settings`, once. `resolve()` turns the rows that apply into `Knob`s. A target may
+bring knobs that are not in the table (a recorded sweep has its own); the search sees only `Knob`s.
+
+Facts about other engines: `--help` of llama.cpp (ggml 0.25) and ik_llama.cpp of autumn 2026; None means
+that the engine has no such switch.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dyno.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+
+    from ..core.protocol import Settings, Value, Workload
+
+
+class Kind(enum.StrEnum):
+    """What changing a setting costs."""
+
+    BUILD = "build"  # another build
+    LOAD = "load"  # weights are read again
+    CONTEXT = "context"  # KV cache is made again, weights stay
+    SESSION = "session"  # free between two calls
+
+
+class Fidelity(enum.StrEnum):
+    """What changing a setting may do to the answers."""
+
+    EXACT = "exact"  # not one bit
+    ROUNDING = "rounding"  # as much as another order of additions
+    APPROX = "approx"  # more; searched only where the user allows it
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A setting with the values to search, in their natural order. Plain data but for the two rules at the
+    end."""
+
+    name: str
+    values: tuple[Value, ...]
+    default: Value
+    kind: Kind = Kind.SESSION
+    moves: frozenset[str] = frozenset({"pp", "tg"})
+    fidelity: Fidelity = Fidelity.EXACT
+    ordinal: bool = True  # neighbouring values behave alike
+    # What of the value the executed code depends on, given the other settings; None: the knob is inert. Two
+    # configurations whose knobs all give the same are one configuration and are measured as one.
+    code: Callable[[Value, Settings], Hashable] | None = None
+    threshold_of: str | None = None  # a bound, in units of that other knob, that switches between two paths
+
+    def __post_init__(self) -> None:
+        if self.default not in self.values:
+            raise ValueError(f"knob {self.name}: default {self.default!r} is not one of {self.values!r}")
+        if len(set(self.values)) != len(self.values):
+            raise ValueError(f"knob {self.name}: a value is listed twice in {self.values!r}")
+
+    def distance(self, value: Value) -> float:
+        """How far `value` is from the default, in steps; 1 for any other value of an unordered knob."""
+        if not self.ordinal:
+            return float(value != self.default)
+        return float(abs(self.values.index(value) - self.values.index(self.default)))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rows of the table decide by."""
+
+    device: Mapping[str, Any]
+    model: Mapping[str, Any]
+    workload: Workload
+    defaults: Mapping[str, Value]  # what the engine would run without a profile
+    ctx: int = 4096
+
+
+@dataclass(frozen=True)
+class KnobSpec:
+    """A row of the table."""
+
+    name: str  # of the setting in dyno.settings
+    values: Callable[[Facts], Sequence[Value]]
+    applies: Callable[[Facts], bool]
+    llama_cpp: str | None = None  # its flag or environment variable there
+    ik_llama_cpp: str | None = None
+    ordinal: bool = True
+    code: Callable[[Facts], Callable[[Value, Settings], Hashable]] | None = None
+    threshold_of: str | None = None
+
+
+def _is_cuda(f: Facts) -> bool:
+    return f.device.get("kind") == "cuda"
+
+
+def _is_cpu(f: Facts) -> bool:
+    return f.device.get("kind") == "cpu"
+
+
+def _is_moe(f: Facts) -> bool:
+    return int(f.model.get("experts") or 0) > 0
+
+
+def _cores(f: Facts) -> int:
+    return max(1, int(f.device.get("cores") or 1))
+
+
+def _thread_counts(f: Facts) -> Sequence[Value]:
+    """1, 2, 3, 4, 6, 8, 12, …: powers of two and what lies halfway, up to the cores; always the cores
+    themselves."""
+    cores = _cores(f)
+    steps = {n for p in range(12) for n in (1 << p, 3 << p) if n <= cores}
+    return sorted(steps | {cores})
+
+
+def _ubatches(f: Facts) -> Sequence[Value]:
+    """Powers of two from 32 to the longest prompt; a larger u-batch runs as that one does."""
+    top = min(8192, max(f.workload.pp, f.workload.depth, 64), f.ctx)
+    return [1 << p for p in range(5, 14) if (1 << p) < 2 * top]
+
+
+def _ubatch_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
+    longest = max(f.workload.prompts, default=1)
+    return lambda value, settings: min(int(value), longest)
+
+
+def _path_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
+    """Which path a pass over the layers takes: by its tokens, never more than the prompt has. Prompts of
+    several lengths can take several."""
+    passes = f.workload.prompts or (1,)
+
+    def path(value: Value, settings: Settings) -> Hashable:
+        ubatch = int(settings.get("ubatch", passes[-1]))
+        taken = tuple(min(ubatch, p) <= int(value) for p in passes)
+        return taken[0] if len(set(taken)) == 1 else taken
+
+    return path
+
+
+def _compute_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
+    """The type of products that dequantise first matters where some pass takes that path."""
+    passes = f.workload.prompts or (1,)
+    bounds = ("mmq_max_tokens", "mmq_id_max_tokens") if _is_moe(f) else ("mmq_max_tokens",)
+
+    def used(value: Value, settings: Settings) -> Hashable:
+        ubatch = int(settings.get("ubatch", passes[-1]))
+        least = min(int(settings.get(b, f.defaults.get(b, 0))) for b in bounds)
+        return value if any(min(ubatch, p) > least for p in passes) else "unused"
+
+    return used
+
+
+def _concurrency_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
+    """Nothing without graphs; in dyno, which has thresholds, nothing where q, k, v are one fused launch."""
+    dyno = "matvec_max_tokens" in f.defaults
+
+    def concurrent(value: Value, settings: Settings) -> Hashable:
+        fused = dyno and bool(settings.get("fusion", f.defaults.get("fusion", False)))
+        return bool(value) and bool(settings.get("cuda_graphs", True)) and not fused
+
+    return concurrent
+
+
+def _few_tokens(f: Facts) -> Sequence[Value]:
+    return [0, 1, 2, 4, 8, 16, 32, 64, 128]
+
+
+def _short_prompts(f: Facts) -> bool:
+    """Whether whole passes are so short that the matrix-vector path can be the right one for them."""
+    return _is_cuda(f) and 1 < max(f.workload.pp, f.workload.depth) <= 128
+
+
+def _cache_types(f: Facts) -> Sequence[Value]:
+    return SETTINGS["kv_type_k"].choices
+
+
+def _switch(f: Facts) -> Sequence[Value]:
+    return [False, True]
+
+
+def _thresholds(f: Facts) -> Sequence[Value]:
+    return [0, *(1 << p for p in range(5, 14))]
+
+
+KNOBS: tuple[KnobSpec, ...] = (
+    KnobSpec("ubatch", _ubatches, lambda f: f.workload.pp > 1, "-ub", "-ub", code=_ubatch_code),
+    KnobSpec("threads", _thread_counts, lambda f: _is_cpu(f) and f.workload.tg > 0, "-t", "-t"),
+    KnobSpec("threads_batch", _thread_counts, lambda f: _is_cpu(f) and f.workload.pp > 1, "-tb", "-tb"),
+    KnobSpec("cpu_repack", _switch, _is_cpu, "--repack, -nr", "-rtr", ordinal=False),
+    KnobSpec("kv_type_k", _cache_types, lambda f: True, "-ctk", "-ctk", ordinal=False),
+    KnobSpec("kv_type_v", _cache_types, lambda f: True, "-ctv", "-ctv", ordinal=False),
+    KnobSpec("flash_attention", _switch, _is_cuda, "-fa on|off|auto", "-fa on|off", ordinal=False),
+    KnobSpec("cuda_graphs", _switch, lambda f: _is_cuda(f) and f.workload.tg > 0, "GGML_CUDA_DISABLE_GRAPHS",
+             "-cuda graphs=0|1", ordinal=False),
+    KnobSpec("graph_concurrency", _switch, lambda f: _is_cuda(f) and f.workload.tg > 0,
+             "GGML_CUDA_GRAPH_OPT=1", None, ordinal=False, code=_concurrency_code),
+    KnobSpec("fusion", _switch, _is_cuda, "GGML_CUDA_DISABLE_FUSION=1", "-cuda fusion=0|1", ordinal=False),
+    KnobSpec("matvec_max_tokens", _few_tokens, _short_prompts, None, None, code=_path_code,
+             threshold_of="ubatch"),
+    KnobSpec("matvec_id_max_tokens", _few_tokens, lambda f: _short_prompts(f) and _is_moe(f), None, None,
+             code=_path_code, threshold_of="ubatch"),
+    KnobSpec("mmq_id_max_tokens", _thresholds, lambda f: _is_cuda(f) and _is_moe(f), None,
+             "-cuda mmq-id-size=N (times the number of experts)", code=_path_code, threshold_of="ubatch"),
+    KnobSpec("mmq_max_tokens", _thresholds, _is_cuda, None, None, code=_path_code, threshold_of="ubatch"),
+    KnobSpec("compute_type", lambda f: ["f16", "bf16", "f32"], _is_cuda, "GGML_CUDA_CUBLAS_COMPUTE_TYPE",
+             "GGML_CUDA_IQK_FORCE_BF16 (build)", ordinal=False, code=_compute_code),
+    KnobSpec("mla_mode", lambda f: ["auto", "expanded", "absorbed"],
+             lambda f: _is_cuda(f) and f.model.get("architecture") == "deepseek2", None, "-mla 1|2|3",
+             ordinal=False),
+)  # fmt: skip
+
+
+def resolve(facts: Facts, *, approx: bool, held: Collection[str] = ()) -> tuple[Knob, ...]:
+    """The knobs that this engine has, that apply here and that have more than one value.
+
+    Args:
+        facts: device, model, workload and the engine's own defaults. A row whose name has no default there
+            is a setting that this engine does not have.
+        approx: also those that change answers.
+        held: names that the user has fixed and that are not searched.
+    """
+    knobs: list[Knob] = []
+    for row in KNOBS:
+        if row.name not in facts.defaults or row.name in held or not row.applies(facts):
+            continue
+        setting = SETTINGS[row.name]
+        if setting.fidelity == "approx" and not approx:
+            continue
+        default = facts.defaults[row.name]
+        values = list(row.values(facts))
+        if default not in values:
+            values.append(default)
+            if row.ordinal:
+                values.sort(key=float)
+        if len(values) < 2:
+            continue
+        knobs.append(
+            Knob(
+                row.name, tuple(values), default, Kind(setting.kind),
+                frozenset(m for m in setting.moves if m != "memory") or frozenset({"pp", "tg"}),
+                Fidelity(setting.fidelity), row.ordinal, row.code(facts) if row.code else None,
+                row.threshold_of,
+            )
+        )  # fmt: skip
+    return tuple(knobs)

@@ -1,0 +1,148 @@
+"""Memory as a hard limit: what the engine's plan says a configuration needs, decided before anything runs,
+and what a value that just does not fit would take."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import TuneError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ..core.protocol import Settings, Value
+    from .knobs import Knob
+
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+# What helps where a value does not fit, in the words of people. `ctx` is halved apart from these.
+_CURES: tuple[tuple[str, dict[str, Value]], ...] = (
+    ("a q8_0 KV cache", {"kv_type_k": "q8_0", "kv_type_v": "q8_0"}),
+    ("weights that are not repacked", {"cpu_repack": False}),
+)
+_NAMES = {"ubatch": "u-batch", "ctx": "a context of"}
+
+
+def parse_bytes(text: str) -> int:
+    """Of `16GiB`, `16G` (the same), `16GB` (powers of 1000), `800MiB`. Raises TuneError."""
+    found = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([kmgt]?)(i?)(b?)\s*", text.lower())
+    if not found or (found[3] and not found[2]):
+        raise TuneError(f"{text!r} is no amount of memory; write 16GiB or 800MiB")
+    base = 1000 if found[2] and found[4] and not found[3] else 1024
+    size = int(float(found[1]) * base ** _UNITS[found[2]])
+    if size <= 0:
+        raise TuneError(f"{text!r} is no amount of memory to run in; write 16GiB or 800MiB")
+    return size
+
+
+def gib(size: float) -> str:
+    """For people: `0.7 GiB`, `12 MiB`, never a zero."""
+    if size >= 0.05 * 2**30:
+        return f"{size / 2**30:.1f} GiB"
+    return f"{max(0.1, size / 2**20):.1f} MiB" if size < 10 * 2**20 else f"{size / 2**20:.0f} MiB"
+
+
+def told_apart(size: int, other: int) -> tuple[str, str]:
+    """Both for people, in a unit in which they differ."""
+    for show in (gib, lambda n: f"{n / 2**20:,.0f} MiB"):
+        if show(size) != show(other):
+            return show(size), show(other)
+    return f"{size:,} bytes", f"{other:,} bytes"
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """A value that the limit excludes, the rest of the settings at their defaults."""
+
+    name: str
+    value: Value
+    short: int  # bytes
+    cures: tuple[str, ...]
+
+    def __str__(self) -> str:
+        what = f"{_NAMES.get(self.name, self.name)} {self.value}"
+        cures = " or ".join(self.cures)
+        return f"{gib(self.short)} short of {what}; {cures + ' gets it' if cures else 'nothing here gets it'}"
+
+
+class MemoryLimit:
+    """Args:
+    limit: bytes.
+    plan: bytes that the engine would take with these settings; None where it cannot be told, because
+        the engine refuses them.
+    names: of the settings that memory depends on; the rest is not asked about.
+    """
+
+    def __init__(self, limit: int, plan: Callable[[Settings], int | None], names: Sequence[str]) -> None:
+        self.limit = limit
+        self._plan = plan
+        self._names = frozenset(names)
+        self._known: dict[tuple[tuple[str, Value], ...], int | None] = {}
+
+    def needs(self, settings: Mapping[str, Value]) -> int | None:
+        asked = {n: v for n, v in settings.items() if n in self._names}
+        key = tuple(sorted(asked.items()))
+        if key not in self._known:
+            self._known[key] = self._plan(asked)
+        return self._known[key]
+
+    def allows(self, settings: Mapping[str, Value]) -> bool:
+        """Settings that the engine refuses are left to the engine, which says why."""
+        needed = self.needs(settings)
+        return needed is None or needed <= self.limit
+
+    def check_default(self, defaults: Mapping[str, Value], longest: int) -> None:
+        """Raises TuneError where the default itself does not fit: everything is compared with it."""
+        needed = self.needs(defaults)
+        if needed is None or needed <= self.limit:
+            return
+        helps = self._cures(defaults, longest)
+        for ubatch in (256, 128, 64, 32):
+            smaller = {**defaults, "ubatch": ubatch}
+            if "ubatch" in defaults and ubatch < int(defaults["ubatch"]) and self._fits(smaller):
+                helps = (*helps, f"--set ubatch={ubatch}")
+                break
+        whole, limit = told_apart(needed, self.limit)
+        raise TuneError(
+            f"the default settings need {whole}, {gib(needed - self.limit)} more than the limit of "
+            f"{limit}; " + (" or ".join(helps) + " gets it" if helps else "nothing here gets it")
+        )
+
+    def near_misses(
+        self, knobs: Sequence[Knob], defaults: Mapping[str, Value], longest: int
+    ) -> list[NearMiss]:
+        """For every knob the first value beyond the limit.
+
+        Args:
+            longest: tokens of context that the workload takes; a context is not cut below.
+        """
+        found: list[NearMiss] = []
+        for knob in (k for k in knobs if k.name in self._names):
+            for value in knob.values:
+                settings = {**defaults, knob.name: value}
+                needed = self.needs(settings)
+                if needed is not None and needed > self.limit:
+                    cures = self._cures(settings, longest, without=knob.name)
+                    found.append(NearMiss(knob.name, value, needed - self.limit, cures))
+                    break
+        return found
+
+    def _fits(self, settings: Mapping[str, Value]) -> bool:
+        needed = self.needs(settings)
+        return needed is not None and needed <= self.limit
+
+    def _cures(self, settings: Mapping[str, Value], longest: int, without: str = "") -> tuple[str, ...]:
+        found: list[str] = []
+        for words, values in _CURES:
+            changed = {n: v for n, v in values.items() if settings.get(n) != v}
+            if without in values or not changed or not set(values) <= set(settings):
+                continue
+            if self._fits({**settings, **values}):
+                found.append(words)
+        ctx: Any = settings.get("ctx", 0)
+        while without != "ctx" and (ctx := int(ctx) // 2) >= longest:
+            if self._fits({**settings, "ctx": ctx}):
+                found.append(f"a context of {ctx}")
+                break
+        return tuple(found)

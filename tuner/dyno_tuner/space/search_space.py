@@ -1,0 +1,209 @@
+"""The search space: knobs, what is legal, and which configurations run the same code.
+
+A point of the space is a tuple of value indices, one for each knob. Its class is what the executed code
+depends on; the search never measures two points of one class as if they were two.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..core.protocol import METRICS, Configuration, Settings, Value, kind_of
+from .knobs import Fidelity, Knob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
+Point = tuple[int, ...]
+_ENUMERABLE = 50_000
+
+
+class Space:
+    """Knobs with an optional rule of legality over whole settings.
+
+    Args:
+        knobs: in the order in which points list them.
+        legal: hard constraint; points that break it are never proposed. The default point must be legal.
+        fixed: settings that are not searched but belong to every configuration.
+        listed: the only points there are, where they are known one by one.
+    """
+
+    def __init__(
+        self,
+        knobs: Sequence[Knob],
+        legal: Callable[[Settings], bool] | None = None,
+        fixed: Mapping[str, Value] | None = None,
+        listed: Sequence[Point] | None = None,
+    ) -> None:
+        self.knobs = tuple(knobs)
+        self._listed = None if listed is None else dict.fromkeys(listed)
+        self.fixed = dict(fixed or {})
+        self._legal = legal
+        self.default: Point = tuple(k.values.index(k.default) for k in self.knobs)
+        if not self.legal(self.default):
+            raise ValueError(
+                f"the default settings {self.settings(self.default)} break the space's own constraint"
+            )
+
+    def __len__(self) -> int:
+        """Number of points before constraints and classes."""
+        if self._listed is not None:
+            return len(self._listed)
+        return int(np.prod([len(k.values) for k in self.knobs])) if self.knobs else 1
+
+    def with_knob(self, number: int, knob: Knob) -> Space:
+        """The same space with fewer values of one knob. Points are numbered anew."""
+        knobs = (*self.knobs[:number], knob, *self.knobs[number + 1 :])
+        listed = None
+        if self._listed is not None:
+            every = [self.settings(p) for p in self._listed]
+            listed = [
+                tuple(k.values.index(s[k.name]) for k in knobs) for s in every if s[knob.name] in knob.values
+            ]
+        return Space(knobs, self._legal, self.fixed, listed)
+
+    def for_metrics(self, metrics: Sequence[str]) -> Space:
+        """The same space with knobs that move all metrics of their kinds: of a mix its parts."""
+        if all(m in METRICS for m in metrics):
+            return self
+        knobs = [
+            replace(k, moves=frozenset(m for m in metrics if kind_of(m) in {kind_of(x) for x in k.moves}))
+            for k in self.knobs
+        ]
+        return Space(knobs, self._legal, self.fixed, None if self._listed is None else list(self._listed))
+
+    def settings(self, point: Point) -> dict[str, Value]:
+        return {**self.fixed, **{k.name: k.values[i] for k, i in zip(self.knobs, point, strict=True)}}
+
+    def configuration(self, point: Point) -> Configuration:
+        return Configuration(self.settings(point))
+
+    def point(self, settings: Settings) -> Point:
+        """Raises ValueError for a value that is not in the space; what is missing takes its default."""
+        return tuple(k.values.index(settings.get(k.name, k.default)) for k in self.knobs)
+
+    def allowed(self, settings: Settings) -> bool:
+        """Whether the space's own constraint holds."""
+        return self._legal is None or self._legal(settings)
+
+    def legal(self, point: Point) -> bool:
+        if self._listed is not None and point not in self._listed:
+            return False
+        return self.allowed(self.settings(point))
+
+    def code_class(self, point: Point) -> Hashable:
+        """Equal for points that run the same code."""
+        settings = self.settings(point)
+        return tuple(k.code(settings[k.name], settings) if k.code else settings[k.name] for k in self.knobs)
+
+    def identity(self, configuration: Configuration) -> Hashable:
+        """The class of a whole configuration, kernels included."""
+        kernels = tuple((k.key, k.tokens, tuple(sorted(k.config.items()))) for k in configuration.kernels)
+        return self.code_class(self.point(configuration.settings)), kernels
+
+    def entries(self, point: Point) -> list[int]:
+        """Numbers of the knobs that a profile has to name to get `point`."""
+        return [n for n, (i, d) in enumerate(zip(point, self.default, strict=True)) if i != d]
+
+    def without(self, point: Point, n: int) -> Point:
+        """`point` with knob `n` at its default."""
+        return (*point[:n], self.default[n], *point[n + 1 :])
+
+    def distance(self, point: Point) -> tuple[int, float]:
+        """How far a point is from the default: entries that differ, then steps."""
+        differ = sum(i != d for i, d in zip(point, self.default, strict=True))
+        steps = sum(k.distance(k.values[i]) for k, i in zip(self.knobs, point, strict=True))
+        return differ, steps
+
+    def preference(self, point: Point) -> tuple[object, ...]:
+        """Sorts points of the same worth: the first one is to be taken, whatever a search has met first. It
+        is the one nearest the default, and of those as near the one whose knobs are listed first."""
+        return *self.distance(point), tuple(-i for i in point)
+
+    def changed(self, point: Point) -> list[Knob]:
+        return [k for k, i, d in zip(self.knobs, point, self.default, strict=True) if i != d]
+
+    def moved(self, a: Point, b: Point) -> frozenset[str]:
+        """The metrics that can differ between two points."""
+        moved: set[str] = set()
+        for knob, i, j in zip(self.knobs, a, b, strict=True):
+            if i != j:
+                moved |= knob.moves
+        return frozenset(moved)
+
+    def fidelity(self, point: Point) -> Fidelity:
+        """The worst of the knobs that differ from the default."""
+        order = list(Fidelity)
+        return max((k.fidelity for k in self.changed(point)), key=order.index, default=Fidelity.EXACT)
+
+    def points(self) -> Iterator[Point]:
+        """Every legal point."""
+        if self._listed is not None:
+            return (p for p in self._listed if self.legal(p))
+        return (p for p in itertools.product(*(range(len(k.values)) for k in self.knobs)) if self.legal(p))
+
+    def enumerable(self) -> bool:
+        return len(self) <= _ENUMERABLE
+
+    def classes(self) -> dict[Hashable, Point]:
+        """Every class with its point nearest the default, in a stable order."""
+        best: dict[Hashable, Point] = {}
+        for point in self.points():
+            key = self.code_class(point)
+            if key not in best or self.distance(point) < self.distance(best[key]):
+                best[key] = point
+        return best
+
+    def random(self, rng: np.random.Generator) -> Point:
+        """A legal point; falls back to the default where a thousand draws find none."""
+        if self._listed is not None:
+            listed = list(self.points())
+            return listed[int(rng.integers(len(listed)))]
+        for _ in range(1000):
+            point = tuple(int(rng.integers(len(k.values))) for k in self.knobs)
+            if self.legal(point):
+                return point
+        return self.default
+
+    def neighbours(self, point: Point) -> list[Point]:
+        """Legal points that differ in one entry: by one step where values are ordered, by any otherwise."""
+        found: list[Point] = []
+        for n, knob in enumerate(self.knobs):
+            steps = [point[n] - 1, point[n] + 1] if knob.ordinal else range(len(knob.values))
+            for i in steps:
+                if 0 <= i < len(knob.values) and i != point[n]:
+                    other = (*point[:n], i, *point[n + 1 :])
+                    if self.legal(other):
+                        found.append(other)
+        return found
+
+    def features(self, point: Point) -> np.ndarray:
+        """Coordinates for a surrogate: ordered knobs as one number in [0, 1], others one-hot. What of a value
+        reaches the code counts, not the value: a bound is the path that it selects."""
+        row: list[float] = []
+        settings: dict[str, Value] | None = None
+        for knob, i in zip(self.knobs, point, strict=True):
+            if not knob.ordinal:
+                row.extend(1.0 if i == j else 0.0 for j in range(len(knob.values)))
+                continue
+            place = i / max(1, len(knob.values) - 1)
+            if knob.code is not None:
+                settings = settings or self.settings(point)
+                code = knob.code(knob.values[i], settings)
+                if isinstance(code, bool):
+                    place = float(code)
+                elif isinstance(code, int | float | str) and code in knob.values:
+                    place = knob.values.index(code) / max(1, len(knob.values) - 1)
+            row.append(place)
+        return np.asarray(row)
+
+    def feature_groups(self) -> list[int]:
+        """For every coordinate of `features`, the number of its knob."""
+        groups: list[int] = []
+        for n, knob in enumerate(self.knobs):
+            groups.extend([n] * (1 if knob.ordinal else len(knob.values)))
+        return groups

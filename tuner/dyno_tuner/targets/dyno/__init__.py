@@ -1,0 +1,1 @@
+"""This project's engine as a target: its answers, prompts and kernels."""

@@ -1,0 +1,575 @@
+"""This project's engine as a target. Lives in a worker process; importing it loads the compiled engine.
+
+A configuration that differs from the current one in load settings opens the file again, in context settings
+makes the cache anew, else it is switched between two calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dyno import _core, profiles
+from dyno._effective import usable_cores
+from dyno._generate import greedy_after
+from dyno.devices import resolve_device
+from dyno.errors import (
+    DeviceError,
+    DeviceLostError,
+    DynoError,
+    GgufError,
+    ModelError,
+    OutOfMemoryError,
+)
+from dyno.settings import DefaultsFor, engine_defaults, has_latent_cache, settings_for
+
+from ...core.errors import TargetFailure, TargetLost, TargetUnusable
+from ...core.protocol import (
+    Configuration,
+    Description,
+    GroupQuality,
+    KernelOp,
+    OpContext,
+    Quality,
+    Sample,
+    Settings,
+    TrialStatus,
+    Value,
+    Workload,
+)
+from . import answers, kept_answers
+from .prompts import Prompts, measure_routing
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping, Sequence
+
+    import numpy as np
+
+CHECK_BATCH = 512  # tokens of the largest batch whose answers are checked
+SAMPLE_SECONDS = 0.1  # of work in a sample, at least
+SAMPLE_RUNS = 64  # of which a sample is made, at most
+# Of a device: what the bits of the exact path's answers may depend on.
+_COMPUTES = ("kind", "isa", "features", "compute_capability", "sm_count", "shared_per_block_bytes", "driver")
+# A GPU that has just read a context generates more slowly for half a second or so: see
+# `measure.paired_rounds`.
+SETTLE_SECONDS = 0.5
+# Multiply-adds a cycle and core that no CPU of the class exceeds, in int8; times two for operations.
+_OPS_PER_CYCLE = {"portable": 64, "avx2": 256, "avx512_vnni": 512}
+_MAX_GHZ = 6.5
+_CAPTURE_RUNS = 3  # of one sample, where a graph was not captured
+GPU_HEADROOM = 1.3  # over rates that were measured: a copy and one product need not reach the hardware's best
+
+
+class DynoTarget:
+    """Args:
+    model: path of a GGUF file.
+    device: `cpu`, `cuda:N`, or `auto`.
+    settings: values held fixed, by name; they take part in no search.
+    ctx: length of the context; what the workload needs, at least.
+    scratch: folder for the exact path's logits, so that a new worker need not compute them again.
+    check_seed: another one checks the answers on other passages.
+    text: file whose passages are the prompts; default: random tokens.
+    cache: folder in which the exact path's logits are kept for further tunes.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        settings: Settings | None = None,
+        ctx: int | None = None,
+        scratch: str | None = None,
+        check_seed: int = 0,
+        device: str = "cpu",
+        text: str | None = None,
+        cache: str | None = None,
+    ) -> None:
+        self._path = model
+        self._fixed = dict(settings or {})
+        self._scratch = Path(scratch) if scratch else None
+        self._cache = Path(cache) if cache else None
+        self._session: Any = None
+        self._loaded: dict[str, Any] = {}  # settings of the open session
+        self._depth: int | None = None  # tokens of context that the cache holds
+        self._reference: tuple[list[np.ndarray], list[np.ndarray | None]] | None = None
+        self._groups: list[answers.Group] | None = None
+        self._check_seed = check_seed
+        self._budget: float | None = None  # seconds of the run, which decide how much is scored
+        # By group and the code that runs it: digest of the answers and their score.
+        self._scored: dict[Hashable, tuple[bytes, GroupQuality]] = {}
+        try:
+            self._model: dict[str, Any] = dict(_core.describe_model(model))
+            chosen = resolve_device(device)
+            self._name = chosen.name
+            self._kind = chosen.kind
+            self._device: dict[str, Any] = dict(chosen.info)
+            self._build: dict[str, Any] = dict(_core.build_info())
+        except (DynoError, OSError) as error:
+            raise TargetUnusable(str(error)) from error
+        limit = int(self._model.get("n_ctx_train") or 4096)
+        self._ctx = min(ctx or min(limit, 4096), limit)
+        given = DefaultsFor(
+            cores=usable_cores(), n_ctx_train=limit, latent_cache=has_latent_cache(self._model),
+            cuda_graphs=bool(engine_defaults().get("cuda_graphs", True)),
+        )  # fmt: skip
+        self._prompts = Prompts(model, int(self._model["n_vocab"]), text)
+        self._kinds = {s.name: s.kind for s in settings_for(self._kind)}
+        self._defaults = {s.name: s.default_value(given) for s in settings_for(self._kind)}
+        self._defaults["ctx"] = self._ctx
+        self._rates: dict[str, float] = {}
+
+    # ---- facts
+
+    def describe(self) -> Description:
+        name = {"general.name": _core.Gguf(self._path).get("general.name")}
+        device = profiles.device_from_info(self._device)
+        model = profiles.model_from_description(self._model, weights=profiles.weights_kind(name))
+        engine = profiles.engine_from_build(self._build)
+        return Description(
+            target="dyno",
+            label=f"{self._device.get('name') or self._kind.upper()} · {os.path.basename(self._path)}",
+            device=device.model_dump(mode="json", exclude_none=True),
+            model={
+                **model.model_dump(mode="json", exclude_none=True),
+                "n_ctx_train": int(self._model["n_ctx_train"]),
+                "file_bytes": os.path.getsize(self._path),
+            },
+            engine={
+                **engine.model_dump(mode="json", exclude_none=True),
+                "defaults": {**self._defaults, **self._fixed},
+                "ctx": self._ctx,
+                "text": self._prompts.digest,
+                "text_file": self._prompts.source if self._prompts.digest else "",
+                "compiler": str(self._build.get("compiler", "")),
+                "device_name": str(self._device.get("name", "")),
+                **self._gpu_facts(),
+            },
+            bounds=self._bounds(),
+            rates=dict(self._measured_rates()),
+        )
+
+    def _gpu_facts(self) -> dict[str, Any]:
+        """What the driver tells, and the toolkit that the engine was built with."""
+        if self._kind != "cuda":
+            return {}
+        names = ("pci_bus_id", "driver", "power_limit_w", "max_sm_mhz", "pcie_generation", "pcie_lanes")
+        told = {name: self._device[name] for name in names if self._device.get(name) is not None}
+        return {"gpu": {**told, "cuda": str(self._build["switches"].get("CUDA", ""))}}
+
+    def _measured_rates(self) -> dict[str, float]:
+        """What the GPU does at best, measured once; empty on a CPU."""
+        if self._kind == "cuda" and not self._rates:
+            try:
+                found = _core.measure_rates(self._name)
+            except DynoError as error:
+                raise TargetUnusable(str(error)) from error
+            self._rates = {
+                "memory_gbps": round(found["memory_gbps"], 1),
+                "pcie_gbps": round(min(found["host_to_device_gbps"], found["device_to_host_gbps"]), 1),
+            }
+            if "f16_tflops" in found:  # a build without cuBLAS does not measure it
+                self._rates["f16_tflops"] = round(found["f16_tflops"], 1)
+        return self._rates
+
+    def _bounds(self) -> dict[str, float]:
+        return self._gpu_bounds() if self._kind == "cuda" else self._cpu_bounds()
+
+    def _gpu_bounds(self) -> dict[str, float]:
+        """By the rates that were measured: operations at twice the rate of a half product (that of int8),
+        and, token by token, weights that are read from memory but for what the L2 cache can hold."""
+        active = self._active_parameters()
+        if active <= 0:
+            return {}
+        rates = self._measured_rates()
+        bounds = {}
+        if "f16_tflops" in rates:
+            bounds["pp"] = GPU_HEADROOM * 2 * rates["f16_tflops"] * 1e12 / (2 * active)
+        share = active / max(1.0, float(self._model.get("parameters") or active))
+        read = share * os.path.getsize(self._path) - int(self._device.get("l2_bytes") or 0)
+        if read > 0:
+            bounds["tg"] = GPU_HEADROOM * rates["memory_gbps"] * 1e9 / read
+        return bounds
+
+    def _cpu_bounds(self) -> dict[str, float]:
+        """What no run can exceed: the operations of a token over the peak of the cores, with a clock no CPU
+        has.
+
+        Memory bounds nothing here, because a small model lives in caches whose bandwidth is not known."""
+        active = self._active_parameters()
+        if active <= 0:
+            return {}
+        isa = str(self._device.get("isa", "avx512_vnni"))
+        # Of all cores that the scheduler allows: a setting may exceed a quota or OMP_NUM_THREADS.
+        cores = max(int(self._device["cores"]), int(_core.cpu_limits()["affinity"]))
+        peak = cores * _OPS_PER_CYCLE.get(isa, 512) * _MAX_GHZ * 1e9
+        return dict.fromkeys(("pp", "tg"), peak / (2 * active))
+
+    def _active_parameters(self) -> float:
+        """Weights that a token is multiplied with, without embedding and head; 0 where the file does not
+        tell."""
+        total = float(self._model.get("parameters") or 0)
+        experts = int(self._model.get("experts") or 0)
+        used = int(self._model.get("experts_used") or 0)
+        active = float(self._model.get("active_parameters") or 0)
+        if not active:
+            embedding = float(self._model.get("n_vocab") or 0) * float(self._model.get("n_embd") or 0)
+            # Without a count of active ones: at least the share of the experts, without embedding and head.
+            active = max(0.0, total - 2 * embedding) * (used / experts if experts else 1.0)
+        return active
+
+    # ---- sessions
+
+    def _complete(self, settings: Settings) -> dict[str, Any]:
+        return {**self._defaults, **self._fixed, **settings}
+
+    def _of(self, settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
+        return {n: v for n, v in settings.items() if self._kinds.get(n) == kind}
+
+    def _open(self, settings: dict[str, Any], kernels: list[tuple[str, str, dict[str, Any], str]]) -> None:
+        self._close_session()
+        self._session = _core.Session(
+            self._path,
+            load={"device": self._name, **self._of(settings, "load")},
+            context=self._of(settings, "context"),
+            session=self._of(settings, "session"),
+            kernels=kernels,
+        )
+        self._loaded = settings
+
+    def _close_session(self) -> None:
+        if self._session is not None:
+            self._session.close()
+        self._session = None
+        self._loaded = {}
+        self._depth = None
+
+    def apply(self, configuration: Configuration, context: OpContext) -> None:
+        self._switch(configuration)
+
+    def _switch(self, configuration: Configuration) -> None:
+        settings = self._complete(configuration.settings)
+        kernels = [(k.key, k.tokens, dict(k.config), "tuner") for k in configuration.kernels]
+        # Kernels alone leave the cache as it is: what stands in it differs by rounding, its length does not.
+        depth = self._depth if self._session is not None and settings == self._loaded else None
+        try:
+            if self._session is None or self._of(settings, "load") != self._of(self._loaded, "load"):
+                self._open(settings, kernels)
+            else:
+                if self._of(settings, "context") != self._of(self._loaded, "context"):
+                    self._session.set_context(self._of(settings, "context"))
+                self._session.set_kernels(kernels)
+                self._session.set(self._of(settings, "session"))
+                self._loaded = settings
+            self._depth = depth
+            rejected = [r for r in self._session.kernel_report() if r["status"] == "rejected"]
+        except DeviceLostError as error:
+            raise TargetLost(str(error)) from error
+        except (GgufError, ModelError, DeviceError) as error:
+            raise TargetUnusable(str(error)) from error
+        except (DynoError, MemoryError) as error:
+            self._drop_session()
+            raise _failure(error) from error
+        if rejected:
+            message = f"kernel {rejected[0]['key']} {rejected[0]['tokens']}: {rejected[0]['reason']}"
+            raise TargetFailure(str(TrialStatus.INVALID), message)
+
+    def _drop_session(self) -> None:
+        """After a failure nothing of the session is trusted."""
+        session, self._session = self._session, None
+        self._loaded = {}
+        self._depth = None
+        if session is not None:
+            session.close()
+
+    def _tokens(self, count: int, *key: object) -> np.ndarray:
+        return self._prompts.take(count, *key)
+
+    # ---- routing
+
+    def routing(self, configuration: Configuration, workload: Workload) -> dict[str, Any]:
+        """How the router spreads a u-batch of the workload's prompts; empty where there are no experts."""
+        experts = int(self._model.get("experts") or 0)
+        if not experts:
+            return {}
+        self._switch(configuration)
+        tokens = min(int(self._loaded["ubatch"]), max(workload.prompts, default=64), self._ctx)
+        try:
+            return measure_routing(self._session, self._prompts, tokens, experts)
+        except (DynoError, MemoryError) as error:
+            raise _failure(error) from error
+        finally:
+            self._depth = None
+
+    # ---- memory
+
+    def memory(self, settings: Settings) -> int | None:
+        """Bytes that the plan adds up to with these settings, without reading a weight; None where the engine
+        refuses them."""
+        complete = self._complete(settings)
+        try:
+            session = _core.Session(
+                self._path,
+                load={"device": self._name, **self._of(complete, "load")},
+                context=self._of(complete, "context"),
+                session=self._of(complete, "session"),
+                plan_only=True,
+            )
+        except DeviceLostError as error:
+            raise TargetLost(str(error)) from error
+        except DynoError:
+            return None
+        return int(session.plan["total_bytes"])
+
+    # ---- speed
+
+    def measure(self, workload: Workload, metric: str, prompt: int) -> Sample:
+        """pp: one prompt, logits of its last row. tg: random tokens, token by token; on a GPU with the draw
+        that generating makes there, as `dyno bench`.
+
+        What is over in a few milliseconds is at the mercy of whatever else wakes up in them, so it is run
+        again until SAMPLE_SECONDS have been measured; the sample is the run of median length."""
+        runs: list[tuple[float, float]] = []
+        while len(runs) < SAMPLE_RUNS and (not runs or sum(s for s, _ in runs) < SAMPLE_SECONDS):
+            runs.append(self._run(workload, metric, prompt))
+        seconds, clock_seconds = sorted(runs)[(len(runs) - 1) // 2]
+        return Sample(metric, prompt, workload.tokens(metric), seconds, clock_seconds)
+
+    def rest(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def _run(self, workload: Workload, metric: str, prompt: int) -> tuple[float, float]:
+        """Seconds of one run by two clocks. Where a graph was not captured they are not those of the
+        settings, and it is made again."""
+        session = self._session
+        try:
+            for _ in range(_CAPTURE_RUNS):
+                failures = int(session.capture_failures)
+                found = self._timed(workload, metric, prompt)
+                if int(session.capture_failures) == failures:
+                    return found
+            why = [row["reason"] for row in session.captures() if row["reason"]]
+            raise DeviceError(f"[target] a graph was not captured: {'; '.join(why)}")
+        except (DynoError, MemoryError) as error:
+            raise _failure(error) from error
+
+    def _timed(self, workload: Workload, metric: str, prompt: int) -> tuple[float, float]:
+        session = self._session
+        count = workload.tokens(metric)
+        part = workload.part(metric)
+        start = part.depth
+        if start and self._depth == start:
+            session.rewind(start)
+        else:
+            session.reset()
+            self._depth = None
+            if start:
+                # The same for all prompts: only what comes behind it is timed.
+                session.decode([(0, self._tokens(start, "depth", 0))], rows="none")
+                if part.kind == "tg" and self._kind == "cuda":
+                    self._settle(start, count)
+            self._depth = start or None
+        tokens = self._tokens(count, part.kind, prompt)
+        on_device = part.kind == "tg" and session.draws_on_device
+        pieces = [tokens] if part.kind == "pp" else [tokens[i : i + 1] for i in range(count)]
+        # The other clock runs inside: if this process is put aside between two readings, the sample
+        # gets longer, never shorter than the other clock says.
+        begun = time.perf_counter()
+        clock_begun = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if on_device:
+            greedy_after(session, tokens)
+        else:
+            for piece in pieces:
+                session.decode([(0, piece)], rows="last")
+        clock_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - clock_begun
+        return time.perf_counter() - begun, clock_seconds
+
+    def _settle(self, depth: int, count: int) -> None:
+        """Generates untimed behind a context that was just read: how fast it was read must not tell."""
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < SETTLE_SECONDS:
+            for token in self._tokens(count, "tg", 0):
+                self._session.decode([(0, token.reshape(1))], rows="last")
+            self._session.rewind(depth)
+
+    # ---- answers
+
+    def _asked(self) -> list[answers.Group]:
+        """What is scored: fewer tokens where the exact path is slow, or the budget of the run short."""
+        if self._groups is None:
+            # What two billion operations a second and core (1.7e12 were measured on an H200) do in about ten
+            # seconds, or in the share of a short budget: the same on every run.
+            rate = 2e9 * usable_cores() if self._kind == "cpu" else 1e12
+            affordable = answers.affordable(rate / (2 * self._active_parameters() + 1), self._budget)
+            self._groups = answers.groups(
+                self._path, total=max(answers.FEWEST, min(answers.MOST, affordable)), ctx=self._ctx,
+                largest=CHECK_BATCH, vocabulary=int(self._model["n_vocab"]), seed=self._check_seed,
+                once=affordable if self._kind == "cuda" else 0,  # large u-batches pay there
+            )  # fmt: skip
+        return self._groups
+
+    def _exact(self) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        """Logits and experts of the exact path: f32 throughout, none of the knobs."""
+        if self._reference is not None:
+            return self._reference
+        key = self._exact_key()
+        file = self._scratch / f"exact{kept_answers.SUFFIX}" if self._scratch and key else None
+        found = kept_answers.load(file, key) if file and key else None
+        if found is None:
+            found = self._exact_anew(key)
+            # What is not finite is refused by whoever asked, and not worth to be kept.
+            if file and key and not kept_answers.flaw(found, key):
+                kept_answers.save(file, key, found)
+        self._reference = found
+        return found
+
+    def _exact_settings(self) -> dict[str, Any]:
+        settings = self._complete({}) | {"numerics": "exact", "kv_type_k": "f32", "kv_type_v": "f32"}
+        if "cpu_repack" in settings:
+            settings["cpu_repack"] = False
+        return settings
+
+    def _exact_key(self) -> kept_answers.Key | None:
+        """What the exact path's answers depend on; None if they are not kept, or a file cannot be read."""
+        if self._cache is None and self._scratch is None:
+            return None
+        facts = {name: self._device.get(name) for name in _COMPUTES} | self._exact_settings()
+        layers, experts, used = (
+            int(self._model.get(name) or 0) for name in ("moe_layers", "experts", "experts_used")
+        )
+        with contextlib.suppress(OSError):
+            return kept_answers.key_of(
+                self._path, self._asked(), _core.__file__, facts,
+                vocabulary=int(self._model["n_vocab"]),
+                experts=(layers, experts, used) if experts else (0, 0, 0),
+            )  # fmt: skip
+        return None
+
+    def _exact_anew(self, key: kept_answers.Key | None) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        """For this tune: of one before it, where they are kept, or computed."""
+        if self._cache is not None and key is not None:
+            found = kept_answers.load(self._cache / key.name, key)
+            if found is not None:
+                return found
+        begun = time.monotonic()
+        self._open(self._exact_settings(), [])
+        computed = answers.exact_answers(
+            self._session, self._asked(), capture=bool(self._model.get("experts"))
+        )
+        self._close_session()
+        worth = time.monotonic() - begun >= kept_answers.WORTH_SECONDS
+        if self._cache is not None and key is not None and worth and not kept_answers.flaw(computed, key):
+            kept_answers.keep(self._cache, key, computed)
+        return computed
+
+    def quality(self, configuration: Configuration, context: OpContext) -> Quality:
+        begun = self.clock()
+        try:
+            if self._groups is None:
+                self._budget = context.budget
+            reference, routing = self._exact()
+            self._switch(configuration)
+            digest = hashlib.sha256()
+            found = []
+            for group, exact, pinned in zip(self._asked(), reference, routing, strict=True):
+                code = (group.name, configuration.kernels_key(), group.code(self._loaded))
+                if code not in self._scored:
+                    logits = answers.answer(self._session, group, pinned)
+                    own = hashlib.sha256(logits.ravel().data).digest()
+                    self._scored[code] = (own, answers.score(group, exact, logits))
+                digest.update(self._scored[code][0])
+                found.append(self._scored[code][1])
+            self._depth = None
+        except TargetFailure as failure:
+            status = TrialStatus(failure.status)
+            return Quality(status, message=failure.message, seconds=self.clock() - begun)
+        except DeviceLostError as error:
+            raise TargetLost(str(error)) from error
+        except (OutOfMemoryError, MemoryError) as error:
+            return Quality(TrialStatus.OOM, message=str(error), seconds=self.clock() - begun)
+        except DynoError as error:
+            return Quality(TrialStatus.INVALID, message=str(error), seconds=self.clock() - begun)
+        return Quality.of(found, digest.hexdigest()[:32], self.clock() - begun)
+
+    # ---- kernels
+
+    @property
+    def _plain_device(self) -> dict[str, Any]:
+        """The properties that the engine's selection knows."""
+        known = (
+            "kind", "name", "memory_bytes", "isa", "features", "cores", "l1d_bytes", "l2_bytes", "l3_bytes",
+            "compute_capability", "sm_count", "shared_per_block_bytes", "pci_bus_id",
+        )  # fmt: skip
+        return {key: self._device[key] for key in known if key in self._device}
+
+    def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]:
+        """Every op of the model at the tokens that the workload runs it with, where there is a choice."""
+        self._switch(configuration)
+        wanted = {"tg": 1} if workload.tg else {}
+        if workload.pp > 1:
+            wanted["pp"] = min(int(self._loaded["ubatch"]), workload.pp)
+        found: dict[tuple[str, str], KernelOp] = {}
+        for metric, tokens in wanted.items():
+            for op in self._session.ops(tokens):
+                rows = int(op["rows"])
+                family, desc = _core.ops.parse_key(op["key"], rows)
+                if op["path"] != "any":
+                    # The settings choose it; kernels of another one are rejected.
+                    desc["path"] = op["path"]
+                candidates = tuple(dict(c) for c in _core.ops.candidates(family, desc, self._plain_device))
+                place = (str(op["key"]), str(op["tokens"]))
+                if metric == "pp" and op["list"] == "draw":
+                    continue  # a prompt of one token is not drawn from
+                if metric == "pp" and family == "matmul" and desc.get("n") == self._model["n_vocab"]:
+                    continue  # the head runs for the last row only
+                if len(candidates) > 1 and place not in found:
+                    found[place] = KernelOp(
+                        place[0], place[1], rows, int(op["count"]), dict(op["config"]), candidates, metric
+                    )
+        # Where most of the time goes comes first, for the budget may end before the list does.
+        return sorted(found.values(), key=lambda o: -self._weight(o))
+
+    def _weight(self, op: KernelOp) -> float:
+        family, desc = _core.ops.parse_key(op.key, op.m)
+        moved, flops = _core.ops.cost(family, desc)
+        memory, compute = (20e9, 200e9) if self._kind == "cpu" else (4e12, 4e14)
+        seconds = max(float(moved) / memory, float(flops) / compute) * op.count
+        return seconds / op.m if op.metric == "pp" else seconds
+
+    def time_ops(
+        self, key: str, m: int, configs: Sequence[Mapping[str, Value]], *, threads: int, seconds: float
+    ) -> list[list[float]]:
+        family, desc = _core.ops.parse_key(key, m)
+        # Between two uses of a weight the rest of the model passes through the caches; of a large one, 256
+        # MiB leave none of them warm.
+        cold = 2 * int(self._device.get("l2_bytes") or 1 << 20)
+        rotate = cold if self._kind == "cuda" else max(cold, os.path.getsize(self._path))
+        try:
+            times = _core.ops.time_configs(
+                family, desc, [dict(c) for c in configs], threads=threads, min_seconds=seconds,
+                rotate_bytes=min(rotate, 1 << 28), device=self._name,
+            )  # fmt: skip
+        except (DynoError, MemoryError) as error:
+            raise _failure(error) from error
+        return [[float(t) for t in samples] for samples in times]
+
+    def clock(self) -> float:
+        return time.perf_counter()
+
+    def close(self) -> None:
+        self._close_session()
+
+
+def _failure(error: Exception) -> TargetFailure | TargetLost:
+    """What an error of the engine means for a trial."""
+    if isinstance(error, DeviceLostError):
+        return TargetLost(str(error))
+    oom = isinstance(error, OutOfMemoryError | MemoryError)
+    return TargetFailure(str(TrialStatus.OOM if oom else TrialStatus.INVALID), str(error))
+
+
+def from_options(options: Mapping[str, Any]) -> DynoTarget:
+    """Builds the target in a worker from plain values."""
+    return DynoTarget(**options)

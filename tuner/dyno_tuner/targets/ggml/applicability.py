@@ -1,0 +1,270 @@
+"""Which settings of llama.cpp and ik_llama.cpp are searched here, where they start, and why others are not.
+
+A setting that this binary can't be asked for, or that cannot matter here, is refused by name with the
+reason; nothing is passed on the hope that it might exist. `spelling` has the flags.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dyno.settings import settings_for
+
+from ...core.errors import TargetUnusable
+from .spelling import OP_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ...core.protocol import Value
+    from .help import Help
+    from .installation import Installation
+
+_FITS = 0.8  # share of the GPUs' memory that a file may take to be sure that cache and buffers fit beside it
+
+
+@dataclass(frozen=True)
+class Here:
+    """What decides whether a setting exists and matters."""
+
+    install: Installation
+    device: Mapping[str, Any]
+    model: Mapping[str, Any]
+    host_weights: bool  # weights stay in host memory although there is a GPU
+    gpus: int = 1
+    base: Mapping[str, Value] = field(default_factory=dict)  # placement and cache of the command line
+    carried: frozenset[str] = frozenset()  # flags of it that stay as they are
+    op_ids: Mapping[str, int] | str = ""  # ids of ops by name, or why they are not known
+
+    @property
+    def ik(self) -> bool:
+        return self.install.engine == "ik_llama.cpp"
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.get("kind") == "cuda"
+
+    @property
+    def capability(self) -> float:
+        return float(self.device.get("compute_capability") or 0)
+
+    @property
+    def experts(self) -> bool:
+        return int(self.model.get("experts") or 0) > 0
+
+    @property
+    def fits(self) -> bool:
+        room = float(self.device.get("memory_mib") or 0) * self.gpus * 2**20
+        return float(self.model["file_bytes"]) < _FITS * room
+
+
+def _flag(here: Here, *names: str) -> str:
+    """ "" where the benchmark has one of the flags."""
+    return "" if here.install.bench_help.has(*names) else f"this llama-bench has no {' or '.join(names)}"
+
+
+def _cuda_key(here: Here) -> str:
+    return "it acts on a GPU only" if not here.cuda else _flag(here, "-cuda")
+
+
+def _variable(here: Here, name: str) -> str:
+    if not here.cuda:
+        return "it acts on a GPU only"
+    return "" if here.install.reads_variable(name) else f"no file of this build names {name}"
+
+
+def refusal(name: str, here: Here) -> str:
+    """Why a setting is not searched; "" where it is."""
+    family, _, op = name.partition(".")
+    rule = _RULES.get(family)
+    if rule is None:
+        return f"not searched with {here.install.engine}"
+    return rule(here, op)
+
+
+def _threads(here: Here, _: str) -> str:
+    if here.cuda and not here.host_weights:
+        return "all weights are on the GPU, where it does nothing"
+    return _flag(here, "-t")
+
+
+def _graphs(here: Here, _: str) -> str:
+    least = 8.0 if here.ik else 7.0
+    if here.cuda and here.capability < least:
+        return f"{here.install.engine} has CUDA graphs from compute capability {least} on"
+    return _cuda_key(here) if here.ik else _variable(here, "GGML_CUDA_DISABLE_GRAPHS")
+
+
+def _concurrency(here: Here, _: str) -> str:
+    if here.ik:
+        return "ik_llama.cpp does not have it"
+    return _graphs(here, "") or _variable(here, "GGML_CUDA_GRAPH_OPT")
+
+
+def _fusion(here: Here, _: str) -> str:
+    return _cuda_key(here) if here.ik else _variable(here, "GGML_CUDA_DISABLE_FUSION")
+
+
+def _offload(here: Here, _: str) -> str:
+    if not here.host_weights:
+        return "no weights are in host memory"
+    return _cuda_key(here) if here.ik else _variable(here, "GGML_OP_OFFLOAD_MIN_BATCH")
+
+
+def _policy(here: Here, op: str) -> str:
+    if not here.ik:
+        return "llama.cpp has no policy by op"
+    if not here.cuda or not here.host_weights:
+        return "no weights are in host memory" if here.cuda else "it acts on a GPU only"
+    if op == "embed":
+        return "rows of the embedding are never offloaded"
+    if (op in ("matmul_id", "moe_up_gate")) != here.experts:
+        return "the model has experts" if here.experts else "the model has no experts"
+    if isinstance(here.op_ids, str):
+        return here.op_ids
+    known = OP_NAMES[op] in here.op_ids
+    return "" if known else f"this binary has no op {OP_NAMES[op]}"
+
+
+def _only_ik(here: Here, rule: str) -> str:
+    return "" if here.ik else f"llama.cpp does not have {rule}"
+
+
+def _experts(here: Here, flag: str) -> str:
+    missing = _only_ik(here, "it")
+    if missing or not here.experts:
+        return missing or "the model has no experts"
+    return _cuda_key(here) if flag == "-cuda" else _flag(here, flag)
+
+
+def _latent(here: Here, flag: str) -> str:
+    missing = _only_ik(here, "it")
+    if missing or here.model.get("architecture") != "deepseek2":
+        return missing or "the model has no latent attention"
+    if flag in here.carried:
+        return f"the command line has {flag} 2, which no setting stands for"
+    return _flag(here, flag)
+
+
+def _repack(here: Here, _: str) -> str:
+    if here.cuda and not here.host_weights:
+        return "no weights are in host memory"
+    return _flag(here, "-rtr" if here.ik else "--repack")
+
+
+def _placement(here: Here, other: str, *flags: str) -> str:
+    if not here.cuda:
+        return "there is no GPU to place weights on"
+    if not here.experts:
+        return "the model has no experts; other weights stay where the command line has them"
+    if other in here.base or "-ot" in here.carried:
+        return "the command line places the experts in another way"
+    if here.fits and not here.host_weights:
+        return "the model fits into the GPU's memory"
+    return _flag(here, *flags)
+
+
+def _split(here: Here, _: str) -> str:
+    return _flag(here, "-sm") if here.gpus > 1 else "changes nothing with one GPU"
+
+
+_RULES: dict[str, Callable[[Here, str], str]] = {
+    "ubatch": lambda h, _: _flag(h, "-ub"),
+    "threads": _threads,
+    "threads_batch": _threads,
+    "flash_attention": lambda h, _: _flag(h, "-fa"),
+    "kv_type_k": lambda h, _: _flag(h, "-ctk"),
+    "kv_type_v": lambda h, _: _flag(h, "-ctv"),
+    "cuda_graphs": _graphs,
+    "graph_concurrency": _concurrency,
+    "fusion": _fusion,
+    "offload_min_tokens": _offload,
+    "op_offload": _policy,
+    "fused_moe": lambda h, _: _experts(h, "-fmoe"),
+    "mmq_id_size": lambda h, _: _experts(h, "-cuda"),
+    "mla_mode": lambda h, _: _latent(h, "-mla"),
+    "attention_max_batch_mib": lambda h, _: _latent(h, "-amb"),
+    "cpu_repack": _repack,
+    "placement": lambda h, _: _placement(h, "cpu_moe_layers", "-ot"),
+    "cpu_moe_layers": lambda h, _: _placement(h, "placement", "-ncmoe", "--n-cpu-moe", "-ot"),
+    "split_mode": _split,
+    "ctx": lambda h, _: "it stays as the command line has it",
+    "sequences": lambda h, _: "it stays as the command line has it",
+    "batch": lambda h, _: "it follows ubatch: one sequence uses no more",
+}
+
+
+def refusals(here: Here) -> dict[str, str]:
+    """Every setting of the engine that is not searched here, with the reason."""
+    found = {s.name: refusal(s.name, here) for s in settings_for(None, here.install.engine)}
+    return {n: why for n, why in found.items() if why}
+
+
+def find_op_ids(install: Installation, model: str, *, wanted: bool) -> Mapping[str, int] | str:
+    """Ids for `-op`, which only llama-sweep-bench is both told and measured with; or why there are none."""
+    if not wanted:
+        return "no weights are in host memory"
+    flags = install.help_of("llama-sweep-bench")
+    if flags is None or not flags.has("-op"):
+        return "llama-bench has no -op, and there is no llama-sweep-bench here that has"
+    try:
+        return install.op_ids(model)
+    except TargetUnusable as error:
+        return str(error)
+
+
+def named_policy(policy: Mapping[int, bool], ids: Mapping[str, int]) -> dict[str, Value]:
+    """The user's own `-op` as settings: what its numbers mean in this binary, not where they were found.
+    Raises TargetUnusable for a number that is no product with weights."""
+    names = {number: name for name, number in ids.items()}
+    families = {name: family for family, name in OP_NAMES.items()}
+    found: dict[str, Value] = {}
+    for number, on in policy.items():
+        name = names.get(number, "no op")
+        if name not in families:
+            raise TargetUnusable(
+                f"the command line's -op {number} is {name} in this binary, no product with weights: the "
+                "numbers are of another version; write the policy for this one"
+            )
+        found[f"op_offload.{families[name]}"] = on
+    return found
+
+
+def defaults(here: Here, cores: int) -> dict[str, Value]:
+    """What runs without the search: what the engine does by itself, by the help of this binary where that
+    says it; of placement and cache, what the command line says."""
+    common = here.install.common
+    fmoe = common is None or not common[1].has("-fmoe") or common[1].has("-no-fmoe")
+    values: dict[str, Value] = {
+        "ubatch": _int_default(here.install.bench_help, "-ub", 512),
+        "threads": cores, "threads_batch": cores,
+        "flash_attention": _fa_default(here), "kv_type_k": "f16", "kv_type_v": "f16",
+        "cuda_graphs": True, "graph_concurrency": False,
+        "fusion": True, "fused_moe": fmoe, "mmq_id_size": 32, "offload_min_tokens": 32, "mla_mode": "auto",
+        "attention_max_batch_mib": 256, "cpu_repack": not here.ik,
+        "placement": "", "cpu_moe_layers": 0, "split_mode": "layer",
+        **{f"op_offload.{op}": True for op in OP_NAMES},
+    }  # fmt: skip
+    return {n: here.base.get(n, v) for n, v in values.items() if not refusal(n, here)}
+
+
+def _int_default(help_: Help, name: str, otherwise: int) -> int:
+    flag = help_.get(name)
+    return int(flag.default) if flag is not None and flag.default.isdigit() else otherwise
+
+
+def _fa_default(here: Here) -> bool:
+    """Of what serves, not of the benchmark: the two have differed."""
+    helps = [here.install.common[1]] if here.install.common else []
+    for help_ in (*helps, here.install.bench_help):
+        flag = help_.get("-fa", "--flash-attn")
+        if flag is not None and flag.default:
+            return flag.default.lower() in ("1", "on", "auto", "enabled", "true")
+    return here.ik
+
+
+def split_modes(install: Installation) -> list[str]:
+    """Those that this llama-bench lists, without the ones that leave GPUs out."""
+    flag = install.bench_help.get("-sm")
+    return [m for m in (flag.choices if flag else ()) if m not in ("none", "attn")] or ["layer"]

@@ -1,0 +1,277 @@
+"""A profile of llama.cpp or ik_llama.cpp as the command line, the environment or the systemd unit that runs
+it, spelled for the binary that will.
+
+The user's own command line, if the profile was tuned from one, stays as it is but for the settings that the
+profile changes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+from dyno import profiles
+from dyno._shell import escaped, shell_word
+from dyno.settings import SETTINGS
+
+from ...core.errors import TuneError
+from ...core.redaction import HIDDEN, names_secret, redact_words
+from .applicability import named_policy
+from .command_line import Command, parse_command, same_model
+from .help import Help
+from .installation import Installation
+from .spelling import Spelled, rules_text, spell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from ...core.protocol import Value
+
+_OFF = ("-nr", "-nkvo")
+FORMS = ("llama-server", "env", "systemd")
+
+
+def _recorded(profile: profiles.Profile) -> tuple[list[str], list[str]]:
+    """The command that made a profile: its own words, and what follows its dashes."""
+    try:
+        words = shlex.split(profile.provenance.command or "") if profile.provenance else []
+    except ValueError:
+        words = []  # not written by this tuner
+    cut = words.index("--") if "--" in words else len(words)
+    return words[:cut], words[cut + 1 :]
+
+
+def _options(words: Sequence[str], *names: str) -> list[str]:
+    """Values of an option by any of its names, in their order."""
+    found: list[str] = []
+    for n, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in names and (equals or n + 1 < len(words)):
+            found.append(value if equals else words[n + 1])
+    return found
+
+
+def tuned_with(profile: profiles.Profile) -> tuple[str | None, str | None, list[str]]:
+    """Folder of the binaries, model and the user's own command line, from the command that made a profile."""
+    words, own = _recorded(profile)
+    folders, models = _options(words, "--bin"), _options(words, "--model", "-m")
+    return folders[-1] if folders else None, models[-1] if models else None, own
+
+
+def binaries_folder(path: Path, profile: profiles.Profile, given: str | None) -> str:
+    """Folder whose programs are run for a profile: the given one, or the recorded one after a yes at the
+    terminal. A profile may come from a stranger, who would otherwise choose a program to run here.
+
+    Raises:
+        TuneError: no folder is given, and the recorded one is missing, relative, or not confirmed.
+    """
+    if given is not None:
+        return given
+    shown, engine = escaped(str(path)), profile.match.engine.name
+    recorded = tuned_with(profile)[0]
+    if recorded is None:
+        raise TuneError(f"profile {shown} is of {engine}; give --bin, the folder of its binaries")
+    if not os.path.isabs(recorded):
+        raise TuneError(
+            f"profile {shown} records the relative folder '{escaped(recorded)}', "
+            "which may be another one here; give --bin, the folder of its binaries"
+        )
+    option = f"--bin {shell_word(recorded)}"
+    if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
+        question = f"profile {shown} was tuned with programs in {escaped(recorded)}; run them?"
+        if typer.confirm(question, default=False, err=True):
+            return recorded
+        raise TuneError(f"the programs of the profile were not run; give --bin, or confirm {option}")
+    raise TuneError(
+        f"profile {shown} was tuned with programs in {escaped(recorded)}, "
+        f"which are not run unasked; if you trust them, give {option}"
+    )
+
+
+def held_with(profile: profiles.Profile) -> dict[str, Value]:
+    """Settings that a profile was tuned with by `--set`: everything was measured with them. Raises TuneError
+    for a value that is none."""
+    held: dict[str, Value] = {}
+    for pair in _options(_recorded(profile)[0], "--set"):
+        name, equals, text = pair.partition("=")
+        if equals and name in SETTINGS:
+            try:
+                value = SETTINGS[name].parse(text)
+            except ValueError as error:
+                raise TuneError(f"the command that made the profile: --set {pair}: {error}") from error
+            held[name] = rules_text(value) if isinstance(value, list) else value
+    return held
+
+
+def _visible(profile: profiles.Profile, install: Installation) -> dict[str, str | None]:
+    """What every measured process saw of the GPUs: those that were tuned, or none."""
+    words, _ = _recorded(profile)
+    named = [*_options(words, "--gpu"), *_options(words, "--device")]
+    numbers = re.fullmatch(r"(?:cuda:)?([0-9]+(?:,[0-9]+)*)", named[0]) if named else None
+    if profile.match.device.kind == "cpu":
+        # A build without CUDA has nothing to hide, and without the variable would do what was measured.
+        hide = install.reads_variable("GGML_CUDA_DISABLE_GRAPHS")
+        return {"CUDA_VISIBLE_DEVICES": ""} if hide else {}
+    if numbers is None:
+        return {}
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": numbers[1]}
+
+
+def _as_measured(profile: profiles.Profile, own: Command, help_: Help) -> list[str]:
+    """What every measured run was given beside the settings, where the user gave nothing else. llama.cpp
+    moves layers by itself otherwise."""
+    args: list[str] = []
+    if help_.has("-ngl") and "-ngl" not in own.named:
+        args += ["-ngl", "0" if profile.match.device.kind == "cpu" else "999"]
+    if help_.has("-fit") and "-fit" not in own.named:
+        args += ["-fit", "off"]
+    return args
+
+
+def _own_values(
+    profile: profiles.Profile, own: Command, held: Mapping[str, Value], tell: Callable[[str], None]
+) -> dict[str, Value]:
+    """Values of the user's command line that nothing better is known for. A `default` beat or tied them only
+    where the tune came to its end."""
+    status = profile.provenance.status if profile.provenance else None
+    kept: dict[str, Value] = {}
+    for name, value in own.incumbent.items():
+        entry = profile.settings.get(name)
+        if isinstance(entry, profiles.SettingEntry) or name in held:
+            continue
+        if entry is not None and status == "complete":
+            tell(f"{name}: {value} of the command line is left out, for the default was no slower")
+            continue
+        ended = f"the tune ended as {status!r}" if status else "the profile does not say how the tune ended"
+        why = "no tune has judged it" if entry is None else f"{ended}, so its default is no result"
+        tell(f"{name}: {value} of the command line stays: {why}")
+        kept[name] = value
+    return kept
+
+
+def export(
+    profile: profiles.Profile, form: str, *, binaries: str, model: str, command: Sequence[str] = (),
+    tell: Callable[[str], None] = lambda _: None,
+) -> str:  # fmt: skip
+    """Text for a shell, an `EnvironmentFile` or a unit.
+
+    Args:
+        form: one of `FORMS`.
+        binaries: folder that has the engine's llama-server; its `--help` decides the spelling.
+        model: path that the server is to load.
+        command: the user's own command line; what the profile sets replaces what it says.
+        tell: gets a line about everything in it that does not simply stay.
+
+    Raises:
+        TuneError: not a profile of these engines, no llama-server, or a setting that it can't be told.
+    """
+    engine = profile.match.engine.name
+    if engine == "dyno":
+        raise TuneError("this is a profile of dyno itself, which takes it with --profile; nothing to export")
+    if form not in FORMS:
+        raise TuneError(f"--as {form!r}: give {', '.join(FORMS)}")
+    install = Installation(binaries, engine)
+    server = install.tool("llama-server")
+    if server is None:
+        raise TuneError(f"{install.folder} has no llama-server; give --bin a folder that has one")
+    help_ = install.help_of("llama-server") or Help()
+    own = parse_command(command, help_, install.bench_help, engine) if command else Command()
+    chosen: dict[str, Value] = {}
+    for name, entry in profile.settings.items():
+        if isinstance(entry, profiles.SettingEntry):
+            chosen[name] = rules_text(entry.value) if isinstance(entry.value, list) else entry.value
+    by_op = own.policy or any(n.startswith("op_offload.") for n in chosen)
+    ids = install.op_ids(model) if by_op else {}
+    own.incumbent |= named_policy(own.policy, ids)
+    fixed = held_with(profile)
+    kept_values = _own_values(profile, own, fixed, tell)
+    try:
+        settings = {**own.base, **kept_values, **fixed, **chosen}
+        spelled = spell(settings, engine, help_, bench=False, batch=own.batch, op_ids=ids, cuda=own.cuda)
+    except ValueError as error:
+        raise TuneError(f"{server}: {error}") from error
+    spelled.args += _as_measured(profile, own, help_)
+    visible = _visible(profile, install)
+    for name in sorted(visible.keys() & own.env.keys()):
+        if own.env[name] != visible[name]:
+            tell(f"{name}={own.env[name]} of the command line stays; measured was with {visible[name]!r}")
+    hidden = [n for n, value in own.env.items() if value and names_secret(n)]
+    if hidden:
+        tell(f"{', '.join(sorted(hidden))}: written as {HIDDEN}; put the value in where the server runs")
+    spelled.env = {**visible, **own.env, **dict.fromkeys(hidden, HIDDEN), **spelled.env}
+    if own.model is not None and not same_model(own.model, model):
+        tell(f"-m {own.model} of the command line is replaced by {model}, which was tuned or given")
+    if form == "env":
+        return _environment_file(spelled, profile, help_.flags)
+    plain = _without_model(own.kept)
+    kept = redact_words(plain)
+    if kept != plain:
+        tell(f"secrets of the command line are written as {HIDDEN}; put them in where the server runs")
+    words = [os.path.abspath(server), "-m", os.path.abspath(model), *kept, *spelled.all_args()]
+    return _shell(words, spelled) if form == "llama-server" else _unit(words, spelled, profile)
+
+
+def _without_model(tokens: Sequence[str]) -> list[str]:
+    kept: list[str] = []
+    skip = False
+    for token in tokens:
+        if skip:
+            skip = False
+        elif token in ("-m", "--model"):
+            skip = True
+        elif not token.startswith("--model="):
+            kept.append(token)
+    return kept
+
+
+def _shell(words: Sequence[str], spelled: Spelled) -> str:
+    unset = [w for n, v in sorted(spelled.env.items()) if v is None for w in ("-u", n)]
+    pairs = [f"{n}={v}" for n, v in sorted(spelled.env.items()) if v is not None]
+    return shlex.join([*(["env"] if unset or pairs else []), *unset, *pairs, *words]) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """For systemd, where `%` and `$` are special, too."""
+    text = text.replace("%", "%%").replace("$", "$$")
+    if text and all(c.isalnum() or c in "-_./=,:+%@" for c in text):
+        return text
+    text = text.replace("\\", "\\\\").replace('"', '\\"')
+    # A control character would end the line, or the user could not see it. systemd reads \xHH.
+    return '"' + "".join(f"\\x{ord(c):02x}" if ord(c) < 32 or ord(c) == 127 else c for c in text) + '"'
+
+
+def _unit(words: Sequence[str], spelled: Spelled, profile: profiles.Profile) -> str:
+    label = " ".join((profile.label or profile.match.engine.name).split())
+    lines = ["[Unit]", f"Description={label.replace('%', '%%')}", "After=network.target", "", "[Service]"]
+    for name, value in sorted(spelled.env.items()):
+        pair = _quoted(f"{name}={value}").replace("$$", "$")
+        lines.append(f"UnsetEnvironment={name}" if value is None else f"Environment={pair}")
+    lines += [f"ExecStart={' '.join(_quoted(w) for w in words)}", "Restart=on-failure", ""]
+    return "\n".join([*lines, "[Install]", "WantedBy=multi-user.target", ""])
+
+
+def _environment_file(spelled: Spelled, profile: profiles.Profile, flags: Mapping[str, object]) -> str:
+    """Only where this server lists a variable for every flag."""
+    lines: dict[str, str] = {}
+    args = spelled.all_args()
+    while args:
+        name = args.pop(0)
+        flag = flags[name]
+        variable = getattr(flag, "env", "")
+        if not variable:
+            raise TuneError(
+                f"{name} has no environment variable in this llama-server; use --as llama-server or systemd"
+            )
+        if getattr(flag, "argument", ""):
+            lines[variable] = args.pop(0)
+        else:  # one variable for a flag and its opposite
+            lines[variable] = "0" if name in _OFF or name.startswith("--no-") else "1"
+    unset = [n for n, v in sorted(spelled.env.items()) if v is None]
+    lines |= {n: v for n, v in sorted(spelled.env.items()) if v is not None}
+    text = [f"# has to be unset: {n}" for n in unset]
+    return "\n".join([*text, *(f"{n}={shlex.quote(v)}" for n, v in lines.items()), ""])

@@ -1,0 +1,15 @@
+"""The binaries of ik_llama.cpp as a target; see `targets.ggml.target`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import target as ggml_target
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def from_options(options: Mapping[str, Any]) -> ggml_target.GgmlTarget:
+    """Builds the target in a worker from plain values."""
+    return ggml_target.from_options("ik_llama.cpp", options)

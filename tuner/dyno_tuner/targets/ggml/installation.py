@@ -1,0 +1,240 @@
+"""A folder with the binaries of llama.cpp or ik_llama.cpp, and what this very build can do."""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...core.errors import TargetFailure, TargetUnusable
+from .help import Flag, Help, Version, engine_of_help, parse_help, parse_version
+from .process import Finished, bench_rows, execute, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_COMMON = ("llama-server", "llama-cli", "llama-perplexity", "llama-sweep-bench")
+_HELP_DEADLINE = 60.0
+_ASKED_IDS = 160  # more than any enum of ops has had so far
+# The help of a build without a GPU leaves out what is about GPUs, that of mid-2025 others. What they are
+# asked with; "" for a switch.
+_UNLISTED = {
+    ("-ngl", "--gpu-layers", "--n-gpu-layers"): "1", ("-sm", "--split-mode"): "layer",
+    ("-ts", "--tensor-split"): "1", ("-mg", "--main-gpu"): "0", ("-op", "--offload-policy"): "0,1",
+    ("-rtr", "--run-time-repack"): "", ("-ot", "--override-tensor"): "x=CPU", ("-cmoe", "--cpu-moe"): "",
+    ("-ncmoe", "--n-cpu-moe"): "1",
+}  # fmt: skip
+_POLICY = re.compile(r"offload policy for op\s+(\S+)\s+to\s+(?:ON|OFF)", re.IGNORECASE)
+
+
+class Installation:
+    """The binaries in a folder.
+
+    Args:
+        folder: where `llama-bench` is, or the build tree above `bin/`.
+        engine: "llama.cpp" or "ik_llama.cpp", as the user named it.
+
+    Raises:
+        TargetUnusable: there is no llama-bench, or it is of the other engine.
+    """
+
+    def __init__(self, folder: str, engine: str) -> None:
+        self.engine = engine
+        self._helps: dict[str, Help] = {}
+        self.folder = self.find(Path(folder))
+        self.bench = str(self.folder / "llama-bench")
+        found, marks = engine_of_help(self.bench_help)
+        if not found:
+            raise TargetUnusable(f"{self.bench}: its --help lists none of the flags of {engine}")
+        if found != engine:
+            raise TargetUnusable(
+                f"{self.bench} is of {found} (it has {marks}), not of {engine}; use --engine {found}"
+            )
+
+    @staticmethod
+    def find(folder: Path) -> Path:
+        """The folder that has llama-bench, as an absolute path: tools are started in folders of their own.
+        Raises TargetUnusable."""
+        folder = folder.absolute()
+        for place in (folder, folder / "bin", folder / "build" / "bin"):
+            if os.access(place / "llama-bench", os.X_OK) and (place / "llama-bench").is_file():
+                return place
+        raise TargetUnusable(
+            f"no executable llama-bench in {folder}, {folder}/bin or {folder}/build/bin; give --bin the "
+            "folder of the engine's binaries"
+        )
+
+    def tool(self, name: str) -> str | None:
+        """Path of a binary; None where this folder does not have it."""
+        path = self.folder / name
+        return str(path) if path.is_file() and os.access(path, os.X_OK) else None
+
+    @functools.cached_property
+    def bench_help(self) -> Help:
+        return read_help(self.bench)
+
+    @functools.cached_property
+    def common(self) -> tuple[str, Help] | None:
+        """The first tool with the common flags, and its help: what serves, where it is there."""
+        for name in _COMMON:
+            found = self.help_of(name)
+            if found is not None:
+                return name, found
+        return None
+
+    def help_of(self, name: str) -> Help | None:
+        """The flags of a tool, listed or not; None where the folder does not have it."""
+        path = self.tool(name)
+        if path is None:
+            return None
+        if name not in self._helps:
+            found = self._listed(name, path)
+            if self.engine == "ik_llama.cpp" and name in _COMMON:
+                found = Help({**found.flags, **self._unlisted(path, found)})
+            self._helps[name] = found
+        return self._helps[name]
+
+    def _listed(self, name: str, path: str) -> Help:
+        """What the help says. That of older llama-sweep-bench says nothing; the common tools share a parser,
+        so then it is another's."""
+        try:
+            return read_help(path)
+        except TargetUnusable:
+            others = [p for n in _COMMON if n != name and (p := self.tool(n)) is not None]
+            if name not in _COMMON or self.engine != "ik_llama.cpp" or not others:
+                raise
+            return read_help(others[0])
+
+    @staticmethod
+    def _unlisted(path: str, found: Help) -> dict[str, Flag]:
+        """Flags that a tool takes though its help is silent: it reads them before it answers `--version`."""
+        flags: dict[str, Flag] = {}
+        for names, value in _UNLISTED.items():
+            if found.has(names[0]):
+                continue
+            words = [names[0], value] if value else [names[0]]
+            try:
+                done = _ask([path, *words, "--version"])
+            except TargetFailure as failure:
+                raise TargetUnusable(f"{path} {' '.join(words)} --version: {failure.message}") from failure
+            if parse_version(done.stderr + "\n" + done.stdout) is not None:
+                flags |= dict.fromkeys(names, Flag(names, value))
+        return flags
+
+    def version(self, model: str) -> Version:
+        """From `--version` of a common tool; llama-bench alone tells it only in its results."""
+        for name in _COMMON:
+            path = self.tool(name)
+            if path is None:
+                continue
+            try:
+                done = _ask([path, "--version"])
+            except TargetFailure:
+                continue  # the next tool, or the results of llama-bench, say it as well
+            found = parse_version(done.stderr + "\n" + done.stdout)
+            if found is not None:
+                return found
+        command = [self.bench, "-m", os.path.abspath(model), "-p", "1", "-n", "0", "-r", "1", "-o", "json"]
+        try:
+            done = _ask(command, 600.0)
+            judge(done)
+            row = bench_rows(done.stdout)[0]
+        except TargetFailure as failure:
+            raise TargetUnusable(f"llama-bench does not run {model}: {failure.message}") from failure
+        return Version(str(row.get("build_number", "unknown")), str(row.get("build_commit", "")))
+
+    def reads_variable(self, name: str) -> bool:
+        """Whether the name of an environment variable stands in this build's files. Nothing lists them."""
+        needle = name.encode() + b"\0"
+        return any(_contains(path, needle) for path in self._files())
+
+    def _files(self) -> Iterator[Path]:
+        yield Path(self.bench)
+        for place in (self.folder, self.folder.parent / "lib", self.folder.parent / "src"):
+            yield from sorted(place.glob("libggml*")) if place.is_dir() else ()
+
+    def op_ids(self, model: str) -> dict[str, int]:
+        """Ids of ops by name, in this very binary (ik_llama.cpp).
+
+        A dry run with `-op 0,1,1,1,…` prints the name of every op in the order of the ids; to set a policy
+        to what it is already changes nothing. The list ends where the engine speaks of all ops.
+
+        Raises:
+            TargetUnusable: no tool that takes `-op`, or its answer can't be read. Ids are never guessed: they
+            have been renumbered five times.
+        """
+        for name in reversed(_COMMON):  # a server might stay
+            path, flags = self.tool(name), self.help_of(name)
+            if path is None or flags is None or not flags.has("-op"):
+                continue
+            pairs = ",".join(f"{i},1" for i in range(_ASKED_IDS))
+            # The benchmark goes on behind the dry run, so it gets next to nothing to do. Older ones have no
+            # dry run and load the model.
+            command = [path, "-m", os.path.abspath(model), "-c", "32", "-b", "32", "-ub", "32", "-n", "1"]
+            command += ["-op", pairs]
+            command += ["-dr"] if flags.has("-dr") else []
+            try:
+                done = _ask(command, 600.0)
+            except TargetFailure as failure:
+                raise TargetUnusable(f"{path}: ids of ops: {failure.message}") from failure
+            return parse_op_ids(done.stdout + "\n" + done.stderr, path)
+        raise TargetUnusable(
+            f"{self.folder}: no tool that takes -op, so the ids of ops can't be found by name"
+        )
+
+
+def _ask(command: list[str], deadline: float = _HELP_DEADLINE) -> Finished:
+    """Runs a tool in a folder of its own: those of ik_llama.cpp leave a log file where they run."""
+    with tempfile.TemporaryDirectory(prefix="dyno-ask-") as folder:
+        return execute(command, deadline=deadline, folder=folder)
+
+
+def read_help(path: str) -> Help:
+    """The flags of a binary. Raises TargetUnusable where it lists none."""
+    try:
+        done = _ask([path, "--help"])
+    except TargetFailure as failure:
+        raise TargetUnusable(f"{path} --help: {failure.message}") from failure
+    parsed = parse_help(done.stdout + "\n" + done.stderr)
+    if not parsed.flags:
+        raise TargetUnusable(f"{path} --help lists no flags (exit code {done.code}): {done.last_line()}")
+    return parsed
+
+
+def engine_in(folder: Path) -> str | None:
+    """The engine whose llama-bench a folder has; None where it has none, or one that can't be told."""
+    try:
+        bench = Installation.find(folder) / "llama-bench"
+    except TargetUnusable:
+        return None
+    return engine_of_help(read_help(str(bench)))[0] or None
+
+
+def parse_op_ids(text: str, source: str) -> dict[str, int]:
+    """Names in the order of their ids. Raises TargetUnusable where the order can't be trusted."""
+    ids: dict[str, int] = {}
+    for number, found in enumerate(_POLICY.finditer(text)):
+        if found[1].lower() == "all":
+            break
+        if found[1] in ids:
+            raise TargetUnusable(
+                f"{source}: op {found[1]} appears twice, so ids can't be told from the order"
+            )
+        ids[found[1]] = number
+    if list(ids)[:1] != ["NONE"] or "MUL_MAT" not in ids or "MUL_MAT_ID" not in ids:
+        raise TargetUnusable(
+            f"{source}: the dry run does not list the ops from NONE on, so no name can be turned into an id"
+        )
+    return ids
+
+
+def _contains(path: Path, needle: bytes) -> bool:
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return data.find(needle) >= 0 or data.find(needle[:-1]) >= 0
+    except (OSError, ValueError):  # unreadable or empty: it holds nothing
+        return False

@@ -1,0 +1,245 @@
+"""One run of a foreign binary: a process with a deadline, whose way to die gets a name."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from ...core.errors import TargetFailure, TargetUnusable
+from ...core.protocol import TrialStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_OOM = re.compile(
+    r"out of memory|cudaMalloc failed|failed to allocate|unable to allocate|cannot allocate memory"
+    r"|std::bad_alloc|ErrorOutOfDeviceMemory|failed to (?:create|initialize) (?:the )?(?:KV|context).*memory",
+    re.IGNORECASE,
+)
+_REFUSED = re.compile(
+    r"unknown argument|invalid (?:argument|parameter|value)|unrecognized|error while handling argument"
+    r"|invalid.*type|requires flash|not supported",
+    re.IGNORECASE,
+)
+_ASSERT = re.compile(r"GGML_ASSERT|GGML_ABORT|CUDA error|Aborted|fatal error", re.IGNORECASE)
+_IGNORED = re.compile(r"invalid parameter (\S+) .*ignored", re.IGNORECASE)
+_PEAK = re.compile(r"^VmHWM:\s*([0-9]+) kB", re.MULTILINE)
+_PR_SET_PDEATHSIG = 1
+_FIRST_LOOK, _LOOK = 0.001, 0.05  # seconds between two looks at a process: the first ones, and later on
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    stdout: str
+    stderr: str
+    seconds: float
+    code: int  # exit status; negative: number of the signal
+    peak_mib: float | None = None  # largest resident set
+
+    def last_line(self) -> str:
+        lines = [line.strip() for line in (self.stderr or self.stdout).splitlines() if line.strip()]
+        return lines[-1][:300] if lines else "it said nothing"
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def execute(
+    command: Sequence[str],
+    environment: Mapping[str, str | None] | None = None,
+    deadline: float = 600.0,
+    folder: str | None = None,
+) -> Finished:
+    """Runs `command` to its end.
+
+    Args:
+        environment: variables to set; None unsets one (several are tested by presence alone).
+        deadline: seconds, after which the process is killed.
+        folder: to run in. The tools of ik_llama.cpp leave a log file where they run.
+
+    Raises:
+        TargetFailure: it ran past its deadline (`timeout`).
+        TargetUnusable: it can't be started.
+    """
+    merged = dict(os.environ)
+    for name, value in (environment or {}).items():
+        merged.pop(name, None)
+        if value is not None:
+            merged[name] = value
+    # Files, not pipes: nothing has to be read while it runs, and whoever waits for it learns what it used.
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        begun = time.monotonic()
+        try:
+            child = subprocess.Popen(
+                list(command), env=merged, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                preexec_fn=_die_with_parent, cwd=folder,
+            )  # fmt: skip
+        except OSError as error:
+            raise TargetUnusable(f"{command[0]} cannot be started: {error.strerror or error}") from error
+        ended = _wait(child, deadline)
+        seconds = time.monotonic() - begun
+        if ended is None:
+            name = os.path.basename(command[0])
+            raise TargetFailure(
+                str(TrialStatus.TIMEOUT), f"{name} did not end within {deadline:.0f} s and was killed"
+            )
+        code, peak_mib = ended
+        return Finished(_text(out), _text(err), seconds, code, peak_mib)
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def _wait(child: subprocess.Popen[bytes], deadline: float) -> tuple[int, float | None] | None:
+    """Exit code and largest resident set in MiB; None for one that had to be killed at its deadline."""
+    found: list[tuple[int, float | None]] = []
+    # Not the end of the thread: once a wait for that was interrupted, Python 3.11 takes it for ended.
+    ended = threading.Event()
+
+    def reap() -> None:
+        _, status, used = os.wait4(child.pid, 0)
+        kib = used.ru_maxrss if sys.platform == "linux" else used.ru_maxrss / 1024
+        found.append((os.waitstatus_to_exitcode(status), kib / 1024 if kib else None))
+        ended.set()
+
+    threading.Thread(target=reap, daemon=True).start()
+    try:
+        seen = _watch(child.pid, ended, deadline)
+        late = not ended.is_set()
+    except BaseException:  # Ctrl-C while it runs: nothing is left behind
+        late = True
+        raise
+    finally:
+        if not ended.is_set():
+            with contextlib.suppress(ProcessLookupError):  # it ended just now
+                os.kill(child.pid, signal.SIGKILL)
+            ended.wait()
+        child.returncode = found[0][0]
+    code, peak_mib = found[0]
+    return None if late else (code, _own_peak(peak_mib, seen))
+
+
+def _watch(pid: int, ended: threading.Event, deadline: float) -> float | None:
+    """Waits for the end, until the deadline; the largest resident set in MiB that was seen meanwhile. None
+    where the kernel tells none."""
+    until = time.monotonic() + deadline
+    pause, seen = _FIRST_LOOK, resident_peak(pid)
+    while not ended.wait(min(pause, max(0.0, until - time.monotonic()))) and time.monotonic() < until:
+        pause = min(2 * pause, _LOOK)
+        seen = resident_peak(pid) or seen  # a process that has just ended has none any more
+    return seen
+
+
+def resident_peak(pid: int | str = "self") -> float | None:
+    """Largest resident set of a process so far, in MiB; None where the kernel has no /proc, or no such
+    process."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    found = _PEAK.search(text)
+    return int(found[1]) / 1024 if found else None
+
+
+def _own_peak(reported: float | None, seen: float | None) -> float | None:
+    """What the process itself has used at most.
+
+    What Linux reports at the end begins with what this process used when it started the other one, through
+    fork and exec. Where more is reported than this process has ever used it is the other's and exact; else
+    what was seen while it ran counts."""
+    inherited = resident_peak()
+    if inherited is None or (reported is not None and reported > inherited):
+        return reported
+    return seen
+
+
+def judge(done: Finished) -> None:
+    """Raises TargetFailure with the status that the way a process ended stands for.
+
+    A parameter that the engine says it ignored is a failure, too: what ran was not what was asked for."""
+    ignored = _IGNORED.search(done.stderr + done.stdout)
+    if done.code == 0 and ignored is None:
+        return
+    if done.code == 0 and ignored is not None:
+        raise TargetFailure(str(TrialStatus.INVALID), f"this binary does not know {ignored[0][:200]}")
+    text = done.stderr + "\n" + done.stdout
+    found = _OOM.search(text)
+    if found or done.code == -signal.SIGKILL:
+        said = _line_of(text, found) if found else "it was killed from outside (SIGKILL)"
+        raise TargetFailure(str(TrialStatus.OOM), f"out of memory: {said}")
+    found = _ASSERT.search(text)
+    if found or done.code < 0:
+        name = f"signal {-done.code}" if done.code < 0 else f"exit code {done.code}"
+        said = _line_of(text, found) if found else done.last_line()
+        raise TargetFailure(str(TrialStatus.CRASH), f"{name}: {said}")
+    found = _REFUSED.search(text)
+    status = TrialStatus.INVALID if found else TrialStatus.CRASH
+    said = _line_of(text, found) if found else done.last_line()
+    raise TargetFailure(str(status), f"exit code {done.code}: {said}")
+
+
+def _line_of(text: str, found: re.Match[str]) -> str:
+    begin = text.rfind("\n", 0, found.start()) + 1
+    end = text.find("\n", found.end())
+    return text[begin : end if end >= 0 else len(text)].strip()[:300]
+
+
+def bench_rows(stdout: str) -> list[dict[str, Any]]:
+    """The tests of a llama-bench run, from `-o json` or `-o jsonl`. Logs that some builds print to standard
+    output before the first line that begins with `[` or `{` are passed over.
+
+    Raises:
+        TargetFailure: there is no such data, or a test lacks what is needed.
+    """
+    lines = stdout.splitlines(keepends=True)
+    decoder = json.JSONDecoder()
+    for number, line in enumerate(lines):
+        if not line.lstrip().startswith(("[", "{")):
+            continue
+        text = "".join(lines[number:]).lstrip()
+        rows: list[Any] = []
+        try:
+            while text.startswith(("[", "{")):
+                value, end = decoder.raw_decode(text)
+                rows.extend(value if isinstance(value, list) else [value])
+                text = text[end:].lstrip()
+        except ValueError:
+            # A log line may begin with a bracket, too: the data then starts further on.
+            if not rows:
+                continue
+        if rows and all(isinstance(r, dict) and "samples_ns" in r for r in rows):
+            return [_checked(r) for r in rows]
+    raise TargetFailure(str(TrialStatus.CRASH), "llama-bench printed no JSON with the key samples_ns")
+
+
+def _checked(row: dict[str, Any]) -> dict[str, Any]:
+    samples = row["samples_ns"]
+    good = isinstance(samples, list) and samples and all(_is_positive(x) for x in samples)
+    if not good or not all(isinstance(row.get(k), int) for k in ("n_prompt", "n_gen")):
+        raise TargetFailure(
+            str(TrialStatus.CRASH), "llama-bench: a test without n_prompt, n_gen and positive samples_ns"
+        )
+    return row
+
+
+def _is_positive(value: Any) -> bool:
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    )

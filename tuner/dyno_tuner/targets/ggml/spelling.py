@@ -1,0 +1,190 @@
+"""How a setting is spelled for llama-bench and for the common tools (llama-server, llama-perplexity, …) of
+llama.cpp and ik_llama.cpp, by the `--help` of the very binary."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ...core.protocol import Settings, Value
+    from .help import Help
+
+MLA = {"auto": "3", "absorbed": "1", "expanded": "0"}
+CUDA_KEYS = {
+    "cuda_graphs": "graphs", "fusion": "fusion", "mmq_id_size": "mmq-id-size",
+    "offload_min_tokens": "offload-batch-size",
+}  # fmt: skip
+# Variable, its value for true, its value for false. The first is tested by presence, so off is absence.
+VARIABLES: dict[str, tuple[str, str | None, str | None]] = {
+    "cuda_graphs": ("GGML_CUDA_DISABLE_GRAPHS", None, "1"),
+    "graph_concurrency": ("GGML_CUDA_GRAPH_OPT", "1", None),
+    "fusion": ("GGML_CUDA_DISABLE_FUSION", None, "1"),
+    "offload_min_tokens": ("GGML_OP_OFFLOAD_MIN_BATCH", None, None),
+}
+# Op families by the names that ik_llama.cpp prints; ids are asked of every binary.
+OP_NAMES = {
+    "embed": "GET_ROWS", "matmul": "MUL_MAT", "matmul_id": "MUL_MAT_ID", "up_gate": "FUSED_UP_GATE",
+    "moe_up_gate": "MOE_FUSED_UP_GATE",
+}  # fmt: skip
+_TYPES = {"q8_kv": "q8_KV"}  # where the engine writes capitals
+
+
+@dataclass
+class Spelled:
+    """A configuration as a process is started with it. A variable that is None has to be absent."""
+
+    args: list[str] = field(default_factory=list)
+    env: dict[str, str | None] = field(default_factory=dict)
+    cuda: dict[str, str] = field(default_factory=dict)  # of the one `-cuda` of ik_llama.cpp
+    policy: dict[int, int] = field(default_factory=dict)  # of the one `-op`: offloaded or not, by op id
+
+    def all_args(self) -> list[str]:
+        pairs = ",".join(f"{k}={v}" for k, v in self.cuda.items())
+        ops = ",".join(f"{i},{on}" for i, on in sorted(self.policy.items()))
+        return [*self.args, *(["-op", ops] if ops else []), *(["-cuda", pairs] if pairs else [])]
+
+
+def spell(
+    settings: Settings, engine: str, help_: Help, *, bench: bool, batch: int = 2048,
+    metric: str | None = None, op_ids: Mapping[str, int] | None = None,
+    cuda: Mapping[str, str] | None = None,
+) -> Spelled:  # fmt: skip
+    """Args:
+        help_: of the tool that is started.
+        bench: whether that is llama-bench, whose spelling differs.
+        batch: the logical batch; raised to the u-batch, which it bounds.
+        metric: of a run of llama-bench, which has one number of threads: that of this metric.
+        op_ids: ids of ops by name in this very binary, for `op_offload.*`.
+        cuda: further pairs of `-cuda`, of which only one counts.
+
+    Raises:
+        ValueError: a setting that this tool has no way to be told; the message names it.
+    """
+    out = Spelled(cuda=dict(cuda or {}))
+    ik = engine == "ik_llama.cpp"
+    for name, value in settings.items():
+        text = str(value)
+        if name == "ubatch":
+            out.args += ["-ub", text]
+            if int(value) > batch or bench:
+                out.args += ["-b", str(max(batch, int(value)))]
+        elif name in ("threads", "threads_batch"):
+            if not bench:
+                out.args += ["-t" if name == "threads" else "-tb", text]
+            elif metric is None or (name == "threads_batch") == (metric == "pp"):
+                out.args += ["-t", text]
+        elif name == "flash_attention":
+            out.args += _fa(bool(value), help_, bench=bench)
+        elif name in ("kv_type_k", "kv_type_v"):
+            out.args += [_need(help_, name, f"-ct{name[-1]}"), _TYPES.get(text, text)]
+        elif name in ("placement", "cpu_moe_layers", "split_mode"):
+            out.args += _placed(name, value, help_, bench=bench, ik=ik)
+        elif name == "cpu_repack":
+            out.args += _repack(bool(value), help_, bench=bench, ik=ik)
+        elif name == "fused_moe" and ik:
+            out.args += _fmoe(bool(value), help_, bench=bench)
+        elif name == "mla_mode" and ik:
+            out.args += [_need(help_, name, "-mla"), MLA[text]]
+        elif name == "attention_max_batch_mib" and ik:
+            out.args += [_need(help_, name, "-amb"), text]
+        elif name.startswith("op_offload.") and ik:
+            _policy(out, name, bool(value), help_, op_ids)
+        elif ik and name in CUDA_KEYS:
+            _need(help_, name, "-cuda")
+            out.cuda[CUDA_KEYS[name]] = str(int(value))
+        elif not ik and name in VARIABLES:
+            variable, on, off = VARIABLES[name]
+            out.env[variable] = text if name == "offload_min_tokens" else on if value else off
+        else:
+            raise ValueError(f"{name} has no spelling in {engine}")
+    return out
+
+
+def rules_text(rules: Value | Iterable[str]) -> str:
+    """Placement rules as one word, however they are held: `a=cpu,b=cuda:0`."""
+    return rules if isinstance(rules, str) else ",".join(str(r) for r in rules)  # type: ignore[union-attr]
+
+
+def to_buffers(rules: str) -> str:
+    """`exps=cpu,x=cuda:1` with the engines' names of buffers: `exps=CPU,x=CUDA1`."""
+    parts = [r.rpartition("=") for r in rules.split(",") if r]
+    return ",".join(f"{p}={'CPU' if d == 'cpu' else 'CUDA' + d.removeprefix('cuda:')}" for p, _, d in parts)
+
+
+def from_buffers(text: str) -> str | None:
+    """The inverse of `to_buffers`; None for a buffer that a profile has no name for."""
+    rules: list[str] = []
+    for rule in text.split(","):
+        pattern, equals, buffer = rule.rpartition("=")
+        number = re.fullmatch(r"CUDA([0-9]{1,3})", buffer)
+        if not equals or not pattern or not (buffer == "CPU" or number):
+            return None
+        rules.append(f"{pattern}={'cpu' if number is None else f'cuda:{int(number[1])}'}")
+    return ",".join(rules)
+
+
+def _need(help_: Help, setting: str, *names: str) -> str:
+    flag = help_.get(*names)
+    if flag is None:
+        raise ValueError(f"{setting}: this binary has no {' or '.join(names)}")
+    return next(n for n in names if n in flag.names)
+
+
+def _fa(on: bool, help_: Help, *, bench: bool) -> list[str]:
+    """Three spellings: a switch (before autumn 2025), 0|1, and on|off|auto."""
+    name = _need(help_, "flash_attention", "-fa", "--flash-attn")
+    flag = help_.flags[name]
+    if not flag.argument and not bench:
+        return [name] if on else []
+    if "on" in flag.choices or (not bench and "on" in flag.argument):
+        return [name, "on" if on else "off"]
+    return [name, "1" if on else "0"]
+
+
+def _fmoe(on: bool, help_: Help, *, bench: bool) -> list[str]:
+    """llama-bench takes 0|1. The common tools have had a switch that turns it on, later one that turns it
+    off."""
+    if bench:
+        return [_need(help_, "fused_moe", "-fmoe"), str(int(on))]
+    if help_.has("-no-fmoe"):
+        return [] if on else ["-no-fmoe"]
+    return [_need(help_, "fused_moe", "-fmoe")] if on else []
+
+
+def _repack(on: bool, help_: Help, *, bench: bool, ik: bool) -> list[str]:
+    """ik_llama.cpp repacks when asked, llama.cpp unless told not to."""
+    name = _need(help_, "cpu_repack", "-rtr" if ik else "--repack" if bench else "-nr")
+    if bench:
+        return [name, str(int(on))]
+    return [name] if on == ik else []
+
+
+def _placed(name: str, value: Value, help_: Help, *, bench: bool, ik: bool) -> list[str]:
+    """Nothing for the engine's own way, so that a binary without the flag can still be asked for that."""
+    if name == "split_mode":
+        return [_need(help_, name, "-sm"), str(value)]
+    if name == "cpu_moe_layers":
+        if not value:
+            return []
+        if not help_.has("-ncmoe", "--n-cpu-moe") and help_.has("-ot"):
+            layers = "|".join(map(str, range(int(value))))  # what the flag stands for, where it is
+            return ["-ot", rf"blk\.({layers})\.ffn_(up|down|gate)_exps=CPU"]
+        return [_need(help_, name, "-ncmoe", "--n-cpu-moe"), str(int(value))]
+    rules = to_buffers(rules_text(value))
+    if bench and not ik:
+        rules = rules.replace(",", ";")  # there a comma separates tests
+    return [_need(help_, name, "-ot"), rules] if rules else []
+
+
+def _policy(out: Spelled, name: str, on: bool, help_: Help, ids: Mapping[str, int] | None) -> None:
+    if on:
+        return  # what the engine does by itself
+    _need(help_, name, "-op")
+    op = OP_NAMES[name.removeprefix("op_offload.")]
+    if ids is None or op not in ids:
+        raise ValueError(f"{name}: the id of {op} in this binary is not known, and none is guessed")
+    out.policy[ids[op]] = 0

@@ -1,0 +1,108 @@
+"""llama-sweep-bench of ik_llama.cpp: the one benchmark that takes every flag of the server, `-op` too.
+
+It fills the context in steps of a u-batch and times both the step (pp) and some generated tokens (tg) in
+front of it. The prompt of a workload is the sum of the steps that it takes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ...core.errors import TargetFailure
+from ...core.protocol import TrialStatus
+from .spelling import spell
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ...core.protocol import Settings, Workload
+    from .help import Help
+
+_KEYS = ("n_kv", "pp", "tg", "t_pp", "t_tg")
+_ROW = re.compile(r"^\|" + r"\s*([0-9.]+)\s*\|" * 7 + r"\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A process, and how to read what it prints."""
+
+    command: list[str]
+    env: dict[str, str | None]
+    metric: str
+    first: int  # position of the first step that counts
+    steps: int
+    size: int  # tokens of a step
+    tokens: int
+    rows: list[str] = field(default_factory=list)
+
+    def seconds(self, text: str) -> float:
+        """Seconds of the workload's tokens. Raises TargetFailure where a row that it needs is not there."""
+        found = {int(row["n_kv"]): row for row in parse_rows(text)}
+        wanted = [self.first + n * self.size for n in range(self.steps)]
+        missing = [n for n in wanted if n not in found]
+        if missing:
+            raise TargetFailure(
+                str(TrialStatus.CRASH), f"llama-sweep-bench printed no row for N_KV {missing[0]}"
+            )
+        expected = self.size if self.metric == "pp" else self.tokens
+        ran = {int(found[n][self.metric]) for n in wanted}
+        if ran != {expected}:
+            raise TargetFailure(
+                str(TrialStatus.INVALID),
+                f"{self.metric}: asked for steps of {expected}, llama-sweep-bench ran {sorted(ran)}",
+            )
+        total = sum(found[n][f"t_{self.metric}"] for n in wanted)
+        if total <= 0:
+            raise TargetFailure(
+                str(TrialStatus.IMPLAUSIBLE), f"{self.metric}: {total} s for {self.tokens} tokens"
+            )
+        return total
+
+
+def sweep(
+    tool: str, help_: Help, model: str, settings: Settings, workload: Workload, metric: str,
+    *, batch: int, op_ids: Mapping[str, int], cuda: Mapping[str, str] | None = None,
+) -> Sweep:  # fmt: skip
+    """Args: `help_`: of that tool. Raises ValueError for a setting or workload that it can't be given."""
+    size = min(int(settings["ubatch"]), workload.pp or int(settings["ubatch"]))
+    if workload.depth % size or (metric == "pp" and workload.pp % size):
+        raise ValueError(
+            f"llama-sweep-bench goes in steps of a u-batch: pp={workload.pp} and depth={workload.depth} "
+            f"have to be multiples of {size}"
+        )
+    spelled = spell(
+        {**settings, "ubatch": size}, "ik_llama.cpp", help_, bench=False, batch=batch, op_ids=op_ids,
+        cuda=cuda,
+    )  # fmt: skip
+    steps = workload.pp // size if metric == "pp" else 1
+    command = [tool, "-m", model, "-c", str(workload.depth + steps * size), "-n"]
+    command.append("1" if metric == "pp" else str(workload.tg))
+    if metric == "tg" and workload.depth and help_.has("--sweep-stride"):
+        command += ["--sweep-stride", str(workload.depth // size)]  # rows in between are only filled
+    command += ["-wb"] if help_.has("-wb") else []
+    command += ["--output-format", "jsonl"] if help_.has("--output-format") else []
+    tokens = workload.tokens(metric)
+    return Sweep([*command, *spelled.all_args()], spelled.env, metric, workload.depth, steps, size, tokens)
+
+
+def parse_rows(text: str) -> list[dict[str, float]]:
+    """Rows by key from JSON Lines, or from the table of older versions."""
+    rows: list[dict[str, float]] = []
+    for line in text.splitlines():
+        if not line.startswith("{"):
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # a log line that begins with a brace
+        if isinstance(row, dict) and all(isinstance(row.get(k), int | float) for k in _KEYS):
+            rows.append({k: float(row[k]) for k in _KEYS})
+    if rows:
+        return rows
+    order = ("pp", "tg", "n_kv", "t_pp", "s_pp", "t_tg", "s_tg")
+    table = [dict(zip(order, map(float, found.groups()), strict=True)) for found in _ROW.finditer(text)]
+    # Rates have more digits than milliseconds.
+    return [{**r, **{f"t_{m}": r[m] / r[f"s_{m}"] for m in ("pp", "tg") if r[f"s_{m}"] > 0}} for r in table]
