@@ -10,7 +10,7 @@ import optuna
 import pytest
 import typer
 from dyno.errors import DynoError
-from dyno_tuner.cli.arguments import parse_duration
+from dyno_tuner.cli.arguments import parse_duration, usual_workload
 from dyno_tuner.cli.commands import app, main
 from dyno_tuner.core.errors import Interrupted, TuneError
 from dyno_tuner.core.protocol import Workload
@@ -345,3 +345,25 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
         _session(tmp_path / "file" / "p.yaml", 1)
     with pytest.raises(TuneError, match="is a folder"):
         _session(tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    ("device", "budget", "bytes_", "tg"),
+    [
+        ("cpu", 120.0, 256 << 20, 16),
+        ("cpu", 299.0, 300 << 20, 16),
+        ("cpu", 300.0, 300 << 20, 64),
+        ("cpu", None, 300 << 20, 64),
+        ("cpu", 120.0, 255 << 20, 64),
+        ("cuda:0", 120.0, 300 << 20, 128),
+    ],
+)
+def test_a_short_budget_generates_few_tokens_with_a_large_file(
+    device: str, budget: float | None, bytes_: int, tg: int, tmp_path: Path
+) -> None:
+    """`--budget 2m` once measured nothing of a file of 335 MB: a visit took 11 s."""
+    model = tmp_path / "x.gguf"
+    with model.open("wb") as file:
+        file.truncate(bytes_)
+    assert usual_workload(device, budget, str(model)).tg == tg
+    assert usual_workload("cpu", budget, str(tmp_path)).tg == 64

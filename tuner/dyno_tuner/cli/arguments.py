@@ -81,9 +81,22 @@ def devices_of(device: str, gpu: str | None) -> list[str]:
     return found
 
 
-def usual_workload(device: str) -> Workload:
-    """What is measured where nothing else is asked for."""
-    return Workload(pp=4096, tg=128) if device.startswith("cuda") else Workload(pp=512, tg=64)
+SHORT_BUDGET = 300.0  # seconds, below which a CPU generates fewer tokens with a large file
+LARGE_FILE = 256 << 20  # bytes
+
+
+def usual_workload(device: str, budget: float | None = None, model: str | None = None) -> Workload:
+    """The workload if none is given. A CPU reads all weights of a dense model for every token. With a large
+    file 64 tokens take seconds, and a short budget has room for too few measurements.
+
+    Args:
+        budget: seconds; None: no limit.
+        model: the file; a folder or several files count as small.
+    """
+    if device.startswith("cuda"):
+        return Workload(pp=4096, tg=128)
+    large = model is not None and os.path.isfile(model) and os.path.getsize(model) >= LARGE_FILE
+    return Workload(pp=512, tg=16 if large and budget is not None and budget < SHORT_BUDGET else 64)
 
 
 def engine_options(

@@ -209,7 +209,7 @@ def _request(
     from ..run.session import Request
     from ..run.tune import Options
 
-    usual = usual_workload(devices[0])
+    usual = usual_workload(devices[0], options.get("budget"), model)
     # What starts another engine's binaries later (`export`, `verify`) may be run anywhere.
     paths = ("--bin", "--model", "-m") if engine != "dyno" else ()
     parsed = usage(Workload.parse, workload, usual) if workload is not None else usual
