@@ -287,7 +287,7 @@ void all(Bench& bench) {
               {.type = DType::f16, .layout = ops::Layout::gpu, .k = 2048, .experts = 128, .used = 8});
   bench.route("deepseek2-lite", {.k = 2048, .experts = 64, .used = 6});
   bench.route("gpt-oss-20b", {.k = 2880, .experts = 32, .used = 4, .gating = Gating::softmax_selected});
-  for (const int64_t depth : {0, 100, 4096}) {
+  for (const int64_t depth : {0, 100, 4096, 32768}) {
     const bool neox = true, norms = true;
     const auto heads = [&](int64_t kv_heads, bool normed) -> ops::RopeAttentionDesc {
       return {.heads = 32,

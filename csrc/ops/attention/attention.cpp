@@ -249,9 +249,13 @@ bool attention_in_pairs(const AttentionDesc& desc, const DeviceInfo& device) {
   return device.kind == DeviceKind::cuda && supports(desc, {k_flash_pairs, {64, 1}}, device).ok;
 }
 
+// Multiprocessors come in groups of up to 18, and a cluster of eight lies within one: two of them fill a group.
+constexpr int64_t kMultiprocessorsOfCluster = 9;
+
 int64_t default_clusters(int64_t tiles, DType type, const DeviceInfo& device) {
   const bool waves = tiles > 1 && type == DType::f32;
-  const int64_t blocks = tiles == 1 ? device.sm_count : waves ? 4 * device.sm_count : device.sm_count / 2;
+  if (tiles == 1) return std::max<int64_t>(1, device.sm_count / kMultiprocessorsOfCluster);
+  const int64_t blocks = waves ? 4 * device.sm_count : device.sm_count / 2;
   const int64_t clusters = std::max<int64_t>(1, blocks / (tiles * kClusterBlocks));
   return waves ? std::min<int64_t>(clusters, kMostClusters / 2) : clusters;
 }

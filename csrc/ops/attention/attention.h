@@ -15,10 +15,12 @@ Config default_config(const AttentionDesc& desc, const DeviceInfo& device);
 Support supports(const AttentionDesc& desc, const Config& config, const DeviceInfo& device);
 Cost cost(const AttentionDesc& desc);
 size_t scratch_bytes(const AttentionDesc& desc, const Config& config);
-// Clusters for each of `tiles` of latents: all multiprocessors for one tile, half of them for several, which find the
-// keys in L2 (128 heads on an H200: 48 us with one cluster a tile, 55 with two). Several tiles of a float32 cache take
-// several waves, as its blocks take longer: then shorter ones leave less of the last wave empty (4096 positions, 4, 8,
-// 16, 31 tiles: 35, 68, 127 and 210 us; by the rule for halves 42, 75, 148 and 221). At most 8: empty ones cost.
+// Clusters for each of `tiles` of latents. One tile takes as many as run at once, for a second wave doubles the time
+// (32768 positions on an H200 with 8, 12, 14, 16 clusters: f16 50, 36, 32 and 45 us, f32 77, 54, 49 and 67). Several
+// tiles take half of the multiprocessors, as they find the keys in L2 (128 heads on an H200: 48 us with one cluster a
+// tile, 55 with two). Several tiles of a float32 cache take several waves, as its blocks take longer: then shorter ones
+// leave less of the last wave empty (4096 positions, 4, 8, 16, 31 tiles: 35, 68, 127 and 210 us; by the rule for halves
+// 42, 75, 148 and 221). At most 8: empty ones cost.
 int64_t default_clusters(int64_t tiles, DType type, const DeviceInfo& device);
 // Whether f32 keys and values of such heads go through tensor cores as pairs of halves.
 bool attention_in_pairs(const AttentionDesc& desc, const DeviceInfo& device);
