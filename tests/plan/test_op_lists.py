@@ -87,8 +87,8 @@ def test_clusters_take_latents_of_every_float_type(cache: str) -> None:
 
 @pytest.mark.parametrize(("cache", "clusters"), [("f16", (14, 2, 1, 1, 1)), ("f32", (14, 8, 8, 4, 2))])
 def test_clusters_of_several_tiles(cache: str, clusters: tuple[int, ...]) -> None:
-    """Tokens of 16 heads are a tile each; an f32 cache of several takes waves of clusters. A single tile takes as
-    many as run at once on 132 multiprocessors."""
+    """Tokens of 16 heads are a tile each; an f32 cache of several takes waves of clusters. A single tile
+    takes as many as run at once on 132 multiprocessors."""
     for tokens, want in zip((1, 4, 8, 16, 31), clusters, strict=True):
         desc = LITE | {"m": tokens, "k_type": cache, "v_type": cache, "v_in_k": True}
         config = _core.ops.default_config("attention", desc, HOPPER)
