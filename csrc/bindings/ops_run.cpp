@@ -7,27 +7,8 @@
 #include "bindings/matmul_args.h"
 #include "bindings/op_args.h"
 #include "bindings/ops_convert.h"
-#include "ops/attention/attention.h"
-#include "ops/copy/copy.h"
-#include "ops/embed/embed.h"
-#include "ops/glu/glu.h"
-#include "ops/kv_store/kv_store.h"
-#include "ops/matmul/matmul.h"
-#include "ops/matmul_id/matmul_id.h"
-#include "ops/mla_expand/mla_expand.h"
-#include "ops/moe_down_sum/moe_down_sum.h"
-#include "ops/moe_route/moe_route.h"
-#include "ops/moe_sum/moe_sum.h"
-#include "ops/moe_up_gate/moe_up_gate.h"
-#include "ops/norm/norm.h"
-#include "ops/norm_route/norm_route.h"
-#include "ops/qkv/qkv.h"
-#include "ops/qkv_rope_store/qkv_rope_store.h"
-#include "ops/rope/rope.h"
-#include "ops/rope_attention/rope_attention.h"
+#include "ops/launch.h"
 #include "ops/runs.h"
-#include "ops/sample/sample.h"
-#include "ops/up_gate/up_gate.h"
 
 namespace nb = nanobind;
 
@@ -306,41 +287,35 @@ void run_op(std::string_view family_text, const nb::dict& desc_dict, const std::
   DYNO_CHECK(UnsupportedError, support.ok, "[", family_text, "] ", support.reason);
   std::visit(
       [&]<typename D>(const D& d) {
-        if constexpr (requires(OpArgs& in, std::vector<SequenceRun>& runs) { read_args(in, d, runs); }) {
-          std::vector<SequenceRun> runs;
-          if (device.kind == DeviceKind::cpu) {
-            LaunchContext launcher(scratch_bytes(desc, config), threads, device.isa);
-            OpArgs in(family_text, args_dict);
-            const auto args = read_args(in, d, runs);
-            in.finish();
-            if constexpr (requires { launch(config, d, args, launcher.context()); }) {
-              const nb::gil_scoped_release unlocked;
-              launch(config, d, args, launcher.context());
-              launcher.check_scratch();
-              return;
-            }
-          }
-#ifdef DYNO_HAVE_CUDA
-          CudaLaunch launcher(device, desc, config);
-          OpArgs in(family_text, args_dict, &launcher);
-          auto args = read_args(in, d, runs);
+        std::vector<SequenceRun> runs;
+        if (device.kind == DeviceKind::cpu) {
+          LaunchContext launcher(scratch_bytes(desc, config), threads, device.isa);
+          OpArgs in(family_text, args_dict);
+          const auto args = read_args(in, d, runs);
           in.finish();
-          if constexpr (requires { args.runs; }) {
-            check_runs("ops", args.runs, args.n_runs, d.m, args.slot_positions);
-            const size_t bytes = runs.size() * sizeof(SequenceRun);
-            args.runs = static_cast<const SequenceRun*>(launcher.mirror(runs.data(), bytes, false));
-          }
-          if constexpr (requires { launch(config, d, args, launcher.stream()); }) {
-            const nb::gil_scoped_release unlocked;
-            launcher.begin(captured);
-            launch(config, d, args, launcher.stream());
-            launcher.end(captured);
-            launcher.finish();
-            return;
-          }
-#endif
+          const nb::gil_scoped_release unlocked;
+          launch_op(config, d, args, launcher.context());
+          launcher.check_scratch();
+          return;
         }
+#ifdef DYNO_HAVE_CUDA
+        CudaLaunch launcher(device, desc, config);
+        OpArgs in(family_text, args_dict, &launcher);
+        auto args = read_args(in, d, runs);
+        in.finish();
+        if constexpr (requires { args.runs; }) {
+          check_runs("ops", args.runs, args.n_runs, d.m, args.slot_positions);
+          const size_t bytes = runs.size() * sizeof(SequenceRun);
+          args.runs = static_cast<const SequenceRun*>(launcher.mirror(runs.data(), bytes, false));
+        }
+        const nb::gil_scoped_release unlocked;
+        launcher.begin(captured);
+        launch_op(config, d, args, launcher.stream());
+        launcher.end(captured);
+        launcher.finish();
+#else
         throw UnsupportedError(str_cat("[ops] ", family_text, " cannot be run alone on ", device_text));
+#endif
       },
       desc);
 }

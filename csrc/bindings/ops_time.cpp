@@ -6,26 +6,7 @@
 #include "bindings/launch_context.h"
 #include "bindings/ops_convert.h"
 #include "bindings/synthetic_args.h"
-#include "ops/attention/attention.h"
-#include "ops/copy/copy.h"
-#include "ops/embed/embed.h"
-#include "ops/glu/glu.h"
-#include "ops/kv_store/kv_store.h"
-#include "ops/matmul/matmul.h"
-#include "ops/matmul_id/matmul_id.h"
-#include "ops/mla_expand/mla_expand.h"
-#include "ops/moe_down_sum/moe_down_sum.h"
-#include "ops/moe_route/moe_route.h"
-#include "ops/moe_sum/moe_sum.h"
-#include "ops/moe_up_gate/moe_up_gate.h"
-#include "ops/norm/norm.h"
-#include "ops/norm_route/norm_route.h"
-#include "ops/qkv/qkv.h"
-#include "ops/qkv_rope_store/qkv_rope_store.h"
-#include "ops/rope/rope.h"
-#include "ops/rope_attention/rope_attention.h"
-#include "ops/sample/sample.h"
-#include "ops/up_gate/up_gate.h"
+#include "ops/launch.h"
 
 namespace nb = nanobind;
 
@@ -100,57 +81,44 @@ auto make_copies(SyntheticArgs& owner, const D& d, int64_t rotate_bytes) {
 // Calls timed(i, samples) for every configuration, where samples() measures it; no GIL is held.
 template <typename Timed>
 void time_configs(const Request& r, const std::vector<ops::Config>& configs, const Timed& timed) {
-  const bool ran = std::visit(
+  std::visit(
       [&]<typename D>(const D& d) {
-        if constexpr (requires(SyntheticArgs& owner) { owner.make(d); }) {
-          using Args = decltype(std::declval<SyntheticArgs&>().make(d));
-          if (r.device.kind == DeviceKind::cpu) {
-            if constexpr (requires(const ops::Config& c, const Args& a, ops::CpuContext& x) {
-                            ops::launch(c, d, a, x);
-                          }) {
-              SyntheticArgs owner(r.seed, r.depth);
-              const std::vector<Args> copies = make_copies(owner, d, r.rotate_bytes);
-              for (size_t i = 0; i < configs.size(); ++i) {
-                timed(i, [&] {
-                  LaunchContext launcher(ops::scratch_bytes(r.desc, configs[i]), r.threads, r.device.isa);
-                  return measure(r.min_seconds, copies.size(),
-                                 [&](size_t copy) { ops::launch(configs[i], d, copies[copy], launcher.context()); });
-                });
-              }
-              return true;
-            }
+        using Args = decltype(std::declval<SyntheticArgs&>().make(d));
+        if (r.device.kind == DeviceKind::cpu) {
+          SyntheticArgs owner(r.seed, r.depth);
+          const std::vector<Args> copies = make_copies(owner, d, r.rotate_bytes);
+          for (size_t i = 0; i < configs.size(); ++i) {
+            timed(i, [&] {
+              LaunchContext launcher(ops::scratch_bytes(r.desc, configs[i]), r.threads, r.device.isa);
+              return measure(r.min_seconds, copies.size(),
+                             [&](size_t copy) { ops::launch_op(configs[i], d, copies[copy], launcher.context()); });
+            });
           }
-#ifdef DYNO_HAVE_CUDA
-          if (r.device.kind == DeviceKind::cuda) {
-            if constexpr (requires(const ops::Config& c, const Args& a, ops::CudaStream& x) {
-                            ops::launch(c, d, a, x);
-                          }) {
-              CudaTimer timer(r.device, r.desc, configs);
-              SyntheticArgs owner(r.seed, r.depth,
-                                  [&](const std::byte* host, size_t bytes) { return timer.upload(host, bytes); });
-              const std::vector<Args> copies = make_copies(owner, d, r.rotate_bytes);
-              const size_t launches = std::max<size_t>(copies.size(), kLeastCaptured);
-              for (size_t i = 0; i < configs.size(); ++i) {
-                timed(i, [&] {
-                  return timer.time(
-                      [&] {
-                        for (size_t n = 0; n < launches; ++n) {
-                          ops::launch(configs[i], d, copies[n % copies.size()], timer.stream());
-                        }
-                      },
-                      launches, r.min_seconds);
-                });
-              }
-              return true;
-            }
-          }
-#endif
+          return;
         }
-        return false;
+#ifdef DYNO_HAVE_CUDA
+        CudaTimer timer(r.device, r.desc, configs);
+        SyntheticArgs owner(r.seed, r.depth,
+                            [&](const std::byte* host, size_t bytes) { return timer.upload(host, bytes); });
+        const std::vector<Args> copies = make_copies(owner, d, r.rotate_bytes);
+        const size_t launches = std::max<size_t>(copies.size(), kLeastCaptured);
+        for (size_t i = 0; i < configs.size(); ++i) {
+          timed(i, [&] {
+            return timer.time(
+                [&] {
+                  for (size_t n = 0; n < launches; ++n) {
+                    ops::launch_op(configs[i], d, copies[n % copies.size()], timer.stream());
+                  }
+                },
+                launches, r.min_seconds);
+          });
+        }
+#else
+        throw UnsupportedError(
+            str_cat("[ops] ", ops::family_name(ops::family_of(r.desc)), " cannot be run alone on ", r.device.name));
+#endif
       },
       r.desc);
-  DYNO_CHECK(UnsupportedError, ran, "[ops] ", ops::family_name(ops::family_of(r.desc)), " cannot be run alone on ",
-             r.device.name);
 }
 
 }  // namespace

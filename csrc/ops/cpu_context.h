@@ -10,6 +10,7 @@
 namespace dyno::ops {
 
 struct CpuContext {
+  static constexpr DeviceKind kDevice = DeviceKind::cpu;
   ThreadPool* pool = nullptr;
   int threads = 1;                // for this launch
   CpuIsa isa = CpuIsa::portable;  // kernels of this set or below

@@ -12,6 +12,7 @@ struct CUstream_st;  // cudaStream_t is a pointer to it
 namespace dyno::ops {
 
 struct CudaStream {
+  static constexpr DeviceKind kDevice = DeviceKind::cuda;
   CUstream_st* handle = nullptr;
   const DeviceInfo* device = nullptr;
   // Device memory for one launch at a time, 256-byte aligned: at least scratch_bytes() of the planned ops.

@@ -10,6 +10,7 @@
 
 #include <type_traits>
 
+#include "core/field_count.h"
 #include "ops/op.h"
 
 namespace dyno::ops {
@@ -18,31 +19,31 @@ enum class In : uint8_t { always, if_set, never };
 
 // clang-format off
 template <typename V>
-void for_each_field(std::type_identity<EmbedDesc>, V&& v) {
+constexpr void for_each_field(std::type_identity<EmbedDesc>, V&& v) {
   using D = EmbedDesc;
   v("type", &D::type, In::always); v("m", &D::m, In::never); v("n", &D::n, In::always);
 }
 template <typename V>
-void for_each_field(std::type_identity<NormDesc>, V&& v) {
+constexpr void for_each_field(std::type_identity<NormDesc>, V&& v) {
   using D = NormDesc;
   v("m", &D::m, In::never); v("n", &D::n, In::always); v("rows_per_token", &D::rows_per_token, In::if_set);
   v("add", &D::add, In::if_set);
 }
 template <typename V>
-void for_each_field(std::type_identity<RopeDesc>, V&& v) {
+constexpr void for_each_field(std::type_identity<RopeDesc>, V&& v) {
   using D = RopeDesc;
   v("m", &D::m, In::never); v("heads", &D::heads, In::always); v("head_dim", &D::head_dim, In::always);
   v("n_rot", &D::n_rot, In::always); v("offset", &D::offset, In::if_set); v("neox", &D::neox, In::if_set);
 }
 template <typename V>
-void for_each_field(std::type_identity<MatmulDesc>, V&& v) {
+constexpr void for_each_field(std::type_identity<MatmulDesc>, V&& v) {
   using D = MatmulDesc;
   v("type", &D::type, In::always); v("m", &D::m, In::never); v("n", &D::n, In::always); v("k", &D::k, In::always);
   v("batch", &D::batch, In::if_set); v("norm", &D::norm, In::if_set); v("layout", &D::layout, In::if_set); v("act", &D::act, In::if_set);
   v("path", &D::path, In::never); v("compute", &D::compute, In::never);
 }
 template <typename V>
-void for_each_field(std::type_identity<MatmulIdDesc>, V&& v) {
+constexpr void for_each_field(std::type_identity<MatmulIdDesc>, V&& v) {
   using D = MatmulIdDesc;
   v("type", &D::type, In::always); v("m", &D::m, In::never); v("n", &D::n, In::always); v("k", &D::k, In::always);
   v("experts", &D::experts, In::always); v("used", &D::used, In::always); v("x_per_slot", &D::x_per_slot, In::if_set);
@@ -50,7 +51,7 @@ void for_each_field(std::type_identity<MatmulIdDesc>, V&& v) {
   v("path", &D::path, In::never); v("compute", &D::compute, In::never);
 }
 template <typename V>
-void for_each_field(std::type_identity<UpGateDesc>, V&& v) {
+constexpr void for_each_field(std::type_identity<UpGateDesc>, V&& v) {
   using D = UpGateDesc;
   v("type", &D::type, In::always); v("m", &D::m, In::never); v("n", &D::n, In::always); v("k", &D::k, In::always);
   v("activation", &D::activation, In::always); v("norm", &D::norm, In::if_set); v("layout", &D::layout, In::if_set);
@@ -58,7 +59,7 @@ void for_each_field(std::type_identity<UpGateDesc>, V&& v) {
   v("path", &D::path, In::never); v("compute", &D::compute, In::never);
 }
 template <typename V>
-void for_each_field(std::type_identity<MoeUpGateDesc>, V&& v) {
+constexpr void for_each_field(std::type_identity<MoeUpGateDesc>, V&& v) {
   using D = MoeUpGateDesc;
   v("type", &D::type, In::always); v("m", &D::m, In::never); v("n", &D::n, In::always); v("k", &D::k, In::always);
   v("experts", &D::experts, In::always); v("used", &D::used, In::always); v("activation", &D::activation, In::always);
@@ -67,19 +68,19 @@ void for_each_field(std::type_identity<MoeUpGateDesc>, V&& v) {
   v("path", &D::path, In::never); v("compute", &D::compute, In::never);
 }
 template <typename V>
-void for_each_field(std::type_identity<MoeRouteDesc>, V&& v) {
+constexpr void for_each_field(std::type_identity<MoeRouteDesc>, V&& v) {
   using D = MoeRouteDesc;
   v("m", &D::m, In::never); v("experts", &D::experts, In::always); v("used", &D::used, In::always);
   v("groups", &D::groups, In::if_set); v("groups_used", &D::groups_used, In::if_set);
   v("gating", &D::gating, In::always); v("normalize", &D::normalize, In::if_set);
 }
 template <typename V>
-void for_each_field(std::type_identity<MoeSumDesc>, V&& v) {
+constexpr void for_each_field(std::type_identity<MoeSumDesc>, V&& v) {
   using D = MoeSumDesc;
   v("m", &D::m, In::never); v("n", &D::n, In::always); v("used", &D::used, In::always);
 }
 template <typename V>
-void for_each_field(std::type_identity<AttentionDesc>, V&& v) {
+constexpr void for_each_field(std::type_identity<AttentionDesc>, V&& v) {
   using D = AttentionDesc;
   v("m", &D::m, In::never); v("heads", &D::heads, In::always); v("kv_heads", &D::kv_heads, In::always);
   v("dk", &D::dk, In::always); v("dv", &D::dv, In::always); v("k_type", &D::k_type, In::always);
@@ -89,40 +90,40 @@ void for_each_field(std::type_identity<AttentionDesc>, V&& v) {
   v("exact", &D::exact, In::if_set);
 }
 template <typename V>
-void for_each_field(std::type_identity<KvStoreDesc>, V&& v) {
+constexpr void for_each_field(std::type_identity<KvStoreDesc>, V&& v) {
   using D = KvStoreDesc;
   v("type", &D::type, In::always); v("m", &D::m, In::never); v("width", &D::width, In::always);
 }
 template <typename V>
-void for_each_field(std::type_identity<CopyDesc>, V&& v) {
+constexpr void for_each_field(std::type_identity<CopyDesc>, V&& v) {
   using D = CopyDesc;
   v("m", &D::m, In::never); v("k", &D::k, In::always); v("act", &D::act, In::always);
 }
 template <typename V>
-void for_each_field(std::type_identity<SampleDesc>, V&& v) {
+constexpr void for_each_field(std::type_identity<SampleDesc>, V&& v) {
   using D = SampleDesc;
   v("m", &D::m, In::never); v("n_vocab", &D::n_vocab, In::always);
 }
 template <typename V>
-void for_each_field(std::type_identity<GluDesc>, V&& v) {
+constexpr void for_each_field(std::type_identity<GluDesc>, V&& v) {
   using D = GluDesc;
   v("m", &D::m, In::never); v("n", &D::n, In::always); v("activation", &D::activation, In::always);
 }
 template <typename V>
-void for_each_field(std::type_identity<QkvDesc>, V&& v) {
+constexpr void for_each_field(std::type_identity<QkvDesc>, V&& v) {
   using D = QkvDesc;
   v("type", &D::type, In::always); v("type_k", &D::type_k, In::always); v("type_v", &D::type_v, In::always);
   v("m", &D::m, In::never); v("n", &D::n, In::always); v("n_k", &D::n_k, In::always); v("n_v", &D::n_v, In::if_set);
   v("k", &D::k, In::always); v("norm", &D::norm, In::if_set); v("layout", &D::layout, In::if_set);
 }
 template <typename V>
-void for_each_field(std::type_identity<MoeDownSumDesc>, V&& v) {
+constexpr void for_each_field(std::type_identity<MoeDownSumDesc>, V&& v) {
   using D = MoeDownSumDesc;
   v("type", &D::type, In::always); v("m", &D::m, In::never); v("n", &D::n, In::always); v("k", &D::k, In::always);
   v("experts", &D::experts, In::always); v("used", &D::used, In::always); v("layout", &D::layout, In::if_set);
 }
 template <typename V>
-void for_each_field(std::type_identity<MlaExpandDesc>, V&& v) {
+constexpr void for_each_field(std::type_identity<MlaExpandDesc>, V&& v) {
   using D = MlaExpandDesc;
   v("k_type", &D::k_type, In::always); v("v_type", &D::v_type, In::always); v("m", &D::m, In::never);
   v("heads", &D::heads, In::always); v("nope", &D::nope, In::always); v("rope", &D::rope, In::always);
@@ -130,7 +131,7 @@ void for_each_field(std::type_identity<MlaExpandDesc>, V&& v) {
   v("k_layout", &D::k_layout, In::if_set); v("v_layout", &D::v_layout, In::if_set);
 }
 template <typename V>
-void for_each_field(std::type_identity<QkvRopeStoreDesc>, V&& v) {
+constexpr void for_each_field(std::type_identity<QkvRopeStoreDesc>, V&& v) {
   using D = QkvRopeStoreDesc;
   v("m", &D::m, In::never); v("heads", &D::heads, In::always); v("kv_heads", &D::kv_heads, In::always);
   v("dk", &D::dk, In::always); v("dv", &D::dv, In::always); v("n_rot", &D::n_rot, In::always);
@@ -139,7 +140,7 @@ void for_each_field(std::type_identity<QkvRopeStoreDesc>, V&& v) {
   v("latent", &D::latent, In::if_set);
 }
 template <typename V>
-void for_each_field(std::type_identity<NormRouteDesc>, V&& v) {
+constexpr void for_each_field(std::type_identity<NormRouteDesc>, V&& v) {
   using D = NormRouteDesc;
   v("type", &D::type, In::always); v("m", &D::m, In::never); v("k", &D::k, In::always);
   v("experts", &D::experts, In::always); v("used", &D::used, In::always);
@@ -148,7 +149,7 @@ void for_each_field(std::type_identity<NormRouteDesc>, V&& v) {
   v("layout", &D::layout, In::if_set);
 }
 template <typename V>
-void for_each_field(std::type_identity<RopeAttentionDesc>, V&& v) {
+constexpr void for_each_field(std::type_identity<RopeAttentionDesc>, V&& v) {
   using D = RopeAttentionDesc;
   v("m", &D::m, In::never); v("heads", &D::heads, In::always); v("kv_heads", &D::kv_heads, In::always);
   v("dk", &D::dk, In::always); v("dv", &D::dv, In::always); v("n_rot", &D::n_rot, In::always);
@@ -158,5 +159,19 @@ void for_each_field(std::type_identity<RopeAttentionDesc>, V&& v) {
   v("softcap", &D::softcap, In::if_set);
 }
 // clang-format on
+
+namespace detail {
+template <typename D>
+constexpr size_t listed_fields() {
+  size_t count = 0;
+  for_each_field(std::type_identity<D>{}, [&](std::string_view, auto, In) { ++count; });
+  return count;
+}
+}  // namespace detail
+// A field that is not listed would be in no key and could not be set from Python.
+#define DYNO_OP_FAMILY(name, Stem, ...)                                           \
+  static_assert(detail::listed_fields<Stem##Desc>() == field_count<Stem##Desc>(), \
+                "ops/fields.h lists every field of " #Stem "Desc once");
+#include "ops/families.def"
 
 }  // namespace dyno::ops

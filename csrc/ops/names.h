@@ -1,4 +1,5 @@
-// Names of the enumerations in op.h, in the order of their values: for op keys, profiles and messages.
+// Names of the enumerations in op.h, in the order of their values: for op keys, profiles and messages. Families have
+// theirs from families.def.
 #pragma once
 
 #include <array>
@@ -10,9 +11,9 @@
 namespace dyno::ops {
 
 inline constexpr std::array<std::string_view, kFamilyCount> kFamilyNames = {
-    "embed",     "norm",         "rope",       "matmul",         "matmul_id",  "up_gate",       "moe_up_gate",
-    "moe_route", "moe_sum",      "attention",  "kv_store",       "copy",       "sample",        "glu",
-    "qkv",       "moe_down_sum", "mla_expand", "qkv_rope_store", "norm_route", "rope_attention"};
+#define DYNO_OP_FAMILY(name, ...) #name,
+#include "ops/families.def"
+};
 inline constexpr std::array<std::string_view, 3> kLayoutNames = {"plain", "x16", "gpu"};
 inline constexpr std::array<std::string_view, 2> kActNames = {"f32", "q8"};
 inline constexpr std::array<std::string_view, 3> kActivationNames = {"silu", "gelu_tanh", "swiglu_oai"};

@@ -18,28 +18,13 @@
 namespace dyno::ops {
 
 enum class Family : uint8_t {
-  embed,
-  norm,
-  rope,
-  matmul,
-  matmul_id,
-  up_gate,
-  moe_up_gate,
-  moe_route,
-  moe_sum,
-  attention,
-  kv_store,
-  copy,
-  sample,
-  glu,
-  qkv,
-  moe_down_sum,
-  mla_expand,
-  qkv_rope_store,
-  norm_route,
-  rope_attention,
+#define DYNO_OP_FAMILY(name, ...) name,
+#include "ops/families.def"
 };
-inline constexpr int kFamilyCount = 20;
+inline constexpr int kFamilyCount = 0
+#define DYNO_OP_FAMILY(...) +1
+#include "ops/families.def"
+    ;
 std::string_view family_name(Family family);
 
 inline constexpr int kMaxParams = 5;

@@ -4,38 +4,18 @@
 
 #include "core/error.h"
 #include "core/text.h"
-#include "ops/attention/attention.h"
 #include "ops/contract.h"
-#include "ops/copy/copy.h"
-#include "ops/embed/embed.h"
-#include "ops/glu/glu.h"
-#include "ops/kv_store/kv_store.h"
-#include "ops/matmul/matmul.h"
-#include "ops/matmul_id/matmul_id.h"
-#include "ops/mla_expand/mla_expand.h"
-#include "ops/moe_down_sum/moe_down_sum.h"
-#include "ops/moe_route/moe_route.h"
-#include "ops/moe_sum/moe_sum.h"
-#include "ops/moe_up_gate/moe_up_gate.h"
-#include "ops/norm/norm.h"
-#include "ops/norm_route/norm_route.h"
-#include "ops/qkv/qkv.h"
-#include "ops/qkv_rope_store/qkv_rope_store.h"
-#include "ops/rope/rope.h"
-#include "ops/rope_attention/rope_attention.h"
-#include "ops/sample/sample.h"
-#include "ops/up_gate/up_gate.h"
+#include "ops/launch.h"
 
 namespace dyno::ops {
 namespace {
 
-constexpr Family kFamilyOf[] = {
-    Family::embed,        Family::norm,        Family::rope,           Family::matmul,     Family::matmul_id,
-    Family::up_gate,      Family::moe_up_gate, Family::moe_route,      Family::moe_sum,    Family::attention,
-    Family::kv_store,     Family::copy,        Family::sample,         Family::glu,        Family::qkv,
-    Family::moe_down_sum, Family::mla_expand,  Family::qkv_rope_store, Family::norm_route, Family::rope_attention,
-};
-static_assert(std::size(kFamilyOf) == std::variant_size_v<OpDesc>, "one family for each alternative of OpDesc");
+#define DYNO_OP_FAMILY(name, Stem, launches)                                                               \
+  static_assert(kLaunches<Stem##Desc, CpuContext> == HasLaunch<Stem##Desc, Stem##Args, CpuContext> &&      \
+                    kLaunches<Stem##Desc, CudaStream> == HasLaunch<Stem##Desc, Stem##Args, CudaStream>,    \
+                "ops/families.def: " #name " launches " #launches ", its header declares something else"); \
+  static_assert(std::is_same_v<std::variant_alternative_t<static_cast<size_t>(Family::name), OpDesc>, Stem##Desc>);
+#include "ops/families.def"
 
 std::vector<std::string_view> variant_names(Family family) {
   std::vector<std::string_view> names;
@@ -64,7 +44,7 @@ Support in_this_build(const OpDesc& desc, const Config& config, const DeviceInfo
 
 }  // namespace
 
-Family family_of(const OpDesc& desc) { return kFamilyOf[desc.index()]; }
+Family family_of(const OpDesc& desc) { return static_cast<Family>(desc.index()); }
 
 int64_t tokens_of(const OpDesc& desc) {
   return std::visit([](const auto& d) { return d.m; }, desc);
@@ -114,46 +94,10 @@ size_t scratch_bytes(const OpDesc& desc, const Config& config) {
 
 std::span<const VariantInfo> variants(Family family) {
   switch (family) {
-    case Family::embed:
-      return embed_variants();
-    case Family::norm:
-      return norm_variants();
-    case Family::rope:
-      return rope_variants();
-    case Family::moe_route:
-      return moe_route_variants();
-    case Family::moe_sum:
-      return moe_sum_variants();
-    case Family::attention:
-      return attention_variants();
-    case Family::kv_store:
-      return kv_store_variants();
-    case Family::sample:
-      return sample_variants();
-    case Family::matmul:
-      return matmul_variants();
-    case Family::matmul_id:
-      return matmul_id_variants();
-    case Family::up_gate:
-      return up_gate_variants();
-    case Family::moe_up_gate:
-      return moe_up_gate_variants();
-    case Family::copy:
-      return copy_variants();
-    case Family::glu:
-      return glu_variants();
-    case Family::qkv:
-      return qkv_variants();
-    case Family::moe_down_sum:
-      return moe_down_sum_variants();
-    case Family::mla_expand:
-      return mla_expand_variants();
-    case Family::qkv_rope_store:
-      return qkv_rope_store_variants();
-    case Family::norm_route:
-      return norm_route_variants();
-    case Family::rope_attention:
-      return rope_attention_variants();
+#define DYNO_OP_FAMILY(name, ...) \
+  case Family::name:              \
+    return name##_variants();
+#include "ops/families.def"
   }
   throw ProfileError(str_cat("[ops] no op family has the number ", static_cast<int>(family)));
 }

@@ -10,9 +10,16 @@
 
 namespace dyno::ops {
 
-using OpDesc = std::variant<EmbedDesc, NormDesc, RopeDesc, MatmulDesc, MatmulIdDesc, UpGateDesc, MoeUpGateDesc,
-                            MoeRouteDesc, MoeSumDesc, AttentionDesc, KvStoreDesc, CopyDesc, SampleDesc, GluDesc,
-                            QkvDesc, MoeDownSumDesc, MlaExpandDesc, QkvRopeStoreDesc, NormRouteDesc, RopeAttentionDesc>;
+namespace detail {
+template <typename, typename... Descs>
+using AnyOf = std::variant<Descs...>;
+}  // namespace detail
+
+// A desc of any family, in the order of Family.
+using OpDesc = detail::AnyOf<void
+#define DYNO_OP_FAMILY(name, Stem, ...) , Stem##Desc
+#include "ops/families.def"
+                             >;
 
 Family family_of(const OpDesc& desc);
 int64_t tokens_of(const OpDesc& desc);

@@ -11,26 +11,7 @@
 #include <span>
 
 #include "core/error.h"
-#include "ops/attention/attention.h"
-#include "ops/copy/copy.h"
-#include "ops/embed/embed.h"
-#include "ops/glu/glu.h"
-#include "ops/kv_store/kv_store.h"
-#include "ops/matmul/matmul.h"
-#include "ops/matmul_id/matmul_id.h"
-#include "ops/mla_expand/mla_expand.h"
-#include "ops/moe_down_sum/moe_down_sum.h"
-#include "ops/moe_route/moe_route.h"
-#include "ops/moe_sum/moe_sum.h"
-#include "ops/moe_up_gate/moe_up_gate.h"
-#include "ops/norm/norm.h"
-#include "ops/norm_route/norm_route.h"
-#include "ops/qkv/qkv.h"
-#include "ops/qkv_rope_store/qkv_rope_store.h"
-#include "ops/registry.h"
-#include "ops/rope/rope.h"
-#include "ops/rope_attention/rope_attention.h"
-#include "ops/up_gate/up_gate.h"
+#include "ops/launch.h"
 #include "plan/plan.h"
 #include "plan/selection.h"
 
@@ -56,15 +37,7 @@ struct Overloaded : Cases... {
 template <typename... Cases>
 Overloaded(Cases...) -> Overloaded<Cases...>;  // clang 14 deduces none for aggregates
 
-// The launch of a family on a device; families without kernels there say so.
-template <typename Desc, typename Args, typename Context>
-void launch_op(const ops::Config& config, const Desc& desc, const Args& args, Context& context) {
-  if constexpr (requires { ops::launch(config, desc, args, context); }) {
-    ops::launch(config, desc, args, context);
-  } else {
-    throw UnsupportedError(str_cat("[executor] no kernels for ", ops::op_key(desc), " on this device"));
-  }
-}
+using ops::launch_op;
 
 template <typename Env>
 void launch_node(const plan::Node& node, Env& env) {

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from dyno import _core
 from dyno_tuner.space.knobs import KNOBS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,9 +17,9 @@ def read(path: str) -> str:
 
 
 def families() -> list[str]:
-    found = re.search(r"enum class Family : uint8_t \{(.*?)\}", read("csrc/ops/op.h"), re.DOTALL)
-    assert found
-    return re.findall(r"\w+", found[1])
+    found = re.findall(r"^DYNO_OP_FAMILY\((\w+),", read("csrc/ops/families.def"), re.MULTILINE)
+    assert found == _core.ops.families()
+    return found
 
 
 def product_variants() -> set[str]:

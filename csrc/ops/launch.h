@@ -1,0 +1,45 @@
+// Launching an op of any family: the one place that knows which families have kernels on which device. Includes every
+// family, by a header that the build writes from families.def.
+#pragma once
+
+#include <string_view>
+
+#include "core/error.h"
+#include "ops/all_families.h"
+#include "ops/args.h"
+#include "ops/registry.h"
+
+namespace dyno::ops {
+
+namespace detail {
+enum class Launches : uint8_t { everywhere, on_cuda };
+template <typename Desc>
+inline constexpr Launches kFamilyLaunches{};
+#define DYNO_OP_FAMILY(name, Stem, launches) \
+  template <>                                \
+  inline constexpr Launches kFamilyLaunches<Stem##Desc> = Launches::launches;
+#include "ops/families.def"
+}  // namespace detail
+
+// Whether a family has kernels on the device of a context, CpuContext or CudaStream. families.def says so, not what
+// happens to be declared: a launch() that is missing does not compile.
+template <typename Desc, typename Context>
+inline constexpr bool kLaunches =
+    Context::kDevice == DeviceKind::cuda || detail::kFamilyLaunches<Desc> == detail::Launches::everywhere;
+
+template <typename Desc, typename Args, typename Context>
+concept HasLaunch = requires(const Config& config, const Desc& desc, const Args& args, Context& context) {
+  launch(config, desc, args, context);
+};
+
+// Throws UnsupportedError for a family without kernels on that device.
+template <typename Desc, typename Args, typename Context>
+void launch_op(const Config& config, const Desc& desc, const Args& args, Context& context) {
+  if constexpr (kLaunches<Desc, Context>) {
+    launch(config, desc, args, context);
+  } else {
+    throw UnsupportedError(str_cat("[ops] no kernels for ", op_key(desc), " on this device"));
+  }
+}
+
+}  // namespace dyno::ops
