@@ -176,6 +176,7 @@ void bind_gguf(nb::module_& m) {
             new (self) GgufFile(GgufFile::open(path.native(), mmap ? Reading::map : Reading::copy));
           },
           "path"_a, nb::kw_only(), "mmap"_a = true,
+          nb::sig("def __init__(self, path: str | os.PathLike[str], *, mmap: bool = True) -> None"),
           "Any shard of a split file opens all of them. mmap: tensors are pages of the file; off, the whole file is "
           "read "
           "into memory, and nothing that happens to it later is seen. Raises GgufError, OutOfMemoryError.")
@@ -215,7 +216,8 @@ void bind_gguf(nb::module_& m) {
           [](const GgufFile& f, std::string_view key, size_t count) {
             return numpy_copy(f.metadata().get_u32_per_layer(key, count));
           },
-          "key"_a, "count"_a, nb::sig("def get_per_layer(self, key: str, count: int) -> numpy.ndarray"),
+          "key"_a, "count"_a,
+          nb::sig("def get_per_layer(self, key: str, count: int) -> numpy.typing.NDArray[numpy.uint32]"),
           "One uint32 per layer: from an array of `count` integers, or one integer for all. Raises as get_as.")
       .def(
           "metadata",
@@ -230,10 +232,11 @@ void bind_gguf(nb::module_& m) {
       .def("tensors", &tensor_dicts, nb::sig("def tensors(self) -> list[dict[str, typing.Any]]"),
            "One dict per tensor: name, shape (NumPy order, contracted dimension last), dtype, offset and nbytes in "
            "shard number `file`.")
-      .def("dequantize", &dequantize, "name"_a, nb::sig("def dequantize(self, name: str) -> numpy.ndarray"),
+      .def("dequantize", &dequantize, "name"_a,
+           nb::sig("def dequantize(self, name: str) -> numpy.typing.NDArray[numpy.float32]"),
            "The tensor as float32. Raises ModelError for an unknown name, UnsupportedError for a type without kernels, "
            "GgufError if the file has changed.")
-      .def("raw", &raw_bytes, "name"_a, nb::sig("def raw(self, name: str) -> numpy.ndarray"),
+      .def("raw", &raw_bytes, "name"_a, nb::sig("def raw(self, name: str) -> numpy.typing.NDArray[numpy.uint8]"),
            "A copy of the tensor's bytes as uint8. Raises ModelError for an unknown name, GgufError if the file has "
            "changed.")
       .def(

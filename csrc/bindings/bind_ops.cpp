@@ -87,9 +87,12 @@ int32_t sample_one(const nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb:
 
 void bind_ops(nb::module_& m) {
   nb::module_ o = m.def_submodule("ops", "Op families: descriptions, configurations, candidates and launches.");
-  o.def("families", &list_families, "Names of all op families.");
-  o.def("variants", &list_variants, "family"_a, "Variants of a family: name, device, min_isa and parameter names.");
+  o.def("families", &list_families, nb::sig("def families() -> list[str]"), "Names of all op families.");
+  o.def("variants", &list_variants, "family"_a, nb::sig("def variants(family: str) -> list[dict[str, typing.Any]]"),
+        "Variants of a family: name, device, min_isa and parameter names.");
   o.def("candidates", &list_candidates, "family"_a, "desc"_a, "device"_a = nb::none(), "set"_a = "compiled",
+        nb::sig("def candidates(family: str, desc: dict, device: dict | None = None, set: str = 'compiled') -> "
+                "list[dict[str, typing.Any]]"),
         "Every configuration of an op on a device, in a stable order.");
   o.def(
       "default_config",
@@ -119,7 +122,8 @@ void bind_ops(nb::module_& m) {
         const ops::OpDesc desc = ops::parse_key(key, tokens);
         return nb::make_tuple(ops::family_name(ops::family_of(desc)), desc_to_dict(desc));
       },
-      "key"_a, "tokens"_a = 1, "(family, desc) of an op key. Raises ProfileError that names what is wrong.");
+      "key"_a, "tokens"_a = 1, nb::sig("def parse_key(key: str, tokens: int = 1) -> tuple[str, dict[str, typing.Any]]"),
+      "(family, desc) of an op key. Raises ProfileError that names what is wrong.");
   o.def(
       "cost",
       [](std::string_view family, const nb::dict& desc) {

@@ -93,10 +93,16 @@ void bind_ops_matmul(nb::module_& o) {
         return ops::layout_bytes(type_of(type), layout_of(layout), rows, k);
       },
       "type"_a, "layout"_a, "rows"_a, "k"_a, "Bytes of a weight matrix [rows, k].");
-  o.def("repack", &repack, "type"_a, "plain"_a, "rows"_a, "k"_a, "layout"_a = "x16",
-        "A plain weight matrix (bytes) in layout x16 or gpu.");
-  o.def("unpack", &unpack, "type"_a, "layout"_a, "w"_a, "rows"_a, "k"_a, "isa"_a = "auto",
-        "A matrix in any layout as float32 [rows, k], through the kernels that matmul uses.");
+  o.def(
+      "repack", &repack, "type"_a, "plain"_a, "rows"_a, "k"_a, "layout"_a = "x16",
+      nb::sig("def repack(type: str, plain: numpy.typing.NDArray[numpy.uint8], rows: int, k: int, layout: str = 'x16') "
+              "-> numpy.typing.NDArray[numpy.uint8]"),
+      "A plain weight matrix (bytes) in layout x16 or gpu.");
+  o.def(
+      "unpack", &unpack, "type"_a, "layout"_a, "w"_a, "rows"_a, "k"_a, "isa"_a = "auto",
+      nb::sig("def unpack(type: str, layout: str, w: numpy.typing.NDArray[numpy.uint8], rows: int, k: int, isa: str = "
+              "'auto') -> numpy.typing.NDArray[numpy.float32]"),
+      "A matrix in any layout as float32 [rows, k], through the kernels that matmul uses.");
   o.def("act_q8_row_bytes", &ops::act_q8_row_bytes, "k"_a, "Bytes of a row of k quantised activations.");
 }
 

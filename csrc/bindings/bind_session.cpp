@@ -21,7 +21,9 @@
 
 #include "bindings/convert.h"
 #include "bindings/cuda_launch.h"
+#include "bindings/device_array.h"
 #include "bindings/ops_convert.h"
+#include "bindings/owned_array.h"
 #include "bindings/session_report.h"
 #include "core/error.h"
 #include "runtime/session.h"
@@ -185,7 +187,13 @@ class PySession {
 
   nb::list time_ops(const Sequences& sequences, std::string_view rows, bool in_graph);
   nb::tuple decode(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned, bool capture,
-                   int64_t every);
+                   int64_t every) {
+    return decode_into(sequences, rows, std::move(pinned), capture, every, /*on_device=*/false);
+  }
+  nb::tuple decode_to_device(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned,
+                             bool capture, int64_t every) {
+    return decode_into(sequences, rows, std::move(pinned), capture, every, /*on_device=*/true);
+  }
 
   // Calls `use` under the lock, with the GIL.
   template <typename Use>
@@ -212,6 +220,8 @@ class PySession {
   }
 
  private:
+  nb::tuple decode_into(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned,
+                        bool capture, int64_t every, bool on_device);
   bool forked() const { return getpid() != process_; }
   // Before the lock: in a forked child a thread that is not there may hold it.
   void check_process() const {
@@ -286,22 +296,8 @@ runtime::LogitRows parse_rows(std::string_view rows) {
   throw PlanError(str_cat("[session] rows is '", rows, "'; expected all, last or none"));
 }
 
-template <typename T>
-nb::object owned_array(std::unique_ptr<T[]> data, std::initializer_list<size_t> shape) {
-  T* raw = data.release();
-  nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<T*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, T>(raw, shape, owner));
-}
-template <typename T>
-nb::object owned_array(std::shared_ptr<T[]> data, std::initializer_list<size_t> shape) {
-  T* raw = data.get();
-  auto* held = new std::shared_ptr<T[]>(std::move(data));
-  nb::capsule owner(held, [](void* p) noexcept { delete static_cast<std::shared_ptr<T[]>*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, T>(raw, shape, owner));
-}
-
-nb::tuple PySession::decode(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned,
-                            bool capture, int64_t every) {
+nb::tuple PySession::decode_into(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned,
+                                 bool capture, int64_t every, bool on_device) {
   return with([&](runtime::Session& session) {
     const model::ModelDesc& model = session.model();
     runtime::DecodeRequest request;
@@ -335,13 +331,19 @@ nb::tuple PySession::decode(const Sequences& sequences, std::string_view rows, s
     if (capture) routing = std::make_unique<int32_t[]>(moe_layers * n_tokens * used);
     {
       const nb::gil_scoped_release release;
-      if (n_rows > 0) logits = session.logits_memory(n_rows * n_vocab);
+      if (n_rows > 0) {
+        logits = on_device ? session.device_logits_memory(n_rows * n_vocab) : session.logits_memory(n_rows * n_vocab);
+      }
       request.logits = logits.get();
       request.captured_routing = routing.get();
       request.between = SignalCheck();
       session.decode(request);
     }
-    nb::object out_logits = n_rows > 0 ? owned_array(std::move(logits), {n_rows, n_vocab}) : nb::none();
+    const DeviceInfo& device = session.plan().device;
+    nb::object out_logits = on_device
+                                ? nb::cast(DeviceArray{std::move(logits), n_rows, n_vocab, device.kind, device.ordinal})
+                            : n_rows > 0 ? owned_array(std::move(logits), {n_rows, n_vocab})
+                                         : nb::none();
     nb::object out_routing = capture ? owned_array(std::move(routing), {moe_layers, n_tokens, used}) : nb::none();
     return nb::make_tuple(out_logits, out_routing);
   });
@@ -426,6 +428,13 @@ void bind_session(nb::module_& m) {
           "experts where it works on those. `path`: which way a matrix product goes (matvec, mmq, dequantize), any for "
           "other ops.")
       .def(
+          "nodes", [](PySession& s) { return s.with([](const runtime::Session& real) { return node_list(real); }); },
+          nb::sig("def nodes(self) -> list[dict[str, typing.Any]]"),
+          "Every launch of every op list, in order: `list`, `name`, `key`, `layer` and `operands`. The operands have "
+          "the "
+          "names of the family's struct; a value has `access` (read, write, update), its place in the arena and the "
+          "first and last launch of its list that use it, a weight is the tensor's name.")
+      .def(
           "kernel_report",
           [](PySession& s) { return s.with([](const runtime::Session& real) { return kernel_report(real); }); },
           nb::sig("def kernel_report(self) -> list[dict[str, str]]"), "What became of each kernel entry given.")
@@ -479,7 +488,8 @@ void bind_session(nb::module_& m) {
             s.change([&](runtime::Session& real) { real.set_kernels(std::move(entries)); });
           },
           "kernels"_a,
-          nb::sig("def set_kernels(self, kernels: list[tuple[str, str, dict[str, typing.Any], str]]) -> None"))
+          nb::sig("def set_kernels(self, kernels: collections.abc.Sequence[tuple[str, str, dict[str, typing.Any], "
+                  "str]]) -> None"))
       .def(
           "reset",
           [](PySession& s, std::optional<int32_t> slot) {
@@ -503,12 +513,20 @@ void bind_session(nb::module_& m) {
       .def(
           "decode", &PySession::decode, "sequences"_a, "rows"_a = "last", "pinned_routing"_a = nb::none(),
           "capture_routing"_a = false, "every"_a = 1,
-          nb::sig("def decode(self, sequences: list[tuple[int, numpy.ndarray]], rows: str = 'last', pinned_routing: "
-                  "numpy.ndarray | None = None, capture_routing: bool = False, every: int = 1) -> tuple[typing.Any, "
-                  "typing.Any]"),
+          nb::sig("def decode(self, sequences: collections.abc.Sequence[tuple[int, "
+                  "numpy.typing.NDArray[numpy.int32]]], rows: str = 'last', pinned_routing: "
+                  "numpy.typing.NDArray[numpy.int32] | None = None, capture_routing: bool = False, every: int = 1) -> "
+                  "tuple[numpy.typing.NDArray[numpy.float32] | None, numpy.typing.NDArray[numpy.int32] | None]"),
           "Appends tokens (int32) to sequences and returns (logits float32 [rows, n_vocab] or None, routing int32 "
           "[moe layers, tokens, used] or None). rows: all (or of every so many tokens of a sequence, and of its last), "
           "last (of each sequence) or none. Raises PlanError.")
+      .def("decode_to_device", &PySession::decode_to_device, "sequences"_a, "rows"_a = "last",
+           "pinned_routing"_a = nb::none(), "capture_routing"_a = false, "every"_a = 1,
+           nb::sig("def decode_to_device(self, sequences: collections.abc.Sequence[tuple[int, "
+                   "numpy.typing.NDArray[numpy.int32]]], rows: str = 'last', pinned_routing: "
+                   "numpy.typing.NDArray[numpy.int32] | None = None, capture_routing: bool = False, every: int = 1) -> "
+                   "tuple[DeviceArray, numpy.typing.NDArray[numpy.int32] | None]"),
+           "As decode(), but the logits stay in the memory of the session's device. Raises OutOfMemoryError too.")
       .def_prop_ro(
           "draws_on_device",
           [](PySession& s) { return s.with([](const runtime::Session& real) { return real.draws_on_device(); }); },
@@ -539,7 +557,8 @@ void bind_session(nb::module_& m) {
           "logits come to the host.")
       .def(
           "time_ops", &PySession::time_ops, "sequences"_a, "rows"_a = "last", "in_graph"_a = false,
-          nb::sig("def time_ops(self, sequences: list[tuple[int, numpy.ndarray]], rows: str = 'last', in_graph: bool = "
+          nb::sig("def time_ops(self, sequences: collections.abc.Sequence[tuple[int, "
+                  "numpy.typing.NDArray[numpy.int32]]], rows: str = 'last', in_graph: bool = "
                   "False) -> list[dict[str, typing.Any]]"),
           "Decodes like decode() and returns, for every distinct op that ran, how often (`count`) and the seconds that "
           "all its launches took. in_graph: what each adds to a replay of the captured graph, so that they add up to "
@@ -560,7 +579,8 @@ void bind_session(nb::module_& m) {
       "whatever the sequence holds then.")
       .def(
           "queue", &PyGeneration::queue, "uniform"_a, "forced"_a = nb::none(),
-          nb::sig("def queue(self, uniform: numpy.ndarray, forced: numpy.ndarray | None = None) -> None"),
+          nb::sig("def queue(self, uniform: numpy.typing.NDArray[numpy.float32], forced: "
+                  "numpy.typing.NDArray[numpy.int32] | None = None) -> None"),
           "Allows as many more draws, each with its random number in [0, 1) (float32). forced: the tokens (int32) that "
           "are fed instead of those drawn, where not -1.")
       .def(

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include "bindings/device_array.h"
 #include "bindings/errors.h"
 #include "build_info.h"
 
@@ -12,6 +13,7 @@ void bind_gguf(nb::module_& m);
 void bind_info(nb::module_& m);
 void bind_model(nb::module_& m);
 void bind_ops(nb::module_& m);
+void bind_sampler(nb::module_& m);
 void bind_session(nb::module_& m);
 }  // namespace dyno
 
@@ -23,5 +25,7 @@ NB_MODULE(_core, m) {
   dyno::bind_gguf(m);
   dyno::bind_model(m);
   dyno::bind_ops(m);
+  dyno::bind_sampler(m);
+  dyno::bind_device_array(m);
   dyno::bind_session(m);
 }

@@ -47,8 +47,16 @@ class OpArgs {
     const nanobind::object value = get(name);
     if (!value.is_valid() || value.is_none()) return fallback;
     T result{};
-    DYNO_CHECK(PlanError, nanobind::try_cast(value, result), "[", family_, "] argument ", name, " is not a number");
+    bool cast = nanobind::try_cast(value, result);
+    if constexpr (std::is_same_v<T, bool>) {
+      int flag = 0;  // 0 and 1 do as well
+      if (!cast && nanobind::try_cast(value, flag)) cast = true, result = flag != 0;
+    }
+    DYNO_CHECK(PlanError, cast, "[", family_, "] argument ", name, " is not a number");
     return result;
+  }
+  void require(bool there, const char* name) const {
+    DYNO_CHECK(PlanError, there, "[", family_, "] argument ", name, " is missing");
   }
   nanobind::object get(const char* name) {
     names_.push_back(name);

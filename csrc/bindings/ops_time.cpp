@@ -74,7 +74,7 @@ auto make_copies(SyntheticArgs& owner, const D& d, int64_t rotate_bytes) {
   std::vector<decltype(owner.make(d))> copies;
   do {
     copies.push_back(owner.make(d));
-  } while (owner.bytes() < rotate_bytes && static_cast<int64_t>(copies.size()) < kMaxCopies);
+  } while (owner.total_bytes() < rotate_bytes && static_cast<int64_t>(copies.size()) < kMaxCopies);
   return copies;
 }
 

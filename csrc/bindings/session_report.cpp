@@ -84,7 +84,7 @@ nb::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens
       if (use.count_in(list) == 0) continue;
       const int64_t rows = count * use.rows_factor;
       const int bucket = std::min(ops::bucket_of(rows), plan::kBuckets - 1);
-      const ops::OpDesc desc = session.selection().desc(static_cast<int32_t>(k), count, rows);
+      const ops::OpDesc desc = session.selection().launch(static_cast<int32_t>(k), count, rows).desc;
       const plan::Choice choice = session.selection().choice(static_cast<int32_t>(k), count);
       const ops::Cost cost = ops::cost(desc);
       nb::dict d;

@@ -15,6 +15,8 @@ namespace dyno {
 nanobind::dict plan_dict(const runtime::Session& session);
 // Throws PlanError for a number of tokens that no u-batch has.
 nanobind::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens);
+// Every launch of every op list with its operands, see node_report.cpp.
+nanobind::list node_list(const runtime::Session& session);
 nanobind::list kernel_report(const runtime::Session& session);
 nanobind::list capture_list(const std::vector<runtime::CaptureReport>& captures);
 

@@ -45,7 +45,7 @@ def read_family(path: Path) -> Family:
         name, *rest = (part.strip() for part in inside.split(","))
         if kind == "VARIANT":
             if rest[0] == "cuda":
-                family.params[name] = tuple(part.strip('"') for part in rest[2:])
+                family.params[name] = tuple(rest[2:])
             else:
                 family.others.add(name)
         elif name in family.params:

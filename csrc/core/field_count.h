@@ -1,4 +1,4 @@
-// How many members an aggregate has, so that a list of its members can be held against it at compile time.
+// The number of an aggregate's members, so that a list of its members can be held against it at compile time.
 #pragma once
 
 #include <cstddef>
@@ -20,14 +20,9 @@ constexpr bool takes_members(std::index_sequence<I...>) {
 }
 }  // namespace detail
 
-// Members of arrays and of base classes do not count as one: T has neither.
-template <typename T, size_t kMost = 40>
-constexpr size_t field_count() {
-  if constexpr (kMost == 0 || detail::takes_members<T>(std::make_index_sequence<kMost>{})) {
-    return kMost;
-  } else {
-    return field_count<T, kMost - 1>();
-  }
-}
+// Whether an aggregate has this many members. Members of arrays and of base classes do not count as one: T has neither.
+template <typename T, size_t kMembers>
+inline constexpr bool has_fields = detail::takes_members<T>(std::make_index_sequence<kMembers>{}) &&
+                                   !detail::takes_members<T>(std::make_index_sequence<kMembers + 1>{});
 
 }  // namespace dyno

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/fields.h"
 #include "ops/instances.h"
 #include "ops/op.h"
 

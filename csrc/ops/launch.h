@@ -12,6 +12,15 @@
 namespace dyno::ops {
 
 namespace detail {
+template <typename Desc>
+struct ArgsOf;
+#define DYNO_OP_FAMILY(name, Stem, ...) \
+  template <>                           \
+  struct ArgsOf<Stem##Desc> {           \
+    using Type = Stem##Args;            \
+  };
+#include "ops/families.def"
+
 enum class Launches : uint8_t { everywhere, on_cuda };
 template <typename Desc>
 inline constexpr Launches kFamilyLaunches{};
@@ -20,6 +29,9 @@ inline constexpr Launches kFamilyLaunches{};
   inline constexpr Launches kFamilyLaunches<Stem##Desc> = Launches::launches;
 #include "ops/families.def"
 }  // namespace detail
+
+template <typename Desc>
+using ArgsOf = typename detail::ArgsOf<Desc>::Type;
 
 // Whether a family has kernels on the device of a context, CpuContext or CudaStream. families.def says so, not what
 // happens to be declared: a launch() that is missing does not compile.

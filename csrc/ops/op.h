@@ -141,6 +141,7 @@ struct MatmulDesc {
   ActType act = ActType::f32;
   int64_t m = 1, n = 0, k = 0, batch = 1;
   bool norm = false;
+  bool exact = false;  // float32 throughout whatever the device prefers
   ProductPath path = ProductPath::any;
   ComputeType compute = ComputeType::f16;
   friend bool operator==(const MatmulDesc&, const MatmulDesc&) = default;

@@ -6,6 +6,7 @@
 #include <utility>
 #include <variant>
 
+#include "ops/all_families.h"
 #include "ops/op.h"
 
 namespace dyno::ops {

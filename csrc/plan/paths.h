@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "ops/registry.h"
 
@@ -20,11 +21,20 @@ struct PathSettings {
 // that is no number of tokens.
 PathSettings resolved(const PathSettings& settings);
 
-struct PathChoice {
+// The path of u-batches with more tokens than the range before has, up to `last_tokens`.
+struct PathRange {
+  int64_t last_tokens = 0;
   ops::ProductPath path = ops::ProductPath::any;
-  std::string reason;  // "512 tokens <= mmq_max_tokens 1024"; empty where there is nothing to choose
+  std::string reason{};  // "tokens <= mmq_max_tokens 1024"; empty where there is nothing to choose
 };
-// `any` for ops that are no products and for weights in the file's layout.
-PathChoice choose_path(const ops::OpDesc& desc, int64_t tokens, const PathSettings& settings);
+// Every number of tokens is in one of the ranges, of which there are at most three. Ops that are no products, and
+// weights in the file's layout, have one with the path `any`.
+using PathRanges = std::vector<PathRange>;
+PathRanges path_ranges(const ops::OpDesc& desc, const PathSettings& settings);
+inline const PathRange& range_of(const PathRanges& ranges, int64_t tokens) {
+  const PathRange* range = ranges.data();
+  while (range->last_tokens < tokens) ++range;
+  return *range;
+}
 
 }  // namespace dyno::plan

@@ -6,11 +6,8 @@
 
 #include "core/checked.h"
 #include "core/error.h"
-#include "ops/matmul/layout.h"
-#include "plan/expanded_list.h"
-#include "plan/fused_list.h"
 #include "plan/mib.h"
-#include "plan/op_list.h"
+#include "plan/passes/passes.h"
 
 namespace dyno::plan {
 namespace {
@@ -25,33 +22,6 @@ void check_cache_type(DType type, int64_t dim, const char* which, size_t layer) 
   DYNO_CHECK(PlanError, type != DType::q8_0 || dim % 32 == 0, "[plan] kv_type_", which,
              " q8_0 needs heads that are a multiple of 32 wide; layer ", layer, " has ", dim,
              ". Use f16 or bf16 for this model");
-}
-
-// Weights that owned copies are made of: repacked, converted or transposed.
-WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const LoadOptions& load) {
-  WeightPlacement p;
-  if (device.kind == DeviceKind::cuda) {
-    // Exact products and rows by token id read the file's order; so do matrices that the tensor cores' tiles do not
-    // fit.
-    const bool vector = w.transform == model::Transform::to_f32;
-    if (load.numerics == Numerics::standard && !vector && !w.table && w.cols % 32 == 0 &&
-        ops::layout_supported(w.type, ops::Layout::gpu)) {
-      p.layout = ops::Layout::gpu;
-    }
-    p.bytes =
-        checked_mul(static_cast<size_t>(w.batch), ops::layout_bytes(w.type, p.layout, w.rows, w.cols), "a weight");
-    return p;
-  }
-  const bool quantised = !is_float(w.type);
-  const bool matrix = w.transform == model::Transform::none || w.transform == model::Transform::kv_b_v;
-  if (matrix && !w.table && quantised && load.cpu_repack && load.numerics == Numerics::standard &&
-      ops::layout_supported(w.type, ops::Layout::x16)) {
-    p.layout = ops::Layout::x16;
-  }
-  p.mappable = w.transform == model::Transform::none && p.layout == ops::Layout::plain;
-  p.mapped = load.mmap && p.mappable;
-  p.bytes = checked_mul(static_cast<size_t>(w.batch), ops::layout_bytes(w.type, p.layout, w.rows, w.cols), "a weight");
-  return p;
 }
 
 bool has_latents(const model::ModelDesc& model) {
@@ -116,22 +86,15 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
   plan.device = device;
   plan.load = load;
   layout_kv(plan, model, context);
-  for (const model::Weight& weight : model.weights) {
-    plan.weights.push_back(place(weight, device, load));
+  place_weights(plan, model);
+  const bool gpu = device.kind == DeviceKind::cuda;
+  plan.general = emit(plan, model);
+  if (gpu && load.numerics == Numerics::standard) {
+    plan.fused = fuse(plan, model, plan.general);
+    if (has_latents(model)) plan.expanded = expand_mla(plan, model, plan.general);
   }
-  // The embedding table is read row by row, but over a long text nearly all of its pages become resident. Where it is
-  // the output matrix as well and both are pages of the file, it is there once.
-  const bool table_is_output = model.tied_output && plan.weights[static_cast<size_t>(model.output)].mapped;
-  for (size_t i = 0; i < plan.weights.size(); ++i) {
-    const bool counted = model.weights[i].table && plan.weights[i].mapped && table_is_output;
-    if (!counted) plan.weights_bytes = checked_add(plan.weights_bytes, plan.weights[i].bytes, "the weights");
-  }
-  OpList(plan, model, plan.general).build();
-  if (device.kind == DeviceKind::cuda && load.numerics == Numerics::standard) {
-    FusedList(plan, model, plan.fused).build();
-    if (has_latents(model)) ExpandedList(plan, model, plan.expanded).build();
-  }
-  if (device.kind == DeviceKind::cuda) OpList(plan, model, plan.draw).build_draw();
+  if (gpu) plan.draw = emit_draw(plan, model);
+  for (NodeList* list : {&plan.general, &plan.fused, &plan.expanded, &plan.draw}) finish_list(plan, *list);
   layout_arena(plan, ubatch);
   return plan;
 }
@@ -139,9 +102,10 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
 size_t Plan::expanded_bytes() const {
   size_t most = 0;  // of any layer: the arena holds one at a time
   for (const Node& node : expanded.nodes) {
-    if (!expands() || !node.keys) continue;
+    const auto* made = std::get_if<MlaExpandOperands>(&node.operands);
+    if (!expands() || made == nullptr) continue;
     const auto bytes = [&](const Operand& o) { return values[static_cast<size_t>(o.value)].bytes_fixed; };
-    most = std::max(most, bytes(node.keys) + bytes(node.values));
+    most = std::max(most, bytes(made->keys) + bytes(made->values));
   }
   return most;
 }

@@ -15,6 +15,7 @@
 #include "core/device_info.h"
 #include "model/model_desc.h"
 #include "ops/registry.h"
+#include "plan/operands.h"
 
 namespace dyno::plan {
 
@@ -47,9 +48,6 @@ struct WeightPlacement {
   bool mappable = false;  // they could: with the setting `mmap`
   size_t bytes = 0;
 };
-
-using ValueId = int32_t;
-inline constexpr ValueId kNoValue = -1;
 
 // A plan holds up to three op lists over the same weights and cache, of which a u-batch runs through one, and on a GPU
 // the list that draws a token from its logits.
@@ -86,14 +84,6 @@ struct Value {
   size_t offset = 0;  // in the arena
 };
 
-struct Operand {
-  ValueId value = kNoValue;
-  int64_t offset_bytes = 0;
-  int64_t stride_bytes = 0;        // between tokens (or rows, for ops with rows_per_token > 1)
-  int64_t batch_stride_bytes = 0;  // between heads, for batched products
-  explicit operator bool() const { return value != kNoValue; }
-};
-
 struct RopeTable {
   std::vector<float> inv_freq;  // [n_rot / 2]
   float mscale = 1.0f;          // on cos and sin
@@ -103,27 +93,12 @@ struct RopeTable {
 struct Node {
   std::string name;  // "blk.3.attn_q"
   int32_t layer = -1;
+  ops::OpDesc desc;         // m = 1; of the family of the operands
   int32_t key = -1;         // index into Plan::keys
   int32_t rows_factor = 1;  // the desc's m is tokens * rows_factor
-  Operand x{}, y{}, residual{};
-  Operand ids{}, route_weights{}, workspace{};  // mixtures of experts
-  Operand gate{};                               // glu: the other input
-  Operand k{}, v{};                             // qkv_rope_store, rope_attention: other inputs
-  Operand q_rotary{};                           // rope_attention over latents
-  Operand y2{}, y3{};                           // qkv: its other outputs
-  model::WeightId w = model::kNone, w2 = model::kNone, w3 = model::kNone;
-  model::WeightId bias = model::kNone, bias2 = model::kNone, bias3 = model::kNone;
-  model::WeightId norm = model::kNone;  // of a product that norms its rows
-  Operand keys{}, values{};             // expanded latent attention: of all heads, ops::expanded_type()
-  bool per_run = false;                 // launched for each run by itself; such nodes stand together
-  float scale = 1.0f;
-  float eps = 0.0f;
-  float softcap = 0.0f;
-  int32_t window = 0;
-  int32_t rope_table = -1;
-  int32_t moe_index = -1;    // which mixture-of-experts layer, for routing capture and pinning
-  bool value_cache = false;  // kv_store: V instead of K
-  bool beside = false;       // needs nothing of the node before it and the other way round: both can run at once
+  Operands operands;
+  bool per_run = false;  // launched for each run by itself; such nodes stand together
+  bool beside = false;   // needs nothing of the node before it and the other way round: both can run at once
 };
 
 // An op as profiles name it: all nodes with this key share one Config per token bucket.

@@ -26,6 +26,14 @@ bool only_expanded(const OpUse& use) {
 
 size_t index_of(ops::ProductPath path) { return static_cast<size_t>(path); }
 
+// Without flash attention a GPU takes what numerics=exact takes: queries, weights and sums in float32.
+ops::OpDesc wanted_desc(ops::OpDesc desc, bool flash_attention, ops::ComputeType compute) {
+  if (auto* attention = std::get_if<ops::AttentionDesc>(&desc); attention != nullptr && !flash_attention) {
+    attention->exact = true;
+  }
+  return ops::with_path(desc, ops::ProductPath::any, compute);
+}
+
 }  // namespace
 
 Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& entries,
@@ -44,6 +52,10 @@ Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& 
       const bool first = i + 1 < nodes.size() && nodes[i + 1].beside;
       if (first || nodes[i].beside) ++branches[static_cast<size_t>(nodes[i].key)];
     }
+  }
+  for (const OpUse& op : plan.keys) {
+    wanted_.push_back(wanted_desc(op.desc, flash_attention_, paths_.compute));
+    path_ranges_.push_back(path_ranges(op.desc, paths_));
   }
   for (int32_t k = 0; k < keys; ++k) {
     for (int bucket = 0; bucket < kBuckets; ++bucket) {
@@ -117,23 +129,12 @@ int Selection::bucket_of(int32_t key, int64_t tokens) const {
   return std::min(ops::bucket_of(tokens * use(key).rows_factor), kBuckets - 1);
 }
 
-ops::ProductPath Selection::path_of(int32_t key, int64_t tokens) const {
-  return choose_path(use(key).desc, tokens, paths_).path;
-}
-
-// Without flash attention a GPU takes what numerics=exact takes: queries, weights and sums in float32.
-ops::OpDesc Selection::wanted(int32_t key) const {
-  ops::OpDesc desc = use(key).desc;
-  if (auto* attention = std::get_if<ops::AttentionDesc>(&desc); attention != nullptr && !flash_attention_) {
-    attention->exact = true;
-  }
-  return desc;
-}
+ops::ProductPath Selection::path_of(int32_t key, int64_t tokens) const { return path_range(key, tokens).path; }
 
 // A bucket's upper end stands for all of it.
 ops::OpDesc Selection::bucket_desc(int32_t key, ops::ProductPath path, int bucket) const {
-  const ops::OpDesc desc = ops::with_tokens(wanted(key), ops::bucket_range(bucket).second);
-  return ops::with_path(desc, path, paths_.compute);
+  return ops::with_path(ops::with_tokens(wanted_[static_cast<size_t>(key)], ops::bucket_range(bucket).second), path,
+                        paths_.compute);
 }
 
 std::vector<ops::ProductPath> Selection::paths_in(int32_t key, int bucket, int64_t ubatch) const {
@@ -151,17 +152,22 @@ std::vector<ops::ProductPath> Selection::paths_in(int32_t key, int bucket, int64
   return out;
 }
 
-ops::OpDesc Selection::desc(int32_t key, int64_t tokens, int64_t rows) const {
-  return ops::with_path(ops::with_tokens(wanted(key), rows), path_of(key, tokens), paths_.compute);
-}
-
-const ops::Config& Selection::config(int32_t key, int64_t tokens, int64_t rows) const {
-  const int bucket = std::min(ops::bucket_of(rows), kBuckets - 1);
-  return choices_[static_cast<size_t>(key)][index_of(path_of(key, tokens))][static_cast<size_t>(bucket)].config;
+Selection::Launch Selection::launch(int32_t key, int64_t tokens, int64_t rows) const {
+  const auto at = static_cast<size_t>(key);
+  const ops::ProductPath path = path_of(key, tokens);
+  const auto bucket = static_cast<size_t>(std::min(ops::bucket_of(rows), kBuckets - 1));
+  Launch launch{wanted_[at], choices_[at][index_of(path)][bucket].config};
+  std::visit(
+      [&](auto& d) {
+        d.m = rows;
+        if constexpr (requires { d.path; }) d.path = path;
+      },
+      launch.desc);
+  return launch;
 }
 
 Choice Selection::choice(int32_t key, int64_t tokens) const {
-  const PathChoice path = choose_path(use(key).desc, tokens, paths_);
+  const PathRange& path = path_range(key, tokens);
   Choice choice = choices_[static_cast<size_t>(key)][index_of(path.path)][static_cast<size_t>(bucket_of(key, tokens))];
   if (path.path != ops::ProductPath::any) {
     choice.reason += str_cat("; path ", ops::product_path_name(path.path), ": ", path.reason);
@@ -190,7 +196,7 @@ void Selection::for_each_launch(int64_t ubatch, const Visit& visit) const {
       const int64_t m = std::min(rows, ops::bucket_range(bucket).second);
       for (const ops::ProductPath path : paths_in(k, bucket, tokens)) {
         const Choices& choices = choices_[static_cast<size_t>(k)];
-        visit(k, ops::with_path(ops::with_tokens(wanted(k), m), path, paths_.compute),
+        visit(k, ops::with_path(ops::with_tokens(wanted_[static_cast<size_t>(k)], m), path, paths_.compute),
               choices[index_of(path)][static_cast<size_t>(bucket)].config);
       }
     }

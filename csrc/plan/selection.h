@@ -43,8 +43,11 @@ class Selection {
   Selection(const Plan& plan, const std::vector<profile::KernelEntry>& entries, const SelectionSettings& settings);
 
   // The op as it is launched with `rows` rows in a u-batch of that many tokens, on its path, and with which Config.
-  ops::OpDesc desc(int32_t key, int64_t tokens, int64_t rows) const;
-  const ops::Config& config(int32_t key, int64_t tokens, int64_t rows) const;
+  struct Launch {
+    ops::OpDesc desc;
+    const ops::Config& config;
+  };
+  Launch launch(int32_t key, int64_t tokens, int64_t rows) const;
   // For printing, of as many rows as the tokens make.
   Choice choice(int32_t key, int64_t tokens) const;
   ops::ProductPath path_of(int32_t key, int64_t tokens) const;
@@ -63,8 +66,9 @@ class Selection {
   const OpUse& use(int32_t key) const { return plan_->keys[static_cast<size_t>(key)]; }
   int bucket_of(int32_t key, int64_t tokens) const;
   const std::vector<int>& branches_of(ListId list) const { return branches_[static_cast<size_t>(list)]; }
-  // Of one row, as the settings want it.
-  ops::OpDesc wanted(int32_t key) const;
+  const PathRange& path_range(int32_t key, int64_t tokens) const {
+    return range_of(path_ranges_[static_cast<size_t>(key)], tokens);
+  }
   ops::OpDesc bucket_desc(int32_t key, ops::ProductPath path, int bucket) const;
   // Paths that u-batches within a bucket take, of at most `ubatch` tokens.
   std::vector<ops::ProductPath> paths_in(int32_t key, int bucket, int64_t ubatch) const;
@@ -78,6 +82,9 @@ class Selection {
   bool flash_attention_, graph_concurrency_;
   // Of each list and key, the nodes that may run beside others.
   std::array<std::vector<int>, kListCount> branches_;
+  // Of each key: the op with one row as the settings want it, its paths, and the configurations.
+  std::vector<ops::OpDesc> wanted_;
+  std::vector<PathRanges> path_ranges_;
   std::vector<Choices> choices_;
   std::vector<EntryReport> report_;
 };

@@ -92,6 +92,8 @@ class Executor {
   virtual std::shared_ptr<float[]> logits_memory(size_t count) {
     return std::make_shared_for_overwrite<float[]>(count);
   }
+  // The same in the memory of the device; run() writes there too. Throws OutOfMemoryError.
+  virtual std::shared_ptr<float[]> device_logits_memory(size_t count) { return logits_memory(count); }
 };
 
 // Nodes [0, stop) are run. Routing is reported and pinned for every token, so then all rows go through the last layer's

@@ -255,6 +255,10 @@ std::shared_ptr<float[]> Session::logits_memory(size_t count) const {
   return executor_ != nullptr ? executor_->logits_memory(count) : std::make_shared_for_overwrite<float[]>(count);
 }
 
+std::shared_ptr<float[]> Session::device_logits_memory(size_t count) const {
+  return executor_ != nullptr ? executor_->device_logits_memory(count) : logits_memory(count);
+}
+
 void Session::decode(const DecodeRequest& request) {
   DYNO_CHECK(PlanError, executor_ != nullptr, "[session] this session was made to be planned, not to be run");
   check(request);

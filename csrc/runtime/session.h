@@ -51,7 +51,8 @@ struct DecodeRequest {
   std::vector<SequenceInput> sequences;
   LogitRows rows = LogitRows::last;
   int64_t every = 1;  // `all`: of every so many tokens of a sequence, and of its last
-  // [row_count(request), n_vocab], in the order of the sequences; null is only for rows that a generation draws from.
+  // [row_count(request), n_vocab] on the host or on the device, in the order of the sequences; null is only for rows
+  // that a generation draws from.
   float* logits = nullptr;
   const int32_t* pinned_routing = nullptr;  // [moe layers, tokens, used]
   int32_t* captured_routing = nullptr;      // likewise
@@ -95,6 +96,8 @@ class Session {
   static int64_t row_count(const DecodeRequest& request);
   // Memory for `count` logits on the host, the best for DecodeRequest::logits; may outlive the session.
   std::shared_ptr<float[]> logits_memory(size_t count) const;
+  // Likewise in the memory of the session's device. Throws OutOfMemoryError.
+  std::shared_ptr<float[]> device_logits_memory(size_t count) const;
   // Throws PlanError (no room left in the context, unknown slot, token out of range), or GgufError if weights are read
   // from the file and it has changed, before or meanwhile. No sequence is longer then.
   void decode(const DecodeRequest& request);

@@ -65,7 +65,7 @@ def optional_instances(family: str) -> list[dict[str, Any]]:
     """What variants.def lets a build leave out, read here independently of the build."""
     text = (ROOT / "csrc" / "ops" / family / "variants.def").read_text()
     params = {
-        m[1]: re.findall(r'"(\w+)"', m[2]) for m in re.finditer(r"DYNO_VARIANT\((\w+), cuda(.*)\)", text)
+        m[1]: re.findall(r"\w+", m[2]) for m in re.finditer(r"DYNO_VARIANT\((\w+), cuda, \w+(.*)\)", text)
     }
     found = []
     for match in re.finditer(r"DYNO_OPTIONAL\((\w+), ([\d, ]+)\)", text):

@@ -1,7 +1,8 @@
 // Times the CUDA candidates of matrix products of real models and prints JSON: microseconds, GB/s of weights, TFLOP/s,
 // and percent of what this device did when it copied memory and when cuBLAS multiplied halves. Weights rotate through
 // copies larger than L2; launches replay from a graph; the median of five replays.
-//   bench_products decode|prefill|prompt|dense|all [TOKENS...]
+//   bench_products decode|few|router|prefill|prompt|dense|all [TOKENS...]
+// `few`: the dense products of five models for 9 to 512 tokens; `router`: float32 routers of three.
 // `prompt`: the products of five models at u-batches of 128 to 4096, the candidates that compete there; `dense`: those
 // of them without experts.
 #include <cublas_v2.h>
@@ -71,7 +72,7 @@ struct Bench {
   Ceilings ceilings = measure_ceilings(timer);
   ops::CudaStream stream;
   testing::GuardedBuffer workspace{size_t{1} << 30};
-  bool first = true, prompt = false, dense = false;
+  bool first = true, prompt = false, dense = false, few = false;
 
   ~Bench() { ops::cuda::destroy_blas(stream.blas); }
   Bench() {
@@ -83,6 +84,7 @@ struct Bench {
   }
 
   bool competes(const std::string& name) const {
+    if (few) return name.starts_with("wgmma") && !name.starts_with("wgmma_wide") && name.find("warps=8") == name.npos;
     if (dense)
       return name.starts_with("cublas") || name.starts_with("wgmma_wide") || name.starts_with("wgmma tokens=128");
     return name.starts_with("cublas") || name.starts_with("half_staged") || name.starts_with("wgmma");
@@ -97,7 +99,7 @@ struct Bench {
     const int count = flops > 1e11 ? 4 : std::max(options.copies, 20);
     const ops::Config usual = ops::default_config(desc, device);
     for (const ops::Config& config : ops::candidates(desc, device, ops::CandidateSet::compiled)) {
-      if (prompt && config != usual && !competes(ops::describe(ops::family_of(desc), config))) continue;
+      if ((prompt || few) && config != usual && !competes(ops::describe(ops::family_of(desc), config))) continue;
       const double us = timer.microseconds(count, [&](int i) { product.launch(config, stream, i % options.copies); });
       const double gbps = product.weight_bytes() / us / 1e3, tflops = flops / us / 1e6;
       std::printf(
@@ -186,12 +188,49 @@ void bench_prompt(Bench& bench, bool only_dense, std::vector<int64_t> tokens) {
   }
 }
 
+void bench_few(Bench& bench, std::vector<int64_t> tokens) {
+  constexpr auto gpu = ops::Layout::gpu;
+  bench.few = true;
+  const auto dense = [&](const char* what, DType type, int64_t m, int64_t n, int64_t k) {
+    bench.run(what, ops::MatmulDesc{.type = type, .layout = gpu, .m = m, .n = n, .k = k}, n >= 2048);
+  };
+  if (tokens.empty()) tokens = {9, 16, 32, 64, 128, 256, 512};
+  for (const int64_t m : tokens) {
+    dense("llama-8b o", DType::q4_k, m, 4096, 4096);
+    dense("llama-8b k", DType::q4_k, m, 1024, 4096);
+    bench.run("llama-8b ffn", ops::UpGateDesc{.type = DType::q4_k, .layout = gpu, .m = m, .n = 14336, .k = 4096});
+    dense("llama-8b down", DType::q4_k, m, 4096, 14336);
+    dense("llama-8b down", DType::q6_k, m, 4096, 14336);
+    dense("qwen3-8b o", DType::q8_0, m, 4096, 4096);
+    bench.run("qwen3-8b ffn", ops::UpGateDesc{.type = DType::q8_0, .layout = gpu, .m = m, .n = 12288, .k = 4096});
+    dense("qwen3-8b down", DType::q8_0, m, 4096, 12288);
+    dense("qwen3moe-30b q", DType::q4_0, m, 4096, 2048);
+    dense("qwen3moe-30b k", DType::q4_0, m, 512, 2048);
+    dense("qwen3moe-30b o", DType::q4_0, m, 2048, 4096);
+    bench.run("deepseek2-lite shared",
+              ops::UpGateDesc{.type = DType::q4_0, .layout = gpu, .m = m, .n = 2816, .k = 2048});
+    dense("gpt-oss-20b o", DType::q8_0, m, 2880, 4096);
+    dense("head", DType::q6_k, m, 128256, 4096);
+  }
+}
+
+void bench_router(Bench& bench, std::vector<int64_t> tokens) {
+  if (tokens.empty()) tokens = {8, 16, 32, 64, 128, 512, 4096};
+  for (const int64_t m : tokens) {
+    bench.run("qwen3moe-30b router", ops::MatmulDesc{.m = m, .n = 128, .k = 2048});
+    bench.run("deepseek2-lite router", ops::MatmulDesc{.m = m, .n = 64, .k = 2048});
+    bench.run("gpt-oss-20b router", ops::MatmulDesc{.m = m, .n = 32, .k = 2880});
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "all";
-  if (mode != "decode" && mode != "prefill" && mode != "prompt" && mode != "dense" && mode != "all") {
-    std::fprintf(stderr, "bench_products: '%s' is none of decode, prefill, prompt, dense, all\n", mode.c_str());
+  if (mode != "decode" && mode != "few" && mode != "router" && mode != "prefill" && mode != "prompt" &&
+      mode != "dense" && mode != "all") {
+    std::fprintf(stderr, "bench_products: '%s' is none of decode, few, router, prefill, prompt, dense, all\n",
+                 mode.c_str());
     return 2;
   }
   try {
@@ -203,9 +242,11 @@ int main(int argc, char** argv) {
         bench.ceilings.multiply_tflops);
     if (mode == "decode" || mode == "all") bench_decode(bench);
     if (mode == "prefill" || mode == "all") bench_prefill(bench);
+    std::vector<int64_t> tokens;
+    for (int i = 2; i < argc; ++i) tokens.push_back(std::stoll(argv[i]));
+    if (mode == "few") bench_few(bench, tokens);
+    if (mode == "router") bench_router(bench, tokens);
     if (mode == "prompt" || mode == "dense" || mode == "all") {
-      std::vector<int64_t> tokens;
-      for (int i = 2; i < argc; ++i) tokens.push_back(std::stoll(argv[i]));
       bench_prompt(bench, mode == "dense", tokens);
     }
     std::printf("\n  ]}\n");

@@ -80,7 +80,7 @@ def run_models(device: str) -> int:
                 engine.logits(list(range(1, 71)))
                 for token in range(4):
                     engine.logits([token], reset=False)
-                engine.greedy_after(list(range(1, 6)))
+                engine.diagnostics.greedy_after(list(range(1, 6)))
                 engine.reset()
                 for filters in ({"top_k": 20}, {"top_p": 0.8}):
                     prompt = np.arange(1, 6, dtype=np.int32)

@@ -15,6 +15,7 @@ from dyno.testing import (
     TensorSpec,
     Typed,
     build_gguf,
+    hand_written_gguf,
     tiny_gguf,
     tiny_gguf_split,
     tiny_model,
@@ -26,8 +27,14 @@ SCALARS = {
 }  # fmt: skip
 
 
-def opened(tmp_path: Path, metadata: object = (), tensors: object = (), **options: object) -> _core.Gguf:
+def opened(tmp_path: Path, metadata: object = None, tensors: object = (), **options: object) -> _core.Gguf:
+    """A file of the gguf package."""
     return _core.Gguf(tiny_gguf(tmp_path / "x.gguf", metadata, tensors, **options))
+
+
+def by_hand(tmp_path: Path, metadata: object = (), tensors: object = (), **options: object) -> _core.Gguf:
+    """A file that the package does not write."""
+    return _core.Gguf(hand_written_gguf(tmp_path / "x.gguf", metadata, tensors, **options))
 
 
 @pytest.mark.parametrize("kind", sorted(SCALARS))
@@ -40,7 +47,8 @@ def test_scalars(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", sorted(SCALARS))
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_arrays_of_numbers_keep_their_type(tmp_path: Path, kind: str, count: int) -> None:
-    value = opened(tmp_path, {"k": Array(kind, [SCALARS[kind]] * count)}).get("k")
+    write = opened if count else by_hand
+    value = write(tmp_path, {"k": Array(kind, [SCALARS[kind]] * count)}).get("k")
     assert isinstance(value, np.ndarray)
     assert value.dtype.name == kind
     assert value.tolist() == [SCALARS[kind]] * count
@@ -64,7 +72,7 @@ def test_nested_arrays(tmp_path: Path) -> None:
     value = Array(
         "array", [Array("int16", [1, 2]), Array("array", [Array("string", ["a", ""])]), Array("bool", [])]
     )
-    file = opened(tmp_path, {"k": value, "after": 7})
+    file = by_hand(tmp_path, {"k": value, "after": 7})
     numbers, strings, empty = file.get("k")
     assert numbers.tolist() == [1, 2]
     assert strings == [["a", ""]]
@@ -76,7 +84,7 @@ def test_nesting_to_the_limit(tmp_path: Path) -> None:
     value = Array("uint8", [1])
     for _ in range(15):
         value = Array("array", [value])
-    assert opened(tmp_path, {"k": value, "after": 7}).get("after") == 7
+    assert by_hand(tmp_path, {"k": value, "after": 7}).get("after") == 7
 
 
 def test_keys_keep_their_order_and_an_absent_one_is_none(tmp_path: Path) -> None:
@@ -90,7 +98,10 @@ def test_keys_keep_their_order_and_an_absent_one_is_none(tmp_path: Path) -> None
 @pytest.mark.parametrize("alignment", [None, 8, 32, 64, 4096])
 def test_versions_and_alignments(tmp_path: Path, version: int, alignment: int | None) -> None:
     tensors = [TensorSpec.of(f"t{i}", np.full((i + 1, 3), i, np.float32)) for i in range(4)]
-    file = opened(tmp_path, {"k": "v"}, tensors, version=version, alignment=alignment)
+    if version == 3:
+        file = opened(tmp_path, {"k": "v"}, tensors, alignment=alignment)
+    else:
+        file = by_hand(tmp_path, {"k": "v"}, tensors, version=version, alignment=alignment)
     assert file.version == version
     assert file.alignment == (alignment or 32)
     for i, info in enumerate(file.tensors()):
@@ -115,7 +126,7 @@ def test_raw_bytes(tmp_path: Path) -> None:
 
 
 def test_no_metadata_and_no_tensors(tmp_path: Path) -> None:
-    file = opened(tmp_path)
+    file = by_hand(tmp_path)
     assert (file.keys(), file.tensors(), file.metadata()) == ([], [], {})
     assert file.file_bytes == len(build_gguf().data)
 
@@ -135,7 +146,7 @@ def test_bytes_behind_the_last_tensor_are_allowed(tmp_path: Path) -> None:
 def test_tensor_data_in_any_order(tmp_path: Path) -> None:
     a, b = np.full(8, 1, np.float32), np.full(8, 2, np.float32)
     specs = [TensorSpec("a", (8,), "f32", b.tobytes(), 32), TensorSpec("b", (8,), "f32", a.tobytes(), 0)]
-    file = opened(tmp_path, {}, specs)
+    file = by_hand(tmp_path, {}, specs)
     assert file.dequantize("a").tolist() == a.tolist()
     assert file.dequantize("b").tolist() == b.tolist()
 
@@ -180,6 +191,46 @@ def test_dropped_pages_leave_the_process_and_come_back(tmp_path: Path) -> None:
 def test_path_names_and_objects(tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path / "naïve 漢字.gguf", {"k": 1})
     assert _core.Gguf(str(path)).path == _core.Gguf(path).path == str(path)
+
+
+def padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 32)
+
+
+@pytest.mark.parametrize("alignment", [None, 64])
+def test_our_hand_writes_what_the_gguf_package_writes(tmp_path: Path, alignment: int | None) -> None:
+    """So that the lies of a file by our own hand are the only ones in it."""
+    metadata = {
+        "general.architecture": "llama",
+        **{f"one.{kind}": Typed(kind, value) for kind, value in SCALARS.items()},
+        **{f"some.{kind}": Array(kind, [value, 0]) for kind, value in SCALARS.items()},
+        **{"text": "naïve 漢字", "bytes": Typed("string", b"\xff"), "texts": ["a", ""], "empty": "", "-": -1},
+    }
+    tensors = [TensorSpec.zeros(f"t.{kind}", (3, 256), kind) for kind in sorted(TENSOR_TYPE_IDS)]
+    tensors.append(TensorSpec.of("w", np.arange(30, dtype=np.float32).reshape(2, 3, 5)))
+    path = tiny_gguf(tmp_path / "x.gguf", metadata, tensors, alignment=alignment)
+    assert padded(path.read_bytes()) == padded(build_gguf(metadata, tensors, alignment=alignment).data)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "tensors"),
+    [
+        ({"k": Array("int32", [])}, []),
+        ({"k": Array("int32", [1], count=2)}, []),
+        ({"k": Array("array", [Array("int32", [1])])}, []),
+        ({}, [TensorSpec("w", (8,), "f32", bytes(31))]),
+        ({}, [TensorSpec("w", (8,), 999, bytes(32))]),
+        ({}, [TensorSpec("w", (8,), "q8_0", bytes(34))]),
+        ({}, [TensorSpec("w", (8,), "f32", bytes(32), offset=32)]),
+        ({}, [TensorSpec("w", (8,), "f32", bytes(32), n_dims=2)]),
+        ({}, [TensorSpec("w", (8,), "f32", bytes(32))] * 2),
+    ],
+)
+def test_only_our_hand_lies(tmp_path: Path, metadata: dict[str, object], tensors: list[TensorSpec]) -> None:
+    with pytest.raises(ValueError, match=r"hand_written_gguf|Duplicated"):
+        tiny_gguf(tmp_path / "x.gguf", metadata, tensors)
+    assert not (tmp_path / "x.gguf").exists()
+    assert hand_written_gguf(tmp_path / "x.gguf", metadata, tensors).stat().st_size
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "qwen3moe"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from dyno import _core
 from dyno.errors import DynoError, GgufError, ModelError
-from dyno.testing import Array, Typed, tiny_gguf
+from dyno.testing import Array, Typed, hand_written_gguf, tiny_gguf
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,9 @@ KINDS = [*BOUNDS, "f32", "bool", "string", "i64[]", "f32[]", "bool[]", "string[]
 
 
 def opened(tmp_path: Path, value: object) -> _core.Gguf:
-    return _core.Gguf(tiny_gguf(tmp_path / "x.gguf", {"before": "x", "k": value}))
+    by_hand = isinstance(value, Array) and (not value.values or value.element == "array")
+    write = hand_written_gguf if by_hand else tiny_gguf
+    return _core.Gguf(write(tmp_path / "x.gguf", {"before": "x", "k": value}))
 
 
 @pytest.mark.parametrize("stored", INTEGERS)

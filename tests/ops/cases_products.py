@@ -59,11 +59,16 @@ def matmul_cases() -> Iterator[Case]:
         yield make(kind, 7, 40, 512, gap=3, extras=True)
     yield make(("f32", "plain", "f32"), 1, 1, 1)
     yield make(("f16", "plain", "f32"), 5, 3, 37, batch=3)
+    # A router: every width of tile, k in unequal parts.
+    yield make(("f32", "plain", "f32"), 70, 130, 352, gap=3, extras=True)
+    yield make(("f32", "plain", "f32"), 131, 61, 288, extras=True)
+    yield make(("f32", "plain", "f32"), 259, 29, 416, gap=1)
     yield make(("q8_0", "plain", "q8"), 4, 33, 96, batch=2, extras=True)
     yield make(("q4_0", "x16", "q8"), 130, 50, 1056)
     for dtype in (*FLOATS[1:], *SCALES):
         yield make((dtype, "gpu", "f32"), 1, 37, 768, extras=True, norm=True)
         yield make((dtype, "gpu", "f32"), 3, 37, 768, gap=5)
+        yield make((dtype, "gpu", "f32"), 21, 70, 1280, gap=5, extras=True)  # k for a cluster's 16 blocks
     for m in (1, 8, 11):
         yield make(("q4_0", "gpu", "f32"), m, 50, 6176, norm=True)
         yield make(("f16", "gpu", "f32"), m, 16, 3104)

@@ -39,6 +39,9 @@ STRETCHES = (1.0, 1.23, 1.57)
 FLOAT_BITS = 24
 """Of a float32: as a weight's, the kernel multiplies bare codes and applies their scales to float32 sums."""
 
+HALVES = ("stream", "mma", "wgmma", "wgmma_split", "wgmma_wide", "half_mma", "half_staged", "cublas")
+"""Variants of products whose operands are halves."""
+
 DEPTH = 1536
 """Keys that the deepest case of attention has, and a few more."""
 
@@ -186,7 +189,9 @@ def arithmetic_of(
         # Codes stand at 1024 and above, and what that adds is taken off again: sums are cut off
         # 1024 times as high.
         return Arithmetic(11, FLOAT_BITS, steps=1024)
-    if variant in ("stream", "mma", "wgmma", "wgmma_wide", "half_mma", "half_staged", "cublas"):
+    if variant == "tf32_pairs":
+        return dataclasses.replace(PAIRS, weight_bits=FLOAT_BITS, steps=16)
+    if variant in HALVES:
         floats = desc.get("type") in ("f16", "bf16")  # rows are two halves a number then
         if family == "mla_expand":
             return Arithmetic(11, steps=_steps(max(desc["nope"], desc["lora"])))

@@ -52,7 +52,11 @@ def test_default_is_a_candidate(family: str, m: int, capability: int) -> None:
         found = ops.candidates(family, desc, device, "legal")
         default = ops.default_config(family, desc, device)
         assert default in found
-        assert layout == "gpu" or [c["variant"] for c in found] == ["exact"]
+        pairs = (
+            family == "matmul" and type_name == "f32" and capability == 90
+        )  # of what this build has code for
+        if layout == "plain":
+            assert {c["variant"] for c in found} == ({"exact", "tf32_pairs"} if pairs else {"exact"})
         if capability != 90:
             assert not any(c["variant"].startswith("wgmma") for c in found)
             ok, why = ops.supports(family, desc, {"variant": "wgmma", "tokens": 64, "warps": 4}, device)
@@ -82,13 +86,50 @@ def test_default_is_a_candidate(family: str, m: int, capability: int) -> None:
             "matmul",
             128,
             1024,
-            {"variant": "wgmma", "tokens": 32, "warps": 4},
-        ),  # too few tiles of any wide kind
+            {"variant": "wgmma_split", "tokens": 64, "parts": 16},
+        ),  # too few tiles of any wide kind: blocks share k
     ],
 )
 def test_wide_tiles_run_where_they_fill_the_chip(family: str, m: int, n: int, taken: dict[str, Any]) -> None:
     desc = {"type": "q4_k", "layout": "gpu", "act": "f32", "m": m, "n": n, "k": 4096}
     assert ops.default_config(family, desc, H200) == taken
+
+
+@pytest.mark.parametrize(
+    ("family", "m", "n", "k", "taken"),
+    [
+        ("matmul", 32, 4096, 4096, (32, 8)),
+        ("matmul", 32, 4096, 14336, (32, 8)),
+        ("matmul", 64, 4096, 4096, (64, 8)),
+        ("matmul", 128, 4096, 4096, (64, 4)),
+        ("matmul", 256, 1024, 4096, (64, 8)),
+        ("up_gate", 32, 14336, 4096, (32, 2)),
+        ("up_gate", 64, 14336, 4096, None),  # its tiles fill the chip
+        ("matmul", 256, 4096, 4096, None),  # two blocks of a tile gain nothing
+        ("matmul", 512, 1024, 4096, None),
+        ("matmul", 32, 4096, 256, None),  # k is too short to share
+    ],
+)
+def test_blocks_share_k_where_tiles_are_few(
+    family: str, m: int, n: int, k: int, taken: tuple[int, int] | None
+) -> None:
+    """`taken`: tokens and parts."""
+    desc = {"type": "q4_k", "layout": "gpu", "act": "f32", "m": m, "n": n, "k": k}
+    config = ops.default_config(family, desc, H200)
+    split = (config["tokens"], config["parts"]) if config["variant"] == "wgmma_split" else None
+    assert split == taken
+    assert ops.default_config(family, desc, {**H200, "compute_capability": 80})["variant"] != "wgmma_split"
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "parts"), [(7, 128, None), (8, 128, 8), (512, 32, 8), (4096, 128, 8), (4096, 4096, 1)]
+)
+def test_routers_multiply_on_tensor_cores(m: int, n: int, parts: int | None) -> None:
+    desc = {"type": "f32", "layout": "plain", "act": "f32", "m": m, "n": n, "k": 2048}
+    config = ops.default_config("matmul", desc, H200)
+    assert config.get("parts") == parts
+    assert config["variant"] == ("exact" if parts is None else "tf32_pairs")
+    assert ops.default_config("matmul", {**desc, "exact": True}, H200) == {"variant": "exact"}
 
 
 @pytest.mark.parametrize(
@@ -103,6 +144,40 @@ def test_experts_whose_unpacking_is_slow_share_it_among_more_tokens(
     taken = {"variant": "wgmma", "tokens": tokens, "warps": warps}
     assert ops.default_config("moe_up_gate", desc, H200) == taken
     assert ops.default_config("matmul_id", desc, H200) == {"variant": "wgmma", "tokens": 64, "warps": 8}
+
+
+def test_pairs_of_tf32_multiply_with_one_plain_matrix_unless_numerics_are_exact() -> None:
+    desc = {"type": "f32", "layout": "plain", "act": "f32", "m": 512, "n": 128, "k": 2048}
+    pairs = {"variant": "tf32_pairs", "parts": 1}
+    assert ops.supports("matmul", desc, pairs, H200) == (True, "")
+    for other, word in (
+        ({"exact": True}, "exact"),
+        ({"k": 2056}, "k=2056"),
+        ({"batch": 2}, "one matrix"),
+        ({"norm": True}, "norm"),
+        ({"type": "f16"}, "f16"),
+    ):
+        ok, why = ops.supports("matmul", {**desc, **other}, pairs, H200)
+        assert not ok
+        assert word in why
+    ok, why = ops.supports("matmul", desc, pairs, H200 | {"compute_capability": 80})
+    assert not ok
+    assert "8.0" in why
+
+
+def test_blocks_share_no_more_of_k_than_there_is() -> None:
+    desc = {"type": "q4_k", "layout": "gpu", "act": "f32", "m": 32, "n": 4096, "k": 512}
+
+    def parts(desc: dict[str, Any], family: str = "matmul") -> list[int]:
+        found = ops.candidates(family, desc, H200, "legal")
+        return sorted({c["parts"] for c in found if c["variant"] == "wgmma_split"})
+
+    assert parts(desc) == [2, 4, 8]
+    assert parts({**desc, "k": 4096}) == [2, 4, 8, 16]
+    assert parts({**desc, "k": 4096, "activation": "silu"}, "up_gate") == [2, 4, 8, 16]
+    assert parts({**desc, "m": 512, "k": 4096}) == [2, 4, 8, 16]
+    assert parts({**desc, "m": 513, "k": 4096}) == []
+    assert parts({**desc, "k": 4096, "experts": 8, "used": 2}, "matmul_id") == []
 
 
 def test_experts_have_no_wide_tiles() -> None:

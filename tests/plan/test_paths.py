@@ -68,6 +68,21 @@ def test_thresholds_decide_by_tokens_of_the_ubatch(device: dict[str, Any]) -> No
         assert paths(session, tokens, EXPERTS) == {experts}, tokens
 
 
+def test_a_path_is_explained_by_its_threshold() -> None:
+    """The plan holds the explanation: it is the same for all u-batches that take the path."""
+    session = plan_for(matvec_max_tokens=3, mmq_max_tokens=100)
+    for tokens, expected in (
+        (1, "path matvec: tokens <= matvec_max_tokens 3"),
+        (3, "path matvec: tokens <= matvec_max_tokens 3"),
+        (4, "path mmq: tokens <= mmq_max_tokens 100"),
+        (100, "path mmq: tokens <= mmq_max_tokens 100"),
+        (101, "path dequantize: tokens > mmq_max_tokens 100"),
+        (4096, "path dequantize: tokens > mmq_max_tokens 100"),
+    ):
+        for op in products(session, tokens, DENSE):
+            assert op["reason"].endswith(expected), (tokens, op["reason"])
+
+
 def test_zero_means_never_and_settings_change_between_calls() -> None:
     session = plan_for(matvec_max_tokens=0, mmq_max_tokens=0, matvec_id_max_tokens=0, mmq_id_max_tokens=0)
     assert paths(session, 1, DENSE + EXPERTS) == {"dequantize"}
@@ -89,7 +104,7 @@ def test_compute_type(compute: str) -> None:
 def test_the_table_of_settings_has_the_engines_defaults() -> None:
     settings = plan_for().plan["settings"]
     for name in (*NAMES, "compute_type"):
-        assert SETTINGS[name].default == settings[name]
+        assert SETTINGS[name].default_value() == settings[name]
     for name in NAMES:
         maximum = SETTINGS[name].maximum
         assert plan_for(**{name: maximum}).plan["settings"][name] == maximum

@@ -33,15 +33,17 @@ def compile_with(tmp_path: Path) -> Compile:
     def run(
         source: str, edits: dict[str, tuple[str, str]] | None = None, without: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        includes = [f'#include "ops/{name}/{name}.h"' for name in families() if name != without]
-        header = tmp_path / "ops" / "all_families.h"  # as csrc/ops/CMakeLists.txt writes it
-        header.parent.mkdir(exist_ok=True)
-        header.write_text("\n".join(["#pragma once", *includes, ""]), encoding="utf-8")
+        (tmp_path / "ops").mkdir(exist_ok=True)
+        for header, of in (("all_families", "{0}"), ("all_fields", "fields")):  # as csrc/ops/CMakeLists.txt
+            names = [name for name in families() if name != without]
+            includes = [f'#include "ops/{name}/{of.format(name)}.h"' for name in names]
+            text = "\n".join(["#pragma once", *includes, ""])
+            (tmp_path / "ops" / f"{header}.h").write_text(text, encoding="utf-8")
         for name, (pattern, text) in (edits or {}).items():
             edited, count = re.subn(pattern, text, (CSRC / name).read_text(encoding="utf-8"), count=1)
             assert count == 1, f"{name} has no {pattern}"
             copy = tmp_path / name
-            copy.parent.mkdir(exist_ok=True)
+            copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_text(edited, encoding="utf-8")
         main = tmp_path / "main.cpp"
         main.write_text(source, encoding="utf-8")
@@ -82,4 +84,80 @@ def test_a_field_of_a_desc_that_no_key_shows_does_not_compile(compile_with: Comp
         {"ops/op.h": (r"struct GluDesc \{", "struct GluDesc {\n  bool forgotten = false;")},
     )
     assert done.returncode != 0
-    assert "ops/fields.h lists every field of GluDesc once" in done.stderr
+    assert "ops/glu/fields.h lists every field of GluDesc once" in done.stderr
+
+
+def test_a_node_without_an_operand_that_its_family_needs_does_not_compile(compile_with: Compile) -> None:
+    node = """#include "plan/operands.h"
+const dyno::plan::Operand value{.value = 0};
+const dyno::plan::GluOperands node{%s};
+"""
+    for fields, missing in (
+        (".gate = value, .up = value, .y = value", False),
+        (".gate = value, .y = value", True),
+    ):
+        done = compile_with(node % fields)
+        assert (done.returncode != 0) == missing, done.stderr
+
+
+def test_an_operand_that_is_in_no_list_does_not_compile(compile_with: Compile) -> None:
+    done = compile_with(
+        '#include "plan/operands.h"\n',
+        {"ops/glu/fields.h": (r"struct GluOperands \{", "struct GluOperands {\n  MayRead forgotten{};")},
+    )
+    assert done.returncode != 0
+    assert "DYNO_FIELDS(GluOperands) names every member once" in done.stderr
+
+
+# What launch_node.h asks of a device, without one.
+NODE_LAUNCH = """#include "runtime/launch_node.h"
+struct Env {
+  const dyno::model::ModelDesc& model;
+  const dyno::plan::Plan& plan;
+  std::byte* at(const dyno::plan::Operand&) const;
+  const std::byte* weight(dyno::model::WeightId) const;
+};
+template dyno::ops::GluArgs dyno::runtime::args_of<dyno::ops::GluArgs>(const plan::GluOperands&, const Env&);
+"""
+
+
+@pytest.mark.parametrize(
+    ("header", "pattern", "text", "message"),
+    [
+        ("ops/glu/fields.h", r"GluArgs, gate,", "GluArgs,", "DYNO_FIELDS(GluArgs) names every member once"),
+        (
+            "ops/glu/fields.h",
+            r"Reads gate, up;\n  Writes y;\n\};\nDYNO_FIELDS\(GluOperands, gate, up, y\)",
+            "Reads gate;\n  Writes y;\n};\nDYNO_FIELDS(GluOperands, gate, y)",
+            "every argument is filled",
+        ),
+        (
+            "ops/glu/fields.h",
+            r"Reads gate, up;\n  Writes y;\n\};\nDYNO_FIELDS\(GluOperands, gate, up, y\)",
+            "Reads gate, up, more;\n  Writes y;\n};\nDYNO_FIELDS(GluOperands, gate, up, more, y)",
+            "every operand has an argument of its name",
+        ),
+    ],
+    ids=["unlisted", "unfilled", "untaken"],
+)
+def test_operands_and_arguments_that_do_not_meet_do_not_compile(
+    compile_with: Compile, header: str, pattern: str, text: str, message: str
+) -> None:
+    assert compile_with(NODE_LAUNCH).returncode == 0
+    done = compile_with(NODE_LAUNCH, {header: (pattern, text)})
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+def test_parameters_of_a_configuration_have_names(compile_with: Compile) -> None:
+    """Those of variants.def, in every family: one that the variant does not have does not compile."""
+    for path in (CSRC / "ops").rglob("*"):
+        if path.suffix in (".h", ".cpp", ".cu", ".cuh") and path.parent != CSRC / "ops":
+            assert not re.search(r"params\[\d\]|Config\{k_\w+, \{", path.read_text(encoding="utf-8")), path
+    source = (CSRC / "ops" / "glu" / "glu.cpp").read_text(encoding="utf-8")
+    assert compile_with(source).returncode == 0
+    for right, wrong in ((".grain = 4", ".grains = 4"), ("of(config).grain", "of(config).threads")):
+        assert source.count(right) == 1
+        done = compile_with(source.replace(right, wrong))
+        assert done.returncode != 0
+        assert wrong.removeprefix(".").removeprefix("of(config).").split(" ")[0] in done.stderr

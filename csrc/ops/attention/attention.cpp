@@ -1,5 +1,7 @@
 #include "ops/attention/attention.h"
 
+#include <optional>
+
 #include "core/error.h"
 #include "ops/attention/cpu_launch.h"
 #include "ops/attention/kernels.h"
@@ -27,7 +29,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 bool is_cache_type(DType type) { return is_float(type) || type == DType::q8_0; }
 
 Config blocked_config(int64_t q_tile, int64_t k_block) {
-  return {k_blocked, {static_cast<int16_t>(q_tile), static_cast<int16_t>(k_block)}};
+  return blocked_params{.q_tile = static_cast<int16_t>(q_tile), .k_block = static_cast<int16_t>(k_block)};
 }
 
 }  // namespace
@@ -81,12 +83,13 @@ Support flash_pairs_supports(const AttentionDesc& desc, const Config& config, co
                                " and ", flash_value_head(kFlashPairsMaxHead),
                                " of flash attention over pairs of halves"));
   }
-  const size_t shared = flash_pairs_shared_bytes(head, config.params[0]) + 1024;  // and what is not dynamic
+  const auto pairs = flash_pairs_params::of(config);
+  const size_t shared = flash_pairs_shared_bytes(head, pairs.rows) + 1024;  // and what is not dynamic
   if (shared > static_cast<size_t>(device.shared_per_block_bytes)) {
     return Support::no(
         str_cat(shared, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
   }
-  return prompt_splits(desc, config.params[0], config.params[1]);
+  return prompt_splits(desc, pairs.rows, pairs.splits);
 }
 
 // What the tensor core variants ask for beyond what all variants do.
@@ -117,9 +120,11 @@ Support flash_supports(const AttentionDesc& desc, const Config& config, const De
       return Support::no(str_cat(kFlashWgmmaShared, " bytes of shared memory are more than the device's ",
                                  device.shared_per_block_bytes));
     }
-    return prompt_splits(desc, config.params[0], config.params[1]);
+    const auto wgmma = flash_wgmma_params::of(config);
+    return prompt_splits(desc, wgmma.rows, wgmma.splits);
   }
-  const auto shape = config.variant == k_flash_split ? FlashShape::rows16 : static_cast<FlashShape>(config.params[0]);
+  const auto shape =
+      config.variant == k_flash_split ? FlashShape::rows16 : static_cast<FlashShape>(flash_params::of(config).rows);
   if (shape == FlashShape::rows128 && head > 128) {
     return Support::no(str_cat("rows=128 do not fit into registers with heads of ", head));
   }
@@ -146,7 +151,7 @@ Support direct_supports(const AttentionDesc& desc, const Config& config, const D
     return Support::no(str_cat("heads of dk=", desc.dk, " dv=", desc.dv,
                                ": direct attention takes multiples of 8 up to ", kFlashMaxHead));
   }
-  const int rows = config.params[0], head = direct_head(std::max(desc.dk, desc.dv));
+  const int rows = direct_params::of(config).rows, head = direct_head(std::max(desc.dk, desc.dv));
   if (rows == 16 && head > 128) {
     return Support::no(str_cat("rows=16 do not fit into registers with heads of ", head));
   }
@@ -230,7 +235,8 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
   }
   if (!checked || device.kind == DeviceKind::cpu) return checked;
   const bool splits = config.variant == k_flash_split || config.variant == k_direct || config.variant == k_latent ||
-                      config.variant == k_latent_cluster || (config.variant == k_rows && config.params[0] > 1);
+                      config.variant == k_latent_cluster ||
+                      (config.variant == k_rows && rows_params::of(config).splits > 1);
   if (splits && desc.m > kDecodeMaxTokens) {
     return Support::no(str_cat("splits of the keys are for up to ", kDecodeMaxTokens, " tokens, not m=", desc.m));
   }
@@ -246,7 +252,7 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
 }
 
 bool attention_in_pairs(const AttentionDesc& desc, const DeviceInfo& device) {
-  return device.kind == DeviceKind::cuda && supports(desc, {k_flash_pairs, {64, 1}}, device).ok;
+  return device.kind == DeviceKind::cuda && supports(desc, flash_pairs_params{.rows = 64, .splits = 1}, device).ok;
 }
 
 // Multiprocessors come in groups of up to 18, and a cluster of eight lies within one: two of them fill a group.
@@ -276,51 +282,55 @@ Config cuda_default(const AttentionDesc& desc, const DeviceInfo& device) {
   // As many parts as give every multiprocessor one block: they share a cache that is read once for 8 or 16 rows.
   if (desc.m <= kDecodeMaxTokens && blocks(64) < device.sm_count) {
     const int16_t rows = desc.m * group > 8 ? 16 : 8;
-    Config direct{};
+    std::optional<Config> best;
     for (const Config& config : kInstances) {
-      if (config.variant != k_direct || config.params[0] != rows || !supports(desc, config, device)) continue;
-      if (config.params[1] == 1 || blocks(rows) * config.params[1] <= device.sm_count) direct = config;
+      if (config.variant != k_direct || !supports(desc, config, device)) continue;
+      const auto direct = direct_params::of(config);
+      const bool fits = direct.splits == 1 || blocks(rows) * direct.splits <= device.sm_count;
+      if (direct.rows == rows && fits) best = config;
     }
-    if (direct.params[0] != 0) return direct;
-    Config latent{};
+    if (best) return *best;
     for (const Config& config : kInstances) {
       if (config.variant != k_latent_cluster || !supports(desc, config, device)) continue;
-      if (config.params[0] <= default_clusters(blocks(kLatentRows), desc.k_type, device)) latent = config;
+      const int64_t clusters = default_clusters(blocks(kLatentRows), desc.k_type, device);
+      if (latent_cluster_params::of(config).clusters <= clusters) best = config;
     }
-    if (latent.params[0] != 0) return latent;
+    if (best) return *best;
     for (const Config& config : kInstances) {
       if (config.variant != k_latent || !supports(desc, config, device)) continue;
-      if (config.params[0] == 1 || blocks(kLatentRows) * config.params[0] <= device.sm_count) latent = config;
+      const int16_t splits = latent_params::of(config).splits;
+      if (splits == 1 || blocks(kLatentRows) * splits <= device.sm_count) best = config;
     }
-    if (latent.params[0] != 0) return latent;
+    if (best) return *best;
   }
   // Splits pay as long as whole tiles would leave multiprocessors without work.
   if (desc.m <= kDecodeMaxTokens && blocks(64) < device.sm_count) {
-    const Config split{k_flash_split, {cuda_splits(blocks(16), device)}};
+    const Config split = flash_split_params{.splits = cuda_splits(blocks(16), device)};
     if (supports(desc, split, device)) return split;
   }
   // Blocks of 128 rows where they fill nine tenths of the multiprocessors; else of 64, with the keys in parts.
   int16_t parts = 1;
   while (parts < 8 && blocks(64) * parts * 2 <= device.sm_count) parts = static_cast<int16_t>(parts * 2);
-  const Config wgmma =
-      blocks(128) * 10 >= device.sm_count * 9 ? Config{k_flash_wgmma, {128, 1}} : Config{k_flash_wgmma, {64, parts}};
+  const Config wgmma = blocks(128) * 10 >= device.sm_count * 9 ? flash_wgmma_params{.rows = 128, .splits = 1}
+                                                               : flash_wgmma_params{.rows = 64, .splits = parts};
   if (supports(desc, wgmma, device)) return wgmma;
   if (desc.m >= kPairsLeastTokens) {
     int16_t pair_parts = 1;  // two blocks of 64 rows find room on a multiprocessor
     while (pair_parts < 8 && blocks(64) * pair_parts <= device.sm_count)
       pair_parts = static_cast<int16_t>(pair_parts * 2);
-    for (const Config& pairs :
-         {Config{k_flash_pairs, {128, 1}}, Config{k_flash_pairs, {64, pair_parts}}, Config{k_flash_pairs, {64, 1}}}) {
-      if (pairs.params[0] == 128 && blocks(128) < 2 * device.sm_count) continue;
+    for (const flash_pairs_params pairs :
+         {flash_pairs_params{.rows = 128, .splits = 1}, flash_pairs_params{.rows = 64, .splits = pair_parts},
+          flash_pairs_params{.rows = 64, .splits = 1}}) {
+      if (pairs.rows == 128 && blocks(128) < 2 * device.sm_count) continue;
       if (supports(desc, pairs, device)) return pairs;
     }
   }
   for (const int16_t rows : {int16_t{128}, int16_t{64}}) {
-    const Config whole{k_flash, {rows}};
+    const Config whole = flash_params{.rows = rows};
     if ((rows == 64 || blocks(128) >= 2 * device.sm_count) && supports(desc, whole, device)) return whole;
   }
-  const Config split{k_rows, {cuda_splits(blocks(kCudaRowTile), device)}};
-  return supports(desc, split, device) ? split : Config{k_rows, {1}};
+  const Config split = rows_params{.splits = cuda_splits(blocks(kCudaRowTile), device)};
+  return supports(desc, split, device) ? split : rows_params{.splits = 1};
 }
 
 }  // namespace
@@ -336,7 +346,7 @@ Config default_config(const AttentionDesc& desc, const DeviceInfo& device) {
   if (rows <= kDecodeRows || (desc.m <= kDecodeMaxTokens && tiles(16) < device.cores)) {
     int16_t splits = 1;
     while (splits < 16 && tiles(kDecodeRows) * splits < 4 * device.cores) splits = static_cast<int16_t>(splits * 2);
-    return {k_decode, {splits}};
+    return decode_params{.splits = splits};
   }
   // The largest tile that leaves every core several of them and half of its second-level cache to others: a tile reads
   // and widens the keys anew.
@@ -359,23 +369,35 @@ Cost cost(const AttentionDesc& desc) {
   return {keys + values + m * heads * width * 4, pairs * width * 2};
 }
 
+// Partial results of a kernel for prompts that shares the keys out.
+static size_t prompt_partials_bytes(const AttentionDesc& desc, int64_t splits) {
+  return splits == 1 ? 0 : static_cast<size_t>(desc.m * desc.heads * splits * (2 + desc.dv)) * sizeof(float);
+}
+
 size_t scratch_bytes(const AttentionDesc& desc, const Config& config) {
-  if (config.variant == k_rows) return attention_partials_bytes(desc, kCudaRowTile, config.params[0]);
+  if (config.variant == k_rows) return attention_partials_bytes(desc, kCudaRowTile, rows_params::of(config).splits);
   if (config.variant == k_flash) return 0;
-  if (config.variant == k_flash_wgmma || config.variant == k_flash_pairs) {
-    if (config.params[1] == 1) return 0;
-    return static_cast<size_t>(desc.m * desc.heads * config.params[1] * (2 + desc.dv)) * sizeof(float);
+  if (config.variant == k_flash_wgmma) return prompt_partials_bytes(desc, flash_wgmma_params::of(config).splits);
+  if (config.variant == k_flash_pairs) return prompt_partials_bytes(desc, flash_pairs_params::of(config).splits);
+  if (config.variant == k_latent) {
+    return attention_partials_bytes(desc, kLatentRows, latent_params::of(config).splits);
   }
-  if (config.variant == k_latent || config.variant == k_latent_cluster) {
-    return attention_partials_bytes(desc, kLatentRows, config.params[0]);
+  if (config.variant == k_latent_cluster) {
+    return attention_partials_bytes(desc, kLatentRows, latent_cluster_params::of(config).clusters);
   }
-  if (config.variant == k_direct) return attention_partials_bytes(desc, config.params[0], config.params[1]);
-  if (config.variant == k_flash_split) return attention_partials_bytes(desc, 16, config.params[0]);
+  if (config.variant == k_direct) {
+    const auto direct = direct_params::of(config);
+    return attention_partials_bytes(desc, direct.rows, direct.splits);
+  }
+  if (config.variant == k_flash_split) {
+    return attention_partials_bytes(desc, 16, flash_split_params::of(config).splits);
+  }
   if (config.variant == k_decode) {
-    const DecodeLayout layout(desc, config.params[0]);
+    const DecodeLayout layout(desc, decode_params::of(config).splits);
     return static_cast<size_t>(layout.private_floats + layout.tiles_per_round * layout.tile_floats) * sizeof(float);
   }
-  return static_cast<size_t>(blocked_floats(config.params[0], config.params[1], desc.dk, desc.dv)) * sizeof(float);
+  const auto blocked = blocked_params::of(config);
+  return static_cast<size_t>(blocked_floats(blocked.q_tile, blocked.k_block, desc.dk, desc.dv)) * sizeof(float);
 }
 
 static void check_scalars(const AttentionDesc& desc, const AttentionArgs& args) {
@@ -388,9 +410,10 @@ void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs
   check_runs("attention", args.runs, args.n_runs, desc.m, args.slot_positions);
   check_scalars(desc, args);
   if (config.variant == k_decode) {
-    launch_decode(config, desc, args, context);
+    launch_decode(decode_params::of(config).splits, desc, args, context);
   } else {
-    launch_blocked(config, desc, args, context);
+    const auto blocked = blocked_params::of(config);
+    launch_blocked(blocked.q_tile, blocked.k_block, desc, args, context);
   }
 }
 
@@ -398,21 +421,24 @@ void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs
 void launch(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CudaStream& stream) {
   check_scalars(desc, args);
   if (config.variant == k_flash) {
-    attention_flash_cuda(args, desc, static_cast<FlashShape>(config.params[0]), 1, stream);
+    attention_flash_cuda(args, desc, static_cast<FlashShape>(flash_params::of(config).rows), 1, stream);
   } else if (config.variant == k_flash_wgmma) {
-    attention_flash_wgmma_cuda(args, desc, config.params[0], config.params[1], stream);
+    const auto wgmma = flash_wgmma_params::of(config);
+    attention_flash_wgmma_cuda(args, desc, wgmma.rows, wgmma.splits, stream);
   } else if (config.variant == k_flash_pairs) {
-    attention_flash_pairs_cuda(args, desc, config.params[0], config.params[1], stream);
+    const auto pairs = flash_pairs_params::of(config);
+    attention_flash_pairs_cuda(args, desc, pairs.rows, pairs.splits, stream);
   } else if (config.variant == k_flash_split) {
-    attention_flash_cuda(args, desc, FlashShape::rows16, config.params[0], stream);
+    attention_flash_cuda(args, desc, FlashShape::rows16, flash_split_params::of(config).splits, stream);
   } else if (config.variant == k_direct) {
-    attention_direct_cuda(args, desc, config.params[0], config.params[1], stream);
+    const auto direct = direct_params::of(config);
+    attention_direct_cuda(args, desc, direct.rows, direct.splits, stream);
   } else if (config.variant == k_latent) {
-    attention_latent_cuda(args, desc, config.params[0], stream);
+    attention_latent_cuda(args, desc, latent_params::of(config).splits, stream);
   } else if (config.variant == k_latent_cluster) {
-    attention_latent_cluster_cuda(args, desc, config.params[0], stream);
+    attention_latent_cluster_cuda(args, desc, latent_cluster_params::of(config).clusters, stream);
   } else {
-    attention_rows_cuda(args, desc, config.params[0], stream);
+    attention_rows_cuda(args, desc, rows_params::of(config).splits, stream);
   }
 }
 #endif

@@ -111,8 +111,8 @@ DecodeLayout::DecodeLayout(const AttentionDesc& desc, int64_t splits) {
   tiles_per_round = std::clamp<int64_t>(kPartialFloats / tile_floats, 1, std::max<int64_t>(most_tiles, 1));
 }
 
-void launch_blocked(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context) {
-  const int64_t q_tile = config.params[0], k_block = config.params[1];
+void launch_blocked(int64_t q_tile, int64_t k_block, const AttentionDesc& desc, const AttentionArgs& args,
+                    CpuContext& context) {
   const AttentionTask base = task_of(desc, args);
   const Tiles tiles{desc, args, q_tile};
   parallel_items(context, tiles.count(), total_work(desc, args), kThreadWork, [&](int64_t item, std::byte* scratch) {
@@ -121,8 +121,7 @@ void launch_blocked(const Config& config, const AttentionDesc& desc, const Atten
   });
 }
 
-void launch_decode(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context) {
-  const int64_t splits = config.params[0];
+void launch_decode(int64_t splits, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context) {
   const DecodeLayout layout(desc, splits);
   const AttentionTask base = task_of(desc, args);
   const Tiles tiles{desc, args, kDecodeRows};

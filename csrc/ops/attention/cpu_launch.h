@@ -21,8 +21,9 @@ struct DecodeLayout {
   DecodeLayout(const AttentionDesc& desc, int64_t splits);
 };
 
-// config.params as variants.def names them.
-void launch_blocked(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context);
-void launch_decode(const Config& config, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context);
+// Parameters as variants.def names them.
+void launch_blocked(int64_t q_tile, int64_t k_block, const AttentionDesc& desc, const AttentionArgs& args,
+                    CpuContext& context);
+void launch_decode(int64_t splits, const AttentionDesc& desc, const AttentionArgs& args, CpuContext& context);
 
 }  // namespace dyno::ops

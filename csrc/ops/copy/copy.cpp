@@ -30,7 +30,7 @@ Support supports(const CopyDesc& desc, const Config& config, const DeviceInfo& d
 }
 
 Config default_config(const CopyDesc&, const DeviceInfo& device) {
-  return device.kind == DeviceKind::cuda ? Config{k_columns, {64}} : Config{k_rows, {8}};
+  return device.kind == DeviceKind::cuda ? Config(columns_params{.threads = 64}) : rows_params{.grain = 8};
 }
 
 Cost cost(const CopyDesc& desc) {
@@ -41,21 +41,22 @@ Cost cost(const CopyDesc& desc) {
 size_t scratch_bytes(const CopyDesc&, const Config&) { return 0; }
 
 void launch(const Config& config, const CopyDesc& desc, const CopyArgs& args, CpuContext& context) {
-  parallel_ranges(context, desc.m, desc.k, config.params[0] * 1024, [&](int64_t begin, int64_t end, std::byte*) {
-    if (desc.act == ActType::q8) {
-      DYNO_DISPATCH_ISA(context.isa, quantize_rows_q8(args, desc.k, begin, end));
-      return;
-    }
-    for (int64_t row = begin; row < end; ++row) {
-      std::memcpy(static_cast<std::byte*>(args.out) + row * args.out_stride_bytes, args.x + row * args.x_stride,
-                  static_cast<size_t>(desc.k) * sizeof(float));
-    }
-  });
+  parallel_ranges(context, desc.m, desc.k, rows_params::of(config).grain * 1024,
+                  [&](int64_t begin, int64_t end, std::byte*) {
+                    if (desc.act == ActType::q8) {
+                      DYNO_DISPATCH_ISA(context.isa, quantize_rows_q8(args, desc.k, begin, end));
+                      return;
+                    }
+                    for (int64_t row = begin; row < end; ++row) {
+                      std::memcpy(static_cast<std::byte*>(args.out) + row * args.out_stride_bytes,
+                                  args.x + row * args.x_stride, static_cast<size_t>(desc.k) * sizeof(float));
+                    }
+                  });
 }
 
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const CopyDesc& desc, const CopyArgs& args, CudaStream& stream) {
-  copy_columns_cuda(args, desc, config.params[0], stream);
+  copy_columns_cuda(args, desc, columns_params::of(config).threads, stream);
 }
 #endif
 

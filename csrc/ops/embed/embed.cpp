@@ -25,7 +25,7 @@ Support supports(const EmbedDesc& desc, const Config& config, const DeviceInfo& 
 }
 
 Config default_config(const EmbedDesc&, const DeviceInfo& device) {
-  return device.kind == DeviceKind::cuda ? Config{k_columns, {256}} : Config{k_rows, {16}};
+  return device.kind == DeviceKind::cuda ? Config(columns_params{.threads = 256}) : rows_params{.grain = 16};
 }
 
 Cost cost(const EmbedDesc& desc) {
@@ -41,20 +41,21 @@ void launch(const Config& config, const EmbedDesc& desc, const EmbedArgs& args, 
                args.ids[token], ", the table has ", args.rows, " rows");
   }
   const size_t row = row_bytes(desc.type, desc.n);
-  parallel_ranges(context, desc.m, desc.n, config.params[0] * 1024, [&](int64_t begin, int64_t end, std::byte*) {
-    for (int64_t token = begin; token < end; ++token) {
-      float* out = args.out + token * desc.n;
-      const size_t at = static_cast<size_t>(args.ids[token]) * row;
-      dequantize_row(desc.type, static_cast<const std::byte*>(args.table) + at, out, desc.n);
-      if (args.scale == 1.0f) continue;
-      for (int64_t i = 0; i < desc.n; ++i) out[i] *= args.scale;
-    }
-  });
+  parallel_ranges(context, desc.m, desc.n, rows_params::of(config).grain * 1024,
+                  [&](int64_t begin, int64_t end, std::byte*) {
+                    for (int64_t token = begin; token < end; ++token) {
+                      float* out = args.out + token * desc.n;
+                      const size_t at = static_cast<size_t>(args.ids[token]) * row;
+                      dequantize_row(desc.type, static_cast<const std::byte*>(args.table) + at, out, desc.n);
+                      if (args.scale == 1.0f) continue;
+                      for (int64_t i = 0; i < desc.n; ++i) out[i] *= args.scale;
+                    }
+                  });
 }
 
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const EmbedDesc& desc, const EmbedArgs& args, CudaStream& stream) {
-  embed_columns_cuda(args, desc, config.params[0], stream);
+  embed_columns_cuda(args, desc, columns_params::of(config).threads, stream);
 }
 #endif
 

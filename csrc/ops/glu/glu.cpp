@@ -19,7 +19,7 @@ Support supports(const GluDesc& desc, const Config& config, const DeviceInfo& de
 }
 
 Config default_config(const GluDesc&, const DeviceInfo& device) {
-  return device.kind == DeviceKind::cuda ? Config{k_columns, {128}} : Config{k_rows, {4}};
+  return device.kind == DeviceKind::cuda ? Config(columns_params{.threads = 128}) : rows_params{.grain = 4};
 }
 
 Cost cost(const GluDesc& desc) {
@@ -30,24 +30,25 @@ Cost cost(const GluDesc& desc) {
 size_t scratch_bytes(const GluDesc&, const Config&) { return 0; }
 
 void launch(const Config& config, const GluDesc& desc, const GluArgs& args, CpuContext& context) {
-  parallel_ranges(context, desc.m, desc.n, config.params[0] * 1024, [&](int64_t begin, int64_t end, std::byte*) {
-    for (int64_t row = begin; row < end; ++row) {
-      float* y = args.y + row * args.y_stride;
-      GateEpilogue job;
-      job.gate = args.gate + row * args.gate_stride;
-      job.up = args.up + row * args.up_stride;
-      job.m = 1;
-      job.columns = static_cast<int>(desc.n);
-      job.activation = desc.activation;
-      job.y = &y;
-      DYNO_DISPATCH_ISA(context.isa, epilogue_gate(job));
-    }
-  });
+  parallel_ranges(context, desc.m, desc.n, rows_params::of(config).grain * 1024,
+                  [&](int64_t begin, int64_t end, std::byte*) {
+                    for (int64_t row = begin; row < end; ++row) {
+                      float* y = args.y + row * args.y_stride;
+                      GateEpilogue job;
+                      job.gate = args.gate + row * args.gate_stride;
+                      job.up = args.up + row * args.up_stride;
+                      job.m = 1;
+                      job.columns = static_cast<int>(desc.n);
+                      job.activation = desc.activation;
+                      job.y = &y;
+                      DYNO_DISPATCH_ISA(context.isa, epilogue_gate(job));
+                    }
+                  });
 }
 
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const GluDesc& desc, const GluArgs& args, CudaStream& stream) {
-  glu_columns_cuda(args, desc, config.params[0], stream);
+  glu_columns_cuda(args, desc, columns_params::of(config).threads, stream);
 }
 #endif
 

@@ -52,9 +52,9 @@ Support supports(const KvStoreDesc& desc, const Config& config, const DeviceInfo
 }
 
 Config default_config(const KvStoreDesc& desc, const DeviceInfo& device) {
-  if (device.kind != DeviceKind::cuda) return {k_rows, {16}};
-  const Config chunks{k_chunks, {128}};
-  return desc.m >= 64 && supports(desc, chunks, device) ? chunks : Config{k_columns, {128}};
+  if (device.kind != DeviceKind::cuda) return rows_params{.grain = 16};
+  const Config chunks = chunks_params{.threads = 128};
+  return desc.m >= 64 && supports(desc, chunks, device) ? chunks : columns_params{.threads = 128};
 }
 
 Cost cost(const KvStoreDesc& desc) {
@@ -67,24 +67,28 @@ size_t scratch_bytes(const KvStoreDesc&, const Config&) { return 0; }
 
 void launch(const Config& config, const KvStoreDesc& desc, const KvStoreArgs& args, CpuContext& context) {
   check_runs("kv_store", args.runs, args.n_runs, desc.m, args.slot_positions);
-  parallel_ranges(context, desc.m, desc.width, config.params[0] * 1024, [&](int64_t begin, int64_t end, std::byte*) {
-    for (int32_t r = 0; r < args.n_runs; ++r) {
-      const SequenceRun& run = args.runs[r];
-      const int64_t first = std::max<int64_t>(begin, run.first_token);
-      const int64_t last = std::min<int64_t>(end, int64_t{run.first_token} + run.n_tokens);
-      for (int64_t token = first; token < last; ++token) {
-        const int64_t cell = run.slot * args.slot_positions + run.position + (token - run.first_token);
-        store_cache_row(context.isa, desc.type, args.x + token * args.x_stride,
-                        args.cache + cell * args.row_bytes + args.byte_offset, desc.width);
-      }
-    }
-  });
+  parallel_ranges(context, desc.m, desc.width, rows_params::of(config).grain * 1024,
+                  [&](int64_t begin, int64_t end, std::byte*) {
+                    for (int32_t r = 0; r < args.n_runs; ++r) {
+                      const SequenceRun& run = args.runs[r];
+                      const int64_t first = std::max<int64_t>(begin, run.first_token);
+                      const int64_t last = std::min<int64_t>(end, int64_t{run.first_token} + run.n_tokens);
+                      for (int64_t token = first; token < last; ++token) {
+                        const int64_t cell = run.slot * args.slot_positions + run.position + (token - run.first_token);
+                        store_cache_row(context.isa, desc.type, args.x + token * args.x_stride,
+                                        args.cache + cell * args.row_bytes + args.byte_offset, desc.width);
+                      }
+                    }
+                  });
 }
 
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const KvStoreDesc& desc, const KvStoreArgs& args, CudaStream& stream) {
-  const auto run = config.variant == k_chunks ? kv_store_chunks_cuda : kv_store_rows_cuda;
-  run(args, desc, config.params[0], stream);
+  if (config.variant == k_chunks) {
+    kv_store_chunks_cuda(args, desc, chunks_params::of(config).threads, stream);
+  } else {
+    kv_store_rows_cuda(args, desc, columns_params::of(config).threads, stream);
+  }
 }
 #endif
 

@@ -18,11 +18,9 @@ namespace {
 cuda::Choice choice_of(const Config& config) { return cuda::choice_of(kVariants, config); }
 
 Tiling tiling_of(const Config& config) {
-  if (config.variant == k_matvec) return matvec_tiling(config, 1);
-  if (config.variant == k_dot) return dot_tiling(config);
-  Tiling tiling = gemm_tiling(config, false);
-  tiling.split = static_cast<Split>(config.params[4]);
-  return tiling;
+  if (config.variant == k_matvec) return matvec_tiling(matvec_params::of(config), 1);
+  if (config.variant == k_dot) return dot_tiling(dot_params::of(config));
+  return gemm_tiling(gemm_params::of(config), false);
 }
 
 Weights weights_of(const MatmulDesc& desc) { return {desc.type, desc.layout, desc.n, desc.k}; }
@@ -47,11 +45,12 @@ Config default_config(const MatmulDesc& desc, const DeviceInfo& device) {
   const bool wide = device.isa == CpuIsa::avx512_vnni;
   Config wanted;
   if (desc.act == ActType::f32) {
-    wanted = wide ? Config{k_dot, {4, 6, 1}} : Config{k_dot, {4, 2, 1}};
+    wanted = wide ? dot_params{.rows = 4, .tokens = 6, .split = 1} : dot_params{.rows = 4, .tokens = 2, .split = 1};
   } else if (desc.m <= (desc.layout == Layout::x16 ? kMatvecTokens : 4)) {
-    wanted = {k_matvec, {64, 4096, 1}};
+    wanted = matvec_params{.rows = 64, .prefetch = 4096, .split = 1};
   } else {
-    wanted = wide ? Config{k_gemm, {64, 3, 512, 192, 1}} : Config{k_gemm, {16, 3, 512, 96, 1}};
+    wanted = wide ? gemm_params{.rows = 64, .tokens = 3, .kc = 512, .block = 192, .split = 1}
+                  : gemm_params{.rows = 16, .tokens = 3, .kc = 512, .block = 96, .split = 1};
   }
   return nearest_instance(kInstances, wanted, [&](const Config& c) { return supports(desc, c, device).ok; });
 }

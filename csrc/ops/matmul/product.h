@@ -116,34 +116,40 @@ inline float fault_factor(const Tiling& tiling, int64_t group) {
 
 // ---- choosing ----
 
-inline Tiling matvec_tiling(const Config& config, int matrices) {
+// From the parameters of a variant, which have the same names in all families of products.
+template <typename Matvec>
+Tiling matvec_tiling(const Matvec& matvec, int matrices) {
   Tiling t;
   t.method = Method::matvec;
-  t.group = std::max(1, config.params[0] / 16 / matrices);
-  t.prefetch = config.params[1];
-  t.split = static_cast<Split>(config.params[2]);
+  t.group = std::max(1, matvec.rows / 16 / matrices);
+  t.prefetch = matvec.prefetch;
+  t.split = static_cast<Split>(matvec.split);
   t.block = kMatvecTokens;
   return t;
 }
 
-// params: rows of a register tile (of both matrices together where `pairs`), tokens, kc, block, last
-inline Tiling gemm_tiling(const Config& config, bool pairs) {
+// `rows` are of a register tile, of both matrices together where `pairs`.
+template <typename Gemm>
+Tiling gemm_tiling(const Gemm& gemm, bool pairs) {
   Tiling t;
   t.method = Method::gemm;
-  t.nr = config.params[0] / 16;
+  t.nr = gemm.rows / 16;
   t.group = pairs ? std::max(1, t.nr / 2) : t.nr;
-  t.tokens = config.params[1];
-  t.kc = config.params[2];
-  t.block = config.params[3];
+  t.tokens = gemm.tokens;
+  t.kc = gemm.kc;
+  t.block = gemm.block;
+  if constexpr (requires { gemm.split; }) t.split = static_cast<Split>(gemm.split);
+  if constexpr (requires { gemm.few; }) t.few = gemm.few;
   return t;
 }
 
-inline Tiling dot_tiling(const Config& config) {
+template <typename Dot>
+Tiling dot_tiling(const Dot& dot) {
   Tiling t;
   t.method = Method::dot;
-  t.weight_rows = config.params[0];
-  t.tokens = config.params[1];
-  t.split = static_cast<Split>(config.params[2]);
+  t.weight_rows = dot.rows;
+  t.tokens = dot.tokens;
+  t.split = static_cast<Split>(dot.split);
   t.block = 48;
   return t;
 }

@@ -78,19 +78,19 @@ Support supports(const MlaExpandDesc& desc, const Config& config, const DeviceIn
     return Support::no(str_cat("cache_type=", dtype_name(desc.cache_type), ": variant ", kVariants[config.variant].name,
                                " is for ", floats ? "narrower caches" : "f32 alone"));
   }
-  if (floats && expand_pairs_shared_bytes(config.params[0]) > static_cast<size_t>(device.shared_per_block_bytes)) {
-    return Support::no(str_cat(expand_pairs_shared_bytes(config.params[0]),
-                               " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
-  }
-  return checked;
+  if (!floats) return checked;
+  const size_t shared = expand_pairs_shared_bytes(pairs_params::of(config).rows);
+  if (shared <= static_cast<size_t>(device.shared_per_block_bytes)) return checked;
+  return Support::no(
+      str_cat(shared, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
 }
 
 Config default_config(const MlaExpandDesc& desc, const DeviceInfo& device) {
-  if (device.kind == DeviceKind::cpu) return {k_heads, {1024}};
+  if (device.kind == DeviceKind::cpu) return heads_params{.grain = 1024};
   const auto rows = static_cast<int16_t>(desc.m <= 64 ? 64 : 128);
-  if (desc.cache_type != DType::f32) return {k_mma, {rows}};
-  const Config pairs{k_pairs, {rows}};
-  return supports(desc, pairs, device) ? pairs : Config{k_pairs, {64}};
+  if (desc.cache_type != DType::f32) return mma_params{.rows = rows};
+  const Config pairs = pairs_params{.rows = rows};
+  return supports(desc, pairs, device) ? pairs : pairs_params{.rows = 64};
 }
 
 Cost cost(const MlaExpandDesc& desc) {
@@ -123,7 +123,7 @@ void launch(const Config& config, const MlaExpandDesc& d, const MlaExpandArgs& a
       quantize_row(DType::f16, from, rows + at, n);
     }
   };
-  const int64_t grain = int64_t{config.params[0]} * 1024;
+  const int64_t grain = int64_t{heads_params::of(config).grain} * 1024;
   parallel_ranges(context, d.heads, work, grain, [&](int64_t begin, int64_t end, std::byte* scratch) {
     auto* k_b = reinterpret_cast<float*>(scratch);  // [lora, nope]
     float* v_b = k_b + d.lora * d.nope;             // [dv, lora]
@@ -169,7 +169,7 @@ void launch(const Config& config, const MlaExpandDesc& desc, const MlaExpandArgs
                              desc.nope, floats, halves, k_rests, k.pitch, stream);
     expand_weight_pairs_cuda(desc.v_type, desc.v_layout, args.v_b, args.v_b_stride_bytes, desc.heads, desc.dv,
                              desc.lora, floats, v_halves, v_rests, v.pitch, stream);
-    expand_pairs_cuda(args, desc, k, v, config.params[0], stream);
+    expand_pairs_cuda(args, desc, k, v, pairs_params::of(config).rows, stream);
     return;
   }
   auto* k_b = reinterpret_cast<uint16_t*>(stream.workspace);
@@ -178,7 +178,7 @@ void launch(const Config& config, const MlaExpandDesc& desc, const MlaExpandArgs
                       k_b, expand_padded(desc.nope), stream);
   expand_weights_cuda(desc.v_type, desc.v_layout, args.v_b, args.v_b_stride_bytes, desc.heads, desc.dv, desc.lora, v_b,
                       expand_padded(desc.lora), stream);
-  expand_products_cuda(args, desc, k_b, v_b, config.params[0], stream);
+  expand_products_cuda(args, desc, k_b, v_b, mma_params::of(config).rows, stream);
 }
 #endif
 

@@ -17,11 +17,8 @@ namespace dyno::ops {
 
 namespace {
 
-cuda::Choice choice_of(const Config& config) {
-  cuda::Choice choice = cuda::choice_of(kVariants, config);
-  if (choice.kernel == cuda::Kernel::stream) choice.stripes = 1;  // a variant of `warps` alone
-  return choice;
-}
+// stream has no parameter `stripes` here: a block has one.
+cuda::Choice choice_of(const Config& config) { return cuda::choice_of(kVariants, config); }
 cuda::Shape shape_of(const MoeDownSumDesc& desc) {
   cuda::Shape shape = cuda::shape_of(desc);
   shape.x_rows = shape.rows;
@@ -47,7 +44,7 @@ Config default_config(const MoeDownSumDesc& desc, const DeviceInfo& device) {
     if (ring) return cuda::config_of(kVariants, *ring);
   }
   const int64_t k_tiles = (desc.k + kGpuTile - 1) / kGpuTile * desc.used;
-  return {k_stream, {static_cast<int16_t>(cuda::stream_warps(blocks, k_tiles, device).value_or(4))}};
+  return stream_params{.warps = static_cast<int16_t>(cuda::stream_warps(blocks, k_tiles, device).value_or(4))};
 }
 
 Cost cost(const MoeDownSumDesc& desc) {

@@ -38,8 +38,8 @@ Support supports(const MoeRouteDesc& desc, const Config& config, const DeviceInf
 }
 
 Config default_config(const MoeRouteDesc& desc, const DeviceInfo& device) {
-  if (device.kind == DeviceKind::cuda) return {k_warp, {static_cast<int16_t>(desc.m <= 128 ? 1 : 4)}};
-  return {k_rows, {1}};
+  if (device.kind == DeviceKind::cuda) return warp_params{.warps = static_cast<int16_t>(desc.m <= 128 ? 1 : 4)};
+  return rows_params{.grain = 1};
 }
 
 Cost cost(const MoeRouteDesc& desc) {
@@ -61,7 +61,7 @@ void launch(const Config& config, const MoeRouteDesc& desc, const MoeRouteArgs& 
   }
   const MoeRouteShape shape{desc.experts,  desc.used, desc.groups, desc.groups_used, static_cast<int>(desc.gating),
                             desc.normalize};
-  parallel_ranges(context, desc.m, desc.experts * desc.used, config.params[0] * 1024,
+  parallel_ranges(context, desc.m, desc.experts * desc.used, rows_params::of(config).grain * 1024,
                   [&](int64_t begin, int64_t end, std::byte* scratch) {
                     DYNO_DISPATCH_ISA(context.isa,
                                       moe_route_tokens(args, shape, begin, end, reinterpret_cast<float*>(scratch)));
@@ -70,7 +70,7 @@ void launch(const Config& config, const MoeRouteDesc& desc, const MoeRouteArgs& 
 
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const MoeRouteDesc& desc, const MoeRouteArgs& args, CudaStream& stream) {
-  moe_route_warps_cuda(args, desc, config.params[0], stream);
+  moe_route_warps_cuda(args, desc, warp_params::of(config).warps, stream);
 }
 #endif
 

@@ -20,7 +20,7 @@ Support supports(const MoeSumDesc& desc, const Config& config, const DeviceInfo&
 }
 
 Config default_config(const MoeSumDesc&, const DeviceInfo& device) {
-  return device.kind == DeviceKind::cuda ? Config{k_columns, {64}} : Config{k_rows, {16}};
+  return device.kind == DeviceKind::cuda ? Config(columns_params{.threads = 64}) : rows_params{.grain = 16};
 }
 
 Cost cost(const MoeSumDesc& desc) {
@@ -34,7 +34,7 @@ size_t scratch_bytes(const MoeSumDesc&, const Config&) { return 0; }
 void launch(const Config& config, const MoeSumDesc& desc, const MoeSumArgs& args, CpuContext& context) {
   const int64_t pieces = (desc.n + kMoeSumPiece - 1) / kMoeSumPiece;
   const int64_t elements = std::min(desc.n, kMoeSumPiece) * desc.used;
-  parallel_ranges(context, desc.m * pieces, elements, config.params[0] * 1024,
+  parallel_ranges(context, desc.m * pieces, elements, rows_params::of(config).grain * 1024,
                   [&](int64_t begin, int64_t end, std::byte*) {
                     DYNO_DISPATCH_ISA(context.isa, moe_sum_pieces(args, desc.n, desc.used, pieces, begin, end));
                   });
@@ -42,7 +42,7 @@ void launch(const Config& config, const MoeSumDesc& desc, const MoeSumArgs& args
 
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const MoeSumDesc& desc, const MoeSumArgs& args, CudaStream& stream) {
-  moe_sum_columns_cuda(args, desc, config.params[0], stream);
+  moe_sum_columns_cuda(args, desc, columns_params::of(config).threads, stream);
 }
 #endif
 

@@ -18,11 +18,9 @@ namespace {
 cuda::Choice choice_of(const Config& config) { return cuda::choice_of(kVariants, config); }
 
 Tiling tiling_of(const Config& config) {
-  if (config.variant == k_by_row) return matvec_tiling(config, 2);
-  if (config.variant == k_dot) return dot_tiling(config);
-  Tiling tiling = gemm_tiling(config, true);
-  tiling.few = config.params[4];
-  return tiling;
+  if (config.variant == k_by_row) return matvec_tiling(by_row_params::of(config), 2);
+  if (config.variant == k_dot) return dot_tiling(dot_params::of(config));
+  return gemm_tiling(by_expert_params::of(config), true);
 }
 
 Weights weights_of(const MoeUpGateDesc& desc) { return {desc.type, desc.layout, desc.n, desc.k}; }
@@ -75,11 +73,12 @@ Config default_config(const MoeUpGateDesc& desc, const DeviceInfo& device) {
   const int16_t few = desc.layout == Layout::x16 ? 8 : 4;
   Config wanted;
   if (desc.act == ActType::f32) {
-    wanted = wide ? Config{k_dot, {4, 6, 1}} : Config{k_dot, {4, 2, 1}};
+    wanted = wide ? dot_params{.rows = 4, .tokens = 6, .split = 1} : dot_params{.rows = 4, .tokens = 2, .split = 1};
   } else if (desc.m == 1) {
-    wanted = {k_by_row, {64, 4096, 1}};
+    wanted = by_row_params{.rows = 64, .prefetch = 4096, .split = 1};
   } else {
-    wanted = wide ? Config{k_by_expert, {64, 3, 512, 96, few}} : Config{k_by_expert, {32, 2, 512, 96, 4}};
+    wanted = wide ? by_expert_params{.rows = 64, .tokens = 3, .kc = 512, .block = 96, .few = few}
+                  : by_expert_params{.rows = 32, .tokens = 2, .kc = 512, .block = 96, .few = 4};
   }
   return nearest_instance(kInstances, wanted, [&](const Config& c) { return supports(desc, c, device).ok; });
 }

@@ -22,10 +22,10 @@ Support supports(const NormDesc& desc, const Config& config, const DeviceInfo& d
 Config default_config(const NormDesc& desc, const DeviceInfo& device) {
   if (device.kind == DeviceKind::cuda) {
     // A warp for each head's norm; blocks for whole rows, wider when there are few of them.
-    if (desc.n <= 512) return {k_block, {32}};
-    return {k_block, {static_cast<int16_t>(desc.n >= 2048 && desc.m <= 64 ? 1024 : 256)}};
+    if (desc.n <= 512) return block_params{.threads = 32};
+    return block_params{.threads = static_cast<int16_t>(desc.n >= 2048 && desc.m <= 64 ? 1024 : 256)};
   }
-  return {k_rows, {16}};
+  return rows_params{.grain = 16};
 }
 
 Cost cost(const NormDesc& desc) {
@@ -38,7 +38,7 @@ size_t scratch_bytes(const NormDesc&, const Config&) { return 0; }
 void launch(const Config& config, const NormDesc& desc, const NormArgs& args, CpuContext& context) {
   NormArgs given = args;
   if (!desc.add) given.residual = nullptr;
-  parallel_ranges(context, desc.m * desc.rows_per_token, desc.n, config.params[0] * 1024,
+  parallel_ranges(context, desc.m * desc.rows_per_token, desc.n, rows_params::of(config).grain * 1024,
                   [&](int64_t begin, int64_t end, std::byte*) {
                     DYNO_DISPATCH_ISA(context.isa, norm_rows(given, desc.n, desc.rows_per_token, begin, end));
                   });
@@ -48,7 +48,7 @@ void launch(const Config& config, const NormDesc& desc, const NormArgs& args, Cp
 void launch(const Config& config, const NormDesc& desc, const NormArgs& args, CudaStream& stream) {
   NormArgs given = args;
   if (!desc.add) given.residual = nullptr;
-  norm_rows_cuda(given, desc, config.params[0], stream);
+  norm_rows_cuda(given, desc, block_params::of(config).threads, stream);
 }
 #endif
 

@@ -67,19 +67,19 @@ Support supports(const NormRouteDesc& desc, const Config& config, const DeviceIn
     return Support::no(str_cat("variant ", kVariants[config.variant].name, " reads layout ", layout_name(layout),
                                ", not ", layout_name(desc.layout)));
   }
-  if (config.variant == k_cluster) return cluster_supports(desc, config.params[0], device);
+  if (config.variant == k_cluster) return cluster_supports(desc, cluster_params::of(config).warps, device);
   return checked;
 }
 
 Config default_config(const NormRouteDesc& desc, const DeviceInfo& device) {
-  if (device.kind != DeviceKind::cuda) return {k_tokens, {1}};
-  if (desc.layout == Layout::gpu) return {k_stripe, {16}};
+  if (device.kind != DeviceKind::cuda) return tokens_params{.grain = 1};
+  if (desc.layout == Layout::gpu) return stripe_params{.warps = 16};
   for (const int16_t warps : {int16_t{16}, int16_t{8}}) {
-    const Config cluster{k_cluster, {warps}};
+    const Config cluster = cluster_params{.warps = warps};
     if (desc.m * kRouteClusterBlocks <= device.sm_count && supports(desc, cluster, device)) return cluster;
   }
   const auto rows = static_cast<int16_t>(desc.experts * desc.m <= 8 * device.sm_count ? 1 : 4);
-  return {k_rows, {rows, static_cast<int16_t>(desc.k > 2048 ? 8 : 4)}};
+  return rows_params{.rows = rows, .warps = static_cast<int16_t>(desc.k > 2048 ? 8 : 4)};
 }
 
 Cost cost(const NormRouteDesc& desc) {
@@ -111,7 +111,7 @@ void launch(const Config& config, const NormRouteDesc& desc, const NormRouteArgs
   const auto matrix = static_cast<const std::byte*>(args.w);
   const size_t tile_bytes = layout_bytes(desc.type, desc.layout, 16, desc.k);
   parallel_ranges(
-      context, desc.m, desc.experts * desc.k, config.params[0] * 1024,
+      context, desc.m, desc.experts * desc.k, tokens_params::of(config).grain * 1024,
       [&](int64_t begin, int64_t end, std::byte* scratch) {
         float* rows = reinterpret_cast<float*>(scratch);  // 16 of the router
         float* x = rows + 16 * padded(desc.k);
@@ -149,11 +149,12 @@ void launch(const Config& config, const NormRouteDesc& desc, const NormRouteArgs
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const NormRouteDesc& desc, const NormRouteArgs& args, CudaStream& stream) {
   if (config.variant == k_stripe) {
-    norm_route_stripe_cuda(args, desc, config.params[0], stream);
+    norm_route_stripe_cuda(args, desc, stripe_params::of(config).warps, stream);
   } else if (config.variant == k_cluster) {
-    norm_route_cluster_cuda(args, desc, config.params[0], stream);
+    norm_route_cluster_cuda(args, desc, cluster_params::of(config).warps, stream);
   } else {
-    norm_route_rows_cuda(args, desc, config.params[0], config.params[1], stream);
+    const auto p = rows_params::of(config);
+    norm_route_rows_cuda(args, desc, p.rows, p.warps, stream);
   }
 }
 #endif

@@ -57,7 +57,7 @@ Config default_config(const QkvDesc& desc, const DeviceInfo& device) {
   shape.norm = true;  // stream, for any number of tokens
   const cuda::Choice choice = cuda::default_choice(shape, device);
   const bool few = cuda::path_of(choice.kernel) == ProductPath::matvec;
-  return few ? cuda::config_of(kVariants, choice) : Config{k_stream, {8, 1}};
+  return few ? cuda::config_of(kVariants, choice) : stream_params{.warps = 8, .stripes = 1};
 }
 
 Cost cost(const QkvDesc& desc) {

@@ -96,9 +96,9 @@ Support supports(const QkvRopeStoreDesc& desc, const Config& config, const Devic
 }
 
 Config default_config(const QkvRopeStoreDesc& desc, const DeviceInfo& device) {
-  if (device.kind != DeviceKind::cuda) return {k_rows, {16}};
+  if (device.kind != DeviceKind::cuda) return rows_params{.grain = 16};
   const int64_t items = desc.m * (desc.heads + 2 * desc.kv_heads);
-  return {k_heads, {static_cast<int16_t>(items <= 4 * device.sm_count ? 1 : 4)}};
+  return heads_params{.warps = static_cast<int16_t>(items <= 4 * device.sm_count ? 1 : 4)};
 }
 
 Cost cost(const QkvRopeStoreDesc& desc) {
@@ -124,7 +124,7 @@ void launch(const Config& config, const QkvRopeStoreDesc& desc, const QkvRopeSto
                args.positions[token]);
   }
   const int64_t elements = desc.heads * desc.dk + desc.kv_heads * (desc.dk + desc.dv);
-  parallel_ranges(context, desc.m, elements, config.params[0] * 1024,
+  parallel_ranges(context, desc.m, elements, rows_params::of(config).grain * 1024,
                   [&](int64_t begin, int64_t end, std::byte* scratch) {
                     float* table = reinterpret_cast<float*>(scratch);
                     for (int64_t at = begin; at < end; ++at) {
@@ -145,7 +145,7 @@ void launch(const Config& config, const QkvRopeStoreDesc& desc, const QkvRopeSto
 
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const QkvRopeStoreDesc& desc, const QkvRopeStoreArgs& args, CudaStream& stream) {
-  qkv_heads_cuda(args, desc, config.params[0], stream);
+  qkv_heads_cuda(args, desc, heads_params::of(config).warps, stream);
 }
 #endif
 

@@ -28,8 +28,8 @@ Support supports(const RopeDesc& desc, const Config& config, const DeviceInfo& d
 }
 
 Config default_config(const RopeDesc& desc, const DeviceInfo& device) {
-  if (device.kind != DeviceKind::cuda) return {k_rows, {4}};
-  return desc.m >= 64 ? Config{k_tokens, {256}} : Config{k_pairs, {128}};
+  if (device.kind != DeviceKind::cuda) return rows_params{.grain = 4};
+  return desc.m >= 64 ? Config(tokens_params{.threads = 256}) : pairs_params{.threads = 128};
 }
 
 Cost cost(const RopeDesc& desc) {
@@ -45,7 +45,7 @@ void launch(const Config& config, const RopeDesc& desc, const RopeArgs& args, Cp
   for (int64_t token = 0; token < desc.m; ++token) {
     DYNO_CHECK(PlanError, args.positions[token] >= 0, "[rope] token ", token, " has position ", args.positions[token]);
   }
-  parallel_ranges(context, desc.m, desc.heads * desc.n_rot, config.params[0] * 1024,
+  parallel_ranges(context, desc.m, desc.heads * desc.n_rot, rows_params::of(config).grain * 1024,
                   [&](int64_t begin, int64_t end, std::byte* scratch) {
                     DYNO_DISPATCH_ISA(context.isa,
                                       rope_tokens(args, desc.heads, desc.head_dim, desc.n_rot, desc.offset, desc.neox,
@@ -55,8 +55,11 @@ void launch(const Config& config, const RopeDesc& desc, const RopeArgs& args, Cp
 
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const RopeDesc& desc, const RopeArgs& args, CudaStream& stream) {
-  const auto run = config.variant == k_tokens ? rope_tokens_cuda : rope_pairs_cuda;
-  run(args, desc, config.params[0], stream);
+  if (config.variant == k_tokens) {
+    rope_tokens_cuda(args, desc, tokens_params::of(config).threads, stream);
+  } else {
+    rope_pairs_cuda(args, desc, pairs_params::of(config).threads, stream);
+  }
 }
 #endif
 

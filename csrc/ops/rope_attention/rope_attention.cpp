@@ -21,7 +21,8 @@ namespace {
 
 bool is_token(const Config& config) { return config.variant == k_token || config.variant == k_token_cluster; }
 int token_splits(const Config& config) {
-  return config.params[0] * (config.variant == k_token_cluster ? kClusterBlocks : 1);
+  if (config.variant == k_token_cluster) return token_cluster_params::of(config).clusters * kClusterBlocks;
+  return token_params::of(config).splits;
 }
 
 // The configuration of attention that does the second part; where there is none, one for the same shapes.
@@ -67,7 +68,8 @@ Support latent_fused(const RopeAttentionDesc& desc, const DeviceInfo& device) {
 Support direct_fused(const RopeAttentionDesc& desc, const Config& config, const DeviceInfo& device) {
   if (desc.latent) return Support::no("latent=1: direct attention rotates whole heads");
   const int head = direct_head(std::max(desc.dk, desc.dv));
-  const size_t shared = direct_shared_bytes(head, config.params[0]) + direct_fresh_bytes(head, config.params[0]) + 4096;
+  const int rows = direct_params::of(config).rows;
+  const size_t shared = direct_shared_bytes(head, rows) + direct_fresh_bytes(head, rows) + 4096;
   if (shared > static_cast<size_t>(device.shared_per_block_bytes)) {
     return Support::no(
         str_cat(shared, " bytes of shared memory are more than the device's ", device.shared_per_block_bytes));
@@ -122,27 +124,31 @@ Support supports(const RopeAttentionDesc& desc, const Config& config, const Devi
 // token where it can be. Else as attention alone has it, where that is a variant of this family; else as many parts as
 // give every multiprocessor a block. What supports() then says is the answer.
 Config default_config(const RopeAttentionDesc& desc, const DeviceInfo& device) {
-  if (device.kind != DeviceKind::cuda) return {k_apart, {4}};
+  if (device.kind != DeviceKind::cuda) return apart_params{.splits = 4};
   const Config alone = default_config(desc.attention(), device);
   const int64_t group = std::max<int64_t>(1, desc.heads / std::max<int64_t>(1, desc.kv_heads));
   const auto tiles = [&](int64_t rows) { return AttentionTiles{rows, group}.bound(desc.m, 1) * desc.kv_heads; };
-  Config best = desc.latent ? Config{k_latent_cluster, {1}} : Config{k_direct, {8, 1}};
-  for (const uint8_t variant : {k_token_cluster, k_token}) {
-    if (!supports(desc, {variant, {1}}, device)) continue;
+  Config best = desc.latent ? Config(latent_cluster_params{.clusters = 1}) : direct_params{.rows = 8, .splits = 1};
+  for (const Config& least : {Config(token_cluster_params{.clusters = 1}), Config(token_params{.splits = 1})}) {
+    if (!supports(desc, least, device)) continue;
     for (const Config& config : kInstances) {
-      if (config.variant != variant) continue;
+      if (config.variant != least.variant) continue;
       // Clusters need several multiprocessors of a group of them at once, beside the launches before and after.
-      const int64_t at_once = variant == k_token_cluster ? device.sm_count / 2 : device.sm_count;
-      if (config.params[0] == 1 || desc.kv_heads * token_splits(config) <= at_once) best = config;
+      const int64_t at_once = config.variant == k_token_cluster ? device.sm_count / 2 : device.sm_count;
+      if (config == least || desc.kv_heads * token_splits(config) <= at_once) best = config;
     }
     return best;
   }
   for (const Config& config : kInstances) {
     if (config.variant != best.variant) continue;
     if (attention_config(config) == alone) return config;
-    const bool fills = desc.latent ? config.params[0] <= default_clusters(tiles(kLatentRows), desc.k_type, device)
-                                   : config.params[0] == 8 && tiles(8) * config.params[1] <= device.sm_count;
-    if (fills) best = config;
+    if (desc.latent) {
+      const int64_t clusters = default_clusters(tiles(kLatentRows), desc.k_type, device);
+      if (latent_cluster_params::of(config).clusters <= clusters) best = config;
+      continue;
+    }
+    const auto direct = direct_params::of(config);
+    if (direct.rows == 8 && tiles(8) * direct.splits <= device.sm_count) best = config;
   }
   return best;
 }
@@ -214,11 +220,12 @@ void launch(const Config& config, const RopeAttentionDesc& desc, const RopeAtten
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const RopeAttentionDesc& desc, const RopeAttentionArgs& args, CudaStream& stream) {
   if (config.variant == k_direct) {
-    rope_attention_direct_cuda(args, desc, config.params[0], config.params[1], stream);
+    const auto direct = direct_params::of(config);
+    rope_attention_direct_cuda(args, desc, direct.rows, direct.splits, stream);
   } else if (is_token(config)) {
     rope_attention_token_cuda(args, desc, token_splits(config), config.variant == k_token_cluster, stream);
   } else {
-    rope_attention_latent_cuda(args, desc, config.params[0], stream);
+    rope_attention_latent_cuda(args, desc, latent_cluster_params::of(config).clusters, stream);
   }
 }
 #endif

@@ -150,7 +150,7 @@ Support supports(const SampleDesc& desc, const Config& config, const DeviceInfo&
 }
 
 Config default_config(const SampleDesc&, const DeviceInfo& device) {
-  return device.kind == DeviceKind::cuda ? Config{k_blocks, {128}} : Config{k_heap, {64}};
+  return device.kind == DeviceKind::cuda ? Config(blocks_params{.blocks = 128}) : heap_params{.grain = 64};
 }
 
 Cost cost(const SampleDesc& desc) {
@@ -159,7 +159,7 @@ Cost cost(const SampleDesc& desc) {
 }
 
 size_t scratch_bytes(const SampleDesc& desc, const Config& config) {
-  if (config.variant == k_blocks) return sample_blocks_scratch(desc, config.params[0]);
+  if (config.variant == k_blocks) return sample_blocks_scratch(desc, blocks_params::of(config).blocks);
   return static_cast<size_t>(desc.n_vocab) * sizeof(Candidate);
 }
 
@@ -180,7 +180,7 @@ void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args
     DYNO_CHECK(PlanError, args.uniform[row] >= 0.0f && args.uniform[row] < 1.0f, "[sample] uniform ", args.uniform[row],
                " of row ", row, " is not in [0, 1)");
   }
-  parallel_ranges(context, desc.m, desc.n_vocab, config.params[0] * 1024,
+  parallel_ranges(context, desc.m, desc.n_vocab, heap_params::of(config).grain * 1024,
                   [&](int64_t begin, int64_t end, std::byte* scratch) {
                     for (int64_t row = begin; row < end; ++row) {
                       const float* logits = args.logits + row * desc.n_vocab;
@@ -195,12 +195,12 @@ void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args, CudaStream& stream) {
   check_settings(settings_of(args));
-  sample_blocks_cuda(args, nullptr, desc, config.params[0], stream);
+  sample_blocks_cuda(args, nullptr, desc, blocks_params::of(config).blocks, stream);
 }
 
 void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args, const SampleSettings* settings,
             CudaStream& stream) {
-  sample_blocks_cuda(args, settings, desc, config.params[0], stream);
+  sample_blocks_cuda(args, settings, desc, blocks_params::of(config).blocks, stream);
 }
 #endif
 

@@ -408,6 +408,12 @@ std::shared_ptr<float[]> CudaExecutor::logits_memory(size_t count) {
   return {memory, reinterpret_cast<float*>(memory.get())};
 }
 
+std::shared_ptr<float[]> CudaExecutor::device_logits_memory(size_t count) {
+  const DeviceScope scope(plan_.device.ordinal, "making room for logits");
+  const auto memory = std::make_shared<DeviceBuffer>(count * sizeof(float), "logits");
+  return {memory, reinterpret_cast<float*>(memory->data())};
+}
+
 void CudaExecutor::fit_logits(size_t bytes) {
   if (logits_.size() >= bytes) return;
   finish();
@@ -469,7 +475,8 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
                                       layer_bytes, layers, cudaMemcpyDeviceToHost, stream_.get()));
   }
   if (logits_bytes != 0 && batch.logits != nullptr) {
-    DYNO_CUDA_CHECK(cudaMemcpyAsync(batch.logits, logits_.data(), logits_bytes, cudaMemcpyDeviceToHost, stream_.get()));
+    // To the host or to memory of the device; the driver knows which by the address.
+    DYNO_CUDA_CHECK(cudaMemcpyAsync(batch.logits, logits_.data(), logits_bytes, cudaMemcpyDefault, stream_.get()));
     finish();
   } else if (routing) {
     finish();

@@ -35,6 +35,7 @@ class CudaExecutor final : public Executor {
   void fail_next_captures(int count) override { failing_captures_ = count; }
   void finish() override;
   std::shared_ptr<float[]> logits_memory(size_t count) override;
+  std::shared_ptr<float[]> device_logits_memory(size_t count) override;
 
   bool draws() const override { return true; }
   void begin_draws(const DrawStart& start) override;

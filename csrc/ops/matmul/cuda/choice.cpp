@@ -1,11 +1,13 @@
 #include "ops/matmul/cuda/choice.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "core/error.h"
 #include "ops/matmul/cuda/blas.h"
 #include "ops/matmul/cuda/dequantize.h"
 #include "ops/matmul/cuda/ring.h"
+#include "ops/matmul/cuda/tf32_pairs.h"
 #include "ops/matmul/cuda/wide.h"
 #include "ops/matmul/gpu_layout.h"
 
@@ -71,23 +73,83 @@ Support supports_ring(const Shape& s, const Choice& choice, const DeviceInfo& de
   return Support::yes();
 }
 
-constexpr std::pair<std::string_view, Kernel> kNames[] = {
-    {"exact", Kernel::exact},    {"stream", Kernel::stream},     {"ring", Kernel::ring},
-    {"mma", Kernel::mma},        {"wgmma", Kernel::wgmma},       {"wgmma_wide", Kernel::wgmma_wide},
-    {"cublas", Kernel::cublas},  {"half_mma", Kernel::half_mma}, {"half_staged", Kernel::half_staged},
-    {"float32", Kernel::float32}};
+// What keeps tf32_pairs from a product with plain weights.
+Support supports_pairs(const Shape& s, const DeviceInfo& device) {
+  if (s.type != DType::f32 || s.layout != Layout::plain) {
+    return Support::no(str_cat("tf32_pairs reads float32 weights of layout plain, not ", dtype_name(s.type), " of ",
+                               layout_name(s.layout)));
+  }
+  if (s.exact) return Support::no("numerics are exact: only the variant exact sums in float32 throughout");
+  if (s.experts || s.gated || s.norm || s.matrices > 1) {
+    return Support::no("tf32_pairs multiplies with one matrix, without a norm");
+  }
+  if (s.k % 32 != 0) return Support::no(str_cat("k=", s.k, " is no multiple of 32"));
+  if (!has_bulk_copy(device)) {
+    return Support::no(str_cat("tf32_pairs needs compute capability 9.0 and code for it; the device has ",
+                               device.compute_capability / 10, ".", device.compute_capability % 10,
+                               ", the code is for ", kArchitectures));
+  }
+  return Support::yes();
+}
+
+constexpr int64_t kSplitMaxRows = 512;
+
+Support supports_split(const Shape& s, const Choice& choice) {
+  if (s.experts) return Support::no("wgmma_split multiplies dense matrices; experts have wgmma");
+  if (s.rows > kSplitMaxRows) {
+    return Support::no(str_cat(s.rows, " rows: wgmma_split takes at most ", kSplitMaxRows));
+  }
+  const int64_t tiles = (s.k + kGpuTile - 1) / kGpuTile;
+  if (tiles < choice.parts) {
+    return Support::no(str_cat("k=", s.k, " has ", tiles, " tiles of ", kGpuTile, ", fewer than parts=", choice.parts));
+  }
+  return Support::yes();
+}
+
+constexpr std::pair<std::string_view, Kernel> kNames[] = {{"exact", Kernel::exact},
+                                                          {"tf32_pairs", Kernel::tf32_pairs},
+                                                          {"stream", Kernel::stream},
+                                                          {"ring", Kernel::ring},
+                                                          {"mma", Kernel::mma},
+                                                          {"wgmma", Kernel::wgmma},
+                                                          {"wgmma_split", Kernel::wgmma_split},
+                                                          {"wgmma_wide", Kernel::wgmma_wide},
+                                                          {"cublas", Kernel::cublas},
+                                                          {"half_mma", Kernel::half_mma},
+                                                          {"half_staged", Kernel::half_staged},
+                                                          {"float32", Kernel::float32}};
+
+// Parameters of these variants, by their names in variants.def.
+constexpr std::pair<std::string_view, int Choice::*> kParams[] = {
+    {"tokens", &Choice::tokens},    {"warps", &Choice::warps}, {"stripes", &Choice::stripes},
+    {"rows", &Choice::rows},        {"share", &Choice::share}, {"blocks", &Choice::blocks},
+    {"group_size", &Choice::group}, {"parts", &Choice::parts}};
+
+// Calls visit(place in Config::params, member of Choice) for each parameter of the variant.
+template <typename Visit>
+void for_each_param(const VariantInfo& variant, const Visit& visit) {
+  for (size_t p = 0; p < kMaxParams && !variant.param_names[p].empty(); ++p) {
+    const std::string_view name = variant.param_names[p];
+    const auto* known = std::find_if(std::begin(kParams), std::end(kParams), [&](auto& n) { return n.first == name; });
+    DYNO_CHECK(Error, known != std::end(kParams), "[matmul] variant ", variant.name, " has a parameter ", name,
+               " that no choice has");
+    visit(p, known->second);
+  }
+}
 
 }  // namespace
 
 ProductPath path_of(Kernel kernel) {
   switch (kernel) {
     case Kernel::exact:
+    case Kernel::tf32_pairs:
       return ProductPath::any;
     case Kernel::stream:
     case Kernel::ring:
       return ProductPath::matvec;
     case Kernel::mma:
     case Kernel::wgmma:
+    case Kernel::wgmma_split:
     case Kernel::wgmma_wide:
       return ProductPath::mmq;
     default:
@@ -104,17 +166,8 @@ Choice choice_of(std::span<const VariantInfo> variants, const Config& config) {
   const auto* known = std::find_if(std::begin(kNames), std::end(kNames), [&](auto& n) { return n.first == name; });
   DYNO_CHECK(Error, known != std::end(kNames), "[matmul] variant ", name, " is no CUDA kernel");
   Choice choice{known->second};
-  if (choice.kernel == Kernel::stream) {
-    choice.warps = config.params[0], choice.stripes = config.params[1];
-  } else if (choice.kernel == Kernel::ring) {
-    choice.share = config.params[0], choice.blocks = config.params[1];
-  } else if (choice.kernel == Kernel::half_staged) {
-    choice.rows = config.params[0], choice.tokens = kStagedTokens;
-  } else if (choice.kernel == Kernel::wgmma_wide) {
-    choice.tokens = config.params[0], choice.group = config.params[1];
-  } else {
-    choice.tokens = config.params[0], choice.warps = config.params[1];
-  }
+  if (choice.kernel == Kernel::half_staged) choice.tokens = kStagedTokens;
+  for_each_param(variants[config.variant], [&](size_t p, int Choice::*member) { choice.*member = config.params[p]; });
   return choice;
 }
 
@@ -124,18 +177,8 @@ Config config_of(std::span<const VariantInfo> variants, const Choice& choice) {
   for (size_t i = 0; i < variants.size(); ++i) {
     if (variants[i].device != DeviceKind::cuda || variants[i].name != name->first) continue;
     Config config{.variant = static_cast<uint8_t>(i)};
-    if (choice.kernel == Kernel::half_staged) {
-      config.params[0] = static_cast<int16_t>(choice.rows);
-      return config;
-    }
-    if (choice.kernel == Kernel::ring) {
-      config.params[0] = static_cast<int16_t>(choice.share), config.params[1] = static_cast<int16_t>(choice.blocks);
-      return config;
-    }
-    const bool stream = choice.kernel == Kernel::stream;
-    config.params[0] = static_cast<int16_t>(stream ? choice.warps : choice.tokens);
-    const int second = choice.kernel == Kernel::wgmma_wide ? choice.group : choice.warps;
-    config.params[1] = static_cast<int16_t>(stream ? choice.stripes : second);
+    for_each_param(variants[i],
+                   [&](size_t p, int Choice::*member) { config.params[p] = static_cast<int16_t>(choice.*member); });
     return config;
   }
   throw Error(str_cat("[matmul] no variant ", name->first));
@@ -146,12 +189,14 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
   if (s.norm && path_of(choice.kernel) != ProductPath::matvec) {
     return Support::no("only stream and ring norm the rows of a product");
   }
+  if (choice.kernel == Kernel::tf32_pairs) return supports_pairs(s, device);
   if (choice.kernel == Kernel::exact) {
     if (s.layout != Layout::plain) return Support::no(str_cat("exact reads layout plain, not ", layout_name(s.layout)));
     return Support::yes();
   }
   if (s.layout != Layout::gpu) {
-    return Support::no(str_cat("all CUDA variants but exact read layout gpu, not ", layout_name(s.layout)));
+    return Support::no(
+        str_cat("all CUDA variants but exact and tf32_pairs read layout gpu, not ", layout_name(s.layout)));
   }
   if (s.k % 32 != 0) return Support::no(str_cat("k=", s.k, " is no multiple of 32"));
   const ProductPath path = path_of(choice.kernel);
@@ -159,7 +204,8 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
     return Support::no(str_cat(s.rows, " rows are of path ", product_path_name(s.path),
                                " by the session's settings, the variant of path ", product_path_name(path)));
   }
-  const bool hopper = choice.kernel == Kernel::wgmma || choice.kernel == Kernel::wgmma_wide;
+  const bool hopper =
+      choice.kernel == Kernel::wgmma || choice.kernel == Kernel::wgmma_split || choice.kernel == Kernel::wgmma_wide;
   if ((hopper || choice.kernel == Kernel::half_staged) && !has_wgmma(device)) {
     return Support::no(str_cat("the variant needs compute capability 9.0 and code for 90a; the device has ",
                                device.compute_capability / 10, ".", device.compute_capability % 10,
@@ -181,6 +227,7 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
   if (path == ProductPath::mmq && kForceBlas && !s.experts) {
     return Support::no("this build multiplies dense matrices with cuBLAS: GGML_CUDA_FORCE_CUBLAS");
   }
+  if (choice.kernel == Kernel::wgmma_split) return supports_split(s, choice);
   if (choice.kernel == Kernel::wgmma_wide && s.experts) {
     return Support::no("wgmma_wide multiplies dense matrices; experts have wgmma");
   }
@@ -281,8 +328,29 @@ bool is_wide(const Shape& s, int tokens, const DeviceInfo& device) {
   return clusters >= std::max(device.sm_count, 1) * 9 / 20 && rows * 8 >= token_tiles * tokens * 7;
 }
 
+// Tiles of few tokens are fewer than the chip can hold, so blocks of a cluster share k. Measured on an H200
+// (h200_split_k.json): within 5 % of the best tile and number of blocks on average.
+std::optional<Choice> default_split(const Shape& s, const DeviceInfo& device) {
+  constexpr int64_t kMaxRows = 256, kFewRows = 128;
+  constexpr int64_t kLeastTiles = 4;  // of k for a block
+  constexpr int kMaxParts = 16, kPartsOfManyRows = 4;
+  if (!has_wgmma(device) || s.experts || s.rows > kMaxRows) return std::nullopt;
+  int tokens = 16;
+  while (tokens < 64 && tokens < s.rows) tokens *= 2;
+  const double blocks_each = tokens == 16 ? 5 : tokens == 32 ? 3.6 : 2.7;  // of a multiprocessor
+  const double room = blocks_each * std::max(device.sm_count, 1);
+  const int64_t blocks = blocks_of(s, tokens, 4), tiles = (s.k + kGpuTile - 1) / kGpuTile;
+  int parts = 1;
+  while (parts < kMaxParts && static_cast<double>(blocks * parts * 2) <= room && tiles >= parts * 2 * kLeastTiles) {
+    parts *= 2;
+  }
+  if (parts < (s.rows > kFewRows ? kPartsOfManyRows : 2)) return std::nullopt;
+  return Choice{.kernel = Kernel::wgmma_split, .tokens = tokens, .parts = parts};
+}
+
 Choice default_mmq(const Shape& s, const DeviceInfo& device) {
   if (is_wide(s, 256, device)) return {.kernel = Kernel::wgmma_wide, .tokens = 256, .group = 16};
+  if (const auto split = default_split(s, device)) return *split;
   const bool wgmma = has_wgmma(device);
   const Kernel kernel = wgmma ? Kernel::wgmma : Kernel::mma;
   if (s.experts) {
@@ -314,10 +382,26 @@ Choice default_dequantize(const Shape& s, const DeviceInfo& device) {
   return {Kernel::half_mma, 64, 8};
 }
 
+// On tensor cores from so many rows on: below, one block a row of w is as fast.
+Choice default_plain(const Shape& s, const DeviceInfo& device) {
+  constexpr int64_t kFewRows = 8;
+  constexpr int kMaxParts = 8, kBlocksEach = 4;  // of a multiprocessor
+  constexpr int kPairsStep = 32;                 // of k
+  if (s.rows < kFewRows || !supports_pairs(s, device)) return {Kernel::exact};
+  const int64_t rows = tf32_pairs_rows(s.n), columns = tf32_pairs_columns(s.n);
+  const int64_t blocks = (s.rows + rows - 1) / rows * ((s.n + columns - 1) / columns);
+  Choice choice{.kernel = Kernel::tf32_pairs};
+  while (choice.parts < kMaxParts && blocks * choice.parts * 2 <= kBlocksEach * std::max(device.sm_count, 1) &&
+         choice.parts * 2 <= s.k / kPairsStep) {
+    choice.parts *= 2;
+  }
+  return choice;
+}
+
 }  // namespace
 
 Choice default_choice(const Shape& s, const DeviceInfo& device) {
-  if (s.layout != Layout::gpu) return {Kernel::exact};
+  if (s.layout != Layout::gpu) return default_plain(s, device);
   ProductPath path = s.path;
   if (path == ProductPath::any) {
     const bool few = s.norm || (s.experts ? s.rows <= s.matrices : s.rows <= 16);
@@ -337,7 +421,7 @@ bool stream_takes_both(DType type, DType other) {
 }
 
 size_t choice_scratch_bytes(const Shape& s, const Choice& choice) {
-  if (choice.kernel == Kernel::exact || path_of(choice.kernel) == ProductPath::matvec) return 0;
+  if (path_of(choice.kernel) == ProductPath::any || path_of(choice.kernel) == ProductPath::matvec) return 0;
   if (path_of(choice.kernel) == ProductPath::dequantize) return plan_dequantize(s, choice).bytes;
   if (choice.kernel == Kernel::wgmma_wide) return static_cast<size_t>(tiled_rows(s).bytes());
   return static_cast<size_t>(s.x_rows * HalfRows{.passes = half_passes(s.type)}.row_bytes(s.k));
@@ -361,6 +445,7 @@ void run(const Choice& choice, const Shape& shape, Problem p, CudaStream& stream
   const TypeKernels& kernels = type_kernels(p.type);
   p.shared_limit = static_cast<int32_t>(stream.device->shared_per_block_bytes);
   if (choice.kernel == Kernel::exact) return kernels.exact(p, stream.handle);
+  if (choice.kernel == Kernel::tf32_pairs) return gemm_tf32_pairs(p, choice.parts, stream.handle);
   if (path_of(choice.kernel) == ProductPath::matvec) return run_stream(p, p.type, choice, stream);
   const size_t scratch = choice_scratch_bytes(shape, choice);
   DYNO_CHECK(DeviceError, stream.workspace_bytes >= scratch, "[matmul] the stream's workspace has ",
@@ -381,6 +466,7 @@ void run(const Choice& choice, const Shape& shape, Problem p, CudaStream& stream
   p.x = half;
   p.x_stride = format.row_bytes(p.k);
   p.x_batch_stride = rows * p.x_stride;
+  if (choice.kernel == Kernel::wgmma_split) return kernels.gemm_split(p, choice.tokens, choice.parts, stream.handle);
   if (p.grouping == Grouping::experts) group_rows(p, choice.tokens, stream.handle);
   (choice.kernel == Kernel::mma ? kernels.gemm_mma : kernels.gemm_wgmma)(p, choice.tokens, choice.warps, stream.handle);
 }

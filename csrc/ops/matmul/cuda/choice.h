@@ -3,11 +3,14 @@
 //
 // Variants, by the same names in every family (parameters in this order):
 //   exact                    plain weights, float32 throughout
+//   tf32_pairs(parts)        plain float32 weights on tensor cores, unless numerics are exact; `parts` blocks share k;
+//                            from compute capability 9.0 on
 // path matvec:
 //   stream(warps, stripes)   weights stream past up to 8 rows of x
 //   ring(share, blocks)      one row of x a matrix, quantised weights; from compute capability 9.0 on
 // path mmq:
 //   mma(tokens, warps), wgmma(tokens, warps)   tensor cores; wgmma needs a Hopper chip and code for 90a
+//   wgmma_split(tokens, parts)  the same needs; dense products of few tokens, `parts` blocks of a cluster share k
 //   wgmma_wide(tokens, group)   the same needs; dense products, tiles of 256 or 128 tokens by 128 rows a block, `group`
 //                               tiles of tokens with all rows before the next
 // path dequantize:
@@ -26,7 +29,20 @@
 
 namespace dyno::ops::cuda {
 
-enum class Kernel : uint8_t { exact, stream, ring, mma, wgmma, wgmma_wide, cublas, half_mma, half_staged, float32 };
+enum class Kernel : uint8_t {
+  exact,
+  tf32_pairs,
+  stream,
+  ring,
+  mma,
+  wgmma,
+  wgmma_split,
+  wgmma_wide,
+  cublas,
+  half_mma,
+  half_staged,
+  float32
+};
 ProductPath path_of(Kernel kernel);
 
 struct Choice {
@@ -37,6 +53,7 @@ struct Choice {
   int rows = 0;
   int group = 0;  // wgmma_wide
   int share = 1, blocks = 1;
+  int parts = 1;  // wgmma_split, tf32_pairs
 };
 // A Config as a Choice and back. All four families give the variants the same names.
 bool is_cuda(std::span<const VariantInfo> variants, const Config& config);
@@ -57,6 +74,7 @@ struct Shape {
   bool gated = false;
   int64_t x_rows = 1;            // rows of x, over all of the batch
   bool norm = false;             // of the rows, inside of the product
+  bool exact = false;            // numerics
   std::optional<DType> other{};  // of further matrices of the same launch
 };
 
@@ -72,6 +90,7 @@ Shape shape_of(const Desc& d) {
   if constexpr (requires { d.batch; }) s.matrices = d.batch, s.x_rows = d.m * d.batch;
   s.gated = requires { d.activation; };
   if constexpr (requires { d.norm; }) s.norm = d.norm;
+  if constexpr (requires { d.exact; }) s.exact = d.exact;
   return s;
 }
 

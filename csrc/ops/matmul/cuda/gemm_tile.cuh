@@ -84,6 +84,10 @@ struct TokenCopies {
       from[i] = x_row(p, block, min(row, block.rows - 1)) + chunk * 16;
     }
   }
+  __device__ __forceinline__ void skip(int tiles) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) from[i] += static_cast<int64_t>(tiles) * kTileRowBytes;
+  }
   // Into the stage at the shared address `stage`; then on to the next tile.
   __device__ __forceinline__ void issue(uint32_t stage) {
 #pragma unroll

@@ -155,6 +155,9 @@ struct TypeKernels {
   // half rows x: tiles of `tokens` (16, 32, 64, 128) rows of x and 32·warps rows of w (warps 4 or 8).
   void (*gemm_mma)(const Problem& p, int tokens, int warps, CUstream_st* stream) = nullptr;
   void (*gemm_wgmma)(const Problem& p, int tokens, int warps, CUstream_st* stream) = nullptr;
+  // half rows x, dense: tiles of `tokens` (16, 32, 64, 128) rows of x and 128 rows of w, whose k a cluster of `parts`
+  // blocks (2, 4, 8, 16) shares.
+  void (*gemm_split)(const Problem& p, int tokens, int parts, CUstream_st* stream) = nullptr;
   // f32 x and plain weights, float32 sums in a fixed order.
   void (*exact)(const Problem& p, CUstream_st* stream) = nullptr;
   // Plain to Layout::gpu on the device: `matrices` of [n, k], both contiguous.

@@ -3,6 +3,8 @@
 #include <cuda_runtime.h>
 
 #include "core/cuda/check.h"
+#include "core/cuda/launch.h"
+#include "device/dependent.cuh"
 #include "device/ptx.cuh"
 #include "device/reduce.cuh"
 #include "ops/matmul/cuda/problem.h"
@@ -14,6 +16,8 @@ namespace {
 // A block for each row. The scale is a power of two, so dividing by it is exact.
 __global__ void __launch_bounds__(256) halve_rows_kernel(HalfRows format, const uint8_t* x, int64_t x_stride,
                                                          int64_t x_batch_stride, int k, uint8_t* out) {
+  device::let_next_start();
+  device::wait_for_previous();
   __shared__ float shared[32];
   const int padded = (k + kGpuTile - 1) / kGpuTile * kGpuTile, passes = format.passes;
   uint8_t* to = out + (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * format.row_bytes(k);
@@ -88,8 +92,8 @@ __global__ void __launch_bounds__(1024)
 void halve_rows(HalfRows format, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, int64_t rows,
                 int64_t batch, int64_t k, uint8_t* out, CUstream_st* stream) {
   const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(batch));
-  halve_rows_kernel<<<grid, 256, 0, stream>>>(format, x, x_stride, x_batch_stride, static_cast<int>(k), out);
-  DYNO_LAUNCH_CHECK("copy");
+  launch_dependent("copy", halve_rows_kernel, grid, 256, 0, stream, format, x, x_stride, x_batch_stride,
+                   static_cast<int>(k), out);
 }
 
 void group_rows(const Problem& p, int tile_rows, CUstream_st* stream) {

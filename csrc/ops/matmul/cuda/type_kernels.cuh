@@ -15,11 +15,15 @@ template <DType kType>
 void gemm_wgmma(const Problem& p, int tokens, int warps, CUstream_st* stream);
 
 template <DType kType>
+void gemm_split(const Problem& p, int tokens, int parts, CUstream_st* stream);
+
+template <DType kType>
 constexpr TypeKernels make_type_kernels() {
   if constexpr (has_gpu_layout(kType)) {
     return {.stream = stream<kType>,
             .gemm_mma = gemm_mma<kType>,
             .gemm_wgmma = gemm_wgmma<kType>,
+            .gemm_split = gemm_split<kType>,
             .exact = exact<kType>,
             .repack = repack<kType>,
             .unpack = unpack<kType>};

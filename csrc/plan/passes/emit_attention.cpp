@@ -1,5 +1,5 @@
 // Attention of a layer: from the residual stream to what it adds to it.
-#include "plan/op_list.h"
+#include "plan/passes/emit.h"
 
 #include "core/error.h"
 #include "ops/args.h"
@@ -9,7 +9,7 @@ namespace dyno::plan {
 using model::kNone;
 using model::WeightId;
 
-OpList::Qkv OpList::qkv_products(const model::AttentionSpec& a, Input& h, int32_t i) {
+Emitter::Qkv Emitter::qkv_products(const model::AttentionSpec& a, Input& h, int32_t i) {
   const std::string p = str_cat("blk.", i, ".");
   const int64_t q_width = a.heads * a.dk;
   const int64_t k_width = a.kv_heads * a.dk;
@@ -26,7 +26,7 @@ OpList::Qkv OpList::qkv_products(const model::AttentionSpec& a, Input& h, int32_
   return out;
 }
 
-void OpList::store_qkv(const model::AttentionSpec& a, const Qkv& x, int32_t i) {
+void Emitter::store_qkv(const model::AttentionSpec& a, const Qkv& x, int32_t i) {
   const std::string p = str_cat("blk.", i, ".");
   if (a.q_norm != kNone) head_norm(p + "attn_q_norm", x.q, a.q_norm, a.heads, a.dk, i);
   if (a.k_norm != kNone) head_norm(p + "attn_k_norm", x.k, a.k_norm, a.kv_heads, a.dk, i);
@@ -36,12 +36,12 @@ void OpList::store_qkv(const model::AttentionSpec& a, const Qkv& x, int32_t i) {
   store(p + "kv_store_v", x.v, a.kv_heads * a.dv, true, i);
 }
 
-void OpList::two_products(Input& x, const Product& first, const Product& second, int32_t i) {
+void Emitter::two_products(Input& x, const Product& first, const Product& second, int32_t i) {
   matmul(first.name, x, first.w, kNone, first.y, {}, 1.0f, i);
   beside([&] { matmul(second.name, x, second.w, kNone, second.y, {}, 1.0f, i); });
 }
 
-void OpList::store_latent(const model::AttentionSpec& a, Operand q, Operand latent, int32_t i) {
+void Emitter::store_latent(const model::AttentionSpec& a, Operand q, Operand latent, int32_t i) {
   const std::string p = str_cat("blk.", i, ".");
   rope(p + "rope_q", q, a.rope, a.heads, a.nope + a.rope.n_rot, a.nope, i);
   head_norm(p + "attn_kv_a_norm", latent, a.kv_a_norm, 1, a.kv_lora, i);
@@ -49,47 +49,41 @@ void OpList::store_latent(const model::AttentionSpec& a, Operand q, Operand late
   store(p + "kv_store", latent, a.dk, false, i);
 }
 
-void OpList::gqa(const model::LayerSpec& layer, int32_t i) {
+void Emitter::gqa(const model::LayerSpec& layer, int32_t i) {
   const model::AttentionSpec& a = layer.attention;
   const std::string p = str_cat("blk.", i, ".");
   Input h = normed(p + "attn_norm", residual_, layer.attn_norm, model_.n_embd);
   const Qkv qkv = qkv_products(a, h, i);
   const Operand out = value(p + "attention", a.heads * a.dv);
   attend(a, qkv, out, i);
-  selects_rows(out);
 
   Input o{.f32 = out, .width = a.heads * a.dv, .name = p + "attention"};
   project(p + "attn_output", o, a.output, a.output_bias, layer.attn_post_norm, p + "attn_post_norm", i);
 }
 
-void OpList::selects_rows(Operand out) {
-  list_.select_node = static_cast<int32_t>(list_.nodes.size() - 1);
-  list_.select_values = {residual_.value, out.value};
-}
-
-void OpList::attend(const model::AttentionSpec& a, const Qkv& qkv, Operand out, int32_t i) {
+void Emitter::attend(const model::AttentionSpec& a, const Qkv& qkv, Operand out, int32_t i) {
   store_qkv(a, qkv, i);
-  Node& node = emit(str_cat("blk.", i, ".attention"),
-                    ops::AttentionDesc{.heads = a.heads,
-                                       .kv_heads = a.kv_heads,
-                                       .dk = a.dk,
-                                       .dv = a.dv,
-                                       .k_type = plan_.kv_type_k,
-                                       .v_type = plan_.kv_type_v,
-                                       .sinks = a.sinks != kNone,
-                                       .windowed = a.window > 0,
-                                       .softcap = a.softcap > 0,
-                                       .exact = exact_attention()},
-                    i);
-  node.x = qkv.q;
-  node.y = out;
-  node.w = a.sinks;
-  node.scale = static_cast<float>(a.scale);
-  node.softcap = static_cast<float>(a.softcap);
-  node.window = static_cast<int32_t>(a.window);
+  emit(str_cat("blk.", i, ".attention"),
+       ops::AttentionDesc{.heads = a.heads,
+                          .kv_heads = a.kv_heads,
+                          .dk = a.dk,
+                          .dv = a.dv,
+                          .k_type = plan_.kv_type_k,
+                          .v_type = plan_.kv_type_v,
+                          .sinks = a.sinks != kNone,
+                          .windowed = a.window > 0,
+                          .softcap = a.softcap > 0,
+                          .exact = exact_attention()},
+       {.q = qkv.q,
+        .sinks = a.sinks,
+        .scale = static_cast<float>(a.scale),
+        .softcap = static_cast<float>(a.softcap),
+        .window = static_cast<int32_t>(a.window),
+        .out = out},
+       i);
 }
 
-void OpList::mla(const model::LayerSpec& layer, int32_t i) {
+void Emitter::mla(const model::LayerSpec& layer, int32_t i) {
   const model::AttentionSpec& a = layer.attention;
   const std::string p = str_cat("blk.", i, ".");
   Input h = normed(p + "attn_norm", residual_, layer.attn_norm, model_.n_embd);
@@ -112,30 +106,25 @@ void OpList::mla(const model::LayerSpec& layer, int32_t i) {
   project(p + "attn_output", o, a.output, a.output_bias, layer.attn_post_norm, p + "attn_post_norm", i);
 }
 
-Operand OpList::latent_attention(const model::AttentionSpec& a, Operand q, int32_t i) {
+Operand Emitter::latent_attention(const model::AttentionSpec& a, Operand q, int32_t i) {
   const std::string p = str_cat("blk.", i, ".");
   const int64_t key_head = a.nope + a.rope.n_rot;
   // Queries against the latent: [heads, kv_lora + rotary].
   const auto heads = static_cast<int32_t>(a.heads);
-  const bool rotated = static_cast<bool>(absorbed_);
-  const Operand absorbed = rotated ? absorbed_ : value(p + "q_absorbed", a.heads * a.dk);
-  absorbed_ = {};
+  const Operand absorbed = value(p + "q_absorbed", a.heads * a.dk);
   Operand head_rows = q;
   head_rows.stride_bytes = key_head * kF32;
   Input q_nope{.f32 = head_rows, .width = a.nope, .rows_factor = heads, .name = p + "q_nope"};
   Operand target = absorbed;
   target.batch_stride_bytes = a.dk * kF32;
   batched_matmul(p + "attn_k_b", q_nope, a.k_b, target, i);
-  if (!rotated) {
-    Node& rotary = emit(p + "q_rotary", ops::CopyDesc{.act = ops::ActType::f32, .k = a.rope.n_rot}, i, heads);
-    rotary.x = slice(head_rows, a.nope);
-    rotary.y = slice(absorbed, a.kv_lora);
-    rotary.y.stride_bytes = a.dk * kF32;
-  }
+  Operand rotary = slice(absorbed, a.kv_lora);
+  rotary.stride_bytes = a.dk * kF32;
+  emit(p + "q_rotary", ops::CopyDesc{.act = ops::ActType::f32, .k = a.rope.n_rot},
+       {.x = slice(head_rows, a.nope), .out = rotary}, i, heads);
 
   const Operand mixed = value(p + "attention", a.heads * a.kv_lora);
-  attend_latents(a, absorbed, q, mixed, i);
-  selects_rows(mixed);
+  attend_latents(a, absorbed, mixed, i);
 
   const Operand out = value(p + "attention_v", a.heads * a.v_head);
   Operand mixed_rows = mixed;
@@ -147,20 +136,17 @@ Operand OpList::latent_attention(const model::AttentionSpec& a, Operand q, int32
   return out;
 }
 
-void OpList::attend_latents(const model::AttentionSpec& a, Operand absorbed, Operand, Operand out, int32_t i) {
-  Node& node = emit(str_cat("blk.", i, ".attention"),
-                    ops::AttentionDesc{.heads = a.heads,
-                                       .kv_heads = 1,
-                                       .dk = a.dk,
-                                       .dv = a.dv,
-                                       .k_type = plan_.kv_type_k,
-                                       .v_type = plan_.kv_type_k,
-                                       .v_in_k = true,
-                                       .exact = exact_attention()},
-                    i);
-  node.x = absorbed;
-  node.y = out;
-  node.scale = static_cast<float>(a.scale);
+void Emitter::attend_latents(const model::AttentionSpec& a, Operand absorbed, Operand out, int32_t i) {
+  emit(str_cat("blk.", i, ".attention"),
+       ops::AttentionDesc{.heads = a.heads,
+                          .kv_heads = 1,
+                          .dk = a.dk,
+                          .dv = a.dv,
+                          .k_type = plan_.kv_type_k,
+                          .v_type = plan_.kv_type_k,
+                          .v_in_k = true,
+                          .exact = exact_attention()},
+       {.q = absorbed, .scale = static_cast<float>(a.scale), .out = out}, i);
 }
 
 }  // namespace dyno::plan

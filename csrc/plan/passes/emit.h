@@ -1,27 +1,20 @@
-// Writes an op list of a model into a plan: one function for each part of a layer. The parts that a list of fewer,
-// larger launches replaces are virtual (fused_list.h). Internal to plan/.
+// The first pass: writes the general op list of a model, one function for each part of a layer. Internal to plan/.
 #pragma once
 
 #include <string>
 
-#include "plan/plan.h"
+#include "plan/passes/passes.h"
 
 namespace dyno::plan {
 
-inline constexpr int64_t kF32 = sizeof(float);
-
-class OpList {
+class Emitter {
  public:
-  OpList(Plan& plan, const model::ModelDesc& model, NodeList& list) : plan_(plan), model_(model), list_(list) {}
-  virtual ~OpList() = default;
-  OpList(const OpList&) = delete;
-  OpList& operator=(const OpList&) = delete;
-
+  Emitter(Plan& plan, const model::ModelDesc& model, NodeList& list) : plan_(plan), model_(model), list_(list) {}
   void build();
-  // The draw list, behind the logits of the lists that were built.
+  // The draw list, after the logits of the general list.
   void build_draw();
 
- protected:
+ private:
   // What a product reads. Where it is a normed row, the norm is emitted when something asks for its result.
   struct Input {
     Operand before{};  // of the norm
@@ -44,9 +37,14 @@ class OpList {
   Operand value_bytes(const std::string& name, size_t bytes_per_token, size_t bytes_fixed = 0);
   static Operand slice(Operand operand, int64_t offset_elements);
 
-  Node& emit(const std::string& name, ops::OpDesc desc, int32_t layer, int32_t rows_factor = 1);
-  void touch(const Operand& operand, int node);
-  void finish_uses();
+  // Appends a node. Operands of another family than the desc's, or without one that the family needs, do not compile.
+  template <typename Desc>
+  Node& emit(const std::string& name, const Desc& desc, const OperandsOf<Desc>& operands, int32_t layer,
+             int32_t rows_factor = 1) {
+    list_.nodes.push_back(
+        {.name = name, .layer = layer, .desc = desc, .rows_factor = rows_factor, .operands = Operands(operands)});
+    return list_.nodes.back();
+  }
 
   bool exact_attention() const;
   ops::ActType act_for(model::WeightId id) const;
@@ -54,13 +52,8 @@ class OpList {
   Operand f32_of(Input& input, int32_t layer);
   // `input` in the form its weight wants; quantised once and shared by later calls with the same Input.
   Operand as(ops::ActType act, Input& input, int32_t layer);
-  // What a product with weight `w` reads of `input`: it, or the row before its norm, when the product norms it.
-  struct Source {
-    Operand x{};
-    bool norm = false;
-  };
-  virtual Source source(Input& input, model::WeightId w, int32_t layer);
-  void set_norm(Node& node, const Source& source, const Input& input) const;
+  // `input` in the form that weight `w` meets.
+  Operand source(Input& input, model::WeightId w, int32_t layer) { return as(act_for(w), input, layer); }
 
   Operand rms_norm(const std::string& name, Operand x, model::WeightId weight, int64_t n, int32_t layer);
   void head_norm(const std::string& name, Operand x, model::WeightId weight, int64_t heads, int64_t dim, int32_t layer);
@@ -80,7 +73,7 @@ class OpList {
     Operand y{};
   };
   // Two products of the same rows, without biases.
-  virtual void two_products(Input& x, const Product& first, const Product& second, int32_t layer);
+  void two_products(Input& x, const Product& first, const Product& second, int32_t layer);
   void batched_matmul(const std::string& name, Input& x, model::WeightId w, Operand y, int32_t layer);
   // Adds a projection's output to the residual stream, through a norm where the architecture has one.
   void project(const std::string& name, Input& x, model::WeightId w, model::WeightId bias, model::WeightId post_norm,
@@ -89,39 +82,34 @@ class OpList {
             int64_t offset, int32_t layer);
   void store(const std::string& name, Operand x, int64_t width, bool value_cache, int32_t layer);
 
-  // Attention (op_list_attention.cpp).
+  // Attention (emit_attention.cpp).
   void gqa(const model::LayerSpec& layer, int32_t index);
   void mla(const model::LayerSpec& layer, int32_t index);
   // From queries [heads, nope + rotary] and the stored latents to [heads, v_head].
-  virtual Operand latent_attention(const model::AttentionSpec& a, Operand q, int32_t layer);
-  virtual Qkv qkv_products(const model::AttentionSpec& a, Input& h, int32_t layer);
+  Operand latent_attention(const model::AttentionSpec& a, Operand q, int32_t layer);
+  Qkv qkv_products(const model::AttentionSpec& a, Input& h, int32_t layer);
   // Norms of heads, rotation, and the way of k and v into the cache.
-  virtual void store_qkv(const model::AttentionSpec& a, const Qkv& x, int32_t layer);
+  void store_qkv(const model::AttentionSpec& a, const Qkv& x, int32_t layer);
   // Both, and attention itself.
-  virtual void attend(const model::AttentionSpec& a, const Qkv& x, Operand out, int32_t layer);
-  // Of the absorbed queries with the stored latents; q: before the rotary part of `absorbed` was made of it.
-  virtual void attend_latents(const model::AttentionSpec& a, Operand absorbed, Operand q, Operand out, int32_t layer);
-  // The node just emitted is the last one of its layer that all rows go through.
-  void selects_rows(Operand out);
-  // The same of latent attention. May put the rotary part of the queries where absorbed ones have it: absorbed_.
-  virtual void store_latent(const model::AttentionSpec& a, Operand q, Operand latent, int32_t layer);
+  void attend(const model::AttentionSpec& a, const Qkv& x, Operand out, int32_t layer);
+  // Of the absorbed queries with the stored latents.
+  void attend_latents(const model::AttentionSpec& a, Operand absorbed, Operand out, int32_t layer);
+  // The same of latent attention.
+  void store_latent(const model::AttentionSpec& a, Operand q, Operand latent, int32_t layer);
 
-  // Feed-forward (op_list_ffn.cpp).
+  // Feed-forward (emit_ffn.cpp).
   void feed_forward(const model::LayerSpec& layer, int32_t index);
   void dense_ffn(const model::LayerSpec& layer, int32_t index, Input& h);
   void moe_ffn(const model::LayerSpec& layer, int32_t index, Input& h);
   // activation(gate) * up of a dense FFN; [width]
   Operand up_gate(const std::string& name, const model::FfnSpec& ffn, Input& h, int32_t layer);
   Routing routing_values(const model::FfnSpec& ffn, int32_t layer);
-  virtual Routing route_experts(const model::FfnSpec& ffn, Input& h, int32_t layer);
+  Routing route_experts(const model::FfnSpec& ffn, Input& h, int32_t layer);
   // The same for a token's experts; [used, width]
   Operand experts_up_gate(const model::FfnSpec& ffn, Input& h, const Routing& routing, int32_t layer);
   // Adds the weighted sum of the experts' down products to the residual stream.
-  virtual void experts_down(const model::FfnSpec& ffn, Operand hidden, const Routing& routing, int32_t layer);
+  void experts_down(const model::FfnSpec& ffn, Operand hidden, const Routing& routing, int32_t layer);
 
-  int32_t rope_table(const model::RopeSpec& spec);
-
-  Operand absorbed_{};  // of the layer at hand
   Plan& plan_;
   const model::ModelDesc& model_;
   NodeList& list_;

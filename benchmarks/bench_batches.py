@@ -1,0 +1,123 @@
+"""Tokens of several sequences together: what a server's step costs, by how many sequences it serves.
+
+    python benchmarks/bench_batches.py a.gguf b.gguf … --sequences 1,2,4,8,16,32,64,128 --json out.json
+
+Every step appends one random token to each sequence and brings the logits of all to the host. A row has the
+median over the steps, tokens a second in all, and the time of the step's graph on the device, op by op. The
+rest of the step is the copy of the logits and the host. --depth tokens stand in each sequence before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from dyno import Engine, bench
+
+
+def integers(text: str) -> list[int]:
+    """A list such as 1,8,32."""
+    return [int(part) for part in text.split(",")]
+
+
+def ops_of(engine: Engine, tokens: dict[int, Any], most: int) -> dict[str, Any]:
+    """The graph of one step: microseconds in all and by op, the most expensive first."""
+    batch = [(slot, np.asarray(row, np.int32)) for slot, row in tokens.items()]
+    times = engine._open().time_ops(batch, rows="last", in_graph=True)
+    times.sort(key=lambda row: -row["seconds"])
+    rows = [[row["key"], row["count"], round(1e6 * row["seconds"], 1)] for row in times[:most]]
+    return {"us": round(1e6 * sum(row["seconds"] for row in times), 1), "ops": rows}
+
+
+def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """All numbers of sequences of one model."""
+    random = np.random.default_rng(args.seed)
+    row: dict[str, Any] = {"model": path.stem, "depth": args.depth, "cells": {}}
+    ctx = args.depth + 2 * args.steps + 64
+    with Engine(path, args.device, profile=args.profile, ctx=ctx, **dict(args.set)) as engine:
+        vocabulary = int(engine.model["n_vocab"])
+        for count in args.sequences:
+            engine.set_context(sequences=count)
+            for slot in range(count if args.depth else 0):
+                tokens = random.integers(0, vocabulary, args.depth, dtype=np.int32)
+                engine.logits_batch({slot: tokens}, rows="none")
+            samples = []
+            for step in range(args.steps + args.warm_up):
+                step_tokens = random.integers(0, vocabulary, (count, 1), dtype=np.int32)
+                begun = time.perf_counter()
+                engine.logits_batch(dict(enumerate(step_tokens)), reset=False, rows="last")
+                if step >= args.warm_up:
+                    samples.append(time.perf_counter() - begun)
+            median = statistics.median(samples)
+            cell: dict[str, Any] = {
+                "step_us": round(1e6 * median, 1),
+                "tokens_per_second": round(count / median, 1),
+                "quartiles_us": [round(1e6 * q, 1) for q in statistics.quantiles(samples, n=4)],
+            }
+            if engine.device != "cpu":
+                cell["graph"] = ops_of(engine, dict(enumerate(step_tokens)), args.ops)
+                cell["graph_tokens_per_second"] = round(1e6 * count / cell["graph"]["us"], 1)
+            row["cells"][str(count)] = cell
+            on_device = cell.get("graph_tokens_per_second", "")
+            print(path.stem, count, cell["step_us"], cell["tokens_per_second"], on_device, flush=True)
+    return row
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="+", type=Path, help="GGUF files")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
+    parser.add_argument("--sequences", type=integers, default=[1, 2, 4, 8, 16, 32, 64, 128])
+    parser.add_argument("--depth", type=int, default=128, help="tokens of each sequence before")
+    parser.add_argument("--steps", type=int, default=32, help="timed")
+    parser.add_argument("--warm-up", type=int, default=8, help="steps before them")
+    parser.add_argument("--ops", type=int, default=12, help="so many ops are written, the most expensive")
+    parser.add_argument("--profile", help="a profile's file; without one, none")
+    parser.add_argument("--set", type=setting, action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write everything there, after every model")
+    return parser.parse_args()
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """NAME=VALUE of `dyno.settings`."""
+    from dyno.settings import SETTINGS
+
+    name, _, value = text.partition("=")
+    if name not in SETTINGS:
+        raise argparse.ArgumentTypeError(f"no setting {name!r}")
+    return name, SETTINGS[name].parse(value)
+
+
+def main() -> int:
+    """Exit code 1 if a model could not be measured."""
+    args = parse_args()
+    report: dict[str, Any] = {
+        "command": "python benchmarks/bench_batches.py " + " ".join(Path(a).name for a in sys.argv[1:]),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": bench.machine_facts(args.device),
+        "models": [],
+        "failed": {},
+    }
+    for path in args.models:
+        try:
+            report["models"].append(measure(path, args))
+        except Exception as error:  # one model must not cost the others their figures
+            print(f"{path.stem}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            report["failed"][path.stem] = f"{type(error).__name__}: {error}"
+        if args.json:
+            args.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 1 if report["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

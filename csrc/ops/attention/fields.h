@@ -1,0 +1,61 @@
+// The fields of family attention, by name: of its key, a node's operands and a launch's arguments.
+#pragma once
+
+#include "ops/arguments.h"
+#include "ops/attention/attention.h"
+
+namespace dyno::ops {
+
+// clang-format off
+template <typename V>
+constexpr void for_each_field(std::type_identity<AttentionDesc>, V&& v) {
+  using D = AttentionDesc;
+  v("m", &D::m, In::never); v("heads", &D::heads, In::always); v("kv_heads", &D::kv_heads, In::always);
+  v("dk", &D::dk, In::always); v("dv", &D::dv, In::always); v("k_type", &D::k_type, In::always);
+  v("v_type", &D::v_type, In::always);
+  v("v_in_k", &D::v_in_k, In::if_set); v("sinks", &D::sinks, In::if_set); v("windowed", &D::windowed, In::if_set);
+  v("softcap", &D::softcap, In::if_set);
+  v("exact", &D::exact, In::if_set);
+}
+// clang-format on
+
+// Keys and values come from the cache, or, if `keys` and `values` are given, from these.
+struct AttentionOperands {
+  Reads q;
+  MayRead keys{}, values{};
+  MayUseWeight sinks{};
+  float scale = 1.0f;
+  float softcap = 0.0f;
+  int32_t window = 0;
+  Writes out;
+};
+DYNO_FIELDS(AttentionOperands, q, keys, values, sinks, scale, softcap, window, out)
+
+DYNO_FIELDS(AttentionArgs, q, q_stride, k_cache, v_cache, k_row_bytes, v_row_bytes, slot_positions, runs, n_runs, sinks,
+            scale, softcap, window, settled, out, out_stride)
+// Given by the u-batch.
+constexpr FieldNames from_batch(std::type_identity<AttentionArgs>) {
+  return {"k_cache", "v_cache", "k_row_bytes", "v_row_bytes", "slot_positions", "runs", "n_runs", "settled"};
+}
+// No argument of its name.
+constexpr FieldNames only_plan(std::type_identity<AttentionOperands>) { return {"keys", "values"}; }
+
+// The arguments of a launch by itself: what they are called, and how far they reach.
+template <typename Visitor>
+void arguments(const AttentionDesc& d, AttentionArgs& a, Visitor& v) {
+  v.runs(d.m, a);
+  v.number("q_stride", a.q_stride, d.heads * d.dk);
+  v.number("out_stride", a.out_stride, d.heads * d.dv);
+  v.cache("k_cache", a.k_cache, "k_row_bytes", a.k_row_bytes, d.k_type, d.kv_heads * d.dk);
+  if (!d.v_in_k) v.cache("v_cache", a.v_cache, "v_row_bytes", a.v_row_bytes, d.v_type, d.kv_heads * d.dv);
+  v.in("q", a.q, extent(d.m, a.q_stride, d.heads * d.dk));
+  v.optional("sinks", a.sinks, d.heads, d.sinks);
+  v.require(!d.sinks || a.sinks != nullptr, "sinks");
+  v.number("scale", a.scale, 1.0f, 0.1f);
+  v.number("softcap", a.softcap, 0.0f, 30.0f);
+  v.number("window", a.window, 0, 1024);
+  v.number("settled", a.settled, false);
+  v.out("out", a.out, extent(d.m, a.out_stride, d.heads * d.dv));
+}
+
+}  // namespace dyno::ops

@@ -1,0 +1,52 @@
+// The fields of family moe_up_gate, by name: of its key, a node's operands and a launch's arguments.
+#pragma once
+
+#include "ops/arguments.h"
+#include "ops/moe_up_gate/moe_up_gate.h"
+
+namespace dyno::ops {
+
+// clang-format off
+template <typename V>
+constexpr void for_each_field(std::type_identity<MoeUpGateDesc>, V&& v) {
+  using D = MoeUpGateDesc;
+  v("type", &D::type, In::always); v("m", &D::m, In::never); v("n", &D::n, In::always); v("k", &D::k, In::always);
+  v("experts", &D::experts, In::always); v("used", &D::used, In::always); v("activation", &D::activation, In::always);
+  v("norm", &D::norm, In::if_set);
+  v("layout", &D::layout, In::if_set); v("act", &D::act, In::if_set);
+  v("path", &D::path, In::never); v("compute", &D::compute, In::never);
+}
+// clang-format on
+
+struct MoeUpGateOperands {
+  Reads x;
+  NormOfRows norm{};
+  NeedsWeight w_gate, w_up;
+  MayUseWeight bias_gate{}, bias_up{};
+  Reads ids;
+  Writes y;
+  Updates workspace;
+};
+DYNO_FIELDS(MoeUpGateOperands, x, norm, w_gate, w_up, bias_gate, bias_up, ids, y, workspace)
+
+DYNO_FIELDS(MoeUpGateArgs, x, x_stride_bytes, w_gate, w_up, w_expert_stride_bytes, bias_gate, bias_up, ids, y,
+            workspace, norm)
+
+// The arguments of a launch by itself: what they are called, and how far they reach.
+template <typename Visitor>
+void arguments(const MoeUpGateDesc& d, MoeUpGateArgs& a, Visitor& v) {
+  const int64_t x_row = act_row_bytes(d.act, d.k);
+  v.number("x_stride_bytes", a.x_stride_bytes, x_row);
+  v.rows("x", a.x, d.act, extent(d.m, a.x_stride_bytes, x_row));
+  v.number("w_expert_stride_bytes", a.w_expert_stride_bytes, matrix_bytes(d));
+  v.bytes("w_gate", a.w_gate, extent(d.experts, a.w_expert_stride_bytes, matrix_bytes(d)));
+  v.bytes("w_up", a.w_up, extent(d.experts, a.w_expert_stride_bytes, matrix_bytes(d)));
+  v.optional("bias_gate", a.bias_gate, d.experts * d.n, false);
+  v.optional("bias_up", a.bias_up, d.experts * d.n, false);
+  v.routing("ids", a.ids, d.m, d.used, d.experts);
+  v.out("y", a.y, d.m * d.used * d.n);
+  v.out("workspace", a.workspace, moe_workspace_ints(d.m, d.used, d.experts));
+  if (d.norm) norm_arguments(d.k, a.norm, v);
+}
+
+}  // namespace dyno::ops

@@ -1,0 +1,43 @@
+// The fields of family norm, by name: of its key, a node's operands and a launch's arguments.
+#pragma once
+
+#include "ops/arguments.h"
+#include "ops/norm/norm.h"
+
+namespace dyno::ops {
+
+// clang-format off
+template <typename V>
+constexpr void for_each_field(std::type_identity<NormDesc>, V&& v) {
+  using D = NormDesc;
+  v("m", &D::m, In::never); v("n", &D::n, In::always); v("rows_per_token", &D::rows_per_token, In::if_set);
+  v("add", &D::add, In::if_set);
+}
+// clang-format on
+
+struct NormOperands {
+  Reads x;
+  MayUseWeight weight{};
+  MayRead residual{};
+  Writes out;
+  float eps = 0.0f;
+};
+DYNO_FIELDS(NormOperands, x, weight, residual, out, eps)
+
+DYNO_FIELDS(NormArgs, x, x_stride, weight, residual, out, out_stride, eps)
+
+// The arguments of a launch by itself: what they are called, and how far they reach.
+template <typename Visitor>
+void arguments(const NormDesc& d, NormArgs& a, Visitor& v) {
+  const int64_t row = d.rows_per_token * d.n;
+  v.number("x_stride", a.x_stride, row);
+  v.number("out_stride", a.out_stride, row);
+  v.in("x", a.x, extent(d.m, a.x_stride, row));
+  v.optional("weight", a.weight, d.n, true);
+  v.optional("residual", a.residual, d.m * row, d.add);
+  v.require(!d.add || a.residual != nullptr, "residual");
+  v.out("out", a.out, extent(d.m, a.out_stride, row));
+  v.number("eps", a.eps, 0.0f, 1e-6f);
+}
+
+}  // namespace dyno::ops

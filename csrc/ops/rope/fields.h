@@ -1,0 +1,41 @@
+// The fields of family rope, by name: of its key, a node's operands and a launch's arguments.
+#pragma once
+
+#include "ops/arguments.h"
+#include "ops/rope/rope.h"
+
+namespace dyno::ops {
+
+// clang-format off
+template <typename V>
+constexpr void for_each_field(std::type_identity<RopeDesc>, V&& v) {
+  using D = RopeDesc;
+  v("m", &D::m, In::never); v("heads", &D::heads, In::always); v("head_dim", &D::head_dim, In::always);
+  v("n_rot", &D::n_rot, In::always); v("offset", &D::offset, In::if_set); v("neox", &D::neox, In::if_set);
+}
+// clang-format on
+
+struct RopeOperands {
+  Updates x;
+  int32_t rope_table = 0;
+};
+DYNO_FIELDS(RopeOperands, x, rope_table)
+
+DYNO_FIELDS(RopeArgs, x, x_stride, positions, inv_freq, mscale)
+// Given by the u-batch.
+constexpr FieldNames from_batch(std::type_identity<RopeArgs>) { return {"positions", "inv_freq", "mscale"}; }
+// No argument of its name.
+constexpr FieldNames only_plan(std::type_identity<RopeOperands>) { return {"rope_table"}; }
+
+// The arguments of a launch by itself: what they are called, and how far they reach.
+template <typename Visitor>
+void arguments(const RopeDesc& d, RopeArgs& a, Visitor& v) {
+  const int64_t row = d.heads * d.head_dim;
+  v.number("x_stride", a.x_stride, row);
+  v.out("x", a.x, extent(d.m, a.x_stride, row));
+  v.integers("positions", a.positions, d.m, 4096);
+  v.in("inv_freq", a.inv_freq, d.n_rot / 2);
+  v.number("mscale", a.mscale, 1.0f);
+}
+
+}  // namespace dyno::ops

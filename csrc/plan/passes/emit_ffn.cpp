@@ -1,0 +1,184 @@
+// The feed-forward part of a layer, dense or a mixture of experts.
+#include "plan/passes/emit.h"
+
+#include "core/error.h"
+#include "ops/args.h"
+
+namespace dyno::plan {
+
+using model::kNone;
+using model::WeightId;
+
+Operand Emitter::up_gate(const std::string& name, const model::FfnSpec& f, Input& h, int32_t layer) {
+  const model::Weight& gate = model_.weight(f.gate);
+  const model::Weight& up = model_.weight(f.up);
+  const ops::Layout layout = plan_.weights[static_cast<size_t>(f.gate)].layout;
+  const Operand out = value(name, f.dense_width);
+  if (gate.type == up.type && layout == plan_.weights[static_cast<size_t>(f.up)].layout) {
+    emit(name,
+         ops::UpGateDesc{.type = gate.type,
+                         .layout = layout,
+                         .act = act_for(f.gate),
+                         .activation = f.activation,
+                         .n = f.dense_width,
+                         .k = gate.cols},
+         {.x = source(h, f.gate, layer),
+          .w_gate = f.gate,
+          .w_up = f.up,
+          .bias_gate = f.gate_bias,
+          .bias_up = f.up_bias,
+          .y = out},
+         layer);
+    return out;
+  }
+  // Types differ (mixed quantisations): two products, then the activation.
+  const Operand g = value(name + " (gate)", f.dense_width);
+  matmul(name + " (gate)", h, f.gate, f.gate_bias, g, {}, 1.0f, layer);
+  matmul(name + " (up)", h, f.up, f.up_bias, out, {}, 1.0f, layer);
+  emit(name + " (glu)", ops::GluDesc{.n = f.dense_width, .activation = f.activation}, {.gate = g, .up = out, .y = out},
+       layer);
+  return out;
+}
+
+void Emitter::dense_ffn(const model::LayerSpec& layer, int32_t i, Input& h) {
+  const std::string p = str_cat("blk.", i, ".");
+  Input hidden{
+      .f32 = up_gate(p + "ffn_up_gate", layer.ffn, h, i), .width = layer.ffn.dense_width, .name = p + "ffn_up_gate"};
+  project(p + "ffn_down", hidden, layer.ffn.down, layer.ffn.down_bias, layer.ffn_post_norm, p + "ffn_post_norm", i);
+}
+
+Emitter::Routing Emitter::route_experts(const model::FfnSpec& f, Input& h, int32_t i) {
+  const std::string p = str_cat("blk.", i, ".");
+  const Operand logits = value(p + "router", f.experts);
+  matmul(p + "ffn_router", h, f.router, f.router_bias, logits, {}, 1.0f, i);
+  const Routing routing = routing_values(f, i);
+  emit(p + "moe_route",
+       ops::MoeRouteDesc{.experts = f.experts,
+                         .used = f.used,
+                         .groups = f.groups,
+                         .groups_used = f.groups_used,
+                         .gating = f.gating,
+                         .normalize = f.normalize},
+       {.logits = logits,
+        .selection_bias = f.selection_bias,
+        .scale = static_cast<float>(f.weights_scale),
+        .moe_index = moe_count_++,
+        .ids = routing.ids,
+        .weights = routing.weights},
+       i);
+  return routing;
+}
+
+Emitter::Routing Emitter::routing_values(const model::FfnSpec& f, int32_t i) {
+  const std::string p = str_cat("blk.", i, ".");
+  const size_t row_ints = static_cast<size_t>(ops::moe_workspace_ints(1, f.used, f.experts) -
+                                              ops::moe_workspace_ints(0, f.used, f.experts));
+  const size_t fixed_ints = static_cast<size_t>(ops::moe_workspace_ints(0, f.used, f.experts));
+  return {value_bytes(p + "expert_ids", static_cast<size_t>(f.used) * sizeof(int32_t)),
+          value(p + "expert_weights", f.used),
+          value_bytes(p + "moe_workspace", row_ints * sizeof(int32_t), fixed_ints * sizeof(int32_t))};
+}
+
+Operand Emitter::experts_up_gate(const model::FfnSpec& f, Input& h, const Routing& routing, int32_t i) {
+  const std::string p = str_cat("blk.", i, ".");
+  const Operand hidden = value(p + "moe_up_gate", f.used * f.width);
+  const auto layout_of = [&](WeightId w) { return plan_.weights[static_cast<size_t>(w)].layout; };
+  const model::Weight& gate = model_.weight(f.experts_gate);
+  if (gate.type == model_.weight(f.experts_up).type && layout_of(f.experts_gate) == layout_of(f.experts_up)) {
+    emit(p + "moe_up_gate",
+         ops::MoeUpGateDesc{.type = gate.type,
+                            .layout = layout_of(f.experts_gate),
+                            .act = act_for(f.experts_gate),
+                            .activation = f.activation,
+                            .n = f.width,
+                            .k = gate.cols,
+                            .experts = f.experts,
+                            .used = f.used},
+         {.x = source(h, f.experts_gate, i),
+          .w_gate = f.experts_gate,
+          .w_up = f.experts_up,
+          .bias_gate = f.experts_gate_bias,
+          .bias_up = f.experts_up_bias,
+          .ids = routing.ids,
+          .y = hidden,
+          .workspace = routing.workspace},
+         i);
+    return hidden;
+  }
+  const Operand g = value(p + "moe_gate", f.used * f.width);
+  for (const bool is_gate : {true, false}) {
+    const WeightId w = is_gate ? f.experts_gate : f.experts_up;
+    const ops::ActType act = act_for(w);
+    const Operand input = as(act, h, i);
+    emit(p + (is_gate ? "moe_gate" : "moe_up"),
+         ops::MatmulIdDesc{.type = model_.weight(w).type,
+                           .layout = layout_of(w),
+                           .act = act,
+                           .n = f.width,
+                           .k = gate.cols,
+                           .experts = f.experts,
+                           .used = f.used},
+         {.x = input,
+          .w = w,
+          .bias = is_gate ? f.experts_gate_bias : f.experts_up_bias,
+          .ids = routing.ids,
+          .y = is_gate ? g : hidden,
+          .workspace = routing.workspace},
+         i);
+  }
+  emit(p + "moe_glu", ops::GluDesc{.n = f.used * f.width, .activation = f.activation},
+       {.gate = g, .up = hidden, .y = hidden}, i);
+  return hidden;
+}
+
+void Emitter::experts_down(const model::FfnSpec& f, Operand hidden, const Routing& routing, int32_t i) {
+  const std::string p = str_cat("blk.", i, ".");
+  const model::Weight& down = model_.weight(f.experts_down);
+  const ops::ActType act = act_for(f.experts_down);
+  Operand rows = hidden;
+  rows.stride_bytes = f.width * kF32;
+  Input down_in{.f32 = rows, .width = f.width, .rows_factor = static_cast<int32_t>(f.used), .name = p + "moe_up_gate"};
+  const Operand input = as(act, down_in, i);
+  const Operand out = value(p + "moe_down", f.used * model_.n_embd);
+  emit(p + "moe_down",
+       ops::MatmulIdDesc{.type = down.type,
+                         .layout = plan_.weights[static_cast<size_t>(f.experts_down)].layout,
+                         .act = act,
+                         .n = model_.n_embd,
+                         .k = f.width,
+                         .experts = f.experts,
+                         .used = f.used,
+                         .x_per_slot = true},
+       {.x = input,
+        .w = f.experts_down,
+        .bias = f.experts_down_bias,
+        .ids = routing.ids,
+        .y = out,
+        .workspace = routing.workspace},
+       i);
+  emit(p + "moe_sum", ops::MoeSumDesc{.n = model_.n_embd, .used = f.used},
+       {.x = out,
+        .weights = routing.weights,
+        .residual = residual_,
+        .scale = static_cast<float>(model_.residual_scale),
+        .out = residual_},
+       i);
+}
+
+void Emitter::moe_ffn(const model::LayerSpec& layer, int32_t i, Input& h) {
+  const model::FfnSpec& f = layer.ffn;
+  const std::string p = str_cat("blk.", i, ".");
+  DYNO_CHECK(UnsupportedError, layer.ffn_post_norm == kNone, "[plan] layer ", i,
+             ": a norm after a mixture of experts is not supported");
+  const Routing routing = route_experts(f, h, i);
+  const Operand hidden = experts_up_gate(f, h, routing, i);
+  experts_down(f, hidden, routing, i);
+  if (f.dense_width == 0) return;
+  // The shared experts come last, when the memory of the others' rows is free.
+  const Operand shared = up_gate(p + "ffn_shared_up_gate", f, h, i);
+  Input down{.f32 = shared, .width = f.dense_width, .name = p + "ffn_shared_up_gate"};
+  matmul(p + "ffn_shared_down", down, f.down, f.down_bias, residual_, residual_,
+         static_cast<float>(model_.residual_scale), i);
+}
+
+}  // namespace dyno::plan

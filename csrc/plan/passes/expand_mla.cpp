@@ -1,0 +1,70 @@
+// The op list for prompts of models with latent attention: keys and values of all heads are made from the latents, then
+// attention is that of any model.
+#include "core/error.h"
+#include "ops/attention/attention.h"
+#include "ops/mla_expand/mla_expand.h"
+#include "plan/passes/passes.h"
+
+namespace dyno::plan {
+namespace {
+
+// In the place of the absorbing product, the copy of the rotary part, attention over the latents and the product with
+// v_b stand the expansion and attention over its keys and values.
+void expand_layer(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer) {
+  const model::AttentionSpec& a = model.layers[static_cast<size_t>(layer)].attention;
+  const Span span = layer_span(nodes, layer);
+  const auto product = [&](model::WeightId w) {
+    return find_node<MatmulOperands>(nodes, span, [&](const MatmulOperands& o) { return o.w.id == w; });
+  };
+  const size_t first = product(a.k_b), last = product(a.v_b);
+  // The product with k_b reads rows of heads; the queries are the value that they lie in.
+  Operand q = operands_of<MatmulOperands>(nodes[first])->x;
+  q.stride_bytes = static_cast<int64_t>(plan.values[static_cast<size_t>(q.value)].bytes_per_token);
+  q.batch_stride_bytes = 0;
+  Operand out = operands_of<MatmulOperands>(nodes[last])->y;
+  out.batch_stride_bytes = 0;
+
+  const std::string p = str_cat("blk.", layer, ".");
+  const int64_t key_head = a.nope + a.rope.n_rot;
+  // One sequence at a time, so that the memory of one context is enough.
+  const DType type = ops::expanded_type(plan.kv_type_k);
+  const auto made = [&](const char* name, int64_t width) {
+    const size_t bytes = row_bytes(type, plan.context.ctx * a.heads * width);
+    return Operand{.value = add_value(plan, p + name, 0, bytes, ListId::expanded)};
+  };
+  const Operand keys = made("keys", key_head), values = made("values", a.v_head);
+  Node expand = make_node(p + "mla_expand", layer,
+                          ops::MlaExpandDesc{.k_type = model.weight(a.k_b).type,
+                                             .v_type = model.weight(a.v_b).type,
+                                             .heads = a.heads,
+                                             .nope = a.nope,
+                                             .rope = a.rope.n_rot,
+                                             .dv = a.v_head,
+                                             .lora = a.kv_lora,
+                                             .cache_type = plan.kv_type_k,
+                                             .k_layout = plan.weights[static_cast<size_t>(a.k_b)].layout,
+                                             .v_layout = plan.weights[static_cast<size_t>(a.v_b)].layout},
+                          {.k_b = a.k_b, .v_b = a.v_b, .keys = keys, .values = values});
+  const ops::AttentionDesc desc{
+      .heads = a.heads, .kv_heads = a.heads, .dk = key_head, .dv = a.v_head, .k_type = type, .v_type = type};
+  if (type == DType::f32) plan.expands_f32 = kExpandF32 && ops::attention_in_pairs(desc, plan.device);
+  Node attention =
+      make_node(p + "attention", layer, desc,
+                {.q = q, .keys = keys, .values = values, .scale = static_cast<float>(a.scale), .out = out});
+  expand.per_run = attention.per_run = true;
+  replace_nodes(nodes, {first + 1, last + 1}, std::move(attention));
+  replace_nodes(nodes, {first, first + 1}, std::move(expand));
+}
+
+}  // namespace
+
+NodeList expand_mla(Plan& plan, const model::ModelDesc& model, const NodeList& general) {
+  NodeList list{.id = ListId::expanded, .nodes = general.nodes, .residual = general.residual};
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    if (model.layers[i].attention.kind != model::AttentionKind::mla) continue;
+    expand_layer(plan, model, list.nodes, static_cast<int32_t>(i));
+  }
+  return list;
+}
+
+}  // namespace dyno::plan

@@ -1,0 +1,122 @@
+// What follows from the nodes of a list, whichever pass wrote them.
+#include <algorithm>
+#include <map>
+
+#include "core/error.h"
+#include "plan/passes/passes.h"
+
+namespace dyno::plan {
+namespace {
+
+using model::kNone;
+
+// The compiler sees that every operand is named; here, that it stands for something.
+void check_given(const Node& node) {
+  std::visit(
+      [&]<typename O>(const O& o) {
+        for_each_field<O>([&](std::string_view field, auto member) {
+          using Member = std::remove_cvref_t<decltype(o.*member)>;
+          bool given = true;
+          if constexpr (IsOperand<Member>) given = !Member::kRequired || (o.*member);
+          if constexpr (IsWeight<Member>) given = !Member::kRequired || (o.*member).id != kNone;
+          DYNO_CHECK(PlanError, given, "[plan] ", node.name, " has no ", field);
+        });
+      },
+      node.operands);
+}
+
+// Values of another list, of which this one's nodes were made, become values of its own. All lists write the same
+// logits.
+void own_values(Plan& plan, NodeList& list) {
+  std::map<ValueId, ValueId> own;
+  const auto note = [&](const Operand& operand) {
+    if (operand) own[operand.value] = operand.value;
+  };
+  for (const Node& node : list.nodes) {
+    for_each_operand(node.operands, [&](std::string_view, const Operand& operand) { note(operand); });
+  }
+  for (auto& [from, to] : own) {
+    const Value value = plan.values[static_cast<size_t>(from)];
+    if (value.list == list.id || from == plan.logits) continue;
+    to = add_value(plan, value.name, value.bytes_per_token, value.bytes_fixed, list.id);
+  }
+  for (Node& node : list.nodes) {
+    for_each_operand(node.operands, [&](std::string_view, Operand& operand) {
+      if (operand) operand.value = own.at(operand.value);
+    });
+  }
+  if (list.residual != kNoValue) list.residual = own.at(list.residual);
+}
+
+void number_keys(Plan& plan, NodeList& list) {
+  for (Node& node : list.nodes) {
+    const std::string key = ops::op_key(node.desc);
+    const auto known = std::find_if(plan.keys.begin(), plan.keys.end(), [&](const OpUse& use) {
+      return use.key == key && use.rows_factor == node.rows_factor;
+    });
+    node.key = static_cast<int32_t>(known - plan.keys.begin());
+    if (known == plan.keys.end()) {
+      plan.keys.push_back({.desc = node.desc, .key = key, .rows_factor = node.rows_factor});
+    }
+    ++plan.keys[static_cast<size_t>(node.key)].count[static_cast<size_t>(list.id)];
+  }
+}
+
+void find_lives(Plan& plan, const NodeList& list) {
+  for (size_t i = 0; i < list.nodes.size(); ++i) {
+    const auto node = static_cast<int>(i);
+    for_each_operand(list.nodes[i].operands, [&](std::string_view, const Operand& operand) {
+      if (!operand) return;
+      Value& v = plan.values[static_cast<size_t>(operand.value)];
+      if (v.first_use < 0) v.first_use = node;
+      v.last_use = node;
+    });
+  }
+}
+
+// The last attention is the last node that all rows have to go through: what it gives, and the residual stream, go on
+// with fewer.
+void find_selection(NodeList& list) {
+  for (size_t i = 0; i < list.nodes.size(); ++i) {
+    const Node& node = list.nodes[i];
+    const auto at = static_cast<int32_t>(i);
+    if (node.layer >= 0) list.head_node = at + 1;
+    const auto selects = [&](const auto* attention) {
+      if (attention == nullptr) return;
+      list.select_node = at;
+      list.select_values = {list.residual, attention->out.value};
+    };
+    selects(operands_of<AttentionOperands>(node));
+    selects(operands_of<RopeAttentionOperands>(node));
+  }
+}
+
+}  // namespace
+
+void finish_list(Plan& plan, NodeList& list) {
+  for (const Node& node : list.nodes) check_given(node);
+  own_values(plan, list);
+  number_keys(plan, list);
+  if (list.id != ListId::draw) find_lives(plan, list);  // what it reads and gives lies outside of the arena
+  find_selection(list);
+}
+
+ValueId add_value(Plan& plan, const std::string& name, size_t bytes_per_token, size_t bytes_fixed, ListId list) {
+  plan.values.push_back({.name = name, .bytes_per_token = bytes_per_token, .bytes_fixed = bytes_fixed, .list = list});
+  return static_cast<ValueId>(plan.values.size() - 1);
+}
+
+Span layer_span(const Nodes& nodes, int32_t layer) {
+  const auto of_layer = [&](const Node& node) { return node.layer == layer; };
+  const auto begin = std::find_if(nodes.begin(), nodes.end(), of_layer);
+  const auto end = std::find_if_not(begin, nodes.end(), of_layer);
+  return {static_cast<size_t>(begin - nodes.begin()), static_cast<size_t>(end - nodes.begin())};
+}
+
+void replace_nodes(Nodes& nodes, Span span, Node node) {
+  nodes[span.begin] = std::move(node);
+  const auto at = [&](size_t place) { return nodes.begin() + static_cast<std::ptrdiff_t>(place); };
+  nodes.erase(at(span.begin + 1), at(span.end));
+}
+
+}  // namespace dyno::plan

@@ -1,0 +1,294 @@
+// The op list for few tokens: the same layer in fewer, larger launches, for devices whose launches cost more than the
+// work of a small op. Nodes that no fused launch covers stay as they are.
+#include <algorithm>
+#include <optional>
+
+#include "core/error.h"
+#include "plan/passes/passes.h"
+
+namespace dyno::plan {
+
+using model::kNone;
+using model::WeightId;
+
+bool fused_takes(const Plan& plan, const ops::OpDesc& desc) {
+  for (const int64_t tokens : {int64_t{1}, kFusedTokens}) {
+    const ops::OpDesc d = ops::with_tokens(desc, tokens);
+    if (!ops::supports(d, ops::default_config(d, plan.device), plan.device)) return false;
+  }
+  return true;
+}
+
+namespace {
+
+// A norm inside of a product is computed by every block. For the many blocks of an output matrix a launch is cheaper.
+constexpr int64_t kMostNormedRows = 32768;
+
+class Fuse {
+ public:
+  Fuse(Plan& plan, const model::ModelDesc& model, Nodes& nodes) : plan_(plan), model_(model), nodes_(nodes) {}
+
+  void layer(int32_t i) {
+    const model::LayerSpec& spec = model_.layers[static_cast<size_t>(i)];
+    first_products(spec.attention, i);
+    fuse_attention(plan_, model_, nodes_, i);
+    if (spec.ffn.kind != model::FfnKind::moe) return;
+    router(spec.ffn, i);
+    experts_down(spec.ffn, i);
+    shared_experts_first(spec.ffn, i);
+  }
+
+  // Products of streamed weights norm their rows themselves, up to the first reader that cannot.
+  void fold_norms() {
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      const auto* norm = operands_of<NormOperands>(nodes_[i]);
+      const auto* desc = std::get_if<ops::NormDesc>(&nodes_[i].desc);
+      if (norm == nullptr || desc->add || desc->rows_per_token > 1 || norm->x.value == norm->out.value) continue;
+      const NormOperands folded = *norm;
+      size_t place = i + 1;
+      bool read = false;  // from `place` on
+      for (size_t at = i + 1; at < nodes_.size() && !read; ++at) {
+        if (reads(nodes_[at], folded.out.value)) {
+          if (place == at && norms_rows(nodes_[at], folded)) {
+            ++place;
+            continue;
+          }
+          read = true;
+        } else if (place == at && !writes(nodes_[at], folded.x.value)) {
+          ++place;
+        }
+      }
+      if (!read) {
+        nodes_.erase(nodes_.begin() + static_cast<std::ptrdiff_t>(i));
+        --i;
+      } else if (place > i + 1) {
+        const auto from = nodes_.begin() + static_cast<std::ptrdiff_t>(i);
+        std::rotate(from, from + 1, nodes_.begin() + static_cast<std::ptrdiff_t>(place));
+        nodes_[place].beside = false;
+        --i;
+      }
+    }
+  }
+
+ private:
+  ops::Layout layout_of(WeightId w) const { return plan_.weights[static_cast<size_t>(w)].layout; }
+  size_t product(Span span, WeightId w) const {
+    return find_node<MatmulOperands>(nodes_, span, [&](const MatmulOperands& o) { return o.w.id == w; });
+  }
+
+  static bool reads(const Node& node, ValueId value) {
+    bool found = false;
+    for_each_operand(node.operands, [&](std::string_view, const auto& operand) {
+      found |= operand.value == value && operand.kUse != Access::write;
+    });
+    return found;
+  }
+  static bool writes(const Node& node, ValueId value) {
+    bool found = false;
+    for_each_operand(node.operands, [&](std::string_view, const auto& operand) {
+      found |= operand.value == value && operand.kUse != Access::read;
+    });
+    return found;
+  }
+
+  // The weight whose kernels can norm the rows that the node reads; none where nothing can.
+  std::optional<WeightId> norming_weight(const Node& node) const {
+    WeightId w = kNone;
+    if (const auto* matmul = operands_of<MatmulOperands>(node)) {
+      if (std::get<ops::MatmulDesc>(node.desc).batch == 1) w = matmul->w.id;
+    } else if (const auto* up_gate = operands_of<UpGateOperands>(node)) {
+      w = up_gate->w_gate.id;
+    } else if (const auto* experts = operands_of<MoeUpGateOperands>(node)) {
+      w = experts->w_gate.id;
+    } else if (const auto* qkv = operands_of<QkvOperands>(node)) {
+      w = qkv->w_q.id;
+    }
+    if (w == kNone || layout_of(w) != ops::Layout::gpu || model_.weight(w).rows > kMostNormedRows) return std::nullopt;
+    return w;
+  }
+
+  // Makes a product read the rows before their norm, if it can.
+  bool norms_rows(Node& node, const NormOperands& norm) const {
+    if (!norming_weight(node)) return false;
+    std::visit(
+        [&]<typename O>(O& o) {
+          if constexpr (requires { requires std::is_same_v<decltype(o.norm), NormOfRows>; }) {
+            o.x = norm.x;
+            o.norm = {.weight = norm.weight, .eps = norm.eps};
+          }
+        },
+        node.operands);
+    std::visit(
+        [](auto& d) {
+          if constexpr (requires { d.norm; }) d.norm = true;
+        },
+        node.desc);
+    return true;
+  }
+
+  // q, k and v in one launch, or the first products of latent attention.
+  void first_products(const model::AttentionSpec& a, int32_t i) {
+    if (a.kind == model::AttentionKind::mla) {
+      two_products(a.q_a != kNone ? a.q_a : a.q, a.kv_a, "_and_kv_a", i);
+      return;
+    }
+    if (a.qkv != kNone) return;
+    const size_t at = product(layer_span(nodes_, i), a.q);
+    const ops::Layout layout = layout_of(a.q);
+    if (layout_of(a.k) != layout || layout_of(a.v) != layout) return;
+    ops::QkvDesc desc{.type = model_.weight(a.q).type,
+                      .type_k = model_.weight(a.k).type,
+                      .type_v = model_.weight(a.v).type,
+                      .layout = layout,
+                      .n = model_.weight(a.q).rows,
+                      .n_k = model_.weight(a.k).rows,
+                      .n_v = model_.weight(a.v).rows,
+                      .k = model_.n_embd,
+                      .norm = true};
+    if (!fused_takes(plan_, desc)) {
+      // Where no kernel reads all three types, q and k may still have one in common.
+      if (two_products(a.q, a.k, "k", i)) nodes_[at + 1].beside = false;
+      return;
+    }
+    desc.norm = false;
+    const auto& q = *operands_of<MatmulOperands>(nodes_[at]);
+    const auto& k = *operands_of<MatmulOperands>(nodes_[at + 1]);
+    const auto& v = *operands_of<MatmulOperands>(nodes_[at + 2]);
+    replace_nodes(nodes_, {at, at + 3},
+                  make_node(str_cat("blk.", i, ".attn_qkv"), i, desc,
+                            {.x = q.x,
+                             .w_q = q.w,
+                             .w_k = k.w,
+                             .w_v = v.w.id,
+                             .bias_q = q.bias,
+                             .bias_k = k.bias,
+                             .bias_v = v.bias,
+                             .q = q.y,
+                             .k = k.y,
+                             .v = v.y}));
+  }
+
+  // Two products of the same rows that follow each other; `suffix` makes their name of the first one's.
+  bool two_products(WeightId first, WeightId second, const char* suffix, int32_t i) {
+    const model::Weight &a = model_.weight(first), &b = model_.weight(second);
+    ops::QkvDesc desc{.type = a.type,
+                      .type_k = b.type,
+                      .type_v = a.type,
+                      .layout = layout_of(first),
+                      .n = a.rows,
+                      .n_k = b.rows,
+                      .k = a.cols,
+                      .norm = true};
+    if (layout_of(second) != desc.layout || !fused_takes(plan_, desc)) return false;
+    desc.norm = false;
+    const size_t at = product(layer_span(nodes_, i), first);
+    const auto& q = *operands_of<MatmulOperands>(nodes_[at]);
+    const auto& k = *operands_of<MatmulOperands>(nodes_[at + 1]);
+    replace_nodes(
+        nodes_, {at, at + 2},
+        make_node(nodes_[at].name + suffix, i, desc,
+                  {.x = q.x, .w_q = q.w, .w_k = k.w, .bias_q = q.bias, .bias_k = k.bias, .q = q.y, .k = k.y}));
+    return true;
+  }
+
+  // Norm, router and the choice of experts.
+  void router(const model::FfnSpec& f, int32_t i) {
+    const size_t at = product(layer_span(nodes_, i), f.router);
+    const auto* norm = operands_of<NormOperands>(nodes_[at - 1]);
+    const auto* route = operands_of<MoeRouteOperands>(nodes_[at + 1]);
+    if (norm == nullptr || route == nullptr) return;
+    const model::Weight& weight = model_.weight(f.router);
+    const ops::NormRouteDesc desc{.type = weight.type,
+                                  .layout = layout_of(f.router),
+                                  .k = weight.cols,
+                                  .experts = f.experts,
+                                  .used = f.used,
+                                  .groups = f.groups,
+                                  .groups_used = f.groups_used,
+                                  .gating = f.gating,
+                                  .normalize = f.normalize};
+    if (!fused_takes(plan_, desc)) return;
+    replace_nodes(nodes_, {at - 1, at + 2},
+                  make_node(str_cat("blk.", i, ".norm_route"), i, desc,
+                            {.x = norm->x,
+                             .norm = norm->weight,
+                             .eps = norm->eps,
+                             .w = f.router,
+                             .bias = f.router_bias,
+                             .selection_bias = route->selection_bias,
+                             .scale = route->scale,
+                             .moe_index = route->moe_index,
+                             .normed = norm->out,
+                             .ids = route->ids,
+                             .weights = route->weights}));
+  }
+
+  size_t down_of_experts(const model::FfnSpec& f, int32_t i) const {
+    return find_node<MatmulIdOperands>(nodes_, layer_span(nodes_, i),
+                                       [&](const MatmulIdOperands& o) { return o.w.id == f.experts_down; });
+  }
+
+  // Down products, weighted sum and residual.
+  void experts_down(const model::FfnSpec& f, int32_t i) {
+    const ops::MoeDownSumDesc desc{.type = model_.weight(f.experts_down).type,
+                                   .layout = layout_of(f.experts_down),
+                                   .n = model_.n_embd,
+                                   .k = f.width,
+                                   .experts = f.experts,
+                                   .used = f.used};
+    if (!fused_takes(plan_, desc)) return;
+    const size_t at = down_of_experts(f, i);
+    const auto& down = *operands_of<MatmulIdOperands>(nodes_[at]);
+    const auto& sum = *operands_of<MoeSumOperands>(nodes_[at + 1]);
+    replace_nodes(nodes_, {at, at + 2},
+                  make_node(str_cat("blk.", i, ".moe_down_sum"), i, desc,
+                            {.x = down.x,
+                             .w = down.w,
+                             .bias = down.bias,
+                             .ids = down.ids,
+                             .weights = sum.weights,
+                             .residual = sum.residual,
+                             .scale = sum.scale,
+                             .out = sum.out}));
+  }
+
+  // Shared experts that will norm their rows themselves must read the residual stream before the others are added to
+  // it.
+  void shared_experts_first(const model::FfnSpec& f, int32_t i) {
+    const Span span = layer_span(nodes_, i);
+    const size_t shared_down = f.dense_width > 0 ? product(span, f.down) : span.end;
+    if (shared_down == span.end) return;
+    size_t down = find_node<MoeDownSumOperands>(nodes_, span, [](const auto&) { return true; });
+    size_t shared = down + 1;
+    if (down == span.end) {
+      down = down_of_experts(f, i);
+      shared = down + 2;
+    }
+    const size_t norm = find_node<NormOperands>(nodes_, span, [&](const NormOperands& o) {
+      return o.weight.id == model_.layers[static_cast<size_t>(i)].ffn_norm;
+    });
+    if (norm == span.end) return;
+    const ValueId rows = operands_of<NormOperands>(nodes_[norm])->out.value;
+    for (size_t at = norm + 1; at < down; ++at) {
+      if (reads(nodes_[at], rows) && !norming_weight(nodes_[at])) return;
+    }
+    const auto place = [&](size_t at) { return nodes_.begin() + static_cast<std::ptrdiff_t>(at); };
+    std::rotate(place(down), place(shared), place(shared_down));
+  }
+
+  Plan& plan_;
+  const model::ModelDesc& model_;
+  Nodes& nodes_;
+};
+
+}  // namespace
+
+NodeList fuse(Plan& plan, const model::ModelDesc& model, const NodeList& general) {
+  NodeList list{.id = ListId::fused, .nodes = general.nodes, .residual = general.residual};
+  Fuse pass(plan, model, list.nodes);
+  for (size_t i = 0; i < model.layers.size(); ++i) pass.layer(static_cast<int32_t>(i));
+  pass.fold_norms();
+  return list;
+}
+
+}  // namespace dyno::plan

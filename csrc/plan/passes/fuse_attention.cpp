@@ -1,0 +1,160 @@
+// Part of fuse(): norms of heads, rotation, the way into the cache and, where a kernel can, attention itself become one
+// launch.
+#include "core/error.h"
+#include "plan/passes/passes.h"
+
+namespace dyno::plan {
+namespace {
+
+using model::kNone;
+
+ops::RopeAttentionDesc heads_desc(const Plan& plan, const model::AttentionSpec& a) {
+  return {.heads = a.heads,
+          .kv_heads = a.kv_heads,
+          .dk = a.dk,
+          .dv = a.dv,
+          .n_rot = a.rope.n_rot,
+          .k_type = plan.kv_type_k,
+          .v_type = plan.kv_type_v,
+          .neox = a.rope.neox,
+          .q_norm = a.q_norm != kNone,
+          .k_norm = a.k_norm != kNone,
+          .sinks = a.sinks != kNone,
+          .windowed = a.window > 0,
+          .softcap = a.softcap > 0};
+}
+ops::RopeAttentionDesc latents_desc(const Plan& plan, const model::AttentionSpec& a) {
+  return {.heads = a.heads,
+          .dk = a.dk,
+          .dv = a.dv,
+          .n_rot = a.rope.n_rot,
+          .nope = a.nope,
+          .k_type = plan.kv_type_k,
+          .v_type = plan.kv_type_k,
+          .neox = a.rope.neox,
+          .k_norm = a.kv_a_norm != kNone,
+          .latent = true};
+}
+
+// The nodes of a layer between its first products and attention's output.
+struct Attention {
+  Span store;        // norms of heads, rotation, the cache
+  size_t attention;  // its place
+};
+
+Attention find_attention(const Nodes& nodes, int32_t layer) {
+  const Span span = layer_span(nodes, layer);
+  const auto any = [](const auto&) { return true; };
+  const size_t rope = find_node<RopeOperands>(nodes, span, any);
+  const size_t attention = find_node<AttentionOperands>(nodes, span, any);
+  Attention found{.store = {rope, rope}, .attention = attention};
+  // Norms of heads are in place.
+  const auto in_place = [&](size_t i) {
+    const auto* norm = operands_of<NormOperands>(nodes[i]);
+    return norm != nullptr && norm->x.value == norm->out.value;
+  };
+  while (found.store.begin > span.begin && in_place(found.store.begin - 1)) --found.store.begin;
+  for (size_t i = rope; i < attention; ++i) {
+    if (operands_of<KvStoreOperands>(nodes[i]) != nullptr) found.store.end = i + 1;
+  }
+  return found;
+}
+
+// q, k and v of a layer as its nodes rotate and store them.
+struct Rotated {
+  Operand q, k, v;
+};
+Rotated find_rotated(const Nodes& nodes, Span store) {
+  Rotated found;
+  for (size_t i = store.begin; i < store.end; ++i) {
+    if (const auto* rope = operands_of<RopeOperands>(nodes[i])) (found.q ? found.k : found.q) = rope->x;
+    const auto* kv = operands_of<KvStoreOperands>(nodes[i]);
+    if (kv != nullptr && kv->into_values) found.v = kv->x;
+  }
+  return found;
+}
+
+void fuse_heads(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer) {
+  const model::AttentionSpec& a = model.layers[static_cast<size_t>(layer)].attention;
+  const Attention found = find_attention(nodes, layer);
+  const Rotated x = find_rotated(nodes, found.store);
+  const auto eps = static_cast<float>(model.norm_eps);
+  if (const ops::RopeAttentionDesc desc = heads_desc(plan, a); fused_takes(plan, desc)) {
+    const AttentionOperands attention = *operands_of<AttentionOperands>(nodes[found.attention]);
+    replace_nodes(nodes, {found.store.begin, found.attention + 1},
+                  make_node(str_cat("blk.", layer, ".rope_attention"), layer, desc,
+                            {.q = x.q,
+                             .k = x.k,
+                             .v = x.v,
+                             .q_norm = a.q_norm,
+                             .k_norm = a.k_norm,
+                             .eps = eps,
+                             .rope_table = rope_table(plan, model, a.rope),
+                             .sinks = a.sinks,
+                             .scale = attention.scale,
+                             .softcap = attention.softcap,
+                             .window = attention.window,
+                             .out = attention.out}));
+    return;
+  }
+  const ops::QkvRopeStoreDesc desc = heads_desc(plan, a).store();
+  if (!fused_takes(plan, desc)) return;
+  replace_nodes(nodes, found.store,
+                make_node(str_cat("blk.", layer, ".qkv_rope_store"), layer, desc,
+                          {.q = x.q,
+                           .k = x.k,
+                           .v = x.v,
+                           .q_norm = a.q_norm,
+                           .k_norm = a.k_norm,
+                           .eps = eps,
+                           .rope_table = rope_table(plan, model, a.rope)}));
+}
+
+// The copy of the rotary part goes as well: the launch that rotates it puts it where absorbed queries have it, or
+// attention reads it where it is.
+void fuse_latents(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer) {
+  const model::AttentionSpec& a = model.layers[static_cast<size_t>(layer)].attention;
+  const ops::RopeAttentionDesc whole = latents_desc(plan, a);
+  const bool attends = fused_takes(plan, whole);
+  if (!attends && !fused_takes(plan, whole.store())) return;
+  const Attention found = find_attention(nodes, layer);
+  const Rotated x = find_rotated(nodes, found.store);
+  const AttentionOperands attention = *operands_of<AttentionOperands>(nodes[found.attention]);
+  const auto eps = static_cast<float>(model.norm_eps);
+  const int32_t table = rope_table(plan, model, a.rope);
+  const auto erase = [&](Span span) {
+    nodes.erase(nodes.begin() + static_cast<std::ptrdiff_t>(span.begin),
+                nodes.begin() + static_cast<std::ptrdiff_t>(span.end));
+  };
+  if (attends) {
+    nodes[found.attention] = make_node(str_cat("blk.", layer, ".rope_attention"), layer, whole,
+                                       {.q = attention.q,
+                                        .q_rotary = x.q,
+                                        .k = x.k,
+                                        .k_norm = a.kv_a_norm,
+                                        .eps = eps,
+                                        .rope_table = table,
+                                        .scale = attention.scale,
+                                        .out = attention.out});
+  }
+  const size_t copy = find_node<CopyOperands>(nodes, {found.store.end, found.attention},
+                                              [&](const CopyOperands& o) { return o.out.value == attention.q.value; });
+  erase({copy, copy + 1});
+  if (attends) {
+    erase(found.store);
+    return;
+  }
+  replace_nodes(
+      nodes, found.store,
+      make_node(str_cat("blk.", layer, ".latent_rope_store"), layer, whole.store(),
+                {.q = x.q, .q_out = attention.q, .k = x.k, .k_norm = a.kv_a_norm, .eps = eps, .rope_table = table}));
+}
+
+}  // namespace
+
+void fuse_attention(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer) {
+  const bool latents = model.layers[static_cast<size_t>(layer)].attention.kind == model::AttentionKind::mla;
+  (latents ? fuse_latents : fuse_heads)(plan, model, nodes, layer);
+}
+
+}  // namespace dyno::plan

@@ -1,0 +1,70 @@
+// The passes that make a plan, each in a file of its own, in this order:
+//   place_weights  layout and place of each weight
+//   emit           the general op list of the model
+//   fuse           a list of fewer, larger launches for few tokens, from the general one
+//   expand_mla     a list whose latent attention runs over keys and values of all heads, from the general one
+//   finish_list    what follows from a list's nodes: keys, lives of values, where rows are selected
+//   layout_arena   (plan.h) an offset for each value
+// A list is a value: a pass reads one and gives another, and keeps nothing. Internal to plan/.
+#pragma once
+
+#include "plan/plan.h"
+
+namespace dyno::plan {
+
+inline constexpr int64_t kF32 = sizeof(float);
+
+void place_weights(Plan& plan, const model::ModelDesc& model);
+NodeList emit(Plan& plan, const model::ModelDesc& model);
+// The list that draws a token from the logits.
+NodeList emit_draw(Plan& plan, const model::ModelDesc& model);
+NodeList fuse(Plan& plan, const model::ModelDesc& model, const NodeList& general);
+NodeList expand_mla(Plan& plan, const model::ModelDesc& model, const NodeList& general);
+void finish_list(Plan& plan, NodeList& list);
+
+// ---- what passes share ---------------------------------------------------------------------------------------------
+
+ValueId add_value(Plan& plan, const std::string& name, size_t bytes_per_token, size_t bytes_fixed, ListId list);
+int32_t rope_table(Plan& plan, const model::ModelDesc& model, const model::RopeSpec& spec);
+
+template <typename Desc>
+Node make_node(std::string name, int32_t layer, const Desc& desc, const OperandsOf<Desc>& operands) {
+  return {.name = std::move(name), .layer = layer, .desc = desc, .operands = Operands(operands)};
+}
+
+// The operands of a node of that family, or null.
+template <typename O>
+O* operands_of(Node& node) {
+  return std::get_if<O>(&node.operands);
+}
+template <typename O>
+const O* operands_of(const Node& node) {
+  return std::get_if<O>(&node.operands);
+}
+
+using Nodes = std::vector<Node>;
+// Places in a list.
+struct Span {
+  size_t begin = 0, end = 0;
+  explicit operator bool() const { return begin < end; }
+};
+// The nodes of a layer, which stand together.
+Span layer_span(const Nodes& nodes, int32_t layer);
+// The first node within the span whose operands are O and meet the condition; span.end if there is none.
+template <typename O, typename Condition>
+size_t find_node(const Nodes& nodes, Span span, const Condition& condition) {
+  for (size_t i = span.begin; i < span.end; ++i) {
+    const O* operands = operands_of<O>(nodes[i]);
+    if (operands != nullptr && condition(*operands)) return i;
+  }
+  return span.end;
+}
+// Puts `node` in the place of the nodes of a span.
+void replace_nodes(Nodes& nodes, Span span, Node node);
+
+// Part of fuse(): what lies between the products of q, k and v and attention's output, of one layer.
+void fuse_attention(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer);
+// Whether the device has a kernel for the op, at any number of tokens that the fused list is for.
+bool fused_takes(const Plan& plan, const ops::OpDesc& desc);
+
+}  // namespace dyno::plan

@@ -1,0 +1,49 @@
+// Where each weight lies and in which layout.
+#include "core/checked.h"
+#include "ops/matmul/layout.h"
+#include "plan/passes/passes.h"
+
+namespace dyno::plan {
+namespace {
+
+// Weights that owned copies are made of: repacked, converted or transposed.
+WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const LoadOptions& load) {
+  WeightPlacement p;
+  if (device.kind == DeviceKind::cuda) {
+    // Exact products and rows by token id read the file's order; so do matrices that the tensor cores' tiles do not
+    // fit.
+    const bool vector = w.transform == model::Transform::to_f32;
+    if (load.numerics == Numerics::standard && !vector && !w.table && w.cols % 32 == 0 &&
+        ops::layout_supported(w.type, ops::Layout::gpu)) {
+      p.layout = ops::Layout::gpu;
+    }
+    p.bytes =
+        checked_mul(static_cast<size_t>(w.batch), ops::layout_bytes(w.type, p.layout, w.rows, w.cols), "a weight");
+    return p;
+  }
+  const bool quantised = !is_float(w.type);
+  const bool matrix = w.transform == model::Transform::none || w.transform == model::Transform::kv_b_v;
+  if (matrix && !w.table && quantised && load.cpu_repack && load.numerics == Numerics::standard &&
+      ops::layout_supported(w.type, ops::Layout::x16)) {
+    p.layout = ops::Layout::x16;
+  }
+  p.mappable = w.transform == model::Transform::none && p.layout == ops::Layout::plain;
+  p.mapped = load.mmap && p.mappable;
+  p.bytes = checked_mul(static_cast<size_t>(w.batch), ops::layout_bytes(w.type, p.layout, w.rows, w.cols), "a weight");
+  return p;
+}
+
+}  // namespace
+
+void place_weights(Plan& plan, const model::ModelDesc& model) {
+  for (const model::Weight& weight : model.weights) plan.weights.push_back(place(weight, plan.device, plan.load));
+  // The embedding table is read row by row, but over a long text nearly all of its pages become resident. Where it is
+  // the output matrix as well and both are pages of the file, it is there once.
+  const bool table_is_output = model.tied_output && plan.weights[static_cast<size_t>(model.output)].mapped;
+  for (size_t i = 0; i < plan.weights.size(); ++i) {
+    const bool counted = model.weights[i].table && plan.weights[i].mapped && table_is_output;
+    if (!counted) plan.weights_bytes = checked_add(plan.weights_bytes, plan.weights[i].bytes, "the weights");
+  }
+}
+
+}  // namespace dyno::plan

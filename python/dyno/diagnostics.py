@@ -1,0 +1,143 @@
+"""Hooks into an engine for tests, benchmarks and the tuner: times of ops, routing, captured graphs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dyno._generate import greedy_after
+from dyno._token_array import token_array
+from dyno.errors import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from dyno.engine import Engine, Rows
+
+__all__ = ["Diagnostics"]
+
+
+class Diagnostics:
+    """The instruments of one engine, as `engine.diagnostics`.
+
+    They use the engine's own sequences and settings, and raise what its methods raise.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def logits(
+        self,
+        tokens: Sequence[int] | NDArray[np.integer[Any]],
+        *,
+        pinned_routing: NDArray[np.int32],
+        reset: bool = True,
+        rows: Rows = "all",
+        slot: int = 0,
+    ) -> NDArray[np.float32]:
+        """Logits as `Engine.logits` gives them, with given experts instead of the router's own choice.
+
+        Args:
+            tokens: As in `Engine.logits`.
+            pinned_routing: Experts by MoE layer and token, int32 [MoE layers, n_tokens, used].
+            reset: As in `Engine.logits`.
+            rows: As in `Engine.logits`.
+            slot: As in `Engine.logits`.
+
+        Raises:
+            PlanError: As in `Engine.logits`; the routing has another shape or names no expert; or the model
+            has no experts.
+        """
+        decoded = self._engine._decode({slot: tokens}, reset=reset, rows=rows, pinned_routing=pinned_routing)
+        return decoded[0][slot]
+
+    def logits_with_routing(
+        self,
+        tokens: Sequence[int] | NDArray[np.integer[Any]],
+        *,
+        reset: bool = True,
+        rows: Rows = "all",
+        pinned_routing: NDArray[np.int32] | None = None,
+    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """Logits, and the experts that were used.
+
+        Returns:
+            Logits as in `Engine.logits`, and int32 [MoE layers, n_tokens, experts used] in the order of the
+            layers.
+
+        Raises:
+            PlanError: As in `logits`, or the model has no experts.
+        """
+        result, routing = self._engine._decode(
+            {0: tokens}, reset=reset, rows=rows, pinned_routing=pinned_routing, capture_routing=True
+        )
+        if routing is None:
+            raise PlanError(f"[engine] {self._engine.path} has no experts, so there is no routing to capture")
+        return result[0], routing
+
+    @property
+    def draws_on_device(self) -> bool:
+        """Whether `generate` draws tokens where the model runs (GPUs), so that no logits come to the host."""
+        return self._engine._open().draws_on_device
+
+    def greedy_after(
+        self, tokens: Sequence[int] | NDArray[np.integer[Any]], slot: int = 0
+    ) -> NDArray[np.int32]:
+        """The most probable token after each of `tokens`, which are appended one by one as `generate` does.
+
+        Returns:
+            int32 [n_tokens].
+
+        Raises:
+            PlanError: As in `Engine.logits`.
+        """
+        array = token_array(tokens)
+        engine = self._engine
+        with engine._lock:
+            session = engine._open()
+            engine._check_batch(session, [(slot, array)], False)
+            tokens_after = greedy_after(session, array, slot)
+            engine._tell_failed_captures(session)
+            return tokens_after
+
+    def time_ops(
+        self,
+        tokens: Sequence[int] | NDArray[np.integer[Any]],
+        slot: int = 0,
+        *,
+        in_graph: bool = False,
+    ) -> list[dict[str, Any]]:
+        """Append tokens as `Engine.logits` does and time every launch.
+
+        Args:
+            tokens: As in `Engine.logits`.
+            slot: As in `Engine.logits`.
+            in_graph: Time how much each launch adds to a replay of the captured graph. Launches overlap
+                there, and the times add up to the time of the graph. Off: each launch is timed alone.
+
+        Returns:
+            Dicts with `family`, `key`, `count` (nodes of the op list) and `seconds` of all launches together.
+
+        Raises:
+            PlanError: As in `Engine.logits`; or `in_graph` is on and no graph of this batch is captured: on
+                a CPU, for more than one token, or with `cuda_graphs` off.
+        """
+        array = token_array(tokens)
+        engine = self._engine
+        with engine._lock:
+            session = engine._open()
+            engine._check_batch(session, [(slot, array)], False)
+            return session.time_ops([(slot, array)], rows="last", in_graph=in_graph)
+
+    def captures(self) -> list[dict[str, Any]]:
+        """CUDA graphs of what repeats since settings were last changed; empty on the CPU.
+
+        Returns:
+            Dicts with `work` (`draw`: a step of `generate`; `decode`), its `tokens`, `sequences` and `rows`
+            of logits, whether it is `captured`, the `uses` counted until it was, `failures`, `next_attempt`
+            (the use at which capturing is tried, None once captured) and `reason`, why the last attempt
+            failed. What could not be captured runs launch by launch: the same results, but slower.
+        """
+        return self._engine._open().captures()

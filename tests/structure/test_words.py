@@ -1,0 +1,82 @@
+"""The rules of CONTRIBUTING.md, "How we write", as far as a test can count: sentences that begin with "What",
+dropped nouns, and long sentences on public pages; docstrings that begin with "Args:"."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for pattern in ("README.md", "CONTRIBUTING.md", "docs/*.md", "docs/*/*.md", "*/README.md")
+    for path in ROOT.glob(pattern)
+    if not path.relative_to(ROOT).parts[0].startswith((".", "build"))
+)
+PHRASES = (r"^(?:What|Whatever)\b[^?]*$", r"\bthose of\b", r"\bis none\b", r"\bis (?:said|told)\b")
+MOST_WORDS = 40
+
+# Pages that wait for a new text: how often a phrase occurs, and how many sentences are longer. The numbers
+# only fall.
+PHRASES_LEFT = {"docs/tuning-guide.md": 44}
+LONG_LEFT = {
+    "docs/add-an-architecture.md": 1,
+    "docs/architecture.md": 4,
+    "docs/cuda-build.md": 4,
+    "docs/cuda-products.md": 12,
+    "docs/cuda-settings.md": 9,
+    "docs/cuda.md": 12,
+    "docs/tuning-guide.md": 35,
+}
+
+
+def prose(page: str) -> list[str]:
+    """The sentences of a page, without code, tables, quotes of code and headings."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    text = re.sub(r"```.*?```", "\n\n", text, flags=re.DOTALL)
+    text = re.sub(r"^(?: {4,}|\||#|<).*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"“[^”]*”|\"[^\"\n]*\"|`[^`]*`", "x", text)
+    paragraphs = re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.)\s", text)
+    return [
+        sentence
+        for paragraph in paragraphs
+        for sentence in re.split(r"(?<=[.!?:;])\s+(?=[A-Z*`x])", " ".join(paragraph.split()))
+        if sentence
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_noun_is_dropped(page: str) -> None:
+    found = [s for s in prose(page) for phrase in PHRASES if re.search(phrase, s)]
+    limit = PHRASES_LEFT.get(page, 0)
+    assert len(found) <= limit, "\n".join(found)
+    assert len(found) == limit, f"{page} has {len(found)} such sentences: lower its number in PHRASES_LEFT"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_sentences_are_short(page: str) -> None:
+    found = [s for s in prose(page) if len(s.split()) > MOST_WORDS]
+    limit = LONG_LEFT.get(page, 0)
+    assert len(found) <= limit, "\n".join(found)
+    assert len(found) == limit, f"{page} has {len(found)} long sentences: lower its number in LONG_LEFT"
+
+
+def test_the_count_sees_what_it_counts() -> None:
+    assert any(re.search(PHRASES[0], s) for s in ["What it takes is time."])
+    assert not re.search(PHRASES[0], "What is new?")
+    assert re.search(PHRASES[1], "the ops and those of the list")
+
+
+def test_docstrings_begin_with_what_the_thing_is() -> None:
+    found = []
+    for folder in ("python/dyno", "tuner/dyno_tuner"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.Module):
+                    doc = ast.get_docstring(node) or ""
+                    if doc.startswith(("Args:", "What ", "Whatever ")):
+                        found.append(f"{path.relative_to(ROOT)}: {doc.splitlines()[0]}")
+    assert not found, "\n".join(found)
