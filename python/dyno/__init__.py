@@ -9,8 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dyno._sampling import Sampling
     from dyno.engine import Engine
     from dyno.errors import (
+        ChatError,
         DeviceError,
         DeviceLostError,
         DynoError,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "ChatError",
     "DeviceError",
     "DeviceLostError",
     "DynoError",
@@ -37,6 +40,7 @@ __all__ = [
     "PlanError",
     "Profile",
     "ProfileError",
+    "Sampling",
     "Tokenizer",
     "UnsupportedError",
     "__version__",
@@ -48,6 +52,7 @@ _HOME = {
     "__version__": "dyno._core",
     "Engine": "dyno.engine",
     "Profile": "dyno.profiles",
+    "Sampling": "dyno._sampling",
     "Tokenizer": "dyno.tokenizer",
     "find_profile": "dyno.profiles",
     "load_profile": "dyno.profiles",

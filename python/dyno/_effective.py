@@ -83,6 +83,7 @@ def resolve(
     device_kind: str,
     n_ctx_train: int,
     latent_cache: bool = False,
+    compute_capability: int = 0,
 ) -> EffectiveSettings:
     """Every setting of a device with its value and origin.
 
@@ -92,6 +93,7 @@ def resolve(
         device_kind: `cpu` or `cuda`.
         n_ctx_train: Context length that the model was made for, in tokens.
         latent_cache: Whether the KV cache holds the latents of multi-head latent attention.
+        compute_capability: Of the GPU, times ten; 0 on a CPU.
     """
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -110,6 +112,7 @@ def resolve(
                 numerics=str(values.get("numerics", "default")),
                 threads=threads if isinstance(threads, int) else None,
                 latent_cache=latent_cache,
+                compute_capability=compute_capability,
                 cuda_graphs=bool(engine_defaults().get("cuda_graphs", True)),
             )
             values[name], origins[name] = setting.default_value(given), "default"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import numbers
-import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dyno._sampling import Sampling as Sampling
+from dyno._sampling import uniforms as uniforms
 from dyno.errors import ModelError, PlanError
 
 if TYPE_CHECKING:
@@ -19,70 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dyno import _core
     from dyno.tokenizer import TextStream
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a token is drawn from the logits. `temperature` 0 takes the most probable one."""
-
-    temperature: float = 0.0
-    top_k: int = 40
-    """Only the k most probable tokens; 0 = all."""
-    top_p: float = 0.95
-    """Only the most probable tokens that together reach this probability; 1 = all."""
-    min_p: float = 0.05
-    """Only tokens at least this probable relative to the best; 0 = all."""
-    seed: int | None = None
-    """None draws one from the system."""
-
-    def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, numbers.Real):
-                raise PlanError(f"[sample] {name} must be a number, not {value!r}")
-        for name in ("top_k", "seed"):
-            value = getattr(self, name)
-            if value is None and name == "seed":
-                continue
-            if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-                raise PlanError(f"[sample] {name} must be an integer, not {value!r}")
-        problems = (
-            (not 0.0 <= self.temperature < float("inf"), "temperature", self.temperature, "at least 0"),
-            (self.top_k < 0, "top_k", self.top_k, "at least 0 (0: all tokens)"),
-            (not 0.0 < self.top_p <= 1.0, "top_p", self.top_p, "in (0, 1]"),
-            (not 0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "in [0, 1]"),
-            (self.seed is not None and self.seed < 0, "seed", self.seed, "at least 0"),
-        )
-        for wrong, name, value, wanted in problems:
-            if wrong:
-                raise PlanError(f"[sample] {name} must be {wanted}, not {value!r}")
-
-    def random(self) -> np.random.Generator:
-        """Where the random numbers come from, one a token: the same seed draws the same tokens."""
-        return np.random.default_rng(secrets.randbits(64) if self.seed is None else self.seed)
-
-    def sampler(self, random: np.random.Generator | None = None) -> Callable[[NDArray[np.float32]], int]:
-        """A function from logits [n_vocab] to a token id, with its own random numbers if none are given."""
-        from dyno import _core
-
-        source = self.random() if random is None else random
-
-        def draw(logits: NDArray[np.float32]) -> int:
-            uniform = float(uniforms(source, 1)[0])
-            token = _core.sample(logits, self.temperature, self.top_k, self.top_p, self.min_p, uniform)
-            return int(token)
-
-        return draw
-
-
-_BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
-
-
-def uniforms(random: np.random.Generator, count: int) -> NDArray[np.float32]:
-    """Numbers in [0, 1) for as many draws; they do not depend on how many are asked for at once."""
-    # A number just below 1 would become 1 as a float32.
-    return np.minimum(random.random(count).astype(np.float32), _BELOW_ONE)
 
 
 def count_of(name: str, value: int) -> int:
@@ -131,7 +69,7 @@ class StopFilter:
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """What may be shown after `text` has come in."""
+        """The text that may be shown after `text` has come in."""
         if not self._stop:
             return text
         self._held += text
@@ -146,7 +84,7 @@ class StopFilter:
         return shown
 
     def finish(self) -> str:
-        """What was held back when no more text comes."""
+        """The text that was held back, when no more comes."""
         shown, self._held = self._held, ""
         return shown
 
@@ -177,11 +115,11 @@ def drawn(
         current = step(token)
 
 
-def greedy_after(session: Any, tokens: NDArray[np.int32], slot: int = 0) -> NDArray[np.int32]:
+def greedy_after(session: _core.Session, tokens: NDArray[np.int32], slot: int = 0) -> NDArray[np.int32]:
     """Feed tokens one by one as generating does, though not those that are drawn, which are returned.
 
     Args:
-        session: A `_core.Session`.
+        session: The engine's.
         tokens: [n], at least one.
         slot: The sequence that they follow.
     """

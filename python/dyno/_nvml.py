@@ -1,4 +1,4 @@
-"""What the driver's management library tells of a GPU, without touching its memory or its clocks.
+"""Facts of a GPU from the driver's management library, without touching its memory or its clocks.
 
 Every value is None where the driver, the card or a virtual machine does not tell it.
 """
@@ -73,7 +73,7 @@ def bus_id(number: int) -> str | None:
 
 
 def facts(pci_bus_id: str) -> dict[str, Any]:
-    """What does not change while a process runs.
+    """Facts that do not change while a process runs.
 
     Args:
         pci_bus_id: As `dyno._core.devices()` gives it.
@@ -101,7 +101,7 @@ def facts(pci_bus_id: str) -> dict[str, Any]:
 
 
 def state(pci_bus_id: str) -> dict[str, Any]:
-    """What changes from moment to moment.
+    """Readings that change from moment to moment.
 
     Returns:
         `temperature_c`, `sm_mhz`, `memory_mhz`, `power_w`, `power_limit_w` (enforced),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
+    from dyno import _core
     from dyno.profiles import MatchResult, Profile
     from dyno.profiles.apply import KernelEntryTuple
     from dyno.settings import SettingValue
@@ -69,7 +70,9 @@ class Selection:
             _log.warning("%s", line)
 
 
-def identities(file: Any, model: Mapping[str, Any], device: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+def identities(
+    file: _core.Gguf | str, model: Mapping[str, Any], device: Mapping[str, Any]
+) -> tuple[Any, Any, Any]:
     """Device, model and engine as profiles name them.
 
     Args:
@@ -89,7 +92,7 @@ def identities(file: Any, model: Mapping[str, Any], device: Mapping[str, Any]) -
 
 
 def select(
-    file: Any,
+    file: _core.Gguf | str,
     model: Mapping[str, Any],
     profile: str | os.PathLike[str] | Profile | None,
     arguments: Mapping[str, SettingValue],
@@ -147,8 +150,8 @@ def select(
 
 
 def open_session(
-    selection: Selection, new_session: Callable[[bool], Any]
-) -> tuple[Any, list[dict[str, Any]]]:
+    selection: Selection, new_session: Callable[[bool], _core.Session]
+) -> tuple[_core.Session, list[dict[str, str]]]:
     """Open a session with as much of the profile as this machine takes.
 
     What can be rejected is found on sessions that only plan, so that the weights are read once.
@@ -176,7 +179,7 @@ def open_session(
             _reject_unchecked(selection, str(error))
 
 
-def _settle(selection: Selection, new_session: Callable[[bool], Any]) -> list[dict[str, Any]]:
+def _settle(selection: Selection, new_session: Callable[[bool], _core.Session]) -> list[dict[str, str]]:
     """Reject what this machine does not take; the rejected rows of the kernel report."""
     memory = selection.memory_bytes
     while True:

@@ -1,4 +1,4 @@
-"""What a setting is: a name with type, range, default and consequences. The table is in `_settings_table`."""
+"""A setting: a name with type, range, default and consequences. The table is in `_settings_table`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_RULE_LENGTH: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class DefaultsFor:
-    """What the defaults that are no constants depend on."""
+    """The facts that defaults depend on, if they are no constants."""
 
     cores: int = 1
     """CPU cores that this process may run on."""
@@ -45,6 +45,8 @@ class DefaultsFor:
     """Value of the setting `threads` where the caller gave one."""
     latent_cache: bool = False
     """The KV cache holds the latents of multi-head latent attention."""
+    compute_capability: int = 0
+    """Of the GPU, times ten; 0: unknown, or a CPU."""
     cuda_graphs: bool = True
     """This build can capture CUDA graphs (GGML_CUDA_USE_GRAPHS)."""
 

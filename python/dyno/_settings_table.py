@@ -13,6 +13,10 @@ OFFLOAD_OPS: Final = ("embed", "matmul", "matmul_id", "up_gate", "moe_up_gate")
 """Op families that read weights, so that offloading them is a question."""
 
 
+HOPPER: Final = 90
+"""Compute capability times ten. Its kernels for few tokens share k among blocks, and 9 tokens fill them."""
+
+
 def _kv_default(given: DefaultsFor) -> str:
     # One latent row stands for the keys and values of all heads, so its rounding costs more than that of a
     # head's own row, and the whole cache of such a model is a tenth of an ordinary one.
@@ -222,7 +226,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "session",
         "int",
         "Dense products of at most this many tokens of the u-batch take the streaming matrix-vector path.",
-        default=16,
+        default=lambda given: 8 if given.compute_capability == HOPPER else 16,
+        default_doc="8 on Hopper GPUs, else 16",
         maximum=1 << 16,
         unit="tokens",
         devices=CUDA,

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dyno import _core
+
 __all__ = ["Owner", "Slots", "larger_ctx"]
 
 
@@ -86,7 +88,7 @@ class Slots:
 
     def check_batch(
         self,
-        session: Any,
+        session: _core.Session,
         batch: Iterable[tuple[int, NDArray[Any]]],
         reset: bool,
         settings: Mapping[str, Any],
@@ -96,7 +98,7 @@ class Slots:
         """Whether tokens may be fed.
 
         Args:
-            session: A `_core.Session`.
+            session: The engine's.
             batch: Slot and tokens of each sequence.
             reset: Whether the sequences start at position 0.
             settings: The engine's, in force.

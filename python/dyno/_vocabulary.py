@@ -49,7 +49,7 @@ _HARMONY = ("<|return|>", "<|call|>", "<|end|>")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What `tokenizer.ggml.*` says, checked."""
+    """The vocabulary of `tokenizer.ggml.*`, checked."""
 
     model: str
     """`gpt2` (byte-level BPE) or `llama` (SentencePiece)."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from dyno._generate import Sampling, StopFilter, drawn, finite, pieces, uniforms
-from dyno._slots import Owner
+from dyno._generate import StopFilter, count_of, drawn, finite, pieces
+from dyno._sampling import HostSampler, Sampling, TokenLogprobs, uniforms
+from dyno._slots import Owner, larger_ctx
 from dyno._token_array import token_array
+from dyno.errors import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -17,13 +22,40 @@ if TYPE_CHECKING:
 
     from dyno.engine import Engine
 
-__all__ = ["written"]
+__all__ = ["Drawn", "drawn_tokens", "most_tokens", "prompt_tokens", "written"]
 
 _log = logging.getLogger("dyno")
 _DRAWS_QUEUED = 64
 """Random numbers that go to the device at once."""
 _DRAWS_AHEAD = 4
 """More are queued when no more than these are left: the device is never without."""
+
+
+def prompt_tokens(engine: Engine, prompt: str | Sequence[int], parse_special: bool) -> list[int]:
+    """Tokens of a prompt that the context of an engine holds.
+
+    Raises:
+        PlanError: It is empty, or longer than the context.
+    """
+    tokens: list[int] = (
+        engine.tokenizer.encode(prompt, parse_special=parse_special)
+        if isinstance(prompt, str)
+        else token_array(prompt).tolist()
+    )
+    if not tokens:
+        raise PlanError("[generate] the prompt is empty and the model has no BOS token to start from")
+    ctx = int(engine.settings["ctx"])
+    if len(tokens) > ctx:
+        advice = larger_ctx(ctx, engine._n_ctx_train)
+        raise PlanError(f"[generate] the prompt has {len(tokens)} tokens, ctx is {ctx}; {advice}")
+    return tokens
+
+
+def most_tokens(engine: Engine, tokens: Sequence[int], max_tokens: int | None) -> int:
+    """Tokens that may follow a prompt: `max_tokens`, or all that the context has room for."""
+    if max_tokens is None:
+        return int(engine.settings["ctx"]) - len(tokens) + 1
+    return count_of("max_tokens", max_tokens)
 
 
 def written(
@@ -44,6 +76,37 @@ def written(
         max_tokens: Tokens drawn at most.
         slot: The slot to take; None takes the highest free one.
     """
+    tokens_ = drawn_tokens(engine, tokens, sampling, max_tokens, slot)
+    with contextlib.closing(tokens_):
+        yield from pieces(
+            (each.token for each in tokens_),
+            engine.tokenizer.stream(),
+            stop,
+            engine.tokenizer.end_of_generation,
+            max_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One token of a generation."""
+
+    token: int
+    logprobs: TokenLogprobs | None = None
+
+
+def drawn_tokens(
+    engine: Engine,
+    tokens: Sequence[int],
+    sampling: Sampling,
+    max_tokens: int,
+    slot: int | None,
+    held: Sequence[int] = (),
+) -> Generator[Drawn, None, None]:
+    """The tokens after a prompt, to `max_tokens` or to the end of the context; arguments as in `written`.
+
+    `held`: tokens that `slot` holds; the part of the prompt that agrees with them is not computed again.
+    """
     if max_tokens == 0:
         return
     owner = Owner()
@@ -51,16 +114,27 @@ def written(
         with engine._lock:
             engine._open()
             engine._slots.take(owner, slot, int(engine.settings["sequences"]))
-        drawn_tokens = (
-            _drawn_on_device(engine, tokens, sampling, max_tokens, owner)
-            if engine.draws_on_device
-            else _drawn_on_host(engine, tokens, sampling, owner)
-        )
-        yield from pieces(
-            drawn_tokens, engine.tokenizer.stream(), stop, engine.tokenizer.end_of_generation, max_tokens
-        )
+        kept = _agreeing(engine, tokens, held, owner.slot)
+        if engine.diagnostics.draws_on_device and not sampling.needs_logits:
+            yield from map(Drawn, _drawn_on_device(engine, tokens, kept, sampling, max_tokens, owner))
+        else:
+            yield from itertools.islice(_drawn_on_host(engine, tokens, kept, sampling, owner), max_tokens)
     finally:
         engine._slots.give_back(owner)
+
+
+def _agreeing(engine: Engine, tokens: Sequence[int], held: Sequence[int], slot: int) -> int:
+    """Tokens of the prompt that the slot holds already; never the last one, whose logits are needed."""
+    most = min(len(tokens) - 1, len(held), engine.position(slot))
+    return next((i for i in range(most) if tokens[i] != held[i]), max(most, 0))
+
+
+def _begin(session: Any, kept: int, slot: int) -> None:
+    """Forget all but the first `kept` tokens of a slot; under the engine's lock."""
+    if kept:
+        session.rewind(kept, slot)
+    else:
+        session.reset(slot)
 
 
 def _is_full(engine: Engine, slot: int) -> bool:
@@ -71,29 +145,37 @@ def _is_full(engine: Engine, slot: int) -> bool:
     return True
 
 
-def _drawn_on_host(engine: Engine, prompt: Sequence[int], sampling: Sampling, owner: Owner) -> Iterator[int]:
+def _drawn_on_host(
+    engine: Engine, prompt: Sequence[int], kept: int, sampling: Sampling, owner: Owner
+) -> Iterator[Drawn]:
     slot = owner.slot
 
-    def after(tokens: Sequence[int], reset: bool) -> NDArray[np.float32]:
-        logits = engine._decode({slot: tokens}, reset=reset, rows="last", owner=owner)[0][slot][-1]
+    def after(tokens: Sequence[int]) -> NDArray[np.float32]:
+        logits = engine._decode({slot: tokens}, reset=False, rows="last", owner=owner)[0][slot][-1]
         return finite(logits, engine.position(slot) - 1)
 
     def step(token: int) -> NDArray[np.float32] | None:
-        return None if _is_full(engine, slot) else after([token], False)
+        return None if _is_full(engine, slot) else after([token])
 
-    return drawn(after(prompt, True), step, sampling.sampler())
+    with engine._lock:
+        _begin(engine._open(), kept, slot)
+    if not sampling.needs_logits:
+        return map(Drawn, drawn(after(prompt[kept:]), step, sampling.sampler()))
+    sampler = HostSampler(sampling, engine.tokenizer, int(engine.model["n_vocab"]), prompt)
+    return (Drawn(t, sampler.logprobs) for t in drawn(after(prompt[kept:]), step, sampler.draw))
 
 
 def _drawn_on_device(
-    engine: Engine, prompt: Sequence[int], sampling: Sampling, max_tokens: int, owner: Owner
+    engine: Engine, prompt: Sequence[int], kept: int, sampling: Sampling, max_tokens: int, owner: Owner
 ) -> Iterator[int]:
-    """Tokens that the device draws after `prompt`, which starts at position 0 of the owner's slot.
+    """Tokens that the device draws after `prompt`, which starts at position 0 of the owner's slot; `kept`
+    tokens of it are there already.
 
     Other slots may be used between two of them: the session then goes on at the end of the sequence, as
     feeding token by token would.
     """
     slot = owner.slot
-    tokens = token_array(prompt)
+    tokens = token_array(prompt[kept:])
     random = sampling.random()
     generation = None
     for left in range(max_tokens, 0, -1):
@@ -102,8 +184,8 @@ def _drawn_on_device(
         with engine._lock:
             session = engine._open()
             if generation is None:
-                engine._check_batch(session, [(slot, tokens)], True, owner)
-                session.reset(slot)
+                _begin(session, kept, slot)
+                engine._check_batch(session, [(slot, tokens)], False, owner)
                 generation = session.generation(
                     tokens,
                     slot=slot,

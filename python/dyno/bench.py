@@ -185,7 +185,7 @@ def _of_kind(case: BenchCase, *kinds: str) -> dict[str, Any]:
 
 
 def machine_facts(device: str = "cpu") -> dict[str, Any]:
-    """What a record says of build and machine, by the names of llama-bench.
+    """Build and machine of a record, by the names of llama-bench.
 
     Args:
         device: As for `Engine`.
@@ -213,7 +213,7 @@ def machine_facts(device: str = "cpu") -> dict[str, Any]:
 
 
 def model_facts(path: str) -> dict[str, Any]:
-    """What a record says of the model, by the names of llama-bench."""
+    """Model of a record, by the names of llama-bench."""
     from dyno import _core
 
     model = _core.describe_model(path)
@@ -272,8 +272,8 @@ def _once(engine: Engine, case: BenchCase, tokens: NDArray[np.int32]) -> int:
     generated = tokens[case.depth + case.n_prompt : case.positions]
     start = time.perf_counter_ns()
     _feed(engine, prompt, case.batch, last_row=True)
-    if engine.draws_on_device and len(generated):
-        engine.greedy_after(generated)
+    if engine.diagnostics.draws_on_device and len(generated):
+        engine.diagnostics.greedy_after(generated)
     else:
         for token in generated.reshape(-1, 1):
             engine.logits(token, reset=False, rows="last")

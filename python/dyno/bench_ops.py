@@ -126,7 +126,7 @@ def measure(
         _feed(engine, tokens[:begin], case.batch, last_row=False)
         seconds: dict[str, float] = {}
         for piece in pieces:
-            for row in engine.time_ops(piece, in_graph=in_graph):
+            for row in engine.diagnostics.time_ops(piece, in_graph=in_graph):
                 families[row["key"]] = str(row["family"])
                 seconds[row["key"]] = seconds.get(row["key"], 0.0) + times * float(row["seconds"])
         runs.append(seconds)

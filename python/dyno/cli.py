@@ -14,7 +14,7 @@ import typer
 import typer.core
 import typer.main
 
-from dyno._cli import bench, explain, foreign_flags, info, perplexity, plugins, profiles, run, state
+from dyno._cli import bench, chat, explain, foreign_flags, info, perplexity, plugins, profiles, run, state
 from dyno._shell import escaped
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app = typer.Typer(
     help="Run GGUF models with settings that were measured and proven.",
 )
 app.command(cls=foreign_flags.Command)(run.run)
+app.command(cls=foreign_flags.Command)(chat.chat)
 app.command(cls=foreign_flags.Command)(bench.bench)
 app.command(cls=foreign_flags.Command)(perplexity.perplexity)
 app.command()(explain.explain)
@@ -54,7 +55,7 @@ class _Tune(typer.core.TyperCommand):
     """Hands on what stands behind its name, also what a shell asks of it."""
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """What `tune` itself would complete: options and subcommands."""
+        """The completions of `tune` itself: options and subcommands."""
         group: Any = typer.main.get_command(plugins.load("tune-app"))
         words = list(ctx.args)
         command = group.commands.get(words[0]) if words else None

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
 from dyno import _effective, _selection
-from dyno._generate import Sampling, StopFilter, count_of, greedy_after
-from dyno._slots import Owner, Slots, larger_ctx
+from dyno._generate import StopFilter
+from dyno._sampling import DrawOptions, Sampling
+from dyno._slots import Owner, Slots
 from dyno._token_array import token_array
-from dyno._writing import written
+from dyno._writing import most_tokens, prompt_tokens, written
+from dyno.chat._methods import ChatMethods
 from dyno.devices import resolve_device
+from dyno.diagnostics import Diagnostics
 from dyno.errors import DeviceError, DynoError, PlanError
 from dyno.settings import has_latent_cache
 from dyno.tokenizer import Tokenizer
@@ -25,7 +29,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dyno import _core
     from dyno._effective import EffectiveSettings
+    from dyno.device_array import DeviceArray
     from dyno.profiles import MatchResult, Profile
 
 __all__ = ["Engine"]
@@ -34,7 +40,7 @@ Rows = Literal["all", "last", "none"]
 _log = logging.getLogger("dyno")
 
 
-class Engine:
+class Engine(ChatMethods):
     """One model, open on one device.
 
     Args:
@@ -81,7 +87,7 @@ class Engine:
 
         self._plan_only = plan_only
 
-        self._session: Any = None
+        self._session: _core.Session | None = None
         self._own_lock = threading.Lock()
         self._process = os.getpid()
         self._slots = Slots()
@@ -91,14 +97,15 @@ class Engine:
         self._device = resolve_device(device)
         arguments = _effective.check_arguments(settings, self._device.kind)
         # Opened once: another file of this name must not give its profile, its weights or its vocabulary.
-        self._file: Any = _core.Gguf(self.path)
-        model = _core.describe_model(self._file)
+        file = _core.Gguf(self.path)
+        self._file: _core.Gguf | None = file
+        model = _core.describe_model(file)
         self._n_ctx_train = int(model["n_ctx_train"])
         self._n_vocab = int(model["n_vocab"])
         self._latent_cache = has_latent_cache(model)
         self._arguments = arguments
         self._selection = _selection.select(
-            self._file,
+            file,
             model,
             profile,
             arguments,
@@ -107,12 +114,15 @@ class Engine:
             force=force_profile,
         )
         self.settings: EffectiveSettings = self._resolve()
-        self._session, self._rejected_kernels = _selection.open_session(self._selection, self._new_session)
+        self._session, self._rejected_kernels = _selection.open_session(
+            self._selection, functools.partial(self._new_session, file)
+        )
         self.settings = self._resolve()
         self._selection.report()
 
     # ---- logits ----
 
+    @overload
     def logits(
         self,
         tokens: Sequence[int] | NDArray[np.integer[Any]],
@@ -120,8 +130,27 @@ class Engine:
         reset: bool = True,
         rows: Rows = "all",
         slot: int = 0,
-        pinned_routing: NDArray[np.int32] | None = None,
-    ) -> NDArray[np.float32]:
+        device_array: Literal[False] = False,
+    ) -> NDArray[np.float32]: ...
+    @overload
+    def logits(
+        self,
+        tokens: Sequence[int] | NDArray[np.integer[Any]],
+        *,
+        reset: bool = True,
+        rows: Rows = "all",
+        slot: int = 0,
+        device_array: Literal[True],
+    ) -> DeviceArray: ...
+    def logits(
+        self,
+        tokens: Sequence[int] | NDArray[np.integer[Any]],
+        *,
+        reset: bool = True,
+        rows: Rows = "all",
+        slot: int = 0,
+        device_array: bool = False,
+    ) -> NDArray[np.float32] | DeviceArray:
         """Logits after each of `tokens`.
 
         Args:
@@ -130,17 +159,26 @@ class Engine:
             rows: `all` tokens, only the `last` one (cheaper: one row of the output matrix product), or
             `none`.
             slot: Which of the engine's sequences.
-            pinned_routing: Experts to use instead of the router's own choice, int32 [MoE layers, n_tokens,
-            used].
+            device_array: Leave the logits in the memory of the device.
 
         Returns:
-            float32 [n_tokens, n_vocab]; [1, n_vocab] for `last`, [0, n_vocab] for `none`.
+            float32 [n_tokens, n_vocab]; [1, n_vocab] for `last`, [0, n_vocab] for `none`. With
+            `device_array`, anything that takes DLPack reads them without a copy, such as
+            `cupy.from_dlpack`, or `numpy.from_dlpack` on the CPU.
 
         Raises:
             PlanError: No tokens, a token outside the vocabulary, a position past the context, or a generation
             owns the slot.
+            OutOfMemoryError: The device has no memory for the logits of `device_array`.
         """
-        result = self._decode({slot: tokens}, reset=reset, rows=rows, pinned_routing=pinned_routing)[0]
+        if device_array:
+            batch = self._batch({slot: tokens}, rows)
+            with self._lock:
+                session = self._ready(batch, reset)
+                logits = session.decode_to_device(batch, rows=rows)[0]
+                self._tell_failed_captures(session)
+                return logits
+        result = self._decode({slot: tokens}, reset=reset, rows=rows)[0]
         return result[slot]
 
     def logits_batch(
@@ -164,29 +202,6 @@ class Engine:
             PlanError: As in `logits`, or a slot that the engine was not opened for.
         """
         return self._decode(sequences, reset=reset, rows=rows)[0]
-
-    def logits_with_routing(
-        self,
-        tokens: Sequence[int] | NDArray[np.integer[Any]],
-        *,
-        reset: bool = True,
-        rows: Rows = "all",
-        pinned_routing: NDArray[np.int32] | None = None,
-    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """Logits, and the experts that were used.
-
-        Returns:
-            Logits as in `logits`, and int32 [MoE layers, n_tokens, experts used] in the order of the layers.
-
-        Raises:
-            PlanError: As in `logits`, or the model has no experts.
-        """
-        result, routing = self._decode(
-            {0: tokens}, reset=reset, rows=rows, pinned_routing=pinned_routing, capture_routing=True
-        )
-        if routing is None:
-            raise PlanError(f"[engine] {self.path} has no experts, so there is no routing to capture")
-        return result[0], routing
 
     def reset(self, slot: int | None = None) -> None:
         """Forget a sequence, or all of them.
@@ -252,6 +267,7 @@ class Engine:
         *,
         parse_special: bool = True,
         slot: int | None = None,
+        **more: Unpack[DrawOptions],
     ) -> Generator[str, None, None]:
         """Text that continues `prompt`, piece by piece; never half a character.
 
@@ -272,6 +288,7 @@ class Engine:
             text that you did not write.
             slot: The sequence to write into. None takes the highest free one, so that slot 0, which `logits`
             uses by itself, stays free if `sequences` is above 1.
+            **more: Penalties and more, as in `dyno.Sampling`; a GPU sends logits to the host for them.
 
         Raises:
             PlanError: The prompt is empty or longer than the context, or an argument is impossible; at the
@@ -279,48 +296,13 @@ class Engine:
             ModelError: The file has no vocabulary; later, logits are not finite.
         """
         self._open()
-        sampling = Sampling(temperature, top_k, top_p, min_p, seed)
+        sampling = Sampling(temperature, top_k, top_p, min_p, seed, **more)
         stopper = StopFilter([stop] if isinstance(stop, str) else stop)
         if slot is not None:
             self._slots.check_exists(slot, int(self.settings["sequences"]))
-        tokenizer = self.tokenizer
-        tokens = (
-            tokenizer.encode(prompt, parse_special=parse_special)
-            if isinstance(prompt, str)
-            else token_array(prompt).tolist()
-        )
-        if not tokens:
-            raise PlanError("[generate] the prompt is empty and the model has no BOS token to start from")
-        ctx = int(self.settings["ctx"])
-        if len(tokens) > ctx:
-            advice = larger_ctx(ctx, self._n_ctx_train)
-            raise PlanError(f"[generate] the prompt has {len(tokens)} tokens, ctx is {ctx}; {advice}")
-        limit = ctx - len(tokens) + 1 if max_tokens is None else count_of("max_tokens", max_tokens)
+        tokens = prompt_tokens(self, prompt, parse_special)
+        limit = most_tokens(self, tokens, max_tokens)
         return written(self, tokens, sampling, stopper, limit, slot)
-
-    @property
-    def draws_on_device(self) -> bool:
-        """Whether `generate` draws tokens where the model runs (GPUs), so that no logits come to the host."""
-        return bool(self._open().draws_on_device)
-
-    def greedy_after(
-        self, tokens: Sequence[int] | NDArray[np.integer[Any]], slot: int = 0
-    ) -> NDArray[np.int32]:
-        """The most probable token after each of `tokens`, which are appended one by one as `generate` does.
-
-        Returns:
-            int32 [n_tokens].
-
-        Raises:
-            PlanError: As in `logits`.
-        """
-        array = token_array(tokens)
-        with self._lock:
-            session = self._open()
-            self._check_batch(session, [(slot, array)], False)
-            tokens_after = greedy_after(session, array, slot)
-            self._tell_failed_captures(session)
-            return tokens_after
 
     # ---- settings, plan, profile ----
 
@@ -385,7 +367,7 @@ class Engine:
 
     @property
     def match(self) -> MatchResult:
-        """What the search for a profile came to, also where it found none."""
+        """The outcome of the search for a profile, also if it found none."""
         return self._selection.match
 
     @property
@@ -395,7 +377,7 @@ class Engine:
 
     @property
     def model(self) -> dict[str, Any]:
-        """What the file describes: architecture, dimensions, layers, types."""
+        """The model of the file: architecture, dimensions, layers, types."""
         return dict(self._open().model)
 
     @property
@@ -406,6 +388,16 @@ class Engine:
     def describe_plan(self) -> str:
         """The plan as text for people."""
         return str(self._open().describe_plan())
+
+    def describe_nodes(self) -> list[dict[str, Any]]:
+        """Every launch of every op list, in order, with its operands.
+
+        Returns:
+            Dicts with `list`, `name`, `key`, `layer` (None outside of layers) and `operands`. An operand is
+            None where the launch has none, a weight's name, a number, or a dict of a value: `name`, `access`
+            (read, write, update), `first_use` and `last_use` (launches of its list), `arena_offset`, `bytes`.
+        """
+        return list(self._open().nodes())
 
     def describe_ops(self, tokens: int | None = None) -> list[dict[str, Any]]:
         """Every op with the configuration that was taken for it and why.
@@ -418,52 +410,18 @@ class Engine:
         """
         return list(self._open().ops(tokens))
 
-    def time_ops(
-        self,
-        tokens: Sequence[int] | NDArray[np.integer[Any]],
-        slot: int = 0,
-        *,
-        in_graph: bool = False,
-    ) -> list[dict[str, Any]]:
-        """Append tokens as `logits` does and time every launch.
-
-        Args:
-            tokens: As in `logits`.
-            slot: As in `logits`.
-            in_graph: Time how much each launch adds to a replay of the captured graph. Launches overlap
-                there, and the times add up to the time of the graph. Off: each launch is timed alone.
-
-        Returns:
-            Dicts with `family`, `key`, `count` (nodes of the op list) and `seconds` of all launches together.
-
-        Raises:
-            PlanError: As in `logits`; or `in_graph` is on and no graph of this batch is captured: on a CPU,
-                for more than one token, or with `cuda_graphs` off.
-        """
-        array = token_array(tokens)
-        with self._lock:
-            session = self._open()
-            self._check_batch(session, [(slot, array)], False)
-            return list(session.time_ops([(slot, array)], rows="last", in_graph=in_graph))
-
     def kernel_report(self) -> list[dict[str, Any]]:
-        """What became of each kernel entry of the profile: `applied`, `rejected` or `unused`, with the
+        """The state of each kernel entry of the profile: `applied`, `rejected` or `unused`, with the
         reason.
         """
         rows = list(self._open().kernel_report())
         known = {(row["key"], row["tokens"]) for row in rows}
         return rows + [row for row in self._rejected_kernels if (row["key"], row["tokens"]) not in known]
 
-    def captures(self) -> list[dict[str, Any]]:
-        """CUDA graphs of what repeats since settings were last changed; empty on the CPU.
-
-        Returns:
-            Dicts with `work` (`draw`: a step of `generate`; `decode`), its `tokens`, `sequences` and `rows`
-            of logits, whether it is `captured`, the `uses` counted until it was, `failures`, `next_attempt`
-            (the use at which capturing is tried, None once captured) and `reason`, why the last attempt
-            failed. What could not be captured runs launch by launch: the same results, but slower.
-        """
-        return list(self._open().captures())
+    @property
+    def diagnostics(self) -> Diagnostics:
+        """Hooks for tests, benchmarks and the tuner."""
+        return Diagnostics(self)
 
     # ---- life ----
 
@@ -503,7 +461,7 @@ class Engine:
                 f"process {os.getpid()}; open it again in this one"
             )
 
-    def _open(self) -> Any:
+    def _open(self) -> _core.Session:
         self._check_process()
         if self._session is None:
             raise PlanError(f"[engine] the engine of {self.path} is closed")
@@ -516,21 +474,43 @@ class Engine:
             self._device.kind,
             self._n_ctx_train,
             self._latent_cache,
+            int(self._device.info.get("compute_capability", 0)),
         )
 
-    def _new_session(self, plan_only: bool) -> Any:
+    def _new_session(self, file: _core.Gguf, plan_only: bool) -> _core.Session:
         """A session with the arguments, and the profile as far as it has been accepted."""
         from dyno import _core
 
         self.settings = self._resolve()
         return _core.Session(
-            self._file,
+            file,
             load={"device": self.device, **self.settings.of_kind(self._device.kind, "load")},
             context=self.settings.of_kind(self._device.kind, "context"),
             session=self.settings.of_kind(self._device.kind, "session"),
             kernels=self._selection.kernels,
             plan_only=plan_only or self._plan_only,
         )
+
+    def _batch(
+        self, sequences: Mapping[int, Sequence[int] | NDArray[np.integer[Any]]], rows: Rows
+    ) -> list[tuple[int, NDArray[np.int32]]]:
+        if rows not in ("all", "last", "none"):
+            raise PlanError(f"[engine] rows must be 'all', 'last' or 'none', not {rows!r}")
+        batch = [(int(slot), token_array(tokens)) for slot, tokens in sequences.items()]
+        if not batch:
+            raise PlanError("[engine] no sequences given")
+        return batch
+
+    def _ready(
+        self, batch: list[tuple[int, NDArray[np.int32]]], reset: bool, owner: Owner | None = None
+    ) -> _core.Session:
+        """The session, where these sequences may be fed, and start at position 0 with `reset`."""
+        session = self._open()
+        self._check_batch(session, batch, reset, owner)
+        if reset:
+            for slot, _ in batch:
+                session.reset(slot)
+        return session
 
     def _decode(
         self,
@@ -542,17 +522,9 @@ class Engine:
         capture_routing: bool = False,
         owner: Owner | None = None,
     ) -> tuple[dict[int, NDArray[np.float32]], NDArray[np.int32] | None]:
-        if rows not in ("all", "last", "none"):
-            raise PlanError(f"[engine] rows must be 'all', 'last' or 'none', not {rows!r}")
-        batch = [(int(slot), token_array(tokens)) for slot, tokens in sequences.items()]
-        if not batch:
-            raise PlanError("[engine] no sequences given")
+        batch = self._batch(sequences, rows)
         with self._lock:
-            session = self._open()
-            self._check_batch(session, batch, reset, owner)
-            if reset:
-                for slot, _ in batch:
-                    session.reset(slot)
+            session = self._ready(batch, reset, owner)
             logits, routing = session.decode(
                 batch, rows=rows, pinned_routing=pinned_routing, capture_routing=capture_routing
             )
@@ -568,7 +540,7 @@ class Engine:
             start += count
         return result, routing
 
-    def _tell_failed_captures(self, session: Any) -> None:
+    def _tell_failed_captures(self, session: _core.Session) -> None:
         failures = int(session.capture_failures)
         if failures == self._capture_failures:
             return
@@ -584,7 +556,7 @@ class Engine:
 
     def _check_batch(
         self,
-        session: Any,
+        session: _core.Session,
         batch: list[tuple[int, NDArray[np.int32]]],
         reset: bool,
         owner: Owner | None = None,

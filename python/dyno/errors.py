@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "ChatError",
     "DeviceError",
     "DeviceLostError",
     "DynoError",
@@ -37,6 +38,10 @@ class PlanError(DynoError):
 
 class UnsupportedError(DynoError):
     """Legal, but no kernel or device here can do it."""
+
+
+class ChatError(DynoError):
+    """A conversation becomes no prompt: its template is missing or wrong, refuses it or exceeds a limit."""
 
 
 class DeviceError(DynoError):

@@ -44,14 +44,39 @@ def model(path: str) -> tuple[dict[str, Any], str]:
     return dict(_core.describe_model(path)), str(_core.describe_model_text(path))
 
 
-def plan(engine: Engine) -> tuple[dict[str, Any], str]:
-    """Where every tensor lies, the memory budget, and every setting with its origin."""
+def plan(engine: Engine, *, nodes: bool = False) -> tuple[dict[str, Any], str]:
+    """Where every tensor lies, the memory budget, and every setting with its origin.
+
+    Args:
+        engine: The engine whose plan it is.
+        nodes: Also every launch with its operands.
+    """
     origins = engine.settings.origins
     settings = {k: {"value": v, "origin": origins[k]} for k, v in engine.settings.items()}
     width = max(len(name) for name in settings)
     lines = [f"  {k:{width}}  {v['value']!s:12}  {v['origin']}" for k, v in settings.items()]
     text = "\n".join([engine.describe_plan().rstrip(), "settings", *lines])
-    return {**engine.plan, "settings": settings}, text
+    result = {**engine.plan, "settings": settings}
+    if nodes:
+        result["nodes"] = engine.describe_nodes()
+        text = "\n".join([text, "launches", *map(_launch, result["nodes"])])
+    return result, text
+
+
+def _launch(node: dict[str, Any]) -> str:
+    """One line: the list, the launch, what it computes, and its operands by name."""
+    shown = [f"{name}={_operand(value)}" for name, value in node["operands"].items() if value is not None]
+    return f"  {node['list']} {node['name']}: {node['key']} ({', '.join(shown)})"
+
+
+def _operand(operand: Any) -> str:
+    if not isinstance(operand, dict):
+        return f"{operand:g}" if isinstance(operand, float) else str(operand)
+    if "access" not in operand:  # a group, such as the norm of a product's rows
+        inside = [f"{name}={_operand(value)}" for name, value in operand.items() if value is not None]
+        return "[" + ", ".join(inside) + "]"
+    place = operand["arena_offset"]
+    return f"{operand['access']} {operand['name']}" + ("" if place is None else f" @{place}")
 
 
 def ops(engine: Engine, tokens: int | None) -> tuple[dict[str, Any], str]:

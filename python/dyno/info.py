@@ -1,4 +1,4 @@
-"""What this build is and what it runs on."""
+"""This build, and the machine that it runs on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def collect(device: str = "all") -> dict[str, Any]:
 
 
 def links(module: Path) -> dict[str, Any] | None:
-    """What the links of a build with CUDA cost, which it wrote beside the module; None without CUDA."""
+    """Cost of the links of a build with CUDA, which wrote it beside the module; None without CUDA."""
     report = module.resolve().parent / "link_report.json"
     if not report.is_file():
         return None

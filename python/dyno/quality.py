@@ -2,10 +2,13 @@
 
 All of them work in float64 on blocks of rows, so that a vocabulary of 150k does not need gigabytes; KL
 divergence takes the blocks on several threads, because NumPy releases the interpreter while it computes.
+KL divergence is also computed where the logits lie, for arrays of any library that keeps to the array API
+standard, such as CuPy.
 """
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,56 +16,83 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dyno._effective import usable_cores
+from dyno.device_array import namespace_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-__all__ = ["Comparer", "Comparison", "compare", "kld", "log_softmax", "nmse", "top1_agreement"]
+__all__ = [
+    "Comparer",
+    "Comparison",
+    "compare",
+    "kld",
+    "kld_rows",
+    "log_softmax",
+    "nmse",
+    "same_top1",
+    "top1_agreement",
+]
 
 _BLOCK_ELEMENTS = 1 << 20  # 8 MiB of float64
+_DEVICE_BLOCK_ELEMENTS = 1 << 22  # a launch costs more there, and a block has all of the device
 _MOST_THREADS = 16  # each holds some blocks of its own
 
 
 def log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
     """Natural log-probabilities of `logits` [..., n_vocab], in float64."""
-    x = np.asarray(logits, dtype=np.float64)
-    x = x - x.max(axis=-1, keepdims=True)
-    result: NDArray[np.float64] = x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+    result: NDArray[np.float64] = _log_softmax(np, logits)
     return result
 
 
-def kld_rows(reference_logits: NDArray[Any], logits: NDArray[Any]) -> NDArray[np.float64]:
+def _log_softmax(xp: Any, logits: Any) -> Any:
+    x = xp.asarray(logits, dtype=xp.float64)
+    x = x - xp.max(x, axis=-1, keepdims=True)
+    return x - xp.log(xp.sum(xp.exp(x), axis=-1, keepdims=True))
+
+
+def _distances(xp: Any, reference: Any, other: Any) -> Any:
+    """KL(reference || other) of each row, with the functions of the namespace `xp`."""
+    log_p, log_q = _log_softmax(xp, reference), _log_softmax(xp, other)
+    p = xp.exp(log_p)
+    terms = p * (log_p - log_q)
+    # p = 0 contributes nothing, also where the log-probability is -inf.
+    distances = xp.sum(xp.where(p > 0, terms, xp.zeros_like(terms)), axis=-1)
+    zero = xp.zeros_like(distances)
+    # Never below zero; where one token has all the probability, the rest may round to less.
+    distances = xp.where(distances > 0, distances, zero)
+    # A NaN in the reference is no p above 0: without this line such a row would be a perfect one.
+    return xp.where(_usable(xp, reference) & _usable(xp, other), distances, zero + float("inf"))
+
+
+def kld_rows(reference_logits: Any, logits: Any) -> Any:
     """Kullback-Leibler divergence KL(reference || other) of each row, in nats.
 
     Args:
-        reference_logits: [n, n_vocab] logits (or log-probabilities) taken as the truth.
-        logits: [n, n_vocab] logits to judge.
+        reference_logits: [n, n_vocab] logits (or log-probabilities) taken as the truth; NumPy's, or those of
+            a library with `__array_namespace__`, such as CuPy, which then computes where they lie.
+        logits: [n, n_vocab] logits to judge, of the same library.
 
     Returns:
-        float64 [n]. Infinite for a row that gives no probabilities on either side: it holds a NaN or plus
-        infinity, or nothing but minus infinity.
+        float64 [n], of the same library. Infinite for a row that gives no probabilities on either side: it
+        holds a NaN or plus infinity, or nothing but minus infinity.
 
     Raises:
         ValueError: The shapes differ, or hold no row.
+        TypeError: The arrays are of different libraries.
     """
+    xp = namespace_of(reference_logits, logits)
+    if xp is not np:
+        return _kld_rows_on_device(xp, reference_logits, logits)
     reference, other = _same_shape(reference_logits, logits)
     rows = np.empty(len(reference), dtype=np.float64)
 
     def fill(part: slice) -> None:
         with np.errstate(invalid="ignore"):
-            log_p = log_softmax(reference[part])
-            log_q = log_softmax(other[part])
-            p = np.exp(log_p)
-            # p = 0 contributes nothing, also where the log-probability is -inf.
-            terms = np.where(p > 0, p * (log_p - log_q), 0.0)
-        # Never below zero; where one token has all the probability, the rest may round to less.
-        distances = np.maximum(terms.sum(axis=-1), 0.0)
-        # A NaN in the reference is no p above 0: without this line such a row would be a perfect one.
-        rows[part] = np.where(_usable(reference[part]) & _usable(other[part]), distances, np.inf)
+            rows[part] = _distances(np, reference[part], other[part])
 
-    parts = list(_blocks(reference.shape))
+    parts = list(_blocks(reference.shape, _BLOCK_ELEMENTS))
     threads = min(len(parts), usable_cores(), _MOST_THREADS)
     if threads < 2:
         for part in parts:
@@ -71,6 +101,33 @@ def kld_rows(reference_logits: NDArray[Any], logits: NDArray[Any]) -> NDArray[np
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(fill, parts))
     return rows
+
+
+def _kld_rows_on_device(xp: Any, reference: Any, other: Any) -> Any:
+    _check_shapes(reference.shape, other.shape)
+    with _device_of(reference):
+        rows = xp.empty(reference.shape[0], dtype=xp.float64)
+        for part in _blocks(reference.shape, _DEVICE_BLOCK_ELEMENTS):
+            rows[part] = _distances(xp, reference[part, :], other[part, :])
+        return rows
+
+
+def _device_of(array: Any) -> contextlib.AbstractContextManager[Any]:
+    """A library of GPUs computes on the current one, which need not be the one where an array lies."""
+    device: Any = getattr(array, "device", None)
+    return device if hasattr(device, "__enter__") else contextlib.nullcontext()
+
+
+def same_top1(reference_logits: Any, logits: Any) -> int:
+    """Rows of [n, n_vocab] logits whose most probable token is the same, computed where they lie.
+
+    Raises:
+        TypeError: The arrays are of different libraries.
+    """
+    xp = namespace_of(reference_logits, logits)
+    with _device_of(reference_logits):
+        same = xp.argmax(reference_logits, axis=-1) == xp.argmax(logits, axis=-1)
+        return int(xp.sum(same))
 
 
 def kld(reference_logits: NDArray[Any], logits: NDArray[Any]) -> float:
@@ -94,7 +151,7 @@ def top1_agreement(reference_logits: NDArray[Any], logits: NDArray[Any]) -> floa
     """
     reference, other = _same_shape(reference_logits, logits)
     same = reference.argmax(axis=-1) == other.argmax(axis=-1)
-    return float((same & _usable(reference) & _usable(other)).mean())
+    return float((same & _usable(np, reference) & _usable(np, other)).mean())
 
 
 def nmse(reference: NDArray[Any], other: NDArray[Any]) -> float:
@@ -114,7 +171,7 @@ def nmse(reference: NDArray[Any], other: NDArray[Any]) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found over all rows."""
+    """The result of `compare` over all rows."""
 
     rows: int
     mean_kld: float
@@ -168,18 +225,21 @@ def compare(reference_logits: NDArray[Any], logits: NDArray[Any]) -> Comparison:
 
 def _same_shape(reference: NDArray[Any], other: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     r, o = np.asarray(reference), np.asarray(other)
-    if r.shape != o.shape or r.ndim != 2 or r.size == 0:
-        raise ValueError(f"expected two arrays of the same shape [n, n_vocab], not {r.shape} and {o.shape}")
+    _check_shapes(r.shape, o.shape)
     return r, o
 
 
-def _usable(logits: NDArray[Any]) -> NDArray[np.bool_]:
+def _check_shapes(reference: tuple[int, ...], other: tuple[int, ...]) -> None:
+    if reference != other or len(reference) != 2 or 0 in reference:
+        raise ValueError(f"expected two arrays of the same shape [n, n_vocab], not {reference} and {other}")
+
+
+def _usable(xp: Any, logits: Any) -> Any:
     """Whether each row of [n, n_vocab] gives probabilities: its largest value is NaN if any of it is."""
-    result: NDArray[np.bool_] = np.isfinite(logits.max(axis=-1))
-    return result
+    return xp.isfinite(xp.max(logits, axis=-1))
 
 
-def _blocks(shape: tuple[int, ...]) -> Iterator[slice]:
-    step = max(1, _BLOCK_ELEMENTS // shape[1])
+def _blocks(shape: tuple[int, ...], elements: int) -> Iterator[slice]:
+    step = max(1, elements // shape[1])
     for start in range(0, shape[0], step):
         yield slice(start, start + step)

@@ -237,7 +237,7 @@ class TextStream:
         return self._decoder.decode(self._tokenizer.piece(token, special=self._special))
 
     def finish(self) -> str:
-        """What is left at the end: U+FFFD for a character that was never completed, or nothing."""
+        """The rest at the end: U+FFFD for a character that was never completed, or nothing."""
         return self._decoder.decode(b"", final=True)
 
 

@@ -87,7 +87,7 @@ def test_ops_of_a_batch_that_is_not_captured_are_not_timed_in_a_graph() -> None:
         dyno.Engine(TINY / "qwen3moe-tiny.gguf", "cpu", profile=None, ctx=64, threads=1) as engine,
         pytest.raises(PlanError, match="nothing is captured on a CPU"),
     ):
-        engine.time_ops([1], in_graph=True)
+        engine.diagnostics.time_ops([1], in_graph=True)
 
 
 def test_shares_of_the_peak() -> None:

@@ -120,9 +120,9 @@ def test_a_truncated_file_is_named_with_both_sizes_and_the_way_out(model: Path) 
         assert "rename a new file to its name" in str(caught.value)
         assert "mmap=false" in str(caught.value)
         with pytest.raises(GgufError, match=SHORTER):
-            engine.greedy_after(TOKENS)
+            engine.diagnostics.greedy_after(TOKENS)
         with pytest.raises(GgufError, match=SHORTER):
-            engine.time_ops(TOKENS)
+            engine.diagnostics.time_ops(TOKENS)
 
 
 def test_opening_beside_a_writer_is_an_error_or_a_model(model: Path) -> None:

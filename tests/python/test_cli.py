@@ -275,6 +275,18 @@ def test_explain(dyno: Any, tiny: Path, stage: str) -> None:
     assert text.strip()
 
 
+def test_explain_plan_prints_every_launch_when_asked(dyno: Any, tiny: Path) -> None:
+    assert "nodes" not in json.loads(dyno("explain", "plan", tiny, "--json").stdout)
+    nodes = json.loads(dyno("explain", "plan", tiny, "--nodes", "--json").stdout)["nodes"]
+    assert [node["name"] for node in nodes][:2] == ["token_embd", "blk.0.attn_norm"]
+    text = dyno("explain", "plan", tiny, "--nodes").stdout
+    (line,) = [line for line in text.splitlines() if " blk.0.attn_norm: " in line]
+    assert "norm n=" in line
+    assert "x=read residual @" in line
+    assert "weight=blk.0.attn_norm.weight" in line
+    assert "residual=" not in line  # an operand that the launch does not have
+
+
 def test_bench_formats(dyno: Any, tiny: Path) -> None:
     arguments = (
         "bench",

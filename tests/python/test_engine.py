@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from dyno import DeviceError, GgufError, ModelError, PlanError, ProfileError, _core, profiles
 from dyno._vocabulary import TokenType
+from dyno.diagnostics import Diagnostics
 from dyno.quality import nmse
 from dyno.testing import tiny_model
 
@@ -89,17 +90,17 @@ def test_several_sequences_give_what_each_gives_alone(engine: dyno.Engine) -> No
 
 
 def test_routing_can_be_captured_and_pinned(engine: dyno.Engine) -> None:
-    logits, routing = engine.logits_with_routing(TOKENS)
+    logits, routing = engine.diagnostics.logits_with_routing(TOKENS)
     assert routing.shape == (engine.model["moe_layers"], len(TOKENS), engine.model["experts_used"])
-    pinned = engine.logits(TOKENS, pinned_routing=routing)
+    pinned = engine.diagnostics.logits(TOKENS, pinned_routing=routing)
     assert nmse(logits, pinned) < 1e-10
-    other = engine.logits(TOKENS, pinned_routing=(routing + 1) % engine.model["experts"])
+    other = engine.diagnostics.logits(TOKENS, pinned_routing=(routing + 1) % engine.model["experts"])
     assert nmse(logits, other) > 1e-6
 
 
 def test_dense_models_have_no_routing(tiny_dir: Path) -> None:
     with dyno.Engine(tiny_dir / "llama-tiny.gguf", profile=None) as dense, pytest.raises(PlanError):
-        dense.logits_with_routing(TOKENS)
+        dense.diagnostics.logits_with_routing(TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -413,12 +414,12 @@ def test_logits_that_are_not_finite_end_a_text_with_the_position(
     with dyno.Engine(path, profile=None) as broken:
         assert not np.isfinite(broken.logits([1, 2, 3])).all()  # logits may say so
         for on_device in (False, True):
-            monkeypatch.setattr(dyno.Engine, "draws_on_device", on_device)
+            monkeypatch.setattr(Diagnostics, "draws_on_device", on_device)
             with pytest.raises(ModelError, match="logits after position 2 are not finite"):
                 list(broken.generate([1, 2, 3], max_tokens=4))
         broken.reset()  # the slot is free again
         with pytest.raises(ModelError, match="logits after position 0 are not finite"):
-            broken.greedy_after([1, 2])
+            broken.diagnostics.greedy_after([1, 2])
 
 
 def test_generation_ends_with_the_context(trained_model: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -70,7 +70,7 @@ def test_auto_is_the_gpu_and_settings_change_without_a_reload(trained_model: Pat
         assert engine.device == exact.device == "cuda:0"
         assert "(auto: " in engine.device_headline
         tokens = engine.tokenize(eval_text.read_text(encoding="utf-8"))[:600]
-        reference, routing = exact.logits_with_routing(tokens)
+        reference, routing = exact.diagnostics.logits_with_routing(tokens)
         for settings in (
             {},
             {"ubatch": 64},
@@ -83,7 +83,7 @@ def test_auto_is_the_gpu_and_settings_change_without_a_reload(trained_model: Pat
         ):
             engine.set(**settings)
             comparer = quality.Comparer()
-            comparer.add(reference, engine.logits(tokens, pinned_routing=routing))
+            comparer.add(reference, engine.diagnostics.logits(tokens, pinned_routing=routing))
             assert comparer.result().mean_kld < 5e-4, settings
         with pytest.raises(PlanError, match="'cpu_repack' does nothing on a cuda device"):
             engine.set(cpu_repack=False)
@@ -123,13 +123,13 @@ def divergences(model: Path, text: Path) -> dict[str, float]:
         dyno.Engine(model, device="cuda:0", profile=None, numerics="exact", ctx=512) as exact,
     ):
         chunks = measure.chunk_tokens(engine.tokenizer.encode(text.read_text(encoding="utf-8")), 512, 4)
-        wanted = [exact.logits_with_routing(chunk) for chunk in chunks]
+        wanted = [exact.diagnostics.logits_with_routing(chunk) for chunk in chunks]
         defaults = {name: engine.settings[name] for settings in PATHS.values() for name in settings}
         for path, settings in PATHS.items():
             engine.set(**{**defaults, **settings})
             comparer = quality.Comparer()
             for chunk, (logits, routing) in zip(chunks, wanted, strict=True):
-                comparer.add(logits, engine.logits(chunk, pinned_routing=routing))
+                comparer.add(logits, engine.diagnostics.logits(chunk, pinned_routing=routing))
             found[path] = comparer.result().mean_kld
     print(f"mean KLD {model.stem}: " + ", ".join(f"{path} {value:.1e}" for path, value in found.items()))
     return found
@@ -212,7 +212,7 @@ def test_ops_timed_in_the_graph_are_those_of_the_graph(trained_model: Path, conc
         engine.logits(tokens)
         want = engine.logits([5], reset=False, rows="last")
         engine.rewind(len(tokens))
-        times = engine.time_ops([5], in_graph=True)
+        times = engine.diagnostics.time_ops([5], in_graph=True)
         assert {row["key"]: row["count"] for row in times} == {
             op["key"]: op["count"] for op in engine.describe_ops(1)
         }
@@ -221,10 +221,10 @@ def test_ops_timed_in_the_graph_are_those_of_the_graph(trained_model: Path, conc
         assert np.array_equal(engine.logits([5], reset=False, rows="last"), want)
         engine.rewind(len(tokens))
         with pytest.raises(PlanError, match="2 tokens of 1 sequences is not captured"):
-            engine.time_ops([5, 6], in_graph=True)
+            engine.diagnostics.time_ops([5, 6], in_graph=True)
         engine.set(cuda_graphs=False)
         with pytest.raises(PlanError, match="not captured"):
-            engine.time_ops([5], in_graph=True)
+            engine.diagnostics.time_ops([5], in_graph=True)
 
 
 def test_single_ops_are_timed_on_the_gpu() -> None:

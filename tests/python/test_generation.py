@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from dyno import _core
 from dyno._generate import Sampling, uniforms
+from dyno.diagnostics import Diagnostics
 from dyno.errors import DynoError, PlanError
 from dyno.testing import tiny_model
 
@@ -244,7 +245,7 @@ def test_forced_tokens_are_fed_and_draws_returned(engine: dyno.Engine) -> None:
     want = [int(rows(engine, int(token)).argmax()) for token in tokens]
     after = rows(engine, 9)
     start(engine)
-    assert engine.greedy_after(tokens).tolist() == want
+    assert engine.diagnostics.greedy_after(tokens).tolist() == want
     assert engine.position() == len(PROMPT) - 1 + len(tokens)
     assert np.array_equal(rows(engine, 9), after)
     # Some forced, some not: what was drawn is fed where nothing is forced.
@@ -411,10 +412,10 @@ def test_text_is_the_same_as_from_logits_on_the_host(
             {},  # to the end of the text or of the context
         )
         with monkeypatch.context() as patch:
-            patch.setattr(dyno.Engine, "draws_on_device", True)
+            patch.setattr(Diagnostics, "draws_on_device", True)
             patch.delattr(dyno.Engine, "_decode")  # no logits are asked for
             found = [("".join(engine.generate(prompt, **a)), engine.position()) for a in asked]
-        monkeypatch.setattr(dyno.Engine, "draws_on_device", False)
+        monkeypatch.setattr(Diagnostics, "draws_on_device", False)
         want = [("".join(engine.generate(prompt, **a)), engine.position()) for a in asked]
         assert found == want
 
@@ -485,12 +486,12 @@ def test_the_draw_is_among_the_times_of_a_token() -> None:
         found = generation(engine, start(engine), **WARM)
         found.queue(u)
         got = [found.next() for _ in u[:6]]
-        times = engine.time_ops([3], slot=0)
+        times = engine.diagnostics.time_ops([3], slot=0)
         assert {row["key"]: row["count"] for row in times} == {
             op["key"]: op["count"] for op in engine.describe_ops(1)
         }
         assert all(row["seconds"] > 0 for row in times)
-        assert "sample" not in {row["family"] for row in engine.time_ops([1, 2, 3])}
+        assert "sample" not in {row["family"] for row in engine.diagnostics.time_ops([1, 2, 3])}
         engine.rewind(len(PROMPT) - 1 + 6)
         assert got + [found.next() for _ in u[6:]] == want
 
@@ -505,7 +506,7 @@ def test_a_capture_that_fails_is_tried_again(failing: int, caplog: pytest.LogCap
     due = 2 << failing  # the use that succeeds
     u = draws(due + 4)
     with opened(TINY[0], "cuda:0", cuda_graphs=True) as engine:
-        assert engine.captures() == []
+        assert engine.diagnostics.captures() == []
         want = one_by_one(engine, start(engine), u, **WARM)
         engine.set(ubatch=32)  # forgets graphs
         engine._session.fail_next_captures(failing)
@@ -515,7 +516,7 @@ def test_a_capture_that_fails_is_tried_again(failing: int, caplog: pytest.LogCap
         for i, _ in enumerate(u):
             found.queue(u[i : i + 1])  # no step runs ahead, so that uses can be counted
             got.append(found.next())
-            (row,) = [row for row in engine.captures() if row["work"] == "draw"]
+            (row,) = [row for row in engine.diagnostics.captures() if row["work"] == "draw"]
             seen[i + 1] = (row["captured"], row["failures"])
             assert (row["reason"] != "") == (row["failures"] > 0 and not row["captured"])
             if row["reason"]:
@@ -530,7 +531,9 @@ def test_a_capture_that_fails_is_tried_again(failing: int, caplog: pytest.LogCap
         engine._session.fail_next_captures(failing)
         caplog.clear()
         assert one_by_one(engine, start(engine), u, **WARM) == want
-        (row,) = [row for row in engine.captures() if (row["work"], row["tokens"]) == ("decode", 1)]
+        (row,) = [
+            row for row in engine.diagnostics.captures() if (row["work"], row["tokens"]) == ("decode", 1)
+        ]
         assert (row["captured"], row["failures"], row["uses"]) == (True, failing, due)
         told = [r.message for r in caplog.records if "not captured" in r.message]
         assert len(told) == failing
@@ -556,7 +559,7 @@ def test_a_failed_capture_is_told_once(
             return list(self.rows)
 
     with opened(TINY[0], "cpu") as engine:
-        assert engine.captures() == []
+        assert engine.diagnostics.captures() == []
         assert engine._session.capture_failures == 0
         session = Session(engine._session)
         monkeypatch.setattr(engine, "_session", session)
@@ -565,7 +568,7 @@ def test_a_failed_capture_is_told_once(
         engine.logits([1, 2])
         assert caplog.messages == []
         session.capture_failures = 1
-        engine.greedy_after([1, 2])
+        engine.diagnostics.greedy_after([1, 2])
         engine.logits([1, 2])
         said = "drawing is not captured as a graph and slower for it: no memory; tried again at its use 4"
         assert caplog.messages == [said]

@@ -77,5 +77,5 @@ def test_a_prompt_that_ends_so_has_no_first_draw(engine: dyno.Engine) -> None:
         list(engine.generate([1, 2, DAMAGED], max_tokens=4))
     engine.reset()  # its slot is free again
     with pytest.raises(ModelError, match="logits after position 1 are not finite"):
-        engine.greedy_after([1, DAMAGED, 2])
+        engine.diagnostics.greedy_after([1, DAMAGED, 2])
     assert len(list(engine.generate([1, 2, 3], max_tokens=4))) > 0

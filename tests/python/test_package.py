@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 
 import dyno
 import pytest
+from dyno.diagnostics import Diagnostics
 
 
 @pytest.mark.parametrize("name", dyno.__all__)
@@ -37,3 +39,10 @@ def test_imports_stay_light(statement: str, heavy: list[str]) -> None:
     code = f"import sys; {statement}; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_hooks_are_apart_from_the_methods_of_people() -> None:
+    hooks = {"logits_with_routing", "draws_on_device", "greedy_after", "time_ops", "captures"}
+    assert not hooks & set(dir(dyno.Engine))
+    assert hooks <= set(dir(Diagnostics))
+    assert "pinned_routing" not in inspect.signature(dyno.Engine.logits).parameters

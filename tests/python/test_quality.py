@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from dyno import quality
+from dyno import _core, quality
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GPUS = [d for d in _core.devices() if d["kind"] == "cuda" and not _core.device_problem(d)]
 
 
 def test_log_softmax_is_stable_and_normalised() -> None:
@@ -101,3 +108,98 @@ def test_nmse() -> None:
     assert quality.nmse(r, r + 0.1) == pytest.approx(0.03 / 2.0)
     with pytest.raises(ValueError, match="constant"):
         quality.nmse(np.ones(3), np.ones(3))
+
+
+class Foreign:
+    """An array of another library, which never becomes one of NumPy by itself.
+
+    Its namespace has only names of the array API standard."""
+
+    device = "a device"
+
+    def __init__(self, values: Any) -> None:
+        self.values = np.asarray(values)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("this array does not leave its device by itself")
+
+    def __array_namespace__(self) -> Any:
+        return Namespace
+
+    def __getattr__(self, name: str) -> Any:
+        return (
+            getattr(self.values, name) if name in ("shape", "dtype") else object.__getattribute__(self, name)
+        )
+
+    def __getitem__(self, key: Any) -> Foreign:
+        return Foreign(self.values[key])
+
+    def __setitem__(self, key: Any, value: Foreign) -> None:
+        self.values[key] = value.values
+
+    def __int__(self) -> int:
+        return int(self.values)
+
+
+def _operator(name: str) -> Callable[[Foreign, Any], Foreign]:
+    def apply(self: Foreign, other: Any) -> Foreign:
+        return Foreign(getattr(self.values, name)(other.values if isinstance(other, Foreign) else other))
+
+    return apply
+
+
+for _name in ("__sub__", "__mul__", "__add__", "__gt__", "__and__", "__eq__"):
+    setattr(Foreign, _name, _operator(_name))
+
+
+def _function(name: str) -> Callable[..., Foreign]:
+    def apply(*arrays: Any, **options: Any) -> Foreign:
+        plain = [a.values if isinstance(a, Foreign) else a for a in arrays]
+        return Foreign(getattr(np, name)(*plain, **options))
+
+    return apply
+
+
+STANDARD = ("asarray", "max", "exp", "log", "sum", "where", "zeros_like", "isfinite", "argmax", "empty")
+Namespace = SimpleNamespace(
+    __name__="foreign", float64=np.float64, **{name: _function(name) for name in STANDARD}
+)
+
+
+def rows_of_logits(seed: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    exact = rng.normal(size=(37, 91)).astype(np.float32)
+    exact[3, :] = -np.inf
+    exact[4, 7], exact[5, :50] = np.nan, -np.inf
+    return exact, (exact + rng.normal(scale=0.1, size=exact.shape)).astype(np.float32)
+
+
+def test_kld_is_computed_where_the_arrays_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "_DEVICE_BLOCK_ELEMENTS", 8 * 91)  # several blocks, the last one short
+    exact, ours = rows_of_logits(3)
+    with np.errstate(invalid="ignore"):
+        found = quality.kld_rows(Foreign(exact), Foreign(ours))
+    assert isinstance(found, Foreign)
+    np.testing.assert_allclose(found.values, quality.kld_rows(exact, ours), rtol=1e-12)
+    assert np.isinf(found.values[[3, 4]]).all()
+    assert quality.same_top1(Foreign(exact), Foreign(ours)) == quality.same_top1(exact, ours)
+
+
+def test_arrays_of_two_libraries_are_not_compared() -> None:
+    with pytest.raises(TypeError, match="one library"):
+        quality.kld_rows(Foreign([[0.0, 1.0]]), np.array([[0.0, 1.0]]))
+    with pytest.raises(ValueError, match=r"\(1, 2\) and \(1, 3\)"):
+        quality.kld_rows(Foreign([[0.0, 1.0]]), Foreign([[0.0, 1.0, 2.0]]))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")
+def test_kld_on_a_gpu_is_that_of_the_cpu() -> None:
+    cupy = pytest.importorskip("cupy")
+    exact, ours = rows_of_logits(4)
+    wide = np.random.default_rng(5).normal(scale=4, size=(2, 64, 60_000)).astype(np.float32)
+    for a, b in ((exact, ours), (wide[0], wide[0] + 0.01 * wide[1])):
+        found = quality.kld_rows(cupy.asarray(a), cupy.asarray(b))
+        assert isinstance(found, cupy.ndarray)
+        np.testing.assert_allclose(found.get(), quality.kld_rows(a, b), rtol=1e-6)
+        assert quality.same_top1(cupy.asarray(a), cupy.asarray(b)) == quality.same_top1(a, b)

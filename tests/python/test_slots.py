@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import dyno
 import numpy as np
 import pytest
+from dyno.diagnostics import Diagnostics
 from dyno.errors import DynoError, PlanError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ ASKED: tuple[dict[str, Any], ...] = (
 @pytest.fixture(params=["drawn on the host", "drawn by the session"])
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two ways that tokens are drawn; a session of the CPU has both."""
-    monkeypatch.setattr(dyno.Engine, "draws_on_device", request.param == "drawn by the session")
+    monkeypatch.setattr(Diagnostics, "draws_on_device", request.param == "drawn by the session")
 
 
 @pytest.fixture
@@ -124,9 +125,9 @@ def test_one_sequence_is_an_error_for_a_second_user_and_not_a_wrong_text(
         lambda: next(b),
         lambda: engine.logits([1, 2]),
         lambda: engine.logits_batch({0: [1, 2]}),
-        lambda: engine.logits_with_routing([1, 2]),
-        lambda: engine.greedy_after([1, 2]),
-        lambda: engine.time_ops([1, 2]),
+        lambda: engine.diagnostics.logits_with_routing([1, 2]),
+        lambda: engine.diagnostics.greedy_after([1, 2]),
+        lambda: engine.diagnostics.time_ops([1, 2]),
         engine.reset,
         lambda: engine.reset(0),
         lambda: engine.rewind(1),

@@ -14,7 +14,7 @@ from dyno._shell import escaped
 
 
 class Stage(StrEnum):
-    """What can be explained."""
+    """The subjects that can be explained."""
 
     gguf = "gguf"
     model = "model"
@@ -26,6 +26,9 @@ def explain(
     stage: Annotated[Stage, typer.Argument(help="Which stage.")],
     file: Annotated[Path, typer.Argument(help="GGUF file.")],
     tokens: Annotated[int | None, typer.Option(help="For `ops`: size of the batch.")] = None,
+    nodes: Annotated[
+        bool, typer.Option("--nodes", help="For `plan`: also every launch with its operands.")
+    ] = False,
     json_: options.Json = False,
     device: options.Device = "auto",
     gpu: options.Gpu = None,
@@ -53,6 +56,9 @@ def explain(
             file, options.device_argument(device, gpu), plan_only=True, **chosen, **arguments
         ) as engine:
             state.print_choices(engine)
-            result, text = stages.plan(engine) if stage is Stage.plan else stages.ops(engine, tokens)
+            if stage is Stage.plan:
+                result, text = stages.plan(engine, nodes=nodes)
+            else:
+                result, text = stages.ops(engine, tokens)
     # Names in a file may hold codes that a terminal obeys.
     print(json.dumps(result, indent=2) if json_ else "\n".join(map(escaped, text.split("\n"))))

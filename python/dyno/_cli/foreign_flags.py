@@ -55,9 +55,9 @@ _SWITCH_WORDS = frozenset({"on", "off", "auto", "0", "1", "true", "false"})
 _NUMBERS = frozenset({"-n", "-c", "-t", "-s", "-d", "-r", "-b"})  # short options whose value is never a word
 _HERE, _NOT_NEEDED, _MISSING = Verdict.HERE, Verdict.UNNECESSARY, Verdict.MISSING
 _NO, _VALUE, _SWITCH = Takes.NOTHING, Takes.VALUE, Takes.SWITCH
-_CHAT = "dyno completes raw text and has no chat; write the template into the prompt"
+_CHAT = "the chat template writes what stands around a message"
 _PLACEMENT = "all weights lie on one device; --device names it"
-_SAMPLER = "the samplers are --temp, --top-k, --top-p and --min-p"
+_SAMPLER = "the samplers are those of --help, in one order"
 
 FLAGS: tuple[Foreign, ...] = tuple(
     Foreign(tuple(names.split()), takes, verdict, why)
@@ -114,16 +114,14 @@ FLAGS: tuple[Foreign, ...] = tuple(
         ("--no-perf --perf", _NO, _NOT_NEEDED, "-v prints the timing"),
         ("--no-warmup", _NO, _NOT_NEEDED, "the command does not warm up"),
         # chat
-        ("-cnv --conversation", _NO, _MISSING, _CHAT),
-        ("-no-cnv --no-conversation", _NO, _NOT_NEEDED, "dyno never chats"),
-        ("-sys --system-prompt", _VALUE, _MISSING, _CHAT),
-        ("-sysf --system-prompt-file", _VALUE, _MISSING, _CHAT),
-        ("-i --interactive", _NO, _MISSING, _CHAT),
-        ("-if --interactive-first", _NO, _MISSING, _CHAT),
-        ("-st --single-turn", _NO, _MISSING, _CHAT),
-        ("--jinja", _NO, _MISSING, _CHAT),
-        ("--chat-template", _VALUE, _MISSING, _CHAT),
-        ("--chat-template-file", _VALUE, _MISSING, _CHAT),
+        ("-cnv --conversation", _NO, _HERE, "dyno chat, or --chat for one answer"),
+        ("-no-cnv --no-conversation", _NO, _NOT_NEEDED, "without --chat the prompt is raw text"),
+        ("-sysf --system-prompt-file", _VALUE, _HERE, '--system "$(cat FILE)"'),
+        ("-i --interactive", _NO, _HERE, "dyno chat"),
+        ("-if --interactive-first", _NO, _HERE, "dyno chat"),
+        ("-st --single-turn", _NO, _HERE, "--chat"),
+        ("--jinja", _NO, _NOT_NEEDED, "chat templates are always rendered as Jinja2"),
+        ("--chat-template-file", _VALUE, _HERE, "--chat-template FILE"),
         ("--in-prefix", _VALUE, _MISSING, _CHAT),
         ("--in-suffix", _VALUE, _MISSING, _CHAT),
         # text
@@ -133,16 +131,8 @@ FLAGS: tuple[Foreign, ...] = tuple(
         ("--ignore-eos", _NO, _MISSING, "the text ends at the model's own end"),
         ("-e --escape", _NO, _MISSING, "the shell writes a line break: $'a\\nb'"),
         ("--no-escape", _NO, _NOT_NEEDED, "the prompt is taken as it is"),
-        ("--repeat-penalty", _VALUE, _MISSING, _SAMPLER),
-        ("--repeat-last-n", _VALUE, _MISSING, _SAMPLER),
-        ("--presence-penalty", _VALUE, _MISSING, _SAMPLER),
-        ("--frequency-penalty", _VALUE, _MISSING, _SAMPLER),
-        ("--typical --typical-p", _VALUE, _MISSING, _SAMPLER),
         ("--mirostat", _VALUE, _MISSING, _SAMPLER),
         ("--samplers", _VALUE, _MISSING, _SAMPLER),
-        ("-l --logit-bias", _VALUE, _MISSING, _SAMPLER),
-        ("--grammar", _VALUE, _MISSING, "text is drawn without a grammar"),
-        ("-j --json-schema", _VALUE, _MISSING, "text is drawn without a grammar"),
         ("--keep", _VALUE, _NOT_NEEDED, "the context is never shifted"),
         ("--no-context-shift", _NO, _NOT_NEEDED, "the context is never shifted"),
         ("--context-shift", _NO, _MISSING, "the text ends where the context does"),

@@ -71,7 +71,7 @@ def show(
     json_: options.Json = False,
     verbose: state.Verbose = 0,
 ) -> None:
-    """What a profile says: where it was measured, what it changes, what that gained."""
+    """The contents of a profile: place of measurement, changes, gains."""
     state.verbosity(verbose)
     from dyno import profiles
     from dyno.profiles.io import to_dict

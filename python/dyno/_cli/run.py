@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
@@ -10,9 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dyno._cli import options, state
+from dyno._cli import drawing, options, state
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dyno.chat import Reply
     from dyno.engine import Engine
 
 
@@ -32,17 +36,33 @@ def run(
     temperature: Annotated[
         float, typer.Option("--temperature", "--temp", help="0: the most probable token every time.")
     ] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Among the k most probable tokens; 0: all.")] = 40,
-    top_p: Annotated[
-        float, typer.Option(help="Among the tokens that together reach this probability.")
-    ] = 0.95,
-    min_p: Annotated[float, typer.Option(help="Among tokens this probable relative to the best.")] = 0.05,
-    seed: Annotated[
-        int | None, typer.Option("--seed", "-s", help="The same seed draws the same text.")
-    ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="End at this text; may be given several times.")
-    ] = None,
+    top_k: drawing.TopK = 40,
+    top_p: drawing.TopP = 0.95,
+    min_p: drawing.MinP = 0.05,
+    seed: drawing.Seed = None,
+    typical_p: drawing.TypicalP = None,
+    xtc_probability: drawing.XtcProbability = None,
+    xtc_threshold: drawing.XtcThreshold = None,
+    repeat_penalty: drawing.RepeatPenalty = None,
+    repeat_last_n: drawing.RepeatLastN = None,
+    presence_penalty: drawing.PresencePenalty = None,
+    frequency_penalty: drawing.FrequencyPenalty = None,
+    dry_multiplier: drawing.DryMultiplier = None,
+    dry_base: drawing.DryBase = None,
+    dry_allowed_length: drawing.DryAllowedLength = None,
+    logit_bias: drawing.LogitBias = None,
+    stop: drawing.Stop = None,
+    json_schema: drawing.JsonSchema = None,
+    json_schema_file: drawing.JsonSchemaFile = None,
+    grammar: drawing.GrammarText = None,
+    grammar_file: drawing.GrammarFile = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="The prompt is a message; print the model's answer to it.")
+    ] = False,
+    system: drawing.System = None,
+    chat_template: drawing.ChatTemplateName = None,
+    chat_template_kwargs: drawing.TemplateVariables = None,
+    tools: drawing.Tools = None,
     special: Annotated[
         bool,
         typer.Option(
@@ -66,7 +86,7 @@ def run(
     set_: options.Set = None,
     verbose: state.Verbose = 0,
 ) -> None:
-    """Continue a prompt. Text goes to stdout, everything else to stderr."""
+    """Continue a prompt, or answer it with --chat. Text goes to stdout, everything else to stderr."""
     state.verbosity(verbose)
     model = options.model_argument(model_file, model)
     if max_tokens is not None and max_tokens < -1:
@@ -85,6 +105,26 @@ def run(
         kv_type_v=kv_type_v,
     )
     chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
+    if not chat and any(given is not None for given in (system, chat_template, chat_template_kwargs, tools)):
+        raise typer.BadParameter(
+            "a conversation needs --chat", param_hint="--chat-template, --system, --tools"
+        )
+    more = drawing.draw_options(
+        logit_bias,
+        typical_p=typical_p,
+        xtc_probability=xtc_probability,
+        xtc_threshold=xtc_threshold,
+        repeat_penalty=repeat_penalty,
+        repeat_last_n=repeat_last_n,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        dry_multiplier=dry_multiplier,
+        dry_base=dry_base,
+        dry_allowed_length=dry_allowed_length,
+        **drawing.rules(json_schema, json_schema_file, grammar, grammar_file),
+    )
+    variables = drawing.template_variables(chat_template_kwargs)
+    offered = drawing.tool_definitions(tools)
     text = _prompt(prompt, file)
 
     from dyno.engine import Engine
@@ -92,17 +132,39 @@ def run(
     with Engine(model, options.device_argument(device, gpu), **chosen, **arguments) as engine:
         state.print_choices(engine)
         _warn_of_threads(engine)
-        if has_chat_template(model):
-            print("chat template: not applied, the prompt is completed as raw text", file=sys.stderr)
-        tokens = engine.tokenizer.encode(text, parse_special=special)
         limit = None if max_tokens is None or max_tokens < 0 else max_tokens
         sampling = (temperature, top_k, top_p, min_p, seed)
-        pieces = engine.generate(tokens, limit, *sampling, stop or (), slot=0)  # whose position is read below
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character shows a mark
-        if echo:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+        if chat:
+            reply = engine.chat(
+                messages(system, text),
+                tools=offered,
+                template=chat_template,
+                variables=variables,
+                max_tokens=limit,
+                stop=stop or (),
+                slot=0,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                seed=seed,
+                **more,
+            )
+            tokens, pieces = reply.prompt, shown(reply)
+        else:
+            if has_chat_template(model):
+                print(
+                    "chat template: not applied, the prompt is completed as raw text (--chat applies it)",
+                    file=sys.stderr,
+                )
+            tokens = engine.tokenizer.encode(text, parse_special=special)
+            # Slot 0: its position is read below.
+            pieces = engine.generate(tokens, limit, *sampling, stop or (), slot=0, **more)
+            if echo:
+                sys.stdout.write(text)
+                sys.stdout.flush()
         start = first = time.perf_counter()
         for number, piece in enumerate(pieces):
             if number == 0:
@@ -115,8 +177,29 @@ def run(
             _print_timing(engine, len(tokens), first - start, time.perf_counter() - first)
 
 
+def messages(system: str | None, text: str) -> list[dict[str, str]]:
+    """A conversation of one message, after a system message if there is one."""
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": text}]
+
+
+def shown(reply: Reply) -> Iterator[str]:
+    """The content of a reply, and each call as a line of JSON; its reasoning goes to stderr."""
+    for part in reply:
+        if part.reasoning:
+            sys.stderr.write(part.reasoning)
+            sys.stderr.flush()
+        if part.tool_call is not None:
+            begin = "\n" if reply.answer.content or len(reply.answer.tool_calls) > 1 else ""
+            yield begin + json.dumps(part.tool_call.to_dict(), ensure_ascii=False)
+        else:
+            yield part.content
+    if reply.answer.reasoning:
+        sys.stderr.write("\n")
+
+
 def has_chat_template(model: Path) -> bool:
-    """Whether the file holds a chat template, which `dyno run` does not apply."""
+    """Whether the file holds a chat template, which `dyno run` applies with --chat only."""
     from dyno import _core
 
     return bool(_core.Gguf(str(model)).get("tokenizer.chat_template"))

@@ -1,4 +1,4 @@
-"""What all commands share: verbosity, messages on stderr, the profile line."""
+"""The common part of all commands: verbosity, messages on stderr, the profile line."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ KernelEntryTuple = tuple[str, str, dict[str, str | int], str]
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """What is left of a profile after rejections."""
+    """The rest of a profile after rejections."""
 
     settings: dict[str, SettingValue]
     """Values by name; what is not here runs with the engine's default."""
@@ -62,7 +62,7 @@ def effective(
     *,
     require: bool = False,
 ) -> Effective:
-    """What a profile says once some of its entries cannot be used.
+    """The profile without the entries that cannot be used.
 
     Entries of one `group` were measured together and gain only together: if one is rejected, or set by the
     caller to another value, all of them fall back to the engine's default.

@@ -75,7 +75,7 @@ class Change:
 
 
 def diff(before: Profile, after: Profile) -> list[Change]:
-    """What differs between two profiles, in reading order; entries as wholes, everything else key by key.
+    """The differences of two profiles, in reading order; entries as wholes, everything else key by key.
 
     Example:
         >>> for change in diff(yesterday, today):  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""What proves a profile: workload, rates before and after, noise, quality, routing; and who made it."""
+"""The evidence of a profile: workload, rates before and after, noise, quality, routing; and who made it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Metric = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}(@d[0-9]{1,9})?$")]
 
 
 class Workload(StrictModel):
-    """What was run to measure."""
+    """The work that was measured."""
 
     name: Name | None = Field(default=None, description="Name of a mix (chat, rag), where it has one.")
     pp: Counts = Field(default_factory=list, description="Prompt lengths in tokens; one number or a list.")
@@ -84,7 +84,7 @@ class Quality(StrictModel):
 
 
 class Noise(StrictModel):
-    """What the incumbent against itself gave, and the margin that followed from it and from the rounds."""
+    """The noise of the baseline against itself, and the margin that follows from it and from the rounds."""
 
     margin: Fraction = Field(
         description="A gain below this is no gain, e.g. 0.01: what rounds left of the noise of processes."
@@ -156,7 +156,7 @@ class Crossing(StrictModel):
 
 
 class Environment(StrictModel):
-    """What the machine did while the profile was measured, as far as driver and kernel tell it."""
+    """The state of the machine during the measurements, as far as driver and kernel tell it."""
 
     disturbed: Literal[True] | None = Field(
         default=None,
@@ -188,7 +188,7 @@ class Environment(StrictModel):
 
 
 class Evidence(StrictModel):
-    """What proves the values of this file."""
+    """The measurements that prove the values of this file."""
 
     workload: Workload = Field(description="What was run.")
     baseline: dict[Metric, NonNegative] = Field(
@@ -209,7 +209,7 @@ class Evidence(StrictModel):
         max_length=16,
         description="By threshold setting: where its two paths cross, with this routing.",
     )
-    environment: Environment | None = Field(default=None, description="What the machine did meanwhile.")
+    environment: Environment | None = Field(default=None, description="State of the machine meanwhile.")
     peak_memory_mib: NonNegative | None = Field(default=None, description="Peak memory with this profile.")
     journal: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{8,64}$")] | None = Field(
         default=None, description="Digest of the journal that holds every sample."

@@ -1,4 +1,4 @@
-"""What a profile was measured on: device, model and engine, as properties that can be compared."""
+"""Device, model and engine of a profile's measurements, as properties that can be compared."""
 
 from __future__ import annotations
 

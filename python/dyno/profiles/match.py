@@ -260,7 +260,7 @@ def _model_likeness(there: ModelIdentity, here: ModelIdentity) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the match means for one entry."""
+    """The meaning of the match for one entry."""
 
     path: str
     """`settings.<name>` or `kernels.<op key>.<tokens>`."""
@@ -270,7 +270,7 @@ class Decision:
 
 
 def decide(profile: Profile, level: Level, device: CpuDevice | CudaDevice) -> list[Decision]:
-    """What may be taken from a profile that matches at `level`; kernel entries are left to `supports`."""
+    """The entries that may be taken from a profile that matches at `level`. `supports` decides on kernels."""
     decisions = []
     for path, entry in profile.entries():
         decision = Decision(path, "apply")

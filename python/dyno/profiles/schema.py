@@ -157,7 +157,7 @@ KernelOrDefault = Annotated[Annotated[KernelEntry, Tag("<entry>")] | Default, Di
 
 
 class Match(StrictModel):
-    """What the profile was measured on; the runtime compares these properties with what it finds."""
+    """The device, model and engine of the measurements; the runtime compares them with its own."""
 
     device: Device = Field(description="The device.")
     model: ModelIdentity = Field(description="The model.")
@@ -242,7 +242,7 @@ class Profile(StrictModel):
         description="By op key and token range (`m1`, `m2-8`) a configuration with its proof, or `default`. "
         "`default` as a key has a list of the kernels that stay as they are, each as token range and op key.",
     )
-    evidence: Evidence | None = Field(default=None, description="What proves the values.")
+    evidence: Evidence | None = Field(default=None, description="The measurements that prove the values.")
     provenance: Provenance | None = Field(default=None, description="Who made the file, and how.")
 
     _source: Source | None = PrivateAttr(default=None)
@@ -332,7 +332,7 @@ class Profile(StrictModel):
 def settings_problems(
     settings: Mapping[str, SettingEntry | str], device_kind: str, engine: str
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What the table of settings has against `settings`: location below `settings` and message."""
+    """The objections of the table of settings to `settings`: location below `settings` and message."""
     for name, entry in settings.items():
         setting = SETTINGS.get(name)
         if setting is None or engine not in setting.engines or not applies_on(setting, device_kind, engine):

@@ -1,6 +1,6 @@
 """Builders of small GGUF files: odd and hostile ones for the reader, tiny random models for the engine.
 
-Needs NumPy only; nothing here is used by the engine itself.
+Needs NumPy, and the `gguf` package for well-formed files; nothing here is used by the engine itself.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dyno.testing.gguf_writer import (
     TensorSpec,
     Typed,
     build_gguf,
+    hand_written_gguf,
     split_path,
     tiny_gguf,
     tiny_gguf_split,
@@ -26,6 +27,7 @@ __all__ = [
     "TensorSpec",
     "Typed",
     "build_gguf",
+    "hand_written_gguf",
     "pack_tensor",
     "random_blocks",
     "split_path",

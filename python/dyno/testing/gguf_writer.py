@@ -1,6 +1,7 @@
-"""A GGUF writer that can also lie: counts, types, shapes, offsets and strings may be what no file should say.
+"""GGUF files for tests: well-formed ones by the `gguf` package, and lying ones by our own hand.
 
-Well-formed use:
+`tiny_gguf` writes what every reader must take. `build_gguf` and `hand_written_gguf` write what no file should
+say: counts, types, shapes, offsets and strings are free there.
 
     >>> image = build_gguf({"general.architecture": "llama"}, [TensorSpec.zeros("w", (2, 32), "q8_0")])
     >>> image.data[:4]
@@ -9,11 +10,12 @@ Well-formed use:
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
@@ -185,7 +187,7 @@ def build_gguf(
     tensor_count: int | None = None,
     metadata_count: int | None = None,
 ) -> GgufImage:
-    """Writes a GGUF file into memory.
+    """Writes a GGUF file into memory by our own hand; it may lie.
 
     Args:
         metadata: Keys and values; pairs instead of a mapping allow duplicate keys. Plain values get the types
@@ -250,7 +252,7 @@ def build_gguf(
     return GgufImage(bytes(out.parts), out.marks)
 
 
-def tiny_gguf(
+def hand_written_gguf(
     path: str | os.PathLike[str],
     metadata: Mapping[str, object] | Iterable[tuple[str | bytes, object]] = (),
     tensors: Sequence[TensorSpec] = (),
@@ -262,6 +264,70 @@ def tiny_gguf(
     target = Path(path)
     target.write_bytes(build_gguf(metadata, tensors, version=version, alignment=alignment).data)
     return target
+
+
+def tiny_gguf(
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, object] | None = None,
+    tensors: Sequence[TensorSpec] = (),
+    *,
+    alignment: int | None = None,
+) -> Path:
+    """Writes a well-formed file with the `gguf` package, which the extra `test` installs.
+
+    Args:
+        path: File to write.
+        metadata: Keys and values, with the types that `build_gguf` gives them.
+        tensors: In file order.
+        alignment: Alignment of tensor data in bytes; when given, it is also written as `general.alignment`.
+
+    Returns:
+        `path`.
+
+    Raises:
+        ValueError: The file would lie, or has an array that the package cannot write: an empty one, or arrays
+        inside of one. `hand_written_gguf` writes these.
+        TypeError: A value that no metadata type fits.
+    """
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "")
+    writer.kv_data[0].clear()  # the architecture that it writes by itself
+    for key, value in (metadata or {}).items():
+        typed = _typed(value)
+        if isinstance(typed, Typed):
+            writer.add_key_value(key, typed.value, gguf.GGUFValueType[typed.type.upper()])
+            continue
+        if typed.count is not None or not len(typed.values) or typed.element == "array":
+            raise ValueError(f"{key}: the gguf package does not write this array; use hand_written_gguf")
+        element = gguf.GGUFValueType[typed.element.upper()]
+        writer.add_key_value(key, list(typed.values), gguf.GGUFValueType.ARRAY, sub_type=element)
+    if alignment is not None:
+        writer.add_custom_alignment(alignment)
+    for tensor in tensors:
+        kinds = [name for name, number in TENSOR_TYPE_IDS.items() if number == tensor.type_id]
+        block, size = BLOCK_GEOMETRY[kinds[0]] if kinds else (1, 0)
+        if (
+            not isinstance(tensor.name, str)
+            or tensor.offset is not None
+            or tensor.n_dims is not None
+            or not kinds
+            or not tensor.shape
+            or tensor.shape[-1] % block
+            or math.prod(tensor.shape) // block * size != len(tensor.data)
+        ):
+            raise ValueError(f"tensor {tensor.name!r} lies; hand_written_gguf writes it")
+        # The package writes the type as a number, and a release need not know the newest types by name. An
+        # element type other than bytes keeps the shape as it is.
+        kind = cast("gguf.GGMLQuantizationType", tensor.type_id)
+        writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), len(tensor.data), kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in tensors:
+        writer.write_tensor_data(np.frombuffer(tensor.data, np.uint8))
+    writer.close()
+    return Path(path)
 
 
 def split_path(prefix: str | os.PathLike[str], number: int, count: int) -> Path:

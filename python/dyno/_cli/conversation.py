@@ -1,0 +1,240 @@
+"""A conversation at a terminal: messages, settings of the draws, and the commands that change them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, TextIO
+
+from dyno._sampling import DrawOptions, Sampling
+from dyno._shell import escaped
+from dyno.chat.reply import Reply
+from dyno.errors import DynoError, PlanError
+from dyno.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dyno.chat import ChatTemplate, Part
+    from dyno.engine import Engine
+
+__all__ = ["HELP", "Conversation"]
+
+HELP = """\
+/help               this list
+/reset              forget the conversation, but for the system message
+/system TEXT        set the system message and forget the rest; without TEXT, have none
+/set                show the settings
+/set NAME VALUE     change one, such as /set temperature 0.5 or /set max_tokens 200
+/exit               end (also Ctrl-D)
+Enter sends, Alt-Enter begins a new line, the arrow keys bring back what was sent.
+Ctrl-C ends an answer and keeps what was said."""
+
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+class Conversation:
+    """The messages so far, and the settings of the next answer's draw.
+
+    Args:
+        engine: Answers; its slot 0 belongs to this conversation.
+        template: The chat template.
+        system: The system message, if there is one.
+        variables: For the template.
+        max_tokens: Of an answer; None goes on to the end of the context.
+        stop: Strings that end an answer.
+        options: Settings of the draws.
+        out: Where answers go.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        template: ChatTemplate,
+        *,
+        system: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        stop: list[str] | None = None,
+        options: Mapping[str, Any] | None = None,
+        out: TextIO | None = None,
+    ) -> None:
+        self._engine, self._template = engine, template
+        self._variables, self._stop = dict(variables or {}), list(stop or [])
+        self._settings: dict[str, Any] = {"max_tokens": max_tokens, **(options or {})}
+        self._sampling()  # refuses what is impossible now, not at the first answer
+        self._out = out or sys.stdout
+        self._dim = self._out.isatty()
+        self._held: list[int] = []
+        self._system = system
+        self.messages: list[dict[str, Any]] = []
+        """The conversation, without the system message."""
+
+    def say(self, text: str) -> bool:
+        """Answer a line of the user, or do what it commands.
+
+        Returns:
+            Whether to go on.
+        """
+        if not text.strip():
+            return True
+        if not text.startswith("/"):
+            self._answer(text)
+            return True
+        name, _, rest = text.strip().partition(" ")
+        commands = {
+            "/help": self._help,
+            "/reset": self._reset,
+            "/system": self._change_system,
+            "/set": self._set,
+        }
+        if name in ("/exit", "/quit", "/bye"):
+            return False
+        if name in commands:
+            commands[name](rest.strip())
+        else:
+            self._tell(f"no command {escaped(name)}; /help lists them")
+        return True
+
+    # ---- commands ----
+
+    def _help(self, rest: str) -> None:
+        self._tell(HELP)
+
+    def _reset(self, rest: str) -> None:
+        self.messages.clear()
+        self._tell("the conversation is empty")
+
+    def _change_system(self, text: str) -> None:
+        self._system = text or None
+        self._reset("")
+
+    def _set(self, rest: str) -> None:
+        name, _, value = rest.partition(" ")
+        if not name:
+            for key, each in sorted({**_defaults(), **self._settings}.items()):
+                self._tell(f"{key} {'to the end of the context' if each is None else each}")
+            return
+        try:
+            if name in _defaults():
+                self._change(name, value.strip())
+            elif name in SETTINGS:
+                self._engine.set(**{name: SETTINGS[name].parse(value.strip())})
+                self._tell(f"{name} {self._engine.settings[name]}")
+            else:
+                self._tell(f"no setting {escaped(name)}; known: {', '.join(sorted(_defaults()))}")
+        except (DynoError, ValueError) as error:
+            self._tell(f"error: {escaped(str(error))}")
+
+    def _change(self, name: str, value: str) -> None:
+        default = _defaults()[name]
+        before = dict(self._settings)
+        if value.lower() in ("none", "-1") and name in ("max_tokens", "seed"):
+            self._settings[name] = None
+        elif name in ("max_tokens", "seed") or isinstance(default, int):
+            self._settings[name] = int(value)
+        else:
+            self._settings[name] = float(value)
+        try:
+            self._sampling()
+        except DynoError:
+            self._settings = before
+            raise
+        self._tell(f"{name} {self._settings[name]}")
+
+    # ---- answers ----
+
+    def _sampling(self) -> Sampling:
+        most = self._settings["max_tokens"]
+        if most is not None and most < 1:
+            raise PlanError(f"[chat] max_tokens must be at least 1, not {most}")
+        return Sampling(**{k: v for k, v in self._settings.items() if k != "max_tokens"})
+
+    def _answer(self, text: str) -> None:
+        self.messages.append({"role": "user", "content": text})
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        try:
+            reply = Reply(
+                self._engine,
+                [*system, *self.messages],
+                self._template,
+                None,
+                self._variables,
+                self._sampling(),
+                self._settings["max_tokens"],
+                self._stop,
+                0,
+                self._held,
+            )
+            self._write(reply)
+        except DynoError as error:
+            self.messages.pop()
+            self._tell(f"error: {escaped(str(error))}; /reset begins anew")
+        except KeyboardInterrupt:  # before the answer began
+            self.messages.pop()
+            self._tell("[stopped]")
+
+    def _write(self, reply: Reply) -> None:
+        engine = self._engine
+        kept = _agreeing(reply.prompt, self._held)
+        start = first = time.perf_counter()
+        ended = ""
+        reasoning = False
+        try:
+            for part in reply:
+                if first == start:
+                    first = time.perf_counter()
+                reasoning = self._show(part, reasoning)
+        except KeyboardInterrupt:
+            ended = ", stopped"
+        finally:
+            reply.close()
+            if reasoning and self._dim:
+                self._out.write(_PLAIN)
+            self._out.write("\n")
+            self._out.flush()
+            self._held = [*reply.prompt, *reply.tokens][: engine.position(0)]
+        self.messages.append(reply.answer.message())
+        if reply.finish_reason == "length":
+            ended = ", cut off"
+        seconds, drawn = time.perf_counter() - first, len(reply.tokens) - 1
+        speed = f", {drawn / seconds:.1f} t/s" if drawn > 0 and seconds > 0 else ""
+        held = f" ({kept} held)" if kept else ""
+        self._tell(
+            f"[prompt {len(reply.prompt)} tokens{held}, {first - start:.2f} s · "
+            f"answer {len(reply.tokens)} tokens{speed}{ended}]"
+        )
+
+    def _show(self, part: Part, reasoning: bool) -> bool:
+        """Write a part; whether it was reasoning, which looks dim."""
+        if bool(part.reasoning) != reasoning:
+            mark = _DIM if part.reasoning else _PLAIN
+            self._out.write(mark if self._dim else "")
+            self._out.write("" if part.reasoning else "\n\n")
+        self._out.write(_printable(part.reasoning or part.content))
+        self._out.flush()
+        return bool(part.reasoning)
+
+    def _tell(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _defaults() -> dict[str, Any]:
+    """Settings that `/set` knows, with their defaults."""
+    neutral = Sampling()
+    named = ("temperature", "top_k", "top_p", "min_p", "seed", *DrawOptions.__annotations__)
+    plain = {name: getattr(neutral, name) for name in named}
+    return {
+        "max_tokens": None,
+        **{k: v for k, v in plain.items() if v is None or isinstance(v, (int, float))},
+    }
+
+
+def _agreeing(prompt: list[int], held: list[int]) -> int:
+    most = min(len(prompt) - 1, len(held))
+    return next((i for i in range(most) if prompt[i] != held[i]), most)
+
+
+def _printable(text: str) -> str:
+    """`text` for a terminal: a model's answer moves no cursor and sets no title."""
+    return "".join(c if c in "\n\t" or c.isprintable() else escaped(c) for c in text)

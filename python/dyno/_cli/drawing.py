@@ -1,0 +1,161 @@
+"""Options of how tokens are drawn and of conversations, shared by `dyno run` and `dyno chat`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+if TYPE_CHECKING:
+    from dyno._sampling import DrawOptions
+
+TopK = Annotated[int, typer.Option(help="Among the k most probable tokens; 0: all.")]
+TopP = Annotated[float, typer.Option(help="Among the tokens that together reach this probability.")]
+MinP = Annotated[float, typer.Option(help="Among tokens this probable relative to the best.")]
+Seed = Annotated[int | None, typer.Option("--seed", "-s", help="The same seed draws the same text.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End at this text; may be given several times.")]
+TypicalP = Annotated[
+    float | None,
+    typer.Option("--typical-p", "--typical", help="Among tokens of about the mean surprise; 1: off."),
+]
+XtcProbability = Annotated[
+    float | None, typer.Option(help="How often the most probable tokens are left out; 0: off.")
+]
+XtcThreshold = Annotated[float | None, typer.Option(help="Tokens at least this probable, for XTC.")]
+RepeatPenalty = Annotated[float | None, typer.Option(help="Makes recent tokens less probable; 1: off.")]
+RepeatLastN = Annotated[
+    int | None, typer.Option(help="Tokens that --repeat-penalty and DRY look back on; -1: all.")
+]
+PresencePenalty = Annotated[
+    float | None, typer.Option(help="Makes tokens of the answer less probable; 0: off.")
+]
+FrequencyPenalty = Annotated[float | None, typer.Option(help="The same, each time they came; 0: off.")]
+DryMultiplier = Annotated[
+    float | None, typer.Option(help="Makes it less probable that a sequence repeats; 0: off.")
+]
+DryBase = Annotated[float | None, typer.Option(help="Growth of this with each token of the sequence.")]
+DryAllowedLength = Annotated[int | None, typer.Option(help="Tokens of a sequence that may repeat.")]
+LogitBias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--logit-bias", "-l", metavar="TOKEN+VALUE", help="Add to the logit of a token, such as 15043-1.5."
+    ),
+]
+JsonSchema = Annotated[
+    str | None,
+    typer.Option(
+        "--json-schema", "-j", metavar="JSON", help="The text is JSON by this schema; {}: any JSON."
+    ),
+]
+JsonSchemaFile = Annotated[
+    Path | None, typer.Option("--json-schema-file", "-jf", help="Read the JSON schema from a file.")
+]
+GrammarText = Annotated[
+    str | None, typer.Option("--grammar", help="The text follows this grammar (GBNF or Lark).")
+]
+GrammarFile = Annotated[Path | None, typer.Option(help="Read the grammar from a file.")]
+ChatTemplateName = Annotated[
+    str | None,
+    typer.Option("--chat-template", metavar="FILE|NAME", help="Another chat template than the model's."),
+]
+TemplateVariables = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        help='Variables of the chat template, such as {"enable_thinking": false}.',
+    ),
+]
+Tools = Annotated[
+    Path | None,
+    typer.Option(help="JSON list of functions that the model may call; a call is printed as a line of JSON."),
+]
+System = Annotated[
+    str | None, typer.Option("--system", "--system-prompt", "-sys", help="The system message of a chat.")
+]
+
+
+def draw_options(logit_bias: list[str] | None, **given: Any) -> DrawOptions:
+    """The settings of a draw that were given on the command line.
+
+    Raises:
+        typer.BadParameter: A bias that can't be read.
+    """
+    options = {name: value for name, value in given.items() if value is not None}
+    if logit_bias:
+        options["logit_bias"] = dict(map(_bias, logit_bias))
+    return cast("DrawOptions", options)
+
+
+def rules(
+    json_schema: str | None, json_schema_file: Path | None, grammar: str | None, grammar_file: Path | None
+) -> dict[str, str]:
+    """The rules that the text follows, as settings of a draw.
+
+    Raises:
+        typer.BadParameter: More than one is given.
+    """
+    given = {
+        "--json-schema": json_schema,
+        "--json-schema-file": json_schema_file,
+        "--grammar": grammar,
+        "--grammar-file": grammar_file,
+    }
+    found = [(name, value) for name, value in given.items() if value is not None]
+    if len(found) > 1:
+        raise typer.BadParameter(f"contradicts {found[1][0]}; give one of them", param_hint=found[0][0])
+    return {
+        "json_schema" if "json" in name else "grammar": value
+        if isinstance(value, str)
+        else value.read_text(encoding="utf-8")
+        for name, value in found
+    }
+
+
+def _bias(text: str) -> tuple[int, float]:
+    found = re.fullmatch(r"(\d+)([+-](?:inf|\d+(?:\.\d*)?))", text)
+    if found:
+        return int(found[1]), float(found[2])
+    raise typer.BadParameter(
+        f"{text!r} is not TOKEN+VALUE or TOKEN-VALUE, such as 15043+1.5", param_hint="--logit-bias"
+    )
+
+
+def template_variables(text: str | None) -> dict[str, Any]:
+    """`--chat-template-kwargs` as a dict.
+
+    Raises:
+        typer.BadParameter: It is no JSON object.
+    """
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"{text!r} is no JSON: {error}", param_hint="--chat-template-kwargs"
+        ) from error
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f"{text!r} is no JSON object", param_hint="--chat-template-kwargs")
+    return value
+
+
+def tool_definitions(file: Path | None) -> list[dict[str, Any]] | None:
+    """The functions in `file`, as in the public chat API.
+
+    Raises:
+        typer.BadParameter: It holds no JSON list of objects.
+        OSError: It can't be read.
+    """
+    if file is None:
+        return None
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise typer.BadParameter(f"{file} holds no JSON: {error}", param_hint="--tools") from error
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise typer.BadParameter(f"{file} holds no JSON list of objects", param_hint="--tools")
+    return value

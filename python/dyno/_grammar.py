@@ -1,0 +1,119 @@
+"""Text that follows a JSON schema, a grammar or a regular expression, by masks over the next token.
+
+The library llguidance compiles the rules and says at each token which ones may follow.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dyno._vocabulary import TokenType
+from dyno.errors import PlanError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dyno._sampling import Sampling
+    from dyno.tokenizer import Tokenizer
+
+__all__ = ["Grammar"]
+
+_compiled: weakref.WeakKeyDictionary[Tokenizer, Any] = weakref.WeakKeyDictionary()
+
+
+class Grammar:
+    """The rules of one generation, and where it stands in them.
+
+    Args:
+        sampling: Holds the rules: `json_schema`, `grammar` or `regex`.
+        tokenizer: Of the model.
+
+    Raises:
+        ImportError: llguidance is not installed.
+        PlanError: The rules are wrong, or the vocabulary has no token that ends a text.
+    """
+
+    def __init__(self, sampling: Sampling, tokenizer: Tokenizer) -> None:
+        try:
+            import llguidance
+        except ImportError as error:
+            raise ImportError(
+                "schemas and grammars need llguidance, which is missing: pip install 'gguf-dyno[grammar]'"
+            ) from error
+        kind = next(k for k in ("json_schema", "grammar", "regex") if getattr(sampling, k) is not None)
+        rules = getattr(sampling, kind)
+        try:
+            if kind == "json_schema":
+                text = rules if isinstance(rules, str) else json.dumps(rules)
+                if not isinstance(json.loads(text), (dict, bool)):
+                    raise ValueError(f"{text[:80]} is no JSON schema")
+                source = llguidance.LLMatcher.grammar_from_json_schema(text)
+            elif kind == "grammar":
+                source = llguidance.grammar_from("gbnf", rules)
+            else:
+                source = llguidance.LLMatcher.grammar_from_regex(rules)
+        except (ValueError, TypeError) as error:
+            raise PlanError(f"[grammar] {kind} can't be read: {error}") from error
+        self._kind = kind
+        self._matcher = llguidance.LLMatcher(_tokens(tokenizer), source, log_level=0)
+        self._check()
+        self._mask = np.zeros((len(tokenizer) + 31) // 32, np.int32)
+
+    def mask(self) -> NDArray[np.int32]:
+        """A bit for each token that may follow, 32 a word; valid until the next call.
+
+        Raises:
+            PlanError: The rules have become too large for their limits.
+        """
+        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        self._check()
+        return self._mask
+
+    def accept(self, token: int) -> None:
+        """Go on behind a token that was drawn by the mask."""
+        self._matcher.consume_token(token)
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            problem = " ".join(str(self._matcher.get_error()).split())
+            raise PlanError(f"[grammar] {self._kind} can't be used: {problem[:400]}")
+
+
+class _Vocabulary:
+    """A tokenizer as the library wants it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        vocabulary = tokenizer.vocabulary
+        hidden = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
+        self.eos_token_id = min(tokenizer.end_of_generation)
+        self.bos_token_id = vocabulary.bos
+        self.special_token_ids = [t for t, kind in enumerate(vocabulary.types) if kind in hidden]
+        self.tokens = [
+            vocabulary.tokens[t].encode("utf-8", "surrogateescape")
+            if kind in hidden
+            else tokenizer.piece(t, special=True)
+            for t, kind in enumerate(vocabulary.types)
+        ]
+        self._encode = tokenizer.encode
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        return self._encode(text, add_special=False)
+
+
+def _tokens(tokenizer: Tokenizer) -> Any:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    if not tokenizer.end_of_generation:
+        raise PlanError("[grammar] the vocabulary has no token that ends a text, so no text could end")
+    if tokenizer not in _compiled:
+        _compiled[tokenizer] = LLTokenizer(
+            TokenizerWrapper(_Vocabulary(tokenizer)), eos_token=sorted(tokenizer.end_of_generation)
+        )
+    return _compiled[tokenizer]

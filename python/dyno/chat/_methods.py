@@ -1,0 +1,169 @@
+"""The methods of `Engine` that hold a conversation, and those that give whole texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+from dyno._sampling import DrawOptions, Sampling
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    from dyno._completion import Completion
+    from dyno.chat.reply import Reply
+    from dyno.chat.template import ChatTemplate
+    from dyno.engine import Engine
+
+__all__ = ["ChatMethods"]
+
+
+class ChatMethods:
+    """The methods of `Engine` for messages and whole texts."""
+
+    def complete(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int | None = None,
+        *,
+        n: int = 1,
+        temperature: float = 0.0,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        seed: int | None = None,
+        stop: Sequence[str] | str = (),
+        logprobs: int | None = None,
+        parse_special: bool = True,
+        slot: int | None = None,
+        **more: Unpack[DrawOptions],
+    ) -> list[Completion]:
+        """Whole texts that continue `prompt`, with their tokens.
+
+        Args:
+            prompt: As in `generate`, and so are the arguments that are not described here.
+            max_tokens: As in `generate`.
+            n: Texts to draw; each reads the prompt. The seeds are `seed`, `seed + 1`, ….
+            temperature: As in `generate`.
+            top_k: As in `generate`.
+            top_p: As in `generate`.
+            min_p: As in `generate`.
+            seed: As in `generate`.
+            stop: As in `generate`.
+            logprobs: Report log-probabilities, and this many of the most probable tokens with each.
+            parse_special: As in `generate`.
+            slot: As in `generate`.
+            **more: As in `generate`.
+
+        Raises:
+            PlanError, ModelError: As in `generate`.
+        """
+        from dyno._completion import completed
+        from dyno._generate import StopFilter, count_of
+        from dyno._writing import most_tokens, prompt_tokens
+
+        engine = cast("Engine", self)
+        engine._open()
+        if slot is not None:
+            engine._slots.check_exists(slot, int(engine.settings["sequences"]))
+        seeds = [None if seed is None else seed + i for i in range(count_of("n", n))]
+        drawing = [
+            Sampling(temperature, top_k, top_p, min_p, each, logprobs=logprobs, **more) for each in seeds
+        ]
+        tokens = prompt_tokens(engine, prompt, parse_special)
+        limit = most_tokens(engine, tokens, max_tokens)
+        stops = [stop] if isinstance(stop, str) else stop
+        return [completed(engine, tokens, each, StopFilter(stops), limit, slot) for each in drawing]
+
+    def chat_template(
+        self, wanted: str | os.PathLike[str] | None = None, *, tools: bool = False
+    ) -> ChatTemplate:
+        """The model's chat template, or another one; see `dyno.chat.find_template`.
+
+        Raises:
+            ChatError: There is no such template, or the file has none.
+            PlanError: The engine is closed.
+        """
+        from dyno.chat.template import find_template
+
+        engine = cast("Engine", self)
+        engine._open()
+        file = engine._file
+        assert file is not None  # an open engine has one
+        return find_template(file, engine.tokenizer.vocabulary, wanted, tools=tools)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: ChatTemplate | str | os.PathLike[str] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        seed: int | None = None,
+        stop: Sequence[str] | str = (),
+        logprobs: int | None = None,
+        slot: int | None = None,
+        **more: Unpack[DrawOptions],
+    ) -> Reply:
+        """The model's answer to a conversation, part by part.
+
+        Args:
+            messages: Dicts with `role` and `content`, the last one usually from the user.
+            tools: Functions that the model may call, as in the public chat API.
+            template: A chat template, its file or its name; None takes the model's own.
+            variables: For the template, such as `{"enable_thinking": False}`.
+            max_tokens: Tokens drawn at most; None goes on to the end of the context.
+            temperature: As in `generate`, and so are top_k, top_p, min_p, seed and slot.
+            top_k: As in `generate`.
+            top_p: As in `generate`.
+            min_p: As in `generate`.
+            seed: As in `generate`.
+            stop: Strings that end the answer; they are not part of it.
+            logprobs: Report log-probabilities, and this many of the most probable tokens with each.
+            slot: As in `generate`.
+            **more: Further settings of the draws, as in `dyno.Sampling`.
+
+        Returns:
+            The parts, while they are written; `message()` reads to the end and gives the whole message.
+
+        Raises:
+            ChatError: No template, or the template refuses the messages.
+            PlanError: As in `generate`.
+
+        Example:
+            >>> reply = engine.chat([{"role": "user", "content": "Hello"}])  # doctest: +SKIP
+            >>> reply.message()["content"]  # doctest: +SKIP
+            'Hello! How can I help you?'
+        """
+        from dyno.chat.reply import Reply
+        from dyno.chat.template import ChatTemplate
+
+        engine = cast("Engine", self)
+        sampling = Sampling(temperature, top_k, top_p, min_p, seed, logprobs=logprobs, **more)
+        if not isinstance(template, ChatTemplate):
+            template = self.chat_template(template, tools=bool(tools))
+        return Reply(engine, messages, template, tools, variables or {}, sampling, max_tokens, stop, slot)
+
+    def chat_choices(
+        self, messages: Sequence[Mapping[str, Any]], n: int, *, seed: int | None = None, **options: Any
+    ) -> list[Reply]:
+        """`n` answers to one conversation; each reads the prompt when its first part is asked for.
+
+        Args:
+            messages: As in `chat`.
+            n: How many.
+            seed: Of the first answer; the next ones add 1, 2, ….
+            **options: As in `chat`.
+
+        Raises:
+            PlanError, ChatError: As in `chat`, or `n` is no positive integer.
+        """
+        from dyno._generate import count_of
+
+        seeds = [None if seed is None else seed + i for i in range(count_of("n", n))]
+        return [self.chat(messages, seed=each, **options) for each in seeds]

@@ -1,0 +1,99 @@
+"""The process that renders chat templates: one request a line on stdin, one answer a line on stdout.
+
+A template comes with a model file and may be hostile. Here it has limited memory and limited time, and no
+secret of the caller within reach; `dyno.chat._rendering` starts and stops the process.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import resource
+import signal
+import sys
+from typing import Any
+
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
+
+from dyno.chat._jinja import ChatEnvironment, Refused, render
+from dyno.chat._origin import Text, own, spans_of
+
+__all__ = ["answer", "main"]
+
+# These words of the API are ours, however a caller spelled them; any other role is foreign text.
+_ROLES = frozenset(("assistant", "developer", "function", "ipython", "model", "system", "tool", "user"))
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(text: str) -> Any:
+    return ChatEnvironment().from_string(text)
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """The rendered `text` with `own`, the spans that the template wrote; or `error` with its `kind`.
+
+    Args:
+        request: `template`, `messages`, `variables`, `tokens` (names of special tokens by variable), `now`
+        (ISO 8601 or None) and `max_chars`.
+    """
+    now = request["now"]
+    try:
+        template = _compiled(request["template"])
+        variables = {
+            **request["variables"],
+            **{name: own(token) for name, token in request["tokens"].items()},
+            "messages": [_message(message) for message in request["messages"]],
+        }
+        text = render(template, variables, datetime.datetime.fromisoformat(now) if now else None)
+    except TemplateSyntaxError as error:
+        return {"kind": "syntax", "error": f"line {error.lineno}: {error.message}"}
+    except Refused as error:
+        return {"kind": "refused", "error": str(error)}
+    except TemplateError as error:
+        return {"kind": "failed", "error": f"{type(error).__name__}: {error}"}
+    except MemoryError:
+        return {"kind": "memory", "error": "it needs more memory than it may have"}
+    # A template computes whatever its author likes with what it is given; no error of that is one of ours.
+    except Exception as error:
+        return {"kind": "failed", "error": f"{type(error).__name__}: {str(error)[:500]}"}
+    if len(text) > request["max_chars"]:
+        return {
+            "kind": "output",
+            "error": f"it wrote {len(text)} characters of at most {request['max_chars']}",
+        }
+    return {"text": text, "own": spans_of(text)}
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    role = message.get("role")
+    known = isinstance(role, str) and not isinstance(role, Text) and role in _ROLES
+    return {**message, "role": own(role)} if known and role is not None else message
+
+
+def main(memory_bytes: int, seconds: float) -> None:
+    """Answer requests until stdin ends.
+
+    Args:
+        memory_bytes: Address space that this process may have.
+        seconds: Time that a request may take; then the kernel ends the process.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    out = sys.stdout
+    out.write("ready\n")
+    out.flush()
+    for line in sys.stdin:
+        # The caller ends a process that is late; this is for a caller that has gone.
+        signal.setitimer(signal.ITIMER_REAL, 2 * seconds + 1)
+        try:
+            reply = json.dumps(answer(json.loads(line)))
+        except MemoryError:
+            reply = json.dumps({"kind": "memory", "error": "it needs more memory than it may have"})
+        except RecursionError:
+            reply = json.dumps({"kind": "failed", "error": "messages or tools are nested too deeply"})
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        out.write(reply + "\n")
+        out.flush()

@@ -1,0 +1,259 @@
+"""Tool calls as models write them: one reader for each way that public templates teach.
+
+A reader takes the text between the marks of a call and gives names and arguments. Text that it can't read
+raises ValueError, and the caller then shows it as text: nothing that a model wrote is lost.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import secrets
+import string
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["CallMarks", "Schemas", "ToolCall", "marks_of", "read_any", "read_json", "schemas_of"]
+
+Schemas = dict[str, dict[str, Any]]
+"""The `properties` of each tool's parameters, by the name of the tool."""
+
+
+def _new_id() -> str:
+    # Nine letters and digits: some templates refuse any other id.
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A function that the model wants to be called."""
+
+    name: str
+    arguments: str
+    """A JSON object, as text."""
+    id: str = field(default_factory=_new_id, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in the public chat API, for a message's `tool_calls`."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> Schemas:
+    """Parameters of the tools that a conversation offers, as far as they are described."""
+    found: Schemas = {}
+    for tool in tools or ():
+        function = tool.get("function", tool)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            continue
+        parameters = function.get("parameters")
+        properties = parameters.get("properties") if isinstance(parameters, dict) else None
+        found[function["name"]] = properties if isinstance(properties, dict) else {}
+    return found
+
+
+def _call(name: object, arguments: object, id_: object = None) -> ToolCall:
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(f"{name!r} is no name of a function")
+    for _ in range(2):  # some models write the object as a string that holds it
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments or "{}")
+    if not isinstance(arguments, dict):
+        raise ValueError(f"arguments must be an object, not {arguments!r:.60}")
+    text = json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(name.strip(), text, id_) if isinstance(id_, str) and id_ else ToolCall(name.strip(), text)
+
+
+def _value(text: str, schema: Any) -> Any:
+    """A value that was written without quotes: a string if its schema says so, else JSON where it is that."""
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    if kind == "string":
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+# ---- readers ----
+
+
+def read_json(body: str, schemas: Schemas) -> list[ToolCall]:
+    """`{"name": …, "arguments": {…}}`, several of them, or a list; also with `parameters`."""
+    decoder, found, at = json.JSONDecoder(), [], 0
+    body = body.strip()
+    while at < len(body):
+        value, at = decoder.raw_decode(body, at)
+        for each in value if isinstance(value, list) else [value]:
+            if not isinstance(each, dict) or not {"arguments", "parameters"} & set(each):
+                raise ValueError(f"{each!r:.60} is no call")
+            arguments = each["arguments"] if "arguments" in each else each["parameters"]
+            found.append(_call(each.get("name"), arguments, each.get("id")))
+        at += len(body[at:]) - len(body[at:].lstrip(" \t\r\n,;"))
+    return found
+
+
+def _read_functions(body: str, schemas: Schemas) -> list[ToolCall]:
+    """`<function=NAME><parameter=KEY>value</parameter></function>`."""
+    found = []
+    for name, inside in re.findall(r"<function=([^>\n]+)>(.*?)(?:</function>|$)", body, re.DOTALL):
+        known = schemas.get(name.strip(), {})
+        pairs = re.findall(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", inside, re.DOTALL)
+        found.append(_call(name, {key: _value(text, known.get(key)) for key, text in pairs}))
+    return found
+
+
+def _read_argument_pairs(body: str, schemas: Schemas) -> list[ToolCall]:
+    """`NAME<arg_key>KEY</arg_key><arg_value>value</arg_value>`."""
+    name = body.partition("<arg_key>")[0].strip()
+    pairs = re.findall(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", body, re.DOTALL)
+    known = schemas.get(name, {})
+    return [_call(name, {key.strip(): _value(text, known.get(key.strip())) for key, text in pairs})]
+
+
+def _read_invocations(body: str, schemas: Schemas) -> list[ToolCall]:
+    """`<invoke name="NAME"><parameter name="KEY">value</parameter></invoke>`, perhaps with a prefix."""
+    found = []
+    prefix = r"(?:｜DSML｜|\w+:)?"
+    invocation = rf'<{prefix}invoke name="([^"]+)">(.*?)</{prefix}invoke>'
+    parameter = rf'<{prefix}parameter name="([^"]+)"(?: string="(true|false)")?>(.*?)</{prefix}parameter>'
+    for name, inside in re.findall(invocation, body, re.DOTALL):
+        known = schemas.get(name, {})
+        arguments = {}
+        for key, is_string, text in re.findall(parameter, inside, re.DOTALL):
+            arguments[key] = text if is_string == "true" else _value(text, known.get(key))
+        found.append(_call(name, arguments))
+    return found
+
+
+def _read_separated(body: str, schemas: Schemas) -> list[ToolCall]:
+    """`<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`, the object perhaps in a code block."""
+    found = []
+    call = r"<｜tool▁call▁begin｜>(.*?)<｜tool▁sep｜>(.*?)(?:<｜tool▁call▁end｜>|$)"
+    for first, rest in re.findall(call, body, re.DOTALL):
+        if first.strip() == "function":
+            name, _, arguments = rest.partition("\n")
+        else:
+            name, arguments = first, rest
+        found.append(_call(name, re.sub(r"^\s*```(?:json)?|```\s*$", "", arguments).strip()))
+    return found
+
+
+def _read_numbered(body: str, schemas: Schemas) -> list[ToolCall]:
+    """`<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`."""
+    call = r"<\|tool_call_begin\|>(.*?)<\|tool_call_argument_begin\|>(.*?)<\|tool_call_end\|>"
+    found = []
+    for id_, arguments in re.findall(call, body, re.DOTALL):
+        name = re.sub(r":\d+$", "", id_.strip().removeprefix("functions."))
+        found.append(_call(name, arguments.strip(), id_.strip()))
+    return found
+
+
+def _read_python(body: str, schemas: Schemas) -> list[ToolCall]:
+    """`[NAME(key="value"), …]`: calls in the syntax of Python, with literal keyword arguments."""
+    try:
+        tree = ast.parse(body.strip(), mode="eval").body
+        calls = tree.elts if isinstance(tree, ast.List) else [tree]
+        found = []
+        for call in calls:
+            if not isinstance(call, ast.Call) or call.args:
+                raise ValueError("no call with keyword arguments")
+            arguments = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+            found.append(_call(ast.unparse(call.func), arguments))
+    except (SyntaxError, RecursionError, MemoryError, TypeError) as error:
+        raise ValueError(f"no list of calls: {error}") from error
+    return found
+
+
+def _read_bare_keys(body: str, schemas: Schemas) -> list[ToolCall]:
+    """`call:NAME{key:<|"|>text<|"|>,other:1}`."""
+    begin = re.match(r"\s*call:([^{\s]+)\s*(?=\{)", body)
+    if begin is None:
+        raise ValueError("no call")
+    pieces = body[begin.end() :].split('<|"|>')
+    if len(pieces) % 2 == 0:
+        raise ValueError("a string has no end")
+    for i, piece in enumerate(pieces):
+        if i % 2:
+            pieces[i] = json.dumps(piece)
+        else:
+            pieces[i] = re.sub(r"([{,]\s*)([\w.-]+)(\s*:)", r'\1"\2"\3', piece)
+    return [_call(begin[1], "".join(pieces))]
+
+
+def _read_named_or_list(body: str, schemas: Schemas) -> list[ToolCall]:
+    """The text after `[TOOL_CALLS]`: a JSON list, or `NAME[CALL_ID]id[ARGS]{…}`, again after each mark."""
+    if body.lstrip().startswith(("[{", "{", "[ {")):
+        return read_json(body, schemas)
+    found = []
+    for each in body.split("[TOOL_CALLS]"):
+        head, mark, arguments = each.partition("[ARGS]")
+        if not mark:
+            raise ValueError("a call without [ARGS]")
+        name, _, id_ = head.partition("[CALL_ID]")
+        found.append(_call(name, arguments.strip(), id_.strip()))
+    return found
+
+
+def read_any(body: str, schemas: Schemas) -> list[ToolCall]:
+    """Calls in whichever of the three ways that models write between `<tool_call>` tags."""
+    if "<function=" in body:
+        return _read_functions(body, schemas)
+    if "<arg_key>" in body:
+        return _read_argument_pairs(body, schemas)
+    if not body.lstrip().startswith(("{", "[")) and re.fullmatch(r"\s*[\w.-]+\s*", body):
+        return [_call(body, {})]  # a function without arguments
+    return read_json(body, schemas)
+
+
+# ---- marks ----
+
+
+@dataclass(frozen=True)
+class CallMarks:
+    """How a model marks calls in its answer."""
+
+    open: str
+    close: str
+    """Empty: the calls go on to the end of the answer."""
+    read: Callable[[str, Schemas], list[ToolCall]]
+    hint: str = ""
+    """Text of a template whose model writes these marks, where it does not hold `open` itself."""
+    inner: tuple[str, ...] = ()
+    """Marks inside, which may be control tokens."""
+
+
+_MARKS = (
+    CallMarks(
+        "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", _read_invocations, "｜DSML｜", ("｜DSML｜",)
+    ),
+    CallMarks("<minimax:tool_call>", "</minimax:tool_call>", _read_invocations),
+    CallMarks("<atem:function_calls>", "</atem:function_calls>", _read_invocations),
+    CallMarks("<seed:tool_call>", "</seed:tool_call>", read_any),
+    CallMarks(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        _read_separated,
+        inner=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    ),
+    CallMarks(
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        _read_numbered,
+        inner=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    ),
+    CallMarks("<|tool_call_start|>", "<|tool_call_end|>", _read_python, "<|tool_list_start|>"),
+    CallMarks("<|tool_call>", "<tool_call|>", _read_bare_keys, inner=('<|"|>',)),
+    CallMarks("[TOOL_CALLS]", "", _read_named_or_list, inner=("[CALL_ID]", "[ARGS]")),
+    CallMarks("<|tool_call|>", "", read_json),
+    CallMarks("<tool_call>", "</tool_call>", read_any),
+)
+
+
+def marks_of(template: str) -> CallMarks | None:
+    """The marks that the model of a chat template writes; None if the template shows none of those known."""
+    return next((marks for marks in _MARKS if (marks.hint or marks.open) in template), None)

@@ -1,0 +1,244 @@
+"""Chat templates of a model file: where they are found, what they render, which tokens that becomes."""
+
+from __future__ import annotations
+
+import bisect
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from dyno._vocabulary import TokenType
+from dyno.chat._rendering import Limits, Renderer
+from dyno.errors import ChatError
+
+if TYPE_CHECKING:
+    import datetime
+    import os
+    from collections.abc import Mapping, Sequence
+
+    from dyno._vocabulary import Metadata, Vocabulary
+    from dyno.tokenizer import Tokenizer
+
+__all__ = ["BUILT_IN", "ChatTemplate", "Rendered", "encode", "find_template", "template_names"]
+
+BUILT_IN = {
+    "chatml": (
+        "{%- for message in messages -%}"
+        "{{ '<|im_start|>' + message.role + '\\n' + (message.content or '') + '<|im_end|>\\n' }}"
+        "{%- endfor -%}"
+        "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif -%}"
+    )
+}
+"""Templates for files that have none, by the name that `--chat-template` takes."""
+
+_KEY = "tokenizer.chat_template"
+_NAMES_KEY = "tokenizer.chat_templates"
+_REASONING = ("reasoning_content", "thinking")
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A prompt as text."""
+
+    text: str
+    own: tuple[tuple[int, int], ...]
+    """Begin and end, in characters, of what the template wrote; the rest came with the messages."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """One template, rendered in a process of its own.
+
+    Example:
+        >>> template = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+        >>> template.render([{"role": "user", "content": "Hello"}]).text
+        '<user>Hello'
+    """
+
+    text: str
+    """Jinja2."""
+    name: str = "given"
+    """Of the file's variant, of the built-in template, or the path, for messages."""
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    """Names of special tokens by the variables of the template: bos_token, eos_token, unk_token."""
+    limits: Limits = field(default_factory=Limits)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        now: datetime.datetime | None = None,
+        **variables: Any,
+    ) -> Rendered:
+        """The prompt of a conversation.
+
+        Args:
+            messages: Dicts with `role` and `content`, and `tool_calls` or reasoning where a message has them.
+            tools: Definitions of functions that the model may call, as JSON values.
+            documents: For templates that quote documents.
+            add_generation_prompt: End with the header of the model's answer.
+            now: Time that the template sees; None takes the clock.
+            **variables: Further variables of the template, such as `enable_thinking`.
+
+        Raises:
+            ChatError: The template is wrong, refuses the messages, fails on them or exceeds a limit.
+        """
+        request = {
+            "template": self.text,
+            "messages": [_prepared(message) for message in messages],
+            "variables": {
+                "tools": None,
+                "documents": None,
+                **variables,
+                **({"tools": list(tools)} if tools else {}),
+                **({"documents": list(documents)} if documents else {}),
+                "add_generation_prompt": add_generation_prompt,
+            },
+            "tokens": dict(self.tokens),
+            "now": None if now is None else now.isoformat(),
+        }
+        reply = _renderer(self.limits).render(request, self.name)
+        if "text" in reply:
+            return Rendered(reply["text"], tuple((begin, end) for begin, end in reply["own"]))
+        raise ChatError(f"[chat] the template {self.name} {_FAILURES[reply['kind']]}: {reply['error']}")
+
+
+_FAILURES = {
+    "syntax": "is no valid Jinja2 (pass another one with --chat-template FILE)",
+    "refused": "refuses these messages",
+    "failed": "fails on these messages",
+    "memory": "exceeds its limit (pass another one with --chat-template FILE)",
+    "output": "exceeds its limit (pass another one with --chat-template FILE)",
+}
+
+
+@lru_cache(maxsize=4)
+def _renderer(limits: Limits) -> Renderer:
+    return Renderer(limits)
+
+
+def _prepared(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Templates read reasoning under one of two names; a message carries it under both.
+
+    A content of None is left out, as in the public reference: templates test whether there is one.
+    """
+    plain = {name: value for name, value in message.items() if name != "content" or value is not None}
+    given = next((plain[name] for name in _REASONING if plain.get(name) is not None), None)
+    if given is not None:
+        plain.update(dict.fromkeys(_REASONING, given))
+    return plain
+
+
+# ---- where templates are found ----
+
+
+def template_names(metadata: Metadata) -> list[str]:
+    """Names of the templates in a file: `default` for the unnamed one, then the named variants."""
+    found = ["default"] if isinstance(metadata.get(_KEY), str) else []
+    names = metadata.get(_NAMES_KEY)
+    if isinstance(names, list):
+        found += [n for n in names if isinstance(n, str) and isinstance(metadata.get(f"{_KEY}.{n}"), str)]
+    return found
+
+
+def find_template(
+    metadata: Metadata,
+    vocabulary: Vocabulary | None = None,
+    wanted: str | os.PathLike[str] | None = None,
+    *,
+    tools: bool = False,
+) -> ChatTemplate:
+    """The chat template to use.
+
+    Args:
+        metadata: An open GGUF file, or a dict.
+        vocabulary: Gives the special tokens that the template may name.
+        wanted: A file with a template, the name of one in `metadata`, or of one in `BUILT_IN`; None takes the
+        file's own.
+        tools: Prefer the file's variant `tool_use`, if it has one.
+
+    Raises:
+        ChatError: There is no such template, or the file has none.
+        OSError: The file `wanted` can't be read.
+    """
+    tokens = {} if vocabulary is None else _special_tokens(vocabulary)
+    names = template_names(metadata)
+    if wanted is None:
+        if not names:
+            raise ChatError(
+                "[chat] the model file has no chat template; pass --chat-template FILE with a Jinja2 "
+                f"template, or --chat-template NAME with one of: {', '.join(BUILT_IN)}"
+            )
+        wanted = "tool_use" if tools and "tool_use" in names else names[0]
+    name = str(wanted)
+    if name in names:
+        return ChatTemplate(str(metadata.get(_KEY if name == "default" else f"{_KEY}.{name}")), name, tokens)
+    if name in BUILT_IN:
+        return ChatTemplate(BUILT_IN[name], name, tokens)
+    path = Path(wanted)
+    if path.is_file():
+        return ChatTemplate(path.read_text(encoding="utf-8"), name, tokens)
+    known = ", ".join(dict.fromkeys([*names, *BUILT_IN]))
+    raise ChatError(f"[chat] {name!r} is neither a file nor a chat template; known names: {known}")
+
+
+def _special_tokens(vocabulary: Vocabulary) -> dict[str, str]:
+    ids = {"bos_token": vocabulary.bos, "eos_token": vocabulary.eos, "unk_token": vocabulary.unknown}
+    return {name: "" if token is None else vocabulary.tokens[token] for name, token in ids.items()}
+
+
+# ---- from text to tokens ----
+
+
+def encode(tokenizer: Tokenizer, rendered: Rendered) -> tuple[list[int], frozenset[str]]:
+    """Tokens of a rendered prompt; only what the template wrote becomes control tokens.
+
+    BOS comes first if the model wants it and the template did not write it.
+
+    Returns:
+        The tokens, and the names of control tokens in the prompt that remained text. They came with the
+        messages, or the template computed them in a way that hides that it wrote them.
+    """
+    ids, pattern = _control_tokens(tokenizer)
+    tokens: list[int] = []
+    as_text: set[str] = set()
+    begins = [first for first, _ in rendered.own]
+    begin = at = 0
+    while pattern is not None and (match := pattern.search(rendered.text, at)):
+        # Of the spans, which are in order, the last one that begins at the name or before it.
+        place = bisect.bisect_right(begins, match.start()) - 1
+        if place >= 0 and match.end() <= rendered.own[place][1]:
+            tokens += tokenizer.encode(rendered.text[begin : match.start()], add_special=False)
+            tokens.append(ids[match[0]])
+            begin = at = match.end()
+        else:
+            as_text.add(match[0])
+            at = match.start() + 1  # a control token of the template may begin inside foreign text
+    tokens += tokenizer.encode(rendered.text[begin:], add_special=False)
+    vocabulary = tokenizer.vocabulary
+    if vocabulary.add_bos and vocabulary.bos is not None and tokens[:1] != [vocabulary.bos]:
+        tokens.insert(0, vocabulary.bos)
+    return tokens, frozenset(as_text)
+
+
+_control: WeakKeyDictionary[Tokenizer, tuple[dict[str, int], re.Pattern[str] | None]] = WeakKeyDictionary()
+
+
+def _control_tokens(tokenizer: Tokenizer) -> tuple[dict[str, int], re.Pattern[str] | None]:
+    """Ids of control tokens by name, and the pattern that finds a name in text; the longest one first.
+
+    Kept for each tokenizer: a vocabulary may have a quarter of a million tokens.
+    """
+    if tokenizer not in _control:
+        kinds = (TokenType.CONTROL, TokenType.UNKNOWN)
+        named = zip(tokenizer.vocabulary.tokens, tokenizer.vocabulary.types, strict=True)
+        ids = {text: i for i, (text, kind) in enumerate(named) if kind in kinds and text}
+        names = sorted(ids, key=len, reverse=True)
+        _control[tokenizer] = ids, re.compile("|".join(map(re.escape, names))) if names else None
+    return _control[tokenizer]

@@ -1,0 +1,159 @@
+"""Text by rules: JSON schemas, grammars and regular expressions, with a model that writes noise."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import dyno
+import numpy as np
+import pytest
+from chat_model import chat_model
+from dyno import _core
+from dyno._grammar import Grammar
+from dyno._sampling import HostSampler, Sampling
+from dyno.errors import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "ok": {"type": "boolean"},
+        "n": {"type": "integer", "minimum": 10, "maximum": 99},
+        "kind": {"enum": ["Zürich", "Bern 😀"]},
+        "list": {"type": "array", "items": {"type": "null"}, "maxItems": 2},
+    },
+    "required": ["ok", "n", "kind", "list"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},  # noise would write blanks for ever
+}
+GBNF = 'root ::= "[" item ("," item)? "]"\nitem ::= "yes" | "no"'
+LARK = 'start: "[" item ("," item)? "]"\nitem: "yes" | "no"'
+USER = [{"role": "user", "content": "Hello"}]
+GPUS = [d for d in _core.devices() if d["kind"] == "cuda" and not _core.device_problem(d)]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "cpu",
+        pytest.param("cuda:0", marks=[pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason="no GPU")]),
+    ],
+)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dyno.Engine]:
+    model = chat_model(tmp_path_factory.mktemp("chat") / "m.gguf")
+    with dyno.Engine(model, device=request.param, profile=None, ctx=512, threads=1) as opened:
+        yield opened
+
+
+def texts(engine: dyno.Engine, **options: Any) -> list[str]:
+    return [
+        "".join(engine.generate([5, 9], 400, 1.0 + seed / 4, 0, 1.0, 0.0, seed, **options))
+        for seed in range(6)
+    ]
+
+
+def test_json_follows_its_schema(engine: dyno.Engine) -> None:
+    found = texts(engine, json_schema=SCHEMA)
+    for text in found:
+        value = json.loads(text)
+        assert list(value) == ["ok", "n", "kind", "list"]
+        assert isinstance(value["ok"], bool)
+        assert 10 <= value["n"] <= 99
+        assert value["kind"] in ("Zürich", "Bern 😀")
+        assert value["list"] in ([], [None], [None, None])
+    assert len(set(found)) > 1
+    assert texts(engine, json_schema=json.dumps(SCHEMA)) == found
+
+
+@pytest.mark.parametrize("grammar", [GBNF, LARK], ids=["gbnf", "lark"])
+def test_text_follows_a_grammar(engine: dyno.Engine, grammar: str) -> None:
+    found = texts(engine, grammar=grammar)
+    assert all(re.fullmatch(r"\[(yes|no)(,(yes|no))?\]", text) for text in found)
+    assert len(set(found)) > 1
+
+
+def test_text_matches_an_expression(engine: dyno.Engine) -> None:
+    for text in texts(engine, regex=r"[a-c]{3}-é[0-9]"):
+        assert re.fullmatch(r"[a-c]{3}-é[0-9]", text)
+
+
+def test_greedy_text_and_other_settings_keep_to_the_rules(engine: dyno.Engine) -> None:
+    text = "".join(
+        engine.generate(
+            [5], 50, regex="[ab]{8}", repeat_penalty=3.0, dry_multiplier=2.0, logit_bias={97: 9.0}
+        )
+    )
+    assert re.fullmatch("[ab]{8}", text)
+
+
+def test_masks_leave_the_distribution_of_what_is_allowed(engine: dyno.Engine) -> None:
+    """Drawing by rules is drawing from the same logits with everything else at minus infinity."""
+    n = engine.model["n_vocab"]
+    logits = np.random.default_rng(3).normal(size=n).astype(np.float32) * 2
+    allowed = [ord(c) for c in "abcdef"]
+    masked = np.full(n, -np.inf, np.float32)
+    masked[allowed] = logits[allowed]
+    for seed in range(40):
+        sampling = {"temperature": 1.0, "top_k": 4, "top_p": 0.9, "min_p": 0.01, "seed": seed}
+        rules = HostSampler(Sampling(**sampling, regex="[a-f]"), engine.tokenizer, n, [])
+        assert rules.draw(logits) == Sampling(**sampling).sampler()(masked)
+
+
+def test_an_answer_follows_rules_after_its_reasoning(engine: dyno.Engine, monkeypatch: Any) -> None:
+    reply = engine.chat(USER, json_schema=SCHEMA, temperature=1.0, seed=1)
+    assert 10 <= json.loads(reply.message()["content"])["n"] <= 99
+    assert reply.finish_reason == "stop"
+    # Inside a reasoning section the rules wait for its end, which noise would hardly write.
+    forced = [*b"why</think>"]
+    draw = HostSampler.draw
+
+    def begun(self: HostSampler, logits: Any) -> int:
+        if forced:
+            logits = np.full_like(logits, -100)
+            logits[forced.pop(0)] = 100
+        return draw(self, logits)
+
+    monkeypatch.setattr(HostSampler, "draw", begun)
+    reply = engine.chat(USER, regex="[ab]{4}", variables={"thinking": True})
+    message = reply.message()
+    assert message["reasoning_content"] == "why"
+    assert re.fullmatch("[ab]{4}", message["content"])
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"json_schema": "{"}, "json_schema can't be read"),
+        ({"json_schema": "[1]"}, r"json_schema can't be read: \[1\] is no JSON schema"),
+        ({"json_schema": {"type": "wrong"}}, "json_schema can't be used: .*wrong"),
+        ({"json_schema": {"type": {1}}}, "json_schema can't be read: .*set"),
+        ({"grammar": "root ::= missing"}, "grammar can't be (read|used): .*missing"),
+        ({"grammar": "root ::= ("}, "grammar can't be (read|used)"),
+        ({"regex": "("}, "regex can't be used"),
+        ({"grammar": 3}, "grammar must be text, not 3"),
+        ({"grammar": GBNF, "regex": "x"}, "grammar and regex can't both hold"),
+    ],
+)
+def test_rules_that_can_not_be_used(engine: dyno.Engine, rules: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        "".join(engine.generate([5], 10, **rules))
+
+
+def test_a_vocabulary_without_an_end(engine: dyno.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = dyno.Tokenizer(engine.tokenizer.vocabulary)
+    monkeypatch.setattr(dyno.Tokenizer, "end_of_generation", frozenset())
+    with pytest.raises(PlanError, match="no token that ends a text"):
+        Grammar(Sampling(regex="x"), tokenizer)
+
+
+def test_without_the_library_the_error_says_what_to_install(
+    engine: dyno.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ImportError, match=r"pip install 'gguf-dyno\[grammar\]'"):
+        "".join(engine.generate([5], 10, regex="x"))
