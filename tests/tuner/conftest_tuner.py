@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dyno_tuner.core.protocol import Configuration, OpContext, Visit, Workload
+from dyno_tuner.core.protocol import Configuration, Measurement, OpContext, Workload
 from dyno_tuner.execution.inline_executor import InlineExecutor
-from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.targets.simulated.surfaces import SURFACES, Surface
 from dyno_tuner.targets.simulated.target import SimulatedTarget, SimulationNoise
@@ -17,20 +17,21 @@ WORKLOAD = Workload(pp=64, tg=8)
 
 
 class _Watched(InlineExecutor):
-    """Remembers key and kernels of every visit."""
+    """Remembers key and kernels of every measurement."""
 
     def __init__(self, target: SimulatedTarget) -> None:
         super().__init__(target)
         self.visited: list[tuple[str, list[dict[str, Any]]]] = []
 
-    def visit(self, configuration: Configuration, *args: Any) -> Visit:
+    def measurement(self, configuration: Configuration, *args: Any) -> Measurement:
         context = next(a for a in args if isinstance(a, OpContext))
         self.visited.append((context.key, [k.to_dict() for k in configuration.kernels]))
-        return super().visit(configuration, *args)
+        return super().measurement(configuration, *args)
 
 
 class SlowToStart(SimulatedTarget):
-    """A process has to load a model for four seconds first, as on a GPU: longer than its visits take."""
+    """A process has to load a model for four seconds first, as on a GPU: longer than its measurements
+    take."""
 
     def apply(self, configuration: Configuration, context: OpContext) -> None:
         fresh = context.process != self._context.process
@@ -39,7 +40,7 @@ class SlowToStart(SimulatedTarget):
             self._pass(4.0)
 
 
-def short_visits(surface: Surface) -> Workload:
+def short_measurements(surface: Surface) -> Workload:
     """Prompts of 0.15 s and generation of 0.1 s, with the defaults."""
     rates = surface.rates({k.name: k.default for k in surface.knobs})
     return Workload(pp=round(0.15 * rates["pp"]), tg=round(0.1 * rates["tg"]))
@@ -59,9 +60,9 @@ class Simulated:
         executor = _Watched(SimulatedTarget(self.surface, seed, noise))
         self.visited = executor.visited
         self.notes: list[tuple[str, dict[str, Any]]] = []
-        self.ledger = Ledger(executor, workload, identity=self.space.identity, virtual_time=True)
-        self.ledger.on_note = lambda kind, data: self.notes.append((kind, dict(data)))
-        self.tune = Tune(self.ledger, self.space, self.options)
+        self.recorder = Recorder(executor, workload, identity=self.space.identity, virtual_time=True)
+        self.recorder.on_note = lambda kind, data: self.notes.append((kind, dict(data)))
+        self.tune = Tune(self.recorder, self.space, self.options)
         self.outcome: Outcome = self.tune.run()
 
     def truth(self, settings: dict[str, Any]) -> float:

@@ -58,11 +58,11 @@ class _Mine(journal.Journal):
 
 
 class _Dying(InlineExecutor):
-    def visit(self, *args: Any, **kwargs: Any) -> Any:
-        visit = super().visit(*args, **kwargs)
+    def measurement(self, *args: Any, **kwargs: Any) -> Any:
+        measurement = super().measurement(*args, **kwargs)
         if _Mine.place == "measuring" and _Mine.left <= 1:
             _die()
-        return visit
+        return measurement
 
 
 def session(folder: Path, surface: str, seed: int) -> dict[str, Any]:

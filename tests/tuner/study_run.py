@@ -20,16 +20,16 @@ from dyno_tuner.targets.simulated.target import SimulatedTarget
 
 
 class _Waiting(InlineExecutor):
-    """Begins its search when all are there, and takes real time for a visit, so that tunes overlap."""
+    """Begins its search when all are there, and takes real time for a measurement, so that tunes overlap."""
 
     go: Path
 
-    def visit(self, *args):  # type: ignore[no-untyped-def]
+    def measurement(self, *args):  # type: ignore[no-untyped-def]
         if args[4].key.startswith("screen/"):
             while not self.go.exists():
                 time.sleep(0.01)
             time.sleep(0.02)
-        return super().visit(*args)
+        return super().measurement(*args)
 
 
 def main() -> None:

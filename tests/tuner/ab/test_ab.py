@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dyno import profiles
-from dyno_tuner.ab import dyno_side
+from dyno_tuner.ab import child, dyno_side
 from dyno_tuner.ab.compare import FASTER, SAME, SLOWER, Options, TooEarly, compare, judge
 from dyno_tuner.ab.dyno_side import DynoSide
 from dyno_tuner.ab.gpu_memory import GpuMemory
@@ -238,6 +238,28 @@ def test_dyno_runs_and_answers(tmp_path: Path, model: str) -> None:
     assert mine.tokens == other.tokens == 2048
     with pytest.raises(TuneError, match=r"side A: .*ubatch"):
         DynoSide("A", model, settings={"ubatch": -1}).run(Workload(pp=8, tg=0))
+
+
+class Build:
+    """The engine of one build, which notes what it is asked; an older one has its hooks itself."""
+
+    def __init__(self, older: bool) -> None:
+        self.asked: list[str] = []
+        hooks = SimpleNamespace(draws_on_device=True, greedy_after=lambda _: self.asked.append("greedy"))
+        if older:
+            vars(self).update(vars(hooks))
+        else:
+            self.diagnostics = hooks
+
+    def reset(self) -> None:
+        self.asked.append("reset")
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_generating_draws_where_the_build_does(older: bool) -> None:
+    build = Build(older)
+    child.one(build, {"vocab": 9}, {"kind": "tg", "tokens": 3, "depth": 0}, 0)
+    assert build.asked == ["reset", "greedy"]
 
 
 _PACKAGE = """

@@ -271,7 +271,7 @@ def test_an_interrupt_that_keeps_the_old_profile(tmp_path: Path) -> None:
     """The run ends as interrupted ones do, and what stood there stays."""
 
     class Stopped(InlineExecutor):
-        def visit(self, *arguments: Any) -> Any:
+        def measurement(self, *arguments: Any) -> Any:
             raise KeyboardInterrupt
 
     target = SimulatedTarget("saturating", 5)
@@ -348,22 +348,22 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "budget", "bytes_", "tg"),
+    ("device", "budget", "bytes_", "pp", "tg"),
     [
-        ("cpu", 120.0, 256 << 20, 16),
-        ("cpu", 299.0, 300 << 20, 16),
-        ("cpu", 300.0, 300 << 20, 64),
-        ("cpu", None, 300 << 20, 64),
-        ("cpu", 120.0, 255 << 20, 64),
-        ("cuda:0", 120.0, 300 << 20, 128),
+        ("cpu", 120.0, 256 << 20, 128, 16),
+        ("cpu", 299.0, 300 << 20, 128, 16),
+        ("cpu", 300.0, 300 << 20, 512, 64),
+        ("cpu", None, 300 << 20, 512, 64),
+        ("cpu", 120.0, 255 << 20, 512, 64),
+        ("cuda:0", 120.0, 300 << 20, 4096, 128),
     ],
 )
-def test_a_short_budget_generates_few_tokens_with_a_large_file(
-    device: str, budget: float | None, bytes_: int, tg: int, tmp_path: Path
+def test_a_short_budget_measures_short_runs_of_a_large_file(
+    device: str, budget: float | None, bytes_: int, pp: int, tg: int, tmp_path: Path
 ) -> None:
-    """`--budget 2m` once measured nothing of a file of 335 MB: a visit took 11 s."""
+    """`--budget 2m` once measured nothing of a file of 335 MB: a measurement took 11 s."""
     model = tmp_path / "x.gguf"
     with model.open("wb") as file:
         file.truncate(bytes_)
-    assert usual_workload(device, budget, str(model)).tg == tg
-    assert usual_workload("cpu", budget, str(tmp_path)).tg == 64
+    assert usual_workload(device, budget, str(model)) == Workload(pp=pp, tg=tg)
+    assert usual_workload("cpu", budget, str(tmp_path)) == Workload(pp=512, tg=64)

@@ -61,7 +61,7 @@ def test_groups_of_different_size_and_a_single_one() -> None:
 
 def test_noise_tells_within_from_between_and_takes_drift_out() -> None:
     rng = np.random.default_rng(3)
-    visits, step = [], 0
+    measurements, step = [], 0
     for _ in range(40):
         process = rng.normal(0, 0.02)
         inner = []
@@ -69,21 +69,21 @@ def test_noise_tells_within_from_between_and_takes_drift_out() -> None:
             level = process + rng.normal(0, 0.004) - 0.0005 * step
             inner.append({p: 100 * math.exp(level + 0.1 * p) for p in range(3)})
             step += 1
-        visits.append(inner)
-    noise = noise_of(visits)
+        measurements.append(inner)
+    noise = noise_of(measurements)
     assert noise.within == pytest.approx(0.004, rel=0.3)
     assert noise.between == pytest.approx(0.02, rel=0.35)
     assert noise.drift == pytest.approx(-0.06, abs=0.02)
     assert noise.processes == 40
 
 
-@pytest.mark.parametrize(("processes", "visits"), [(2, 2), (3, 2), (3, 3), (4, 2), (6, 2)])
-def test_few_processes_tell_their_spread_all_the_same(processes: int, visits: int) -> None:
+@pytest.mark.parametrize(("processes", "measurements"), [(2, 2), (3, 2), (3, 3), (4, 2), (6, 2)])
+def test_few_processes_tell_their_spread_all_the_same(processes: int, measurements: int) -> None:
     """As few as a tune runs: the drift that is taken out must not take what processes differ by."""
     rng = np.random.default_rng(7)
     found = []
     for _ in range(600):
-        levels = rng.normal(0, 0.01, (processes, 1)) + rng.normal(0, 0.003, (processes, visits))
+        levels = rng.normal(0, 0.01, (processes, 1)) + rng.normal(0, 0.003, (processes, measurements))
         found.append(noise_of([[{0: math.exp(x)} for x in process] for process in levels]).between)
     assert math.sqrt(sum(x * x for x in found) / len(found)) == pytest.approx(0.01, rel=0.1)
 
@@ -95,16 +95,16 @@ def test_the_margin_is_twice_the_half_width_of_sure_noise_and_never_below_one_pe
     assert sure.margin(16) < sure.margin(4)
 
 
-@pytest.mark.parametrize(("processes", "visits"), [(2, 2), (3, 2), (4, 2), (6, 2)])
+@pytest.mark.parametrize(("processes", "measurements"), [(2, 2), (3, 2), (4, 2), (6, 2)])
 @pytest.mark.parametrize("between", [0.01, 0.003])
 def test_the_half_width_holds_where_few_processes_tell_the_noise(
-    processes: int, visits: int, between: float
+    processes: int, measurements: int, between: float
 ) -> None:
     """Of a ratio whose two sides ran in processes of their own."""
     rng = np.random.default_rng(11)
     runs, held, normal = 1500, 0, 0
     for _ in range(runs):
-        levels = rng.normal(0, between, (processes, 1)) + rng.normal(0, 0.003, (processes, visits))
+        levels = rng.normal(0, between, (processes, 1)) + rng.normal(0, 0.003, (processes, measurements))
         noise = noise_of([[{0: math.exp(x)} for x in process] for process in levels])
         error = abs(rng.normal(0, math.sqrt(2 * between**2 + 0.003**2)))
         held += error <= noise.half_width(1)

@@ -11,7 +11,7 @@ from dyno_tuner.core.workload import MIXES, Part, Workload, kind_of
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.output import emit
 from dyno_tuner.output.emit import Made, profile_of, workload_of
-from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.space.knobs import Fidelity, Knob
 from dyno_tuner.targets.simulated.surfaces import SURFACES, Surface
@@ -106,10 +106,10 @@ def _trade(cost: float) -> Surface:
 
 def _tune(surface: Surface, workload: Workload, seed: int = 1) -> Tune:
     space = surface.space()
-    ledger = Ledger(
+    recorder = Recorder(
         InlineExecutor(SimulatedTarget(surface, seed)), workload, identity=space.identity, virtual_time=True
     )
-    return Tune(ledger, space, Options(workload, seed=seed, max_trials=15))
+    return Tune(recorder, space, Options(workload, seed=seed, max_trials=15))
 
 
 def test_the_objective_is_the_weighted_geometric_mean_of_ratios() -> None:

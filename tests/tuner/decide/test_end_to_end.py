@@ -6,16 +6,16 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest_tuner import WORKLOAD, Simulated, SlowToStart, short_visits
+from conftest_tuner import WORKLOAD, Simulated, SlowToStart, short_measurements
 from dyno import profiles
 from dyno_tuner.core.protocol import Configuration
 from dyno_tuner.core.workload import Workload
-from dyno_tuner.decide.end_to_end import WholeProfile
+from dyno_tuner.decide.end_to_end import EndToEnd
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.kernels.stage import KernelStage
 from dyno_tuner.measure.paired_rounds import Rounds
 from dyno_tuner.record import journal
-from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.session import Request, run
 from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.space.knobs import Fidelity, Kind, Knob
@@ -162,15 +162,15 @@ def test_what_was_kept_in_place_is_confirmed(monkeypatch: pytest.MonkeyPatch, ch
 
 
 @pytest.mark.parametrize(
-    ("visits", "confirmed"), [(22, ["pp", "tg"]), (21, ["tg"]), (14, ["tg"]), (13, ["tg"])]
+    ("measurements", "confirmed"), [(22, ["pp", "tg"]), (21, ["tg"]), (14, ["tg"]), (13, ["tg"])]
 )
 def test_the_better_group_is_confirmed_where_there_is_no_time_for_both(
-    monkeypatch: pytest.MonkeyPatch, visits: int, confirmed: list[str]
+    monkeypatch: pytest.MonkeyPatch, measurements: int, confirmed: list[str]
 ) -> None:
-    """Two rounds of both are 22 visits, of one 14."""
+    """Two rounds of both are 22 measurements, of one 14."""
     seen: list[list[str]] = []
-    monkeypatch.setattr(WholeProfile, "run", lambda whole, choice: seen.append(sorted(whole.kernels)) or [])
-    monkeypatch.setattr(Rounds, "affordable", lambda rounds, asked, seconds=0.0: asked <= visits)
+    monkeypatch.setattr(EndToEnd, "run", lambda whole, choice: seen.append(sorted(whole.candidates)) or [])
+    monkeypatch.setattr(Rounds, "affordable", lambda rounds, asked, seconds=0.0: asked <= measurements)
     surface = _with(null(), _op("a", "tg", 1.6, tg=1.3), _op("b", "pp", 1.5, pp=1.1))
     monkeypatch.setattr(
         KernelStage, "_promise", lambda stage, kind, choice: ({"pp": 1.1, "tg": 1.3}[kind], 1.0)
@@ -251,14 +251,15 @@ def test_a_cut_journal_gives_the_same_kernels_and_the_profile_says_what_was_meas
         assert again.outcome.to_dict() == first.outcome.to_dict(), cut
 
 
-@pytest.mark.parametrize("visits", [90, 150])
-def test_kernels_are_not_starved_where_visits_are_slow(visits: int) -> None:
-    """A budget of a few dozen visits, as on a busy machine, leaves time to prove a kernel worth 20 %."""
+@pytest.mark.parametrize("measurements", [90, 150])
+def test_kernels_are_not_starved_where_visits_are_slow(measurements: int) -> None:
+    """A budget of a few dozen measurements, as on a busy machine, leaves time to prove a kernel worth 20
+    %."""
     surface = _with(saturating(), _op("a", "tg", 1.6, tg=1.2), _op("b", "pp", 1.5, pp=1.2))
     free = Simulated(surface, 1, max_trials=15)
     taken = []
     for seed in range(3):
-        budget = visits * free.tune.schedule.visit_cost
+        budget = measurements * free.tune.context.budget.measurement_cost
         run = Simulated(surface, seed, kernels=True, budget=budget, max_trials=400)
         assert run.outcome.seconds <= 1.1 * budget
         assert run.truly_slower_entries() == []
@@ -268,17 +269,17 @@ def test_kernels_are_not_starved_where_visits_are_slow(visits: int) -> None:
 
 def _slowly(surface: Surface, budget: float, seed: int) -> Outcome:
     """Prompts of 0.15 s and generation of 0.1 s, in processes that need 4 s to start."""
-    workload = short_visits(surface)
+    workload = short_measurements(surface)
     noise = SimulationNoise(within=0.001, process=0.002, layout=0.0005, outliers=0.002)
     ops = (_op("a", "tg", 1.3, tg=1.02), _op("b", "pp", 1.2, pp=1.03))
     target = SlowToStart(_with(surface, *ops), seed, noise)
-    ledger = Ledger(
+    recorder = Recorder(
         InlineExecutor(target), workload, identity=target.surface.space().identity, virtual_time=True
     )
     options = Options(
         workload, seed=seed, weights=dict(surface.weights), budget=budget, kernels=True, max_trials=400
     )
-    return Tune(ledger, target.surface.space(), options).run()
+    return Tune(recorder, target.surface.space(), options).run()
 
 
 @pytest.mark.parametrize("surface", [saturating, wide])
@@ -328,17 +329,18 @@ def _two_cores(gain: float) -> Surface:
 
 @pytest.mark.parametrize("seconds", [0.6, 0.8])
 def test_kernels_that_promise_most_are_proven_in_a_short_budget(seconds: float) -> None:
-    """30 visits fit, of which the search used to take all, and kernels worth 30 % were not looked at."""
+    """30 measurements fit, of which the search used to take all, and kernels worth 30 % were not looked
+    at."""
     surface = _two_cores(1.3)
     base = surface.rates({k.name: k.default for k in surface.knobs})
     workload = Workload(pp=round(seconds * base["pp"]), tg=round(0.8 * seconds * base["tg"]))
     for seed in range(4):
         target = SlowToStart(surface, seed)
-        ledger = Ledger(
+        recorder = Recorder(
             InlineExecutor(target), workload, identity=surface.space().identity, virtual_time=True
         )
         options = Options(workload, seed=seed, budget=150.0, kernels=True)
-        outcome = Tune(ledger, surface.space(), options).run()
+        outcome = Tune(recorder, surface.space(), options).run()
         assert len(outcome.kernels) == 6, seed
         assert outcome.promises == []
         assert outcome.gain["tg"].ratio == pytest.approx(1.3, rel=0.05)
@@ -355,11 +357,11 @@ def test_settings_are_searched_beside_kernels_that_promise_most() -> None:
     workload = Workload(pp=round(0.6 * base["pp"]), tg=round(0.48 * base["tg"]))
     for seed in range(2):
         target = SlowToStart(surface, seed)
-        ledger = Ledger(
+        recorder = Recorder(
             InlineExecutor(target), workload, identity=surface.space().identity, virtual_time=True
         )
         options = Options(workload, seed=seed, budget=120.0, kernels=True)
-        outcome = Tune(ledger, surface.space(), options).run()
+        outcome = Tune(recorder, surface.space(), options).run()
         assert len(outcome.kernels) == 6, seed
         assert outcome.seconds <= 120.0
         assert outcome.trials > 2
@@ -367,7 +369,7 @@ def test_settings_are_searched_beside_kernels_that_promise_most() -> None:
 
 
 def test_time_that_is_reserved_ends_every_stage_before() -> None:
-    schedule = Simulated(null(), 1, kernels=True, budget=150.0, max_trials=4).tune.schedule
+    schedule = Simulated(null(), 1, kernels=True, budget=150.0, max_trials=4).tune.context.budget
     schedule.until("screen")
     before = schedule.left
     schedule.reserve(1e6)

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest_tuner import WORKLOAD, Simulated, SlowToStart, short_visits
+from conftest_tuner import WORKLOAD, Simulated, SlowToStart, short_measurements
 from dyno_tuner.decide import finalists as finalists_module
-from dyno_tuner.decide.ablation import Proof
 from dyno_tuner.decide.acceptance import Choice
+from dyno_tuner.decide.elimination import Elimination
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.measure.comparison import Comparison
 from dyno_tuner.output.report import print_outcome
-from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.targets.simulated.surfaces import SURFACES
 from dyno_tuner.targets.simulated.target import SimulatedTarget, SimulationNoise
@@ -27,12 +27,14 @@ POINT = (1,)
 
 
 class _Judge:
-    """Of one knob, with room for so many visits before kernels begin and before the tune ends."""
+    """Of one knob, with room for so many measurements before kernels begin and before the tune ends."""
 
     def __init__(self, before_kernels: int, before_the_end: int) -> None:
         self._room = {"confirm": 0, "leave_one_out": before_kernels, "kernels": before_the_end}
         self.stages: list[str] = []
-        self.rounds = SimpleNamespace(affordable=lambda visits: visits <= self._room[self.stages[-1]])
+        self.rounds = SimpleNamespace(
+            affordable=lambda measurements: measurements <= self._room[self.stages[-1]]
+        )
         self.space = SimpleNamespace(
             entries=lambda point: [0],
             code_class=lambda point: point,
@@ -44,17 +46,17 @@ class _Judge:
     def until(self, stage: str) -> None:
         self.stages.append(stage)
 
-    def affordable(self, stage: str, visits: int, checked: Sequence[Any] = ()) -> bool:
+    def affordable(self, stage: str, measurements: int, checked: Sequence[Any] = ()) -> bool:
         self.until(stage)
-        return self.fits(visits, checked)
+        return self.fits(measurements, checked)
 
-    def fits(self, visits: int, checked: Sequence[Any] = ()) -> bool:
-        return bool(self.rounds.affordable(visits))
+    def fits(self, measurements: int, checked: Sequence[Any] = ()) -> bool:
+        return bool(self.rounds.affordable(measurements))
 
     def compared(self, point: Any) -> list[Any]:
         return [point]
 
-    def proof_visits(self, point: Any, rounds: int = 2) -> float:
+    def ablation_measurements(self, point: Any, rounds: int = 2) -> float:
         return rounds * 4
 
     def history(self, trials: Sequence[Any]) -> list[Any]:
@@ -77,7 +79,7 @@ def test_where_no_entry_fits_before_kernels_its_proof_takes_their_time(
     judge = _Judge(before_kernels, before_the_end)
     proven: list[str] = []
 
-    class Proof:
+    class Elimination:
         cut = True
 
         def __init__(self, judge: _Judge, last: str) -> None:
@@ -89,7 +91,7 @@ def test_where_no_entry_fits_before_kernels_its_proof_takes_their_time(
             proven.append(self._judge.stages[-1])
             return False
 
-    monkeypatch.setattr(finalists_module, "Proof", Proof)
+    monkeypatch.setattr(finalists_module, "Elimination", Elimination)
     monkeypatch.setattr(finalists_module.Chooser, "pick", lambda self, trials: [POINT])
     chooser = finalists_module.Chooser(judge, lambda points: [])  # type: ignore[arg-type]
     chooser.run([], SimpleNamespace(entries=[]))  # type: ignore[arg-type]
@@ -101,14 +103,14 @@ def test_what_was_weak_is_not_written_where_there_is_no_time_to_look_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One look finds several entries weak and drops one; the rest of them were not missed either."""
-    look = Proof._look
+    look = Elimination._look
 
-    def once(self: Proof, key: str, point: Any, choice: Any) -> Any:
+    def once(self: Elimination, key: str, point: Any, choice: Any) -> Any:
         return look(self, key, point, choice) if key.endswith("/0") else (Comparison([]), [], [])
 
-    monkeypatch.setattr(Proof, "_look", once)
+    monkeypatch.setattr(Elimination, "_look", once)
     run = Simulated("rugged", 1, SimulationNoise(within=0.001, process=0.002, layout=0.0005), max_trials=15)
-    judge, space = run.tune.judge(), run.space
+    judge, space = run.tune.context.judge(), run.space
 
     def cost(point: Any, n: int) -> float:
         return run.truth(space.settings(space.without(point, n))) - run.truth(space.settings(point))
@@ -122,62 +124,64 @@ def test_what_was_weak_is_not_written_where_there_is_no_time_to_look_again(
     assert points
     for number, point in enumerate(points[:6]):
         choice = Choice(space.default)
-        assert not Proof(judge).run(point, choice, f"w{number}")
+        assert not Elimination(judge).run(point, choice, f"w{number}")
         assert choice.entries == []
 
 
 def test_what_did_not_run_without_an_entry_may_run_without_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six copies leave room for a u-batch of 32 alone; without them, 512 run and are faster."""
-    look = Proof._look
+    look = Elimination._look
 
-    def once(self: Proof, key: str, point: Any, choice: Any) -> Any:
+    def once(self: Elimination, key: str, point: Any, choice: Any) -> Any:
         return look(self, key, point, choice) if key.endswith("/0") else (Comparison([]), [], [])
 
-    monkeypatch.setattr(Proof, "_look", once)
+    monkeypatch.setattr(Elimination, "_look", once)
     run = Simulated("cliff", 4, SimulationNoise(within=0.05, process=0.05), max_trials=15)  # hides 3 %
     space = run.space
     settings = {"ubatch": 32, "layers_on_gpu": 48, "copies": 6}
     assert run.surface.fault({**settings, "ubatch": 512}) is not None
     assert run.surface.fault({**settings, "ubatch": 512, "copies": 1}) is None
     choice = Choice(space.default)
-    proof = Proof(run.tune.judge())
-    assert not proof.run(space.point(settings), choice)
-    assert proof.weak == {"copies"}
+    elimination = Elimination(run.tune.context.judge())
+    assert not elimination.run(space.point(settings), choice)
+    assert elimination.weak == {"copies"}
     assert choice.entries == []
-    assert proof.cut
+    assert elimination.cut
 
 
 def test_a_group_keeps_nothing_that_was_needed_beside_what_has_gone() -> None:
     """The same at the end of all looks: 48 layers stand for themselves, 32 tokens would cost."""
     run = Simulated("cliff", 1, SimulationNoise(within=0.001, process=0.002, layout=0.0005), max_trials=15)
-    space, judge = run.space, run.tune.judge()
-    proof, choice = Proof(judge), Choice(space.default)
+    space, judge = run.space, run.tune.context.judge()
+    elimination, choice = Elimination(judge), Choice(space.default)
     whole = space.point({"ubatch": 32, "layers_on_gpu": 48, "copies": 6})
-    _, entries, _ = proof._look("whole", whole, choice)
-    assert proof.needed == {"ubatch"}
+    _, entries, _ = elimination._look("whole", whole, choice)
+    assert elimination.needed == {"ubatch"}
     copies = next(n for n, k in enumerate(space.knobs) if k.name == "copies")
-    assert proof._as_one(space.without(whole, copies), entries, choice, "end")
+    assert elimination._as_one(space.without(whole, copies), entries, choice, "end")
     assert [e.name for e in choice.entries] == ["layers_on_gpu"]
 
 
 class _Stopped(InlineExecutor):
     """Ctrl-C in the finals."""
 
-    def visit(self, *args: Any) -> Any:
+    def measurement(self, *args: Any) -> Any:
         if args[4].key.startswith(("confirm/", "without/")):
             raise KeyboardInterrupt
-        return super().visit(*args)
+        return super().measurement(*args)
 
 
 def test_what_looked_faster_when_it_was_interrupted_is_said() -> None:
     surface = SURFACES["saturating"]()
-    ledger = Ledger(
+    recorder = Recorder(
         _Stopped(SimulatedTarget(surface, 1)), WORKLOAD, identity=surface.space().identity, virtual_time=True
     )
-    tune = Tune(ledger, surface.space(), Options(WORKLOAD, seed=1, max_trials=25))
+    tune = Tune(recorder, surface.space(), Options(WORKLOAD, seed=1, max_trials=25))
     outcome = tune.run()
     assert outcome.status == "interrupted"
-    assert bool(outcome.entries) != outcome.unproven
+    assert outcome.entries == []
+    assert outcome.unproven
+    assert outcome.promises
 
 
 def test_a_smaller_point_is_proven_where_comparing_answers_took_the_time(
@@ -189,7 +193,7 @@ def test_a_smaller_point_is_proven_where_comparing_answers_took_the_time(
     judge.space.entries = lambda point: [n for n, i in enumerate(point) if i]
     proven: list[tuple[Any, str]] = []
 
-    class Proof:
+    class Elimination:
         def __init__(self, judge: _Judge, last: str) -> None:
             self.cut = False
 
@@ -200,12 +204,12 @@ def test_a_smaller_point_is_proven_where_comparing_answers_took_the_time(
                 choice.entries.append("an entry")
             return not self.cut
 
-    monkeypatch.setattr(finalists_module, "Proof", Proof)
+    monkeypatch.setattr(finalists_module, "Elimination", Elimination)
     monkeypatch.setattr(finalists_module.Chooser, "pick", lambda self, trials: [whole])
     monkeypatch.setattr(finalists_module.Chooser, "_race", lambda self, finalists, choice: whole)
     monkeypatch.setattr(finalists_module.Chooser, "_towards_default", lambda self, point, choice: point)
     monkeypatch.setattr(finalists_module.Chooser, "_provable", lambda self, point, trials: part)
-    monkeypatch.setattr(finalists_module.Rivals, "run", lambda self, choice: None)
+    monkeypatch.setattr(finalists_module.Challengers, "run", lambda self, choice: None)
     chooser = finalists_module.Chooser(judge, lambda points: [])  # type: ignore[arg-type]
     chooser.run([], SimpleNamespace(entries=[]))  # type: ignore[arg-type]
     assert proven == [(whole, "without"), (part, "again")]
@@ -213,7 +217,8 @@ def test_a_smaller_point_is_proven_where_comparing_answers_took_the_time(
 
 
 class _Careful(_Judge):
-    """Three finalists and so many seconds; a visit takes one second, and a check of answers takes three."""
+    """Three finalists and so many seconds; a measurement takes one second, and a check of answers takes
+    three."""
 
     def __init__(self, seconds: float, wrong: Sequence[Any] = ()) -> None:
         super().__init__(0, 0)
@@ -223,8 +228,8 @@ class _Careful(_Judge):
         self.space.distance = lambda point: point
         self.weights = {"tg": 1.0}
 
-    def fits(self, visits: int, checked: Sequence[Any] = ()) -> bool:
-        return visits + 3 * len(set(checked) - set(self.checked)) <= self.left
+    def fits(self, measurements: int, checked: Sequence[Any] = ()) -> bool:
+        return measurements + 3 * len(set(checked) - set(self.checked)) <= self.left
 
     def admit(self, point: Any) -> str | None:  # type: ignore[override]
         if point not in self.checked:
@@ -267,13 +272,13 @@ def test_no_answers_are_compared_of_finalists_that_have_no_time_to_race(
 def test_two_settings_that_gain_together_and_are_proven_in_part_are_named(budget: float, part: bool) -> None:
     surface = SURFACES["crossover"]()
     noise = SimulationNoise(within=0.001, process=0.002, layout=0.0005, outliers=0.002)
-    workload = short_visits(surface)
+    workload = short_measurements(surface)
     executor = InlineExecutor(SlowToStart(surface, 5, noise))
-    ledger = Ledger(executor, workload, identity=surface.space().identity, virtual_time=True)
+    recorder = Recorder(executor, workload, identity=surface.space().identity, virtual_time=True)
     notes: list[str] = []
-    ledger.on_note = lambda kind, data: notes.append(kind)
+    recorder.on_note = lambda kind, data: notes.append(kind)
     options = Options(workload, seed=5, weights=dict(surface.weights), budget=budget, max_trials=400)
-    outcome = Tune(ledger, surface.space(), options).run()
+    outcome = Tune(recorder, surface.space(), options).run()
     assert outcome.entries
     assert bool(outcome.missed) == part
     assert ("few_visits" in notes) == part
@@ -295,8 +300,8 @@ def test_a_search_of_few_trials_begins_with_the_largest_ubatch() -> None:
     first = {}
     for budget in (60.0, 400.0):
         executor = InlineExecutor(SlowToStart(surface, 0))
-        ledger = Ledger(executor, WORKLOAD, identity=surface.space().identity, virtual_time=True)
-        tune = Tune(ledger, surface.space(), Options(WORKLOAD, seed=0, budget=budget, max_trials=5))
+        recorder = Recorder(executor, WORKLOAD, identity=surface.space().identity, virtual_time=True)
+        tune = Tune(recorder, surface.space(), Options(WORKLOAD, seed=0, budget=budget, max_trials=5))
         tune.run()
         first[budget] = tune.space.settings(tune.trials[1].point)
     largest = max(next(k for k in surface.knobs if k.name == "ubatch").values)

@@ -11,7 +11,7 @@ from dyno_tuner.core.intervals import Estimate
 from dyno_tuner.core.protocol import Workload
 from dyno_tuner.decide.pareto import TOO_SHORT, Sizes, Variant, front, named, plot, trade_memory, worthwhile
 from dyno_tuner.execution.inline_executor import InlineExecutor
-from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.session import Request, run
 from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.space.knobs import Fidelity, Knob
@@ -72,10 +72,10 @@ class _Planned(SimulatedTarget):
 
 def test_an_interrupt_in_the_middle_writes_what_the_tune_has_proven(tmp_path: Path) -> None:
     class Stopped(InlineExecutor):
-        def visit(self, *args: Any) -> Any:
+        def measurement(self, *args: Any) -> Any:
             if args[4].key.startswith("pareto/"):
                 raise KeyboardInterrupt
-            return super().visit(*args)
+            return super().measurement(*args)
 
     target = _Planned("saturating", 1)
     options = Options(Workload(pp=64, tg=8), seed=1, max_trials=28, pareto=True)
@@ -96,10 +96,10 @@ def test_no_time_is_not_taken_for_nothing_smaller(monkeypatch: pytest.MonkeyPatc
     target = _Planned("null", 1)
     space = target.surface.space()
     options = Options(Workload(pp=64, tg=8), seed=1, max_trials=12)
-    tune = Tune(Ledger(InlineExecutor(target), options.workload, virtual_time=True), space, options)
+    tune = Tune(Recorder(InlineExecutor(target), options.workload, virtual_time=True), space, options)
     tune.run()
     assert tune.winner == space.default
-    monkeypatch.setattr(tune.schedule, "more_seconds", lambda seconds: False)
+    monkeypatch.setattr(tune.context.budget, "more_seconds", lambda seconds: False)
     small = {**space.settings(space.default)}
     assert trade_memory(tune, lambda s: 100 if dict(s) == small else 50) == ([], TOO_SHORT)
     assert trade_memory(tune, lambda s: 100)[1].startswith("the default is the fastest")
@@ -154,7 +154,9 @@ def _traded(surface: Surface, seed: int, **options: Any) -> tuple[Tune, list[Var
     work = Workload(pp=64, tg=8)
     given = {"max_trials": 28, "pareto": True, "approx_limit": 0.01, **options}
     executor = InlineExecutor(SimulatedTarget(surface, seed))
-    tune = Tune(Ledger(executor, work, virtual_time=True), surface.space(), Options(work, seed=seed, **given))
+    tune = Tune(
+        Recorder(executor, work, virtual_time=True), surface.space(), Options(work, seed=seed, **given)
+    )
     tune.run()
     return tune, trade_memory(tune, _memory)[0]
 
@@ -202,7 +204,9 @@ def test_a_smaller_one_that_harms_a_metric_is_not_the_fastest() -> None:
     )  # fmt: skip
     work = Workload(pp=64, tg=8)
     executor = InlineExecutor(SimulatedTarget(surface, 3))
-    tune = Tune(Ledger(executor, work, virtual_time=True), Space(knobs), Options(work, seed=3, max_trials=8))
+    tune = Tune(
+        Recorder(executor, work, virtual_time=True), Space(knobs), Options(work, seed=3, max_trials=8)
+    )
     tune.run()
     assert tune.winner == tune.space.default
     variants, _ = trade_memory(tune, lambda s: int(s["ubatch"]) * MIB)

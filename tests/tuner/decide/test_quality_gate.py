@@ -13,7 +13,8 @@ from dyno_tuner.core.options import Options
 from dyno_tuner.core.protocol import GroupQuality, Quality
 from dyno_tuner.core.workload import Workload
 from dyno_tuner.decide.answer_check import FALSE_ALARM, MIN_BLOCKS, beyond_chance, judge
-from dyno_tuner.decide.quality_gate import Gate
+from dyno_tuner.decide.quality_gate import QualityGate
+from dyno_tuner.record.context import Processes
 from dyno_tuner.space.knobs import Fidelity, Knob
 from dyno_tuner.space.search_space import Space
 from dyno_tuner.targets.dyno import answers
@@ -113,12 +114,12 @@ def test_what_is_not_a_number_condemns() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_default_that_is_not_a_number_ends_the_tune(bad: float) -> None:
-    class Ledger:
+    class Recorder:
         def quality(self, key: str, configuration: object, process: int) -> Quality:
             return quality(a=[1e-4] * 15 + [bad])
 
     space = Space([Knob("threads", (1, 2), default=1, fidelity=Fidelity.EXACT)])
-    gate = Gate(Ledger(), space, Options(Workload()), lambda: 1, lambda: None)  # type: ignore[arg-type]
+    gate = QualityGate(Recorder(), space, Options(Workload()), Processes())  # type: ignore[arg-type]
     with pytest.raises(TuneError, match="not finite"):
         gate.check_default()
 
@@ -131,7 +132,9 @@ def test_a_quality_survives_the_journal() -> None:
 @pytest.mark.parametrize(
     ("probability", "degrees", "exact"),
     [
+        (0.975, 1, 12.7062),
         (0.975, 5, 2.5706),
+        (0.001, 7, -4.7853),
         (0.999, 7, 4.7853),
         (0.9999, 15, 4.8800),
         (0.9999, 30, 4.2340),
@@ -139,7 +142,7 @@ def test_a_quality_survives_the_journal() -> None:
     ],
 )
 def test_t_quantiles(probability: float, degrees: int, exact: float) -> None:
-    assert t_quantile(probability, degrees) == pytest.approx(exact, rel=0.02)
+    assert t_quantile(probability, degrees) == pytest.approx(exact, rel=1e-4)
 
 
 def test_passages_reach_every_range_of_batch_sizes(trained_model: Path) -> None:

@@ -15,7 +15,7 @@ from dyno import _core, profiles
 from dyno_tuner.cli.commands import app
 from dyno_tuner.core.errors import TuneError
 from dyno_tuner.core.options import Options
-from dyno_tuner.core.protocol import OpContext, Visit
+from dyno_tuner.core.protocol import Measurement, OpContext
 from dyno_tuner.execution.ray_workers import Cluster, Needs, RayExecutor
 from dyno_tuner.record import journal
 from dyno_tuner.run.session import Request, Result, run
@@ -101,18 +101,18 @@ def test_a_crash_on_a_node_costs_one_trial(tmp_path: Path, placed: list[RayExecu
 
 
 def test_a_node_that_is_lost_costs_one_trial(tmp_path: Path, placed: list[RayExecutor]) -> None:
-    visits = 0
+    measurements = 0
     second = placed[1]
-    real = second.visit
+    real = second.measurement
 
-    def lost(*arguments: Any) -> Visit:
-        nonlocal visits
-        visits += arguments[4].key.startswith("screen/t")
-        if visits == 2:
+    def lost(*arguments: Any) -> Measurement:
+        nonlocal measurements
+        measurements += arguments[4].key.startswith("screen/t")
+        if measurements == 2:
             ray.kill(second._actor)
         return real(*arguments)
 
-    second.visit = lost  # type: ignore[method-assign]
+    second.measurement = lost  # type: ignore[method-assign]
     result = _tune(tmp_path, placed)
     (failure,) = result.outcome.failures
     assert str(failure.status) == "crash"
@@ -140,10 +140,10 @@ def test_the_gpu_is_watched_where_it_is(placed: list[RayExecutor]) -> None:
     with placed[0].watch("0000:00:07.0") as watch, watch.window() as window:
         context = OpContext("k")
         space = SimulatedTarget("saturating").surface.space()
-        visit = placed[0].visit(
+        measurement = placed[0].measurement(
             space.configuration(space.default), WORKLOAD, ["pp"], Options(WORKLOAD).policy, context, 30.0
         )
-    assert str(visit.status) == "ok"
+    assert str(measurement.status) == "ok"
     assert window.readings == 0
     seen = placed[0].look_around(__file__, description)
     assert "load" in seen.state

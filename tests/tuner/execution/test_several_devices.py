@@ -17,7 +17,7 @@ from dyno_tuner.cli.commands import app
 from dyno_tuner.core.errors import TuneError
 from dyno_tuner.core.options import Options
 from dyno_tuner.core.protocol import Workload
-from dyno_tuner.execution.device_pool import Crew, Lane
+from dyno_tuner.execution.device_pool import DevicePool, PoolMember
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.execution.worker import WorkerExecutor
 from dyno_tuner.output.html_report import write_report
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from dyno_tuner.core.protocol import Visit
+    from dyno_tuner.core.protocol import Measurement
 
 OPTIONS = {"max_trials": 25, "rounds": 2, "max_rounds": 2}
 
@@ -89,14 +89,14 @@ def test_three_devices_try_more_in_the_same_time(tmp_path: Path) -> None:
 
 
 class _Meeting(InlineExecutor):
-    """Waits in its first visit of the screen until every device is in one."""
+    """Waits in its first measurement of the screen until every device is in one."""
 
     barrier: threading.Barrier
 
-    def visit(self, *args: Any) -> Visit:
+    def measurement(self, *args: Any) -> Measurement:
         if args[4].key == "screen/b0/before":
             self.barrier.wait(60)
-        return super().visit(*args)
+        return super().measurement(*args)
 
 
 def test_devices_work_at_the_same_time(tmp_path: Path) -> None:
@@ -188,17 +188,17 @@ def test_a_second_ctrl_c_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch)
                 raise KeyboardInterrupt
             stopped.set()
 
-    def work(lane: Lane) -> None:
+    def work(member: PoolMember) -> None:
         assert stopped.wait(30)
         ended.set()
 
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt("first")
 
-    crew = Crew([Lane(n, str(n), Stopping()) for n in range(2)])  # type: ignore[arg-type]
-    monkeypatch.setattr(crew, "_wait", interrupted)
+    pool = DevicePool([PoolMember(n, str(n), Stopping()) for n in range(2)])  # type: ignore[arg-type]
+    monkeypatch.setattr(pool, "_wait", interrupted)
     with pytest.raises(KeyboardInterrupt, match="first"):
-        crew.together(work)
+        pool.together(work)
     assert ended.is_set()
 
 
@@ -222,11 +222,11 @@ def test_ctrl_c_while_devices_are_being_started_ends_those_that_run(monkeypatch:
             raise KeyboardInterrupt
         return real(pool, *args)
 
-    crew = Crew([Lane(n, str(n), Stopping()) for n in range(3)])  # type: ignore[arg-type]
+    pool = DevicePool([PoolMember(n, str(n), Stopping()) for n in range(3)])  # type: ignore[arg-type]
     monkeypatch.setattr(concurrent.futures.ThreadPoolExecutor, "submit", submit)
     ended: list[bool] = []
     with pytest.raises(KeyboardInterrupt):
-        crew.together(lambda lane: ended.append(told.wait(30)))
+        pool.together(lambda member: ended.append(told.wait(30)))
     assert ended == [True]
 
 
@@ -244,12 +244,12 @@ class _Interrupted(InlineExecutor):
         self.told = threading.Event()
         self.trials = 0
 
-    def visit(self, *args: Any) -> Visit:
+    def measurement(self, *args: Any) -> Measurement:
         self.trials += args[4].key.startswith("screen/t")
         if self.trials == 3:
             os.kill(os.getpid(), signal.SIGINT)
             assert self.told.wait(60)
-        return super().visit(*args)
+        return super().measurement(*args)
 
     def abort(self) -> None:
         self.told.set()
@@ -273,7 +273,7 @@ def test_ctrl_c_ends_all_devices_and_resumes_to_the_same(tmp_path: Path) -> None
 
 def test_an_error_on_one_device_ends_the_run(tmp_path: Path) -> None:
     class Lost(InlineExecutor):
-        def visit(self, *args: Any) -> Visit:
+        def measurement(self, *args: Any) -> Measurement:
             raise TuneError("the device is lost")
 
     with pytest.raises(TuneError, match="the device is lost"):
@@ -299,7 +299,7 @@ def test_the_report_knows_the_trials_of_all_devices(tmp_path: Path) -> None:
     journals = [_operations(journal_path(result.path, n)) for n in range(3)]
     of = [n for n, ops in enumerate(journals) for r in ops if r["key"].startswith("screen/t")]
     assert set(of) == {0, 1, 2}
-    seen = [s.device for s in found.visits if s.key.startswith("screen/t")]
+    seen = [s.device for s in found.measurements if s.key.startswith("screen/t")]
     assert sorted(seen) == sorted(of)
     assert len(trials(found)) == result.outcome.trials - 1  # the default is no trial of the search
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from dyno_tuner.core.errors import TargetUnusable, TuneError
-from dyno_tuner.core.options import VisitPolicy
+from dyno_tuner.core.options import MeasurementPolicy
 from dyno_tuner.core.protocol import Configuration, OpContext, TrialStatus, Workload
 from dyno_tuner.execution import worker
 from dyno_tuner.execution.worker import Worker, WorkerDied, WorkerExecutor
 from dyno_tuner.record import journal
-from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.targets.simulated.surfaces import faulty
 
 OPTIONS = {"surface": "faulty", "seed": 1, "real_faults": True}
@@ -24,11 +24,11 @@ WORKLOAD = Workload(pp=64, tg=8)
 DEFAULT = faulty().space().configuration(faulty().space().default)
 
 
-def _visit(
+def _measurement(
     executor: WorkerExecutor, configuration: Configuration, process: int = 0, deadline: float = 30.0
 ) -> Any:
     context = OpContext("k", process, 0.0)
-    return executor.visit(configuration, WORKLOAD, ["pp"], VisitPolicy(), context, deadline)
+    return executor.measurement(configuration, WORKLOAD, ["pp"], MeasurementPolicy(), context, deadline)
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,9 @@ def executor() -> Any:
 
 def test_describe_and_visit(executor: WorkerExecutor) -> None:
     assert executor.describe().target == "simulated"
-    visit = _visit(executor, DEFAULT)
-    assert visit.status is TrialStatus.OK
-    assert len(visit.rates("pp")) == 3
+    measurement = _measurement(executor, DEFAULT)
+    assert measurement.status is TrialStatus.OK
+    assert len(measurement.rates("pp")) == 3
     assert executor.quality(DEFAULT, OpContext("q"), 30.0).status is TrialStatus.OK
 
 
@@ -119,31 +119,31 @@ def test_a_worker_that_dies_costs_one_trial(executor: WorkerExecutor) -> None:
         ({"ubatch": 32, "threads_batch": 6}, TrialStatus.CRASH, "SIGSEGV"),
         ({"ubatch": 4096}, TrialStatus.OOM, "out of memory"),
     ):
-        visit = _visit(executor, DEFAULT.replace(**settings))
-        assert visit.status is status
-        assert words in visit.message
-        assert _visit(executor, DEFAULT).status is TrialStatus.OK
+        measurement = _measurement(executor, DEFAULT.replace(**settings))
+        assert measurement.status is status
+        assert words in measurement.message
+        assert _measurement(executor, DEFAULT).status is TrialStatus.OK
 
 
 def test_a_worker_that_hangs_is_killed_at_its_deadline(executor: WorkerExecutor) -> None:
-    _visit(executor, DEFAULT)
+    _measurement(executor, DEFAULT)
     worker = executor._worker
     assert worker is not None
     begun = time.monotonic()
-    visit = _visit(executor, DEFAULT.replace(cpu_isa="portable"), deadline=0.5)
-    assert visit.status is TrialStatus.TIMEOUT
+    measurement = _measurement(executor, DEFAULT.replace(cpu_isa="portable"), deadline=0.5)
+    assert measurement.status is TrialStatus.TIMEOUT
     assert time.monotonic() - begun < 20
     with pytest.raises(ProcessLookupError):
         os.kill(worker.pid, 0)
 
 
 def test_a_new_process_number_is_a_new_process(executor: WorkerExecutor) -> None:
-    _visit(executor, DEFAULT, process=7)
+    _measurement(executor, DEFAULT, process=7)
     assert executor._worker is not None
     first = executor._worker.pid
-    _visit(executor, DEFAULT, process=7)
+    _measurement(executor, DEFAULT, process=7)
     assert executor._worker.pid == first
-    _visit(executor, DEFAULT, process=8)
+    _measurement(executor, DEFAULT, process=8)
     assert executor._worker.pid != first
 
 
@@ -291,16 +291,19 @@ def losing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_worker_that_loses_its_device_is_replaced(losing: WorkerExecutor, tmp_path: Path) -> None:
     """What a process without its GPU answers says nothing about the settings that come next."""
     good, bad = Configuration({"bad": False}), Configuration({"bad": True})
-    assert _visit(losing, good).status is TrialStatus.OK
+    assert _measurement(losing, good).status is TrialStatus.OK
     with journal.Journal(tmp_path / "j") as book:
-        ledger = Ledger(losing, WORKLOAD, journal=book)
-        visit = ledger.visit("first", bad, ["pp"], VisitPolicy(), process=0)
-        assert visit.status is TrialStatus.CRASH
-        assert "cudaErrorIllegalAddress" in visit.message
+        recorder = Recorder(losing, WORKLOAD, journal=book)
+        measurement = recorder.measurement("first", bad, ["pp"], MeasurementPolicy(), process=0)
+        assert measurement.status is TrialStatus.CRASH
+        assert "cudaErrorIllegalAddress" in measurement.message
         starts = losing.starts
-        assert ledger.visit("next", good, ["pp"], VisitPolicy(), process=0).status is TrialStatus.OK
+        assert (
+            recorder.measurement("next", good, ["pp"], MeasurementPolicy(), process=0).status
+            is TrialStatus.OK
+        )
         assert losing.starts == starts + 1
-        again = ledger.visit("again", bad, ["pp"], VisitPolicy(), process=0)
+        again = recorder.measurement("again", bad, ["pp"], MeasurementPolicy(), process=0)
         assert again.status is TrialStatus.CRASH
         assert "not tried again" in again.message
         assert losing.starts == starts + 1

@@ -9,7 +9,7 @@ import pytest
 from conftest_tuner import WORKLOAD, Simulated
 from dyno_tuner.core.intervals import Estimate
 from dyno_tuner.core.protocol import Configuration, KernelOp, TrialStatus, Workload
-from dyno_tuner.decide.quality_gate import Gate
+from dyno_tuner.decide.quality_gate import QualityGate
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.kernels.in_situ import Contest, frozen, shortened
 from dyno_tuner.record import journal
@@ -62,7 +62,7 @@ def test_what_is_fast_alone_and_slow_in_place_is_not_taken(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_by_times_alone_the_same_engine_gains_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dyno_tuner.kernels.stage.IN_PLACE", -1.0)
+    monkeypatch.setattr("dyno_tuner.kernels.stage.IN_SITU", -1.0)
     tuned = _tune(overlap(), seed)
     assert {kind for kind, _ in tuned.notes} >= {"kernels_alone", "kernels"}
     assert tuned.outcome.kernels == []
@@ -70,13 +70,13 @@ def test_by_times_alone_the_same_engine_gains_nothing(seed: int, monkeypatch: py
 
 def test_a_wrong_kernel_does_not_take_the_others_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = {"key": "attention", "tokens": "m1", "config": {"variant": "split"}}
-    answers = Gate.why_not
+    answers = QualityGate.why_not
 
-    def why_not(gate: Gate, configuration: Configuration) -> str:
+    def why_not(gate: QualityGate, configuration: Configuration) -> str:
         found = answers(gate, configuration)
         return "wrong" if wrong in [k.to_dict() for k in configuration.kernels] else found
 
-    monkeypatch.setattr(Gate, "why_not", why_not)
+    monkeypatch.setattr(QualityGate, "why_not", why_not)
     assert _kernels(_tune(overlap(), 1)) == {("matmul a", "late")}
 
 

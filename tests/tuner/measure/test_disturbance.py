@@ -16,14 +16,15 @@ import pytest
 from dyno import profiles
 from dyno._selection import select
 from dyno_tuner.core.errors import DisturbedError, TuneError
-from dyno_tuner.core.options import VisitPolicy
-from dyno_tuner.core.protocol import Configuration, TrialStatus, Visit, Workload
+from dyno_tuner.core.options import MeasurementPolicy
+from dyno_tuner.core.protocol import Configuration, Measurement, TrialStatus, Workload
 from dyno_tuner.execution.inline_executor import InlineExecutor
-from dyno_tuner.measure import cpu_monitor
+from dyno_tuner.measure import cpu_monitor, environment
 from dyno_tuner.measure.cpu_monitor import CpuWatch, Load
+from dyno_tuner.measure.environment import busy
 from dyno_tuner.measure.machine_monitor import REST, Careful, Conditions, Window, patience_of
 from dyno_tuner.record import journal
-from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.session import Request, run
 from dyno_tuner.run.tune import Options
 from dyno_tuner.run.verify import UNCLEAR, verify
@@ -325,32 +326,32 @@ def test_patience_is_a_part_of_the_budget(budget: float | None, seconds: float) 
 
 
 class _Engine(InlineExecutor):
-    """A simulated engine that others disturb from visit `first` to `last`.
+    """A simulated engine that others disturb from measurement `first` to `last`.
 
     It then has half its speed or, with another `status`, ends at its deadline.
     """
 
     def __init__(self, first: int, last: float, status: TrialStatus = TrialStatus.OK, seed: int = 3) -> None:
         super().__init__(SimulatedTarget("saturating", seed))
-        self.visits = 0
+        self.measurements = 0
         self.first, self.last, self.status = first, last, status
 
     @property
     def disturbed(self) -> bool:
-        return self.first <= self.visits <= self.last
+        return self.first <= self.measurements <= self.last
 
-    def visit(self, *args: Any, **kwargs: Any) -> Visit:
-        self.visits += 1
-        visit = super().visit(*args, **kwargs)
+    def measurement(self, *args: Any, **kwargs: Any) -> Measurement:
+        self.measurements += 1
+        measurement = super().measurement(*args, **kwargs)
         if not self.disturbed:
-            return visit
+            return measurement
         if self.status is not TrialStatus.OK:
-            return Visit(self.status, message="too late", seconds=visit.seconds)
+            return Measurement(self.status, message="too late", seconds=measurement.seconds)
         slow = tuple(
             dataclasses.replace(s, seconds=2 * s.seconds, clock_seconds=2 * s.clock_seconds)
-            for s in visit.samples
+            for s in measurement.samples
         )
-        return dataclasses.replace(visit, samples=slow)
+        return dataclasses.replace(measurement, samples=slow)
 
     def watch(self, pci_bus_id: str | None) -> _EngineWatch:
         return _EngineWatch(self)
@@ -369,18 +370,18 @@ class _EngineWatch:
     @contextlib.contextmanager
     def window(self) -> Iterator[Window]:
         window = Window(load=dataclasses.replace(CALM))
-        before = self.engine.visits
+        before = self.engine.measurements
         yield window
         if self.engine.disturbed:
             window.load = dataclasses.replace(BUSY)
-        if self.engine.visits == before and self.engine.last != float("inf"):
+        if self.engine.measurements == before and self.engine.last != float("inf"):
             window.load = dataclasses.replace(CALM)  # a wait
 
 
-def _ledger(
+def _recorder(
     engine: _Engine, tmp_path: Path, past: list[dict[str, Any]] | None = None, **options: Any
-) -> Ledger:
-    return Ledger(
+) -> Recorder:
+    return Recorder(
         engine, WORKLOAD, journal=journal.Journal(tmp_path / "j.jsonl"), past=past or (), virtual_time=True,
         watch=engine.watch(None), sleep=lambda seconds: None, **options,
     )  # fmt: skip
@@ -390,24 +391,28 @@ def _ledger(
 def test_what_a_disturbed_visit_showed_is_forgotten(status: TrialStatus, tmp_path: Path) -> None:
     """Neither its speed counts nor that it ended at its deadline."""
     engine, quiet = _Engine(1, 2, status), _Engine(0, 0)
-    visit = _ledger(engine, tmp_path).visit("v", Configuration({}), ["pp"], VisitPolicy(), process=0)
+    measurement = _recorder(engine, tmp_path).measurement(
+        "v", Configuration({}), ["pp"], MeasurementPolicy(), process=0
+    )
     (tmp_path / "quiet").mkdir()
-    alone = _ledger(quiet, tmp_path / "quiet").visit("v", Configuration({}), ["pp"], VisitPolicy(), process=0)
-    assert engine.visits == 3
-    assert visit.status is TrialStatus.OK
-    assert max(visit.rates("pp").values()) < 1.5 * max(alone.rates("pp").values())
-    assert min(visit.rates("pp").values()) > 0.75 * min(alone.rates("pp").values())
+    alone = _recorder(quiet, tmp_path / "quiet").measurement(
+        "v", Configuration({}), ["pp"], MeasurementPolicy(), process=0
+    )
+    assert engine.measurements == 3
+    assert measurement.status is TrialStatus.OK
+    assert max(measurement.rates("pp").values()) < 1.5 * max(alone.rates("pp").values())
+    assert min(measurement.rates("pp").values()) > 0.75 * min(alone.rates("pp").values())
 
 
 def test_a_resumed_run_knows_what_was_dropped_without_measuring(tmp_path: Path) -> None:
-    first = _ledger(_Engine(1, 2), tmp_path)
-    first.visit("v", Configuration({}), ["pp"], VisitPolicy(), process=0)
+    first = _recorder(_Engine(1, 2), tmp_path)
+    first.measurement("v", Configuration({}), ["pp"], MeasurementPolicy(), process=0)
     records = journal.load(tmp_path / "j.jsonl").records
     again = _Engine(0, 0)
     (tmp_path / "again").mkdir()
-    second = _ledger(again, tmp_path / "again", records)
-    second.visit("v", Configuration({}), ["pp"], VisitPolicy(), process=0)
-    assert again.visits == 0
+    second = _recorder(again, tmp_path / "again", records)
+    second.measurement("v", Configuration({}), ["pp"], MeasurementPolicy(), process=0)
+    assert again.measurements == 0
     assert second.conditions.to_dict() == first.conditions.to_dict() == {"repeated": 2}
     assert second.lost == first.lost > 0
     assert second.useful == second.now - second.lost
@@ -488,3 +493,22 @@ def test_verify_never_keeps_an_entry_of_a_disturbed_profile(tmp_path: Path) -> N
     marked = verdicts()
     assert "keep" not in marked
     assert UNCLEAR in marked
+
+
+@pytest.mark.parametrize(
+    ("others", "named"), [(0.0, ""), (0.7, "this machine is busy (other programs use 0.7 of")]
+)
+def test_a_busy_machine_is_named_by_a_measurement(
+    others: float, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The load average of a run that has just ended was once reported as the load of others."""
+    monkeypatch.setattr(os, "getloadavg", lambda: (7.25, 1.0, 1.0))
+
+    class Watch:
+        @contextlib.contextmanager
+        def window(self) -> Iterator[Load]:
+            yield Load(needed=2.0, seconds=0.4, others=others)
+
+    monkeypatch.setattr(environment, "CpuWatch", Watch)
+    warning = busy(0.0)
+    assert named in warning if named else not warning

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dyno_tuner.measure import environment as environment_module
-from dyno_tuner.measure.environment import busy, busy_processes, company, environment, is_ours, page_cache
+from dyno_tuner.measure.environment import busy_processes, company, environment, is_ours, page_cache
 
 if TYPE_CHECKING:
     import pytest
@@ -64,9 +64,3 @@ def test_processes_that_compute_are_told_unless_they_are_ours(monkeypatch: pytes
     found = busy_processes(seconds=0.05)
     assert [(b.pid, b.name) for b in found] == [(1, "a")]
     assert found[0].cores > 1
-
-
-def test_a_busy_machine_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (7.25, 1.0, 1.0))
-    assert "load 7.2 on 2 cores" in busy(2)
-    assert busy(64) == ""

@@ -1,4 +1,4 @@
-"""What is seen of a GPU around visits, with a made-up NVML: nothing here needs a GPU."""
+"""What is seen of a GPU around measurements, with a made-up NVML: nothing here needs a GPU."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conftest_tuner import WORKLOAD
 from dyno import _nvml, profiles
-from dyno_tuner.core.options import VisitPolicy
-from dyno_tuner.core.protocol import Configuration, KernelOp, TrialStatus, Visit
+from dyno_tuner.core.options import MeasurementPolicy
+from dyno_tuner.core.protocol import Configuration, KernelOp, Measurement, TrialStatus
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.measure.machine_monitor import COOLING, GpuWatch
 from dyno_tuner.output.emit import profile_of
 from dyno_tuner.output.progress import Progress
 from dyno_tuner.record import journal
-from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.targets.simulated.target import SimulatedTarget
 
@@ -88,30 +88,32 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 
 
 class _Engine(InlineExecutor):
-    """Throttles the GPU during the visits that are counted off in `hot`."""
+    """Throttles the GPU during the measurements that are counted off in `hot`."""
 
     def __init__(self, nvml: FakeNvml, hot: set[int], reason: int = THERMAL) -> None:
         super().__init__(SimulatedTarget("saturating", 3))
         self.nvml = nvml
         self.hot = hot
         self.reason = reason
-        self.visits = 0
+        self.measurements = 0
 
-    def visit(self, *args: Any, **kwargs: Any) -> Visit:
-        self.visits += 1
-        visit = super().visit(*args, **kwargs)
-        if self.visits not in self.hot:
+    def measurement(self, *args: Any, **kwargs: Any) -> Measurement:
+        self.measurements += 1
+        measurement = super().measurement(*args, **kwargs)
+        if self.measurements not in self.hot:
             self.nvml.reasons, self.nvml.temperature = IDLE, 60
-            return visit
+            return measurement
         self.nvml.reasons, self.nvml.temperature = self.reason, 88
         slow = tuple(
             dataclasses.replace(s, seconds=1.5 * s.seconds, clock_seconds=1.5 * s.clock_seconds)
-            for s in visit.samples
+            for s in measurement.samples
         )
-        return dataclasses.replace(visit, samples=slow)
+        return dataclasses.replace(measurement, samples=slow)
 
 
-def _visit(nvml: FakeNvml, hot: set[int], reason: int = THERMAL) -> tuple[Visit, Ledger, _Engine, list[Any]]:
+def _measurement(
+    nvml: FakeNvml, hot: set[int], reason: int = THERMAL
+) -> tuple[Measurement, Recorder, _Engine, list[Any]]:
     engine, seen = _Engine(nvml, hot, reason), []
     with GpuWatch(BUS, period=60.0) as watch:
 
@@ -120,19 +122,19 @@ def _visit(nvml: FakeNvml, hot: set[int], reason: int = THERMAL) -> tuple[Visit,
             nvml.reasons, nvml.temperature = IDLE, 60
 
         nvml.temperature = 60
-        ledger = Ledger(engine, WORKLOAD, virtual_time=True, watch=watch, sleep=cool)
-        ledger.on_note = lambda kind, data: seen.append((kind, dict(data)))
-        visit = ledger.visit("v", Configuration({}), ["pp"], VisitPolicy(), process=0)
+        recorder = Recorder(engine, WORKLOAD, virtual_time=True, watch=watch, sleep=cool)
+        recorder.on_note = lambda kind, data: seen.append((kind, dict(data)))
+        measurement = recorder.measurement("v", Configuration({}), ["pp"], MeasurementPolicy(), process=0)
     assert nvml.open == 0
-    return visit, ledger, engine, seen
+    return measurement, recorder, engine, seen
 
 
 def test_a_throttled_window_is_dropped_counted_and_measured_again(nvml: FakeNvml) -> None:
-    clean, *_ = _visit(nvml, set())
-    visit, ledger, engine, seen = _visit(nvml, {1})
-    assert visit == clean
-    assert engine.visits == 2
-    assert ledger.conditions.to_dict() == {
+    clean, *_ = _measurement(nvml, set())
+    measurement, recorder, engine, seen = _measurement(nvml, {1})
+    assert measurement == clean
+    assert engine.measurements == 2
+    assert recorder.conditions.to_dict() == {
         "throttled": 1,
         "other_processes": 0,
         "temperature_c": [60, 60],
@@ -146,10 +148,10 @@ def test_a_throttled_window_is_dropped_counted_and_measured_again(nvml: FakeNvml
 
 
 def test_a_gpu_that_stays_throttled_is_measured_as_it_is(nvml: FakeNvml) -> None:
-    visit, ledger, engine, seen = _visit(nvml, set(range(1, 10)))
-    assert engine.visits == 1 + len(COOLING)
-    assert visit.status is TrialStatus.OK
-    assert ledger.conditions.throttled == len(COOLING)
+    measurement, recorder, engine, seen = _measurement(nvml, set(range(1, 10)))
+    assert engine.measurements == 1 + len(COOLING)
+    assert measurement.status is TrialStatus.OK
+    assert recorder.conditions.throttled == len(COOLING)
     assert "as it is" in [data["message"] for kind, data in seen if kind == "throttled"][-1]
 
 
@@ -161,32 +163,32 @@ def test_a_gpu_that_stays_throttled_is_not_waited_for_at_every_visit(nvml: FakeN
         nvml.reasons = IDLE
 
     with GpuWatch(BUS, period=60.0) as watch:
-        ledger = Ledger(engine, WORKLOAD, virtual_time=True, watch=watch, sleep=wait)
+        recorder = Recorder(engine, WORKLOAD, virtual_time=True, watch=watch, sleep=wait)
         for key in ("stays", "still hot", "recovers", "hot again", "over"):
             nvml.reasons = IDLE
-            ledger.visit(key, Configuration({}), ["pp"], VisitPolicy(), process=0)
+            recorder.measurement(key, Configuration({}), ["pp"], MeasurementPolicy(), process=0)
     # Three tries, one, one that is clean, and after that it is worth waiting again.
-    assert engine.visits == 3 + 1 + 1 + 2 + 1
+    assert engine.measurements == 3 + 1 + 1 + 2 + 1
     assert pauses == [*COOLING, COOLING[0]]
 
 
 def test_a_power_limit_that_is_reached_drops_nothing(nvml: FakeNvml) -> None:
-    _, ledger, engine, _ = _visit(nvml, {1}, reason=POWER_CAP)
-    assert engine.visits == 1
-    assert ledger.conditions.throttled == 0
+    _, recorder, engine, _ = _measurement(nvml, {1}, reason=POWER_CAP)
+    assert engine.measurements == 1
+    assert recorder.conditions.throttled == 0
 
 
 def test_another_process_is_said_once_and_stands_in_the_evidence(nvml: FakeNvml) -> None:
     nvml.pids = [os.getpid(), os.getppid()]
     with GpuWatch(BUS, period=60.0) as watch:
         said: list[str] = []
-        ledger = Ledger(_Engine(nvml, set()), WORKLOAD, virtual_time=True, watch=watch)
-        ledger.on_note = lambda kind, data: said.append(data["message"]) if kind == "company" else None
+        recorder = Recorder(_Engine(nvml, set()), WORKLOAD, virtual_time=True, watch=watch)
+        recorder.on_note = lambda kind, data: said.append(data["message"]) if kind == "company" else None
         for key in ("a", "b"):
-            ledger.visit(key, Configuration({}), ["pp"], VisitPolicy(), process=0)
+            recorder.measurement(key, Configuration({}), ["pp"], MeasurementPolicy(), process=0)
     assert len(said) == 1
     assert str(os.getppid()) in said[0]
-    assert ledger.conditions.to_dict()["other_processes"] == 1
+    assert recorder.conditions.to_dict()["other_processes"] == 1
 
 
 def test_readings_go_on_while_a_visit_runs(nvml: FakeNvml) -> None:
@@ -208,9 +210,12 @@ def test_without_nvml_nothing_is_watched(nvml: FakeNvml, monkeypatch: pytest.Mon
         assert "nvidia-ml-py" in _nvml.why_not()
     engine = _Engine(nvml, {1})
     with GpuWatch("0000:99:00.0" if how == "unknown" else BUS) as watch:
-        ledger = Ledger(engine, WORKLOAD, virtual_time=True, watch=watch)
-        assert ledger.visit("v", Configuration({}), ["pp"], VisitPolicy(), process=0).status is TrialStatus.OK
-    assert ledger.conditions.to_dict() == {}
+        recorder = Recorder(engine, WORKLOAD, virtual_time=True, watch=watch)
+        assert (
+            recorder.measurement("v", Configuration({}), ["pp"], MeasurementPolicy(), process=0).status
+            is TrialStatus.OK
+        )
+    assert recorder.conditions.to_dict() == {}
 
 
 def test_a_throttled_tune_proves_the_same_and_resumes_with_its_counts(nvml: FakeNvml, tmp_path: Path) -> None:
@@ -218,11 +223,11 @@ def test_a_throttled_tune_proves_the_same_and_resumes_with_its_counts(nvml: Fake
         engine = _Engine(nvml, hot)
         space = SimulatedTarget("saturating", 3).surface.space()
         with GpuWatch(BUS, period=60.0) as watch:
-            ledger = Ledger(
+            recorder = Recorder(
                 engine, WORKLOAD, journal=book, past=past, identity=space.identity, virtual_time=True,
                 watch=watch, sleep=lambda seconds: setattr(nvml, "reasons", IDLE),
             )  # fmt: skip
-            made = Tune(ledger, space, Options(WORKLOAD, seed=3, max_trials=10, rounds=2, max_rounds=2))
+            made = Tune(recorder, space, Options(WORKLOAD, seed=3, max_trials=10, rounds=2, max_rounds=2))
             made.run()
         return made
 
@@ -252,30 +257,30 @@ def test_the_first_load_of_a_file_never_decides() -> None:
     """Ten times slower from a cold page cache, in every sample: the result is the same to the last bit."""
 
     class Cold(InlineExecutor):
-        visits = 0
+        measurements = 0
 
-        def visit(self, *args: Any, **kwargs: Any) -> Visit:
-            visit = super().visit(*args, **kwargs)
-            self.visits += 1
-            if self.visits > 1:
-                return visit
-            slow = [dataclasses.replace(s, seconds=10 * s.seconds) for s in visit.samples]
-            return dataclasses.replace(visit, samples=tuple(slow))
+        def measurement(self, *args: Any, **kwargs: Any) -> Measurement:
+            measurement = super().measurement(*args, **kwargs)
+            self.measurements += 1
+            if self.measurements > 1:
+                return measurement
+            slow = [dataclasses.replace(s, seconds=10 * s.seconds) for s in measurement.samples]
+            return dataclasses.replace(measurement, samples=tuple(slow))
 
     outcomes = []
     for kind in (InlineExecutor, Cold):
         target = SimulatedTarget("saturating", 3)
         space = target.surface.space()
-        ledger = Ledger(kind(target), WORKLOAD, identity=space.identity, virtual_time=True)
+        recorder = Recorder(kind(target), WORKLOAD, identity=space.identity, virtual_time=True)
         options = Options(WORKLOAD, seed=3, max_trials=10, rounds=2, max_rounds=2)
-        outcomes.append(Tune(ledger, space, options).run().to_dict())
+        outcomes.append(Tune(recorder, space, options).run().to_dict())
     assert outcomes[0] == outcomes[1]
 
 
 def test_the_live_view_shows_clocks_and_temperature(
     nvml: FakeNvml, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, _, _, seen = _visit(nvml, {1})
+    _, _, _, seen = _measurement(nvml, {1})
     progress = Progress("m", None)
     for kind, data in seen:
         if kind != "sleep":
@@ -302,11 +307,11 @@ def test_ops_timed_alone_are_watched(nvml: FakeNvml) -> None:
             pauses.append(seconds)
             nvml.reasons = IDLE
 
-        ledger = Ledger(engine, WORKLOAD, virtual_time=True, watch=watch, sleep=cool)
+        recorder = Recorder(engine, WORKLOAD, virtual_time=True, watch=watch, sleep=cool)
         op = KernelOp("matmul", "m1", 1, 1, {"variant": "a"}, ({"variant": "a"},), "tg")
-        assert ledger.time_ops("k", op, [{"variant": "a"}], threads=1, seconds=0.1, process=0) == [[1.0]]
+        assert recorder.time_ops("k", op, [{"variant": "a"}], threads=1, seconds=0.1, process=0) == [[1.0]]
     assert (engine.calls, pauses) == (2, [COOLING[0]])
-    assert ledger.conditions.to_dict()["throttled"] == 1
+    assert recorder.conditions.to_dict()["throttled"] == 1
 
 
 def test_ab_watches_the_gpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tiny_dir: Path) -> None:

@@ -5,10 +5,18 @@ import math
 
 import pytest
 from dyno_tuner.core.errors import TargetFailure
-from dyno_tuner.core.options import VisitPolicy
-from dyno_tuner.core.protocol import Configuration, OpContext, Quality, Sample, TrialStatus, Visit, Workload
+from dyno_tuner.core.options import MeasurementPolicy
+from dyno_tuner.core.protocol import (
+    Configuration,
+    Measurement,
+    OpContext,
+    Quality,
+    Sample,
+    TrialStatus,
+    Workload,
+)
 from dyno_tuner.decide.answer_check import judge
-from dyno_tuner.measure.measurement import anchor_moved, judge_plausibility, run_visit, score
+from dyno_tuner.measure.measurement import baseline_moved, judge_plausibility, run_measurement, score
 from dyno_tuner.space.knobs import Fidelity
 from dyno_tuner.targets.simulated.target import SimulatedTarget, SimulationNoise
 
@@ -37,55 +45,57 @@ class Scripted:
         return self.now
 
 
-def _visit(target: Scripted, **policy: float) -> Visit:
-    return run_visit(target, Configuration({}), WORKLOAD, ["pp"], VisitPolicy(**policy), CONTEXT)  # type: ignore[arg-type]
+def _measurement(target: Scripted, **policy: float) -> Measurement:
+    return run_measurement(target, Configuration({}), WORKLOAD, ["pp"], MeasurementPolicy(**policy), CONTEXT)  # type: ignore[arg-type]
 
 
-def _flat(rate: float, prompts: int = 3) -> Visit:
-    return Visit(TrialStatus.OK, tuple(Sample("pp", p, 100, 100 / rate, 100 / rate) for p in range(prompts)))
+def _flat(rate: float, prompts: int = 3) -> Measurement:
+    return Measurement(
+        TrialStatus.OK, tuple(Sample("pp", p, 100, 100 / rate, 100 / rate) for p in range(prompts))
+    )
 
 
 def test_the_cold_first_sample_never_counts() -> None:
-    visit = _visit(Scripted([50.0, 100.0]))
-    assert [s.rate for s in visit.warmup] == pytest.approx([50.0])
-    assert [s.rate for s in visit.samples] == pytest.approx([100.0] * 3)
-    assert {s.prompt for s in visit.samples} == {0, 1, 2}
-    assert visit.stable
+    measurement = _measurement(Scripted([50.0, 100.0]))
+    assert [s.rate for s in measurement.warmup] == pytest.approx([50.0])
+    assert [s.rate for s in measurement.samples] == pytest.approx([100.0] * 3)
+    assert {s.prompt for s in measurement.samples} == {0, 1, 2}
+    assert measurement.stable
 
 
 def test_what_is_hopelessly_slow_gets_no_more_samples() -> None:
-    kept = [len(_visit(Scripted([50.0, 100.0]), longest=t).samples) for t in (10.0, 3.5, 2.5, 0.0)]
+    kept = [len(_measurement(Scripted([50.0, 100.0]), longest=t).samples) for t in (10.0, 3.5, 2.5, 0.0)]
     assert kept == [3, 2, 1, 1]
-    cold = _visit(Scripted([1.0, 1.2]), longest=30.0)
+    cold = _measurement(Scripted([1.0, 1.2]), longest=30.0)
     assert (len(cold.samples), len(cold.warmup)) == (1, 0)
     assert cold.status is TrialStatus.OK
-    warm = _visit(Scripted([1.0, 1.2]), longest=150.0)
+    warm = _measurement(Scripted([1.0, 1.2]), longest=150.0)
     assert [s.rate for s in warm.samples] == pytest.approx([1.2])
-    assert VisitPolicy().to_dict() == {"prompts": 3, "tolerance": 0.02, "cap": 8}
+    assert MeasurementPolicy().to_dict() == {"prompts": 3, "tolerance": 0.02, "cap": 8}
 
 
 def test_warming_up_goes_on_until_rates_stop_rising() -> None:
-    visit = _visit(Scripted([50.0, 60.0, 75.0, 90.0, 100.0]))
-    assert min(visit.rates("pp").values()) == pytest.approx(90.0, rel=0.12)
-    assert visit.stable
-    assert len(visit.warmup) >= 3
+    measurement = _measurement(Scripted([50.0, 60.0, 75.0, 90.0, 100.0]))
+    assert min(measurement.rates("pp").values()) == pytest.approx(90.0, rel=0.12)
+    assert measurement.stable
+    assert len(measurement.warmup) >= 3
 
 
 def test_a_visit_that_never_settles_is_marked() -> None:
-    visit = _visit(Scripted([100 * 1.2**i for i in range(40)]), cap=6)
-    assert not visit.stable
-    assert len(visit.samples) + len(visit.warmup) == 6
+    measurement = _measurement(Scripted([100 * 1.2**i for i in range(40)]), cap=6)
+    assert not measurement.stable
+    assert len(measurement.samples) + len(measurement.warmup) == 6
 
 
 def test_a_failure_is_a_status() -> None:
-    visit = _visit(Scripted([1.0], TargetFailure("invalid", "no such layout")))
-    assert visit.status is TrialStatus.INVALID
-    assert visit.message == "no such layout"
+    measurement = _measurement(Scripted([1.0], TargetFailure("invalid", "no such layout")))
+    assert measurement.status is TrialStatus.INVALID
+    assert measurement.message == "no such layout"
 
 
 def test_a_visit_survives_the_journal() -> None:
-    visit = _visit(Scripted([50.0, 100.0, 101.0, 99.5]))
-    assert Visit.from_dict(visit.to_dict()) == visit
+    measurement = _measurement(Scripted([50.0, 100.0, 101.0, 99.5]))
+    assert Measurement.from_dict(measurement.to_dict()) == measurement
 
 
 def test_scores_are_ratios_to_the_anchor_interpolated_in_time() -> None:
@@ -96,7 +106,7 @@ def test_scores_are_ratios_to_the_anchor_interpolated_in_time() -> None:
     assert only == pytest.approx(math.log(1.2))
     assert both == pytest.approx(math.log(120 / math.sqrt(100 * 110)))
     assert score(candidate, [before], 5.0, ["pp", "tg"]).log_ratio("tg") == 0.0
-    assert anchor_moved(_flat(100.0), _flat(96.0), ["pp"]) == pytest.approx(0.04)
+    assert baseline_moved(_flat(100.0), _flat(96.0), ["pp"]) == pytest.approx(0.04)
 
 
 def test_plausibility() -> None:
@@ -117,8 +127,8 @@ def test_plausibility() -> None:
 def test_a_clock_that_stands_still_never_wins() -> None:
     target = SimulatedTarget("null", 1, SimulationNoise(impossible=1.0))
     configuration = target.surface.space().configuration(target.surface.space().default)
-    visit = run_visit(target, configuration, WORKLOAD, ["pp"], VisitPolicy(), CONTEXT)
-    assert judge_plausibility(visit, target.describe().bounds, None).status is TrialStatus.IMPLAUSIBLE
+    measurement = run_measurement(target, configuration, WORKLOAD, ["pp"], MeasurementPolicy(), CONTEXT)
+    assert judge_plausibility(measurement, target.describe().bounds, None).status is TrialStatus.IMPLAUSIBLE
 
 
 def _quality(kld: float, digest: str = "x", status: TrialStatus = TrialStatus.OK) -> Quality:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from conftest_tuner import Simulated
-from dyno_tuner.core.options import VisitPolicy
-from dyno_tuner.core.protocol import Configuration, OpContext, Sample, TrialStatus, Visit, Workload
+from dyno_tuner.core.options import MeasurementPolicy
+from dyno_tuner.core.protocol import Configuration, Measurement, OpContext, Sample, TrialStatus, Workload
 from dyno_tuner.measure.comparison import Comparison
-from dyno_tuner.measure.measurement import run_visit
-from dyno_tuner.measure.paired_rounds import OVERTIME, Bar, Rounds, both_ways, visits_in_round
+from dyno_tuner.measure.measurement import run_measurement
+from dyno_tuner.measure.paired_rounds import OVERTIME, Bar, Rounds, both_ways, measurements_in_round
 from dyno_tuner.measure.round_spread import RoundSpread
 from dyno_tuner.output.emit import Made, profile_of
 from dyno_tuner.space.knobs import Kind, Knob
@@ -30,7 +30,7 @@ WEIGHTS = {"pp": 1.0}
 
 
 class Engine:
-    """Rates by configuration and visit number; counts what it is asked for."""
+    """Rates by configuration and measurement number; counts what it is asked for."""
 
     def __init__(self, rate, status=lambda configuration: TrialStatus.OK) -> None:
         self.rate = rate
@@ -38,45 +38,45 @@ class Engine:
         self.asked: list[tuple[int, int]] = []  # (configuration, process)
         self.process = 0
 
-    def visit(
-        self, key: str, configuration: Configuration, process: int, anchor: bool, metrics: Sequence[str]
-    ) -> Visit:
+    def measurement(
+        self, key: str, configuration: Configuration, process: int, baseline: bool, metrics: Sequence[str]
+    ) -> Measurement:
         number = len(self.asked)
         self.asked.append((int(configuration.settings["x"]), process))
         status = self.status(configuration)
         if status is not TrialStatus.OK:
-            return Visit(status, message="as told")
+            return Measurement(status, message="as told")
         rate = self.rate(int(configuration.settings["x"]), number)
-        return Visit(TrialStatus.OK, tuple(Sample("pp", p, 10, 10 / rate, 10 / rate) for p in range(3)))
+        return Measurement(TrialStatus.OK, tuple(Sample("pp", p, 10, 10 / rate, 10 / rate) for p in range(3)))
 
     def next_process(self) -> int:
         self.process += 1
         return self.process
 
-    def rounds(self, visits: int = 10**6, void_over: float = 0.03) -> Rounds:
-        """Affordable until so many visits have been made."""
-        return Rounds(self.visit, self.next_process, Allowance(self, visits), ["pp"], void_over)
+    def rounds(self, measurements: int = 10**6, void_over: float = 0.03) -> Rounds:
+        """Affordable until so many measurements have been made."""
+        return Rounds(self.measurement, self.next_process, Allowance(self, measurements), ["pp"], void_over)
 
 
 class Allowance:
-    """Time that is counted in visits."""
+    """Time that is counted in measurements."""
 
-    def __init__(self, engine: Engine, visits: int, budget: int | None = None) -> None:
-        self._engine, self._visits = engine, visits
-        self._budget = visits if budget is None else budget  # of all stages
+    def __init__(self, engine: Engine, measurements: int, budget: int | None = None) -> None:
+        self._engine, self._measurements = engine, measurements
+        self._budget = measurements if budget is None else budget  # of all stages
 
     @property
     def now(self) -> float:
         return float(len(self._engine.asked))
 
-    def of_rounds(self, visits: int) -> float:
-        return float(visits)
+    def of_rounds(self, measurements: int) -> float:
+        return float(measurements)
 
-    def took_round(self, visits: int, seconds: float) -> None:
+    def took_round(self, measurements: int, seconds: float) -> None:
         pass
 
     def more_seconds(self, seconds: float) -> bool:
-        return self.now + seconds <= self._visits
+        return self.now + seconds <= self._measurements
 
     def in_time(self, seconds: float = 1) -> bool:
         return self.now + seconds <= self._budget
@@ -94,7 +94,7 @@ def test_one_failure_of_the_first_configuration_is_forgiven_and_the_second_ends_
         spread = RoundSpread()
         engine = Engine(lambda x, n: 100.0 + n % 3, status)
         made = Rounds(
-            engine.visit, engine.next_process, Allowance(engine, 10**6), ["pp"], 0.03, spread=spread
+            engine.measurement, engine.next_process, Allowance(engine, 10**6), ["pp"], 0.03, spread=spread
         )  # fmt: skip
         result = made.compare("k", {"a": A, "b": B, "c": C}, 4)
         assert result.rounds == rounds
@@ -122,7 +122,7 @@ def test_the_round_in_which_the_gpu_begins_to_rest_is_made_again() -> None:
     for begins in (2, 4, 9):
         engine = Engine(lambda x, n: 100.0)
         rounds = Rounds(
-            engine.visit, engine.next_process, Allowance(engine, 10**6), ["pp"], 0.03,
+            engine.measurement, engine.next_process, Allowance(engine, 10**6), ["pp"], 0.03,
             resting=lambda engine=engine, begins=begins: len(engine.asked) >= begins,
         )  # fmt: skip
         result = rounds.compare("k", {"a": A, "b": B}, 4)
@@ -137,7 +137,7 @@ def test_a_round_goes_there_and_back_in_a_process_of_its_own() -> None:
     engine.rounds().compare("k", {"a": A, "b": B, "c": C}, 2)
     assert [x for x, _ in engine.asked] == [0, 1, 2, 0, 2, 1, 0] * 2
     assert [p for _, p in engine.asked] == [1] * 7 + [2] * 7
-    assert visits_in_round(3) == 7
+    assert measurements_in_round(3) == 7
 
 
 def test_a_linear_drift_cancels() -> None:
@@ -167,7 +167,7 @@ def test_what_is_disturbed_on_one_way_is_visited_again() -> None:
 
 
 def test_what_hides_on_both_sides_of_the_turn_shows_in_the_turn() -> None:
-    """Both visits of the last configuration lie in the window in which everything is slow."""
+    """Both measurements of the last configuration lie in the window in which everything is slow."""
     engine = Engine(lambda x, n: 80.0 if n in (2, 3, 4) else 100.0)
     result = engine.rounds().compare("k", {"a": A, "b": B, "c": C}, 2)
     assert [x for x, _ in engine.asked[7:12]] == [0, 2, 0, 2, 0]
@@ -184,22 +184,23 @@ def test_what_never_holds_still_is_measured_as_it_is() -> None:
 
 def test_rounds_that_keep_being_void_end_with_the_budget() -> None:
     engine = Engine(lambda x, n: 100.0 + 10 * n)
-    result = engine.rounds(visits=13).compare("k", {"a": A, "b": B}, 8)
+    result = engine.rounds(measurements=13).compare("k", {"a": A, "b": B}, 8)
     assert len(engine.asked) <= 13
     assert result.rounds == 0
 
 
 def test_nothing_begins_where_two_rounds_do_not_fit() -> None:
     engine = Engine(lambda x, n: 100.0)
-    assert engine.rounds(visits=9).compare("k", {"a": A, "b": B}, 4).rounds == 0
+    assert engine.rounds(measurements=9).compare("k", {"a": A, "b": B}, 4).rounds == 0
     assert engine.asked == []
-    assert engine.rounds(visits=10).compare("k", {"a": A, "b": B}, 4).rounds == 2
+    assert engine.rounds(measurements=10).compare("k", {"a": A, "b": B}, 4).rounds == 2
     assert len(engine.asked) == 10
 
 
 @pytest.mark.parametrize(("budget", "rounds"), [(30, 2), (19, 1), (24, 2)])
 def test_a_second_round_is_run_beyond_the_time_of_the_stage(budget: int, rounds: int) -> None:
-    """A visit takes twice as long as was planned: one round decides nothing, so it must not stay alone."""
+    """A measurement takes twice as long as was planned: one round decides nothing, so it must not stay
+    alone."""
     engine = Engine(lambda x, n: 100.0)
 
     class Slow(Allowance):
@@ -207,13 +208,13 @@ def test_a_second_round_is_run_beyond_the_time_of_the_stage(budget: int, rounds:
         def now(self) -> float:
             return 2.0 * len(self._engine.asked)
 
-    made = Rounds(engine.visit, engine.next_process, Slow(engine, 12, budget), ["pp"], 0.03)
+    made = Rounds(engine.measurement, engine.next_process, Slow(engine, 12, budget), ["pp"], 0.03)
     assert made.compare("k", {"a": A, "b": B}, 4).rounds == rounds
 
 
 def test_rounds_beyond_the_time_of_the_stage_are_few() -> None:
     engine = Engine(lambda x, n: 100.0 + 10 * n)  # every round is void
-    made = Rounds(engine.visit, engine.next_process, Allowance(engine, 13, 10**6), ["pp"], 0.03)
+    made = Rounds(engine.measurement, engine.next_process, Allowance(engine, 13, 10**6), ["pp"], 0.03)
     assert made.compare("k", {"a": A, "b": B}, 8).rounds == 0
     assert len(engine.asked) <= 13 + 5 * OVERTIME
 
@@ -221,8 +222,8 @@ def test_rounds_beyond_the_time_of_the_stage_are_few() -> None:
 def test_a_round_that_the_budget_cuts_short_counts_for_nothing() -> None:
     """Slow configurations: what was planned for two rounds does not last for one."""
     engine = Engine(lambda x, n: 100.0)
-    rounds = engine.rounds(visits=5)
-    rounds.affordable = lambda visits: True
+    rounds = engine.rounds(measurements=5)
+    rounds.affordable = lambda measurements: True
     assert rounds.compare("k", {"a": A, "b": B, "c": C}, 4).rounds == 0
     assert len(engine.asked) == 5
 
@@ -329,20 +330,22 @@ class Hot:
     def __init__(self, order: str, seed: int) -> None:
         self.target = SimulatedTarget(self.surface, seed, self.noise)
         self.order = order
-        self.made: list[tuple[str, tuple[str, ...]]] = []  # key and metrics of every visit
+        self.made: list[tuple[str, tuple[str, ...]]] = []  # key and metrics of every measurement
         self.time = 0.0
         self.process = 0
 
-    def visit(
-        self, key: str, configuration: Configuration, process: int, anchor: bool, metrics: Sequence[str]
-    ) -> Visit:
+    def measurement(
+        self, key: str, configuration: Configuration, process: int, baseline: bool, metrics: Sequence[str]
+    ) -> Measurement:
         self.made.append((key, tuple(metrics)))
         if self.order == "prompts first":
             metrics = sorted(metrics)
         workload, context = Workload(pp=4096, tg=64), OpContext(key, process, self.time)
-        visit = run_visit(self.target, configuration, workload, metrics, VisitPolicy(), context)
-        self.time += visit.seconds
-        return visit
+        measurement = run_measurement(
+            self.target, configuration, workload, metrics, MeasurementPolicy(), context
+        )
+        self.time += measurement.seconds
+        return measurement
 
     def next_process(self) -> int:
         self.process += 1
@@ -351,7 +354,7 @@ class Hot:
     def generation(self, rounds: int = 4) -> Estimate:
         """Of the u-batch that generation does not feel."""
         made = Rounds(
-            self.visit, self.next_process, Unlimited(), ["pp", "tg"], 0.03,
+            self.measurement, self.next_process, Unlimited(), ["pp", "tg"], 0.03,
             lambda configurations: self.order == "apart",
         )  # fmt: skip
         points = {str(n): Configuration({"ubatch": n}) for n in (512, 4096)}
@@ -361,10 +364,10 @@ class Hot:
 class Unlimited:
     now = 0.0
 
-    def of_rounds(self, visits: int) -> float:
-        return float(visits)
+    def of_rounds(self, measurements: int) -> float:
+        return float(measurements)
 
-    def took_round(self, visits: int, seconds: float) -> None:
+    def took_round(self, measurements: int, seconds: float) -> None:
         pass
 
     def more_seconds(self, seconds: float) -> bool:
@@ -375,7 +378,7 @@ class Unlimited:
 
 
 def test_generation_does_not_follow_prompts() -> None:
-    """In one visit it follows its own, or those of the configuration before: either is a claim of a few
+    """In one measurement it follows its own, or those of the configuration before: either is a claim of a few
     tenths of a percent for what changes nothing."""
     seeds = range(5)
     found = {
@@ -403,12 +406,12 @@ def test_generation_goes_a_way_of_its_own() -> None:
 
 def test_what_is_visited_again_does_not_follow_prompts() -> None:
     class Shaken(Hot):
-        def visit(self, key: str, *args: Any) -> Visit:
-            visit = super().visit(key, *args)
+        def measurement(self, key: str, *args: Any) -> Measurement:
+            measurement = super().measurement(key, *args)
             if key != "k/r0/1/tg":
-                return visit
-            slow = [dataclasses.replace(s, seconds=1.2 * s.seconds) for s in visit.samples]
-            return dataclasses.replace(visit, samples=tuple(slow))
+                return measurement
+            slow = [dataclasses.replace(s, seconds=1.2 * s.seconds) for s in measurement.samples]
+            return dataclasses.replace(measurement, samples=tuple(slow))
 
     hot = Shaken("apart", 0)
     hot.generation(rounds=2)
@@ -419,7 +422,7 @@ def test_what_is_visited_again_does_not_follow_prompts() -> None:
 
 
 def test_what_is_loaded_for_is_visited_once() -> None:
-    """A way more would load the weights once more for every visit."""
+    """A way more would load the weights once more for every measurement."""
     for kind, apart in ((Kind.SESSION, True), (Kind.LOAD, False)):
         (knob,) = Hot.surface.knobs
         surface = dataclasses.replace(Hot.surface, knobs=(dataclasses.replace(knob, kind=kind),))
@@ -444,7 +447,7 @@ def test_a_measure_that_no_entry_moves_is_marked() -> None:
     assert null.entries == []
     assert null.untouched == set()
     made = Made(run.options.workload, 0, "", None, "", datetime.date(2026, 1, 1))
-    written = profile_of(outcome, run.ledger._executor.describe(), made)
+    written = profile_of(outcome, run.recorder._executor.describe(), made)
     assert written.evidence is not None
     assert written.evidence.gain["tg8"].untouched is True
     assert written.evidence.gain["pp64"].untouched is None

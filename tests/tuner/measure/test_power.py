@@ -5,19 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 import dyno.bench
 import pytest
 from dyno_tuner.core.intervals import estimate
-from dyno_tuner.core.options import VisitPolicy
-from dyno_tuner.core.protocol import Configuration, OpContext, Sample, Settings, Visit, Workload
+from dyno_tuner.core.options import MeasurementPolicy
+from dyno_tuner.core.protocol import Configuration, Measurement, OpContext, Sample, Settings, Workload
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.execution.worker import WorkerExecutor
 from dyno_tuner.measure.machine_monitor import NEAR_LIMIT, at_power_limit
-from dyno_tuner.measure.measurement import RESTED_WARM_UP, SUSTAINED_SECONDS, run_visit
+from dyno_tuner.measure.measurement import RESTED_WARM_UP, SUSTAINED_SECONDS, run_measurement
 from dyno_tuner.record import journal
-from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.targets.simulated.power import IDLE_DRAW, LIMIT_W, SimulatedPower
 from dyno_tuner.targets.simulated.surfaces import SURFACES
@@ -68,7 +69,7 @@ def test_the_limit_is_reached_where_the_driver_says_so_and_the_power_is_near_it(
     assert not at_power_limit({k: v for k, v in seen.items() if k != "power_w"})
 
 
-# ---- the visit
+# ---- the measurement
 
 
 class _Steady:
@@ -92,26 +93,26 @@ class _Steady:
         return self.seconds * len(self.asked)
 
 
-def _asked(seconds: float, metrics: list[str], **policy: Any) -> tuple[list[str], Visit]:
+def _asked(seconds: float, metrics: list[str], **policy: Any) -> tuple[list[str], Measurement]:
     target = _Steady(seconds)
-    visit = run_visit(  # type: ignore[arg-type]
-        target, Configuration({}), Workload(pp=64, tg=8), metrics, VisitPolicy(**policy), OpContext("k")
+    measurement = run_measurement(  # type: ignore[arg-type]
+        target, Configuration({}), Workload(pp=64, tg=8), metrics, MeasurementPolicy(**policy), OpContext("k")
     )
-    return target.asked, visit
+    return target.asked, measurement
 
 
 def test_short_prompts_are_read_after_a_rest_and_more_of_them_are_dropped() -> None:
-    asked, visit = _asked(0.1, ["tg", "pp"], rest=0.5)
+    asked, measurement = _asked(0.1, ["tg", "pp"], rest=0.5)
     pp = [f"pp{i % 3}" for i in range(1 + RESTED_WARM_UP + 3)]
     assert asked == ["apply", "tg0", "tg1", "tg2", "tg0", pp[0], "rest 0.5", *pp[1:]]
-    assert [s.prompt for s in visit.samples if s.metric == "pp"] == [1, 2, 0]
-    assert sum(s.metric == "pp" for s in visit.warmup) == 1 + RESTED_WARM_UP
-    assert visit.stable
+    assert [s.prompt for s in measurement.samples if s.metric == "pp"] == [1, 2, 0]
+    assert sum(s.metric == "pp" for s in measurement.warmup) == 1 + RESTED_WARM_UP
+    assert measurement.stable
 
 
 def test_long_prompts_need_no_rest() -> None:
-    asked, visit = _asked(SUSTAINED_SECONDS, ["pp"], rest=0.5)
-    assert (asked, visit) == _asked(SUSTAINED_SECONDS, ["pp"])
+    asked, measurement = _asked(SUSTAINED_SECONDS, ["pp"], rest=0.5)
+    assert (asked, measurement) == _asked(SUSTAINED_SECONDS, ["pp"])
     assert asked == ["apply", "pp0", "pp1", "pp2", "pp0"]
 
 
@@ -121,41 +122,41 @@ def test_a_rest_crosses_to_a_worker() -> None:
         Configuration({}),
         Workload(pp=80, tg=8),
         ["pp"],
-        VisitPolicy(rest=0.5),
+        MeasurementPolicy(rest=0.5),
         OpContext("k"),
         20.0,
     )
     executor = WorkerExecutor("simulated", options)
     try:
-        found = executor.visit(*asked)
+        found = executor.measurement(*asked)
     finally:
         executor.close()
-    assert found == InlineExecutor(SimulatedTarget(**options)).visit(*asked)
+    assert found == InlineExecutor(SimulatedTarget(**options)).measurement(*asked)
     assert len(found.warmup) == 1 + RESTED_WARM_UP
 
 
 # ---- the tune
 
 
-def _ledger(
+def _recorder(
     seed: int, rests: bool, noise: SimulationNoise = QUIET, workload: Workload | None = None, **other: Any
-) -> Ledger:
+) -> Recorder:
     target = SimulatedTarget(SURFACE, seed, noise)
-    return Ledger(
+    return Recorder(
         InlineExecutor(target), workload or Workload(pp=80, tg=8), identity=SURFACE.space().identity,
         virtual_time=True, watch=target, rests=rests, **other,
     )  # fmt: skip
 
 
-def _tune(ledger: Ledger, seed: int, **options: Any) -> Outcome:
+def _tune(recorder: Recorder, seed: int, **options: Any) -> Outcome:
     options = {"max_trials": 29, "weights": dict(SURFACE.weights), **options}
-    return Tune(ledger, SURFACE.space(), Options(Workload(pp=80, tg=8), seed=seed, **options)).run()
+    return Tune(recorder, SURFACE.space(), Options(Workload(pp=80, tg=8), seed=seed, **options)).run()
 
 
 class _Engine:
     """The simulated engine in a process of its own, as far as `dyno bench` asks it for prompts."""
 
-    draws_on_device = False
+    diagnostics = SimpleNamespace(draws_on_device=False)
 
     def __init__(self, target: SimulatedTarget) -> None:
         self._target = target
@@ -215,7 +216,7 @@ class _Bench:
 def test_bench_in_fresh_processes_finds_what_the_tune_claims(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = _tune(_ledger(seed, rests=True), seed)
+    outcome = _tune(_recorder(seed, rests=True), seed)
     claim, found = outcome.gain["pp"], _Bench(monkeypatch, seed).ratio(outcome.settings)
     assert claim.ratio > 1.25
     assert claim.low <= found * 1.01
@@ -229,7 +230,7 @@ def test_without_rests_the_tune_claims_less_than_bench_finds(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What rests are for: if this fails, the simulated limit shows nothing."""
-    outcome = _tune(_ledger(seed, rests=False), seed)
+    outcome = _tune(_recorder(seed, rests=False), seed)
     claim, found = outcome.gain["pp"], _Bench(monkeypatch, seed).ratio(outcome.settings)
     assert found > claim.high * 1.01
     assert math.log(found / claim.ratio) > 0.05
@@ -238,7 +239,7 @@ def test_without_rests_the_tune_claims_less_than_bench_finds(
 def test_a_gpu_below_its_limit_is_tuned_as_before() -> None:
     """Bit by bit, and in the same time."""
     below = SimulationNoise(power=0.5)
-    rested, plain = (_ledger(3, rests=r, noise=below) for r in (True, False))
+    rested, plain = (_recorder(3, rests=r, noise=below) for r in (True, False))
     assert _tune(rested, 3).to_dict() == _tune(plain, 3).to_dict()
     assert rested.now == plain.now
     assert not rested.resting
@@ -247,24 +248,26 @@ def test_a_gpu_below_its_limit_is_tuned_as_before() -> None:
 def test_the_rest_is_said_once_and_stands_in_the_journal(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with journal.Journal(path) as book:
-        ledger = _ledger(1, rests=True, journal=book)
+        recorder = _recorder(1, rests=True, journal=book)
         said: list[str] = []
-        ledger.on_note = lambda kind, data: said.append(data["message"]) if kind == "power_limited" else None
-        first = _tune(ledger, 1)
+        recorder.on_note = lambda kind, data: (
+            said.append(data["message"]) if kind == "power_limited" else None
+        )
+        first = _tune(recorder, 1)
     assert len(said) == 1
     assert f"power limit of {LIMIT_W:.0f} W" in said[0]
     records = journal.load(path).records
-    visits = [r for r in records if r.get("op") == "visit" and "pp" in r["args"]["metrics"]]
-    rested = ["rest" in r["args"]["policy"] for r in visits]
+    measurements = [r for r in records if r.get("op") == "visit" and "pp" in r["args"]["metrics"]]
+    rested = ["rest" in r["args"]["policy"] for r in measurements]
     begun = rested.index(True)
     assert begun > 0
     assert all(rested[begun:])
-    assert at_power_limit(visits[begun - 1]["result"]["gpu"])
+    assert at_power_limit(measurements[begun - 1]["result"]["gpu"])
 
-    # The visit that has shown the limit is made again.
-    assert visits[begun]["key"] == visits[begun - 1]["key"]
+    # The measurement that has shown the limit is made again.
+    assert measurements[begun]["key"] == measurements[begun - 1]["key"]
 
-    again = _ledger(1, rests=True, past=records)
+    again = _recorder(1, rests=True, past=records)
     assert _tune(again, 1).to_dict() == first.to_dict()
     assert again.performed == 0
 
@@ -274,14 +277,14 @@ def test_what_is_compared_has_rested_or_has_not(seed: int, tmp_path: Path) -> No
     """The block of the screen in which the GPU begins to rest is measured again from its first trial on."""
     path = tmp_path / "journal.jsonl"
     with journal.Journal(path) as book:
-        _tune(_ledger(seed, rests=True, journal=book), seed)
+        _tune(_recorder(seed, rests=True, journal=book), seed)
     records = journal.load(path).records
-    visits = [r for r in records if r.get("op") == "visit" and "pp" in r["args"]["metrics"]]
-    begun = ["rest" in r["args"]["policy"] for r in visits].index(True)
-    keys = [str(r["key"]) for r in visits]
+    measurements = [r for r in records if r.get("op") == "visit" and "pp" in r["args"]["metrics"]]
+    begun = ["rest" in r["args"]["policy"] for r in measurements].index(True)
+    keys = [str(r["key"]) for r in measurements]
     assert keys[begun].startswith("screen/")
-    anchor = max(i for i in range(begun) if not keys[i].startswith("screen/t"))
-    block = {k for k in keys[anchor + 1 : begun + 1] if k.startswith("screen/t")}
+    baseline = max(i for i in range(begun) if not keys[i].startswith("screen/t"))
+    block = {k for k in keys[baseline + 1 : begun + 1] if k.startswith("screen/t")}
     assert block
     assert {f"{k}/again0" for k in block} <= set(keys[begun + 1 :])
     assert any(r.get("note") == "void" for r in records)
@@ -291,31 +294,31 @@ def test_a_a_begins_anew_where_the_default_itself_reaches_the_limit(tmp_path: Pa
     path = tmp_path / "journal.jsonl"
     noise = dataclasses.replace(QUIET, power=1.1)
     with journal.Journal(path) as book:
-        ledger = _ledger(0, rests=True, noise=noise, journal=book)
-        tune = Tune(ledger, SURFACE.space(), Options(Workload(pp=80, tg=8), max_trials=2))
+        recorder = _recorder(0, rests=True, noise=noise, journal=book)
+        tune = Tune(recorder, SURFACE.space(), Options(Workload(pp=80, tg=8), max_trials=2))
         tune.run()
     records = [r for r in journal.load(path).records if str(r.get("key", "")).startswith("aa/p")]
     rested = ["rest" in r["args"]["policy"] for r in records]
     begun = rested.index(True)
     first = records[begun]["process"]
-    assert first == records[begun - 1]["process"]  # the visit that showed it, once more
+    assert first == records[begun - 1]["process"]  # the measurement that showed it, once more
     assert {r["process"] for r in records if r["process"] > first} == {first + 1, first + 2, first + 3}
-    assert tune.noise["pp"].processes == 3
-    assert tune.noise["pp"].visits == 6
-    assert tune.rounds()._resting()  # what is compared from here on begins with a GPU that rests
+    assert tune.context.noise["pp"].processes == 3
+    assert tune.context.noise["pp"].measurements == 6
+    assert tune.context.rounds()._resting()  # what is compared from here on begins with a GPU that rests
 
 
 def test_a_workload_without_prompts_knows_no_rests() -> None:
     noise = dataclasses.replace(QUIET, power=1.3)
-    ledger = _ledger(0, rests=True, noise=noise, workload=Workload(pp=0, tg=8))
+    recorder = _recorder(0, rests=True, noise=noise, workload=Workload(pp=0, tg=8))
     options = Options(Workload(pp=0, tg=8), max_trials=3)
-    Tune(ledger, SURFACE.space(), options).run()
-    assert not ledger.resting
+    Tune(recorder, SURFACE.space(), options).run()
+    assert not recorder.resting
 
 
 @pytest.mark.parametrize("budget", [120.0, 250.0])
 def test_the_budget_holds_with_rests(budget: float) -> None:
-    ledger = _ledger(2, rests=True)
-    outcome = _tune(ledger, 2, budget=budget, max_trials=400)
-    assert ledger.resting
+    recorder = _recorder(2, rests=True)
+    outcome = _tune(recorder, 2, budget=budget, max_trials=400)
+    assert recorder.resting
     assert outcome.seconds <= 1.05 * budget

@@ -12,7 +12,7 @@ from dyno_tuner.core.protocol import Workload
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.measure.comparison import Comparison
 from dyno_tuner.measure.round_spread import ENOUGH, RoundSpread
-from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.targets.simulated.surfaces import SURFACES
 from dyno_tuner.targets.simulated.target import SimulatedTarget, SimulationNoise
@@ -88,11 +88,11 @@ def test_one_disturbed_round_does_not_make_every_gain_too_small() -> None:
 
 def _tuned(noise: SimulationNoise, seed: int) -> tuple[Tune, Outcome]:
     surface = SURFACES["saturating"]()
-    ledger = Ledger(
+    recorder = Recorder(
         InlineExecutor(SimulatedTarget(surface, seed, noise)), Workload(64, 8),
         identity=surface.space().identity, virtual_time=True,
     )  # fmt: skip
-    tune = Tune(ledger, surface.space(), Options(Workload(64, 8), seed=seed, max_trials=28))
+    tune = Tune(recorder, surface.space(), Options(Workload(64, 8), seed=seed, max_trials=28))
     return tune, tune.run()
 
 
@@ -101,9 +101,9 @@ def test_what_a_process_does_to_all_alike_asks_for_no_more_rounds(seed: int) -> 
     """Processes that differ by 2 %: A/A alone would have eight rounds, and entries gain more than 4 %."""
     common = SimulationNoise(within=0.003, process=0.02, layout=0.001)
     tune, outcome = _tuned(common, seed)
-    assert all(n.margin(8) > 0.02 for n in tune.noise.values())
+    assert all(n.margin(8) > 0.02 for n in tune.context.noise.values())
     assert max(outcome.margin.values()) < 0.012
-    assert tune.round_count() == 4
+    assert tune.context.round_count() == 4
     truth = SURFACES["saturating"]().truth
     best = max(truth(tune.space.settings(p)) for p in tune.space.points())
     assert best - truth(outcome.settings) < 0.01
@@ -113,8 +113,8 @@ def test_what_a_process_does_to_all_alike_asks_for_no_more_rounds(seed: int) -> 
 def test_what_differs_in_a_process_from_one_configuration_to_the_next_still_counts(seed: int) -> None:
     tune, outcome = _tuned(SimulationNoise(within=0.003, process=0.0, layout=0.02), seed)
     assert max(outcome.margin.values()) > 0.02
-    assert tune.round_count() == 8
-    assert max(c.rounds for c in tune.spread.comparisons) >= 8
+    assert tune.context.round_count() == 8
+    assert max(c.rounds for c in tune.context.spread.comparisons) >= 8
 
 
 def test_a_lucky_a_a_does_not_outweigh_what_rounds_show() -> None:
@@ -122,9 +122,9 @@ def test_a_lucky_a_a_does_not_outweigh_what_rounds_show() -> None:
     noise = SimulationNoise(within=0.003, process=0.0, layout=0.02)
     for seed in range(24):
         tune, outcome = _tuned(noise, seed)
-        (metric, lucky) = min(((m, n.margin(8)) for m, n in tune.noise.items()), key=lambda x: x[1])
+        (metric, lucky) = min(((m, n.margin(8)) for m, n in tune.context.noise.items()), key=lambda x: x[1])
         if lucky < 0.015:
-            assert tune.spread.of_level(metric)[1] >= ENOUGH
+            assert tune.context.spread.of_level(metric)[1] >= ENOUGH
             assert outcome.margin[metric] > 0.02
             return
     raise AssertionError("no seed of these has a lucky A/A")
@@ -133,7 +133,7 @@ def test_a_lucky_a_a_does_not_outweigh_what_rounds_show() -> None:
 def test_without_a_comparison_the_margin_is_that_of_a_a() -> None:
     surface = SURFACES["null"]()
     target = SimulatedTarget(surface, 1, SimulationNoise())
-    ledger = Ledger(InlineExecutor(target), Workload(64, 8), virtual_time=True)
-    tune = Tune(ledger, surface.space(), Options(Workload(64, 8)))
-    tune.noise = {"pp": noise_of([[{0: 100.0}, {0: 101.0}], [{0: 103.0}, {0: 102.0}]])}
-    assert tune.bar(4).margin == {"pp": tune.noise["pp"].margin(4)}
+    recorder = Recorder(InlineExecutor(target), Workload(64, 8), virtual_time=True)
+    tune = Tune(recorder, surface.space(), Options(Workload(64, 8)))
+    tune.context.noise = {"pp": noise_of([[{0: 100.0}, {0: 101.0}], [{0: 103.0}, {0: 102.0}]])}
+    assert tune.context.bar(4).margin == {"pp": tune.context.noise["pp"].margin(4)}

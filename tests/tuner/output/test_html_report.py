@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest_tuner import SlowToStart, short_visits
+from conftest_tuner import SlowToStart, short_measurements
 from dyno import profiles
 from dyno_tuner.cli.commands import app
 from dyno_tuner.core.errors import JournalError, TuneError
@@ -19,11 +19,12 @@ from dyno_tuner.core.protocol import Workload
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.output.html_report import analyse, figures, page, write_report
 from dyno_tuner.output.html_report.analyse import left_undone
+from dyno_tuner.output.html_report.elements import TALL, table
 from dyno_tuner.output.html_report.read import read
-from dyno_tuner.output.html_report.sections import TALL, repeat_command, table
+from dyno_tuner.output.html_report.sections import repeat_command
 from dyno_tuner.output.verdict import record_of, verdict
 from dyno_tuner.record import journal
-from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.session import FORMAT
 from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.targets.replay.target import ReplayTarget, load_sweep
@@ -49,11 +50,13 @@ def _write(path: Path, target: Any, space: Any, options: Options, **identity: An
              "workload": options.workload.to_dict(), "seed": options.seed, "sampler": options.sampler,
              "approx_limit": None, "knobs": {k.name: list(k.values) for k in space.knobs}, "held": {}}
         )  # fmt: skip
-        ledger = Ledger(executor, options.workload, journal=book, identity=space.identity, virtual_time=True)
+        recorder = Recorder(
+            executor, options.workload, journal=book, identity=space.identity, virtual_time=True
+        )
         if not isinstance(target, ReplayTarget):
-            ledger.note("request", command=COMMAND, label=description.label)
-        outcome = Tune(ledger, space, options).run()
-        ledger.note("outcome", **record_of(outcome))
+            recorder.note("request", command=COMMAND, label=description.label)
+        outcome = Tune(recorder, space, options).run()
+        recorder.note("outcome", **record_of(outcome))
     return outcome
 
 
@@ -191,7 +194,7 @@ def test_what_was_taken_in_the_winners_place_is_said(tmp_path: Path) -> None:
 def test_main_effects_of_a_known_product(faulty: tuple[Path, Outcome]) -> None:
     run = read(faulty[0])
     run.head["knobs"] = {"a": [1, 2], "b": [1, 2, 3], "c": [0, 1]}
-    run.visits.clear()
+    run.measurements.clear()
     run.head["identity"] = {"engine": {"defaults": {"a": 1, "b": 1, "c": 0}}}
     factors = {"a": {1: 1.0, 2: 1.5}, "b": {1: 1.0, 2: 1.1, 3: 0.7}, "c": {0: 1.0, 1: 1.0}}
     tried = [
@@ -218,7 +221,7 @@ def test_crossing_and_voided_blocks(tmp_path: Path) -> None:
     assert 512 < crossing < 4096
     blocks = analyse.voids(run)
     assert len(blocks) == len(list(run.noted("void"))) > 0
-    assert all(b.begin < b.end and b.visits for b in blocks)
+    assert all(b.begin < b.end and b.measurements for b in blocks)
     structure = _check(page.render(path))
     figures = json.loads(structure.scripts["figures"])
     assert [s["x0"] for s in figures["ubatch_pp"]["layout"]["shapes"]] == [crossing]
@@ -324,15 +327,15 @@ def test_hostile_texts_are_escaped(tmp_path: Path) -> None:
 def test_nonsense_is_counted_not_believed(faulty: tuple[Path, Outcome], tmp_path: Path) -> None:
     path = tmp_path / "n.jsonl"
     path.write_bytes(faulty[0].read_bytes())
-    visit = next(r for r in journal.load(path).records if r.get("op") == "visit")
+    measurement = next(r for r in journal.load(path).records if r.get("op") == "visit")
     nonsense: list[dict[str, Any]] = [
         {"x": 1},
         {"op": "visit"},
-        {**visit, "t": "soon"},
-        {**visit, "result": {**visit["result"], "samples": [["pp", 0, 512, 0.0, 0.0]]}},
-        {**visit, "result": {**visit["result"], "samples": [["pp"]]}},
-        {**visit, "result": {**visit["result"], "status": "great"}},
-        {**visit, "config": {"settings": {"ubatch": [1]}, "kernels": []}},
+        {**measurement, "t": "soon"},
+        {**measurement, "result": {**measurement["result"], "samples": [["pp", 0, 512, 0.0, 0.0]]}},
+        {**measurement, "result": {**measurement["result"], "samples": [["pp"]]}},
+        {**measurement, "result": {**measurement["result"], "status": "great"}},
+        {**measurement, "config": {"settings": {"ubatch": [1]}, "kernels": []}},
         {"op": "quality", "key": 1, "config": None, "result": 3, "t": 1.0},
     ]
     noise: list[dict[str, Any]] = [
@@ -425,13 +428,13 @@ def test_packed_journals_of_several_devices(faulty: tuple[Path, Outcome], tmp_pa
     (tmp_path / "p.yaml.device-1.jsonl.gz").write_bytes(gzip.compress(data))
     whole = read(first)
     assert whole.absent == []
-    assert {s.device for s in whole.visits} == {0, 1}
+    assert {s.device for s in whole.measurements} == {0, 1}
 
 
 def test_what_was_proven_in_part_is_no_near_tie(tmp_path: Path) -> None:
     path = tmp_path / "slow.yaml.journal.jsonl"
     target = SlowToStart(crossover(), 5, SimulationNoise(within=0.001, process=0.002, layout=0.0005))
-    workload = short_visits(target.surface)
+    workload = short_measurements(target.surface)
     options = Options(workload, seed=5, weights=dict(target.surface.weights), budget=42.0, max_trials=400)
     outcome = _write(path, target, target.surface.space(), options)
     assert set(outcome.missed["settings"]) == {"ubatch", "mmq_id_max_tokens"}

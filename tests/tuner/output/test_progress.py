@@ -10,7 +10,7 @@ from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.output.progress import STAGES, Progress
 from dyno_tuner.output.report import print_outcome
 from dyno_tuner.output.verdict import record_of, verdict
-from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.targets.simulated.target import SimulatedTarget
 from rich.console import Console
@@ -72,10 +72,10 @@ def test_a_finalist_that_is_slower_somewhere_says_where(capsys: pytest.CaptureFi
 
 
 def test_a_tune_shows_trials_with_intervals(capsys: pytest.CaptureFixture[str]) -> None:
-    """On a terminal and elsewhere: the interval that the noise of visits leaves of one ratio."""
+    """On a terminal and elsewhere: the interval that the noise of measurements leaves of one ratio."""
     target = SimulatedTarget("saturating", 3)
     space = target.surface.space()
-    ledger = Ledger(InlineExecutor(target), WORKLOAD, identity=space.identity, virtual_time=True)
+    recorder = Recorder(InlineExecutor(target), WORKLOAD, identity=space.identity, virtual_time=True)
     notes: list[dict[str, Any]] = []
     progress = Progress("m", None)
 
@@ -84,8 +84,8 @@ def test_a_tune_shows_trials_with_intervals(capsys: pytest.CaptureFixture[str]) 
         if kind == "trial" and data["ratio"] is not None:
             notes.append(data)
 
-    ledger.on_note = note
-    Tune(ledger, space, Options(WORKLOAD, seed=3, max_trials=10, rounds=2, max_rounds=2)).run()
+    recorder.on_note = note
+    Tune(recorder, space, Options(WORKLOAD, seed=3, max_trials=10, rounds=2, max_rounds=2)).run()
     assert notes
     for data in notes:
         low, high = data["ci95"]

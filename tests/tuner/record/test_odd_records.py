@@ -138,7 +138,7 @@ def test_records_that_are_odd_only_together_are_one_line_too(
     whole: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(tune: Any) -> None:
-        tune.ledger.last = "aa/p1/v1"
+        tune.context.recorder.last = "aa/p1/v1"
         raise ZeroDivisionError("nothing to divide by")
 
     path = written(tmp_path, whole)

@@ -9,17 +9,19 @@ from dyno_tuner.run.budget import Schedule
 
 
 class Clock:
-    """What a schedule sees of a ledger."""
+    """What a schedule sees of a recorder."""
 
     now = 0.0
-    expected_visit = 0.0
+    expected_measurement = 0.0
 
 
-def schedule(budget: float, *, kernels: bool = True, visit: float = 1.0, prepared: float = 10.0) -> Schedule:
+def schedule(
+    budget: float, *, kernels: bool = True, measurement: float = 1.0, prepared: float = 10.0
+) -> Schedule:
     clock = Clock()
     made = Schedule(clock, Options(Workload(), budget=budget, kernels=kernels), kinds=2)  # type: ignore[arg-type]
-    made.learn(visit)
-    assert clock.expected_visit == visit
+    made.learn(measurement)
+    assert clock.expected_measurement == measurement
     clock.now = prepared
     made.prepared()
     return made
@@ -48,15 +50,15 @@ def test_a_slow_start_starves_no_stage(prepared: float) -> None:
 
 
 def test_kernels_get_the_time_that_proves_them_or_none() -> None:
-    # 22 visits make two rounds of the whole profile.
-    fast = schedule(310, visit=0.1)
+    # 22 measurements make two rounds of the whole profile.
+    fast = schedule(310, measurement=0.1)
     assert end(fast, "leave_one_out") == pytest.approx(0.71 * 300, abs=0.1)
-    roomy = schedule(310, visit=1.0)
+    roomy = schedule(310, measurement=1.0)
     assert end(roomy, "leave_one_out") == pytest.approx((0.97 - 1.2 * 22 / 300 - 0.23) * 300, abs=0.1)
-    busy = schedule(110, visit=1.5)
+    busy = schedule(110, measurement=1.5)
     left = 100 - end(busy, "leave_one_out")
     assert 40 < left <= 53.1
-    hopeless = schedule(70, visit=2.0)
+    hopeless = schedule(70, measurement=2.0)
     assert end(hopeless, "leave_one_out") == pytest.approx(0.97 * 60, abs=0.1)
 
 
@@ -72,16 +74,16 @@ def test_without_a_budget_there_is_always_time() -> None:
 def test_a_start_is_shared_by_the_visits_of_its_process() -> None:
     made = schedule(100)
     made.learn_from([5.0], [])
-    assert made.visit_cost == 5.0
+    assert made.measurement_cost == 5.0
     made.learn_from([5.0, 5.0], [1.0, 1.0])
-    assert made.visit_cost == 2.0
+    assert made.measurement_cost == 2.0
     made.learn_from([1.0], [1.2])  # nothing to load
-    assert made.visit_cost == 1.0
+    assert made.measurement_cost == 1.0
 
 
 def test_rounds_say_what_rounds_take() -> None:
-    """Until some have run, as much as visits of the default; never more than these."""
-    made = schedule(300, visit=2.0)
+    """Until some have run, as much as measurements of the default; never more than these."""
+    made = schedule(300, measurement=2.0)
     assert made.of_rounds(10) == 20
     for seconds in (7.0, 7.7):
         made.took_round(7, seconds)

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from dyno import profiles
 from dyno_tuner.core.errors import JournalError, TuneError
-from dyno_tuner.core.options import VisitPolicy
-from dyno_tuner.core.protocol import Configuration, Quality, TrialStatus, Visit, Workload
+from dyno_tuner.core.options import MeasurementPolicy
+from dyno_tuner.core.protocol import Configuration, Measurement, Quality, TrialStatus, Workload
 from dyno_tuner.execution import worker
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.record import clocks, journal
-from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.session import Request, run
 from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.targets.simulated.surfaces import SURFACES
@@ -204,19 +204,19 @@ def test_a_wall_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: py
 
 
 class _Engine(InlineExecutor):
-    """Runs a step beside every visit and answers with what was asked for."""
+    """Runs a step beside every measurement and answers with what was asked for."""
 
     def __init__(self, step: Any = None, status: TrialStatus = TrialStatus.OK) -> None:
         super().__init__(SimulatedTarget("null", 1))
         self.step = step
         self.status = status
-        self.visits = 0
+        self.measurements = 0
 
-    def visit(self, *args: Any, **kwargs: Any) -> Visit:
-        self.visits += 1
+    def measurement(self, *args: Any, **kwargs: Any) -> Measurement:
+        self.measurements += 1
         if self.step is not None:
             self.step()
-        return Visit(self.status, message="scripted", seconds=0.1)
+        return Measurement(self.status, message="scripted", seconds=0.1)
 
     def quality(self, *args: Any, **kwargs: Any) -> Quality:
         return Quality(self.status, message="scripted")
@@ -232,10 +232,10 @@ def test_a_clock_that_was_set_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 
     seen: list[tuple[str, Any]] = []
     for step in (None, set_clock):
-        ledger = Ledger(_Engine(step), WORKLOAD)
-        ledger.on_note = lambda kind, data: seen.append((kind, data["message"]))
-        ledger.visit("a", Configuration({}), ["pp"], VisitPolicy(), process=0)
-        assert 0 <= ledger.now < 600  # the budget is not taken from the clock that was set
+        recorder = Recorder(_Engine(step), WORKLOAD)
+        recorder.on_note = lambda kind, data: seen.append((kind, data["message"]))
+        recorder.measurement("a", Configuration({}), ["pp"], MeasurementPolicy(), process=0)
+        assert 0 <= recorder.now < 600  # the budget is not taken from the clock that was set
     assert [kind for kind, _ in seen] == ["clock"]
     assert "-3600 s" in seen[0][1]
 
@@ -247,9 +247,9 @@ class _Comparing(_Engine):
         super().__init__()
         self.deadlines: list[float] = []
 
-    def visit(self, *args: Any, **kwargs: Any) -> Visit:
+    def measurement(self, *args: Any, **kwargs: Any) -> Measurement:
         self.deadlines.append(args[5])
-        return super().visit(*args, **kwargs)
+        return super().measurement(*args, **kwargs)
 
     def quality(self, configuration: Configuration, context: Any, deadline: float) -> Quality:
         self.deadlines.append(deadline)
@@ -259,29 +259,29 @@ class _Comparing(_Engine):
 def test_the_exact_answers_have_time_that_speed_does_not_decide() -> None:
     """A default of a tenth of a second says nothing about a path that is a hundred times slower."""
     engine = _Comparing()
-    ledger = Ledger(engine, WORKLOAD)
-    ledger.expected_visit = 0.1
+    recorder = Recorder(engine, WORKLOAD)
+    recorder.expected_measurement = 0.1
     for key in ("first", "second"):
-        ledger.quality(key, Configuration({}), process=0)
+        recorder.quality(key, Configuration({}), process=0)
     assert engine.deadlines[0] >= 600.0
     assert engine.deadlines[1] < 60.0
     within = _Comparing()
-    ledger = Ledger(within, WORKLOAD, limit=100.0)
-    ledger.quality("first", Configuration({}), process=0)
+    recorder = Recorder(within, WORKLOAD, limit=100.0)
+    recorder.quality("first", Configuration({}), process=0)
     assert 90.0 < within.deadlines[0] <= 100.0  # the budget still ends it
 
 
 def test_what_hangs_is_ended_with_the_budget() -> None:
-    """Engines that load a model for every visit are given minutes, but not more than there are."""
+    """Engines that load a model for every measurement are given minutes, but not more than there are."""
     engine = _Comparing()
-    ledger = Ledger(engine, WORKLOAD, deadline_floor=120.0, budget=30.0)
-    policy = VisitPolicy()
-    ledger.visit("first", Configuration({}), ["pp"], policy, process=0, anchor=True)
-    ledger.quality("exact", Configuration({}), process=0)
-    ledger.expected_visit = 0.3
-    ledger.visit("default", Configuration({}), ["pp"], policy, process=0, anchor=True)
-    ledger.visit("trial", Configuration({"a": 1}), ["pp"], policy, process=0)
-    ledger.quality("answers", Configuration({"a": 1}), process=0)
+    recorder = Recorder(engine, WORKLOAD, deadline_floor=120.0, budget=30.0)
+    policy = MeasurementPolicy()
+    recorder.measurement("first", Configuration({}), ["pp"], policy, process=0, baseline=True)
+    recorder.quality("exact", Configuration({}), process=0)
+    recorder.expected_measurement = 0.3
+    recorder.measurement("default", Configuration({}), ["pp"], policy, process=0, baseline=True)
+    recorder.measurement("trial", Configuration({"a": 1}), ["pp"], policy, process=0)
+    recorder.quality("answers", Configuration({"a": 1}), process=0)
     first, exact, default, trial, answers = engine.deadlines
     assert max(first, trial, answers) <= 1.05 * 30.0
     assert default == 120.0  # without it a run cannot go on
@@ -291,11 +291,11 @@ def test_what_hangs_is_ended_with_the_budget() -> None:
 class _Late(_Engine):
     """Takes what it may where that is little."""
 
-    def visit(self, *args: Any, **kwargs: Any) -> Visit:
-        self.visits += 1
+    def measurement(self, *args: Any, **kwargs: Any) -> Measurement:
+        self.measurements += 1
         if args[5] < 60.0:
-            return Visit(TrialStatus.TIMEOUT, message="scripted", seconds=args[5])
-        return Visit(TrialStatus.OK, seconds=1.0)
+            return Measurement(TrialStatus.TIMEOUT, message="scripted", seconds=args[5])
+        return Measurement(TrialStatus.OK, seconds=1.0)
 
     def quality(self, *args: Any, **kwargs: Any) -> Quality:
         return Quality(TrialStatus.TIMEOUT if args[2] < 60.0 else TrialStatus.OK, message="scripted")
@@ -305,40 +305,40 @@ def test_what_the_budget_cut_short_is_tried_again_after_resume_with_more(tmp_pat
     """It did not kill the worker: nobody knows how long it would have taken."""
     late = Configuration({"a": 1})
     with journal.Journal(tmp_path / "j") as book:
-        ledger = Ledger(_Late(), WORKLOAD, journal=book, deadline_floor=120.0, budget=30.0)
-        ledger.quality("exact", Configuration({}), process=0)
-        ledger.expected_visit = 0.3
-        visit = ledger.visit("trial", late, ["pp"], VisitPolicy(), process=0)
-        assert (visit.status, ledger.killed(late)) == (TrialStatus.TIMEOUT, False)
-        assert ledger.quality("answers", late, process=0).status is TrialStatus.TIMEOUT
-        assert ledger.was_cut("trial")
-        assert ledger.was_cut("answers")
+        recorder = Recorder(_Late(), WORKLOAD, journal=book, deadline_floor=120.0, budget=30.0)
+        recorder.quality("exact", Configuration({}), process=0)
+        recorder.expected_measurement = 0.3
+        measurement = recorder.measurement("trial", late, ["pp"], MeasurementPolicy(), process=0)
+        assert (measurement.status, recorder.killed(late)) == (TrialStatus.TIMEOUT, False)
+        assert recorder.quality("answers", late, process=0).status is TrialStatus.TIMEOUT
+        assert recorder.was_cut("trial")
+        assert recorder.was_cut("answers")
     records = journal.load(tmp_path / "j").records
     for budget, status in ((600.0, TrialStatus.OK), (None, TrialStatus.OK)):
-        resumed = Ledger(_Late(), WORKLOAD, past=records, deadline_floor=120.0, budget=budget)
+        resumed = Recorder(_Late(), WORKLOAD, past=records, deadline_floor=120.0, budget=budget)
         resumed.quality("exact", Configuration({}), process=0)
         assert resumed.replayed == 1
-        assert resumed.visit("trial", late, ["pp"], VisitPolicy(), process=0).status is status
+        assert resumed.measurement("trial", late, ["pp"], MeasurementPolicy(), process=0).status is status
         assert not resumed.was_cut("trial")
 
 
 class _Endless(_Engine):
-    """A visit takes longer than it may."""
+    """A measurement takes longer than it may."""
 
-    def visit(self, *args: Any, **kwargs: Any) -> Visit:
-        self.visits += 1
+    def measurement(self, *args: Any, **kwargs: Any) -> Measurement:
+        self.measurements += 1
         time.sleep(0.6)
-        return Visit(TrialStatus.TIMEOUT, message="scripted", seconds=0.6)
+        return Measurement(TrialStatus.TIMEOUT, message="scripted", seconds=0.6)
 
 
 def test_a_default_that_takes_longer_than_the_budget_is_told_and_nothing_is_written() -> None:
     engine = _Endless()
     space = SURFACES["saturating"]().space()
-    ledger = Ledger(engine, WORKLOAD, identity=space.identity, budget=0.5)
+    recorder = Recorder(engine, WORKLOAD, identity=space.identity, budget=0.5)
     told: list[tuple[str, Any]] = []
-    ledger.on_note = lambda kind, data: told.append((kind, data))
-    outcome = Tune(ledger, space, Options(WORKLOAD, budget=0.5)).run()
-    assert (outcome.status, outcome.entries, engine.visits) == ("budget", [], 1)
+    recorder.on_note = lambda kind, data: told.append((kind, data))
+    outcome = Tune(recorder, space, Options(WORKLOAD, budget=0.5)).run()
+    assert (outcome.status, outcome.entries, engine.measurements) == ("budget", [], 1)
     assert any(kind == "too_short" and "longer --budget" in data["message"] for kind, data in told)
 
 
@@ -366,14 +366,16 @@ def test_a_pause_of_the_machine_is_not_the_workers_fault(monkeypatch: pytest.Mon
 
 def test_what_killed_in_the_check_of_answers_is_not_tried_after_resume(tmp_path: Path) -> None:
     with journal.Journal(tmp_path / "j") as book:
-        ledger = Ledger(_Engine(status=TrialStatus.CRASH), WORKLOAD, journal=book)
-        ledger.quality("q", Configuration({"a": 1}), process=0)
+        recorder = Recorder(_Engine(status=TrialStatus.CRASH), WORKLOAD, journal=book)
+        recorder.quality("q", Configuration({"a": 1}), process=0)
     engine = _Engine()
-    resumed = Ledger(engine, WORKLOAD, past=journal.load(tmp_path / "j").records)
-    visit = resumed.visit("other", Configuration({"a": 1}), ["pp"], VisitPolicy(), process=0)
-    assert visit.status is TrialStatus.CRASH
-    assert "not tried again" in visit.message
-    assert engine.visits == 0
+    resumed = Recorder(engine, WORKLOAD, past=journal.load(tmp_path / "j").records)
+    measurement = resumed.measurement(
+        "other", Configuration({"a": 1}), ["pp"], MeasurementPolicy(), process=0
+    )
+    assert measurement.status is TrialStatus.CRASH
+    assert "not tried again" in measurement.message
+    assert engine.measurements == 0
 
 
 def test_a_default_that_died_once_and_runs_is_forgiven(tmp_path: Path) -> None:
@@ -381,12 +383,12 @@ def test_a_default_that_died_once_and_runs_is_forgiven(tmp_path: Path) -> None:
     engine = _Engine(status=TrialStatus.OOM)
     default = Configuration({"a": 0})
     with journal.Journal(tmp_path / "j") as book:
-        ledger = Ledger(engine, WORKLOAD, journal=book)
-        ledger.visit("first", default, ["pp"], VisitPolicy(), process=0, anchor=True)
+        recorder = Recorder(engine, WORKLOAD, journal=book)
+        recorder.measurement("first", default, ["pp"], MeasurementPolicy(), process=0, baseline=True)
         engine.status = TrialStatus.OK
-        ledger.visit("retry", default, ["pp"], VisitPolicy(), process=1, anchor=True)
-        assert ledger.quality("q", default, process=1).status is TrialStatus.OK
-    resumed = Ledger(engine, WORKLOAD, past=journal.load(tmp_path / "j").records)
+        recorder.measurement("retry", default, ["pp"], MeasurementPolicy(), process=1, baseline=True)
+        assert recorder.quality("q", default, process=1).status is TrialStatus.OK
+    resumed = Recorder(engine, WORKLOAD, past=journal.load(tmp_path / "j").records)
     assert resumed.quality("q2", default, process=1).status is TrialStatus.OK
 
 
@@ -394,14 +396,14 @@ def test_a_killed_tune_leaves_no_worker(tmp_path: Path) -> None:
     """Killed while its worker hangs, which no closed pipe would end."""
     program = """
 import sys
-from dyno_tuner.core.options import VisitPolicy
+from dyno_tuner.core.options import MeasurementPolicy
 from dyno_tuner.core.protocol import Configuration, OpContext, Workload
 from dyno_tuner.execution.worker import WorkerExecutor
 executor = WorkerExecutor("simulated", {"surface": "faulty", "seed": 1, "real_faults": True})
 executor.describe()
 print(executor._worker.pid, flush=True)
 hangs = Configuration({"cpu_isa": "portable"})
-executor.visit(hangs, Workload(pp=64, tg=8), ["pp"], VisitPolicy(), OpContext("k"), 120.0)
+executor.visit(hangs, Workload(pp=64, tg=8), ["pp"], MeasurementPolicy(), OpContext("k"), 120.0)
 """
     parent = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=_environment()

@@ -17,7 +17,7 @@ from dyno_tuner.core.errors import JournalError
 from dyno_tuner.core.protocol import Configuration, OpContext, Quality, Workload
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.record import journal
-from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.session import Request, run
 from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.targets.simulated.target import SimulatedTarget
@@ -186,14 +186,16 @@ def test_what_killed_a_worker_is_never_tried_again(tmp_path: Path) -> None:
     asked: list[str] = []
 
     class Counting(InlineExecutor):
-        def visit(self, configuration: Any, *args: Any, **kwargs: Any) -> Any:
+        def measurement(self, configuration: Any, *args: Any, **kwargs: Any) -> Any:
             asked.append(json.dumps(configuration.settings, sort_keys=True))
-            return super().visit(configuration, *args, **kwargs)
+            return super().measurement(configuration, *args, **kwargs)
 
     path = tmp_path / "j"
     with journal.Journal(path) as book:
-        ledger = Ledger(Counting(target), WORKLOAD, journal=book, identity=space.identity, virtual_time=True)
-        Tune(ledger, space, Options(WORKLOAD, seed=1, max_trials=18, check=False)).run()
+        recorder = Recorder(
+            Counting(target), WORKLOAD, journal=book, identity=space.identity, virtual_time=True
+        )
+        Tune(recorder, space, Options(WORKLOAD, seed=1, max_trials=18, check=False)).run()
     killed = {
         json.dumps(r["config"]["settings"], sort_keys=True)
         for r in journal.load(path).records
@@ -204,8 +206,8 @@ def test_what_killed_a_worker_is_never_tried_again(tmp_path: Path) -> None:
     asked.clear()
     past = journal.load(path).records
     # Another seed asks in another order; what killed is known all the same.
-    ledger = Ledger(Counting(target), WORKLOAD, past=past, identity=space.identity, virtual_time=True)
-    Tune(ledger, space, Options(WORKLOAD, seed=2, max_trials=18, check=False)).run()
+    recorder = Recorder(Counting(target), WORKLOAD, past=past, identity=space.identity, virtual_time=True)
+    Tune(recorder, space, Options(WORKLOAD, seed=2, max_trials=18, check=False)).run()
     assert not killed & set(asked)
 
 

@@ -1,4 +1,5 @@
-"""Budgets with room for few visits: shorter visits, two rounds, and no measurement of what cannot differ."""
+"""Budgets with room for few measurements: shorter measurements, two rounds, and no measurement of what cannot
+differ."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conftest_tuner import SlowToStart
 from dyno_tuner.core.options import Options
-from dyno_tuner.core.protocol import Configuration, Sample, TrialStatus, Visit, Workload
+from dyno_tuner.core.protocol import Configuration, Measurement, Sample, TrialStatus, Workload
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.measure.paired_rounds import Likeness, Rounds
 from dyno_tuner.measure.round_spread import RoundSpread
-from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.tune import Tune
 from dyno_tuner.targets.simulated.surfaces import SURFACES
 from dyno_tuner.targets.simulated.target import SimulationNoise
@@ -30,7 +31,7 @@ WEIGHTS = {"pp": 1.0, "tg": 1.0}
 
 
 class Engine:
-    """Rates of four configurations by metric; a visit takes a second for each metric."""
+    """Rates of four configurations by metric; a measurement takes a second for each metric."""
 
     def __init__(self, fails: Collection[str] = ()) -> None:
         self.fails = fails
@@ -38,26 +39,26 @@ class Engine:
         self.now = 0.0
         self.process = 0
 
-    def visit(
-        self, key: str, configuration: Configuration, process: int, anchor: bool, metrics: Sequence[str]
-    ) -> Visit:
+    def measurement(
+        self, key: str, configuration: Configuration, process: int, baseline: bool, metrics: Sequence[str]
+    ) -> Measurement:
         number = int(configuration.settings["n"])
         self.made.append((key, number, tuple(metrics)))
         self.now += len(metrics)
         if NAMES[number] in self.fails:
-            return Visit(TrialStatus.CRASH, message="as told")
+            return Measurement(TrialStatus.CRASH, message="as told")
         seconds = [(m, 10 / RATES[m][number]) for m in metrics]
-        return Visit(TrialStatus.OK, tuple(Sample(m, 0, 10, s, s) for m, s in seconds))
+        return Measurement(TrialStatus.OK, tuple(Sample(m, 0, 10, s, s) for m, s in seconds))
 
     def next_process(self) -> int:
         self.process += 1
         return self.process
 
-    def of_rounds(self, visits: float) -> float:
-        return 2.0 * visits
+    def of_rounds(self, measurements: float) -> float:
+        return 2.0 * measurements
 
-    def took_round(self, visits: float, seconds: float) -> None:
-        assert seconds == pytest.approx(2.0 * visits), "the plan of a round is what a round takes"
+    def took_round(self, measurements: float, seconds: float) -> None:
+        assert seconds == pytest.approx(2.0 * measurements), "the plan of a round is what a round takes"
 
     def more_seconds(self, seconds: float) -> bool:
         return True
@@ -70,7 +71,7 @@ class Engine:
 def test_a_profile_without_an_entry_is_measured_for_what_the_entry_moves(apart: bool) -> None:
     engine, spread = Engine(), RoundSpread()
     rounds = Rounds(
-        engine.visit, engine.next_process, engine, ["pp", "tg"], 0.03, lambda _: apart, spread
+        engine.measurement, engine.next_process, engine, ["pp", "tg"], 0.03, lambda _: apart, spread
     )  # fmt: skip
     configurations = {name: Configuration({"n": n}) for n, name in enumerate(NAMES)}
     result = rounds.compare("k", configurations, 2, alike=ALIKE)
@@ -92,7 +93,7 @@ def test_a_profile_without_an_entry_is_measured_for_what_the_entry_moves(apart: 
 
 def test_if_the_whole_fails_the_rest_is_measured_for_everything() -> None:
     engine = Engine(fails=["full"])
-    rounds = Rounds(engine.visit, engine.next_process, engine, ["pp", "tg"], 0.03)
+    rounds = Rounds(engine.measurement, engine.next_process, engine, ["pp", "tg"], 0.03)
     configurations = {name: Configuration({"n": n}) for n, name in enumerate(NAMES)}
     result = rounds.compare("k", configurations, 2, alike=ALIKE)
     assert set(result.failed) == {"full"}
@@ -107,19 +108,19 @@ def _tune(
     rates = truth.rates({k.name: k.default for k in truth.knobs})
     workload = Workload(pp=round(0.6 * rates["pp"]), tg=round(0.5 * rates["tg"]))
     space = truth.space()
-    ledger = Ledger(
+    recorder = Recorder(
         InlineExecutor(SlowToStart(truth, seed, noise)), workload, identity=space.identity, virtual_time=True
     )
     notes: dict[str, list[dict[str, Any]]] = {}
-    ledger.on_note = lambda kind, data: notes.setdefault(kind, []).append(dict(data))
+    recorder.on_note = lambda kind, data: notes.setdefault(kind, []).append(dict(data))
     options = Options(workload, seed=seed, weights=dict(truth.weights), budget=budget, max_trials=400)
-    tune = Tune(ledger, space, options)
+    tune = Tune(recorder, space, options)
     return tune.run(), notes, tune
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_room_for_thirty_visits_proves_every_setting_that_gains(seed: int) -> None:
-    """Once it proved one of three in four rounds, of visits with three samples for each metric."""
+    """Once it proved one of three in four rounds, of measurements with three samples for each metric."""
     outcome, notes, tune = _tune("saturating", seed, 180.0)
     assert notes["samples"] == [{"prompts": 1, "instead_of": 3}]
     assert notes["without"][-1]["rounds"] == 2

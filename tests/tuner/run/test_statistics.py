@@ -118,7 +118,7 @@ def stop_before(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Ctrl-C after so many operations from now on."""
     import dyno_tuner.record.recorder as module
 
-    real = module.Ledger._do
+    real = module.Recorder._do
     state = {"left": 0}
 
     def counted(self: object, *args: object) -> object:
@@ -127,39 +127,23 @@ def stop_before(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
             raise KeyboardInterrupt
         return real(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module.Ledger, "_do", counted)
+    monkeypatch.setattr(module.Recorder, "_do", counted)
     return lambda left: state.update(left=left)
 
 
 def test_an_interrupt_at_any_moment_leaves_a_valid_answer(stop_before: Callable[[int], None]) -> None:
-    """Ctrl-C after every so many operations."""
+    """Ctrl-C after every so many operations. What no rounds have proven by then stays the default."""
     written = 0
-    for surface, stops in (("saturating", (1, 5, 12, 40, 70, 110, 140)), ("cliff", (8, 12, 40, 70, 130))):
+    for surface, stops in (("saturating", (1, 5, 40, 110, 140, 259)), ("cliff", (8, 40, 70, 130, 173))):
         for stop in stops:
             stop_before(stop)
             run = Simulated(surface, 3)
             assert run.outcome.status == "interrupted", stop
             assert run.truly_slower_entries() == []
             assert set(run.outcome.settings) == {k.name for k in run.space.knobs}
+            assert not run.outcome.entries or len(run.outcome.stage) > 0, stop
             written += len(run.outcome.entries)
     assert written
-
-
-def test_what_an_interrupt_leaves_knows_of_the_noise_between_processes(
-    stop_before: Callable[[int], None],
-) -> None:
-    """Its gain is of a single visit, whose samples alone hold the truth in half of the cases."""
-    held = []
-    for surface, seed in [(s, seed) for s in ("saturating", "crossover") for seed in range(8)]:
-        stop_before(50)
-        run = Simulated(surface, seed)
-        true, default = (run.surface.rates(s) for s in (run.outcome.settings, run.outcome.defaults))
-        for metric, gain in run.outcome.gain.items():
-            assert gain.n <= 3
-            held.append(gain.low <= true[metric] / default[metric] <= gain.high)
-        assert all(e.estimate.low > 1 for e in run.outcome.entries)
-    assert len(held) >= 12
-    assert sum(held) >= 0.95 * len(held)
 
 
 def test_faults_cost_their_trial_and_wrong_answers_never_win() -> None:
@@ -255,7 +239,7 @@ def test_of_two_settings_that_do_as_well_every_tune_takes_the_same(budget: float
 
 
 def test_throttling_hides_no_entry() -> None:
-    """An eighth of the time, in turns as long as two visits."""
+    """An eighth of the time, in turns as long as two measurements."""
     noise = SimulationNoise(throttle=0.2, throttle_period=40.0, throttle_seconds=5.0)
     for seed in (4, 11, 27):
         run = Simulated("saturating", seed, noise)
@@ -265,7 +249,7 @@ def test_throttling_hides_no_entry() -> None:
 
 def test_the_budget_holds_where_what_is_left_out_is_slow() -> None:
     """Without its layers on the GPU the profile is a quarter as fast: a round of that takes far longer than
-    as many visits of the default."""
+    as many measurements of the default."""
     run = Simulated("cliff", 95, budget=175.9, max_trials=400)
     assert run.outcome.seconds <= 1.1 * 175.9
     assert run.truly_slower_entries() == []

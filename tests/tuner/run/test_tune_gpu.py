@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from dyno import _core, profiles
-from dyno_tuner.core.options import VisitPolicy
+from dyno_tuner.core.options import MeasurementPolicy
 from dyno_tuner.core.protocol import Configuration, KernelChoice, OpContext, TrialStatus, Workload
 from dyno_tuner.decide.answer_check import ROUNDING_FACTOR, ROUNDING_FLOOR, judge
 from dyno_tuner.execution.worker import WorkerExecutor
 from dyno_tuner.record import journal
-from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.space.knobs import Fidelity
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -109,12 +109,12 @@ def test_settings_that_cost_the_gpu_cost_one_trial(
     workload = Workload(pp=128, tg=8)
     try:
         with journal.Journal(tmp_path / "j") as book:
-            ledger = Ledger(executor, workload, journal=book)
+            recorder = Recorder(executor, workload, journal=book)
 
             def status(key: str, ubatch: int) -> tuple[TrialStatus, str]:
                 configuration = Configuration({"ubatch": ubatch})
-                visit = ledger.visit(key, configuration, ["pp"], VisitPolicy(), process=0)
-                return visit.status, visit.message
+                measurement = recorder.measurement(key, configuration, ["pp"], MeasurementPolicy(), process=0)
+                return measurement.status, measurement.message
 
             assert status("a", 128)[0] is TrialStatus.OK
             lost = status("b", 96)

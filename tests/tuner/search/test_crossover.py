@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -107,7 +108,7 @@ def _bounded(crossing: int, *, gap: float = 0.3, dead: int = 1 << 30) -> Surface
 
 
 def _notes(run: Simulated) -> dict[str, Any]:
-    found = [json.loads(n) for n in run.ledger._notes]
+    found = [json.loads(n) for n in run.recorder._notes]
     return next(n for n in found if n["note"] == "threshold")
 
 
@@ -159,18 +160,19 @@ def test_no_bisection_begins_that_would_be_cut_off() -> None:
     whole = _bounded(512).space()
     asked: list[int] = []
 
-    def more(visits: int) -> bool:
-        asked.append(visits)
-        return visits <= 4
+    def more(measurements: int) -> bool:
+        asked.append(measurements)
+        return measurements <= 4
 
-    def visit(key: str, *rest: object) -> NoReturn:
+    def measurement(key: str, *rest: object) -> NoReturn:
         raise AssertionError(f"{key} was visited")
 
     notes: list[tuple[str, dict[str, Any]]] = []
-    stage = ThresholdStage(
-        whole, visit, lambda settings: None, more,
-        lambda kind, **data: notes.append((kind, data)), {"pp": 1.0}, sigma=0.01,
+    context = SimpleNamespace(
+        space=whole, weights={"pp": 1.0}, sigma=0.01, measure=measurement,
+        budget=SimpleNamespace(more=more), note=lambda kind, **data: notes.append((kind, data)),
     )  # fmt: skip
+    stage = ThresholdStage(context)  # type: ignore[arg-type]
     space = stage.run()
     assert space is whole
     assert notes == [("threshold", {"knob": "mmq_id_max_tokens", "verdict": "budget"})]

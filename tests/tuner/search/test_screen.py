@@ -1,25 +1,26 @@
-"""Blocks of trials between two visits of the default."""
+"""Blocks of trials between two measurements of the default."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
-from dyno_tuner.core.protocol import Sample, TrialStatus, Visit
+from dyno_tuner.core.protocol import Measurement, Sample, TrialStatus
 from dyno_tuner.search.proposers import GuidedProposer
 from dyno_tuner.search.screen import Screen, ScreenPlan
 from dyno_tuner.targets.simulated.surfaces import SURFACES
 
 
 class _Clock:
-    """An engine whose visits take a second each, and whose default gets faster by a half in each of them."""
+    """An engine whose measurements take a second each, and whose default gets faster by a half in each of
+    them."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
-    def visit(self, rate: float) -> Visit:
+    def measurement(self, rate: float) -> Measurement:
         self.now += 1.0
-        return Visit(TrialStatus.OK, samples=(Sample("pp", 0, 100, 100 / rate, 100 / rate),))
+        return Measurement(TrialStatus.OK, samples=(Sample("pp", 0, 100, 100 / rate, 100 / rate),))
 
 
 def _scores(*, beside: bool) -> list[float | None]:
@@ -27,11 +28,11 @@ def _scores(*, beside: bool) -> list[float | None]:
     clock, space = _Clock(), SURFACES["saturating"]().space()
     points = [p for p in space.points() if p != space.default][:2]
     plan = ScreenPlan(
-        visit=lambda key, point, metrics: clock.visit(100.0),
-        anchor=lambda key: clock.visit(100.0 * 1.5**clock.now),
+        measurement=lambda key, point, metrics: clock.measurement(100.0),
+        baseline=lambda key: clock.measurement(100.0 * 1.5**clock.now),
         admit=lambda point: None,
         now=lambda: clock.now,
-        more=lambda visits: True,
+        more=lambda measurements: True,
         note=lambda kind, **data: None,
         weights={"pp": 1.0},
         sigma=0.01,

@@ -134,11 +134,11 @@ def test_a_claim_that_nobody_ends_is_forgotten(
     """A tune that was killed leaves a running trial behind; an hour later its point is free again."""
 
     class Killed(InlineExecutor):
-        def visit(self, *args: Any) -> Any:
+        def measurement(self, *args: Any) -> Any:
             if args[4].key == "screen/t3":
                 monkeypatch.setattr(Study, "release", lambda self: "")  # as SIGKILL leaves it
                 raise SystemExit
-            return super().visit(*args)
+            return super().measurement(*args)
 
     with pytest.raises(SystemExit):
         _tune(tmp_path / "a.yaml", url, executor=Killed(SimulatedTarget("saturating", 1)))
@@ -156,10 +156,10 @@ def test_a_claim_that_nobody_ends_is_forgotten(
 
 def test_ctrl_c_gives_back_what_was_claimed(tmp_path: Path, url: str) -> None:
     class Stopped(InlineExecutor):
-        def visit(self, *args: Any) -> Any:
+        def measurement(self, *args: Any) -> Any:
             if args[4].key == "screen/t3":
                 raise KeyboardInterrupt
-            return super().visit(*args)
+            return super().measurement(*args)
 
     stopped = _tune(tmp_path / "a.yaml", url, executor=Stopped(SimulatedTarget("saturating", 1)))
     assert stopped.outcome.status == "interrupted"
@@ -175,10 +175,10 @@ def test_ctrl_c_gives_back_what_was_claimed(tmp_path: Path, url: str) -> None:
 
 def test_a_storage_that_is_lost_does_not_end_the_run(tmp_path: Path, url: str) -> None:
     class Dropped(InlineExecutor):
-        def visit(self, *args: Any) -> Any:
+        def measurement(self, *args: Any) -> Any:
             if args[4].key == "screen/t3":
                 (tmp_path / "study.db").write_bytes(b"no database")
-            return super().visit(*args)
+            return super().measurement(*args)
 
     result = _tune(tmp_path / "a.yaml", url, executor=Dropped(SimulatedTarget("saturating", 1)))
     assert result.outcome.status == "complete"

@@ -13,10 +13,10 @@ from dyno import Engine, profiles
 from dyno._effective import usable_cores
 from dyno.errors import DeviceLostError, OutOfMemoryError, PlanError
 from dyno_tuner.core.errors import TargetFailure, TargetLost, TargetUnusable
-from dyno_tuner.core.options import VisitPolicy
+from dyno_tuner.core.options import MeasurementPolicy
 from dyno_tuner.core.protocol import Configuration, KernelChoice, OpContext, TrialStatus, Workload
 from dyno_tuner.execution.worker import WorkerExecutor
-from dyno_tuner.measure.measurement import judge_plausibility, run_visit
+from dyno_tuner.measure.measurement import judge_plausibility, run_measurement
 from dyno_tuner.run.session import Request, run
 from dyno_tuner.run.tune import Options
 from dyno_tuner.space.knobs import Facts, resolve
@@ -64,20 +64,24 @@ def test_a_visit_with_every_setting(target: Any, default: Configuration) -> None
         {"kv_type_k": "q8_0"},
         {"threads": 1, "ubatch": 64},
     ):
-        visit = run_visit(target, default.replace(**change), WORKLOAD, ["pp", "tg"], VisitPolicy(), CONTEXT)
-        assert visit.status is TrialStatus.OK, (change, visit.message)
-        assert {len(visit.rates(m)) for m in ("pp", "tg")} == {3}
-        assert judge_plausibility(visit, described.bounds, None).status is TrialStatus.OK
+        measurement = run_measurement(
+            target, default.replace(**change), WORKLOAD, ["pp", "tg"], MeasurementPolicy(), CONTEXT
+        )
+        assert measurement.status is TrialStatus.OK, (change, measurement.message)
+        assert {len(measurement.rates(m)) for m in ("pp", "tg")} == {3}
+        assert judge_plausibility(measurement, described.bounds, None).status is TrialStatus.OK
 
 
 def test_a_depth_is_filled_once_and_then_rewound(target: Any, default: Configuration) -> None:
     deep = Workload(pp=8, tg=2, depth=40)
-    visit = run_visit(target, default, deep, ["pp", "tg"], VisitPolicy(), CONTEXT)
-    assert visit.status is TrialStatus.OK, visit.message
+    measurement = run_measurement(target, default, deep, ["pp", "tg"], MeasurementPolicy(), CONTEXT)
+    assert measurement.status is TrialStatus.OK, measurement.message
     assert target._session.position() == 42
     op = next(op for op in target.kernel_ops(default, deep) if op.metric == "tg")
     other = next(c for c in op.candidates if dict(c) != dict(op.default))
-    assert run_visit(target, default, deep, ["tg"], VisitPolicy(), CONTEXT).status is TrialStatus.OK
+    assert (
+        run_measurement(target, default, deep, ["tg"], MeasurementPolicy(), CONTEXT).status is TrialStatus.OK
+    )
     target.apply(Configuration(default.settings, (KernelChoice(op.key, op.tokens, dict(other)),)), CONTEXT)
     assert target._depth == 40
     target.measure(deep, "tg", 0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from dyno import _core
 from dyno_tuner.core.errors import TargetFailure
-from dyno_tuner.core.protocol import Configuration, OpContext, Sample, TrialStatus, Visit, Workload
+from dyno_tuner.core.protocol import Configuration, Measurement, OpContext, Sample, TrialStatus, Workload
 from dyno_tuner.measure.measurement import judge_plausibility
 from dyno_tuner.targets.ggml import rate_limits
 from dyno_tuner.targets.ggml import target as ggml_target
@@ -99,8 +99,8 @@ def test_absurd_rates_are_above_the_bound(tmp_path: Path, model: str, version: s
     target.close()
     for metric, tokens in (("pp", 512), ("tg", 64)):
         seconds = tokens / 1e12
-        visit = Visit(TrialStatus.OK, (Sample(metric, 0, tokens, seconds, seconds),))
-        assert judge_plausibility(visit, described, None).status is TrialStatus.IMPLAUSIBLE
+        measurement = Measurement(TrialStatus.OK, (Sample(metric, 0, tokens, seconds, seconds),))
+        assert judge_plausibility(measurement, described, None).status is TrialStatus.IMPLAUSIBLE
 
 
 def test_the_cpu_counts_where_weights_may_be_in_host_memory(

@@ -12,7 +12,7 @@ from dyno.devices import built_for_cuda
 from dyno_tuner.core.crossing import Solved, Verdict
 from dyno_tuner.core.errors import TargetUnusable
 from dyno_tuner.core.outcome import Outcome
-from dyno_tuner.core.protocol import Configuration, Description, Sample, TrialStatus, Visit, Workload
+from dyno_tuner.core.protocol import Configuration, Description, Measurement, Sample, TrialStatus, Workload
 from dyno_tuner.measure.measurement import judge_plausibility
 from dyno_tuner.output.emit import Made, profile_of
 from dyno_tuner.space.knobs import Facts, resolve
@@ -67,8 +67,8 @@ def test_rates_beyond_the_hardware_are_implausible(described: Description) -> No
     assert described.bounds["pp"] == pytest.approx(GPU_HEADROOM * 756.4e12 / active)
     assert "tg" not in described.bounds  # all of this model fits into the L2 cache
     seconds = 4096 / (1.01 * described.bounds["pp"])
-    visit = Visit(TrialStatus.OK, (Sample("pp", 0, 4096, seconds, seconds),))
-    judged = judge_plausibility(visit, described.bounds, None)
+    measurement = Measurement(TrialStatus.OK, (Sample("pp", 0, 4096, seconds, seconds),))
+    judged = judge_plausibility(measurement, described.bounds, None)
     assert judged.status is TrialStatus.IMPLAUSIBLE
     assert "bound" in judged.message
 

@@ -10,11 +10,12 @@ from dyno.tokenizer import Tokenizer
 from dyno_tuner.core.errors import TargetUnusable
 from dyno_tuner.core.protocol import Configuration, Workload
 from dyno_tuner.execution.inline_executor import InlineExecutor
-from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.session import Request, run
 from dyno_tuner.run.tune import Options
 from dyno_tuner.targets.dyno.prompts import Prompts, use_of_experts
 from dyno_tuner.targets.dyno.target import DynoTarget
+from dyno_tuner.targets.simulated.target import SimulatedTarget
 
 MODEL = Path(__file__).parents[2] / "data" / "tiny" / "qwen3moe-tiny.gguf"
 WORKLOAD = Workload(pp=64, tg=4)
@@ -88,12 +89,6 @@ def test_routing_is_journaled_and_written(tmp_path: Path) -> None:
 
 
 def test_an_engine_without_routing_says_nothing() -> None:
-    ledger = Ledger(InlineExecutor(_Plain()), WORKLOAD, virtual_time=True)
-    assert ledger.routing("routing", Configuration({}), process=1) == {}
-
-
-class _Plain:
-    """A target without the method."""
-
-    def clock(self) -> float:
-        return 0.0
+    """It keeps the method of `Target`."""
+    recorder = Recorder(InlineExecutor(SimulatedTarget("null", 1)), WORKLOAD, virtual_time=True)
+    assert recorder.routing("routing", Configuration({}), process=1) == {}

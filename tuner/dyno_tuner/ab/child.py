@@ -21,6 +21,11 @@ def tokens(count: int, vocab: int, *key: int) -> Any:
     return np.random.default_rng((20261120, *key)).integers(vocab, size=count, dtype=np.int32)
 
 
+def hooks(engine: Any) -> Any:
+    """The engine's hooks for measurements; an older build has them as methods of the engine itself."""
+    return getattr(engine, "diagnostics", engine)
+
+
 def one(engine: Any, ask: dict[str, Any], part: dict[str, Any], prompt: int) -> float:
     """Seconds of one run: pp reads a prompt, tg feeds random tokens one by one. Where the build draws tokens
     on its device, tg has that draw, as generating has; else nothing is drawn."""
@@ -32,8 +37,8 @@ def one(engine: Any, ask: dict[str, Any], part: dict[str, Any], prompt: int) -> 
     begun = time.perf_counter()
     if part["kind"] == "pp":
         engine.logits(piece, reset=False, rows="last")
-    elif getattr(engine, "draws_on_device", False):
-        engine.greedy_after(piece)
+    elif getattr(hooks(engine), "draws_on_device", False):
+        hooks(engine).greedy_after(piece)
     else:
         for i in range(count):
             engine.logits(piece[i : i + 1], reset=False, rows="last")
@@ -60,12 +65,12 @@ def answers(engine: Any, ask: dict[str, Any]) -> dict[str, Any]:
     pins = np.load(ask["pins"], allow_pickle=False) if ask["pins"] else {}
     for n, sequence in enumerate(ask["sequences"]):
         piece = np.asarray(sequence, dtype=np.int32)
-        if ask["capture"] and hasattr(engine, "logits_with_routing"):
-            logits, chosen = engine.logits_with_routing(piece)
+        if ask["capture"] and hasattr(hooks(engine), "logits_with_routing"):
+            logits, chosen = hooks(engine).logits_with_routing(piece)
             if chosen is not None:
                 kept[f"routing{n}"] = chosen
         elif f"routing{n}" in pins:
-            logits = engine.logits(piece, rows="all", pinned_routing=pins[f"routing{n}"])
+            logits = hooks(engine).logits(piece, rows="all", pinned_routing=pins[f"routing{n}"])
         else:
             logits = engine.logits(piece, rows="all")
         kept[f"logits{n}"] = np.asarray(logits, dtype=np.float32)

@@ -83,7 +83,9 @@ class TooEarly(TuneError):
 
 
 def compare(measure: Callable[[str], Run], options: Options, say: Callable[[str], None]) -> Compared:
-    """Args:
+    """Runs rounds until the budget or their number ends, and compares the two sides.
+
+    Args:
         measure: one process of side "A" or "B".
         say: takes a line about every round.
 

@@ -43,7 +43,9 @@ def gpu_memory(gpu: int | None) -> AbstractContextManager[GpuMemory | None]:
 
 
 class DynoSide:
-    """Args:
+    """A build of this project as one side of a comparison.
+
+    Args:
     name: "A" or "B", for messages.
     build: folder to import `dyno` from; None: the installed one.
     profile: path of a profile; None: the engine's defaults.

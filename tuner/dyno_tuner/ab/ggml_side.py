@@ -21,7 +21,9 @@ PROMPTS = 3
 
 
 class GgmlSide:
-    """Args:
+    """Binaries of llama.cpp or ik_llama.cpp as one side of a comparison.
+
+    Args:
     name: "A" or "B", for messages.
     binaries: folder of the engine's binaries.
     command: flags as the common tools take them, e.g. of the user's llama-server.

@@ -34,7 +34,9 @@ def to_dict(
 def markdown(
     result: Compared, answers: tuple[Answers, Answers] | None, facts: Mapping[str, Any], changed: str
 ) -> str:
-    """Args: `changed`: why B's answers are not as near as A's; "" where they are."""
+    """The table of a comparison in Markdown.
+
+    Args: `changed`: why B's answers are not as near as A's; "" where they are."""
     rows = ["| | A | B | B / A | 95 % interval | |", "|---|--:|--:|--:|:-:|---|"]
     for name, m in result.metrics.items():
         e = m.ratio

@@ -1,4 +1,4 @@
-"""What one process of one side gives, and what a side has to be able to do."""
+"""The result of one process of one side, and the protocol of a side."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ class Side(Protocol):
     def run(self, workload: Workload) -> Run: ...
 
     def answers(self, reference: Path, *, first: bool) -> Answers | None:
-        """Args:
+        """The answers of this side, or their distance from a reference.
+
+        Args:
         reference: folder that the first side puts its most exact answers into and that both compare with.
         first: whether this is the first side.
         """

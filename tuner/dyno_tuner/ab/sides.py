@@ -1,4 +1,5 @@
-"""What the user names as A or B: a profile, a folder of binaries, a build or commit of dyno, or `default`."""
+"""The sides that a user names as A and B: a profile, a folder of binaries, a build or commit of dyno, or
+`default`."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Given:
-    """What holds for both sides."""
+    """The options of both sides."""
 
     model: str
     gpu: int | None = None
@@ -42,7 +43,7 @@ class Given:
 
 
 class Kind(enum.Enum):
-    """What a side is."""
+    """The kind of a side."""
 
     BINARIES = "binaries of another engine"
     FOREIGN_PROFILE = "a profile of another engine"
@@ -56,7 +57,7 @@ DYNO = frozenset(Kind) - FOREIGN
 
 
 def kind_of(word: str) -> Kind:
-    """What the user has named, by looking alone: what is nothing at all counts as a commit."""
+    """The kind of a side by its name alone: a name of no file or folder counts as a commit."""
     path = Path(word)
     if word != "default" and path.suffix in (".yaml", ".yml"):
         other = path.is_file() and profiles.load_profile(path).match.engine.name != "dyno"
@@ -73,7 +74,9 @@ def _engine_of(path: Path) -> str | None:
 def make_side(
     name: str, word: str, given: Given, own: str, say: Callable[[str], None], profile: Path | None = None
 ) -> Side:
-    """Args:
+    """The side that a word of the command line names.
+
+    Args:
         name: "A" or "B".
         word: as the user wrote it.
         own: further flags of this side's binaries, as one word.

@@ -186,7 +186,9 @@ def _nothing(seen: Mapping[str, Any]) -> None:
 
 
 def exit_code(result: Compared, changed: str) -> int:
-    """Args: `changed`: why B's answers are not as near as A's; "" where they are."""
+    """The exit code of a comparison.
+
+    Args: `changed`: why B's answers are not as near as A's; "" where they are."""
     if result.interrupted:
         return 130
     if changed:

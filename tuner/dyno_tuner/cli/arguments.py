@@ -1,4 +1,4 @@
-"""What is written on a command line, as values: shared by `tune` and its subcommands. Functions raise
+"""The words of a command line as values: shared by `tune` and its subcommands. Functions raise
 typer.BadParameter for what is no value of an option."""
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ import typer
 from ..core.errors import TuneError
 from ..core.protocol import Workload
 from ..core.redaction import redact_words
+from ..targets import declared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from ..targets.declaration import Declaration
+
 T = TypeVar("T")
 
 
 def usage(parse: Callable[..., T], *words: Any) -> T:
-    """What `parse` makes of a word of the command line; what it cannot read is wrong usage."""
+    """The value of a word of the command line; a word that `parse` cannot read is wrong usage."""
     try:
         return parse(*words)
     except TuneError as error:
@@ -81,13 +84,13 @@ def devices_of(device: str, gpu: str | None) -> list[str]:
     return found
 
 
-SHORT_BUDGET = 300.0  # seconds, below which a CPU generates fewer tokens with a large file
+SHORT_BUDGET = 300.0  # seconds, below which a CPU measures shorter runs of a large file
 LARGE_FILE = 256 << 20  # bytes
 
 
 def usual_workload(device: str, budget: float | None = None, model: str | None = None) -> Workload:
-    """The workload if none is given. A CPU reads all weights of a dense model for every token. With a large
-    file 64 tokens take seconds, and a short budget has room for too few measurements.
+    """The workload if none is given. A CPU reads all weights of a dense model for every token, and two cores
+    need seconds for a prompt of 512. With a large file a short budget has room for too few such measurements.
 
     Args:
         budget: seconds; None: no limit.
@@ -96,18 +99,24 @@ def usual_workload(device: str, budget: float | None = None, model: str | None =
     if device.startswith("cuda"):
         return Workload(pp=4096, tg=128)
     large = model is not None and os.path.isfile(model) and os.path.getsize(model) >= LARGE_FILE
-    return Workload(pp=512, tg=16 if large and budget is not None and budget < SHORT_BUDGET else 64)
+    short = large and budget is not None and budget < SHORT_BUDGET
+    return Workload(pp=128, tg=16) if short else Workload(pp=512, tg=64)
+
+
+def declaration_of(engine: str) -> Declaration:
+    """The declaration of the engine that `--engine` names."""
+    from dyno.settings import ENGINES
+
+    if engine not in ENGINES:
+        raise typer.BadParameter(f"no engine {engine!r}; there are {', '.join(ENGINES)}")
+    return declared(engine)
 
 
 def engine_options(
     engine: str, binaries: Path | None, text: Path | None, device: str, gpu: str | None, command: list[str]
 ) -> dict[str, Any]:
     """Options of a foreign engine's target; empty for dyno."""
-    from dyno.settings import ENGINES
-
-    if engine not in ENGINES:
-        raise typer.BadParameter(f"no engine {engine!r}; there are {', '.join(ENGINES)}")
-    if engine == "dyno":
+    if not declaration_of(engine).foreign:
         if binaries is not None or command:
             raise typer.BadParameter("--bin and a command line go with --engine llama.cpp|ik_llama.cpp")
         return {}
@@ -132,14 +141,13 @@ def held_settings(pairs: list[str], engine: str) -> dict[str, Any]:
     from dyno.settings import SETTINGS, unknown_setting
 
     held: dict[str, Any] = {}
+    device = None if declaration_of(engine).foreign else "cpu"  # whose names are known without a file
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals:
             raise typer.BadParameter(f"--set {pair!r}: write NAME=VALUE")
         if name not in SETTINGS:
-            raise typer.BadParameter(
-                f"--set: {unknown_setting(name, 'cpu' if engine == 'dyno' else None, engine)}"
-            )
+            raise typer.BadParameter(f"--set: {unknown_setting(name, device, engine)}")
         try:
             held[name] = SETTINGS[name].parse(text)
         except ValueError as error:
@@ -148,10 +156,8 @@ def held_settings(pairs: list[str], engine: str) -> dict[str, Any]:
 
 
 def least_deadline(engine: str, device: str, model: str) -> float:
-    """Seconds that any trial may take: on a GPU the weights have to get there, from a disk at worst."""
-    if engine != "dyno":
-        return 120.0
-    return 6.0 if device == "cpu" else 20.0 + os.path.getsize(model) / 0.5e9
+    """Seconds that any trial may take."""
+    return declared(engine).least_deadline(device, model)
 
 
 def command_line(paths: Sequence[str] = ()) -> str:

@@ -29,11 +29,11 @@ from . import options as o  # noqa: TC001  (typer reads annotations when the com
 from .ab_command import ab
 from .arguments import (
     command_line,
+    declaration_of,
     device_names,
     devices_of,
     engine_options,
     held_settings,
-    least_deadline,
     parse_duration,
     usage,
     usual_workload,
@@ -144,13 +144,14 @@ def tune(
         raise typer.BadParameter("--study is the name of a study in --storage; give both")
     if workers is not None and ray is None:
         raise typer.BadParameter("--workers goes with --ray; for GPUs of this machine give --gpu 0,1")
-    if ray is not None and (engine != "dyno" or gpu is not None or device.startswith("cuda:")):
+    target = declaration_of(engine)
+    if ray is not None and (target.foreign or gpu is not None or device.startswith("cuda:")):
         raise typer.BadParameter(
             "--ray places workers of dyno itself, and chooses their GPUs: give no --engine, --gpu or cuda:N"
         )
     of_engine = engine_options(engine, binaries, text, device, gpu, context.meta.get("command_line", []))
     for option, wanted in (("--vram", vram is not None), ("--pareto", pareto)):
-        if wanted and engine != "dyno":
+        if wanted and not target.memory_plan:
             raise typer.BadParameter(f"{option} goes by dyno's memory plan; --engine {engine} has none")
     # All that is written is read before anything starts: a cluster takes half a minute.
     seconds, held = parse_duration(budget), held_settings(hold or [], engine)
@@ -164,17 +165,17 @@ def tune(
         if cluster is not None:
             devices = [cluster.device(device_names(device, None)[0])]
         else:
-            devices = devices_of(device, gpu) if engine == "dyno" else ["cpu"]
+            devices = ["cpu"] if target.foreign else devices_of(device, gpu)
         request = _request(
             model, devices, engine, of_engine, workload, ctx,
             budget=seconds, seed=seed, sampler=sampler, approx_limit=allow_approx,
-            kernels=kernels and engine == "dyno", pareto=pareto,
+            kernels=kernels and target.kernels, pareto=pareto,
         )  # fmt: skip
         request.out, request.resume, request.quiet = out, resume, quiet
         request.storage, request.study = storage, study
         request.force = force
         request.held, request.memory_limit = held, limit
-        request.text = str(text.absolute()) if text is not None and engine == "dyno" else None
+        request.text = None if text is None or target.foreign else str(text.absolute())
         _state["measuring"] = True
         result = run(request) if cluster is None else tune_on(cluster, request, workers)
     _print_result(result, request, as_json)
@@ -205,18 +206,19 @@ def _request(
     model: str, devices: list[str], engine: str, of_engine: dict[str, Any], workload: str | None,
     ctx: int | None, **options: Any,
 ) -> Request:  # fmt: skip
-    """What these devices are asked for by default."""
+    """The request for these devices, with their defaults."""
     from ..run.session import Request
     from ..run.tune import Options
 
     usual = usual_workload(devices[0], options.get("budget"), model)
     # What starts another engine's binaries later (`export`, `verify`) may be run anywhere.
-    paths = ("--bin", "--model", "-m") if engine != "dyno" else ()
+    target = declaration_of(engine)
+    paths = ("--bin", "--model", "-m") if target.foreign else ()
     parsed = usage(Workload.parse, workload, usual) if workload is not None else usual
     return Request(
         model, Options(parsed, **options), devices[0], tuple(devices[1:]),
         ctx=ctx, command=command_line(paths),
-        deadline_floor=least_deadline(engine, devices[0], model), engine=engine, engine_options=of_engine,
+        deadline_floor=target.least_deadline(devices[0], model), engine=engine, engine_options=of_engine,
     )  # fmt: skip
 
 
@@ -233,7 +235,7 @@ def _print_result(result: Result, request: Request, as_json: bool) -> None:
     print_outcome(result.outcome, request.options.workload, Console(highlight=False))
     print(f"profile: {result.path}")
     print(f"journal: {result.journal}")
-    if request.engine != "dyno":
+    if declaration_of(request.engine).foreign:
         print(f"stderr:  {stderr_log(request)}")
     if result.pareto is not None:
         print(f"pareto:  {result.pareto}")

@@ -9,6 +9,7 @@ from dyno import profiles
 from dyno.errors import ProfileError
 
 from ..core.errors import TargetFailure, TuneError
+from ..targets import declared
 from ..targets.ggml import export as ggml_export
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def export(
     profile = profiles.load_profile(file)
     _, tuned, own = ggml_export.tuned_with(profile)
     tuned = model or tuned
-    foreign = profile.match.engine.name != "dyno"
+    foreign = declared(profile.match.engine.name).foreign
     if foreign and not tuned:
         raise ProfileError(f"{file} does not say which model it was tuned with; give --model FILE")
     try:

@@ -19,7 +19,7 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Solved:
-    """What was found for one threshold."""
+    """The solution of one threshold."""
 
     knob: str
     verdict: Verdict

@@ -1,4 +1,4 @@
-"""What can go wrong with a tuning run as a whole. A failed trial is no error: it is a result with a
+"""Errors that end a tuning run as a whole. A failed trial is no error: it is a result with a
 status."""
 
 from __future__ import annotations

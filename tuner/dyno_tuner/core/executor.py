@@ -6,9 +6,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
 
-    from .options import VisitPolicy
-    from .protocol import Configuration, Description, KernelOp, OpContext, Quality, Value, Visit, Workload
+    from .options import MeasurementPolicy
+    from .protocol import (
+        Configuration,
+        Description,
+        KernelOp,
+        Measurement,
+        OpContext,
+        Quality,
+        Value,
+        Workload,
+    )
 
 
 class Executor(Protocol):
@@ -16,15 +26,15 @@ class Executor(Protocol):
 
     def describe(self) -> Description: ...
 
-    def visit(
+    def measurement(
         self,
         configuration: Configuration,
         workload: Workload,
         metrics: Sequence[str],
-        policy: VisitPolicy,
+        policy: MeasurementPolicy,
         context: OpContext,
         deadline: float,
-    ) -> Visit:
+    ) -> Measurement:
         """Never raises for what settings can cause: a dead or hung worker is a status."""
         ...
 
@@ -42,6 +52,14 @@ class Executor(Protocol):
 
     def time_ops(self, request: Mapping[str, Any], context: OpContext, deadline: float) -> list[list[float]]:
         """Seconds per launch of each of `request["configs"]`, in turn."""
+        ...
+
+    def watch(self, pci_bus_id: str | None) -> AbstractContextManager[Any] | None:
+        """A monitor of the machine that computes; None: it is this machine."""
+        ...
+
+    def look_around(self, model: str, description: Description) -> Any | None:
+        """The surroundings of a tune on the machine that computes; None: it is this machine."""
         ...
 
     def abort(self) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,24 +30,16 @@ def t975(degrees: int) -> float:
 
 
 def t_quantile(probability: float, degrees: int) -> float:
-    """Quantile of Student's t distribution, within 2 % for at least 5 degrees of freedom and 1 - p >= 1e-5.
-
-    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5 (expansion around the normal
-    quantile).
+    """Quantile of Student's t distribution.
 
     Raises:
-        ValueError: probability outside (0, 1), or fewer than 5 degrees of freedom.
+        ValueError: probability outside (0, 1), or no degree of freedom.
     """
-    if not 0 < probability < 1 or degrees < 5:
+    if not 0 < probability < 1 or degrees < 1:
         raise ValueError(f"no quantile for probability {probability} and {degrees} degrees of freedom")
-    x = NormalDist().inv_cdf(probability)
-    terms = (
-        (x**3 + x) / 4,
-        (5 * x**5 + 16 * x**3 + 3 * x) / 96,
-        (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384,
-        (79 * x**9 + 776 * x**7 + 1482 * x**5 - 1920 * x**3 - 945 * x) / 92160,
-    )
-    return float(x + sum(term / degrees**power for power, term in enumerate(terms, 1)))
+    from scipy.special import stdtrit  # here, because it takes a second and workers need none of it
+
+    return float(stdtrit(degrees, probability))
 
 
 def paired_log_ratios(candidate: Mapping[int, float], base: Mapping[int, float]) -> list[float]:
@@ -140,18 +131,18 @@ LEAST_MARGIN = 0.01  # a smaller gain is not worth an entry, however quiet the m
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """What the A/A stage found for one metric, in log units (0.01 is 1 %)."""
+    """The noise of one metric by A/A, in log units (0.01 is 1 %)."""
 
-    within: float  # standard deviation of a visit inside one process
+    within: float  # standard deviation of a measurement inside one process
     between: float  # standard deviation between processes, beyond what `within` explains
     drift: float  # change over the stage
-    visits: int
+    measurements: int
     processes: int
 
     def standard_error(self, rounds: int) -> float:
         """Of a ratio confirmed by `rounds` ABBA rounds, each in its own process, in log.
 
-        A round visits either side twice. What is common to a process cancels in the ratio; how much of
+        A round measures either side twice. What is common to a process cancels in the ratio; how much of
         `between` is common is not known, so none is taken to be."""
         return math.sqrt((2 * self.between**2 + self.within**2) / max(rounds, 1))
 
@@ -165,12 +156,12 @@ class Noise:
         """Degrees of freedom of the sum of two variances (Welch and Satterthwaite)."""
         # With more than three processes a line of drift takes one more; see `noise_of`.
         processes = max(1, self.processes - (2 if self.processes > 3 else 1))
-        visits = max(1, self.visits - self.processes)
-        spread = between**2 / processes + within**2 / visits
-        return max(1, int((between + within) ** 2 / spread)) if spread else visits
+        measurements = max(1, self.measurements - self.processes)
+        spread = between**2 / processes + within**2 / measurements
+        return max(1, int((between + within) ** 2 / spread)) if spread else measurements
 
     def margin(self, rounds: int) -> float:
-        """What a gain has to exceed to be believed: 1 %, or twice the half-width that the interval would have
+        """The margin that a gain has to exceed: 1 %, or twice the half-width that the interval would have
         if this noise were known for sure.
 
         It is a bar and no interval: what is written also needs the interval of its own rounds, which is
@@ -179,26 +170,27 @@ class Noise:
         return max(LEAST_MARGIN, 2 * 1.96 * self.standard_error(rounds))
 
 
-def noise_of(visits: Sequence[Sequence[Mapping[int, float]]]) -> Noise:
-    """From visits of one and the same configuration: a list per process, in order of time, of rates by
+def noise_of(measurements: Sequence[Sequence[Mapping[int, float]]]) -> Noise:
+    """From measurements of one and the same configuration: a list per process, in order of time, of rates by
     prompt.
 
-    Drift is taken out as a straight line over all visits before the spread is computed, and reported beside
-    it. Fewer than four processes do not tell drift from what they differ by, so that counts as the latter."""
-    reference = {p: math.log(r) for p, r in visits[0][0].items()}
+    Drift is taken out as a straight line over all measurements before the spread is computed, and reported
+    beside it. Fewer than four processes do not tell drift from what they differ by, so that counts as the
+    latter."""
+    reference = {p: math.log(r) for p, r in measurements[0][0].items()}
     levels = [
         [
             float(np.median([math.log(r) - reference[p] for p, r in v.items() if p in reference]))
             for v in process
         ]
-        for process in visits
+        for process in measurements
     ]
     flat = np.array([x for process in levels for x in process])
     time = np.arange(len(flat), dtype=float)
     slope = 0.0
     if len(flat) >= 4:
         steps = [(flat[j] - flat[i]) / (j - i) for i in range(len(flat)) for j in range(i + 1, len(flat))]
-        slope = float(np.median(steps))  # Theil and Sen: one throttled visit does not tilt it
+        slope = float(np.median(steps))  # Theil and Sen: one throttled measurement does not tilt it
     residual = flat - slope * time
     split: list[np.ndarray] = []
     start = 0

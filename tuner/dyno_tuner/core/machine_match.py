@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 def device_of(
     description: Description, rates: Mapping[str, float]
 ) -> profiles.CpuDevice | profiles.CudaDevice:
-    """Args: `rates`: measured ones, `memory_gbps` and `pcie_gbps`."""
+    """The device of a description, as a profile names it.
+
+    Args: `rates`: measured ones, `memory_gbps` and `pcie_gbps`."""
     kind = profiles.CudaDevice if description.device.get("kind") == "cuda" else profiles.CpuDevice
     fields = {k: v for k, v in rates.items() if k in kind.model_fields}
     return kind(**{**description.device, **fields})
@@ -39,13 +41,13 @@ def match_of(description: Description) -> profiles.Match:
 
 
 def differences(first: profiles.Match, other: Description) -> list[str]:
-    """What keeps a profile for `first` from being an exact match for `other`; empty where nothing does."""
+    """The differences that keep a profile for `first` from matching `other` exactly."""
     found = profiles.compare(first, device_of(other, {}), model_of(other), engine_of(other))
     return [] if found.level is profiles.Level.EXACT else list(found.reasons)
 
 
 def versions_of(description: Description) -> dict[str, Any]:
-    """What profiles do not match by, but rates measured one after the other depend on."""
+    """The versions that rates depend on and profiles do not match by."""
     gpu: Mapping[str, Any] = description.engine.get("gpu") or {}
     found = {
         "commit": description.engine.get("commit"), "compiler": description.engine.get("compiler"),

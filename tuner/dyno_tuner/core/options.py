@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class VisitPolicy:
-    """How long one visit lasts."""
+class MeasurementPolicy:
+    """How long one measurement lasts."""
 
     prompts: int = 3  # kept samples of a metric, one for each prompt
     tolerance: float = 0.02  # a rise across the kept window that counts as "still warming up"
-    cap: int = 8  # samples of a metric at most; a visit that reaches it unsettled is marked
+    cap: int = 8  # samples of a metric at most; a measurement that reaches it unsettled is marked
     longest: float | None = None  # seconds of a metric's samples after which no more are taken
     rest: float | None = None  # seconds without work before short prompts are read
 
@@ -41,10 +41,10 @@ class Options:
     max_rounds: int = 8  # where the noise asks for more
     aim: float = 0.015  # margin that rounds are added for
     aa_processes: int = 3
-    aa_visits: int = 2
+    aa_measurements: int = 2
     block: int = 4
     patience: int = 24
-    policy: VisitPolicy = field(default_factory=VisitPolicy)
+    policy: MeasurementPolicy = field(default_factory=MeasurementPolicy)
     kernels: bool = False
     weights: Mapping[str, float] = field(default_factory=dict)  # of the metrics; default: all alike
     check: bool = True

@@ -1,4 +1,4 @@
-"""What a tune found, as a plain value: the input of emit, report and the closing table."""
+"""The outcome of a tune, as a plain value: the input of emit, report and the closing table."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ class Entry:
 
 @dataclass(frozen=True)
 class Screened:
-    """What made a kernel a candidate. None of it is what is written as its gain."""
+    """The times that made a kernel a candidate. None of them is written as its gain."""
 
     alone: Estimate | None = None  # of the launch by itself: time of the default / time of this one
-    in_place: Estimate | None = None  # of short runs of the engine, on top of what was chosen before it
+    in_situ: Estimate | None = None  # of short runs of the engine, on top of what was chosen before it
     together: int = 1  # kernels that were screened in place as one
 
     @property
     def how(self) -> str:
-        return "alone" if self.in_place is None else "in place"
+        return "alone" if self.in_situ is None else "in place"
 
     def describe(self) -> str:
         """For the note of a profile."""
         said = []
-        if self.in_place is not None:
+        if self.in_situ is not None:
             others = f", {self.together} kernels as one" if self.together > 1 else ""
-            said.append(f"screened in place{others}: {_interval(self.in_place)}")
+            said.append(f"screened in place{others}: {_interval(self.in_situ)}")
         if self.alone is not None:
             said.append(f"its launch alone: {_interval(self.alone)}")
         return "; ".join(said)
 
     def to_dict(self) -> dict[str, Any]:
-        parts = {"alone": self.alone, "in_place": self.in_place}
+        parts = {"alone": self.alone, "in_place": self.in_situ}
         return {"screened": self.how, **{n: e.to_dict() for n, e in parts.items() if e is not None}}
 
 
@@ -99,7 +99,7 @@ class Outcome:
     failures: list[Failure] = field(default_factory=list)
     trials: int = 0  # distinct configurations that were measured
     voided: int = 0
-    unstable: int = 0  # visits that were still warming up at their cap
+    unstable: int = 0  # measurements that were still warming up at their cap
     drift: float = 0.0
     seconds: float = 0.0
     routing: dict[str, Any] = field(default_factory=dict)  # how a router spread the workload

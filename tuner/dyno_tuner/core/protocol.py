@@ -6,11 +6,14 @@ plain value with `to_dict` / `from_dict`, because it goes over a pipe and into t
 
 from __future__ import annotations
 
+import abc
+import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from .errors import TargetUnusable
 from .workload import METRICS as METRICS
 from .workload import Workload as Workload  # noqa: TC001 - others import it from here
 from .workload import kind_of as kind_of
@@ -120,7 +123,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class Measurement:
     """One stay at one configuration: apply it, warm up, take samples."""
 
     status: TrialStatus
@@ -149,7 +152,7 @@ class Visit:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Visit:
+    def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
         return cls(
             TrialStatus(data["status"]),
             tuple(Sample.from_list(s) for s in data["samples"]),
@@ -235,7 +238,7 @@ class Quality:
     def from_dict(cls, data: Mapping[str, Any]) -> Quality:
         numbers = {n: float(data[n]) for n in ("mean_kld", "max_kld", "top1", "seconds")}
         groups = tuple(GroupQuality.from_dict(g) for g in data.get("groups", ()))
-        data = {k: v for k, v in data.items() if k != "cut"}  # a ledger's mark
+        data = {k: v for k, v in data.items() if k != "cut"}  # a recorder's mark
         return cls(**{**data, **numbers, "status": TrialStatus(data["status"]), "groups": groups})
 
 
@@ -267,9 +270,44 @@ class KernelOp:
         return cls(**{**data, "candidates": tuple(data["candidates"])})
 
 
+class Switch(enum.StrEnum):
+    """The cost of another configuration."""
+
+    CALL = "call"  # settings change between two calls; only what is loaded is loaded again
+    PROCESS = "process"  # each measurement is a process that loads the model
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """The abilities of a target beside measuring. The stages of a run follow from it.
+
+    Args:
+        kernels: its ops can be listed, timed and chosen one by one.
+        memory_plan: it knows the bytes of any settings without loading them.
+        routing: it has experts, and tells how the router spreads tokens over them.
+        answers: its answers can be compared with an exact path's.
+        rests: it can rest a GPU between two samples.
+        switch: the cost of another configuration.
+    """
+
+    kernels: bool = False
+    memory_plan: bool = False
+    routing: bool = False
+    answers: bool = True
+    rests: bool = True
+    switch: Switch = Switch.CALL
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Capabilities:
+        return cls(**{**data, "switch": Switch(data.get("switch", Switch.CALL))})
+
+
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a target runs on, what it runs, and with what. All of it facts, none of it results."""
+    """The device, model and engine of a target: facts, no results."""
 
     target: str  # "dyno", "simulated", "replay", …
     label: str  # for people
@@ -282,9 +320,10 @@ class Description:
     virtual_time: bool = False  # seconds are computed, not waited for
     # Measured ones of the device, for the profile: memory_gbps, pcie_gbps, … No part of the identity.
     rates: dict[str, float] = field(default_factory=dict)
+    capabilities: Capabilities = Capabilities()  # no part of the identity
 
     def identity(self) -> dict[str, Any]:
-        """What a journal has to have in common with this run to be continued."""
+        """The facts that a journal must share with this run to be continued."""
         return {"target": self.target, "device": self.device, "model": self.model, "engine": self.engine}
 
     def to_dict(self) -> dict[str, Any]:
@@ -297,50 +336,66 @@ class Description:
             "bounds": self.bounds,
             "virtual_time": self.virtual_time,
             "rates": self.rates,
+            "capabilities": self.capabilities.to_dict(),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Description:
-        return cls(**data)
+        return cls(**{**data, "capabilities": Capabilities.from_dict(data.get("capabilities") or {})})
 
 
-class Target(Protocol):
+class Target(abc.ABC):
     """An engine to be tuned. Methods raise TargetFailure for settings that cannot be used, TargetLost where
-    only a new process can go on, and TargetUnusable where nothing can be done. The list of knobs is made
-    beside it, from `describe()`, by `knobs.resolve` or by the target's own module."""
+    only a new process can go on, and TargetUnusable where nothing can be done.
 
+    A target without a capability keeps the methods of that capability as they stand here. The knobs of its
+    search are made beside it, from `describe()`, by its `Declaration`.
+    """
+
+    @abc.abstractmethod
     def describe(self) -> Description: ...
 
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
+
+    @abc.abstractmethod
     def apply(self, configuration: Configuration, context: OpContext) -> None:
         """Makes `configuration` the one that is measured next, with as little reloading as it needs."""
-        ...
 
+    @abc.abstractmethod
     def measure(self, workload: Workload, metric: str, prompt: int) -> Sample:
         """Times one run of prompt number `prompt`."""
-        ...
 
+    @abc.abstractmethod
     def rest(self, seconds: float) -> None:
         """Computes nothing for so long."""
-        ...
 
+    @abc.abstractmethod
     def quality(self, configuration: Configuration, context: OpContext) -> Quality:
         """Compares the answers of `configuration` with the exact path's."""
-        ...
 
+    @abc.abstractmethod
     def clock(self) -> float:
         """Seconds, monotonic; of virtual time where there is no other."""
-        ...
 
+    @abc.abstractmethod
     def close(self) -> None: ...
 
+    # ---- capabilities
 
-class KernelTarget(Target, Protocol):
-    """A target whose ops can be timed one by one."""
+    def routing(self, configuration: Configuration, workload: Workload) -> dict[str, Any]:
+        """How the router spreads the workload's tokens over its experts; empty where there are none."""
+        return {}
 
-    def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]: ...
+    def memory(self, settings: Settings) -> int | None:
+        """Bytes that the plan adds up to; None where the engine refuses the settings."""
+        raise TargetUnusable("this target has no memory plan, so a limit cannot be kept")
+
+    def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]:
+        return []
 
     def time_ops(
         self, key: str, m: int, configs: Sequence[Mapping[str, Value]], *, threads: int, seconds: float
     ) -> list[list[float]]:
         """Seconds per launch of each config, with cold weights; none where one cannot be launched."""
-        ...
+        raise TargetUnusable("this target has no ops to time")

@@ -1,4 +1,4 @@
-"""What is measured: prompts and generated tokens, behind some context; one of each, or a mix with weights."""
+"""The workload: prompts and generated tokens, after some context; one of each, or a mix with weights."""
 
 from __future__ import annotations
 

@@ -1,249 +1,96 @@
-"""Every entry alone against the rest: what is written is what the whole profile misses when it is left out.
+"""Ablation: a profile against itself without each of its parts, in the same rounds as the default.
 
-A point that has gained as a whole may carry entries that cost: they go unseen until they are left out. So no
-entry is written before that, however large the gain of the whole.
+A part is a setting, a group of settings, or the kernels of one metric. A profile that gains as a whole may
+carry parts that cost. They show only if they are left out. A tune, `tune verify` and `--pareto` compare by
+this module, and `acceptance.accept` decides by its results.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
-
-from ..measure.paired_rounds import ALL_DIFFER
-from ..space.knobs import Fidelity
-from .acceptance import DEFAULT, FULL
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from ..core.intervals import Estimate
-    from ..core.outcome import Entry
     from ..measure.comparison import Comparison
-    from ..measure.paired_rounds import Likeness
-    from ..space.search_space import Point
-    from .acceptance import Choice, Judge
+    from ..measure.paired_rounds import Bar
 
-ATTEMPTS = 4
+DEFAULT = "default"  # names in a comparison
+FULL = "full"
 
-Weak = list[tuple[float, int]]  # ratio and knob of what may go
+T = TypeVar("T")
 
 
-@dataclass
-class Proof:
-    """Args:
-    last: a later stage whose time may be used, where this one's ends before everything is proven.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a profile that is left out as one.
 
-    `cut` tells whether there was no time to prove anything.
+    Args:
+        label: its name in comparisons and notes.
+        moves: the metrics that it can move.
+        names: its settings; empty for kernels.
+        group: the metric that its kernels are for; empty for settings.
     """
 
-    judge: Judge
-    last: str | None = None
-    cut: bool = False
-    weak: set[str] = field(default_factory=set)  # at the last look
-    needed: set[str] = field(default_factory=set)  # what the rest did not run without, at the last look
-
-    def run(self, point: Point, choice: Choice, key: str = "without") -> bool:
-        """Drops what the rest does as well without, until every entry that is left is needed, and brings
-        `choice` to that. False: nothing is proven. Where that was measured `choice` is the default; where
-        there was no time, it is as it was."""
-        judge, space = self.judge, self.judge.space
-        entries: list[Entry] = []
-        before: Comparison | None = None
-        for attempt in range(ATTEMPTS):
-            if not space.entries(point):
-                return choice.clear(space.default)
-            try:
-                result, found, weak = self._look(f"{key}/{attempt}", point, choice)
-            except KeyboardInterrupt:
-                self._stop(point, before, entries, choice)
-                raise
-            if FULL in result.failed:
-                return choice.clear(space.default)
-            if not found:
-                settled = before is not None and self._settled(before, point, entries, choice)
-                self.cut |= not settled
-                return settled
-            entries = found
-            judge.note(
-                "without", settings=space.settings(point), rounds=result.rounds,
-                entries={e.name: e.estimate.to_dict() for e in entries},
-                weak=[space.knobs[n].name for _, n in weak],
-            )  # fmt: skip
-            gains = judge.gains(result, FULL, point)
-            if not gains and not weak:
-                return choice.clear(space.default)
-            if not weak:
-                choice.accept(judge, result, FULL, point, self._grouped(result, entries))
-                return True
-            before = result if gains else None
-            self.weak = {space.knobs[n].name for _, n in weak}
-            point = self._smaller(point, weak, judge.bar(result.rounds).of(list(judge.weights)))
-        return self._as_one(point, entries, choice, key)
-
-    def _look(self, key: str, point: Point, choice: Choice) -> tuple[Comparison, list[Entry], Weak]:
-        """The entries of a point and which of them are weak; no entries where there was no time, or it does
-        not run. Where only intervals speak against entries, as many rounds again tell.
-
-        The second look needs no wider interval: an entry that is worth nothing also has to gain the margin
-        at both. In 20,000 draws for each of four noises the first look let 0.01 to 0.5 % of such entries
-        pass and the second 0 to 0.2 % more, where an interval of 95 % alone would let 2.5 % pass once."""
-        result = self._compare(key, point, choice)
-        for again in (True, False):
-            if result.rounds < 2 or FULL not in result.logs:
-                break
-            entries, weak = self._entries(result, point)
-            if not (again and weak and self._unsure(result, weak)):
-                return result, entries, weak
-            known = result.rounds
-            result = self._compare(key, point, choice, into=result)
-            self.cut |= result.rounds == known
-        return result, [], []
-
-    def _stop(
-        self, point: Point, before: Comparison | None, entries: Sequence[Entry], choice: Choice
-    ) -> None:
-        """Takes what the rounds until now have proven."""
-        result = self.judge.rounds.running
-        if result.rounds >= 2 and FULL in result.logs:
-            found, weak = self._entries(result, point)
-            if not weak and self.judge.gains(result, FULL, point):
-                choice.accept(self.judge, result, FULL, point, self._grouped(result, found))
-        elif before is not None:
-            self._settled(before, point, entries, choice)
-
-    def _variants(self, point: Point) -> dict[str, Point]:
-        """Leaving out the only entry gives the default, which is compared with anyhow."""
-        judge, space = self.judge, self.judge.space
-        numbers = space.entries(point)
-        if len(numbers) == 1:
-            return {}
-        named = {_without(space.knobs[n].name): space.without(point, n) for n in numbers}
-        return {name: p for name, p in named.items() if judge.admit(p) is None}
-
-    def _compare(self, key: str, point: Point, choice: Choice, into: Comparison | None = None) -> Comparison:
-        judge, space = self.judge, self.judge.space
-        points = {DEFAULT: space.default, FULL: point, **self._variants(point)}
-        alike = {
-            name: judge.without(n)
-            for n in space.entries(point)
-            if (name := _without(space.knobs[n].name)) in points
-        }
-        return judge.compare(key, points, choice, self._least(points, alike), into, alike)
-
-    def _least(self, points: Collection[str], alike: Mapping[str, Likeness] = ALL_DIFFER) -> int | None:
-        """Where the stage's own time does not last for two rounds, a later one's does, but for no more."""
-        if self.last is None or self.judge.affordable(
-            "leave_one_out", 2 * self.judge.rounds.visits(points, alike)
-        ):
-            return None
-        self.judge.until(self.last)
-        return 2
-
-    def _unsure(self, result: Comparison, weak: Weak) -> bool:
-        """Whether all that is weak gains by the margin, and only the interval holds 1: most often a round was
-        disturbed."""
-        judge = self.judge
-        bar = judge.bar(result.rounds)
-        return all(ratio >= 1 + bar.of(judge.moves(n)) for ratio, n in weak)
-
-    def _entries(self, result: Comparison, point: Point) -> tuple[list[Entry], Weak]:
-        judge, space = self.judge, self.judge.space
-        bar = judge.bar(result.rounds)
-        entries: list[Entry] = []
-        weak: Weak = []
-        numbers = space.entries(point)
-        self.needed = set()
-        for n in numbers:
-            over = DEFAULT if len(numbers) == 1 else _without(space.knobs[n].name)
-            if over != DEFAULT and over not in result.logs:
-                # It does not run without this entry, or may not be tried: the whole gain speaks for it.
-                estimate = result.ratio(FULL, judge.moves(n), judge.weights)
-                ok = space.knobs[n].fidelity is not Fidelity.APPROX
-                self.needed.add(space.knobs[n].name)
-            else:
-                moves = judge.moves(n)
-                ok, estimate = bar.beats(result, FULL, moves, judge.weights, over, touched=moves)
-            entries.append(judge.entry(point, n, estimate, None))
-            if not ok:
-                weak.append((estimate.ratio, n))
-        return entries, sorted(weak)
-
-    def _smaller(self, point: Point, weak: Weak, margin: float) -> Point:
-        """Entries that lose together what neither loses alone must not go together."""
-        loss = sum(max(0.0, math.log(ratio)) for ratio, _ in weak)
-        for _, n in weak if loss < margin / 2 else weak[:1]:
-            point = self.judge.space.without(point, n)
-        return point
-
-    def _settled(self, result: Comparison, point: Point, entries: Sequence[Entry], choice: Choice) -> bool:
-        """No time to compare again. Where one entry has gone, what is left was measured as the whole without
-        it, and each of the others was missed."""
-        judge, space = self.judge, self.judge.space
-        numbers = space.entries(point)
-        kept = {space.knobs[n].name for n in numbers}
-        gone = [e.name for e in entries if e.name not in kept]
-        name = _without(gone[0])
-        if len(gone) != 1 or name not in result.logs or not judge.gains(result, name, point):
-            return False
-        missed = [e for e in entries if e.name in kept]
-        if len(numbers) > 1 and (self.weak | self.needed) & kept:
-            # Not all of them were missed: what did not run without one of them may run without it now.
-            return False
-        if len(numbers) == 1:
-            moves = judge.moves(numbers[0])
-            ok, gain = judge.bar(result.rounds).beats(result, name, moves, judge.weights, touched=moves)
-            if not ok:
-                return False
-            missed = [judge.entry(point, numbers[0], gain, None)]
-        choice.accept(judge, result, name, point, self._grouped(result, missed))
-        judge.note("settled", settings=space.settings(point))
-        return True
-
-    def _as_one(self, point: Point, entries: Sequence[Entry], choice: Choice, key: str) -> bool:
-        """Many entries of which each is worth less than the noise: those that are not missed at all go, the
-        rest stands or falls as one group."""
-        judge, space = self.judge, self.judge.space
-        # What the rest did not run without was needed beside what has gone since; the comparison tells.
-        missed = {e.name for e in entries if e.estimate.ratio >= 1} - self.needed
-        for n in space.entries(point):
-            if space.knobs[n].name not in missed:
-                point = space.without(point, n)
-        numbers = space.entries(point)
-        if not numbers or judge.admit(point) is not None:
-            return choice.clear(space.default)
-        points = {DEFAULT: space.default, FULL: point}
-        result = judge.compare(f"{key}/last", points, choice, self._least(points))
-        self.cut |= result.rounds < 2 and FULL not in result.failed
-        if result.rounds < 2 or FULL not in result.logs or not judge.gains(result, FULL, point):
-            return choice.clear(space.default)
-        gain = result.ratio(FULL, judge.moved(point), judge.weights)
-        group = "g1" if len(numbers) > 1 else None
-        choice.accept(judge, result, FULL, point, [judge.entry(point, n, gain, group) for n in numbers])
-        return True
-
-    def _grouped(self, result: Comparison, entries: list[Entry]) -> list[Entry]:
-        """Marks as one group the entries whose losses, one by one, add up to more than the whole gain."""
-        judge = self.judge
-        groups: list[list[Entry]] = []
-        for entry in entries:
-            home = next((g for g in groups if set(g[0].moves) & set(entry.moves)), None)
-            if home is None:
-                groups.append([entry])
-            else:
-                home.append(entry)
-        marked: list[Entry] = []
-        number = 0
-        for group in groups:
-            moves = sorted({m for e in group for m in e.moves})
-            whole: Estimate = result.ratio(FULL, moves, judge.weights)
-            parts = sum(math.log(e.estimate.ratio) for e in group)
-            together = len(group) > 1 and parts > math.log(whole.ratio) + judge.bar(result.rounds).of(moves)
-            number += together
-            marked += [replace(e, group=f"g{number}" if together else None) for e in group]
-        order = [k.name for k in judge.space.knobs]
-        return sorted(marked, key=lambda e: order.index(e.name))
+    label: str
+    moves: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    group: str = ""
 
 
-def _without(name: str) -> str:
-    return f"without {name}"
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """The result of leaving one part out.
+
+    Args:
+        gain: the profile over the configuration without the part.
+        missed: whether the part gains its margin and harms no metric.
+        needed: whether the rest does not run without it.
+        saves: whether it stays for the memory that it saves.
+    """
+
+    part: Part
+    gain: Estimate
+    missed: bool
+    needed: bool = False
+    saves: bool = False
+
+    @property
+    def holds(self) -> bool:
+        return self.missed or self.needed or self.saves
+
+
+def without(label: str) -> str:
+    """The name of a profile without one of its parts."""
+    return f"without {label}"
+
+
+def variants(default: T, whole: T, parts: Iterable[Part], rest: Callable[[Part], T]) -> dict[str, T]:
+    """The configurations to compare, by name: the default, the whole, and the whole without each part.
+
+    A rest that is the default is measured as the default.
+    """
+    named = {without(part.label): rest(part) for part in parts}
+    return {DEFAULT: default, FULL: whole} | {n: r for n, r in named.items() if r not in (default, whole)}
+
+
+def rest_of(result: Comparison, part: Part) -> str:
+    """The configuration that shows the gain of a part: the rest, or the default if that was not measured."""
+    name = without(part.label)
+    return name if name in result.logs else DEFAULT
+
+
+def left_out(
+    result: Comparison, part: Part, bar: Bar, weights: Mapping[str, float], over: str | None, name: str = FULL
+) -> LeftOut:
+    """The result of a part by the rounds of `variants`.
+
+    Args:
+        bar: the margin after so many rounds.
+        over: the configuration without the part, see `rest_of`; None: the default.
+        name: the profile in the comparison.
+    """
+    missed, gain = bar.beats(result, name, part.moves, weights, over, touched=part.moves)
+    return LeftOut(part, gain, missed, needed=without(part.label) in result.failed)

@@ -1,4 +1,8 @@
-"""What the steps of choosing share: comparisons of points, and what they say about points and entries."""
+"""The acceptance of profiles: one rule, the choice that obeys it, and the judge of points and entries.
+
+Nothing is written that `accept` has not passed: settings, groups of settings and kernels, of a tune and of
+`--pareto`. So a `Choice` takes a profile by `Choice.accept` alone.
+"""
 
 from __future__ import annotations
 
@@ -6,78 +10,123 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..core.outcome import Entry
-from ..measure.paired_rounds import ALL_DIFFER, Likeness, visits_in_round
+from ..measure.paired_rounds import ALL_DIFFER, Likeness, measurements_in_round
 from ..search.observation import Observation
 from ..space.knobs import Fidelity
+from .ablation import FULL, LeftOut, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ..core.intervals import Estimate
-    from ..core.protocol import Configuration, Visit
+    from ..core.outcome import KernelEntry
+    from ..core.protocol import Configuration, Measurement
     from ..measure.comparison import Comparison
     from ..measure.paired_rounds import Bar, Rounds
+    from ..record.context import Context
     from ..search.screen import Trial
     from ..space.search_space import Point, Space
 
-DEFAULT = "default"
-FULL = "full"
+LEAST_ROUNDS = 2  # one round decides nothing
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The proof of one profile: rounds with the default, and the result of leaving out each part.
+
+    Args:
+        name: the profile in the comparison.
+        gains: whether it beats the default by some metric, or by their mean, and harms none.
+        saves: whether it needs less memory than the default; then it need not gain.
+    """
+
+    result: Comparison
+    name: str
+    weights: Mapping[str, float]
+    gains: bool
+    parts: tuple[LeftOut, ...]
+    saves: bool = False
+
+
+def accept(evidence: Evidence) -> bool:
+    """The rule for every profile that is written: it was measured in two rounds or more, it gains or saves
+    memory, and each of its parts holds (see `LeftOut.holds`)."""
+    measured = evidence.result.rounds >= LEAST_ROUNDS and evidence.name in evidence.result.logs
+    reason = evidence.gains or evidence.saves
+    return measured and reason and bool(evidence.parts) and all(p.holds for p in evidence.parts)
+
+
+def gains(
+    result: Comparison, name: str, moved: Sequence[str], bar: Bar, weights: Mapping[str, float]
+) -> bool:
+    """Whether a profile gains on any metric that it moves, or on their mean, and harms none."""
+    choices = [[m] for m in moved] + ([list(moved)] if len(moved) > 1 else [])
+    return any(bar.beats(result, name, metrics, weights, touched=moved)[0] for metrics in choices)
 
 
 @dataclass
 class Choice:
-    """Where the choosing stands. Valid after every step, so that an interrupt can take it as it is: an entry
-    stands here once it has been left out alone and was missed."""
+    """The profile that is proven so far. It is valid after every step: an interrupt takes it as it is."""
 
     point: Point
     entries: list[Entry] = field(default_factory=list)
+    kernels: list[KernelEntry] = field(default_factory=list)
+    evidence: Evidence | None = None
     gain: dict[str, Estimate] = field(default_factory=dict)
     baseline: dict[str, float] = field(default_factory=dict)
     tuned: dict[str, float] = field(default_factory=dict)
-    failed: list[tuple[Point, Visit]] = field(default_factory=list)
+    failed: list[tuple[Point, Measurement]] = field(default_factory=list)
     voided: int = 0
     stage: str = ""  # key of the comparison that says so
 
-    def accept(self, judge: Judge, result: Comparison, name: str, point: Point, entries: list[Entry]) -> None:
-        base, weights = result.names[0], judge.weights
-        self.point = point
-        self.entries = entries
-        self.stage = result.key
+    def accept(
+        self, evidence: Evidence, point: Point, entries: list[Entry], kernels: Sequence[KernelEntry] = ()
+    ) -> bool:
+        """Takes a profile if the rule accepts it; if not, nothing changes."""
+        if not accept(evidence):
+            return False
+        proven = {name for p in evidence.parts for name in p.part.names}
+        assert {e.name for e in entries} <= proven, "an entry without evidence"
+        assert {k.group for k in kernels} <= {p.part.label for p in evidence.parts if p.part.group}
+        result, name, weights = evidence.result, evidence.name, evidence.weights
+        self.point, self.entries, self.kernels = point, entries, list(kernels)
+        self.evidence, self.stage = evidence, result.key
         self.gain = {m: result.ratio(name, [m], weights) for m in weights}
-        self.baseline = {m: result.median_rate(base, m) for m in weights}
+        self.baseline = {m: result.median_rate(result.names[0], m) for m in weights}
         self.tuned = {m: result.median_rate(name, m) for m in weights}
+        return True
+
+    def take(self, other: Choice) -> None:
+        """Takes what another choice has accepted."""
+        names = ("point", "entries", "kernels", "evidence", "gain", "baseline", "tuned", "stage")
+        for name in names:
+            setattr(self, name, getattr(other, name))
 
     def clear(self, default: Point) -> bool:
-        """Nothing is proven: False, for those who say so."""
-        self.point = default
-        self.entries = []
-        self.stage = ""
-        self.gain = {}
-        self.tuned = dict(self.baseline)
+        """Returns to the default: nothing is proven. False, for callers that say so."""
+        self.take(Choice(default, baseline=self.baseline, tuned=dict(self.baseline)))
         return False
 
 
-@dataclass
 class Judge:
-    """Args:
-    bar: the margin to clear after so many rounds.
-    until: sets the share of the budget that the next step may use.
-    admit: the check of answers for one point; None is a pass, else a reason.
-    sigma: standard error of a trial's score, log units.
-    wanted: rounds that the noise asks for, as far as it is known.
-    checking: seconds that the check of answers may take for these points; 0 for what is known.
+    """The judge of points and entries: it compares them in rounds and reads the results.
+
+    Its margin, its share of the budget and its check of answers are those of the run.
     """
 
-    space: Space
-    rounds: Rounds
-    weights: Mapping[str, float]
-    bar: Callable[[int], Bar]
-    until: Callable[[str], None]
-    admit: Callable[[Point], object]
-    note: Callable[..., None]
-    sigma: float = 0.01
-    wanted: Callable[[], int] = lambda: 4
-    checking: Callable[[Collection[Point]], float] = lambda points: 0.0
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.rounds: Rounds = context.rounds()
+        self.weights = context.weights
+        self.note = context.note
+        self.bar = context.bar
+        self.until = context.budget.until
+        self.admit = context.gate.admit_fully
+        self.wanted = context.round_count
+
+    @property
+    def space(self) -> Space:
+        return self._context.space
 
     def compare(
         self,
@@ -88,7 +137,9 @@ class Judge:
         into: Comparison | None = None,
         alike: Mapping[str, Likeness] = ALL_DIFFER,
     ) -> Comparison:
-        """Args: `rounds`: so many, and no more; default: as many as the noise that they show asks for."""
+        """Compares points in rounds, and books the voids and failures in `choice`.
+
+        Args: `rounds`: so many, and no more; default: as many as the noise that they show asks for."""
         configurations: dict[str, Configuration] = {n: self.space.configuration(p) for n, p in points.items()}
         voided, failed = (into.voided, set(into.failed)) if into is not None else (0, set())
         result = self.rounds.compare(key, configurations, rounds or self.wanted, into, alike)
@@ -96,26 +147,27 @@ class Judge:
         choice.failed += [(points[n], v) for n, v in result.failed.items() if n not in failed]
         return result
 
-    def affordable(self, stage: str, visits: float, checked: Collection[Point] = ()) -> bool:
-        """Whether so many visits, and the check of these points, fit into the budget until a stage ends.
-        That stage counts from now on."""
+    def affordable(self, stage: str, measurements: float, checked: Collection[Point] = ()) -> bool:
+        """Whether so many measurements, and the check of these points, fit into the budget until a stage
+        ends. That stage counts from now on."""
         self.until(stage)
-        return self.fits(visits, checked)
+        return self.fits(measurements, checked)
 
-    def fits(self, visits: float, checked: Collection[Point] = ()) -> bool:
-        """Whether so many visits, and the check of these points, fit into what is left for the stage."""
-        return self.rounds.affordable(visits, self.checking(checked))
+    def fits(self, measurements: float, checked: Collection[Point] = ()) -> bool:
+        """Whether so many measurements, and the check of these points, fit into what is left for the
+        stage."""
+        return self.rounds.affordable(measurements, self._context.gate.seconds(checked))
 
     def compared(self, point: Point) -> list[Point]:
         """A point and what its proof compares it with: without each of its entries."""
         numbers = self.space.entries(point)
         return [point, *(self.space.without(point, n) for n in numbers if len(numbers) > 1)]
 
-    def proof_visits(self, point: Point, rounds: int = 2) -> float:
+    def ablation_measurements(self, point: Point, rounds: int = 2) -> float:
         """Visits that prove every entry of a point; two rounds are the least."""
         numbers = self.space.entries(point)
         left_out = sum(len(self.moves(n)) for n in numbers) / len(self.weights) if len(numbers) > 1 else 0
-        return rounds * visits_in_round(2 + left_out)
+        return rounds * measurements_in_round(2 + left_out)
 
     def without(self, n: int) -> Likeness:
         """A profile without one of its entries: it differs from the whole only in what that entry moves."""
@@ -132,10 +184,25 @@ class Judge:
             self.weights
         )
 
-    def entry(self, point: Point, n: int, estimate: Estimate, group: str | None) -> Entry:
-        knob = self.space.knobs[n]
-        default = knob.values[self.space.default[n]]
-        return Entry(knob.name, knob.values[point[n]], default, tuple(self.moves(n)), estimate, group)
+    def part(self, n: int) -> Part:
+        name = self.space.knobs[n].name
+        return Part(name, tuple(self.moves(n)), (name,))
+
+    def entries(self, point: Point, parts: Sequence[LeftOut], group: str | None = None) -> list[Entry]:
+        """The entries of a point, each with the gain of its part."""
+        gain = {name: p.gain for p in parts for name in p.part.names}
+        return [
+            Entry(
+                k.name,
+                k.values[point[n]],
+                k.values[self.space.default[n]],
+                tuple(self.moves(n)),
+                gain[k.name],
+                group,
+            )
+            for n in self.space.entries(point)
+            if (k := self.space.knobs[n]).name in gain
+        ]
 
     def faithful(self, point: Point) -> Point:
         """`point` with every knob that changes answers at its default."""
@@ -148,9 +215,20 @@ class Judge:
 
     def gains(self, result: Comparison, name: str, point: Point) -> bool:
         """Whether a whole point gains on any metric it moves, or on their mean, and harms none."""
-        bar, moved = self.bar(result.rounds), self.moved(point)
-        choices = [[m] for m in moved] + ([moved] if len(moved) > 1 else [])
-        return any(bar.beats(result, name, metrics, self.weights, touched=moved)[0] for metrics in choices)
+        return gains(result, name, self.moved(point), self.bar(result.rounds), self.weights)
+
+    def evidence(
+        self, result: Comparison, point: Point, parts: Sequence[LeftOut], name: str = FULL
+    ) -> Evidence:
+        return Evidence(result, name, self.weights, self.gains(result, name, point), tuple(parts))
+
+    def alone(self, result: Comparison, point: Point, name: str = FULL) -> LeftOut:
+        """The result of all entries of a point as one part. Without it the default is left, so the gain of
+        the whole is its own."""
+        names = tuple(self.space.knobs[n].name for n in self.space.entries(point))
+        part = Part("+".join(names), tuple(self.moved(point)), names)
+        gain = result.ratio(name, part.moves, self.weights)
+        return LeftOut(part, gain, self.gains(result, name, point))
 
     def harms(self, result: Comparison, name: str, touched: Sequence[str]) -> bool:
         return bool(self.harmed(result, name, touched))
@@ -171,4 +249,4 @@ class Judge:
         return behind >= 1 - share * self.bar(result.rounds).of(metrics) / 2
 
     def history(self, trials: Sequence[Trial]) -> list[Observation]:
-        return [Observation(t.point, t.log_ratio, self.sigma) for t in trials]
+        return [Observation(t.point, t.log_ratio, self._context.sigma) for t in trials]

@@ -38,7 +38,9 @@ class Verdict:
 
 
 def judge(candidate: Quality, default: Quality, fidelity: Fidelity, approx_limit: float | None) -> Verdict:
-    """Args:
+    """The verdict on the answers of a configuration, by what the knobs that differ may change.
+
+    Args:
     fidelity: the worst of the knobs that differ.
     approx_limit: mean KLD in nats per token that the user allowed for `approx` knobs, if any.
     """

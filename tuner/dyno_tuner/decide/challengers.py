@@ -1,5 +1,5 @@
-"""What would do as well as the winner, or better: a search looks closely where it has found its winner, and
-guesses elsewhere.
+"""Settings that do as well as the winner, or better: a search looks closely where it has found its winner,
+and guesses elsewhere.
 
 Of two settings that gain the same, and not both at once, every tune has to take the same one, whichever it
 has met first: the one nearer the default, and of two as near the one whose knob is listed first. So a winner
@@ -12,10 +12,11 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..measure.paired_rounds import visits_in_round
+from ..measure.paired_rounds import measurements_in_round
 from ..search.surrogate import predicted
-from .ablation import Proof
-from .acceptance import DEFAULT, FULL, Choice
+from .ablation import DEFAULT, FULL, left_out
+from .acceptance import Choice
+from .elimination import Elimination
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,15 +26,17 @@ if TYPE_CHECKING:
     from ..space.search_space import Point
     from .acceptance import Judge
 
-MOST = 4  # rivals that are measured in rounds
+MOST = 4  # challengers that are measured in rounds
 MOST_UNSEEN = 8  # points that are tried first
 TIMES = 3  # a winner is replaced, at most
 DOUBT = 2.0  # standard deviations by which a prediction may fall short
 
 
 @dataclass
-class Rivals:
-    """Args:
+class Challengers:
+    """The search for settings that are to be taken instead of the winner.
+
+    Args:
     explore: tries points as the search did, where there is time; gives all trials.
     """
 
@@ -41,7 +44,7 @@ class Rivals:
     explore: Callable[[Sequence[Point]], Sequence[Trial]]
 
     def run(self, choice: Choice) -> None:
-        """Brings `choice` to a rival that is to be taken instead, as long as there is one."""
+        """Brings `choice` to a challenger that is to be taken instead, as long as there is one."""
         self.judge.until("leave_one_out")
         for attempt in range(TIMES):
             if not self._replaced(f"rivals/{attempt}", choice):
@@ -50,13 +53,13 @@ class Rivals:
     def _replaced(self, key: str, choice: Choice) -> bool:
         judge, space = self.judge, self.judge.space
         trials = self.explore(self.unseen(self.explore([]), choice.point))
-        rivals = self.candidates(trials, choice.point)
-        while rivals and not judge.rounds.affordable(2 * visits_in_round(2 + len(rivals))):
-            rivals.pop()  # before their answers are compared: that takes time, too
-        rivals = [p for p in rivals if judge.admit(p) is None]
-        if not rivals:
+        challengers = self.candidates(trials, choice.point)
+        while challengers and not judge.rounds.affordable(2 * measurements_in_round(2 + len(challengers))):
+            challengers.pop()  # before their answers are compared: that takes time, too
+        challengers = [p for p in challengers if judge.admit(p) is None]
+        if not challengers:
             return False
-        names = {f"r{i}": p for i, p in enumerate(sorted(rivals, key=lambda p: space.preference(p)))}
+        names = {f"r{i}": p for i, p in enumerate(sorted(challengers, key=lambda p: space.preference(p)))}
         points = {DEFAULT: space.default, FULL: choice.point, **names}
         result = judge.compare(key, points, choice)
         if result.rounds >= 2 and FULL in result.logs and self._close(result, names, choice.point):
@@ -83,7 +86,7 @@ class Rivals:
         return bar.beats(result, name, list(weights), weights, FULL)[0]
 
     def _stands(self, result: Comparison, name: str, point: Point, winner: Point) -> bool:
-        """Whether a rival is better than the winner, or ties with it and is to be taken before it."""
+        """Whether a challenger is better than the winner, or ties with it and is to be taken before it."""
         judge = self.judge
         if self._better(result, name):
             return True
@@ -107,26 +110,28 @@ class Rivals:
     def _take(
         self, key: str, result: Comparison, name: str, point: Point, choice: Choice, better: bool
     ) -> bool:
-        """Whether a rival is proven, by rounds of its own: of several that were compared at once the best one
-        looks better than it is.
+        """Whether a challenger is proven, by rounds of its own: of several that were compared at once the
+        best one looks better than it is.
 
         Where there is no time for them, one of a single entry that ties stands by what was compared: it is
         taken for its place in the order, not for its ratio."""
         judge = self.judge
         numbers = judge.space.entries(point)
-        if len(numbers) == 1 and not better and not judge.rounds.affordable(judge.proof_visits(point)):
-            moves = judge.moves(numbers[0])
-            ok, gain = judge.bar(result.rounds).beats(result, name, moves, judge.weights, touched=moves)
-            if ok:
-                choice.accept(judge, result, name, point, [judge.entry(point, numbers[0], gain, None)])
-            return ok
+        if (
+            len(numbers) == 1
+            and not better
+            and not judge.rounds.affordable(judge.ablation_measurements(point))
+        ):
+            part = judge.part(numbers[0])
+            found = [left_out(result, part, judge.bar(result.rounds), judge.weights, None, name)]
+            evidence = judge.evidence(result, point, found, name)
+            return choice.accept(evidence, point, judge.entries(point, found))
         tried = Choice(judge.space.default)
-        proven = Proof(judge).run(point, tried, f"{key}/{name}")
+        proven = Elimination(judge).run(point, tried, f"{key}/{name}")
         choice.voided += tried.voided
         choice.failed += tried.failed
         if proven:
-            choice.point, choice.entries, choice.gain = tried.point, tried.entries, tried.gain
-            choice.baseline, choice.tuned, choice.stage = tried.baseline, tried.tuned, tried.stage
+            choice.take(tried)
         return proven
 
     # ---- which
@@ -155,8 +160,8 @@ class Rivals:
         return [line for line in found if line]
 
     def unseen(self, trials: Sequence[Trial], winner: Point) -> list[Point]:
-        """What the search has not tried: the winner with one of its entries a step farther from the default,
-        and the ends of the lines."""
+        """Points that the search has not tried: the winner with one of its entries a step farther from the
+        default, and the ends of the lines."""
         space = self.judge.space
         tried = {space.code_class(t.point) for t in trials}
         farther = [p for p in space.neighbours(winner) if space.distance(p)[1] > space.distance(winner)[1]]
@@ -166,20 +171,20 @@ class Rivals:
         return [p for kind, p in found.items() if kind not in tried][:MOST_UNSEEN]
 
     def candidates(self, trials: Sequence[Trial], winner: Point) -> list[Point]:
-        """What may tie and is to be taken before the winner, or seems to be better; the most promising
+        """Points that may tie and come before the winner, or that seem to be better; the most promising
         first."""
         judge, space = self.judge, self.judge.space
         failed = {space.code_class(t.point) for t in trials if t.log_ratio is None}
         steps = [p for p in space.neighbours(winner) if space.entries(p) == space.entries(winner)]
         steps = [p for p in steps if space.code_class(p) not in failed]
-        rivals = list(dict.fromkeys([*(p for line in self.lines(trials, winner) for p in line), *steps]))
-        if not rivals:
+        challengers = list(dict.fromkeys([*(p for line in self.lines(trials, winner) for p in line), *steps]))
+        if not challengers:
             return []
-        mean, sigma = predicted(space, judge.history(trials), [winner, *rivals])
-        # A trial is a single visit, in one process with the others: the noise of a single round.
+        mean, sigma = predicted(space, judge.history(trials), [winner, *challengers])
+        # A trial is a single measurement, in one process with the others: the noise of a single round.
         near, above = (judge.bar(n).of(list(judge.weights)) for n in (1, judge.wanted()))
         hopeful = []
-        for x, s, p in zip(mean[1:], sigma[1:], rivals, strict=True):
+        for x, s, p in zip(mean[1:], sigma[1:], challengers, strict=True):
             first = space.preference(p) < space.preference(winner) and p not in steps
             if x >= mean[0] + above / 2 or (first and x + DOUBT * s >= mean[0] - near):
                 hopeful.append((-float(x), p))

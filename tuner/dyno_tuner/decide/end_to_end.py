@@ -7,34 +7,25 @@ of kernel choices, a setting, or a group of settings.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..core.outcome import KernelEntry
 from ..core.protocol import Configuration, KernelChoice, kind_of
-from ..measure.paired_rounds import visits_in_round
-from .acceptance import DEFAULT, FULL, Choice
+from ..measure.paired_rounds import measurements_in_round
+from .ablation import DEFAULT, FULL, LeftOut, Part, left_out, rest_of, variants, without
+from .acceptance import LEAST_ROUNDS, Choice, Evidence, gains
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..core.intervals import Estimate
     from ..core.outcome import Entry, Screened
     from ..measure.comparison import Comparison
-    from ..measure.paired_rounds import Bar, Rounds
-    from ..space.search_space import Point, Space
+    from ..record.context import Context
+    from ..space.search_space import Point
 
 ALONE = "settings alone"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What is left out together. Exactly one of `group` (of kernels) and `names` (of settings) is given."""
-
-    label: str
-    moves: tuple[str, ...]
-    group: str = ""
-    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,57 +36,57 @@ class Whole:
     groups: frozenset[str]
 
 
-@dataclass
-class WholeProfile:
-    """Args:
-    kernels: by metric, each choice with what made it a candidate.
-    check: gives the reason why a configuration's answers are not acceptable, or nothing.
-    count: rounds that a comparison wants, as far as the noise is known.
+class EndToEnd:
+    """The last comparison: the whole profile against the default and against itself without each part.
+
+    Args:
+        kernels: by metric, each choice with what made it a candidate.
     """
 
-    space: Space
-    rounds: Rounds
-    weights: Mapping[str, float]
-    bar: Callable[[int], Bar]
-    note: Callable[..., None]
-    check: Callable[[Configuration], str]
-    count: Callable[[], int]
-    kernels: Mapping[str, Sequence[tuple[KernelChoice, Screened]]]
-    unmeasured: bool = False  # for want of time
-    seen: dict[str, Estimate] = field(default_factory=dict)  # what rounds gave for each part, at last
+    def __init__(
+        self, context: Context, kernels: Mapping[str, Sequence[tuple[KernelChoice, Screened]]]
+    ) -> None:
+        self._context = context
+        self.space = context.space
+        self.rounds = context.rounds()
+        self.weights = context.weights
+        self.note = context.note
+        self.bar = context.bar
+        self.candidates = kernels
+        self.unmeasured = False  # for want of time
+        self.seen: dict[str, Estimate] = {}  # what rounds gave for each part, at last
 
-    def run(self, choice: Choice) -> list[KernelEntry]:
-        """The kernel choices that the whole profile gains by. Where there are any, `choice` is brought to
-        what was measured with them; else it stays what it was."""
-        whole = Whole(choice.point, frozenset(self.kernels))
+    def run(self, choice: Choice) -> None:
+        """Brings `choice` to the kernels that the whole profile gains by and to what was measured with them.
+        Where there are none it stays as it was."""
+        whole = Whole(choice.point, frozenset(self.candidates))
         for attempt in range(3):
             if not whole.groups or self._wrong(whole):
-                break
+                return
             parts = self._parts(whole, choice.entries)
             result = self._compare(f"whole/{attempt}", whole, parts, choice)
-            if result.rounds < 2 or FULL not in result.logs:
+            if result.rounds < LEAST_ROUNDS or FULL not in result.logs:
                 self.unmeasured = True
                 self.note("whole", rounds=result.rounds, taken=False, reason="not measured")
-                break
-            estimates, weak = self._judge(result, parts)
-            smaller = self._without(whole, weak)
+                return
+            found = self._left_out(result, parts)
+            weak = [p.part for p in found if not p.holds]
             taken = not weak and self._gains(result, FULL, whole)
             self.note(
                 "whole", attempt=attempt, rounds=result.rounds, taken=taken,
                 settings=self.space.settings(whole.point), groups=sorted(whole.groups),
-                parts={label: e.to_dict() for label, e in estimates.items()}, weak=[p.label for p in weak],
+                parts={p.part.label: p.gain.to_dict() for p in found}, weak=[p.label for p in weak],
                 gain={m: result.ratio(FULL, [m], self.weights).to_dict() for m in self.weights},
             )  # fmt: skip
-            if taken:
-                return self._accept(choice, result, FULL, whole, parts, estimates)
             if not weak:
-                break
+                self._accept(choice, result, FULL, whole, found)
+                return
+            smaller = self._without(whole, weak)
             again = 2 + len(parts) - len(weak)
-            if attempt < 2 and self.rounds.affordable(2 * visits_in_round(again)):
-                whole = smaller
-                continue
-            return self._settle(choice, result, smaller, parts, weak)
-        return []
+            if attempt == 2 or not self.rounds.affordable(2 * measurements_in_round(again)):
+                self._settle(choice, result, smaller, parts, weak)
+                return
+            whole = smaller
 
     # ---- what is compared
 
@@ -109,11 +100,11 @@ class WholeProfile:
 
     def configuration(self, whole: Whole) -> Configuration:
         """Kernels in the order of the metrics, so that the same choices are the same configuration."""
-        chosen = [c for m in self.kinds if m in whole.groups for c, _ in self.kernels[m]]
+        chosen = [c for m in self.kinds if m in whole.groups for c, _ in self.candidates[m]]
         return Configuration(self.space.settings(whole.point), tuple(chosen))
 
     def _wrong(self, whole: Whole) -> bool:
-        reason = self.check(self.configuration(whole))
+        reason = self._context.gate.why_not(self.configuration(whole))
         if reason:
             self.note("incorrect", settings=self.space.settings(whole.point), reason=reason)
         return bool(reason)
@@ -146,101 +137,79 @@ class WholeProfile:
         """Without the settings' parts where the budget does not last for them: what was proven for them
         before kernels were chosen then stands."""
         default = Whole(self.space.default, frozenset())
-        alone = Whole(whole.point, frozenset())
 
-        def variants() -> dict[str, Whole]:
-            named = {DEFAULT: default, FULL: whole}
-            candidates = {f"without {p.label}": self._without(whole, [p]) for p in parts}
-            if len(whole.groups) > 1:
-                candidates[ALONE] = alone
-            return named | {n: w for n, w in candidates.items() if w not in (default, whole)}
+        def named() -> dict[str, Whole]:
+            found = variants(default, whole, parts, lambda part: self._without(whole, [part]))
+            alone = Whole(whole.point, frozenset())
+            return found | ({ALONE: alone} if len(whole.groups) > 1 and alone != default else {})
 
-        if not self.rounds.affordable(self.count() * visits_in_round(len(variants()))):
+        if not self.rounds.affordable(self._context.round_count() * measurements_in_round(len(named()))):
             parts[:] = [p for p in parts if p.group]
-        configurations = {n: self.configuration(w) for n, w in variants().items()}
-        result = self.rounds.compare(key, configurations, self.count)
+        configurations = {n: self.configuration(w) for n, w in named().items()}
+        result = self.rounds.compare(key, configurations, self._context.round_count)
         choice.voided += result.voided
         choice.failed += [(whole.point, v) for n, v in result.failed.items() if n == FULL]
         return result
 
     # ---- what it says
 
-    def _over(self, result: Comparison, part: Part) -> str:
-        """What the whole is compared with for a part's sake. Where the rest is the default, or does not run,
-        that is the default."""
-        name = f"without {part.label}"
-        return name if name in result.logs else DEFAULT
-
-    def _judge(self, result: Comparison, parts: Sequence[Part]) -> tuple[dict[str, Estimate], list[Part]]:
+    def _left_out(self, result: Comparison, parts: Sequence[Part]) -> list[LeftOut]:
         bar = self.bar(result.rounds)
-        estimates: dict[str, Estimate] = {}
-        weak = []
+        found = []
         for part in parts:
-            over = self._over(result, part)
-            ok, gain = bar.beats(result, FULL, part.moves, self.weights, over, touched=part.moves)
-            estimates[part.label] = self.seen[part.label] = gain
-            if not ok and f"without {part.label}" not in result.failed:
-                weak.append(part)
+            one = left_out(result, part, bar, self.weights, rest_of(result, part))
+            found.append(one)
+            self.seen[part.label] = one.gain
             if part.group:
                 self.note(
-                    "kernels", group=part.group, beats=ok, choices=len(self.kernels[part.group]),
-                    screened=self.kernels[part.group][0][1].how, **gain.to_dict(),
+                    "kernels", group=part.group, beats=one.missed, choices=len(self.candidates[part.group]),
+                    screened=self.candidates[part.group][0][1].how, **one.gain.to_dict(),
                 )  # fmt: skip
-        return estimates, weak
+        return found
 
     def _gains(self, result: Comparison, name: str, whole: Whole) -> bool:
         """Whether the whole beats the default on a metric that it moves, or on their mean, and harms none."""
-        bar = self.bar(result.rounds)
         touched = {m for g in whole.groups for m in self._of(g)}
         touched |= self.space.moved(whole.point, self.space.default)
         moved = [m for m in self.weights if m in touched] or list(self.weights)
-        choices = [[m] for m in moved] + ([moved] if len(moved) > 1 else [])
-        return any(bar.beats(result, name, metrics, self.weights, touched=moved)[0] for metrics in choices)
+        return gains(result, name, moved, self.bar(result.rounds), self.weights)
 
     def _settle(
         self, choice: Choice, result: Comparison, smaller: Whole, parts: Sequence[Part], weak: Sequence[Part]
-    ) -> list[KernelEntry]:
+    ) -> None:
         """No time to measure again what is left without the weak parts: it is taken if it was among what has
-        been measured, which it was where one part is weak."""
-        name = f"without {weak[0].label}"
+        been measured, which it was where one part is weak. The kernels that are left have to be missed there
+        again."""
+        name = without(weak[0].label)
         if len(weak) > 1 or name not in result.logs or not smaller.groups or self._wrong(smaller):
-            return []
-        if not self._gains(result, name, smaller):
-            return []
-        bar = self.bar(result.rounds)
-        estimates = {}
-        for part in parts:
-            if part.group in smaller.groups and len(smaller.groups) == 1:
-                over = ALONE if ALONE in result.logs else DEFAULT
-                alone_is_default = smaller.point == self.space.default
-                if over == DEFAULT and not alone_is_default:
-                    return []
-                ok, gain = bar.beats(result, name, part.moves, self.weights, over, touched=part.moves)
-                if not ok:
-                    return []
-                estimates[part.label] = gain
-        if not estimates:
-            return []
-        self.note("whole", taken=True, settings=self.space.settings(smaller.point),
-                  groups=sorted(smaller.groups), without=weak[0].label)  # fmt: skip
-        return self._accept(choice, result, name, smaller, parts, estimates)
+            return
+        if len(smaller.groups) > 1:
+            return
+        (part,) = (p for p in parts if p.group in smaller.groups)
+        over = ALONE if ALONE in result.logs else DEFAULT
+        if over == DEFAULT and smaller.point != self.space.default:
+            return
+        found = [left_out(result, part, self.bar(result.rounds), self.weights, over, name)]
+        if self._accept(choice, result, name, smaller, found):
+            self.note("whole", taken=True, settings=self.space.settings(smaller.point),
+                      groups=sorted(smaller.groups), without=weak[0].label)  # fmt: skip
 
     def _accept(
-        self, choice: Choice, result: Comparison, name: str, whole: Whole, parts: Sequence[Part],
-        estimates: Mapping[str, Estimate],
-    ) -> list[KernelEntry]:  # fmt: skip
+        self, choice: Choice, result: Comparison, name: str, whole: Whole, found: Sequence[LeftOut]
+    ) -> bool:
+        """Settings that were not left out here stand by what has proven them before."""
         changed = {self.space.knobs[n].name for n in self.space.entries(whole.point)}
-        measured = {n: estimates[p.label] for p in parts if p.label in estimates for n in p.names}
-        choice.entries = [
+        measured = {n: p.gain for p in found for n in p.part.names}
+        before = choice.evidence.parts if choice.evidence is not None else ()
+        earlier = [p for p in before if changed.intersection(p.part.names) - set(measured)]
+        entries = [
             replace(e, estimate=measured.get(e.name, e.estimate)) for e in choice.entries if e.name in changed
         ]
-        choice.point = whole.point
-        choice.stage = result.key
-        choice.gain = {m: result.ratio(name, [m], self.weights) for m in self.weights}
-        choice.baseline = {m: result.median_rate(DEFAULT, m) for m in self.weights}
-        choice.tuned = {m: result.median_rate(name, m) for m in self.weights}
-        return [
-            KernelEntry(kernel, estimates[f"kernels_{m}"], f"kernels_{m}", screened)
-            for m in self.kinds if m in whole.groups
-            for kernel, screened in self.kernels[m]
+        kernels = [
+            KernelEntry(kernel, p.gain, p.part.label, screened)
+            for p in found if p.part.group
+            for kernel, screened in self.candidates[p.part.group]
         ]  # fmt: skip
+        proven = self._gains(result, name, whole)
+        evidence = Evidence(result, name, self.weights, proven, (*found, *earlier))
+        return choice.accept(evidence, whole.point, entries, kernels)

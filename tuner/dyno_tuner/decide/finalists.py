@@ -8,11 +8,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..measure.paired_rounds import visits_in_round
+from ..measure.paired_rounds import measurements_in_round
 from ..search.surrogate import predicted
-from .ablation import Proof
-from .acceptance import DEFAULT, FULL
-from .challengers import Rivals
+from .ablation import DEFAULT, FULL
+from .challengers import Challengers
+from .elimination import Elimination
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -38,7 +38,9 @@ def worth_proving(trials: Sequence[Trial], bar: Bar, metrics: Collection[str]) -
 
 @dataclass
 class Chooser:
-    """Args:
+    """The way from the trials of the screen to a proven choice.
+
+    Args:
     explore: tries more points as the search did; gives all trials.
 
     `unproven` tells whether there was no time to tell of something that looked faster whether it is, and
@@ -58,9 +60,9 @@ class Chooser:
         if not finalists:
             return
         self.unproven = True  # until something says else, also where Ctrl-C ends it
-        race = 2 * visits_in_round(len(finalists) + 1)
+        race = 2 * measurements_in_round(len(finalists) + 1)
         largest = max(finalists, key=lambda p: len(judge.space.entries(p)))
-        proven_in = judge.proof_visits(largest, 3)
+        proven_in = judge.ablation_measurements(largest, 3)
         winner: Point | None
         if judge.affordable("leave_one_out", race + proven_in, judge.compared(largest)):
             winner = self._race(finalists, choice)
@@ -72,29 +74,29 @@ class Chooser:
             return
         # What is proven of settings comes before kernels, also where that leaves these no time.
         self.unproven, whole = True, winner
-        visits, compared = judge.proof_visits(winner), judge.compared(winner)
-        if not any(judge.affordable(stage, visits, compared) for stage in ("leave_one_out", LAST)):
+        measurements, compared = judge.ablation_measurements(winner), judge.compared(winner)
+        if not any(judge.affordable(stage, measurements, compared) for stage in ("leave_one_out", LAST)):
             winner = self._provable(winner, trials)
             if winner is None:
                 return
-        proof = Proof(judge, LAST)
-        proven = proof.run(winner, choice)
-        if proof.cut and not choice.entries:
+        elimination = Elimination(judge, LAST)
+        proven = elimination.run(winner, choice)
+        if elimination.cut and not choice.entries:
             # The answers of what it leaves out had to be compared first; they are known now.
             judge.until(LAST)
             smaller = self._provable(winner, trials)
             if smaller is not None and smaller != winner:
-                winner, proof = smaller, Proof(judge, LAST)
-                proven = proof.run(winner, choice, "again")
+                winner, elimination = smaller, Elimination(judge, LAST)
+                proven = elimination.run(winner, choice, "again")
         # What was compared may be less than what had looked faster.
-        self.unproven = not proven and (proof.cut or winner != whole)
+        self.unproven = not proven and (elimination.cut or winner != whole)
         if proven:
-            Rivals(judge, self.explore).run(choice)
+            Challengers(judge, self.explore).run(choice)
             if winner != whole:
                 self.missed = self._missed(whole, choice, trials)
 
     def _missed(self, whole: Point, choice: Choice, trials: Sequence[Trial]) -> tuple[Point, float] | None:
-        """What only a part of could be proven, where the search had all of it faster than what is written by
+        """The point of which only a part could be proven, if the search had it faster than the profile by
         more than the noise."""
         judge, kind = self.judge, self.judge.space.code_class(whole)
         seen = [t.log_ratio for t in trials if t.log_ratio and judge.space.code_class(t.point) == kind]
@@ -112,7 +114,7 @@ class Chooser:
         failed = {space.code_class(t.point) for t in trials if t.log_ratio is None}
         while True:
             numbers = space.entries(point)
-            if judge.fits(judge.proof_visits(point), judge.compared(point)):
+            if judge.fits(judge.ablation_measurements(point), judge.compared(point)):
                 break
             smaller = [space.without(point, n) for n in numbers]
             smaller = [p for p in smaller if space.legal(p) and space.code_class(p) not in failed]
@@ -147,7 +149,7 @@ class Chooser:
     def _few(self, finalists: Sequence[Point]) -> list[Point]:
         """Rather few finalists in enough rounds than many in one. Only the answers of these are compared."""
         judge, few = self.judge, list(finalists)
-        while len(few) > 1 and not judge.fits(3 * visits_in_round(len(few) + 1), few):
+        while len(few) > 1 and not judge.fits(3 * measurements_in_round(len(few) + 1), few):
             # What changes answers goes first: without its twin in the race it could not win anyhow.
             changing = [p for p in few if judge.faithful(p) != p]
             few.remove(changing[-1] if changing else few[-1])
@@ -177,7 +179,7 @@ class Chooser:
         judge, space = self.judge, self.judge.space
         names = {f"f{i}": p for i, p in enumerate(finalists)}
         points = {DEFAULT: space.default, **names}
-        roomy = judge.affordable("confirm", 2 * visits_in_round(len(points)))
+        roomy = judge.affordable("confirm", 2 * measurements_in_round(len(points)))
         if not roomy:
             judge.until("leave_one_out")
         result = judge.compare("confirm", points, choice, None if roomy else 2)
@@ -202,10 +204,11 @@ class Chooser:
         best = max(passed)[1]
         tied = [names[n] for _, n in passed if judge.ties(result, n, best, list(judge.weights))]
         winner = min(tied, key=lambda p: space.preference(p))
-        if len(numbers := space.entries(winner)) == 1:
+        if len(space.entries(winner)) == 1:
             name = next(n for n, p in names.items() if p == winner)
-            gain = result.ratio(name, judge.moves(numbers[0]), judge.weights)
-            choice.accept(judge, result, name, winner, [judge.entry(winner, numbers[0], gain, None)])
+            part = [judge.alone(result, winner, name)]
+            evidence = judge.evidence(result, winner, part, name)
+            choice.accept(evidence, winner, judge.entries(winner, part))
         return winner
 
     def _earned(self, result: Comparison, names: Mapping[str, Point], name: str, bar: Bar) -> bool:
@@ -227,13 +230,13 @@ class Chooser:
     def _towards_default(self, point: Point, choice: Choice) -> Point:
         judge, space = self.judge, self.judge.space
         numbers = [n for n in space.entries(point) if space.knobs[n].ordinal]
-        proof = judge.proof_visits(point, 3)
+        proof = judge.ablation_measurements(point, 3)
         for n in numbers:
             nearer = self._nearer(point, n)
             if not nearer:
                 continue
-            visits = 2 * visits_in_round(1 + len(nearer))
-            if not judge.affordable("leave_one_out", visits + proof):
+            measurements = 2 * measurements_in_round(1 + len(nearer))
+            if not judge.affordable("leave_one_out", measurements + proof):
                 return point
             judge.until("walk")
             names = {f"v{p[n]}": p for p in nearer}

@@ -14,31 +14,30 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 from xml.sax.saxutils import escape
 
-from ..measure.paired_rounds import Time, visits_in_round
+from ..measure.paired_rounds import measurements_in_round
 from ..search.surrogate import predicted
 from ..space.knobs import Fidelity
 from ..space.memory_limits import gib
+from .ablation import LeftOut, left_out
+from .acceptance import Choice, Evidence, Judge, accept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ..core.intervals import Estimate, Noise
+    from ..core.intervals import Estimate
     from ..core.outcome import Outcome
     from ..core.protocol import Value
     from ..measure.comparison import Comparison
-    from ..measure.paired_rounds import Bar, Rounds
-    from ..record.recorder import Ledger
+    from ..record.context import Context
     from ..search.screen import Trial
     from ..space.search_space import Point, Space
-    from .acceptance import Judge
-    from .quality_gate import Gate
 
 MOST = 3  # profiles beside the fastest and the default
 TOO_SHORT = "no time was left to confirm anything; give a longer --budget"
 LEAST_ROUNDS = 2  # that prove anything
 LEAST_SAVING = 0.001  # of the default's memory; less is how a plan rounds
 ATTEMPTS = 3
-SLOW = 2.5  # times a visit of the default; what takes longer is cut there
+SLOW = 2.5  # times a measurement of the default; what takes longer is cut there
 DEFAULT = "default"
 FASTEST = "fastest"
 # All that may be written, or was by earlier versions (memory4); no other name in the folder is touched.
@@ -48,38 +47,20 @@ FILES = (
 )
 
 
-class _Schedule(Time, Protocol):
-    def until(self, stage: str) -> None:
-        """Gives the stage the time that the budget has for it."""
-        ...
-
-
 class FinishedTune(Protocol):
     """A tune that has run, as far as this stage looks at it; see `run.tune`."""
 
     @property
-    def space(self) -> Space: ...
+    def context(self) -> Context: ...
     @property
     def winner(self) -> Point: ...
     @property
+    def evidence(self) -> Evidence | None: ...
+    @property
     def status(self) -> str: ...
     @property
-    def noise(self) -> Mapping[str, Noise]: ...
-    @property
-    def weights(self) -> Mapping[str, float]: ...
-    @property
     def trials(self) -> Sequence[Trial]: ...
-    @property
-    def gate(self) -> Gate: ...
-    @property
-    def ledger(self) -> Ledger: ...
-    @property
-    def schedule(self) -> _Schedule: ...
     def stage(self, name: str) -> None: ...
-    def round_count(self) -> int: ...
-    def judge(self) -> Judge: ...
-    def rounds(self) -> Rounds: ...
-    def bar(self, rounds: int) -> Bar: ...
     def outcome(self) -> Outcome: ...
 
 
@@ -94,6 +75,7 @@ class Variant:
     overall: Estimate  # weighted geometric mean over the metrics
     gain: Mapping[str, Estimate]
     tuned: Mapping[str, float]  # tokens/s by metric
+    evidence: Evidence | None = None  # None: the default
 
 
 def front(found: Sequence[tuple[Point, float, int]], below: int) -> list[Point]:
@@ -171,7 +153,7 @@ def plot(variants: Sequence[Variant], title: str) -> str:
 
 
 class Sizes:
-    """What points need by the engine's plan.
+    """The memory of points by the engine's plan.
 
     Args:
         needs: bytes of settings; None where the engine refuses them.
@@ -203,8 +185,8 @@ class Sizes:
         return point
 
     def beside(self, point: Point, winner: Point) -> Point:
-        """What of `point` moves memory; for the rest what the winner has. What changes answers is left only
-        where it saves memory, and what does nothing is not left at all."""
+        """The settings of `point` that move memory; for the others those of the winner. A setting that
+        changes answers stays only if it saves memory. One without effect does not stay."""
         space = self._space
         for n, value in enumerate(winner):
             other = (*point[:n], value, *point[n + 1 :])
@@ -253,13 +235,13 @@ def trade_memory(
     Args:
         needs: bytes of settings by the engine's plan; None where it refuses them.
     """
-    space, winner = tune.space, tune.winner
+    space, winner = tune.context.space, tune.winner
     sizes = Sizes(space, needs)
     whole = sizes.of(winner)
-    if whole is None or tune.status == "interrupted" or not tune.noise:
+    if whole is None or tune.status == "interrupted" or not tune.context.noise:
         return [], TOO_SHORT
     tune.stage("pareto")
-    tune.schedule.until("pareto")
+    tune.context.budget.until("pareto")
     steps = _right(tune, _found(tune, sizes), whole, sizes)
     if not steps and winner == space.default:
         return [], "the default is the fastest, and nothing that was tried needs less memory"
@@ -269,14 +251,14 @@ def trade_memory(
     kept = _Confirmed(tune, sizes, steps).variants()
     for v in kept:
         settings = dict(v.settings)
-        tune.ledger.note("pareto", name=v.name, settings=settings, size=v.size, **v.overall.to_dict())
+        tune.context.note("pareto", name=v.name, settings=settings, size=v.size, **v.overall.to_dict())
     return kept, "" if kept else TOO_SHORT
 
 
 def _found(tune: FinishedTune, sizes: Sizes) -> list[tuple[Point, float, int]]:
-    """What could be written, with the log ratio that the trials say it has, and its bytes."""
-    space = tune.space
-    history = tune.judge().history(tune.trials)
+    """The points that could be written, with the log ratio that the trials give them, and their bytes."""
+    space = tune.context.space
+    history = Judge(tune.context).history(tune.trials)
     seen = {space.code_class(t.point): t.log_ratio for t in tune.trials}
     points = dict.fromkeys(
         sizes.beside(t.point, tune.winner)
@@ -305,16 +287,16 @@ def _right(
     left = list(found)
     while True:
         chosen = front(left, below)
-        wrong = next((p for p in chosen if tune.gate.admit_fully(p) is not None), None)
+        wrong = next((p for p in chosen if tune.context.gate.admit_fully(p) is not None), None)
         if wrong is None:
-            return [_step(tune.space, sizes, p) for p in chosen]
+            return [_step(tune.context.space, sizes, p) for p in chosen]
         left = [f for f in left if f[0] != wrong]
 
 
 def _points(tune: FinishedTune, steps: Sequence[Step]) -> dict[Point, str]:
-    """What is compared, by point: the default, the winner, and every step, also without each entry that has
-    to be missed and with none of them."""
-    space = tune.space
+    """The points of the comparison, with their names: the default, the winner, and every step, also without
+    each entry that has to be missed and with none of them."""
+    space = tune.context.space
     points = {space.default: DEFAULT}
     points.setdefault(tune.winner, FASTEST)
     for i, step in enumerate(steps, 1):
@@ -326,26 +308,26 @@ def _points(tune: FinishedTune, steps: Sequence[Step]) -> dict[Point, str]:
 
 
 def _slowness(log_ratio: float) -> float:
-    """Time of a visit over that of the default's, at most: all that a point loses may be lost by one of two
-    metrics, and a visit is cut where it takes too long."""
+    """Time of a measurement over that of the default's, at most: all that a point loses may be lost by one of
+    two metrics, and a measurement is cut where it takes too long."""
     return min(SLOW, math.exp(max(0.0, -2 * log_ratio)))
 
 
 def _affordable(tune: FinishedTune, steps: Sequence[Step]) -> list[Step]:
     """As many steps as there is time to confirm: first the middle one goes, for the ends say most, then the
     entries that would have to be proven."""
-    rounds, left, space = tune.rounds(), list(steps), tune.space
+    rounds, left, space = tune.context.rounds(), list(steps), tune.context.space
     points = list(_points(tune, steps))
-    mean, _ = predicted(space, tune.judge().history(tune.trials), points)
+    mean, _ = predicted(space, Judge(tune.context).history(tune.trials), points)
     slower = {p: _slowness(float(m)) for p, m in zip(points, mean, strict=True)}
 
     def seconds(steps: Sequence[Step]) -> float:
         each = [slower[p] for p in _points(tune, steps)]
-        return rounds.seconds(LEAST_ROUNDS * visits_in_round(len(each))) * sum(each) / len(each)
+        return rounds.seconds(LEAST_ROUNDS * measurements_in_round(len(each))) * sum(each) / len(each)
 
-    while left and not tune.schedule.more_seconds(seconds(left)):
+    while left and not tune.context.budget.more_seconds(seconds(left)):
         most = max(left, key=lambda s: len(s.unproven))
-        if len(left) < MOST and most.unproven and most.plain != tune.space.default:
+        if len(left) < MOST and most.unproven and most.plain != tune.context.space.default:
             left[left.index(most)] = Step(most.plain, most.plain, ())
         else:
             left.remove(left[len(left) // 2])
@@ -357,9 +339,9 @@ class _Confirmed:
 
     def __init__(self, tune: FinishedTune, sizes: Sizes, steps: list[Step]) -> None:
         self._tune = tune
-        self._space = tune.space
+        self._space = tune.context.space
         self._sizes = sizes
-        self._weights = tune.weights
+        self._weights = tune.context.weights
         self._steps = steps
         self._names: dict[Point, str] = {}
         self._result: Comparison | None = None
@@ -376,7 +358,7 @@ class _Confirmed:
                 return
             configurations = {name: self._space.configuration(p) for p, name in names.items()}
             key = f"pareto/{attempt}" if attempt else "pareto"
-            result = tune.rounds().compare(key, configurations, tune.round_count)
+            result = tune.context.rounds().compare(key, configurations, tune.context.round_count)
             if result.rounds < LEAST_ROUNDS:
                 return
             self._names, self._result, self._steps = names, result, steps
@@ -385,40 +367,44 @@ class _Confirmed:
                 return
 
     def _admitted(self, steps: Sequence[Step]) -> dict[Point, str]:
-        """What of the points may be compared. What is only left out for the comparison is never written, so
-        knobs that change no bit need no check there."""
+        """The points that may be compared. A point that only leaves an entry out is never written, so its
+        knobs that change no bit need no check."""
         tune = self._tune
         written = {tune.winner, *(p for s in steps for p in (s.full, s.plain))}
         return {
             p: name for p, name in _points(tune, steps).items()
             if p == self._space.default or (p in written and self._may_be_written(p))
-            or (p not in written and self._space.legal(p) and tune.gate.admit(p) is None)
+            or (p not in written and self._space.legal(p) and tune.context.gate.admit(p) is None)
         }  # fmt: skip
 
     def _may_be_written(self, point: Point) -> bool:
-        return self._space.legal(point) and self._tune.gate.admit_fully(point) is None
+        return self._space.legal(point) and self._tune.context.gate.admit_fully(point) is None
 
     def _measured(self, point: Point) -> bool:
         name = self._names.get(point)
         return self._result is not None and (name == DEFAULT or name in self._result.logs)
 
+    def _left_out(self, step: Step) -> list[LeftOut]:
+        """The result of every entry of a step that was measured. The others save memory, or stay unproven."""
+        result, judge = self._result, Judge(self._tune.context)
+        assert result is not None
+        name, bar = self._names[step.full], self._tune.context.bar(result.rounds)
+        found = []
+        for n in self._space.entries(step.full):
+            without, part = self._space.without(step.full, n), judge.part(n)
+            if n not in step.unproven:
+                gain = result.ratio(name, part.moves, self._weights)
+                found.append(LeftOut(part, gain, missed=False, saves=True))
+            elif self._measured(without):
+                found.append(left_out(result, part, bar, self._weights, self._names[without], name))
+        return found
+
     def _weak(self, step: Step) -> list[int]:
         """The entries that are not missed when they are left out, as far as is known."""
-        result, judge = self._result, self._tune.judge()
-        if result is None or not self._measured(step.full):
+        if not self._measured(step.full):
             return list(step.unproven)
-        bar = self._tune.bar(result.rounds)
-        weak = []
-        for n in step.unproven:
-            without, moves = self._space.without(step.full, n), judge.moves(n)
-            if (
-                not self._measured(without)
-                or not bar.beats(
-                    result, self._names[step.full], moves, self._weights, self._names[without], touched=moves
-                )[0]
-            ):
-                weak.append(n)
-        return weak
+        holds = {p.part.label for p in self._left_out(step) if p.holds}
+        return [n for n in step.unproven if self._space.knobs[n].name not in holds]
 
     def _without_weak(self, step: Step) -> Step:
         full = step.full
@@ -430,33 +416,46 @@ class _Confirmed:
         return smaller if self._may_be_written(full) else Step(step.plain, step.plain, ())
 
     def variants(self) -> list[Variant]:
-        """What is worth its memory, from large to small; nothing where there was no time."""
+        """The variants that are worth their memory, from large to small; nothing if there was no time."""
         if self._result is None:
             return []
-        proven = [s.plain if self._weak(s) else s.full for s in self._steps]
-        points = dict.fromkeys([self._space.default, self._tune.winner, *proven])
-        variants = [self._variant(p) for p in points if self._measured(p)]
+        proven = [Step(s.plain, s.plain, ()) if self._weak(s) else s for s in self._steps]
+        proven = [s for s in proven if self._measured(s.full)]
+        evidence: dict[Point, Evidence | None] = {self._space.default: None}
+        evidence.setdefault(self._tune.winner, self._tune.evidence)
+        for step in proven:
+            evidence.setdefault(step.full, self._evidence(step))
+        variants = [
+            self._variant(p, e) for p, e in evidence.items()
+            if self._measured(p) and (p == self._space.default or (e is not None and accept(e)))
+        ]  # fmt: skip
         kept = worthwhile(variants, self._as_good)
         best = next((v for v in variants if v.point == self._tune.winner), None)
         if best is not None and best not in kept:
             best = max((k for k in kept if self._as_good(k, best)), key=lambda k: k.overall.ratio)
         return named(kept, best)
 
-    def _variant(self, point: Point) -> Variant:
+    def _evidence(self, step: Step) -> Evidence:
+        assert self._result is not None
+        found, name = self._left_out(step), self._names[step.full]
+        faster = Judge(self._tune.context).gains(self._result, name, step.full)
+        return Evidence(self._result, name, self._weights, faster, tuple(found), saves=True)
+
+    def _variant(self, point: Point, evidence: Evidence | None) -> Variant:
         assert self._result is not None
         result, name, metrics = self._result, self._names[point], list(self._weights)
         return Variant(
             name, point, self._space.settings(point), int(self._sizes.of(point) or 0),
             result.ratio(name, metrics, self._weights),
             {m: result.ratio(name, [m], self._weights) for m in metrics},
-            {m: result.median_rate(name, m) for m in metrics},
+            {m: result.median_rate(name, m) for m in metrics}, evidence,
         )  # fmt: skip
 
     def _as_good(self, one: Variant, other: Variant) -> bool:
         """As fast within the margin, and it changes answers only where the other does, too. In the place of
         the default, or of what the tune itself has proven, it has to be as fast by every metric."""
         assert self._result is not None
-        margin = self._tune.bar(self._result.rounds).of(list(self._weights))
+        margin = self._tune.context.bar(self._result.rounds).of(list(self._weights))
         if one.overall.ratio * (1 + margin) < other.overall.ratio:
             return False
         approx = [self._space.fidelity(v.point) is Fidelity.APPROX for v in (one, other)]
@@ -469,7 +468,7 @@ class _Confirmed:
     def _harmless(self, variant: Variant, over: Point) -> bool:
         """Whether no metric is slower by more than its margin, beyond doubt."""
         assert self._result is not None
-        bar, moved = self._tune.bar(self._result.rounds), self._space.moved(variant.point, over)
+        bar, moved = self._tune.context.bar(self._result.rounds), self._space.moved(variant.point, over)
         for m in self._weights:
             ratio = self._result.ratio(self._names[variant.point], [m], self._weights, self._names[over])
             if bar.harms(ratio, m, m in moved) or (m in moved and ratio.low < 1 - bar.margin[m]):
@@ -478,14 +477,18 @@ class _Confirmed:
 
 
 def variant_outcome(tune: FinishedTune, variant: Variant) -> Outcome:
-    """What a profile of this variant says: its entries were proven together."""
+    """The outcome that a profile of this variant holds: its entries were proven together."""
     outcome = tune.outcome()
-    numbers = tune.space.entries(variant.point)
-    judge = tune.judge()
-    group = "g1" if len(numbers) > 1 else None
+    judge, choice = Judge(tune.context), Choice(tune.context.space.default)
+    together = [replace(p, gain=variant.overall) for p in variant.evidence.parts] if variant.evidence else []
+    entries = judge.entries(variant.point, together)
+    if len(entries) > 1:
+        entries = [replace(e, group="g1") for e in entries]
+    if variant.evidence is not None:
+        choice.accept(variant.evidence, variant.point, entries)
     outcome.settings = dict(variant.settings)
-    outcome.entries = [judge.entry(variant.point, n, variant.overall, group) for n in numbers]
+    outcome.entries = choice.entries
     outcome.kernels, outcome.kernel_defaults = [], []
     outcome.gain, outcome.tuned = dict(variant.gain), dict(variant.tuned)
-    outcome.quality = tune.gate.of(variant.point)
+    outcome.quality = tune.context.gate.of(variant.point)
     return outcome

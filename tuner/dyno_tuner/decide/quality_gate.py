@@ -11,34 +11,30 @@ from ..space.knobs import Fidelity
 from .answer_check import judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
 
     from ..core.options import Options
     from ..core.protocol import Configuration
-    from ..record.recorder import Ledger
+    from ..record.context import Processes
+    from ..record.recorder import Recorder
     from ..space.search_space import Point, Space
     from .answer_check import Verdict
 
 
-class Gate:
-    """Args:
-    process: number of the running worker process.
-    died: says that it is gone; the next one has another number.
-    """
+class QualityGate:
+    """The check of answers before a speed counts, and the memory of what was asked."""
 
     def __init__(
         self,
-        ledger: Ledger,
+        recorder: Recorder,
         space: Space,
         options: Options,
-        process: Callable[[], int],
-        died: Callable[[], None],
+        processes: Processes,
     ) -> None:
-        self._ledger = ledger
+        self._recorder = recorder
         self._space = space
         self._options = options
-        self._process = process
-        self._died = died
+        self._processes = processes
         self._verdicts: dict[object, tuple[TrialStatus, str] | None] = {}
         self._qualities: dict[Point, Quality] = {}
         self.cut = False  # the budget has ended a check of answers
@@ -92,8 +88,8 @@ class Gate:
         return judge(quality, self._default, fidelity, self._options.approx_limit)
 
     def questions(self, points: Sequence[Point]) -> list[tuple[Point, str, Configuration]]:
-        """What `admit` of these points would ask, each once: the point, and key and configuration to compare
-        the answers of. Whoever has them compared says so with `learn`."""
+        """The questions of `admit` for these points, each once: the point, and key and configuration to
+        compare the answers of. Whoever has them compared says so with `learn`."""
         if not self._options.check:
             return []
         found: dict[Point, None] = {}
@@ -109,7 +105,7 @@ class Gate:
         if not self._options.check:
             return 0.0
         known = {*self._verdicts, self._space.code_class(self._space.default)}
-        return len({self._space.code_class(p) for p in points} - known) * self._ledger.check_seconds
+        return len({self._space.code_class(p) for p in points} - known) * self._recorder.check_seconds
 
     def learn(self, point: Point, quality: Quality) -> None:
         self._qualities[point] = quality
@@ -123,9 +119,8 @@ class Gate:
         return self._qualities[point]
 
     def _measured(self, key: str, configuration: Configuration) -> Quality:
-        quality = self._ledger.quality(key, configuration, process=self._process())
-        if quality.status.kills:
-            self._died()
+        quality = self._recorder.quality(key, configuration, process=self._processes.number)
+        self._processes.follow(quality.status)
         return quality
 
     def admit(self, point: Point) -> tuple[TrialStatus, str] | None:
@@ -161,7 +156,7 @@ class Gate:
         return self._verdicts[kind]
 
     def still_right(self, point: Point) -> bool:
-        """What is written is checked as it is written: dropping entries can have made a point of its own."""
+        """A profile is checked as it is written: dropping entries can have made a point of its own."""
         if not self._options.check:
             return True
         verdict = self._judge(self._ask(point), self._space.fidelity(point))
@@ -170,10 +165,10 @@ class Gate:
         return verdict.ok
 
     def _refuse(self, point: Point, reason: str) -> None:
-        if self._ledger.was_cut(self._key(point)):
+        if self._recorder.was_cut(self._key(point)):
             self.cut = True  # neither right nor wrong
             return
-        self._ledger.note("incorrect", settings=self._space.settings(point), reason=reason)
+        self._recorder.note("incorrect", settings=self._space.settings(point), reason=reason)
 
     def why_not(self, configuration: Configuration) -> str:
         """For configurations with kernels: the reason why not, or nothing."""

@@ -1,4 +1,4 @@
-"""What looked faster in the search and is not written: people should know of it, and what would prove it."""
+"""Settings that looked faster in the search and are not written, and the budget that would prove them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def best_trial(judge: Judge, trials: Sequence[Trial], now: float, short: bool) -
         return []
     settings = space.settings(best.point)
     changed = [space.knobs[n].name for n in space.entries(best.point)]
-    proof = judge.rounds.seconds(judge.proof_visits(best.point, PROOF_ROUNDS))
+    proof = judge.rounds.seconds(judge.ablation_measurements(best.point, PROOF_ROUNDS))
     needed = {"needed": budget(now + proof)} if short else {}
     return [{"settings": {k: settings[k] for k in changed}, "ratio": math.exp(best.log_ratio), **needed}]
 
 
 def in_part(space: Space, missed: tuple[Point, float] | None) -> dict[str, Any]:
-    """What was faster in the search than what is written, and was proven in part only.
+    """Settings that were faster in the search than the profile, and were proven in part only.
 
     Args: `missed`: the point and its log ratio.
     """

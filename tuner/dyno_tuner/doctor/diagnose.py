@@ -22,7 +22,7 @@ CUDA_SOURCE = "ik_llama.cpp 8337e4cd3 (2026-08-15), ggml-cuda.cu:5299-5388"
 def diagnose(
     words: Sequence[str], *, engine: str | None = None, version: str | None = None, facts: Facts | None = None
 ) -> Line:
-    """What every token of a command line does.
+    """The effect of every token of a command line.
 
     Args:
         words: the line, as words or as one string.

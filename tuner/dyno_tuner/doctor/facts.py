@@ -1,4 +1,4 @@
-"""What is known beside the command line: the GPU as the user names it, the model from its file."""
+"""Facts beside the command line: the GPU as the user names it, the model from its file."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ ENGINES = (MAIN, IK)
 
 
 class Status(enum.StrEnum):
-    """What is known about a token. The later, the worse."""
+    """The verdict on a token. The later, the worse."""
 
     DOES = "does"  # takes effect as described
     INERT = "inert"  # accepted, changes nothing here
@@ -133,7 +133,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known beside the line itself; None where it is not."""
+    """Facts beside the line itself; None if one is not known."""
 
     cc: float | None = None  # compute capability of the GPU, 7.5
     gpus: int | None = None

@@ -1,4 +1,4 @@
-"""What holds between tokens, and between a token and the GPU or the model.
+"""Rules between tokens, and between a token and the GPU or the model.
 
 `LIMITS` are statements about one switch or flag on some GPUs; the functions below are the combinations. A
 rule speaks only where the line and the facts show its premise.
@@ -26,7 +26,8 @@ def is_on(value: str | None) -> bool:
 
 @dataclass(frozen=True)
 class Limit:
-    """What a switch means on GPUs with `low` <= compute capability < `high`. `on`: only when switched on."""
+    """The meaning of a switch on GPUs with `low` <= compute capability < `high`. `on`: only when switched
+    on."""
 
     kind: str
     name: str
@@ -216,7 +217,7 @@ def cache_types(line: Line) -> None:
 
 
 def _uncompiled(engine: str, pair: tuple[str, str]) -> tuple[Status, str]:
-    """What a pair of cache types comes to that a usual build has no flash attention for."""
+    """The effect of a pair of cache types for which a usual build has no flash attention."""
     which = f"flash attention on CUDA for K {pair[0]} with V {pair[1]}"
     if engine == MAIN and "f32" in pair:
         return Status.DOES, f"{which} goes by way of f16, slower: no build has kernels for f32"
@@ -311,7 +312,7 @@ def split_modes(line: Line) -> None:
 
 
 def _graph_only(line: Line) -> None:
-    """What concerns a graph split alone."""
+    """Rules of a graph split alone."""
     if line.engine != IK or line.facts.gpus == 1:
         return
     for name in ("-smgs", "-sas", "-grt", "--max-gpu"):
@@ -406,7 +407,7 @@ def offload(line: Line) -> None:
 
 
 def _thresholds(line: Line, switches: list[Item], sizes: list[Item]) -> None:
-    """What a u-batch is too small for: fewer tokens than an upload wants, or one of experts."""
+    """The uses that a u-batch is too small for: fewer tokens than an upload wants, or one of experts."""
     micro, per_byte = micro_batches(line), line.cuda("offload-batch-size-per-byte")
     if not micro or per_byte is not None or any(i.wrong or not _is_int(i.value or "") for i in sizes):
         return
@@ -525,7 +526,7 @@ _OPPOSITES = {
 
 
 def _place(item: Item, line: Line) -> tuple[str, str] | None:
-    """What a token sets; of two that set the same, the later one is in force. None where both are."""
+    """The setting of a token; of two for the same setting the later one is in force. None if both are."""
     if item.kind in ("env", "cmake", "cuda") or (item.kind, item.name) == ("flag", "-cuda"):
         return item.kind, item.name
     if item.kind != "flag" or item.flag is None or line.bench or item.name in _ADD_UP:

@@ -1,4 +1,4 @@
-"""Several devices of one kind that work at the same time, each with a ledger (worker, journal) of its own.
+"""Several devices of one kind that work at the same time, each with a recorder (worker, journal) of its own.
 
 What is done together is decided before it begins and used after all have ended, in the order of the devices:
 so a run is a pure function of its journals, however the devices overtake each other, and can be resumed.
@@ -17,9 +17,9 @@ from ..core.protocol import TrialStatus
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..core.options import VisitPolicy
-    from ..core.protocol import Configuration, Quality, Visit
-    from ..record.recorder import Ledger
+    from ..core.options import MeasurementPolicy
+    from ..core.protocol import Configuration, Measurement, Quality
+    from ..record.recorder import Recorder
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ _PROCESSES = 100_000  # further devices number their worker processes from multi
 _STOPPING = 0.2  # seconds between two attempts to end what runs
 
 
-class Lane:
+class PoolMember:
     """One device. Used by one thread at a time.
 
     Args:
@@ -35,40 +35,43 @@ class Lane:
         name: for people.
     """
 
-    def __init__(self, number: int, name: str, ledger: Ledger) -> None:
+    def __init__(self, number: int, name: str, recorder: Recorder) -> None:
         self.number = number
         self.name = name
-        self.ledger = ledger
+        self.recorder = recorder
         self.process = number * _PROCESSES
-        self.costs: list[float] = []  # seconds of visits of the default, since they were last asked for
+        self.costs: list[float] = []  # seconds of measurements of the default, since they were last asked for
         self.unstable = 0
 
-    def visit(
-        self, key: str, configuration: Configuration, metrics: Sequence[str], policy: VisitPolicy,
-        *, anchor: bool = False,
-    ) -> Visit:  # fmt: skip
-        begun = self.ledger.useful
-        visit = self.ledger.visit(key, configuration, metrics, policy, process=self.process, anchor=anchor)
-        if anchor and visit.status is TrialStatus.OK:
-            self.costs.append(self.ledger.useful - begun)
-        self._survived(visit.status)
-        self.unstable += not visit.stable
-        return visit
+    def measurement(
+        self, key: str, configuration: Configuration, metrics: Sequence[str], policy: MeasurementPolicy,
+        *, baseline: bool = False,
+    ) -> Measurement:  # fmt: skip
+        begun = self.recorder.useful
+        measurement = self.recorder.measurement(
+            key, configuration, metrics, policy, process=self.process, baseline=baseline
+        )
+        if baseline and measurement.status is TrialStatus.OK:
+            self.costs.append(self.recorder.useful - begun)
+        self._survived(measurement.status)
+        self.unstable += not measurement.stable
+        return measurement
 
     def default(
-        self, key: str, configuration: Configuration, metrics: Sequence[str], policy: VisitPolicy
-    ) -> Visit:
-        """A visit of the default, which has to run; one failure is forgiven."""
+        self, key: str, configuration: Configuration, metrics: Sequence[str], policy: MeasurementPolicy
+    ) -> Measurement:
+        """A measurement of the default, which has to run; one failure is forgiven."""
         for attempt in (key, f"{key}/retry"):
-            visit = self.visit(attempt, configuration, metrics, policy, anchor=True)
-            if visit.status is TrialStatus.OK:
-                return visit
+            measurement = self.measurement(attempt, configuration, metrics, policy, baseline=True)
+            if measurement.status is TrialStatus.OK:
+                return measurement
         raise TuneError(
-            f"{self.name}: the engine's default settings do not run ({visit.status}): {visit.message}"
+            f"{self.name}: the engine's default settings do not run ({measurement.status}): "
+            f"{measurement.message}"
         )
 
     def quality(self, key: str, configuration: Configuration) -> Quality:
-        quality = self.ledger.quality(key, configuration, process=self.process)
+        quality = self.recorder.quality(key, configuration, process=self.process)
         self._survived(quality.status)
         return quality
 
@@ -77,42 +80,44 @@ class Lane:
             self.process += 1  # whatever comes next has a new worker
 
 
-class Crew:
-    """Args: `lanes`: the first is the device that also does what is done alone."""
+class DevicePool:
+    """Devices of one kind that work together.
 
-    def __init__(self, lanes: Sequence[Lane]) -> None:
-        self.lanes = list(lanes)
+    Args: `members`: the first is the device that also does what is done alone."""
+
+    def __init__(self, members: Sequence[PoolMember]) -> None:
+        self.members = list(members)
 
     def __len__(self) -> int:
-        return len(self.lanes)
+        return len(self.members)
 
-    def together(self, work: Callable[[Lane], T]) -> list[T]:
-        """`work` of every lane, at the same time; what they return, in the order of the lanes.
+    def together(self, work: Callable[[PoolMember], T]) -> list[T]:
+        """`work` of every member, at the same time; what they return, in the order of the members.
 
-        Ctrl-C and the error of one lane end what the others do; it is raised when all have ended.
+        Ctrl-C and the error of one member end what the others do; it is raised when all have ended.
         """
-        first = self.lanes[0].ledger
-        for lane in self.lanes[1:]:
-            lane.ledger.follow(first)
+        first = self.members[0].recorder
+        for member in self.members[1:]:
+            member.recorder.follow(first)
         failed = threading.Event()
 
-        def guarded(lane: Lane) -> T:
+        def guarded(member: PoolMember) -> T:
             try:
-                return work(lane)
+                return work(member)
             except BaseException:
                 failed.set()
                 raise
 
-        with concurrent.futures.ThreadPoolExecutor(len(self.lanes), "device") as pool:
+        with concurrent.futures.ThreadPoolExecutor(len(self.members), "device") as pool:
             futures: list[concurrent.futures.Future[T]] = []
             try:
-                for lane in self.lanes:
-                    futures.append(pool.submit(guarded, lane))
+                for member in self.members:
+                    futures.append(pool.submit(guarded, member))
                 self._wait(futures, failed)
             except BaseException:
                 self._stop(futures)
                 raise
-        first.catch_up(max(lane.ledger.now for lane in self.lanes))
+        first.catch_up(max(member.recorder.now for member in self.members))
         return [f.result() for f in futures]
 
     def _wait(self, futures: Sequence[concurrent.futures.Future[T]], failed: threading.Event) -> None:
@@ -129,7 +134,7 @@ class Crew:
         stopped = False
         while not stopped or not all(f.done() for f in futures):
             with contextlib.suppress(KeyboardInterrupt):
-                for lane in self.lanes:
-                    lane.ledger.stop()
+                for member in self.members:
+                    member.recorder.stop()
                 stopped = True
                 concurrent.futures.wait(futures, timeout=_STOPPING)

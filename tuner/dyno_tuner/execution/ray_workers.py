@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ..core.errors import TargetUnusable, TuneError
 from ..core.machine_match import differences, match_of
-from ..core.protocol import Description, Quality, TrialStatus, Visit
+from ..core.protocol import Description, Measurement, Quality, TrialStatus
 from ..core.scratch import scratch_folder
 from ..measure.environment import Surroundings, look_around
 from ..measure.machine_monitor import Machine, Window
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from ..core.options import VisitPolicy
+    from ..core.options import MeasurementPolicy
     from ..core.protocol import Configuration, KernelOp, OpContext, Value, Workload
 
 START_SECONDS = 300.0  # for the cluster to find a place
@@ -40,7 +40,7 @@ _AWAY = 60.0  # seconds beyond an operation's own deadline after which its node 
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What a worker takes of the cluster."""
+    """The resources that a worker takes of the cluster."""
 
     gpus: float = 0.0
     cpus: float = 1.0
@@ -177,15 +177,20 @@ class RayExecutor:
         self._first = self._first or found
         return found
 
-    def visit(
-        self, configuration: Configuration, workload: Workload, metrics: Sequence[str], policy: VisitPolicy,
-        context: OpContext, deadline: float,
-    ) -> Visit:  # fmt: skip
+    def measurement(
+        self,
+        configuration: Configuration,
+        workload: Workload,
+        metrics: Sequence[str],
+        policy: MeasurementPolicy,
+        context: OpContext,
+        deadline: float,
+    ) -> Measurement:
         arguments = (configuration, workload, metrics, policy, context, deadline)
         try:
-            found: Visit = self._answer("visit", deadline + _AWAY, *arguments)
+            found: Measurement = self._answer("measurement", deadline + _AWAY, *arguments)
         except _Gone as gone:
-            return Visit(TrialStatus.CRASH, message=f"{self.name}: {gone}")
+            return Measurement(TrialStatus.CRASH, message=f"{self.name}: {gone}")
         return found
 
     def quality(self, configuration: Configuration, context: OpContext, deadline: float) -> Quality:
@@ -219,7 +224,7 @@ class RayExecutor:
         return RayWatch(self, pci_bus_id)
 
     def begin_window(self, pci_bus_id: str | None) -> Any:
-        """What `end_window` wants back."""
+        """The mark that `end_window` takes back."""
         try:
             self._answer("begin_window", START_SECONDS, pci_bus_id)
         except _Gone:
@@ -254,7 +259,9 @@ class RayExecutor:
             self._drop()
 
 
-_OF_EXECUTOR = frozenset({"describe", "visit", "quality", "routing", "memory", "kernel_ops", "time_ops"})
+_OF_EXECUTOR = frozenset(
+    {"describe", "measurement", "quality", "routing", "memory", "kernel_ops", "time_ops"}
+)
 
 
 class _Gone(Exception):
@@ -348,7 +355,7 @@ class Cluster:
         return [int(r["CPU"]) for r in alive if r.get("CPU")]
 
     def device(self, name: str) -> str:
-        """What `auto` means here: a GPU where the cluster has one."""
+        """The device of `auto`: a GPU if the cluster has one."""
         if name == "auto":
             return "cuda:0" if self.gpus else "cpu"
         return name

@@ -28,18 +28,18 @@ from ..core.protocol import (
     Configuration,
     Description,
     KernelOp,
+    Measurement,
     OpContext,
     Quality,
     TrialStatus,
     Value,
-    Visit,
     Workload,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..core.options import VisitPolicy
+    from ..core.options import MeasurementPolicy
 
 START_DEADLINE = 120.0  # imports and the first contact with a device
 _STARTS = 3  # a worker that is killed while it starts is started again, as one that dies later is
@@ -315,7 +315,7 @@ class WorkerExecutor:
         raise AssertionError("unreachable: the last start returns or raises")
 
     def describe(self) -> Description:
-        """What runs, on what. Raises TargetUnusable."""
+        """The description of the target. Raises TargetUnusable."""
         for left in range(_STARTS - 1, -1, -1):
             try:
                 reply = self._get(self._number).call("describe", {}, START_DEADLINE)
@@ -328,15 +328,15 @@ class WorkerExecutor:
             raise TargetUnusable(reply.message)
         return Description.from_dict(reply.value)
 
-    def visit(
+    def measurement(
         self,
         configuration: Configuration,
         workload: Workload,
         metrics: Sequence[str],
-        policy: VisitPolicy,
+        policy: MeasurementPolicy,
         context: OpContext,
         deadline: float,
-    ) -> Visit:
+    ) -> Measurement:
         begun = time.monotonic()
         arguments = {
             "configuration": configuration.to_dict(),
@@ -346,12 +346,12 @@ class WorkerExecutor:
             "context": context.to_dict(),
         }
         try:
-            reply = self._get(context.process).call("visit", arguments, deadline)
+            reply = self._get(context.process).call("measurement", arguments, deadline)
         except WorkerDied as died:
-            return Visit(died.status, message=died.message, seconds=time.monotonic() - begun)
+            return Measurement(died.status, message=died.message, seconds=time.monotonic() - begun)
         if reply.error:
-            return Visit(self._status(reply), message=reply.message, seconds=time.monotonic() - begun)
-        return Visit.from_dict(reply.value)
+            return Measurement(self._status(reply), message=reply.message, seconds=time.monotonic() - begun)
+        return Measurement.from_dict(reply.value)
 
     def quality(self, configuration: Configuration, context: OpContext, deadline: float) -> Quality:
         arguments = {"configuration": configuration.to_dict(), "context": context.to_dict()}
@@ -407,6 +407,12 @@ class WorkerExecutor:
         if reply.error == "failure":
             return TrialStatus(reply.status)
         raise TargetUnusable(reply.message)
+
+    def watch(self, pci_bus_id: str | None) -> None:
+        """The worker runs on this machine."""
+
+    def look_around(self, model: str, description: Description) -> None:
+        """The worker runs on this machine."""
 
     def abort(self) -> None:
         worker = self._worker

@@ -16,9 +16,9 @@ import traceback
 from typing import Any
 
 from ..core.errors import TargetFailure, TargetLost, TargetUnusable, TuneError
-from ..core.options import VisitPolicy
+from ..core.options import MeasurementPolicy
 from ..core.protocol import Configuration, OpContext, TrialStatus, Workload
-from ..measure.measurement import run_visit
+from ..measure.measurement import run_measurement
 from ..targets import MODULES
 
 _PR_SET_PDEATHSIG = 1
@@ -59,10 +59,10 @@ def _handle(target: Any, request: dict[str, Any]) -> Any:
     context = OpContext.from_dict(request["context"])
     if method == "quality":
         return target.quality(configuration, context).to_dict()
-    if method == "visit":
+    if method == "measurement":
         workload = Workload.from_dict(request["workload"])
-        policy = VisitPolicy(**request["policy"])
-        return run_visit(target, configuration, workload, request["metrics"], policy, context).to_dict()
+        policy = MeasurementPolicy(**request["policy"])
+        return run_measurement(target, configuration, workload, request["metrics"], policy, context).to_dict()
     raise ValueError(f"worker: no method {method!r}")
 
 

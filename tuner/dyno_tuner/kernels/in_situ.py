@@ -21,36 +21,37 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.intervals import estimate
-from ..core.options import VisitPolicy
+from ..core.options import MeasurementPolicy
 from ..core.outcome import Screened
 from ..core.protocol import (
     Configuration,
     KernelChoice,
     KernelOp,
+    Measurement,
     TrialStatus,
     Value,
-    Visit,
     Workload,
     kind_of,
 )
-from ..measure.measurement import anchor_moved, score
+from ..measure.baseline_block import Baseline, Block, BlockPlan
+from ..measure.measurement import score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ..core.intervals import Estimate
 
-KEY = "kernels/in_place/"  # of all visits
+KEY = "kernels/in_place/"  # of all measurements
 MIN_GAIN = 0.003  # in log; what generation gains by one op is small, and the gains of several add up
 HOPELESS = 0.5  # of the default's speed alone; overlap hides less than that
-BLOCK = 4  # candidates between two visits of the incumbent
-CHECKS = 4  # visits of a winner, each between two of the incumbent, that decide whether it is kept
+BLOCK = 4  # candidates between two measurements of the incumbent
+CHECKS = 4  # measurements of a winner, each between two of the incumbent, that decide whether it is kept
 PASSES = 3
 NEARLY = 0.01  # in log; what lost by less is tried again on top of what was kept
 FAR = 0.03  # in log; a variant that lost by more is tried again after all others
 SHORT_SECONDS = 0.1  # of a run, about
 FEWEST_TOKENS = 8
-POLICY = VisitPolicy(prompts=3, cap=5)
+POLICY = MeasurementPolicy(prompts=3, cap=5)
 
 Place = tuple[str, str]  # op key and bucket
 Config = tuple[tuple[str, Value], ...]  # sorted, so that it can be looked up
@@ -120,15 +121,17 @@ class Contest:
 
 @dataclass
 class InPlace:
-    """Args:
-    visit: carries out a short visit: key, configuration, whether it is the incumbent.
-    weights: of the metrics that a visit measures.
-    sigma: standard deviation of a visit, in log, before anything was seen here.
+    """The screen of kernels where they run.
+
+    Args:
+    measurement: carries out a short measurement: key, configuration, whether it is the incumbent.
+    weights: of the metrics that a measurement measures.
+    sigma: standard deviation of a measurement, in log, before anything was seen here.
     void_over: by how much a block's incumbent may move.
     more: whether so many more seconds are left for this.
     """
 
-    visit: Callable[[str, Configuration, bool], Visit]
+    measurement: Callable[[str, Configuration, bool], Measurement]
     weights: Mapping[str, float]
     settings: Mapping[str, Value]
     sigma: float
@@ -136,7 +139,7 @@ class InPlace:
     now: Callable[[], float]
     more: Callable[[float], bool]
     note: Callable[..., None]
-    cost: float  # seconds of a visit; learned from what they take
+    cost: float  # seconds of a measurement; learned from what they take
     chosen: dict[Place, tuple[KernelOp, Config, Screened]] = field(default_factory=dict)
     failed: set[tuple[Place, Config]] = field(default_factory=set)  # never tried again
     tried: int = 0
@@ -146,8 +149,9 @@ class InPlace:
     sure: float = 1.0  # the same, at least
 
     def __post_init__(self) -> None:
-        self._before: tuple[float, Visit] | None = None  # the incumbent's last visit, if it still is one
-        self._visits = 0
+        # the incumbent's last measurement, if it still is one
+        self._before: Baseline | None = None
+        self._measurements = 0
         self._changes = 0
         self._defaults: dict[Place, Config] = {}
         self._together: Mapping[Place, Config] = {}  # tried as one
@@ -155,7 +159,9 @@ class InPlace:
         self._moves = [0.6745 * math.sqrt(2) * self.sigma] * 3
 
     def run(self, contests: Sequence[Contest], together: Mapping[Place, Config]) -> None:
-        """Args: `together` is tried first, as one: what won alone. If it was before, it is not again."""
+        """Screens the kernels of all contests, as long as there is time.
+
+        Args: `together` is tried first, as one: what won alone. If it was before, it is not again."""
         self.ended = ""
         for contest in contests:
             contest.waiting = contest.order()
@@ -180,7 +186,7 @@ class InPlace:
         )  # fmt: skip
 
     def look(self, contests: Sequence[Contest], together: Mapping[Place, Config]) -> None:
-        """What won alone, as one, and nothing else."""
+        """Tries the winners of launches alone, as one, and nothing else."""
         self._defaults |= {c.place: frozen(c.op.default) for c in contests}
         self._try_together(contests, together)
 
@@ -190,7 +196,7 @@ class InPlace:
             self.settings, self._before = settings, None
 
     def configuration(self, other: Mapping[Place, Config]) -> Configuration:
-        """What is chosen so far, with `other` on top."""
+        """The kernels that are chosen so far, with `other` on top."""
         now = {place: config for place, (_, config, _) in self.chosen.items()} | dict(other)
         kernels = [
             KernelChoice(*place, dict(config))
@@ -211,7 +217,7 @@ class InPlace:
         return kept
 
     def _once_more(self, contest: Contest) -> list[Config]:
-        """What might win now that others have changed; with the default where it was replaced."""
+        """The configs that might win now that others have changed; the default, too, if it was replaced."""
         near = sorted((c for c, r in contest.seen.items() if r > -NEARLY), key=lambda c: -contest.seen[c])
         if contest.place in self.chosen:
             near = list(dict.fromkeys([self._defaults[contest.place], *near]))
@@ -288,79 +294,82 @@ class InPlace:
 
     @property
     def _spread(self) -> float:
-        """Of a candidate's score, in log: that of one visit of the incumbent over the one before."""
+        """Of a candidate's score, in log: that of one measurement of the incumbent over the one before."""
         return float(np.median(self._moves)) / 0.6745
 
     @property
     def _threshold(self) -> float:
         return max(MIN_GAIN, 1.5 * self._spread)
 
-    def _affordable(self, visits: int) -> bool:
-        if not self.ended and not self.more(visits * self.cost):
+    def _affordable(self, measurements: int) -> bool:
+        if not self.ended and not self.more(measurements * self.cost):
             self.ended = "budget"
         return not self.ended
 
-    def _measure(self, configuration: Configuration, incumbent: bool) -> Visit:
+    def _measure(self, configuration: Configuration, incumbent: bool) -> Measurement:
         begun = self.now()
-        visit = self.visit(f"{KEY}{self._visits}", configuration, incumbent)
-        self._visits += 1
-        if visit.status is TrialStatus.OK:
-            self.cost += max(0.2, 1 / self._visits) * (self.now() - begun - self.cost)
+        measurement = self.measurement(f"{KEY}{self._measurements}", configuration, incumbent)
+        self._measurements += 1
+        if measurement.status is TrialStatus.OK:
+            self.cost += max(0.2, 1 / self._measurements) * (self.now() - begun - self.cost)
         else:
             self._before = None  # the engine may have been started anew
-        return visit
+        return measurement
 
-    def _incumbent(self) -> tuple[float, Visit] | None:
+    def _incumbent(self) -> Baseline | None:
         """It has run before; one failure is forgiven."""
         for _ in range(2):
-            visit = self._measure(self.configuration({}), True)
-            if visit.status is TrialStatus.OK:
-                return self.now(), visit
-        self.ended = f"failed: {visit.message}"
+            measurement = self._measure(self.configuration({}), True)
+            if measurement.status is TrialStatus.OK:
+                return self.now(), measurement
+        self.ended = f"failed: {measurement.message}"
         self.chosen.clear()
         return None
+
+    def _plan(self, others: Mapping[Any, Mapping[Place, Config]], block: Block[Any]) -> BlockPlan[Any]:
+        """How a block of `others` measures; after a failure the engine may have been started anew."""
+
+        def baseline(voided: int) -> Baseline | None:
+            found = self._incumbent()
+            if found is not None:
+                self._before = found
+                self._moves.append(abs(self._score(found[1], [block.before], found[0])))
+            return found
+
+        def candidate(name: Any, repeat: int) -> Measurement:
+            self.tried += 1
+            measurement = self._measure(self.configuration(others[name]), False)
+            if measurement.status is not TrialStatus.OK and len(others[name]) == 1:
+                ((place, config),) = others[name].items()
+                self.failed.add((place, config))
+                self._tell(place, config, status=str(measurement.status), message=measurement.message)
+            return measurement
+
+        return BlockPlan(
+            baseline, candidate, self.now, self._affordable, list(self.weights), self.void_over, 1,
+            failure_ends=True,
+        )  # fmt: skip
 
     def _block(self, others: Mapping[Any, Mapping[Place, Config]]) -> dict[Any, float]:
         """Log ratios to the incumbent, by the names of `others`; those that are missing were not measured,
         for want of time or because one before them failed."""
         if not self._affordable(len(others) + 2):
             return {}
-        for _ in range(2):
-            before = self._before or self._incumbent()
-            if before is None:
-                return {}
-            taken, broken = self._visit_all(others)
-            if broken:
-                self._before = None
-                return {n: self._score(v, [before], t) for n, t, v in taken}
-            after = self._incumbent()
-            if after is None:
-                return {}
-            self._before = after
-            self._moves.append(abs(self._score(after[1], [before], after[0])))
-            found = {n: self._score(v, [before, after], t) for n, t, v in taken}
-            if anchor_moved(before[1], after[1], list(self.weights)) <= self.void_over:
-                break
+        before = self._before or self._incumbent()
+        if before is None:
+            return {}
+        block: Block[Any] = Block(before)
+        plan = self._plan(others, block)
+        block.taken = plan.measure_all(list(others), 0)
+        block.close(plan)
+        self.voided += block.voided
+        ran = [t for t in block.taken if t.measurement.status is TrialStatus.OK]
+        if block.after is None and len(ran) == len(block.taken):
+            return {}  # the incumbent does not run any more
+        if block.after is not None and not block.settled:
             self.voided += 1
-            if not self._affordable(len(others) + 1):
-                return {}
-        return found
-
-    def _visit_all(
-        self, others: Mapping[Any, Mapping[Place, Config]]
-    ) -> tuple[list[tuple[Any, float, Visit]], bool]:
-        taken: list[tuple[Any, float, Visit]] = []
-        for name, other in others.items():
-            self.tried += 1
-            visit = self._measure(self.configuration(other), False)
-            if visit.status is not TrialStatus.OK:
-                if len(other) == 1:
-                    ((place, config),) = other.items()
-                    self.failed.add((place, config))
-                    self._tell(place, config, status=str(visit.status), message=visit.message)
-                return taken, True
-            taken.append((name, self.now(), visit))
-        return taken, False
+            return {}
+        return {t.candidate: self._score(t.measurement, block.baselines(), t.when) for t in ran}
 
     def _check(self, other: Mapping[Place, Config]) -> Estimate | None:
         """The gain on fresh samples; None where there is none to rely on."""
@@ -369,19 +378,20 @@ class InPlace:
             return None
         before = self._before or self._incumbent()
         while before is not None and len(groups) < CHECKS:
-            taken, broken = self._visit_all({"again": other})
-            after = None if broken else self._incumbent()
+            block: Block[str] = Block(before)
+            (taken,) = self._plan({"again": other}, block).measure_all(["again"], 0)
+            after = self._incumbent() if taken.measurement.status is TrialStatus.OK else None
             if after is None:
                 return None
             self._before = after
-            scored = score(taken[0][2], [before, after], taken[0][1], list(self.weights))
+            scored = score(taken.measurement, [before, after], taken.when, list(self.weights))
             groups.append(self._pairs(scored.pairs.values()))
             if len(groups) == CHECKS // 2 and np.mean([np.median(g) for g in groups]) <= 0:
                 break
             before = after
         if before is None:
             return None
-        gain = estimate(groups, "in place", self._visits)
+        gain = estimate(groups, "in place", self._measurements)
         kept = len(groups) == CHECKS and gain.low > 1 and gain.ratio >= math.exp(MIN_GAIN)
         for place, config in other.items() if len(other) == 1 else ():
             self._tell(place, config, kept=kept, **gain.to_dict())
@@ -392,10 +402,15 @@ class InPlace:
         weights = list(self.weights.values())
         return [float(np.average(pair, weights=weights)) for pair in zip(*by_metric, strict=True)]
 
-    def _score(self, visit: Visit, anchors: Sequence[tuple[float, Visit]], when: float) -> float:
-        return score(visit, anchors, when, list(self.weights)).combined(self.weights)
+    def _score(self, measurement: Measurement, baselines: Sequence[Baseline], when: float) -> float:
+        return score(measurement, baselines, when, list(self.weights)).combined(self.weights)
 
     def _tell(self, place: Place, config: Config, **data: Any) -> None:
         self.note(
-            "kernel_trial", number=self._visits, key=place[0], tokens=place[1], config=dict(config), **data
+            "kernel_trial",
+            number=self._measurements,
+            key=place[0],
+            tokens=place[1],
+            config=dict(config),
+            **data,
         )

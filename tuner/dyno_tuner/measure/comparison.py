@@ -13,21 +13,21 @@ from ..core.intervals import Estimate, block_spread, estimate
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..core.protocol import Visit
+    from ..core.protocol import Measurement
 
 ENOUGH_ROUNDS = 4  # to know the spread of a ratio between rounds from its own
 
 
 @dataclass
 class Comparison:
-    """What rounds gave: for every configuration and metric a list per round of log ratios to the first
+    """The result of rounds: for every configuration and metric a list per round of log ratios to the first
     one."""
 
     names: list[str]
     key: str = ""
     logs: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
     rates: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    failed: dict[str, Visit] = field(default_factory=dict)
+    failed: dict[str, Measurement] = field(default_factory=dict)
     borrowed: set[tuple[str, str]] = field(default_factory=set)  # (configuration, metric): see Likeness
     voided: int = 0
     rounds: int = 0
@@ -74,7 +74,9 @@ class Comparison:
     def add_round(
         self, logs: Sequence[tuple[str, str, list[float]]], rates: Sequence[tuple[str, str, list[float]]]
     ) -> None:
-        """Args: by configuration and metric, log ratios to the first configuration, and rates."""
+        """Adds one round.
+
+        Args: by configuration and metric, log ratios to the first configuration, and rates."""
         for name, metric, pairs in logs:
             self.logs.setdefault(name, {}).setdefault(metric, []).append(pairs)
         for name, metric, values in rates:

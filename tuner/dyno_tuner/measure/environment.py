@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from dyno._effective import usable_cores
+
+from dyno_tuner.measure.cpu_monitor import CpuWatch
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -117,7 +118,7 @@ def memory_gbps(budget_seconds: float = 0.3) -> float:
 
 
 class Surroundings(NamedTuple):
-    """What a machine looks like around a tune."""
+    """The state of a machine around a tune."""
 
     warnings: list[str]  # about what may disturb, for people
     state: dict[str, Any]
@@ -128,7 +129,7 @@ class Surroundings(NamedTuple):
 def look_around(model: str, description: Description) -> Surroundings:
     """The state of this machine, on which `description` was made."""
     bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
-    warnings = [busy(int(description.device.get("cores") or usable_cores())), gpu_busy(bus)]
+    warnings = [busy(), gpu_busy(bus)]
     measured = {"memory_gbps": memory_gbps()} if description.device.get("kind") == "cpu" else {}
     state = environment(model)
     if state.get("busy"):
@@ -195,14 +196,16 @@ def page_cache(path: str) -> float | None:
         return None  # no file of its own, or an empty one
 
 
-def busy(cores: int) -> str:
-    """A warning for people where other processes take the cores; nothing where they don't."""
-    if not hasattr(os, "getloadavg"):
-        return ""
-    load = os.getloadavg()[0]
-    if load < 0.5 * cores:
+def busy(seconds: float = 0.4) -> str:
+    """A warning if other programs or the hypervisor use the cores just now.
+
+    The load average is no measure of that: it still counts a run that ended a minute ago.
+    """
+    with CpuWatch().window() as load:
+        time.sleep(seconds)
+    if not (reason := load.disturbed):
         return ""
     return (
-        f"this machine is busy (load {load:.1f} on {cores} cores): only large gains will be told from noise; "
-        "better tune when nothing else runs"
+        f"this machine is busy ({reason}): only large gains will be told from noise; better tune when "
+        "nothing else runs"
     )

@@ -1,8 +1,8 @@
 """Watches the machine during a measurement: a GPU's clocks, temperature and power, why it is slowed down and
 who else computes on it; the load of the CPUs by others.
 
-A reading before and one after a visit show an idle GPU, so readings go on while the visit runs. The readings
-decide nothing about a configuration; they say whether a window counts.
+A reading before and one after a measurement show an idle GPU, so readings go on while the measurement runs.
+The readings decide nothing about a configuration; they say whether a window counts.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _REASONS = {
 _POWER_LIMIT = 0x4
 # Of the enforced limit. The reason alone is not enough: it is also given for moments that the second or so
 # over which power is averaged does not show, and which slow nothing down by what could be measured. On an
-# H200 visits that got to 680 of 700 W were slower than all that did not, and a mixture of experts that stayed
-# below had the reason all the same.
+# H200 measurements that got to 680 of 700 W were slower than all that did not, and a mixture of experts that
+# stayed below had the reason all the same.
 NEAR_LIMIT = 0.97
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ def patience_of(budget: float | None) -> float:
 
 @dataclass
 class Window:
-    """What was seen in one stretch of time."""
+    """The state of the machine in one stretch of time."""
 
     reasons: int = 0  # all of NVML's reasons, ORed
     others: set[int] = field(default_factory=set)  # ids of processes that are not ours
@@ -117,7 +117,7 @@ class Window:
 
 
 class Conditions:
-    """What all windows of a run add up to."""
+    """The sum of all windows of a run."""
 
     def __init__(self) -> None:
         self.windows = 0
@@ -181,13 +181,15 @@ class Conditions:
 
 
 class Watch(Protocol):
-    """What tells of a GPU."""
+    """A source of readings of a GPU."""
 
     def window(self) -> contextlib.AbstractContextManager[Window]: ...
 
 
 class GpuWatch:
-    """Args:
+    """The state of a GPU around measurements, by NVML.
+
+    Args:
     pci_bus_id: of the GPU.
     read: gives one reading; by default NVML's.
     period: seconds between readings.

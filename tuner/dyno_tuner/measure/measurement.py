@@ -1,10 +1,10 @@
-"""The measuring method: one visit, its plausibility, and blocks between two anchors.
+"""The measuring method: one measurement, its plausibility, and blocks between two baselines.
 
-A visit applies a configuration, drops the cold first sample, goes on until the rates have stopped rising,
-and keeps one sample for each prompt; of a configuration that is far slower than the default it keeps what
-there was time for. A GPU that reaches its power limit rests before it reads short prompts.
-A block is `anchor, candidates…, anchor`: every candidate is scored as a ratio to the anchor, interpolated in
-time between the two, and the whole block is void if the anchor itself has moved.
+A measurement applies a configuration, drops the cold first sample, goes on until the rates have stopped
+rising, and keeps one sample for each prompt; of a configuration that is far slower than the default it keeps
+what there was time for. A GPU that reaches its power limit rests before it reads short prompts.
+A block is `baseline, candidates…, baseline`: every candidate is scored as a ratio to the baseline,
+interpolated in time between the two, and the whole block is void if the baseline itself has moved.
 """
 
 from __future__ import annotations
@@ -18,14 +18,23 @@ import numpy as np
 
 from ..core.errors import TargetFailure
 from ..core.intervals import paired_log_ratios
-from ..core.protocol import Configuration, OpContext, Sample, Target, TrialStatus, Visit, Workload, kind_of
+from ..core.protocol import (
+    Configuration,
+    Measurement,
+    OpContext,
+    Sample,
+    Target,
+    TrialStatus,
+    Workload,
+    kind_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..core.options import VisitPolicy
+    from ..core.options import MeasurementPolicy
 
-ANCHOR_DRIFT = 0.03  # an anchor that moved by more voids its block
+BASELINE_DRIFT = 0.03  # a baseline that moved by more voids its block
 # A GPU is held to its power limit on average over a second or so. Within that time it depends on what ran
 # before how fast prompts are read: on an H200 by 2 to 4 % with large u-batches, not at all with the default.
 # So they are read as `dyno bench` reads them in a fresh process, which draws little while it loads: after a
@@ -38,19 +47,19 @@ CLOCK_SKEW = 0.05  # a sample that is shorter than an independent clock says by 
 
 
 def generation_first(metrics: Sequence[str]) -> tuple[str, ...]:
-    """The order in which a visit measures: what generates, then what reads prompts, which leaves a GPU hot
-    and slow for what comes right after. The configuration's own prompts come after its generation."""
+    """The order in which a measurement measures: what generates, then what reads prompts, which leaves a GPU
+    hot and slow for what comes right after. The configuration's own prompts come after its generation."""
     return tuple(sorted(metrics, key=lambda m: kind_of(m) != "tg"))
 
 
-def run_visit(
+def run_measurement(
     target: Target,
     configuration: Configuration,
     workload: Workload,
     metrics: Sequence[str],
-    policy: VisitPolicy,
+    policy: MeasurementPolicy,
     context: OpContext,
-) -> Visit:
+) -> Measurement:
     """Runs where the target lives, in the order of `metrics`. A TargetFailure becomes the visit's status;
     anything else is for the caller."""
     started = target.clock()
@@ -82,11 +91,11 @@ def run_visit(
             warmup.extend(taken[: -len(window)])
             samples.extend(window)
     except TargetFailure as failure:
-        return Visit(
+        return Measurement(
             TrialStatus(failure.status), tuple(samples), tuple(warmup), stable, failure.message,
             round(target.clock() - started, 6),
         )  # fmt: skip
-    return Visit(
+    return Measurement(
         TrialStatus.OK, tuple(samples), tuple(warmup), stable, "", round(target.clock() - started, 6)
     )
 
@@ -98,7 +107,7 @@ def _depends_on_before(metric: str, seconds: float) -> bool:
 
 
 def rested_longer(runs: Mapping[str, float]) -> float:
-    """Seconds that a visit takes longer with a rest.
+    """Seconds that a measurement takes longer with a rest.
 
     Args:
         runs: seconds of one run by metric.
@@ -113,17 +122,20 @@ def _rising(window: Sequence[Sample], tolerance: float) -> bool:
     return window[0].rate < (1 - tolerance) * min(s.rate for s in window[1:])
 
 
-def judge_plausibility(visit: Visit, bounds: Mapping[str, float], elapsed: float | None) -> Visit:
-    """Marks a visit whose rates an independent clock or the hardware's limits contradict.
+def judge_plausibility(
+    measurement: Measurement, bounds: Mapping[str, float], elapsed: float | None
+) -> Measurement:
+    """Marks a measurement whose rates an independent clock or the hardware's limits contradict.
 
     Args:
         bounds: tokens/s by metric that cannot be exceeded (roofline).
-        elapsed: seconds that passed for whoever waited for the visit, or None where time is not waited for.
+        elapsed: seconds that passed for whoever waited for the measurement, or None where time is not waited
+        for.
     """
-    if visit.status is not TrialStatus.OK:
-        return visit
+    if measurement.status is not TrialStatus.OK:
+        return measurement
     message = ""
-    everything = (*visit.warmup, *visit.samples)
+    everything = (*measurement.warmup, *measurement.samples)
     for sample in everything:
         if not (math.isfinite(sample.seconds) and sample.seconds > 0 and sample.clock_seconds > 0):
             message = f"{sample.metric}: no time has passed ({sample.seconds} s, {sample.clock_seconds} s)"
@@ -140,12 +152,16 @@ def judge_plausibility(visit: Visit, bounds: Mapping[str, float], elapsed: float
         total = sum(s.seconds for s in everything)
         if total > elapsed * (1 + CLOCK_SKEW) + 1e-3:
             message = f"the samples add up to {total:.3f} s, but only {elapsed:.3f} s have passed"
-    return dataclasses.replace(visit, status=TrialStatus.IMPLAUSIBLE, message=message) if message else visit
+    return (
+        dataclasses.replace(measurement, status=TrialStatus.IMPLAUSIBLE, message=message)
+        if message
+        else measurement
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A candidate against the anchor: log ratios of each metric, paired by prompt."""
+    """A candidate against the baseline: log ratios of each metric, paired by prompt."""
 
     pairs: Mapping[str, tuple[float, ...]]
 
@@ -155,7 +171,7 @@ class Score:
         return float(np.median(values)) if values else 0.0
 
     def over(self, other: Score | None, metric: str) -> list[float]:
-        """Log ratios to another candidate, or to the anchor where that is the default: by sample where both
+        """Log ratios to another candidate, or to the baseline where that is the default: by sample where both
         have as many. [0.0] where neither was measured, because it cannot move the metric."""
         own = self.pairs.get(metric) or (0.0,)
         base = (other.pairs.get(metric) if other is not None else None) or (0.0,)
@@ -170,19 +186,24 @@ class Score:
 
 
 def score(
-    candidate: Visit, anchors: Sequence[tuple[float, Visit]], when: float, metrics: Sequence[str]
+    candidate: Measurement,
+    baselines: Sequence[tuple[float, Measurement]],
+    when: float,
+    metrics: Sequence[str],
 ) -> Score:
-    """Args: `anchors` are (time, visit) before and, if there is one yet, after the candidate; `when` is its
-    time."""
+    """The score of a candidate against the baselines around it.
+
+    Args: `baselines` are (time, measurement) before and, if there is one yet, after the candidate; `when`
+    is its time."""
     pairs: dict[str, tuple[float, ...]] = {}
     for metric in metrics:
         rates = candidate.rates(metric)
         if not rates:
             continue
-        before = anchors[0][1].rates(metric)
-        if len(anchors) > 1 and anchors[1][0] > anchors[0][0]:
-            after = anchors[1][1].rates(metric)
-            share = min(1.0, max(0.0, (when - anchors[0][0]) / (anchors[1][0] - anchors[0][0])))
+        before = baselines[0][1].rates(metric)
+        if len(baselines) > 1 and baselines[1][0] > baselines[0][0]:
+            after = baselines[1][1].rates(metric)
+            share = min(1.0, max(0.0, (when - baselines[0][0]) / (baselines[1][0] - baselines[0][0])))
             base = {p: before[p] ** (1 - share) * after[p] ** share for p in before if p in after}
         else:
             base = before
@@ -191,15 +212,16 @@ def score(
 
 
 def void_over(within: Sequence[float]) -> float:
-    """By how much an anchor may move: 3 %, or more where the noise of a visit alone makes it move by that.
+    """By how much a baseline may move: 3 %, or more where the noise of a measurement alone makes it move by
+    that.
 
     Args:
-        within: standard deviation of a visit inside one process, by metric, log units.
+        within: standard deviation of a measurement inside one process, by metric, log units.
     """
-    return max([ANCHOR_DRIFT, *(3 * math.sqrt(2) * sigma for sigma in within)])
+    return max([BASELINE_DRIFT, *(3 * math.sqrt(2) * sigma for sigma in within)])
 
 
-def anchor_moved(before: Visit, after: Visit, metrics: Sequence[str]) -> float:
+def baseline_moved(before: Measurement, after: Measurement, metrics: Sequence[str]) -> float:
     """By how much, as a fraction: the largest over the metrics of |median paired ratio − 1|."""
     moved = 0.0
     for metric in metrics:

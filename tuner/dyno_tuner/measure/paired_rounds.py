@@ -1,17 +1,17 @@
-"""Rounds: the paired comparison that decides. A round is a fresh worker process that visits its
+"""Rounds: the paired comparison that decides. A round is a fresh worker process that measures its
 configurations there and back again, `A B C A C B A`, so that a linear drift cancels in every ratio. What was
-disturbed on the way is visited again.
+disturbed on the way is measured again.
 
 Generation goes there and back first, prompts after it, each on a way of its own. A GPU that has just read
 prompts generates more slowly for a while (on an H200 by 2 % at first and by 0.3 % half a second later), the
-more so the faster it has read them. In one visit, generation behind the prompts would be slower for whatever
-makes prompts faster: so a u-batch that generation cannot feel had `tg64` at 0.995 times the default's. Before
-the prompts it would follow those of the configuration visited before, in `A B A` B's always those of A, which
-turns the error around. On a way of its own every generation follows another one.
+more so the faster it has read them. In one measurement, generation behind the prompts would be slower for
+whatever makes prompts faster: so a u-batch that generation cannot feel had `tg64` at 0.995 times the
+default's. Before the prompts it would follow those of the configuration measured before, in `A B A` B's
+always those of A, which turns the error around. On a way of its own every generation follows another one.
 
-That takes one switch more for each visit, which costs nothing where settings are switched between two calls.
-Where a visit loads weights or starts a process there is one way, generation first in each visit: then a load
-lies between it and the prompts before.
+That takes one switch more for each measurement, which costs nothing where settings are switched between two
+calls. Where a measurement loads weights or starts a process there is one way, generation first in each
+measurement: then a load lies between it and the prompts before.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ from typing import Protocol
 import numpy as np
 
 from ..core.intervals import LEAST_MARGIN, Estimate
-from ..core.options import VisitPolicy
-from ..core.protocol import Configuration, TrialStatus, Visit, kind_of
+from ..core.protocol import Configuration, Measurement, TrialStatus, kind_of
 from .comparison import Comparison
-from .measurement import anchor_moved, generation_first
+from .measurement import baseline_moved, generation_first
 from .round_spread import RoundSpread
 
 OVERTIME = 2  # rounds beyond a stage's time, where fewer than two have been measured
 REPEATS = 2  # of what was disturbed in a round, at most
 
-# (key, configuration, process, is it the anchor, metrics) -> visit
-VisitFn = Callable[[str, Configuration, int, bool, Sequence[str]], Visit]
+# (key, configuration, process, is it the baseline, metrics) -> measurement
+MeasurementFn = Callable[[str, Configuration, int, bool, Sequence[str]], Measurement]
 
 
-def visits_in_round(configurations: float) -> float:
-    """Every configuration is visited on the way there and on the way back, the first one at the turn too. One
-    that is measured for some of the metrics counts by their share."""
+def measurements_in_round(configurations: float) -> float:
+    """Every configuration is measured on the way there and on the way back, the first one at the turn too.
+    One that is measured for some of the metrics counts by their share."""
     return 2 * configurations + 1
 
 
@@ -59,19 +58,20 @@ ALL_DIFFER: Mapping[str, Likeness] = {}
 class Way:
     """One way there and back."""
 
-    base: list[Visit]  # of the first configuration, there and back
-    turn: Visit | None  # of the first configuration, between the two
-    own: dict[str, list[Visit]]  # of the others, there and back
+    base: list[Measurement]  # of the first configuration, there and back
+    turn: Measurement | None  # of the first configuration, between the two
+    own: dict[str, list[Measurement]]  # of the others, there and back
     lasts: tuple[str, ...] = ()  # those beside the turn; default: the last of `own`
 
 
-Paired = tuple[list[Visit], list[Visit]]  # the base beside a configuration, and its own visits
-Moved = Callable[[Sequence[Visit]], bool]
+# the base beside a configuration, and its own measurements
+Paired = tuple[list[Measurement], list[Measurement]]
+Moved = Callable[[Sequence[Measurement]], bool]
 
 
 def shaken(way: Way, moved: Moved) -> list[str]:
-    """What was not as fast on the way back as on the way there: the machine was not, for one of the two. Both
-    visits of the last one lie next to the turn, so that what happened there shows in the turn alone."""
+    """The configurations that were not as fast on the way back as on the way there: the machine was not. Both
+    measurements of the last one lie next to the turn, so that what happened there shows in the turn alone."""
     found = [n for n, own in way.own.items() if moved(own)]
     lasts = way.lasts or (list(way.own)[-1],)
     return [*found, *(n for n in lasts if n not in found)] if _turn_moved(way, moved) else found
@@ -82,8 +82,8 @@ def _turn_moved(way: Way, moved: Moved) -> bool:
 
 
 def beside(ways: Sequence[Way], moved: Moved) -> dict[str, Paired]:
-    """By configuration the visits that count: of a round and of its repetitions the last ones that were not
-    shaken."""
+    """By configuration the measurements that count: of a round and of its repetitions the last ones that were
+    not shaken."""
     paired: dict[str, Paired] = {}
     for way in ways:
         turn = [] if way.turn is None or _turn_moved(way, moved) else [way.turn]
@@ -94,16 +94,16 @@ def beside(ways: Sequence[Way], moved: Moved) -> dict[str, Paired]:
 
 
 class Time(Protocol):
-    """What rounds see of the budget."""
+    """The budget as rounds see it."""
 
     @property
     def now(self) -> float: ...
 
-    def of_rounds(self, visits: float) -> float:
-        """Seconds that so many visits in rounds will take."""
+    def of_rounds(self, measurements: float) -> float:
+        """Seconds that so many measurements in rounds will take."""
         ...
 
-    def took_round(self, visits: float, seconds: float) -> None:
+    def took_round(self, measurements: float, seconds: float) -> None:
         """Learns what a round took."""
         ...
 
@@ -112,13 +112,15 @@ class Time(Protocol):
         ...
 
     def in_time(self, seconds: float | None = None) -> bool:
-        """Whether so much more, by default one visit, ends before the whole budget does."""
+        """Whether so much more, by default one measurement, ends before the whole budget does."""
         ...
 
 
 class Rounds:
-    """Args:
-    visit: carries out one visit.
+    """The comparison of configurations in paired rounds.
+
+    Args:
+    measurement: carries out one measurement.
     next_process: gives the number of a process that has not run yet.
     void_over: by how much a configuration may move between the way there and the way back.
     apart: whether to switch between these configurations costs so little that generation and prompts each go
@@ -129,7 +131,7 @@ class Rounds:
 
     def __init__(
         self,
-        visit: VisitFn,
+        measurement: MeasurementFn,
         next_process: Callable[[], int],
         time: Time,
         metrics: Sequence[str],
@@ -138,7 +140,7 @@ class Rounds:
         spread: RoundSpread | None = None,
         resting: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._visit = visit
+        self._measurement = measurement
         self._next_process = next_process
         self._time = time
         self._metrics = tuple(metrics)
@@ -148,13 +150,14 @@ class Rounds:
         self._resting = resting
         self.running = Comparison([])  # the last one begun; what it holds is whole rounds
 
-    def seconds(self, visits: float) -> float:
-        """What so many visits in rounds will take."""
-        return self._time.of_rounds(visits)
+    def seconds(self, measurements: float) -> float:
+        """The seconds of so many measurements in rounds."""
+        return self._time.of_rounds(measurements)
 
-    def affordable(self, visits: float, seconds: float = 0.0) -> bool:
-        """Whether so many more visits, and so many seconds of other work, fit into the rest of the stage."""
-        return self._time.more_seconds(self.seconds(visits) + seconds)
+    def affordable(self, measurements: float, seconds: float = 0.0) -> bool:
+        """Whether so many more measurements, and so many seconds of other work, fit into the rest of the
+        stage."""
+        return self._time.more_seconds(self.seconds(measurements) + seconds)
 
     def compare(
         self,
@@ -182,20 +185,20 @@ class Rounds:
         def wanted() -> int:
             return before + (rounds if isinstance(rounds, int) else rounds())
 
-        if not self.affordable(2 * self.visits(configurations, alike)):
+        if not self.affordable(2 * self.measurements(configurations, alike)):
             return result
         voids = 0
         first = result.begun
         overtime = 0
-        took = 0.0  # a round of slow configurations takes longer than so many visits of the default
+        took = 0.0  # a round of slow configurations takes longer than so many measurements of the default
         forgiven = False
         while result.rounds < wanted():
             alive = [n for n in configurations if n not in result.failed]
             if first_name in result.failed or len(alive) < 2:
                 break
             late = result.begun > first and not self._time.more_seconds(took)
-            visits = self.visits(alive, alike)
-            late = late or (result.begun > first + 1 and not self.affordable(visits))
+            measurements = self.measurements(alive, alike)
+            late = late or (result.begun > first + 1 and not self.affordable(measurements))
             overtime += late
             if late and (result.rounds >= 2 or overtime > OVERTIME or not self._time.in_time(took)):
                 break
@@ -225,13 +228,15 @@ class Rounds:
                 del result.failed[first_name]
             took = max(took, self._time.now - begun)
             if way is not None:
-                self._time.took_round(visits, self._time.now - begun)
+                self._time.took_round(measurements, self._time.now - begun)
         return result
 
-    def visits(self, configurations: Collection[str], alike: Mapping[str, Likeness] = ALL_DIFFER) -> float:
-        """Whole visits that one round of these takes."""
+    def measurements(
+        self, configurations: Collection[str], alike: Mapping[str, Likeness] = ALL_DIFFER
+    ) -> float:
+        """Whole measurements that one round of these takes."""
         less = sum(len(a.metrics) for n, a in alike.items() if n in configurations and a.to in configurations)
-        return visits_in_round(len(configurations) - less / len(self._metrics))
+        return measurements_in_round(len(configurations) - less / len(self._metrics))
 
     def _there_and_back(
         self, key: str, configurations: Mapping[str, Configuration], process: int, result: Comparison,
@@ -239,15 +244,15 @@ class Rounds:
     ) -> Way | None:  # fmt: skip
         """None where something failed, or the budget ended on the way.
 
-        Args: `again`: prompts were read right before, so a visit that does not count generates first.
+        Args: `again`: prompts were read right before, so a measurement that does not count generates first.
         """
         names = list(configurations)
         order = [*names, *names[:1], *reversed(names)]
-        visits: dict[int, Visit] = {}  # by place in that order, with what all ways have given
+        measurements: dict[int, Measurement] = {}  # by place in that order, with what all ways have given
         lasts: dict[str, None] = {}
         ways = self._ways(configurations.values())
         if again and len(ways) > 1:
-            self._visit(f"{key}/before", configurations[names[0]], process, True, ways[0])
+            self._measurement(f"{key}/before", configurations[names[0]], process, True, ways[0])
         for metrics in ways:
             suffix = f"/{kind_of(metrics[0])}" if len(ways) > 1 else ""
             own = {n: tuple(m for m in metrics if n not in alike or m not in alike[n].metrics) for n in names}
@@ -260,15 +265,19 @@ class Rounds:
                 if not self._time.in_time():
                     return None
                 at = f"{key}/{position}{suffix}"
-                visit = self._visit(at, configurations[name], process, name == names[0], own[name])
-                if visit.status is not TrialStatus.OK:
-                    result.failed[name] = visit
+                measurement = self._measurement(
+                    at, configurations[name], process, name == names[0], own[name]
+                )
+                if measurement.status is not TrialStatus.OK:
+                    result.failed[name] = measurement
                     result.logs.pop(name, None)
                     return None
-                visits[position] = joined(visits[position], visit) if position in visits else visit
-        found: dict[str, list[Visit]] = {}
-        for position in sorted(visits):
-            found.setdefault(order[position], []).append(visits[position])
+                measurements[position] = (
+                    joined(measurements[position], measurement) if position in measurements else measurement
+                )
+        found: dict[str, list[Measurement]] = {}
+        for position in sorted(measurements):
+            found.setdefault(order[position], []).append(measurements[position])
         there, turn, back = found.pop(names[0])
         return Way([there, back], turn, found, tuple(lasts))
 
@@ -280,20 +289,20 @@ class Rounds:
             return [ordered]
         return [tuple(m for m in ordered if kind_of(m) == kind) for kind in kinds]
 
-    def _moved(self, halves: Sequence[Visit]) -> bool:
-        return anchor_moved(halves[0], halves[1], self._metrics) > self._void_over
+    def _moved(self, halves: Sequence[Measurement]) -> bool:
+        return baseline_moved(halves[0], halves[1], self._metrics) > self._void_over
 
     def _steadied(
         self, key: str, configurations: Mapping[str, Configuration], process: int, way: Way,
         result: Comparison, alike: Mapping[str, Likeness],
     ) -> dict[str, Paired] | None:  # fmt: skip
-        """Visits what was shaken again, in the same process and beside the first configuration. None where
+        """Measures what was shaken again, in the same process and beside the first configuration. None where
         that failed or the budget ended."""
         first = next(iter(configurations))
         ways = [way]
         for repeat in range(REPEATS):
             names = shaken(ways[-1], self._moved)
-            if not names or not self.affordable(visits_in_round(1 + len(names))):
+            if not names or not self.affordable(measurements_in_round(1 + len(names))):
                 break
             again = {n: configurations[n] for n in (first, *names)}
             repeated = self._there_and_back(f"{key}/again{repeat}", again, process, result, alike, True)
@@ -316,7 +325,7 @@ class Rounds:
                 if borrowed:
                     result.borrowed.add((name, metric))
                 base, own = paired[alike[name].to if borrowed else name]
-                of_own, of_base = ([v.rates(metric) for v in visits] for visits in (own, base))
+                of_own, of_base = ([v.rates(metric) for v in measurements] for measurements in (own, base))
                 rates.append((name, metric, _values(of_own)))
                 logs.append((name, metric, both_ways(of_own, of_base)))
             base = next(iter(paired.values()))[0]
@@ -324,8 +333,8 @@ class Rounds:
         result.add_round(logs, rates)
 
 
-def joined(first: Visit, second: Visit) -> Visit:
-    """Two visits of one configuration for different metrics as one."""
+def joined(first: Measurement, second: Measurement) -> Measurement:
+    """Two measurements of one configuration for different metrics as one."""
     return replace(
         first,
         samples=(*first.samples, *second.samples),
@@ -347,10 +356,12 @@ def both_ways(own: Sequence[Mapping[int, float]], base: Sequence[Mapping[int, fl
         base: there and back, or there, at the turn and back.
     """
 
-    def level(visits: Sequence[Mapping[int, float]], weights: Sequence[float], prompt: int | None) -> float:
+    def level(
+        measurements: Sequence[Mapping[int, float]], weights: Sequence[float], prompt: int | None
+    ) -> float:
         logs = [
             math.log(v[prompt]) if prompt is not None else float(np.median([math.log(r) for r in v.values()]))
-            for v in visits
+            for v in measurements
         ]
         return sum(w * x for w, x in zip(weights, logs, strict=True))
 
@@ -365,7 +376,7 @@ WIDEST_MARGIN = 0.10
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What an entry has to clear."""
+    """The margin that an entry has to clear."""
 
     margin: Mapping[str, float]  # by metric
 
@@ -413,6 +424,3 @@ class Bar:
         if not touched:
             return ratio.high < 1 - self.margin[metric]
         return ratio.ratio < 1 - self.margin[metric] or ratio.high < 0.99
-
-
-DEFAULT_POLICY = VisitPolicy()

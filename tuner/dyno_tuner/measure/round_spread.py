@@ -23,7 +23,7 @@ FAR = 4.0  # standard deviations beyond which a residual counts as one of so man
 
 @dataclass
 class RoundSpread:
-    """What all comparisons of a run say about it."""
+    """The spread of rounds by all comparisons of a run."""
 
     comparisons: list[Comparison] = field(default_factory=list)
 

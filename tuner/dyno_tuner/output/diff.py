@@ -61,7 +61,7 @@ def _gained(entry: Any) -> tuple[float, float] | None:
 
 
 def _groups(profile: profiles.Profile) -> dict[str, tuple[float, float]]:
-    """What the groups of entries gained that were confirmed as one."""
+    """The gains of groups of entries that were confirmed as one."""
     kernels = [entry for of in profile.kernels.values() for entry in of.values()]
     found = {}
     for entry in (*profile.settings.values(), *kernels):
@@ -80,7 +80,7 @@ def _workload(profile: profiles.Profile) -> Any:
 
 
 def apart(first: Path, second: Path) -> list[str]:
-    """What the profiles are for that is not the same; empty where they match the same exactly.
+    """The differences of what two profiles are for; empty if they match the same exactly.
 
     Raises:
         ProfileError: A file is no profile.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Made:
-    """What belongs into a profile beside the outcome."""
+    """The facts of a run that belong into a profile beside the outcome."""
 
     workload: Workload
     seed: int
@@ -205,7 +205,7 @@ def _noise(noise: Sequence[Noise], outcome: Outcome) -> profiles.Noise | None:
         between_processes=round(min(1e6, worst.between), 5),
         drift=round(max(-10.0, min(10.0, worst.drift)), 5),
         voided=outcome.voided,
-        n=worst.visits,
+        n=worst.measurements,
     )
 
 
@@ -227,7 +227,7 @@ def _workload(workload: Workload, text: str | None) -> profiles.Workload:
 
 
 def workload_of(profile: profiles.Profile) -> Workload:
-    """What a profile was measured with; the default where it does not say. Raises TuneError."""
+    """The workload of a profile; the default if it does not say. Raises TuneError."""
     evidence = profile.evidence
     if evidence is None or not (evidence.workload.pp or evidence.workload.tg):
         return Workload()

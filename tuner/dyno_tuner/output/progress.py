@@ -1,4 +1,4 @@
-"""What people see while a tune runs: a live view on a terminal, plain lines elsewhere."""
+"""The progress of a tune for people: a live view on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STAGES = {
 
 
 class Progress:
-    """Takes the notes of the ledger; see `Ledger.on_note`.
+    """Takes the notes of the recorder; see `Recorder.on_note`.
 
     Args:
         label: what is tuned.
@@ -102,7 +102,9 @@ class Progress:
         elif kind == "void":
             self._voided += 1
             if plain:
-                self.say(f"  block {data['block']} is void: its anchor moved by {100 * data['moved']:.1f} %")
+                self.say(
+                    f"  block {data['block']} is void: its baseline moved by {100 * data['moved']:.1f} %"
+                )
         elif kind == "finalist":
             self._finalist(data, plain)
         elif kind == "kernels" and plain:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _screened(how: Screened) -> str:
-    ratio = how.in_place or how.alone
+    ratio = how.in_situ or how.alone
     return f"{how.how} {ratio.ratio:.3f}" if ratio is not None else how.how
 
 
@@ -96,7 +96,7 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
         f"{tried} in {outcome.seconds:.0f} s"
         + (f"; failed: {failed}" if failed else "")
         + (f"; {outcome.voided} blocks void" if outcome.voided else "")
-        + (f"; {outcome.unstable} visits never warmed up" if outcome.unstable else "")
+        + (f"; {outcome.unstable} measurements never warmed up" if outcome.unstable else "")
         + (f" ({outcome.status})" if outcome.status != "complete" else "")
         + ("; --resume continues" if outcome.status == "interrupted" else "")
     )

@@ -17,7 +17,7 @@ WORDS = {"pp": "prompts", "tg": "tokens"}
 
 
 def verdict(outcome: Outcome) -> str:
-    """What was gained and what that does to the answers, or why nothing was."""
+    """The gain of a tune and its effect on the answers, or why there is none."""
     if not outcome.entries and not outcome.kernels:
         return _nothing(outcome)
     moved = {m: g for m, g in outcome.gain.items() if m not in outcome.untouched}

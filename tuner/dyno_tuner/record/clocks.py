@@ -1,4 +1,4 @@
-"""What the clocks of a machine say of each other. Decisions take their time from the monotonic clock alone,
+"""The clocks of a machine against each other. Decisions take their time from the monotonic clock alone,
 which nobody can set; the wall clock only tells when somebody has, or when the machine has slept."""
 
 from __future__ import annotations

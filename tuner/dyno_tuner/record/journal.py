@@ -71,7 +71,7 @@ def decode(line: bytes) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a journal file holds."""
+    """The records of a journal file."""
 
     records: list[dict[str, Any]]
     damaged: int  # lines that were not whole

@@ -1,8 +1,8 @@
-"""Every operation of a run goes through the ledger: it is either found in the journal or carried out and
+"""Every operation of a run goes through the recorder: it is either found in the journal or carried out and
 written there.
 
 That is all that resuming takes. The tuner's decisions are a pure function of (seed, results so far, time so
-far); after a kill it simply runs again from its beginning, and the ledger answers from the journal until
+far); after a kill it simply runs again from its beginning, and the recorder answers from the journal until
 the point of the kill. Time is the time of the last record, never that of a clock read in between, so that
 decisions by budget repeat, too.
 """
@@ -20,11 +20,11 @@ from ..core.errors import JournalError, TuneError
 from ..core.protocol import (
     Configuration,
     KernelOp,
+    Measurement,
     OpContext,
     Quality,
     TrialStatus,
     Value,
-    Visit,
     Workload,
     kind_of,
 )
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from ..core.executor import Executor
-    from ..core.options import VisitPolicy
+    from ..core.options import MeasurementPolicy
     from ..measure.machine_monitor import Watch
     from .journal import Journal
 
@@ -50,13 +50,16 @@ def _is_cut(record: Mapping[str, Any]) -> bool:
 
 
 def _marked(result: dict[str, Any], cut: bool) -> dict[str, Any]:
-    """Args: `cut`: whether the budget left less time than an operation usually has."""
+    """A result with the mark of one that the budget has cut short.
+
+    Args: `cut`: whether the budget left less time than an operation usually has."""
     return {**result, "cut": True} if cut and result["status"] == TrialStatus.TIMEOUT else result
 
 
-def _slowness_spoils(visit: Mapping[str, Any]) -> bool:
-    """Whether a slow machine can have spoilt a visit; one that the budget has cut short is no measurement."""
-    return visit["status"] in (TrialStatus.OK, TrialStatus.TIMEOUT) and not visit.get("cut")
+def _slowness_spoils(measurement: Mapping[str, Any]) -> bool:
+    """Whether a slow machine can have spoilt a measurement; one that the budget has cut short does not
+    count."""
+    return measurement["status"] in (TrialStatus.OK, TrialStatus.TIMEOUT) and not measurement.get("cut")
 
 
 def _again(message: str) -> str:
@@ -68,8 +71,10 @@ FIRST_ANSWERS = 600.0
 long as that takes, however fast the default is."""
 
 
-class Ledger:
-    """Args:
+class Recorder:
+    """The one way to an operation: from the journal, or carried out and written.
+
+    Args:
     journal: where records go; None keeps them in memory only.
     past: records of the journal that is continued.
     identity: what makes two configurations one, for those that must not be tried again.
@@ -78,10 +83,11 @@ class Ledger:
     the CPUs is dropped and measured again. patience: seconds that a measurement waits for the machine to come
     to rest; None: it does not wait, and the run is marked as disturbed. limit: seconds of the run after which
     an operation is ended wherever it stands; None: it may end late. budget: seconds of the run; what is
-    tried, and the very first visit, are ended when they are over. sleep: waits for a GPU to cool down. rests:
+    tried, and the very first measurement, are ended when they are over. sleep: waits for a GPU to cool down.
+    rests:
     whether prompts are read after a rest from the first window on in which the GPU reaches its power limit;
-    not for targets of which every visit begins with a load. begun_with: seconds of the budget that the run
-    began with; the number of answers that are compared depends on it.
+    not for targets of which every measurement begins with a load. begun_with: seconds of the budget that the
+    run began with; the number of answers that are compared depends on it.
     """
 
     def __init__(
@@ -131,7 +137,7 @@ class Ledger:
         self._past = {self._find_key(r): r for r in past if "op" in r}
         self._cut: set[str] = set()
         self._notes = {json.dumps(r, sort_keys=True) for r in past if "note" in r}
-        self._killed: dict[Hashable, Visit] = {}
+        self._killed: dict[Hashable, Measurement] = {}
         self._compared = False  # there are answers of the exact path
         for record in past:
             if record.get("op") in ("visit", "quality") and not _is_cut(record):
@@ -146,28 +152,28 @@ class Ledger:
         self.last = ""  # key of the record that was found last
         self.performed = 0
         self.on_note: Callable[[str, Mapping[str, Any]], None] | None = None
-        self.expected_visit = 0.0  # seconds, of the default; 0 while unknown
+        self.expected_measurement = 0.0  # seconds, of the default; 0 while unknown
         self._first_check = self._later_checks = 0.0  # seconds; the longest of the later ones
         self._stopped = threading.Event()
 
     def _remember(self, configuration: Configuration, status: TrialStatus, message: str) -> None:
-        """Whether a configuration kills. One that has run since, as an anchor, does not."""
+        """Whether a configuration kills. One that has run since, as a baseline, does not."""
         identity = self._identity(configuration)
         if status.kills:
-            self._killed.setdefault(identity, Visit(status, message=message))
+            self._killed.setdefault(identity, Measurement(status, message=message))
         elif status is TrialStatus.OK:
             self._killed.pop(identity, None)
 
-    # ---- beside other ledgers
+    # ---- beside other recorders
 
-    def follow(self, first: Ledger) -> None:
-        """For the ledger of a further device, before what it does at the same time as the others: the run is
-        as far as the first one's, and what killed a worker there is not tried here either."""
+    def follow(self, first: Recorder) -> None:
+        """For the recorder of a further device, before what it does at the same time as the others: the run
+        is as far as the first one's, and what killed a worker there is not tried here either."""
         if self._killed is not first._killed:
-            for identity, visit in self._killed.items():
-                first._killed.setdefault(identity, visit)
+            for identity, measurement in self._killed.items():
+                first._killed.setdefault(identity, measurement)
             self._killed = first._killed
-        self.expected_visit = first.expected_visit
+        self.expected_measurement = first.expected_measurement
         self.catch_up(first.now)
 
     def catch_up(self, now: float) -> None:
@@ -189,33 +195,36 @@ class Ledger:
 
     # ---- operations
 
-    def visit(
+    def measurement(
         self,
         key: str,
         configuration: Configuration,
         metrics: Sequence[str],
-        policy: VisitPolicy,
+        policy: MeasurementPolicy,
         *,
         process: int,
-        anchor: bool = False,
+        baseline: bool = False,
         workload: Workload | None = None,
-    ) -> Visit:
-        """Args: `anchor` visits are carried out even if the same configuration has killed a worker before:
+    ) -> Measurement:
+        """A measurement of a configuration.
+
+        Args: `baseline` measurements are carried out even if the same configuration has killed a worker
+        before:
         without its default a run cannot go on, and the caller decides how often to try. `workload` is
-        another one than the run's, for this visit alone. Generation is measured first, in whatever order
-        `metrics` stand. The visit that shows that the GPU has to rest is made again with rests: what
-        follows is compared with it."""
+        another one than the run's, for this measurement alone. Generation is measured first, in whatever
+        order `metrics` stand. The measurement that shows that the GPU has to rest is made again with rests:
+        what follows is compared with it."""
         rested = self.resting
-        result = self._visit(key, configuration, metrics, policy, process, anchor, workload)
+        result = self._measurement(key, configuration, metrics, policy, process, baseline, workload)
         again = self._limit is None or self.now + result.seconds < self._limit
         if self.resting and not rested and result.status is TrialStatus.OK and again:
-            result = self._visit(key, configuration, metrics, policy, process, anchor, workload)
+            result = self._measurement(key, configuration, metrics, policy, process, baseline, workload)
         return result
 
-    def _visit(
-        self, key: str, configuration: Configuration, metrics: Sequence[str], policy: VisitPolicy,
-        process: int, anchor: bool, workload: Workload | None,
-    ) -> Visit:  # fmt: skip
+    def _measurement(
+        self, key: str, configuration: Configuration, metrics: Sequence[str], policy: MeasurementPolicy,
+        process: int, baseline: bool, workload: Workload | None,
+    ) -> Measurement:  # fmt: skip
         metrics = generation_first(metrics)
         rests = sum(kind_of(m) == "pp" for m in metrics) if self.resting else 0
         if rests:
@@ -227,15 +236,15 @@ class Ledger:
 
         def perform(context: OpContext) -> dict[str, Any]:
             known = self._killed.get(identity)
-            if known is not None and not anchor:
-                return Visit(known.status, message=_again(known.message)).to_dict()
+            if known is not None and not baseline:
+                return Measurement(known.status, message=_again(known.message)).to_dict()
 
             usual = self._deadline(configuration, rests * REST_SECONDS)
-            deadline = self._within_budget(usual, not anchor or self.expected_visit == 0)
+            deadline = self._within_budget(usual, not baseline or self.expected_measurement == 0)
 
             def measure() -> dict[str, Any]:
                 begun = time.monotonic()
-                visit = self._executor.visit(
+                measurement = self._executor.measurement(
                     configuration,
                     workload or self._workload,
                     metrics,
@@ -244,17 +253,17 @@ class Ledger:
                     deadline,
                 )
                 elapsed = None if self._virtual else time.monotonic() - begun
-                result = judge_plausibility(visit, self._bounds, elapsed).to_dict()
+                result = judge_plausibility(measurement, self._bounds, elapsed).to_dict()
                 return _marked(result, deadline < usual)
 
             return self._watched(key, measure, _slowness_spoils)
 
         result = self._do("visit", key, configuration.to_dict(), args, process, perform)
-        visit = Visit.from_dict(result)
+        measurement = Measurement.from_dict(result)
         self._learn_of_machine(result)
-        self._in_time(visit.status)
-        self._settle(key, result, configuration, visit)
-        return visit
+        self._in_time(measurement.status)
+        self._settle(key, result, configuration, measurement)
+        return measurement
 
     def _watched(
         self, key: str, measure: Callable[[], dict[str, Any]], good: Callable[[dict[str, Any]], bool]
@@ -295,7 +304,7 @@ class Ledger:
 
     @property
     def conditions(self) -> Conditions:
-        """What all windows of the run add up to."""
+        """The sum of all windows of the run."""
         return self._careful.conditions if self._careful is not None else self._seen
 
     def killed(self, configuration: Configuration) -> bool:
@@ -328,9 +337,9 @@ class Ledger:
         return quality
 
     def _settle(
-        self, key: str, result: Mapping[str, Any], configuration: Configuration, found: Visit | Quality
+        self, key: str, result: Mapping[str, Any], configuration: Configuration, found: Measurement | Quality
     ) -> None:
-        """What the end of the budget has cut short is no killer."""
+        """An operation that the end of the budget has cut short is no killer."""
         if result.get("cut"):
             self._cut.add(key)
         else:
@@ -342,8 +351,9 @@ class Ledger:
 
     @property
     def check_seconds(self) -> float:
-        """What a comparison of answers may take: the longest of all but the first, if there are any. The
-        first has the exact path answer as well; what cannot change an answer is compared in no time."""
+        """The seconds that a comparison of answers may take: the longest of all but the first, if there are
+        any. The first has the exact path answer as well; what cannot change an answer is compared in no
+        time."""
         return self._later_checks or self._first_check
 
     def routing(self, key: str, configuration: Configuration, *, process: int) -> dict[str, Any]:
@@ -380,8 +390,8 @@ class Ledger:
         return [list(t) for t in result["times"]]
 
     def recall(self, op: str, key: str, perform: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What something outside of the run says, e.g. a database: asked once, and in the journal from then
-        on."""
+        """The answer of something outside of the run, e.g. a database: asked once, and in the journal from
+        then on."""
         return self._do(op, key, {}, {}, 0, lambda context: perform())
 
     def note(self, kind: str, **data: Any) -> None:
@@ -406,7 +416,11 @@ class Ledger:
         leaves room for loading and for a machine that is busy."""
         if self._virtual:
             return self._deadline_floor
-        usual = 600.0 if self.expected_visit == 0 else max(self._deadline_floor, 5 * self.expected_visit)
+        usual = (
+            600.0
+            if self.expected_measurement == 0
+            else max(self._deadline_floor, 5 * self.expected_measurement)
+        )
         usual += rest
         return usual if self._limit is None else min(usual, max(1.0, self._limit - self.now))
 

@@ -1,4 +1,4 @@
-"""What the records of a journal have to hold before anything is made of them.
+"""The checks of a journal's records before they are used.
 
 A checksum says that a line is as it was written, not that the tuner wrote it: another program, another
 version or a person may have. Whoever continues or reads a journal checks it here first, so that an odd record
@@ -13,7 +13,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import JournalError, TuneError
-from ..core.protocol import Configuration, KernelOp, Quality, Sample, TrialStatus, Visit
+from ..core.protocol import Configuration, KernelOp, Measurement, Quality, Sample, TrialStatus
 from ..measure.machine_monitor import Conditions
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_SECONDS = 1e8  # of a run
 ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What content of the wrong kind raises, wherever it gets."""
+"""The errors that content of the wrong kind raises, wherever it gets."""
 
 _ADVICE = "leave out --resume to begin anew (the old journal is kept)"
 
@@ -46,7 +46,9 @@ def _shown(value: object) -> str:
 def check_resumable(
     path: Path, records: Sequence[Mapping[str, Any]], identity: Callable[[Configuration], Hashable]
 ) -> None:
-    """Args: `identity`: of a configuration in the space that is searched.
+    """Checks that every record of a journal can be replayed.
+
+    Args: `identity`: of a configuration in the space that is searched.
 
     Raises:
         JournalError: one line with the file, the first odd record and what is odd.
@@ -180,7 +182,7 @@ def _operation(record: Mapping[str, Any]) -> None:
             for name, value in choice.config.items():
                 _scalar(value, f"{choice.key} {name}")
     if op == "visit":
-        _visit(Visit.from_dict(result), record["args"]["metrics"])
+        _measurement(Measurement.from_dict(result), record["args"]["metrics"])
     elif op == "quality":
         number(Quality.from_dict(result).seconds, "seconds", MOST_SECONDS)
     elif op == "kernel_ops":
@@ -199,21 +201,21 @@ def _operation(record: Mapping[str, Any]) -> None:
             number(result["cpu"].get(name, 0), f"cpu.{name}", MOST_SECONDS)
 
 
-def _visit(visit: Visit, metrics: object) -> None:
-    number(visit.seconds, "seconds", MOST_SECONDS)
+def _measurement(measurement: Measurement, metrics: object) -> None:
+    number(measurement.seconds, "seconds", MOST_SECONDS)
     _is(metrics, list, "metrics")
-    if visit.status is not TrialStatus.OK:
+    if measurement.status is not TrialStatus.OK:
         return
-    for sample in (*visit.samples, *visit.warmup):
+    for sample in (*measurement.samples, *measurement.warmup):
         if (why := odd_sample(sample)) is not None:
             raise Odd(why)
-    missing = [m for m in metrics if not any(s.metric == m for s in visit.samples)]  # type: ignore[attr-defined]
+    missing = [m for m in metrics if not any(s.metric == m for s in measurement.samples)]  # type: ignore[attr-defined]
     if missing:
         raise Odd(f"it has no sample of {_shown(missing[0])}")
 
 
 def odd_sample(sample: Sample) -> str | None:
-    """Why a sample of a sound visit gives no rate; None where it does."""
+    """Why a sample of a sound measurement gives no rate; None where it does."""
     for value in (sample.seconds, sample.clock_seconds):
         if not (math.isfinite(value) and 1e-12 < value < MOST_SECONDS):
             return f"a sample took {value!r} seconds"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..execution.inline_executor import InlineExecutor
-from ..record.recorder import Ledger
+from ..record.recorder import Recorder
 from ..targets.replay.code_paths import INERT
 from ..targets.replay.target import ReplayTarget, Sweep
 from .tune import Options, Tune
@@ -42,11 +42,13 @@ def replay_once(
     limit: int,
     depth: int | None = None,
 ) -> ReplayRun:
-    """Args: `limit`: distinct configurations that may be measured, the default with them."""
+    """One search on a recorded sweep.
+
+    Args: `limit`: distinct configurations that may be measured, the default with them."""
     target = ReplayTarget(sweep, metric, tokens, seed, depth)
     space = target.space()
     workload = target.workload()
-    ledger = Ledger(InlineExecutor(target), workload, identity=space.identity, virtual_time=True)
+    recorder = Recorder(InlineExecutor(target), workload, identity=space.identity, virtual_time=True)
     options = Options(
         workload,
         seed=seed,
@@ -56,7 +58,7 @@ def replay_once(
         patience=limit,
         check=False,
     )
-    outcome = Tune(ledger, space, options).run()
+    outcome = Tune(recorder, space, options).run()
     best = target.best_code()
     rate = target.rate(outcome.settings)
     rates = [target._class_rate(kind) for kind in target.visited]

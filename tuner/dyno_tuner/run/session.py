@@ -22,9 +22,10 @@ from dyno.settings import SETTINGS
 from .. import __version__
 from ..core.errors import DisturbedError, Interrupted, JournalError, TuneError
 from ..core.machine_match import device_of, differences, engine_of, match_of, model_of, versions_of
+from ..core.protocol import Switch
 from ..core.scratch import scratch_folder
 from ..decide.pareto import FILES, Variant, plot, trade_memory, variant_outcome
-from ..execution.device_pool import Crew, Lane
+from ..execution.device_pool import DevicePool, PoolMember
 from ..execution.worker import WorkerExecutor
 from ..measure.environment import Surroundings, look_around
 from ..measure.machine_monitor import Machine, patience_of
@@ -33,13 +34,12 @@ from ..output.emit import Made, incumbent_settings, profile_of
 from ..output.progress import Progress
 from ..output.verdict import record_of
 from ..record import journal, validation
-from ..record.recorder import Ledger
+from ..record.recorder import Recorder
 from ..search.shared_study import Study, check_storage
-from ..space.knobs import Facts, Knob, resolve
 from ..space.memory_limits import MemoryLimit, NearMiss
 from ..space.search_space import Space
-from ..targets.dyno import kept_answers
-from ..targets.ggml import knobs as ggml_knobs
+from ..targets import declared
+from ..targets.declaration import TargetRequest
 from .tune import Options, Tune
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ _TO_REST = "End these programs and continue with --resume, or measure in spite o
 
 @dataclass
 class Request:
-    """What the user asked for."""
+    """The request of the user."""
 
     model: str
     options: Options
@@ -87,27 +87,12 @@ class Result:
     pareto: Path | None = None  # folder with the profiles of less memory, and the plot
 
 
-def knobs_for(description: Description, request: Request) -> tuple[Knob, ...]:
-    """The knobs of the table that apply to this engine, device, model and workload."""
-    if request.engine != "dyno":
-        return ggml_knobs.make_knobs(
-            description.engine, description.model, request.options.workload,
-            approx=request.options.approx_limit is not None, held=tuple(request.held),
-        )  # fmt: skip
-    facts = Facts(
-        device=description.device,
-        model=description.model,
-        workload=request.options.workload,
-        defaults=description.engine["defaults"],
-        ctx=int(description.engine["ctx"]),
-    )
-    return resolve(facts, approx=request.options.approx_limit is not None, held=request.held)
-
-
 def space_for(description: Description, request: Request) -> Space:
-    knobs = knobs_for(description, request)
-    foreign = request.engine != "dyno"
-    return Space(knobs, ggml_knobs.legal(description.engine, description.device) if foreign else None)
+    """The knobs of the table that apply to this engine, device, model and workload."""
+    target = declared(request.engine)
+    approx = request.options.approx_limit is not None
+    knobs = target.knobs(description, request.options.workload, approx=approx, held=request.held)
+    return Space(knobs, target.legal(description))
 
 
 def limit_memory(
@@ -127,7 +112,7 @@ def limit_memory(
 
 
 def _planned_defaults(description: Description) -> dict[str, Any]:
-    """What the engine's plan of memory is asked with, where a point does not say otherwise."""
+    """The settings that the memory plan is asked with, if a point does not say otherwise."""
     return {"ctx": description.engine["ctx"], **description.engine["defaults"]}
 
 
@@ -287,20 +272,11 @@ def run(
 
 def target_of(request: Request, device: str, scratch: str | None) -> tuple[str, dict[str, Any]]:
     """Name and options of the target that a worker makes."""
-    kept = kept_answers.folder()
-    ctx = request.ctx if request.ctx is not None else max(4096, request.options.workload.longest)
-    own: dict[str, Any] = {
-        "text": request.text, "ctx": ctx, "device": device, "cache": str(kept) if kept else None,
-    }  # fmt: skip
-    return request.engine.replace(".", "_"), {
-        "model": os.path.abspath(request.model), "settings": request.held, "scratch": scratch,
-        **(foreign_options(request) if request.engine != "dyno" else own),
-    }  # fmt: skip
-
-
-def foreign_options(request: Request) -> dict[str, Any]:
-    """With the file that keeps what the engine's processes say."""
-    return {**request.engine_options, "log": stderr_log(request)}
+    asked = TargetRequest(
+        os.path.abspath(request.model), device, request.options.workload.longest, request.ctx, request.held,
+        scratch, request.text, stderr_log(request), request.engine_options,
+    )  # fmt: skip
+    return request.engine.replace(".", "_"), declared(request.engine).worker_options(asked)
 
 
 def stderr_log(request: Request) -> str:
@@ -315,18 +291,15 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
     companions = describe_all(others)
     check_companions(description, companions, request)
     check_context(description, request)
-    foreign = request.engine != "dyno"
+    can = description.capabilities
     space, misses = limit_memory(description, request, executor, space or space_for(description, request))
     out = output_path(request, description)
     _check_writable(out)
     options = request.options
-    if int(description.model.get("experts") or 0) and not foreign:
-        options = dataclasses.replace(options, routing=True)
-    if foreign:  # every visit is a process of its own
-        options = dataclasses.replace(options, apart=False)
-    if foreign and not description.engine["answers_compared"]:
-        # And only settings that change no bit are searched.
-        options = dataclasses.replace(options, check=False)
+    options = dataclasses.replace(
+        options, routing=options.routing or can.routing, apart=options.apart and can.switch is Switch.CALL,
+        check=options.check and can.answers,
+    )  # fmt: skip
     head = header(description, request, space, out)
     with (
         Progress(description.label, options.budget, quiet=request.quiet) as progress,
@@ -335,39 +308,39 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
         book, past, head = open_journal(journal.of_profile(out), head, request.resume, progress)
         held.enter_context(book)
         begun_with = head.get("budget")  # None in journals from before it stood there
-        ledger = _ledger(executor, description, request, space, book, past, progress, held, begun_with)
-        crew = None
+        recorder = _recorder(executor, description, request, space, book, past, progress, held, begun_with)
+        pool = None
         if others:
-            lanes = [Lane(0, request.device, ledger)]
+            members = [PoolMember(0, request.device, recorder)]
             for number, (other, one) in enumerate(zip(others, companions, strict=True), 1):
                 path = journal.of_device(book.path, number)
                 its, its_past, _ = open_journal(path, {**head, "device": number}, request.resume, progress)
                 held.enter_context(its)
-                of_it = _ledger(other, one, request, space, its, its_past, progress, held, begun_with)
-                lanes.append(Lane(number, _name(request, number), of_it))
-            crew = Crew(lanes)
+                of_it = _recorder(other, one, request, space, its, its_past, progress, held, begun_with)
+                members.append(PoolMember(number, _name(request, number), of_it))
+            pool = DevicePool(members)
             progress.say(
-                f"{len(crew)} devices search together; what is found is confirmed on {request.device}"
+                f"{len(pool)} devices search together; what is found is confirmed on {request.device}"
             )
-        if foreign:
-            _say_what_is_left_out(description, options, progress)
+        for line in declared(request.engine).left_out(description, approx=options.approx_limit is not None):
+            progress.say(line)
         for miss in misses:
             progress.say(str(miss))
-            ledger.note("near_miss", name=miss.name, value=miss.value, short=miss.short, message=str(miss))
+            recorder.note("near_miss", name=miss.name, value=miss.value, short=miss.short, message=str(miss))
         if not any(r.get("note") == "outcome" for r in past):  # else nothing is left to be measured
             begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            ledger.note("begun", date=begun)
+            recorder.note("begun", date=begun)
         if request.command:
-            ledger.note("request", command=request.command, label=description.label)
+            recorder.note("request", command=request.command, label=description.label)
         operations = [r for r in past if "op" in r]
         if operations:
             progress.resumed(max(float(r["t"]) for r in operations), len(operations))
-        shared = _join(request, description, space, ledger, progress, held)
+        shared = _join(request, description, space, recorder, progress, held)
         rates = dict(description.rates)
         if not description.virtual_time:
-            rates |= _note_machine(request, description, executor, ledger, progress)
-        tune = Tune(ledger, space, options, incumbents=head["incumbents"], shared=shared, crew=crew)
-        with validation.fitting(book.path, lambda: "" if ledger.performed else ledger.last):
+            rates |= _note_machine(request, description, executor, recorder, progress)
+        tune = Tune(recorder, space, options, incumbents=head["incumbents"], shared=shared, pool=pool)
+        with validation.fitting(book.path, lambda: "" if recorder.performed else recorder.last):
             outcome = tune.run()
         variants: list[Variant] = []
         if options.pareto and outcome.status != "interrupted":
@@ -381,9 +354,9 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
                 progress.say(f"--pareto: {why}")
         for number in range(1, 1 + len(others)):
             path = journal.of_device(book.path, number)
-            ledger.note("device_journal", device=number, path=path.name, sha256=journal.sha256(path))
+            recorder.note("device_journal", device=number, path=path.name, sha256=journal.sha256(path))
         if outcome.status != "interrupted":
-            ledger.note("outcome", **record_of(outcome))
+            recorder.note("outcome", **record_of(outcome))
     made = Made(
         options.workload, options.seed, request.command, journal.sha256(book.path),
         os.path.basename(request.model), datetime.datetime.now(datetime.UTC).date(),
@@ -412,25 +385,26 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
     return Result(outcome, profile, written.path, book.path, folder)
 
 
-def _ledger(
+def _recorder(
     executor: Executor, description: Description, request: Request, space: Space, book: journal.Journal,
     past: list[dict[str, Any]], progress: Progress, held: contextlib.ExitStack, begun_with: float | None,
-) -> Ledger:  # fmt: skip
+) -> Recorder:  # fmt: skip
     validation.check_resumable(book.path, past, space.identity)
     bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
-    watch = getattr(executor, "watch", Machine)  # on the machine that computes
-    watched = watch is not Machine or not description.virtual_time
-    ledger = Ledger(
+    watch = executor.watch(bus)
+    if watch is None and not description.virtual_time:
+        watch = Machine(bus)
+    recorder = Recorder(
         executor, request.options.workload, journal=book, past=past, identity=space.identity,
         bounds=description.bounds, virtual_time=description.virtual_time,
         deadline_floor=request.deadline_floor,
-        watch=held.enter_context(watch(bus)) if watched else None,
+        watch=held.enter_context(watch) if watch is not None else None,
         patience=None if request.force else patience_of(request.options.budget),
-        rests=request.engine == "dyno", budget=request.options.budget,
+        rests=description.capabilities.rests, budget=request.options.budget,
         begun_with=begun_with,
     )  # fmt: skip
-    ledger.on_note = progress.note
-    return ledger
+    recorder.on_note = progress.note
+    return recorder
 
 
 def describe_all(executors: Sequence[Executor]) -> list[Description]:
@@ -459,7 +433,7 @@ def check_companions(first: Description, others: Sequence[Description], request:
 
 def check_context(description: Description, request: Request) -> None:
     """Raises TuneError where the context that was asked for, or that the workload takes, cannot be had."""
-    if request.engine != "dyno" or "ctx" not in description.engine:
+    if not description.engine.get("ctx"):
         return
     there, longest = int(description.engine["ctx"]), request.options.workload.longest
     if request.ctx is not None and there < request.ctx:
@@ -472,24 +446,8 @@ def check_context(description: Description, request: Request) -> None:
         raise TuneError(f"{what}, and the model's limit is {there}; give a shorter one")
 
 
-def _say_what_is_left_out(description: Description, options: Options, progress: Progress) -> None:
-    """Settings of another engine that are not searched, each with the reason."""
-    if not options.check:
-        progress.say(
-            "answers can't be compared (no llama-perplexity, or no vocabulary in the model), so only "
-            "settings that change no bit are searched"
-        )
-    refused = dict(description.engine.get("refused", {}))
-    if options.approx_limit is None:
-        refused["kv_type_k, kv_type_v"] = "they change answers; give --allow-approx KLD"
-    for name, why in refused.items():
-        progress.say(f"{name} is not searched: {why}")
-    for note in description.engine.get("notes", []):
-        progress.say(str(note))
-
-
 def _join(
-    request: Request, description: Description, space: Space, ledger: Ledger, progress: Progress,
+    request: Request, description: Description, space: Space, recorder: Recorder, progress: Progress,
     held: contextlib.ExitStack,
 ) -> Study | None:  # fmt: skip
     """The study in the user's storage, which other machines of the same kind may work on, too."""
@@ -497,7 +455,7 @@ def _join(
         return None
     options = request.options
     name = request.study or f"{os.path.basename(request.model)} {options.workload}"
-    study = Study(request.storage, name, space.for_metrics(options.workload.metrics), ledger)
+    study = Study(request.storage, name, space.for_metrics(options.workload.metrics), recorder)
     terms = {
         "workload": options.workload.to_dict(), "knobs": {k.name: list(k.values) for k in space.knobs},
         "held": request.held, "approx_limit": options.approx_limit,
@@ -512,7 +470,7 @@ def _join(
 
     held.callback(release)
     known = len(study.trials(space))
-    ledger.note("joined", study=name, others=study.others, known=known)
+    recorder.note("joined", study=name, others=study.others, known=known)
     progress.say(
         f"study {name!r}: {known} trial{'s' if known != 1 else ''} of {study.others} other "
         f"tune{'s' if study.others != 1 else ''} known"
@@ -523,15 +481,15 @@ def _join(
 
 
 def _note_machine(
-    request: Request, description: Description, executor: Executor, ledger: Ledger, progress: Progress
+    request: Request, description: Description, executor: Executor, recorder: Recorder, progress: Progress
 ) -> dict[str, float]:
     """Records the state of the machine, says what may disturb, and returns the rates measured here (GB/s)."""
-    there = getattr(executor, "look_around", look_around)  # on the machine that computes
-    seen: Surroundings = there(request.model, description)
+    there = executor.look_around(request.model, description)
+    seen: Surroundings = look_around(request.model, description) if there is None else there
     for line in seen.warnings:
         progress.say(line)
     gpu = description.engine.get("gpu") or {}
-    ledger.note("machine", **seen.state, **{**description.rates, **seen.rates}, **gpu, **seen.gpu)
+    recorder.note("machine", **seen.state, **{**description.rates, **seen.rates}, **gpu, **seen.gpu)
     return seen.rates
 
 

@@ -16,18 +16,19 @@ from dyno.settings import SETTINGS
 
 from ..core.errors import TuneError
 from ..core.model_file import check_model
-from ..core.protocol import METRICS, Configuration, KernelChoice, TrialStatus, Workload, kind_of
+from ..core.protocol import METRICS, Configuration, KernelChoice, Switch, TrialStatus, Workload, kind_of
 from ..core.scratch import scratch_folder
-from ..decide.acceptance import DEFAULT, FULL
+from ..decide.ablation import FULL, Part, left_out, rest_of, variants
 from ..execution.worker import WorkerExecutor
 from ..measure.machine_monitor import Machine, patience_of
-from ..measure.paired_rounds import WIDEST_MARGIN, visits_in_round
+from ..measure.paired_rounds import WIDEST_MARGIN, measurements_in_round
 from ..output.emit import workload_of
 from ..output.progress import Progress
-from ..record.recorder import Ledger
+from ..record.recorder import Recorder
 from ..space.knobs import Fidelity, Kind, Knob
 from ..space.search_space import Space
-from ..targets.dyno import kept_answers
+from ..targets import declared
+from ..targets.declaration import TargetRequest
 from ..targets.ggml.export import binaries_folder, held_with, tuned_with
 from .tune import Options, Tune
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from ..core.executor import Executor
     from ..core.intervals import Estimate
-    from ..core.protocol import Description, Visit
+    from ..core.protocol import Description, Measurement
     from ..measure.comparison import Comparison
     from ..measure.paired_rounds import Bar
 
@@ -47,7 +48,7 @@ UNCLEAR = "unclear"  # the noise of this machine is too large for any verdict
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one entry."""
+    """The verdict on one entry."""
 
     entry: str
     verdict: str  # keep | stale | harmful | unsupported | unclear
@@ -72,6 +73,10 @@ class Unit:
     moves: tuple[str, ...]
     recorded: float | None
     lost: tuple[str, ...] = ()  # entries of the group that the engine does not take
+
+    @property
+    def part(self) -> Part:
+        return Part(self.label, self.moves, tuple(self.settings), "kernels" if self.kernels else "")
 
     def entries(self) -> list[str]:
         return [
@@ -115,7 +120,7 @@ def units_of(profile: profiles.Profile, metrics: Sequence[str]) -> list[Unit]:
 
 
 class Verification(Tune):
-    """Measures `units` on whatever the ledger's executor runs. `verdicts` is complete when `run` is done.
+    """Measures `units` on whatever the recorder's executor runs. `verdicts` is complete when `run` is done.
 
     Args:
         disturbed: others used the machine while the profile was written; nothing of it is kept.
@@ -123,14 +128,14 @@ class Verification(Tune):
 
     def __init__(
         self,
-        ledger: Ledger,
+        recorder: Recorder,
         space: Space,
         options: Options,
         units: Sequence[Unit],
         *,
         disturbed: bool = False,
     ) -> None:
-        super().__init__(ledger, space, options)
+        super().__init__(recorder, space, options)
         self._disturbed = disturbed
         self._units = list(units)
         self.verdicts: list[Verdict] = []
@@ -157,30 +162,31 @@ class Verification(Tune):
         units = self._answering(self._running(self._units))
         if not units:
             return
-        configurations = {DEFAULT: self._configuration([]), FULL: self._configuration(units)}
-        if len(units) > 1:
-            for unit in units:
-                rest = [u for u in units if u is not unit]
-                configurations[f"without {unit.label}"] = self._configuration(rest)
-        self.schedule.until_the_end()
-        result = self.rounds().compare("verify", configurations, self.round_count)
+        configurations = variants(
+            self._configuration([]), self._configuration(units), [u.part for u in units],
+            lambda part: self._configuration([u for u in units if u.part != part]),
+        )  # fmt: skip
+        self.context.budget.until_the_end()
+        result = self.context.rounds().compare("verify", configurations, self.context.round_count)
         if result.rounds < 2 or FULL not in result.logs:
             failed = result.failed.get(FULL)
             if failed is None:
-                needed = self.ledger.now + self.rounds().seconds(2 * visits_in_round(len(configurations)))
+                needed = self.context.recorder.now + self.context.rounds().seconds(
+                    2 * measurements_in_round(len(configurations))
+                )
                 raise TuneError(
                     f"the budget is too short for two rounds; give --budget {1 + int(needed / 60)}m"
                 )
             for unit in units:
                 self._say(unit, HARMFUL, f"the whole profile fails ({failed.status}): {failed.message}")
             return
-        self.gain = {m: result.ratio(FULL, [m], self.weights) for m in self.weights}
+        self.gain = {m: result.ratio(FULL, [m], self.context.weights) for m in self.context.weights}
         for unit in units:
             self._verdict(result, unit)
 
     def _running(self, units: Sequence[Unit]) -> list[Unit]:
         """Those that the engine takes. What it refuses, or does not survive, is said at once."""
-        whole = self._visit("runs/full", self._configuration(units), self._process, False)
+        whole = self._try("runs/full", self._configuration(units))
         if whole.status is TrialStatus.OK:
             return list(units)
         good = [
@@ -195,25 +201,28 @@ class Verification(Tune):
         return good
 
     def _taken(self, key: str, unit: Unit) -> Unit | None:
-        """What of it runs: of a group the entries are tried one by one where all together do not."""
-        visit = self._visit(key, self._configuration([unit]), self._process, False)
-        if visit.status is TrialStatus.OK:
+        """The entries of a unit that run: they are tried one by one if all together do not run."""
+        measurement = self._try(key, self._configuration([unit]))
+        if measurement.status is TrialStatus.OK:
             return unit
         entries, bad = unit.entries(), []
         for number, entry in enumerate(entries if len(entries) > 1 else []):
             part = unit.only([entry])
-            alone = self._visit(f"{key}/{number}", self._configuration([part]), self._process, False)
+            alone = self._try(f"{key}/{number}", self._configuration([part]))
             if alone.status is not TrialStatus.OK:
                 self._fails(part, alone)
                 bad.append(entry)
         if not bad:
-            self._fails(unit, visit)
+            self._fails(unit, measurement)
             return None
         return self._taken(f"{key}/rest", unit.without(bad)) if len(bad) < len(entries) else None
 
-    def _fails(self, unit: Unit, visit: Visit) -> None:
-        refused = visit.status is TrialStatus.INVALID
-        self._say(unit, UNSUPPORTED if refused else HARMFUL, visit.message or str(visit.status))
+    def _try(self, key: str, configuration: Configuration) -> Measurement:
+        return self.context.measure(key, configuration, tuple(self.context.weights))
+
+    def _fails(self, unit: Unit, measurement: Measurement) -> None:
+        refused = measurement.status is TrialStatus.INVALID
+        self._say(unit, UNSUPPORTED if refused else HARMFUL, measurement.message or str(measurement.status))
 
     def _answering(self, units: Sequence[Unit]) -> list[Unit]:
         """Those whose answers are as near to the exact path's as the default's."""
@@ -233,27 +242,29 @@ class Verification(Tune):
         return good
 
     def _wrong(self, key: str, units: Sequence[Unit]) -> str:
-        return self.gate.why_not_now(f"quality/verify/{key}", self._configuration(units))
+        return self.context.gate.why_not_now(f"quality/verify/{key}", self._configuration(units))
 
     def _verdict(self, result: Comparison, unit: Unit) -> None:
-        name = f"without {unit.label}"
-        if name in result.failed:
+        bar: Bar = self.context.bar(result.rounds)
+        over, weights = rest_of(result, unit.part), self.context.weights
+        found = left_out(result, unit.part, bar, weights, over)
+        if found.needed:
             verdict = UNCLEAR if self._disturbed else KEEP
             self._say(unit, verdict, "the rest does not run without it")
             return
-        bar: Bar = self.bar(result.rounds)
-        over = name if name in result.logs else DEFAULT
-        beats, gain = bar.beats(result, FULL, unit.moves, self.weights, over)
+        gain = found.gain
         if not bar.proves(unit.moves):
             noise, most = 100 * bar.of(unit.moves), 100 * WIDEST_MARGIN
             why = f"today's noise is {noise:.0f} %, and over {most:.0f} % proves nothing"
             self._say(unit, UNCLEAR, f"{why}; end other programs and verify again", gain)
-        elif any(bar.harms(result.ratio(FULL, [m], self.weights, over), m) for m in self.weights):
+        elif any(
+            bar.harms(result.ratio(FULL, [m], self.context.weights, over), m) for m in self.context.weights
+        ):
             self._say(unit, HARMFUL, "the profile is faster without it", gain)
-        elif self._disturbed and (beats or gain.ratio > 1):
+        elif self._disturbed and (found.missed or gain.ratio > 1):
             why = "the profile was written on a disturbed machine (tune --force)"
             self._say(unit, UNCLEAR, f"{why}; it gains today: tune again and keep that profile", gain)
-        elif beats:
+        elif found.missed:
             self._say(unit, KEEP, "still gains", gain)
         elif unit.recorded is not None and gain.ratio > 1 and gain.low <= unit.recorded <= gain.high:
             margin = 100 * bar.of(unit.moves)
@@ -333,7 +344,7 @@ def verify(
     profile, wrong = profiles.load_readable(path)
     unread = [Verdict(entry, UNSUPPORTED, why) for entry, why in wrong.items()]
     if budget == USUAL:
-        budget = 120.0 if profile.match.engine.name == "dyno" else 600.0
+        budget = declared(profile.match.engine.name).verify_seconds
     workload = workload_of(profile)
     units = units_of(profile, workload.metrics)
     if not units:
@@ -343,17 +354,14 @@ def verify(
         if executor is None:
             file = model or model_file(path, profile)
             check_model(file)
-            needed = workload.longest
-            target: dict[str, Any] = {"model": os.path.abspath(file), "settings": {}, "scratch": scratch}
-            where = device or profile.match.device.kind
-            engine = profile.match.engine.name
-            kept = kept_answers.folder()
-            target |= (
-                {"ctx": max(4096, needed), "device": where, "cache": str(kept) if kept else None}
-                if engine == "dyno"
-                else _binaries(path, profile, where, binaries)
-            )
-            executor = WorkerExecutor(engine.replace(".", "_"), target)
+            where, engine = device or profile.match.device.kind, profile.match.engine.name
+            target = declared(engine)
+            held, own_options = _binaries(path, profile, where, binaries) if target.foreign else ({}, {})
+            asked = TargetRequest(
+                os.path.abspath(file), where, workload.longest, settings=held, scratch=scratch,
+                options=own_options,
+            )  # fmt: skip
+            executor = WorkerExecutor(engine.replace(".", "_"), target.worker_options(asked))
         try:
             found, gain = _verify(
                 profile, units, workload, executor, budget, seed, quiet, knob, options or {}
@@ -364,15 +372,15 @@ def verify(
                 executor.close()
 
 
-def _binaries(path: Path, profile: profiles.Profile, device: str, binaries: str | None) -> dict[str, Any]:
-    """Options of the target for a profile of another engine. Raises TuneError."""
+def _binaries(
+    path: Path, profile: profiles.Profile, device: str, binaries: str | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings and options of the target for a profile of another engine. Raises TuneError."""
     command = tuned_with(profile)[2]
     folder = binaries_folder(path, profile, binaries)
     number = int(device.removeprefix("cuda:")) if device.startswith("cuda:") else 0
-    return {
-        "binaries": folder, "command": command, "settings": held_with(profile),
-        "gpu": number if device.startswith("cuda") else None,
-    }  # fmt: skip
+    gpu = number if device.startswith("cuda") else None
+    return held_with(profile), {"binaries": folder, "command": command, "gpu": gpu}
 
 
 def _verify(
@@ -393,28 +401,28 @@ def _verify(
         quality = profile.evidence.quality if profile.evidence else None
         approx = any(k.fidelity is Fidelity.APPROX for k in space.knobs)
         limit = 1.5 * (quality.mean_kld or 0.0) + 1e-5 if approx and quality is not None else None
-        compared = bool(description.engine.get("answers_compared", True))
+        can = description.capabilities
         given = Options(
             workload,
             budget=budget,
             seed=seed,
             approx_limit=limit,
-            **{"check": compared, "apart": profile.match.engine.name == "dyno", **extra},
+            **{"check": can.answers, "apart": can.switch is Switch.CALL, **extra},
         )
         bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
         with (
             Progress(description.label, budget, quiet=quiet) as progress,
             contextlib.nullcontext() if description.virtual_time else Machine(bus) as watch,
         ):
-            ledger = Ledger(
+            recorder = Recorder(
                 executor, workload, identity=space.identity, bounds=description.bounds,
                 virtual_time=description.virtual_time,
-                deadline_floor=6.0 if description.target == "dyno" else 120.0, watch=watch, limit=budget,
+                deadline_floor=6.0 if can.switch is Switch.CALL else 120.0, watch=watch, limit=budget,
                 patience=patience_of(budget),
-                rests=description.target == "dyno",
+                rests=can.rests,
             )  # fmt: skip
-            ledger.on_note = progress.note
-            run = Verification(ledger, space, given, left, disturbed=profile.disturbed)
+            recorder.on_note = progress.note
+            run = Verification(recorder, space, given, left, disturbed=profile.disturbed)
             run.run()
         if run.disturbance:
             raise TuneError(f"{run.disturbance}; end these programs and verify again")

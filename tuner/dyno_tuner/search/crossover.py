@@ -115,8 +115,8 @@ class _Search:
                 self._high = middle
 
     def check(self) -> None:
-        """What measurements are left: the ends where nothing has parted, the two sizes next to the crossing
-        where it has."""
+        """Spends the measurements that are left: on the ends if the curves have not parted, else on the two
+        sizes next to the crossing."""
         while self._more:
             if not self._parted():
                 # Curves that have not parted by the far end are equal: look there before calling anything a

@@ -17,18 +17,21 @@ import numpy as np
 
 from ..core.crossing import Solved, Verdict
 from ..core.intervals import paired_log_ratios
-from ..core.protocol import TrialStatus
+from ..core.protocol import Configuration, TrialStatus
+from ..measure.baseline_block import rested_alike
 from .crossover import solve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Sequence
 
-    from ..core.protocol import Value, Visit
+    from ..core.protocol import Measurement, Value
+    from ..record.context import Context
     from ..space.knobs import Knob
     from ..space.search_space import Point, Space
     from .crossover import Crossing
 
 LIMIT = 12  # measurements of one threshold; two make a ratio
+MARGIN = 0.01  # a difference of the paths that is none, log units
 _BEATEN = 3.0  # log ratio that stands for a path that does not run
 
 
@@ -45,30 +48,20 @@ class Sizes:
     second: tuple[Point, ...]
 
 
-@dataclass
 class ThresholdStage:
-    """Args:
-    visit: carries out one visit of these settings in the running process.
-    admit: the check of answers for these settings; None is a pass.
-    more: whether so many more visits fit into the stage's share of the budget.
-    sigma: standard deviation of a visit within a process, log units.
-    margin: a difference of the paths that is none, log units.
-    resting: whether the GPU rests before prompts by now.
+    """Solves one threshold after the other.
+
+    `solved` holds the results, `seeds` the settings that raced best on the way.
     """
 
-    space: Space
-    visit: Callable[[str, Mapping[str, Value], Sequence[str]], Visit]
-    admit: Callable[[Mapping[str, Value]], object]
-    more: Callable[[int], bool]
-    note: Callable[..., None]
-    weights: Mapping[str, float]
-    sigma: float
-    margin: float = 0.01
-    resting: Callable[[], bool] = lambda: False
-
-    def __post_init__(self) -> None:
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.space = context.space
+        self.weights = context.weights
+        self.more = context.budget.more
+        self.note = context.note
         self.solved: list[Solved] = []
-        self.seeds: list[dict[str, Value]] = []  # settings that raced best on the way
+        self.seeds: list[dict[str, Value]] = []
         self._best: dict[Hashable, tuple[float, Point]] = {}
 
     def run(self) -> Space:
@@ -79,7 +72,7 @@ class ThresholdStage:
             if not sizes.tokens:
                 continue
             try:
-                # A bisection that would be cut off says nothing, so its visits are left to the search.
+                # A bisection that would be cut off says nothing, so its measurements are left to the search.
                 if not self.more(2 * len(sizes.tokens).bit_length()):
                     raise OutOfTimeError
                 crossing = self._solve(number, sizes)
@@ -154,43 +147,43 @@ class ThresholdStage:
             pair = (sizes.first[index], sizes.second[index])
             key = f"thresholds/{knob.name}/{sizes.tokens[index]}/{repeat}"
             order = (0, 1) if repeat % 2 == 0 else (1, 0)  # turn by turn, so that a drift sides with neither
-            rested = self.resting()
-            visits = self._pair(pair, order, key, metrics)
-            if self.resting() != rested:  # one of the two had not rested
-                visits = self._pair(pair, order, f"{key}/again", metrics)
-            ran = [v is not None and v.status is TrialStatus.OK for v in visits]
+            measurements = rested_alike(
+                lambda again: self._pair(pair, order, f"{key}/again" if again else key, metrics),
+                lambda: self._context.recorder.resting,
+            )
+            ran = [v is not None and v.status is TrialStatus.OK for v in measurements]
             if not all(ran):
-                return (_BEATEN if ran[0] else -_BEATEN if ran[1] else 0.0), self.sigma
+                return (_BEATEN if ran[0] else -_BEATEN if ran[1] else 0.0), self._context.sigma
             logs = []
             for metric in metrics:
-                pairs = paired_log_ratios(visits[0].rates(metric), visits[1].rates(metric))  # type: ignore[union-attr]
+                pairs = paired_log_ratios(measurements[0].rates(metric), measurements[1].rates(metric))  # type: ignore[union-attr]
                 logs.append((self.weights[metric], float(np.median(pairs)) if pairs else 0.0))
             total = sum(w for w, _ in logs)
-            return sum(w * x for w, x in logs) / total, math.sqrt(2) * self.sigma
+            return sum(w * x for w, x in logs) / total, math.sqrt(2) * self._context.sigma
 
-        return solve(sizes.tokens, measure, margin=self.margin, limit=LIMIT)
+        return solve(sizes.tokens, measure, margin=MARGIN, limit=LIMIT)
 
     def _pair(
         self, pair: tuple[Point, Point], order: Sequence[int], key: str, metrics: Sequence[str]
-    ) -> list[Visit | None]:
-        """A visit of either path; None where its answers are not right."""
-        visits: list[Visit | None] = [None, None]
+    ) -> list[Measurement | None]:
+        """A measurement of either path; None where its answers are not right."""
+        measurements: list[Measurement | None] = [None, None]
         for side in order:
             settings = self.space.settings(pair[side])
-            if self.admit(settings) is None:
-                visit = self.visit(f"{key}/{side}", settings, metrics)
-                visits[side] = self._seen(pair[side], visit, metrics)
-        return visits
+            if self._context.gate.admit(self._context.space.point(settings)) is None:
+                measurement = self._context.measure(f"{key}/{side}", Configuration(settings), metrics)
+                measurements[side] = self._seen(pair[side], measurement, metrics)
+        return measurements
 
-    def _seen(self, point: Point, visit: Visit, metrics: Sequence[str]) -> Visit:
-        if visit.status is TrialStatus.OK:
+    def _seen(self, point: Point, measurement: Measurement, metrics: Sequence[str]) -> Measurement:
+        if measurement.status is TrialStatus.OK:
             total = sum(self.weights[m] for m in metrics)
             level = 0.0
             for metric in metrics:
-                rates = [math.log(r) for r in visit.rates(metric).values()]
+                rates = [math.log(r) for r in measurement.rates(metric).values()]
                 level += self.weights[metric] / total * float(np.median(rates))
             self._best[self.space.code_class(point)] = (level, point)
-        return visit
+        return measurement
 
     # ---- what follows from it
 
@@ -214,7 +207,7 @@ class ThresholdStage:
         return min(range(len(knob.values)), key=fit)
 
     def _race_unsolved(self, sizes: Sizes) -> None:
-        """What the search begins with where there was no time to solve: the fastest point that was met, and
+        """The start of the search if there was no time to solve: the fastest point that was met, and
         the path of the largest thresholds at the largest unit, which matter more than what else there is."""
         best = [max(self._best.values(), key=lambda entry: entry[0])[1]] if self._best else []
         self.seeds += [self.space.settings(p) for p in dict.fromkeys([sizes.first[-1], *best])]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A class of the space that was tried. `score` is a log ratio to the anchor, None where it has none."""
+    """A class of the space that was tried. `score` is a log ratio to the baseline, None where it has none."""
 
     point: Point
     score: float | None

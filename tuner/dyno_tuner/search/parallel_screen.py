@@ -14,50 +14,53 @@ import numpy as np
 
 from ..core.protocol import TrialStatus
 from .observation import Observation
-from .screen import Block, Screen, Trial
+from .screen import Screen, ScreenBlock, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..execution.device_pool import Crew, Lane
+    from ..execution.device_pool import DevicePool, PoolMember
+    from ..measure.baseline_block import Baseline
     from ..space.search_space import Point, Space
     from .proposers import Proposer
-    from .screen import Anchor, ScreenPlan, Shared
+    from .screen import ScreenPlan, Shared
 
 
 @dataclass
-class LanePlan:
+class MemberPlan:
     """How one device measures, with what it noted meanwhile: notes are the main thread's to write."""
 
     plan: ScreenPlan
     noted: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    before: Anchor | None = None  # the anchor that closed its last block
+    before: Baseline | None = None  # the baseline that closed its last block
 
 
 class ParallelScreen(Screen):
-    """Args:
-    plan_for: the plan of a device, with its own `visit`, `anchor`, `now` and `more`.
+    """A screen whose blocks run on several devices at once.
+
+    Args:
+    plan_for: the plan of a device, with its own `measurement`, `baseline`, `now` and `more`.
     prepare: has the answers of points checked, on all devices; `plan.admit` of each asks nothing after it.
     joined: takes over what the devices have learnt in a step.
     """
 
     def __init__(
-        self, space: Space, proposer: Proposer, plan: ScreenPlan, key: Sequence[object], crew: Crew,
-        plan_for: Callable[[Lane, Callable[..., None]], ScreenPlan],
+        self, space: Space, proposer: Proposer, plan: ScreenPlan, key: Sequence[object], pool: DevicePool,
+        plan_for: Callable[[PoolMember, Callable[..., None]], ScreenPlan],
         prepare: Callable[[Sequence[Point]], None], joined: Callable[[], None], shared: Shared | None = None,
     ) -> None:  # fmt: skip
         super().__init__(space, proposer, plan, key, shared)
-        self._crew = crew
+        self._pool = pool
         self._prepare = prepare
         self._joined = joined
-        self._plans: list[LanePlan] = []
-        for lane in crew.lanes:
+        self._plans: list[MemberPlan] = []
+        for member in pool.members:
             noted: list[tuple[str, dict[str, Any]]] = []
 
             def note(kind: str, /, _to: list[tuple[str, dict[str, Any]]] = noted, **data: Any) -> None:
                 _to.append((kind, data))
 
-            self._plans.append(LanePlan(plan_for(lane, note), noted))
+            self._plans.append(MemberPlan(plan_for(member, note), noted))
         self._numbered = 1
 
     def run(self, seeds: Sequence[Point]) -> None:
@@ -78,7 +81,7 @@ class ParallelScreen(Screen):
         plan = self._plan
         chosen: list[tuple[int, Point]] = []
         room = plan.max_trials - len(self.trials)
-        while (wanted := min(plan.block * len(self._crew), room) - len(chosen)) > 0 and plan.more(3):
+        while (wanted := min(plan.block * len(self._pool), room) - len(chosen)) > 0 and plan.more(3):
             points = self._propose(queue, wanted, [p for _, p in chosen])
             if not points:
                 self._idle = True
@@ -92,8 +95,8 @@ class ParallelScreen(Screen):
                 else:
                     self._add(Trial(number, point, refused[0], None, None, refused[1]))
             room = plan.max_trials - len(self.trials)
-        lanes = len(self._crew)
-        return [chosen[first::lanes] for first in range(lanes)]
+        members = len(self._pool)
+        return [chosen[first::members] for first in range(members)]
 
     def _propose(self, queue: list[Point], wanted: int, pending: Sequence[Point]) -> list[Point]:
         """Up to `wanted` points. What is not measured yet is taken to be as good as the mean of what is."""
@@ -111,18 +114,19 @@ class ParallelScreen(Screen):
 
     def _step(self, number: int, dealt: Sequence[Sequence[tuple[int, Point]]]) -> None:
         """One block on every device that has got points."""
-        blocks: list[Block | None] = [None] * len(self._crew)
+        blocks: list[ScreenBlock | None] = [None] * len(self._pool)
 
-        def work(lane: Lane) -> list[Trial]:
-            own, points = self._plans[lane.number], dealt[lane.number]
+        def work(member: PoolMember) -> list[Trial]:
+            own, points = self._plans[member.number], dealt[member.number]
             if not points:
                 return []
             if own.before is None:
-                if lane.number:  # its first load decides nothing
-                    own.plan.anchor("screen/first")
-                first = own.plan.anchor(f"screen/b{number}/before")
+                if member.number:  # its first load decides nothing
+                    own.plan.baseline("screen/first")
+                first = own.plan.baseline(f"screen/b{number}/before")
                 own.before = (own.plan.now(), first)
-            block = blocks[lane.number] = Block(number, own.before, own.plan.resting())
+            block = ScreenBlock(own.before, own.plan.resting(), number=number)
+            blocks[member.number] = block
             for trial_number, point in points:
                 if not own.plan.more(2):
                     break
@@ -134,17 +138,17 @@ class ParallelScreen(Screen):
             return [*failed, *finals]
 
         try:
-            results = self._crew.together(work)
+            results = self._pool.together(work)
         except BaseException:
-            # What was measured is there for an answer, scored against one anchor.
+            # What was measured is there for an answer, scored against one baseline.
             self.trials += sorted((t for b in blocks if b for t in b.trials), key=lambda t: t.number)
             raise
         finally:
             self.voided += sum(b.voided for b in blocks if b)
         self._joined()
-        for own, lane in zip(self._plans, self._crew.lanes, strict=True):
+        for own, member in zip(self._plans, self._pool.members, strict=True):
             for kind, data in own.noted:
-                self._plan.note(kind, device=lane.number, **data)
+                self._plan.note(kind, device=member.number, **data)
             own.noted.clear()
         for trial in sorted((t for found in results for t in found), key=lambda t: t.number):
             self._add(trial)

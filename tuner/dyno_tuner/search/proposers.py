@@ -50,7 +50,7 @@ def params(space: Space, point: Point) -> dict[str, int]:
 
 
 class _Pool:
-    """What has been tried, and what is left where the space can be listed."""
+    """The points that were tried, and those that are left if the space can be listed."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
@@ -181,16 +181,19 @@ def frozen_trial(
 
 
 def _normal_pdf_cdf(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    from scipy.special import ndtr
+
     pdf = np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
-    cdf = 0.5 * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))
-    return pdf, np.asarray(cdf)
+    return pdf, np.asarray(ndtr(z))
 
 
 STEP_LOSS = 0.1  # of the log ratio, that a step towards what should be slower is expected to cost
 
 
 class GuidedProposer:
-    """Args:
+    """A proposer that first covers the space and then follows a surrogate of the trials.
+
+    Args:
     listed: up to how many untried classes are all looked at; beyond, TPE, neighbours and random points
     propose.
     use_tpe: False leaves TPE out of it.
@@ -335,7 +338,9 @@ SAMPLERS: dict[str, Callable[[Space, bool], Proposer]] = {
 
 
 def proposer_of(sampler: str, space: Space, *, whole: bool = False) -> Proposer:
-    """Args:
+    """The proposer of a name.
+
+    Args:
     sampler: a name of SAMPLERS.
     whole: slow points are of use, too, as those that save memory.
     """

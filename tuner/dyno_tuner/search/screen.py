@@ -1,4 +1,4 @@
-"""The screen: blocks of trials between anchors, proposed by a sampler, until time, trials or ideas run out.
+"""The screen: blocks of trials between baselines, proposed by a sampler, until time, trials or ideas run out.
 
 The history of the screen is ours and stands in the journal; what is shared with others in an Optuna storage
 comes through a `Shared`.
@@ -10,8 +10,9 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..core.protocol import TrialStatus, Visit
-from ..measure.measurement import Score, anchor_moved, score
+from ..core.protocol import Measurement, TrialStatus
+from ..measure.baseline_block import Baseline, Block, BlockPlan, Taken
+from ..measure.measurement import Score, score
 from .observation import Observation
 
 if TYPE_CHECKING:
@@ -28,23 +29,20 @@ class Trial:
     number: int
     point: Point
     status: TrialStatus
-    log_ratio: float | None  # combined, to the anchor
+    log_ratio: float | None  # combined, to the baseline
     score: Score | None = None
     message: str = ""
-
-
-Anchor = tuple[float, Visit]  # when it was visited, and what it gave
 
 
 @dataclass
 class ScreenPlan:
     """How the screen measures; made by `tune.Tune`, which knows budget and process numbers."""
 
-    visit: Callable[[str, Point, Sequence[str]], Visit]
-    anchor: Callable[[str], Visit]
+    measurement: Callable[[str, Point, Sequence[str]], Measurement]
+    baseline: Callable[[str], Measurement]
     admit: Callable[[Point], tuple[TrialStatus, str] | None]  # the check of answers; None is a pass
     now: Callable[[], float]
-    more: Callable[[int], bool]  # whether so many more visits fit
+    more: Callable[[int], bool]  # whether so many more measurements fit
     note: Callable[..., None]
     weights: dict[str, float]
     sigma: float
@@ -57,22 +55,18 @@ class ScreenPlan:
 
 
 @dataclass
-class Block:
-    """What one device measures between two anchors."""
+class ScreenBlock(Block[Trial]):
+    """The trials of one device between two baselines."""
 
-    number: int
-    before: Anchor
-    resting: bool  # as `before` was measured
+    number: int = 0
     trials: list[Trial] = field(default_factory=list)  # scored against `before` alone until it is settled
-    taken: list[tuple[Trial, float, Visit]] = field(default_factory=list)
-    voided: int = 0
 
 
 class Shared(Protocol):
     """A study that several tunes work on; see `shared_study`."""
 
     def observations(self, space: Space, own: Sequence[Observation]) -> list[Observation]:
-        """What the others have tried, or are at."""
+        """The points that the others have tried, or are at."""
         ...
 
     def claim(self, settings: Mapping[str, Any]) -> bool:
@@ -105,14 +99,16 @@ class Screen:
         return own if self._shared is None else [*own, *self._shared.observations(self._space, own)]
 
     def run(self, seeds: Sequence[Point]) -> None:
-        """Args: `seeds` are tried first, in order: the incumbents."""
+        """Runs blocks until the screen has ended.
+
+        Args: `seeds` are tried first, in order: the incumbents."""
         plan = self._plan
         queue = list(seeds)
         number = 0
-        before: Anchor | None = None
+        before: Baseline | None = None
         while not self._enough(queue):
             if before is None:
-                first = plan.anchor(f"screen/b{number}/before")
+                first = plan.baseline(f"screen/b{number}/before")
                 before = (plan.now(), first)
             begun = len(self.trials)
             before = self._block(number, queue, before)
@@ -123,16 +119,16 @@ class Screen:
     def also(self, points: Sequence[Point]) -> None:
         """Tries these points too, as far as there is time."""
         plan, left = self._plan, list(points)
-        before: Anchor | None = None
+        before: Baseline | None = None
         while left and plan.more(3):
             # Numbers of their own, however many blocks and trials there were: each of those made a trial, but
             # for a block here of which others have claimed all.
             number, first = len(self.trials) + 1 + self._empty, max(t.number for t in self.trials) + 1
             known = len(self.trials)
             if before is None:
-                opening = plan.anchor(f"screen/b{number}/before")
+                opening = plan.baseline(f"screen/b{number}/before")
                 before = (plan.now(), opening)
-            block = Block(number, before, plan.resting())
+            block = ScreenBlock(before, plan.resting(), number=number)
             while left and len(block.taken) < plan.block and plan.more(3):
                 point = left.pop(0)
                 if not self._claimed(point):
@@ -173,10 +169,10 @@ class Screen:
             (t.number for t in self.trials if t.log_ratio is not None and t.log_ratio >= best - 0.002), 0
         )
 
-    def _block(self, number: int, queue: list[Point], before: Anchor) -> Anchor:
-        """One block; returns the anchor that closes it, which opens the next one."""
+    def _block(self, number: int, queue: list[Point], before: Baseline) -> Baseline:
+        """One block; returns the baseline that closes it, which opens the next one."""
         plan = self._plan
-        block = Block(number, before, plan.resting())
+        block = ScreenBlock(before, plan.resting(), number=number)
         self._idle = False
         while len(block.taken) < plan.block and len(self.trials) < plan.max_trials and plan.more(3):
             point = self._next(queue)
@@ -204,55 +200,55 @@ class Screen:
             self._report(final)
         return after
 
-    def _measure(self, plan: ScreenPlan, block: Block, number: int, point: Point) -> Trial:
-        """A trial of the block, scored against the anchor before it."""
-        visit = plan.visit(f"screen/t{number}", point, self._metrics(point))
-        if visit.status is not TrialStatus.OK:
-            trial = Trial(number, point, visit.status, None, None, visit.message)
+    def _measure(self, plan: ScreenPlan, block: ScreenBlock, number: int, point: Point) -> Trial:
+        """A trial of the block, scored against the baseline before it."""
+        measurement = plan.measurement(f"screen/t{number}", point, self._metrics(point))
+        if measurement.status is not TrialStatus.OK:
+            trial = Trial(number, point, measurement.status, None, None, measurement.message)
         else:
-            trial = self._scored(number, point, visit, [block.before], plan.now())
-            block.taken.append((trial, plan.now(), visit))
+            trial = self._scored(number, point, measurement, [block.before], plan.now())
+            block.taken.append(Taken(trial, plan.now(), measurement))
         block.trials.append(trial)
         return trial
 
-    def _settle(self, plan: ScreenPlan, block: Block) -> tuple[Anchor, list[Trial]]:
-        """The anchor after the block, and its trials scored against both; a block whose anchor moved, or in
-        which the GPU has begun to rest, is measured again."""
-        number, before, taken = block.number, block.before, block.taken
-        after = (plan.now(), plan.anchor(f"screen/b{number}/after"))
-        metrics = list(plan.weights)
-        for repeat in range(plan.max_repeats + 1):
-            moved = anchor_moved(before[1], after[1], metrics)
-            alike = moved <= plan.void_over and block.resting == plan.resting()
-            block.resting = plan.resting()
-            if alike or repeat == plan.max_repeats or not plan.more(len(taken) + 1):
-                break
-            block.voided += 1
-            plan.note("void", block=number, repeat=repeat, moved=moved)
-            before = after
-            again: list[tuple[Trial, float, Visit]] = []
-            for trial, _, _ in taken:
-                visit = plan.visit(
-                    f"screen/t{trial.number}/again{repeat}", trial.point, self._metrics(trial.point)
-                )
-                again.append((trial, plan.now(), visit))
-            taken = again
-            after = (plan.now(), plan.anchor(f"screen/b{number}/again{repeat}"))
-        return after, [
-            self._scored(trial.number, trial.point, visit, [before, after], when)
-            if visit.status is TrialStatus.OK
-            else Trial(trial.number, trial.point, visit.status, None, None, visit.message)
-            for trial, when, visit in taken
+    def _settle(self, plan: ScreenPlan, block: ScreenBlock) -> tuple[Baseline, list[Trial]]:
+        """The baseline after the block, and its trials scored against both."""
+        key = f"screen/b{block.number}"
+
+        def baseline(voided: int) -> Baseline:
+            begun = plan.now()
+            return begun, plan.baseline(f"{key}/again{voided - 1}" if voided else f"{key}/after")
+
+        def again(trial: Trial, repeat: int) -> Measurement:
+            name = f"screen/t{trial.number}/again{repeat}"
+            return plan.measurement(name, trial.point, self._metrics(trial.point))
+
+        how = BlockPlan(
+            baseline, again, plan.now, plan.more, list(plan.weights), plan.void_over, plan.max_repeats,
+            plan.resting,
+            lambda repeat, moved: plan.note("void", block=block.number, repeat=repeat, moved=moved),
+        )  # fmt: skip
+        block.close(how)
+        assert block.after is not None
+        return block.after, [
+            self._scored(t.candidate.number, t.candidate.point, t.measurement, block.baselines(), t.when)
+            if t.measurement.status is TrialStatus.OK
+            else Trial(
+                t.candidate.number, t.candidate.point, t.measurement.status, None, None, t.measurement.message
+            )
+            for t in block.taken
         ]
 
     def _metrics(self, point: Point) -> list[str]:
-        """What the point can move; what it cannot is not worth the time here. The confirming rounds measure
-        all."""
+        """The metrics that the point can move; others are not worth the time here. The confirming rounds
+        measure all."""
         moved = self._space.moved(point, self._space.default)
         return [m for m in self._plan.weights if m in moved] or list(self._plan.weights)
 
-    def _scored(self, number: int, point: Point, visit: Visit, anchors: list[Anchor], when: float) -> Trial:
-        scored = score(visit, anchors, when, list(self._plan.weights))
+    def _scored(
+        self, number: int, point: Point, measurement: Measurement, baselines: list[Baseline], when: float
+    ) -> Trial:
+        scored = score(measurement, baselines, when, list(self._plan.weights))
         return Trial(number, point, TrialStatus.OK, scored.combined(self._plan.weights), scored)
 
     def _next(self, queue: list[Point]) -> Point | None:
@@ -277,7 +273,7 @@ class Screen:
         self._report(trial)
 
     def _report(self, trial: Trial) -> None:
-        """The interval is what the noise of visits leaves of one ratio; rounds tell more later."""
+        """The interval is what the noise of measurements leaves of one ratio; rounds tell more later."""
         measured: dict[str, list[float]] = {}
         if trial.log_ratio is not None:
             half = 1.96 * self._plan.sigma

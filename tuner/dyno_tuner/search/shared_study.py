@@ -3,7 +3,7 @@
 The storage deals out points and carries results; each tune measures, proves and writes its profile by
 itself. A point is claimed by adding a running trial: numbers of trials are given out by the database, so that
 of two claims of one point the lower number has it, and the other tune tries something else. What a tune reads
-there is an operation of its ledger like any other: a resumed run finds it in its own journal.
+there is an operation of its recorder like any other: a resumed run finds it in its own journal.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from ..core.protocol import Description
-    from ..record.recorder import Ledger
+    from ..record.recorder import Recorder
     from ..space.search_space import Point, Space
 
 # A claim that is not followed by a result for so many seconds is one of a machine that is gone.
@@ -56,18 +56,20 @@ class _Known:
 
 
 class Study:
-    """Args:
+    """A study in an Optuna storage that several tunes work on.
+
+    Args:
     storage: URL that Optuna knows.
     name: of the study; it is made where there is none.
     space: all that may be tried. What a tune solves later leaves some of it out.
     """
 
-    def __init__(self, storage: str, name: str, space: Space, ledger: Ledger) -> None:
+    def __init__(self, storage: str, name: str, space: Space, recorder: Recorder) -> None:
         self._url = storage
         self._shown = redact_text(storage)
         self.name = name
         self._space = space
-        self._ledger = ledger
+        self._recorder = recorder
         # Values, so that a dashboard shows them; what proposes points has distributions of its own.
         self._distributions: dict[str, optuna.distributions.BaseDistribution] = {
             k.name: optuna.distributions.CategoricalDistribution(k.values) for k in space.knobs
@@ -104,10 +106,10 @@ class Study:
                     raise TuneError(why) from error
                 return {"alone": why}
 
-        found = self._ledger.recall(op, key, safely)
+        found = self._recorder.recall(op, key, safely)
         self.alone = str(found.get("alone", ""))
         if self.alone:
-            self._ledger.note("storage", message=f"{self.alone}; this tune goes on alone")
+            self._recorder.note("storage", message=f"{self.alone}; this tune goes on alone")
         return found
 
     def _why(self, error: Exception) -> str:
@@ -267,7 +269,7 @@ class Study:
             self._known[number] = _Known(settings, state, log_ratio, dict(row["pairs"]), str(row["message"]))
 
     def observations(self, space: Space, own: Sequence[Observation]) -> list[Observation]:
-        """What the others have tried, as far as it lies in `space`; what runs is taken to be as good as the
+        """The trials of the others, as far as they lie in `space`; one that runs counts as much as the
         mean of what has ended."""
         scores = [o.score for o in own if o.score is not None]
         lie = sum(scores) / len(scores) if scores else 0.0
@@ -382,7 +384,7 @@ class Study:
 
 
 def _difference(name: str, there: Any, here: Any) -> str:
-    """What a term of the study is and what it is here; of a mapping the names that differ."""
+    """A term of the study and the one here; of a mapping the names that differ."""
     if name == "workload" and isinstance(there, dict):
         try:
             return f"its workload is {Workload.from_dict(there)}, here {Workload.from_dict(here)}"
@@ -431,7 +433,7 @@ def with_driver(url: str) -> str:
 
 
 def _said(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
-    """What a tune has written on a trial."""
+    """The attributes that a tune has written on a trial."""
     return {k.removeprefix(_PREFIX): v for k, v in trial.user_attrs.items() if k.startswith(_PREFIX)}
 
 

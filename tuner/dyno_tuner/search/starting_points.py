@@ -1,8 +1,8 @@
 """With which points a search begins.
 
 Corners of the space are what every engine is slow with: one thread, tiny u-batches, weights not packed. The
-first visits are the dearest of a short budget, so random ones keep to what physics does not expect to be
-slower than the default. Measurements decide about all else later.
+first measurements are the dearest of a short budget, so random ones keep to what physics does not expect to
+be slower than the default. Measurements decide about all else later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FEW = 2  # less than the default divided by this are few threads
 
 
 def leads(space: Space, known: Collection[Point]) -> list[Point]:
-    """What a search of few trials must not miss: the u-batch matters more than what else there is."""
+    """Points that a search of few trials must not miss: the u-batch matters more than all else."""
     number = next((n for n, k in enumerate(space.knobs) if k.name == "ubatch"), None)
     if number is None:
         return []
@@ -45,7 +45,7 @@ def nearest(space: Space, settings: Mapping[str, Any]) -> Point:
 
 
 class Doubts:
-    """What physics expects to be slower than the default."""
+    """Settings that physics expects to be slower than the default."""
 
     def __init__(self, space: Space) -> None:
         self._space = space

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Kind(enum.StrEnum):
-    """What changing a setting costs."""
+    """The cost of changing a setting."""
 
     BUILD = "build"  # another build
     LOAD = "load"  # weights are read again
@@ -33,7 +33,7 @@ class Kind(enum.StrEnum):
 
 
 class Fidelity(enum.StrEnum):
-    """What changing a setting may do to the answers."""
+    """The effect that changing a setting may have on the answers."""
 
     EXACT = "exact"  # not one bit
     ROUNDING = "rounding"  # as much as another order of additions
@@ -72,7 +72,7 @@ class Knob:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the rows of the table decide by."""
+    """The facts by which the rows of the table decide."""
 
     device: Mapping[str, Any]
     model: Mapping[str, Any]

@@ -67,7 +67,9 @@ class NearMiss:
 
 
 class MemoryLimit:
-    """Args:
+    """A limit on the bytes of the engine's plan.
+
+    Args:
     limit: bytes.
     plan: bytes that the engine would take with these settings; None where it cannot be told, because
         the engine refuses them.

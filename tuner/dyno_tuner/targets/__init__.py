@@ -2,10 +2,18 @@
 
 `dyno` is the engine of this project, `replay` a recorded sweep, `simulated` an engine with known truth.
 `llama_cpp` and `ik_llama_cpp` drive the binaries of those engines through the package `ggml`. A new target is
-a folder here and a line in `MODULES`.
+a folder with a target and a `declaration`, and a line in `MODULES`.
 """
 
 from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from ..core.errors import TuneError
+
+if TYPE_CHECKING:
+    from .declaration import Declaration
 
 MODULES = {
     "dyno": "dyno_tuner.targets.dyno.target",
@@ -15,3 +23,17 @@ MODULES = {
     "ik_llama_cpp": "dyno_tuner.targets.ggml.ik_llama_cpp",
 }
 """The module of each target, whose `from_options` makes the target in a worker."""
+
+
+def declared(engine: str) -> Declaration:
+    """The declaration of an engine, from the module `declaration` in the folder of its target.
+
+    Raises:
+        TuneError: there is no such target.
+    """
+    name = engine.replace(".", "_")
+    if name not in MODULES:
+        raise TuneError(f"no target {engine!r}; there are {', '.join(MODULES)}")
+    package = MODULES[name].rpartition(".")[0]
+    found: Declaration = importlib.import_module(f"{package}.declaration").declaration(engine)
+    return found

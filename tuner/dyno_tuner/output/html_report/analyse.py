@@ -17,7 +17,7 @@ import numpy as np
 from ...core.intervals import Estimate, estimate
 from ...core.protocol import TrialStatus, kind_of
 from ...decide.answer_check import ROUNDING_FACTOR, ROUNDING_FLOOR
-from ...measure.measurement import anchor_moved, score, void_over
+from ...measure.measurement import baseline_moved, score, void_over
 from ...measure.paired_rounds import Way, beside, both_ways, joined
 from ...space.knobs import KNOBS
 from .read import Run, Seen, mapping, number
@@ -25,11 +25,11 @@ from .read import Run, Seen, mapping, number
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ...core.protocol import Value, Visit
+    from ...core.protocol import Measurement, Value
 
 
 def words(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """What differs from the default."""
+    """The settings that differ from the default."""
     changed = [f"{k}={v}" for k, v in settings.items() if k not in defaults or defaults[k] != v]
     return " ".join(changed) or "default"
 
@@ -45,7 +45,7 @@ def estimate_of(data: Mapping[str, Any]) -> Estimate | None:
 
 
 def median_rate(seen: Seen, metric: str) -> float | None:
-    rates = list(seen.visit.rates(metric).values()) if seen.visit.status is TrialStatus.OK else []
+    rates = list(seen.measurement.rates(metric).values()) if seen.measurement.status is TrialStatus.OK else []
     return statistics.median(rates) if rates else None
 
 
@@ -69,9 +69,9 @@ _ROUND = re.compile(r"(.*)/r(\d+)((?:/again\d+)?)/(\d+)(?:/(?:tg|pp))?")
 
 def _stages(run: Run) -> dict[str, dict[int, list[list[Seen]]]]:
     """By stage and round the ways there and back, as `paired_rounds.Rounds` numbers them: of the round
-    `A B C A C B A` (without the one in the middle in older journals), then of what was visited again."""
+    `A B C A C B A` (without the one in the middle in older journals), then of what was measured again."""
     found: dict[str, dict[int, dict[str, dict[int, Seen]]]] = {}
-    for seen in run.visits:
+    for seen in run.measurements:
         if match := _ROUND.fullmatch(seen.key):
             stage, number, again, position = match.groups()
             way = found.setdefault(stage, {}).setdefault(int(number), {}).setdefault(again, {})
@@ -80,7 +80,10 @@ def _stages(run: Run) -> dict[str, dict[int, list[list[Seen]]]]:
     whole: dict[str, dict[int, list[list[Seen]]]] = {}
     for stage, rounds in found.items():
         for number, ways in rounds.items():
-            orders = [_completed([visits[n] for n in sorted(visits)]) for _, visits in sorted(ways.items())]
+            orders = [
+                _completed([measurements[n] for n in sorted(measurements)])
+                for _, measurements in sorted(ways.items())
+            ]
             if "" in ways and all(_is_whole(order, run.metrics) for order in orders):
                 whole.setdefault(stage, {})[number] = orders
     return whole
@@ -88,9 +91,9 @@ def _stages(run: Run) -> dict[str, dict[int, list[list[Seen]]]]:
 
 def _both(first: Seen, second: Seen) -> Seen:
     """Generation and prompts of one stop, which rounds may measure on ways of their own."""
-    if first.visit.status is not TrialStatus.OK or second.visit.status is not TrialStatus.OK:
-        return first if first.visit.status is not TrialStatus.OK else second
-    return dataclasses.replace(second, visit=joined(first.visit, second.visit))
+    if first.measurement.status is not TrialStatus.OK or second.measurement.status is not TrialStatus.OK:
+        return first if first.measurement.status is not TrialStatus.OK else second
+    return dataclasses.replace(second, measurement=joined(first.measurement, second.measurement))
 
 
 def _completed(order: list[Seen]) -> list[Seen]:
@@ -101,26 +104,33 @@ def _completed(order: list[Seen]) -> list[Seen]:
     completed = list(order)
     for place, seen in enumerate(order):
         whole = order[1] if place < len(order) / 2 else order[-2]
-        had = {s.metric for s in seen.visit.samples}
-        missing = tuple(s for s in whole.visit.samples if s.metric not in had)
-        if missing and seen.visit.status is TrialStatus.OK:
-            visit = dataclasses.replace(seen.visit, samples=(*seen.visit.samples, *missing))
-            completed[place] = dataclasses.replace(seen, visit=visit)
+        had = {s.metric for s in seen.measurement.samples}
+        missing = tuple(s for s in whole.measurement.samples if s.metric not in had)
+        if missing and seen.measurement.status is TrialStatus.OK:
+            measurement = dataclasses.replace(seen.measurement, samples=(*seen.measurement.samples, *missing))
+            completed[place] = dataclasses.replace(seen, measurement=measurement)
     return completed
 
 
 def _is_whole(order: Sequence[Seen], metrics: Sequence[str]) -> bool:
-    measured = all({m.metric for m in s.visit.samples} >= set(metrics) for s in order)
+    measured = all({m.metric for m in s.measurement.samples} >= set(metrics) for s in order)
     mirrored = all(a.configuration == b.configuration for a, b in zip(order, order[::-1], strict=True))
     turn = order[len(order) // 2].configuration == order[0].configuration
-    alive = all(s.visit.status is TrialStatus.OK for s in order)
+    alive = all(s.measurement.status is TrialStatus.OK for s in order)
     return mirrored and alive and measured and len(order) > 2 and (turn or len(order) % 2 == 0)
 
 
 def _way(order: Sequence[Seen]) -> Way:
     half = len(order) // 2
-    own = {repr(order[i].configuration): [order[i].visit, order[-1 - i].visit] for i in range(1, half)}
-    return Way([order[0].visit, order[-1].visit], order[half].visit if len(order) % 2 else None, own)
+    own = {
+        repr(order[i].configuration): [order[i].measurement, order[-1 - i].measurement]
+        for i in range(1, half)
+    }
+    return Way(
+        [order[0].measurement, order[-1].measurement],
+        order[half].measurement if len(order) % 2 else None,
+        own,
+    )
 
 
 def paired(run: Run, settings: Mapping[str, Any], kernels: int = 0) -> Paired | None:
@@ -130,8 +140,8 @@ def paired(run: Run, settings: Mapping[str, Any], kernels: int = 0) -> Paired | 
     within = [number(x) or 0.0 for x in mapping(run.last("noise").get("within")).values()]
     limit = void_over(within)
 
-    def moved(halves: Sequence[Visit]) -> bool:
-        return anchor_moved(halves[0], halves[1], run.metrics) > limit
+    def moved(halves: Sequence[Measurement]) -> bool:
+        return baseline_moved(halves[0], halves[1], run.metrics) > limit
 
     result: Paired | None = None
     for stage, rounds in _stages(run).items():
@@ -143,12 +153,12 @@ def paired(run: Run, settings: Mapping[str, Any], kernels: int = 0) -> Paired | 
             if first.settings() != run.defaults or first.configuration.kernels or ours is None:
                 continue
             ways = [w for w in map(_way, orders) if not moved(w.base)]
-            visits = beside(ways, moved).get(repr(ours.configuration))
-            if visits is None or moved([orders[0][0].visit, orders[0][-1].visit]):
+            measurements = beside(ways, moved).get(repr(ours.configuration))
+            if measurements is None or moved([orders[0][0].measurement, orders[0][-1].measurement]):
                 continue
             made.rounds += 1
             for metric in run.metrics:
-                base, own = ([v.rates(metric) for v in some] for some in visits)
+                base, own = ([v.rates(metric) for v in some] for some in measurements)
                 made.base.setdefault(metric, []).extend(r for v in base for r in v.values())
                 made.rates.setdefault(metric, []).extend(r for v in own for r in v.values())
                 logs[metric].append(both_ways(own, base))
@@ -176,40 +186,40 @@ class Tried:
     status: str
     ratio: float | None  # to the default, geometric mean of the metrics
     message: str
-    t: float | None  # seconds of the run, of its last visit
+    t: float | None  # seconds of the run, of its last measurement
     by_metric: dict[str, float]
 
 
 @dataclass(frozen=True)
 class Void:
-    """A block that was measured again because its anchor moved."""
+    """A block that was measured again because its baseline moved."""
 
     block: int
     moved: float
     begin: float
     end: float
-    visits: tuple[Seen, ...]
+    measurements: tuple[Seen, ...]
 
 
-def _anchors(run: Run, device: int) -> list[Seen]:
+def _baselines(run: Run, device: int) -> list[Seen]:
     return [
-        s for s in run.visits
-        if s.device == device and s.visit.status is TrialStatus.OK and s.key.startswith("screen/b")
+        s for s in run.measurements
+        if s.device == device and s.measurement.status is TrialStatus.OK and s.key.startswith("screen/b")
     ]  # fmt: skip
 
 
-def _stamp(run: Run, anchor: Seen) -> float:
-    """The time at which the screen takes an anchor to stand: the one that closes a block, when it began."""
-    if anchor.key.endswith("/before"):
-        return anchor.t
-    times = run.times[anchor.device]
-    at = bisect.bisect_left(times, anchor.t)
-    return times[at - 1] if at else anchor.t
+def _stamp(run: Run, baseline: Seen) -> float:
+    """The time at which the screen takes a baseline to stand: the one that closes a block, when it began."""
+    if baseline.key.endswith("/before"):
+        return baseline.t
+    times = run.times[baseline.device]
+    at = bisect.bisect_left(times, baseline.t)
+    return times[at - 1] if at else baseline.t
 
 
 def trials(run: Run) -> list[Tried]:
     last: dict[str, Seen] = {}
-    for seen in run.visits:
+    for seen in run.measurements:
         parts = seen.key.split("/")
         if len(parts) >= 2 and parts[0] == "screen" and parts[1].startswith("t"):
             last[parts[1][1:]] = seen
@@ -220,13 +230,13 @@ def trials(run: Run) -> list[Tried]:
             continue
         seen_last = last.get(str(int(count)))
         by_metric: dict[str, float] = {}
-        if seen_last is not None and seen_last.visit.status is TrialStatus.OK:
-            anchors = _anchors(run, seen_last.device)
-            before = [a for a in anchors if a.t < seen_last.t][-1:]
-            after = [a for a in anchors if a.t > seen_last.t][:1]
-            around = [(_stamp(run, a), a.visit) for a in (*before, *after)]
+        if seen_last is not None and seen_last.measurement.status is TrialStatus.OK:
+            baselines = _baselines(run, seen_last.device)
+            before = [a for a in baselines if a.t < seen_last.t][-1:]
+            after = [a for a in baselines if a.t > seen_last.t][:1]
+            around = [(_stamp(run, a), a.measurement) for a in (*before, *after)]
             if around and before:
-                scored = score(seen_last.visit, around, seen_last.t, run.metrics)
+                scored = score(seen_last.measurement, around, seen_last.t, run.metrics)
                 by_metric = {m: math.exp(scored.log_ratio(m)) for m, p in scored.pairs.items() if p}
         ratio = number(note.get("ratio"))
         found[int(count)] = Tried(
@@ -244,15 +254,17 @@ def voids(run: Run) -> list[Void]:
         if block is None or repeat is None or moved is None:
             continue
         device = int(number(note.get("device")) or 0)
-        anchors = _anchors(run, device)
+        baselines = _baselines(run, device)
         closing = "after" if repeat == 0 else f"again{int(repeat) - 1}"
         key = f"screen/b{int(block)}/{closing}"
-        at = next((n for n, a in enumerate(anchors) if a.key in (key, f"{key}/retry")), None)
+        at = next((n for n, a in enumerate(baselines) if a.key in (key, f"{key}/retry")), None)
         if at is None or at == 0:
             continue
-        begin, end = anchors[at - 1].t, anchors[at].t
+        begin, end = baselines[at - 1].t, baselines[at].t
         inside = tuple(
-            s for s in run.visits if s.device == device and begin < s.t < end and s.key.startswith("screen/t")
+            s
+            for s in run.measurements
+            if s.device == device and begin < s.t < end and s.key.startswith("screen/t")
         )
         result.append(Void(int(block), moved, begin, end, inside))
     return result
@@ -263,7 +275,7 @@ def voids(run: Run) -> list[Void]:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a knob alone moved, by the additive fit: value -> ratio to its default."""
+    """The effect of a knob alone, by the additive fit: value -> ratio to its default."""
 
     knob: str
     by_value: dict[str, float]
@@ -331,7 +343,7 @@ def curves(run: Run, metric: str) -> tuple[list[Curve], float | None]:
     the better path changes. None where one path wins at every u-batch at which both were measured."""
     knob = threshold_knob(run) if kind_of(metric) == "pp" else None
     best: dict[str, dict[float, tuple[float, str]]] = {}
-    for seen in run.visits:
+    for seen in run.measurements:
         rate, size = median_rate(seen, metric), number(seen.settings().get("ubatch"))
         if rate is None or size is None or size <= 0:
             continue
@@ -383,7 +395,7 @@ def over_depth(run: Run, pair: Paired | None) -> list[Depths]:
         for metric in run.metrics:
             part = run.workload.part(metric)
             lengths.setdefault(f"{part.kind}{part.tokens}", {})[part.depth] = metric
-    alone = [seen for seen in run.visits if seen.key.startswith("aa/p")]
+    alone = [seen for seen in run.measurements if seen.key.startswith("aa/p")]
     found = []
     for name, metrics in lengths.items():
         if len(metrics) < 2:
@@ -422,7 +434,7 @@ def kld_limit(run: Run) -> tuple[float | None, float | None]:
 
 
 def left_undone(outcome: Mapping[str, Any]) -> str:
-    """What looked faster than what is written, and was not proven for want of time."""
+    """Settings that looked faster than the profile, and were not proven for want of time."""
     missed, told = mapping(outcome.get("missed")), outcome.get("not_proven")
     lines = [line for line in told if isinstance(line, str)] if isinstance(told, list) else []
     if (ratio := number(missed.get("ratio"))) is not None:

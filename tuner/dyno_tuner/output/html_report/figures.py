@@ -107,7 +107,7 @@ def by_ubatch(run: Run, metric: str, chosen: Mapping[str, Any]) -> Figure | None
     y: list[float] = []
     text: list[str] = []
     marks: dict[str, list[tuple[float, float]]] = {"default": [], "chosen": []}
-    for seen in run.visits:
+    for seen in run.measurements:
         rate, size = median_rate(seen, metric), seen.settings().get("ubatch")
         if rate is None or isinstance(size, bool | str) or size is None or size <= 0:
             continue
@@ -119,7 +119,7 @@ def by_ubatch(run: Run, metric: str, chosen: Mapping[str, Any]) -> Figure | None
         elif seen.settings() == dict(chosen):
             marks["chosen"].append((size, rate))
     data: list[Figure] = [
-        {"type": "scatter", "mode": "markers", "x": x, "y": y, "text": text, "name": "one visit",
+        {"type": "scatter", "mode": "markers", "x": x, "y": y, "text": text, "name": "one measurement",
          "marker": {"color": "--muted", "size": 5, "opacity": 0.55},
          "hovertemplate": "u-batch %{x}: %{y:,.1f} t/s<br>%{text}<extra></extra>"}
     ]  # fmt: skip
@@ -137,7 +137,7 @@ def by_ubatch(run: Run, metric: str, chosen: Mapping[str, Any]) -> Figure | None
                 {"type": "scatter", "mode": "markers", "x": [marks[name][0][0]],
                  "y": [rates[len(rates) // 2]], "name": name,
                  "marker": {"color": colour, "size": 13, "symbol": symbol},
-                 "hovertemplate": name + ", median of its visits: %{y:,.1f} t/s<extra></extra>"}
+                 "hovertemplate": name + ", median of its measurements: %{y:,.1f} t/s<extra></extra>"}
             )  # fmt: skip
     layout: Figure = {}
     if crossing is not None:
@@ -182,13 +182,14 @@ def _upright(x: float) -> Figure:
 
 
 def history(run: Run, tried: Sequence[Tried]) -> Figure | None:
-    """Trials of the screen over time: good ones, failed ones, what void blocks had measured, the anchors."""
+    """Trials of the screen over time: good ones, failed ones, what void blocks had measured, the
+    baselines."""
     good = [t for t in tried if t.ratio is not None and t.t is not None]
     failed = [t for t in tried if t.ratio is None]
     if not good and not failed:
         return None
     blocks = voids(run)
-    data: list[Figure] = [_anchor_line(run)]
+    data: list[Figure] = [_baseline_line(run)]
     best: list[float] = []
     for t in sorted(good, key=lambda t: t.t or 0.0):
         best.append(max([*best[-1:], t.ratio or 0.0, 1.0]))
@@ -227,10 +228,10 @@ def history(run: Run, tried: Sequence[Tried]) -> Figure | None:
     )
 
 
-def _anchor_line(run: Run) -> Figure:
+def _baseline_line(run: Run) -> Figure:
     """The default again and again, relative to its own first block: what the machine did meanwhile."""
     metric = run.metrics[0] if run.metrics else ""
-    seen = [s for s in run.visits if s.key.startswith(("aa/p", "screen/b")) and median_rate(s, metric)]
+    seen = [s for s in run.measurements if s.key.startswith(("aa/p", "screen/b")) and median_rate(s, metric)]
     first = median_rate(seen[0], metric) if seen else None
     return {
         "type": "scatter",
@@ -240,7 +241,7 @@ def _anchor_line(run: Run) -> Figure:
         "name": f"default, {plain(metric)}",
         "line": {"color": "--default", "width": 1, "dash": "dot"},
         "marker": {"color": "--default", "size": 5},
-        "hovertemplate": "default at %{x:.0f} s: %{y:.3f} × its first visit<extra></extra>",
+        "hovertemplate": "default at %{x:.0f} s: %{y:.3f} × its first measurement<extra></extra>",
     }
 
 

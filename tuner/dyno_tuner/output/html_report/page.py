@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import JournalError, TuneError
 from ...record.journal import unpacked_name
 from ...record.validation import ODD
+from .elements import Page
 from .read import read
-from .sections import Page, fill
+from .sections import fill
 
 if TYPE_CHECKING:
     from pathlib import Path

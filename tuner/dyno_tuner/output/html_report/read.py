@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import JournalError, TuneError
-from ...core.protocol import METRICS, Configuration, Quality, Visit, Workload
+from ...core.protocol import METRICS, Configuration, Measurement, Quality, Workload
 from ...kernels import in_situ
 from ...record import journal, validation
 
@@ -39,12 +39,12 @@ def mapping(value: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Seen:
-    """One visit of the journal."""
+    """One measurement of the journal."""
 
     key: str
     process: int
     configuration: Configuration
-    visit: Visit
+    measurement: Measurement
     t: float  # seconds of the run at its end
     device: int = 0  # of several that searched together
 
@@ -69,7 +69,7 @@ class Run:
     sha256: str
     head: dict[str, Any] = field(default_factory=dict)
     workload: Workload | None = None
-    visits: list[Seen] = field(default_factory=list)  # in order of time
+    measurements: list[Seen] = field(default_factory=list)  # in order of time
     qualities: list[Checked] = field(default_factory=list)
     notes: list[dict[str, Any]] = field(default_factory=list)
     times: dict[int, list[float]] = field(default_factory=dict)  # ends of a device's operations, ascending
@@ -97,7 +97,7 @@ class Run:
     @property
     def defaults(self) -> dict[str, Any]:
         """The default's settings: as the A/A stage measured them, else as the engine states them."""
-        for seen in self.visits:
+        for seen in self.measurements:
             if seen.key.startswith("aa/"):
                 return seen.settings()
         stated = mapping(mapping(self.identity.get("engine")).get("defaults"))
@@ -107,7 +107,7 @@ class Run:
     def metrics(self) -> tuple[str, ...]:
         if self.workload is not None:
             return self.workload.metrics
-        measured = {s.metric for seen in self.visits for s in seen.visit.samples}
+        measured = {s.metric for seen in self.measurements for s in seen.measurement.samples}
         return tuple(m for m in METRICS if m in measured)
 
     def named(self, metric: str) -> str:
@@ -142,14 +142,14 @@ def read(path: Path) -> Run:
     if not (run.head or run.operations or run.notes):
         raise JournalError(f"journal {path}: holds {len(loaded.records)} records, none of them of a tune")
     _read_devices(run, path)
-    run.visits.sort(key=lambda seen: seen.t)
+    run.measurements.sort(key=lambda seen: seen.t)
     for times in run.times.values():
         times.sort()
     return run
 
 
 def _read_devices(run: Run, path: Path) -> None:
-    """What further devices measured in the search, from their own journals beside this one."""
+    """The measurements of further devices in the search, from their own journals beside this one."""
     devices = number(run.head.get("devices")) or 1
     for device in range(1, int(min(devices, journal.MOST_DEVICES))):
         name = journal.of_device(path, device)
@@ -172,9 +172,9 @@ def _operation(run: Run, path: Path, place: int, record: Mapping[str, Any], devi
         validation.flaw(record)
         t = float(record["t"])
         if record["op"] == "visit" and str(record["key"]).startswith(in_situ.KEY):
-            _visit(record, t, device)  # another workload; what it gave stands in notes
+            _measurement(record, t, device)  # another workload; what it gave stands in notes
         elif record["op"] == "visit":
-            run.visits.append(_visit(record, t, device))
+            run.measurements.append(_measurement(record, t, device))
         elif record["op"] == "quality":
             run.qualities.append(_quality(record))
     except (*validation.ODD, validation.Odd) as error:
@@ -185,10 +185,10 @@ def _operation(run: Run, path: Path, place: int, record: Mapping[str, Any], devi
     run.seconds = max(run.seconds, t)
 
 
-def _visit(record: Mapping[str, Any], t: float, device: int) -> Seen:
+def _measurement(record: Mapping[str, Any], t: float, device: int) -> Seen:
     configuration = Configuration.from_dict(record["config"])
-    visit = Visit.from_dict(record["result"])
-    return Seen(str(record["key"]), int(record["process"]), configuration, visit, t, device)
+    measurement = Measurement.from_dict(record["result"])
+    return Seen(str(record["key"]), int(record["process"]), configuration, measurement, t, device)
 
 
 def _quality(record: Mapping[str, Any]) -> Checked:

@@ -1,24 +1,23 @@
-"""What stands on the page, section by section. Every text from the journal is escaped where it enters."""
+"""The sections of the page, from top to bottom."""
 
 from __future__ import annotations
 
-import html
 import json
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.protocol import TrialStatus
 from . import analyse, figures
 from .analyse import estimate_of, words
+from .elements import Page, ratio_cells, section, soft, table, text
 from .read import Run, mapping, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...core.intervals import Estimate
-    from .figures import Figure
 
 _UNCLOSED = (
     "The journal has no closing record: the run was interrupted, killed, or is still going on. What "
@@ -27,63 +26,8 @@ _UNCLOSED = (
 
 
 @dataclass
-class Page:
-    """The parts of a page as they are made."""
-
-    title: str = "tune report"
-    parts: list[str] = field(default_factory=list)
-    figures: dict[str, Figure] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)  # what this journal cannot tell
-
-    def plot(self, name: str, figure: Figure) -> str:
-        self.figures[name] = figure
-        return f'<div class="plot" id="{name}" style="min-height:{figure["layout"]["height"]}px"></div>\n'
-
-    def section(self, title: str, *body: str, kind: str = "") -> None:
-        self.parts.append(section(title, *body, kind=kind))
-
-
-def text(value: object, limit: int = 600) -> str:
-    shown = str(value)
-    return html.escape(shown if len(shown) <= limit else shown[: limit - 1] + "…")
-
-
-def section(title: str, *body: str, kind: str = "") -> str:
-    mark = f' class="{kind}"' if kind else ""
-    return f"<section{mark}>\n<h2>{text(title)}</h2>\n{''.join(body)}</section>\n"
-
-
-def soft(line: str) -> str:
-    return f'<p class="soft">{text(line, 2000)}</p>\n'
-
-
-TALL = 30  # rows; longer tables scroll
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A column whose name begins with `#` holds numbers, one that begins with `~` long texts."""
-    kinds = {"#": ' class="n"', "~": ' class="words"'}
-    marks = [kinds.get(c[:1], "") for c in columns]
-    head = "".join(f"<th{m}>{text(c.lstrip('#~'))}</th>" for c, m in zip(columns, marks, strict=True))
-    lines = [
-        "<tr>" + "".join(f"<td{m}>{text(v)}</td>" for v, m in zip(row, marks, strict=True)) + "</tr>\n"
-        for row in rows
-    ]
-    # A short table is shown whole: a scroll bar hides the last row, and nobody looks for it.
-    kind = "scroll tall" if len(rows) > TALL else "scroll"
-    return (
-        f'<div class="{kind}"><table>\n<thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{''.join(lines)}</tbody></table></div>\n"
-    )
-
-
-def ratio_cells(e: Estimate | None) -> list[str]:
-    return ["", ""] if e is None else [f"{e.ratio:.4f}", f"{e.low:.4f} … {e.high:.4f}"]
-
-
-@dataclass
 class Verdict:
-    """What the run ended with, or where it stands."""
+    """The end of the run, or where it stands."""
 
     outcome: dict[str, Any]
     settings: dict[str, Any]
@@ -188,7 +132,7 @@ def _top(page: Page, run: Run, found: Verdict) -> None:
 
 
 def _margins(run: Run) -> dict[str, float]:
-    """What decided; of a run that has not ended, what A/A alone says."""
+    """The margins that decided; of a run that has not ended, those of A/A alone."""
     noted = mapping(run.last("outcome").get("margin")) or mapping(run.last("noise").get("margin"))
     return {m: x for m in run.metrics if (x := number(noted.get(m))) is not None}
 
@@ -199,7 +143,7 @@ def _chosen_kernels(found: Verdict) -> int:
 
 
 def _pair(run: Run, found: Verdict) -> analyse.Paired | None:
-    """What was chosen beside the default; None where it is the default."""
+    """The comparison of the choice with the default; None if the default was chosen."""
     kernels = _chosen_kernels(found)
     changed = kernels or found.settings != run.defaults
     return analyse.paired(run, found.settings, kernels) if changed else None
@@ -266,7 +210,7 @@ def _median(values: Sequence[float] | None) -> str:
 
 
 def _default_rate(run: Run, metric: str) -> str:
-    rates = [analyse.median_rate(s, metric) for s in run.visits if s.key.startswith("aa/p")]
+    rates = [analyse.median_rate(s, metric) for s in run.measurements if s.key.startswith("aa/p")]
     return _median([r for r in rates if r is not None])
 
 
@@ -329,10 +273,11 @@ def _history(page: Page, run: Run, tried: Sequence[analyse.Tried]) -> None:
     body = [page.plot("history", figure)]
     if blocks:
         rows = [
-            [b.block, f"{b.begin:.1f} … {b.end:.1f}", f"{100 * b.moved:.1f} %", len(b.visits)] for b in blocks
+            [b.block, f"{b.begin:.1f} … {b.end:.1f}", f"{100 * b.moved:.1f} %", len(b.measurements)]
+            for b in blocks
         ]
         body += ["<h3>Voided blocks (shaded), measured again</h3>\n",
-                 table(["#block", "#seconds", "#anchor moved", "#visits dropped"], rows)]  # fmt: skip
+                 table(["#block", "#seconds", "#baseline moved", "#measurements dropped"], rows)]  # fmt: skip
     total = number(found_voided) if (found_voided := run.last("outcome").get("voided")) is not None else None
     if total is not None and total > len(blocks):
         body.append(soft(f"{total:.0f} blocks and paired rounds were void in all."))
@@ -340,9 +285,10 @@ def _history(page: Page, run: Run, tried: Sequence[analyse.Tried]) -> None:
         [t.number, t.status, words(t.settings, run.defaults), t.message] for t in tried if t.ratio is None
     ]
     rounds = [
-        ["", s.visit.status, words(s.settings(), run.defaults), s.visit.message] for s in run.visits
-        if s.visit.status is not TrialStatus.OK and not s.key.startswith("screen/t")
-    ]  # fmt: skip
+        ["", s.measurement.status, words(s.settings(), run.defaults), s.measurement.message]
+        for s in run.measurements
+        if s.measurement.status is not TrialStatus.OK and not s.key.startswith("screen/t")
+    ]
     if failed or rounds:
         columns = ["#trial", "status", "~settings", "~why"]
         body += ["<h3>Failed trials</h3>\n", table(columns, [*failed, *rounds])]
@@ -390,13 +336,13 @@ def _near_ties(page: Page, run: Run, tried: Sequence[analyse.Tried], found: Verd
             rows.append(
                 ["taken, nearer the default", f"{ratio:.4f}", f"{tie.get('knob')}={tie.get('value')}"]
             )
-    for rival in run.noted("rival"):
-        ratio = number(rival.get("ratio"))
+    for challenger in run.noted("rival"):
+        ratio = number(challenger.get("ratio"))
         if ratio is not None:
-            why = "better" if rival.get("better") is True else "as good and taken first"
-            instead = words(mapping(rival.get("instead_of")), run.defaults)
+            why = "better" if challenger.get("better") is True else "as good and taken first"
+            instead = words(mapping(challenger.get("instead_of")), run.defaults)
             rows.append([f"taken instead of {instead}: {why}", f"{ratio:.4f}",
-                         words(mapping(rival.get("settings")), run.defaults)])  # fmt: skip
+                         words(mapping(challenger.get("settings")), run.defaults)])  # fmt: skip
     finalists = [(r, n) for n in run.noted("finalist") if (r := number(n.get("ratio"))) is not None]
     finalists = [(r, n) for r, n in finalists if not n.get("harmed")]
     left = mapping(

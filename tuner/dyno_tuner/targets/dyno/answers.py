@@ -1,4 +1,4 @@
-"""What is asked of a configuration to see whether its answers changed, and how the replies are scored.
+"""The questions that show whether a configuration's answers changed, and the scores of the replies.
 
 A kernel is chosen for a range of batch sizes, so a fault may show at one size alone. The passages are
 therefore decoded in batches of about every such size, one `Group` each, and the distance from the exact path
@@ -65,8 +65,8 @@ class Group:
         return np.asarray(found, dtype=np.intp)
 
     def code(self, settings: Mapping[str, Any]) -> Hashable:
-        """What of `settings` decides the code that this group's batches run: of the u-batch the sizes of the
-        passes that it cuts them into, of a threshold on which side of it they are."""
+        """The part of `settings` that decides the code of this group's batches: of the u-batch the sizes of
+        the passes that it cuts them into, of a threshold on which side of it they are."""
         ubatch = int(settings["ubatch"])
         passes = (self.size,) if self.size <= ubatch else (ubatch, self.size % ubatch or ubatch)
         felt: list[Hashable] = [passes]

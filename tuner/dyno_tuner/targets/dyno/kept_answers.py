@@ -101,7 +101,9 @@ def key_of(
     model: str, asked: Sequence[Group], code: str, facts: Mapping[str, Any], *,
     vocabulary: int, experts: tuple[int, int, int],
 ) -> Key:  # fmt: skip
-    """Args:
+    """The key of a model's kept answers.
+
+    Args:
         model: path of the GGUF file, or of the first of several.
         code: path of the compiled module.
         facts: of the device, and the settings of the exact path.

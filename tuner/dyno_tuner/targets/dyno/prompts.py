@@ -21,7 +21,9 @@ RANDOM = "random tokens"
 
 
 class Prompts:
-    """Args:
+    """The tokens that are measured: passages of a text, or random ones.
+
+    Args:
         model: GGUF file whose tokenizer reads the text.
         vocabulary: number of tokens to draw from where there is no text.
         text: file with the user's own text.

@@ -29,6 +29,7 @@ from dyno.settings import DefaultsFor, engine_defaults, has_latent_cache, settin
 
 from ...core.errors import TargetFailure, TargetLost, TargetUnusable
 from ...core.protocol import (
+    Capabilities,
     Configuration,
     Description,
     GroupQuality,
@@ -37,6 +38,7 @@ from ...core.protocol import (
     Quality,
     Sample,
     Settings,
+    Target,
     TrialStatus,
     Value,
     Workload,
@@ -64,8 +66,10 @@ _CAPTURE_RUNS = 3  # of one sample, where a graph was not captured
 GPU_HEADROOM = 1.3  # over rates that were measured: a copy and one product need not reach the hardware's best
 
 
-class DynoTarget:
-    """Args:
+class DynoTarget(Target):
+    """This project's engine in a worker process.
+
+    Args:
     model: path of a GGUF file.
     device: `cpu`, `cuda:N`, or `auto`.
     settings: values held fixed, by name; they take part in no search.
@@ -149,10 +153,15 @@ class DynoTarget:
             },
             bounds=self._bounds(),
             rates=dict(self._measured_rates()),
+            capabilities=self.capabilities(),
         )
 
+    def capabilities(self) -> Capabilities:
+        routed = int(self._model.get("experts") or 0) > 0
+        return Capabilities(kernels=True, memory_plan=True, routing=routed)
+
     def _gpu_facts(self) -> dict[str, Any]:
-        """What the driver tells, and the toolkit that the engine was built with."""
+        """Facts of the driver, and the toolkit that the engine was built with."""
         if self._kind != "cuda":
             return {}
         names = ("pci_bus_id", "driver", "power_limit_w", "max_sm_mhz", "pcie_generation", "pcie_lanes")
@@ -160,7 +169,7 @@ class DynoTarget:
         return {"gpu": {**told, "cuda": str(self._build["switches"].get("CUDA", ""))}}
 
     def _measured_rates(self) -> dict[str, float]:
-        """What the GPU does at best, measured once; empty on a CPU."""
+        """The best rates of the GPU, measured once; empty on a CPU."""
         if self._kind == "cuda" and not self._rates:
             try:
                 found = _core.measure_rates(self._name)
@@ -194,8 +203,8 @@ class DynoTarget:
         return bounds
 
     def _cpu_bounds(self) -> dict[str, float]:
-        """What no run can exceed: the operations of a token over the peak of the cores, with a clock no CPU
-        has.
+        """Rates that no run can exceed: the operations of a token over the peak of the cores, with a clock no
+        CPU has.
 
         Memory bounds nothing here, because a small model lives in caches whose bandwidth is not known."""
         active = self._active_parameters()
@@ -397,7 +406,7 @@ class DynoTarget:
     # ---- answers
 
     def _asked(self) -> list[answers.Group]:
-        """What is scored: fewer tokens where the exact path is slow, or the budget of the run short."""
+        """The groups of tokens that are scored: fewer if the exact path is slow or the budget short."""
         if self._groups is None:
             # What two billion operations a second and core (1.7e12 were measured on an H200) do in about ten
             # seconds, or in the share of a short budget: the same on every run.
@@ -432,7 +441,7 @@ class DynoTarget:
         return settings
 
     def _exact_key(self) -> kept_answers.Key | None:
-        """What the exact path's answers depend on; None if they are not kept, or a file cannot be read."""
+        """The key of the exact path's answers; None if they are not kept, or a file cannot be read."""
         if self._cache is None and self._scratch is None:
             return None
         facts = {name: self._device.get(name) for name in _COMPUTES} | self._exact_settings()
@@ -563,7 +572,7 @@ class DynoTarget:
 
 
 def _failure(error: Exception) -> TargetFailure | TargetLost:
-    """What an error of the engine means for a trial."""
+    """The meaning of an engine's error for a trial."""
     if isinstance(error, DeviceLostError):
         return TargetLost(str(error))
     oom = isinstance(error, OutOfMemoryError | MemoryError)

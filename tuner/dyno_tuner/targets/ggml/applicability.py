@@ -26,7 +26,7 @@ _FITS = 0.8  # share of the GPUs' memory that a file may take to be sure that ca
 
 @dataclass(frozen=True)
 class Here:
-    """What decides whether a setting exists and matters."""
+    """The facts that decide whether a setting exists and matters."""
 
     install: Installation
     device: Mapping[str, Any]
@@ -232,7 +232,7 @@ def named_policy(policy: Mapping[int, bool], ids: Mapping[str, int]) -> dict[str
 
 
 def defaults(here: Here, cores: int) -> dict[str, Value]:
-    """What runs without the search: what the engine does by itself, by the help of this binary where that
+    """The settings without a search: those of the engine itself, by the help of this binary where that
     says it; of placement and cache, what the command line says."""
     common = here.install.common
     fmoe = common is None or not common[1].has("-fmoe") or common[1].has("-no-fmoe")

@@ -106,7 +106,9 @@ class Command:
 
 
 def parse_command(tokens: Sequence[str], help_: Help, bench: Help, engine: str, help_of: str = "") -> Command:
-    """Args:
+    """The settings of a user's command line, and the words that stay as they are.
+
+    Args:
         tokens: `[NAME=VALUE…] [program] flags…`.
         help_: of the tool that the command line starts.
         bench: of llama-bench.
@@ -199,7 +201,7 @@ def _take(out: Command, token: str, names: frozenset[str], values: list[str], be
 
 
 def _keep(out: Command, token: str, names: frozenset[str], values: list[str], bench: Help) -> None:
-    """What stays as it is, and is measured with where llama-bench has it."""
+    """The words that stay as they are; llama-bench gets those that it takes."""
     given = [token] if "=" in token else [token, *values]
     out.kept += given
     if "-m" in names:

@@ -109,7 +109,7 @@ def held_with(profile: profiles.Profile) -> dict[str, Value]:
 
 
 def _visible(profile: profiles.Profile, install: Installation) -> dict[str, str | None]:
-    """What every measured process saw of the GPUs: those that were tuned, or none."""
+    """The GPUs that every measured process saw: those that were tuned, or none."""
     words, _ = _recorded(profile)
     named = [*_options(words, "--gpu"), *_options(words, "--device")]
     numbers = re.fullmatch(r"(?:cuda:)?([0-9]+(?:,[0-9]+)*)", named[0]) if named else None
@@ -123,7 +123,7 @@ def _visible(profile: profiles.Profile, install: Installation) -> dict[str, str 
 
 
 def _as_measured(profile: profiles.Profile, own: Command, help_: Help) -> list[str]:
-    """What every measured run was given beside the settings, where the user gave nothing else. llama.cpp
+    """The words that every measured run got beside the settings, if the user gave nothing else. llama.cpp
     moves layers by itself otherwise."""
     args: list[str] = []
     if help_.has("-ngl") and "-ngl" not in own.named:

@@ -1,4 +1,4 @@
-"""What a binary of llama.cpp or ik_llama.cpp says it can do: its `--help` and `--version`, read per flag.
+"""The options that a binary of llama.cpp or ik_llama.cpp has: its `--help` and `--version`, read per flag.
 
 Both move quickly (flags come, go and change their values), so nothing is concluded from a version number:
 a flag exists where the help of this very binary lists it.

@@ -99,7 +99,7 @@ class Installation:
         return self._helps[name]
 
     def _listed(self, name: str, path: str) -> Help:
-        """What the help says. That of older llama-sweep-bench says nothing; the common tools share a parser,
+        """The help of a tool. That of older llama-sweep-bench says nothing; the common tools share a parser,
         so then it is another's."""
         try:
             return read_help(path)

@@ -24,7 +24,7 @@ _PLACEMENTS = ("", "ffn_down_exps=cpu", "ffn_(up|gate)_exps=cpu", "exps=cpu")
 
 
 def legal(engine: Mapping[str, Any], device: Mapping[str, Any]) -> Callable[[Settings], bool]:
-    """What does not run, or can only be slower: never proposed."""
+    """The constraint of the space: points that do not run, or can only be slower, are never proposed."""
     ik, cuda = engine["name"] == "ik_llama.cpp", device.get("kind") == "cuda"
 
     def allowed(settings: Settings) -> bool:

@@ -159,7 +159,7 @@ def resident_peak(pid: int | str = "self") -> float | None:
 
 
 def _own_peak(reported: float | None, seen: float | None) -> float | None:
-    """What the process itself has used at most.
+    """The most memory that the process itself has used.
 
     What Linux reports at the end begins with what this process used when it started the other one, through
     fork and exec. Where more is reported than this process has ever used it is the other's and exact; else

@@ -1,4 +1,4 @@
-"""What the processes of a foreign engine say on standard error, kept beside the journal."""
+"""The standard error of a foreign engine's processes, kept beside the journal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _LARGEST = 64 << 20  # bytes of the file; a search may run for days
 
 
 class RunLog:
-    """Args:
+    """A file with the standard error of every process.
+
+    Args:
     path: file to append to; None: the last words of a run go to standard output, which the worker keeps.
     """
 

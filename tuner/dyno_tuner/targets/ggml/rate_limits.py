@@ -1,4 +1,4 @@
-"""What no machine like this one can do: bounds on the rates that an engine's benchmark may claim.
+"""Limits of a machine: bounds on the rates that an engine's benchmark may claim.
 
 Every rate is generous by a factor of two at least, for what is wrongly called implausible is lost. What the
 driver tells of a GPU is taken; what nobody tells is assumed larger than anything there is.
@@ -46,14 +46,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the model asks for each token, at least."""
+    """The least work that the model asks for each token."""
 
     multiplied: float  # weights
     read: float  # bytes of them
 
 
 def cpu_limits(info: Mapping[str, Any]) -> Limits:
-    """Args: `info`: of `_core.cpu_info`, with the caches, of which each core may have its own."""
+    """The rates that a CPU cannot exceed.
+
+    Args: `info`: of `_core.cpu_info`, with the caches, of which each core may have its own."""
     # A quota and OMP_NUM_THREADS bound no short window and no engine that is told its number of threads.
     cores = max(int(_core.cpu_limits()["affinity"]), int(info.get("cores") or 1))
     caches = cores * sum(float(info.get(name) or 0) for name in ("l2_bytes", "l3_bytes"))

@@ -53,7 +53,9 @@ def spell(
     metric: str | None = None, op_ids: Mapping[str, int] | None = None,
     cuda: Mapping[str, str] | None = None,
 ) -> Spelled:  # fmt: skip
-    """Args:
+    """The words that give settings to a tool of an engine.
+
+    Args:
         help_: of the tool that is started.
         bench: whether that is llama-bench, whose spelling differs.
         batch: the logical batch; raised to the u-batch, which it bounds.

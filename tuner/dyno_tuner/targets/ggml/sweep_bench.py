@@ -66,7 +66,9 @@ def sweep(
     tool: str, help_: Help, model: str, settings: Settings, workload: Workload, metric: str,
     *, batch: int, op_ids: Mapping[str, int], cuda: Mapping[str, str] | None = None,
 ) -> Sweep:  # fmt: skip
-    """Args: `help_`: of that tool. Raises ValueError for a setting or workload that it can't be given."""
+    """The command line of llama-sweep-bench for a workload, and how its rows are read.
+
+    Args: `help_`: of that tool. Raises ValueError for a setting or workload that it can't be given."""
     size = min(int(settings["ubatch"]), workload.pp or int(settings["ubatch"]))
     if workload.depth % size or (metric == "pp" and workload.pp % size):
         raise ValueError(

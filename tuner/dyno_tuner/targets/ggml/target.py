@@ -1,4 +1,5 @@
-"""The binaries of llama.cpp and ik_llama.cpp as targets: every visit is a llama-bench process of its own.
+"""The binaries of llama.cpp and ik_llama.cpp as targets: every measurement is a llama-bench process of its
+own.
 
 What is asked for is read back from the results by key, and a run that did something else is a failed trial.
 `llama_cpp` and `ik_llama_cpp` are the two doors to this module.
@@ -16,11 +17,14 @@ from dyno import _core
 
 from ...core.errors import TargetFailure, TargetUnusable, TuneError
 from ...core.protocol import (
+    Capabilities,
     Configuration,
     Description,
     OpContext,
     Quality,
     Sample,
+    Switch,
+    Target,
     TrialStatus,
     Value,
     Workload,
@@ -47,8 +51,10 @@ _REPETITIONS = 4  # the cold one and three prompts
 _READ_BACK = {"ubatch": "n_ubatch", "flash_attention": "flash_attn"}
 
 
-class GgmlTarget:
-    """Args:
+class GgmlTarget(Target):
+    """The binaries of llama.cpp or ik_llama.cpp; each measurement is a process.
+
+    Args:
     engine: "llama.cpp" or "ik_llama.cpp".
     model: path of a GGUF file.
     binaries: folder of the engine's binaries.
@@ -187,7 +193,7 @@ class GgmlTarget:
                 "fixed": sorted(self._fixed),
                 "kept": list(self._command.kept),
                 "variables": dict(self._command.env),
-                "answers_compared": self._perplexity is not None and bool(self._model["vocabulary"]),
+                "answers_compared": self.capabilities().answers,
                 "reference": "llama-perplexity: no fusion, graphs or flash attention, u-batch 64",
                 "cores": self._cores,
                 "split_modes": applicability.split_modes(self._install),
@@ -196,10 +202,15 @@ class GgmlTarget:
                 **({"gpu": self._gpu_facts} if self._gpu_facts else {}),
             },
             bounds=self._bounds(),
+            capabilities=self.capabilities(),
         )
 
+    def capabilities(self) -> Capabilities:
+        compared = self._perplexity is not None and bool(self._model["vocabulary"])
+        return Capabilities(answers=compared, rests=False, switch=Switch.PROCESS)
+
     def _notes(self) -> list[str]:
-        """What of the command line is not taken as it stands."""
+        """The words of the command line that are not taken as they stand."""
         named = self._command.model
         if named is None or same_model(named, self._path):
             return []
@@ -238,7 +249,7 @@ class GgmlTarget:
             raise TargetFailure(str(TrialStatus.INVALID), f"a V cache in {cache} needs flash_attention")
 
     def measure(self, workload: Workload, metric: str, prompt: int) -> Sample:
-        """The next repetition of this visit's process; pp: one prompt, tg: token by token."""
+        """The next repetition of this measurement's process; pp: one prompt, tg: token by token."""
         waiting = self._queue.setdefault((workload, metric), [])
         if not waiting and (self._sweeps or self._deep(workload, metric)):
             waiting.append(self._sweep(workload, metric))
@@ -248,7 +259,7 @@ class GgmlTarget:
         return Sample(metric, prompt, first.tokens, first.seconds, first.clock_seconds)
 
     def rest(self, seconds: float) -> None:
-        """There is nothing to wait for: a visit is a process of its own, which begins with a load."""
+        """There is nothing to wait for: a measurement is a process of its own, which begins with a load."""
 
     def _run(self, workload: Workload, metric: str) -> None:
         """One process measures both metrics, where the same flags hold for both."""

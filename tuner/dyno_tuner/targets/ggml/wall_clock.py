@@ -24,7 +24,7 @@ _MOST_SECONDS = 60.0  # that more repetitions may take at the default's pace
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a process said, and how long it took."""
+    """A claim of a process, and how long the process took."""
 
     samples: dict[str, float]  # seconds of all repetitions, by metric
     wall: float
@@ -45,7 +45,7 @@ class Claim:
 
 @dataclass
 class Walls:
-    """What the processes of the default took, and of others that were checked."""
+    """The wall times of the default's processes, and of others that were checked."""
 
     _default: dict[tuple[Workload, str], float] = field(default_factory=dict)  # least seconds of samples
     _beside: dict[Workload, float] = field(default_factory=dict)  # least of the default

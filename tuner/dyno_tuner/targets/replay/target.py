@@ -1,8 +1,8 @@
 """A recorded sweep as a target.
 
-Every field that varies and is no measurement is a knob. A visit takes the samples of one recorded process in
-their order, the cold one first; a new process takes another record of the same code where there is one, so
-that a search meets the noise that was really there. Points that were not recorded are not legal.
+Every field that varies and is no measurement is a knob. A measurement takes the samples of one recorded
+process in their order, the cold one first; a new process takes another record of the same code where there is
+one, so that a search meets the noise that was really there. Points that were not recorded are not legal.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ...core.protocol import (
     Quality,
     Sample,
     Settings,
+    Target,
     TrialStatus,
     Value,
     Workload,
@@ -60,8 +61,10 @@ def _name(metric: str, tokens: object, depth: int) -> str:
     return f"{metric}{tokens}" + (f"@d{depth}" if depth else "")
 
 
-class ReplayTarget:
-    """Args:
+class ReplayTarget(Target):
+    """A recorded sweep that answers as an engine would.
+
+    Args:
     metric, tokens, depth: which records are replayed; default: the prompts that most records have.
     seed: of the order in which records of the same code are met.
     """
@@ -287,7 +290,7 @@ class ReplayTarget:
         return Sample(metric, prompt, self.tokens, seconds, seconds)
 
     def rest(self, seconds: float) -> None:
-        """What was recorded does not change by it."""
+        """A record does not change by it."""
 
     def quality(self, configuration: Configuration, context: OpContext) -> Quality:
         return Quality(TrialStatus.OK, message="a recorded sweep holds no answers")

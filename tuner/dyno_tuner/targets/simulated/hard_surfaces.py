@@ -30,7 +30,7 @@ def crumbs() -> Surface:
 
 
 def trade() -> Surface:
-    """What gains 25 % in prefill costs 4 % in generation; a smaller gain costs nothing."""
+    """A gain of 25 % in prefill costs 4 % in generation; a smaller gain costs nothing."""
     knobs = (
         Knob(
             "layout", ("plain", "wide", "packed", "tiled"), "plain", ordinal=False, fidelity=Fidelity.ROUNDING

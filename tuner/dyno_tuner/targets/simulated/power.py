@@ -33,7 +33,7 @@ class SimulatedPower:
 
     @property
     def average(self) -> float:
-        """What the device has drawn over the last second, of its limit."""
+        """The power that the device has drawn over the last second, as a share of its limit."""
         return self._sum / len(self._draws)
 
     def idle(self, seconds: float) -> None:

@@ -55,7 +55,9 @@ class SimulatedOp:
 
 @dataclass(frozen=True)
 class Surface:
-    """Args:
+    """The truth of a simulated engine: its knobs, rates, answers and faults.
+
+    Args:
     rates: true tokens/s of every metric, with the engine's own kernels.
     ops: what else there is to choose among.
     fault: what happens to the worker with these settings, if anything.

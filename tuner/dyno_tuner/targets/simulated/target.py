@@ -3,7 +3,7 @@
 Its state is nothing but the configuration and a clock; all noise is drawn from (seed, operation, sample),
 and what a process contributes from (seed, process number). So an operation gives the same samples whether
 or not those before it were carried out, which is what lets a resumed run be compared with one that was
-never interrupted. The exceptions are `heat`, which a visit leaves to the next one of its process, and
+never interrupted. The exceptions are `heat`, which a measurement leaves to the next one of its process, and
 `power`, which the device averages over all that it does.
 """
 
@@ -23,12 +23,14 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import TargetFailure, TuneError
 from ...core.intervals import keyed_rng
 from ...core.protocol import (
+    Capabilities,
     Configuration,
     Description,
     KernelOp,
     OpContext,
     Quality,
     Sample,
+    Target,
     TrialStatus,
     Value,
     Workload,
@@ -69,12 +71,14 @@ class SimulationNoise:
 
 @functools.lru_cache(maxsize=65536)
 def _normal(*key: object) -> float:
-    """What many samples share is drawn once."""
+    """Noise that many samples share is drawn once."""
     return float(keyed_rng(*key).standard_normal())
 
 
-class SimulatedTarget:
-    """Args:
+class SimulatedTarget(Target):
+    """An engine with known truth and chosen noise, in virtual time.
+
+    Args:
     surface: a name in `surfaces.SURFACES`.
     seed: of the noise.
     real_faults: crash, hang and exhaust memory in earnest (only in a worker); else they are statuses.
@@ -140,7 +144,11 @@ class SimulatedTarget:
             },
             bounds={"pp": 1e6, "tg": 1e5},
             virtual_time=True,
+            capabilities=self.capabilities(),
         )
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(kernels=bool(self.surface.ops))
 
     def apply(self, configuration: Configuration, context: OpContext) -> None:
         self._configuration = configuration = self._complete(configuration)
@@ -158,7 +166,7 @@ class SimulatedTarget:
             self._fail(fault)
 
     def _complete(self, configuration: Configuration) -> Configuration:
-        """What is left out is the default, as in any engine."""
+        """A setting that is left out is the default, as in any engine."""
         defaults = {k.name: k.default for k in self.surface.knobs}
         return Configuration({**defaults, **configuration.settings}, configuration.kernels)
 
@@ -222,7 +230,7 @@ class SimulatedTarget:
         self._advance(seconds)
 
     def _draw(self, metric: str) -> float:
-        """What the device would draw without its limit, of the limit."""
+        """The power that the device would draw without its limit, as a share of the limit."""
         if kind_of(metric) == "tg":
             return GENERATION_DRAW
         usual = self.surface.with_kernels(self._complete(Configuration({})))["pp"]
@@ -230,14 +238,14 @@ class SimulatedTarget:
 
     @contextlib.contextmanager
     def window(self) -> Iterator[Window]:
-        """What a driver would tell of the device meanwhile: for a `Ledger`, as a `GpuWatch`."""
+        """The readings of a driver meanwhile: for a `Recorder`, as a `GpuWatch`."""
         self._power.look()
         seen = Window()
         yield seen
         seen.add(self._power.state())
 
     def _heat(self) -> float:
-        """What is left of the slowdown that the last prompt of this process has caused."""
+        """The rest of the slowdown that the last prompt of this process has caused."""
         slowdown, since, process = self._hot
         if process != self._context.process:
             return 0.0

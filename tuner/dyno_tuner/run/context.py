@@ -1,0 +1,181 @@
+"""The context of a run: recorder, budget, space, noise, quality gate and process counter.
+
+Every stage takes this object; stages below this package see it as `record.context.Context`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import TuneError
+from ..core.intervals import LEAST_MARGIN, Noise
+from ..core.protocol import Configuration, TrialStatus, kind_of
+from ..decide.acceptance import Choice, Judge
+from ..decide.quality_gate import QualityGate
+from ..measure.measurement import rested_longer, void_over
+from ..measure.paired_rounds import Bar, Rounds
+from ..measure.round_spread import RoundSpread
+from ..record.context import Processes
+from ..space.knobs import Kind
+from .budget import Schedule
+from .shortage import Shortage
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from ..core.options import MeasurementPolicy, Options
+    from ..core.protocol import Measurement, Workload
+    from ..record.recorder import Recorder
+    from ..space.search_space import Space
+
+
+class RunContext:
+    """The state that the stages of one run share.
+
+    `choice` is the profile that is proven so far, `noise` the result of A/A by metric.
+    """
+
+    def __init__(self, recorder: Recorder, space: Space, options: Options) -> None:
+        self.recorder = recorder
+        self.space = space.for_metrics(options.workload.metrics)
+        self.options = options
+        self.weights = options.metric_weights()
+        self.budget = Schedule(recorder, options, len({kind_of(m) for m in self.weights}))
+        self.shortage = Shortage(options, self.budget)
+        self.processes = Processes()
+        self.gate = QualityGate(recorder, self.space, options, self.processes)
+        self.policy = options.policy
+        self.noise: dict[str, Noise] = {}
+        self.spread = RoundSpread()
+        self.choice = Choice(self.space.default)
+        self.unstable = 0  # measurements that were still warming up at their cap
+        self.resting = False  # whether the plan of time knows that the GPU rests
+        self._measured_in = -1  # the process of the last measurement
+        self._costs: dict[tuple[str, ...], float] = {}  # seconds of the default, until all is measured
+
+    def note(self, kind: str, /, **data: Any) -> None:
+        self.recorder.note(kind, **data)
+
+    def change_space(self, space: Space) -> None:
+        """Goes on with a smaller space, whose default is the same."""
+        self.space = space
+        self.gate.change_space(space)
+        self.choice.point = space.default
+
+    # ---- measurements
+
+    def measure(self, key: str, configuration: Configuration, metrics: Sequence[str]) -> Measurement:
+        """Measures a configuration in the running process."""
+        return self.measure_in(key, configuration, self.processes.number, False, metrics)
+
+    def measure_in(
+        self, key: str, configuration: Configuration, process: int, baseline: bool,
+        metrics: Sequence[str] = (),
+    ) -> Measurement:  # fmt: skip
+        """Measures a configuration in a given process, and learns what it cost.
+
+        Args:
+        baseline: whether a failure is measured again instead of counted.
+        metrics: default: all of the run.
+        """
+        metrics = metrics or tuple(self.weights)
+        point = self.space.point(configuration.settings)
+        fresh, self._measured_in = process != self._measured_in, process
+        self.gate.met(point)
+        begun = self.recorder.useful
+        policy = self.policy if baseline else self.shortage.brief(self.policy)
+        measurement = self.recorder.measurement(
+            key, configuration, metrics, policy, process=process, baseline=baseline
+        )
+        if baseline and point == self.space.default and measurement.status is TrialStatus.OK:
+            self._costs[tuple(metrics)] = self.recorder.useful - begun
+            if {m for measured in self._costs for m in measured} == set(self.weights):
+                if self.budget.measurement_cost and not fresh:
+                    self.budget.follow(sum(self._costs.values()))
+                self._costs.clear()
+        self.plan_rests()
+        self.processes.follow(measurement.status, process)
+        self.unstable += not measurement.stable
+        return measurement
+
+    def glance(
+        self, key: str, configuration: Configuration, workload: Workload, policy: MeasurementPolicy,
+        baseline: bool,
+    ) -> Measurement:  # fmt: skip
+        """A short measurement of the running process, for what a whole workload is too long to try."""
+        measurement = self.recorder.measurement(
+            key, configuration, workload.metrics, policy, process=self.processes.number, baseline=baseline,
+            workload=workload,
+        )  # fmt: skip
+        self.processes.follow(measurement.status)
+        return measurement
+
+    def baseline(self, key: str) -> Measurement:
+        """A measurement of the default in the running process.
+
+        The default has to run. One failure is forgiven; the end of the budget is no failure.
+
+        Raises:
+            TuneError: it failed twice.
+        """
+        default = self.space.configuration(self.space.default)
+        measurement = self.measure_in(key, default, self.processes.number, True)
+        late = measurement.status is TrialStatus.TIMEOUT and self.budget.over
+        if measurement.status is TrialStatus.OK or (late and not self.budget.measurement_cost):
+            return measurement
+        again = self.measure_in(f"{key}/retry", default, self.processes.number, True)
+        if again.status is not TrialStatus.OK:
+            raise TuneError(f"the engine's default settings do not run ({again.status}): {again.message}")
+        return again
+
+    def plan_rests(self) -> None:
+        """Once the GPU begins to rest, measurements take longer by that at once."""
+        rates = self.choice.baseline
+        if self.recorder.resting and not self.resting and rates:
+            self.resting = True
+            runs = {m: self.options.workload.tokens(m) / rate for m, rate in rates.items() if rate > 0}
+            self.budget.lengthen(rested_longer(runs))
+
+    # ---- comparisons
+
+    def rounds(self) -> Rounds:
+        return Rounds(
+            self.measure_in, self.processes.next, self.budget, tuple(self.weights), self.void_over,
+            self._apart, self.spread, lambda: self.recorder.resting,
+        )  # fmt: skip
+
+    def _apart(self, configurations: Collection[Configuration]) -> bool:
+        """Whether these differ in nothing that is loaded for."""
+        loads = [k.name for k in self.space.knobs if k.kind in (Kind.LOAD, Kind.BUILD)]
+        alike = {tuple(c.settings.get(name) for name in loads) for c in configurations}
+        return self.options.apart and len(alike) == 1
+
+    def judge(self) -> Judge:
+        return Judge(self)
+
+    def bar(self, rounds: int) -> Bar:
+        """The margin after so many rounds. A/A counts all that processes differ by; rounds show how much of
+        it is left in a ratio."""
+        rounds = max(1, rounds)
+        return Bar(
+            {
+                metric: max(LEAST_MARGIN, self.spread.margin(metric, rounds, noise.margin(rounds)))
+                for metric, noise in self.noise.items()
+            }
+        )
+
+    def round_count(self) -> int:
+        """As many rounds as bring the margin down to the aim, as far as is known, within limits."""
+        o = self.options
+        for count in range(self.shortage.least_rounds, o.max_rounds):
+            if max(self.bar(count).margin.values(), default=0.0) <= o.aim:
+                return count
+        return max(o.rounds, o.max_rounds)
+
+    @property
+    def void_over(self) -> float:
+        return void_over([n.within for n in self.noise.values()])
+
+    @property
+    def sigma(self) -> float:
+        return max(0.002, max(1.25 * n.within for n in self.noise.values()))

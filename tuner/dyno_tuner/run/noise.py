@@ -1,0 +1,128 @@
+"""The first stage: A/A, the default against itself, inside one process and between processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+from ..core.intervals import Noise, noise_of
+from ..core.protocol import TrialStatus
+from .budget import PROVING_MEASUREMENTS
+
+if TYPE_CHECKING:
+    from .context import RunContext
+
+Rates = dict[str, dict[int, float]]  # of one measurement, by metric and prompt
+
+
+class NoiseStage:
+    """Measures the noise of the default, and with it the cost of a measurement and the margin of a gain."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._processes: list[list[Rates]] = []
+        # Seconds of measurements that a process begins with, and of those that follow.
+        self._fresh: list[float] = []
+        self._warm: list[float] = []
+
+    def run(self) -> bool:
+        """Fills in the noise and the rates of the default. False: the budget has no time for it."""
+        context = self._context
+        if not self._plan():
+            return False
+        self._measure()
+        context.noise = self._noise()
+        self._fewer_samples()
+        context.note(
+            "noise",
+            margin=context.bar(context.round_count()).margin,
+            within={m: n.within for m, n in context.noise.items()},
+            between={m: n.between for m, n in context.noise.items()},
+            drift={m: n.drift for m, n in context.noise.items()},
+        )
+        rates = {
+            m: sorted(r for p in self._processes for v in p for r in v[m].values()) for m in context.weights
+        }
+        context.choice.baseline = {m: r[len(r) // 2] for m, r in rates.items()}
+        context.choice.tuned = dict(context.choice.baseline)
+        context.resting = context.recorder.resting  # then the costs were learned with rests
+        return True
+
+    def _plan(self) -> bool:
+        """One short measurement shows the cost of one, and so how many prompts the budget allows for each.
+        The first load of a file decides nothing else."""
+        context, o = self._context, self._context.options
+        budget = context.budget
+        context.policy = dataclasses.replace(o.policy, prompts=1)
+        begun = context.recorder.useful
+        first = context.baseline("aa/first")
+        spent = context.recorder.useful - begun  # a cold and a warm sample of each metric, with the load
+        if o.budget is None:
+            context.policy = o.policy
+            return True
+        if first.status is not TrialStatus.OK:
+            context.note(
+                "too_short",
+                message=f"a measurement of the default takes over {o.budget:.0f} s; give a longer --budget",
+            )
+            return False
+        prompts = context.shortage.prompts(spent / 2)
+        context.policy = dataclasses.replace(o.policy, prompts=prompts)
+        # A file is loaded once in a process, so samples alone decide whether there is time for the noise.
+        samples = sum(s.seconds for s in (*first.samples, *first.warmup))
+        budget.plan(min(spent, samples or math.inf) / 2 * (prompts + 1))
+        enough = budget.noise_fits(2 * o.aa_measurements)
+        if not enough:
+            cost = budget.measurement_cost
+            context.note(
+                "too_short",
+                needed=round(PROVING_MEASUREMENTS * cost),
+                message=f"one measurement takes {cost:.1f} s, so {o.budget:.0f} s prove nothing; "
+                f"give at least --budget {math.ceil(PROVING_MEASUREMENTS * cost / 60)}m",
+            )
+        return enough
+
+    def _measure(self) -> None:
+        context, o = self._context, self._context.options
+        recorder, budget = context.recorder, context.budget
+        rested = recorder.resting
+        for p in range(2 * o.aa_processes):
+            # Two measurements in each of two processes are the least that tells noise within from noise
+            # between.
+            done = len(self._processes)
+            if done == o.aa_processes or not (done < 2 or budget.fits(o.aa_measurements, 0.25)):
+                break
+            context.processes.next()
+            measurements = []
+            for v in range(o.aa_measurements if not done or budget.noise_fits(o.aa_measurements) else 1):
+                begun = recorder.useful
+                measurement = context.baseline(f"aa/p{p}/v{v}")
+                measurements.append({m: measurement.rates(m) for m in context.weights})
+                (self._warm if v else self._fresh).append(recorder.useful - begun)
+                budget.learn_from(self._fresh, self._warm)
+            if recorder.resting != rested:  # those before are of a GPU that did not rest
+                rested = True
+                for kept in (self._processes, self._fresh, self._warm):
+                    kept.clear()
+                continue
+            self._processes.append(measurements)
+
+    def _noise(self, prompts: int | None = None) -> dict[str, Noise]:
+        """By metric. With `prompts`: as if every measurement had kept so many samples."""
+        return {
+            m: noise_of([[{p: r for p, r in v[m].items() if prompts is None or p < prompts} for v in process]
+                         for process in self._processes])
+            for m in self._context.weights
+        }  # fmt: skip
+
+    def _fewer_samples(self) -> None:
+        context, kept = self._context, self._context.policy.prompts
+        found = context.shortage.fewer_samples(kept, context.noise, self._noise)
+        if found is None:
+            return
+        prompts, context.noise = found
+        context.policy = dataclasses.replace(context.policy, prompts=prompts)
+        saved = (kept - prompts) / (kept + 1) * min(min(self._fresh), *self._warm)
+        context.budget.learn_from([s - saved for s in self._fresh], [s - saved for s in self._warm])
+        context.note("samples", prompts=prompts, instead_of=kept)

@@ -1,0 +1,55 @@
+"""The declaration of this project's engine."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from ...space.knobs import Facts, Knob, resolve
+from ..declaration import Declaration, TargetRequest
+from . import kept_answers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ...core.protocol import Description, Workload
+
+USUAL_CTX = 4096  # tokens of context, or what the workload takes if that is more
+
+
+class DynoDeclaration(Declaration):
+    """This project's engine, whose kernels and memory plan the tuner knows."""
+
+    kernels = True
+    memory_plan = True
+
+    def knobs(
+        self, description: Description, workload: Workload, *, approx: bool, held: Mapping[str, Any]
+    ) -> tuple[Knob, ...]:
+        facts = Facts(
+            device=description.device,
+            model=description.model,
+            workload=workload,
+            defaults=description.engine["defaults"],
+            ctx=int(description.engine["ctx"]),
+        )
+        return resolve(facts, approx=approx, held=held)
+
+    def worker_options(self, request: TargetRequest) -> dict[str, Any]:
+        kept = kept_answers.folder()
+        ctx = request.ctx if request.ctx is not None else max(USUAL_CTX, request.longest)
+        own = {
+            "text": request.text,
+            "ctx": ctx,
+            "device": request.device,
+            "cache": str(kept) if kept else None,
+        }
+        return {**super().worker_options(request), **own}
+
+    def least_deadline(self, device: str, model: str) -> float:
+        """On a GPU the weights have to get there, from a disk at worst."""
+        return 6.0 if device == "cpu" else 20.0 + os.path.getsize(model) / 0.5e9
+
+
+def declaration(engine: str) -> Declaration:
+    return DynoDeclaration(engine)

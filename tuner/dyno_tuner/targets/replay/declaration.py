@@ -1,0 +1,9 @@
+"""The declaration of a recorded sweep: the records have the knobs, so a session is given a space."""
+
+from __future__ import annotations
+
+from ..declaration import Declaration
+
+
+def declaration(engine: str) -> Declaration:
+    return Declaration(engine)
