@@ -40,15 +40,17 @@ lint: $(VENV)/.installed-lint
 	$(BIN)/mypy
 	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/python -m dyno.profiles.generate --check --root .
+	$(BIN)/python csrc/bindings/stubs.py --check
 
 format: $(VENV)/.installed-lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(BIN)/clang-format -i
 
-# The pages and schemas that are made from code.
-generate: $(VENV)/.installed
+# The pages, schemas and type stubs that are made from code.
+generate: $(VENV)/.installed-lint
 	$(BIN)/python -m dyno.profiles.generate --root .
+	$(BIN)/python csrc/bindings/stubs.py
 
 # Both fuzz targets, each for SECONDS.
 SECONDS ?= 60

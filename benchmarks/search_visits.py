@@ -1,12 +1,12 @@
-"""How near the best of a recorded sweep a search is after so many visits, over seeds.
+"""How near the best of a recorded sweep a search is after so many measurements, over seeds.
 
     python benchmarks/search_visits.py --json benchmarks/results/search_visits.json
 
 The search alone is replayed: the default against itself, then blocks of trials. Thresholds are searched like
-other settings, not solved first. A visit is one that tries a configuration; the default is none of them. What
-counts after n visits is the true rate (the median of all warm samples of that code) of the trial that the
-search itself holds for best. `near` repeats this with the best settings of another model of the same file as
-an incumbent: a profile of the machine's earlier tunes, of another model.
+other settings, not solved first. A measurement is one that tries a configuration; the default is none of
+them. What counts after n measurements is the true rate (the median of all warm samples of that code) of the
+trial that the search itself holds for best. `near` repeats this with the best settings of another model of
+the same file as an incumbent: a profile of the machine's earlier tunes, of another model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from dyno_tuner.core.options import Options
 from dyno_tuner.execution.inline_executor import InlineExecutor
-from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.tune import Tune
 from dyno_tuner.space.search_space import Space
 from dyno_tuner.targets.replay.target import ReplayTarget, load_sweep
@@ -39,7 +39,7 @@ SWEEPS = (
     "benchmarks/results/sweep_cpu_xeon.jsonl.gz",
 )
 VISITS = 12
-WANTED = 8  # visits after which the aim has to hold
+WANTED = 8  # measurements after which the aim has to hold
 WITHIN = 0.98
 AIM = 0.95  # of the seeds
 LEAST = 6  # kinds of code that a sweep has to hold for a search to be one
@@ -67,14 +67,14 @@ def others_best(file: str, model: str, metric: str, tokens: int) -> dict[str, Va
 
 
 def search(task: Task) -> list[float]:
-    """Rate / best rate of what the search holds for best, after 0, 1, … visits."""
+    """Rate / best rate of what the search holds for best, after 0, 1, … measurements."""
     file, model, metric, tokens, near, seed = task
     target = target_of(file, model, metric, tokens, seed)
     space, workload = space_of(target), target.workload()
-    ledger = Ledger(InlineExecutor(target), workload, identity=space.identity, virtual_time=True)
+    recorder = Recorder(InlineExecutor(target), workload, identity=space.identity, virtual_time=True)
     options = Options(workload, seed=seed, max_trials=VISITS + 1, patience=VISITS + 1, check=False)
     incumbent = others_best(file, model, metric, tokens) if near else None
-    tune = Tune(ledger, space, options, incumbents=[incumbent] if incumbent else [])
+    tune = Tune(recorder, space, options, incumbents=[incumbent] if incumbent else [])
     tune._measure_noise()
     tune._run_screen()
     best, held = -math.inf, 0.0
@@ -97,19 +97,19 @@ def workloads() -> list[tuple[str, str, str, int]]:
 
 
 def summary(runs: list[list[float]]) -> dict[str, Any]:
-    by_visit = list(zip(*runs, strict=True))
+    by_measurement = list(zip(*runs, strict=True))
     return {
         "runs": len(runs),
-        "within_2pct_by_visit": [round(sum(r >= WITHIN for r in v) / len(v), 4) for v in by_visit],
-        "regret_mean_by_visit": [round(statistics.fmean(-math.log(r) for r in v), 5) for v in by_visit],
+        "within_2pct_by_visit": [round(sum(r >= WITHIN for r in v) / len(v), 4) for v in by_measurement],
+        "regret_mean_by_visit": [round(statistics.fmean(-math.log(r) for r in v), 5) for v in by_measurement],
         "regret_p95_by_visit": [
-            round(sorted(-math.log(r) for r in v)[int(0.95 * len(v))], 5) for v in by_visit
+            round(sorted(-math.log(r) for r in v)[int(0.95 * len(v))], 5) for v in by_measurement
         ],
     }  # fmt: skip
 
 
 def main() -> int:
-    """Exit code 1 where fewer than 95 % of the seeds of some sweep are within 2 % after 8 visits."""
+    """Exit code 1 where fewer than 95 % of the seeds of some sweep are within 2 % after 8 measurements."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

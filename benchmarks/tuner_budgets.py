@@ -23,7 +23,7 @@ import tuner_experiments as experiments
 from dyno_tuner.core.options import Options
 from dyno_tuner.core.workload import Workload
 from dyno_tuner.execution.inline_executor import InlineExecutor
-from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.tune import Tune
 from dyno_tuner.targets.simulated.surfaces import SimulatedOp, with_ops
 from dyno_tuner.targets.simulated.target import SimulatedTarget, SimulationNoise
@@ -43,7 +43,7 @@ OPS = (
 
 
 class SlowToStart(SimulatedTarget):
-    """A process loads for `start` seconds before its first visit."""
+    """A process loads for `start` seconds before its first measurement."""
 
     def __init__(self, surface: Surface, seed: int, start: float) -> None:
         super().__init__(surface, seed, NOISE)
@@ -63,11 +63,11 @@ def tune(name: str, start: float, budget: float, seed: int) -> dict[str, Any]:
     rates = truth.rates({k.name: k.default for k in truth.knobs})
     workload = Workload(pp=round(0.15 * rates["pp"]), tg=round(0.1 * rates["tg"]))
     executor = InlineExecutor(SlowToStart(truth, seed, start))
-    ledger = Ledger(executor, workload, identity=space.identity, virtual_time=True)
+    recorder = Recorder(executor, workload, identity=space.identity, virtual_time=True)
     options = Options(
         workload, seed=seed, weights=dict(truth.weights), budget=budget, kernels=True, max_trials=400
     )
-    found = Tune(ledger, space, options).run()
+    found = Tune(recorder, space, options).run()
     whole = truth.truth(found.settings)
     left_out = {e.name: truth.truth({**found.settings, e.name: e.default}) for e in found.entries}
     margin = math.log1p(max(found.margin.values(), default=0.01))

@@ -14,12 +14,12 @@ import numpy as np
 import optuna
 from dyno_tuner.core.crossing import Verdict
 from dyno_tuner.core.intervals import keyed_rng
-from dyno_tuner.core.options import VisitPolicy
+from dyno_tuner.core.options import MeasurementPolicy
 from dyno_tuner.core.protocol import OpContext, TrialStatus, Workload
 from dyno_tuner.execution.inline_executor import InlineExecutor
-from dyno_tuner.measure.measurement import run_visit
-from dyno_tuner.record import recorder as ledger_module
-from dyno_tuner.record.recorder import Ledger
+from dyno_tuner.measure.measurement import run_measurement
+from dyno_tuner.record import recorder as recorder_module
+from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.search.crossover import solve
 from dyno_tuner.search.observation import Observation
@@ -50,10 +50,10 @@ def made(surface: str, seed: int, noise: str = "default", **options: Any) -> tup
     truth = ALL[surface]()
     space = truth.space()
     target = SimulatedTarget(truth, seed, NOISES[noise])
-    ledger = Ledger(InlineExecutor(target), WORKLOAD, identity=space.identity, virtual_time=True)
+    recorder = Recorder(InlineExecutor(target), WORKLOAD, identity=space.identity, virtual_time=True)
     options.setdefault("max_trials", 60 if len(space) >= 4000 else max(15, len(space) // 10))
     chosen = Options(WORKLOAD, seed=seed, weights=dict(truth.weights), **options)
-    return Tune(ledger, space, chosen), truth
+    return Tune(recorder, space, chosen), truth
 
 
 def optimum(truth: Surface) -> float:
@@ -140,20 +140,20 @@ def interrupt(seed: int) -> dict[str, Any]:
     surface = ("saturating", "crossover", "interaction", "cliff")[seed % 4]
     tune, truth = made(surface, seed)
     left = int(keyed_rng("interrupt", seed).integers(1, 260))
-    real = ledger_module.Ledger._do
+    real = recorder_module.Recorder._do
 
-    def counted(self: Ledger, *args: Any) -> Any:
+    def counted(self: Recorder, *args: Any) -> Any:
         nonlocal left
         left -= 1
         if left < 0:
             raise KeyboardInterrupt
         return real(self, *args)
 
-    ledger_module.Ledger._do = counted  # type: ignore[method-assign]
+    recorder_module.Recorder._do = counted  # type: ignore[method-assign]
     try:
         outcome = tune.run()
     finally:
-        ledger_module.Ledger._do = real  # type: ignore[method-assign]
+        recorder_module.Recorder._do = real  # type: ignore[method-assign]
     margin = max(outcome.margin.values(), default=0.01)
     valid = set(outcome.settings) == {k.name for k in truth.knobs} and truth.fault(outcome.settings) is None
     return {
@@ -186,8 +186,9 @@ def threshold(seed: int, sigma: float) -> dict[str, Any]:
 def search(surface: str, method: str, seed: int) -> dict[str, Any]:
     """True regret of what a search holds for best after its evaluations, the default among them.
 
-    `guided` is this project's screen: blocks between anchors, scores corrected for drift. The others do what
-    scripts around llama-bench do: one visit per evaluation, the mean of all its samples, a failure counts 0.
+    `guided` is this project's screen: blocks between baselines, scores corrected for drift. The others do
+    what scripts around llama-bench do: one measurement per evaluation, the mean of all its samples, a failure
+    counts 0.
     """
     truth = ALL[surface]()
     space = truth.space()
@@ -205,11 +206,11 @@ def _guided(truth: Surface, seed: int, limit: int) -> dict[str, Any]:
     plain = replace(truth, knobs=tuple(replace(k, threshold_of=None) for k in truth.knobs))
     space = plain.space()
     target = SimulatedTarget(plain, seed, NOISES["default"])
-    ledger = Ledger(InlineExecutor(target), WORKLOAD, identity=space.identity, virtual_time=True)
+    recorder = Recorder(InlineExecutor(target), WORKLOAD, identity=space.identity, virtual_time=True)
     options = Options(
         WORKLOAD, seed=seed, weights=dict(truth.weights), max_trials=limit, patience=limit, check=False
     )
-    tune = Tune(ledger, space, options)
+    tune = Tune(recorder, space, options)
     tune._measure_noise()
     tune._run_screen()
     assert tune._screen is not None
@@ -228,13 +229,15 @@ class _Raw:
         self._number += 1
         context = OpContext(f"raw/{self._number}", self._number, self._now)
         metrics = [m for m in WORKLOAD.metrics if self._truth.weights.get(m, 0.0) > 0]
-        visit = run_visit(
-            self._target, self._space.configuration(point), WORKLOAD, metrics, VisitPolicy(), context
+        measurement = run_measurement(
+            self._target, self._space.configuration(point), WORKLOAD, metrics, MeasurementPolicy(), context
         )
-        self._now += visit.seconds
-        if visit.status is not TrialStatus.OK:
+        self._now += measurement.seconds
+        if measurement.status is not TrialStatus.OK:
             return 0.0
-        rates = {m: [s.rate for s in (*visit.warmup, *visit.samples) if s.metric == m] for m in metrics}
+        rates = {
+            m: [s.rate for s in (*measurement.warmup, *measurement.samples) if s.metric == m] for m in metrics
+        }
         return float(np.prod([np.mean(r) for r in rates.values()]) ** (1 / len(rates)))
 
 
