@@ -13,14 +13,17 @@ demo: $(VENV)/.installed
 	printf 'class Shape:\n    def __init__(self, name):\n' | \
 	  $(BIN)/dyno run --model $(MODEL) --profile $(PROFILE) --prompt - --max-tokens 44
 
+# Most tests run beside each other; the second command runs those that measure this machine or load it.
+WORKERS ?= auto
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "not gpu" tests
+	$(BIN)/python -m pytest -m "not gpu and not alone" -n $(WORKERS) tests
+	$(BIN)/python -m pytest -m "not gpu and alone" tests
 
 test-gpu: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m gpu tests
 
-# The CUDA engine compiled and linked for the oldest and a Hopper chip, with the kernel instances that defaults take; then a
-# small module with GGML_CUDA_LTO=ON, for which pip installs the libnvvm of the toolkit's release.
+# The CUDA engine compiled and linked for the oldest and a Hopper chip, with the kernel instances that defaults take. Its CPU
+# half is compiled for this machine alone and with few optimisations: `make test` runs the whole of it. Then a small module with GGML_CUDA_LTO=ON, for which pip installs the libnvvm of the toolkit's release.
 # Needs a toolkit, which is an error to lack, and no GPU.
 LTO_BUILD := build/cuda-lto-check
 CUDA_RELEASE = $$(sed -n 's/.*{"CUDA", "\([0-9.]*\)".*/\1/p' build/cuda-check/csrc/bindings/build_info.h)

@@ -88,8 +88,11 @@ def parse(text: str) -> tuple[Any, dict[Path, int]]:
         return _parse(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        what = error.problem or error.context or "cannot be read"
-        raise YamlProblem(f"no valid YAML: {what}", mark.line + 1 if mark else None) from error
+        line = mark.line + 1 if mark else None
+        problem = error.problem or error.context or "cannot be read"
+        if "nesting depth" in problem:  # libyaml reads ahead, and newer ones have a limit of 1,000
+            raise YamlProblem(f"nested more than {MAX_DEPTH} deep", line) from error
+        raise YamlProblem(f"no valid YAML: {problem}", line) from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1 if isinstance(error.position, int) else None
         raise YamlProblem(f"no valid YAML: {error.reason}", line) from error

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.alone  # Ray starts its own processes on every core
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'gguf-dyno[ray]'")
 
 

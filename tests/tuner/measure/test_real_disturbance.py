@@ -11,11 +11,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "benchmarks" / "tunes_under_disturbance.py"
 MODEL = ROOT / "models" / "pycode-moe-20m-Q4_K_M.gguf"
 
 
+@pytest.mark.alone
 def test_null_tunes_beside_real_disturbances_write_nothing(tmp_path: Path) -> None:
     """A tune may also stop, because the machine does not come to rest; it must not fail in another way."""
     report = tmp_path / "tunes.json"
