@@ -13,6 +13,7 @@ from dyno import profiles
 
 from ..core.errors import TuneError
 from ..output.emit import incumbent_settings
+from ..targets import declared
 from ..targets.ggml.export import binaries_folder, held_with, tuned_with
 from ..targets.ggml.installation import engine_in
 from .dyno_side import DynoSide
@@ -60,7 +61,7 @@ def kind_of(word: str) -> Kind:
     """The kind of a side by its name alone: a name of no file or folder counts as a commit."""
     path = Path(word)
     if word != "default" and path.suffix in (".yaml", ".yml"):
-        other = path.is_file() and profiles.load_profile(path).match.engine.name != "dyno"
+        other = path.is_file() and declared(profiles.load_profile(path).match.engine.name).foreign
         return Kind.FOREIGN_PROFILE if other else Kind.PROFILE
     if path.exists() and _engine_of(path) is not None:
         return Kind.BINARIES
@@ -106,7 +107,7 @@ def make_side(
 def _profile(name: str, path: Path, given: Given, flags: list[str], own: str) -> Side:
     profile = profiles.load_profile(path)
     engine = profile.match.engine.name
-    if engine == "dyno":
+    if not declared(engine).foreign:
         if own:
             raise TuneError(
                 f"side {name}: {own!r} are flags of other engines' binaries, and {path} is of dyno"

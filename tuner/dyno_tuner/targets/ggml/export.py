@@ -20,6 +20,7 @@ from dyno.settings import SETTINGS
 
 from ...core.errors import TuneError
 from ...core.redaction import HIDDEN, names_secret, redact_words
+from .. import declared
 from .applicability import named_policy
 from .command_line import Command, parse_command, same_model
 from .help import Help
@@ -171,8 +172,10 @@ def export(
         TuneError: not a profile of these engines, no llama-server, or a setting that it can't be told.
     """
     engine = profile.match.engine.name
-    if engine == "dyno":
-        raise TuneError("this is a profile of dyno itself, which takes it with --profile; nothing to export")
+    if not declared(engine).foreign:
+        raise TuneError(
+            f"this is a profile of {engine} itself, which takes it with --profile; nothing to export"
+        )
     if form not in FORMS:
         raise TuneError(f"--as {form!r}: give {', '.join(FORMS)}")
     install = Installation(binaries, engine)
