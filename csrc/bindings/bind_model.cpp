@@ -21,6 +21,7 @@ namespace {
 std::string_view scaling_name(model::RopeScaling scaling) {
   switch (scaling) {
     case model::RopeScaling::none:
+    case model::RopeScaling::still:
       return "none";
     case model::RopeScaling::linear:
       return "linear";
@@ -32,7 +33,8 @@ std::string_view scaling_name(model::RopeScaling scaling) {
 
 nb::dict rope_dict(const model::RopeSpec& r) {
   nb::dict d;
-  d["kind"] = r.neox ? "neox" : "norm";
+  const bool still = r.scaling == model::RopeScaling::still;
+  d["kind"] = still ? "none" : r.neox ? "neox" : "norm";
   d["dims"] = r.n_rot;
   d["base"] = r.base;
   d["scaling"] = std::string(scaling_name(r.scaling));

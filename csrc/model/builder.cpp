@@ -24,6 +24,10 @@ bool Builder::is_array(std::string_view name) const {
   return entry != nullptr && entry->value.type == MetaType::array;
 }
 bool Builder::has_tensor(std::string_view name) const { return file_.find_tensor(name) != nullptr; }
+int64_t Builder::rows_of(std::string_view name) const {
+  const TensorInfo* tensor = file_.find_tensor(name);
+  return tensor == nullptr ? 0 : tensor->dims[1];
+}
 
 int64_t Builder::integer(std::string_view name, int64_t least) const {
   DYNO_CHECK(ModelError, has_key(name), "[model] metadata key ", key(name), " is missing");
@@ -229,7 +233,7 @@ RopeSpec Builder::rope(bool neox, int64_t rotary_dims) {
   return r;
 }
 
-void Builder::gqa(LayerSpec& layer, int64_t i, const RopeSpec& rope_spec) {
+void Builder::gqa(LayerSpec& layer, int64_t i, const RopeSpec& rope_spec, const GqaFacts& facts) {
   const ModelDesc& m = model;
   AttentionSpec& a = layer.attention;
   a.kind = AttentionKind::gqa;
@@ -245,7 +249,7 @@ void Builder::gqa(LayerSpec& layer, int64_t i, const RopeSpec& rope_spec) {
   a.scale = 1.0 / std::sqrt(static_cast<double>(a.dk));
   a.softcap = real_or("attn_logit_softcapping", 0);
 
-  layer.attn_norm = vector(blk(i, "attn_norm.weight"), m.n_embd);
+  if (facts.norm) layer.attn_norm = vector(blk(i, "attn_norm.weight"), m.n_embd);
   const int64_t q_rows = a.heads * a.dk;
   const int64_t k_rows = a.kv_heads * a.dk;
   const int64_t v_rows = a.kv_heads * a.dv;
@@ -260,8 +264,10 @@ void Builder::gqa(LayerSpec& layer, int64_t i, const RopeSpec& rope_spec) {
     a.k_bias = vector_optional(blk(i, "attn_k.bias"), k_rows);
     a.v_bias = vector_optional(blk(i, "attn_v.bias"), v_rows);
   }
-  a.q_norm = vector_optional(blk(i, "attn_q_norm.weight"), a.dk);
-  a.k_norm = vector_optional(blk(i, "attn_k_norm.weight"), a.dk);
+  a.qk_norm = facts.qk_norm;
+  const bool whole = facts.qk_norm == QkNorm::projection;
+  a.q_norm = vector_optional(blk(i, "attn_q_norm.weight"), whole ? q_rows : a.dk);
+  a.k_norm = vector_optional(blk(i, "attn_k_norm.weight"), whole ? k_rows : a.dk);
   a.output = matrix(blk(i, "attn_output.weight"), m.n_embd, a.heads * a.dv);
   a.output_bias = vector_optional(blk(i, "attn_output.bias"), m.n_embd);
 }

@@ -28,6 +28,8 @@ class Builder {
   bool has_key(std::string_view key) const;
   bool is_array(std::string_view key) const;
   bool has_tensor(std::string_view name) const;
+  // The rows of a matrix as the file has it; 0 where it has no such tensor.
+  int64_t rows_of(std::string_view name) const;
 
   // w[rows, cols]; throws ModelError when absent or of another shape.
   WeightId matrix(const std::string& name, int64_t rows, int64_t cols);
@@ -51,8 +53,13 @@ class Builder {
   // Building blocks shared by architectures; each fills the spec from the tensors it finds.
   // `rotary_dims` of 0: the file's rope.dimension_count, or the whole head.
   RopeSpec rope(bool neox, int64_t rotary_dims = 0);
+  struct GqaFacts {
+    bool norm = true;                // attn_norm before the products
+    QkNorm qk_norm = QkNorm::heads;  // of the norms on queries and keys that the file has
+  };
   // Norm, q/k/v (or fused qkv) with whatever biases the file has, output projection; scale 1/sqrt(dk).
-  void gqa(LayerSpec& layer, int64_t index, const RopeSpec& rope);
+  void gqa(LayerSpec& layer, int64_t index, const RopeSpec& rope, const GqaFacts& facts);
+  void gqa(LayerSpec& layer, int64_t index, const RopeSpec& rope) { gqa(layer, index, rope, GqaFacts{}); }
   void require_qk_norm(const LayerSpec& layer, int64_t index) const;
   // Sliding-window layers: all but every n-th, n being the default pattern or what the file says.
   bool is_local_layer(int64_t index, int64_t default_pattern) const;
@@ -101,5 +108,11 @@ void build_gpt_oss(Builder&);
 void build_glm4moe(Builder&);
 void build_granitemoe(Builder&);
 void build_bailingmoe2(Builder&);
+void build_ernie45moe(Builder&);
+void build_hunyuan_moe(Builder&);
+void build_minimax_m2(Builder&);
+void build_olmo2(Builder&);
+void build_seed_oss(Builder&);
+void build_smollm3(Builder&);
 
 }  // namespace dyno::model

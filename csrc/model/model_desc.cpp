@@ -15,6 +15,9 @@ constexpr std::array kArchitectures = {
     Architecture{"deepseek2", build_deepseek2},   Architecture{"gemma3", build_gemma3},
     Architecture{"gpt-oss", build_gpt_oss},       Architecture{"glm4moe", build_glm4moe},
     Architecture{"granitemoe", build_granitemoe}, Architecture{"bailingmoe2", build_bailingmoe2},
+    Architecture{"seed_oss", build_seed_oss},     Architecture{"ernie4_5-moe", build_ernie45moe},
+    Architecture{"smollm3", build_smollm3},       Architecture{"minimax-m2", build_minimax_m2},
+    Architecture{"olmo2", build_olmo2},           Architecture{"hunyuan-moe", build_hunyuan_moe},
 };
 
 void check_types(const ModelDesc& model) {
@@ -75,11 +78,14 @@ std::string attention_text(const AttentionSpec& a) {
                         : str_cat("GQA ", a.heads, "/", a.kv_heads, " heads of ", a.dk,
                                   a.dv != a.dk ? str_cat(" (v ", a.dv, ")") : std::string());
   if (a.q_norm != kNone) out += ", q/k norm";
+  if (a.q_norm != kNone && a.qk_norm == QkNorm::projection) out += " over all heads";
+  if (a.q_norm != kNone && a.qk_norm == QkNorm::heads_after_rope) out += " after rope";
   if (a.q_bias != kNone || a.qkv_bias != kNone) out += ", biases";
   if (a.qkv != kNone) out += ", fused qkv";
   if (a.sinks != kNone) out += ", sinks";
   if (a.window > 0) out += str_cat(", window ", a.window);
   if (a.softcap > 0) out += str_cat(", softcap ", a.softcap);
+  if (a.rope.scaling == RopeScaling::still) return out + ", no rope";
   out += str_cat(", rope ", a.rope.neox ? "neox " : "norm ", a.rope.n_rot, " base ", a.rope.base);
   if (a.rope.scaling == RopeScaling::linear) out += str_cat(" linear x", a.rope.factor);
   if (a.rope.scaling == RopeScaling::yarn) out += str_cat(" yarn x", a.rope.factor);

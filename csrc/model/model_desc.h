@@ -36,7 +36,12 @@ struct Weight {
   bool table = false;  // read by token id (embed)
 };
 
-enum class RopeScaling : uint8_t { none, linear, yarn };
+enum class RopeScaling : uint8_t {
+  none,
+  linear,
+  yarn,
+  still,  // every frequency is 0: the layer does not rotate
+};
 
 struct RopeSpec {
   bool neox = false;
@@ -54,6 +59,13 @@ struct RopeSpec {
 
 enum class AttentionKind : uint8_t { gqa, mla };
 
+// The rows over which queries and keys are normed, and when.
+enum class QkNorm : uint8_t {
+  heads,             // each head, before the rotation
+  heads_after_rope,  // each head, after it
+  projection,        // all heads of a token together, before the rotation
+};
+
 struct AttentionSpec {
   AttentionKind kind = AttentionKind::gqa;
   int64_t heads = 0;
@@ -68,8 +80,9 @@ struct AttentionSpec {
   // gqa: q, k, v or one fused qkv
   WeightId q = kNone, k = kNone, v = kNone, qkv = kNone;
   WeightId q_bias = kNone, k_bias = kNone, v_bias = kNone, qkv_bias = kNone;
-  WeightId q_norm = kNone, k_norm = kNone;  // RMS over each head
-  WeightId sinks = kNone;                   // [heads]
+  WeightId q_norm = kNone, k_norm = kNone;
+  QkNorm qk_norm = QkNorm::heads;  // where q_norm and k_norm are there
+  WeightId sinks = kNone;          // [heads]
 
   // mla (DeepSeek-V2, arXiv:2405.04434), computed in absorbed form over the latent cache
   int64_t kv_lora = 0;                                  // width of the latent
@@ -106,10 +119,10 @@ struct FfnSpec {
 };
 
 struct LayerSpec {
-  WeightId attn_norm = kNone;
+  WeightId attn_norm = kNone;  // none: attention reads the residual stream itself
   AttentionSpec attention;
   WeightId attn_post_norm = kNone;  // on the attention's output, before it joins the residual stream
-  WeightId ffn_norm = kNone;
+  WeightId ffn_norm = kNone;        // likewise
   FfnSpec ffn;
   WeightId ffn_post_norm = kNone;
 };

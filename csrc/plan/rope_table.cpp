@@ -39,6 +39,9 @@ RopeTable make_rope_table(const model::RopeSpec& rope, const float* frequency_fa
       case model::RopeScaling::linear:
         freq /= rope.factor;
         break;
+      case model::RopeScaling::still:
+        freq = 0;
+        break;
       case model::RopeScaling::yarn: {
         // Fast dimensions keep their frequency, slow ones are interpolated, with a ramp between.
         const double ramp = std::clamp((static_cast<double>(i) - low) / std::max(0.001, high - low), 0.0, 1.0);

@@ -115,11 +115,14 @@ def _attention(w: _Writer, layer: str, residual: float) -> None:
     else:
         for name, rows in (("attn_q", q), ("attn_k", kv), ("attn_v", kv)):
             w.matrix(f"{layer}{name}.weight", rows, s.n_embd)
-            if s.architecture in ("qwen2", "glm4moe", "gpt-oss"):
+            if s.architecture in ("qwen2", "glm4moe", "gpt-oss", "seed_oss"):
                 w.vector(f"{layer}{name}.bias", rows, mean=0.0)
-    if s.architecture in ("qwen3", "qwen3moe", "gemma3", "bailingmoe2", "glm4moe"):
+    if s.architecture in ("qwen3", "qwen3moe", "gemma3", "bailingmoe2", "glm4moe", "hunyuan-moe"):
         w.vector(layer + "attn_q_norm.weight", s.head_dim)
         w.vector(layer + "attn_k_norm.weight", s.head_dim)
+    if s.architecture in ("minimax-m2", "olmo2"):
+        w.vector(layer + "attn_q_norm.weight", q)
+        w.vector(layer + "attn_k_norm.weight", kv)
     if s.architecture == "gpt-oss":
         w.vector(layer + "attn_sinks.weight", s.heads, mean=0.0, std=1.0)
         w.vector(layer + "attn_output.bias", s.n_embd, mean=0.0)
@@ -139,7 +142,8 @@ def _experts(w: _Writer, layer: str, residual: float) -> None:
             w.vector(f"{layer}ffn_{name}_exps.bias", s.experts, rows, mean=0.0)
     if s.architecture == "gpt-oss":
         w.vector(layer + "ffn_gate_inp.bias", s.experts, mean=0.0)
-    if s.architecture in ("glm4moe", "bailingmoe2") or (s.architecture == "deepseek2" and s.q_lora):
+    biased = ("glm4moe", "bailingmoe2", "minimax-m2", "ernie4_5-moe")
+    if s.architecture in biased or (s.architecture == "deepseek2" and s.q_lora):
         w.vector(layer + "exp_probs_b.bias", s.experts, mean=0.0)
     if s.shared:
         width = s.shared * s.n_ff_expert
@@ -185,7 +189,9 @@ def _metadata(s: Shape) -> dict[str, Any]:
             "expert_weights_norm": True,
             "expert_weights_scale": 1.5,
         }
-    if s.architecture in ("gemma3", "gpt-oss"):
+    if s.architecture == "ernie4_5-moe":
+        keys["leading_dense_block_count"] = s.dense_layers
+    if s.architecture in ("gemma3", "gpt-oss", "olmo2"):
         keys["attention.sliding_window"] = s.window
     if s.architecture == "granitemoe":
         keys |= {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_scale": 2.0, "attention.scale": 0.1}
@@ -221,14 +227,17 @@ def random_parts(shape: Shape, seed: int = 0) -> tuple[dict[str, Any], list[Tens
     s, w = shape, _Writer(shape, seed)
     residual = (2 * s.n_layers) ** -0.5
     w.matrix("token_embd.weight", s.n_vocab, s.n_embd, gain=s.n_embd**0.5)
-    leading = s.dense_layers if s.architecture in ("deepseek2", "glm4moe", "bailingmoe2") else 0
-    norm = "post_attention_norm" if s.architecture in ("glm4moe", "gpt-oss") else "ffn_norm"
+    with_dense = ("deepseek2", "glm4moe", "bailingmoe2", "ernie4_5-moe")
+    leading = s.dense_layers if s.architecture in with_dense else 0
+    norm = "post_attention_norm" if s.architecture in ("glm4moe", "gpt-oss", "seed_oss") else "ffn_norm"
     for i in range(s.n_layers):
         layer = f"blk.{i}."
-        w.vector(layer + "attn_norm.weight", s.n_embd)
+        if s.architecture != "olmo2":
+            w.vector(layer + "attn_norm.weight", s.n_embd)
         _attention(w, layer, residual)
-        w.vector(f"{layer}{norm}.weight", s.n_embd)
-        if s.architecture == "gemma3":
+        if s.architecture != "olmo2":
+            w.vector(f"{layer}{norm}.weight", s.n_embd)
+        if s.architecture in ("gemma3", "olmo2"):
             w.vector(layer + "post_attention_norm.weight", s.n_embd)
             w.vector(layer + "post_ffw_norm.weight", s.n_embd)
         if s.experts and i >= leading:
@@ -306,6 +315,21 @@ SHAPES = [
         "bailingmoe2", ("q3_k", "q5_k"), 768, 3, 3, 128, 256, 317, rotary=64,
         experts=10, used=3, n_ff_expert=256, shared=1, groups=2, groups_used=1,
     ),
+    Shape(
+        "ernie4_5-moe", ("q4_k", "q8_0"), 256, 4, 1, 64, 320, 311, n_layers=3, tied=True,
+        experts=10, used=3, n_ff_expert=96, shared=2,
+    ),
+    Shape(
+        "hunyuan-moe", ("q5_0",), 160, 5, 1, 64, 0, 309,
+        experts=12, used=4, n_ff_expert=64, shared=1,
+    ),
+    Shape(
+        "minimax-m2", ("q4_0", "q6_k"), 288, 6, 2, 96, 0, 307, rotary=48,
+        experts=24, used=8, n_ff_expert=64,
+    ),
+    Shape("olmo2", ("q4_1", "q8_0"), 192, 3, 3, 96, 224, 305, n_layers=5, window=11),
+    Shape("seed_oss", ("q8_0", "q4_0"), 224, 5, 1, 96, 288, 299),
+    Shape("smollm3", ("iq4_nl", "q5_1"), 160, 4, 2, 64, 192, 297, n_layers=5, tied=True),
     # Nobody makes these, but the format allows them: no multiples of 32, many experts, all of them used.
     Shape("llama", ("f16",), 84, 3, 1, 40, 100, 97),
     Shape("llama", ("f32",), 50, 3, 1, 22, 70, 91),

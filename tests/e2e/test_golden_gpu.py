@@ -1,4 +1,4 @@
-"""The ten architectures on a GPU against float32 logits of the public reference implementation."""
+"""Every architecture on a GPU against float32 logits of the public reference implementation."""
 
 from __future__ import annotations
 

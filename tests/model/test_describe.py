@@ -25,6 +25,12 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "glm4moe": {"kind": "gqa", "rope": "neox", "ffn": "moe", "activation": "silu"},
     "granitemoe": {"kind": "gqa", "rope": "norm", "ffn": "moe", "activation": "silu"},
     "bailingmoe2": {"kind": "gqa", "rope": "neox", "ffn": "moe", "activation": "silu"},
+    "ernie45moe": {"kind": "gqa", "rope": "norm", "ffn": "moe", "activation": "silu"},
+    "hunyuanmoe": {"kind": "gqa", "rope": "neox", "ffn": "moe", "activation": "silu"},
+    "minimax_m2": {"kind": "gqa", "rope": "neox", "ffn": "moe", "activation": "silu"},
+    "olmo3": {"kind": "gqa", "rope": "neox", "ffn": "dense", "activation": "silu"},
+    "seedoss": {"kind": "gqa", "rope": "neox", "ffn": "dense", "activation": "silu"},
+    "smollm3": {"kind": "gqa", "rope": "none", "ffn": "dense", "activation": "silu"},
 }
 
 
@@ -66,6 +72,15 @@ def test_details_that_only_some_have(tiny_dir: Path) -> None:
     assert lite["layers"][0]["attention"]["scale"] == pytest.approx(
         (1 + 0.0707 * np.log(40)) ** 2 / np.sqrt(48), rel=1e-6
     )
+    olmo = [layer["attention"] for layer in describe("olmo3")["layers"]]
+    assert [a["window"] for a in olmo] == [32, 32, 32, 0, 0]
+    assert [a["rope"]["scaling"] for a in olmo] == ["none"] * 3 + ["yarn"] * 2
+    smol = [layer["attention"]["rope"]["kind"] for layer in describe("smollm3")["layers"]]
+    assert smol == ["norm", "norm", "norm", "none"]
+    ernie = [layer["ffn"] for layer in describe("ernie45moe")["layers"]]
+    assert [f["kind"] for f in ernie] == ["dense", "moe", "moe"]
+    assert ernie[1]["gating"] == "softmax"
+    assert ernie[1]["selection_bias"]
     assert describe("granitemoe")["logit_scale"] == pytest.approx(1 / 6)
     assert describe("llama")["layers"][0]["attention"]["rope"]["frequency_factors"]
 

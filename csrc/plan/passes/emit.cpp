@@ -43,6 +43,7 @@ bool Emitter::exact_attention() const {
 }
 
 Emitter::Input Emitter::normed(const std::string& name, Operand x, WeightId weight, int64_t n) {
+  if (weight == kNone) return {.f32 = x, .width = n, .name = name};
   return {.before = x, .norm = weight, .width = n, .name = name};
 }
 

@@ -28,10 +28,19 @@ Emitter::Qkv Emitter::qkv_products(const model::AttentionSpec& a, Input& h, int3
 
 void Emitter::store_qkv(const model::AttentionSpec& a, const Qkv& x, int32_t i) {
   const std::string p = str_cat("blk.", i, ".");
-  if (a.q_norm != kNone) head_norm(p + "attn_q_norm", x.q, a.q_norm, a.heads, a.dk, i);
-  if (a.k_norm != kNone) head_norm(p + "attn_k_norm", x.k, a.k_norm, a.kv_heads, a.dk, i);
+  const auto norms = [&] {
+    const bool whole = a.qk_norm == model::QkNorm::projection;
+    const auto norm = [&](const std::string& name, Operand rows, WeightId weight, int64_t heads) {
+      if (weight != kNone) head_norm(name, rows, weight, whole ? 1 : heads, whole ? heads * a.dk : a.dk, i);
+    };
+    norm(p + "attn_q_norm", x.q, a.q_norm, a.heads);
+    norm(p + "attn_k_norm", x.k, a.k_norm, a.kv_heads);
+  };
+  const bool after_rope = a.qk_norm == model::QkNorm::heads_after_rope;
+  if (!after_rope) norms();
   rope(p + "rope_q", x.q, a.rope, a.heads, a.dk, 0, i);
   rope(p + "rope_k", x.k, a.rope, a.kv_heads, a.dk, 0, i);
+  if (after_rope) norms();
   store(p + "kv_store_k", x.k, a.kv_heads * a.dk, false, i);
   store(p + "kv_store_v", x.v, a.kv_heads * a.dv, true, i);
 }

@@ -8,6 +8,9 @@ namespace {
 
 using model::kNone;
 
+// The fused launches norm heads before they rotate them. Norms of whole projections stay launches of their own.
+bool norms_inside(const model::AttentionSpec& a) { return a.qk_norm == model::QkNorm::heads; }
+
 ops::RopeAttentionDesc heads_desc(const Plan& plan, const model::AttentionSpec& a) {
   return {.heads = a.heads,
           .kv_heads = a.kv_heads,
@@ -17,8 +20,8 @@ ops::RopeAttentionDesc heads_desc(const Plan& plan, const model::AttentionSpec& 
           .k_type = plan.kv_type_k,
           .v_type = plan.kv_type_v,
           .neox = a.rope.neox,
-          .q_norm = a.q_norm != kNone,
-          .k_norm = a.k_norm != kNone,
+          .q_norm = a.q_norm != kNone && norms_inside(a),
+          .k_norm = a.k_norm != kNone && norms_inside(a),
           .sinks = a.sinks != kNone,
           .windowed = a.window > 0,
           .softcap = a.softcap > 0};
@@ -42,7 +45,7 @@ struct Attention {
   size_t attention;  // its place
 };
 
-Attention find_attention(const Nodes& nodes, int32_t layer) {
+Attention find_attention(const Nodes& nodes, int32_t layer, bool norms) {
   const Span span = layer_span(nodes, layer);
   const auto any = [](const auto&) { return true; };
   const size_t rope = find_node<RopeOperands>(nodes, span, any);
@@ -53,7 +56,7 @@ Attention find_attention(const Nodes& nodes, int32_t layer) {
     const auto* norm = operands_of<NormOperands>(nodes[i]);
     return norm != nullptr && norm->x.value == norm->out.value;
   };
-  while (found.store.begin > span.begin && in_place(found.store.begin - 1)) --found.store.begin;
+  while (norms && found.store.begin > span.begin && in_place(found.store.begin - 1)) --found.store.begin;
   for (size_t i = rope; i < attention; ++i) {
     if (operands_of<KvStoreOperands>(nodes[i]) != nullptr) found.store.end = i + 1;
   }
@@ -76,9 +79,12 @@ Rotated find_rotated(const Nodes& nodes, Span store) {
 
 void fuse_heads(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer) {
   const model::AttentionSpec& a = model.layers[static_cast<size_t>(layer)].attention;
-  const Attention found = find_attention(nodes, layer);
+  if (a.q_norm != kNone && a.qk_norm == model::QkNorm::heads_after_rope) return;
+  const Attention found = find_attention(nodes, layer, norms_inside(a));
   const Rotated x = find_rotated(nodes, found.store);
   const auto eps = static_cast<float>(model.norm_eps);
+  const model::WeightId q_norm = norms_inside(a) ? a.q_norm : kNone;
+  const model::WeightId k_norm = norms_inside(a) ? a.k_norm : kNone;
   if (const ops::RopeAttentionDesc desc = heads_desc(plan, a); fused_takes(plan, desc)) {
     const AttentionOperands attention = *operands_of<AttentionOperands>(nodes[found.attention]);
     replace_nodes(nodes, {found.store.begin, found.attention + 1},
@@ -86,8 +92,8 @@ void fuse_heads(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t
                             {.q = x.q,
                              .k = x.k,
                              .v = x.v,
-                             .q_norm = a.q_norm,
-                             .k_norm = a.k_norm,
+                             .q_norm = q_norm,
+                             .k_norm = k_norm,
                              .eps = eps,
                              .rope_table = rope_table(plan, model, a.rope),
                              .sinks = a.sinks,
@@ -104,8 +110,8 @@ void fuse_heads(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t
                           {.q = x.q,
                            .k = x.k,
                            .v = x.v,
-                           .q_norm = a.q_norm,
-                           .k_norm = a.k_norm,
+                           .q_norm = q_norm,
+                           .k_norm = k_norm,
                            .eps = eps,
                            .rope_table = rope_table(plan, model, a.rope)}));
 }
@@ -117,7 +123,7 @@ void fuse_latents(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32
   const ops::RopeAttentionDesc whole = latents_desc(plan, a);
   const bool attends = fused_takes(plan, whole);
   if (!attends && !fused_takes(plan, whole.store())) return;
-  const Attention found = find_attention(nodes, layer);
+  const Attention found = find_attention(nodes, layer, true);
   const Rotated x = find_rotated(nodes, found.store);
   const AttentionOperands attention = *operands_of<AttentionOperands>(nodes[found.attention]);
   const auto eps = static_cast<float>(model.norm_eps);
