@@ -59,6 +59,18 @@ plan::LoadOptions read_load(const nb::dict& dict, const std::optional<nb::dict>&
   return load;
 }
 
+plan::PlacementOptions read_placement(const nb::dict& dict) {
+  SettingsReader r(dict, "placement");
+  plan::PlacementOptions placement;
+  placement.virtual_devices = r.integer("virtual_devices", 0);
+  placement.rules = r.texts("rules");
+  placement.cpu_moe = r.flag("cpu_moe", false);
+  placement.n_cpu_moe = r.integer("n_cpu_moe", 0);
+  if (dict.contains("n_gpu_layers")) placement.n_gpu_layers = r.integer("n_gpu_layers", 0);
+  r.finish();
+  return placement;
+}
+
 std::optional<DType> read_type(SettingsReader& r, const char* name) {
   const std::string text = r.text(name, "auto");
   if (text == "auto") return std::nullopt;
@@ -154,10 +166,12 @@ class PySession {
  public:
   // `file`: a Gguf that is open, or a path.
   PySession(const nb::object& file, const nb::dict& load, const nb::dict& context, const nb::dict& session,
-            const Kernels& kernels, bool plan_only, const std::optional<nb::dict>& described) {
+            const Kernels& kernels, bool plan_only, const std::optional<nb::dict>& described,
+            const nb::dict& placement) {
     DYNO_CHECK(PlanError, plan_only || !described, "[session] a described device can only be planned for: plan_only");
     DeviceInfo device;
-    const plan::LoadOptions load_options = read_load(load, described, device);
+    plan::LoadOptions load_options = read_load(load, described, device);
+    load_options.placement = read_placement(placement);
     const plan::ContextOptions context_options = read_context(context);
     const runtime::SessionSettings settings = read_session(session, {});
     std::vector<profile::KernelEntry> entries = read_kernels(kernels);
@@ -339,7 +353,7 @@ nb::tuple PySession::decode_into(const Sequences& sequences, std::string_view ro
       request.between = SignalCheck();
       session.decode(request);
     }
-    const DeviceInfo& device = session.plan().device;
+    const DeviceInfo& device = session.plan().main_device();
     nb::object out_logits = on_device
                                 ? nb::cast(DeviceArray{std::move(logits), n_rows, n_vocab, device.kind, device.ordinal})
                             : n_rows > 0 ? owned_array(std::move(logits), {n_rows, n_vocab})
@@ -390,21 +404,25 @@ void bind_session(nb::module_& m) {
         "engine decides.");
   nb::class_<PySession>(m, "Session", "A loaded model with its KV cache. Calls from several threads are serialised.")
       .def(nb::init<const nb::object&, const nb::dict&, const nb::dict&, const nb::dict&, const Kernels&, bool,
-                    const std::optional<nb::dict>&>(),
+                    const std::optional<nb::dict>&, const nb::dict&>(),
            "file"_a, nb::kw_only(), "load"_a = nb::dict(), "context"_a = nb::dict(), "session"_a = nb::dict(),
-           "kernels"_a = Kernels(), "plan_only"_a = false, "device"_a = nb::none(),
+           "kernels"_a = Kernels(), "plan_only"_a = false, "device"_a = nb::none(), "placement"_a = nb::dict(),
            nb::sig("def __init__(self, file: Gguf | str | os.PathLike[str], *, load: dict = {}, context: dict = {}, "
                    "session: dict = {}, kernels: collections.abc.Sequence[tuple[str, str, dict, str]] = [], "
-                   "plan_only: bool = False, device: dict | None = None) -> None"),
+                   "plan_only: bool = False, device: dict | None = None, placement: dict = {}) -> None"),
            "file: an open file, which the session shares, or a path. "
-           "load: numerics, device (cpu, cuda, cuda:N), cpu_repack, cpu_isa, mmap. context: ctx, kv_type_k, kv_type_v, "
+           "load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap. context: ctx, kv_type_k, "
+           "kv_type_v, "
            "sequences. session: ubatch, "
            "threads, threads_batch, cuda_graphs, graph_concurrency, fusion, flash_attention, mla_mode, "
            "matvec_max_tokens, matvec_id_max_tokens, "
            "mmq_max_tokens, mmq_id_max_tokens, compute_type. kernels: (op key, token range, config dict, origin). "
            "plan_only: decide everything, "
            "read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in "
-           "cpu_info() and devices(), of a device that need not be here.")
+           "cpu_info() and devices(), of a device that need not be here. placement: virtual_devices (cpu:1, cpu:2, … "
+           "beside the CPU), rules ('REGEX=DEVICE' by the tensor's name; the first that matches decides), cpu_moe, "
+           "n_cpu_moe, n_gpu_layers. Raises PlanError for a placement that cannot be, UnsupportedError for weights on "
+           "the CPU beside a GPU.")
       .def_prop_ro(
           "model",
           [](PySession& s) { return s.with([](const runtime::Session& real) { return model_dict(real.model()); }); },

@@ -3,6 +3,7 @@
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -62,6 +63,17 @@ std::string SettingsReader::text(const char* name, const std::string& fallback) 
   if (value.is_none()) return fallback;
   if (!nb::isinstance<nb::str>(value)) fail(name, "a name", value);
   return nb::cast<std::string>(value);
+}
+
+std::vector<std::string> SettingsReader::texts(const char* name) {
+  const nb::object value = take(name);
+  std::vector<std::string> out;
+  if (value.is_none()) return out;
+  // A string is a sequence too, of characters.
+  if (nb::isinstance<nb::str>(value) || !nb::try_cast<std::vector<std::string>>(value, out)) {
+    fail(name, "a list of strings", value);
+  }
+  return out;
 }
 
 void SettingsReader::finish() {

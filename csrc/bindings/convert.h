@@ -25,6 +25,8 @@ class SettingsReader {
   int64_t integer(const char* name, int64_t fallback);
   bool flag(const char* name, bool fallback);
   std::string text(const char* name, const std::string& fallback);
+  // A list of strings; empty where it is not given.
+  std::vector<std::string> texts(const char* name);
   // Throws ProfileError that names every key nobody asked for.
   void finish();
   // {name: default} of everything that was asked for so far.

@@ -19,12 +19,18 @@ DeviceInfo device_from_name(std::string_view name, std::string_view isa) {
   if (name == "cpu") return device_with_isa(isa);
   int ordinal = 0;
   bool known = name == "cuda";
-  if (name.starts_with("cuda:") && name.size() > 5) {
+  const bool cpu = name.starts_with("cpu:");
+  if (const size_t colon = name.find(':'); (cpu || name.starts_with("cuda:")) && name.size() > colon + 1) {
     const char* end = name.data() + name.size();
-    const auto [stop, error] = std::from_chars(name.data() + 5, end, ordinal);
-    known = error == std::errc() && stop == end && ordinal >= 0;
+    const auto [stop, error] = std::from_chars(name.data() + colon + 1, end, ordinal);
+    known = error == std::errc() && stop == end && ordinal >= (cpu ? 1 : 0);
   }
-  DYNO_CHECK(ProfileError, known, "[settings] device is '", name, "'; expected cpu, cuda or cuda:N");
+  if (known && cpu) {
+    DeviceInfo device = device_with_isa(isa);
+    device.ordinal = ordinal;
+    return device;
+  }
+  DYNO_CHECK(ProfileError, known, "[settings] device is '", name, "'; expected cpu, cpu:N, cuda or cuda:N");
   DeviceInfo device = cuda_device(ordinal);
   check_not_lost(ordinal);
   const std::string problem = device_problem(device);
@@ -42,10 +48,6 @@ std::string device_problem(const DeviceInfo& device) {
 #else
   return no_cuda_reason();
 #endif
-}
-
-std::string device_name(const DeviceInfo& device) {
-  return device.kind == DeviceKind::cpu ? "cpu" : str_cat("cuda:", device.ordinal);
 }
 
 #ifdef DYNO_HAVE_CUDA

@@ -17,7 +17,6 @@ namespace dyno {
 DeviceInfo device_from_name(std::string_view name, std::string_view isa);
 // Why this build cannot run on a device; empty where it can.
 std::string device_problem(const DeviceInfo& device);
-std::string device_name(const DeviceInfo& device);
 
 #ifdef DYNO_HAVE_CUDA
 class CudaLaunch final : public ArgMirror {

@@ -14,6 +14,7 @@ nb::dict operand_dict(const plan::Plan& p, const plan::Operand& operand, plan::A
   d["access"] = std::string(plan::access_name(access));
   d["value"] = operand.value;
   d["name"] = value.name;
+  d["device"] = device_name(p.device(value.device));
   d["offset_bytes"] = operand.offset_bytes;
   d["stride_bytes"] = operand.stride_bytes;
   d["first_use"] = value.first_use;
@@ -55,6 +56,7 @@ nb::list node_list(const runtime::Session& session) {
       d["list"] = std::string(plan::list_name(list->id));
       d["name"] = node.name;
       d["key"] = p.keys[static_cast<size_t>(node.key)].key;
+      d["device"] = device_name(p.device(node.device));
       d["layer"] = node.layer < 0 ? nb::none() : nb::cast(node.layer);
       d["operands"] = std::visit([&](const auto& o) { return fields_dict(p, session.model(), o); }, node.operands);
       out.append(d);

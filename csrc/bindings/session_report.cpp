@@ -17,17 +17,27 @@ namespace dyno {
 nb::dict plan_dict(const runtime::Session& session) {
   const plan::Plan& p = session.plan();
   nb::dict d;
-  d["device"] = device_dict(p.device);
+  d["device"] = device_dict(p.main_device());
   d["weights_bytes"] = p.weights_bytes;
   d["kv_bytes"] = p.kv_bytes;
   d["arena_bytes"] = p.arena_bytes;
   d["scratch_bytes"] = p.scratch_bytes;
   d["total_bytes"] = p.total_bytes();
+  nb::list devices;
+  for (const plan::PlannedDevice& device : p.devices) {
+    nb::dict one;
+    one["name"] = device_name(device.info);
+    one["weights_bytes"] = device.weights_bytes;
+    one["kv_bytes"] = device.kv_bytes;
+    one["arena_bytes"] = device.arena_bytes;
+    devices.append(one);
+  }
+  d["devices"] = devices;
   nb::dict settings;
   settings["numerics"] = std::string(plan::numerics_name(p.load.numerics));
   settings["cpu_repack"] = p.load.cpu_repack;
-  settings["cpu_isa"] = std::string(cpu_isa_name(p.device.isa));
-  settings["device"] = device_name(p.device);
+  settings["cpu_isa"] = std::string(cpu_isa_name(p.main_device().isa));
+  settings["device"] = device_name(p.main_device());
   settings["cuda_graphs"] = session.settings().cuda_graphs;
   settings["fusion"] = session.settings().fusion;
   settings["flash_attention"] = session.settings().flash_attention;
@@ -54,7 +64,7 @@ nb::dict plan_dict(const runtime::Session& session) {
     t["name"] = w.name;
     t["dtype"] = std::string(dtype_name(w.type));
     t["layout"] = std::string(ops::layout_name(p.weights[i].layout));
-    t["device"] = device_name(p.device);
+    t["device"] = device_name(p.device(p.weights[i].device));
     t["mapped"] = p.weights[i].mapped;
     t["bytes"] = p.weights[i].bytes;
     tensors.append(t);
@@ -90,6 +100,7 @@ nb::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens
       nb::dict d;
       d["family"] = std::string(ops::family_name(ops::family_of(desc)));
       d["key"] = use.key;
+      d["device"] = device_name(p.device(use.device));
       d["list"] = std::string(plan::list_name(list));
       d["count"] = use.count_in(list);
       d["rows"] = rows;

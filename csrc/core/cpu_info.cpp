@@ -120,6 +120,11 @@ CpuIsa cpu_isa_from_name(std::string_view name) {
   return static_cast<CpuIsa>(it - kIsaNames.begin());
 }
 
+std::string device_name(const DeviceInfo& device) {
+  if (device.kind == DeviceKind::cuda) return str_cat("cuda:", device.ordinal);
+  return device.ordinal == 0 ? "cpu" : str_cat("cpu:", device.ordinal);
+}
+
 DeviceInfo detect_cpu() {
   DeviceInfo info;
   info.kind = DeviceKind::cpu;

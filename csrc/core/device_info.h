@@ -26,6 +26,9 @@ struct DeviceInfo {
   DeviceKind kind = DeviceKind::cpu;
   std::string name;          // marketing name, a label only
   int64_t memory_bytes = 0;  // all of it, not what is free
+  // cuda: of the CUDA runtime; cpu: 0, or the number of a virtual device, which has memory of its own within the same
+  // process and machine.
+  int ordinal = 0;
 
   // cpu
   CpuIsa isa = CpuIsa::portable;          // the best that this machine, this build and the override allow
@@ -36,12 +39,14 @@ struct DeviceInfo {
   int64_t l3_bytes = 0;                   // shared
 
   // cuda
-  int ordinal = 0;             // of the CUDA runtime
   int compute_capability = 0;  // 90 = 9.0
   int sm_count = 0;
   int64_t shared_per_block_bytes = 0;
   std::string pci_bus_id;  // "0000:1b:00.0": what the driver's tools know it by
 };
+
+// cpu, cpu:N (a virtual device) or cuda:N.
+std::string device_name(const DeviceInfo& device);
 
 // The machine this process runs on. `isa` is capped by the environment variable DYNO_CPU_ISA (for tests).
 DeviceInfo detect_cpu();

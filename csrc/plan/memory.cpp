@@ -54,7 +54,8 @@ Remedy fewer_sequences(const Plan& plan, size_t missing) {
 
 // The CPU reads weights that are not repacked from the file's own pages, if it is mapped.
 Remedy weights_in_place(const Plan& plan, bool weights_loaded) {
-  if (plan.device.kind == DeviceKind::cuda || weights_loaded || !(plan.load.cpu_repack && plan.load.mmap)) return {};
+  if (plan.main_device().kind == DeviceKind::cuda || weights_loaded || !(plan.load.cpu_repack && plan.load.mmap))
+    return {};
   size_t frees = 0;
   for (const WeightPlacement& weight : plan.weights) {
     if (weight.layout != ops::Layout::plain) frees += weight.bytes;
@@ -63,7 +64,7 @@ Remedy weights_in_place(const Plan& plan, bool weights_loaded) {
 }
 
 Remedy weights_mapped(const Plan& plan, bool weights_loaded) {
-  if (plan.device.kind == DeviceKind::cuda || weights_loaded || plan.load.mmap) return {};
+  if (plan.main_device().kind == DeviceKind::cuda || weights_loaded || plan.load.mmap) return {};
   size_t frees = 0;
   for (const WeightPlacement& weight : plan.weights) {
     if (weight.mappable) frees += weight.bytes;
@@ -100,7 +101,7 @@ size_t copied_bytes(const Plan& plan) {
 }  // namespace
 
 void check_memory(const Plan& plan, size_t free_bytes, bool weights_loaded) {
-  const bool gpu = plan.device.kind == DeviceKind::cuda;
+  const bool gpu = plan.main_device().kind == DeviceKind::cuda;
   // Pages of the file that the CPU reads in place can be dropped at any time: no memory of this process.
   const size_t weights = gpu ? plan.weights_bytes : copied_bytes(plan);
   const size_t reserve = gpu ? kDeviceReserve : 0;
@@ -132,8 +133,8 @@ void check_memory(const Plan& plan, size_t free_bytes, bool weights_loaded) {
                                       ": use a smaller quantisation, a model of fewer layers, or ",
                                       gpu ? "a GPU with more memory" : "a machine with more memory");
   throw OutOfMemoryError(
-      str_cat("[plan] ", gpu ? str_cat("device cuda:", plan.device.ordinal) : "this machine", " is ", mib(missing),
-              " short: ", mib(free_bytes), " free, ", mib(needed), " needed (",
+      str_cat("[plan] ", gpu ? str_cat("device cuda:", plan.main_device().ordinal) : "this machine", " is ",
+              mib(missing), " short: ", mib(free_bytes), " free, ", mib(needed), " needed (",
               weights_loaded ? "" : str_cat(gpu ? "weights " : "copied weights ", mib(weights), ", "), "KV cache ",
               mib(plan.kv_bytes), " for ctx=", plan.context.ctx, " x ", plan.context.sequences, " sequences, arena ",
               mib(plan.arena_bytes), " for ubatch=", plan.ubatch, ", workspace ", mib(plan.scratch_bytes),

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "plan/mib.h"
 #include "plan/passes/passes.h"
+#include "plan/placement.h"
 
 namespace dyno::plan {
 namespace {
@@ -27,6 +28,21 @@ void check_cache_type(DType type, int64_t dim, const char* which, size_t layer) 
 bool has_latents(const model::ModelDesc& model) {
   return std::any_of(model.layers.begin(), model.layers.end(),
                      [](const model::LayerSpec& layer) { return layer.attention.kind == model::AttentionKind::mla; });
+}
+
+// Of the weights that make what the cache holds.
+DeviceId attention_device(const Plan& plan, const model::AttentionSpec& a) {
+  const model::WeightId w = a.kind == model::AttentionKind::mla ? a.kv_a : a.qkv != model::kNone ? a.qkv : a.k;
+  return plan.weights[static_cast<size_t>(w)].device;
+}
+
+std::string describe_devices(const Plan& plan) {
+  std::string out;
+  for (const PlannedDevice& device : plan.devices) {
+    out += str_cat("  ", device_name(device.info), ": weights ", mib(device.weights_bytes), ", kv cache ",
+                   mib(device.kv_bytes), ", arena ", mib(device.arena_bytes), "\n");
+  }
+  return out;
 }
 
 }  // namespace
@@ -54,39 +70,43 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
   plan.kv_type_v = c.kv_type_v.value_or(latent ? plan.kv_type_k : DType::f16);
   plan.context = c;
   plan.kv.clear();
-  size_t offset = 0;
+  plan.kv_bytes = 0;
+  for (PlannedDevice& device : plan.devices) device.kv_bytes = 0;
   const size_t positions =
       checked_mul(static_cast<size_t>(c.ctx), static_cast<size_t>(c.sequences), "the KV cache (ctx x sequences)");
-  const auto take = [&](int64_t row) {
-    const size_t bytes = checked_mul(static_cast<size_t>(row), positions, "the KV cache (bytes x positions)");
-    offset = checked_add(offset, checked_align(bytes, 64, "the KV cache"), "the KV cache");
+  // The offset of a layer's keys or values.
+  const auto take = [&](DeviceId device, int64_t row) {
+    const size_t bytes = checked_align(
+        checked_mul(static_cast<size_t>(row), positions, "the KV cache (bytes x positions)"), 64, "the KV cache");
+    size_t& taken = plan.devices[static_cast<size_t>(device)].kv_bytes;
+    const size_t offset = taken;
+    taken = checked_add(taken, bytes, "the KV cache");
+    plan.kv_bytes = checked_add(plan.kv_bytes, bytes, "the KV cache");
+    return offset;
   };
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const model::AttentionSpec& a = model.layers[i].attention;
     check_cache_type(plan.kv_type_k, a.dk, "k", i);
-    KvLayer kv;
+    KvLayer kv{.device = attention_device(plan, a)};
     kv.k_row_bytes = static_cast<int64_t>(row_bytes(plan.kv_type_k, a.kv_heads * a.dk));
-    kv.k_offset = offset;
-    take(kv.k_row_bytes);
+    kv.k_offset = take(kv.device, kv.k_row_bytes);
     if (a.kind == model::AttentionKind::gqa) {
       check_cache_type(plan.kv_type_v, a.dv, "v", i);
       kv.v_row_bytes = static_cast<int64_t>(row_bytes(plan.kv_type_v, a.kv_heads * a.dv));
-      kv.v_offset = offset;
-      take(kv.v_row_bytes);
+      kv.v_offset = take(kv.device, kv.v_row_bytes);
     }
     plan.kv.push_back(kv);
   }
-  plan.kv_bytes = offset;
 }
 
 Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const LoadOptions& load,
                 const ContextOptions& context, int64_t ubatch, MlaMode mla_mode) {
   Plan plan;
   plan.mla_mode = mla_mode;
-  plan.device = device;
   plan.load = load;
-  layout_kv(plan, model, context);
+  for (DeviceInfo& info : plan_devices(device, load.placement)) plan.devices.push_back({.info = std::move(info)});
   place_weights(plan, model);
+  layout_kv(plan, model, context);
   const bool gpu = device.kind == DeviceKind::cuda;
   plan.general = emit(plan, model);
   if (gpu && load.numerics == Numerics::standard) {
@@ -94,7 +114,14 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
     if (has_latents(model)) plan.expanded = expand_mla(plan, model, plan.general);
   }
   if (gpu) plan.draw = emit_draw(plan, model);
-  for (NodeList* list : {&plan.general, &plan.fused, &plan.expanded, &plan.draw}) finish_list(plan, *list);
+  for (NodeList* list : {&plan.general, &plan.fused, &plan.expanded, &plan.draw}) {
+    own_values(plan, *list);
+    place_nodes(plan, model, *list);
+    transfer(plan, *list);
+    finish_list(plan, *list);
+    segment(plan, *list);
+  }
+  count_weights(plan, model);
   layout_arena(plan, ubatch);
   return plan;
 }
@@ -111,6 +138,7 @@ size_t Plan::expanded_bytes() const {
 }
 
 std::string Plan::describe(const model::ModelDesc& model) const {
+  const DeviceInfo& device = main_device();
   const std::string properties =
       device.kind == DeviceKind::cuda
           ? str_cat("cuda:", device.ordinal, ", compute capability ", device.compute_capability / 10, ".",
@@ -122,10 +150,13 @@ std::string Plan::describe(const model::ModelDesc& model) const {
                             dtype_name(kv_type_k), " v ", dtype_name(kv_type_v), ", u-batch ", ubatch, "\n");
   out += str_cat("weights ", mib(weights_bytes), "\nkv cache ", mib(kv_bytes), "\narena ", mib(arena_bytes),
                  "\nscratch ", mib(scratch_bytes), "\ntotal ", mib(total_bytes()), "\n");
+  if (devices.size() > 1) out += describe_devices(*this);
   std::map<std::string, std::pair<int, size_t>> groups;
   for (size_t i = 0; i < weights.size(); ++i) {
-    auto& [count, bytes] = groups[str_cat(dtype_name(model.weights[i].type), " ", ops::layout_name(weights[i].layout),
-                                          weights[i].mapped ? ", mapped from the file" : ", owned copy")];
+    const std::string place = devices.size() > 1 ? str_cat(device_name(this->device(weights[i].device)), ": ") : "";
+    auto& [count, bytes] =
+        groups[str_cat(place, dtype_name(model.weights[i].type), " ", ops::layout_name(weights[i].layout),
+                       weights[i].mapped ? ", mapped from the file" : ", owned copy")];
     ++count;
     bytes += weights[i].bytes;
   }
@@ -136,6 +167,13 @@ std::string Plan::describe(const model::ModelDesc& model) const {
     return std::count_if(keys.begin(), keys.end(), [&](const OpUse& use) { return use.count_in(list) > 0; });
   };
   out += str_cat(general.nodes.size(), " ops a u-batch, ", distinct(ListId::general), " distinct\n");
+  if (devices.size() > 1) {
+    const auto transfers = std::count_if(general.nodes.begin(), general.nodes.end(), [](const Node& node) {
+      return std::holds_alternative<TransferOperands>(node.operands);
+    });
+    out += str_cat(general.segments.size(), " segments of one device, ", transfers,
+                   transfers == 1 ? " transfer" : " transfers", " between them\n");
+  }
   if (!fused.nodes.empty()) {
     out += str_cat(fused.nodes.size(), " ops a u-batch of at most ", fused_tokens, " tokens, ", distinct(ListId::fused),
                    " distinct", fusion ? "\n" : ", off (fusion)\n");

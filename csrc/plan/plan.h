@@ -25,11 +25,25 @@ enum class Numerics : uint8_t {
 };
 std::string_view numerics_name(Numerics numerics);
 
+// A device of a plan: an index into Plan::devices. 0 is the main one.
+using DeviceId = int32_t;
+inline constexpr DeviceId kMainDevice = 0;
+
+// Which weights lie on another device than the main one, see plan/placement.h.
+struct PlacementOptions {
+  int64_t virtual_devices = 0;          // cpu:1, cpu:2, … beside the CPU
+  std::vector<std::string> rules;       // "REGEX=DEVICE" by the tensor's name; the first that matches decides
+  bool cpu_moe = false;                 // experts of all layers to the CPU
+  int64_t n_cpu_moe = 0;                // experts of the first so many layers to the CPU
+  std::optional<int64_t> n_gpu_layers;  // the others than these last layers, of which the output is one, to the CPU
+};
+
 // Settings that need the weights to be loaded again.
 struct LoadOptions {
   Numerics numerics = Numerics::standard;
   bool cpu_repack = true;
   bool mmap = true;  // the CPU reads weights that need no other layout from the file's own pages
+  PlacementOptions placement{};
 };
 
 // Settings that re-create the KV cache and keep the weights.
@@ -43,6 +57,7 @@ struct ContextOptions {
 };
 
 struct WeightPlacement {
+  DeviceId device = kMainDevice;
   ops::Layout layout = ops::Layout::plain;
   bool mapped = false;    // kernels read the file's own pages; otherwise an owned copy of `bytes`
   bool mappable = false;  // they could: with the setting `mmap`
@@ -79,9 +94,10 @@ struct Value {
   size_t bytes_per_token = 0;
   size_t bytes_fixed = 0;
   ListId list = ListId::general;
+  DeviceId device = kMainDevice;
   int first_use = -1;  // node indices of its list
   int last_use = -1;
-  size_t offset = 0;  // in the arena
+  size_t offset = 0;  // in the arena of its device
 };
 
 struct RopeTable {
@@ -93,6 +109,7 @@ struct RopeTable {
 struct Node {
   std::string name;  // "blk.3.attn_q"
   int32_t layer = -1;
+  DeviceId device = kMainDevice;
   ops::OpDesc desc;         // m = 1; of the family of the operands
   int32_t key = -1;         // index into Plan::keys
   int32_t rows_factor = 1;  // the desc's m is tokens * rows_factor
@@ -101,33 +118,49 @@ struct Node {
   bool beside = false;   // needs nothing of the node before it and the other way round: both can run at once
 };
 
-// An op as profiles name it: all nodes with this key share one Config per token bucket.
+// An op as profiles name it: all nodes of a device with this key share one Config per token bucket.
 struct OpUse {
   ops::OpDesc desc;  // m = 1
   std::string key;
+  DeviceId device = kMainDevice;
   std::array<int, kListCount> count{};  // nodes of each list
   int rows_factor = 1;
 
   int count_in(ListId list) const { return count[static_cast<size_t>(list)]; }
 };
 
+// Nodes [begin, end) of a list, all of one device.
+struct Segment {
+  DeviceId device = kMainDevice;
+  int32_t begin = 0, end = 0;
+};
+
 struct NodeList {
   ListId id = ListId::general;
   std::vector<Node> nodes{};
+  std::vector<Segment> segments{};
   // After this node of the last layer only the rows whose logits are wanted go on; these values are compacted.
   int32_t select_node = -1;
   std::vector<ValueId> select_values{};
-  int32_t head_node = -1;  // first node behind the last layer
+  // The first node behind the last layer. Where all rows go through that, they are selected here.
+  int32_t head_node = -1;
+  std::vector<ValueId> head_values{};
   ValueId residual = kNoValue;
 };
 
 struct KvLayer {
+  DeviceId device = kMainDevice;             // of the layer's attention
   int64_t k_row_bytes = 0, v_row_bytes = 0;  // one position, all heads; v is 0 when V lies within K
-  size_t k_offset = 0, v_offset = 0;         // in the cache
+  size_t k_offset = 0, v_offset = 0;         // in the cache of its device
+};
+
+struct PlannedDevice {
+  DeviceInfo info;
+  size_t weights_bytes = 0, kv_bytes = 0, arena_bytes = 0;
 };
 
 struct Plan {
-  DeviceInfo device;
+  std::vector<PlannedDevice> devices;
   LoadOptions load;
   ContextOptions context;  // ctx resolved
   DType kv_type_k = DType::f16;
@@ -150,10 +183,14 @@ struct Plan {
   std::vector<KvLayer> kv;
   ValueId logits = kNoValue;  // lives in the caller's memory, not in the arena
 
+  // Of all devices together.
   size_t weights_bytes = 0;  // owned copies and mapped pages that kernels read
   size_t kv_bytes = 0;
   size_t arena_bytes = 0;
   size_t scratch_bytes = 0;  // all threads together; set when configurations are chosen
+  const DeviceInfo& device(DeviceId id) const { return devices[static_cast<size_t>(id)].info; }
+  const DeviceInfo& main_device() const { return device(kMainDevice); }
+  const DeviceInfo& device_of(model::WeightId id) const { return device(weights[static_cast<size_t>(id)].device); }
   // Whether any u-batch runs through the expanded list. With an f32 cache its keys and values are f32 as well, and pay
   // only where attention can take them on tensor cores.
   bool expands() const {
@@ -178,12 +215,13 @@ struct Plan {
   std::string describe(const model::ModelDesc& model) const;
 };
 
-// Throws PlanError (context beyond the model's limit, impossible cache type) or UnsupportedError.
+// `device`: the main one. Throws PlanError (context beyond the model's limit, impossible cache type, placement that
+// cannot be) or UnsupportedError.
 Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const LoadOptions& load,
                 const ContextOptions& context, int64_t ubatch, MlaMode mla_mode = MlaMode::automatic);
 
 // Throws OutOfMemoryError that says what to change when the plan does not fit into `free_bytes` of its
-// device. On the CPU weights that are read in place need nothing.
+// device, or of the machine: virtual devices share its memory. On the CPU weights that are read in place need nothing.
 // `weights_loaded`: the weights lie there already, and only the rest is asked for.
 void check_memory(const Plan& plan, size_t free_bytes, bool weights_loaded = false);
 
@@ -192,7 +230,7 @@ void layout_arena(Plan& plan, int64_t ubatch);
 // Whether a value lies in the arena, and how many bytes a u-batch needs there.
 bool in_arena(const Plan& plan, ValueId id);
 size_t value_bytes(const Plan& plan, const Value& value);
-// Re-plans the cache.
+// Re-plans the cache, after the weights have their devices.
 void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& context);
 
 RopeTable make_rope_table(const model::RopeSpec& rope, const float* frequency_factors);

@@ -40,8 +40,8 @@ Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& 
                      const SelectionSettings& settings)
     : plan_(&plan),
       paths_(resolved(settings.paths)),
-      flash_attention_(settings.flash_attention || plan.device.kind != DeviceKind::cuda),
-      graph_concurrency_(settings.graph_concurrency && plan.device.kind == DeviceKind::cuda),
+      flash_attention_(settings.flash_attention || plan.main_device().kind != DeviceKind::cuda),
+      graph_concurrency_(settings.graph_concurrency && plan.main_device().kind == DeviceKind::cuda),
       choices_(plan.keys.size()) {
   const auto keys = static_cast<int32_t>(plan.keys.size());
   for (const NodeList* list : {&plan.general, &plan.fused}) {
@@ -61,7 +61,7 @@ Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& 
     for (int bucket = 0; bucket < kBuckets; ++bucket) {
       for (const ops::ProductPath path : paths_in(k, bucket, kAnyTokens)) {
         choices_[static_cast<size_t>(k)][index_of(path)][static_cast<size_t>(bucket)] = {
-            ops::default_config(bucket_desc(k, path, bucket), plan.device), "default heuristic"};
+            ops::default_config(bucket_desc(k, path, bucket), plan.device(use(k).device)), "default heuristic"};
       }
     }
   }
@@ -94,7 +94,7 @@ void Selection::apply(int32_t key, const profile::KernelEntry& entry, EntryRepor
       const ops::OpDesc desc = bucket_desc(key, path, bucket);
       try {
         config = ops::config_from_entries(ops::family_of(desc), entry.config);
-        const ops::Support support = ops::supports(desc, config, plan_->device);
+        const ops::Support support = ops::supports(desc, config, plan_->device(use(key).device));
         if (support) {
           places.emplace_back(bucket, path);
           taken = true;

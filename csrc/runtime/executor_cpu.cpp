@@ -17,18 +17,23 @@ struct CpuExecutor::Env {
   ops::CpuContext context;
   LaunchBatch batch;
   int64_t tokens;
-  const PartedBuffer& arena;
-  const PartedBuffer& cache;
+  const std::vector<Memory>& memory;
   float* logits;
   bool ids_settled = false;  // a matter of GPUs
 
-  std::byte* keys_of(int32_t layer) const { return cache.at(2 * static_cast<size_t>(layer)); }
-  std::byte* values_of(int32_t layer) const { return cache.at(2 * static_cast<size_t>(layer) + 1); }
+  const PartedBuffer& cache_of(int32_t layer) const {
+    return memory[static_cast<size_t>(plan.kv[static_cast<size_t>(layer)].device)].cache;
+  }
+  std::byte* keys_of(int32_t layer) const { return cache_of(layer).at(2 * static_cast<size_t>(layer)); }
+  std::byte* values_of(int32_t layer) const { return cache_of(layer).at(2 * static_cast<size_t>(layer) + 1); }
+  std::byte* base_of(plan::ValueId id) const {
+    const auto at = static_cast<size_t>(id);
+    return memory[static_cast<size_t>(plan.values[at].device)].arena.at(at);
+  }
 
   std::byte* at(const plan::Operand& operand) const {
     if (!operand) return nullptr;
-    std::byte* base = operand.value == plan.logits ? reinterpret_cast<std::byte*>(logits)
-                                                   : arena.at(static_cast<size_t>(operand.value));
+    std::byte* base = operand.value == plan.logits ? reinterpret_cast<std::byte*>(logits) : base_of(operand.value);
     return base + operand.offset_bytes;
   }
   const std::byte* weight(model::WeightId id) const { return weights.data(id); }
@@ -46,26 +51,34 @@ struct CpuExecutor::Env {
 
 CpuExecutor::CpuExecutor(const model::ModelDesc& model, const plan::Plan& plan, const Weights& weights,
                          ThreadPool& pool)
-    : model_(model), plan_(plan), weights_(weights), pool_(pool) {}
+    : model_(model), plan_(plan), weights_(weights), pool_(pool), memory_(plan.devices.size()) {}
 
-void CpuExecutor::prepare(const plan::Selection& selection, int max_threads, bool clear_cache) {
+void CpuExecutor::prepare_memory(plan::DeviceId device, bool clear_cache) {
+  const plan::PlannedDevice& planned = plan_.devices[static_cast<size_t>(device)];
+  Memory& memory = memory_[static_cast<size_t>(device)];
   std::vector<BufferPart> values(plan_.values.size());
   for (size_t i = 0; i < values.size(); ++i) {
     const plan::Value& value = plan_.values[i];
-    if (plan::in_arena(plan_, static_cast<plan::ValueId>(i))) values[i] = {value.offset, value_bytes(plan_, value)};
+    if (value.device != device || !plan::in_arena(plan_, static_cast<plan::ValueId>(i))) continue;
+    values[i] = {value.offset, value_bytes(plan_, value)};
   }
-  if (!arena_.holds(plan_.arena_bytes, values)) {
-    arena_ = PartedBuffer(plan_.arena_bytes, std::move(values), "the arena");
+  if (!memory.arena.holds(planned.arena_bytes, values)) {
+    memory.arena = PartedBuffer(planned.arena_bytes, std::move(values), "the arena");
   }
   std::vector<BufferPart> layers;
   const auto positions = static_cast<size_t>(plan_.context.ctx * plan_.context.sequences);
   for (const plan::KvLayer& kv : plan_.kv) {
-    layers.push_back({kv.k_offset, static_cast<size_t>(kv.k_row_bytes) * positions});
-    layers.push_back({kv.v_offset, static_cast<size_t>(kv.v_row_bytes) * positions});
+    const bool here = kv.device == device;
+    layers.push_back(here ? BufferPart{kv.k_offset, static_cast<size_t>(kv.k_row_bytes) * positions} : BufferPart{});
+    layers.push_back(here ? BufferPart{kv.v_offset, static_cast<size_t>(kv.v_row_bytes) * positions} : BufferPart{});
   }
-  if (clear_cache || !cache_.holds(plan_.kv_bytes, layers)) {
-    cache_ = PartedBuffer(plan_.kv_bytes, std::move(layers), "the KV cache");
+  if (clear_cache || !memory.cache.holds(planned.kv_bytes, layers)) {
+    memory.cache = PartedBuffer(planned.kv_bytes, std::move(layers), "the KV cache");
   }
+}
+
+void CpuExecutor::prepare(const plan::Selection& selection, int max_threads, bool clear_cache) {
+  for (size_t i = 0; i < memory_.size(); ++i) prepare_memory(static_cast<plan::DeviceId>(i), clear_cache);
   const size_t scratch = selection.scratch_per_thread(plan_.ubatch);
   if (!scratch_.holds(scratch, static_cast<size_t>(max_threads))) {
     scratch_ = StripedBuffer(scratch, static_cast<size_t>(max_threads), "kernel scratch");
@@ -78,7 +91,7 @@ void CpuExecutor::select_rows(Env& env, std::span<const int32_t> rows, std::span
   if (wanted == env.tokens) return;
   for (const plan::ValueId id : values) {
     const plan::Value& value = plan_.values[static_cast<size_t>(id)];
-    std::byte* base = arena_.at(static_cast<size_t>(id));
+    std::byte* base = env.base_of(id);
     for (int64_t row = 0; row < wanted; ++row) {
       const int32_t from = rows[static_cast<size_t>(row)];
       if (from != row) {
@@ -98,7 +111,7 @@ void CpuExecutor::run(const MicroBatch& batch, const plan::Selection& selection,
           .weights = weights_,
           .context = {.pool = &pool_,
                       .threads = threads,
-                      .isa = plan_.device.isa,
+                      .isa = plan_.main_device().isa,
                       .scratch = scratch_.data(),
                       .scratch_per_thread = scratch_.stride()},
           .batch = {.tokens = batch.tokens.data(),
@@ -110,26 +123,31 @@ void CpuExecutor::run(const MicroBatch& batch, const plan::Selection& selection,
                     .captured_routing = batch.captured_routing,
                     .routing_stride = batch.routing_stride},
           .tokens = static_cast<int64_t>(batch.tokens.size()),
-          .arena = arena_,
-          .cache = cache_,
+          .memory = memory_,
           .logits = batch.logits};
   const plan::NodeList& list = plan_.list_for(env.tokens);
   const NodeRange range = nodes_to_run(list, batch);
-  for (int32_t i = 0; i < range.stop; ++i) {
-    if (range.all_rows && i == list.head_node) select_rows(env, batch.logit_rows, {&list.residual, 1});
-    const plan::Node& node = list.nodes[static_cast<size_t>(i)];
-    if (batch.op_times == nullptr) {
-      launch_node(node, env);
-    } else {
-      const auto start = std::chrono::steady_clock::now();
-      launch_node(node, env);
-      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-      OpTime& time = batch.op_times[node.key];
-      time.seconds += elapsed.count();
-      ++time.launches;
+  for (const plan::Segment& segment : list.segments) {
+    env.context.isa = plan_.device(segment.device).isa;
+    for (int32_t i = segment.begin; i < std::min(segment.end, range.stop); ++i) {
+      if (range.all_rows && i == list.head_node) select_rows(env, batch.logit_rows, list.head_values);
+      launch(list.nodes[static_cast<size_t>(i)], env, batch.op_times);
+      if (!range.all_rows && i == list.select_node) select_rows(env, batch.logit_rows, list.select_values);
     }
-    if (!range.all_rows && i == list.select_node) select_rows(env, batch.logit_rows, list.select_values);
   }
+}
+
+void CpuExecutor::launch(const plan::Node& node, Env& env, OpTime* op_times) const {
+  if (op_times == nullptr) {
+    launch_node(node, env);
+    return;
+  }
+  const auto start = std::chrono::steady_clock::now();
+  launch_node(node, env);
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  OpTime& time = op_times[node.key];
+  time.seconds += elapsed.count();
+  ++time.launches;
 }
 
 }  // namespace dyno::runtime

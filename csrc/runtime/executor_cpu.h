@@ -1,4 +1,5 @@
-// Runs a plan's op list on the CPU for one u-batch at a time.
+// Runs a plan's op list on the CPU, and on virtual devices of it, for one u-batch at a time: one segment behind the
+// other, each in the memory of its device. Threads and their scratch memory serve all of them.
 #pragma once
 
 #include <memory>
@@ -26,15 +27,21 @@ class CpuExecutor final : public Executor {
 
  private:
   struct Env;
+  struct Memory {
+    PartedBuffer arena;  // by value
+    PartedBuffer cache;  // keys and values of each layer
+  };
+
+  void prepare_memory(plan::DeviceId device, bool clear_cache);
+  void launch(const plan::Node& node, Env& env, OpTime* op_times) const;
   void select_rows(Env& env, std::span<const int32_t> rows, std::span<const plan::ValueId> values) const;
 
   const model::ModelDesc& model_;
   const plan::Plan& plan_;
   const Weights& weights_;
   ThreadPool& pool_;
-  PartedBuffer arena_;     // by value
-  PartedBuffer cache_;     // keys and values of each layer
-  StripedBuffer scratch_;  // by thread
+  std::vector<Memory> memory_;  // of each device
+  StripedBuffer scratch_;       // by thread
 };
 
 }  // namespace dyno::runtime

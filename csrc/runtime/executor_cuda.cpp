@@ -12,10 +12,10 @@ std::unique_ptr<Executor> make_cuda_executor([[maybe_unused]] const GgufFile& fi
                                              [[maybe_unused]] const model::ModelDesc& model, const plan::Plan& plan,
                                              [[maybe_unused]] ThreadPool& pool, [[maybe_unused]] int threads) {
 #ifdef DYNO_HAVE_CUDA
-  const DeviceScope scope(plan.device.ordinal, "loading the weights");
+  const DeviceScope scope(plan.main_device().ordinal, "loading the weights");
   return std::make_unique<CudaExecutor>(file, model, plan, pool, threads);
 #else
-  throw DeviceError(str_cat("[cuda] device cuda:", plan.device.ordinal, ": ", no_cuda_reason()));
+  throw DeviceError(str_cat("[cuda] device cuda:", plan.main_device().ordinal, ": ", no_cuda_reason()));
 #endif
 }
 

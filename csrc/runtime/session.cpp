@@ -65,7 +65,8 @@ Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& 
 
 // On the CPU every thread has its own scratch memory, on a GPU a launch has one workspace.
 void Session::plan_scratch() {
-  const int threads = plan_.device.kind == DeviceKind::cuda ? 1 : std::max(settings_.threads, settings_.threads_batch);
+  const int threads =
+      plan_.main_device().kind == DeviceKind::cuda ? 1 : std::max(settings_.threads, settings_.threads_batch);
   const size_t each =
       checked_mul(selection_->scratch_per_thread(plan_.ubatch), static_cast<size_t>(threads), "the scratch memory");
   plan_.scratch_bytes =
@@ -107,8 +108,8 @@ void Session::replan(const Change& change, bool clear_cache) {
   try {
     change();
     choose();
-    if (executor_ != nullptr && plan_.device.kind == DeviceKind::cuda) {
-      plan::check_memory(plan_, cuda_free_bytes(plan_.device.ordinal) + held_bytes_, /*weights_loaded=*/true);
+    if (executor_ != nullptr && plan_.main_device().kind == DeviceKind::cuda) {
+      plan::check_memory(plan_, cuda_free_bytes(plan_.main_device().ordinal) + held_bytes_, /*weights_loaded=*/true);
     } else if (const auto available = executor_ != nullptr ? available_host_bytes() : std::nullopt) {
       plan::check_memory(plan_, *available + held_bytes_, /*weights_loaded=*/true);
     }
@@ -150,7 +151,8 @@ void Session::set_context(const plan::ContextOptions& context) {
   // Cache types are part of the attention ops, so the op list is made again; layouts do not depend on them.
   replan(
       [&] {
-        plan_ = plan::build_plan(model_, plan_.device, plan_.load, context, settings_.ubatch, settings_.mla_mode);
+        plan_ =
+            plan::build_plan(model_, plan_.main_device(), plan_.load, context, settings_.ubatch, settings_.mla_mode);
       },
       /*clear_cache=*/true);
   positions_.assign(static_cast<size_t>(plan_.context.sequences), 0);
@@ -158,7 +160,7 @@ void Session::set_context(const plan::ContextOptions& context) {
 
 // What the host still knows of a cache that is gone with its device must not look like an answer.
 void Session::check_device() const {
-  if (executor_ != nullptr && plan_.device.kind == DeviceKind::cuda) check_not_lost(plan_.device.ordinal);
+  if (executor_ != nullptr && plan_.main_device().kind == DeviceKind::cuda) check_not_lost(plan_.main_device().ordinal);
 }
 
 // Weights that were copied at load do not change with the file.

@@ -261,7 +261,7 @@ class TestLatentAttention:
 
 def test_names_of_devices() -> None:
     path = TINY / f"{NAMES[0]}-tiny.gguf"
-    with pytest.raises(ProfileError, match="expected cpu, cuda or cuda:N"):
+    with pytest.raises(ProfileError, match="expected cpu, cpu:N, cuda or cuda:N"):
         _core.Session(path, load={"device": "gpu0"})
     with pytest.raises(DeviceError, match="cuda:77"):
         _core.Session(path, load={"device": "cuda:77"})

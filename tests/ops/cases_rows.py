@@ -1,4 +1,5 @@
-"""Cases of the families that move or transform rows: embed, norm, rope, kv_store, moe_sum, glu, copy."""
+"""Cases of the families that move or transform rows: embed, norm, rope, kv_store, moe_sum, glu, copy,
+transfer."""
 
 from __future__ import annotations
 
@@ -242,3 +243,22 @@ def copy_cases() -> Iterator[Case]:
     yield make("q8", 70, 256, 0)
     yield make("f32", 1, 1, 0)
     yield make("f32", 33, 37, 4)
+
+
+@cases("transfer")
+def transfer_cases() -> Iterator[Case]:
+    def make(m: int, row: int, fixed: int = 0) -> Case:
+        def build(rng: np.random.Generator) -> Any:
+            x = rng.integers(0, 256, fixed + m * row).astype(np.uint8)
+
+            def check(out: Any) -> None:
+                np.testing.assert_array_equal(out["y"], x)
+
+            return {"x": x}, {"y": np.full(x.shape, 77, np.uint8)}, check
+
+        return Case("transfer", {"m": m, "row": row, "fixed": fixed}, build)
+
+    yield make(1, 1)
+    yield make(7, 132)
+    yield make(3, 4, 65)
+    yield make(300, 1024, 40)  # several threads

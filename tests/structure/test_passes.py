@@ -28,4 +28,7 @@ def test_the_plan_runs_them_in_the_order_of_the_list() -> None:
 def test_no_list_is_a_subclass_of_another() -> None:
     for path in PLAN.rglob("*"):
         if path.suffix in (".h", ".cpp"):
-            assert not re.search(r"\b(virtual|override)\b", path.read_text(encoding="utf-8")), path
+            text = re.sub(
+                r"//.*|\"[^\"]*\"", "", path.read_text(encoding="utf-8")
+            )  # "virtual devices" is no keyword
+            assert not re.search(r"\b(virtual|override)\b", text), path

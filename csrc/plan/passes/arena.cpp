@@ -41,11 +41,13 @@ void layout_arena(Plan& plan, int64_t ubatch) {
                    [&](size_t a, size_t b) { return bytes_of(plan.values[a]) > bytes_of(plan.values[b]); });
   std::vector<size_t> placed;
   plan.arena_bytes = 0;
+  for (PlannedDevice& device : plan.devices) device.arena_bytes = 0;
   for (const size_t i : order) {
     Value& value = plan.values[i];
     std::vector<std::pair<size_t, size_t>> taken;
     for (const size_t j : placed) {
       const Value& other = plan.values[j];
+      if (other.device != value.device) continue;
       // Only one of the lists runs at a time.
       const bool apart =
           other.list != value.list || other.last_use < value.first_use || value.last_use < other.first_use;
@@ -59,7 +61,11 @@ void layout_arena(Plan& plan, int64_t ubatch) {
     }
     value.offset = offset;
     placed.push_back(i);
-    plan.arena_bytes = std::max(plan.arena_bytes, checked_add(offset, bytes_of(value), "the arena"));
+    size_t& end = plan.devices[static_cast<size_t>(value.device)].arena_bytes;
+    end = std::max(end, checked_add(offset, bytes_of(value), "the arena"));
+  }
+  for (const PlannedDevice& device : plan.devices) {
+    plan.arena_bytes = checked_add(plan.arena_bytes, device.arena_bytes, "the arenas");
   }
 }
 

@@ -32,14 +32,14 @@ Operand Emitter::slice(Operand operand, int64_t offset_elements) {
 
 ops::ActType Emitter::act_for(WeightId id) const {
   // GPU kernels take f32 rows and convert them as they need.
-  if (plan_.device.kind == DeviceKind::cuda) return ops::ActType::f32;
+  if (plan_.device_of(id).kind == DeviceKind::cuda) return ops::ActType::f32;
   const bool quantised = !is_float(model_.weight(id).type);
   return quantised && plan_.load.numerics == Numerics::standard ? ops::ActType::q8 : ops::ActType::f32;
 }
 
 // On the CPU attention is f32 throughout.
 bool Emitter::exact_attention() const {
-  return plan_.device.kind == DeviceKind::cuda && plan_.load.numerics == Numerics::exact;
+  return plan_.main_device().kind == DeviceKind::cuda && plan_.load.numerics == Numerics::exact;
 }
 
 Emitter::Input Emitter::normed(const std::string& name, Operand x, WeightId weight, int64_t n) {

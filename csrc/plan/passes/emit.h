@@ -101,6 +101,8 @@ class Emitter {
   void feed_forward(const model::LayerSpec& layer, int32_t index);
   void dense_ffn(const model::LayerSpec& layer, int32_t index, Input& h);
   void moe_ffn(const model::LayerSpec& layer, int32_t index, Input& h);
+  // Whether two matrices have one layout and one device, so that a launch can take both.
+  bool stand_alike(model::WeightId a, model::WeightId b) const;
   // activation(gate) * up of a dense FFN; [width]
   Operand up_gate(const std::string& name, const model::FfnSpec& ffn, Input& h, int32_t layer);
   Routing routing_values(const model::FfnSpec& ffn, int32_t layer);

@@ -9,12 +9,17 @@ namespace dyno::plan {
 using model::kNone;
 using model::WeightId;
 
+bool Emitter::stand_alike(WeightId a, WeightId b) const {
+  const WeightPlacement &one = plan_.weights[static_cast<size_t>(a)], &other = plan_.weights[static_cast<size_t>(b)];
+  return one.layout == other.layout && one.device == other.device;
+}
+
 Operand Emitter::up_gate(const std::string& name, const model::FfnSpec& f, Input& h, int32_t layer) {
   const model::Weight& gate = model_.weight(f.gate);
   const model::Weight& up = model_.weight(f.up);
   const ops::Layout layout = plan_.weights[static_cast<size_t>(f.gate)].layout;
   const Operand out = value(name, f.dense_width);
-  if (gate.type == up.type && layout == plan_.weights[static_cast<size_t>(f.up)].layout) {
+  if (gate.type == up.type && stand_alike(f.gate, f.up)) {
     emit(name,
          ops::UpGateDesc{.type = gate.type,
                          .layout = layout,
@@ -31,7 +36,7 @@ Operand Emitter::up_gate(const std::string& name, const model::FfnSpec& f, Input
          layer);
     return out;
   }
-  // Types differ (mixed quantisations): two products, then the activation.
+  // Types differ (mixed quantisations), or devices: two products, then the activation.
   const Operand g = value(name + " (gate)", f.dense_width);
   matmul(name + " (gate)", h, f.gate, f.gate_bias, g, {}, 1.0f, layer);
   matmul(name + " (up)", h, f.up, f.up_bias, out, {}, 1.0f, layer);
@@ -84,7 +89,7 @@ Operand Emitter::experts_up_gate(const model::FfnSpec& f, Input& h, const Routin
   const Operand hidden = value(p + "moe_up_gate", f.used * f.width);
   const auto layout_of = [&](WeightId w) { return plan_.weights[static_cast<size_t>(w)].layout; };
   const model::Weight& gate = model_.weight(f.experts_gate);
-  if (gate.type == model_.weight(f.experts_up).type && layout_of(f.experts_gate) == layout_of(f.experts_up)) {
+  if (gate.type == model_.weight(f.experts_up).type && stand_alike(f.experts_gate, f.experts_up)) {
     emit(p + "moe_up_gate",
          ops::MoeUpGateDesc{.type = gate.type,
                             .layout = layout_of(f.experts_gate),

@@ -47,7 +47,7 @@ void expand_layer(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32
                           {.k_b = a.k_b, .v_b = a.v_b, .keys = keys, .values = values});
   const ops::AttentionDesc desc{
       .heads = a.heads, .kv_heads = a.heads, .dk = key_head, .dv = a.v_head, .k_type = type, .v_type = type};
-  if (type == DType::f32) plan.expands_f32 = kExpandF32 && ops::attention_in_pairs(desc, plan.device);
+  if (type == DType::f32) plan.expands_f32 = kExpandF32 && ops::attention_in_pairs(desc, plan.main_device());
   Node attention =
       make_node(p + "attention", layer, desc,
                 {.q = q, .keys = keys, .values = values, .scale = static_cast<float>(a.scale), .out = out});

@@ -25,8 +25,44 @@ void check_given(const Node& node) {
       node.operands);
 }
 
-// Values of another list, of which this one's nodes were made, become values of its own. All lists write the same
-// logits.
+void number_keys(Plan& plan, NodeList& list) {
+  for (Node& node : list.nodes) {
+    const std::string key = ops::op_key(node.desc);
+    const auto known = std::find_if(plan.keys.begin(), plan.keys.end(), [&](const OpUse& use) {
+      return use.key == key && use.rows_factor == node.rows_factor && use.device == node.device;
+    });
+    node.key = static_cast<int32_t>(known - plan.keys.begin());
+    if (known == plan.keys.end()) {
+      plan.keys.push_back({.desc = node.desc, .key = key, .device = node.device, .rows_factor = node.rows_factor});
+    }
+    ++plan.keys[static_cast<size_t>(node.key)].count[static_cast<size_t>(list.id)];
+  }
+}
+
+void find_lives(Plan& plan, const NodeList& list) {
+  for (size_t i = 0; i < list.nodes.size(); ++i) {
+    const auto node = static_cast<int>(i);
+    for_each_operand(list.nodes[i].operands, [&](std::string_view, const Operand& operand) {
+      if (!operand) return;
+      Value& v = plan.values[static_cast<size_t>(operand.value)];
+      if (v.first_use < 0) v.first_use = node;
+      v.last_use = node;
+    });
+  }
+}
+
+// The last attention is the last node that all rows have to go through.
+void find_selection(NodeList& list) {
+  for (size_t i = 0; i < list.nodes.size(); ++i) {
+    const Node& node = list.nodes[i];
+    const auto at = static_cast<int32_t>(i);
+    if (node.layer >= 0) list.head_node = at + 1;
+    if (attention_output(node)) list.select_node = at;
+  }
+}
+
+}  // namespace
+
 void own_values(Plan& plan, NodeList& list) {
   std::map<ValueId, ValueId> own;
   const auto note = [&](const Operand& operand) {
@@ -48,61 +84,23 @@ void own_values(Plan& plan, NodeList& list) {
   if (list.residual != kNoValue) list.residual = own.at(list.residual);
 }
 
-void number_keys(Plan& plan, NodeList& list) {
-  for (Node& node : list.nodes) {
-    const std::string key = ops::op_key(node.desc);
-    const auto known = std::find_if(plan.keys.begin(), plan.keys.end(), [&](const OpUse& use) {
-      return use.key == key && use.rows_factor == node.rows_factor;
-    });
-    node.key = static_cast<int32_t>(known - plan.keys.begin());
-    if (known == plan.keys.end()) {
-      plan.keys.push_back({.desc = node.desc, .key = key, .rows_factor = node.rows_factor});
-    }
-    ++plan.keys[static_cast<size_t>(node.key)].count[static_cast<size_t>(list.id)];
-  }
+Operand attention_output(const Node& node) {
+  if (const auto* attention = operands_of<AttentionOperands>(node)) return attention->out;
+  if (const auto* attention = operands_of<RopeAttentionOperands>(node)) return attention->out;
+  return {};
 }
-
-void find_lives(Plan& plan, const NodeList& list) {
-  for (size_t i = 0; i < list.nodes.size(); ++i) {
-    const auto node = static_cast<int>(i);
-    for_each_operand(list.nodes[i].operands, [&](std::string_view, const Operand& operand) {
-      if (!operand) return;
-      Value& v = plan.values[static_cast<size_t>(operand.value)];
-      if (v.first_use < 0) v.first_use = node;
-      v.last_use = node;
-    });
-  }
-}
-
-// The last attention is the last node that all rows have to go through: what it gives, and the residual stream, go on
-// with fewer.
-void find_selection(NodeList& list) {
-  for (size_t i = 0; i < list.nodes.size(); ++i) {
-    const Node& node = list.nodes[i];
-    const auto at = static_cast<int32_t>(i);
-    if (node.layer >= 0) list.head_node = at + 1;
-    const auto selects = [&](const auto* attention) {
-      if (attention == nullptr) return;
-      list.select_node = at;
-      list.select_values = {list.residual, attention->out.value};
-    };
-    selects(operands_of<AttentionOperands>(node));
-    selects(operands_of<RopeAttentionOperands>(node));
-  }
-}
-
-}  // namespace
 
 void finish_list(Plan& plan, NodeList& list) {
   for (const Node& node : list.nodes) check_given(node);
-  own_values(plan, list);
   number_keys(plan, list);
   if (list.id != ListId::draw) find_lives(plan, list);  // what it reads and gives lies outside of the arena
   find_selection(list);
 }
 
-ValueId add_value(Plan& plan, const std::string& name, size_t bytes_per_token, size_t bytes_fixed, ListId list) {
-  plan.values.push_back({.name = name, .bytes_per_token = bytes_per_token, .bytes_fixed = bytes_fixed, .list = list});
+ValueId add_value(Plan& plan, const std::string& name, size_t bytes_per_token, size_t bytes_fixed, ListId list,
+                  DeviceId device) {
+  plan.values.push_back(
+      {.name = name, .bytes_per_token = bytes_per_token, .bytes_fixed = bytes_fixed, .list = list, .device = device});
   return static_cast<ValueId>(plan.values.size() - 1);
 }
 

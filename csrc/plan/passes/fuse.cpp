@@ -14,7 +14,7 @@ using model::WeightId;
 bool fused_takes(const Plan& plan, const ops::OpDesc& desc) {
   for (const int64_t tokens : {int64_t{1}, kFusedTokens}) {
     const ops::OpDesc d = ops::with_tokens(desc, tokens);
-    if (!ops::supports(d, ops::default_config(d, plan.device), plan.device)) return false;
+    if (!ops::supports(d, ops::default_config(d, plan.main_device()), plan.main_device())) return false;
   }
   return true;
 }

@@ -1,10 +1,13 @@
 // The passes that make a plan, each in a file of its own, in this order:
-//   place_weights  layout and place of each weight
+//   place_weights  device, layout and residence of each weight
 //   emit           the general op list of the model
 //   fuse           a list of fewer, larger launches for few tokens, from the general one
 //   expand_mla     a list whose latent attention runs over keys and values of all heads, from the general one
+//   place_nodes    a device for each node: that of its weights
+//   transfer       a launch wherever a value goes from one device to another
 //   finish_list    what follows from a list's nodes: keys, lives of values, where rows are selected
-//   layout_arena   (plan.h) an offset for each value
+//   segment        runs of nodes of one device
+//   layout_arena   (plan.h) an offset for each value, in the arena of its device
 // A list is a value: a pass reads one and gives another, and keeps nothing. Internal to plan/.
 #pragma once
 
@@ -20,11 +23,21 @@ NodeList emit(Plan& plan, const model::ModelDesc& model);
 NodeList emit_draw(Plan& plan, const model::ModelDesc& model);
 NodeList fuse(Plan& plan, const model::ModelDesc& model, const NodeList& general);
 NodeList expand_mla(Plan& plan, const model::ModelDesc& model, const NodeList& general);
+void place_nodes(Plan& plan, const model::ModelDesc& model, NodeList& list);
+void transfer(Plan& plan, NodeList& list);
 void finish_list(Plan& plan, NodeList& list);
+void segment(Plan& plan, NodeList& list);
+
+// Before place_nodes: values of another list, of which this one's nodes were made, become values of its own. All lists
+// write the same logits.
+void own_values(Plan& plan, NodeList& list);
+// When all nodes have their devices: the bytes of all weights and those of each device.
+void count_weights(Plan& plan, const model::ModelDesc& model);
 
 // ---- what passes share ---------------------------------------------------------------------------------------------
 
-ValueId add_value(Plan& plan, const std::string& name, size_t bytes_per_token, size_t bytes_fixed, ListId list);
+ValueId add_value(Plan& plan, const std::string& name, size_t bytes_per_token, size_t bytes_fixed, ListId list,
+                  DeviceId device = kMainDevice);
 int32_t rope_table(Plan& plan, const model::ModelDesc& model, const model::RopeSpec& spec);
 
 template <typename Desc>
@@ -41,6 +54,9 @@ template <typename O>
 const O* operands_of(const Node& node) {
   return std::get_if<O>(&node.operands);
 }
+
+// What attention gives; nothing for other nodes.
+Operand attention_output(const Node& node);
 
 using Nodes = std::vector<Node>;
 // Places in a list.

@@ -1,7 +1,8 @@
-// Where each weight lies and in which layout.
+// On which device each weight lies, where there, and in which layout.
 #include "core/checked.h"
 #include "ops/matmul/layout.h"
 #include "plan/passes/passes.h"
+#include "plan/placement.h"
 
 namespace dyno::plan {
 namespace {
@@ -27,7 +28,8 @@ WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const Lo
       ops::layout_supported(w.type, ops::Layout::x16)) {
     p.layout = ops::Layout::x16;
   }
-  p.mappable = w.transform == model::Transform::none && p.layout == ops::Layout::plain;
+  // A virtual device has memory of its own.
+  p.mappable = w.transform == model::Transform::none && p.layout == ops::Layout::plain && device.ordinal == 0;
   p.mapped = load.mmap && p.mappable;
   p.bytes = checked_mul(static_cast<size_t>(w.batch), ops::layout_bytes(w.type, p.layout, w.rows, w.cols), "a weight");
   return p;
@@ -36,13 +38,22 @@ WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const Lo
 }  // namespace
 
 void place_weights(Plan& plan, const model::ModelDesc& model) {
-  for (const model::Weight& weight : model.weights) plan.weights.push_back(place(weight, plan.device, plan.load));
+  const std::vector<DeviceId> devices = weight_devices(plan, model);
+  for (size_t i = 0; i < model.weights.size(); ++i) {
+    plan.weights.push_back(place(model.weights[i], plan.device(devices[i]), plan.load));
+    plan.weights.back().device = devices[i];
+  }
+}
+
+void count_weights(Plan& plan, const model::ModelDesc& model) {
   // The embedding table is read row by row, but over a long text nearly all of its pages become resident. Where it is
   // the output matrix as well and both are pages of the file, it is there once.
   const bool table_is_output = model.tied_output && plan.weights[static_cast<size_t>(model.output)].mapped;
   for (size_t i = 0; i < plan.weights.size(); ++i) {
-    const bool counted = model.weights[i].table && plan.weights[i].mapped && table_is_output;
-    if (!counted) plan.weights_bytes = checked_add(plan.weights_bytes, plan.weights[i].bytes, "the weights");
+    const WeightPlacement& weight = plan.weights[i];
+    if (model.weights[i].table && weight.mapped && table_is_output) continue;
+    plan.weights_bytes = checked_add(plan.weights_bytes, weight.bytes, "the weights");
+    plan.devices[static_cast<size_t>(weight.device)].weights_bytes += weight.bytes;  // of the sum above
   }
 }
 

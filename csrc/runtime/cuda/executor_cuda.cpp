@@ -90,12 +90,12 @@ CudaExecutor::CudaExecutor(const GgufFile& file, const model::ModelDesc& model, 
 }
 
 CudaExecutor::~CudaExecutor() {
-  const CudaStep step(plan_.device.ordinal, "closing a session");
+  const CudaStep step(plan_.main_device().ordinal, "closing a session");
   DYNO_CUDA_CHECK_NOTHROW(cudaStreamSynchronize(stream_.get()));
 }
 
 void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cache) {
-  const DeviceScope scope(plan_.device.ordinal, "preparing a session");
+  const DeviceScope scope(plan_.main_device().ordinal, "preparing a session");
   finish();
   drop_graphs();
   // Old memory is freed first: both together need not fit.
@@ -140,7 +140,7 @@ void CudaExecutor::drop_graphs() {
 
 ops::CudaStream CudaExecutor::context() const {
   return {.handle = stream_.get(),
-          .device = &plan_.device,
+          .device = &plan_.main_device(),
           .workspace = workspace_.data(),
           .workspace_bytes = workspace_.size(),
           .counters = reinterpret_cast<int32_t*>(counters_.data()),
@@ -148,8 +148,8 @@ ops::CudaStream CudaExecutor::context() const {
 }
 
 void CudaExecutor::finish() {
-  check_not_lost(plan_.device.ordinal);
-  const CudaStep step(plan_.device.ordinal, "waiting for the device");
+  check_not_lost(plan_.main_device().ordinal);
+  const CudaStep step(plan_.main_device().ordinal, "waiting for the device");
   DYNO_CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
 }
 
@@ -258,7 +258,7 @@ void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& se
   launched_.clear();
   const auto launch = [&](int32_t i) { launch_timed(list.nodes[static_cast<size_t>(i)], env, batch); };
   for (int32_t i = 0; i < range.stop; ++i) {
-    if (range.all_rows && i == list.head_node) select_rows(env, wanted, {&list.residual, 1});
+    if (range.all_rows && i == list.head_node) select_rows(env, wanted, list.head_values);
     if (list.nodes[static_cast<size_t>(i)].per_run) {
       // All of such neighbours for one run, then for the next: they share memory that holds one run's.
       int32_t last = i;
@@ -402,14 +402,14 @@ std::vector<CaptureReport> CudaExecutor::captures() const {
 std::shared_ptr<float[]> CudaExecutor::logits_memory(size_t count) {
   const size_t bytes = count * sizeof(float);
   if (bytes > kPinnedLogits) return Executor::logits_memory(count);
-  const DeviceScope scope(plan_.device.ordinal, "making room for logits");
+  const DeviceScope scope(plan_.main_device().ordinal, "making room for logits");
   const std::shared_ptr<std::byte[]> memory = host_logits_->take(bytes, "logits");
   if (memory == nullptr) return Executor::logits_memory(count);
   return {memory, reinterpret_cast<float*>(memory.get())};
 }
 
 std::shared_ptr<float[]> CudaExecutor::device_logits_memory(size_t count) {
-  const DeviceScope scope(plan_.device.ordinal, "making room for logits");
+  const DeviceScope scope(plan_.main_device().ordinal, "making room for logits");
   const auto memory = std::make_shared<DeviceBuffer>(count * sizeof(float), "logits");
   return {memory, reinterpret_cast<float*>(memory->data())};
 }
@@ -423,7 +423,7 @@ void CudaExecutor::fit_logits(size_t bytes) {
 }
 
 void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection, int) {
-  const DeviceScope scope(plan_.device.ordinal, "decoding", static_cast<int64_t>(batch.tokens.size()));
+  const DeviceScope scope(plan_.main_device().ordinal, "decoding", static_cast<int64_t>(batch.tokens.size()));
   const size_t row_bytes = static_cast<size_t>(model_.n_vocab) * sizeof(float);
   const size_t logits_bytes = batch.logit_rows.size() * row_bytes;
   fit_logits(logits_bytes);

@@ -1,0 +1,117 @@
+// A launch wherever a node reads a value that another device has written. Each device that touches a value has a copy
+// of its own; one that was brought over stays good until the value is written again, so a value crosses to a device at
+// most once between two writes.
+#include <map>
+
+#include "core/error.h"
+#include "plan/passes/passes.h"
+
+namespace dyno::plan {
+namespace {
+
+// Whether a node writes all of a value's rows, so that what they held before is of no use.
+bool writes_all(const Value& value, const Operand& operand) {
+  return operand.offset_bytes == 0 && operand.batch_stride_bytes == 0 &&
+         operand.stride_bytes == static_cast<int64_t>(value.bytes_per_token);
+}
+
+class Transfers {
+ public:
+  Transfers(Plan& plan, NodeList& list) : plan_(plan), list_(list) {}
+
+  void run() {
+    Nodes nodes = std::move(list_.nodes);
+    list_.nodes.clear();
+    for (Node& node : nodes) {
+      const ValueId out = attention_output(node).value;
+      add(std::move(node), out);
+    }
+  }
+
+ private:
+  // Of a value, by device: its copy there, and whether that holds what was written last.
+  struct Copy {
+    ValueId id = kNoValue;
+    bool good = false;
+  };
+  using Copies = std::map<DeviceId, Copy>;
+
+  void add(Node node, ValueId attended) {
+    const size_t before = list_.nodes.size();
+    for_each_operand(node.operands, [&](std::string_view, auto& operand) {
+      if (operand && operand.value != plan_.logits) bring(node, operand, operand.kUse);
+    });
+    // The originals' numbers are needed until all operands were looked at.
+    std::map<ValueId, bool> written;
+    for_each_operand(node.operands, [&](std::string_view, auto& operand) {
+      if (!operand || operand.value == plan_.logits) return;
+      if (operand.kUse != Access::read) written[operand.value] = true;
+    });
+    for (const auto& [value, _] : written) {
+      for (auto& [device, copy] : copies_[value]) copy.good = device == node.device;
+    }
+    for_each_operand(node.operands, [&](std::string_view, auto& operand) {
+      if (operand && operand.value != plan_.logits) operand.value = copies_[operand.value][node.device].id;
+    });
+    const bool stands_alone = list_.nodes.size() > before || (before > 0 && list_.nodes.back().device != node.device);
+    if (stands_alone) node.beside = false;
+    const int32_t layer = node.layer;
+    list_.nodes.push_back(std::move(node));
+    if (attended != kNoValue) {
+      list_.select_values = good_copies(list_.residual);
+      const std::vector<ValueId> out = good_copies(attended);
+      list_.select_values.insert(list_.select_values.end(), out.begin(), out.end());
+    }
+    if (layer >= 0) list_.head_values = good_copies(list_.residual);
+  }
+
+  std::vector<ValueId> good_copies(ValueId value) const {
+    std::vector<ValueId> out;
+    if (const auto known = copies_.find(value); known != copies_.end()) {
+      for (const auto& [device, copy] : known->second) {
+        if (copy.good) out.push_back(copy.id);
+      }
+    }
+    return out;
+  }
+
+  // Makes a copy on the node's device that holds what the node needs of the value.
+  void bring(const Node& node, const Operand& operand, Access use) {
+    Copies& copies = copies_[operand.value];
+    const Value value = plan_.values[static_cast<size_t>(operand.value)];
+    const bool first = copies.empty();
+    const Copy* source = nullptr;
+    for (const auto& [device, copy] : copies) {
+      if (copy.good && source == nullptr) source = &copy;
+    }
+    Copy& here = copies[node.device];
+    if (first) {
+      here.id = operand.value;
+      plan_.values[static_cast<size_t>(here.id)].device = node.device;
+    } else if (here.id == kNoValue) {
+      here.id = add_value(plan_, value.name, value.bytes_per_token, value.bytes_fixed, list_.id, node.device);
+    }
+    const bool needed = use != Access::write || !writes_all(value, operand);
+    if (here.good || source == nullptr || !needed) return;
+    DYNO_CHECK(PlanError, !node.per_run, "[placement] ", node.name, " runs for each sequence by itself and reads ",
+               value.name, " of another device");
+    const auto row = static_cast<int64_t>(value.bytes_per_token);
+    Node copied = make_node(
+        str_cat(value.name, " to ", device_name(plan_.device(node.device))), node.layer,
+        ops::TransferDesc{.row = row, .fixed = static_cast<int64_t>(value.bytes_fixed)},
+        {.x = Operand{.value = source->id, .stride_bytes = row}, .y = Operand{.value = here.id, .stride_bytes = row}});
+    copied.device = node.device;
+    list_.nodes.push_back(std::move(copied));
+    here.good = true;
+  }
+
+  Plan& plan_;
+  NodeList& list_;
+  std::map<ValueId, Copies> copies_;  // by the value as it was emitted
+};
+
+}  // namespace
+
+void transfer(Plan& plan, NodeList& list) { Transfers(plan, list).run(); }
+
+}  // namespace dyno::plan

@@ -1,0 +1,195 @@
+#include "plan/placement.h"
+
+#include <algorithm>
+#include <charconv>
+#include <regex>
+
+#include "core/error.h"
+
+namespace dyno::plan {
+namespace {
+
+using model::kNone;
+using model::WeightId;
+
+constexpr int64_t kMostVirtualDevices = 16;
+// The library's matcher calls itself for each character of what it compiles.
+constexpr size_t kLongestRule = 1000;
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  std::transform(out.begin(), out.end(), out.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return out;
+}
+
+// Also as llama.cpp spells them: CPU, CUDA0.
+bool names(std::string_view text, const DeviceInfo& device) {
+  const std::string name = lower(text);
+  return name == device_name(device) || (device.kind == DeviceKind::cuda && name == str_cat("cuda", device.ordinal));
+}
+
+bool is_host(const DeviceInfo& device) { return device.kind == DeviceKind::cpu && device.ordinal == 0; }
+
+// The layer of a tensor "blk.<number>.…"; -1 where it belongs to none.
+int64_t layer_of(std::string_view name) {
+  constexpr std::string_view kPrefix = "blk.";
+  int64_t layer = -1;
+  if (!name.starts_with(kPrefix)) return layer;
+  std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
+  return layer;
+}
+
+class Placing {
+ public:
+  Placing(const Plan& plan, const model::ModelDesc& model)
+      : plan_(plan), model_(model), options_(plan.load.placement), placed_(model.weights.size(), kUnplaced) {}
+
+  std::vector<DeviceId> run() {
+    for (const std::string& rule : options_.rules) apply(rule);
+    experts();
+    layers();
+    std::replace(placed_.begin(), placed_.end(), kUnplaced, kMainDevice);
+    return placed_;
+  }
+
+ private:
+  static constexpr DeviceId kUnplaced = -1;
+
+  // What was placed before stays.
+  void put(size_t weight, DeviceId device) {
+    if (placed_[weight] == kUnplaced) placed_[weight] = device;
+  }
+
+  void apply(const std::string& rule) {
+    const size_t equals = rule.rfind('=');
+    DYNO_CHECK(PlanError, equals != std::string::npos && equals > 0 && equals + 1 < rule.size(), "[placement] rule '",
+               rule, "' is not REGEX=DEVICE; an example: ffn_(up|gate|down)_exps=CPU");
+    DYNO_CHECK(PlanError, rule.size() <= kLongestRule, "[placement] a rule has ", rule.size(), " characters; at most ",
+               kLongestRule, " are read");
+    const std::regex regex = parse(rule, rule.substr(0, equals));
+    const std::vector<size_t> matched = matches(rule, regex);
+    DYNO_CHECK(PlanError, !matched.empty(), "[placement] rule '", rule,
+               "' matches no tensor of the model; tensors are ", "called, for example, ",
+               model_.weights.back().tensor->name, "; `dyno explain plan` lists them");
+    const DeviceId device = device_named(rule, rule.substr(equals + 1), matched.front());
+    for (const size_t weight : matched) put(weight, device);
+  }
+
+  static std::regex parse(const std::string& rule, const std::string& text) {
+    try {
+      return std::regex(text, std::regex::ECMAScript | std::regex::optimize);
+    } catch (const std::regex_error& error) {
+      throw PlanError(str_cat("[placement] rule '", rule, "': '", text, "' is no regular expression: ", error.what()));
+    }
+  }
+
+  std::vector<size_t> matches(const std::string& rule, const std::regex& regex) const {
+    std::vector<size_t> found;
+    try {
+      for (size_t i = 0; i < model_.weights.size(); ++i) {
+        const std::string_view name = model_.weights[i].tensor->name;
+        if (std::regex_search(name.begin(), name.end(), regex)) found.push_back(i);
+      }
+    } catch (const std::regex_error& error) {
+      throw PlanError(str_cat("[placement] rule '", rule, "' is too complex to match: ", error.what()));
+    }
+    return found;
+  }
+
+  DeviceId device_named(const std::string& rule, const std::string& name, size_t weight) const {
+    std::string known;
+    for (size_t i = 0; i < plan_.devices.size(); ++i) {
+      const DeviceInfo& device = plan_.devices[i].info;
+      if (names(name, device)) return static_cast<DeviceId>(i);
+      known += str_cat(known.empty() ? "" : ", ", device_name(device));
+    }
+    const bool gpu = plan_.main_device().kind == DeviceKind::cuda;
+    if (gpu && lower(name) == "cpu") refuse_host(str_cat("rule '", rule, "'"), weight);
+    throw PlanError(str_cat("[placement] rule '", rule, "' names device '", name, "'; this plan has ", known,
+                            gpu ? "" : "; the setting virtual_devices adds cpu:1, cpu:2, …"));
+  }
+
+  // The CPU itself, for one of the settings that move weights there.
+  DeviceId host(const std::string& setting, size_t weight) const {
+    for (size_t i = 0; i < plan_.devices.size(); ++i) {
+      if (is_host(plan_.devices[i].info)) return static_cast<DeviceId>(i);
+    }
+    refuse_host(setting, weight);
+  }
+
+  [[noreturn]] void refuse_host(const std::string& what, size_t weight) const {
+    throw UnsupportedError(str_cat("[placement] ", what, " moves ", model_.weights[weight].tensor->name,
+                                   " to the CPU, beside ", device_name(plan_.main_device()),
+                                   ": a plan of a GPU and the CPU cannot be run yet. Leave it out, or use device=cpu"));
+  }
+
+  void experts() {
+    DYNO_CHECK(PlanError, options_.n_cpu_moe >= 0, "[placement] n_cpu_moe is ", options_.n_cpu_moe,
+               "; expected 0 or more");
+    if (!options_.cpu_moe && options_.n_cpu_moe == 0) return;
+    const std::string setting = options_.cpu_moe ? std::string("cpu_moe") : str_cat("n_cpu_moe=", options_.n_cpu_moe);
+    DYNO_CHECK(PlanError, model_.moe_layers() > 0, "[placement] ", setting, ": this model has no experts");
+    for (size_t i = 0; i < model_.layers.size(); ++i) {
+      if (!options_.cpu_moe && static_cast<int64_t>(i) >= options_.n_cpu_moe) break;
+      const model::FfnSpec& f = model_.layers[i].ffn;
+      for (const WeightId id : {f.experts_gate, f.experts_up, f.experts_down}) {
+        if (id != kNone) put(static_cast<size_t>(id), host(setting, static_cast<size_t>(id)));
+      }
+    }
+  }
+
+  void layers() {
+    if (!options_.n_gpu_layers) return;
+    const int64_t wanted = *options_.n_gpu_layers;
+    DYNO_CHECK(PlanError, wanted >= 0, "[placement] n_gpu_layers is ", wanted, "; expected 0 or more");
+    const std::string setting = str_cat("n_gpu_layers=", wanted);
+    DYNO_CHECK(PlanError, !is_host(plan_.main_device()), "[placement] ", setting,
+               " needs a device beside the CPU, and the device is cpu; leave it out, or name a GPU");
+    // The output is one more layer, behind all others.
+    const int64_t first = model_.n_layers + 1 - wanted;
+    if (first <= 0) return;
+    for (size_t i = 0; i < model_.weights.size(); ++i) {
+      const int64_t layer = layer_of(model_.weights[i].name);
+      const bool stays = layer >= 0 ? layer >= first : of_output(static_cast<WeightId>(i)) && wanted > 0;
+      if (!stays) put(i, host(setting, i));
+    }
+  }
+
+  bool of_output(WeightId id) const {
+    return id == model_.output || id == model_.output_norm || id == model_.output_bias;
+  }
+
+  const Plan& plan_;
+  const model::ModelDesc& model_;
+  const PlacementOptions& options_;
+  std::vector<DeviceId> placed_;
+};
+
+}  // namespace
+
+std::vector<DeviceInfo> plan_devices(const DeviceInfo& main, const PlacementOptions& options) {
+  const int64_t count = options.virtual_devices;
+  DYNO_CHECK(PlanError, count >= 0 && count <= kMostVirtualDevices, "[placement] virtual_devices is ", count,
+             "; expected 0 to ", kMostVirtualDevices);
+  std::vector<DeviceInfo> devices = {main};
+  if (main.kind == DeviceKind::cuda) {
+    DYNO_CHECK(PlanError, count == 0, "[placement] virtual_devices is ", count, " with device ", device_name(main),
+               "; virtual devices stand beside the CPU only");
+    return devices;
+  }
+  DYNO_CHECK(PlanError, main.ordinal <= count, "[placement] device ", device_name(main),
+             " does not exist; it needs virtual_devices=", main.ordinal, " or more, and that is ", count);
+  for (int ordinal = 0; ordinal <= static_cast<int>(count); ++ordinal) {
+    if (ordinal == main.ordinal) continue;
+    devices.push_back(main);
+    devices.back().ordinal = ordinal;
+  }
+  return devices;
+}
+
+std::vector<DeviceId> weight_devices(const Plan& plan, const model::ModelDesc& model) {
+  return Placing(plan, model).run();
+}
+
+}  // namespace dyno::plan
