@@ -197,7 +197,7 @@ def machine_facts(device: str = "cpu") -> dict[str, Any]:
     from dyno.devices import resolve_device
 
     build, cpu = _core.build_info(), _core.cpu_info()
-    chosen = resolve_device(device)
+    chosen = resolve_device("cpu" if device.startswith("cpu:") else device)  # a virtual device is the CPU
     gpu = chosen.kind == "cuda"
     facts = {
         "build_version": build["version"],

@@ -73,7 +73,7 @@ def peaks_of(device: str) -> dict[str, float]:
     """
     from dyno import _core
 
-    return dict(_core.measure_rates(device)) if device != "cpu" else {}
+    return dict(_core.measure_rates(device)) if device.startswith("cuda") else {}
 
 
 def measure(

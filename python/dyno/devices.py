@@ -22,7 +22,7 @@ class Device:
     """A device that this build can run on."""
 
     name: str
-    """`cpu` or `cuda:N`."""
+    """`cpu`, `cpu:N` (a virtual device) or `cuda:N`."""
     info: dict[str, Any] = field(repr=False)
     """Properties as the engine reports them; for GPUs also what the driver tells (see `dyno._nvml.facts`)."""
     why: str = ""
@@ -56,15 +56,17 @@ def list_devices() -> list[Device]:
     return found
 
 
-def resolve_device(name: str) -> Device:
+def resolve_device(name: str, virtual_devices: int = 0) -> Device:
     """The device that a name means.
 
     Args:
         name: `cpu`, `cuda` (the first GPU), `cuda:N`, or `auto`: the first GPU that this build has code for,
-            else the CPU, which is said.
+            else the CPU, which is said. `cpu:N` is a virtual device.
+        virtual_devices: So many virtual devices there are.
 
     Raises:
-        DeviceError: Not a name of a device, no such GPU, or one that this build has no code for.
+        DeviceError: Not a name of a device, no such GPU or virtual device, or a GPU that this build has no
+        code for.
         DeviceLostError: This process has lost that GPU.
     """
     from dyno import _core
@@ -73,6 +75,14 @@ def resolve_device(name: str) -> Device:
         return _automatic()
     if name == "cpu":
         return Device("cpu", dict(_core.cpu_info()))
+    virtual = re.fullmatch(r"cpu:([1-9][0-9]{0,3})", name)
+    if virtual is not None:
+        if int(virtual[1]) > virtual_devices:
+            raise DeviceError(
+                f"[device] {name!r} does not exist; it needs virtual_devices={virtual[1]} or more, "
+                f"and that is {virtual_devices}"
+            )
+        return Device(name, dict(_core.cpu_info()))
     matched = re.fullmatch(r"cuda(?::([0-9]{1,4}))?", name)
     if matched is None:
         raise DeviceError(f"[device] unknown device {name!r}; known are 'auto', 'cpu' and 'cuda:N'")

@@ -12,6 +12,7 @@ import numpy as np
 
 from dyno import _effective, _selection
 from dyno._generate import StopFilter
+from dyno._placement import Placement
 from dyno._sampling import DrawOptions, Sampling
 from dyno._slots import Owner, Slots
 from dyno._token_array import token_array
@@ -41,12 +42,13 @@ _log = logging.getLogger("dyno")
 
 
 class Engine(ChatMethods):
-    """One model, open on one device.
+    """One model, open on a device, or with its weights spread over several.
 
     Args:
         path: GGUF file; the first part of a split one.
         device: `cpu`, `cuda:N`, or `auto` for the first GPU that this build has code for, else the CPU; which
-        one it became is logged and stands in `device`.
+        one it became is logged and stands in `device`. `cpu:N` is a virtual device. All weights that nothing
+        else is said about lie here.
         profile: `auto` finds the best profile for this device and model, a path takes that file, None takes
         none. By itself only a profile of this model is taken.
         require_profile: Refuse to run unless an exact profile was found.
@@ -54,6 +56,14 @@ class Engine(ChatMethods):
         plan_only: Decide everything (`plan`, `describe_ops`, `settings`, the profile) but read no weights and
         allocate nothing, so that a model larger than the machine can be looked at; logits and text raise
         PlanError.
+        placement: Rules `REGEX=DEVICE` for tensors by name; the first that matches decides. The regular
+        expression has to match a part of the name. Devices are `CPU` and the names of `device`.
+        n_gpu_layers: So many of the last layers lie on `device`, the others on the CPU. The output counts as
+        one more layer. None: all on `device`.
+        cpu_moe: The experts of all layers lie on the CPU.
+        n_cpu_moe: The experts of the first so many layers lie on the CPU.
+        virtual_devices: So many further CPU devices `cpu:1`, `cpu:2`, … with memory of their own, at most 16.
+        They try a placement without a GPU: logits stay the same bit for bit.
         **settings: Values by name, as in `dyno.settings.SETTINGS`; they override the profile.
 
     Raises:
@@ -61,7 +71,9 @@ class Engine(ChatMethods):
         from it (the setting `mmap`). Another file that is renamed to its name changes nothing.
         ModelError: The file describes no model that can be built.
         ProfileError: The profile can't be used, or `require_profile` found none.
-        PlanError: Unknown setting, impossible value, or the plan does not fit.
+        PlanError: Unknown setting, impossible value, the plan does not fit, or a rule can't be read, matches
+        no tensor or names no device of the plan.
+        UnsupportedError: An unknown architecture, or weights on the CPU beside a GPU.
         DeviceError: No such device in this build or machine, or a GPU that this build has no code for; later,
         if a forked child uses the engine of its parent.
         DeviceLostError: This process has lost that GPU; any method that needs it raises it too, from then on.
@@ -81,6 +93,11 @@ class Engine(ChatMethods):
         require_profile: bool = False,
         force_profile: bool = False,
         plan_only: bool = False,
+        placement: Sequence[str] | str = (),
+        n_gpu_layers: int | None = None,
+        cpu_moe: bool = False,
+        n_cpu_moe: int = 0,
+        virtual_devices: int = 0,
         **settings: Any,
     ) -> None:
         from dyno import _core
@@ -94,7 +111,9 @@ class Engine(ChatMethods):
         self._capture_failures = 0  # that were told of
         self._tokenizer: Tokenizer | None = None
         self.path = os.fspath(path)
-        self._device = resolve_device(device)
+        self._placement = Placement.of(placement, virtual_devices, n_gpu_layers, cpu_moe, n_cpu_moe)
+        self._device = resolve_device(device, virtual_devices)
+        self._placement.warn(self.device)
         arguments = _effective.check_arguments(settings, self._device.kind)
         # Opened once: another file of this name must not give its profile, its weights or its vocabulary.
         file = _core.Gguf(self.path)
@@ -347,7 +366,7 @@ class Engine(ChatMethods):
 
     @property
     def device(self) -> str:
-        """Name of the device: `cpu` or `cuda:N`."""
+        """Name of the main device: `cpu`, `cpu:N` or `cuda:N`."""
         return self._device.name
 
     @property
@@ -382,7 +401,7 @@ class Engine(ChatMethods):
 
     @property
     def plan(self) -> dict[str, Any]:
-        """Where every tensor lies, and the bytes of weights, KV cache and arena."""
+        """Where every tensor lies, and the bytes of weights, KV cache and arena, in all and by device."""
         return dict(self._open().plan)
 
     def describe_plan(self) -> str:
@@ -393,9 +412,10 @@ class Engine(ChatMethods):
         """Every launch of every op list, in order, with its operands.
 
         Returns:
-            Dicts with `list`, `name`, `key`, `layer` (None outside of layers) and `operands`. An operand is
-            None where the launch has none, a weight's name, a number, or a dict of a value: `name`, `access`
-            (read, write, update), `first_use` and `last_use` (launches of its list), `arena_offset`, `bytes`.
+            Dicts with `list`, `name`, `key`, `device`, `layer` (None outside of layers) and `operands`. An
+            operand is None where the launch has none, a weight's name, a number, or a dict of a value:
+            `name`, `device`, `access` (read, write, update), `first_use` and `last_use` (launches of its
+            list), `arena_offset`, `bytes`.
         """
         return list(self._open().nodes())
 
@@ -406,7 +426,8 @@ class Engine(ChatMethods):
             tokens: Size of the batch that the configurations are for; None lists every bucket that matters.
 
         Returns:
-            Dicts with `list`, `family`, `key`, `count`, `tokens`, `config`, `reason`, `bytes` and `flops`.
+            Dicts with `list`, `family`, `key`, `device`, `count`, `tokens`, `config`, `reason`, `bytes` and
+            `flops`.
         """
         return list(self._open().ops(tokens))
 
@@ -489,6 +510,7 @@ class Engine(ChatMethods):
             session=self.settings.of_kind(self._device.kind, "session"),
             kernels=self._selection.kernels,
             plan_only=plan_only or self._plan_only,
+            placement=self._placement.for_session(self.device),
         )
 
     def _batch(

@@ -59,14 +59,18 @@ def plan(engine: Engine, *, nodes: bool = False) -> tuple[dict[str, Any], str]:
     result = {**engine.plan, "settings": settings}
     if nodes:
         result["nodes"] = engine.describe_nodes()
-        text = "\n".join([text, "launches", *map(_launch, result["nodes"])])
+        several = len({node["device"] for node in result["nodes"]}) > 1
+        text = "\n".join([text, "launches", *(_launch(node, several) for node in result["nodes"])])
     return result, text
 
 
-def _launch(node: dict[str, Any]) -> str:
-    """One line: the list, the launch, what it computes, and its operands by name."""
+def _launch(node: dict[str, Any], several: bool) -> str:
+    """One line: the list, the device where there are several, the launch, what it computes, and its operands
+    by name.
+    """
     shown = [f"{name}={_operand(value)}" for name, value in node["operands"].items() if value is not None]
-    return f"  {node['list']} {node['name']}: {node['key']} ({', '.join(shown)})"
+    device = f" [{node['device']}]" if several else ""
+    return f"  {node['list']}{device} {node['name']}: {node['key']} ({', '.join(shown)})"
 
 
 def _operand(operand: Any) -> str:
@@ -82,10 +86,11 @@ def _operand(operand: Any) -> str:
 def ops(engine: Engine, tokens: int | None) -> tuple[dict[str, Any], str]:
     """Every op, the configuration that was taken for it, and why."""
     found = engine.describe_ops(tokens)
+    several = len({op["device"] for op in found}) > 1
     header = ("list", "count", "op", "rows", "configuration", "why", "bytes", "flops")
     rows = [
         (
-            str(op["list"]),
+            f"{op['list']} [{op['device']}]" if several else str(op["list"]),
             str(op["count"]),
             str(op["key"]),
             str(op["tokens"]),

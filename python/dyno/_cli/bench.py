@@ -54,6 +54,11 @@ def bench(
     ] = False,
     device: options.Device = "auto",
     gpu: options.Gpu = None,
+    override_tensor: options.OverrideTensor = None,
+    n_gpu_layers: options.GpuLayers = None,
+    cpu_moe: options.CpuMoe = False,
+    n_cpu_moe: options.NCpuMoe = 0,
+    virtual_devices: options.VirtualDevices = 0,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
     require_profile: options.RequireProfile = False,
@@ -69,6 +74,7 @@ def bench(
     if output not in formats.FORMATS:
         raise typer.BadParameter(f"{output!r}; known are {', '.join(formats.FORMATS)}", param_hint="--output")
     chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
+    chosen |= options.placement_arguments(override_tensor, n_gpu_layers, cpu_moe, n_cpu_moe, virtual_devices)
     fixed = options.settings(set_)
     varied: dict[str, list[Any]] = {}
     for name, text, option in (

@@ -47,6 +47,11 @@ def chat(
     history: Annotated[bool, typer.Option(help="Keep what was typed for the next time.")] = True,
     device: options.Device = "auto",
     gpu: options.Gpu = None,
+    override_tensor: options.OverrideTensor = None,
+    n_gpu_layers: options.GpuLayers = None,
+    cpu_moe: options.CpuMoe = False,
+    n_cpu_moe: options.NCpuMoe = 0,
+    virtual_devices: options.VirtualDevices = 0,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
     require_profile: options.RequireProfile = False,
@@ -78,6 +83,7 @@ def chat(
         kv_type_v=kv_type_v,
     )
     chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
+    chosen |= options.placement_arguments(override_tensor, n_gpu_layers, cpu_moe, n_cpu_moe, virtual_devices)
     more = drawing.draw_options(
         logit_bias,
         typical_p=typical_p,

@@ -32,6 +32,11 @@ def explain(
     json_: options.Json = False,
     device: options.Device = "auto",
     gpu: options.Gpu = None,
+    override_tensor: options.OverrideTensor = None,
+    n_gpu_layers: options.GpuLayers = None,
+    cpu_moe: options.CpuMoe = False,
+    n_cpu_moe: options.NCpuMoe = 0,
+    virtual_devices: options.VirtualDevices = 0,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
     require_profile: options.RequireProfile = False,
@@ -44,6 +49,7 @@ def explain(
     from dyno import explain as stages
 
     chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
+    chosen |= options.placement_arguments(override_tensor, n_gpu_layers, cpu_moe, n_cpu_moe, virtual_devices)
     arguments = options.settings(set_)
     if stage is Stage.gguf:
         result, text = stages.gguf(str(file))

@@ -56,7 +56,6 @@ _NUMBERS = frozenset({"-n", "-c", "-t", "-s", "-d", "-r", "-b"})  # short option
 _HERE, _NOT_NEEDED, _MISSING = Verdict.HERE, Verdict.UNNECESSARY, Verdict.MISSING
 _NO, _VALUE, _SWITCH = Takes.NOTHING, Takes.VALUE, Takes.SWITCH
 _CHAT = "the chat template writes what stands around a message"
-_PLACEMENT = "all weights lie on one device; --device names it"
 _SAMPLER = "the samplers are those of --help, in one order"
 
 FLAGS: tuple[Foreign, ...] = tuple(
@@ -64,17 +63,13 @@ FLAGS: tuple[Foreign, ...] = tuple(
     for names, takes, verdict, why in (
         # placement
         (
-            "-ngl --n-gpu-layers --gpu-layers",
-            _VALUE,
-            _NOT_NEEDED,
-            "all layers lie on one device; --device cpu or cuda:N names it",
+            "-nkvo --no-kv-offload",
+            _SWITCH,
+            _MISSING,
+            "the cache of a layer lies with its attention; -ot moves both",
         ),
-        ("-ot --override-tensor", _VALUE, _MISSING, _PLACEMENT),
-        ("-cmoe --cpu-moe", _NO, _MISSING, _PLACEMENT),
-        ("-ncmoe --n-cpu-moe", _VALUE, _MISSING, _PLACEMENT),
-        ("-nkvo --no-kv-offload", _SWITCH, _MISSING, "the cache lies beside the weights"),
-        ("-sm --split-mode", _VALUE, _MISSING, "a model runs on one device"),
-        ("-ts --tensor-split", _VALUE, _MISSING, "a model runs on one device"),
+        ("-sm --split-mode", _VALUE, _MISSING, "a model runs on one GPU"),
+        ("-ts --tensor-split", _VALUE, _MISSING, "a model runs on one GPU"),
         ("-mg --main-gpu", _VALUE, _HERE, "--gpu N"),
         ("-dev", _VALUE, _HERE, "--device cuda:N"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,41 @@ Model = Annotated[
 ModelFile = Annotated[Path | None, typer.Argument(metavar="MODEL", help="The same as --model.")]
 Device = Annotated[
     str, typer.Option(help="auto (the first usable GPU, else the CPU; which one is printed), cpu or cuda:N.")
+]
+OverrideTensor = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--override-tensor",
+        "-ot",
+        metavar="REGEX=DEVICE,...",
+        help="Put tensors by name on a device (CPU, cuda:N, cpu:N). The first rule that matches decides; may "
+        "be given several times.",
+    ),
+]
+GpuLayers = Annotated[
+    str | None,
+    typer.Option(
+        "--n-gpu-layers",
+        "--gpu-layers",
+        "-ngl",
+        metavar="N",
+        help="The last N layers lie on the device, the others on the CPU; the output is one of them. "
+        "all: the default.",
+    ),
+]
+CpuMoe = Annotated[bool, typer.Option("--cpu-moe", "-cmoe", help="Experts of all layers lie on the CPU.")]
+NCpuMoe = Annotated[
+    int, typer.Option("--n-cpu-moe", "-ncmoe", help="Experts of the first N layers lie on the CPU.", min=0)
+]
+VirtualDevices = Annotated[
+    int,
+    typer.Option(
+        "--virtual-devices",
+        "--virtual-device",
+        help="Further CPU devices cpu:1, cpu:2, … with memory of their own, to try a placement.",
+        min=0,
+        max=16,
+    ),
 ]
 Gpu = Annotated[
     int | None, typer.Option(help="Number of the GPU; the same as --device cuda:N.", min=0, max=9999)
@@ -71,6 +107,37 @@ def device_argument(device: str, gpu: int | None) -> str:
     if device not in ("auto", f"cuda:{gpu}"):
         raise typer.BadParameter(f"{gpu} and --device {device} contradict each other", param_hint="--gpu")
     return f"cuda:{gpu}"
+
+
+def placement_arguments(
+    rules: list[str] | None, gpu_layers: str | None, cpu_moe: bool, n_cpu_moe: int, virtual_devices: int
+) -> dict[str, Any]:
+    """The placement options as arguments of `Engine`.
+
+    Raises:
+        typer.BadParameter: `-ngl` is neither a number nor `all`.
+    """
+    if gpu_layers not in (None, "all") and not (gpu_layers or "").isdecimal():
+        raise typer.BadParameter(f"{gpu_layers!r} is neither a number of layers nor all", param_hint="-ngl")
+    return {
+        "placement": [rule for text in rules or [] for rule in _rules(text)],
+        "n_gpu_layers": None if gpu_layers in (None, "all") else int(gpu_layers or 0),
+        "cpu_moe": cpu_moe,
+        "n_cpu_moe": n_cpu_moe,
+        "virtual_devices": virtual_devices,
+    }
+
+
+def _rules(text: str) -> list[str]:
+    """Rules between commas; one that stands within a regular expression, as in {1,2}, is part of it."""
+    rules: list[str] = []
+    pending = ""
+    for piece in text.split(","):
+        pending = f"{pending},{piece}" if pending else piece
+        if re.search(r"=[\w:]*$", pending):
+            rules.append(pending)
+            pending = ""
+    return [*rules, pending] if pending else rules
 
 
 def profile_argument(

@@ -35,6 +35,11 @@ def perplexity(
     json_: options.Json = False,
     device: options.Device = "auto",
     gpu: options.Gpu = None,
+    override_tensor: options.OverrideTensor = None,
+    n_gpu_layers: options.GpuLayers = None,
+    cpu_moe: options.CpuMoe = False,
+    n_cpu_moe: options.NCpuMoe = 0,
+    virtual_devices: options.VirtualDevices = 0,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
     require_profile: options.RequireProfile = False,
@@ -63,6 +68,7 @@ def perplexity(
         kv_type_v=kv_type_v,
     )
     chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
+    chosen |= options.placement_arguments(override_tensor, n_gpu_layers, cpu_moe, n_cpu_moe, virtual_devices)
 
     from dyno import perplexity as measure
     from dyno._progress import progress

@@ -73,6 +73,11 @@ def run(
     echo: Annotated[bool, typer.Option(help="Print the prompt before its continuation.")] = True,
     device: options.Device = "auto",
     gpu: options.Gpu = None,
+    override_tensor: options.OverrideTensor = None,
+    n_gpu_layers: options.GpuLayers = None,
+    cpu_moe: options.CpuMoe = False,
+    n_cpu_moe: options.NCpuMoe = 0,
+    virtual_devices: options.VirtualDevices = 0,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
     require_profile: options.RequireProfile = False,
@@ -105,6 +110,7 @@ def run(
         kv_type_v=kv_type_v,
     )
     chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
+    chosen |= options.placement_arguments(override_tensor, n_gpu_layers, cpu_moe, n_cpu_moe, virtual_devices)
     if not chat and any(given is not None for given in (system, chat_template, chat_template_kwargs, tools)):
         raise typer.BadParameter(
             "a conversation needs --chat", param_hint="--chat-template, --system, --tools"

@@ -93,7 +93,8 @@ def main() -> None:
         build = dict(_core.build_info())
     except (ImportError, AttributeError):
         pass  # a build that does not tell is named by its version alone
-    force = {"force_profile": True} if ask["force"] else {}  # a build before it was there knows no such thing
+    # A build before it was there knows no such thing.
+    force: dict[str, Any] = {"force_profile": True} if ask["force"] else {}
     with dyno.Engine(
         ask["model"], device=ask["device"], profile=ask["profile"], **force, **ask["settings"]
     ) as engine:
