@@ -111,6 +111,23 @@ dyno::runtime::SessionSettings session_of(Choices& c) {
   return s;
 }
 
+// Rules for tensors that most models have, and some that nobody should give.
+dyno::plan::PlacementOptions placement_of(Choices& c) {
+  static constexpr std::array kTensors = {"blk\\.0\\.", "ffn_", "attn_(k|kv)", "norm", "_(up|down)",
+                                          "output",     "e",    "(",           ""};
+  static constexpr std::array kDevices = {"cpu:1", "cpu:2", "CPU", "cpu:3", "cuda:0", ""};
+  dyno::plan::PlacementOptions placement;
+  placement.virtual_devices = c.once_in(16) ? odd(c) : 2;
+  for (int64_t left = 1 + c.below(3); left > 0; --left) {
+    placement.rules.push_back(dyno::str_cat(kTensors[static_cast<size_t>(c.below(kTensors.size()))], "=",
+                                            kDevices[static_cast<size_t>(c.below(kDevices.size()))]));
+  }
+  placement.cpu_moe = c.once_in(8);
+  placement.n_cpu_moe = c.once_in(8) ? odd(c) : 0;
+  if (c.once_in(8)) placement.n_gpu_layers = odd(c);
+  return placement;
+}
+
 dyno::DeviceInfo device_of(Choices& c, bool gpu) {
   static const dyno::DeviceInfo here = dyno::detect_cpu();
   dyno::DeviceInfo device = here;
@@ -133,10 +150,10 @@ dyno::profile::KernelEntry entry_of(Choices& c, const dyno::plan::Plan& plan) {
   dyno::profile::KernelEntry entry{
       .op_key = use.key, .tokens = "", .first_bucket = first, .last_bucket = last, .config = {}, .origin = "fuzz"};
   const auto tokens = dyno::ops::bucket_range(first).first;
-  const auto all =
-      dyno::ops::candidates(dyno::ops::with_tokens(use.desc, tokens), plan.device, dyno::ops::CandidateSet::compiled);
+  const auto all = dyno::ops::candidates(dyno::ops::with_tokens(use.desc, tokens), plan.device(use.device),
+                                         dyno::ops::CandidateSet::compiled);
   const auto family = dyno::ops::family_of(use.desc);
-  const dyno::ops::Config config = all.empty() ? dyno::ops::default_config(use.desc, plan.device)
+  const dyno::ops::Config config = all.empty() ? dyno::ops::default_config(use.desc, plan.device(use.device))
                                                : all[static_cast<size_t>(c.below(static_cast<int64_t>(all.size())))];
   entry.config = dyno::ops::config_entries(family, config);
   if (c.once_in(4))
@@ -262,10 +279,11 @@ void run(Choices& c, const std::string& path) {
   using dyno::runtime::Loading;
   const bool gpu = c.once_in(8);
   const dyno::DeviceInfo device = device_of(c, gpu);
-  const dyno::plan::LoadOptions load{
-      .numerics = c.once_in(4) ? dyno::plan::Numerics::exact : dyno::plan::Numerics::standard, .cpu_repack = !c.flag()};
+  dyno::plan::LoadOptions load{.numerics = c.once_in(4) ? dyno::plan::Numerics::exact : dyno::plan::Numerics::standard,
+                               .cpu_repack = !c.flag()};
   const dyno::plan::ContextOptions context = context_of(c);
   const dyno::runtime::SessionSettings settings = session_of(c);
+  if (!gpu && c.once_in(4)) load.placement = placement_of(c);
   // A copy is on the heap, where a view that leaves it is seen.
   const auto file = std::make_shared<const dyno::GgufFile>(dyno::GgufFile::open(path, dyno::Reading::copy));
   std::vector<dyno::profile::KernelEntry> kernels;
