@@ -111,6 +111,7 @@ void build_bailingmoe2(Builder&);
 void build_ernie45moe(Builder&);
 void build_hunyuan_moe(Builder&);
 void build_minimax_m2(Builder&);
+void build_mistral3(Builder&);
 void build_olmo2(Builder&);
 void build_seed_oss(Builder&);
 void build_smollm3(Builder&);

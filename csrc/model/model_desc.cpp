@@ -18,6 +18,7 @@ constexpr std::array kArchitectures = {
     Architecture{"seed_oss", build_seed_oss},     Architecture{"ernie4_5-moe", build_ernie45moe},
     Architecture{"smollm3", build_smollm3},       Architecture{"minimax-m2", build_minimax_m2},
     Architecture{"olmo2", build_olmo2},           Architecture{"hunyuan-moe", build_hunyuan_moe},
+    Architecture{"mistral3", build_mistral3},
 };
 
 void check_types(const ModelDesc& model) {
@@ -90,6 +91,7 @@ std::string attention_text(const AttentionSpec& a) {
   if (a.rope.scaling == RopeScaling::linear) out += str_cat(" linear x", a.rope.factor);
   if (a.rope.scaling == RopeScaling::yarn) out += str_cat(" yarn x", a.rope.factor);
   if (a.rope.frequency_factors != kNone) out += " with frequency factors";
+  if (a.rope.position_scale != 0) out += str_cat(", queries grow by ", a.rope.position_scale, " with the position");
   return out;
 }
 

@@ -55,6 +55,9 @@ struct RopeSpec {
   double attention_factor = 1.0;       // of the file; multiplies YaRN's own
   bool yarn_scales_cos_sin = true;     // deepseek2 folds the magnitude into the attention scale instead
   WeightId frequency_factors = kNone;  // divisors of the frequencies (llama 3), f32 [n_rot / 2]
+  // Queries at position p are multiplied by 1 + position_scale * ln(1 + floor(p / position_step)), keys are not.
+  double position_scale = 0;
+  int64_t position_step = 1;
 };
 
 enum class AttentionKind : uint8_t { gqa, mla };

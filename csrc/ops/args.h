@@ -31,6 +31,9 @@ struct RopeArgs {
   const int32_t* positions = nullptr;  // [m]
   const float* inv_freq = nullptr;     // [n_rot/2], rope scaling folded in
   float mscale = 1.0f;                 // YaRN's factor on cos and sin
+  // A further factor on both: 1 + position_scale * ln(1 + floor(position / position_step)).
+  float position_scale = 0;
+  int64_t position_step = 1;
 };
 
 // Of a product that norms its rows (desc.norm).

@@ -103,6 +103,8 @@ struct Value {
 struct RopeTable {
   std::vector<float> inv_freq;  // [n_rot / 2]
   float mscale = 1.0f;          // on cos and sin
+  float position_scale = 0;     // as in ops::RopeArgs; only the family rope takes it
+  int64_t position_step = 1;
   friend bool operator==(const RopeTable&, const RopeTable&) = default;
 };
 

@@ -19,6 +19,8 @@ double yarn_dimension(double rotations, const model::RopeSpec& rope) {
 
 RopeTable make_rope_table(const model::RopeSpec& rope, const float* frequency_factors) {
   RopeTable table;
+  table.position_scale = static_cast<float>(rope.position_scale);
+  table.position_step = rope.position_step;
   const int64_t half = rope.n_rot / 2;
   table.inv_freq.resize(static_cast<size_t>(half));
   double low = 0;

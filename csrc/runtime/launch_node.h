@@ -47,6 +47,9 @@ class Surroundings {
   }
   void give(ops::RopeArgs& args, const plan::RopeOperands& o) const {
     rotate(args, o.rope_table);
+    const plan::RopeTable& table = env_.plan.rope_tables[static_cast<size_t>(o.rope_table)];
+    args.position_scale = table.position_scale;
+    args.position_step = table.position_step;
     args.positions = env_.batch.positions;
   }
   void give(ops::MoeRouteArgs& args, const plan::MoeRouteOperands& o) const { pin(args, o.moe_index); }

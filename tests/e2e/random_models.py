@@ -327,6 +327,13 @@ SHAPES = [
         "minimax-m2", ("q4_0", "q6_k"), 288, 6, 2, 96, 0, 307, rotary=48,
         experts=24, used=8, n_ff_expert=64,
     ),
+    Shape(
+        "mistral3", ("q8_0", "q4_k"), 256, 4, 1, 64, 256, 295, metadata={
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 16, "rope.scaling.yarn_log_multiplier": 1.0,
+            "attention.temperature_scale": 0.3,
+        },
+    ),
     Shape("olmo2", ("q4_1", "q8_0"), 192, 3, 3, 96, 224, 305, n_layers=5, window=11),
     Shape("seed_oss", ("q8_0", "q4_0"), 224, 5, 1, 96, 288, 299),
     Shape("smollm3", ("iq4_nl", "q5_1"), 160, 4, 2, 64, 192, 297, n_layers=5, tied=True),

@@ -66,7 +66,7 @@ def worst_part(
 
 def test_the_shapes_cover_every_architecture(tiny_dir: Path) -> None:
     shipped = {_core.describe_model(p)["architecture"] for p in tiny_dir.glob("*-tiny.gguf")}
-    assert {s.architecture for s in SHAPES} == shipped
+    assert shipped <= {s.architecture for s in SHAPES} == set(_core.architectures())
     assert len({s.name for s in SHAPES}) == len(SHAPES)
 
 

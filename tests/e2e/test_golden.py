@@ -50,6 +50,24 @@ def test_one_batch_with_f32_cache(name: str) -> None:
         assert (logits.argmax(-1) == g[f"logits_{which}"].argmax(-1)).all()
 
 
+def test_further_models_of_a_folder(models_dir: Path) -> None:
+    """Architectures whose golden models are not in this tree."""
+    known = set(_core.architectures())
+    further = [p for p in sorted((models_dir / "tiny").glob("*-tiny.gguf")) if not (TINY / p.name).exists()]
+    checked = []
+    for path in further:
+        if _core.Gguf(path).get("general.architecture") not in known:
+            continue
+        with np.load(path.with_suffix(".golden.npz")) as data:
+            g = {key: data[key] for key in data.files}
+        s = _core.Session(path, context=F32_CACHE, session={"threads": 2})
+        for which in ("short", "long"):
+            s.reset()
+            assert nmse(decode(s, g[f"tokens_{which}"]), g[f"logits_{which}"]) < 1e-8, path.name
+        checked.append(path.name)
+    assert checked
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_ubatch_size(name: str) -> None:
     g = golden(name)

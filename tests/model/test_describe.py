@@ -26,7 +26,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "granitemoe": {"kind": "gqa", "rope": "norm", "ffn": "moe", "activation": "silu"},
     "bailingmoe2": {"kind": "gqa", "rope": "neox", "ffn": "moe", "activation": "silu"},
     "ernie45moe": {"kind": "gqa", "rope": "norm", "ffn": "moe", "activation": "silu"},
-    "hunyuanmoe": {"kind": "gqa", "rope": "neox", "ffn": "moe", "activation": "silu"},
+    "mistral3": {"kind": "gqa", "rope": "norm", "ffn": "dense", "activation": "silu"},
     "minimax_m2": {"kind": "gqa", "rope": "neox", "ffn": "moe", "activation": "silu"},
     "olmo3": {"kind": "gqa", "rope": "neox", "ffn": "dense", "activation": "silu"},
     "seedoss": {"kind": "gqa", "rope": "neox", "ffn": "dense", "activation": "silu"},

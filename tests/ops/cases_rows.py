@@ -82,14 +82,17 @@ def norm_cases() -> Iterator[Case]:
 @cases("rope")
 def rope_cases() -> Iterator[Case]:
     def make(
-        m: int, heads: int, dim: int, n_rot: int, offset: int, neox: bool, start: int, gap: int = 0
-    ) -> Case:
+        m: int, heads: int, dim: int, n_rot: int, offset: int, neox: bool, start: int, gap: int = 0,
+        position_scale: float = 0.0,
+    ) -> Case:  # fmt: skip
         def build(rng: np.random.Generator) -> Any:
             row = heads * dim
             x = normal(rng, m, row + gap)
             positions = (start + np.arange(m)).astype(np.int32)
             inv_freq = (10000.0 ** (-np.arange(n_rot // 2) / (n_rot // 2))).astype(F32)
             args = {"positions": positions, "inv_freq": inv_freq, "mscale": 1.25, "x_stride": row + gap}
+            if position_scale:
+                args |= {"position_scale": position_scale, "position_step": 7}
 
             def check(out: Any) -> None:
                 want = reference.rope(
@@ -101,6 +104,9 @@ def rope_cases() -> Iterator[Case]:
                     neox=neox,
                     mscale=1.25,
                 )
+                growth = 1 + position_scale * np.log1p(positions // 7)
+                rotated = slice(offset, offset + n_rot)
+                want[:, :, rotated] *= growth[:, None, None]
                 got = out["x"][:, :row].reshape(m, heads, dim)
                 assert np.abs(got - want).max() < 5e-6, f"off by {np.abs(got - want).max()}"
                 expect_close(got, want, 1e-13)
@@ -117,6 +123,8 @@ def rope_cases() -> Iterator[Case]:
         yield make(3, 2, 128, 128, 0, neox, 131_000)
         yield make(2, 5, 192, 64, 128, neox, 1_000_000)
         yield make(40, 16, 64, 64, 0, neox, 100)
+        yield make(9, 3, 64, 64, 0, neox, 250, position_scale=0.1)
+        yield make(70, 2, 24, 24, 0, neox, 0, gap=1, position_scale=0.5)
 
 
 @cases("kv_store")

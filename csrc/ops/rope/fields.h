@@ -21,9 +21,11 @@ struct RopeOperands {
 };
 DYNO_FIELDS(RopeOperands, x, rope_table)
 
-DYNO_FIELDS(RopeArgs, x, x_stride, positions, inv_freq, mscale)
+DYNO_FIELDS(RopeArgs, x, x_stride, positions, inv_freq, mscale, position_scale, position_step)
 // Given by the u-batch.
-constexpr FieldNames from_batch(std::type_identity<RopeArgs>) { return {"positions", "inv_freq", "mscale"}; }
+constexpr FieldNames from_batch(std::type_identity<RopeArgs>) {
+  return {"positions", "inv_freq", "mscale", "position_scale", "position_step"};
+}
 // No argument of its name.
 constexpr FieldNames only_plan(std::type_identity<RopeOperands>) { return {"rope_table"}; }
 
@@ -36,6 +38,8 @@ void arguments(const RopeDesc& d, RopeArgs& a, Visitor& v) {
   v.integers("positions", a.positions, d.m, 4096);
   v.in("inv_freq", a.inv_freq, d.n_rot / 2);
   v.number("mscale", a.mscale, 1.0f);
+  v.number("position_scale", a.position_scale, 0.0f);
+  v.number("position_step", a.position_step, int64_t{1});
 }
 
 }  // namespace dyno::ops

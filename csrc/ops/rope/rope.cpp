@@ -42,6 +42,8 @@ size_t scratch_bytes(const RopeDesc& desc, const Config& config) {
 }
 
 void launch(const Config& config, const RopeDesc& desc, const RopeArgs& args, CpuContext& context) {
+  DYNO_CHECK(PlanError, args.position_step > 0, "[rope] position_step is ", args.position_step,
+             "; expected a positive number");
   for (int64_t token = 0; token < desc.m; ++token) {
     DYNO_CHECK(PlanError, args.positions[token] >= 0, "[rope] token ", token, " has position ", args.positions[token]);
   }

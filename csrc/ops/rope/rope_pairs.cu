@@ -10,6 +10,13 @@
 namespace dyno::ops {
 namespace {
 
+// The factor on cosines and sines at a position.
+__device__ __forceinline__ float magnitude(const RopeArgs& args, int position) {
+  if (args.position_scale == 0) return args.mscale;
+  const auto steps = static_cast<float>(position / args.position_step);
+  return args.mscale * fmaf(args.position_scale, log1pf(steps), 1.0f);
+}
+
 template <bool Neox>
 __global__ void __launch_bounds__(256) rope_pairs(RopeArgs args, int heads, int head_dim, int half, int offset) {
   device::let_next_start();
@@ -18,7 +25,8 @@ __global__ void __launch_bounds__(256) rope_pairs(RopeArgs args, int heads, int 
   const int index = blockIdx.y * blockDim.x + threadIdx.x;
   const int head = index / half, pair = index % half;
   if (head >= heads) return;
-  const float2 c = device::cos_sin(args.positions[token], args.inv_freq[pair], args.mscale);
+  const int position = args.positions[token];
+  const float2 c = device::cos_sin(position, args.inv_freq[pair], magnitude(args, position));
   float* x = args.x + token * args.x_stride + int64_t{head} * head_dim + offset;
   float* first = Neox ? x + pair : x + 2 * pair;
   float* second = Neox ? x + half + pair : x + 2 * pair + 1;
@@ -41,8 +49,9 @@ __global__ void __launch_bounds__(256) rope_tokens(RopeArgs args, int heads, int
   device::wait_for_previous();
   const int64_t token = blockIdx.x;
   const int position = args.positions[token];
+  const float factor = magnitude(args, position);
   for (int pair = threadIdx.x; pair < half; pair += blockDim.x) {
-    turns[pair] = device::cos_sin(position, args.inv_freq[pair], args.mscale);
+    turns[pair] = device::cos_sin(position, args.inv_freq[pair], factor);
   }
   __syncthreads();  // turns are there
   float* row = args.x + token * args.x_stride + offset;

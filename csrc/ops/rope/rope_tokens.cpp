@@ -57,6 +57,12 @@ void fill_table(float* table, const float* inv_freq, int64_t half, int32_t posit
   }
 }
 
+float position_factor(const RopeArgs& args, int32_t position) {
+  if (args.position_scale == 0) return 1.0f;
+  const auto steps = static_cast<double>(position / args.position_step);
+  return static_cast<float>(1.0 + static_cast<double>(args.position_scale) * __builtin_log(1.0 + steps));
+}
+
 }  // namespace
 
 void rope_tokens(const RopeArgs& args, int64_t heads, int64_t head_dim, int64_t n_rot, int64_t offset, bool neox,
@@ -65,7 +71,8 @@ void rope_tokens(const RopeArgs& args, int64_t heads, int64_t head_dim, int64_t 
   const float* cosines = table;
   const float* sines = table + half;
   for (int64_t token = begin; token < end; ++token) {
-    fill_table(table, args.inv_freq, half, args.positions[token], args.mscale);
+    const int32_t position = args.positions[token];
+    fill_table(table, args.inv_freq, half, position, args.mscale * position_factor(args, position));
     for (int64_t head = 0; head < heads; ++head) {
       float* x = args.x + token * args.x_stride + head * head_dim + offset;
       if (neox) {

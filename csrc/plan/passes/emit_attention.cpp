@@ -39,7 +39,9 @@ void Emitter::store_qkv(const model::AttentionSpec& a, const Qkv& x, int32_t i) 
   const bool after_rope = a.qk_norm == model::QkNorm::heads_after_rope;
   if (!after_rope) norms();
   rope(p + "rope_q", x.q, a.rope, a.heads, a.dk, 0, i);
-  rope(p + "rope_k", x.k, a.rope, a.kv_heads, a.dk, 0, i);
+  model::RopeSpec of_keys = a.rope;
+  of_keys.position_scale = 0;
+  rope(p + "rope_k", x.k, of_keys, a.kv_heads, a.dk, 0, i);
   if (after_rope) norms();
   store(p + "kv_store_k", x.k, a.kv_heads * a.dk, false, i);
   store(p + "kv_store_v", x.v, a.kv_heads * a.dv, true, i);

@@ -80,6 +80,7 @@ Rotated find_rotated(const Nodes& nodes, Span store) {
 void fuse_heads(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer) {
   const model::AttentionSpec& a = model.layers[static_cast<size_t>(layer)].attention;
   if (a.q_norm != kNone && a.qk_norm == model::QkNorm::heads_after_rope) return;
+  if (a.rope.position_scale != 0) return;  // they rotate queries and keys by one table
   const Attention found = find_attention(nodes, layer, norms_inside(a));
   const Rotated x = find_rotated(nodes, found.store);
   const auto eps = static_cast<float>(model.norm_eps);
