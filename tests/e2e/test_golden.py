@@ -56,8 +56,8 @@ def test_further_models_of_a_folder(models_dir: Path) -> None:
     further = [p for p in sorted((models_dir / "tiny").glob("*-tiny.gguf")) if not (TINY / p.name).exists()]
     checked = []
     for path in further:
-        if _core.Gguf(path).get("general.architecture") not in known:
-            continue
+        if _core.Gguf(path).get("general.architecture") not in known or "nvfp4" in path.name:
+            continue  # no kernel multiplies with nvfp4
         with np.load(path.with_suffix(".golden.npz")) as data:
             g = {key: data[key] for key in data.files}
         s = _core.Session(path, context=F32_CACHE, session={"threads": 2})
