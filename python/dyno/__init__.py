@@ -21,9 +21,11 @@ if TYPE_CHECKING:
         OutOfMemoryError,
         PlanError,
         ProfileError,
+        QueueFullError,
         UnsupportedError,
     )
     from dyno.profiles import Profile, find_profile, load_profile
+    from dyno.scheduler import Scheduler
     from dyno.tokenizer import Tokenizer
 
     __version__: str
@@ -40,7 +42,9 @@ __all__ = [
     "PlanError",
     "Profile",
     "ProfileError",
+    "QueueFullError",
     "Sampling",
+    "Scheduler",
     "Tokenizer",
     "UnsupportedError",
     "__version__",
@@ -53,6 +57,7 @@ _HOME = {
     "Engine": "dyno.engine",
     "Profile": "dyno.profiles",
     "Sampling": "dyno._sampling",
+    "Scheduler": "dyno.scheduler",
     "Tokenizer": "dyno.tokenizer",
     "find_profile": "dyno.profiles",
     "load_profile": "dyno.profiles",

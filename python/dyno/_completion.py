@@ -1,20 +1,21 @@
-"""Whole texts with their tokens, for callers that want more of a generation than its pieces."""
+"""Texts with their tokens, for callers that want more of a generation than its pieces."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dyno._writing import drawn_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from dyno._generate import StopFilter
     from dyno._sampling import Sampling, TokenLogprobs
     from dyno.engine import Engine
 
-__all__ = ["Completion", "completed"]
+__all__ = ["Completion", "TextRun", "completed"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,82 @@ class Completion:
     """Of each token, if they were asked for."""
 
 
+class TextRun:
+    """A text that is being written: an iterator of its pieces.
+
+    Args:
+        engine: Draws the tokens.
+        prompt: Token ids.
+        sampling: How tokens are drawn.
+        stop: Ends the text at a stop string.
+        max_tokens: Tokens drawn at most.
+        slot: The sequence to write into; None takes a free one.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        stop: StopFilter,
+        max_tokens: int,
+        slot: int | None = None,
+    ) -> None:
+        self._engine, self._stop = engine, stop
+        self._cancelled = threading.Event()
+        self._drawn = drawn_tokens(engine, prompt, sampling, max_tokens, slot, cancelled=self._cancelled)
+        self.prompt = list(prompt)
+        """Token ids."""
+        self.tokens: list[int] = []
+        """Drawn so far, also the one that ends the text."""
+        self.logprobs: list[TokenLogprobs] = []
+        """Of each token, if they were asked for."""
+        self.finish_reason: str | None = None
+        """As in `Completion`; None before the end."""
+        self._pieces = self._written()
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def cancel(self) -> None:
+        """End the text after its next token, from any thread."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """End the text here and free its slot."""
+        self._pieces.close()
+
+    def _written(self) -> Generator[str, None, None]:
+        stream, ends = self._engine.tokenizer.stream(), self._engine.tokenizer.end_of_generation
+        reason = "length"
+        try:
+            for each in self._drawn:
+                self.tokens.append(each.token)
+                if each.logprobs is not None:
+                    self.logprobs.append(each.logprobs)
+                if each.token in ends:
+                    reason = "stop"
+                    break
+                if self._cancelled.is_set():
+                    break
+                if shown := self._stop.push(stream.push(each.token)):
+                    yield shown
+                if self._stop.stopped:
+                    break
+        finally:
+            self._drawn.close()
+        if not self._stop.stopped:
+            rest = self._stop.push(stream.finish())
+            if not self._stop.stopped:
+                rest += self._stop.finish()
+            if rest:
+                yield rest
+        self.finish_reason = "stop" if self._stop.stopped else reason
+
+
 def completed(
     engine: Engine,
     prompt: Sequence[int],
@@ -38,28 +115,8 @@ def completed(
     max_tokens: int,
     slot: int | None,
 ) -> Completion:
-    """The text after a prompt; arguments as in `dyno._writing.written`."""
-    stream, ends = engine.tokenizer.stream(), engine.tokenizer.end_of_generation
-    tokens: list[int] = []
-    logprobs: list[TokenLogprobs] = []
-    text, reason = "", "length"
-    drawn = drawn_tokens(engine, prompt, sampling, max_tokens, slot)
-    try:
-        for each in drawn:
-            tokens.append(each.token)
-            if each.logprobs is not None:
-                logprobs.append(each.logprobs)
-            if each.token in ends:
-                reason = "stop"
-                break
-            text += stop.push(stream.push(each.token))
-            if stop.stopped:
-                reason = "stop"
-                break
-    finally:
-        drawn.close()
-    if not stop.stopped:
-        text += stop.push(stream.finish())
-    if not stop.stopped:
-        text += stop.finish()
-    return Completion(text, tokens, "stop" if stop.stopped else reason, logprobs)
+    """The text after a prompt; arguments as in `TextRun`."""
+    run = TextRun(engine, prompt, sampling, stop, max_tokens, slot)
+    text = "".join(run)
+    assert run.finish_reason is not None  # it was read to its end
+    return Completion(text, run.tokens, run.finish_reason, run.logprobs)

@@ -33,6 +33,8 @@ class Slots:
 
     def __init__(self) -> None:
         self._owners: dict[int, Owner] = {}
+        self.foreign: set[int] = set()
+        """Slots that calls outside of a scheduler have fed or cleared; the scheduler empties it."""
 
     def take(self, owner: Owner, slot: int | None, count: int) -> int:
         """The slot that `owner` owns from now on.
@@ -67,6 +69,10 @@ class Slots:
         if self._owners.get(owner.slot) is owner:
             del self._owners[owner.slot]
 
+    def is_free(self, slot: int) -> bool:
+        """Whether no generation owns `slot`."""
+        return slot not in self._owners
+
     def check_exists(self, slot: int, count: int) -> None:
         """Raises PlanError for a slot that the engine was not opened with."""
         if isinstance(slot, bool) or not isinstance(slot, numbers.Integral) or not 0 <= slot < count:
@@ -78,6 +84,7 @@ class Slots:
     def check_free(self, slot: int | None, count: int, owner: Owner | None = None) -> None:
         """Raises PlanError if a generation other than `owner` owns `slot`, or any slot for None."""
         for each in range(count) if slot is None else (slot,):
+            self.foreign.add(each)
             found = self._owners.get(each)
             if found is not None and found is not owner:
                 raise PlanError(

@@ -15,6 +15,7 @@ from dyno._token_array import token_array
 from dyno.errors import PlanError
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Generator, Iterator, Sequence
 
     import numpy as np
@@ -102,12 +103,19 @@ def drawn_tokens(
     max_tokens: int,
     slot: int | None,
     held: Sequence[int] = (),
+    cancelled: threading.Event | None = None,
 ) -> Generator[Drawn, None, None]:
     """The tokens after a prompt, to `max_tokens` or to the end of the context; arguments as in `written`.
 
     `held`: tokens that `slot` holds; the part of the prompt that agrees with them is not computed again.
+    `cancelled`: a scheduler ends the text when it is set.
+
+    If the engine has a scheduler and no slot is named, the scheduler draws them.
     """
     if max_tokens == 0:
+        return
+    if engine._scheduler is not None and slot is None:
+        yield from engine._scheduler.drawn(tokens, sampling, max_tokens, cancelled)
         return
     owner = Owner()
     try:

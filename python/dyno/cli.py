@@ -14,7 +14,19 @@ import typer
 import typer.core
 import typer.main
 
-from dyno._cli import bench, chat, explain, foreign_flags, info, perplexity, plugins, profiles, run, state
+from dyno._cli import (
+    bench,
+    chat,
+    explain,
+    foreign_flags,
+    info,
+    perplexity,
+    plugins,
+    profiles,
+    run,
+    serve,
+    state,
+)
 from dyno._shell import escaped
 
 app = typer.Typer(
@@ -27,6 +39,7 @@ app = typer.Typer(
 )
 app.command(cls=foreign_flags.Command)(run.run)
 app.command(cls=foreign_flags.Command)(chat.chat)
+app.command(cls=foreign_flags.Command)(serve.serve)
 app.command(cls=foreign_flags.Command)(bench.bench)
 app.command(cls=foreign_flags.Command)(perplexity.perplexity)
 app.command()(explain.explain)

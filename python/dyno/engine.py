@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dyno._effective import EffectiveSettings
     from dyno.device_array import DeviceArray
     from dyno.profiles import MatchResult, Profile
+    from dyno.scheduler import Scheduler
 
 __all__ = ["Engine"]
 
@@ -108,6 +109,7 @@ class Engine(ChatMethods):
         self._own_lock = threading.Lock()
         self._process = os.getpid()
         self._slots = Slots()
+        self._scheduler: Scheduler | None = None  # draws the tokens of all generations while it is open
         self._capture_failures = 0  # that were told of
         self._tokenizer: Tokenizer | None = None
         self.path = os.fspath(path)

@@ -12,6 +12,7 @@ __all__ = [
     "OutOfMemoryError",
     "PlanError",
     "ProfileError",
+    "QueueFullError",
     "UnsupportedError",
 ]
 
@@ -34,6 +35,10 @@ class ProfileError(DynoError):
 
 class PlanError(DynoError):
     """The request does not fit: memory budget, context length, batch."""
+
+
+class QueueFullError(DynoError):
+    """As many generations wait as may; the same request may succeed later."""
 
 
 class UnsupportedError(DynoError):

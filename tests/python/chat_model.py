@@ -32,4 +32,4 @@ def chat_model(path: Path, template: str | None = TEMPLATE, **options: int) -> P
     keys["tokenizer.ggml.eos_token_id"] = tokens.index("<|end|>")
     if template is not None:
         keys["tokenizer.chat_template"] = template
-    return tiny_model(path, n_layers=1, n_vocab=N_VOCAB, metadata=keys, **{"n_ctx": 512, **options})
+    return tiny_model(path, n_vocab=N_VOCAB, metadata=keys, **{"n_layers": 1, "n_ctx": 512, **options})

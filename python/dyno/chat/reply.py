@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 from typing import TYPE_CHECKING, Any
 
 from dyno._generate import StopFilter, count_of
@@ -88,6 +89,7 @@ class Reply:
         """Of each token, if they were asked for."""
         self.finish_reason: str | None = None
         """Why the answer ended: `stop`, `length` (max_tokens or context), `tool_calls`; None before that."""
+        self._cancelled = threading.Event()
         self._parts = self._written()
 
     def __iter__(self) -> Iterator[Part]:
@@ -99,6 +101,10 @@ class Reply:
     def close(self) -> None:
         """End the answer here and free its slot."""
         self._parts.close()
+
+    def cancel(self) -> None:
+        """End the answer after its next token, from any thread."""
+        self._cancelled.set()
 
     def message(self) -> dict[str, Any]:
         """Read to the end; the whole message, ready to be appended to the conversation.
@@ -129,7 +135,13 @@ class Reply:
         # After a control token, the first word of such a vocabulary begins with a blank that nobody wrote.
         begins = vocabulary.add_space_prefix
         drawn = drawn_tokens(
-            self._engine, self.prompt, self._sampling, self._limit, self._slot, held=self._held
+            self._engine,
+            self.prompt,
+            self._sampling,
+            self._limit,
+            self._slot,
+            held=self._held,
+            cancelled=self._cancelled,
         )
         reason = "length"
         try:
@@ -139,6 +151,8 @@ class Reply:
                     self.logprobs.append(each.logprobs)
                 if each.token in ends:
                     reason = "stop"
+                    break
+                if self._cancelled.is_set():
                     break
                 if vocabulary.types[each.token] in (TokenType.CONTROL, TokenType.UNKNOWN):
                     name = vocabulary.tokens[each.token]

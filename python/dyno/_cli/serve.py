@@ -1,0 +1,118 @@
+"""`dyno serve`: an HTTP server with the public chat API."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path  # noqa: TC003 - typer reads annotations at run time
+from typing import Annotated
+
+import typer
+
+from dyno._cli import drawing, options, state
+
+
+def serve(
+    model_file: options.ModelFile = None,
+    model: options.Model = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
+    ] = 8080,
+    port_file: Annotated[
+        Path | None,
+        typer.Option("--port-file", help="Write the port into this file when the server is ready."),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key", envvar="DYNO_API_KEY", help="Requests have to carry this key as a bearer token."
+        ),
+    ] = None,
+    alias: Annotated[
+        str | None, typer.Option("--alias", "-a", help="Name of the model in responses; default: the file's.")
+    ] = None,
+    sequences: Annotated[
+        int | None,
+        typer.Option(
+            "--sequences", "--parallel", "-np", help="Texts that are written at a time; default 4.", min=1
+        ),
+    ] = None,
+    queue: Annotated[
+        int, typer.Option("--queue", help="Requests that may wait; more get status 429.", min=0)
+    ] = 64,
+    chat_template: drawing.ChatTemplateName = None,
+    device: options.Device = "auto",
+    gpu: options.Gpu = None,
+    override_tensor: options.OverrideTensor = None,
+    n_gpu_layers: options.GpuLayers = None,
+    cpu_moe: options.CpuMoe = False,
+    n_cpu_moe: options.NCpuMoe = 0,
+    virtual_devices: options.VirtualDevices = 0,
+    profile: options.ProfileFile = None,
+    no_profile: options.NoProfile = False,
+    require_profile: options.RequireProfile = False,
+    force_profile: options.ForceProfile = False,
+    ctx: options.Ctx = None,
+    ubatch: options.Ubatch = None,
+    threads: options.Threads = None,
+    threads_batch: options.ThreadsBatch = None,
+    kv_type_k: options.KvTypeK = None,
+    kv_type_v: options.KvTypeV = None,
+    set_: options.Set = None,
+    verbose: state.Verbose = 0,
+) -> None:
+    """Serve a model over HTTP: the public API's chat completions and completions, for many clients.
+
+    SIGTERM and Ctrl-C let running texts end.
+    """
+    state.verbosity(verbose)
+    path = options.model_argument(model_file, model)
+    arguments = options.settings(
+        set_,
+        sequences=sequences,
+        ctx=ctx,
+        ubatch=ubatch,
+        threads=threads,
+        threads_batch=threads_batch,
+        kv_type_k=kv_type_k,
+        kv_type_v=kv_type_v,
+    )
+    chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
+    chosen |= options.placement_arguments(override_tensor, n_gpu_layers, cpu_moe, n_cpu_moe, virtual_devices)
+    try:
+        import uvicorn
+
+        from dyno.server import Options, create_app
+    except ImportError as error:
+        raise ImportError(f"{error.name} is missing; pip install 'gguf-dyno[serve]'") from error
+    from dyno.engine import Engine
+
+    arguments.setdefault("sequences", 4)
+    with Engine(path, options.device_argument(device, gpu), **chosen, **arguments) as engine:
+        template = None if chat_template is None else engine.chat_template(chat_template)
+        app = create_app(
+            engine,
+            Options(model=alias or path.stem, api_key=api_key, max_waiting=queue, template=template),
+        )
+        config = uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            log_level="info" if verbose else "warning",
+            access_log=bool(verbose),
+            lifespan="off",
+        )
+        with app.state.scheduler, config.bind_socket() as socket:
+            taken = int(socket.getsockname()[1])
+            print(f"{engine.device_headline}\nserving {path.name} on http://{host}:{taken}", file=sys.stderr)
+            if port_file is not None:
+                _write(port_file, f"{taken}\n")
+            uvicorn.Server(config).run(sockets=[socket])
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file so that nobody reads half of it."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text)
+    part.replace(path)

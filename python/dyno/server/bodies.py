@@ -1,0 +1,161 @@
+"""Bodies of requests, with the fields of the public API and a few more; unknown fields are ignored."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dyno._sampling import Sampling
+
+__all__ = ["ChatBody", "CompletionBody", "DetokenizeBody", "DrawBody", "TokenizeBody"]
+
+_MAX_CHOICES = 16
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+
+class StreamOptions(_Body):
+    """Further wishes for a stream."""
+
+    include_usage: bool = False
+
+
+class DrawBody(_Body):
+    """The fields that texts and answers share. The default temperature is that of the public API."""
+
+    model: str | None = None
+    temperature: float = Field(default=1.0, ge=0, le=100)
+    top_k: int = Field(default=40, ge=0)
+    top_p: float = Field(default=0.95, gt=0, le=1)
+    min_p: float = Field(default=0.05, ge=0, le=1)
+    typical_p: float = Field(default=1.0, gt=0, le=1)
+    repeat_penalty: float = Field(default=1.0, gt=0, le=1e9)
+    presence_penalty: float = Field(default=0.0, ge=-100, le=100)
+    frequency_penalty: float = Field(default=0.0, ge=-100, le=100)
+    logit_bias: dict[int, float] = Field(default_factory=dict, max_length=1024)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    stop: str | list[str] | None = None
+    n: int = Field(default=1, ge=1, le=_MAX_CHOICES)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    grammar: str | None = None
+    regex: str | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def reports_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def drawing(self) -> dict[str, Any]:
+        """The settings of draws by their names in `dyno.Sampling`, without `seed` and `logprobs`."""
+        names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty")
+        more = ("presence_penalty", "frequency_penalty", "logit_bias", "grammar", "regex")
+        return {name: getattr(self, name) for name in (*names, *more)}
+
+    def seeds(self) -> list[int | None]:
+        """One for each choice. Draws know no negative seeds: they count from the upper end."""
+        return [None if self.seed is None else (self.seed + i) % 2**64 for i in range(self.n)]
+
+    @model_validator(mode="after")
+    def _stream_has_one_choice(self) -> DrawBody:
+        if self.stream and self.n > 1:
+            raise ValueError(f"n is {self.n}; a stream holds one choice")
+        return self
+
+
+class JsonSchema(_Body):
+    """A named JSON schema."""
+
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(_Body):
+    """The form that an answer has to have."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_is_there(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("type is json_schema; json_schema is missing")
+        return self
+
+
+class ChatBody(DrawBody):
+    """Of POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=0)
+    max_completion_tokens: int | None = Field(default=None, ge=0)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    response_format: ResponseFormat | None = None
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=20)
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _can_be_done(self) -> ChatBody:
+        if self.tool_choice not in (None, "auto", "none"):
+            raise ValueError(f"tool_choice is {self.tool_choice!r:.80}; supported: auto, none")
+        if self.stream and self.logprobs:
+            raise ValueError("logprobs of a stream are not supported; ask for the whole answer")
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens at most."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def sampling(self) -> dict[str, Any]:
+        """Arguments of `Engine.chat` for the draws."""
+        more: dict[str, Any] = self.drawing()
+        if self.response_format is not None and self.response_format.type != "text":
+            wanted = self.response_format.json_schema
+            more["json_schema"] = wanted.schema_ if wanted is not None else {}
+        return more | {"logprobs": self.top_logprobs if self.logprobs else None}
+
+
+class CompletionBody(DrawBody):
+    """Of POST /v1/completions."""
+
+    prompt: str | list[int]
+    max_tokens: int | None = Field(default=16, ge=0)
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    echo: Literal[False] = False
+
+    @model_validator(mode="after")
+    def _can_be_done(self) -> CompletionBody:
+        if self.stream and self.logprobs is not None:
+            raise ValueError("logprobs of a stream are not supported; ask for the whole text")
+        return self
+
+    def samplings(self) -> list[Sampling]:
+        """How the tokens of each choice are drawn."""
+        return [Sampling(seed=seed, logprobs=self.logprobs, **self.drawing()) for seed in self.seeds()]
+
+
+class TokenizeBody(_Body):
+    """Of POST /tokenize."""
+
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+
+
+class DetokenizeBody(_Body):
+    """Of POST /detokenize."""
+
+    tokens: list[int]
+    special: bool = False

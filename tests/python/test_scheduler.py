@@ -1,0 +1,150 @@
+"""Continuous batching: each generation gives what it gives alone; slots, queue and errors."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from chat_model import chat_model
+from dyno import Engine, PlanError, QueueFullError, Sampling, Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROMPTS = ["a", "def main", "x" * 70, "one two three", "zz", "class Shape:" * 9, "b" * 33]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    path = chat_model(tmp_path_factory.mktemp("model") / "m.gguf", n_layers=2)
+    with Engine(path, device="cpu", profile=None, sequences=3, ctx=256, threads=2, ubatch=32) as opened:
+        yield opened
+
+
+def texts(engine: Engine, **options: object) -> list[str]:
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        return list(pool.map(lambda p: "".join(engine.generate(p, 20, **options)), PROMPTS))  # type: ignore[arg-type]
+
+
+def test_many_at_once_give_what_each_gives_alone(engine: Engine) -> None:
+    for options in ({}, {"temperature": 0.9, "seed": 5}, {"repeat_penalty": 1.3}):
+        alone = ["".join(engine.generate(p, 20, **options)) for p in PROMPTS]  # type: ignore[arg-type]
+        assert len(set(alone)) > 4  # a text of one prompt would not pass for that of another
+        for step_tokens in (None, 5):
+            with Scheduler(engine, step_tokens=step_tokens) as scheduler:
+                assert texts(engine, **options) == alone
+                assert scheduler.load()["running"] == scheduler.load()["waiting"] == 0
+
+
+def test_steps_hold_several_sequences(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[list[int]] = []
+    with Scheduler(engine, step_tokens=10) as scheduler:
+        batch = scheduler._batch
+
+        def counted() -> list[object]:
+            made = batch()
+            sizes.append([len(tokens) for _, tokens in made])
+            return made
+
+        monkeypatch.setattr(scheduler, "_batch", counted)
+        texts(engine)
+    assert all(sum(step) <= 10 for step in sizes)
+    assert max(len(step) for step in sizes) == 3
+    # A long prompt is read in parts while others go on.
+    assert any(1 in step and max(step) > 1 for step in sizes)
+
+
+def test_a_prompt_goes_on_where_it_differs_from_what_a_slot_holds(engine: Engine) -> None:
+    prompt = engine.tokenize("x" * 60)
+    alone = [each.token for each in _drawn(engine, [*prompt, 5], 8)]
+    fed: list[int] = []
+    with Scheduler(engine) as scheduler:
+        list(scheduler.drawn(prompt, Sampling(), 4))
+        take = scheduler._take_slot
+
+        def watched(request: object, session: object) -> bool:
+            took = take(request, session)  # type: ignore[arg-type]
+            fed.append(len(request.pending))  # type: ignore[attr-defined]
+            return took
+
+        scheduler._take_slot = watched  # type: ignore[method-assign]
+        assert [each.token for each in scheduler.drawn([*prompt, 5], Sampling(), 8)] == alone
+        assert fed == [1]
+        for slot in range(3):  # others have used the slots: nothing of them may be trusted
+            engine.logits(prompt[:-3], slot=slot)
+        assert [each.token for each in scheduler.drawn([*prompt, 5], Sampling(), 8)] == alone
+        assert fed == [1, len(prompt) + 1]
+
+
+def _drawn(engine: Engine, prompt: list[int], count: int) -> list[object]:
+    with Scheduler(engine) as scheduler:
+        return list(scheduler.drawn(prompt, Sampling(), count))
+
+
+def test_a_full_queue_refuses_and_cancelling_frees(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Scheduler(engine, max_waiting=1) as scheduler:
+        batch, cancelled = scheduler._batch, threading.Event()
+        monkeypatch.setattr(scheduler, "_batch", list)  # no step does anything from now on
+        with ThreadPoolExecutor(4) as pool:
+            held = [pool.submit(list, scheduler.drawn([1, 2], Sampling(), 9, cancelled)) for _ in range(4)]
+            while scheduler.load()["running"] < 3 or scheduler.load()["waiting"] < 1:
+                time.sleep(0.001)
+            with pytest.raises(QueueFullError, match="no more than 1 may wait"):
+                next(scheduler.drawn([1, 2], Sampling(), 1))
+            cancelled.set()
+            assert [each.result(10) for each in held] == [[]] * 4
+        assert scheduler.load()["running"] == scheduler.load()["waiting"] == 0
+        monkeypatch.setattr(scheduler, "_batch", batch)
+        assert len(list(scheduler.drawn([1, 2], Sampling(), 3))) == 3
+
+
+def test_the_context_ends_a_text(engine: Engine) -> None:
+    with Scheduler(engine) as scheduler:
+        prompt = [1] * 250
+        assert len(list(scheduler.drawn(prompt, Sampling(logit_bias={2: -1e9}), 100))) <= 7
+        with pytest.raises(PlanError, match="expected 1 to 256"):
+            next(scheduler.drawn([1] * 257, Sampling(), 1))
+        with pytest.raises(PlanError, match="token 99999 is not one of"):
+            next(scheduler.drawn([99999], Sampling(), 1))
+
+
+def test_a_failed_step_ends_its_requests_and_no_others(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Scheduler(engine) as scheduler:
+
+        def fail() -> None:
+            raise PlanError("made to fail")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(scheduler, "_batch", fail)
+            with pytest.raises(PlanError, match="made to fail"):
+                list(scheduler.drawn([1, 2], Sampling(), 3))
+            assert scheduler.failure is not None
+        assert len(list(scheduler.drawn([1, 2], Sampling(), 3))) == 3
+        assert scheduler.failure is None
+
+
+def test_one_scheduler_an_engine_and_none_after_close(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Scheduler(engine) as scheduler:
+        with pytest.raises(PlanError, match="has a scheduler already"):
+            Scheduler(engine)
+        monkeypatch.setattr(scheduler, "_batch", list)  # no text ends by itself
+        with ThreadPoolExecutor(1) as pool:
+            endless = pool.submit(list, scheduler.drawn([1, 2], Sampling(), 250))
+            while scheduler.load()["running"] == 0:
+                time.sleep(0.001)
+            scheduler.close()
+            with pytest.raises(PlanError, match="the scheduler is closed"):
+                endless.result(10)
+        with pytest.raises(PlanError, match="the scheduler is closed"):
+            next(scheduler.drawn([1, 2], Sampling(), 1))
+    for wrong in ({"max_waiting": -1}, {"step_tokens": 2}):
+        with pytest.raises(PlanError, match="expected at least"):
+            Scheduler(engine, **wrong)  # type: ignore[arg-type]
+    assert len(list(engine.generate("a", 3))) > 0
