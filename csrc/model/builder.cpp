@@ -362,6 +362,7 @@ void Builder::moe_ffn(LayerSpec& layer, int64_t i, const MoeFacts& facts) {
     f.gate = matrix(blk(i, "ffn_gate_shexp.weight"), facts.shared_width, n_embd);
     f.up = matrix(blk(i, "ffn_up_shexp.weight"), facts.shared_width, n_embd);
     f.down = matrix(blk(i, "ffn_down_shexp.weight"), n_embd, facts.shared_width);
+    f.shared_gate = matrix_optional(blk(i, "ffn_gate_inp_shexp.weight"), 1, n_embd);
   }
 }
 

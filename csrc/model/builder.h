@@ -100,6 +100,7 @@ struct Architecture {
 
 void build_llama(Builder&);
 void build_qwen2(Builder&);
+void build_qwen2moe(Builder&);
 void build_qwen3(Builder&);
 void build_qwen3moe(Builder&);
 void build_deepseek2(Builder&);
@@ -112,6 +113,7 @@ void build_ernie45moe(Builder&);
 void build_hunyuan_moe(Builder&);
 void build_minimax_m2(Builder&);
 void build_mistral3(Builder&);
+void build_muse_glimmer(Builder&);
 void build_olmo2(Builder&);
 void build_seed_oss(Builder&);
 void build_smollm3(Builder&);

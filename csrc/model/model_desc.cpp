@@ -18,7 +18,8 @@ constexpr std::array kArchitectures = {
     Architecture{"seed_oss", build_seed_oss},     Architecture{"ernie4_5-moe", build_ernie45moe},
     Architecture{"smollm3", build_smollm3},       Architecture{"minimax-m2", build_minimax_m2},
     Architecture{"olmo2", build_olmo2},           Architecture{"hunyuan-moe", build_hunyuan_moe},
-    Architecture{"mistral3", build_mistral3},
+    Architecture{"mistral3", build_mistral3},     Architecture{"muse-glimmer", build_muse_glimmer},
+    Architecture{"qwen2moe", build_qwen2moe},
 };
 
 void check_types(const ModelDesc& model) {
@@ -84,6 +85,7 @@ std::string attention_text(const AttentionSpec& a) {
   if (a.q_bias != kNone || a.qkv_bias != kNone) out += ", biases";
   if (a.qkv != kNone) out += ", fused qkv";
   if (a.sinks != kNone) out += ", sinks";
+  if (a.gate != kNone) out += ", gated output";
   if (a.window > 0) out += str_cat(", window ", a.window);
   if (a.softcap > 0) out += str_cat(", softcap ", a.softcap);
   if (a.rope.scaling == RopeScaling::still) return out + ", no rope";
@@ -104,6 +106,7 @@ std::string ffn_text(const FfnSpec& f) {
   if (f.normalize) out += ", normalised";
   if (f.weights_scale != 1.0) out += str_cat(", scale ", f.weights_scale);
   if (f.dense_width > 0) out += str_cat(", shared expert ", f.dense_width);
+  if (f.shared_gate != kNone) out += " (gated)";
   return out;
 }
 

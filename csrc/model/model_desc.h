@@ -96,6 +96,7 @@ struct AttentionSpec {
   WeightId k_b = kNone;  // [heads, kv_lora, nope]
   WeightId v_b = kNone;  // [heads, v_head, kv_lora]
 
+  WeightId gate = kNone;  // [heads * dv, n_embd]: the sigmoid of its product scales attention's output
   WeightId output = kNone, output_bias = kNone;
 };
 
@@ -110,6 +111,7 @@ struct FfnSpec {
   WeightId gate = kNone, up = kNone, down = kNone;
   WeightId gate_bias = kNone, up_bias = kNone, down_bias = kNone;
   int64_t dense_width = 0;
+  WeightId shared_gate = kNone;  // [1, n_embd]: the sigmoid of its product scales the shared experts
 
   // mixture of experts
   int64_t experts = 0, used = 0, groups = 1, groups_used = 1;
@@ -138,7 +140,9 @@ struct ModelDesc {
   int64_t n_vocab = 0;
   int64_t n_ctx_train = 0;
   double norm_eps = 0;
+  double post_norm_eps = 0;  // of norms on what attention and FFN add; 0: norm_eps
   double embedding_scale = 1.0;
+  bool embedding_norm = false;  // an RMS norm without weights on the embedding's rows
   double residual_scale = 1.0;  // on what attention and FFN add to the residual stream
   double logit_scale = 1.0;     // logits are multiplied by it
   double logit_softcap = 0;

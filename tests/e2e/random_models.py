@@ -115,11 +115,14 @@ def _attention(w: _Writer, layer: str, residual: float) -> None:
     else:
         for name, rows in (("attn_q", q), ("attn_k", kv), ("attn_v", kv)):
             w.matrix(f"{layer}{name}.weight", rows, s.n_embd)
-            if s.architecture in ("qwen2", "glm4moe", "gpt-oss", "seed_oss"):
+            if s.architecture in ("qwen2", "qwen2moe", "glm4moe", "gpt-oss", "seed_oss"):
                 w.vector(f"{layer}{name}.bias", rows, mean=0.0)
-    if s.architecture in ("qwen3", "qwen3moe", "gemma3", "bailingmoe2", "glm4moe", "hunyuan-moe"):
+    normed = ("qwen3", "qwen3moe", "gemma3", "bailingmoe2", "glm4moe", "hunyuan-moe", "muse-glimmer")
+    if s.architecture in normed:
         w.vector(layer + "attn_q_norm.weight", s.head_dim)
         w.vector(layer + "attn_k_norm.weight", s.head_dim)
+    if s.architecture == "muse-glimmer":
+        w.matrix(layer + "attn_gate.weight", q, s.n_embd)
     if s.architecture in ("minimax-m2", "olmo2"):
         w.vector(layer + "attn_q_norm.weight", q)
         w.vector(layer + "attn_k_norm.weight", kv)
@@ -150,6 +153,8 @@ def _experts(w: _Writer, layer: str, residual: float) -> None:
         w.matrix(layer + "ffn_gate_shexp.weight", width, s.n_embd)
         w.matrix(layer + "ffn_up_shexp.weight", width, s.n_embd)
         w.matrix(layer + "ffn_down_shexp.weight", s.n_embd, width, gain=residual)
+        if s.architecture == "qwen2moe":
+            w.matrix(layer + "ffn_gate_inp_shexp.weight", 1, s.n_embd, kind="f32")
 
 
 def _metadata(s: Shape) -> dict[str, Any]:
@@ -191,7 +196,7 @@ def _metadata(s: Shape) -> dict[str, Any]:
         }
     if s.architecture == "ernie4_5-moe":
         keys["leading_dense_block_count"] = s.dense_layers
-    if s.architecture in ("gemma3", "gpt-oss", "olmo2"):
+    if s.architecture in ("gemma3", "gpt-oss", "olmo2", "muse-glimmer"):
         keys["attention.sliding_window"] = s.window
     if s.architecture == "granitemoe":
         keys |= {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_scale": 2.0, "attention.scale": 0.1}
@@ -237,7 +242,7 @@ def random_parts(shape: Shape, seed: int = 0) -> tuple[dict[str, Any], list[Tens
         _attention(w, layer, residual)
         if s.architecture != "olmo2":
             w.vector(f"{layer}{norm}.weight", s.n_embd)
-        if s.architecture in ("gemma3", "olmo2"):
+        if s.architecture in ("gemma3", "olmo2", "muse-glimmer"):
             w.vector(layer + "post_attention_norm.weight", s.n_embd)
             w.vector(layer + "post_ffw_norm.weight", s.n_embd)
         if s.experts and i >= leading:
@@ -333,6 +338,14 @@ SHAPES = [
             "rope.scaling.original_context_length": 16, "rope.scaling.yarn_log_multiplier": 1.0,
             "attention.temperature_scale": 0.3,
         },
+    ),
+    Shape(
+        "muse-glimmer", ("q5_1", "q6_k"), 224, 6, 2, 64, 288, 293, n_layers=5, window=9,
+        metadata={"logit_scale": 0.5, "final_logit_softcapping": 5.0},
+    ),
+    Shape(
+        "qwen2moe", ("q4_0", "q8_0"), 192, 4, 2, 48, 0, 291,
+        experts=12, used=4, n_ff_expert=64, shared=3,
     ),
     Shape("olmo2", ("q4_1", "q8_0"), 192, 3, 3, 96, 224, 305, n_layers=5, window=11),
     Shape("seed_oss", ("q8_0", "q4_0"), 224, 5, 1, 96, 288, 299),

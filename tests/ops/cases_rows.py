@@ -218,6 +218,28 @@ def glu_cases() -> Iterator[Case]:
         yield make(33, 256, activation)
 
 
+@cases("sigmoid_gate")
+def sigmoid_gate_cases() -> Iterator[Case]:
+    def make(m: int, n: int, gates: int, gap: int = 0) -> Case:
+        def build(rng: np.random.Generator) -> Any:
+            x, gate = normal(rng, m, n + gap), normal(rng, m, gates) * F32(4)
+            args = {"x": x, "x_stride": n + gap, "gate": gate, "y_stride": n + gap}
+
+            def check(out: Any) -> None:
+                want = reference.sigmoid_gate(x[:, :n].astype(np.float64), gate.astype(np.float64))
+                expect_close(out["y"][:, :n], want, EXACT)
+                assert (out["y"][:, n:] == 77).all(), "the gap between rows was written"
+
+            return args, {"y": np.full((m, n + gap), 77, F32)}, check
+
+        return Case("sigmoid_gate", {"m": m, "n": n, "gates": gates}, build, f"gap={gap}")
+
+    yield make(1, 1, 1)
+    yield make(7, 37, 37, gap=3)
+    yield make(5, 130, 1)
+    yield make(33, 96, 4, gap=1)
+
+
 @cases("copy")
 def copy_cases() -> Iterator[Case]:
     def make(act: str, m: int, k: int, gap: int) -> Case:

@@ -47,6 +47,11 @@ def rope(
     return out
 
 
+def sigmoid_gate(x: Array, gate: Array) -> Array:
+    """x [m, n] times the sigmoid of gate [m, gates], each of which scales n / gates elements."""
+    return x * np.repeat(1 / (1 + np.exp(-gate)), x.shape[1] // gate.shape[1], axis=1)
+
+
 def route_probabilities(logits: Array, gating: str) -> Array:
     """Probabilities [m, experts] of a softmax or a sigmoid; softmax_selected keeps the logits."""
     if gating == "softmax":

@@ -124,7 +124,7 @@ void Emitter::project(const std::string& name, Input& x, WeightId w, WeightId bi
         .weight = post_norm,
         .residual = residual_,
         .out = residual_,
-        .eps = static_cast<float>(model_.norm_eps)},
+        .eps = static_cast<float>(model_.post_norm_eps > 0 ? model_.post_norm_eps : model_.norm_eps)},
        layer);
 }
 
@@ -170,6 +170,7 @@ void Emitter::build() {
   list_.residual = residual_.value;
   emit("token_embd", ops::EmbedDesc{.type = model_.weight(model_.token_embd).type, .n = model_.n_embd},
        {.table = model_.token_embd, .out = residual_, .scale = static_cast<float>(model_.embedding_scale)}, -1);
+  if (model_.embedding_norm) head_norm("token_embd_norm", residual_, kNone, 1, model_.n_embd, -1);
 
   for (size_t i = 0; i < model_.layers.size(); ++i) {
     const model::LayerSpec& layer = model_.layers[i];

@@ -65,8 +65,17 @@ void Emitter::gqa(const model::LayerSpec& layer, int32_t i) {
   const std::string p = str_cat("blk.", i, ".");
   Input h = normed(p + "attn_norm", residual_, layer.attn_norm, model_.n_embd);
   const Qkv qkv = qkv_products(a, h, i);
-  const Operand out = value(p + "attention", a.heads * a.dv);
+  const int64_t width = a.heads * a.dv;
+  Operand gate;
+  if (a.gate != kNone) {
+    gate = value(p + "attn_gate", width);
+    matmul(p + "attn_gate", h, a.gate, kNone, gate, {}, 1.0f, i);
+  }
+  const Operand out = value(p + "attention", width);
   attend(a, qkv, out, i);
+  if (gate) {
+    emit(p + "attention_gate", ops::SigmoidGateDesc{.n = width, .gates = width}, {.x = out, .gate = gate, .y = out}, i);
+  }
 
   Input o{.f32 = out, .width = a.heads * a.dv, .name = p + "attention"};
   project(p + "attn_output", o, a.output, a.output_bias, layer.attn_post_norm, p + "attn_post_norm", i);

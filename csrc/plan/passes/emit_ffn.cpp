@@ -180,7 +180,16 @@ void Emitter::moe_ffn(const model::LayerSpec& layer, int32_t i, Input& h) {
   experts_down(f, hidden, routing, i);
   if (f.dense_width == 0) return;
   // The shared experts come last, when the memory of the others' rows is free.
+  Operand gate;
+  if (f.shared_gate != kNone) {
+    gate = value(p + "ffn_shared_gate", 1);
+    matmul(p + "ffn_shared_gate", h, f.shared_gate, kNone, gate, {}, 1.0f, i);
+  }
   const Operand shared = up_gate(p + "ffn_shared_up_gate", f, h, i);
+  if (gate) {
+    emit(p + "ffn_shared_gated", ops::SigmoidGateDesc{.n = f.dense_width, .gates = 1},
+         {.x = shared, .gate = gate, .y = shared}, i);
+  }
   Input down{.f32 = shared, .width = f.dense_width, .name = p + "ffn_shared_up_gate"};
   matmul(p + "ffn_shared_down", down, f.down, f.down_bias, residual_, residual_,
          static_cast<float>(model_.residual_scale), i);
