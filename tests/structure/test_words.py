@@ -21,7 +21,7 @@ MOST_WORDS = 40
 
 # Pages that wait for a new text: how often a phrase occurs, and how many sentences are longer. The numbers
 # only fall.
-PHRASES_LEFT = {"docs/tuning-guide.md": 26}
+PHRASES_LEFT = {"docs/tuning-guide.md": 23}
 LONG_LEFT = {
     "docs/add-an-architecture.md": 1,
     "docs/architecture.md": 3,
@@ -29,7 +29,7 @@ LONG_LEFT = {
     "docs/cuda-products.md": 12,
     "docs/cuda-settings.md": 9,
     "docs/cuda.md": 12,
-    "docs/tuning-guide.md": 17,
+    "docs/tuning-guide.md": 15,
 }
 
 
