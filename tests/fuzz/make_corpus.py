@@ -168,7 +168,10 @@ SHAPES = [
     Shape("ernie4_5-moe", ("q8_0",), 64, 2, 1, 32, 64, 34, shared=2, **_EXPERTS),
     Shape("hunyuan-moe", ("q4_0",), 64, 2, 1, 32, 0, 35, n_layers=1, shared=1, **_EXPERTS),
     Shape("minimax-m2", ("q5_0",), 64, 2, 1, 32, 0, 37, n_layers=1, rotary=16, **_EXPERTS),
-    Shape("mistral3", ("q8_0",), 64, 2, 1, 32, 64, 38, metadata={**_YARN, "attention.temperature_scale": 0.1}),
+    Shape(
+        "mistral3", ("q8_0",), 64, 2, 1, 32, 64, 38,
+        metadata={**_YARN, "attention.temperature_scale": 0.1},
+    ),
     Shape("muse-glimmer", ("q4_1",), 64, 2, 1, 32, 64, 39, n_layers=4, window=5),
     Shape("olmo2", ("q5_1",), 64, 2, 1, 32, 64, 41, n_layers=4, window=6),
     Shape("qwen2moe", ("q4_0",), 64, 2, 1, 32, 0, 43, n_layers=1, shared=1, **_EXPERTS),
