@@ -1,4 +1,4 @@
-"""Names of test modules: pytest imports them without their folders, so that two of one name cannot be collected."""
+"""Names of test modules: pytest imports them without their folders and cannot collect two of one name."""
 
 from __future__ import annotations
 
