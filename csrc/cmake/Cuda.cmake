@@ -5,7 +5,7 @@ set(GGML_CUDA "AUTO" CACHE STRING "CUDA engine: AUTO, ON or OFF")
 set_property(CACHE GGML_CUDA PROPERTY STRINGS AUTO ON OFF)
 
 # ---- Switches ------------------------------------------------------------------------------------------------------
-# A switch that was given asks for CUDA (docs/cuda-build.md: AUTO). "Given" is remembered, because declaring one puts it into the
+# A switch that was given asks for CUDA (docs/user/cuda-build.md: AUTO). "Given" is remembered, because declaring one puts it into the
 # cache as well.
 set(_cuda_given "")
 set(_cuda_switches GGML_CUDA_LTO GGML_CUDA_USE_GRAPHS GGML_CUDA_F16 GGML_CUDA_FORCE_BF16 GGML_CUDA_IQK_FORCE_BF16

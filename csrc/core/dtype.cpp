@@ -9,7 +9,7 @@
 namespace dyno {
 namespace {
 
-// Sorted by id. Sizes: GGUF specification; see docs/architecture.md.
+// Sorted by id. Sizes: GGUF specification; see docs/explain/architecture.md.
 constexpr std::array kTypes = {
     DTypeInfo{DType::f32, "f32", 1, 4, true},
     DTypeInfo{DType::f16, "f16", 1, 2, true},

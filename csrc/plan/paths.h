@@ -8,7 +8,7 @@
 
 namespace dyno::plan {
 
-// Session settings. Defaults were measured on an H200 (docs/cuda-products.md).
+// Session settings. Defaults were measured on an H200 (docs/explain/kernels.md).
 struct PathSettings {
   int64_t matvec_max_tokens = 16;    // dense: at most this many tokens are matvec's
   int64_t matvec_id_max_tokens = 8;  // the same with experts

@@ -133,8 +133,8 @@ def test_pages_and_scripts_named_in_code_exist(name: str) -> None:
         for path in re.findall(
             r"(?<![\w./…-])((?:docs|benchmarks|tests|csrc|python|tuner)/[\w./-]+\.\w+)", text
         ):
-            # The op that the page adds: tests/build/test_add_an_op.py follows it.
-            added = name == "docs/add-an-op.md" and path.startswith("csrc/ops/clamp/")
+            # The op that the page adds: tests/build/test_contribute_op.py follows it.
+            added = name == "docs/contribute/op.md" and path.startswith("csrc/ops/clamp/")
             if (ROOT / path).exists() == added:
                 missing.append(f"{number}: {path}")
     assert missing == []
@@ -168,7 +168,7 @@ def test_options_named_in_sentences_exist() -> None:
             command = pending.pop()
             known |= options(command)
             pending += subcommands(command).values()
-    for name in ("README.md", "docs/tuning-guide.md"):
+    for name in ("README.md", "docs/user/tuning.md"):
         for number, text in snippets(ROOT / name):
             if found := re.match(r"--[a-z][a-z-]*", text):
                 assert found[0] in known, f"{name}:{number}"

@@ -39,19 +39,19 @@ def switches() -> list[str]:
 
 @pytest.mark.parametrize("family", families())
 def test_architecture_names_every_family(family: str) -> None:
-    assert f"`{family}`" in read("docs/architecture.md")
+    assert f"`{family}`" in read("docs/explain/architecture.md")
 
 
 @pytest.mark.parametrize("variant", sorted(product_variants()))
 def test_cuda_products_has_a_row_for_every_variant(variant: str) -> None:
-    assert f"\n| `{variant}` |" in read("docs/cuda-products.md")
+    assert f"\n| `{variant}` |" in read("docs/explain/kernels.md")
 
 
 @pytest.mark.parametrize("switch", switches())
 def test_cuda_build_has_a_section_for_every_switch(switch: str) -> None:
-    assert f"\n## `{switch}`\n" in read("docs/cuda-build.md")
+    assert f"\n## `{switch}`\n" in read("docs/user/cuda-build.md")
 
 
 @pytest.mark.parametrize("knob", [spec.name for spec in KNOBS])
 def test_the_tuning_guide_names_every_knob(knob: str) -> None:
-    assert f"`{knob}`" in read("docs/tuning-guide.md")
+    assert f"`{knob}`" in read("docs/user/tuning.md")

@@ -1,6 +1,7 @@
 """Profiles: settings that were measured and proven for one device and one model, as YAML files.
 
-`Profile` is the format; `docs/profile-reference.md` and `profiles/profile.schema.json` are generated from it.
+`Profile` is the format. `docs/user/profile-reference.md` and `profiles/profile.schema.json` are
+generated from it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Writes what is generated from the models and settings; run as `python -m dyno.profiles.generate`.
 
-`profiles/profile.schema.json` (for editors) and `docs/profile-reference.md` (for people). With `--check`
+`profiles/profile.schema.json` (for editors) and `docs/user/profile-reference.md` (for people). With `--check`
 nothing is written and the exit code is 1, with a diff, where a file is stale.
 """
 
@@ -77,7 +77,7 @@ def outputs(root: Path) -> dict[Path, str]:
     schema = json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
     return {
         root / "profiles" / "profile.schema.json": schema,
-        root / "docs" / "profile-reference.md": reference_page(),
+        root / "docs" / "user" / "profile-reference.md": reference_page(),
     }
 
 
