@@ -54,6 +54,7 @@ format: $(VENV)/.installed-lint
 generate: $(VENV)/.installed-lint
 	$(BIN)/python -m dyno.profiles.generate --root .
 	$(BIN)/python csrc/bindings/stubs.py
+	$(BIN)/python benchmarks/report.py
 
 # Both fuzz targets, each for SECONDS.
 SECONDS ?= 60

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
-from xml.sax.saxutils import escape
+
+from svg import bar, line, polyline, svg, text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,24 +15,6 @@ LABELS = {
     "guided": "dyno's search", "tpe_raw_means": "Optuna TPE on raw means", "random": "random search",
     "coordinate": "coordinate sweeps",
 }  # fmt: skip
-_STYLE = (
-    "<style>text{font:12px system-ui,sans-serif;fill:#333}.t{font-size:15px;font-weight:600}"
-    ".g{stroke:#ddd;stroke-width:1}.a{stroke:#555;stroke-width:1}@media(prefers-color-scheme:dark)"
-    "{text{fill:#ddd}.g{stroke:#444}.a{stroke:#aaa}}</style>"
-)
-
-
-def _svg(width: int, height: int, parts: list[str]) -> str:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}">'
-    return head + _STYLE + "".join(parts) + "</svg>\n"
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{escape(text)}</text>'
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
 
 
 def regret_curves(grouped: dict[str, list[dict[str, Any]]]) -> str:
@@ -42,18 +25,18 @@ def regret_curves(grouped: dict[str, list[dict[str, Any]]]) -> str:
         if kind == "search":
             found.setdefault(of[0], {})[of[1]] = sorted(r["regret"] for r in rows)
     wide, high, span = 250, 190, 0.20
-    parts = [_text(20, 24, "Share of runs within a regret of the optimum", kind="t")]
+    parts = [text(20, 24, "Share of runs within a regret of the optimum", kind="t")]
     for i, (surface, methods) in enumerate(found.items()):
         left, top = 50 + (i % 3) * (wide + 60), 60 + (i // 3) * (high + 70)
-        parts.append(_text(left, top - 8, surface))
+        parts.append(text(left, top - 8, surface))
         for share in (0, 0.5, 0.9, 1.0):
             y = top + high * (1 - share)
-            parts += [_line(left, y, left + wide, y, "g"), _text(left - 6, y + 4, f"{share:.0%}", "end")]
+            parts += [line(left, y, left + wide, y, "g"), text(left - 6, y + 4, f"{share:.0%}", "end")]
         for percent in (0, 5, 10, 15, 20):
             x = left + wide * percent / 100 / span
-            parts.append(_text(x, top + high + 16, f"{percent} %", "middle"))
+            parts.append(text(x, top + high + 16, f"{percent} %", "middle"))
         x = left + wide * 0.02 / span
-        parts.append(_line(x, top, x, top + high, "a"))
+        parts.append(line(x, top, x, top + high, "a"))
         for method, regrets in methods.items():
             points = [(0.0, 0.0)]
             for n, regret in enumerate(regrets, 1):
@@ -61,48 +44,46 @@ def regret_curves(grouped: dict[str, list[dict[str, Any]]]) -> str:
                     break
                 points += [(max(0.0, regret), points[-1][1]), (max(0.0, regret), n / len(regrets))]
             points.append((span, points[-1][1]))
-            path = " ".join(f"{left + wide * a / span:.1f},{top + high * (1 - b):.1f}" for a, b in points)
-            parts.append(
-                f'<polyline points="{path}" fill="none" stroke="{COLOURS[method]}" stroke-width="2"/>'
-            )
+            places = [(left + wide * a / span, top + high * (1 - b)) for a, b in points]
+            parts.append(polyline(places, COLOURS[method]))
     bottom = 60 + ((len(found) + 2) // 3) * (high + 70)
     for i, (method, label) in enumerate(LABELS.items()):
         x = 50 + i * 210
-        parts.append(f'<rect x="{x}" y="{bottom - 30}" width="14" height="4" fill="{COLOURS[method]}"/>')
-        parts.append(_text(x + 20, bottom - 24, label))
-    return _svg(960, bottom, parts)
+        parts.append(bar(x, bottom - 30, 14, 4, COLOURS[method]))
+        parts.append(text(x + 20, bottom - 24, label))
+    return svg(960, bottom, parts)
 
 
 def bars(title: str, rows: list[tuple[str, float, str]], goal: float | None) -> str:
     """Horizontal bars of shares with the number behind each; a line where the goal is."""
     left, wide, step = 210, 560, 24
-    parts = [_text(20, 24, title, kind="t")]
+    parts = [text(20, 24, title, kind="t")]
     for i, (label, value, number) in enumerate(rows):
         y = 44 + i * step
         parts += [
-            _text(left - 8, y + 12, label, "end"),
-            f'<rect x="{left}" y="{y}" width="{wide * value:.1f}" height="16" fill="#1668b8"/>',
-            _text(left + wide * value + 6, y + 12, number),
+            text(left - 8, y + 12, label, "end"),
+            bar(left, y, wide * value, 16, "#1668b8"),
+            text(left + wide * value + 6, y + 12, number),
         ]
     if goal is not None:
         x = left + wide * goal
-        parts.append(_line(x, 38, x, 44 + len(rows) * step, "a"))
-    return _svg(left + wide + 160, 60 + len(rows) * step, parts)
+        parts.append(line(x, 38, x, 44 + len(rows) * step, "a"))
+    return svg(left + wide + 160, 60 + len(rows) * step, parts)
 
 
 def write(report: dict[str, Any], grouped: dict[str, list[dict[str, Any]]], out: Path) -> None:
     """Writes OUT.regret.svg, OUT.repeatability.svg and OUT.thresholds.svg."""
-    out.with_suffix(".regret.svg").write_text(regret_curves(grouped))
+    out.with_suffix(".regret.svg").writetext(regret_curves(grouped))
     agree = [
         (name, row["entries_agree"], f"{row['entries_agree']:.1%} of {row['tunes'] // 2} pairs, "
          f"{row['harmful']} harmful of {row['written']}")
         for name, row in report["tunes"].items()
     ]  # fmt: skip
     title = "Entries on which two fresh tunes agree (goal 95 %)"
-    out.with_suffix(".repeatability.svg").write_text(bars(title, agree, 0.95))
+    out.with_suffix(".repeatability.svg").writetext(bars(title, agree, 0.95))
     solved = []
     for name, row in report["thresholds"].items():
         solved.append((f"crossing, {name}", row["within_one_step"], f"{row['within_one_step']:.1%}"))
         solved.append((f"tie, {name}", row["ties_called"], f"{row['ties_called']:.1%}"))
     title = "Crossings located to one grid step and ties called ties, in at most 12 measurements"
-    out.with_suffix(".thresholds.svg").write_text(bars(title, solved, None))
+    out.with_suffix(".thresholds.svg").writetext(bars(title, solved, None))
