@@ -1,4 +1,4 @@
-"""`dyno profiles`: list, check, show and export profile files."""
+"""`dyno profiles`: list, check, show, match and export profile files."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Annotated
 
 import typer
 
-from dyno._cli import options, plugins, state
+from dyno._cli import fleet, options, plugins, state
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, check, show and export profiles.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="List, check, show, match and export profiles."
+)
+app.command()(fleet.match)
 
 
 @app.command("list")

@@ -1,0 +1,133 @@
+"""`dyno profiles match`: the profile that a node would take, told from its description."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dyno._cli import options, state
+from dyno._shell import escaped
+
+if TYPE_CHECKING:
+    from dyno.fleet import Node, Want
+    from dyno.profiles import Layer
+
+_SUFFIXES = (".json", ".yaml", ".yml", ".xml", ".txt", ".labels")
+
+
+def match(
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|-",
+            help="Description of a node: its labels (kubectl get node -o json, or key=value lines), "
+            "`nvidia-smi -q -x`, or `dyno info --json`; - reads standard input.",
+        ),
+    ] = None,
+    all_: Annotated[
+        Path | None,
+        typer.Option(
+            "--all",
+            metavar="DIR",
+            help="A folder of such descriptions: prints a table of all nodes, and the tunes to do next.",
+        ),
+    ] = None,
+    models: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--model", "-m", help="GGUF file; may be repeated. Default: every model that has a profile."
+        ),
+    ] = None,
+    folders: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--profiles", help="Folder of profiles; may be repeated. Default: those the runtime searches."
+        ),
+    ] = None,
+    json_: options.Json = False,
+    verbose: state.Verbose = 0,
+) -> None:
+    """Which profile a node would take, and why, without its GPU.
+
+    Exit codes for an init container: 0 an exact match, 3 a near one, 4 none. Of several models the best one
+    counts, with --all the worst."""
+    state.verbosity(verbose)
+    from dyno import _core, profiles
+    from dyno.errors import ProfileError
+    from dyno.fleet import match as run
+    from dyno.fleet.render import single, table
+
+    if (labels is None) == (all_ is None):
+        raise typer.BadParameter("give a description of a node with --labels, or a folder of them with --all")
+    nodes = _folder(all_) if all_ is not None else _one(str(labels))
+    layers = [profiles.Layer(str(f), f) for f in folders] if folders else profiles.default_layers()
+    absent = [f for f in folders or [] if not f.is_dir()]
+    if absent:
+        raise ProfileError(f"[fleet] --profiles {absent[0]} is no folder")
+    engine = profiles.engine_from_build(_core.build_info())
+    wants = _wants(models, layers)
+    if not wants:
+        raise ProfileError("[fleet] no profile was found, so no model is known; name one with --model")
+    fleet = run(nodes, wants, engine, layers)
+    for line in fleet.warnings:
+        print(f"warning: {escaped(line)}", file=sys.stderr)
+    code = fleet.best if all_ is None else fleet.worst
+    if json_:
+        rows = {"nodes": [row.to_dict() for row in fleet.rows], "exit_code": code}
+        print(json.dumps({**rows, "tune_next": [t.to_dict() for t in fleet.to_tune()]}, indent=2))
+    else:
+        print(single(fleet) if all_ is None else table(fleet))
+    if code:
+        raise typer.Exit(code)
+
+
+def _one(place: str) -> list[Node]:
+    from dyno.fleet import read_nodes
+
+    if place == "-":
+        return read_nodes(sys.stdin.read(), "standard input")
+    return read_nodes(_text(Path(place)), place)
+
+
+def _text(path: Path) -> str:
+    from dyno.errors import ProfileError
+    from dyno.fleet.nodes import MAX_CHARS
+
+    with path.open(encoding="utf-8", errors="strict") as file:
+        try:
+            text = file.read(MAX_CHARS + 1)
+        except UnicodeDecodeError as error:
+            raise ProfileError(f"[fleet] {path}: no UTF-8 text") from error
+    return text
+
+
+def _folder(folder: Path) -> list[Node]:
+    from dyno.errors import ProfileError
+    from dyno.fleet import read_nodes
+
+    if not folder.is_dir():
+        raise ProfileError(f"[fleet] --all {folder} is no folder")
+    files = sorted(p for p in folder.iterdir() if p.suffix in _SUFFIXES and not p.name.startswith("."))
+    if not files:
+        raise ProfileError(f"[fleet] --all {folder}: no file that ends in {', '.join(_SUFFIXES)}")
+    return [node for path in files for node in read_nodes(_text(path), path.stem)]
+
+
+def _wants(models: list[Path] | None, layers: list[Layer]) -> list[Want]:
+    from dyno import _core, profiles
+    from dyno.fleet import Want
+    from dyno.fleet.matching import known_models
+
+    if not models:
+        return known_models(layers, profiles.engine_from_build(_core.build_info()), lambda _: None)
+    found = []
+    for path in models:
+        file = _core.Gguf(str(path))
+        kind = profiles.weights_kind({"general.name": file.get("general.name")})
+        identity = profiles.model_from_description(_core.describe_model(str(path)), weights=kind)
+        found.append(Want(path.name, identity))
+    return found
