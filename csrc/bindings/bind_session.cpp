@@ -24,6 +24,7 @@
 #include "bindings/device_array.h"
 #include "bindings/ops_convert.h"
 #include "bindings/owned_array.h"
+#include "bindings/read_placement.h"
 #include "bindings/session_report.h"
 #include "core/error.h"
 #include "runtime/session.h"
@@ -57,18 +58,6 @@ plan::LoadOptions read_load(const nb::dict& dict, const std::optional<nb::dict>&
   if (asked != nullptr) *asked = r.asked();
   device = described ? device_from_dict(described) : device_from_name(name, isa);
   return load;
-}
-
-plan::PlacementOptions read_placement(const nb::dict& dict) {
-  SettingsReader r(dict, "placement");
-  plan::PlacementOptions placement;
-  placement.virtual_devices = r.integer("virtual_devices", 0);
-  placement.rules = r.texts("rules");
-  placement.cpu_moe = r.flag("cpu_moe", false);
-  placement.n_cpu_moe = r.integer("n_cpu_moe", 0);
-  if (dict.contains("n_gpu_layers")) placement.n_gpu_layers = r.integer("n_gpu_layers", 0);
-  r.finish();
-  return placement;
 }
 
 std::optional<DType> read_type(SettingsReader& r, const char* name) {
@@ -419,8 +408,9 @@ void bind_session(nb::module_& m) {
            "mmq_max_tokens, mmq_id_max_tokens, compute_type. kernels: (op key, token range, config dict, origin). "
            "plan_only: decide everything, "
            "read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in "
-           "cpu_info() and devices(), of a device that need not be here. placement: virtual_devices (cpu:1, cpu:2, … "
-           "beside the CPU), rules ('REGEX=DEVICE' by the tensor's name; the first that matches decides), cpu_moe, "
+           "cpu_info() and devices(), of a device that need not be here. placement: virtual_devices (a list of dicts, "
+           "one each for cpu:1, cpu:2, … beside the CPU, with link_gbps, latency_us and memory_mib where they are "
+           "limited), rules ('REGEX=DEVICE' by the tensor's name; the first that matches decides), cpu_moe, "
            "n_cpu_moe, n_gpu_layers. Raises PlanError for a placement that cannot be, UnsupportedError for weights on "
            "the CPU beside a GPU.")
       .def_prop_ro(
@@ -480,6 +470,13 @@ void bind_session(nb::module_& m) {
           "fail_next_captures",
           [](PySession& s, int count) { s.change([&](runtime::Session& real) { real.fail_next_captures(count); }); },
           "count"_a, "So many captures will fail at their end: for tests.")
+      .def(
+          "lose_device",
+          [](PySession& s, const std::string& name, int64_t after_segments) {
+            s.change([&](runtime::Session& real) { real.lose_device(name, after_segments); });
+          },
+          "name"_a, "after_segments"_a = 0,
+          "The virtual device is lost after it has run so many more segments: for tests.")
       .def(
           "set",
           [](PySession& s, const nb::dict& session) {

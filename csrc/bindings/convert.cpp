@@ -49,6 +49,15 @@ int64_t SettingsReader::integer(const char* name, int64_t fallback) {
   return out;
 }
 
+double SettingsReader::number(const char* name, double fallback) {
+  remember(name, fallback);
+  const nb::object value = take(name);
+  if (value.is_none()) return fallback;
+  double out = 0;
+  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast<double>(value, out)) fail(name, "a number", value);
+  return out;
+}
+
 bool SettingsReader::flag(const char* name, bool fallback) {
   remember(name, fallback);
   const nb::object value = take(name);

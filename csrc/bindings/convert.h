@@ -23,6 +23,7 @@ class SettingsReader {
  public:
   SettingsReader(nanobind::dict dict, std::string what) : dict_(std::move(dict)), what_(std::move(what)) {}
   int64_t integer(const char* name, int64_t fallback);
+  double number(const char* name, double fallback);
   bool flag(const char* name, bool fallback);
   std::string text(const char* name, const std::string& fallback);
   // A list of strings; empty where it is not given.

@@ -30,6 +30,9 @@ nb::dict plan_dict(const runtime::Session& session) {
     one["weights_bytes"] = device.weights_bytes;
     one["kv_bytes"] = device.kv_bytes;
     one["arena_bytes"] = device.arena_bytes;
+    one["memory_limit"] = device.memory_limit;
+    one["link_gbps"] = device.link.bytes_per_second / 1e9;
+    one["latency_us"] = device.link.latency_seconds * 1e6;
     devices.append(one);
   }
   d["devices"] = devices;

@@ -31,13 +31,18 @@ bool names(std::string_view text, const DeviceInfo& device) {
 
 bool is_host(const DeviceInfo& device) { return device.kind == DeviceKind::cpu && device.ordinal == 0; }
 
-// The layer of a tensor "blk.<number>.…"; -1 where it belongs to none.
-int64_t layer_of(std::string_view name) {
-  constexpr std::string_view kPrefix = "blk.";
-  int64_t layer = -1;
-  if (!name.starts_with(kPrefix)) return layer;
-  std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
-  return layer;
+void check_virtual(const std::string& name, const VirtualDevice& device) {
+  // Slower than a modem, or a wait of minutes, is a mistake of units.
+  constexpr double kSlowest = 1e6, kFastest = 1e15, kLongest = 1;
+  const double rate = device.link.bytes_per_second;
+  DYNO_CHECK(PlanError, rate == 0 || (rate >= kSlowest && rate <= kFastest), "[placement] link_gbps of ", name, " is ",
+             rate / 1e9, "; expected ", kSlowest / 1e9, " to ", kFastest / 1e9, " (GB/s)");
+  const double latency = device.link.latency_seconds;
+  DYNO_CHECK(PlanError, latency >= 0 && latency <= kLongest, "[placement] latency_us of ", name, " is ", latency * 1e6,
+             "; expected 0 to ", kLongest * 1e6);
+  constexpr size_t kMostBytes = size_t{1} << 50;
+  DYNO_CHECK(PlanError, device.memory_bytes <= kMostBytes, "[placement] memory_mib of ", name, " is ",
+             device.memory_bytes >> 20, "; expected at most ", kMostBytes >> 20);
 }
 
 class Placing {
@@ -168,24 +173,49 @@ class Placing {
 
 }  // namespace
 
-std::vector<DeviceInfo> plan_devices(const DeviceInfo& main, const PlacementOptions& options) {
-  const int64_t count = options.virtual_devices;
-  DYNO_CHECK(PlanError, count >= 0 && count <= kMostVirtualDevices, "[placement] virtual_devices is ", count,
-             "; expected 0 to ", kMostVirtualDevices);
-  std::vector<DeviceInfo> devices = {main};
+int64_t layer_of(std::string_view name) {
+  constexpr std::string_view kPrefix = "blk.";
+  int64_t layer = -1;
+  if (!name.starts_with(kPrefix)) return layer;
+  std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
+  return layer;
+}
+
+std::vector<PlannedDevice> plan_devices(const DeviceInfo& main, const PlacementOptions& options) {
+  const auto count = static_cast<int64_t>(options.virtual_devices.size());
+  DYNO_CHECK(PlanError, count <= kMostVirtualDevices, "[placement] virtual_devices is ", count, "; expected 0 to ",
+             kMostVirtualDevices);
   if (main.kind == DeviceKind::cuda) {
     DYNO_CHECK(PlanError, count == 0, "[placement] virtual_devices is ", count, " with device ", device_name(main),
                "; virtual devices stand beside the CPU only");
-    return devices;
+    std::vector<PlannedDevice> alone(1);
+    alone.front().info = main;
+    return alone;
   }
   DYNO_CHECK(PlanError, main.ordinal <= count, "[placement] device ", device_name(main),
              " does not exist; it needs virtual_devices=", main.ordinal, " or more, and that is ", count);
+  std::vector<PlannedDevice> devices;
   for (int ordinal = 0; ordinal <= static_cast<int>(count); ++ordinal) {
-    if (ordinal == main.ordinal) continue;
-    devices.push_back(main);
-    devices.back().ordinal = ordinal;
+    PlannedDevice device;
+    device.info = main;
+    device.info.ordinal = ordinal;
+    if (ordinal > 0) {
+      const VirtualDevice& asked = options.virtual_devices[static_cast<size_t>(ordinal) - 1];
+      check_virtual(device_name(device.info), asked);
+      device.link = asked.link;
+      device.memory_limit = asked.memory_bytes;
+    }
+    devices.insert(ordinal == main.ordinal ? devices.begin() : devices.end(), std::move(device));
   }
   return devices;
+}
+
+double transfer_seconds(const Link& from, const Link& to, size_t bytes) {
+  double slowest = 0;  // seconds a byte
+  for (const Link& link : {from, to}) {
+    if (link.bytes_per_second > 0) slowest = std::max(slowest, 1 / link.bytes_per_second);
+  }
+  return from.latency_seconds + to.latency_seconds + slowest * static_cast<double>(bytes);
 }
 
 std::vector<DeviceId> weight_devices(const Plan& plan, const model::ModelDesc& model) {

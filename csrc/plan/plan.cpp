@@ -36,11 +36,20 @@ DeviceId attention_device(const Plan& plan, const model::AttentionSpec& a) {
   return plan.weights[static_cast<size_t>(w)].device;
 }
 
+// Of a virtual device: its memory and its link.
+std::string limits(const PlannedDevice& device) {
+  std::string out;
+  if (device.memory_limit > 0) out += str_cat("; limit ", mib(device.memory_limit));
+  if (device.link.bytes_per_second > 0) out += str_cat("; link ", device.link.bytes_per_second / 1e9, " GB/s");
+  if (device.link.latency_seconds > 0) out += str_cat("; latency ", device.link.latency_seconds * 1e6, " us");
+  return out;
+}
+
 std::string describe_devices(const Plan& plan) {
   std::string out;
   for (const PlannedDevice& device : plan.devices) {
     out += str_cat("  ", device_name(device.info), ": weights ", mib(device.weights_bytes), ", kv cache ",
-                   mib(device.kv_bytes), ", arena ", mib(device.arena_bytes), "\n");
+                   mib(device.kv_bytes), ", arena ", mib(device.arena_bytes), limits(device), "\n");
   }
   return out;
 }
@@ -104,7 +113,7 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
   Plan plan;
   plan.mla_mode = mla_mode;
   plan.load = load;
-  for (DeviceInfo& info : plan_devices(device, load.placement)) plan.devices.push_back({.info = std::move(info)});
+  plan.devices = plan_devices(device, load.placement);
   place_weights(plan, model);
   layout_kv(plan, model, context);
   const bool gpu = device.kind == DeviceKind::cuda;

@@ -29,12 +29,25 @@ std::string_view numerics_name(Numerics numerics);
 using DeviceId = int32_t;
 inline constexpr DeviceId kMainDevice = 0;
 
+// The way between a device and the memory of the machine. Zeros: as fast as the copy itself.
+struct Link {
+  double bytes_per_second = 0;
+  double latency_seconds = 0;
+  friend bool operator==(const Link&, const Link&) = default;
+};
+
+// A further CPU device of the same process, which stands for a device of that link and that much memory.
+struct VirtualDevice {
+  Link link;
+  size_t memory_bytes = 0;  // that its weights, cache and arena may take; 0: as much as the machine has
+};
+
 // Which weights lie on another device than the main one, see plan/placement.h.
 struct PlacementOptions {
-  int64_t virtual_devices = 0;          // cpu:1, cpu:2, … beside the CPU
-  std::vector<std::string> rules;       // "REGEX=DEVICE" by the tensor's name; the first that matches decides
-  bool cpu_moe = false;                 // experts of all layers to the CPU
-  int64_t n_cpu_moe = 0;                // experts of the first so many layers to the CPU
+  std::vector<VirtualDevice> virtual_devices;  // cpu:1, cpu:2, … beside the CPU
+  std::vector<std::string> rules;              // "REGEX=DEVICE" by the tensor's name; the first that matches decides
+  bool cpu_moe = false;                        // experts of all layers to the CPU
+  int64_t n_cpu_moe = 0;                       // experts of the first so many layers to the CPU
   std::optional<int64_t> n_gpu_layers;  // the others than these last layers, of which the output is one, to the CPU
 };
 
@@ -62,6 +75,8 @@ struct WeightPlacement {
   bool mapped = false;    // kernels read the file's own pages; otherwise an owned copy of `bytes`
   bool mappable = false;  // they could: with the setting `mmap`
   size_t bytes = 0;
+  int32_t layer = -1;    // -1: of none
+  bool experts = false;  // those that a router chooses among
 };
 
 // A plan holds up to three op lists over the same weights and cache, of which a u-batch runs through one, and on a GPU
@@ -158,6 +173,8 @@ struct KvLayer {
 
 struct PlannedDevice {
   DeviceInfo info;
+  Link link;
+  size_t memory_limit = 0;  // for the bytes below; 0: none of its own
   size_t weights_bytes = 0, kv_bytes = 0, arena_bytes = 0;
 };
 
@@ -226,6 +243,11 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
 // device, or of the machine: virtual devices share its memory. On the CPU weights that are read in place need nothing.
 // `weights_loaded`: the weights lie there already, and only the rest is asked for.
 void check_memory(const Plan& plan, size_t free_bytes, bool weights_loaded = false);
+
+// Likewise for each device that has a memory limit of its own.
+void check_limits(const Plan& plan, bool weights_loaded = false);
+// How long `bytes` take from one device to another: they pass the links of both, of which the slower sets the rate.
+double transfer_seconds(const Link& from, const Link& to, size_t bytes);
 
 // Re-plans the arena for another u-batch or mla_mode; op lists and placement stay.
 void layout_arena(Plan& plan, int64_t ubatch);

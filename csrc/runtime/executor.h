@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "core/error.h"
 #include "ops/args.h"
 #include "ops/sample/settings.h"
 #include "plan/plan.h"
@@ -74,6 +75,10 @@ class Executor {
   virtual int64_t capture_failures() const { return 0; }
   // So many captures will fail at their end: for tests.
   virtual void fail_next_captures(int) {}
+  // A virtual device is lost after so many more segments: for tests. Throws PlanError for any other device.
+  virtual void lose(plan::DeviceId, int64_t) { throw PlanError("[device] a GPU cannot be lost on purpose"); }
+  // Throws DeviceLostError once a device of the executor is lost.
+  virtual void check_devices() const {}
   // Waits for everything that was started.
   virtual void finish() = 0;
 

@@ -51,7 +51,7 @@ struct CpuExecutor::Env {
 
 CpuExecutor::CpuExecutor(const model::ModelDesc& model, const plan::Plan& plan, const Weights& weights,
                          ThreadPool& pool)
-    : model_(model), plan_(plan), weights_(weights), pool_(pool), memory_(plan.devices.size()) {}
+    : model_(model), plan_(plan), weights_(weights), pool_(pool), memory_(plan.devices.size()), virtual_(plan) {}
 
 void CpuExecutor::prepare_memory(plan::DeviceId device, bool clear_cache) {
   const plan::PlannedDevice& planned = plan_.devices[static_cast<size_t>(device)];
@@ -128,6 +128,7 @@ void CpuExecutor::run(const MicroBatch& batch, const plan::Selection& selection,
   const plan::NodeList& list = plan_.list_for(env.tokens);
   const NodeRange range = nodes_to_run(list, batch);
   for (const plan::Segment& segment : list.segments) {
+    virtual_.enter(segment.device);
     env.context.isa = plan_.device(segment.device).isa;
     for (int32_t i = segment.begin; i < std::min(segment.end, range.stop); ++i) {
       if (range.all_rows && i == list.head_node) select_rows(env, batch.logit_rows, list.head_values);
@@ -135,15 +136,37 @@ void CpuExecutor::run(const MicroBatch& batch, const plan::Selection& selection,
       if (!range.all_rows && i == list.select_node) select_rows(env, batch.logit_rows, list.select_values);
     }
   }
+  bring_logits(list, batch);
 }
 
-void CpuExecutor::launch(const plan::Node& node, Env& env, OpTime* op_times) const {
-  if (op_times == nullptr) {
+// Logits are written to the memory of the machine, where a device behind a link would have sent them.
+void CpuExecutor::bring_logits(const plan::NodeList& list, const MicroBatch& batch) {
+  if (batch.logit_rows.empty() || list.segments.empty()) return;
+  const size_t bytes = batch.logit_rows.size() * static_cast<size_t>(model_.n_vocab) * sizeof(float);
+  VirtualDevices::wait_until(virtual_.arrival_at_host(list.segments.back().device, bytes));
+}
+
+// A launch, and what it has to wait for on the link of a virtual device.
+void CpuExecutor::launch_and_wait(const plan::Node& node, Env& env) {
+  const auto* moved = std::get_if<plan::TransferOperands>(&node.operands);
+  if (moved == nullptr || plan_.devices.size() == 1) {
     launch_node(node, env);
     return;
   }
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = VirtualDevices::Clock::now();
   launch_node(node, env);
+  const plan::Value& value = plan_.values[static_cast<size_t>(moved->x.value)];
+  const size_t bytes = value.bytes_fixed + value.bytes_per_token * static_cast<size_t>(env.tokens);
+  VirtualDevices::wait_until(virtual_.arrival(value.device, node.device, bytes, start));
+}
+
+void CpuExecutor::launch(const plan::Node& node, Env& env, OpTime* op_times) {
+  if (op_times == nullptr) {
+    launch_and_wait(node, env);
+    return;
+  }
+  const auto start = std::chrono::steady_clock::now();
+  launch_and_wait(node, env);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   OpTime& time = op_times[node.key];
   time.seconds += elapsed.count();

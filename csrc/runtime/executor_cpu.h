@@ -12,6 +12,7 @@
 #include "plan/selection.h"
 #include "runtime/executor.h"
 #include "runtime/host_buffer.h"
+#include "runtime/virtual_devices.h"
 #include "runtime/weights.h"
 
 namespace dyno::runtime {
@@ -24,6 +25,8 @@ class CpuExecutor final : public Executor {
   void run(const MicroBatch& batch, const plan::Selection& selection, int threads) override;
   void use_graphs(bool, bool) override {}
   void finish() override {}
+  void lose(plan::DeviceId device, int64_t after_segments) override { virtual_.lose(device, after_segments); }
+  void check_devices() const override { virtual_.check(); }
 
  private:
   struct Env;
@@ -33,7 +36,9 @@ class CpuExecutor final : public Executor {
   };
 
   void prepare_memory(plan::DeviceId device, bool clear_cache);
-  void launch(const plan::Node& node, Env& env, OpTime* op_times) const;
+  void launch(const plan::Node& node, Env& env, OpTime* op_times);
+  void launch_and_wait(const plan::Node& node, Env& env);
+  void bring_logits(const plan::NodeList& list, const MicroBatch& batch);
   void select_rows(Env& env, std::span<const int32_t> rows, std::span<const plan::ValueId> values) const;
 
   const model::ModelDesc& model_;
@@ -41,7 +46,8 @@ class CpuExecutor final : public Executor {
   const Weights& weights_;
   ThreadPool& pool_;
   std::vector<Memory> memory_;  // of each device
-  StripedBuffer scratch_;       // by thread
+  VirtualDevices virtual_;
+  StripedBuffer scratch_;  // by thread
 };
 
 }  // namespace dyno::runtime

@@ -49,6 +49,7 @@ Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& 
       plan::check_memory(plan_, cuda_free_bytes(device.ordinal));
       executor_ = make_cuda_executor(*file_, model_, plan_, *pool_, threads);
     } else {
+      plan::check_limits(plan_);
       if (const auto available = available_host_bytes()) plan::check_memory(plan_, *available);
       weights_ = std::make_unique<Weights>(*file_, model_, plan_, *pool_, threads);
       executor_ = std::make_unique<CpuExecutor>(model_, plan_, *weights_, *pool_);
@@ -108,6 +109,7 @@ void Session::replan(const Change& change, bool clear_cache) {
   try {
     change();
     choose();
+    if (executor_ != nullptr) plan::check_limits(plan_, /*weights_loaded=*/true);
     if (executor_ != nullptr && plan_.main_device().kind == DeviceKind::cuda) {
       plan::check_memory(plan_, cuda_free_bytes(plan_.main_device().ordinal) + held_bytes_, /*weights_loaded=*/true);
     } else if (const auto available = executor_ != nullptr ? available_host_bytes() : std::nullopt) {
@@ -161,6 +163,7 @@ void Session::set_context(const plan::ContextOptions& context) {
 // What the host still knows of a cache that is gone with its device must not look like an answer.
 void Session::check_device() const {
   if (executor_ != nullptr && plan_.main_device().kind == DeviceKind::cuda) check_not_lost(plan_.main_device().ordinal);
+  if (executor_ != nullptr) executor_->check_devices();
 }
 
 // Weights that were copied at load do not change with the file.
@@ -249,6 +252,14 @@ void Session::check_token(int32_t token, int64_t index, int32_t slot) const {
              " of sequence ", slot, "; the vocabulary has ", model_.n_vocab);
 }
 
+void Session::lose_device(std::string_view name, int64_t after_segments) {
+  DYNO_CHECK(PlanError, executor_ != nullptr, "[session] this session was made to be planned, not to be run");
+  const auto found = std::find_if(plan_.devices.begin(), plan_.devices.end(),
+                                  [&](const plan::PlannedDevice& device) { return device_name(device.info) == name; });
+  DYNO_CHECK(PlanError, found != plan_.devices.end(), "[device] '", name, "' is no device of this plan");
+  executor_->lose(static_cast<plan::DeviceId>(found - plan_.devices.begin()), after_segments);
+}
+
 std::vector<CaptureReport> Session::captures() const {
   return executor_ != nullptr ? executor_->captures() : std::vector<CaptureReport>{};
 }
@@ -267,8 +278,8 @@ void Session::decode(const DecodeRequest& request) {
   check_file();
   end_steps();
   const std::vector<int64_t> before = positions_;
-  feed(request);
   try {
+    feed(request);
     check_file();
   } catch (...) {
     positions_ = before;

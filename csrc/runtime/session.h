@@ -111,6 +111,9 @@ class Session {
     if (executor_ != nullptr) executor_->fail_next_captures(count);
   }
 
+  // The virtual device of that name is lost after so many more segments: for tests. Throws PlanError for another one.
+  void lose_device(std::string_view name, int64_t after_segments);
+
   // Whether tokens of a generation are drawn where the model runs, without the host in between.
   bool draws_on_device() const { return executor_ != nullptr && executor_->draws(); }
   // `tokens`: what is fed before the first draw, one or a whole prompt. Throws PlanError for a slot, tokens or settings

@@ -212,7 +212,7 @@ class Session:
 
     def __init__(self, file: Gguf | str | os.PathLike[str], *, load: dict[str, Any] = {}, context: dict[str, Any] = {}, session: dict[str, Any] = {}, kernels: Sequence[tuple[str, str, dict[str, Any], str]] = [], plan_only: bool = False, device: dict[str, Any] | None = None, placement: dict[str, Any] = {}) -> None:
         """
-        file: an open file, which the session shares, or a path. load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap. context: ctx, kv_type_k, kv_type_v, sequences. session: ubatch, threads, threads_batch, cuda_graphs, graph_concurrency, fusion, flash_attention, mla_mode, matvec_max_tokens, matvec_id_max_tokens, mmq_max_tokens, mmq_id_max_tokens, compute_type. kernels: (op key, token range, config dict, origin). plan_only: decide everything, read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in cpu_info() and devices(), of a device that need not be here. placement: virtual_devices (cpu:1, cpu:2, … beside the CPU), rules ('REGEX=DEVICE' by the tensor's name; the first that matches decides), cpu_moe, n_cpu_moe, n_gpu_layers. Raises PlanError for a placement that cannot be, UnsupportedError for weights on the CPU beside a GPU.
+        file: an open file, which the session shares, or a path. load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap. context: ctx, kv_type_k, kv_type_v, sequences. session: ubatch, threads, threads_batch, cuda_graphs, graph_concurrency, fusion, flash_attention, mla_mode, matvec_max_tokens, matvec_id_max_tokens, mmq_max_tokens, mmq_id_max_tokens, compute_type. kernels: (op key, token range, config dict, origin). plan_only: decide everything, read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in cpu_info() and devices(), of a device that need not be here. placement: virtual_devices (a list of dicts, one each for cpu:1, cpu:2, … beside the CPU, with link_gbps, latency_us and memory_mib where they are limited), rules ('REGEX=DEVICE' by the tensor's name; the first that matches decides), cpu_moe, n_cpu_moe, n_gpu_layers. Raises PlanError for a placement that cannot be, UnsupportedError for weights on the CPU beside a GPU.
         """
 
     @property
@@ -247,6 +247,11 @@ class Session:
 
     def fail_next_captures(self, count: int) -> None:
         """So many captures will fail at their end: for tests."""
+
+    def lose_device(self, name: str, after_segments: int = 0) -> None:
+        """
+        The virtual device is lost after it has run so many more segments: for tests.
+        """
 
     def set(self, session: dict[str, Any]) -> None:
         """Changes session settings; weights and cache stay."""

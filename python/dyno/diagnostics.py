@@ -77,6 +77,19 @@ class Diagnostics:
             raise PlanError(f"[engine] {self._engine.path} has no experts, so there is no routing to capture")
         return result[0], routing
 
+    def lose_device(self, name: str, after_segments: int = 0) -> None:
+        """Lose a virtual device, as a GPU is lost that falls off its bus.
+
+        Args:
+            name: `cpu:N`.
+            after_segments: So many segments it still runs. In the midst of a prompt, its u-batches that were
+            computed don't count.
+
+        Raises:
+            PlanError: No virtual device of this engine.
+        """
+        self._engine._open().lose_device(name, after_segments)
+
     @property
     def draws_on_device(self) -> bool:
         """Whether `generate` draws tokens where the model runs (GPUs), so that no logits come to the host."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from dyno import _core
     from dyno._effective import EffectiveSettings
+    from dyno._virtual_devices import VirtualDevices
     from dyno.device_array import DeviceArray
     from dyno.profiles import MatchResult, Profile
     from dyno.scheduler import Scheduler
@@ -64,7 +65,9 @@ class Engine(ChatMethods):
         cpu_moe: The experts of all layers lie on the CPU.
         n_cpu_moe: The experts of the first so many layers lie on the CPU.
         virtual_devices: So many further CPU devices `cpu:1`, `cpu:2`, … with memory of their own, at most 16.
-        They try a placement without a GPU: logits stay the same bit for bit.
+        They try a placement without a GPU: logits stay the same bit for bit. A mapping by name gives each a
+        link of `link_gbps` (GB/s) and `latency_us`, for which transfers wait, and `memory_mib`, which its
+        weights, cache and arena have to fit.
         **settings: Values by name, as in `dyno.settings.SETTINGS`; they override the profile.
 
     Raises:
@@ -77,8 +80,9 @@ class Engine(ChatMethods):
         UnsupportedError: An unknown architecture, or weights on the CPU beside a GPU.
         DeviceError: No such device in this build or machine, or a GPU that this build has no code for; later,
         if a forked child uses the engine of its parent.
-        DeviceLostError: This process has lost that GPU; any method that needs it raises it too, from then on.
-        OutOfMemoryError: It does not fit into the GPU's free memory; the message says what to change.
+        DeviceLostError: This process has lost that GPU, or the engine a virtual device; any method that needs
+        it raises it too, from then on.
+        OutOfMemoryError: It does not fit into the memory of its devices; the message says what to change.
 
     Example:
         >>> with Engine("model.gguf", threads=4) as engine:  # doctest: +SKIP
@@ -98,7 +102,7 @@ class Engine(ChatMethods):
         n_gpu_layers: int | None = None,
         cpu_moe: bool = False,
         n_cpu_moe: int = 0,
-        virtual_devices: int = 0,
+        virtual_devices: VirtualDevices = 0,
         **settings: Any,
     ) -> None:
         from dyno import _core
@@ -114,7 +118,7 @@ class Engine(ChatMethods):
         self._tokenizer: Tokenizer | None = None
         self.path = os.fspath(path)
         self._placement = Placement.of(placement, virtual_devices, n_gpu_layers, cpu_moe, n_cpu_moe)
-        self._device = resolve_device(device, virtual_devices)
+        self._device = resolve_device(device, len(self._placement.virtual_devices))
         self._placement.warn(self.device)
         arguments = _effective.check_arguments(settings, self._device.kind)
         # Opened once: another file of this name must not give its profile, its weights or its vocabulary.

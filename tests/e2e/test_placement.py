@@ -139,6 +139,12 @@ def test_errors_reach_the_caller(caplog: pytest.LogCaptureFixture) -> None:
         ({"placement": ["attn_q=cpu:1"]}, "names device 'cpu:1'; this plan has cpu; .*virtual_devices"),
         ({"placement": [3]}, "3 is no rule"),
         ({"virtual_devices": "2"}, "virtual_devices is '2'"),
+        ({"virtual_devices": 17}, "virtual_devices is 17; expected 0 to 16"),
+        ({"virtual_devices": {"gpu": {}}}, "'gpu' is no virtual device"),
+        ({"virtual_devices": {"cpu:1": 8}}, "the properties of cpu:1 are 8"),
+        ({"virtual_devices": {"cpu:1": {"link_gbs": 8}}}, "'link_gbs'; did you mean 'link_gbps'"),
+        ({"virtual_devices": {"cpu:1": {"link_gbps": 0}}}, "link_gbps of cpu:1 is 0; expected GB/s above 0"),
+        ({"virtual_devices": {"cpu:1": {"memory_mib": 1.5}}}, "memory_mib of cpu:1 is 1.5"),
         ({"n_gpu_layers": True}, "n_gpu_layers is True"),
         ({"cpu_moe": 1}, "cpu_moe is 1"),
         ({"cpu_moe": True}, "has no experts"),
@@ -177,7 +183,7 @@ def test_options_of_the_command_line() -> None:
 
 def test_rules_between_commas() -> None:
     def rules(*texts: str) -> list[str]:
-        return list(placement_arguments(list(texts), None, False, 0, 0)["placement"])
+        return list(placement_arguments(list(texts), None, False, 0, None)["placement"])
 
     assert rules("a=CPU,b=cpu:1", "c=cuda:0") == ["a=CPU", "b=cpu:1", "c=cuda:0"]
     assert rules(r"blk\.\d{1,2}\.ffn=CPU,x=CUDA0") == [r"blk\.\d{1,2}\.ffn=CPU", "x=CUDA0"]

@@ -117,7 +117,12 @@ dyno::plan::PlacementOptions placement_of(Choices& c) {
                                           "output",     "e",    "(",           ""};
   static constexpr std::array kDevices = {"cpu:1", "cpu:2", "CPU", "cpu:3", "cuda:0", ""};
   dyno::plan::PlacementOptions placement;
-  placement.virtual_devices = c.once_in(16) ? odd(c) : 2;
+  placement.virtual_devices.resize(static_cast<size_t>(c.once_in(16) ? c.below(20) : 2));
+  for (dyno::plan::VirtualDevice& device : placement.virtual_devices) {
+    if (c.once_in(8)) device.memory_bytes = static_cast<size_t>(odd(c));
+    // Links that take no time: a fuzzer has none to wait.
+    if (c.once_in(8)) device.link.bytes_per_second = c.flag() ? 1e12 : 1.0;
+  }
   for (int64_t left = 1 + c.below(3); left > 0; --left) {
     placement.rules.push_back(dyno::str_cat(kTensors[static_cast<size_t>(c.below(kTensors.size()))], "=",
                                             kDevices[static_cast<size_t>(c.below(kDevices.size()))]));

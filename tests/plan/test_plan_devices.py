@@ -17,15 +17,22 @@ Node = dict[str, Any]
 
 
 def planned(
-    name: str, *rules: str, device: str = "cpu", virtual: int = 2, plan_only: bool = True, **placement: Any
+    name: str,
+    *rules: str,
+    device: str = "cpu",
+    virtual: int = 2,
+    limits: dict[str, float] | None = None,
+    plan_only: bool = True,
+    **placement: Any,
 ) -> _core.Session:
+    """`limits`: of every virtual device."""
     return _core.Session(
         TINY / f"{name}-tiny.gguf",
         load={"device": device},
         context={"ctx": 64, "sequences": 2},
         session={"ubatch": 16, "threads": 2},
         plan_only=plan_only,
-        placement={"virtual_devices": virtual, "rules": list(rules), **placement},
+        placement={"virtual_devices": [limits or {}] * virtual, "rules": list(rules), **placement},
     )
 
 
@@ -164,6 +171,10 @@ def test_a_bias_goes_with_its_product() -> None:
         ([], {"n_gpu_layers": 1}, "n_gpu_layers=1 needs a device beside the CPU"),
         ([], {"virtual": 17}, "virtual_devices is 17; expected 0 to 16"),
         ([], {"device": "cpu:2", "virtual": 1}, "device cpu:2 does not exist; it needs virtual_devices=2"),
+        ([], {"limits": {"link_gbps": 1e-4}}, "link_gbps of cpu:1 is 0.0001; expected 0.001 to"),
+        ([], {"limits": {"link_gbps": float("nan")}}, "link_gbps of cpu:1 is nan"),
+        ([], {"limits": {"latency_us": -1}}, "latency_us of cpu:1 is -1"),
+        ([], {"limits": {"memory_mib": 1 << 31}}, "memory_mib is 2147483648"),
     ],
 )
 def test_what_cannot_be_is_an_error(rules: list[str], placement: dict[str, Any], message: str) -> None:
@@ -191,7 +202,7 @@ def test_a_gpu_takes_rules_that_leave_all_with_it() -> None:
     plain = _core.Session(file, plan_only=True, device=GPU, session={"cuda_graphs": False})
     assert session.nodes() == plain.nodes()
     with pytest.raises(PlanError, match="virtual devices stand beside the CPU only"):
-        _core.Session(file, plan_only=True, device=GPU, placement={"virtual_devices": 1})
+        _core.Session(file, plan_only=True, device=GPU, placement={"virtual_devices": [{}]})
 
 
 def test_a_session_keeps_its_devices_when_settings_change() -> None:
@@ -207,3 +218,11 @@ def test_a_session_keeps_its_devices_when_settings_change() -> None:
             logits.append(session.decode([(0, tokens)], rows="all")[0])
         np.testing.assert_array_equal(*logits)
     assert {node["device"] for node in several.nodes()} == {"cpu", "cpu:1", "cpu:2"}
+
+
+def test_a_plan_says_what_limits_its_devices() -> None:
+    session = planned("llama", "ffn_=cpu:1", limits={"link_gbps": 8, "latency_us": 10, "memory_mib": 64})
+    main, other = session.plan["devices"][:2]
+    assert (other["link_gbps"], other["latency_us"], other["memory_limit"]) == (8, 10, 64 << 20)
+    assert (main["link_gbps"], main["latency_us"], main["memory_limit"]) == (0, 0, 0)
+    assert "; limit 64.0 MiB; link 8 GB/s; latency 10 us\n" in session.describe_plan()

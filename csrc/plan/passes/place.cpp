@@ -42,6 +42,12 @@ void place_weights(Plan& plan, const model::ModelDesc& model) {
   for (size_t i = 0; i < model.weights.size(); ++i) {
     plan.weights.push_back(place(model.weights[i], plan.device(devices[i]), plan.load));
     plan.weights.back().device = devices[i];
+    plan.weights.back().layer = static_cast<int32_t>(layer_of(model.weights[i].name));
+  }
+  for (const model::LayerSpec& layer : model.layers) {
+    for (const model::WeightId id : {layer.ffn.experts_gate, layer.ffn.experts_up, layer.ffn.experts_down}) {
+      if (id != model::kNone) plan.weights[static_cast<size_t>(id)].experts = true;
+    }
   }
 }
 

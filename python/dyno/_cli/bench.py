@@ -58,7 +58,7 @@ def bench(
     n_gpu_layers: options.GpuLayers = None,
     cpu_moe: options.CpuMoe = False,
     n_cpu_moe: options.NCpuMoe = 0,
-    virtual_devices: options.VirtualDevices = 0,
+    virtual_devices: options.VirtualDevices = None,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
     require_profile: options.RequireProfile = False,

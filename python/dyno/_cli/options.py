@@ -41,13 +41,13 @@ NCpuMoe = Annotated[
     int, typer.Option("--n-cpu-moe", "-ncmoe", help="Experts of the first N layers lie on the CPU.", min=0)
 ]
 VirtualDevices = Annotated[
-    int,
+    list[str] | None,
     typer.Option(
         "--virtual-devices",
         "--virtual-device",
-        help="Further CPU devices cpu:1, cpu:2, … with memory of their own, to try a placement.",
-        min=0,
-        max=16,
+        metavar="N|cpu:N,NAME=VALUE,...",
+        help="Further CPU devices cpu:1, cpu:2, … with memory of their own, to try a placement. "
+        "cpu:1,link_gbps=8,latency_us=10,memory_mib=4096 limits one; may be given several times.",
     ),
 ]
 Gpu = Annotated[
@@ -110,21 +110,31 @@ def device_argument(device: str, gpu: int | None) -> str:
 
 
 def placement_arguments(
-    rules: list[str] | None, gpu_layers: str | None, cpu_moe: bool, n_cpu_moe: int, virtual_devices: int
+    rules: list[str] | None,
+    gpu_layers: str | None,
+    cpu_moe: bool,
+    n_cpu_moe: int,
+    virtual_devices: list[str] | None,
 ) -> dict[str, Any]:
     """The placement options as arguments of `Engine`.
 
     Raises:
-        typer.BadParameter: `-ngl` is neither a number nor `all`.
+        typer.BadParameter: `-ngl` is neither a number nor `all`, or a virtual device cannot be read.
     """
+    from dyno._virtual_devices import parse_virtual_devices
+
     if gpu_layers not in (None, "all") and not (gpu_layers or "").isdecimal():
         raise typer.BadParameter(f"{gpu_layers!r} is neither a number of layers nor all", param_hint="-ngl")
+    try:
+        devices = parse_virtual_devices(virtual_devices) if virtual_devices else 0
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--virtual-devices") from error
     return {
         "placement": [rule for text in rules or [] for rule in _rules(text)],
         "n_gpu_layers": None if gpu_layers in (None, "all") else int(gpu_layers or 0),
         "cpu_moe": cpu_moe,
         "n_cpu_moe": n_cpu_moe,
-        "virtual_devices": virtual_devices,
+        "virtual_devices": devices,
     }
 
 

@@ -1,0 +1,131 @@
+#include "plan/remedies.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace dyno::plan {
+namespace {
+
+// Below these nobody would want to run.
+constexpr int64_t kLeastUbatch = 32;
+constexpr int64_t kLeastContext = 256;
+
+// The largest power of two below the u-batch that frees enough, else the smallest; what one token takes is
+// proportional.
+Remedy smaller_ubatch(const Plan& plan, const Holder& holder, size_t missing) {
+  const size_t fixed = std::min(plan.expanded_bytes(), holder.arena_bytes);
+  const size_t per_token = (holder.arena_bytes - fixed) / static_cast<size_t>(plan.ubatch);
+  Remedy found;
+  for (int64_t u = kLeastUbatch; u < plan.ubatch; u *= 2) {
+    const size_t frees = per_token * static_cast<size_t>(plan.ubatch - u);
+    if (found.text.empty() || frees >= missing) found = {str_cat("ubatch=", u), frees};
+  }
+  return found;
+}
+
+Remedy smaller_context(const Plan& plan, const Holder& holder, size_t missing) {
+  const size_t per_position = holder.kv_bytes / static_cast<size_t>(plan.context.ctx);
+  if (per_position == 0 || plan.context.ctx <= kLeastContext) return {};
+  const auto fewer = static_cast<int64_t>((missing + per_position - 1) / per_position);
+  const int64_t ctx = std::max(kLeastContext, (plan.context.ctx - fewer) / kLeastContext * kLeastContext);
+  return {str_cat("ctx=", ctx), per_position * static_cast<size_t>(plan.context.ctx - ctx)};
+}
+
+Remedy absorbed_attention(const Plan& plan, const Holder& holder) {
+  return {"mla_mode=absorbed", std::min(plan.expanded_bytes(), holder.arena_bytes)};
+}
+
+Remedy fewer_sequences(const Plan& plan, const Holder& holder, size_t missing) {
+  if (plan.context.sequences == 1) return {};
+  const size_t each = holder.kv_bytes / static_cast<size_t>(plan.context.sequences);
+  const auto fewer = static_cast<int64_t>((missing + each - 1) / std::max<size_t>(each, 1));
+  const int64_t left = std::max<int64_t>(1, plan.context.sequences - fewer);
+  return {str_cat("sequences=", left), each * static_cast<size_t>(plan.context.sequences - left)};
+}
+
+// Only where every row holds whole blocks: latents of multi-head latent attention need not.
+Remedy smaller_cache(const Plan& plan, const Holder& holder) {
+  size_t now = 0, then = 0;
+  const auto count = [&](int64_t row, DType type) {
+    const size_t elements = static_cast<size_t>(row) / row_bytes(type, 32) * 32;
+    now += static_cast<size_t>(row);
+    then += std::min<size_t>(static_cast<size_t>(row), row_bytes(DType::q8_0, static_cast<int64_t>(elements)));
+  };
+  for (const KvLayer& layer : plan.kv) {
+    if (layer.v_row_bytes == 0) return {};
+    if (holder.device && layer.device != *holder.device) continue;
+    count(layer.k_row_bytes, plan.kv_type_k);
+    count(layer.v_row_bytes, plan.kv_type_v);
+  }
+  if (then >= now) return {};
+  return {"kv_type_k=kv_type_v=q8_0", holder.kv_bytes / now * (now - then)};
+}
+
+template <typename Counts>
+size_t bytes_of_weights(const Plan& plan, const Counts& counts) {
+  size_t bytes = 0;
+  for (const WeightPlacement& weight : plan.weights) bytes += counts(weight) ? weight.bytes : 0;
+  return bytes;
+}
+
+// The CPU reads weights that are not repacked from the file's own pages, if it is mapped.
+Remedy weights_in_place(const Plan& plan, const Holder& holder) {
+  if (holder.gpu || holder.device || !(plan.load.cpu_repack && plan.load.mmap)) return {};
+  const auto repacked = [&](const WeightPlacement& weight) {
+    return weight.layout != ops::Layout::plain && plan.device(weight.device).ordinal == 0;
+  };
+  return {"cpu_repack=false", bytes_of_weights(plan, repacked)};
+}
+
+Remedy weights_mapped(const Plan& plan, const Holder& holder) {
+  if (holder.gpu || holder.device || plan.load.mmap) return {};
+  return {"mmap=true", bytes_of_weights(plan, [](const WeightPlacement& weight) { return weight.mappable; })};
+}
+
+// The fewest layers whose experts, or which themselves, would have to leave the main device for the CPU.
+Remedy weights_on_the_cpu(const Plan& plan, const Holder& holder, size_t missing) {
+  const bool beside_cpu = std::any_of(plan.devices.begin(), plan.devices.end(), [](const PlannedDevice& device) {
+    return device.info.kind == DeviceKind::cpu && device.info.ordinal == 0;
+  });
+  if (holder.device != kMainDevice || !beside_cpu) return {};
+  const auto layers = plan.kv.size();
+  std::vector<size_t> experts(layers), whole(layers);
+  for (const WeightPlacement& weight : plan.weights) {
+    if (weight.device != kMainDevice || weight.layer < 0) continue;
+    const auto layer = static_cast<size_t>(weight.layer);
+    whole[layer] += weight.bytes;
+    if (weight.experts) experts[layer] += weight.bytes;
+  }
+  size_t frees = 0;
+  if (std::any_of(experts.begin(), experts.end(), [](size_t bytes) { return bytes > 0; })) {
+    size_t n = 0;
+    while (n < layers && frees < missing) frees += experts[n++];
+    return {str_cat("n_cpu_moe=", n), frees};
+  }
+  const size_t positions = static_cast<size_t>(plan.context.ctx) * static_cast<size_t>(plan.context.sequences);
+  size_t n = 0;
+  for (; n < layers && frees < missing; ++n) {
+    const auto row = static_cast<size_t>(plan.kv[n].k_row_bytes + plan.kv[n].v_row_bytes);
+    frees += whole[n] + (plan.kv[n].device == kMainDevice ? row * positions : 0);
+  }
+  // The output counts as a layer that stays.
+  return {str_cat("n_gpu_layers=", layers + 1 - n), frees};
+}
+
+}  // namespace
+
+std::vector<Remedy> remedies(const Plan& plan, const Holder& holder, size_t missing, bool weights_loaded) {
+  std::vector<Remedy> all = {smaller_ubatch(plan, holder, missing), smaller_context(plan, holder, missing),
+                             fewer_sequences(plan, holder, missing), smaller_cache(plan, holder),
+                             absorbed_attention(plan, holder)};
+  if (!weights_loaded) {
+    all.push_back(weights_in_place(plan, holder));
+    all.push_back(weights_mapped(plan, holder));
+    all.push_back(weights_on_the_cpu(plan, holder, missing));
+  }
+  std::erase_if(all, [](const Remedy& remedy) { return remedy.frees == 0; });
+  return all;
+}
+
+}  // namespace dyno::plan

@@ -1,0 +1,73 @@
+#include "runtime/virtual_devices.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "core/error.h"
+#include "core/relax.h"
+
+namespace dyno::runtime {
+
+VirtualDevices::Clock::time_point VirtualDevices::arrival(plan::DeviceId from, plan::DeviceId to, size_t bytes,
+                                                          Clock::time_point start) {
+  if (from == to) return start;
+  Clock::time_point begin = start;
+  for (const plan::DeviceId id : {from, to}) begin = std::max(begin, states_[static_cast<size_t>(id)].free);
+  const double seconds = plan::transfer_seconds(link_of(from), link_of(to), bytes);
+  const auto end = begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  for (const plan::DeviceId id : {from, to}) {
+    if (link_of(id) != plan::Link{}) states_[static_cast<size_t>(id)].free = end;
+  }
+  return end;
+}
+
+VirtualDevices::Clock::time_point VirtualDevices::arrival_at_host(plan::DeviceId from, size_t bytes) {
+  State& state = states_[static_cast<size_t>(from)];
+  const double seconds = plan::transfer_seconds(link_of(from), {}, bytes);
+  state.free = std::max(Clock::now(), state.free) +
+               std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  return state.free;
+}
+
+void VirtualDevices::wait_until(Clock::time_point when) {
+  constexpr std::chrono::microseconds kSpin(150);
+  if (when - Clock::now() > 2 * kSpin) std::this_thread::sleep_until(when - kSpin);
+  while (Clock::now() < when) relax();
+}
+
+void VirtualDevices::lose(plan::DeviceId device, int64_t after_segments) {
+  DYNO_CHECK(PlanError,
+             device >= 0 && static_cast<size_t>(device) < states_.size() &&
+                 plan_.device(device).kind == DeviceKind::cpu && plan_.device(device).ordinal > 0,
+             "[device] only a virtual device of the plan can be lost on purpose, not device number ", device);
+  DYNO_CHECK(PlanError, after_segments >= 0, "[device] a device is lost after ", after_segments,
+             " segments; expected 0 or more");
+  State& state = states_[static_cast<size_t>(device)];
+  state.segments_left = after_segments;
+  state.lost = after_segments == 0;
+}
+
+void VirtualDevices::enter(plan::DeviceId device) {
+  State& state = states_[static_cast<size_t>(device)];
+  if (state.lost) fail(static_cast<size_t>(device));
+  if (state.segments_left == kNever) return;
+  if (state.segments_left == 0) {
+    state.lost = true;
+    fail(static_cast<size_t>(device));
+  }
+  --state.segments_left;
+}
+
+void VirtualDevices::check() const {
+  for (size_t i = 0; i < states_.size(); ++i) {
+    if (states_[i].lost) fail(i);
+  }
+}
+
+void VirtualDevices::fail(size_t device) const {
+  throw DeviceLostError(str_cat("[device] virtual device ", device_name(plan_.devices[device].info),
+                                " is lost, with the weights and the cache that it held; open the engine again, "
+                                "without it or with another placement"));
+}
+
+}  // namespace dyno::runtime
