@@ -39,6 +39,7 @@ from .arguments import (
     usual_workload,
 )
 from .messages import EARLY
+from .verify_command import verify
 
 if TYPE_CHECKING:
     from ..execution.ray_workers import Cluster
@@ -83,6 +84,7 @@ _LATER = "tune: interrupted; if something was measured, the same command with --
 
 
 app.command(name="ab")(ab)
+app.command(name="verify")(verify)
 
 
 def _version(wanted: bool) -> None:
@@ -383,67 +385,6 @@ def report(
     from ..output.html_report import write_report
 
     print(f"report: {write_report(journal, out)}")
-
-
-@app.command()
-def verify(
-    profile: Annotated[Path, typer.Argument(help="Profile.")],
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="GGUF file; default: the one that the profile names.")
-    ] = None,
-    gpu: Annotated[
-        int | None, typer.Option(help="Number of the GPU, for a profile of one.", min=0, max=999)
-    ] = None,
-    binaries: Annotated[
-        Path | None,
-        typer.Option("--bin", help="For a profile of another engine: the folder of its binaries."),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(help="Time to take at most: 90s, 3m, 1h; default 2m, for other engines' profiles 10m."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed.", min=0)] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-) -> None:
-    """Measure whether a profile still holds, entry by entry. Exit code 0 where every entry is kept, 1 where
-    one is stale, harmful or unsupported, or where nothing could be measured."""
-    from ..run.verify import KEEP, USUAL
-    from ..run.verify import verify as run
-
-    seconds = parse_duration(budget) if budget is not None else USUAL
-    device = None if gpu is None else devices_of("auto", str(gpu))[0]
-    folder = str(binaries.absolute()) if binaries is not None else None
-    verdicts, gain = run(
-        profile,
-        model,
-        budget=seconds,
-        seed=seed,
-        quiet=quiet,
-        device=device,
-        binaries=folder,
-    )
-    if as_json:
-        print(
-            json.dumps(
-                {
-                    "entries": [v.to_dict() for v in verdicts],
-                    "gain": {m: g.to_dict() for m, g in gain.items()},
-                }
-            )
-        )
-    else:
-        for v in verdicts:
-            e = v.measured
-            now = f" {e.ratio:.3f} × [{e.low:.3f}, {e.high:.3f}]" if e else ""
-            then = f" (recorded {v.recorded:.3f} ×)" if v.recorded is not None else ""
-            print(f"{v.verdict:<11} {v.entry}:{now}{then} {v.reason}")
-        for metric, g in gain.items():
-            print(f"whole profile, {metric}: {g.ratio:.3f} × the default [{g.low:.3f}, {g.high:.3f}]")
-        if not verdicts:
-            print("every entry is default: there is nothing to verify")
-    if any(v.verdict != KEEP for v in verdicts):
-        raise typer.Exit(1)
 
 
 @app.command()

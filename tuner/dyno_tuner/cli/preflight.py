@@ -1,0 +1,68 @@
+"""Before a profile of another engine is verified: flags that its binary no longer has.
+
+A new image drops flags now and then, and a server that gets one ends at once. Such a flag is named before
+anything is measured, from the `--help` of the very binary.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING
+
+from ..doctor.gone import find_gone
+from ..doctor.line import BENCH, COMMON
+from ..doctor.parse import program_of
+from ..targets.ggml.installation import Installation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..targets.ggml.help import Help
+
+_FLAG = re.compile(r"-{1,2}[A-Za-z][A-Za-z0-9_-]*")
+
+
+def lost_flags(words: Sequence[str], help_: Help, engine: str, tool: str) -> dict[str, str]:
+    """Flags of a command line that a binary does not have, with the reason or the nearest name.
+
+    Args:
+        words: the line without its program.
+        help_: of the binary that would get it.
+        engine: "llama.cpp" or "ik_llama.cpp".
+        tool: the kind of tool, `line.COMMON` or `line.BENCH`, as the tables of removed flags know it.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        name = word.partition("=")[0] if word.startswith("--") else word
+        if not _FLAG.fullmatch(name) or help_.has(name):
+            continue
+        row = find_gone(name, engine, tool)
+        near = difflib.get_close_matches(name, list(help_.flags), n=1, cutoff=0.7)
+        hint = (
+            f": {row.text}" if row is not None else f"; the nearest that it has is {near[0]}" if near else ""
+        )
+        found[name] = f"this binary's --help does not list it{hint}"
+    return found
+
+
+def lost_in(binaries: str, engine: str, command: Sequence[str]) -> dict[str, str]:
+    """`lost_flags` for the binary that a recorded command line names, else for llama-server.
+
+    Args:
+        binaries: folder of the engine's binaries.
+        command: what stood behind the dashes of the tune, with the program, if it was given.
+
+    Raises:
+        TargetUnusable: The folder has no binaries of this engine, or one does not answer `--help`.
+    """
+    install = Installation(binaries, engine)
+    program = program_of(command[0]) if command and not command[0].startswith("-") else ""
+    bench = program == "llama-bench"
+    help_ = install.bench_help if bench else install.help_of(program or "llama-server")
+    if help_ is None:
+        common = install.common
+        if common is None:
+            return {}
+        help_ = common[1]
+    return lost_flags(command, help_, engine, BENCH if bench else COMMON)

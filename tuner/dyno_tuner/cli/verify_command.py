@@ -1,0 +1,132 @@
+"""The command `tune verify`."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from pathlib import Path  # noqa: TC003  (typer reads annotations when the command runs)
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from dyno import profiles
+from dyno.errors import DynoError
+
+from ..core.errors import TuneError
+from ..run.junit import Suite, write_junit
+from ..targets import declared
+from ..targets.ggml.export import binaries_folder, tuned_with
+from .arguments import devices_of, parse_duration
+
+if TYPE_CHECKING:
+    from ..core.intervals import Estimate
+    from ..run.verify import Verdict
+
+
+def verify(
+    profile: Annotated[Path, typer.Argument(help="Profile.")],
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="GGUF file; default: the one that the profile names.")
+    ] = None,
+    gpu: Annotated[
+        int | None, typer.Option(help="Number of the GPU, for a profile of one.", min=0, max=999)
+    ] = None,
+    binaries: Annotated[
+        Path | None,
+        typer.Option("--bin", help="For a profile of another engine: the folder of its binaries."),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Time to take at most: 90s, 3m, 1h; default 2m, for other engines' profiles 10m."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DAY",
+            help="Day of the last change (YYYY-MM-DD): a profile measured on that day or later is skipped.",
+        ),
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(help="Also write the verdicts here, as JUnit XML.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed.", min=0)] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Measure whether a profile still holds, entry by entry. Exit code 0 where every entry is kept, 1 where
+    one is stale, harmful or unsupported, or where nothing could be measured."""
+    from ..run.verify import KEEP, USUAL
+
+    seconds = parse_duration(budget) if budget is not None else USUAL
+    day = _day(since) if since is not None else None
+    if junit is not None and not junit.parent.is_dir():
+        raise typer.BadParameter(f"--junit {junit}: there is no folder {junit.parent}")
+    begun = time.monotonic()
+    try:
+        newer = "" if day is None else _newer(profile, day)
+        folder = str(binaries.absolute()) if binaries is not None else None
+        device = None if gpu is None else devices_of("auto", str(gpu))[0]
+        verdicts, gain = ([], {}) if newer else _run(profile, model, device, folder, seconds, seed, quiet)
+    except (TuneError, DynoError) as error:
+        if junit is not None:
+            said = " ".join(str(error).split())
+            write_junit(junit, Suite(str(profile), time.monotonic() - begun, error=said))
+        raise
+    if junit is not None:
+        write_junit(junit, Suite(str(profile), time.monotonic() - begun, verdicts, gain, newer))
+    if as_json:
+        told = {"entries": [v.to_dict() for v in verdicts], "gain": {m: g.to_dict() for m, g in gain.items()}}
+        print(json.dumps({**told, **({"skipped": newer} if newer else {})}))
+    elif newer:
+        print(f"skipped: {newer}")
+    else:
+        _print(verdicts, gain)
+    if any(v.verdict != KEEP for v in verdicts):
+        raise typer.Exit(1)
+
+
+def _run(
+    path: Path, model: str | None, device: str | None, binaries: str | None, seconds: float, seed: int,
+    quiet: bool,
+) -> tuple[list[Verdict], dict[str, Estimate]]:  # fmt: skip
+    """The verdicts by measurement. If the binary lacks flags of the profile, only they are named."""
+    from ..run.verify import UNSUPPORTED, Verdict
+    from ..run.verify import verify as run
+    from .preflight import lost_in
+
+    profile, _ = profiles.load_readable(path)
+    engine = profile.match.engine.name
+    if declared(engine).foreign:
+        binaries = binaries_folder(path, profile, binaries)
+        lost = lost_in(binaries, engine, tuned_with(profile)[2])
+        if lost:
+            return [Verdict(f"flag {name}", UNSUPPORTED, why) for name, why in lost.items()], {}
+    return run(path, model, budget=seconds, seed=seed, quiet=quiet, device=device, binaries=binaries)
+
+
+def _day(text: str) -> datetime.date:
+    try:
+        return datetime.date.fromisoformat(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--since {text!r}: give a day as 2026-11-24") from error
+
+
+def _newer(path: Path, day: datetime.date) -> str:
+    """Why a profile need not be measured; "" where it is older than that day, or has no date."""
+    profile, _ = profiles.load_readable(path)
+    date = profile.provenance.date if profile.provenance else None
+    try:
+        measured = datetime.date.fromisoformat((date or "")[:10])
+    except ValueError:
+        return ""
+    return f"measured on {measured}, which is not before {day}" if measured >= day else ""
+
+
+def _print(verdicts: list[Verdict], gain: dict[str, Estimate]) -> None:
+    for v in verdicts:
+        e = v.measured
+        now = f" {e.ratio:.3f} × [{e.low:.3f}, {e.high:.3f}]" if e else ""
+        then = f" (recorded {v.recorded:.3f} ×)" if v.recorded is not None else ""
+        print(f"{v.verdict:<11} {v.entry}:{now}{then} {v.reason}")
+    for metric, g in gain.items():
+        print(f"whole profile, {metric}: {g.ratio:.3f} × the default [{g.low:.3f}, {g.high:.3f}]")
+    if not verdicts:
+        print("every entry is default: there is nothing to verify")
