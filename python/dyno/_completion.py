@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
     from dyno._generate import StopFilter
+    from dyno._requests import Handling
     from dyno._sampling import Sampling, TokenLogprobs
     from dyno.engine import Engine
 
@@ -41,6 +42,7 @@ class TextRun:
         stop: Ends the text at a stop string.
         max_tokens: Tokens drawn at most.
         slot: The sequence to write into; None takes a free one.
+        handling: Of the prompt, for an engine with a scheduler.
     """
 
     def __init__(
@@ -51,16 +53,23 @@ class TextRun:
         stop: StopFilter,
         max_tokens: int,
         slot: int | None = None,
+        handling: Handling | None = None,
     ) -> None:
         self._engine, self._stop = engine, stop
         self._cancelled = threading.Event()
-        self._drawn = drawn_tokens(engine, prompt, sampling, max_tokens, slot, cancelled=self._cancelled)
+        self._drawn = drawn_tokens(
+            engine, prompt, sampling, max_tokens, slot, cancelled=self._cancelled, handling=handling
+        )
         self.prompt = list(prompt)
         """Token ids."""
         self.tokens: list[int] = []
         """Drawn so far, also the one that ends the text."""
         self.logprobs: list[TokenLogprobs] = []
         """Of each token, if they were asked for."""
+        self.cached_tokens = 0
+        """Tokens of the prompt that the engine held from before; known with the first piece."""
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        """Of the prompt's tokens from the second one on, if `handling` asks for them."""
         self.finish_reason: str | None = None
         """As in `Completion`; None before the end."""
         self._pieces = self._written()
@@ -84,6 +93,9 @@ class TextRun:
         reason = "length"
         try:
             for each in self._drawn:
+                if not self.tokens:
+                    self.cached_tokens = each.cached
+                    self.prompt_logprobs = each.prompt_logprobs or []
                 self.tokens.append(each.token)
                 if each.logprobs is not None:
                     self.logprobs.append(each.logprobs)

@@ -66,17 +66,23 @@ class StopFilter:
             raise PlanError("[generate] a stop string must not be empty")
         self._stop = stop
         self._held = ""
-        self.stopped = False
+        self.matched: str | None = None
+        """The stop string that ended the text."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return self.matched is not None
 
     def push(self, text: str) -> str:
         """The text that may be shown after `text` has come in."""
         if not self._stop:
             return text
         self._held += text
-        cuts = [i for i in (self._held.find(s) for s in self._stop) if i >= 0]
+        cuts = [(i, s) for i, s in ((self._held.find(s), s) for s in self._stop) if i >= 0]
         if cuts:
-            self.stopped = True
-            shown, self._held = self._held[: min(cuts)], ""
+            cut, self.matched = min(cuts)
+            shown, self._held = self._held[:cut], ""
             return shown
         keep = max(self._overlap(s) for s in self._stop)
         cut = len(self._held) - keep

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dyno._generate import StopFilter, count_of, drawn, finite, pieces
-from dyno._sampling import HostSampler, Sampling, TokenLogprobs, uniforms
+from dyno._requests import Drawn
+from dyno._sampling import HostSampler, Sampling, uniforms
 from dyno._slots import Owner, larger_ctx
 from dyno._token_array import token_array
 from dyno.errors import PlanError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from dyno._requests import Handling
     from dyno.engine import Engine
 
 __all__ = ["Drawn", "drawn_tokens", "most_tokens", "prompt_tokens", "written"]
@@ -88,14 +89,6 @@ def written(
         )
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """One token of a generation."""
-
-    token: int
-    logprobs: TokenLogprobs | None = None
-
-
 def drawn_tokens(
     engine: Engine,
     tokens: Sequence[int],
@@ -104,18 +97,20 @@ def drawn_tokens(
     slot: int | None,
     held: Sequence[int] = (),
     cancelled: threading.Event | None = None,
+    handling: Handling | None = None,
 ) -> Generator[Drawn, None, None]:
     """The tokens after a prompt, to `max_tokens` or to the end of the context; arguments as in `written`.
 
     `held`: tokens that `slot` holds; the part of the prompt that agrees with them is not computed again.
     `cancelled`: a scheduler ends the text when it is set.
+    `handling`: of the prompt, for a scheduler.
 
     If the engine has a scheduler and no slot is named, the scheduler draws them.
     """
     if max_tokens == 0:
         return
     if engine._scheduler is not None and slot is None:
-        yield from engine._scheduler.drawn(tokens, sampling, max_tokens, cancelled)
+        yield from engine._scheduler.drawn(tokens, sampling, max_tokens, cancelled, handling)
         return
     owner = Owner()
     try:

@@ -38,7 +38,19 @@ class PlanError(DynoError):
 
 
 class QueueFullError(DynoError):
-    """As many generations wait as may; the same request may succeed later."""
+    """As many generations wait as may; the same request may succeed later.
+
+    Args:
+        message: With the numbers.
+        retry_after_s: Seconds after which a place is likely to be free.
+    """
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message, retry_after_s)
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class UnsupportedError(DynoError):

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import queue
+import math
 import threading
+import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dyno._generate import finite
-from dyno._sampling import HostSampler
-from dyno._slots import Owner
-from dyno._writing import Drawn
+from dyno._requests import Drawn, Handling, Request, SchedulerEvents, Step, common_prefix
+from dyno._sampling import HostSampler, TokenLogprobs
 from dyno.errors import DynoError, PlanError, QueueFullError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Generator, Sequence
     from types import TracebackType
 
     from numpy.typing import NDArray
@@ -26,28 +25,15 @@ if TYPE_CHECKING:
     from dyno._sampling import Sampling
     from dyno.engine import Engine
 
-__all__ = ["Scheduler"]
+__all__ = ["Scheduler", "SchedulerEvents"]
 
 _SECONDS_WITHOUT_SLOT = 0.005
 """How long a step waits if generations outside of the scheduler own all slots."""
-
-
-@dataclass(eq=False)
-class _Request:
-    """One generation."""
-
-    prompt: list[int]
-    max_tokens: int
-    draw: Callable[[NDArray[np.float32]], int]
-    sampler: HostSampler | None
-    cancelled: threading.Event
-    out: queue.SimpleQueue[Drawn | BaseException | None] = field(default_factory=queue.SimpleQueue)
-    owner: Owner = field(default_factory=Owner)
-    held: list[int] = field(default_factory=list)
-    """Tokens that the slot holds."""
-    pending: list[int] = field(default_factory=list)
-    """Tokens to be fed next: the rest of the prompt, or the token that was drawn last."""
-    drawn: int = 0
+_ALL_ROWS_TOKENS = 64
+"""Tokens of a prompt in a step if the logits after each of them are needed: one row is a whole vocabulary."""
+_LONGEST_RETRY_S = 60
+_WEIGHT_OF_NEWEST = 0.2
+"""Of the newest request in the running mean of their durations."""
 
 
 class Scheduler:
@@ -64,6 +50,7 @@ class Scheduler:
         max_waiting: Generations that may wait.
         step_tokens: Tokens of a step at most, of prompts and generations together; at least `sequences`.
             None: the engine's `ubatch`.
+        events: Hears of tokens and requests, for metrics.
 
     Raises:
         PlanError: The engine has a scheduler, or an argument is impossible.
@@ -74,7 +61,14 @@ class Scheduler:
         ...         texts = list(pool.map(lambda p: "".join(engine.generate(p)), prompts))
     """
 
-    def __init__(self, engine: Engine, *, max_waiting: int = 64, step_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        max_waiting: int = 64,
+        step_tokens: int | None = None,
+        events: SchedulerEvents | None = None,
+    ) -> None:
         self._engine = engine
         self._sequences = int(engine.settings["sequences"])
         self._ctx = int(engine.settings["ctx"])
@@ -90,12 +84,15 @@ class Scheduler:
         self._max_waiting = max_waiting
         self._ends = engine.tokenizer.end_of_generation
         self._n_vocab = int(engine.model["n_vocab"])
-        self._waiting: deque[_Request] = deque()
-        self._running: list[_Request] = []
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
         self._kept: dict[int, list[int]] = {}
         """Tokens that free slots hold."""
         self._changed = threading.Condition()
         self._closing = False
+        self._events = events or SchedulerEvents()
+        self._mean_s = 0.0
+        """Running mean of the seconds that a request owns a sequence."""
         self._totals = {"steps": 0, "prompt_tokens": 0, "reused_tokens": 0, "generated_tokens": 0}
         self.failure: BaseException | None = None
         """The error that ended the last failed step; None if the last step worked."""
@@ -113,6 +110,7 @@ class Scheduler:
         sampling: Sampling,
         max_tokens: int,
         cancelled: threading.Event | None = None,
+        handling: Handling | None = None,
     ) -> Generator[Drawn, None, None]:
         """The tokens after a prompt; the last one may be the model's end of generation.
 
@@ -121,6 +119,7 @@ class Scheduler:
             sampling: How tokens are drawn.
             max_tokens: Tokens drawn at most.
             cancelled: Ends the generation when it is set, from any thread.
+            handling: Of the prompt.
 
         Raises:
             QueueFullError: As many generations wait as may.
@@ -128,7 +127,9 @@ class Scheduler:
         """
         if max_tokens == 0:
             return
-        request = self._submit(prompt, sampling, max_tokens, cancelled or threading.Event())
+        request = self._submit(
+            prompt, sampling, max_tokens, cancelled or threading.Event(), handling or Handling()
+        )
         try:
             while (each := request.out.get()) is not None:
                 if isinstance(each, BaseException):
@@ -138,13 +139,16 @@ class Scheduler:
             request.cancelled.set()
 
     def load(self) -> dict[str, int]:
-        """How many generations run and wait now, and how many may."""
+        """How many generations run and wait now, and how many may; `held_tokens` of the running ones are in
+        the cache.
+        """
         with self._changed:
             return {
                 "running": len(self._running),
                 "waiting": len(self._waiting),
                 "sequences": self._sequences,
                 "max_waiting": self._max_waiting,
+                "held_tokens": sum(len(request.held) for request in self._running),
             }
 
     def totals(self) -> dict[str, int]:
@@ -172,8 +176,13 @@ class Scheduler:
         self.close()
 
     def _submit(
-        self, prompt: Sequence[int], sampling: Sampling, max_tokens: int, cancelled: threading.Event
-    ) -> _Request:
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        max_tokens: int,
+        cancelled: threading.Event,
+        handling: Handling,
+    ) -> Request:
         tokens = [int(token) for token in prompt]
         if not 0 < len(tokens) <= self._ctx:
             raise PlanError(f"[scheduler] the prompt has {len(tokens)} tokens; expected 1 to {self._ctx}")
@@ -186,7 +195,7 @@ class Scheduler:
         if sampling.needs_logits:
             sampler = HostSampler(sampling, self._engine.tokenizer, self._n_vocab, tokens)
         draw = sampling.sampler() if sampler is None else sampler.draw
-        request = _Request(tokens, max_tokens, draw, sampler, cancelled)
+        request = Request(tokens, max_tokens, draw, sampler, cancelled, handling)
         with self._changed:
             self._check_open_to_more()
             self._waiting.append(request)
@@ -202,7 +211,8 @@ class Scheduler:
             if len(self._waiting) >= self._max_waiting + free:
                 raise QueueFullError(
                     f"[scheduler] {len(self._waiting)} generations wait and {len(self._running)} run; "
-                    f"no more than {self._max_waiting} may wait: try again later"
+                    f"no more than {self._max_waiting} may wait: try again later",
+                    min(max(math.ceil(self._mean_s / self._sequences), 1), _LONGEST_RETRY_S),
                 )
 
     # ---- in the scheduler's thread ----
@@ -231,23 +241,32 @@ class Scheduler:
                 if self._waiting and not self._closing:
                     self._changed.wait(_SECONDS_WITHOUT_SLOT)
             return
+        every_row = any(request.wants_all_rows for request, _ in batch)
         inputs = [(request.owner.slot, np.array(tokens, np.int32)) for request, tokens in batch]
         with self._engine._lock:
             session = self._engine._open()
-            logits = session.decode(inputs, rows="last")[0]
+            begun = time.monotonic()
+            logits = session.decode(inputs, rows="all" if every_row else "last")[0]
+            seconds = time.monotonic() - begun
             self._engine._tell_failed_captures(session)
-        assert logits is not None  # the last rows were asked for
+        assert logits is not None  # they were asked for
         self._totals["steps"] += 1
-        for (request, tokens), row in zip(batch, logits, strict=True):
+        self._events.stepped(_described(batch, seconds))
+        begin = 0
+        for request, tokens in batch:
+            rows = logits[begin : begin + (len(tokens) if every_row else 1)]
+            begin += len(rows)
             self._totals["prompt_tokens"] += 0 if request.drawn else len(tokens)
             request.held += tokens
             del request.pending[: len(tokens)]
+            if request.wants_all_rows:
+                self._keep_prompt_logprobs(request, rows)
             if not request.pending:
-                self._take(request, row)
+                self._take(request, rows[-1])
 
     def _drop_cancelled(self) -> None:
         for request in [r for r in self._running if r.cancelled.is_set()]:
-            self._end(request)
+            self._end(request, "abort")
         with self._changed:
             gone = [r for r in self._waiting if r.cancelled.is_set()]
             for request in gone:
@@ -268,16 +287,19 @@ class Scheduler:
             with self._changed:
                 self._waiting.popleft()
                 self._running.append(request)
+            request.admitted = time.monotonic()
+            self._events.admitted(request.admitted - request.came)
 
-    def _take_slot(self, request: _Request, session: Any) -> bool:
+    def _take_slot(self, request: Request, session: Any) -> bool:
         """Give a request the free slot that holds most of its prompt; under the engine's lock."""
         slots = self._engine._slots
         for slot in slots.foreign:
             self._kept.pop(slot, None)
         slots.foreign.clear()
         best, common = None, 0
-        for slot, held in self._kept.items():
-            same = _common(held, request.prompt)
+        reusable = request.handling.reuse and not request.wants_all_rows
+        for slot, held in self._kept.items() if reusable else ():
+            same = common_prefix(held, request.prompt)
             if same > common and slots.is_free(slot):
                 best, common = slot, same
         if best is None:  # rather one that holds nothing than one that another prompt may begin like
@@ -293,14 +315,17 @@ class Scheduler:
         else:
             session.reset(best)
         self._totals["reused_tokens"] += common
+        request.cached = common
         request.held = request.prompt[:common]
         request.pending = request.prompt[common:]
         return True
 
-    def _batch(self) -> list[tuple[_Request, list[int]]]:
+    def _batch(self) -> list[tuple[Request, list[int]]]:
         """The tokens of a step: of each running text, then of prompts in the order in which they came."""
         batch = [(r, list(r.pending)) for r in self._running if r.drawn]
         room = self._room - len(batch)
+        if any(request.wants_all_rows for request in self._running):
+            room = min(room, _ALL_ROWS_TOKENS)
         for request in self._running:
             if room <= 0:
                 break
@@ -310,36 +335,65 @@ class Scheduler:
                 room -= len(chunk)
         return batch
 
-    def _take(self, request: _Request, row: NDArray[np.float32]) -> None:
+    def _keep_prompt_logprobs(self, request: Request, rows: NDArray[np.float32]) -> None:
+        """Keep the log-probabilities of the prompt's tokens behind the ones just fed."""
+        from dyno import _core
+
+        first = len(request.held) - len(rows)
+        top = request.handling.prompt_logprobs or 0
+        for row, token in zip(rows, request.prompt[first + 1 : first + 1 + len(rows)], strict=False):
+            (_, logprob), *most = _core.logprobs(row, token, top)
+            request.prompt_logprobs.append(TokenLogprobs(token, logprob, tuple(most)))
+
+    def _take(self, request: Request, row: NDArray[np.float32]) -> None:
         """Draw the next token of a request from its logits."""
         try:
             token = request.draw(finite(row, len(request.held) - 1))
         except DynoError as error:
-            self._end(request, error)
+            self._end(request, "error", error)
             return
-        request.drawn += 1
+        now = time.monotonic()
+        if request.drawn:
+            self._events.next_token(now - request.last_token)
+        else:
+            self._events.first_token(now - request.came)
+        request.last_token = now
         self._totals["generated_tokens"] += 1
-        request.out.put(Drawn(token, request.sampler.logprobs if request.sampler else None))
-        if token in self._ends or request.drawn >= request.max_tokens or len(request.held) >= self._ctx:
-            self._end(request)
+        logprobs = request.sampler.logprobs if request.sampler else None
+        if request.drawn:
+            request.out.put(Drawn(token, logprobs))
+        else:
+            prompt = None if request.handling.prompt_logprobs is None else request.prompt_logprobs
+            request.out.put(Drawn(token, logprobs, request.cached, prompt))
+        request.drawn += 1
+        if token in self._ends:
+            self._end(request, "stop")
+        elif request.drawn >= request.max_tokens or len(request.held) >= self._ctx:
+            self._end(request, "length")
         else:
             request.pending = [token]
 
-    def _end(self, request: _Request, error: BaseException | None = None) -> None:
+    def _end(self, request: Request, reason: str, error: BaseException | None = None) -> None:
         """Free the slot of a running request, whose tokens stay there for the next prompt."""
         with self._changed:
             self._running.remove(request)
         self._kept[request.owner.slot] = request.held
         self._engine._slots.give_back(request.owner)
+        now = time.monotonic()
+        self._mean_s += (now - request.admitted - self._mean_s) * (_WEIGHT_OF_NEWEST if self._mean_s else 1.0)
+        self._events.ended(request, reason, now - request.came)
         request.out.put(error)
 
     def _fail_all(self, error: BaseException) -> None:
         """End every request with an error. The contents of the slots are unknown after it."""
         with self._changed:
-            ended = [*self._running, *self._waiting]
+            ran = list(self._running)
+            ended = [*ran, *self._waiting]
             self._running.clear()
             self._waiting.clear()
         self._kept.clear()
+        for request in ran:
+            self._events.ended(request, "error", time.monotonic() - request.came)
         for request in ended:
             self._engine._slots.give_back(request.owner)
             # Callers raise it in threads of their own: each gets an instance.
@@ -349,7 +403,11 @@ class Scheduler:
             request.out.put(copy)
 
 
-def _common(held: Sequence[int], prompt: Sequence[int]) -> int:
-    """Tokens at the beginning that agree; never the prompt's last one, whose logits are needed."""
-    most = min(len(held), len(prompt) - 1)
-    return next((i for i in range(most) if held[i] != prompt[i]), most)
+def _described(batch: Sequence[tuple[Request, list[int]]], seconds: float) -> Step:
+    return Step(
+        sequences=len(batch),
+        tokens=sum(len(tokens) for _, tokens in batch),
+        prompt_tokens=sum(len(tokens) for request, tokens in batch if not request.drawn),
+        deepest=max(len(request.held) + len(tokens) for request, tokens in batch),
+        seconds=seconds,
+    )

@@ -7,27 +7,23 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import numpy as np
 import pytest
-import uvicorn
 from chat_model import chat_model
-from dyno import Engine
-from dyno.server import Options, create_app
+from dyno import GgufError
+from dyno.server import Options
+from served import GREEDY, HELLO, KEY, Served, serving, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dyno import Scheduler
-
-HELLO = [{"role": "user", "content": "Hello"}]
-GREEDY = {"temperature": 0, "max_tokens": 12}
-KEY = "a-key"
+    from dyno import Engine
 
 
 @pytest.fixture(scope="module")
@@ -36,24 +32,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(model: Path) -> Iterator[tuple[httpx.Client, Engine, Scheduler]]:
-    with Engine(model, device="cpu", profile=None, sequences=2, ctx=256, threads=2) as engine:
-        app = create_app(engine, Options(model="tiny", api_key=KEY, max_waiting=2, max_body_bytes=4000))
-        config = uvicorn.Config(app, port=0, log_level="warning", lifespan="off")
-        with app.state.scheduler, config.bind_socket() as socket:
-            server = uvicorn.Server(config)
-            thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
-            thread.start()
-            address = f"http://127.0.0.1:{socket.getsockname()[1]}"
-            with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {KEY}"}) as client:
-                yield client, engine, app.state.scheduler
-            server.should_exit = True
-            thread.join()
+def served(model: Path) -> Iterator[Served]:
+    options = Options(model="tiny", api_key=KEY, max_waiting=2, max_body_bytes=4000)
+    with serving(model, options) as server:
+        yield server
 
 
 @pytest.fixture
-def client(served: tuple[httpx.Client, Engine, Scheduler]) -> httpx.Client:
-    return served[0]
+def client(served: Served) -> httpx.Client:
+    return served.client
 
 
 def chat(client: httpx.Client, **fields: Any) -> httpx.Response:
@@ -68,11 +55,11 @@ def stream(client: httpx.Client, path: str, body: dict[str, Any]) -> list[Any]:
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
-def test_an_answer_is_that_of_the_engine(served: tuple[httpx.Client, Engine, Scheduler]) -> None:
-    client, engine, _ = served
+def test_an_answer_is_that_of_the_engine(served: Served) -> None:
+    client, engine = served.client, served.engine
     reply = engine.chat(HELLO, max_tokens=12)
     message = reply.message()
-    got = chat(client, model="any name").json()
+    got = chat(client, model="any name", cache_prompt=False).json()
     assert got["object"] == "chat.completion"
     assert got["model"] == "tiny"
     (choice,) = got["choices"]
@@ -83,7 +70,11 @@ def test_an_answer_is_that_of_the_engine(served: tuple[httpx.Client, Engine, Sch
         "prompt_tokens": len(reply.prompt),
         "completion_tokens": drawn,
         "total_tokens": len(reply.prompt) + drawn,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
+    again = chat(client).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert again == len(reply.prompt) - 1
+    assert chat(client, cache_prompt=False).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
 def test_a_stream_holds_the_same_answer(client: httpx.Client) -> None:
@@ -99,7 +90,7 @@ def test_a_stream_holds_the_same_answer(client: httpx.Client) -> None:
     reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
     assert reasons == [None] * (len(chunks) - 1) + [whole["choices"][0]["finish_reason"]]
     assert usage["choices"] == []
-    assert usage["usage"] == whole["usage"]
+    assert usage["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
 
 
 def test_many_clients_at_a_time_get_what_each_gets_alone(client: httpx.Client) -> None:
@@ -121,8 +112,24 @@ def test_choices_seeds_and_log_probabilities(client: httpx.Client) -> None:
     assert all(bytes(each["bytes"]).decode(errors="replace") == each["token"] for each in probable)
 
 
-def test_texts(served: tuple[httpx.Client, Engine, Scheduler]) -> None:
-    client, engine, _ = served
+def test_a_stream_of_choices_with_log_probabilities(client: httpx.Client) -> None:
+    drawn = {"temperature": 1.5, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 7, "n": 3, "max_tokens": 12}
+    asked = {"messages": HELLO, "logprobs": True, "top_logprobs": 2, **drawn}
+    whole = chat(client, **asked).json()["choices"]
+    *chunks, done = stream(client, "/v1/chat/completions", asked)
+    assert done == "[DONE]"
+    for wanted in whole:
+        mine = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == wanted["index"]]
+        text = "".join(each["delta"].get("content", "") for each in mine)
+        assert text == wanted["message"]["content"]
+        scored = [one for each in mine for one in each.get("logprobs", {}).get("content", [])]
+        assert [one["token"] for one in scored] == [one["token"] for one in wanted["logprobs"]["content"]]
+        assert len(scored) > 3
+        assert [each["finish_reason"] for each in mine if each["finish_reason"]] == [wanted["finish_reason"]]
+
+
+def test_texts(served: Served) -> None:
+    client, engine = served.client, served.engine
     body = {"prompt": "def main", **GREEDY}
     expected = "".join(engine.generate("def main", 12))
     got = client.post("/v1/completions", json=body).json()
@@ -144,6 +151,65 @@ def test_texts(served: tuple[httpx.Client, Engine, Scheduler]) -> None:
     )
 
 
+def test_echo_scores_the_prompt(served: Served) -> None:
+    client, engine = served.client, served.engine
+    prompts = ["def main", "x" * 90]  # the second one takes more than one step
+    body = {"prompt": prompts, "echo": True, "logprobs": 1, "temperature": 0}
+    for count in (0, 3):
+        choices = client.post("/v1/completions", json={**body, "max_tokens": count}).json()["choices"]
+        for prompt, choice in zip(prompts, choices, strict=True):
+            tokens = engine.tokenize(prompt)
+            logits = reference(engine, tokens)
+            wanted = [
+                row[token] - np.logaddexp.reduce(row) for row, token in zip(logits, tokens[1:], strict=False)
+            ]
+            scored = choice["logprobs"]
+            assert choice["text"].startswith(prompt)
+            assert (choice["text"] == prompt) == (count == 0)
+            assert len(scored["tokens"]) == len(scored["text_offset"]) == len(tokens) + count
+            assert scored["token_logprobs"][0] is None
+            assert scored["top_logprobs"][0] is None
+            np.testing.assert_allclose(scored["token_logprobs"][1 : len(tokens)], wanted, atol=0.02)
+            for row, top in zip(logits, scored["top_logprobs"][1 : len(tokens)], strict=False):
+                best = max(top, key=top.get)
+                piece = engine.tokenizer.piece(int(row.argmax()), special=True)
+                assert best in (piece.decode(errors="replace"), f"bytes:\\x{piece.hex()}")
+    *chunks, done = stream(client, "/v1/completions", {**body, "max_tokens": 3})
+    assert done == "[DONE]"
+    for index, choice in enumerate(choices):
+        mine = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert "".join(each["text"] for each in mine) == choice["text"]
+        told = [token for each in mine for token in each["logprobs"]["tokens"]]
+        assert told == choice["logprobs"]["tokens"]
+
+
+def reference(engine: Engine, tokens: list[int]) -> np.ndarray:
+    return engine.logits(tokens, slot=0).astype(np.float64)
+
+
+def test_a_deadline_ends_a_request(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, scheduler = served.client, served.scheduler
+    batch = scheduler._batch
+    monkeypatch.setattr(scheduler, "_batch", list)  # no step does anything
+    for path, body in (("/v1/chat/completions", {"messages": HELLO}), ("/v1/completions", {"prompt": "a"})):
+        for wish in ({}, {"stream": True}):
+            late = client.post(path, json={**body, **wish, "timeout": 0.05})
+            assert late.status_code == 504
+            assert late.json()["error"]["code"] == "deadline_exceeded"
+            until(lambda: scheduler.load()["running"] == scheduler.load()["waiting"] == 0)
+
+    # A stream that has begun ends with an error event.
+    def slow() -> list[object]:
+        time.sleep(0.05)
+        return batch()
+
+    monkeypatch.setattr(scheduler, "_batch", slow)
+    *begun, last = stream(client, "/v1/completions", {"prompt": "a", "max_tokens": 200, "timeout": 0.4})
+    assert begun
+    assert last["error"]["code"] == "deadline_exceeded"
+    until(lambda: scheduler.load()["running"] == 0)
+
+
 def test_schemas_hold(client: httpx.Client) -> None:
     pytest.importorskip("llguidance")
     schema = {"enum": ["first", "second"]}
@@ -157,7 +223,7 @@ def test_schemas_hold(client: httpx.Client) -> None:
     [
         ("/v1/chat/completions", {"messages": []}, "messages", "at least 1 item"),
         ("/v1/chat/completions", {"messages": HELLO, "temperature": -1}, "temperature", "not -1"),
-        ("/v1/chat/completions", {"messages": HELLO, "stream": True, "n": 2}, None, "a stream holds one"),
+        ("/v1/chat/completions", {"messages": HELLO, "timeout": 0}, "timeout", "greater than 0"),
         ("/v1/chat/completions", {"messages": HELLO, "tool_choice": "required"}, None, "supported: auto"),
         ("/v1/completions", {}, "prompt", "required"),
         ("/v1/completions", {"prompt": ""}, None, "prompt is empty"),
@@ -202,66 +268,35 @@ def test_facts(client: httpx.Client) -> None:
     assert client.get("/ready").json()["status"] == "ready"
 
 
-def test_metrics_count(served: tuple[httpx.Client, Engine, Scheduler]) -> None:
-    client, _, scheduler = served
-
-    def values() -> dict[str, float]:
-        lines = client.get("/metrics").text.splitlines()
-        return {name: float(value) for name, value in (x.rsplit(" ", 1) for x in lines if x[0] != "#")}
-
-    before, load = values(), scheduler.load()
-    content = "a text that no other test has sent"
-    used = chat(client, messages=[{"role": "user", "content": content}]).json()["usage"]
-    chat(client, temperature=-1)
-    after = values()
-
-    def grown(name: str) -> float:
-        return after[name] - before.get(name, 0)
-
-    assert grown("dyno_generated_tokens_total") == used["completion_tokens"]
-    assert grown("dyno_prompt_tokens_total") + grown("dyno_reused_tokens_total") == used["prompt_tokens"]
-    for status in (200, 400):
-        assert grown(f'dyno_requests_total{{path="/v1/chat/completions",status="{status}"}}') == 1
-    assert after["dyno_sequences"] == load["sequences"] == 2
-    assert after["dyno_running"] == 0
-
-
-def test_a_full_queue_a_lost_client_and_a_failure(
-    served: tuple[httpx.Client, Engine, Scheduler], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client, _, scheduler = served
+def test_a_full_queue_a_lost_client_and_a_failure(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, scheduler = served.client, served.scheduler
     batch = scheduler._batch
     monkeypatch.setattr(scheduler, "_batch", list)  # requests wait from now on
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(chat, client, timeout=None) for _ in range(4)]
-        _until(lambda: scheduler.load()["waiting"] == 2)
+        until(lambda: scheduler.load()["waiting"] == 2)
         refused = chat(client)
         assert refused.status_code == 429
-        assert refused.headers["retry-after"] == "1"
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
         monkeypatch.setattr(scheduler, "_batch", batch)
         assert {each.result(20).status_code for each in waiting} == {200}
     monkeypatch.setattr(scheduler, "_batch", list)
     for body in ({}, {"stream": True}):
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v1/chat/completions", json={"messages": HELLO, **body}, timeout=0.2)
-        _until(lambda: scheduler.load()["running"] == 0)
+        until(lambda: scheduler.load()["running"] == 0)
 
     def fail() -> None:
-        raise RuntimeError("made to fail")
+        raise GgufError("the file /secret/m.gguf has changed")
 
     monkeypatch.setattr(scheduler, "_batch", fail)
-    assert chat(client).status_code == 500
-    assert client.get("/ready").status_code == 503
+    for failed in (chat(client), client.get("/ready")):
+        assert failed.status_code in (500, 503)
+        assert "GgufError" in failed.text
+        assert "secret" not in failed.text
     monkeypatch.setattr(scheduler, "_batch", batch)
     assert chat(client).status_code == 200
     assert client.get("/ready").status_code == 200
-
-
-def _until(condition: Any) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 def test_the_command(model: Path, tmp_path: Path) -> None:
@@ -279,13 +314,32 @@ def test_the_command(model: Path, tmp_path: Path) -> None:
     ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     more = ["--device", "cpu", "--ctx", "128", "--sequences", "2", "--no-profile"]
-    with subprocess.Popen([*command, *more], stderr=subprocess.PIPE, text=True, env=environment) as server:
-        _until(lambda: port_file.exists() or server.poll() is not None)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, *more], env=environment, **streams) as server:  # type: ignore[call-overload]
+        until(lambda: port_file.exists() or server.poll() is not None)
         address = f"http://127.0.0.1:{port_file.read_text().strip()}"
         got = httpx.post(f"{address}/v1/completions", json={"prompt": "a", **GREEDY}, timeout=20)
         assert got.json()["model"] == "m"
         server.send_signal(signal.SIGTERM)
-        _, said = server.communicate(timeout=20)
+        told, said = server.communicate(timeout=20)
     assert server.returncode in (0, -signal.SIGTERM)
-    assert f"serving m.gguf on {address}" in said
+    assert told.splitlines()[0] == f"listening on {address}"
     assert "Traceback" not in said
+    assert "no key is set" not in said
+
+
+@pytest.mark.parametrize(
+    ("host", "alone"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("a.b", False),
+    ],
+)
+def test_loopback_addresses(host: str, alone: bool) -> None:
+    from dyno._cli.serve import _is_loopback
+
+    assert _is_loopback(host) == alone

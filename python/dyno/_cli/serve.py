@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import ipaddress
 import os
 import sys
-from pathlib import Path  # noqa: TC003 - typer reads annotations at run time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -41,6 +43,19 @@ def serve(
     queue: Annotated[
         int, typer.Option("--queue", help="Requests that may wait; more get status 429.", min=0)
     ] = 64,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", help="Seconds after which a request ends, done or not.", min=0.001),
+    ] = None,
+    step_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--step-tokens", help="Tokens of a step, of prompts and texts together; default: ubatch.", min=1
+        ),
+    ] = None,
+    max_body: Annotated[
+        float, typer.Option("--max-body", help="Largest body of a request, in MiB.", min=0.001)
+    ] = 8.0,
     chat_template: drawing.ChatTemplateName = None,
     device: options.Device = "auto",
     gpu: options.Gpu = None,
@@ -62,7 +77,7 @@ def serve(
     set_: options.Set = None,
     verbose: state.Verbose = 0,
 ) -> None:
-    """Serve a model over HTTP: the public API's chat completions and completions, for many clients.
+    """Serve a model over HTTP for many clients: chat completions, completions, and Anthropic's messages.
 
     SIGTERM and Ctrl-C let running texts end.
     """
@@ -90,10 +105,22 @@ def serve(
 
     arguments.setdefault("sequences", 4)
     with Engine(path, options.device_argument(device, gpu), **chosen, **arguments) as engine:
-        template = None if chat_template is None else engine.chat_template(chat_template)
+        template = None
+        if chat_template is not None:
+            template = engine.chat_template(chat_template)
+            # Errors that clients get name the template: its folder is not for them.
+            template = dataclasses.replace(template, name=Path(template.name).name)
         app = create_app(
             engine,
-            Options(model=alias or path.stem, api_key=api_key, max_waiting=queue, template=template),
+            Options(
+                model=alias or path.stem,
+                api_key=api_key,
+                max_waiting=queue,
+                step_tokens=step_tokens,
+                max_body_bytes=int(max_body * 2**20),
+                timeout_s=timeout,
+                template=template,
+            ),
         )
         config = uvicorn.Config(
             app,
@@ -105,10 +132,29 @@ def serve(
         )
         with app.state.scheduler, config.bind_socket() as socket:
             taken = int(socket.getsockname()[1])
-            print(f"{engine.device_headline}\nserving {path.name} on http://{host}:{taken}", file=sys.stderr)
+            print(f"{engine.device_headline}\nserving {path.name}", file=sys.stderr)
+            if api_key is None and not _is_loopback(host):
+                print(
+                    f"warning: --host {host} is open to other machines and no key is set; anyone who reaches "
+                    "the port can use the model: pass --api-key KEY",
+                    file=sys.stderr,
+                )
+            print(f"listening on http://{_in_url(host)}:{taken}", flush=True)
             if port_file is not None:
                 _write(port_file, f"{taken}\n")
             uvicorn.Server(config).run(sockets=[socket])
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address. Another name than localhost may lead anywhere."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _write(path: Path, text: str) -> None:

@@ -18,6 +18,7 @@ from dyno.errors import PlanError
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
+    from dyno._requests import Handling
     from dyno._sampling import Sampling, TokenLogprobs
     from dyno.chat.template import ChatTemplate
     from dyno.engine import Engine
@@ -42,6 +43,7 @@ class Reply:
         slot: The sequence to write into; None takes the highest free one.
         held: Tokens that `slot` holds from before, if nothing else has used it since; the part of the prompt
         that agrees with them is not computed again.
+        handling: Of the prompt, for an engine with a scheduler.
 
     Raises:
         ChatError: The template refuses the messages.
@@ -60,8 +62,10 @@ class Reply:
         stop: Sequence[str] | str,
         slot: int | None,
         held: Sequence[int] = (),
+        handling: Handling | None = None,
     ) -> None:
         self._engine, self._sampling, self._slot, self._held = engine, sampling, slot, held
+        self._handling = handling
         self._stop = StopFilter([stop] if isinstance(stop, str) else stop)
         if slot is not None:
             engine._slots.check_exists(slot, int(engine.settings["sequences"]))
@@ -87,10 +91,17 @@ class Reply:
         """Drawn so far, also those that are no text."""
         self.logprobs: list[TokenLogprobs] = []
         """Of each token, if they were asked for."""
+        self.cached_tokens = 0
+        """Tokens of the prompt that the engine held from before; known with the first part."""
         self.finish_reason: str | None = None
         """Why the answer ended: `stop`, `length` (max_tokens or context), `tool_calls`; None before that."""
         self._cancelled = threading.Event()
         self._parts = self._written()
+
+    @property
+    def stop_string(self) -> str | None:
+        """The string of `stop` that ended the answer."""
+        return self._stop.matched
 
     def __iter__(self) -> Iterator[Part]:
         return self
@@ -142,10 +153,13 @@ class Reply:
             self._slot,
             held=self._held,
             cancelled=self._cancelled,
+            handling=self._handling,
         )
         reason = "length"
         try:
             for each in drawn:
+                if not self.tokens:
+                    self.cached_tokens = each.cached
                 self.tokens.append(each.token)
                 if each.logprobs is not None:
                     self.logprobs.append(each.logprobs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -9,17 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from dyno._completion import TextRun
 from dyno._generate import StopFilter
+from dyno._sampling import Sampling
 from dyno._writing import most_tokens, prompt_tokens
+from dyno.chat import Part, Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from dyno._sampling import TokenLogprobs
-    from dyno.chat import ChatTemplate, Part, Reply
+    from dyno.chat import ChatTemplate
     from dyno.engine import Engine
     from dyno.server.bodies import ChatBody, CompletionBody
 
-__all__ = ["Chat", "Completions", "Head"]
+__all__ = ["Chat", "Completions", "Head", "joined"]
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,20 @@ class Head:
         return {**head, "choices": choices, **more}
 
 
-def _usage(prompt: int, drawn: int) -> dict[str, int]:
-    return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
+def _usage(prompt: int, cached: int, drawn: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": drawn,
+        "total_tokens": prompt + drawn,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
 
 
 class Chat:
     """The answers that one request asks for.
 
     Args:
-        engine: Writes them.
+        engine: Writes them; its scheduler is open.
         body: The request.
         template: Makes the prompt; None takes the model's.
         model: The name that responses carry.
@@ -62,25 +70,33 @@ class Chat:
     def __init__(self, engine: Engine, body: ChatBody, template: ChatTemplate | None, model: str) -> None:
         self._engine, self._body = engine, body
         tools = None if body.tool_choice == "none" else body.tools
-        self.texts: list[Reply] = [
-            engine.chat(
+        template = template or engine.chat_template(tools=bool(tools))
+        self.texts = [
+            Reply(
+                engine,
                 body.messages,
-                tools=tools,
-                template=template,
-                variables=body.chat_template_kwargs,
-                max_tokens=body.limit,
-                seed=seed,
-                stop=body.stops,
-                **body.sampling(),
+                template,
+                tools,
+                body.chat_template_kwargs,
+                Sampling(seed=seed, **body.sampling()),
+                body.limit,
+                body.stops,
+                slot=None,
+                handling=body.handling,
             )
             for seed in body.seeds()
         ]
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         self._head = Head.of("chatcmpl", kind, model)
-        self._calls = 0
+        self._calls = [0] * len(self.texts)
+        self._told = [0] * len(self.texts)
 
-    def whole(self) -> dict[str, Any]:
-        """The response, when all answers have been read."""
+    def whole(self, pieces: Sequence[Sequence[Part]]) -> dict[str, Any]:
+        """The response.
+
+        Args:
+            pieces: Of each answer; the answers themselves know them.
+        """
         choices = []
         for index, reply in enumerate(self.texts):
             message = reply.answer.message()
@@ -88,35 +104,49 @@ class Chat:
                 message["content"] = None
             choice = {"index": index, "message": message, "finish_reason": reply.finish_reason}
             if self._body.logprobs:
-                choice["logprobs"] = {"content": [self._logprob(each) for each in reply.logprobs]}
+                choice["logprobs"] = self._new_logprobs(index)
             choices.append(choice)
         return self._head.object(choices, usage=self._used())
 
-    def first(self) -> dict[str, Any]:
-        """The object with which a stream begins."""
-        return self._chunk({"role": "assistant", "content": ""})
+    def first(self) -> Iterator[dict[str, Any]]:
+        """The objects with which a stream begins."""
+        for index in range(len(self.texts)):
+            yield self._chunk(index, {"role": "assistant", "content": ""})
 
-    def chunk(self, part: Part) -> dict[str, Any]:
-        """One part of a stream."""
-        if part.tool_call is not None:
-            call = {"index": self._calls, **part.tool_call.to_dict()}
-            self._calls += 1
-            return self._chunk({"tool_calls": [call]})
-        return self._chunk(
-            {"reasoning_content": part.reasoning} if part.reasoning else {"content": part.content}
-        )
+    def chunk(self, index: int, part: Part | None) -> Iterator[dict[str, Any]]:
+        """The object of one part of a stream; None is the end of its answer."""
+        if part is None:
+            yield self._chunk(index, {}, self.texts[index].finish_reason)
+        elif part.tool_call is not None:
+            call = {"index": self._calls[index], **part.tool_call.to_dict()}
+            self._calls[index] += 1
+            yield self._chunk(index, {"tool_calls": [call]})
+        elif part.reasoning:
+            yield self._chunk(index, {"reasoning_content": part.reasoning})
+        else:
+            yield self._chunk(index, {"content": part.content})
 
     def last(self) -> Iterator[dict[str, Any]]:
         """The objects with which a stream ends."""
-        yield self._chunk({}, self.texts[0].finish_reason)
         if self._body.reports_usage:
             yield self._head.object([], usage=self._used())
 
-    def _used(self) -> dict[str, int]:
-        return _usage(len(self.texts[0].prompt), sum(len(each.tokens) for each in self.texts))
+    def _used(self) -> dict[str, Any]:
+        first = self.texts[0]
+        return _usage(len(first.prompt), first.cached_tokens, sum(len(each.tokens) for each in self.texts))
 
-    def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-        return self._head.object([{"index": 0, "delta": delta, "finish_reason": reason}])
+    def _chunk(self, index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "finish_reason": reason}
+        if self._body.logprobs and "role" not in delta:
+            choice["logprobs"] = self._new_logprobs(index)
+        return self._head.object([choice])
+
+    def _new_logprobs(self, index: int) -> dict[str, Any]:
+        """Log-probabilities of the tokens of an answer that no object has told yet."""
+        known = self.texts[index].logprobs
+        new = known[self._told[index] : len(known)]
+        self._told[index] += len(new)
+        return {"content": [self._logprob(each) for each in new]}
 
     def _logprob(self, each: TokenLogprobs) -> dict[str, Any]:
         return {
@@ -134,54 +164,137 @@ class Completions:
 
     def __init__(self, engine: Engine, body: CompletionBody, model: str) -> None:
         self._engine, self._body = engine, body
-        prompt = prompt_tokens(engine, body.prompt, parse_special=True)
-        limit = min(most_tokens(engine, prompt, body.max_tokens), most_tokens(engine, prompt, None))
-        self.texts = [
-            TextRun(engine, prompt, sampling, StopFilter(body.stops), limit) for sampling in body.samplings()
-        ]
+        self.texts: list[TextRun] = []
+        for given in body.prompts:
+            prompt = prompt_tokens(engine, given, parse_special=True)
+            limit = min(most_tokens(engine, prompt, body.max_tokens), most_tokens(engine, prompt, None))
+            self._scores_only = limit == 0 and body.echo and body.logprobs is not None
+            for sampling in body.samplings():
+                run_limit = max(limit, int(self._scores_only))
+                run = TextRun(
+                    engine, prompt, sampling, StopFilter(body.stops), run_limit, handling=body.handling
+                )
+                self.texts.append(run)
+        self._echoed = [engine.detokenize(run.prompt) if body.echo else "" for run in self.texts]
+        self._begun = [False] * len(self.texts)
+        self._told = [0] * len(self.texts)
+        self._offset = [0] * len(self.texts)
         self._head = Head.of("cmpl", "text_completion", model)
 
-    def whole(self, pieces: list[list[str]]) -> dict[str, Any]:
+    def whole(self, pieces: Sequence[Sequence[str]]) -> dict[str, Any]:
         """The response.
 
         Args:
             pieces: Of each text.
         """
         choices = []
-        for index, (run, text) in enumerate(zip(self.texts, pieces, strict=True)):
-            logprobs = None if self._body.logprobs is None else self._logprobs(run)
+        for index, run in enumerate(self.texts):
+            written = "" if self._scores_only else "".join(pieces[index])
+            reason = "length" if self._scores_only else run.finish_reason
             choices.append(
                 {
                     "index": index,
-                    "text": "".join(text),
-                    "logprobs": logprobs,
-                    "finish_reason": run.finish_reason,
+                    "text": self._echoed[index] + written,
+                    "logprobs": self._new_logprobs(index),
+                    "finish_reason": reason,
                 }
             )
         return self._head.object(choices, usage=self._used())
 
-    def chunk(self, piece: str) -> dict[str, Any]:
-        """One piece of a stream."""
-        return self._chunk(piece)
+    def first(self) -> Iterator[dict[str, Any]]:
+        """The objects with which a stream begins."""
+        return iter(())
+
+    def chunk(self, index: int, piece: str | None) -> Iterator[dict[str, Any]]:
+        """The object of one piece of a stream; None is the end of its text."""
+        text = "" if piece is None or self._scores_only else piece
+        if not self._begun[index]:
+            self._begun[index] = True
+            text = self._echoed[index] + text
+        reason = None
+        if piece is None:
+            reason = "length" if self._scores_only else self.texts[index].finish_reason
+        choice = {"index": index, "text": text, "logprobs": self._new_logprobs(index)}
+        yield self._head.object([{**choice, "finish_reason": reason}])
 
     def last(self) -> Iterator[dict[str, Any]]:
         """The objects with which a stream ends."""
-        yield self._chunk("", self.texts[0].finish_reason)
         if self._body.reports_usage:
             yield self._head.object([], usage=self._used())
 
-    def _used(self) -> dict[str, int]:
-        return _usage(len(self.texts[0].prompt), sum(len(each.tokens) for each in self.texts))
+    def _used(self) -> dict[str, Any]:
+        each_prompt = self.texts[:: self._body.n]
+        return _usage(
+            sum(len(run.prompt) for run in each_prompt),
+            sum(run.cached_tokens for run in each_prompt),
+            0 if self._scores_only else sum(len(run.tokens) for run in self.texts),
+        )
 
-    def _chunk(self, text: str, reason: str | None = None) -> dict[str, Any]:
-        return self._head.object([{"index": 0, "text": text, "logprobs": None, "finish_reason": reason}])
-
-    def _logprobs(self, run: TextRun) -> dict[str, Any]:
-        def name(token: int) -> str:
-            return self._engine.tokenizer.piece(token, special=True).decode(errors="replace")
-
+    def _new_logprobs(self, index: int) -> dict[str, Any] | None:
+        """Log-probabilities of the tokens of a text that no object has told yet, the prompt's first."""
+        if self._body.logprobs is None:
+            return None
+        run = self.texts[index]
+        known = run.logprobs
+        new: list[TokenLogprobs | int] = []
+        if self._body.echo and not self._told[index]:
+            new += [run.prompt[0], *run.prompt_logprobs]
+        new += [] if self._scores_only else known[self._told[index] : len(known)]
+        if known:
+            self._told[index] = len(known)
+        names: list[str] = []
+        offsets: list[int] = []
+        for each in new:
+            token = each if isinstance(each, int) else each.token
+            names.append(self._name(token))
+            offsets.append(self._offset[index])
+            # The text holds no names of control tokens.
+            self._offset[index] += len(self._engine.tokenizer.piece(token).decode(errors="replace"))
+        scored = [None if isinstance(each, int) else each for each in new]
         return {
-            "tokens": [name(each.token) for each in run.logprobs],
-            "token_logprobs": [each.logprob for each in run.logprobs],
-            "top_logprobs": [{name(t): p for t, p in each.top} for each in run.logprobs],
+            "tokens": names,
+            "token_logprobs": [None if each is None else each.logprob for each in scored],
+            "top_logprobs": [
+                None if each is None else {self._name(t): p for t, p in each.top} for each in scored
+            ],
+            "text_offset": offsets,
         }
+
+    def _name(self, token: int) -> str:
+        piece = self._engine.tokenizer.piece(token, special=True)
+        try:
+            return piece.decode()
+        except UnicodeDecodeError:  # half a character: as the public API writes it, so that no two are equal
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def joined(pieces: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    """Pieces of texts that came at the same time, with neighbours of one kind as one piece.
+
+    Args:
+        pieces: Number of the text, and a string, a part of an answer, or None for the end.
+    """
+
+    def kind(each: tuple[int, Any]) -> object:
+        index, piece = each
+        if isinstance(piece, str):
+            return index, "text"
+        if isinstance(piece, Part) and piece.tool_call is None:
+            return index, bool(piece.reasoning)
+        return object()  # alone
+
+    for _, group in itertools.groupby(pieces, kind):
+        (index, first), *rest = group
+        if not rest:
+            yield index, first
+        elif isinstance(first, str):
+            yield index, first + "".join(piece for _, piece in rest)
+        else:
+            parts = [first, *(piece for _, piece in rest)]
+            yield (
+                index,
+                Part(
+                    content="".join(part.content for part in parts),
+                    reasoning="".join(part.reasoning for part in parts),
+                ),
+            )

@@ -6,11 +6,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dyno._requests import Handling
 from dyno._sampling import Sampling
 
-__all__ = ["ChatBody", "CompletionBody", "DetokenizeBody", "DrawBody", "TokenizeBody"]
+__all__ = ["ChatBody", "CompletionBody", "DetokenizeBody", "DrawBody", "RequestBody", "TokenizeBody"]
 
 _MAX_CHOICES = 16
+_MAX_PROMPTS = 256
 
 
 class _Body(BaseModel):
@@ -23,10 +25,23 @@ class StreamOptions(_Body):
     include_usage: bool = False
 
 
-class DrawBody(_Body):
-    """The fields that texts and answers share. The default temperature is that of the public API."""
+class RequestBody(_Body):
+    """The fields of every request that the engine works on."""
 
     model: str | None = None
+    timeout: float | None = Field(default=None, gt=0, le=86400)
+    """Seconds after which the request ends, done or not."""
+    cache_prompt: bool = True
+
+    @property
+    def handling(self) -> Handling:
+        """How the prompt is treated."""
+        return Handling(reuse=self.cache_prompt)
+
+
+class DrawBody(RequestBody):
+    """The fields that texts and answers share. The default temperature is that of the public API."""
+
     temperature: float = Field(default=1.0, ge=0, le=100)
     top_k: int = Field(default=40, ge=0)
     top_p: float = Field(default=0.95, gt=0, le=1)
@@ -66,12 +81,6 @@ class DrawBody(_Body):
         """One for each choice. Draws know no negative seeds: they count from the upper end."""
         return [None if self.seed is None else (self.seed + i) % 2**64 for i in range(self.n)]
 
-    @model_validator(mode="after")
-    def _stream_has_one_choice(self) -> DrawBody:
-        if self.stream and self.n > 1:
-            raise ValueError(f"n is {self.n}; a stream holds one choice")
-        return self
-
 
 class JsonSchema(_Body):
     """A named JSON schema."""
@@ -109,8 +118,6 @@ class ChatBody(DrawBody):
     def _can_be_done(self) -> ChatBody:
         if self.tool_choice not in (None, "auto", "none"):
             raise ValueError(f"tool_choice is {self.tool_choice!r:.80}; supported: auto, none")
-        if self.stream and self.logprobs:
-            raise ValueError("logprobs of a stream are not supported; ask for the whole answer")
         return self
 
     @property
@@ -130,16 +137,31 @@ class ChatBody(DrawBody):
 class CompletionBody(DrawBody):
     """Of POST /v1/completions."""
 
-    prompt: str | list[int]
+    prompt: str | list[int] | list[str] | list[list[int]] = Field(union_mode="left_to_right")
     max_tokens: int | None = Field(default=16, ge=0)
     logprobs: int | None = Field(default=None, ge=0, le=20)
-    echo: Literal[False] = False
+    echo: bool = False
 
     @model_validator(mode="after")
-    def _can_be_done(self) -> CompletionBody:
-        if self.stream and self.logprobs is not None:
-            raise ValueError("logprobs of a stream are not supported; ask for the whole text")
+    def _prompts_are_there(self) -> CompletionBody:
+        if len(self.prompts) > _MAX_PROMPTS:
+            raise ValueError(f"prompt holds {len(self.prompts)} prompts; expected at most {_MAX_PROMPTS}")
         return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts; each has `n` choices."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        tokens = [each for each in self.prompt if isinstance(each, int)]
+        several = [each for each in self.prompt if not isinstance(each, int)]
+        return [*several] if several else [tokens]
+
+    @property
+    def handling(self) -> Handling:
+        """How the prompts are treated."""
+        wanted = self.logprobs if self.echo else None
+        return Handling(reuse=self.cache_prompt, prompt_logprobs=wanted)
 
     def samplings(self) -> list[Sampling]:
         """How the tokens of each choice are drawn."""

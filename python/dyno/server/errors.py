@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from starlette.responses import JSONResponse
-
-from dyno.errors import ChatError, DynoError, PlanError, QueueFullError, UnsupportedError
+from dyno.errors import ChatError, PlanError, QueueFullError, UnsupportedError
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -28,14 +26,10 @@ class ApiError(Exception):
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.headers = status, headers or {}
+        self.status, self.headers, self.message = status, headers or {}, message
         self.body: dict[str, Any] = {
             "error": {"message": message, "type": kind, "param": param, "code": code}
         }
-
-    def response(self) -> JSONResponse:
-        """As the response of a request."""
-        return JSONResponse(self.body, status_code=self.status, headers=self.headers)
 
 
 def from_validation(error: ValidationError) -> ApiError:
@@ -53,13 +47,13 @@ def api_error(error: BaseException) -> ApiError:
         return error
     text = " ".join(str(error).split())
     if isinstance(error, QueueFullError):
-        return ApiError(429, text, kind="rate_limit_error", code="queue_full", headers={"Retry-After": "1"})
+        wait = {"Retry-After": str(error.retry_after_s)}
+        return ApiError(429, text, kind="rate_limit_error", code="queue_full", headers=wait)
     if isinstance(error, PlanError) and "tokens, ctx is" in text:
         return ApiError(400, text, code="context_length_exceeded", param="messages")
     if isinstance(error, PlanError) and "is closed" in text:
-        return ApiError(503, text, kind="server_error", code="shutting_down")
+        return ApiError(503, "the server shuts down", kind="server_error", code="shutting_down")
     if isinstance(error, (PlanError, ChatError, UnsupportedError)):
         return ApiError(400, text, code="invalid_value")
-    if isinstance(error, DynoError):
-        return ApiError(500, text, kind="server_error")
+    # Without the error's own text, which may hold a path.
     return ApiError(500, f"{type(error).__name__}; the server's log has more", kind="server_error")

@@ -1,56 +1,175 @@
-"""Counters and gauges of a server, in the text format of Prometheus."""
+"""Counters, gauges and histograms of a server, in the text format of Prometheus.
+
+Metrics that vLLM has too carry its names and meanings, so that dashboards and alerts for it work; see
+`vllm/v1/metrics` of that project.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import statistics
+from collections import deque
 from typing import TYPE_CHECKING
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
+
+from dyno._requests import SchedulerEvents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from prometheus_client.metrics_core import Metric
 
+    from dyno._requests import Request, Step
+    from dyno.engine import Engine
     from dyno.scheduler import Scheduler
 
-__all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
+__all__ = ["CONTENT_TYPE_LATEST", "Metrics", "Promise"]
 
-_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-_COUNTS = {
-    "steps": "Steps of the engine.",
-    "prompt_tokens": "Tokens of prompts that were computed.",
-    "reused_tokens": "Tokens of prompts that a sequence held from before.",
-    "generated_tokens": "Tokens that were drawn.",
-}
-_GAUGES = {
-    "running": "Texts that are being written.",
-    "waiting": "Requests that wait for a sequence.",
-    "sequences": "Texts that can be written at a time.",
-}
+_REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+_FIRST_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_NEXT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+class Promise:
+    """The speed that a profile promises, beside the speed of the steps that compare with it.
+
+    A profile's `tg` is the rate of one sequence with a short context. Its `pp` is the rate of a prompt by
+    itself. Of the steps that are such work, the last ones are kept.
+    """
+
+    KEPT = 64
+    SHALLOW = 512
+    """Tokens that a sequence may hold in a step that compares with `tg`."""
+
+    def __init__(self, engine: Engine) -> None:
+        profile = engine.match.profile
+        tuned = {} if profile is None or profile.evidence is None else profile.evidence.tuned
+        self.promised: dict[str, float] = {}
+        """Tokens per second by metric: `tg` and `pp`."""
+        self._pp_tokens = 0
+        for name, rate in sorted(tuned.items(), key=lambda item: len(item[0])):
+            size = name[2:]
+            if rate <= 0 or name[:2] not in ("pp", "tg") or not size.isdigit():
+                continue
+            if name[:2] == "tg":
+                self.promised.setdefault("tg", rate)
+            elif int(size) > self._pp_tokens:
+                self.promised["pp"], self._pp_tokens = rate, int(size)
+        self._rates: dict[str, deque[float]] = {name: deque(maxlen=self.KEPT) for name in self.promised}
+
+    def stepped(self, step: Step) -> None:
+        """Keep the rate of a step that compares with the profile's measurements."""
+        if step.sequences != 1 or step.seconds <= 0:
+            return
+        kind = "pp" if step.prompt_tokens else "tg"
+        if kind == "tg" and step.deepest > self.SHALLOW:
+            return
+        if kind == "pp" and not self._pp_tokens <= 2 * step.tokens <= 4 * self._pp_tokens:
+            return
+        if kind in self._rates:
+            self._rates[kind].append(step.tokens / step.seconds)
+
+    def ratios(self) -> dict[str, float]:
+        """Measured / promised by metric: of medians, where there are measurements."""
+        kept = {name: list(rates) for name, rates in self._rates.items()}
+        return {name: statistics.median(rates) / self.promised[name] for name, rates in kept.items() if rates}
 
 
 class _OfScheduler(Collector):
-    """The scheduler's own numbers, read when somebody asks."""
+    """The scheduler's own numbers and the facts of the profile, read when somebody asks."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, scheduler: Scheduler, engine: Engine, model: str, promise: Promise) -> None:
+        self._scheduler, self._promise = scheduler, promise
+        self._labels = {"model_name": model}
+        self._cache_tokens = int(engine.settings["sequences"]) * int(engine.settings["ctx"])
+        self._profile = _profile_facts(engine)
 
     def collect(self) -> Iterator[Metric]:
         totals, load = self._scheduler.totals(), self._scheduler.load()
-        for name, text in _COUNTS.items():
-            yield CounterMetricFamily(f"dyno_{name}", text, value=totals[name])
-        for name, text in _GAUGES.items():
-            yield GaugeMetricFamily(f"dyno_{name}", text, value=load[name])
+        looked_up = totals["prompt_tokens"] + totals["reused_tokens"]
+        counters: dict[str, tuple[str, float]] = {
+            "vllm:prompt_tokens": ("Tokens of prompts, with cached ones.", looked_up),
+            "vllm:generation_tokens": ("Tokens that were drawn.", totals["generated_tokens"]),
+            "vllm:prefix_cache_queries": ("Tokens of prompts that were looked up in the cache.", looked_up),
+            "vllm:prefix_cache_hits": ("Tokens of prompts that the cache held.", totals["reused_tokens"]),
+            "dyno_steps": ("Steps of the engine.", totals["steps"]),
+        }
+        gauges: dict[str, tuple[str, float]] = {
+            "vllm:num_requests_running": ("Texts that are being written.", load["running"]),
+            "vllm:num_requests_waiting": ("Texts that wait for a sequence.", load["waiting"]),
+            "vllm:kv_cache_usage_perc": (
+                "Share of the cache that running texts hold, 0 to 1.",
+                load["held_tokens"] / self._cache_tokens,
+            ),
+            "dyno_sequences": ("Texts that can be written at a time.", load["sequences"]),
+        }
+        for name, (text, value) in counters.items():
+            counter = CounterMetricFamily(name, text, labels=list(self._labels))
+            counter.add_metric(list(self._labels.values()), value)
+            yield counter
+        for name, (text, value) in gauges.items():
+            gauge = GaugeMetricFamily(name, text, labels=list(self._labels))
+            gauge.add_metric(list(self._labels.values()), value)
+            yield gauge
+        yield InfoMetricFamily("dyno_profile", "The profile in force.", self._profile)
+        for name, text, values in (
+            ("dyno_profile_promised_tokens_per_second", "Speed in the profile.", self._promise.promised),
+            (
+                "dyno_profile_speed_ratio",
+                "Median speed of the last steps that compare with the profile, over its promise.",
+                self._promise.ratios(),
+            ),
+        ):
+            family = GaugeMetricFamily(name, text, labels=["metric"])
+            for metric, value in values.items():
+                family.add_metric([metric], value)
+            yield family
 
 
-class Metrics:
-    """The metrics of one server."""
+class Metrics(SchedulerEvents):
+    """The metrics of one server.
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    Args:
+        engine: Tells the profile and the size of the cache.
+        model: The name of the model, a label of vLLM's metrics.
+    """
+
+    def __init__(self, engine: Engine, model: str) -> None:
+        self._engine, self._model = engine, model
+        self._promise = Promise(engine)
         self._registry = CollectorRegistry()
-        self._registry.register(_OfScheduler(scheduler))
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            made = Histogram(name, text, ("model_name",), registry=self._registry, buckets=buckets)
+            child: Histogram = made.labels(model)
+            return child
+
+        self._queue = histogram(
+            "vllm:request_queue_time_seconds", "Seconds in the queue for a sequence.", _REQUEST_S
+        )
+        self._first = histogram(
+            "vllm:time_to_first_token_seconds", "Seconds from a request to its first token.", _FIRST_S
+        )
+        self._next = histogram(
+            "vllm:inter_token_latency_seconds", "Seconds between two tokens of a text.", _NEXT_S
+        )
+        self._whole = histogram(
+            "vllm:e2e_request_latency_seconds", "Seconds from a request to the end of its text.", _REQUEST_S
+        )
+        self._prompts = histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self._drawn = histogram("vllm:request_generation_tokens", "Tokens drawn for a text.", _TOKENS)
+        self._steps = histogram("vllm:iteration_tokens_total", "Tokens of a step.", _STEP_TOKENS)
+        self._ended = Counter(
+            "vllm:request_success",
+            "Texts that have ended, by reason: stop, length, abort or error.",
+            ("model_name", "finished_reason"),
+            registry=self._registry,
+        )
         self._requests = Counter(
             "dyno_requests", "Requests that were answered.", ("path", "status"), registry=self._registry
         )
@@ -59,8 +178,12 @@ class Metrics:
             "Seconds to an answer, or to the first piece of a stream.",
             ("path",),
             registry=self._registry,
-            buckets=_SECONDS,
+            buckets=_FIRST_S,
         )
+
+    def watch(self, scheduler: Scheduler) -> None:
+        """Read the scheduler's own numbers too, whenever somebody asks."""
+        self._registry.register(_OfScheduler(scheduler, self._engine, self._model, self._promise))
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         """Count one request."""
@@ -70,3 +193,37 @@ class Metrics:
     def text(self) -> bytes:
         """All of them."""
         return generate_latest(self._registry)
+
+    # ---- SchedulerEvents ----
+
+    def stepped(self, step: Step) -> None:
+        self._steps.observe(step.tokens)
+        self._promise.stepped(step)
+
+    def admitted(self, queued_s: float) -> None:
+        self._queue.observe(queued_s)
+
+    def first_token(self, seconds: float) -> None:
+        self._first.observe(seconds)
+
+    def next_token(self, seconds: float) -> None:
+        self._next.observe(seconds)
+
+    def ended(self, request: Request, reason: str, seconds: float) -> None:
+        self._whole.observe(seconds)
+        self._prompts.observe(len(request.prompt))
+        self._drawn.observe(request.drawn)
+        self._ended.labels(self._model, reason).inc()
+
+
+def _profile_facts(engine: Engine) -> dict[str, str]:
+    """Labels of `dyno_profile_info`.
+
+    `state` is `applied`, `partial` (entries fell back to the default), `none` or `off`.
+    """
+    match = engine.match
+    if match.profile is None:
+        return {"hash": "", "state": "off" if match.switched_off else "none", "match": "default"}
+    digest = hashlib.sha256(match.profile.model_dump_json().encode()).hexdigest()
+    state = "partial" if engine.fallbacks else "applied"
+    return {"hash": digest[:16], "state": state, "match": match.level.name.lower()}

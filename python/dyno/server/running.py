@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-import json
-import logging
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import anyio
-import anyio.to_thread
 
-from dyno.server.errors import api_error
+from dyno.server.errors import ApiError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
     from starlette.requests import Request
 
-__all__ = ["ClientGoneError", "Threads", "Writing", "events", "unless_gone"]
+__all__ = ["ClientGoneError", "Deadline", "Pieces", "Threads", "Writing", "unless_gone"]
 
-_log = logging.getLogger("dyno.server")
 T = TypeVar("T")
 Piece_co = TypeVar("Piece_co", covariant=True)
 
@@ -27,8 +26,8 @@ Piece_co = TypeVar("Piece_co", covariant=True)
 class Writing(Protocol[Piece_co]):
     """A text that is being written: `chat.Reply` or `TextRun`."""
 
-    def __next__(self) -> Piece_co:
-        """The next piece; waits for it."""
+    def __iter__(self) -> Iterator[Piece_co]:
+        """The pieces, as they come."""
         ...
 
     def cancel(self) -> None:
@@ -37,43 +36,147 @@ class Writing(Protocol[Piece_co]):
 
 
 class Threads:
-    """As many threads as requests may be in work, so that none waits for another's."""
+    """As many threads as requests may be in work, so that no request waits for another's."""
 
     def __init__(self, count: int) -> None:
-        self._limiter = anyio.CapacityLimiter(count)
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="dyno-request")
 
     async def run(self, work: Callable[..., T], *args: Any, **options: Any) -> T:
         """The result of `work`, which runs in a thread. If the caller is cancelled, the thread goes on."""
         call = functools.partial(work, *args, **options)
-        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
-    async def pieces(self, text: Writing[T]) -> AsyncIterator[T]:
-        """The pieces of a text. If the caller is cancelled, the text ends."""
-        missing = object()
+    def start(self, work: Callable[..., None], *args: Any) -> None:
+        """Run `work` in a thread; it raises nothing."""
+        self._pool.submit(work, *args)
+
+
+class Deadline:
+    """The time at which a request ends, whatever it is doing.
+
+    Args:
+        seconds: From now on; None: there is no such time.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._at = None if seconds is None else asyncio.get_running_loop().time() + seconds
+
+    async def hold(self, work: Awaitable[T]) -> T:
+        """The result of `work`, which is cancelled at the deadline.
+
+        Raises:
+            ApiError: The time is over.
+        """
         try:
-            while (piece := await self.run(_next, text, missing)) is not missing:
-                yield piece
-        finally:
+            async with asyncio.timeout_at(self._at):
+                return await work
+        except TimeoutError as error:
+            raise ApiError(
+                504,
+                f"the request is not done after its limit of {self._seconds:g} seconds (timeout)",
+                kind="timeout_error",
+                code="deadline_exceeded",
+            ) from error
+
+
+class Pieces(Generic[T]):
+    """The pieces of a request's texts: threads read the texts, the event loop takes what has come.
+
+    A loop that is busy finds several pieces at a time, so that load makes larger pieces, not a longer queue.
+
+    Args:
+        threads: Read the texts.
+        texts: Written together, `at_once` at a time.
+        at_once: The next text begins when one of so many has ended.
+        deadline: Of the request.
+    """
+
+    def __init__(
+        self, threads: Threads, texts: Sequence[Writing[T]], at_once: int, deadline: Deadline
+    ) -> None:
+        self._threads, self._texts, self._deadline = threads, texts, deadline
+        self._loop = asyncio.get_running_loop()
+        self._come = asyncio.Event()
+        self._lock = threading.Lock()
+        self._found: list[tuple[int, T | None]] = []
+        self._failure: Exception | None = None
+        self._left = len(texts)
+        self._next = 0
+        for _ in range(max(at_once, 1)):
+            self._begin()
+
+    def cancel(self) -> None:
+        """End all texts."""
+        with self._lock:
+            self._next = len(self._texts)
+        for text in self._texts:
             text.cancel()
 
-    async def whole(self, texts: list[Writing[T]]) -> list[list[T]]:
-        """All pieces of each text; the texts are written together."""
-        found: list[list[T]] = [[] for _ in texts]
-        failed: list[Exception] = []
+    async def come(self) -> list[tuple[int, T | None]]:
+        """The pieces that have come since the last call, with the number of their text; waits for one.
 
-        async def read(number: int) -> None:
-            try:
-                found[number] = [piece async for piece in self.pieces(texts[number])]
-            except Exception as error:  # raised below: a task group would wrap it
-                failed.append(error)
-                readers.cancel_scope.cancel()
+        The piece of a text that has ended is None. Without pieces, all texts have ended.
 
-        async with anyio.create_task_group() as readers:
-            for number in range(len(texts)):
-                readers.start_soon(read, number)
-        if failed:
-            raise failed[0]
+        Raises:
+            Exception: From a text. The other texts are ended too, here and for any other error.
+        """
+        try:
+            while True:
+                with self._lock:
+                    found, self._found = self._found, []
+                    failure = self._failure
+                    self._come.clear()
+                if failure is not None:
+                    raise failure
+                self._left -= sum(piece is None for _, piece in found)
+                if found or not self._left:
+                    return found
+                await self._deadline.hold(self._come.wait())
+        except BaseException:
+            self.cancel()
+            raise
+
+    async def whole(self) -> list[list[T]]:
+        """All pieces of each text."""
+        found: list[list[T]] = [[] for _ in self._texts]
+        while some := await self.come():
+            for index, piece in some:
+                if piece is not None:
+                    found[index].append(piece)
         return found
+
+    async def groups(self) -> AsyncIterator[list[tuple[int, T | None]]]:
+        """What `come` gives, until all texts have ended. If the caller is cancelled, the texts end."""
+        try:
+            while some := await self.come():
+                yield some
+        finally:
+            self.cancel()
+
+    def _begin(self) -> None:
+        with self._lock:
+            index, self._next = self._next, self._next + 1
+        if index < len(self._texts):
+            self._threads.start(self._read, index)
+
+    def _read(self, index: int) -> None:
+        """Read a text to its end; in a thread."""
+        try:
+            for piece in self._texts[index]:
+                self._put(index, piece)
+        except Exception as error:
+            with self._lock:
+                self._failure = self._failure or error
+        self._put(index, None)
+        self._begin()
+
+    def _put(self, index: int, piece: T | None) -> None:
+        with self._lock:
+            wake = not self._found
+            self._found.append((index, piece))
+        if wake and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._come.set)
 
 
 class ClientGoneError(Exception):
@@ -106,38 +209,3 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     if not result:
         raise ClientGoneError
     return result[0]
-
-
-def _next(text: Any, missing: Any) -> Any:
-    # StopIteration cannot leave a thread.
-    return next(text, missing)
-
-
-async def events(
-    first: dict[str, Any], rest: AsyncIterator[dict[str, Any]], last: Callable[[], Iterator[dict[str, Any]]]
-) -> AsyncIterator[bytes]:
-    """Server-sent events of a stream; an error within it becomes its last event.
-
-    Args:
-        first: Sent at once.
-        rest: The following ones.
-        last: Makes those after them, when the text has ended.
-    """
-    yield event(first)
-    try:
-        async for each in rest:
-            yield event(each)
-        for each in last():
-            yield event(each)
-    except Exception as error:
-        told = api_error(error)
-        if told.status >= 500:
-            _log.exception("a stream ends with an error")
-        yield event(told.body)
-        return
-    yield b"data: [DONE]\n\n"
-
-
-def event(data: dict[str, Any]) -> bytes:
-    """One event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

@@ -1,0 +1,121 @@
+"""The requests of a scheduler: what each asks for, what it gets, and when."""
+
+from __future__ import annotations
+
+import queue
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dyno._slots import Owner
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from dyno._sampling import HostSampler, TokenLogprobs
+
+__all__ = ["Drawn", "Handling", "Request", "SchedulerEvents", "Step", "common_prefix"]
+
+
+@dataclass(frozen=True)
+class Handling:
+    """How the prompt of a generation is treated."""
+
+    reuse: bool = True
+    """Whether the sequence may go on from a prefix that the engine holds already."""
+    prompt_logprobs: int | None = None
+    """Report log-probabilities of the prompt's tokens, and so many of the most probable tokens with each. The
+    whole prompt is computed then."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One token of a generation."""
+
+    token: int
+    logprobs: TokenLogprobs | None = None
+    cached: int = 0
+    """Tokens of the prompt that were not computed again; with the first token."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Of the prompt's tokens from the second one on, if they were asked for; with the first token."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One decode of a scheduler."""
+
+    sequences: int
+    tokens: int
+    prompt_tokens: int
+    """Tokens of prompts among them."""
+    deepest: int
+    """Tokens that the longest of its sequences holds afterwards."""
+    seconds: float
+    """From the decode to its logits on the host."""
+
+
+class SchedulerEvents:
+    """Hooks for whoever counts a scheduler's work; by themselves they do nothing.
+
+    The scheduler calls them in its own thread. They return at once and raise nothing.
+    """
+
+    def stepped(self, step: Step) -> None:
+        """A step is done."""
+
+    def admitted(self, queued_s: float) -> None:
+        """A request has got a sequence, after so many seconds in the queue."""
+
+    def first_token(self, seconds: float) -> None:
+        """A request has its first token, so many seconds after it came."""
+
+    def next_token(self, seconds: float) -> None:
+        """A request has its next token, so many seconds after the one before."""
+
+    def ended(self, request: Request, reason: str, seconds: float) -> None:
+        """A request that had a sequence has ended.
+
+        Args:
+            request: With its counts.
+            reason: `stop`, `length`, `abort` or `error`.
+            seconds: Since it came.
+        """
+
+
+@dataclass(eq=False)
+class Request:
+    """One generation of a scheduler."""
+
+    prompt: list[int]
+    max_tokens: int
+    draw: Callable[[NDArray[np.float32]], int]
+    sampler: HostSampler | None
+    cancelled: threading.Event
+    handling: Handling = field(default_factory=Handling)
+    out: queue.SimpleQueue[Drawn | BaseException | None] = field(default_factory=queue.SimpleQueue)
+    owner: Owner = field(default_factory=Owner)
+    held: list[int] = field(default_factory=list)
+    """Tokens that the slot holds."""
+    pending: list[int] = field(default_factory=list)
+    """Tokens to be fed next: the rest of the prompt, or the token that was drawn last."""
+    drawn: int = 0
+    cached: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    came: float = field(default_factory=time.monotonic)
+    admitted: float = 0.0
+    last_token: float = 0.0
+
+    @property
+    def wants_all_rows(self) -> bool:
+        """Whether the logits after each of the pending tokens are needed, not only after the last one."""
+        return self.handling.prompt_logprobs is not None and not self.drawn
+
+
+def common_prefix(held: Sequence[int], prompt: Sequence[int]) -> int:
+    """Tokens at the beginning that agree; never the prompt's last one, whose logits are needed."""
+    most = min(len(held), len(prompt) - 1)
+    return next((i for i in range(most) if held[i] != prompt[i]), most)

@@ -1,0 +1,208 @@
+"""The endpoints over one engine: requests in, responses out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from dyno.scheduler import Scheduler
+from dyno.server.answers import Chat, Completions, joined
+from dyno.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from dyno.server.errors import ApiError, from_validation
+from dyno.server.messages import Messages, count_tokens
+from dyno.server.messages_body import CountBody, MessagesBody
+from dyno.server.metrics import CONTENT_TYPE_LATEST, Metrics
+from dyno.server.running import Deadline, Pieces, Threads, unless_gone
+from dyno.server.wire import MESSAGES, OPENAI
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+
+    from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
+
+    from dyno.engine import Engine
+    from dyno.server.bodies import RequestBody
+    from dyno.server.options import Options
+    from dyno.server.running import Writing
+    from dyno.server.wire import Wire
+
+__all__ = ["Endpoints"]
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class _Answer(Protocol):
+    """The answer to a request: texts, and the objects of one API that tell them."""
+
+    @property
+    def texts(self) -> Sequence[Writing[Any]]: ...
+
+    def whole(self, pieces: Sequence[Sequence[Any]]) -> dict[str, Any]: ...
+
+    def first(self) -> Iterator[dict[str, Any]]: ...
+
+    def chunk(self, index: int, piece: Any) -> Iterator[dict[str, Any]]: ...
+
+    def last(self) -> Iterator[dict[str, Any]]: ...
+
+
+class _Stream(StreamingResponse):
+    """A stream whose texts end when the client goes."""
+
+    def __init__(self, events: AsyncIterator[bytes], pieces: Pieces[Any]) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._pieces.cancel()
+
+
+class Endpoints:
+    """The endpoints over one engine.
+
+    Args:
+        engine: Open; see `create_app`.
+        options: Of the server.
+    """
+
+    def __init__(self, engine: Engine, options: Options) -> None:
+        self._engine, self._options = engine, options
+        self._sequences = int(engine.settings["sequences"])
+        self.metrics = Metrics(engine, options.model)
+        self.scheduler = Scheduler(
+            engine,
+            max_waiting=options.max_waiting,
+            step_tokens=options.step_tokens,
+            events=self.metrics,
+        )
+        self.metrics.watch(self.scheduler)
+        self._threads = Threads(2 * (self._sequences + options.max_waiting) + 8)
+
+    # ---- texts ----
+
+    async def chat(self, request: Request) -> Response:
+        body = await self._body(request, ChatBody)
+        make = (Chat, self._engine, body, self._options.template, self._options.model)
+        return await self._answer(request, body, body.stream, make, OPENAI)
+
+    async def completions(self, request: Request) -> Response:
+        body = await self._body(request, CompletionBody)
+        make = (Completions, self._engine, body, self._options.model)
+        return await self._answer(request, body, body.stream, make, OPENAI)
+
+    async def messages(self, request: Request) -> Response:
+        body = await self._body(request, MessagesBody)
+        make = (Messages, self._engine, body, self._options.template, self._options.model)
+        return await self._answer(request, body, body.stream, make, MESSAGES)
+
+    async def count_tokens(self, request: Request) -> Response:
+        body = await self._body(request, CountBody)
+        counted = self._threads.run(count_tokens, self._engine, body, self._options.template)
+        return JSONResponse(await self._deadline(body).hold(counted))
+
+    async def _answer(
+        self, request: Request, body: RequestBody, stream: bool, make: tuple[Any, ...], wire: Wire
+    ) -> Response:
+        deadline = self._deadline(body)
+        answer: _Answer = await deadline.hold(self._threads.run(*make))
+        # One request does not fill the queue: its texts share as many places as there are sequences.
+        pieces = Pieces(self._threads, answer.texts, self._sequences, deadline)
+        if not stream:
+            found = await unless_gone(request, pieces.whole())
+            return JSONResponse(answer.whole(found))
+        # The first piece is waited for: an error before it is a status, not an event.
+        opening = await unless_gone(request, pieces.come())
+
+        async def rest() -> AsyncIterator[dict[str, Any]]:
+            for each in joined(opening):
+                for one in answer.chunk(*each):
+                    yield one
+            async for group in pieces.groups():
+                for each in joined(group):
+                    for one in answer.chunk(*each):
+                        yield one
+            for one in answer.last():
+                yield one
+
+        return _Stream(wire.events(answer.first(), rest()), pieces)
+
+    def _deadline(self, body: RequestBody) -> Deadline:
+        given = [each for each in (self._options.timeout_s, body.timeout) if each is not None]
+        return Deadline(min(given, default=None))
+
+    # ---- the rest ----
+
+    async def models(self, request: Request) -> Response:
+        entry = {"id": self._options.model, "object": "model", "created": 0, "owned_by": "dyno"}
+        return JSONResponse({"object": "list", "data": [entry]})
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await self._body(request, TokenizeBody)
+        tokens = await self._threads.run(
+            self._engine.tokenize,
+            body.content,
+            add_special=body.add_special,
+            parse_special=body.parse_special,
+        )
+        return JSONResponse({"tokens": tokens})
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await self._body(request, DetokenizeBody)
+        n_vocab = len(self._engine.tokenizer)
+        wrong = next((token for token in body.tokens if not 0 <= token < n_vocab), None)
+        if wrong is not None:
+            raise ApiError(400, f"tokens: {wrong} is not one of 0 to {n_vocab - 1}", param="tokens")
+        text = await self._threads.run(self._engine.detokenize, body.tokens, special=body.special)
+        return JSONResponse({"content": text})
+
+    async def props(self, request: Request) -> Response:
+        from dyno import __version__
+
+        engine = self._engine
+        profile = engine.match.profile
+        return JSONResponse(
+            {
+                "version": __version__,
+                "model": self._options.model,
+                "architecture": engine.model["architecture"],
+                "device": engine.device,
+                "profile": None if profile is None else profile.label,
+                "settings": dict(engine.settings),
+                "n_ctx_train": engine.model["n_ctx_train"],
+                "n_vocab": engine.model["n_vocab"],
+                **self.scheduler.load(),
+            }
+        )
+
+    async def metric_text(self, request: Request) -> Response:
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        failure = self.scheduler.failure
+        if failure is not None:
+            # Without the failure's text: this path needs no key, and a path of a file may stand in it.
+            reason = f"the last step of the engine failed: {type(failure).__name__}"
+            return JSONResponse({"status": "failed", "reason": reason}, status_code=503)
+        return JSONResponse({"status": "ready", **self.scheduler.load()})
+
+    async def _body(self, request: Request, kind: type[Body]) -> Body:
+        most = self._options.max_body_bytes
+        data = bytearray()
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > most:
+                raise ApiError(413, f"the body has more than {most} bytes", code="body_too_large")
+        try:
+            return kind.model_validate_json(bytes(data))
+        except ValidationError as error:
+            raise from_validation(error) from error

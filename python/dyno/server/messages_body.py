@@ -1,0 +1,195 @@
+"""The body of POST /v1/messages, and the conversation that it becomes."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dyno.server.bodies import RequestBody
+
+__all__ = ["CountBody", "MessagesBody"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Text(_Part):
+    type: Literal["text"]
+    text: str
+
+
+class _Thinking(_Part):
+    type: Literal["thinking"]
+    thinking: str
+
+
+class _RedactedThinking(_Part):
+    type: Literal["redacted_thinking"]
+
+
+class _ToolUse(_Part):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any] = Field(default_factory=dict)
+
+
+class _ToolResult(_Part):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[_Text] = ""
+    is_error: bool = False
+
+
+_Block = Annotated[
+    _Text | _Thinking | _RedactedThinking | _ToolUse | _ToolResult, Field(discriminator="type")
+]
+
+
+class _Message(_Part):
+    role: Literal["user", "assistant"]
+    content: str | list[_Block]
+
+
+class _Tool(_Part):
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+
+class _ToolChoice(_Part):
+    type: Literal["auto", "none"]
+
+
+class _ThinkingChoice(_Part):
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class _Format(_Part):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class _OutputConfig(_Part):
+    format: _Format | None = None
+
+
+class CountBody(RequestBody):
+    """The fields of POST /v1/messages/count_tokens; a message has them too."""
+
+    messages: list[_Message] = Field(min_length=1)
+    system: str | list[_Text] | None = None
+    tools: list[_Tool] = Field(default_factory=list)
+    tool_choice: _ToolChoice | None = None
+    thinking: _ThinkingChoice | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _blocks_are_in_place(self) -> CountBody:
+        for index, message in enumerate(self.messages):
+            allowed: tuple[type[_Part], ...] = (_Text, _ToolResult)
+            if message.role == "assistant":
+                allowed = (_Text, _Thinking, _RedactedThinking, _ToolUse)
+            for block in message.content if isinstance(message.content, list) else ():
+                if not isinstance(block, allowed):
+                    raise ValueError(f"messages.{index}: {block.type} is no content of role {message.role}")
+        return self
+
+    def conversation(self) -> list[dict[str, Any]]:
+        """The messages as a chat template takes them."""
+        found: list[dict[str, Any]] = []
+        if self.system is not None:
+            found.append({"role": "system", "content": _text(self.system)})
+        for message in self.messages:
+            if isinstance(message.content, str):
+                found.append({"role": message.role, "content": message.content})
+            elif message.role == "assistant":
+                found.append(_assistant(message.content))
+            else:
+                found += _user(message.content)
+        return found
+
+    def functions(self) -> list[dict[str, Any]] | None:
+        """The tools as a chat template takes them; None without any."""
+        if not self.tools or (self.tool_choice is not None and self.tool_choice.type == "none"):
+            return None
+        return [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description or "",
+                    "parameters": tool.input_schema,
+                },
+            }
+            for tool in self.tools
+        ]
+
+    def variables(self) -> dict[str, Any]:
+        """Variables of the template."""
+        if self.thinking is None:
+            return self.chat_template_kwargs
+        return {"enable_thinking": self.thinking.type != "disabled", **self.chat_template_kwargs}
+
+
+class MessagesBody(CountBody):
+    """The fields of POST /v1/messages; its draws take the settings of a chat completion."""
+
+    max_tokens: int = Field(ge=1)
+    stop_sequences: list[str] = Field(default_factory=list)
+    stream: bool = False
+    temperature: float = Field(default=1.0, ge=0, le=100)
+    top_k: int = Field(default=40, ge=0)
+    top_p: float = Field(default=0.95, gt=0, le=1)
+    min_p: float = Field(default=0.05, ge=0, le=1)
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
+    output_config: _OutputConfig | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """Arguments of `dyno.Sampling`."""
+        wanted = None if self.output_config is None else self.output_config.format
+        names = ("temperature", "top_k", "top_p", "min_p", "seed")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "json_schema": None if wanted is None else wanted.schema_,
+        }
+
+
+def _text(content: str | list[_Text]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _assistant(blocks: list[Any]) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": "".join(block.text for block in blocks if isinstance(block, _Text)),
+    }
+    if thoughts := [block.thinking for block in blocks if isinstance(block, _Thinking)]:
+        message["reasoning_content"] = "".join(thoughts)
+    calls = [
+        {
+            "id": block.id,
+            "type": "function",
+            "function": {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)},
+        }
+        for block in blocks
+        if isinstance(block, _ToolUse)
+    ]
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _user(blocks: list[Any]) -> list[dict[str, Any]]:
+    """Results of tools are messages of their own, before the text that comes with them."""
+    found = [
+        {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content)}
+        for block in blocks
+        if isinstance(block, _ToolResult)
+    ]
+    if texts := [block for block in blocks if isinstance(block, _Text)]:
+        found.append({"role": "user", "content": _text(texts)})
+    return found

@@ -1,0 +1,89 @@
+"""The two forms that objects and errors have on the way to a client."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import JSONResponse
+
+from dyno.server.errors import api_error
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from dyno.server.errors import ApiError
+
+__all__ = ["MESSAGES", "OPENAI", "MessagesWire", "Wire"]
+
+_log = logging.getLogger("dyno.server")
+
+
+class Wire:
+    """The public chat API: events without names, `[DONE]` at the end of a stream."""
+
+    done = b"data: [DONE]\n\n"
+
+    def event(self, data: dict[str, Any]) -> bytes:
+        """One server-sent event."""
+        return b"data: " + _json(data) + b"\n\n"
+
+    def error(self, error: ApiError) -> dict[str, Any]:
+        """The object that tells an error."""
+        return error.body
+
+    def response(self, error: ApiError) -> JSONResponse:
+        """An error as the response of a request."""
+        return JSONResponse(self.error(error), status_code=error.status, headers=error.headers)
+
+    async def events(
+        self, begin: Iterable[dict[str, Any]], rest: AsyncIterator[dict[str, Any]]
+    ) -> AsyncIterator[bytes]:
+        """The bytes of a stream; an error within it becomes its last event.
+
+        Args:
+            begin: Objects that are sent at once.
+            rest: The following ones.
+        """
+        try:
+            for each in begin:
+                yield self.event(each)
+            async for each in rest:
+                yield self.event(each)
+        except Exception as error:
+            told = api_error(error)
+            if told.status >= 500:
+                _log.exception("a stream ends with an error")
+            yield self.event(self.error(told))
+            return
+        if self.done:
+            yield self.done
+
+
+class MessagesWire(Wire):
+    """The public messages API: each event has the name of its object's type."""
+
+    done = b""
+
+    def event(self, data: dict[str, Any]) -> bytes:
+        return b"event: " + str(data["type"]).encode() + b"\ndata: " + _json(data) + b"\n\n"
+
+    def error(self, error: ApiError) -> dict[str, Any]:
+        kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+OPENAI, MESSAGES = Wire(), MessagesWire()
+
+
+def _json(data: dict[str, Any]) -> bytes:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,0 +1,67 @@
+"""A server in a thread over a tiny chat model, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import uvicorn
+from dyno import Engine
+from dyno.server import Options, create_app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from dyno import Scheduler
+
+KEY = "a-key"
+HELLO = [{"role": "user", "content": "Hello"}]
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
+
+
+@dataclass(frozen=True)
+class Served:
+    client: httpx.Client
+    engine: Engine
+    scheduler: Scheduler
+    address: str
+
+    def metrics(self) -> dict[str, float]:
+        lines = self.client.get("/metrics").text.splitlines()
+        return {name: float(value) for name, value in (x.rsplit(" ", 1) for x in lines if x[0] != "#")}
+
+
+@contextlib.contextmanager
+def serving(
+    model: Path, options: Options, sequences: int = 2, ctx: int = 256, **settings: Any
+) -> Iterator[Served]:
+    with Engine(
+        model,
+        device="cpu",
+        **{"profile": None, "threads": 2, **settings},
+        sequences=sequences,
+        ctx=ctx,
+    ) as engine:
+        app = create_app(engine, options)
+        config = uvicorn.Config(app, port=0, log_level="warning", lifespan="off")
+        with app.state.scheduler, config.bind_socket() as socket:
+            server = uvicorn.Server(config)
+            thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
+            thread.start()
+            address = f"http://127.0.0.1:{socket.getsockname()[1]}"
+            with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {KEY}"}) as client:
+                yield Served(client, engine, app.state.scheduler, address)
+            server.should_exit = True
+            thread.join()
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)

@@ -1,0 +1,112 @@
+"""Metrics: vLLM's names, the profile in force and its promise beside what was measured."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+from chat_model import chat_model
+from dyno import Sampling
+from dyno._requests import Handling, Step
+from dyno.server import Options
+from dyno.server.metrics import Promise
+from served import GREEDY, KEY, Served, serving, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LABEL = '{model_name="tiny"}'
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    model = chat_model(tmp_path_factory.mktemp("model") / "m.gguf")
+    with serving(model, Options(model="tiny", api_key=KEY)) as server:
+        yield server
+
+
+def test_requests_are_counted_with_the_names_of_vllm(served: Served) -> None:
+    before = served.metrics()
+    content = "a text that no other test has sent"
+    body = {"messages": [{"role": "user", "content": content}], **GREEDY}
+    used = [served.client.post("/v1/chat/completions", json=body).json()["usage"] for _ in range(2)]
+    assert served.client.post("/v1/chat/completions", json={**body, "temperature": -1}).status_code == 400
+    after = served.metrics()
+
+    def grown(name: str) -> float:
+        return after[name] - before.get(name, 0)
+
+    drawn, prompts = (sum(u[f"{kind}_tokens"] for u in used) for kind in ("completion", "prompt"))
+    cached = sum(u["prompt_tokens_details"]["cached_tokens"] for u in used)
+    assert cached > 0
+    assert grown(f"vllm:generation_tokens_total{LABEL}") == drawn
+    assert grown(f"vllm:prompt_tokens_total{LABEL}") == prompts
+    assert grown(f"vllm:prefix_cache_queries_total{LABEL}") == prompts
+    assert grown(f"vllm:prefix_cache_hits_total{LABEL}") == cached
+    assert grown(f"vllm:time_to_first_token_seconds_count{LABEL}") == 2
+    assert grown(f"vllm:request_queue_time_seconds_count{LABEL}") == 2
+    assert grown(f"vllm:e2e_request_latency_seconds_count{LABEL}") == 2
+    assert grown(f"vllm:inter_token_latency_seconds_count{LABEL}") == drawn - 2
+    assert grown(f"vllm:request_prompt_tokens_sum{LABEL}") == prompts
+    assert grown(f"vllm:request_generation_tokens_sum{LABEL}") == drawn
+    assert grown(f"vllm:iteration_tokens_total_sum{LABEL}") == prompts - cached + drawn - 2
+    ends = {
+        r: f'vllm:request_success_total{{finished_reason="{r}",model_name="tiny"}}'
+        for r in ("stop", "length")
+    }
+    assert sum(grown(name) for name in ends.values() if name in after) == 2
+    for status, count in ((200, 2), (400, 1)):
+        assert grown(f'dyno_requests_total{{path="/v1/chat/completions",status="{status}"}}') == count
+    assert after[f"dyno_sequences{LABEL}"] == 2
+    assert after['dyno_profile_info{hash="",match="default",state="off"}'] == 1
+
+
+def test_running_and_waiting_texts_are_gauges(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = served.scheduler
+    idle = served.metrics()
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert idle[f"vllm:{name}{LABEL}"] == 0
+    batch, go = scheduler._batch, threading.Event()
+
+    def held() -> list[object]:
+        made = batch()
+        if len(made) == 2 and all(request.drawn for request, _ in made):
+            go.wait(20)  # two texts are under way, and stay so while the metrics are read
+        return made
+
+    monkeypatch.setattr(scheduler, "_batch", held)
+    requests = [scheduler._submit([1, 2, 3], Sampling(), 9, threading.Event(), Handling()) for _ in range(3)]
+    until(lambda: scheduler.load()["held_tokens"] >= 6)
+    busy = served.metrics()
+    assert busy[f"vllm:num_requests_running{LABEL}"] == 2
+    assert busy[f"vllm:num_requests_waiting{LABEL}"] == 1
+    assert busy[f"vllm:kv_cache_usage_perc{LABEL}"] == pytest.approx(scheduler.load()["held_tokens"] / 512)
+    go.set()
+    for request in requests:
+        while request.out.get(timeout=20) is not None:
+            pass
+    until(lambda: scheduler.load()["running"] == 0)
+
+
+def test_the_promise_of_a_profile_is_compared_with_like_work() -> None:
+    tuned = {"pp512": 1000.0, "pp64": 10.0, "tg64": 50.0, "tg64@d4096": 1.0, "memory_mib": 9.0}
+    profile = SimpleNamespace(evidence=SimpleNamespace(tuned=tuned))
+    engine = SimpleNamespace(match=SimpleNamespace(profile=profile))
+    promise = Promise(engine)  # type: ignore[arg-type]
+    assert promise.promised == {"pp": 1000.0, "tg": 50.0}
+    assert promise.ratios() == {}
+    alone = {"sequences": 1, "tokens": 1, "prompt_tokens": 0, "deepest": 100, "seconds": 0.025}
+    for change in (
+        {},
+        {},
+        {"seconds": 10.0},  # a median does not follow one slow step
+        {"sequences": 2, "tokens": 2, "seconds": 1.0},
+        {"deepest": 5000, "seconds": 1.0},
+    ):
+        promise.stepped(Step(**{**alone, **change}))  # type: ignore[arg-type]
+    prompt = {"sequences": 1, "tokens": 256, "prompt_tokens": 256, "deepest": 256, "seconds": 0.512}
+    for change in ({}, {"tokens": 20, "prompt_tokens": 20}, {"sequences": 3}):
+        promise.stepped(Step(**{**prompt, **change}))  # type: ignore[arg-type]
+    assert promise.ratios() == pytest.approx({"pp": 0.5, "tg": 0.8})
