@@ -108,7 +108,7 @@ struct MoeRouteArgs {
 
 struct MoeSumArgs {
   const float* x = nullptr;         // [m, used, n]
-  const float* weights = nullptr;   // [m, used]
+  const float* weights = nullptr;   // [m, used]; null: ones
   const float* residual = nullptr;  // [m, n], may be out
   float scale = 1.0f;
   float* out = nullptr;  // [m, n]

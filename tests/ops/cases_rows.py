@@ -171,29 +171,33 @@ def kv_store_cases() -> Iterator[Case]:
 
 @cases("moe_sum")
 def moe_sum_cases() -> Iterator[Case]:
-    def make(m: int, n: int, used: int, residual: bool) -> Case:
+    def make(m: int, n: int, used: int, residual: bool, weights: bool = True) -> Case:
         def build(rng: np.random.Generator) -> Any:
-            args: dict[str, Any] = {
-                "x": normal(rng, m, used, n),
-                "weights": normal(rng, m, used),
-                "scale": 0.75,
-            }
+            args: dict[str, Any] = {"x": normal(rng, m, used, n), "scale": 0.75}
+            if weights:
+                args["weights"] = normal(rng, m, used)
             if residual:
                 args["residual"] = normal(rng, m, n)
 
             def check(out: Any) -> None:
                 wide = {k: v.astype(np.float64) for k, v in args.items() if isinstance(v, np.ndarray)}
-                want = reference.moe_sum(wide["x"], wide["weights"], wide.get("residual"), 0.75)
+                want = reference.moe_sum(
+                    wide["x"], wide.get("weights", np.ones((m, used))), wide.get("residual"), 0.75
+                )
                 expect_close(out["out"], want, EXACT)
 
             return args, {"out": np.empty((m, n), F32)}, check
 
-        return Case("moe_sum", {"m": m, "n": n, "used": used}, build, f"residual={residual}")
+        return Case(
+            "moe_sum", {"m": m, "n": n, "used": used}, build, f"residual={residual}-weights={weights}"
+        )
 
     yield make(1, 1, 1, True)
     yield make(1, 1030, 8, True)
     yield make(7, 33, 3, False)
     yield make(40, 520, 2, True)
+    yield make(1, 2048, 1, True, weights=False)
+    yield make(7, 33, 3, False, weights=False)
 
 
 @cases("glu")

@@ -15,8 +15,8 @@ constexpr void for_each_field(std::type_identity<MoeSumDesc>, V&& v) {
 // clang-format on
 
 struct MoeSumOperands {
-  Reads x, weights;
-  MayRead residual{};
+  Reads x;
+  MayRead weights{}, residual{};
   float scale = 1.0f;
   Writes out;
 };
@@ -28,7 +28,7 @@ DYNO_FIELDS(MoeSumArgs, x, weights, residual, scale, out)
 template <typename Visitor>
 void arguments(const MoeSumDesc& d, MoeSumArgs& a, Visitor& v) {
   v.in("x", a.x, d.m * d.used * d.n);
-  v.in("weights", a.weights, d.m * d.used);
+  v.optional("weights", a.weights, d.m * d.used, true);
   v.optional("residual", a.residual, d.m * d.n, true);
   v.number("scale", a.scale, 1.0f);
   v.out("out", a.out, d.m * d.n);

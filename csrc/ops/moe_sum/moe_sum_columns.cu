@@ -32,9 +32,11 @@ __global__ void __launch_bounds__(256) moe_sum_columns(MoeSumArgs args, int colu
   const int column = blockIdx.y * blockDim.x + threadIdx.x;
   if (column >= columns) return;
   const T* x = reinterpret_cast<const T*>(args.x) + token * used * columns + column;
-  const float* weights = args.weights + token * used;
+  const float* weights = args.weights == nullptr ? nullptr : args.weights + token * used;
   T sum = zero<T>();
-  for (int slot = 0; slot < used; ++slot) sum = multiply_add(x[int64_t{slot} * columns], weights[slot], sum);
+  for (int slot = 0; slot < used; ++slot) {
+    sum = multiply_add(x[int64_t{slot} * columns], weights == nullptr ? 1.0f : weights[slot], sum);
+  }
   const int64_t at = token * columns + column;
   const T base = args.residual == nullptr ? zero<T>() : reinterpret_cast<const T*>(args.residual)[at];
   reinterpret_cast<T*>(args.out)[at] = multiply_add(sum, args.scale, base);
