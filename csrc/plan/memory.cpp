@@ -15,10 +15,11 @@ namespace {
 // Device memory that is nobody's plan: kernels' code, cuBLAS, graphs, logits.
 constexpr size_t kDeviceReserve = size_t{512} << 20;
 
-// Weights that are repacked, converted or transposed.
+// Weights of the CPU that are repacked, converted or transposed.
 size_t copied_bytes(const Plan& plan) {
   size_t bytes = 0;
   for (const WeightPlacement& weight : plan.weights) {
+    if (plan.device(weight.device).kind != DeviceKind::cpu) continue;
     if (!weight.mapped) bytes = checked_add(bytes, weight.bytes, "the weights");
   }
   return bytes;
@@ -69,21 +70,36 @@ void check_demand(const Plan& plan, const Demand& demand, const Holder& holder, 
 
 }  // namespace
 
-void check_memory(const Plan& plan, size_t free_bytes, bool weights_loaded) {
-  const bool gpu = plan.main_device().kind == DeviceKind::cuda;
-  // Pages of the file that the CPU reads in place can be dropped at any time: no memory of this process.
-  const size_t weights = gpu ? plan.weights_bytes : copied_bytes(plan);
-  const Demand demand{.where = gpu ? str_cat("device cuda:", plan.main_device().ordinal) : "this machine",
-                      .weights_words = gpu ? "weights" : "copied weights",
-                      .larger = gpu ? "a GPU with more memory" : "a machine with more memory",
-                      .weights = weights_loaded ? 0 : weights,
-                      .reserve = gpu && !weights_loaded ? kDeviceReserve : 0,
-                      .kv = plan.kv_bytes,
-                      .arena = plan.arena_bytes,
-                      .scratch = plan.scratch_bytes,
+void check_memory(const Plan& plan, DeviceId gpu, size_t free_bytes, bool weights_loaded) {
+  const PlannedDevice& planned = plan.devices[static_cast<size_t>(gpu)];
+  const Demand demand{.where = str_cat("device ", device_name(planned.info)),
+                      .weights_words = "weights",
+                      .larger = "a GPU with more memory",
+                      .weights = weights_loaded ? 0 : planned.weights_bytes,
+                      .reserve = weights_loaded ? 0 : kDeviceReserve,
+                      .kv = planned.kv_bytes,
+                      .arena = planned.arena_bytes,
+                      .scratch = planned.scratch_bytes,
                       .free = free_bytes};
   check_demand(plan, demand,
-               {.device = std::nullopt, .kv_bytes = plan.kv_bytes, .arena_bytes = plan.arena_bytes, .gpu = gpu},
+               {.device = gpu, .kv_bytes = planned.kv_bytes, .arena_bytes = planned.arena_bytes, .gpu = true},
+               weights_loaded);
+}
+
+void check_host_memory(const Plan& plan, size_t free_bytes, bool weights_loaded) {
+  // Pages of the file that the CPU reads in place can be dropped at any time: no memory of this process.
+  Demand demand{.where = "this machine",
+                .weights_words = "copied weights",
+                .larger = "a machine with more memory",
+                .weights = weights_loaded ? 0 : copied_bytes(plan),
+                .free = free_bytes};
+  for (const PlannedDevice& device : plan.devices) {
+    if (device.info.kind != DeviceKind::cpu) continue;
+    demand.kv = checked_add(demand.kv, device.kv_bytes, "the KV cache");
+    demand.arena = checked_add(demand.arena, device.arena_bytes, "the arenas");
+    demand.scratch = checked_add(demand.scratch, device.scratch_bytes, "the scratch memory");
+  }
+  check_demand(plan, demand, {.device = std::nullopt, .kv_bytes = demand.kv, .arena_bytes = demand.arena, .gpu = false},
                weights_loaded);
 }
 

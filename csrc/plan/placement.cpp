@@ -77,7 +77,7 @@ class Placing {
     DYNO_CHECK(PlanError, !matched.empty(), "[placement] rule '", rule,
                "' matches no tensor of the model; tensors are ", "called, for example, ",
                model_.weights.back().tensor->name, "; `dyno explain plan` lists them");
-    const DeviceId device = device_named(rule, rule.substr(equals + 1), matched.front());
+    const DeviceId device = device_named(rule, rule.substr(equals + 1));
     for (const size_t weight : matched) put(weight, device);
   }
 
@@ -102,7 +102,7 @@ class Placing {
     return found;
   }
 
-  DeviceId device_named(const std::string& rule, const std::string& name, size_t weight) const {
+  DeviceId device_named(const std::string& rule, const std::string& name) const {
     std::string known;
     for (size_t i = 0; i < plan_.devices.size(); ++i) {
       const DeviceInfo& device = plan_.devices[i].info;
@@ -110,23 +110,17 @@ class Placing {
       known += str_cat(known.empty() ? "" : ", ", device_name(device));
     }
     const bool gpu = plan_.main_device().kind == DeviceKind::cuda;
-    if (gpu && lower(name) == "cpu") refuse_host(str_cat("rule '", rule, "'"), weight);
     throw PlanError(str_cat("[placement] rule '", rule, "' names device '", name, "'; this plan has ", known,
                             gpu ? "" : "; the setting virtual_devices adds cpu:1, cpu:2, …"));
   }
 
   // The CPU itself, for one of the settings that move weights there.
-  DeviceId host(const std::string& setting, size_t weight) const {
+  DeviceId host(const std::string& setting) const {
     for (size_t i = 0; i < plan_.devices.size(); ++i) {
       if (is_host(plan_.devices[i].info)) return static_cast<DeviceId>(i);
     }
-    refuse_host(setting, weight);
-  }
-
-  [[noreturn]] void refuse_host(const std::string& what, size_t weight) const {
-    throw UnsupportedError(str_cat("[placement] ", what, " moves ", model_.weights[weight].tensor->name,
-                                   " to the CPU, beside ", device_name(plan_.main_device()),
-                                   ": a plan of a GPU and the CPU cannot be run yet. Leave it out, or use device=cpu"));
+    throw PlanError(str_cat("[placement] ", setting, " moves weights to the CPU, and this plan has none beside ",
+                            device_name(plan_.main_device())));
   }
 
   void experts() {
@@ -139,7 +133,7 @@ class Placing {
       if (!options_.cpu_moe && static_cast<int64_t>(i) >= options_.n_cpu_moe) break;
       const model::FfnSpec& f = model_.layers[i].ffn;
       for (const WeightId id : {f.experts_gate, f.experts_up, f.experts_down}) {
-        if (id != kNone) put(static_cast<size_t>(id), host(setting, static_cast<size_t>(id)));
+        if (id != kNone) put(static_cast<size_t>(id), host(setting));
       }
     }
   }
@@ -157,7 +151,7 @@ class Placing {
     for (size_t i = 0; i < model_.weights.size(); ++i) {
       const int64_t layer = layer_of(model_.weights[i].name);
       const bool stays = layer >= 0 ? layer >= first : of_output(static_cast<WeightId>(i)) && wanted > 0;
-      if (!stays) put(i, host(setting, i));
+      if (!stays) put(i, host(setting));
     }
   }
 
@@ -188,9 +182,13 @@ std::vector<PlannedDevice> plan_devices(const DeviceInfo& main, const PlacementO
   if (main.kind == DeviceKind::cuda) {
     DYNO_CHECK(PlanError, count == 0, "[placement] virtual_devices is ", count, " with device ", device_name(main),
                "; virtual devices stand beside the CPU only");
-    std::vector<PlannedDevice> alone(1);
-    alone.front().info = main;
-    return alone;
+    std::vector<PlannedDevice> devices(1);
+    devices.front().info = main;
+    for (const DeviceInfo& device : options.beside_gpu) {
+      if (device.kind == main.kind && device.ordinal == main.ordinal) continue;
+      devices.emplace_back().info = device;
+    }
+    return devices;
   }
   DYNO_CHECK(PlanError, main.ordinal <= count, "[placement] device ", device_name(main),
              " does not exist; it needs virtual_devices=", main.ordinal, " or more, and that is ", count);

@@ -13,8 +13,7 @@ std::vector<PlannedDevice> plan_devices(const DeviceInfo& main, const PlacementO
 
 // The device of each weight, parallel to ModelDesc::weights, by plan.load.placement. Rules come first, then cpu_moe and
 // n_cpu_moe, then n_gpu_layers; a weight that none of them names lies on the main device. Throws PlanError for a rule
-// that cannot be read, names no device of the plan or matches no tensor, and UnsupportedError for weights on the CPU
-// beside a GPU.
+// that cannot be read, names no device of the plan or matches no tensor.
 std::vector<DeviceId> weight_devices(const Plan& plan, const model::ModelDesc& model);
 
 // The layer of a tensor "blk.<number>.…"; -1 where it belongs to none.

@@ -122,7 +122,8 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
     plan.fused = fuse(plan, model, plan.general);
     if (has_latents(model)) plan.expanded = expand_mla(plan, model, plan.general);
   }
-  if (gpu) plan.draw = emit_draw(plan, model);
+  // A token is drawn on the GPU where nothing of a step is elsewhere.
+  if (gpu && plan.devices.size() == 1) plan.draw = emit_draw(plan, model);
   for (NodeList* list : {&plan.general, &plan.fused, &plan.expanded, &plan.draw}) {
     own_values(plan, *list);
     place_nodes(plan, model, *list);
@@ -130,6 +131,7 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
     finish_list(plan, *list);
     segment(plan, *list);
   }
+  check_places(plan, model);
   count_weights(plan, model);
   layout_arena(plan, ubatch);
   return plan;

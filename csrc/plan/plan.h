@@ -49,6 +49,8 @@ struct PlacementOptions {
   bool cpu_moe = false;                        // experts of all layers to the CPU
   int64_t n_cpu_moe = 0;                       // experts of the first so many layers to the CPU
   std::optional<int64_t> n_gpu_layers;  // the others than these last layers, of which the output is one, to the CPU
+  // With a GPU as main device: the CPU and other GPUs, which rules can name. A plan keeps those that hold weights.
+  std::vector<DeviceInfo> beside_gpu;
 };
 
 // Settings that need the weights to be loaded again.
@@ -176,6 +178,7 @@ struct PlannedDevice {
   Link link;
   size_t memory_limit = 0;  // for the bytes below; 0: none of its own
   size_t weights_bytes = 0, kv_bytes = 0, arena_bytes = 0;
+  size_t scratch_bytes = 0;  // set when configurations are chosen; that of all CPU devices stands with the first
 };
 
 struct Plan {
@@ -210,6 +213,8 @@ struct Plan {
   const DeviceInfo& device(DeviceId id) const { return devices[static_cast<size_t>(id)].info; }
   const DeviceInfo& main_device() const { return device(kMainDevice); }
   const DeviceInfo& device_of(model::WeightId id) const { return device(weights[static_cast<size_t>(id)].device); }
+  // Where the logits are written.
+  DeviceId logits_device() const { return values[static_cast<size_t>(logits)].device; }
   // Whether any u-batch runs through the expanded list. With an f32 cache its keys and values are f32 as well, and pay
   // only where attention can take them on tensor cores.
   bool expands() const {
@@ -239,10 +244,11 @@ struct Plan {
 Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const LoadOptions& load,
                 const ContextOptions& context, int64_t ubatch, MlaMode mla_mode = MlaMode::automatic);
 
-// Throws OutOfMemoryError that says what to change when the plan does not fit into `free_bytes` of its
-// device, or of the machine: virtual devices share its memory. On the CPU weights that are read in place need nothing.
+// Throws OutOfMemoryError that says what to change when the plan does not fit into `free_bytes` of a GPU.
 // `weights_loaded`: the weights lie there already, and only the rest is asked for.
-void check_memory(const Plan& plan, size_t free_bytes, bool weights_loaded = false);
+void check_memory(const Plan& plan, DeviceId gpu, size_t free_bytes, bool weights_loaded = false);
+// Likewise of the machine, whose memory virtual devices share. Weights that are read in place need nothing.
+void check_host_memory(const Plan& plan, size_t free_bytes, bool weights_loaded = false);
 
 // Likewise for each device that has a memory limit of its own.
 void check_limits(const Plan& plan, bool weights_loaded = false);

@@ -85,9 +85,11 @@ Remedy weights_mapped(const Plan& plan, const Holder& holder) {
 
 // The fewest layers whose experts, or which themselves, would have to leave the main device for the CPU.
 Remedy weights_on_the_cpu(const Plan& plan, const Holder& holder, size_t missing) {
-  const bool beside_cpu = std::any_of(plan.devices.begin(), plan.devices.end(), [](const PlannedDevice& device) {
-    return device.info.kind == DeviceKind::cpu && device.info.ordinal == 0;
-  });
+  // The CPU stands beside every GPU, also in a plan that has nothing on it.
+  const bool beside_cpu =
+      holder.gpu || std::any_of(plan.devices.begin(), plan.devices.end(), [](const PlannedDevice& device) {
+        return device.info.kind == DeviceKind::cpu && device.info.ordinal == 0;
+      });
   if (holder.device != kMainDevice || !beside_cpu) return {};
   const auto layers = plan.kv.size();
   std::vector<size_t> experts(layers), whole(layers);

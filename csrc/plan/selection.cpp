@@ -40,7 +40,7 @@ Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& 
                      const SelectionSettings& settings)
     : plan_(&plan),
       paths_(resolved(settings.paths)),
-      flash_attention_(settings.flash_attention || plan.main_device().kind != DeviceKind::cuda),
+      flash_attention_(settings.flash_attention),
       graph_concurrency_(settings.graph_concurrency && plan.main_device().kind == DeviceKind::cuda),
       choices_(plan.keys.size()) {
   const auto keys = static_cast<int32_t>(plan.keys.size());
@@ -54,7 +54,7 @@ Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& 
     }
   }
   for (const OpUse& op : plan.keys) {
-    wanted_.push_back(wanted_desc(op.desc, flash_attention_, paths_.compute));
+    wanted_.push_back(wanted_desc(op.desc, !without_flash(op), paths_.compute));
     path_ranges_.push_back(path_ranges(op.desc, paths_));
   }
   for (int32_t k = 0; k < keys; ++k) {
@@ -99,9 +99,8 @@ void Selection::apply(int32_t key, const profile::KernelEntry& entry, EntryRepor
           places.emplace_back(bucket, path);
           taken = true;
         } else {
-          const bool plain = std::holds_alternative<ops::AttentionDesc>(desc) && !flash_attention_;
-          refusal = str_cat("with ", ops::bucket_name(bucket), " rows: ", plain ? "flash_attention is off: " : "",
-                            support.reason);
+          refusal = str_cat("with ", ops::bucket_name(bucket),
+                            " rows: ", without_flash(use(key)) ? "flash_attention is off: " : "", support.reason);
         }
       } catch (const ProfileError& error) {
         refusal = error.what();
@@ -172,7 +171,7 @@ Choice Selection::choice(int32_t key, int64_t tokens) const {
   if (path.path != ops::ProductPath::any) {
     choice.reason += str_cat("; path ", ops::product_path_name(path.path), ": ", path.reason);
   }
-  if (std::holds_alternative<ops::AttentionDesc>(use(key).desc) && !flash_attention_) {
+  if (without_flash(use(key))) {
     choice.reason += "; flash_attention is off: float32, no tensor cores";
   }
   const NodeList& list = plan_->list_for(tokens);
@@ -184,6 +183,11 @@ Choice Selection::choice(int32_t key, int64_t tokens) const {
     }
   }
   return choice;
+}
+
+bool Selection::without_flash(const OpUse& op) const {
+  return std::holds_alternative<ops::AttentionDesc>(op.desc) && !flash_attention_ &&
+         plan_->device(op.device).kind == DeviceKind::cuda;
 }
 
 template <typename Visit>
@@ -203,10 +207,10 @@ void Selection::for_each_launch(int64_t ubatch, const Visit& visit) const {
   }
 }
 
-size_t Selection::scratch_per_thread(int64_t ubatch) const {
+size_t Selection::scratch_of(DeviceId device, int64_t ubatch) const {
   size_t most = 0;
-  for_each_launch(ubatch, [&](int32_t, const ops::OpDesc& desc, const ops::Config& config) {
-    most = std::max(most, ops::scratch_bytes(desc, config));
+  for_each_launch(ubatch, [&](int32_t key, const ops::OpDesc& desc, const ops::Config& config) {
+    if (use(key).device == device) most = std::max(most, ops::scratch_bytes(desc, config));
   });
   return (most + 63) / 64 * 64;
 }

@@ -52,8 +52,9 @@ class Selection {
   Choice choice(int32_t key, int64_t tokens) const;
   ops::ProductPath path_of(int32_t key, int64_t tokens) const;
   const std::vector<EntryReport>& report() const { return report_; }
-  // Of u-batches of up to `ubatch` tokens: scratch that a thread needs, and whether any op takes a variant.
-  size_t scratch_per_thread(int64_t ubatch) const;
+  // Of u-batches of up to `ubatch` tokens: scratch that a thread of the CPU or a launch of a GPU needs, and whether any
+  // op takes a variant.
+  size_t scratch_of(DeviceId device, int64_t ubatch) const;
   bool takes_variant(std::string_view name, int64_t ubatch) const;
   // What each further stream needs for the nodes that run beside others, of u-batches of up to `tokens` tokens; 0
   // without graph_concurrency.
@@ -63,6 +64,8 @@ class Selection {
   static constexpr int kPaths = 4;  // as ops::ProductPath
   using Choices = std::array<std::array<Choice, kBuckets>, kPaths>;
 
+  // Attention of a GPU where the settings say float32, without tensor cores.
+  bool without_flash(const OpUse& op) const;
   const OpUse& use(int32_t key) const { return plan_->keys[static_cast<size_t>(key)]; }
   int bucket_of(int32_t key, int64_t tokens) const;
   const std::vector<int>& branches_of(ListId list) const { return branches_[static_cast<size_t>(list)]; }

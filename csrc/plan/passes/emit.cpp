@@ -38,8 +38,8 @@ ops::ActType Emitter::act_for(WeightId id) const {
 }
 
 // On the CPU attention is f32 throughout.
-bool Emitter::exact_attention() const {
-  return plan_.main_device().kind == DeviceKind::cuda && plan_.load.numerics == Numerics::exact;
+bool Emitter::exact_on(DeviceId device) const {
+  return plan_.device(device).kind == DeviceKind::cuda && plan_.load.numerics == Numerics::exact;
 }
 
 Emitter::Input Emitter::normed(const std::string& name, Operand x, WeightId weight, int64_t n) {
@@ -88,7 +88,7 @@ void Emitter::matmul(const std::string& name, Input& x, WeightId w, WeightId bia
                        .act = act_for(w),
                        .n = weight.rows,
                        .k = weight.cols,
-                       .exact = exact_attention()},
+                       .exact = exact_on(plan_.weights[static_cast<size_t>(w)].device)},
        {.x = source(x, w, layer), .w = w, .bias = bias, .residual = residual, .scale = scale, .y = y}, layer);
 }
 

@@ -46,7 +46,9 @@ class Emitter {
     return list_.nodes.back();
   }
 
-  bool exact_attention() const;
+  // Attention of a layer, or a product: float32 throughout on a GPU with numerics: exact. The CPU needs no word for it.
+  bool exact_on(DeviceId device) const;
+  bool exact_attention(int32_t layer) const { return exact_on(plan_.kv[static_cast<size_t>(layer)].device); }
   ops::ActType act_for(model::WeightId id) const;
   static Input normed(const std::string& name, Operand x, model::WeightId weight, int64_t n);
   Operand f32_of(Input& input, int32_t layer);
@@ -103,6 +105,7 @@ class Emitter {
   void moe_ffn(const model::LayerSpec& layer, int32_t index, Input& h);
   // Whether two matrices have one layout and one device, so that a launch can take both.
   bool stand_alike(model::WeightId a, model::WeightId b) const;
+  bool stand_together(model::WeightId a, model::WeightId b) const;  // on one device
   // activation(gate) * up of a dense FFN; [width]
   Operand up_gate(const std::string& name, const model::FfnSpec& ffn, Input& h, int32_t layer);
   Routing routing_values(const model::FfnSpec& ffn, int32_t layer);

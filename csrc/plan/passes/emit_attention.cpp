@@ -93,7 +93,7 @@ void Emitter::attend(const model::AttentionSpec& a, const Qkv& qkv, Operand out,
                           .sinks = a.sinks != kNone,
                           .windowed = a.window > 0,
                           .softcap = a.softcap > 0,
-                          .exact = exact_attention()},
+                          .exact = exact_attention(i)},
        {.q = qkv.q,
         .sinks = a.sinks,
         .scale = static_cast<float>(a.scale),
@@ -165,7 +165,7 @@ void Emitter::attend_latents(const model::AttentionSpec& a, Operand absorbed, Op
                           .k_type = plan_.kv_type_k,
                           .v_type = plan_.kv_type_k,
                           .v_in_k = true,
-                          .exact = exact_attention()},
+                          .exact = exact_attention(i)},
        {.q = absorbed, .scale = static_cast<float>(a.scale), .out = out}, i);
 }
 

@@ -14,6 +14,10 @@ bool Emitter::stand_alike(WeightId a, WeightId b) const {
   return one.layout == other.layout && one.device == other.device;
 }
 
+bool Emitter::stand_together(WeightId a, WeightId b) const {
+  return plan_.weights[static_cast<size_t>(a)].device == plan_.weights[static_cast<size_t>(b)].device;
+}
+
 Operand Emitter::up_gate(const std::string& name, const model::FfnSpec& f, Input& h, int32_t layer) {
   const model::Weight& gate = model_.weight(f.gate);
   const model::Weight& up = model_.weight(f.up);
@@ -161,13 +165,19 @@ void Emitter::experts_down(const model::FfnSpec& f, Operand hidden, const Routin
         .y = out,
         .workspace = routing.workspace},
        i);
-  emit(p + "moe_sum", ops::MoeSumDesc{.n = model_.n_embd, .used = f.used},
-       {.x = out,
-        .weights = routing.weights,
-        .residual = residual_,
-        .scale = static_cast<float>(model_.residual_scale),
-        .out = residual_},
-       i);
+  const auto scale = static_cast<float>(model_.residual_scale);
+  const ops::MoeSumDesc desc{.n = model_.n_embd, .used = f.used};
+  if (stand_together(f.experts_down, f.router)) {
+    emit(p + "moe_sum", desc,
+         {.x = out, .weights = routing.weights, .residual = residual_, .scale = scale, .out = residual_}, i);
+    return;
+  }
+  // The residual stream stays where it is, and one row a token crosses instead of one an expert. A sum of one slot adds
+  // exactly what a sum with a residual would have added.
+  const Operand sum = value(p + "moe_out", model_.n_embd);
+  emit(p + "moe_sum", desc, {.x = out, .weights = routing.weights, .out = sum}, i);
+  emit(p + "moe_add", ops::MoeSumDesc{.n = model_.n_embd, .used = 1},
+       {.x = sum, .residual = residual_, .scale = scale, .out = residual_}, i);
 }
 
 void Emitter::moe_ffn(const model::LayerSpec& layer, int32_t i, Input& h) {

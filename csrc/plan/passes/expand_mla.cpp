@@ -47,7 +47,9 @@ void expand_layer(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32
                           {.k_b = a.k_b, .v_b = a.v_b, .keys = keys, .values = values});
   const ops::AttentionDesc desc{
       .heads = a.heads, .kv_heads = a.heads, .dk = key_head, .dv = a.v_head, .k_type = type, .v_type = type};
-  if (type == DType::f32) plan.expands_f32 = kExpandF32 && ops::attention_in_pairs(desc, plan.main_device());
+  if (type == DType::f32)
+    plan.expands_f32 =
+        kExpandF32 && ops::attention_in_pairs(desc, plan.device(plan.kv[static_cast<size_t>(layer)].device));
   Node attention =
       make_node(p + "attention", layer, desc,
                 {.q = q, .keys = keys, .values = values, .scale = static_cast<float>(a.scale), .out = out});
@@ -61,7 +63,11 @@ void expand_layer(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32
 NodeList expand_mla(Plan& plan, const model::ModelDesc& model, const NodeList& general) {
   NodeList list{.id = ListId::expanded, .nodes = general.nodes, .residual = general.residual};
   for (size_t i = 0; i < model.layers.size(); ++i) {
-    if (model.layers[i].attention.kind != model::AttentionKind::mla) continue;
+    const model::AttentionSpec& a = model.layers[i].attention;
+    if (a.kind != model::AttentionKind::mla) continue;
+    // Elsewhere the layer stays as it is: nothing of an expanded one crosses between its launches.
+    const bool together = stand_together(plan, {a.q_a != model::kNone ? a.q_b : a.q, a.kv_a, a.k_b, a.v_b});
+    if (!together || plan.device(plan.kv[i].device).kind != DeviceKind::cuda) continue;
     expand_layer(plan, model, list.nodes, static_cast<int32_t>(i));
   }
   return list;

@@ -11,10 +11,22 @@ namespace dyno::plan {
 using model::kNone;
 using model::WeightId;
 
-bool fused_takes(const Plan& plan, const ops::OpDesc& desc) {
+bool fused_takes(const DeviceInfo& device, const ops::OpDesc& desc) {
+  if (device.kind != DeviceKind::cuda) return false;
   for (const int64_t tokens : {int64_t{1}, kFusedTokens}) {
     const ops::OpDesc d = ops::with_tokens(desc, tokens);
-    if (!ops::supports(d, ops::default_config(d, plan.main_device()), plan.main_device())) return false;
+    if (!ops::supports(d, ops::default_config(d, device), device)) return false;
+  }
+  return true;
+}
+
+bool stand_together(const Plan& plan, std::initializer_list<WeightId> weights) {
+  DeviceId device = -1;
+  for (const WeightId id : weights) {
+    if (id == kNone) continue;
+    const DeviceId one = plan.weights[static_cast<size_t>(id)].device;
+    if (device >= 0 && one != device) return false;
+    device = one;
   }
   return true;
 }
@@ -109,7 +121,8 @@ class Fuse {
 
   // Makes a product read the rows before their norm, if it can.
   bool norms_rows(Node& node, const NormOperands& norm) const {
-    if (!norming_weight(node)) return false;
+    const std::optional<WeightId> weight = norming_weight(node);
+    if (!weight || !stand_together(plan_, {*weight, norm.weight.id})) return false;
     std::visit(
         [&]<typename O>(O& o) {
           if constexpr (requires { requires std::is_same_v<decltype(o.norm), NormOfRows>; }) {
@@ -135,7 +148,7 @@ class Fuse {
     if (a.qkv != kNone) return;
     const size_t at = product(layer_span(nodes_, i), a.q);
     const ops::Layout layout = layout_of(a.q);
-    if (layout_of(a.k) != layout || layout_of(a.v) != layout) return;
+    if (layout_of(a.k) != layout || layout_of(a.v) != layout || !stand_together(plan_, {a.q, a.k, a.v})) return;
     ops::QkvDesc desc{.type = model_.weight(a.q).type,
                       .type_k = model_.weight(a.k).type,
                       .type_v = model_.weight(a.v).type,
@@ -145,7 +158,7 @@ class Fuse {
                       .n_v = model_.weight(a.v).rows,
                       .k = model_.n_embd,
                       .norm = true};
-    if (!fused_takes(plan_, desc)) {
+    if (!fused_takes(plan_.device_of(a.q), desc)) {
       // Where no kernel reads all three types, q and k may still have one in common.
       if (two_products(a.q, a.k, "k", i)) nodes_[at + 1].beside = false;
       return;
@@ -179,7 +192,10 @@ class Fuse {
                       .n_k = b.rows,
                       .k = a.cols,
                       .norm = true};
-    if (layout_of(second) != desc.layout || !fused_takes(plan_, desc)) return false;
+    if (layout_of(second) != desc.layout || !stand_together(plan_, {first, second}) ||
+        !fused_takes(plan_.device_of(first), desc)) {
+      return false;
+    }
     desc.norm = false;
     const size_t at = product(layer_span(nodes_, i), first);
     const auto& q = *operands_of<MatmulOperands>(nodes_[at]);
@@ -207,7 +223,7 @@ class Fuse {
                                   .groups_used = f.groups_used,
                                   .gating = f.gating,
                                   .normalize = f.normalize};
-    if (!fused_takes(plan_, desc)) return;
+    if (!stand_together(plan_, {f.router, norm->weight.id}) || !fused_takes(plan_.device_of(f.router), desc)) return;
     replace_nodes(nodes_, {at - 1, at + 2},
                   make_node(str_cat("blk.", i, ".norm_route"), i, desc,
                             {.x = norm->x,
@@ -236,7 +252,9 @@ class Fuse {
                                    .k = f.width,
                                    .experts = f.experts,
                                    .used = f.used};
-    if (!fused_takes(plan_, desc)) return;
+    if (!stand_together(plan_, {f.experts_down, f.router}) || !fused_takes(plan_.device_of(f.experts_down), desc)) {
+      return;
+    }
     const size_t at = down_of_experts(f, i);
     const auto& down = *operands_of<MatmulIdOperands>(nodes_[at]);
     const auto& sum = *operands_of<MoeSumOperands>(nodes_[at + 1]);
@@ -257,7 +275,7 @@ class Fuse {
   void shared_experts_first(const model::FfnSpec& f, int32_t i) {
     const Span span = layer_span(nodes_, i);
     const size_t shared_down = f.dense_width > 0 ? product(span, f.down) : span.end;
-    if (shared_down == span.end) return;
+    if (shared_down == span.end || !stand_together(plan_, {f.experts_down, f.router, f.down})) return;
     size_t down = find_node<MoeDownSumOperands>(nodes_, span, [](const auto&) { return true; });
     size_t shared = down + 1;
     if (down == span.end) {

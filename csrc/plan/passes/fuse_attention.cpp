@@ -1,5 +1,7 @@
 // Part of fuse(): norms of heads, rotation, the way into the cache and, where a kernel can, attention itself become one
 // launch.
+#include <algorithm>
+
 #include "core/error.h"
 #include "plan/passes/passes.h"
 
@@ -63,6 +65,17 @@ Attention find_attention(const Nodes& nodes, int32_t layer, bool norms) {
   return found;
 }
 
+const DeviceInfo& cache_device(const Plan& plan, int32_t layer) {
+  return plan.device(plan.kv[static_cast<size_t>(layer)].device);
+}
+
+// A launch that works on the cache takes norms that lie beside it.
+bool norms_with_cache(const Plan& plan, int32_t layer, std::initializer_list<model::WeightId> norms) {
+  return std::all_of(norms.begin(), norms.end(), [&](model::WeightId id) {
+    return id == kNone || plan.weights[static_cast<size_t>(id)].device == plan.kv[static_cast<size_t>(layer)].device;
+  });
+}
+
 // q, k and v of a layer as its nodes rotate and store them.
 struct Rotated {
   Operand q, k, v;
@@ -86,7 +99,9 @@ void fuse_heads(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t
   const auto eps = static_cast<float>(model.norm_eps);
   const model::WeightId q_norm = norms_inside(a) ? a.q_norm : kNone;
   const model::WeightId k_norm = norms_inside(a) ? a.k_norm : kNone;
-  if (const ops::RopeAttentionDesc desc = heads_desc(plan, a); fused_takes(plan, desc)) {
+  if (!norms_with_cache(plan, layer, {q_norm, k_norm})) return;
+  const DeviceInfo& device = cache_device(plan, layer);
+  if (const ops::RopeAttentionDesc desc = heads_desc(plan, a); fused_takes(device, desc)) {
     const AttentionOperands attention = *operands_of<AttentionOperands>(nodes[found.attention]);
     replace_nodes(nodes, {found.store.begin, found.attention + 1},
                   make_node(str_cat("blk.", layer, ".rope_attention"), layer, desc,
@@ -105,7 +120,7 @@ void fuse_heads(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t
     return;
   }
   const ops::QkvRopeStoreDesc desc = heads_desc(plan, a).store();
-  if (!fused_takes(plan, desc)) return;
+  if (!fused_takes(device, desc)) return;
   replace_nodes(nodes, found.store,
                 make_node(str_cat("blk.", layer, ".qkv_rope_store"), layer, desc,
                           {.q = x.q,
@@ -122,8 +137,10 @@ void fuse_heads(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t
 void fuse_latents(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer) {
   const model::AttentionSpec& a = model.layers[static_cast<size_t>(layer)].attention;
   const ops::RopeAttentionDesc whole = latents_desc(plan, a);
-  const bool attends = fused_takes(plan, whole);
-  if (!attends && !fused_takes(plan, whole.store())) return;
+  const DeviceInfo& device = cache_device(plan, layer);
+  if (!norms_with_cache(plan, layer, {a.kv_a_norm})) return;
+  const bool attends = fused_takes(device, whole);
+  if (!attends && !fused_takes(device, whole.store())) return;
   const Attention found = find_attention(nodes, layer, true);
   const Rotated x = find_rotated(nodes, found.store);
   const AttentionOperands attention = *operands_of<AttentionOperands>(nodes[found.attention]);

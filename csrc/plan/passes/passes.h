@@ -11,6 +11,8 @@
 // A list is a value: a pass reads one and gives another, and keeps nothing. Internal to plan/.
 #pragma once
 
+#include <initializer_list>
+
 #include "plan/plan.h"
 
 namespace dyno::plan {
@@ -24,6 +26,8 @@ NodeList emit_draw(Plan& plan, const model::ModelDesc& model);
 NodeList fuse(Plan& plan, const model::ModelDesc& model, const NodeList& general);
 NodeList expand_mla(Plan& plan, const model::ModelDesc& model, const NodeList& general);
 void place_nodes(Plan& plan, const model::ModelDesc& model, NodeList& list);
+// When the nodes of all lists have their devices: throws PlanError where two lists want a vector in two places.
+void check_places(const Plan& plan, const model::ModelDesc& model);
 void transfer(Plan& plan, NodeList& list);
 void finish_list(Plan& plan, NodeList& list);
 void segment(Plan& plan, NodeList& list);
@@ -80,7 +84,9 @@ void replace_nodes(Nodes& nodes, Span span, Node node);
 
 // Part of fuse(): what lies between the products of q, k and v and attention's output, of one layer.
 void fuse_attention(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer);
-// Whether the device has a kernel for the op, at any number of tokens that the fused list is for.
-bool fused_takes(const Plan& plan, const ops::OpDesc& desc);
+// Whether the device is a GPU that has a kernel for the op, at any number of tokens that the fused list is for.
+bool fused_takes(const DeviceInfo& device, const ops::OpDesc& desc);
+// Whether all of these weights, of which some may be none, lie on one device.
+bool stand_together(const Plan& plan, std::initializer_list<model::WeightId> weights);
 
 }  // namespace dyno::plan

@@ -1,4 +1,6 @@
 // On which device each weight lies, where there, and in which layout.
+#include <algorithm>
+
 #include "core/checked.h"
 #include "ops/matmul/layout.h"
 #include "plan/passes/passes.h"
@@ -35,10 +37,25 @@ WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const Lo
   return p;
 }
 
+// A GPU that no weight lies on is not touched, and the CPU beside one takes no memory.
+void drop_unused(Plan& plan, std::vector<DeviceId>& placed) {
+  std::vector<DeviceId> moved(plan.devices.size(), -1);
+  std::vector<PlannedDevice> kept;
+  for (size_t i = 0; i < plan.devices.size(); ++i) {
+    const auto id = static_cast<DeviceId>(i);
+    if (id != kMainDevice && std::find(placed.begin(), placed.end(), id) == placed.end()) continue;
+    moved[i] = static_cast<DeviceId>(kept.size());
+    kept.push_back(std::move(plan.devices[i]));
+  }
+  plan.devices = std::move(kept);
+  for (DeviceId& device : placed) device = moved[static_cast<size_t>(device)];
+}
+
 }  // namespace
 
 void place_weights(Plan& plan, const model::ModelDesc& model) {
-  const std::vector<DeviceId> devices = weight_devices(plan, model);
+  std::vector<DeviceId> devices = weight_devices(plan, model);
+  if (plan.main_device().kind == DeviceKind::cuda) drop_unused(plan, devices);
   for (size_t i = 0; i < model.weights.size(); ++i) {
     plan.weights.push_back(place(model.weights[i], plan.device(devices[i]), plan.load));
     plan.weights.back().device = devices[i];

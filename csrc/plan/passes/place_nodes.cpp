@@ -1,5 +1,6 @@
 // A device for each node: that of the weights it reads, that of the layer's cache for what works on it, and for others
 // that of the first value they read.
+#include <span>
 #include <type_traits>
 
 #include "core/error.h"
@@ -44,19 +45,26 @@ class Placer {
   Placer(Plan& plan, const model::ModelDesc& model)
       : plan_(plan), model_(model), written_(plan.values.size(), kNowhere) {}
 
-  void place(Node& node) {
-    node.device = device_for(node);
+  // `rest`: the nodes behind it.
+  void place(Node& node, std::span<const Node> rest) {
+    node.device = device_for(node, rest);
     for_each_weight(node, [&](WeightId id) { check(node, id); });
     for_each_operand(node.operands, [&](std::string_view, const auto& operand) {
       if (operand && operand.kUse != Access::read) written_[static_cast<size_t>(operand.value)] = node.device;
+      if (operand && operand.value == plan_.logits && operand.kUse != Access::read) {
+        plan_.values[static_cast<size_t>(operand.value)].device = node.device;
+      }
     });
   }
 
  private:
   static constexpr DeviceId kNowhere = -1;
 
-  DeviceId device_for(const Node& node) const {
+  DeviceId device_for(const Node& node, std::span<const Node> rest) const {
     if (works_on_cache(node)) return plan_.kv[static_cast<size_t>(node.layer)].device;
+    // What was summed elsewhere comes to the residual stream.
+    const auto* sum = operands_of<MoeSumOperands>(node);
+    if (sum != nullptr && !sum->weights) return written_[static_cast<size_t>(sum->residual.value)];
     // A bias, or what else rides along, does not decide: the matrix does. The weight of a norm is all it has.
     DeviceId device = kNowhere;
     const bool norm = operands_of<NormOperands>(node) != nullptr;
@@ -69,7 +77,33 @@ class Placer {
         device = written_[static_cast<size_t>(operand.value)];
       }
     });
-    return device == kNowhere ? kMainDevice : device;
+    if (device == kNowhere) return kMainDevice;
+    // int8 rows are the CPU's: those of a GPU cross as float32.
+    if (quantises(node) && plan_.device(device).kind == DeviceKind::cuda) return reader_of(node, rest);
+    return device;
+  }
+
+  static bool quantises(const Node& node) {
+    const auto* copy = std::get_if<ops::CopyDesc>(&node.desc);
+    return copy != nullptr && copy->act == ops::ActType::q8;
+  }
+
+  // The device of the first product that reads what the node writes.
+  DeviceId reader_of(const Node& node, std::span<const Node> rest) const {
+    const ValueId rows = std::get<CopyOperands>(node.operands).out.value;
+    for (const Node& next : rest) {
+      DeviceId device = kNowhere;
+      bool reads = false;
+      for_each_operand(next.operands, [&](std::string_view, const auto& operand) {
+        reads |= operand.value == rows && operand.kUse != Access::write;
+      });
+      if (!reads) continue;
+      for_each_weight(next, [&](WeightId id) {
+        if (device == kNowhere && !is_vector(id)) device = plan_.weights[static_cast<size_t>(id)].device;
+      });
+      if (device != kNowhere) return device;
+    }
+    throw PlanError(str_cat("[plan] ", node.name, ": nothing reads its int8 rows"));
   }
 
   bool is_vector(WeightId id) const { return model_.weight(id).transform == model::Transform::to_f32; }
@@ -92,7 +126,21 @@ class Placer {
 
 void place_nodes(Plan& plan, const model::ModelDesc& model, NodeList& list) {
   Placer placer(plan, model);
-  for (Node& node : list.nodes) placer.place(node);
+  const std::span<Node> nodes(list.nodes);
+  for (size_t i = 0; i < nodes.size(); ++i) placer.place(nodes[i], nodes.subspan(i + 1));
+}
+
+void check_places(const Plan& plan, const model::ModelDesc& model) {
+  for (const NodeList* list : {&plan.general, &plan.fused, &plan.expanded}) {
+    for (const Node& node : list->nodes) {
+      for_each_weight(node, [&](WeightId id) {
+        DYNO_CHECK(PlanError, plan.weights[static_cast<size_t>(id)].device == node.device, "[placement] ", node.name,
+                   " runs on ", device_name(plan.device(node.device)), " in the ", list_name(list->id), " list, but ",
+                   model.weight(id).name, " lies on ", device_name(plan.device_of(id)),
+                   "; put the weights of this op on one device");
+      });
+    }
+  }
 }
 
 }  // namespace dyno::plan

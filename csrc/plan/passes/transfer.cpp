@@ -100,7 +100,11 @@ class Transfers {
         str_cat(value.name, " to ", device_name(plan_.device(node.device))), node.layer,
         ops::TransferDesc{.row = row, .fixed = static_cast<int64_t>(value.bytes_fixed)},
         {.x = Operand{.value = source->id, .stride_bytes = row}, .y = Operand{.value = here.id, .stride_bytes = row}});
-    copied.device = node.device;
+    // A GPU moves what leaves it or comes to it: the CPU cannot reach its memory.
+    const DeviceId from = plan_.values[static_cast<size_t>(source->id)].device;
+    const bool leaves_gpu =
+        plan_.device(from).kind == DeviceKind::cuda && plan_.device(node.device).kind == DeviceKind::cpu;
+    copied.device = leaves_gpu ? from : node.device;
     list_.nodes.push_back(std::move(copied));
     here.good = true;
   }
