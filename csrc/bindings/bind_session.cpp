@@ -342,7 +342,7 @@ nb::tuple PySession::decode_into(const Sequences& sequences, std::string_view ro
       request.between = SignalCheck();
       session.decode(request);
     }
-    const DeviceInfo& device = session.plan().main_device();
+    const DeviceInfo& device = session.plan().device(session.plan().logits_device());
     nb::object out_logits = on_device
                                 ? nb::cast(DeviceArray{std::move(logits), n_rows, n_vocab, device.kind, device.ordinal})
                             : n_rows > 0 ? owned_array(std::move(logits), {n_rows, n_vocab})
@@ -411,8 +411,8 @@ void bind_session(nb::module_& m) {
            "cpu_info() and devices(), of a device that need not be here. placement: virtual_devices (a list of dicts, "
            "one each for cpu:1, cpu:2, … beside the CPU, with link_gbps, latency_us and memory_mib where they are "
            "limited), rules ('REGEX=DEVICE' by the tensor's name; the first that matches decides), cpu_moe, "
-           "n_cpu_moe, n_gpu_layers. Raises PlanError for a placement that cannot be, UnsupportedError for weights on "
-           "the CPU beside a GPU.")
+           "n_cpu_moe, n_gpu_layers, beside_gpu (with a described GPU: descriptions of the devices beside it; default: "
+           "those of this machine). Raises PlanError for a placement that cannot be.")
       .def_prop_ro(
           "model",
           [](PySession& s) { return s.with([](const runtime::Session& real) { return model_dict(real.model()); }); },
@@ -466,6 +466,9 @@ void bind_session(nb::module_& m) {
             return failures;
           },
           "Captures that have failed since the session began.")
+      .def_prop_ro(
+          "warnings", [](PySession& s) { return s.with([](const runtime::Session& real) { return real.warnings(); }); },
+          "What the user should know of the memory that this session got: where page-locking was refused, and why.")
       .def(
           "fail_next_captures",
           [](PySession& s, int count) { s.change([&](runtime::Session& real) { real.fail_next_captures(count); }); },
@@ -581,11 +584,17 @@ void bind_session(nb::module_& m) {
       .def(
           "check_memory",
           [](PySession& s, size_t free_bytes) {
-            s.with([&](const runtime::Session& real) { plan::check_memory(real.plan(), free_bytes); });
+            s.with([&](const runtime::Session& real) {
+              if (real.plan().main_device().kind == DeviceKind::cuda) {
+                plan::check_memory(real.plan(), plan::kMainDevice, free_bytes);
+              } else {
+                plan::check_host_memory(real.plan(), free_bytes);
+              }
+            });
           },
           "free_bytes"_a,
           "Raises OutOfMemoryError, with what to change, when the plan does not fit into that much free memory of "
-          "its device. Opening a session does this before it allocates anything.")
+          "its main device. Opening a session does this for every device before it allocates anything.")
       .def("close", &PySession::close, "Frees weights and cache; later calls raise DynoError.");
   nb::class_<PyGeneration>(
       m, "Generation",

@@ -1,8 +1,10 @@
 #include "bindings/read_placement.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings/convert.h"
+#include "bindings/ops_convert.h"
 #include "core/error.h"
 
 namespace nb = nanobind;
@@ -36,7 +38,8 @@ std::vector<plan::VirtualDevice> read_virtual_devices(const nb::dict& dict) {
 plan::PlacementOptions read_placement(const nb::dict& dict) {
   nb::dict rest;
   for (const auto& [key, value] : dict) {
-    if (nb::cast<std::string>(nb::str(key)) != "virtual_devices") rest[key] = value;
+    const auto name = nb::cast<std::string>(nb::str(key));
+    if (name != "virtual_devices" && name != "beside_gpu") rest[key] = value;
   }
   SettingsReader r(rest, "placement");
   plan::PlacementOptions placement;
@@ -45,6 +48,13 @@ plan::PlacementOptions read_placement(const nb::dict& dict) {
   placement.cpu_moe = r.flag("cpu_moe", false);
   placement.n_cpu_moe = r.integer("n_cpu_moe", 0);
   if (dict.contains("n_gpu_layers")) placement.n_gpu_layers = r.integer("n_gpu_layers", 0);
+  if (dict.contains("beside_gpu")) {
+    int gpus = 0;  // besides the main one
+    for (const nb::handle one : nb::cast<nb::list>(dict["beside_gpu"])) {
+      DeviceInfo& device = placement.beside_gpu.emplace_back(device_from_dict(nb::cast<nb::dict>(one)));
+      if (device.kind == DeviceKind::cuda) device.ordinal = ++gpus;
+    }
+  }
   r.finish();
   return placement;
 }

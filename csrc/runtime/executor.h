@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/error.h"
@@ -79,6 +80,8 @@ class Executor {
   virtual void lose(plan::DeviceId, int64_t) { throw PlanError("[device] a GPU cannot be lost on purpose"); }
   // Throws DeviceLostError once a device of the executor is lost.
   virtual void check_devices() const {}
+  // What the user should know of the memory that prepare() got.
+  virtual std::vector<std::string> warnings() const { return {}; }
   // Waits for everything that was started.
   virtual void finish() = 0;
 

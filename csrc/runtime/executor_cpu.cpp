@@ -18,6 +18,7 @@ struct CpuExecutor::Env {
   LaunchBatch batch;
   int64_t tokens;
   const std::vector<Memory>& memory;
+  const ValueMemory& values;
   float* logits;
   bool ids_settled = false;  // a matter of GPUs
 
@@ -26,14 +27,10 @@ struct CpuExecutor::Env {
   }
   std::byte* keys_of(int32_t layer) const { return cache_of(layer).at(2 * static_cast<size_t>(layer)); }
   std::byte* values_of(int32_t layer) const { return cache_of(layer).at(2 * static_cast<size_t>(layer) + 1); }
-  std::byte* base_of(plan::ValueId id) const {
-    const auto at = static_cast<size_t>(id);
-    return memory[static_cast<size_t>(plan.values[at].device)].arena.at(at);
-  }
-
   std::byte* at(const plan::Operand& operand) const {
     if (!operand) return nullptr;
-    std::byte* base = operand.value == plan.logits ? reinterpret_cast<std::byte*>(logits) : base_of(operand.value);
+    std::byte* base =
+        operand.value == plan.logits ? reinterpret_cast<std::byte*>(logits) : values.address_of(operand.value);
     return base + operand.offset_bytes;
   }
   const std::byte* weight(model::WeightId id) const { return weights.data(id); }
@@ -49,9 +46,39 @@ struct CpuExecutor::Env {
   }
 };
 
+namespace {
+
+bool beside_gpu(const plan::Plan& plan) { return plan.main_device().kind == DeviceKind::cuda; }
+
+}  // namespace
+
 CpuExecutor::CpuExecutor(const model::ModelDesc& model, const plan::Plan& plan, const Weights& weights,
                          ThreadPool& pool)
     : model_(model), plan_(plan), weights_(weights), pool_(pool), memory_(plan.devices.size()), virtual_(plan) {}
+
+CpuExecutor::~CpuExecutor() = default;
+
+std::byte* CpuExecutor::memory_of(plan::ValueId value) const {
+  const auto at = static_cast<size_t>(value);
+  return memory_[static_cast<size_t>(plan_.values[at].device)].arena.at(at);
+}
+
+bool CpuExecutor::values_locked() const {
+  return std::all_of(memory_.begin(), memory_.end(),
+                     [](const Memory& memory) { return memory.lock.problem().empty(); });
+}
+
+std::vector<std::string> CpuExecutor::warnings() const {
+  std::vector<std::string> out;
+  for (const Memory& memory : memory_) {
+    if (!memory.lock.problem().empty()) out.push_back(memory.lock.problem());
+  }
+  return out;
+}
+
+void CpuExecutor::read(plan::ValueId value, std::span<std::byte> out) {
+  std::memcpy(out.data(), memory_of(value), out.size());
+}
 
 void CpuExecutor::prepare_memory(plan::DeviceId device, bool clear_cache) {
   const plan::PlannedDevice& planned = plan_.devices[static_cast<size_t>(device)];
@@ -63,7 +90,9 @@ void CpuExecutor::prepare_memory(plan::DeviceId device, bool clear_cache) {
     values[i] = {value.offset, value_bytes(plan_, value)};
   }
   if (!memory.arena.holds(planned.arena_bytes, values)) {
+    memory.lock = {};
     memory.arena = PartedBuffer(planned.arena_bytes, std::move(values), "the arena");
+    if (beside_gpu(plan_)) memory.lock = PageLock(memory.arena.block(), "values that cross to a GPU");
   }
   std::vector<BufferPart> layers;
   const auto positions = static_cast<size_t>(plan_.context.ctx * plan_.context.sequences);
@@ -78,97 +107,98 @@ void CpuExecutor::prepare_memory(plan::DeviceId device, bool clear_cache) {
 }
 
 void CpuExecutor::prepare(const plan::Selection& selection, int max_threads, bool clear_cache) {
-  for (size_t i = 0; i < memory_.size(); ++i) prepare_memory(static_cast<plan::DeviceId>(i), clear_cache);
-  const size_t scratch = selection.scratch_per_thread(plan_.ubatch);
+  size_t scratch = 0;
+  for (size_t i = 0; i < memory_.size(); ++i) {
+    const auto device = static_cast<plan::DeviceId>(i);
+    if (plan_.device(device).kind != DeviceKind::cpu) continue;
+    prepare_memory(device, clear_cache);
+    scratch = std::max(scratch, selection.scratch_of(device, plan_.ubatch));
+  }
   if (!scratch_.holds(scratch, static_cast<size_t>(max_threads))) {
     scratch_ = StripedBuffer(scratch, static_cast<size_t>(max_threads), "kernel scratch");
   }
 }
 
-// Moves the rows whose logits are wanted together; the others stop here.
-void CpuExecutor::select_rows(Env& env, std::span<const int32_t> rows, std::span<const plan::ValueId> values) const {
-  const auto wanted = static_cast<int64_t>(rows.size());
-  if (wanted == env.tokens) return;
+void CpuExecutor::select_rows(std::span<const plan::ValueId> values) {
   for (const plan::ValueId id : values) {
     const plan::Value& value = plan_.values[static_cast<size_t>(id)];
-    std::byte* base = env.base_of(id);
-    for (int64_t row = 0; row < wanted; ++row) {
-      const int32_t from = rows[static_cast<size_t>(row)];
+    if (plan_.device(value.device).kind != DeviceKind::cpu) continue;
+    std::byte* base = memory_of(id);
+    for (size_t row = 0; row < micro_batch_.logit_rows.size(); ++row) {
+      const auto from = static_cast<size_t>(micro_batch_.logit_rows[row]);
       if (from != row) {
-        std::memcpy(base + value.bytes_per_token * static_cast<size_t>(row),
-                    base + value.bytes_per_token * static_cast<size_t>(from), value.bytes_per_token);
+        std::memcpy(base + value.bytes_per_token * row, base + value.bytes_per_token * from, value.bytes_per_token);
       }
     }
   }
-  env.tokens = wanted;
 }
 
-void CpuExecutor::run(const MicroBatch& batch, const plan::Selection& selection, int threads) {
-  DYNO_CHECK(PlanError, !batch.in_graph, "[cpu] nothing is captured on a CPU, so no op can be timed in a graph");
-  Env env{.model = model_,
-          .plan = plan_,
-          .selection = selection,
-          .weights = weights_,
-          .context = {.pool = &pool_,
-                      .threads = threads,
-                      .isa = plan_.main_device().isa,
-                      .scratch = scratch_.data(),
-                      .scratch_per_thread = scratch_.stride()},
-          .batch = {.tokens = batch.tokens.data(),
-                    .positions = batch.positions.data(),
-                    .runs = batch.runs.data(),
-                    .n_runs = static_cast<int32_t>(batch.runs.size()),
-                    .host_runs = batch.runs,
-                    .pinned_routing = batch.pinned_routing,
-                    .captured_routing = batch.captured_routing,
-                    .routing_stride = batch.routing_stride},
-          .tokens = static_cast<int64_t>(batch.tokens.size()),
-          .memory = memory_,
-          .logits = batch.logits};
-  const plan::NodeList& list = plan_.list_for(env.tokens);
-  const NodeRange range = nodes_to_run(list, batch);
-  for (const plan::Segment& segment : list.segments) {
-    virtual_.enter(segment.device);
-    env.context.isa = plan_.device(segment.device).isa;
-    for (int32_t i = segment.begin; i < std::min(segment.end, range.stop); ++i) {
-      if (range.all_rows && i == list.head_node) select_rows(env, batch.logit_rows, list.head_values);
-      launch(list.nodes[static_cast<size_t>(i)], env, batch.op_times);
-      if (!range.all_rows && i == list.select_node) select_rows(env, batch.logit_rows, list.select_values);
-    }
+void CpuExecutor::begin(const MicroBatch& batch, const plan::Selection& selection, int threads) {
+  micro_batch_ = batch;
+  env_.reset(new Env{.model = model_,
+                     .plan = plan_,
+                     .selection = selection,
+                     .weights = weights_,
+                     .context = {.pool = &pool_,
+                                 .threads = threads,
+                                 .isa = plan_.main_device().isa,
+                                 .scratch = scratch_.data(),
+                                 .scratch_per_thread = scratch_.stride()},
+                     .batch = {.tokens = batch.tokens.data(),
+                               .positions = batch.positions.data(),
+                               .runs = batch.runs.data(),
+                               .n_runs = static_cast<int32_t>(batch.runs.size()),
+                               .host_runs = batch.runs,
+                               .pinned_routing = batch.pinned_routing,
+                               .captured_routing = batch.captured_routing,
+                               .routing_stride = batch.routing_stride},
+                     .tokens = static_cast<int64_t>(batch.tokens.size()),
+                     .memory = memory_,
+                     .values = *values_,
+                     .logits = batch.logits});
+}
+
+void CpuExecutor::run_nodes(const plan::NodeList& list, int32_t begin, int32_t end, int64_t tokens) {
+  env_->tokens = tokens;
+  virtual_.enter(list.nodes[static_cast<size_t>(begin)].device);
+  for (int32_t i = begin; i < end; ++i) {
+    const plan::Node& node = list.nodes[static_cast<size_t>(i)];
+    env_->context.isa = plan_.device(node.device).isa;
+    launch(node);
   }
-  bring_logits(list, batch);
 }
 
 // Logits are written to the memory of the machine, where a device behind a link would have sent them.
-void CpuExecutor::bring_logits(const plan::NodeList& list, const MicroBatch& batch) {
-  if (batch.logit_rows.empty() || list.segments.empty()) return;
-  const size_t bytes = batch.logit_rows.size() * static_cast<size_t>(model_.n_vocab) * sizeof(float);
-  VirtualDevices::wait_until(virtual_.arrival_at_host(list.segments.back().device, bytes));
+void CpuExecutor::end() {
+  const plan::DeviceId device = plan_.logits_device();
+  if (micro_batch_.logit_rows.empty() || plan_.device(device).kind != DeviceKind::cpu) return;
+  const size_t bytes = micro_batch_.logit_rows.size() * static_cast<size_t>(model_.n_vocab) * sizeof(float);
+  VirtualDevices::wait_until(virtual_.arrival_at_host(device, bytes));
 }
 
 // A launch, and what it has to wait for on the link of a virtual device.
-void CpuExecutor::launch_and_wait(const plan::Node& node, Env& env) {
+void CpuExecutor::launch_and_wait(const plan::Node& node) {
   const auto* moved = std::get_if<plan::TransferOperands>(&node.operands);
   if (moved == nullptr || plan_.devices.size() == 1) {
-    launch_node(node, env);
+    launch_node(node, *env_);
     return;
   }
   const auto start = VirtualDevices::Clock::now();
-  launch_node(node, env);
+  launch_node(node, *env_);
   const plan::Value& value = plan_.values[static_cast<size_t>(moved->x.value)];
-  const size_t bytes = value.bytes_fixed + value.bytes_per_token * static_cast<size_t>(env.tokens);
+  const size_t bytes = value.bytes_fixed + value.bytes_per_token * static_cast<size_t>(env_->tokens);
   VirtualDevices::wait_until(virtual_.arrival(value.device, node.device, bytes, start));
 }
 
-void CpuExecutor::launch(const plan::Node& node, Env& env, OpTime* op_times) {
-  if (op_times == nullptr) {
-    launch_and_wait(node, env);
+void CpuExecutor::launch(const plan::Node& node) {
+  if (micro_batch_.op_times == nullptr) {
+    launch_and_wait(node);
     return;
   }
   const auto start = std::chrono::steady_clock::now();
-  launch_and_wait(node, env);
+  launch_and_wait(node);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-  OpTime& time = op_times[node.key];
+  OpTime& time = micro_batch_.op_times[node.key];
   time.seconds += elapsed.count();
   ++time.launches;
 }

@@ -1,30 +1,41 @@
-// Runs a plan's op list on the CPU, and on virtual devices of it, for one u-batch at a time: one segment behind the
-// other, each in the memory of its device. Threads and their scratch memory serve all of them.
+// Runs nodes on the CPU, and on virtual devices of it, each in the memory of its device. Threads and their scratch
+// memory serve all of them.
 #pragma once
 
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/thread_pool.h"
 #include "ops/cpu_context.h"
 #include "plan/plan.h"
 #include "plan/selection.h"
-#include "runtime/executor.h"
+#include "runtime/backend.h"
 #include "runtime/host_buffer.h"
+#include "runtime/page_lock.h"
 #include "runtime/virtual_devices.h"
 #include "runtime/weights.h"
 
 namespace dyno::runtime {
 
-class CpuExecutor final : public Executor {
+class CpuExecutor final : public Backend {
  public:
   CpuExecutor(const model::ModelDesc& model, const plan::Plan& plan, const Weights& weights, ThreadPool& pool);
+  ~CpuExecutor() override;
 
   void prepare(const plan::Selection& selection, int max_threads, bool clear_cache) override;
-  void run(const MicroBatch& batch, const plan::Selection& selection, int threads) override;
   void use_graphs(bool, bool) override {}
   void finish() override {}
+  void connect(const ValueMemory& memory) override { values_ = &memory; }
+  std::byte* memory_of(plan::ValueId value) const override;
+  bool values_locked() const override;
+  std::vector<std::string> warnings() const override;
+  void begin(const MicroBatch& batch, const plan::Selection& selection, int threads) override;
+  void run_nodes(const plan::NodeList& list, int32_t begin, int32_t end, int64_t tokens) override;
+  void select_rows(std::span<const plan::ValueId> values) override;
+  void end() override;
+  void read(plan::ValueId value, std::span<std::byte> out) override;
   void lose(plan::DeviceId device, int64_t after_segments) override { virtual_.lose(device, after_segments); }
   void check_devices() const override { virtual_.check(); }
 
@@ -32,14 +43,13 @@ class CpuExecutor final : public Executor {
   struct Env;
   struct Memory {
     PartedBuffer arena;  // by value
+    PageLock lock;       // of the arena, beside a GPU
     PartedBuffer cache;  // keys and values of each layer
   };
 
   void prepare_memory(plan::DeviceId device, bool clear_cache);
-  void launch(const plan::Node& node, Env& env, OpTime* op_times);
-  void launch_and_wait(const plan::Node& node, Env& env);
-  void bring_logits(const plan::NodeList& list, const MicroBatch& batch);
-  void select_rows(Env& env, std::span<const int32_t> rows, std::span<const plan::ValueId> values) const;
+  void launch(const plan::Node& node);
+  void launch_and_wait(const plan::Node& node);
 
   const model::ModelDesc& model_;
   const plan::Plan& plan_;
@@ -48,6 +58,9 @@ class CpuExecutor final : public Executor {
   std::vector<Memory> memory_;  // of each device
   VirtualDevices virtual_;
   StripedBuffer scratch_;  // by thread
+  const ValueMemory* values_ = nullptr;
+  MicroBatch micro_batch_;
+  std::unique_ptr<Env> env_;  // of the u-batch
 };
 
 }  // namespace dyno::runtime

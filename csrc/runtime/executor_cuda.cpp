@@ -7,16 +7,31 @@
 #endif
 
 namespace dyno::runtime {
+namespace {
 
-std::unique_ptr<Executor> make_cuda_executor([[maybe_unused]] const GgufFile& file,
-                                             [[maybe_unused]] const model::ModelDesc& model, const plan::Plan& plan,
-                                             [[maybe_unused]] ThreadPool& pool, [[maybe_unused]] int threads) {
+template <typename Base>
+std::unique_ptr<Base> make([[maybe_unused]] const GgufFile& file, [[maybe_unused]] const model::ModelDesc& model,
+                           const plan::Plan& plan, plan::DeviceId device, [[maybe_unused]] ThreadPool& pool,
+                           [[maybe_unused]] int threads) {
+  const int ordinal = plan.device(device).ordinal;
 #ifdef DYNO_HAVE_CUDA
-  const DeviceScope scope(plan.main_device().ordinal, "loading the weights");
-  return std::make_unique<CudaExecutor>(file, model, plan, pool, threads);
+  const DeviceScope scope(ordinal, "loading the weights");
+  return std::make_unique<CudaExecutor>(file, model, plan, device, pool, threads);
 #else
-  throw DeviceError(str_cat("[cuda] device cuda:", plan.main_device().ordinal, ": ", no_cuda_reason()));
+  throw DeviceError(str_cat("[cuda] device cuda:", ordinal, ": ", no_cuda_reason()));
 #endif
+}
+
+}  // namespace
+
+std::unique_ptr<Executor> make_cuda_executor(const GgufFile& file, const model::ModelDesc& model,
+                                             const plan::Plan& plan, ThreadPool& pool, int threads) {
+  return make<Executor>(file, model, plan, plan::kMainDevice, pool, threads);
+}
+
+std::unique_ptr<Backend> make_cuda_backend(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan,
+                                           plan::DeviceId device, ThreadPool& pool, int threads) {
+  return make<Backend>(file, model, plan, device, pool, threads);
 }
 
 }  // namespace dyno::runtime

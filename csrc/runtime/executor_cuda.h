@@ -5,13 +5,17 @@
 
 #include "core/thread_pool.h"
 #include "gguf/gguf_file.h"
+#include "runtime/backend.h"
 #include "runtime/executor.h"
 
 namespace dyno::runtime {
 
-// Uploads the weights to the plan's device. All arguments must outlive the executor. Throws DeviceError in a build
+// Uploads the weights to the plan's only device. All arguments must outlive the executor. Throws DeviceError in a build
 // without CUDA.
 std::unique_ptr<Executor> make_cuda_executor(const GgufFile& file, const model::ModelDesc& model,
                                              const plan::Plan& plan, ThreadPool& pool, int threads);
+// Likewise to one of several devices.
+std::unique_ptr<Backend> make_cuda_backend(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan,
+                                           plan::DeviceId device, ThreadPool& pool, int threads);
 
 }  // namespace dyno::runtime

@@ -71,6 +71,11 @@ PartedBuffer::PartedBuffer(size_t bytes, std::vector<BufferPart> parts, const ch
   }
 }
 
+std::span<std::byte> PartedBuffer::block() const {
+  if (kAddressSanitizer || blocks_.empty()) return {};
+  return {blocks_.front().data(), blocks_.front().size()};
+}
+
 bool PartedBuffer::holds(size_t bytes, std::span<const BufferPart> parts) const {
   return bytes == bytes_ && std::equal(parts.begin(), parts.end(), parts_.begin(), parts_.end());
 }

@@ -43,6 +43,8 @@ class PartedBuffer {
   PartedBuffer(size_t bytes, std::vector<BufferPart> parts, const char* purpose);
 
   std::byte* at(size_t part) const { return addresses_[part]; }
+  // All of it as one piece; nothing under AddressSanitizer.
+  std::span<std::byte> block() const;
   // Whether a buffer of these parts would be the same.
   bool holds(size_t bytes, std::span<const BufferPart> parts) const;
 

@@ -138,6 +138,7 @@ void after_launch(const ops::Config& config, const Desc& d, const O& o, Env& env
   } else if constexpr (std::is_same_v<Desc, ops::MoeUpGateDesc>) {
     env.ids_settled = ops::settles_ids(config, d);
   } else if constexpr (requires { o.moe_index; }) {
+    env.ids_settled = false;
     if (env.batch.captured_routing == nullptr) return;
     env.copy_ids(reinterpret_cast<const int32_t*>(env.at(o.ids)), d.m * d.used,
                  env.batch.captured_routing + o.moe_index * env.batch.routing_stride * d.used);

@@ -10,6 +10,7 @@
 #include "core/host_memory.h"
 #include "runtime/executor_cpu.h"
 #include "runtime/executor_cuda.h"
+#include "runtime/segment_executor.h"
 
 namespace dyno::runtime {
 namespace {
@@ -29,6 +30,16 @@ SessionSettings resolved(SessionSettings s, int cores) {
   return s;
 }
 
+// What else a plan with a GPU may use: the CPU, and the other GPUs.
+plan::LoadOptions with_neighbours(plan::LoadOptions load, const DeviceInfo& device) {
+  if (device.kind != DeviceKind::cuda || !load.placement.beside_gpu.empty()) return load;
+  load.placement.beside_gpu = {detect_cpu()};
+  for (DeviceInfo& gpu : detect_cuda()) load.placement.beside_gpu.push_back(std::move(gpu));
+  return load;
+}
+
+bool is_gpu(const plan::PlannedDevice& device) { return device.info.kind == DeviceKind::cuda; }
+
 }  // namespace
 
 Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& load,
@@ -36,7 +47,8 @@ Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& 
                  std::vector<profile::KernelEntry> kernels, Loading loading)
     : file_(std::move(file)),
       model_(model::describe_model(*file_)),
-      plan_(plan::build_plan(model_, device, load, context, settings.ubatch, settings.mla_mode)),
+      plan_(
+          plan::build_plan(model_, device, with_neighbours(load, device), context, settings.ubatch, settings.mla_mode)),
       settings_(resolved(settings, detect_cpu().cores)),
       kernels_(std::move(kernels)),
       pool_(std::make_unique<ThreadPool>(kMaxThreads)),
@@ -45,17 +57,8 @@ Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& 
   choose();
   if (loading == Loading::plan_only) return;
   try {
-    if (device.kind == DeviceKind::cuda) {
-      plan::check_memory(plan_, cuda_free_bytes(device.ordinal));
-      executor_ = make_cuda_executor(*file_, model_, plan_, *pool_, threads);
-    } else {
-      plan::check_limits(plan_);
-      if (const auto available = available_host_bytes()) plan::check_memory(plan_, *available);
-      weights_ = std::make_unique<Weights>(*file_, model_, plan_, *pool_, threads);
-      executor_ = std::make_unique<CpuExecutor>(model_, plan_, *weights_, *pool_);
-      reads_file_ = std::any_of(plan_.weights.begin(), plan_.weights.end(),
-                                [](const plan::WeightPlacement& weight) { return weight.mapped; });
-    }
+    check_memory(/*weights_loaded=*/false);
+    make_executor(threads);
   } catch (const Error&) {
     file_->check_unchanged();  // else the message would blame what a writer had not finished
     throw;
@@ -64,14 +67,70 @@ Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& 
   prepare(/*clear_cache=*/false);
 }
 
-// On the CPU every thread has its own scratch memory, on a GPU a launch has one workspace.
+void Session::make_executor(int threads) {
+  if (plan_.devices.size() == 1 && is_gpu(plan_.devices.front())) {
+    executor_ = make_cuda_executor(*file_, model_, plan_, *pool_, threads);
+    return;
+  }
+  std::unique_ptr<Backend> cpu;
+  if (!std::all_of(plan_.devices.begin(), plan_.devices.end(), is_gpu)) {
+    weights_ = std::make_unique<Weights>(*file_, model_, plan_, *pool_, threads);
+    cpu = std::make_unique<CpuExecutor>(model_, plan_, *weights_, *pool_);
+  }
+  std::vector<SegmentExecutor::Gpu> gpus;
+  for (size_t i = 0; i < plan_.devices.size(); ++i) {
+    const auto id = static_cast<plan::DeviceId>(i);
+    if (is_gpu(plan_.devices[i])) gpus.push_back({id, make_cuda_backend(*file_, model_, plan_, id, *pool_, threads)});
+  }
+  executor_ = std::make_unique<SegmentExecutor>(plan_, std::move(cpu), std::move(gpus));
+  reads_file_ = std::any_of(plan_.weights.begin(), plan_.weights.end(),
+                            [](const plan::WeightPlacement& weight) { return weight.mapped; });
+}
+
+void Session::check_memory(bool weights_loaded) const {
+  plan::check_limits(plan_, weights_loaded);
+  for (size_t i = 0; i < plan_.devices.size(); ++i) {
+    const DeviceInfo& device = plan_.devices[i].info;
+    const size_t held = weights_loaded ? held_bytes_[i] : 0;
+    const auto id = static_cast<plan::DeviceId>(i);
+    if (device.kind == DeviceKind::cuda) {
+      plan::check_memory(plan_, id, cuda_free_bytes(device.ordinal) + held, weights_loaded);
+    }
+  }
+  const bool host = !std::all_of(plan_.devices.begin(), plan_.devices.end(), is_gpu);
+  const auto available = host ? available_host_bytes() : std::nullopt;
+  if (!available) return;
+  size_t held = 0;
+  for (size_t i = 0; i < held_bytes_.size(); ++i) {
+    if (!is_gpu(plan_.devices[i])) held += held_bytes_[i];
+  }
+  plan::check_host_memory(plan_, *available + (weights_loaded ? held : 0), weights_loaded);
+}
+
+// On the CPU every thread has its own scratch memory, which serves all CPU devices; on a GPU a launch has one
+// workspace.
 void Session::plan_scratch() {
-  const int threads =
-      plan_.main_device().kind == DeviceKind::cuda ? 1 : std::max(settings_.threads, settings_.threads_batch);
-  const size_t each =
-      checked_mul(selection_->scratch_per_thread(plan_.ubatch), static_cast<size_t>(threads), "the scratch memory");
-  plan_.scratch_bytes =
-      checked_add(each, kBesideStreams * selection_->scratch_beside(captured_tokens(plan_)), "the scratch memory");
+  constexpr const char* kWhat = "the scratch memory";
+  size_t per_thread = 0;
+  plan::PlannedDevice* host = nullptr;
+  plan_.scratch_bytes = 0;
+  for (size_t i = 0; i < plan_.devices.size(); ++i) {
+    plan::PlannedDevice& device = plan_.devices[i];
+    const size_t launch = selection_->scratch_of(static_cast<plan::DeviceId>(i), plan_.ubatch);
+    device.scratch_bytes = 0;
+    if (is_gpu(device)) {
+      device.scratch_bytes =
+          checked_add(launch, kBesideStreams * selection_->scratch_beside(captured_tokens(plan_)), kWhat);
+      plan_.scratch_bytes = checked_add(plan_.scratch_bytes, device.scratch_bytes, kWhat);
+    } else {
+      per_thread = std::max(per_thread, launch);
+      if (host == nullptr) host = &device;
+    }
+  }
+  if (host == nullptr) return;
+  const auto threads = static_cast<size_t>(std::max(settings_.threads, settings_.threads_batch));
+  host->scratch_bytes = checked_mul(per_thread, threads, kWhat);
+  plan_.scratch_bytes = checked_add(plan_.scratch_bytes, host->scratch_bytes, kWhat);
 }
 
 void Session::choose() {
@@ -93,7 +152,10 @@ void Session::prepare(bool clear_cache) {
   if (executor_ == nullptr) return;
   executor_->use_graphs(settings_.cuda_graphs, settings_.graph_concurrency);
   executor_->prepare(*selection_, std::max(settings_.threads, settings_.threads_batch), clear_cache);
-  held_bytes_ = plan_.kv_bytes + plan_.arena_bytes + plan_.scratch_bytes;
+  held_bytes_.clear();
+  for (const plan::PlannedDevice& device : plan_.devices) {
+    held_bytes_.push_back(device.kv_bytes + device.arena_bytes + device.scratch_bytes);
+  }
 }
 
 // What is refused or fails leaves the session as it was. The new memory is checked before the old one is given back.
@@ -109,12 +171,7 @@ void Session::replan(const Change& change, bool clear_cache) {
   try {
     change();
     choose();
-    if (executor_ != nullptr) plan::check_limits(plan_, /*weights_loaded=*/true);
-    if (executor_ != nullptr && plan_.main_device().kind == DeviceKind::cuda) {
-      plan::check_memory(plan_, cuda_free_bytes(plan_.main_device().ordinal) + held_bytes_, /*weights_loaded=*/true);
-    } else if (const auto available = executor_ != nullptr ? available_host_bytes() : std::nullopt) {
-      plan::check_memory(plan_, *available + held_bytes_, /*weights_loaded=*/true);
-    }
+    if (executor_ != nullptr) check_memory(/*weights_loaded=*/true);
     touched = true;
     prepare(clear_cache);
   } catch (...) {
@@ -162,8 +219,11 @@ void Session::set_context(const plan::ContextOptions& context) {
 
 // What the host still knows of a cache that is gone with its device must not look like an answer.
 void Session::check_device() const {
-  if (executor_ != nullptr && plan_.main_device().kind == DeviceKind::cuda) check_not_lost(plan_.main_device().ordinal);
-  if (executor_ != nullptr) executor_->check_devices();
+  if (executor_ == nullptr) return;
+  for (const plan::PlannedDevice& device : plan_.devices) {
+    if (is_gpu(device)) check_not_lost(device.info.ordinal);
+  }
+  executor_->check_devices();
 }
 
 // Weights that were copied at load do not change with the file.
@@ -258,6 +318,10 @@ void Session::lose_device(std::string_view name, int64_t after_segments) {
                                   [&](const plan::PlannedDevice& device) { return device_name(device.info) == name; });
   DYNO_CHECK(PlanError, found != plan_.devices.end(), "[device] '", name, "' is no device of this plan");
   executor_->lose(static_cast<plan::DeviceId>(found - plan_.devices.begin()), after_segments);
+}
+
+std::vector<std::string> Session::warnings() const {
+  return executor_ != nullptr ? executor_->warnings() : std::vector<std::string>{};
 }
 
 std::vector<CaptureReport> Session::captures() const {

@@ -102,6 +102,8 @@ class Session {
   // from the file and it has changed, before or meanwhile. No sequence is longer then.
   void decode(const DecodeRequest& request);
 
+  // What the user should know of the memory that this session got.
+  std::vector<std::string> warnings() const;
   // Graphs of what repeats since settings were last changed, and how many captures have failed since the session began:
   // what could not be captured runs launch by launch, slower, until a later attempt succeeds.
   std::vector<CaptureReport> captures() const;
@@ -145,6 +147,10 @@ class Session {
   template <typename Change>
   void replan(const Change& change, bool clear_cache);
   void plan_scratch();
+  // Reads the weights and makes the executor.
+  void make_executor(int threads);
+  // Of every device, and of the machine.
+  void check_memory(bool weights_loaded) const;
   void finish() const;
 
   std::shared_ptr<const GgufFile> file_;
@@ -158,7 +164,7 @@ class Session {
   std::unique_ptr<Executor> executor_;  // null for plan_only
   bool reads_file_ = false;             // weights are pages of the file, also after they were loaded
   std::vector<int64_t> positions_;      // per slot
-  size_t held_bytes_ = 0;               // cache, arena and scratch that the executor holds
+  std::vector<size_t> held_bytes_;      // by device: cache, arena and scratch that the executor holds
   uint64_t steps_of_ = 0;               // number of the generation with steps under way; 0: none
   uint64_t generations_ = 0;            // begun on the device so far
   size_t under_way_ = 0;                // steps that were launched and not waited for

@@ -50,6 +50,10 @@ void transpose_keys(const model::Weight& weight, int64_t head, std::byte* out) {
   }
 }
 
+bool on_cpu(const plan::Plan& plan, size_t weight) {
+  return plan.device(plan.weights[weight].device).kind == DeviceKind::cpu;
+}
+
 // Pages of the file that a copy under way keeps resident beside the copy, at most.
 constexpr size_t kSlabBytes = size_t{4} << 20;
 
@@ -105,12 +109,13 @@ Weights::Weights(const GgufFile& file, const model::ModelDesc& model, const plan
   std::vector<BufferPart> parts(plan.weights.size());
   size_t total = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (plan.weights[i].mapped && !kAddressSanitizer) continue;
+    if (!on_cpu(plan, i) || (plan.weights[i].mapped && !kAddressSanitizer)) continue;
     parts[i] = {total, plan.weights[i].bytes};
     total += aligned(plan.weights[i].bytes);
   }
   owned_ = PartedBuffer(total, std::move(parts), "weights");
   for (size_t i = 0; i < model.weights.size(); ++i) {
+    if (!on_cpu(plan, i)) continue;
     const model::Weight& weight = model.weights[i];
     const plan::WeightPlacement& placement = plan.weights[i];
     if (placement.mapped && !kAddressSanitizer) {

@@ -17,7 +17,8 @@ void fill_weight(const GgufFile& file, const model::Weight& weight, ops::Layout 
 
 class Weights {
  public:
-  // Repacks on `threads` threads; file pages are dropped as soon as their copy exists.
+  // Those that the plan has on the CPU and on virtual devices. Repacks on `threads` threads; file pages are dropped as
+  // soon as their copy exists.
   Weights(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan, ThreadPool& pool, int threads);
 
   const std::byte* data(model::WeightId id) const { return data_[static_cast<size_t>(id)]; }

@@ -212,7 +212,7 @@ class Session:
 
     def __init__(self, file: Gguf | str | os.PathLike[str], *, load: dict[str, Any] = {}, context: dict[str, Any] = {}, session: dict[str, Any] = {}, kernels: Sequence[tuple[str, str, dict[str, Any], str]] = [], plan_only: bool = False, device: dict[str, Any] | None = None, placement: dict[str, Any] = {}) -> None:
         """
-        file: an open file, which the session shares, or a path. load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap. context: ctx, kv_type_k, kv_type_v, sequences. session: ubatch, threads, threads_batch, cuda_graphs, graph_concurrency, fusion, flash_attention, mla_mode, matvec_max_tokens, matvec_id_max_tokens, mmq_max_tokens, mmq_id_max_tokens, compute_type. kernels: (op key, token range, config dict, origin). plan_only: decide everything, read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in cpu_info() and devices(), of a device that need not be here. placement: virtual_devices (a list of dicts, one each for cpu:1, cpu:2, … beside the CPU, with link_gbps, latency_us and memory_mib where they are limited), rules ('REGEX=DEVICE' by the tensor's name; the first that matches decides), cpu_moe, n_cpu_moe, n_gpu_layers. Raises PlanError for a placement that cannot be, UnsupportedError for weights on the CPU beside a GPU.
+        file: an open file, which the session shares, or a path. load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap. context: ctx, kv_type_k, kv_type_v, sequences. session: ubatch, threads, threads_batch, cuda_graphs, graph_concurrency, fusion, flash_attention, mla_mode, matvec_max_tokens, matvec_id_max_tokens, mmq_max_tokens, mmq_id_max_tokens, compute_type. kernels: (op key, token range, config dict, origin). plan_only: decide everything, read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in cpu_info() and devices(), of a device that need not be here. placement: virtual_devices (a list of dicts, one each for cpu:1, cpu:2, … beside the CPU, with link_gbps, latency_us and memory_mib where they are limited), rules ('REGEX=DEVICE' by the tensor's name; the first that matches decides), cpu_moe, n_cpu_moe, n_gpu_layers, beside_gpu (with a described GPU: descriptions of the devices beside it; default: those of this machine). Raises PlanError for a placement that cannot be.
         """
 
     @property
@@ -244,6 +244,12 @@ class Session:
     @property
     def capture_failures(self) -> int:
         """Captures that have failed since the session began."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """
+        What the user should know of the memory that this session got: where page-locking was refused, and why.
+        """
 
     def fail_next_captures(self, count: int) -> None:
         """So many captures will fail at their end: for tests."""
@@ -306,7 +312,7 @@ class Session:
 
     def check_memory(self, free_bytes: int) -> None:
         """
-        Raises OutOfMemoryError, with what to change, when the plan does not fit into that much free memory of its device. Opening a session does this before it allocates anything.
+        Raises OutOfMemoryError, with what to change, when the plan does not fit into that much free memory of its main device. Opening a session does this for every device before it allocates anything.
         """
 
     def close(self) -> None:

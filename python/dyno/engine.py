@@ -144,6 +144,8 @@ class Engine(ChatMethods):
         )
         self.settings = self._resolve()
         self._selection.report()
+        for warning in self._session.warnings:
+            _log.warning("%s", warning)
 
     # ---- logits ----
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dyno import _core
-from dyno.errors import PlanError, UnsupportedError
+from dyno.errors import PlanError
 
 TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
 GPU = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
@@ -180,19 +180,6 @@ def test_a_bias_goes_with_its_product() -> None:
 def test_what_cannot_be_is_an_error(rules: list[str], placement: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         planned("llama", *rules, **placement)
-
-
-@pytest.mark.parametrize(
-    ("placement", "message"),
-    [
-        ({"rules": ["ffn_.*_exps=CPU"]}, r"rule 'ffn_.*_exps=CPU' moves blk.0.ffn_.*exps.weight to the CPU"),
-        ({"cpu_moe": True}, "cpu_moe moves"),
-        ({"n_gpu_layers": 3}, "n_gpu_layers=3 moves token_embd.weight to the CPU, beside cuda:0"),
-    ],
-)
-def test_the_cpu_beside_a_gpu_is_not_supported_yet(placement: dict[str, Any], message: str) -> None:
-    with pytest.raises(UnsupportedError, match=message):
-        _core.Session(TINY / "qwen3moe-tiny.gguf", plan_only=True, device=GPU, placement=placement)
 
 
 def test_a_gpu_takes_rules_that_leave_all_with_it() -> None:

@@ -6,10 +6,8 @@
 #include "core/cuda/check.h"
 #include "core/device_loss.h"
 #include "core/error.h"
-#include "ops/sample/sample.h"
+#include "runtime/cuda/env_cuda.h"
 #include "runtime/cuda/input_layout.h"
-#include "runtime/cuda/rows.h"
-#include "runtime/launch_node.h"
 
 namespace dyno::runtime {
 namespace {
@@ -27,52 +25,13 @@ constexpr size_t kPinnedLogits = size_t{4} << 20;
 
 }  // namespace
 
-struct CudaExecutor::Env {
-  const model::ModelDesc& model;
-  const plan::Plan& plan;
-  const plan::Selection& selection;
-  const CudaExecutor& executor;
-  ops::CudaStream context;
-  LaunchBatch batch;
-  int64_t tokens;
-  std::byte* cache;
-  bool ids_settled = false;
-  int32_t left = 0;  // launches of nodes that are still to be made
-
-  std::byte* keys_of(int32_t layer) const { return cache + plan.kv[static_cast<size_t>(layer)].k_offset; }
-  std::byte* values_of(int32_t layer) const { return cache + plan.kv[static_cast<size_t>(layer)].v_offset; }
-  std::byte* at(const plan::Operand& operand) const {
-    if (!operand) return nullptr;
-    std::byte* base = operand.value == plan.logits
-                          ? executor.logits_.data()
-                          : executor.arena_.data() + plan.values[static_cast<size_t>(operand.value)].offset;
-    return base + operand.offset_bytes;
-  }
-  const std::byte* weight(model::WeightId id) const { return executor.weights_.data(id); }
-  const float* inverse_frequencies(int32_t table) const {
-    return reinterpret_cast<const float*>(executor.tables_.data() +
-                                          executor.table_offsets_[static_cast<size_t>(table)]);
-  }
-  void soft_cap(float* values, int64_t count, float cap) const {
-    runtime::soft_cap(values, count, cap, context.handle);
-  }
-  void copy_ids(const int32_t* from, int64_t count, int32_t* to) const {
-    DYNO_CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<size_t>(count) * sizeof(int32_t), cudaMemcpyDeviceToDevice,
-                                    context.handle));
-  }
-  void sample(const ops::Config& config, const ops::SampleDesc& desc, const float* logits) {
-    auto* state = reinterpret_cast<DrawState*>(executor.drawing_.state.data());
-    ops::launch(config, desc, {.logits = logits, .uniform = &state->uniform, .finite_only = true, .out = &state->drawn},
-                &state->settings, context);
-  }
-};
-
 CudaExecutor::CudaExecutor(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan,
-                           ThreadPool& pool, int threads)
+                           plan::DeviceId device, ThreadPool& pool, int threads)
     : model_(model),
       plan_(plan),
+      device_(device),
       stream_(make_stream()),
-      weights_(file, model, plan, pool, threads),
+      weights_(file, model, plan, device, pool, threads),
       counters_(ops::kStreamCounters * sizeof(int32_t), "counters") {
   size_t bytes = 0;
   for (const plan::RopeTable& table : plan.rope_tables) {
@@ -90,12 +49,12 @@ CudaExecutor::CudaExecutor(const GgufFile& file, const model::ModelDesc& model, 
 }
 
 CudaExecutor::~CudaExecutor() {
-  const CudaStep step(plan_.main_device().ordinal, "closing a session");
+  const CudaStep step(info().ordinal, "closing a session");
   DYNO_CUDA_CHECK_NOTHROW(cudaStreamSynchronize(stream_.get()));
 }
 
 void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cache) {
-  const DeviceScope scope(plan_.main_device().ordinal, "preparing a session");
+  const DeviceScope scope(info().ordinal, "preparing a session");
   finish();
   drop_graphs();
   // Old memory is freed first: both together need not fit.
@@ -105,10 +64,10 @@ void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cac
     buffer = DeviceBuffer(bytes, purpose);
     return true;
   };
-  resize(arena_, plan_.arena_bytes, "the arena");
-  resize(workspace_, selection.scratch_per_thread(plan_.ubatch), "kernel workspace");
+  resize(arena_, planned().arena_bytes, "the arena");
+  resize(workspace_, selection.scratch_of(device_, plan_.ubatch), "kernel workspace");
   if (!blas_ && selection.takes_variant("cublas", plan_.ubatch)) blas_ = Blas(ops::cuda::make_blas());
-  if (resize(cache_, plan_.kv_bytes, "the KV cache") || clear_cache) {
+  if (resize(cache_, planned().kv_bytes, "the KV cache") || clear_cache) {
     // Kernels never use what lies behind a sequence's end, but they may multiply it with zero. On the stream of what
     // follows: it does not wait for any other, and a large cache takes longer to clear than a token to be stored.
     DYNO_CUDA_CHECK(cudaMemsetAsync(cache_.data(), 0, cache_.size(), stream_.get()));
@@ -135,12 +94,13 @@ void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cac
 
 void CudaExecutor::drop_graphs() {
   graphs_.clear();
+  pieces_.clear();
   drawing_.step = {};
 }
 
 ops::CudaStream CudaExecutor::context() const {
   return {.handle = stream_.get(),
-          .device = &plan_.main_device(),
+          .device = &info(),
           .workspace = workspace_.data(),
           .workspace_bytes = workspace_.size(),
           .counters = reinterpret_cast<int32_t*>(counters_.data()),
@@ -148,8 +108,8 @@ ops::CudaStream CudaExecutor::context() const {
 }
 
 void CudaExecutor::finish() {
-  check_not_lost(plan_.main_device().ordinal);
-  const CudaStep step(plan_.main_device().ordinal, "waiting for the device");
+  check_not_lost(info().ordinal);
+  const CudaStep step(info().ordinal, "waiting for the device");
   DYNO_CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
 }
 
@@ -251,25 +211,40 @@ void CudaExecutor::launch_timed(const plan::Node& node, Env& env, const MicroBat
 void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& selection, const Launching& how) {
   Env env = env_of(batch, selection);
   env.left = how.most;
-  const auto wanted = static_cast<int64_t>(batch.logit_rows.size());
   const plan::NodeList& list = list_for(batch);
   const NodeRange range = nodes_to_run(list, batch);
   if (batch.op_times != nullptr) DYNO_CUDA_CHECK(cudaEventRecord(timing_event(0).get(), stream_.get()));
   launched_.clear();
+  // Rows are selected before the head, or behind the last attention.
+  const int32_t selection_at = range.all_rows ? list.head_node : list.select_node + 1;
+  const bool selects = range.all_rows ? selection_at < range.stop : selection_at <= range.stop;
+  const int32_t first = selects ? selection_at : range.stop;
+  launch_nodes(env, list, 0, first, batch, how);
+  if (selects) {
+    select_rows(env, static_cast<int64_t>(batch.logit_rows.size()),
+                range.all_rows ? list.head_values : list.select_values);
+  }
+  launch_nodes(env, list, first, range.stop, batch, how);
+  if (how.draws) {
+    for (const plan::Node& node : plan_.draw.nodes) launch_timed(node, env, batch);
+  }
+}
+
+void CudaExecutor::launch_nodes(Env& env, const plan::NodeList& list, int32_t begin, int32_t end,
+                                const MicroBatch& batch, const Launching& how) {
   const auto launch = [&](int32_t i) { launch_timed(list.nodes[static_cast<size_t>(i)], env, batch); };
-  for (int32_t i = 0; i < range.stop; ++i) {
-    if (range.all_rows && i == list.head_node) select_rows(env, wanted, list.head_values);
+  for (int32_t i = begin; i < end; ++i) {
     if (list.nodes[static_cast<size_t>(i)].per_run) {
       // All of such neighbours for one run, then for the next: they share memory that holds one run's.
       int32_t last = i;
-      while (last + 1 < range.stop && list.nodes[static_cast<size_t>(last) + 1].per_run) ++last;
+      while (last + 1 < end && list.nodes[static_cast<size_t>(last) + 1].per_run) ++last;
       for (env.batch.run = 0; env.batch.run < env.batch.n_runs; ++env.batch.run) {
         for (int32_t j = i; j <= last; ++j) launch(j);
       }
       i = last;
     } else if (int32_t last = i; how.capturing && concurrent_) {
       const auto stands_beside = [&](int32_t at) {
-        return at < range.stop && at - i < env.left && list.nodes[static_cast<size_t>(at)].beside;
+        return at < end && at - i < env.left && list.nodes[static_cast<size_t>(at)].beside;
       };
       while (stands_beside(last + 1) && last - i < static_cast<int32_t>(kBesideStreams)) ++last;
       if (last > i) {
@@ -281,10 +256,6 @@ void CudaExecutor::launch_all(const MicroBatch& batch, const plan::Selection& se
     } else {
       launch(i);
     }
-    if (!range.all_rows && i == list.select_node) select_rows(env, wanted, list.select_values);
-  }
-  if (how.draws) {
-    for (const plan::Node& node : plan_.draw.nodes) launch_timed(node, env, batch);
   }
 }
 
@@ -392,6 +363,19 @@ std::vector<CaptureReport> CudaExecutor::captures() const {
                    .captured = static_cast<bool>(work.graph),
                    .attempts = work.attempts});
   }
+  // A shape whose pieces are not all captured is reported by one that is not.
+  std::map<Shape, CaptureReport> spanning;
+  for (const auto& [piece, work] : pieces_) {
+    const Shape& shape = piece.shape;
+    const auto known = spanning.find(shape);
+    if (known != spanning.end() && (!known->second.captured || work.graph)) continue;
+    spanning[shape] = {.tokens = shape.tokens,
+                       .sequences = shape.runs,
+                       .rows = shape.logit_rows,
+                       .captured = static_cast<bool>(work.graph),
+                       .attempts = work.attempts};
+  }
+  for (const auto& [shape, report] : spanning) out.push_back(report);
   const Captured& step = drawing_.step;
   if (step.graph || step.attempts.uses() > 0) {
     out.push_back({.draws = true, .captured = static_cast<bool>(step.graph), .attempts = step.attempts});
@@ -402,14 +386,14 @@ std::vector<CaptureReport> CudaExecutor::captures() const {
 std::shared_ptr<float[]> CudaExecutor::logits_memory(size_t count) {
   const size_t bytes = count * sizeof(float);
   if (bytes > kPinnedLogits) return Executor::logits_memory(count);
-  const DeviceScope scope(plan_.main_device().ordinal, "making room for logits");
+  const DeviceScope scope(info().ordinal, "making room for logits");
   const std::shared_ptr<std::byte[]> memory = host_logits_->take(bytes, "logits");
   if (memory == nullptr) return Executor::logits_memory(count);
   return {memory, reinterpret_cast<float*>(memory.get())};
 }
 
 std::shared_ptr<float[]> CudaExecutor::device_logits_memory(size_t count) {
-  const DeviceScope scope(plan_.main_device().ordinal, "making room for logits");
+  const DeviceScope scope(info().ordinal, "making room for logits");
   const auto memory = std::make_shared<DeviceBuffer>(count * sizeof(float), "logits");
   return {memory, reinterpret_cast<float*>(memory->data())};
 }
@@ -423,32 +407,14 @@ void CudaExecutor::fit_logits(size_t bytes) {
 }
 
 void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection, int) {
-  const DeviceScope scope(plan_.main_device().ordinal, "decoding", static_cast<int64_t>(batch.tokens.size()));
+  const DeviceScope scope(info().ordinal, "decoding", static_cast<int64_t>(batch.tokens.size()));
   const size_t row_bytes = static_cast<size_t>(model_.n_vocab) * sizeof(float);
   const size_t logits_bytes = batch.logit_rows.size() * row_bytes;
   fit_logits(logits_bytes);
   upload(batch);
   if (times_draw(batch)) set_draw_state({.temperature = 0.0f}, 0);
 
-  // Routing travels for all layers together; a layer's part of the host arrays holds `routing_stride` tokens.
-  int64_t used = 0;
-  for (const model::LayerSpec& layer : model_.layers) used = std::max(used, layer.ffn.used);
-  const auto tokens = static_cast<size_t>(batch.tokens.size());
-  const auto layers = static_cast<size_t>(model_.moe_layers());
-  const size_t layer_bytes = tokens * static_cast<size_t>(used) * sizeof(int32_t);
-  const size_t host_pitch = static_cast<size_t>(batch.routing_stride * used) * sizeof(int32_t);
-  const auto fit = [&](DeviceBuffer& buffer) {
-    if (buffer.size() >= layers * layer_bytes) return;
-    buffer = DeviceBuffer();
-    buffer = DeviceBuffer(layers * layer_bytes, "routing");
-  };
-  if (batch.pinned_routing != nullptr) {
-    fit(pinned_routing_);
-    DYNO_CUDA_CHECK(cudaMemcpy2DAsync(pinned_routing_.data(), layer_bytes, batch.pinned_routing, host_pitch,
-                                      layer_bytes, layers, cudaMemcpyHostToDevice, stream_.get()));
-  }
-  if (batch.captured_routing != nullptr) fit(captured_routing_);
-
+  upload_routing(batch);
   const bool repeats = batch.tokens.size() == batch.runs.size() && !batch.logit_rows.empty();
   const bool routing = batch.pinned_routing != nullptr || batch.captured_routing != nullptr;
   Captured* work = nullptr;
@@ -456,11 +422,11 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
   const bool fixed = list_for(batch).id != plan::ListId::expanded;
   const bool captures = graphs_wanted_ && repeats && fixed && !routing;
   if (captures && batch.op_times == nullptr) {
-    work = &graphs_[{static_cast<int64_t>(tokens), static_cast<int64_t>(batch.runs.size()),
+    work = &graphs_[{static_cast<int64_t>(batch.tokens.size()), static_cast<int64_t>(batch.runs.size()),
                      static_cast<int64_t>(batch.logit_rows.size())}];
   }
   if (batch.op_times != nullptr && batch.in_graph) {
-    DYNO_CHECK(PlanError, captures, "[cuda] a u-batch of ", tokens, " tokens of ", batch.runs.size(),
+    DYNO_CHECK(PlanError, captures, "[cuda] a u-batch of ", batch.tokens.size(), " tokens of ", batch.runs.size(),
                " sequences is not captured here, so its ops cannot be timed in a graph; captured are u-batches of one ",
                "token a sequence, with cuda_graphs on");
     add_times_in_graph(batch, selection);
@@ -470,10 +436,7 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
     launch_all(batch, selection, {.draws = times_draw(batch)});
     if (batch.op_times != nullptr) add_op_times(batch);
   }
-  if (batch.captured_routing != nullptr) {
-    DYNO_CUDA_CHECK(cudaMemcpy2DAsync(batch.captured_routing, host_pitch, captured_routing_.data(), layer_bytes,
-                                      layer_bytes, layers, cudaMemcpyDeviceToHost, stream_.get()));
-  }
+  download_routing(batch);
   if (logits_bytes != 0 && batch.logits != nullptr) {
     // To the host or to memory of the device; the driver knows which by the address.
     DYNO_CUDA_CHECK(cudaMemcpyAsync(batch.logits, logits_.data(), logits_bytes, cudaMemcpyDefault, stream_.get()));

@@ -1,5 +1,6 @@
-// Runs a plan's op list on one GPU: launches in the order of the list on one stream and, for u-batches of one token a
-// sequence, replays of a captured graph. What changes between two replays lies in device memory.
+// Runs nodes on one GPU: launches in the order of the list on one stream and, for u-batches of one token a sequence,
+// replays of a captured graph. What changes between two replays lies in device memory. A list that lies wholly on the
+// GPU runs at once (Executor); of one that spans devices, the GPU's pieces (Backend, executor_cuda_pieces.cpp).
 #pragma once
 
 #include <array>
@@ -10,6 +11,7 @@
 
 #include "core/thread_pool.h"
 #include "ops/cuda_stream.h"
+#include "runtime/backend.h"
 #include "runtime/cuda/draws.h"
 #include "runtime/cuda/handles.h"
 #include "runtime/cuda/weights_cuda.h"
@@ -17,11 +19,11 @@
 
 namespace dyno::runtime {
 
-class CudaExecutor final : public Executor {
+class CudaExecutor final : public Executor, public Backend {
  public:
-  // Uploads the weights. The plan's device must be the current one.
-  CudaExecutor(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan, ThreadPool& pool,
-               int threads);
+  // Uploads the weights of `device`, which must be the current one.
+  CudaExecutor(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan, plan::DeviceId device,
+               ThreadPool& pool, int threads);
   ~CudaExecutor() override;
 
   void prepare(const plan::Selection& selection, int max_threads, bool clear_cache) override;
@@ -36,6 +38,18 @@ class CudaExecutor final : public Executor {
   void finish() override;
   std::shared_ptr<float[]> logits_memory(size_t count) override;
   std::shared_ptr<float[]> device_logits_memory(size_t count) override;
+
+  void connect(const ValueMemory& memory) override;
+  std::byte* memory_of(plan::ValueId value) const override;
+  std::shared_ptr<float[]> host_logits(size_t count) override { return logits_memory(count); }
+  std::shared_ptr<float[]> device_logits(size_t count) override { return device_logits_memory(count); }
+  void begin(const MicroBatch& batch, const plan::Selection& selection, int threads) override;
+  void run_nodes(const plan::NodeList& list, int32_t begin, int32_t end, int64_t tokens) override;
+  void select_rows(std::span<const plan::ValueId> values) override;
+  void end() override;
+  void await_host_copies() override;
+  void follow(Backend& other) override;
+  void read(plan::ValueId value, std::span<std::byte> out) override;
 
   bool draws() const override { return true; }
   void begin_draws(const DrawStart& start) override;
@@ -54,6 +68,19 @@ class CudaExecutor final : public Executor {
     GraphExec graph;
   };
 
+  // A piece of a list in u-batches of one shape.
+  struct Piece {
+    plan::ListId list;
+    int32_t begin, end;
+    Shape shape;
+    auto operator<=>(const Piece&) const = default;
+  };
+
+  const DeviceInfo& info() const { return plan_.device(device_); }
+  const plan::PlannedDevice& planned() const { return plan_.devices[static_cast<size_t>(device_)]; }
+  int64_t most_used_experts() const;
+  // Of a value, whichever device it lies on.
+  std::byte* address_of(plan::ValueId value) const;
   const plan::NodeList& list_for(const MicroBatch& batch) const {
     return plan_.list_for(static_cast<int64_t>(batch.tokens.size()), static_cast<int64_t>(batch.runs.size()));
   }
@@ -69,6 +96,13 @@ class CudaExecutor final : public Executor {
     int32_t most = std::numeric_limits<int32_t>::max();
   };
   void launch_all(const MicroBatch& batch, const plan::Selection& selection, const Launching& how);
+  // Nodes [begin, end) of a list.
+  void launch_nodes(Env& env, const plan::NodeList& list, int32_t begin, int32_t end, const MicroBatch& batch,
+                    const Launching& how);
+  // Of routing that comes from the host, and room for what goes there.
+  void upload_routing(const MicroBatch& batch);
+  // Of the layers whose experts are chosen here.
+  void download_routing(const MicroBatch& batch);
   // Node `first` on the main stream and those up to `last` on one of beside_ each.
   void launch_beside(Env& env, const plan::NodeList& list, int32_t first, int32_t last);
   void select_rows(Env& env, int64_t wanted, std::span<const plan::ValueId> values);
@@ -93,6 +127,7 @@ class CudaExecutor final : public Executor {
 
   const model::ModelDesc& model_;
   const plan::Plan& plan_;
+  plan::DeviceId device_;
   Stream stream_;
   CudaWeights weights_;
   DeviceBuffer tables_;  // inverse frequencies of the rope tables
@@ -117,6 +152,13 @@ class CudaExecutor final : public Executor {
   std::array<Beside, kBesideStreams> beside_;
   Event fork_;
   std::map<Shape, Captured> graphs_;
+  // Of lists that span devices.
+  std::map<Piece, Captured> pieces_;
+  const ValueMemory* values_ = nullptr;  // null where this GPU computes all
+  MicroBatch micro_batch_;
+  const plan::Selection* selection_ = nullptr;
+  Event host_copies_, followed_;
+  bool copies_host_ = false;  // since host_copies_ was waited for
   int64_t capture_failures_ = 0;
   int failing_captures_ = 0;
   // Of the generation that is under way.

@@ -37,7 +37,7 @@ void CudaExecutor::set_draw_state(const ops::SampleSettings& settings, uint32_t 
 }
 
 void CudaExecutor::begin_draws(const DrawStart& start) {
-  const DeviceScope scope(plan_.main_device().ordinal, "generating");
+  const DeviceScope scope(info().ordinal, "generating");
   fit_logits(static_cast<size_t>(model_.n_vocab) * sizeof(float));
   Drawing& d = drawing_;
   d.at = start;
@@ -75,7 +75,7 @@ void CudaExecutor::upload_draws(std::span<const Draw> ahead) {
 }
 
 void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selection& selection) {
-  const DeviceScope scope(plan_.main_device().ordinal, "generating");
+  const DeviceScope scope(info().ordinal, "generating");
   Drawing& d = drawing_;
   if (d.uploaded == 0) upload_draws(ahead);
   --d.uploaded;
@@ -109,7 +109,7 @@ void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selectio
 }
 
 int32_t CudaExecutor::wait_draw() {
-  const DeviceScope scope(plan_.main_device().ordinal, "generating");
+  const DeviceScope scope(info().ordinal, "generating");
   Drawing& d = drawing_;
   const uint32_t step = d.waited++;
   std::atomic_ref<uint64_t> slot(reinterpret_cast<uint64_t*>(d.drawn.data())[step % kDrawnSlots]);

@@ -64,11 +64,12 @@ size_t plain_bytes(const model::Weight& w) {
 
 }  // namespace
 
-CudaWeights::CudaWeights(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan, ThreadPool& pool,
-                         int threads)
+CudaWeights::CudaWeights(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan,
+                         plan::DeviceId device, ThreadPool& pool, int threads)
     : data_(model.weights.size()) {
   size_t total = 0, widest = 0;
   for (size_t i = 0; i < plan.weights.size(); ++i) {
+    if (plan.weights[i].device != device) continue;
     total += aligned(plan.weights[i].bytes);
     if (plan.weights[i].layout != ops::Layout::plain) widest = std::max(widest, plain_bytes(model.weights[i]));
   }
@@ -80,6 +81,7 @@ CudaWeights::CudaWeights(const GgufFile& file, const model::ModelDesc& model, co
   for (size_t i = 0; i < model.weights.size(); ++i) {
     const model::Weight& weight = model.weights[i];
     const plan::WeightPlacement& placement = plan.weights[i];
+    if (placement.device != device) continue;
     std::byte* target = memory_.data() + offset;
     data_[i] = target;
     offset += aligned(placement.bytes);

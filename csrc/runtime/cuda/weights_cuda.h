@@ -12,10 +12,10 @@ namespace dyno::runtime {
 
 class CudaWeights {
  public:
-  // Copies through page-locked memory and repacks on the device; returns when all weights are there. Throws
-  // OutOfMemoryError, DeviceError.
-  CudaWeights(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan, ThreadPool& pool,
-              int threads);
+  // Those that the plan has on `device`. Copies through page-locked memory and repacks on the device; returns when all
+  // weights are there. Throws OutOfMemoryError, DeviceError.
+  CudaWeights(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan, plan::DeviceId device,
+              ThreadPool& pool, int threads);
 
   const std::byte* data(model::WeightId id) const { return data_[static_cast<size_t>(id)]; }
 

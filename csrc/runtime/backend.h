@@ -1,0 +1,70 @@
+// A backend runs the nodes of its devices when an op list spans several: a SegmentExecutor hands it the list piece by
+// piece, in order. Work of a GPU is only started by that; work of the CPU is over when a call returns.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "plan/plan.h"
+#include "plan/selection.h"
+#include "runtime/executor.h"
+
+namespace dyno::runtime {
+
+// Where values lie, whichever backend holds them. Addresses of GPUs and of the host are one space.
+class ValueMemory {
+ public:
+  virtual ~ValueMemory() = default;
+  virtual std::byte* address_of(plan::ValueId value) const = 0;
+  // As Backend::values_locked() of the CPU.
+  virtual bool host_locked() const = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // As Executor's.
+  virtual void prepare(const plan::Selection& selection, int max_threads, bool clear_cache) = 0;
+  virtual void use_graphs(bool wanted, bool concurrent) = 0;
+  virtual void finish() = 0;
+  virtual std::vector<CaptureReport> captures() const { return {}; }
+  virtual int64_t capture_failures() const { return 0; }
+  virtual void fail_next_captures(int) {}
+
+  virtual void lose(plan::DeviceId, int64_t) {}
+  virtual void check_devices() const {}
+
+  // Before the first piece: all values that nodes read and others hold. Must outlive the backend.
+  virtual void connect(const ValueMemory& memory) = 0;
+  // Of a value of this backend.
+  virtual std::byte* memory_of(plan::ValueId value) const = 0;
+
+  // Of the CPU: whether its values are page-locked, so that copies between them and a GPU need no detour.
+  virtual bool values_locked() const { return true; }
+  // What the user should know of the memory that prepare() got.
+  virtual std::vector<std::string> warnings() const { return {}; }
+
+  // As Executor's logits_memory() and device_logits_memory().
+  virtual std::shared_ptr<float[]> host_logits(size_t count) { return std::make_shared_for_overwrite<float[]>(count); }
+  virtual std::shared_ptr<float[]> device_logits(size_t count) { return host_logits(count); }
+
+  // A u-batch begins; `batch` stays valid until end().
+  virtual void begin(const MicroBatch& batch, const plan::Selection& selection, int threads) = 0;
+  // Nodes [begin, end) of a list, all of one device of this backend, with `tokens` rows.
+  virtual void run_nodes(const plan::NodeList& list, int32_t begin, int32_t end, int64_t tokens) = 0;
+  // Moves the rows whose logits are wanted together, in those of the values that are this backend's.
+  virtual void select_rows(std::span<const plan::ValueId> values) = 0;
+  // Logits and routing are on their way to the caller's memory.
+  virtual void end() = 0;
+
+  // Of a GPU. Waits until no copy that was started reads or writes memory of the host.
+  virtual void await_host_copies() {}
+  // What is started from now on begins when all that `other`, another GPU, has started is over.
+  virtual void follow(Backend&) {}
+  // A value to host memory; returns when it is there.
+  virtual void read(plan::ValueId value, std::span<std::byte> out) = 0;
+};
+
+}  // namespace dyno::runtime

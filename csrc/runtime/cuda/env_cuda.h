@@ -1,0 +1,49 @@
+// What launches of a CudaExecutor take their pointers from, see runtime/launch_node.h.
+#pragma once
+
+#include "core/cuda/check.h"
+#include "ops/sample/sample.h"
+#include "runtime/cuda/executor_cuda.h"
+#include "runtime/cuda/rows.h"
+#include "runtime/launch_node.h"
+
+namespace dyno::runtime {
+
+struct CudaExecutor::Env {
+  const model::ModelDesc& model;
+  const plan::Plan& plan;
+  const plan::Selection& selection;
+  const CudaExecutor& executor;
+  ops::CudaStream context;
+  LaunchBatch batch;
+  int64_t tokens;
+  std::byte* cache;
+  bool ids_settled = false;
+  int32_t left = 0;  // launches of nodes that are still to be made
+
+  std::byte* keys_of(int32_t layer) const { return cache + plan.kv[static_cast<size_t>(layer)].k_offset; }
+  std::byte* values_of(int32_t layer) const { return cache + plan.kv[static_cast<size_t>(layer)].v_offset; }
+  std::byte* at(const plan::Operand& operand) const {
+    if (!operand) return nullptr;
+    return executor.address_of(operand.value) + operand.offset_bytes;
+  }
+  const std::byte* weight(model::WeightId id) const { return executor.weights_.data(id); }
+  const float* inverse_frequencies(int32_t table) const {
+    return reinterpret_cast<const float*>(executor.tables_.data() +
+                                          executor.table_offsets_[static_cast<size_t>(table)]);
+  }
+  void soft_cap(float* values, int64_t count, float cap) const {
+    runtime::soft_cap(values, count, cap, context.handle);
+  }
+  void copy_ids(const int32_t* from, int64_t count, int32_t* to) const {
+    DYNO_CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<size_t>(count) * sizeof(int32_t), cudaMemcpyDeviceToDevice,
+                                    context.handle));
+  }
+  void sample(const ops::Config& config, const ops::SampleDesc& desc, const float* logits) {
+    auto* state = reinterpret_cast<DrawState*>(executor.drawing_.state.data());
+    ops::launch(config, desc, {.logits = logits, .uniform = &state->uniform, .finite_only = true, .out = &state->drawn},
+                &state->settings, context);
+  }
+};
+
+}  // namespace dyno::runtime

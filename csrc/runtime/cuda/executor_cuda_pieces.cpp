@@ -1,0 +1,191 @@
+// A GPU's part in lists that span devices: it runs its pieces and moves values between its memory and the host's.
+#include <algorithm>
+
+#include "core/cuda/check.h"
+#include "core/device_loss.h"
+#include "core/error.h"
+#include "runtime/cuda/env_cuda.h"
+#include "runtime/cuda/executor_cuda.h"
+#include "runtime/cuda/input_layout.h"
+#include "runtime/cuda/rows.h"
+
+namespace dyno::runtime {
+namespace {
+
+// Whether the launch reads or writes memory of the host.
+bool copies_host(const plan::Plan& plan, const plan::Node& node) {
+  const auto* moved = std::get_if<plan::TransferOperands>(&node.operands);
+  if (moved == nullptr) return false;
+  const auto on_host = [&](const plan::Operand& operand) {
+    return plan.device(plan.values[static_cast<size_t>(operand.value)].device).kind == DeviceKind::cpu;
+  };
+  return on_host(moved->x) || on_host(moved->y);
+}
+
+}  // namespace
+
+void CudaExecutor::connect(const ValueMemory& memory) {
+  const DeviceScope scope(info().ordinal, "preparing a session");
+  values_ = &memory;
+  host_copies_ = make_event();
+  followed_ = make_event();
+  // Copies between GPUs go straight where the machine has a way; elsewhere the driver takes them through the host.
+  for (const plan::PlannedDevice& other : plan_.devices) {
+    if (other.info.kind != DeviceKind::cuda || other.info.ordinal == info().ordinal) continue;
+    int direct = 0;
+    DYNO_CUDA_CHECK(cudaDeviceCanAccessPeer(&direct, info().ordinal, other.info.ordinal));
+    if (direct == 0) continue;
+    const cudaError_t status = cudaDeviceEnablePeerAccess(other.info.ordinal, 0);
+    if (status == cudaErrorPeerAccessAlreadyEnabled) {
+      (void)cudaGetLastError();
+    } else {
+      DYNO_CUDA_CHECK(status);
+    }
+  }
+}
+
+std::byte* CudaExecutor::memory_of(plan::ValueId value) const {
+  if (value == plan_.logits) return logits_.data();
+  return arena_.data() + plan_.values[static_cast<size_t>(value)].offset;
+}
+
+std::byte* CudaExecutor::address_of(plan::ValueId value) const {
+  const bool here = value == plan_.logits || plan_.values[static_cast<size_t>(value)].device == device_;
+  return here ? memory_of(value) : values_->address_of(value);
+}
+
+void CudaExecutor::begin(const MicroBatch& batch, const plan::Selection& selection, int) {
+  const DeviceScope scope(info().ordinal, "decoding", static_cast<int64_t>(batch.tokens.size()));
+  micro_batch_ = batch;
+  selection_ = &selection;
+  if (plan_.logits_device() == device_) {
+    fit_logits(batch.logit_rows.size() * static_cast<size_t>(model_.n_vocab) * sizeof(float));
+  }
+  upload(batch);
+  upload_routing(batch);
+}
+
+void CudaExecutor::run_nodes(const plan::NodeList& list, int32_t begin, int32_t end, int64_t tokens) {
+  const MicroBatch& batch = micro_batch_;
+  const DeviceScope scope(info().ordinal, "decoding", static_cast<int64_t>(batch.tokens.size()));
+  const auto launch = [&](bool capturing) {
+    Env env = env_of(batch, *selection_);
+    env.tokens = tokens;
+    env.left = end - begin + env.batch.n_runs * (end - begin);  // all
+    if (batch.op_times != nullptr) DYNO_CUDA_CHECK(cudaEventRecord(timing_event(0).get(), stream_.get()));
+    launched_.clear();
+    launch_nodes(env, list, begin, end, batch, {.capturing = capturing});
+  };
+  const auto nodes = std::span(list.nodes).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+  const bool host = std::any_of(nodes.begin(), nodes.end(), [&](const auto& node) { return copies_host(plan_, node); });
+
+  const bool repeats = batch.tokens.size() == batch.runs.size() && !batch.logit_rows.empty();
+  const bool routing = batch.pinned_routing != nullptr || batch.captured_routing != nullptr;
+  // A copy from or to memory that is not page-locked would keep a capture from ending.
+  const bool fixed = list.id != plan::ListId::expanded && (!host || values_->host_locked());
+  Captured* work = nullptr;
+  if (graphs_wanted_ && repeats && fixed && !routing && batch.op_times == nullptr && nodes.size() > 1) {
+    work = &pieces_[{list.id,
+                     begin,
+                     end,
+                     {static_cast<int64_t>(batch.tokens.size()), static_cast<int64_t>(batch.runs.size()),
+                      static_cast<int64_t>(batch.logit_rows.size())}}];
+  }
+  if (work != nullptr && ready(*work, [&] { launch(/*capturing=*/true); })) {
+    DYNO_CUDA_CHECK(cudaGraphLaunch(work->graph.get(), stream_.get()));
+  } else {
+    launch(/*capturing=*/false);
+    if (batch.op_times != nullptr) add_op_times(batch);
+  }
+  if (!host) return;
+  DYNO_CUDA_CHECK(cudaEventRecord(host_copies_.get(), stream_.get()));
+  copies_host_ = true;
+}
+
+void CudaExecutor::select_rows(std::span<const plan::ValueId> values) {
+  const DeviceScope scope(info().ordinal, "decoding", static_cast<int64_t>(micro_batch_.tokens.size()));
+  std::vector<plan::ValueId> here;
+  for (const plan::ValueId id : values) {
+    if (plan_.values[static_cast<size_t>(id)].device == device_) here.push_back(id);
+  }
+  Env env = env_of(micro_batch_, *selection_);
+  select_rows(env, static_cast<int64_t>(micro_batch_.logit_rows.size()), here);
+}
+
+void CudaExecutor::end() {
+  const DeviceScope scope(info().ordinal, "decoding", static_cast<int64_t>(micro_batch_.tokens.size()));
+  download_routing(micro_batch_);
+  const size_t bytes = micro_batch_.logit_rows.size() * static_cast<size_t>(model_.n_vocab) * sizeof(float);
+  if (plan_.logits_device() != device_ || bytes == 0 || micro_batch_.logits == nullptr) return;
+  DYNO_CUDA_CHECK(cudaMemcpyAsync(micro_batch_.logits, logits_.data(), bytes, cudaMemcpyDefault, stream_.get()));
+}
+
+void CudaExecutor::await_host_copies() {
+  if (!copies_host_) return;
+  const CudaStep step(info().ordinal, "waiting for values that the CPU needs");
+  DYNO_CUDA_CHECK(cudaEventSynchronize(host_copies_.get()));
+  copies_host_ = false;
+}
+
+void CudaExecutor::follow(Backend& other) {
+  auto& before = static_cast<CudaExecutor&>(other);  // only GPUs follow each other
+  {
+    const DeviceScope scope(before.info().ordinal, "decoding");
+    DYNO_CUDA_CHECK(cudaEventRecord(before.followed_.get(), before.stream_.get()));
+  }
+  const DeviceScope scope(info().ordinal, "decoding");
+  DYNO_CUDA_CHECK(cudaStreamWaitEvent(stream_.get(), before.followed_.get()));
+}
+
+void CudaExecutor::read(plan::ValueId value, std::span<std::byte> out) {
+  const DeviceScope scope(info().ordinal, "decoding");
+  DYNO_CUDA_CHECK(cudaMemcpyAsync(out.data(), memory_of(value), out.size(), cudaMemcpyDeviceToHost, stream_.get()));
+  DYNO_CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
+}
+
+int64_t CudaExecutor::most_used_experts() const {
+  int64_t used = 0;
+  for (const model::LayerSpec& layer : model_.layers) used = std::max(used, layer.ffn.used);
+  return used;
+}
+
+// Routing travels for all layers together; a layer's part of the host arrays holds `routing_stride` tokens.
+void CudaExecutor::upload_routing(const MicroBatch& batch) {
+  const int64_t used = most_used_experts();
+  const size_t layer_bytes = batch.tokens.size() * static_cast<size_t>(used) * sizeof(int32_t);
+  const size_t host_pitch = static_cast<size_t>(batch.routing_stride * used) * sizeof(int32_t);
+  const auto layers = static_cast<size_t>(model_.moe_layers());
+  const auto fit = [&](DeviceBuffer& buffer) {
+    if (buffer.size() >= layers * layer_bytes) return;
+    buffer = DeviceBuffer();
+    buffer = DeviceBuffer(layers * layer_bytes, "routing");
+  };
+  if (batch.pinned_routing != nullptr) {
+    fit(pinned_routing_);
+    DYNO_CUDA_CHECK(cudaMemcpy2DAsync(pinned_routing_.data(), layer_bytes, batch.pinned_routing, host_pitch,
+                                      layer_bytes, layers, cudaMemcpyHostToDevice, stream_.get()));
+  }
+  if (batch.captured_routing != nullptr) fit(captured_routing_);
+}
+
+void CudaExecutor::download_routing(const MicroBatch& batch) {
+  if (batch.captured_routing == nullptr) return;
+  const auto used = static_cast<size_t>(most_used_experts());
+  const size_t layer_bytes = batch.tokens.size() * used * sizeof(int32_t);
+  for (const plan::Node& node : list_for(batch).nodes) {
+    if (node.device != device_) continue;
+    const int32_t layer = std::visit(
+        [](const auto& o) -> int32_t {
+          if constexpr (requires { o.moe_index; }) return o.moe_index;
+          return -1;
+        },
+        node.operands);
+    if (layer < 0) continue;
+    const auto at = static_cast<size_t>(layer);
+    DYNO_CUDA_CHECK(cudaMemcpyAsync(batch.captured_routing + at * static_cast<size_t>(batch.routing_stride) * used,
+                                    captured_routing_.data() + at * layer_bytes, layer_bytes, cudaMemcpyDeviceToHost,
+                                    stream_.get()));
+  }
+}
+
+}  // namespace dyno::runtime

@@ -1,0 +1,161 @@
+#include "runtime/segment_executor.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace dyno::runtime {
+namespace {
+
+bool is_transfer(const plan::Node& node) { return std::holds_alternative<plan::TransferOperands>(node.operands); }
+
+}  // namespace
+
+SegmentExecutor::SegmentExecutor(const plan::Plan& plan, std::unique_ptr<Backend> cpu, std::vector<Gpu> gpus)
+    : plan_(plan), cpu_(std::move(cpu)), gpus_(std::move(gpus)), by_device_(plan.devices.size(), cpu_.get()) {
+  for (const Gpu& gpu : gpus_) by_device_[static_cast<size_t>(gpu.device)] = gpu.backend.get();
+  for (size_t i = 0; i < by_device_.size(); ++i) {
+    DYNO_CHECK(Error, by_device_[i] != nullptr, "[executor] no backend for ", device_name(plan.devices[i].info));
+  }
+  for_each_backend([&](Backend& backend) { backend.connect(*this); });
+}
+
+template <typename Visit>
+void SegmentExecutor::for_each_backend(const Visit& visit) const {
+  if (cpu_ != nullptr) visit(*cpu_);
+  for (const Gpu& gpu : gpus_) visit(*gpu.backend);
+}
+
+void SegmentExecutor::prepare(const plan::Selection& selection, int max_threads, bool clear_cache) {
+  finish();  // a GPU may still use memory of the host that is about to go
+  for_each_backend([&](Backend& backend) { backend.prepare(selection, max_threads, clear_cache); });
+}
+
+void SegmentExecutor::use_graphs(bool wanted, bool concurrent) {
+  for_each_backend([&](Backend& backend) { backend.use_graphs(wanted, concurrent); });
+}
+
+std::vector<CaptureReport> SegmentExecutor::captures() const {
+  std::vector<CaptureReport> all;
+  for_each_backend([&](const Backend& backend) {
+    const std::vector<CaptureReport> of_one = backend.captures();
+    all.insert(all.end(), of_one.begin(), of_one.end());
+  });
+  return all;
+}
+
+int64_t SegmentExecutor::capture_failures() const {
+  int64_t failures = 0;
+  for_each_backend([&](const Backend& backend) { failures += backend.capture_failures(); });
+  return failures;
+}
+
+void SegmentExecutor::fail_next_captures(int count) {
+  if (!gpus_.empty()) gpus_.front().backend->fail_next_captures(count);
+}
+
+void SegmentExecutor::lose(plan::DeviceId device, int64_t after_segments) {
+  if (plan_.device(device).kind != DeviceKind::cpu) Executor::lose(device, after_segments);  // throws
+  cpu_->lose(device, after_segments);
+}
+
+void SegmentExecutor::check_devices() const {
+  for_each_backend([](const Backend& backend) { backend.check_devices(); });
+}
+
+std::vector<std::string> SegmentExecutor::warnings() const {
+  std::vector<std::string> all;
+  for_each_backend([&](const Backend& backend) {
+    const std::vector<std::string> of_one = backend.warnings();
+    all.insert(all.end(), of_one.begin(), of_one.end());
+  });
+  return all;
+}
+
+std::shared_ptr<float[]> SegmentExecutor::logits_memory(size_t count) {
+  return backend_of(plan_.logits_device()).host_logits(count);
+}
+
+std::shared_ptr<float[]> SegmentExecutor::device_logits_memory(size_t count) {
+  return backend_of(plan_.logits_device()).device_logits(count);
+}
+
+void SegmentExecutor::finish() {
+  for_each_backend([](Backend& backend) { backend.finish(); });
+}
+
+std::byte* SegmentExecutor::address_of(plan::ValueId value) const {
+  return backend_of(plan_.values[static_cast<size_t>(value)].device).memory_of(value);
+}
+
+bool SegmentExecutor::host_locked() const { return cpu_ == nullptr || cpu_->values_locked(); }
+
+void SegmentExecutor::await_host_copies() {
+  for (const Gpu& gpu : gpus_) gpu.backend->await_host_copies();
+}
+
+// Rows are selected between two pieces. Where values leave a GPU a piece ends as well, so that the CPU need not wait
+// for what stands behind them.
+int32_t SegmentExecutor::piece_end(const plan::NodeList& list, int32_t begin, int32_t end,
+                                   const NodeRange& range) const {
+  int32_t stop = end;
+  const int32_t selection = range.all_rows ? list.head_node : list.select_node + 1;
+  if (begin < selection && selection < stop) stop = selection;
+  const auto leaves = [&](int32_t i) {
+    const plan::Node& node = list.nodes[static_cast<size_t>(i)];
+    if (!is_transfer(node) || plan_.device(node.device).kind != DeviceKind::cuda) return false;
+    const plan::ValueId to = std::get<plan::TransferOperands>(node.operands).y.value;
+    return plan_.device(plan_.values[static_cast<size_t>(to)].device).kind == DeviceKind::cpu;
+  };
+  if (gpus_.empty()) return stop;
+  for (int32_t i = begin; i + 1 < stop; ++i) {
+    if (leaves(i) && !leaves(i + 1)) return i + 1;
+  }
+  return stop;
+}
+
+void SegmentExecutor::run_piece(const plan::NodeList& list, plan::DeviceId device, int32_t begin, int32_t end,
+                                int64_t tokens) {
+  Backend& backend = backend_of(device);
+  if (&backend == cpu_.get()) {
+    await_host_copies();
+  } else {
+    if (last_gpu_ != nullptr && last_gpu_ != &backend) backend.follow(*last_gpu_);
+    last_gpu_ = &backend;
+  }
+  backend.run_nodes(list, begin, end, tokens);
+}
+
+void SegmentExecutor::select(std::span<const plan::ValueId> values) {
+  await_host_copies();
+  for_each_backend([&](Backend& backend) { backend.select_rows(values); });
+}
+
+void SegmentExecutor::run(const MicroBatch& batch, const plan::Selection& selection, int threads) {
+  DYNO_CHECK(PlanError, !batch.in_graph, "[executor] ops are timed in a graph where one GPU computes all of them; ",
+             "this plan has ", gpus_.empty() ? "no GPU" : "several devices");
+  auto tokens = static_cast<int64_t>(batch.tokens.size());
+  const auto wanted = static_cast<int64_t>(batch.logit_rows.size());
+  const plan::NodeList& list = plan_.list_for(tokens, static_cast<int64_t>(batch.runs.size()));
+  const NodeRange range = nodes_to_run(list, batch);
+  for_each_backend([&](Backend& backend) { backend.begin(batch, selection, threads); });
+  const auto go_on_with = [&](std::span<const plan::ValueId> values) {
+    if (wanted != tokens) select(values);
+    tokens = wanted;
+  };
+  for (const plan::Segment& segment : list.segments) {
+    const int32_t last = std::min(segment.end, range.stop);
+    for (int32_t begin = segment.begin; begin < last;) {
+      if (range.all_rows && begin == list.head_node) go_on_with(list.head_values);
+      const int32_t end = piece_end(list, begin, last, range);
+      run_piece(list, segment.device, begin, end, tokens);
+      if (!range.all_rows && end - 1 == list.select_node) go_on_with(list.select_values);
+      begin = end;
+    }
+  }
+  for_each_backend([](Backend& backend) { backend.end(); });
+  const bool answers = batch.logits != nullptr && wanted > 0;
+  if (answers || batch.pinned_routing != nullptr || batch.captured_routing != nullptr) finish();
+}
+
+}  // namespace dyno::runtime

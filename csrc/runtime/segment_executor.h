@@ -1,0 +1,56 @@
+// Runs op lists whose nodes lie on one or several devices: the segments of a list in their order, each on the backend
+// of its device. Devices take turns in the order of the list. A GPU is only handed its work, so what of it the CPU does
+// not wait for runs beside the CPU's.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/backend.h"
+
+namespace dyno::runtime {
+
+class SegmentExecutor final : public Executor, private ValueMemory {
+ public:
+  // `cpu`: of all CPU devices of the plan, null where it has none. `gpus`: with the device of each. The plan must
+  // outlive the executor.
+  struct Gpu {
+    plan::DeviceId device = plan::kMainDevice;
+    std::unique_ptr<Backend> backend;
+  };
+  SegmentExecutor(const plan::Plan& plan, std::unique_ptr<Backend> cpu, std::vector<Gpu> gpus);
+
+  void prepare(const plan::Selection& selection, int max_threads, bool clear_cache) override;
+  void run(const MicroBatch& batch, const plan::Selection& selection, int threads) override;
+  void use_graphs(bool wanted, bool concurrent) override;
+  std::vector<CaptureReport> captures() const override;
+  int64_t capture_failures() const override;
+  void fail_next_captures(int count) override;
+  void lose(plan::DeviceId device, int64_t after_segments) override;
+  void check_devices() const override;
+  std::vector<std::string> warnings() const override;
+  std::shared_ptr<float[]> logits_memory(size_t count) override;
+  std::shared_ptr<float[]> device_logits_memory(size_t count) override;
+  void finish() override;
+
+ private:
+  std::byte* address_of(plan::ValueId value) const override;
+  bool host_locked() const override;
+  Backend& backend_of(plan::DeviceId device) const { return *by_device_[static_cast<size_t>(device)]; }
+  template <typename Visit>
+  void for_each_backend(const Visit& visit) const;
+  // The end of the piece that begins at a node of a segment.
+  int32_t piece_end(const plan::NodeList& list, int32_t begin, int32_t end, const NodeRange& range) const;
+  void run_piece(const plan::NodeList& list, plan::DeviceId device, int32_t begin, int32_t end, int64_t tokens);
+  void select(std::span<const plan::ValueId> values);
+  void await_host_copies();
+
+  const plan::Plan& plan_;
+  std::unique_ptr<Backend> cpu_;
+  std::vector<Gpu> gpus_;
+  std::vector<Backend*> by_device_;
+  Backend* last_gpu_ = nullptr;  // that was handed work
+};
+
+}  // namespace dyno::runtime

@@ -1,0 +1,221 @@
+"""A GPU beside the CPU, and several GPUs: any placement answers as one device, within its ops' tolerance."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dyno
+import numpy as np
+import pytest
+from dyno import _core
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
+NAMES = sorted(p.name.removesuffix("-tiny.gguf") for p in TINY.glob("*-tiny.gguf"))
+GPUS = [d for d in _core.devices() if d["kind"] == "cuda"]
+GRAPHS = _core.build_info()["switches"].get("GGML_CUDA_USE_GRAPHS") == "ON"
+EXACT = {"kv_type_k": "f32", "kv_type_v": "f32"}
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")]
+
+Arrays = list["NDArray[np.float32]"]
+
+
+def nmse(observed: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
+    o, r = observed.astype(np.float64), reference.astype(np.float64)
+    return float(((o - r) ** 2).sum() / ((r - r.mean()) ** 2).sum())
+
+
+def golden(name: str) -> dict[str, np.ndarray]:
+    with np.load(TINY / f"{name}-tiny.golden.npz") as data:
+        return {key: data[key] for key in data.files}
+
+
+def opened(
+    name: str, numerics: str = "exact", context: dict[str, Any] | None = None, *rules: str, **placement: Any
+) -> _core.Session:
+    session = placement.pop("session", {})
+    kv = EXACT if numerics == "exact" else {}
+    return _core.Session(
+        TINY / f"{name}-tiny.gguf",
+        load={"device": "cuda:0", "numerics": numerics},
+        context={"ctx": 256, **kv, **(context or {})},
+        session={"ubatch": 23, "cuda_graphs": GRAPHS, **session},
+        placement={"rules": list(rules), **placement},
+    )
+
+
+def has_experts(name: str) -> bool:
+    with dyno.Engine(TINY / f"{name}-tiny.gguf", device="cpu", profile=None, plan_only=True) as engine:
+        return any("_exps" in tensor["name"] for tensor in engine.plan["tensors"])
+
+
+def placements(name: str) -> dict[str, dict[str, Any]]:
+    """By name: settings of `opened`. Matrices go to a device by chance as well."""
+    found: dict[str, dict[str, Any]] = {f"ngl{n}": {"n_gpu_layers": n} for n in range(3)}
+    if has_experts(name):
+        found |= {"cpu_moe": {"cpu_moe": True}, "n_cpu_moe": {"n_cpu_moe": 1}}
+    with dyno.Engine(TINY / f"{name}-tiny.gguf", device="cpu", profile=None, plan_only=True) as engine:
+        tensors = [tensor["name"] for tensor in engine.plan["tensors"]]
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        chosen = [t for t in tensors if t.endswith(".weight") and "norm" not in t and rng.random() < 0.4]
+        found[f"chance{seed}"] = {"rules": [rf"^{re.escape(t)}$=CPU" for t in chosen]}
+    return found
+
+
+def opened_at(name: str, where: dict[str, Any], numerics: str = "exact", **context: Any) -> _core.Session:
+    given = dict(where)
+    return opened(name, numerics, context, *given.pop("rules", []), **given)
+
+
+def decode(s: _core.Session, tokens: NDArray[Any], rows: str = "all", **kw: Any) -> NDArray[np.float32]:
+    return s.decode([(0, np.ascontiguousarray(tokens, np.int32))], rows, **kw)[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exact_prompts_and_single_tokens(name: str) -> None:
+    """Launched, and replayed from the second use on."""
+    g = golden(name)
+    for which, where in placements(name).items():
+        s = opened_at(name, where)
+        assert "cpu" in {node["device"] for node in s.nodes()}, which
+        for length in ("short", "long"):
+            s.reset()
+            assert nmse(decode(s, g[f"tokens_{length}"]), g[f"logits_{length}"]) < 1e-7, which
+        for graphs in {False, GRAPHS}:
+            s.set({"cuda_graphs": graphs})
+            s.reset()
+            rows = [decode(s, token.reshape(1))[0] for token in g["tokens_short"]]
+            assert nmse(np.stack(rows), g["logits_short"]) < 1e-7, f"{which}, cuda_graphs={graphs}"
+            if graphs:
+                assert [row["reason"] for row in s.captures() if not row["captured"]] == [], which
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exact_sequences_in_one_batch(name: str) -> None:
+    g = golden(name)
+    tokens = g["tokens_long"].astype(np.int32)
+    sizes = {2: 3, 0: 41, 1: 17}
+    for which, where in placements(name).items():
+        s = opened_at(name, where, sequences=3)
+        logits = s.decode([(slot, tokens[:n].copy()) for slot, n in sizes.items()], "all")[0]
+        want = np.concatenate([g["logits_long"][:n] for n in sizes.values()])
+        assert nmse(logits, want) < 1e-7, which
+        for _ in range(4):
+            step = [(slot, tokens[s.position(slot)].reshape(1)) for slot in sizes]
+            want = np.stack([g["logits_long"][s.position(slot)] for slot in sizes])
+            assert nmse(s.decode(step, "last")[0], want) < 1e-7, which
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_default_numerics_with_pinned_routing(name: str) -> None:
+    """Halves on the GPU, int8 rows on the CPU: few tokens through the fused list, and prompts."""
+    g = golden(name)
+    tokens = g["tokens_long"].astype(np.int32)
+    exact = opened(name)
+    routing = None
+    if exact.model["moe_layers"]:
+        routing = exact.decode([(0, tokens)], "none", capture_routing=True)[1]
+    for which, where in placements(name).items():
+        s = opened_at(name, where, "default")
+        assert nmse(decode(s, tokens, pinned_routing=routing), g["logits_long"]) < 1e-3, which
+        s.reset()
+        rows = []
+        for i, token in enumerate(tokens[:24]):
+            pinned = None if routing is None else np.ascontiguousarray(routing[:, i : i + 1])
+            rows.append(decode(s, token.reshape(1), pinned_routing=pinned)[0])
+        assert nmse(np.stack(rows), g["logits_long"][:24]) < 1e-3, which
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if has_experts(name)])
+def test_replayed_tokens_equal_launched_ones(name: str) -> None:
+    if not GRAPHS:
+        pytest.skip("a build without CUDA graphs")
+    tokens = golden(name)["tokens_long"].astype(np.int32)[:40]
+    s = opened_at(name, {"cpu_moe": True, "session": {"cuda_graphs": False}}, "default")
+    launched = [decode(s, token.reshape(1)) for token in tokens]
+    s.set({"cuda_graphs": True})
+    s.reset()
+    for token, want in zip(tokens, launched, strict=True):
+        np.testing.assert_array_equal(decode(s, token.reshape(1)), want)
+    assert {row["captured"] for row in s.captures()} == {True}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if has_experts(name)])
+def test_routing_is_captured_wherever_it_is_chosen(name: str) -> None:
+    tokens = golden(name)["tokens_short"].astype(np.int32)
+    want = opened(name).decode([(0, tokens)], "last", capture_routing=True)
+    for rules in (("ffn_gate_inp=CPU",), (r"blk\.1\.=CPU",), (r"blk\.1\.ffn_gate_inp=CPU", "_exps=CPU")):
+        logits, routing = opened(name, "exact", None, *rules).decode(
+            [(0, tokens)], "last", capture_routing=True
+        )
+        np.testing.assert_array_equal(routing, want[1], err_msg=str(rules))
+        assert nmse(logits, want[0]) < 1e-7
+
+
+def test_generated_text_is_that_of_one_device() -> None:
+    path = TINY / "qwen3moe-tiny.gguf"
+    texts = []
+    for where in ({}, {"cpu_moe": True}, {"n_gpu_layers": 2}, {"placement": ["output=CPU"]}):
+        with dyno.Engine(
+            path, device="cuda:0", profile=None, numerics="exact", kv_type_k="f32", kv_type_v="f32", **where
+        ) as engine:
+            texts.append("".join(engine.generate([1, 2, 3, 4, 5, 6, 7], 24, temperature=1.0, seed=7)))
+            engine.set(ubatch=5)
+            engine.set_context(ctx=64)
+            texts[-1] += "".join(engine.generate([1, 2, 3], 12, temperature=0))
+    assert len(set(texts)) == 1
+    assert texts[0]
+
+
+def test_a_failed_capture_is_launched_and_told() -> None:
+    if not GRAPHS:
+        pytest.skip("a build without CUDA graphs")
+    tokens = golden("qwen3moe")["tokens_short"].astype(np.int32)
+    s = opened_at("qwen3moe", {"cpu_moe": True})
+    want = [decode(s, token.reshape(1)) for token in tokens[:6]]
+    s.set({"ubatch": 22})  # forgets the graphs
+    s.reset()
+    s.fail_next_captures(1)
+    for token, one in zip(tokens[:6], want, strict=True):
+        assert nmse(decode(s, token.reshape(1)), one) < 1e-9
+    assert s.capture_failures == 1
+
+
+def test_logits_stay_on_the_device_that_makes_them() -> None:
+    path = TINY / "qwen3moe-tiny.gguf"
+    for where, kind in (({"cpu_moe": True}, 2), ({"placement": ["^output=CPU"]}, 1)):
+        with dyno.Engine(path, device="cuda:0", profile=None, **where) as engine:
+            array = engine.logits([1, 2, 3], device_array=True)
+            assert array.__dlpack_device__() == (kind, 0)  # kDLCUDA, kDLCPU
+
+
+def test_times_of_ops_are_of_all_devices() -> None:
+    s = opened_at("qwen3moe", {"cpu_moe": True})
+    tokens = golden("qwen3moe")["tokens_short"].astype(np.int32)
+    times = s.time_ops([(0, tokens)], "last")
+    assert {row["family"] for row in times} >= {"transfer", "moe_up_gate", "attention", "matmul"}
+    assert sum(row["seconds"] for row in times if row["family"] == "transfer") > 0
+
+
+@pytest.mark.skipif(len(GPUS) < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_over_two_gpus(name: str) -> None:
+    g = golden(name)
+    for rules in (
+        (r"blk\.1\.=cuda:1",),
+        (r"blk\.[12]\.=cuda:1", "^output=cuda:1"),
+        (r"blk\.1\.=cuda:1", "_exps=CPU"),
+    ):
+        if "_exps=CPU" in rules and not has_experts(name):
+            continue
+        s = opened(name, "exact", None, *rules)
+        assert nmse(decode(s, g["tokens_long"]), g["logits_long"]) < 1e-7
+        s.reset()
+        rows = [decode(s, token.reshape(1))[0] for token in g["tokens_short"]]
+        assert nmse(np.stack(rows), g["logits_short"]) < 1e-7
