@@ -51,10 +51,33 @@ void parallel_items(CpuContext& context, int64_t items, int64_t elements, int64_
   });
 }
 
-// The same for items that are each worth a thread.
+inline constexpr int kStretches = 64;  // of one launch at most; more threads than that share them
+
+// body(item, scratch) for every item of [0, items), for neighbours in memory that cost alike. Each thread begins with a
+// contiguous stretch of its own, so that it reads one stream, which the prefetchers of its core follow; a thread whose
+// stretch is done takes items of the others', so that a thread that lost its core holds up one item and no stretch.
 template <typename Body>
-void parallel_items(CpuContext& context, int64_t items, const Body& body) {
-  parallel_items(context, items, items, 1, body);
+void parallel_stretches(CpuContext& context, int64_t items, const Body& body) {
+  if (items <= 0) return;
+  const auto threads = static_cast<int>(std::clamp<int64_t>(items, 1, context.threads));
+  const int count = std::min(threads, kStretches);
+  struct alignas(64) Stretch {  // a cache line each, or every item would cost all threads a miss
+    std::atomic<int64_t> next;
+    int64_t end;
+  };
+  Stretch stretches[kStretches];
+  for (int i = 0; i < count; ++i) {
+    stretches[i].next.store(items * i / count, std::memory_order_relaxed);
+    stretches[i].end = items * (i + 1) / count;
+  }
+  run_threads(context, threads, [&](int thread, int) {
+    for (int i = 0; i < count; ++i) {
+      Stretch& stretch = stretches[(thread + i) % count];
+      for (int64_t item; (item = stretch.next.fetch_add(1, std::memory_order_relaxed)) < stretch.end;) {
+        body(item, thread_scratch(context, thread));
+      }
+    }
+  });
 }
 
 }  // namespace dyno::ops

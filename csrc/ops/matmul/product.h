@@ -27,7 +27,7 @@ enum class Method : uint8_t {
 // How tasks are split over threads; the values of the parameter `split`.
 enum class Split : int16_t {
   fixed_rows = 0,  // contiguous weight rows for each thread
-  rows = 1,        // groups of weight rows, handed out one by one
+  rows = 1,        // contiguous groups of weight rows for each thread, which then takes groups of slower threads
   blocks = 2,      // groups of weight rows by blocks of tokens, handed out one by one
 };
 
@@ -82,8 +82,12 @@ void compute_product(const Tiling& tiling, const Weights& weights, const WeightT
 // body(task, scratch) for all tasks. Which thread runs a task never matters to its result.
 template <typename Body>
 void run_tasks(CpuContext& context, int64_t tasks, Split split, const Body& body) {
-  if (split != Split::fixed_rows) {
-    parallel_items(context, tasks, body);
+  if (split == Split::rows) {
+    parallel_stretches(context, tasks, body);
+    return;
+  }
+  if (split == Split::blocks) {
+    parallel_items(context, tasks, tasks, 1, body);
     return;
   }
   parallel_ranges(context, tasks, 1, 1, [&](int64_t begin, int64_t end, std::byte* scratch) {

@@ -1,0 +1,21 @@
+"""Threads get contiguous stretches of weight rows, and those that are done help the others."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = [ROOT / "tests" / "build" / "stretches.cpp", ROOT / "csrc" / "core" / "thread_pool.cpp"]
+
+
+def test_stretches_of_items(tmp_path: Path, compiler: str) -> None:
+    program = tmp_path / "stretches"
+    command = [
+        compiler, "-std=c++20", "-O1", "-pthread", f"-I{ROOT / 'csrc'}", *map(str, SOURCES),
+        "-o", str(program),
+    ]  # fmt: skip
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout
