@@ -13,6 +13,7 @@
 #include "bindings/cuda_launch.h"
 #include "bindings/ops_convert.h"
 #include "build_info.h"
+#include "core/cpu_caches.h"
 #include "core/cpu_limits.h"
 #include "core/cuda_devices.h"
 #include "core/device_info.h"
@@ -123,6 +124,15 @@ void bind_info(nb::module_& m) {
         "Bytes of memory that this process may still take: the system's available memory, or less where a memory limit "
         "of cgroup v1 or v2 leaves less. None where the system tells neither. root: a folder to read /proc and /sys "
         "below, for tests.");
+  m.def(
+      "cpu_caches",
+      [](const std::string& root) {
+        const CpuCaches caches = detect_cpu_caches(root);
+        return nb::make_tuple(caches.l1d_bytes, caches.l2_bytes, caches.l3_bytes);
+      },
+      "root"_a = "/", nb::sig("def cpu_caches(root: str = '/') -> tuple[int, int, int]"),
+      "Bytes of the first and second data cache of a core, and of the third. root: a folder that holds sys in place of "
+      "the machine's.");
   m.def("cpu_limits", &cpu_limits, "root"_a = "/", nb::sig("def cpu_limits(root: str = '/') -> dict[str, typing.Any]"),
         "The cores and bytes of memory that this process may use, and what limits them: affinity, the files of control "
         "groups, OMP_NUM_THREADS (`omp` is its text). `root` holds proc and sys. A quota or omp_threads of 0 is no "

@@ -1,13 +1,13 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <fstream>
 
+#include "core/cpu_caches.h"
 #include "core/cpu_limits.h"
 #include "core/device_info.h"
 #include "core/error.h"
@@ -71,11 +71,6 @@ CpuIsa best_isa() {
                                  ", the machine or DYNO_CPU_ISA allows none of them"));
 }
 
-int64_t cache_bytes(int name, int64_t fallback) {
-  const long value = sysconf(name);
-  return value > 0 ? value : fallback;
-}
-
 std::string model_name() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
@@ -134,9 +129,10 @@ DeviceInfo detect_cpu() {
   const CpuLimits limits = detect_cpu_limits();
   info.cores = limits.cores;
   info.memory_bytes = limits.memory_bytes;
-  info.l1d_bytes = cache_bytes(_SC_LEVEL1_DCACHE_SIZE, 32 << 10);
-  info.l2_bytes = cache_bytes(_SC_LEVEL2_CACHE_SIZE, 1 << 20);
-  info.l3_bytes = cache_bytes(_SC_LEVEL3_CACHE_SIZE, 0);
+  const CpuCaches caches = detect_cpu_caches();
+  info.l1d_bytes = caches.l1d_bytes;
+  info.l2_bytes = caches.l2_bytes;
+  info.l3_bytes = caches.l3_bytes;
   return info;
 }
 

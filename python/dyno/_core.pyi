@@ -32,6 +32,11 @@ def available_host_bytes(root: str = '') -> int | None:
     Bytes of memory that this process may still take: the system's available memory, or less where a memory limit of cgroup v1 or v2 leaves less. None where the system tells neither. root: a folder to read /proc and /sys below, for tests.
     """
 
+def cpu_caches(root: str = '/') -> tuple[int, int, int]:
+    """
+    Bytes of the first and second data cache of a core, and of the third. root: a folder that holds sys in place of the machine's.
+    """
+
 def cpu_limits(root: str = '/') -> dict[str, Any]:
     """
     The cores and bytes of memory that this process may use, and what limits them: affinity, the files of control groups, OMP_NUM_THREADS (`omp` is its text). `root` holds proc and sys. A quota or omp_threads of 0 is no limit.
