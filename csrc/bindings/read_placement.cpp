@@ -1,6 +1,7 @@
 #include "bindings/read_placement.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings/convert.h"
@@ -23,10 +24,9 @@ std::vector<plan::VirtualDevice> read_virtual_devices(const nb::dict& dict) {
     plan::VirtualDevice device;
     device.link.bytes_per_second = r.number("link_gbps", 0) * 1e9;
     device.link.latency_seconds = r.number("latency_us", 0) * 1e-6;
-    const int64_t mib = r.integer("memory_mib", 0);
-    DYNO_CHECK(PlanError, mib >= 0 && mib <= (int64_t{1} << 30), "[placement] memory_mib is ", mib, "; expected 1 to ",
-               int64_t{1} << 30);
-    device.memory_bytes = static_cast<size_t>(mib) << 20;
+    const double mib = r.number("memory_mib", 0);
+    DYNO_CHECK(PlanError, mib >= 0 && mib <= 1 << 30, "[placement] memory_mib is ", mib, "; expected 1 to ", 1 << 30);
+    device.memory_bytes = static_cast<size_t>(mib * (1 << 20));
     r.finish();
     devices.push_back(device);
   }
@@ -35,11 +35,36 @@ std::vector<plan::VirtualDevice> read_virtual_devices(const nb::dict& dict) {
 
 }  // namespace
 
+std::vector<plan::NamedRates> read_rates(const nb::dict& dict) {
+  std::vector<plan::NamedRates> rates;
+  for (const auto& [name, given] : dict) {
+    nb::dict one;
+    DYNO_CHECK(ProfileError, nb::try_cast(given, one), "[settings] the rates of ", nb::cast<std::string>(nb::str(name)),
+               " are no dict");
+    SettingsReader r(one, "rate");
+    plan::NamedRates named{.device = nb::cast<std::string>(nb::str(name)), .rates = {}};
+    named.rates.bytes_per_second = r.number("memory_gbps", 0) * 1e9;
+    named.rates.flops_one = r.number("gflops_one", 0) * 1e9;
+    named.rates.flops_many = r.number("gflops_many", 0) * 1e9;
+    named.rates.launch_seconds = r.number("launch_us", 0) * 1e-6;
+    named.rates.link.bytes_per_second = r.number("link_gbps", 0) * 1e9;
+    named.rates.link.latency_seconds = r.number("latency_us", 0) * 1e-6;
+    r.finish();
+    rates.push_back(std::move(named));
+  }
+  return rates;
+}
+
 plan::PlacementOptions read_placement(const nb::dict& dict) {
   nb::dict rest;
+  nb::dict rates;
   for (const auto& [key, value] : dict) {
     const auto name = nb::cast<std::string>(nb::str(key));
-    if (name != "virtual_devices" && name != "beside_gpu") rest[key] = value;
+    if (name == "rates") {
+      DYNO_CHECK(ProfileError, nb::try_cast(value, rates), "[settings] placement setting rates is no dict");
+    } else if (name != "virtual_devices" && name != "beside_gpu") {
+      rest[key] = value;
+    }
   }
   SettingsReader r(rest, "placement");
   plan::PlacementOptions placement;
@@ -55,8 +80,32 @@ plan::PlacementOptions read_placement(const nb::dict& dict) {
       if (device.kind == DeviceKind::cuda) device.ordinal = ++gpus;
     }
   }
+  placement.automatic = r.flag("automatic", false);
+  placement.rates = read_rates(rates);
   r.finish();
+  const bool placed =
+      !placement.rules.empty() || placement.cpu_moe || placement.n_cpu_moe != 0 || placement.n_gpu_layers;
+  DYNO_CHECK(PlanError, !placement.automatic || !placed,
+             "[placement] a placement is left to the plan (automatic), or it is given; not both");
   return placement;
+}
+
+nb::list cost_list(const plan::Plan& plan, const plan::PlanCost& cost) {
+  nb::list out;
+  for (const plan::CostPart& part : cost.parts) {
+    nb::dict d;
+    d["device"] = device_name(plan.device(part.device));
+    d["layer"] = part.layer < 0 ? nb::none() : nb::cast(part.layer);
+    d["launches"] = part.launches;
+    d["weights_bytes"] = part.weight_bytes;
+    d["bytes"] = part.bytes;
+    d["flops"] = part.flops;
+    d["seconds"] = part.seconds;
+    d["transfer_bytes"] = part.transfer_bytes;
+    d["transfer_seconds"] = part.transfer_seconds;
+    out.append(d);
+  }
+  return out;
 }
 
 }  // namespace dyno

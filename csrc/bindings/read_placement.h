@@ -3,11 +3,18 @@
 
 #include <nanobind/nanobind.h>
 
+#include <vector>
+
+#include "plan/cost.h"
 #include "plan/plan.h"
 
 namespace dyno {
 
 // Throws ProfileError for unknown names and values of another type. The plan checks what they mean.
 plan::PlacementOptions read_placement(const nanobind::dict& dict);
+
+// Rates by the name of a device: memory_gbps, gflops_one, gflops_many, launch_us, link_gbps, latency_us.
+std::vector<plan::NamedRates> read_rates(const nanobind::dict& dict);
+nanobind::list cost_list(const plan::Plan& plan, const plan::PlanCost& cost);
 
 }  // namespace dyno

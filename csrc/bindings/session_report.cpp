@@ -1,6 +1,7 @@
 #include "bindings/session_report.h"
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <string>
@@ -13,6 +14,22 @@
 namespace nb = nanobind;
 
 namespace dyno {
+
+plan::PlanCost session_cost(const runtime::Session& session, const plan::Load& load,
+                            const std::vector<plan::NamedRates>& rates,
+                            const std::vector<std::tuple<std::string, std::string, int64_t, double>>& measured) {
+  const plan::Plan& p = session.plan();
+  std::vector<plan::NamedRates> all = p.load.placement.rates;
+  all.insert(all.end(), rates.begin(), rates.end());  // the later one of a name counts
+  std::vector<plan::DeviceRates> devices = plan::rates_for(p, all);
+  for (const auto& [name, key, rows, seconds] : measured) {
+    DYNO_CHECK(PlanError, seconds >= 0, "[plan] ", key, " was measured to take ", seconds, " s");
+    for (size_t i = 0; i < p.devices.size(); ++i) {
+      if (device_name(p.devices[i].info) == name) devices[i].measured[{key, rows}] = seconds;
+    }
+  }
+  return plan::estimate(p, session.model(), devices, load);
+}
 
 nb::dict plan_dict(const runtime::Session& session) {
   const plan::Plan& p = session.plan();
@@ -36,6 +53,14 @@ nb::dict plan_dict(const runtime::Session& session) {
     devices.append(one);
   }
   d["devices"] = devices;
+  const plan::PlacementOptions& placed = p.load.placement;
+  nb::dict placement;
+  placement["rules"] = placed.rules;
+  placement["cpu_moe"] = placed.cpu_moe;
+  placement["n_cpu_moe"] = placed.n_cpu_moe;
+  placement["n_gpu_layers"] = placed.n_gpu_layers ? nb::cast(*placed.n_gpu_layers) : nb::none();
+  placement["note"] = p.placement_note;
+  d["placement"] = placement;
   nb::dict settings;
   settings["numerics"] = std::string(plan::numerics_name(p.load.numerics));
   settings["cpu_repack"] = p.load.cpu_repack;

@@ -6,12 +6,19 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <tuple>
 #include <vector>
 
+#include "plan/auto_place.h"
 #include "runtime/session.h"
 
 namespace dyno {
 
+// What a u-batch is expected to take. `measured`: (device, op key, rows, seconds of a launch).
+plan::PlanCost session_cost(const runtime::Session& session, const plan::Load& load,
+                            const std::vector<plan::NamedRates>& rates,
+                            const std::vector<std::tuple<std::string, std::string, int64_t, double>>& measured);
 nanobind::dict plan_dict(const runtime::Session& session);
 // Throws PlanError for a number of tokens that no u-batch has.
 nanobind::list ops_list(const runtime::Session& session, std::optional<int64_t> tokens);

@@ -12,9 +12,6 @@
 namespace dyno::plan {
 namespace {
 
-// Device memory that is nobody's plan: kernels' code, cuBLAS, graphs, logits.
-constexpr size_t kDeviceReserve = size_t{512} << 20;
-
 // Weights of the CPU that are repacked, converted or transposed.
 size_t copied_bytes(const Plan& plan) {
   size_t bytes = 0;

@@ -162,6 +162,7 @@ std::string Plan::describe(const model::ModelDesc& model) const {
   out += str_cat("weights ", mib(weights_bytes), "\nkv cache ", mib(kv_bytes), "\narena ", mib(arena_bytes),
                  "\nscratch ", mib(scratch_bytes), "\ntotal ", mib(total_bytes()), "\n");
   if (devices.size() > 1) out += describe_devices(*this);
+  if (!placement_note.empty()) out += str_cat("placement ", placement_note, "\n");
   std::map<std::string, std::pair<int, size_t>> groups;
   for (size_t i = 0; i < weights.size(); ++i) {
     const std::string place = devices.size() > 1 ? str_cat(device_name(this->device(weights[i].device)), ": ") : "";

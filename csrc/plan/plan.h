@@ -36,6 +36,21 @@ struct Link {
   friend bool operator==(const Link&, const Link&) = default;
 };
 
+// How fast a device is: measured, or assumed by its properties.
+struct Rates {
+  double bytes_per_second = 0;  // of the device's own memory
+  double flops_one = 0;         // of products with one row, operations a second
+  double flops_many = 0;        // of products with kManyRows rows and more
+  double launch_seconds = 0;    // of an op that does nothing
+  Link link;                    // to the memory of the machine; a virtual device has the plan's
+};
+inline constexpr int64_t kManyRows = 64;
+// Of the device of that name.
+struct NamedRates {
+  std::string device;
+  Rates rates;
+};
+
 // A further CPU device of the same process, which stands for a device of that link and that much memory.
 struct VirtualDevice {
   Link link;
@@ -51,6 +66,8 @@ struct PlacementOptions {
   std::optional<int64_t> n_gpu_layers;  // the others than these last layers, of which the output is one, to the CPU
   // With a GPU as main device: the CPU and other GPUs, which rules can name. A plan keeps those that hold weights.
   std::vector<DeviceInfo> beside_gpu;
+  bool automatic = false;         // without any of these: what does not fit the main device goes to the CPU
+  std::vector<NamedRates> rates;  // for `automatic`; of other devices assumed ones
 };
 
 // Settings that need the weights to be loaded again.
@@ -183,6 +200,7 @@ struct PlannedDevice {
 
 struct Plan {
   std::vector<PlannedDevice> devices;
+  std::string placement_note;  // of a placement that was chosen automatically: what, and why
   LoadOptions load;
   ContextOptions context;  // ctx resolved
   DType kv_type_k = DType::f16;
@@ -243,6 +261,9 @@ struct Plan {
 // cannot be) or UnsupportedError.
 Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const LoadOptions& load,
                 const ContextOptions& context, int64_t ubatch, MlaMode mla_mode = MlaMode::automatic);
+
+// Device memory that is nobody's plan: kernels' code, cuBLAS, graphs, logits.
+inline constexpr size_t kDeviceReserve = size_t{512} << 20;
 
 // Throws OutOfMemoryError that says what to change when the plan does not fit into `free_bytes` of a GPU.
 // `weights_loaded`: the weights lie there already, and only the rest is asked for.

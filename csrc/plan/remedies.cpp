@@ -73,7 +73,8 @@ size_t bytes_of_weights(const Plan& plan, const Counts& counts) {
 Remedy weights_in_place(const Plan& plan, const Holder& holder) {
   if (holder.gpu || holder.device || !(plan.load.cpu_repack && plan.load.mmap)) return {};
   const auto repacked = [&](const WeightPlacement& weight) {
-    return weight.layout != ops::Layout::plain && plan.device(weight.device).ordinal == 0;
+    const DeviceInfo& device = plan.device(weight.device);
+    return weight.layout != ops::Layout::plain && device.kind == DeviceKind::cpu && device.ordinal == 0;
   };
   return {"cpu_repack=false", bytes_of_weights(plan, repacked)};
 }
@@ -85,12 +86,7 @@ Remedy weights_mapped(const Plan& plan, const Holder& holder) {
 
 // The fewest layers whose experts, or which themselves, would have to leave the main device for the CPU.
 Remedy weights_on_the_cpu(const Plan& plan, const Holder& holder, size_t missing) {
-  // The CPU stands beside every GPU, also in a plan that has nothing on it.
-  const bool beside_cpu =
-      holder.gpu || std::any_of(plan.devices.begin(), plan.devices.end(), [](const PlannedDevice& device) {
-        return device.info.kind == DeviceKind::cpu && device.info.ordinal == 0;
-      });
-  if (holder.device != kMainDevice || !beside_cpu) return {};
+  if (holder.device != kMainDevice || !has_cpu_beside(plan)) return {};
   const auto layers = plan.kv.size();
   std::vector<size_t> experts(layers), whole(layers);
   for (const WeightPlacement& weight : plan.weights) {
@@ -116,6 +112,12 @@ Remedy weights_on_the_cpu(const Plan& plan, const Holder& holder, size_t missing
 }
 
 }  // namespace
+
+bool has_cpu_beside(const Plan& plan) {
+  // The CPU stands beside every GPU, also in a plan that has nothing on it.
+  if (plan.main_device().kind == DeviceKind::cuda) return true;
+  return plan.main_device().ordinal > 0;
+}
 
 std::vector<Remedy> remedies(const Plan& plan, const Holder& holder, size_t missing, bool weights_loaded) {
   std::vector<Remedy> all = {smaller_ubatch(plan, holder, missing), smaller_context(plan, holder, missing),

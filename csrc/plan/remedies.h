@@ -22,6 +22,9 @@ struct Holder {
   bool gpu = false;
 };
 
+// Whether the CPU itself can take weights of the main device.
+bool has_cpu_beside(const Plan& plan);
+
 // Each that frees anything; by itself it need not be enough. `weights_loaded`: only what leaves the weights where they
 // are.
 std::vector<Remedy> remedies(const Plan& plan, const Holder& holder, size_t missing, bool weights_loaded);

@@ -8,6 +8,7 @@
 #include "core/device_loss.h"
 #include "core/error.h"
 #include "core/host_memory.h"
+#include "plan/auto_place.h"
 #include "runtime/executor_cpu.h"
 #include "runtime/executor_cuda.h"
 #include "runtime/segment_executor.h"
@@ -55,6 +56,7 @@ Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& 
       positions_(static_cast<size_t>(plan_.context.sequences), 0) {
   const int threads = std::max(settings_.threads, settings_.threads_batch);
   choose();
+  place(loading);
   if (loading == Loading::plan_only) return;
   try {
     check_memory(/*weights_loaded=*/false);
@@ -105,6 +107,24 @@ void Session::check_memory(bool weights_loaded) const {
     if (!is_gpu(plan_.devices[i])) held += held_bytes_[i];
   }
   plan::check_host_memory(plan_, *available + (weights_loaded ? held : 0), weights_loaded);
+}
+
+// Where a placement was left to the plan, by the memory that its main device has for it now.
+void Session::place(Loading loading) {
+  const plan::PlacementOptions& asked = plan_.load.placement;
+  const plan::PlannedDevice& main = plan_.devices.front();
+  if (!asked.automatic) return;
+  size_t free = main.memory_limit;
+  if (main.info.kind == DeviceKind::cuda) {
+    // A device that is only described need not be here.
+    free = loading == Loading::plan_only ? static_cast<size_t>(std::max<int64_t>(main.info.memory_bytes, 0))
+                                         : cuda_free_bytes(main.info.ordinal);
+  }
+  if (free == 0) return;
+  const std::vector<plan::NamedRates> rates = asked.rates;
+  const size_t scratch = main.scratch_bytes;
+  plan_ = plan::place_automatically(std::move(plan_), model_, rates, free, scratch);
+  choose();
 }
 
 // On the CPU every thread has its own scratch memory, which serves all CPU devices; on a GPU a launch has one
@@ -210,8 +230,10 @@ void Session::set_context(const plan::ContextOptions& context) {
   // Cache types are part of the attention ops, so the op list is made again; layouts do not depend on them.
   replan(
       [&] {
+        std::string note = std::move(plan_.placement_note);
         plan_ =
             plan::build_plan(model_, plan_.main_device(), plan_.load, context, settings_.ubatch, settings_.mla_mode);
+        plan_.placement_note = std::move(note);
       },
       /*clear_cache=*/true);
   positions_.assign(static_cast<size_t>(plan_.context.sequences), 0);

@@ -143,6 +143,7 @@ class Session {
   void check_device() const;
   void check_file() const;
   void choose();
+  void place(Loading loading);
   void prepare(bool clear_cache);
   template <typename Change>
   void replan(const Change& change, bool clear_cache);

@@ -228,6 +228,11 @@ class Session:
 
     def describe_plan(self) -> str: ...
 
+    def cost(self, tokens: int, depth: int = 0, logit_rows: int = 1, rates: dict[str, Any] = {}, measured: Sequence[tuple[str, str, int, float]] = []) -> list[dict[str, Any]]:
+        """
+        What a u-batch of one sequence is expected to take, by device and layer. rates: of devices by name (memory_gbps, gflops_one, gflops_many, launch_us, link_gbps, latency_us); of others the plan's or assumed ones. measured: seconds of a launch by (device, op key, rows), which stand instead of the rates'.
+        """
+
     def ops(self, tokens: int | None = None) -> list[dict[str, Any]]:
         """
         Every distinct op with its configuration and why it was chosen, for that many tokens a u-batch (default: 1 and the u-batch). `list` is the op list that runs (fused for few tokens on a GPU; draw: what draws a token behind that of a single one), `count` its nodes. `rows` is what the op itself sees: tokens times heads or experts where it works on those. `path`: which way a matrix product goes (matvec, mmq, dequantize), any for other ops.

@@ -6,13 +6,15 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dyno import _rates
 from dyno._virtual_devices import VirtualDevice, read_virtual_devices
 from dyno.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dyno._virtual_devices import VirtualDevices
+    from dyno.devices import Device
 
 __all__ = ["Placement"]
 
@@ -28,6 +30,8 @@ class Placement:
     n_gpu_layers: int | None = None
     cpu_moe: bool = False
     n_cpu_moe: int = 0
+    automatic: bool = False
+    """Whether the plan places what does not fit the main device."""
 
     @classmethod
     def of(
@@ -43,6 +47,9 @@ class Placement:
         Raises:
             PlanError: A value of another type, or a virtual device that cannot be.
         """
+        automatic = placement == "auto" and n_gpu_layers is None and not cpu_moe and n_cpu_moe == 0
+        if placement == "auto":
+            placement = ()
         rules = (placement,) if isinstance(placement, str) else tuple(placement)
         wrong = next((rule for rule in rules if not isinstance(rule, str)), None)
         if wrong is not None:
@@ -53,19 +60,30 @@ class Placement:
                 raise PlanError(f"[placement] {name} is {value!r}; expected a whole number")
         if not isinstance(cpu_moe, bool):
             raise PlanError(f"[placement] cpu_moe is {cpu_moe!r}; expected True or False")
-        return cls(rules, read_virtual_devices(virtual_devices), n_gpu_layers, cpu_moe, n_cpu_moe)
+        return cls(rules, read_virtual_devices(virtual_devices), n_gpu_layers, cpu_moe, n_cpu_moe, automatic)
 
-    def for_session(self, device: str) -> dict[str, Any]:
-        """The same for `_core.Session` with that main device."""
+    def for_session(self, device: str, rates: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+        """The same for `_core.Session` with that main device, and rates of devices by name."""
         given: dict[str, Any] = {
             "rules": list(self.rules),
             "virtual_devices": [one.to_dict() for one in self.virtual_devices],
             "cpu_moe": self.cpu_moe,
             "n_cpu_moe": self.n_cpu_moe,
+            "automatic": self.automatic,
+            "rates": {name: dict(one) for name, one in rates.items()},
         }
         if self.n_gpu_layers is not None and device != "cpu":
             given["n_gpu_layers"] = self.n_gpu_layers
         return given
+
+    def rates(self, main: Device) -> dict[str, dict[str, float]]:
+        """The rates that were measured of the main device and of the CPU, by name."""
+        from dyno import _core
+
+        found = {"cpu": _rates.remembered(_core.cpu_info())}
+        if main.kind != "cpu":
+            found[main.name] = _rates.remembered(main.info)
+        return {name: rates for name, rates in found.items() if rates}
 
     def warn(self, device: str) -> None:
         """Say which argument does nothing with that main device."""

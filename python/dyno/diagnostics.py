@@ -77,6 +77,32 @@ class Diagnostics:
             raise PlanError(f"[engine] {self._engine.path} has no experts, so there is no routing to capture")
         return result[0], routing
 
+    def expected_cost(
+        self,
+        tokens: int,
+        *,
+        depth: int = 0,
+        logit_rows: int = 1,
+        measured: Sequence[tuple[str, str, int, float]] = (),
+    ) -> list[dict[str, Any]]:
+        """Bytes and seconds that a u-batch of one sequence is expected to take, by device and layer.
+
+        Args:
+            tokens: Of the u-batch.
+            depth: Positions before it.
+            logit_rows: Rows whose logits are wanted.
+            measured: Seconds of a launch by (device, op key, rows); they stand instead of those that follow
+            from the rates of the device.
+
+        Returns:
+            Dicts with `device`, `layer` (None outside of layers), `launches`, `weights_bytes`, `bytes`,
+            `flops`, `seconds`, `transfer_bytes` and `transfer_seconds` (both of what comes to the device).
+        """
+        session = self._engine._open()
+        return list(
+            session.cost(tokens, depth, logit_rows, rates=self._engine._rates, measured=list(measured))
+        )
+
     def lose_device(self, name: str, after_segments: int = 0) -> None:
         """Lose a virtual device, as a GPU is lost that falls off its bus.
 

@@ -59,7 +59,9 @@ class Engine(ChatMethods):
         allocate nothing, so that a model larger than the machine can be looked at; logits and text raise
         PlanError.
         placement: Rules `REGEX=DEVICE` for tensors by name; the first that matches decides. The regular
-        expression has to match a part of the name. Devices are `CPU` and the names of `device`.
+        expression has to match a part of the name. Devices are `CPU` and the names of `device`. `auto`: where
+        the model does not fit `device`, and no other argument places weights, layers or their experts lie on
+        the CPU, as is expected to be fastest. Without rules (`()`) all lies on `device`.
         n_gpu_layers: So many of the last layers lie on `device`, the others on the CPU. The output counts as
         one more layer. None: all on `device`.
         cpu_moe: The experts of all layers lie on the CPU.
@@ -98,7 +100,7 @@ class Engine(ChatMethods):
         require_profile: bool = False,
         force_profile: bool = False,
         plan_only: bool = False,
-        placement: Sequence[str] | str = (),
+        placement: Sequence[str] | str = "auto",
         n_gpu_layers: int | None = None,
         cpu_moe: bool = False,
         n_cpu_moe: int = 0,
@@ -120,6 +122,7 @@ class Engine(ChatMethods):
         self._placement = Placement.of(placement, virtual_devices, n_gpu_layers, cpu_moe, n_cpu_moe)
         self._device = resolve_device(device, len(self._placement.virtual_devices))
         self._placement.warn(self.device)
+        self._rates = self._placement.rates(self._device)
         arguments = _effective.check_arguments(settings, self._device.kind)
         # Opened once: another file of this name must not give its profile, its weights or its vocabulary.
         file = _core.Gguf(self.path)
@@ -518,7 +521,7 @@ class Engine(ChatMethods):
             session=self.settings.of_kind(self._device.kind, "session"),
             kernels=self._selection.kernels,
             plan_only=plan_only or self._plan_only,
-            placement=self._placement.for_session(self.device),
+            placement=self._placement.for_session(self.device, self._rates),
         )
 
     def _batch(

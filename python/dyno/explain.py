@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dyno import _expected
+
 if TYPE_CHECKING:
     from dyno.engine import Engine
 
@@ -45,7 +47,7 @@ def model(path: str) -> tuple[dict[str, Any], str]:
 
 
 def plan(engine: Engine, *, nodes: bool = False) -> tuple[dict[str, Any], str]:
-    """Where every tensor lies, the memory budget, and every setting with its origin.
+    """Where every tensor lies, the memory budget, the expected time, and every setting with its origin.
 
     Args:
         engine: The engine whose plan it is.
@@ -55,8 +57,10 @@ def plan(engine: Engine, *, nodes: bool = False) -> tuple[dict[str, Any], str]:
     settings = {k: {"value": v, "origin": origins[k]} for k, v in engine.settings.items()}
     width = max(len(name) for name in settings)
     lines = [f"  {k:{width}}  {v['value']!s:12}  {v['origin']}" for k, v in settings.items()]
-    text = "\n".join([engine.describe_plan().rstrip(), "settings", *lines])
-    result = {**engine.plan, "settings": settings}
+    found = _expected.expected(engine)
+    parts = [engine.describe_plan().rstrip(), *_expected.lines(found), "settings", *lines]
+    text = "\n".join(parts)
+    result = {**engine.plan, "expected": found, "settings": settings}
     if nodes:
         result["nodes"] = engine.describe_nodes()
         several = len({node["device"] for node in result["nodes"]}) > 1

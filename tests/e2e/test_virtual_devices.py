@@ -80,7 +80,7 @@ def test_a_plan_beyond_the_limit_is_refused_with_a_way_out(tmp_path: Path) -> No
     needed = sum(whole[part] for part in ("weights_bytes", "kv_bytes", "arena_bytes"))
     limits = {"memory_mib": -(-needed // (1 << 20)) - 3}
     with pytest.raises(OutOfMemoryError, match=r"virtual device cpu:1 is .* short") as caught:
-        opened(path, limits, device="cpu:1")
+        opened(path, limits, device="cpu:1", placement=())
     advised = re.search(r"n_cpu_moe=(\d+)", str(caught.value))
     assert advised, str(caught.value)
     layers = int(advised[1])
@@ -101,7 +101,7 @@ def test_a_plan_beyond_the_limit_is_refused_with_a_way_out(tmp_path: Path) -> No
 def test_a_dense_model_beyond_the_limit_is_told_of_layers() -> None:
     path = TINY / "llama-tiny.gguf"
     with pytest.raises(OutOfMemoryError, match=r"n_gpu_layers=\d+ \(frees"):
-        opened(path, {"memory_mib": 1}, device="cpu:1", ctx=64)
+        opened(path, {"memory_mib": 1}, device="cpu:1", ctx=64, placement=())
 
 
 @pytest.mark.parametrize("after", [0, 1, 5])
@@ -150,3 +150,25 @@ def test_options_of_the_command_line(tmp_path: Path) -> None:
     for wrong in (("2", "cpu:1"), ("cpu:1", "cpu:1"), ("cpu:1,link_gbps=fast",)):
         with pytest.raises(typer.BadParameter):
             devices(*wrong)
+
+
+def test_what_does_not_fit_is_placed_by_itself(tmp_path: Path) -> None:
+    path = random_model(tmp_path / "m.gguf", MOE)
+    tokens = [i % 300 for i in range(100)]
+    limits = {"memory_mib": 2, "link_gbps": 8}
+    with dyno.Engine(path, **OPENED) as one, opened(path, limits, device="cpu:1") as engine:
+        assert engine.plan["placement"]["note"].startswith("auto: the model takes")
+        held = next(d for d in engine.plan["devices"] if d["name"] == "cpu:1")
+        assert sum(held[p] for p in ("weights_bytes", "kv_bytes", "arena_bytes")) <= held["memory_limit"]
+        np.testing.assert_array_equal(engine.logits(tokens), one.logits(tokens))
+        before = engine.plan["tensors"]
+        engine.set_context(ctx=256)
+        assert engine.plan["tensors"] == before
+    with opened(path, {"memory_mib": 512}, device="cpu:1", plan_only=True) as engine:
+        assert engine.plan["placement"]["note"] == ""
+        assert {t["device"] for t in engine.plan["tensors"]} == {"cpu:1"}
+    # All layers is what -ngl all asks for, so nothing is moved.
+    chosen = placement_arguments(None, "all", False, 0, None)
+    chosen["virtual_devices"] = {"cpu:1": limits}
+    with pytest.raises(OutOfMemoryError):
+        dyno.Engine(path, **{**OPENED, **chosen, "device": "cpu:1"})

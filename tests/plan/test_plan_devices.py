@@ -174,7 +174,7 @@ def test_a_bias_goes_with_its_product() -> None:
         ([], {"limits": {"link_gbps": 1e-4}}, "link_gbps of cpu:1 is 0.0001; expected 0.001 to"),
         ([], {"limits": {"link_gbps": float("nan")}}, "link_gbps of cpu:1 is nan"),
         ([], {"limits": {"latency_us": -1}}, "latency_us of cpu:1 is -1"),
-        ([], {"limits": {"memory_mib": 1 << 31}}, "memory_mib is 2147483648"),
+        ([], {"limits": {"memory_mib": 1 << 31}}, "memory_mib is 2.14748e"),
     ],
 )
 def test_what_cannot_be_is_an_error(rules: list[str], placement: dict[str, Any], message: str) -> None:

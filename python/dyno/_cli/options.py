@@ -33,7 +33,7 @@ GpuLayers = Annotated[
         "-ngl",
         metavar="N",
         help="The last N layers lie on the device, the others on the CPU; the output is one of them. "
-        "all: the default.",
+        "all: everything lies on the device. Default: what does not fit lies on the CPU.",
     ),
 ]
 CpuMoe = Annotated[bool, typer.Option("--cpu-moe", "-cmoe", help="Experts of all layers lie on the CPU.")]
@@ -129,8 +129,10 @@ def placement_arguments(
         devices = parse_virtual_devices(virtual_devices) if virtual_devices else 0
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--virtual-devices") from error
+    placed = [rule for text in rules or [] for rule in _rules(text)]
     return {
-        "placement": [rule for text in rules or [] for rule in _rules(text)],
+        # `-ngl all` says that nothing leaves the device.
+        "placement": placed if placed or gpu_layers == "all" else "auto",
         "n_gpu_layers": None if gpu_layers in (None, "all") else int(gpu_layers or 0),
         "cpu_moe": cpu_moe,
         "n_cpu_moe": n_cpu_moe,

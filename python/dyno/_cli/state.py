@@ -55,6 +55,8 @@ def print_choices(engine: Engine) -> None:
 
     if built_for_cuda():
         print(engine.device_headline, file=sys.stderr)
+    if note := engine.plan["placement"]["note"]:
+        print(f"placement: {escaped(note)}", file=sys.stderr)
     match = engine.match
     advice = ""
     if match.profile is None and not match.switched_off:

@@ -49,6 +49,10 @@ class CudaDevice(StrictModel):
     pcie_gbps: Positive | None = Field(
         default=None, description="Measured host-to-device bandwidth in GB/s; ranks only."
     )
+    host_memory_gbps: Positive | None = Field(
+        default=None,
+        description="Measured bandwidth of the machine's own memory in GB/s; does not count for matches.",
+    )
     power_limit_w: Positive | None = Field(default=None, description="Enforced power limit in watts.")
 
 

@@ -39,6 +39,7 @@ from .arguments import (
     usual_workload,
 )
 from .messages import EARLY
+from .probe_command import probe
 from .verify_command import verify
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ _LATER = "tune: interrupted; if something was measured, the same command with --
 
 app.command(name="ab")(ab)
 app.command(name="verify")(verify)
+app.command(name="probe")(probe)
 
 
 def _version(wanted: bool) -> None:

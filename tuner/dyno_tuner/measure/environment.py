@@ -130,7 +130,8 @@ def look_around(model: str, description: Description) -> Surroundings:
     """The state of this machine, on which `description` was made."""
     bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
     warnings = [busy(), gpu_busy(bus)]
-    measured = {"memory_gbps": memory_gbps()} if description.device.get("kind") == "cpu" else {}
+    gpu = description.device.get("kind") == "cuda"
+    measured = {"host_memory_gbps" if gpu else "memory_gbps": memory_gbps()}
     state = environment(model)
     if state.get("busy"):
         warnings.append(f"other processes compute: {', '.join(state['busy'])}")

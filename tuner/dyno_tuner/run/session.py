@@ -489,6 +489,8 @@ def _note_machine(
     for line in seen.warnings:
         progress.say(line)
     gpu = description.engine.get("gpu") or {}
+    rates = {**description.rates, **seen.rates}
+    progress.say("rates: " + ", ".join(f"{name} {value:g}" for name, value in sorted(rates.items())))
     recorder.note("machine", **seen.state, **{**description.rates, **seen.rates}, **gpu, **seen.gpu)
     return seen.rates
 

@@ -1,0 +1,34 @@
+// Placement by itself: where a plan does not fit its main device, the fastest of those that fit.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/cost.h"
+#include "plan/plan.h"
+
+namespace dyno::plan {
+
+// What a placement is judged by: a prompt is read and an answer generated behind it.
+struct Workload {
+  int64_t prompt = 512;
+  int64_t generated = 128;
+};
+// Seconds of it.
+double workload_seconds(const Plan& plan, const model::ModelDesc& model, const std::vector<DeviceRates>& rates,
+                        const Workload& workload);
+
+// The bytes that the plan takes of its main device, with `scratch` and what the runtime itself needs on a GPU.
+size_t main_device_bytes(const Plan& plan, size_t scratch);
+
+// The plan as it is where its main device has `free` bytes for it, else the one that is expected to be fastest among
+// those that do and that leave layers, or experts of layers, to the CPU. Its options name what was chosen, so that the
+// same plan can be made again; its `placement_note` says what, and what one more layer on the device would take.
+// Throws OutOfMemoryError if even no layer fits.
+Plan place_automatically(Plan whole, const model::ModelDesc& model, const std::vector<NamedRates>& rates, size_t free,
+                         size_t scratch);
+
+// Rates for each device of a plan: by name, else those of `cpu` for a virtual device, else assumed ones.
+std::vector<DeviceRates> rates_for(const Plan& plan, const std::vector<NamedRates>& named);
+
+}  // namespace dyno::plan

@@ -1,0 +1,62 @@
+// How long a plan is expected to take, and how many bytes it moves: the sum over its launches of what each takes at the
+// rates of its device, and over its transfers of what each takes on its links. Segments run one behind the other.
+//
+// An op takes the longer of its bytes at the memory's rate and its operations at the rate of products (the roofline of
+// Williams, Waterman and Patterson, 2009), and a launch beside. Where the op itself was measured, that time stands
+// instead.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace dyno::plan {
+
+// By the device's properties alone: for want of measured ones.
+Rates assumed_rates(const DeviceInfo& device);
+
+// An op that was measured with so many rows.
+struct MeasuredOp {
+  std::string key;
+  int64_t rows = 0;
+  auto operator<=>(const MeasuredOp&) const = default;
+};
+
+struct DeviceRates {
+  Rates rates;
+  std::map<MeasuredOp, double> measured;  // seconds of a launch
+};
+
+// A u-batch of one sequence.
+struct Load {
+  int64_t tokens = 1;
+  int64_t depth = 0;  // positions before it
+  int64_t logit_rows = 1;
+};
+
+// Launches of one device in one layer (-1: before and behind the layers).
+struct CostPart {
+  DeviceId device = kMainDevice;
+  int32_t layer = -1;
+  int launches = 0;
+  size_t weight_bytes = 0;  // that lie there
+  double bytes = 0, flops = 0, seconds = 0;
+  size_t transfer_bytes = 0;  // that come to the device
+  double transfer_seconds = 0;
+};
+
+struct PlanCost {
+  std::vector<CostPart> parts;  // by layer, in the order of the launches
+  double seconds = 0;           // of all, transfers included
+  double transfer_seconds = 0;
+  size_t transfer_bytes = 0;
+};
+
+// `rates`: of each device of the plan.
+PlanCost estimate(const Plan& plan, const model::ModelDesc& model, const std::vector<DeviceRates>& rates,
+                  const Load& load);
+
+}  // namespace dyno::plan

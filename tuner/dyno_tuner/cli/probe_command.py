@@ -1,0 +1,44 @@
+"""The command `tune probe`: rates of this machine, for people and for plans."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from dyno import _core, _rates
+from dyno._shell import escaped
+from dyno.devices import resolve_device
+
+from . import options as o  # noqa: TC001  (typer reads annotations when the command runs)
+
+
+def probe(
+    device: o.Device = "auto",
+    gpu: o.OneGpu = None,
+    keep: Annotated[
+        bool, typer.Option("--keep/--no-keep", help="Keep the rates for placements and expected times.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Measure how fast the CPU's memory and products are, and a GPU's memory, products and link. Takes a few
+    seconds."""
+    found = resolve_device(device if gpu is None else f"cuda:{gpu}")
+    devices: dict[str, dict[str, Any]] = {"cpu": dict(_core.cpu_info())}
+    if found.kind != "cpu":
+        devices[found.name] = found.info
+    rates = {name: _rates.measure(name) for name in devices}
+    where = None
+    if keep:
+        for name, info in devices.items():
+            where = _rates.remember(info, rates[name])
+    if as_json:
+        print(json.dumps(rates))
+    else:
+        for name, own in rates.items():
+            print(f"{name}: {escaped(str(devices[name].get('name') or 'unknown'))}")
+            for rate, value in own.items():
+                print(f"  {rate:<12} {value:>12,.2f}  {_rates.RATES[rate]}")
+    if where is not None:
+        print(f"kept in {escaped(str(where))}", file=sys.stderr)
