@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -88,6 +89,10 @@ def namespace_of(*arrays: Any) -> Any:
 
 
 def _namespace(array: Any) -> Any:
-    if isinstance(array, np.ndarray) or not hasattr(array, "__array_namespace__"):
+    if isinstance(array, np.ndarray):
         return np
-    return array.__array_namespace__()
+    if hasattr(array, "__array_namespace__"):
+        return array.__array_namespace__()
+    # CuPy's arrays lack that method; the module itself has the functions of the standard.
+    root = type(array).__module__.partition(".")[0]
+    return sys.modules["cupy"] if root == "cupy" else np
