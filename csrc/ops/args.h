@@ -276,6 +276,8 @@ struct NormRouteArgs {
   MoeRouteArgs route{};  // without logits
 };
 
+struct SampleSettings;
+
 struct SampleArgs {
   const float* logits = nullptr;   // [m, n_vocab]
   const float* uniform = nullptr;  // [m] in [0, 1)
@@ -283,6 +285,7 @@ struct SampleArgs {
   int32_t top_k = 0;               // 0 = off
   float top_p = 1.0f;              // 1 = off
   float min_p = 0.0f;              // 0 = off
+  const SampleSettings* row_settings = nullptr;  // [m], instead of the four above; null: these hold for every row
   // A row that holds NaN or plus infinity, or nothing but minus infinity, gives -1; else NaN is merely never drawn.
   bool finite_only = false;
   int32_t* out = nullptr;  // [m]

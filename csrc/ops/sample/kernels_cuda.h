@@ -37,8 +37,6 @@ inline size_t sample_blocks_scratch(const SampleDesc& desc, int blocks) {
   return static_cast<size_t>(desc.m * sample_scratch(desc.n_vocab, blocks).bytes);
 }
 
-// `settings` in device memory, or null: those in `args`.
-void sample_blocks_cuda(const SampleArgs& args, const SampleSettings* settings, const SampleDesc& desc, int blocks,
-                        CudaStream& stream);
+void sample_blocks_cuda(const SampleArgs& args, const SampleDesc& desc, int blocks, CudaStream& stream);
 
 }  // namespace dyno::ops

@@ -174,9 +174,8 @@ void check_settings(const SampleSettings& settings) {
 }
 
 void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args, CpuContext& context) {
-  const SampleSettings settings = settings_of(args);
-  check_settings(settings);
   for (int64_t row = 0; row < desc.m; ++row) {
+    if (row == 0 || args.row_settings != nullptr) check_settings(settings_of(args, row));
     DYNO_CHECK(PlanError, args.uniform[row] >= 0.0f && args.uniform[row] < 1.0f, "[sample] uniform ", args.uniform[row],
                " of row ", row, " is not in [0, 1)");
   }
@@ -186,7 +185,7 @@ void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args
                       const float* logits = args.logits + row * desc.n_vocab;
                       args.out[row] = args.finite_only && !is_finite(logits, desc.n_vocab)
                                           ? -1
-                                          : sample_row(logits, desc.n_vocab, settings, args.uniform[row],
+                                          : sample_row(logits, desc.n_vocab, settings_of(args, row), args.uniform[row],
                                                        reinterpret_cast<Candidate*>(scratch));
                     }
                   });
@@ -194,13 +193,8 @@ void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args
 
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args, CudaStream& stream) {
-  check_settings(settings_of(args));
-  sample_blocks_cuda(args, nullptr, desc, blocks_params::of(config).blocks, stream);
-}
-
-void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args, const SampleSettings* settings,
-            CudaStream& stream) {
-  sample_blocks_cuda(args, settings, desc, blocks_params::of(config).blocks, stream);
+  if (args.row_settings == nullptr) check_settings(settings_of(args, 0));
+  sample_blocks_cuda(args, desc, blocks_params::of(config).blocks, stream);
 }
 #endif
 

@@ -18,11 +18,8 @@ Cost cost(const SampleDesc& desc);
 size_t scratch_bytes(const SampleDesc& desc, const Config& config);
 // Filters in the order top-k, top-p, min-p, then temperature; see sample.cpp.
 void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args, CpuContext& context);
+// `row_settings` lie in device memory: a captured launch draws by the values that are there when it is replayed.
 void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args, CudaStream& stream);
-// With settings that lie in device memory instead of those in `args`: a captured launch draws by what is there when it
-// is replayed.
-void launch(const Config& config, const SampleDesc& desc, const SampleArgs& args, const SampleSettings* settings,
-            CudaStream& stream);
 // Throws PlanError for a value that means nothing.
 void check_settings(const SampleSettings& settings);
 

@@ -103,12 +103,11 @@ __device__ int32_t finish_row(const Row& row, const SampleSettings& settings, co
 
 // Grid: blocks of a row, rows.
 __global__ void __launch_bounds__(kThreads)
-    sample_blocks(SampleArgs args, const SampleSettings* in_memory, uint32_t n, SampleScratch layout,
-                  std::byte* workspace, int32_t* counters) {
+    sample_blocks(SampleArgs args, uint32_t n, SampleScratch layout, std::byte* workspace, int32_t* counters) {
   device::let_next_start();
   device::wait_for_previous();
   __shared__ Shared shared;
-  const SampleSettings settings = in_memory == nullptr ? settings_of(args) : *in_memory;
+  const SampleSettings settings = settings_of(args, blockIdx.y);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   std::byte* own = workspace + blockIdx.y * layout.bytes;
   const Scratch scratch{
@@ -211,14 +210,12 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 }  // namespace sampling
 
-void sample_blocks_cuda(const SampleArgs& args, const SampleSettings* settings, const SampleDesc& desc, int blocks,
-                        CudaStream& stream) {
+void sample_blocks_cuda(const SampleArgs& args, const SampleDesc& desc, int blocks, CudaStream& stream) {
   const SampleScratch layout = sample_scratch(desc.n_vocab, blocks);
   const auto used =
       static_cast<unsigned>(std::min<int64_t>(blocks, (layout.chunks + sampling::kWarps - 1) / sampling::kWarps));
   launch_dependent("sample", sampling::sample_blocks, dim3(used, static_cast<unsigned>(desc.m)), sampling::kThreads, 0,
-                   stream.handle, args, settings, static_cast<uint32_t>(desc.n_vocab), layout, stream.workspace,
-                   stream.counters);
+                   stream.handle, args, static_cast<uint32_t>(desc.n_vocab), layout, stream.workspace, stream.counters);
 }
 
 }  // namespace dyno::ops

@@ -12,7 +12,8 @@ struct SampleSettings {
   float min_p = 0.0f;        // 0 = off
 };
 
-constexpr SampleSettings settings_of(const SampleArgs& args) {
+constexpr SampleSettings settings_of(const SampleArgs& args, int64_t row) {
+  if (args.row_settings != nullptr) return args.row_settings[row];
   return {args.temperature, args.top_k, args.top_p, args.min_p};
 }
 
