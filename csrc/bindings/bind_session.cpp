@@ -9,14 +9,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <optional>
 
 #include "bindings/convert.h"
@@ -24,22 +20,16 @@
 #include "bindings/device_array.h"
 #include "bindings/ops_convert.h"
 #include "bindings/owned_array.h"
+#include "bindings/py_session.h"
 #include "bindings/read_placement.h"
 #include "bindings/session_report.h"
 #include "core/error.h"
-#include "runtime/session.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace dyno {
-namespace {
 
-using IdArray = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Sequences = std::vector<std::pair<int32_t, IdArray>>;
-using Kernels = std::vector<std::tuple<std::string, std::string, nb::dict, std::string>>;
-using UniformArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using RoutingArray = nb::ndarray<const int32_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using namespace nb::literals;
+
+namespace {
 
 // `described`: a device that need not be here, for plans.
 plan::LoadOptions read_load(const nb::dict& dict, const std::optional<nb::dict>& described, DeviceInfo& device,
@@ -148,155 +138,30 @@ std::vector<profile::KernelEntry> read_kernels(const Kernels& kernels) {
   return out;
 }
 
-// Python's view: one lock, so that two threads cannot decode into the same cache, and a clear error after close().
-// Nobody waits for the lock while holding the GIL: whoever has the lock may wait for the GIL. It is recursive because
-// Python's garbage collector may run a finalizer, which uses the session, while a report of it is made.
-class PySession {
- public:
-  // `file`: a Gguf that is open, or a path.
-  PySession(const nb::object& file, const nb::dict& load, const nb::dict& context, const nb::dict& session,
-            const Kernels& kernels, bool plan_only, const std::optional<nb::dict>& described,
-            const nb::dict& placement) {
-    DYNO_CHECK(PlanError, plan_only || !described, "[session] a described device can only be planned for: plan_only");
-    DeviceInfo device;
-    plan::LoadOptions load_options = read_load(load, described, device);
-    load_options.placement = read_placement(placement);
-    const plan::ContextOptions context_options = read_context(context);
-    const runtime::SessionSettings settings = read_session(session, {});
-    std::vector<profile::KernelEntry> entries = read_kernels(kernels);
-    std::shared_ptr<const GgufFile> opened = gguf_of(file);
-    const nb::gil_scoped_release release;
-    session_ = std::make_shared<runtime::Session>(std::move(opened), load_options, context_options, settings, device,
-                                                  std::move(entries),
-                                                  plan_only ? runtime::Loading::plan_only : runtime::Loading::weights);
-  }
-  PySession(const PySession&) = delete;
-  PySession& operator=(const PySession&) = delete;
-  // A forked child has none of the threads that the destructor waits for: it leaves the memory to the kernel.
-  ~PySession() {
-    if (forked()) new std::shared_ptr<runtime::Session>(std::move(session_));
-  }
-
-  void close() {
-    if (forked()) return;
-    std::shared_ptr<runtime::Session> last;
-    const nb::gil_scoped_release release;
-    {
-      const std::lock_guard lock(mutex_);
-      last.swap(session_);
-    }
-    last.reset();
-  }
-
-  nb::list time_ops(const Sequences& sequences, std::string_view rows, bool in_graph);
-  nb::tuple decode(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned, bool capture,
-                   int64_t every) {
-    return decode_into(sequences, rows, std::move(pinned), capture, every, /*on_device=*/false);
-  }
-  nb::tuple decode_to_device(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned,
-                             bool capture, int64_t every) {
-    return decode_into(sequences, rows, std::move(pinned), capture, every, /*on_device=*/true);
-  }
-
-  // Calls `use` under the lock, with the GIL.
-  template <typename Use>
-  auto with(Use&& use) {
-    check_process();
-    std::unique_lock lock(mutex_, std::defer_lock);
-    {
-      const nb::gil_scoped_release release;
-      lock.lock();
-    }
-    const std::shared_ptr<runtime::Session> session = session_;  // a finalizer may close it meanwhile
-    DYNO_CHECK(Error, session != nullptr, "[session] the session is closed");
-    return use(*session);
-  }
-
-  // Calls `change` under the lock, without the GIL.
-  template <typename Change>
-  void change(Change&& change) {
-    check_process();
-    const nb::gil_scoped_release release;
-    const std::lock_guard lock(mutex_);
-    DYNO_CHECK(Error, session_ != nullptr, "[session] the session is closed");
-    change(*session_);
-  }
-
- private:
-  nb::tuple decode_into(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned,
-                        bool capture, int64_t every, bool on_device);
-  bool forked() const { return getpid() != process_; }
-  // Before the lock: in a forked child a thread that is not there may hold it.
-  void check_process() const {
-    DYNO_CHECK(DeviceError, !forked(), "[session] the session was opened in process ", process_, ", not in its child ",
-               getpid(), "; open it again in this one");
-  }
-
-  std::shared_ptr<runtime::Session> session_;
-  std::recursive_mutex mutex_;
-  pid_t process_ = getpid();
-};
-
-// Lets handlers of signals run, so that Ctrl-C ends a long decode: now and then, because the GIL may have to be waited
-// for. Python runs them in its main thread only.
-class SignalCheck {
- public:
-  void operator()() {
-    const auto now = std::chrono::steady_clock::now();
-    if (now - last_ < std::chrono::milliseconds(20)) return;
-    const nb::gil_scoped_acquire acquire;
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    last_ = std::chrono::steady_clock::now();
-  }
-
- private:
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-};
-
-// A generation and the session that computes it, which Python keeps alive for it.
-class PyGeneration {
- public:
-  PyGeneration(PySession& session, runtime::Generation generation)
-      : session_(session), generation_(std::move(generation)) {}
-
-  // Not while another thread draws.
-  int32_t token() {
-    int32_t token = 0;
-    session_.change([&](runtime::Session&) { token = generation_.tokens().back(); });
-    return token;
-  }
-  size_t queued() {
-    size_t queued = 0;
-    session_.change([&](runtime::Session&) { queued = generation_.queued().size(); });
-    return queued;
-  }
-
-  void queue(const UniformArray& uniform, const std::optional<IdArray>& forced) {
-    DYNO_CHECK(PlanError, !forced || forced->size() == uniform.size(), "[generation] ", forced ? forced->size() : 0,
-               " tokens to be fed for ", uniform.size(), " draws");
-    std::vector<runtime::Draw> draws(uniform.size());
-    for (size_t i = 0; i < draws.size(); ++i) {
-      draws[i] = {.uniform = uniform.data()[i], .forced = forced ? forced->data()[i] : -1};
-    }
-    session_.change(
-        [&](runtime::Session& session) { generation_.queue(draws, static_cast<int64_t>(session.model().n_vocab)); });
-  }
-  int32_t next() {
-    int32_t token = 0;
-    session_.change([&](runtime::Session& session) { token = session.next_token(generation_, SignalCheck()); });
-    return token;
-  }
-
- private:
-  PySession& session_;
-  runtime::Generation generation_;
-};
-
 runtime::LogitRows parse_rows(std::string_view rows) {
   if (rows == "all") return runtime::LogitRows::all;
   if (rows == "last") return runtime::LogitRows::last;
   if (rows == "none") return runtime::LogitRows::none;
   throw PlanError(str_cat("[session] rows is '", rows, "'; expected all, last or none"));
+}
+
+}  // namespace
+
+PySession::PySession(const nb::object& file, const nb::dict& load, const nb::dict& context, const nb::dict& session,
+                     const Kernels& kernels, bool plan_only, const std::optional<nb::dict>& described,
+                     const nb::dict& placement) {
+  DYNO_CHECK(PlanError, plan_only || !described, "[session] a described device can only be planned for: plan_only");
+  DeviceInfo device;
+  plan::LoadOptions load_options = read_load(load, described, device);
+  load_options.placement = read_placement(placement);
+  const plan::ContextOptions context_options = read_context(context);
+  const runtime::SessionSettings settings = read_session(session, {});
+  std::vector<profile::KernelEntry> entries = read_kernels(kernels);
+  std::shared_ptr<const GgufFile> opened = gguf_of(file);
+  const nb::gil_scoped_release release;
+  session_ = std::make_shared<runtime::Session>(std::move(opened), load_options, context_options, settings, device,
+                                                std::move(entries),
+                                                plan_only ? runtime::Loading::plan_only : runtime::Loading::weights);
 }
 
 nb::tuple PySession::decode_into(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned,
@@ -385,13 +250,13 @@ nb::list PySession::time_ops(const Sequences& sequences, std::string_view rows, 
   });
 }
 
-}  // namespace
-
 void bind_session(nb::module_& m) {
   m.def("known_settings", &known_settings, nb::sig("def known_settings() -> dict[str, dict[str, typing.Any]]"),
         "{kind: {name: default}}: every setting that Session takes, whatever the device. 0 and 'auto' mean that the "
         "engine decides.");
-  nb::class_<PySession>(m, "Session", "A loaded model with its KV cache. Calls from several threads are serialised.")
+  nb::class_<PySession> session(m, "Session",
+                                "A loaded model with its KV cache. Calls from several threads are serialised.");
+  session
       .def(nb::init<const nb::object&, const nb::dict&, const nb::dict&, const nb::dict&, const Kernels&, bool,
                     const std::optional<nb::dict>&, const nb::dict&>(),
            "file"_a, nb::kw_only(), "load"_a = nb::dict(), "context"_a = nb::dict(), "session"_a = nb::dict(),
@@ -560,34 +425,6 @@ void bind_session(nb::module_& m) {
                    "numpy.typing.NDArray[numpy.int32] | None = None, capture_routing: bool = False, every: int = 1) -> "
                    "tuple[DeviceArray, numpy.typing.NDArray[numpy.int32] | None]"),
            "As decode(), but the logits stay in the memory of the session's device. Raises OutOfMemoryError too.")
-      .def_prop_ro(
-          "draws_on_device",
-          [](PySession& s) { return s.with([](const runtime::Session& real) { return real.draws_on_device(); }); },
-          "Whether a generation's tokens are drawn on the device, without the host in between.")
-      .def(
-          "generation",
-          [](PySession& s, int32_t token, int32_t slot, float temperature, int32_t top_k, float top_p, float min_p) {
-            return s.with([&](const runtime::Session& real) {
-              return PyGeneration(s, real.generation(slot, {&token, 1}, {temperature, top_k, top_p, min_p}));
-            });
-          },
-          "token"_a, nb::kw_only(), "slot"_a = 0, "temperature"_a = 0.0f, "top_k"_a = 0, "top_p"_a = 1.0f,
-          "min_p"_a = 0.0f, nb::keep_alive<0, 1>(),
-          "Draws tokens behind what a sequence holds, where `token` is the next one fed. The settings are those of "
-          "sample(). Raises PlanError.")
-      .def(
-          "generation",
-          [](PySession& s, const IdArray& tokens, int32_t slot, float temperature, int32_t top_k, float top_p,
-             float min_p) {
-            return s.with([&](const runtime::Session& real) {
-              return PyGeneration(
-                  s, real.generation(slot, {tokens.data(), tokens.size()}, {temperature, top_k, top_p, min_p}));
-            });
-          },
-          "tokens"_a, nb::kw_only(), "slot"_a = 0, "temperature"_a = 0.0f, "top_k"_a = 0, "top_p"_a = 1.0f,
-          "min_p"_a = 0.0f, nb::keep_alive<0, 1>(),
-          "The same behind a prompt (int32): the first next() feeds all of `tokens`, and where `draws_on_device`, no "
-          "logits come to the host.")
       .def(
           "time_ops", &PySession::time_ops, "sequences"_a, "rows"_a = "last", "in_graph"_a = false,
           nb::sig("def time_ops(self, sequences: collections.abc.Sequence[tuple[int, "
@@ -611,25 +448,7 @@ void bind_session(nb::module_& m) {
           "Raises OutOfMemoryError, with what to change, when the plan does not fit into that much free memory of "
           "its main device. Opening a session does this for every device before it allocates anything.")
       .def("close", &PySession::close, "Frees weights and cache; later calls raise DynoError.");
-  nb::class_<PyGeneration>(
-      m, "Generation",
-      "Tokens that a session draws one after the other; made by Session.generation(). On a GPU the next two are "
-      "computed while Python still handles one. Any other call of the session ends that, and next() goes on behind "
-      "whatever the sequence holds then.")
-      .def(
-          "queue", &PyGeneration::queue, "uniform"_a, "forced"_a = nb::none(),
-          nb::sig("def queue(self, uniform: numpy.typing.NDArray[numpy.float32], forced: "
-                  "numpy.typing.NDArray[numpy.int32] | None = None) -> None"),
-          "Allows as many more draws, each with its random number in [0, 1) (float32). forced: the tokens (int32) that "
-          "are fed instead of those drawn, where not -1.")
-      .def(
-          "next", &PyGeneration::next,
-          "Feeds the next token, or the prompt, and returns the one drawn behind it; the sequence is that much longer "
-          "then. Raises what a handler of a signal raises between two u-batches of a prompt, PlanError when no draw is "
-          "queued or the context is full, ModelError when the logits are not finite; the sequence is as long as before "
-          "then.")
-      .def_prop_ro("token", &PyGeneration::token, "The token that is fed next; of a prompt the last one.")
-      .def_prop_ro("queued", &PyGeneration::queued, "Draws that are queued and not yet made.");
+  bind_drawing(m, session);
 }
 
 }  // namespace dyno

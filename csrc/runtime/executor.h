@@ -22,6 +22,13 @@ struct OpTime {
   int64_t launches = 0;
 };
 
+// A draw from one row of logits, with settings of its own.
+struct RowDraw {
+  ops::SampleSettings settings{};
+  float uniform = 0;        // in [0, 1)
+  float* logits = nullptr;  // [n_vocab] on the host: the row is copied there as well
+};
+
 // One u-batch: tokens of one or several sequences, and which rows' logits are wanted.
 struct MicroBatch {
   std::span<const int32_t> tokens;
@@ -29,6 +36,9 @@ struct MicroBatch {
   std::span<const ops::SequenceRun> runs;
   std::span<const int32_t> logit_rows;  // ascending
   float* logits = nullptr;              // [logit_rows, n_vocab]; null: they stay where draws() reads them
+  // [logit_rows], or empty: a token is drawn from each row; -1: its logits are not finite. Only where draws().
+  std::span<const RowDraw> row_draws{};
+  int32_t* drawn = nullptr;  // [row_draws], on the host
   // Routing of mixtures of experts, [moe layer][token][slot] with `routing_stride` tokens a layer; null when not asked.
   const int32_t* pinned_routing = nullptr;
   int32_t* captured_routing = nullptr;

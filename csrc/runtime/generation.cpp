@@ -16,10 +16,13 @@ namespace {
 
 }  // namespace
 
+void check_uniform(float uniform) {
+  DYNO_CHECK(PlanError, uniform >= 0.0f && uniform < 1.0f, "[generation] uniform ", uniform, " is not in [0, 1)");
+}
+
 void Generation::queue(std::span<const Draw> draws, int64_t n_vocab) {
   for (const Draw& draw : draws) {
-    DYNO_CHECK(PlanError, draw.uniform >= 0.0f && draw.uniform < 1.0f, "[generation] uniform ", draw.uniform,
-               " is not in [0, 1)");
+    check_uniform(draw.uniform);
     DYNO_CHECK(PlanError, draw.forced >= -1 && draw.forced < n_vocab, "[generation] token ", draw.forced,
                " to be fed; the vocabulary has ", n_vocab, ", and -1 feeds what is drawn");
   }

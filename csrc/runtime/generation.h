@@ -15,6 +15,9 @@ namespace dyno::runtime {
 // and all that a text which ends unexpectedly costs.
 inline constexpr size_t kStepsAhead = 2;
 
+// Throws PlanError for a random number that is not in [0, 1).
+void check_uniform(float uniform);
+
 class Generation {
  public:
   Generation(int32_t slot, std::span<const int32_t> tokens, const ops::SampleSettings& settings)

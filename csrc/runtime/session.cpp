@@ -8,9 +8,11 @@
 #include "core/device_loss.h"
 #include "core/error.h"
 #include "core/host_memory.h"
+#include "ops/sample/sample.h"
 #include "plan/auto_place.h"
 #include "runtime/executor_cpu.h"
 #include "runtime/executor_cuda.h"
+#include "runtime/row_draws.h"
 #include "runtime/segment_executor.h"
 
 namespace dyno::runtime {
@@ -136,7 +138,8 @@ void Session::plan_scratch() {
   plan_.scratch_bytes = 0;
   for (size_t i = 0; i < plan_.devices.size(); ++i) {
     plan::PlannedDevice& device = plan_.devices[i];
-    const size_t launch = selection_->scratch_of(static_cast<plan::DeviceId>(i), plan_.ubatch);
+    size_t launch = selection_->scratch_of(static_cast<plan::DeviceId>(i), plan_.ubatch);
+    if (is_gpu(device)) launch = std::max(launch, row_draw_scratch(plan_, *selection_));
     device.scratch_bytes = 0;
     if (is_gpu(device)) {
       device.scratch_bytes =
@@ -317,6 +320,13 @@ void Session::check(const DecodeRequest& request) const {
     check_room(s.slot, static_cast<int64_t>(s.tokens.size()));
     for (size_t i = 0; i < s.tokens.size(); ++i) check_token(s.tokens[i], static_cast<int64_t>(i), s.slot);
   }
+  const auto draws = static_cast<int64_t>(request.row_draws.size());
+  DYNO_CHECK(PlanError, draws == 0 || draws == row_count(request), "[session] ", draws, " draws for ",
+             row_count(request), " rows of logits");
+  for (const RowDraw& draw : request.row_draws) {
+    ops::check_settings(draw.settings);
+    check_uniform(draw.uniform);
+  }
 }
 
 void Session::check_room(int32_t slot, int64_t tokens) const {
@@ -373,6 +383,15 @@ void Session::decode(const DecodeRequest& request) {
   }
 }
 
+void Session::run_and_draw(MicroBatch batch, int threads) {
+  if (!executor_->draws()) {
+    row_logits_.fit(*executor_, batch.row_draws.size() * static_cast<size_t>(model_.n_vocab));
+    batch.logits = row_logits_.data();
+  }
+  executor_->run(batch, *selection_, threads);
+  if (!executor_->draws()) draw_rows_on_host(batch, model_.n_vocab, *pool_, threads);
+}
+
 // Sequences one behind the other, cut into u-batches; a sequence may span several, and one may hold several.
 void Session::feed(const DecodeRequest& request) {
   const int64_t total = token_count(request);
@@ -403,18 +422,24 @@ void Session::feed(const DecodeRequest& request) {
         throw;
       }
     }
-    executor_->run(
-        {.tokens = tokens,
-         .positions = positions,
-         .runs = runs,
-         .logit_rows = rows,
-         .logits = request.logits == nullptr ? nullptr : request.logits + rows_done * n_vocab,
-         .pinned_routing = request.pinned_routing == nullptr ? nullptr : request.pinned_routing + done * used,
-         .captured_routing = request.captured_routing == nullptr ? nullptr : request.captured_routing + done * used,
-         .routing_stride = total,
-         .op_times = request.op_times,
-         .in_graph = request.in_graph},
-        *selection_, threads);
+    MicroBatch batch{
+        .tokens = tokens,
+        .positions = positions,
+        .runs = runs,
+        .logit_rows = rows,
+        .logits = request.logits == nullptr ? nullptr : request.logits + rows_done * n_vocab,
+        .pinned_routing = request.pinned_routing == nullptr ? nullptr : request.pinned_routing + done * used,
+        .captured_routing = request.captured_routing == nullptr ? nullptr : request.captured_routing + done * used,
+        .routing_stride = total,
+        .op_times = request.op_times,
+        .in_graph = request.in_graph};
+    if (request.row_draws.empty() || rows.empty()) {
+      executor_->run(batch, *selection_, threads);
+    } else {
+      batch.row_draws = request.row_draws.subspan(static_cast<size_t>(rows_done), rows.size());
+      batch.drawn = request.drawn + rows_done;
+      run_and_draw(batch, threads);
+    }
     for (const ops::SequenceRun& run : runs) positions_[static_cast<size_t>(run.slot)] += run.n_tokens;
     done += static_cast<int64_t>(tokens.size());
     rows_done += static_cast<int64_t>(rows.size());

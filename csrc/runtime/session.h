@@ -17,6 +17,7 @@
 #include "plan/selection.h"
 #include "runtime/executor.h"
 #include "runtime/generation.h"
+#include "runtime/row_draws.h"
 #include "runtime/weights.h"
 
 namespace dyno::runtime {
@@ -52,8 +53,12 @@ struct DecodeRequest {
   LogitRows rows = LogitRows::last;
   int64_t every = 1;  // `all`: of every so many tokens of a sequence, and of its last
   // [row_count(request), n_vocab] on the host or on the device, in the order of the sequences; null is only for rows
-  // that a generation draws from.
+  // that tokens are drawn from.
   float* logits = nullptr;
+  // [row_count(request)], or empty: a token is drawn from each row where its logits are, and no logits but those asked
+  // for in RowDraw come to the host.
+  std::span<const RowDraw> row_draws{};
+  int32_t* drawn = nullptr;                 // [row_draws]; -1: the logits are not finite
   const int32_t* pinned_routing = nullptr;  // [moe layers, tokens, used]
   int32_t* captured_routing = nullptr;      // likewise
   OpTime* op_times = nullptr;               // [plan().keys], added to
@@ -138,6 +143,8 @@ class Session {
   void begin_steps(Generation& generation, const std::function<void()>& between);
   // What decode() does with a request that it has checked.
   void feed(const DecodeRequest& request);
+  // Runs a u-batch and draws a token from each of its rows, on the host where the executor does not.
+  void run_and_draw(MicroBatch batch, int threads);
   void check(const DecodeRequest& request) const;
   void check_slot(int32_t slot) const;
   void check_device() const;
@@ -164,6 +171,7 @@ class Session {
   std::unique_ptr<plan::Selection> selection_;
   std::unique_ptr<Executor> executor_;  // null for plan_only
   bool reads_file_ = false;             // weights are pages of the file, also after they were loaded
+  RowLogits row_logits_;                // that the host draws from
   std::vector<int64_t> positions_;      // per slot
   std::vector<size_t> held_bytes_;      // by device: cache, arena and scratch that the executor holds
   uint64_t steps_of_ = 0;               // number of the generation with steps under way; 0: none

@@ -297,6 +297,19 @@ class Session:
         As decode(), but the logits stay in the memory of the session's device. Raises OutOfMemoryError too.
         """
 
+    def time_ops(self, sequences: Sequence[tuple[int, numpy.typing.NDArray[numpy.int32]]], rows: str = 'last', in_graph: bool = False) -> list[dict[str, Any]]:
+        """
+        Decodes like decode() and returns, for every distinct op that ran, how often (`count`) and the seconds that all its launches took. in_graph: what each adds to a replay of the captured graph, so that they add up to it; PlanError if this is not captured.
+        """
+
+    def check_memory(self, free_bytes: int) -> None:
+        """
+        Raises OutOfMemoryError, with what to change, when the plan does not fit into that much free memory of its main device. Opening a session does this for every device before it allocates anything.
+        """
+
+    def close(self) -> None:
+        """Frees weights and cache; later calls raise DynoError."""
+
     @property
     def draws_on_device(self) -> bool:
         """
@@ -315,18 +328,10 @@ class Session:
         The same behind a prompt (int32): the first next() feeds all of `tokens`, and where `draws_on_device`, no logits come to the host.
         """
 
-    def time_ops(self, sequences: Sequence[tuple[int, numpy.typing.NDArray[numpy.int32]]], rows: str = 'last', in_graph: bool = False) -> list[dict[str, Any]]:
+    def decode_and_draw(self, sequences: Sequence[tuple[int, numpy.typing.NDArray[numpy.int32]]], draws: Sequence[tuple[float, int, float, float, float]], logits_of: Sequence[int] = []) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32] | None]:
         """
-        Decodes like decode() and returns, for every distinct op that ran, how often (`count`) and the seconds that all its launches took. in_graph: what each adds to a replay of the captured graph, so that they add up to it; PlanError if this is not captured.
+        Appends tokens (int32) to sequences and draws the token after each, where the logits are. draws, one a sequence: temperature, top_k, top_p, min_p as in sample(), and a random number in [0, 1). logits_of: indices of sequences whose logits come to the host. Returns (tokens int32 [sequences], logits float32 [logits_of, n_vocab] or None); a token is -1 if its logits are not finite. Raises PlanError.
         """
-
-    def check_memory(self, free_bytes: int) -> None:
-        """
-        Raises OutOfMemoryError, with what to change, when the plan does not fit into that much free memory of its main device. Opening a session does this for every device before it allocates anything.
-        """
-
-    def close(self) -> None:
-        """Frees weights and cache; later calls raise DynoError."""
 
 class Generation:
     """

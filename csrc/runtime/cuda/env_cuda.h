@@ -41,8 +41,13 @@ struct CudaExecutor::Env {
   }
   void sample(const ops::Config& config, const ops::SampleDesc& desc, const float* logits) {
     auto* state = reinterpret_cast<DrawState*>(executor.drawing_.state.data());
-    ops::launch(config, desc, {.logits = logits, .uniform = &state->uniform, .finite_only = true, .out = &state->drawn},
-                &state->settings, context);
+    ops::launch(config, desc,
+                {.logits = logits,
+                 .uniform = &state->uniform,
+                 .row_settings = &state->settings,
+                 .finite_only = true,
+                 .out = &state->drawn},
+                context);
   }
 };
 

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "runtime/cuda/env_cuda.h"
 #include "runtime/cuda/input_layout.h"
+#include "runtime/row_draws.h"
 
 namespace dyno::runtime {
 namespace {
@@ -65,7 +66,8 @@ void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cac
     return true;
   };
   resize(arena_, planned().arena_bytes, "the arena");
-  resize(workspace_, selection.scratch_of(device_, plan_.ubatch), "kernel workspace");
+  resize(workspace_, std::max(selection.scratch_of(device_, plan_.ubatch), row_draw_scratch(plan_, selection)),
+         "kernel workspace");
   if (!blas_ && selection.takes_variant("cublas", plan_.ubatch)) blas_ = Blas(ops::cuda::make_blas());
   if (resize(cache_, planned().kv_bytes, "the KV cache") || clear_cache) {
     // Kernels never use what lies behind a sequence's end, but they may multiply it with zero. On the stream of what
@@ -437,7 +439,9 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
     if (batch.op_times != nullptr) add_op_times(batch);
   }
   download_routing(batch);
-  if (logits_bytes != 0 && batch.logits != nullptr) {
+  if (!batch.row_draws.empty()) {
+    draw_rows(batch, selection);
+  } else if (logits_bytes != 0 && batch.logits != nullptr) {
     // To the host or to memory of the device; the driver knows which by the address.
     DYNO_CUDA_CHECK(cudaMemcpyAsync(batch.logits, logits_.data(), logits_bytes, cudaMemcpyDefault, stream_.get()));
     finish();

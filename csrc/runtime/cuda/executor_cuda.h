@@ -122,6 +122,8 @@ class CudaExecutor final : public Executor, public Backend {
   // Allocates what drawing needs and sets where it begins; random numbers come with upload_draws().
   void set_draw_state(const ops::SampleSettings& settings, uint32_t step);
   void upload_draws(std::span<const Draw> ahead);
+  // Draws from the rows of logits that the launches before it leave, and waits for the tokens.
+  void draw_rows(const MicroBatch& batch, const plan::Selection& selection);
   // Draws from the logits that are there and moves on to the next step.
   void launch_sampling(const MicroBatch& batch, const plan::Selection& selection);
 
@@ -175,6 +177,12 @@ class CudaExecutor final : public Executor, public Backend {
     uint32_t waited = 0;   // number of the next step to wait for
   };
   Drawing drawing_;
+  // Of draws from several rows: settings, random numbers and tokens, on the device and page-locked.
+  struct RowDrawing {
+    DeviceBuffer device;
+    PinnedBuffer host;
+  };
+  RowDrawing row_drawing_;
 };
 
 }  // namespace dyno::runtime

@@ -8,7 +8,9 @@
 #include "core/cuda/check.h"
 #include "core/error.h"
 #include "core/relax.h"
+#include "ops/sample/sample.h"
 #include "runtime/cuda/executor_cuda.h"
+#include "runtime/row_draws.h"
 
 namespace dyno::runtime {
 namespace {
@@ -106,6 +108,52 @@ void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selectio
   // kernel, so what stands behind it waits for it, and it for all before it.
   DYNO_CUDA_CHECK(cudaMemcpyAsync(d.fence.data(), &state_of(d.state)->drawn, sizeof(int32_t), cudaMemcpyDeviceToHost,
                                   stream_.get()));
+}
+
+void CudaExecutor::draw_rows(const MicroBatch& batch, const plan::Selection& selection) {
+  const auto rows = static_cast<int64_t>(batch.row_draws.size());
+  const auto count = static_cast<size_t>(rows);
+  const size_t uniforms_at = count * sizeof(ops::SampleSettings), tokens_at = uniforms_at + count * sizeof(float),
+               bytes = tokens_at + count * sizeof(int32_t);
+  RowDrawing& d = row_drawing_;
+  if (d.device.size() < bytes) {
+    // Nothing is under way that reads the old memory: each call waits for its tokens.
+    d.device = DeviceBuffer();
+    d.device = DeviceBuffer(bytes, "draws");
+    d.host = PinnedBuffer(bytes, "draws");
+  }
+  const RowDrawInputs inputs(batch.row_draws);
+  std::memcpy(d.host.data(), inputs.settings.data(), uniforms_at);
+  std::memcpy(d.host.data() + uniforms_at, inputs.uniforms.data(), tokens_at - uniforms_at);
+  DYNO_CUDA_CHECK(cudaMemcpyAsync(d.device.data(), d.host.data(), tokens_at, cudaMemcpyHostToDevice, stream_.get()));
+
+  const auto* logits = reinterpret_cast<const float*>(logits_.data());
+  const auto* settings = reinterpret_cast<const ops::SampleSettings*>(d.device.data());
+  const auto* uniforms = reinterpret_cast<const float*>(d.device.data() + uniforms_at);
+  auto* tokens = reinterpret_cast<int32_t*>(d.device.data() + tokens_at);
+  const int64_t together = rows_drawn_together(plan_);
+  ops::CudaStream stream = context();
+  for (int64_t first = 0; first < rows; first += together) {
+    const plan::Selection::Launch launch = row_draw(plan_, selection, std::min(together, rows - first));
+    ops::launch(launch.config, std::get<ops::SampleDesc>(launch.desc),
+                {.logits = logits + first * model_.n_vocab,
+                 .uniform = uniforms + first,
+                 .row_settings = settings + first,
+                 .finite_only = true,
+                 .out = tokens + first},
+                stream);
+  }
+  DYNO_CUDA_CHECK(
+      cudaMemcpyAsync(d.host.data() + tokens_at, tokens, bytes - tokens_at, cudaMemcpyDeviceToHost, stream_.get()));
+  for (int64_t row = 0; row < rows; ++row) {
+    float* to = batch.row_draws[static_cast<size_t>(row)].logits;
+    if (to == nullptr) continue;
+    DYNO_CUDA_CHECK(cudaMemcpyAsync(to, logits + row * model_.n_vocab,
+                                    static_cast<size_t>(model_.n_vocab) * sizeof(float), cudaMemcpyDeviceToHost,
+                                    stream_.get()));
+  }
+  finish();
+  std::memcpy(batch.drawn, d.host.data() + tokens_at, bytes - tokens_at);
 }
 
 int32_t CudaExecutor::wait_draw() {

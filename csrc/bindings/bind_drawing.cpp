@@ -1,0 +1,160 @@
+// dyno._core.Generation, and draws from the rows of a step.
+#include "bindings/py_session.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+
+#include "bindings/owned_array.h"
+
+namespace dyno {
+
+using namespace nb::literals;
+
+namespace {
+
+using UniformArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+// temperature, top_k, top_p, min_p and the random number of a row.
+using RowSettings = std::tuple<float, int32_t, float, float, float>;
+
+// A generation and the session that computes it, which Python keeps alive for it.
+class PyGeneration {
+ public:
+  PyGeneration(PySession& session, runtime::Generation generation)
+      : session_(session), generation_(std::move(generation)) {}
+
+  // Not while another thread draws.
+  int32_t token() {
+    int32_t token = 0;
+    session_.change([&](runtime::Session&) { token = generation_.tokens().back(); });
+    return token;
+  }
+  size_t queued() {
+    size_t queued = 0;
+    session_.change([&](runtime::Session&) { queued = generation_.queued().size(); });
+    return queued;
+  }
+
+  void queue(const UniformArray& uniform, const std::optional<IdArray>& forced) {
+    DYNO_CHECK(PlanError, !forced || forced->size() == uniform.size(), "[generation] ", forced ? forced->size() : 0,
+               " tokens to be fed for ", uniform.size(), " draws");
+    std::vector<runtime::Draw> draws(uniform.size());
+    for (size_t i = 0; i < draws.size(); ++i) {
+      draws[i] = {.uniform = uniform.data()[i], .forced = forced ? forced->data()[i] : -1};
+    }
+    session_.change(
+        [&](runtime::Session& session) { generation_.queue(draws, static_cast<int64_t>(session.model().n_vocab)); });
+  }
+  int32_t next() {
+    int32_t token = 0;
+    session_.change([&](runtime::Session& session) { token = session.next_token(generation_, SignalCheck()); });
+    return token;
+  }
+
+ private:
+  PySession& session_;
+  runtime::Generation generation_;
+};
+
+// (tokens, logits of the rows asked for)
+nb::tuple decode_and_draw(PySession& self, const Sequences& sequences, const std::vector<RowSettings>& draws,
+                          const std::vector<int32_t>& logits_of) {
+  return self.with([&](runtime::Session& session) {
+    runtime::DecodeRequest request;
+    for (const auto& [slot, tokens] : sequences) {
+      request.sequences.push_back({.slot = slot, .tokens = {tokens.data(), tokens.size()}});
+    }
+    std::vector<runtime::RowDraw> rows;
+    for (const auto& [temperature, top_k, top_p, min_p, uniform] : draws) {
+      rows.push_back({.settings = {temperature, top_k, top_p, min_p}, .uniform = uniform});
+    }
+    DYNO_CHECK(PlanError, rows.size() == sequences.size(), "[session] ", rows.size(), " draws for ", sequences.size(),
+               " sequences");
+    const auto n_vocab = static_cast<size_t>(session.model().n_vocab);
+    std::shared_ptr<float[]> logits;
+    auto tokens = std::make_unique<int32_t[]>(std::max<size_t>(rows.size(), 1));
+    {
+      const nb::gil_scoped_release release;
+      if (!logits_of.empty()) logits = session.logits_memory(logits_of.size() * n_vocab);
+      for (size_t i = 0; i < logits_of.size(); ++i) {
+        const auto row = static_cast<size_t>(logits_of[i]);
+        DYNO_CHECK(PlanError, logits_of[i] >= 0 && row < rows.size(), "[session] logits of row ", logits_of[i],
+                   " are asked for; there are ", rows.size());
+        rows[row].logits = logits.get() + i * n_vocab;
+      }
+      request.row_draws = rows;
+      request.drawn = tokens.get();
+      request.between = SignalCheck();
+      session.decode(request);
+    }
+    return nb::make_tuple(owned_array(std::move(tokens), {rows.size()}),
+                          logits_of.empty() ? nb::none() : owned_array(std::move(logits), {logits_of.size(), n_vocab}));
+  });
+}
+
+}  // namespace
+
+void bind_drawing(nb::module_& m, nb::class_<PySession>& session) {
+  session
+      .def_prop_ro(
+          "draws_on_device",
+          [](PySession& s) { return s.with([](const runtime::Session& real) { return real.draws_on_device(); }); },
+          "Whether a generation's tokens are drawn on the device, without the host in between.")
+      .def(
+          "generation",
+          [](PySession& s, int32_t token, int32_t slot, float temperature, int32_t top_k, float top_p, float min_p) {
+            return s.with([&](const runtime::Session& real) {
+              return PyGeneration(s, real.generation(slot, {&token, 1}, {temperature, top_k, top_p, min_p}));
+            });
+          },
+          "token"_a, nb::kw_only(), "slot"_a = 0, "temperature"_a = 0.0f, "top_k"_a = 0, "top_p"_a = 1.0f,
+          "min_p"_a = 0.0f, nb::keep_alive<0, 1>(),
+          "Draws tokens behind what a sequence holds, where `token` is the next one fed. The settings are those of "
+          "sample(). Raises PlanError.")
+      .def(
+          "generation",
+          [](PySession& s, const IdArray& tokens, int32_t slot, float temperature, int32_t top_k, float top_p,
+             float min_p) {
+            return s.with([&](const runtime::Session& real) {
+              return PyGeneration(
+                  s, real.generation(slot, {tokens.data(), tokens.size()}, {temperature, top_k, top_p, min_p}));
+            });
+          },
+          "tokens"_a, nb::kw_only(), "slot"_a = 0, "temperature"_a = 0.0f, "top_k"_a = 0, "top_p"_a = 1.0f,
+          "min_p"_a = 0.0f, nb::keep_alive<0, 1>(),
+          "The same behind a prompt (int32): the first next() feeds all of `tokens`, and where `draws_on_device`, no "
+          "logits come to the host.")
+      .def("decode_and_draw", &decode_and_draw, "sequences"_a, "draws"_a, "logits_of"_a = std::vector<int32_t>(),
+           nb::sig("def decode_and_draw(self, sequences: collections.abc.Sequence[tuple[int, "
+                   "numpy.typing.NDArray[numpy.int32]]], draws: collections.abc.Sequence[tuple[float, int, float, "
+                   "float, float]], logits_of: collections.abc.Sequence[int] = []) -> "
+                   "tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32] | None]"),
+           "Appends tokens (int32) to sequences and draws the token after each, where the logits are. draws, one a "
+           "sequence: temperature, top_k, top_p, min_p as in sample(), and a random number in [0, 1). logits_of: "
+           "indices of sequences whose logits come to the host. Returns (tokens int32 [sequences], logits float32 "
+           "[logits_of, n_vocab] or None); a token is -1 if its logits are not finite. Raises PlanError.");
+  nb::class_<PyGeneration>(
+      m, "Generation",
+      "Tokens that a session draws one after the other; made by Session.generation(). On a GPU the next two are "
+      "computed while Python still handles one. Any other call of the session ends that, and next() goes on behind "
+      "whatever the sequence holds then.")
+      .def(
+          "queue", &PyGeneration::queue, "uniform"_a, "forced"_a = nb::none(),
+          nb::sig("def queue(self, uniform: numpy.typing.NDArray[numpy.float32], forced: "
+                  "numpy.typing.NDArray[numpy.int32] | None = None) -> None"),
+          "Allows as many more draws, each with its random number in [0, 1) (float32). forced: the tokens (int32) that "
+          "are fed instead of those drawn, where not -1.")
+      .def(
+          "next", &PyGeneration::next,
+          "Feeds the next token, or the prompt, and returns the one drawn behind it; the sequence is that much longer "
+          "then. Raises what a handler of a signal raises between two u-batches of a prompt, PlanError when no draw is "
+          "queued or the context is full, ModelError when the logits are not finite; the sequence is as long as before "
+          "then.")
+      .def_prop_ro("token", &PyGeneration::token, "The token that is fed next; of a prompt the last one.")
+      .def_prop_ro("queued", &PyGeneration::queued, "Draws that are queued and not yet made.");
+}
+
+}  // namespace dyno

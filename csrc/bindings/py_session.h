@@ -1,0 +1,126 @@
+// Python's view of a session, which the sources of its bindings share.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "runtime/session.h"
+
+namespace dyno {
+
+namespace nb = nanobind;
+
+using IdArray = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Sequences = std::vector<std::pair<int32_t, IdArray>>;
+using Kernels = std::vector<std::tuple<std::string, std::string, nb::dict, std::string>>;
+using RoutingArray = nb::ndarray<const int32_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+
+// Python's view: one lock, so that two threads cannot decode into the same cache, and a clear error after close().
+// Nobody waits for the lock while holding the GIL: whoever has the lock may wait for the GIL. It is recursive because
+// Python's garbage collector may run a finalizer, which uses the session, while a report of it is made.
+class PySession {
+ public:
+  // `file`: a Gguf that is open, or a path.
+  PySession(const nb::object& file, const nb::dict& load, const nb::dict& context, const nb::dict& session,
+            const Kernels& kernels, bool plan_only, const std::optional<nb::dict>& described,
+            const nb::dict& placement);
+  PySession(const PySession&) = delete;
+  PySession& operator=(const PySession&) = delete;
+  // A forked child has none of the threads that the destructor waits for: it leaves the memory to the kernel.
+  ~PySession() {
+    if (forked()) new std::shared_ptr<runtime::Session>(std::move(session_));
+  }
+
+  void close() {
+    if (forked()) return;
+    std::shared_ptr<runtime::Session> last;
+    const nb::gil_scoped_release release;
+    {
+      const std::lock_guard lock(mutex_);
+      last.swap(session_);
+    }
+    last.reset();
+  }
+
+  nb::list time_ops(const Sequences& sequences, std::string_view rows, bool in_graph);
+  nb::tuple decode(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned, bool capture,
+                   int64_t every) {
+    return decode_into(sequences, rows, std::move(pinned), capture, every, /*on_device=*/false);
+  }
+  nb::tuple decode_to_device(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned,
+                             bool capture, int64_t every) {
+    return decode_into(sequences, rows, std::move(pinned), capture, every, /*on_device=*/true);
+  }
+
+  // Calls `use` under the lock, with the GIL.
+  template <typename Use>
+  auto with(Use&& use) {
+    check_process();
+    std::unique_lock lock(mutex_, std::defer_lock);
+    {
+      const nb::gil_scoped_release release;
+      lock.lock();
+    }
+    const std::shared_ptr<runtime::Session> session = session_;  // a finalizer may close it meanwhile
+    DYNO_CHECK(Error, session != nullptr, "[session] the session is closed");
+    return use(*session);
+  }
+
+  // Calls `change` under the lock, without the GIL.
+  template <typename Change>
+  void change(Change&& change) {
+    check_process();
+    const nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    DYNO_CHECK(Error, session_ != nullptr, "[session] the session is closed");
+    change(*session_);
+  }
+
+ private:
+  nb::tuple decode_into(const Sequences& sequences, std::string_view rows, std::optional<RoutingArray> pinned,
+                        bool capture, int64_t every, bool on_device);
+  bool forked() const { return getpid() != process_; }
+  // Before the lock: in a forked child a thread that is not there may hold it.
+  void check_process() const {
+    DYNO_CHECK(DeviceError, !forked(), "[session] the session was opened in process ", process_, ", not in its child ",
+               getpid(), "; open it again in this one");
+  }
+
+  std::shared_ptr<runtime::Session> session_;
+  std::recursive_mutex mutex_;
+  pid_t process_ = getpid();
+};
+
+// Lets handlers of signals run, so that Ctrl-C ends a long decode: now and then, because the GIL may have to be waited
+// for. Python runs them in its main thread only.
+class SignalCheck {
+ public:
+  void operator()() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_ < std::chrono::milliseconds(20)) return;
+    const nb::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    last_ = std::chrono::steady_clock::now();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+// What draws tokens: Session.generation(), Session.decode_and_draw(), Generation.
+void bind_drawing(nb::module_& m, nb::class_<PySession>& session);
+
+}  // namespace dyno

@@ -1,0 +1,69 @@
+#include "runtime/row_draws.h"
+
+#include <algorithm>
+
+#include "ops/op.h"
+#include "ops/sample/sample.h"
+
+namespace dyno::runtime {
+namespace {
+
+constexpr int64_t kRowsDrawnTogether = 16;
+
+}  // namespace
+
+int64_t rows_drawn_together(const plan::Plan& plan) { return std::min(plan.context.sequences, kRowsDrawnTogether); }
+
+plan::Selection::Launch row_draw(const plan::Plan& plan, const plan::Selection& selection, int64_t rows) {
+  return selection.launch(plan.draw.nodes.front().key, /*tokens=*/1, rows);
+}
+
+size_t row_draw_scratch(const plan::Plan& plan, const plan::Selection& selection) {
+  if (plan.draw.nodes.empty()) return 0;
+  size_t most = 0;
+  for (int64_t rows = 1; rows <= rows_drawn_together(plan); ++rows) {
+    const plan::Selection::Launch launch = row_draw(plan, selection, rows);
+    most = std::max(most, ops::scratch_bytes(launch.desc, launch.config));
+  }
+  return (most + 255) / 256 * 256;
+}
+
+RowDrawInputs::RowDrawInputs(std::span<const RowDraw> draws) {
+  settings.reserve(draws.size());
+  uniforms.reserve(draws.size());
+  for (const RowDraw& draw : draws) {
+    settings.push_back(draw.settings);
+    uniforms.push_back(draw.uniform);
+  }
+}
+
+void RowLogits::fit(Executor& executor, size_t count) {
+  if (count <= count_) return;
+  memory_.reset();
+  count_ = 0;
+  memory_ = executor.logits_memory(count);
+  count_ = count;
+}
+
+void draw_rows_on_host(const MicroBatch& batch, int64_t n_vocab, ThreadPool& pool, int threads) {
+  const auto rows = static_cast<int64_t>(batch.row_draws.size());
+  const ops::SampleDesc desc{.m = rows, .n_vocab = n_vocab};
+  const ops::Config config = ops::default_config(desc, DeviceInfo{});
+  const size_t each = ops::scratch_bytes(desc, config);
+  std::vector<std::byte> scratch(each * static_cast<size_t>(threads));
+  const RowDrawInputs inputs(batch.row_draws);
+  ops::CpuContext context{.pool = &pool, .threads = threads, .scratch = scratch.data(), .scratch_per_thread = each};
+  ops::launch(config, desc,
+              ops::SampleArgs{.logits = batch.logits,
+                              .uniform = inputs.uniforms.data(),
+                              .row_settings = inputs.settings.data(),
+                              .finite_only = true,
+                              .out = batch.drawn},
+              context);
+  for (int64_t row = 0; row < rows; ++row) {
+    float* to = batch.row_draws[static_cast<size_t>(row)].logits;
+    if (to != nullptr) std::copy_n(batch.logits + row * n_vocab, n_vocab, to);
+  }
+}
+
+}  // namespace dyno::runtime

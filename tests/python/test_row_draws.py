@@ -1,0 +1,107 @@
+"""Session.decode_and_draw: a token for each sequence of a step, drawn where the logits are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dyno import _core
+from dyno.errors import PlanError
+
+TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
+GPUS = [d for d in _core.devices() if d["kind"] == "cuda"]
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda:0",
+        marks=[pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")],
+    ),
+]
+SETTINGS = [
+    (0.0, 0, 1.0, 0.0),
+    (0.9, 40, 0.95, 0.05),
+    (1.3, 0, 0.8, 0.0),
+    (0.7, 0, 1.0, 0.1),
+    (1.0, 3, 1.0, 0.0),
+]
+
+
+def open_session(device: str, sequences: int, ubatch: int = 64) -> _core.Session:
+    return _core.Session(
+        TINY / "qwen3-tiny.gguf",
+        load={"device": device},
+        context={"ctx": 128, "sequences": sequences},
+        session={"ubatch": ubatch},
+    )
+
+
+def inputs(random: np.random.Generator, lengths: list[int]) -> list[tuple[int, np.ndarray]]:
+    return [(slot, random.integers(0, 200, n).astype(np.int32)) for slot, n in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ubatch", [64, 8])
+def test_each_row_is_drawn_as_if_alone(device: str, ubatch: int) -> None:
+    """Prompts and single tokens of 19 sequences, more than one launch on a GPU draws, with settings of their own."""
+    random = np.random.default_rng(1)
+    with_logits, drawing = open_session(device, 19, ubatch), open_session(device, 19, ubatch)
+    drawn = set()
+    for lengths in ([1 + 3 * (i % 4) for i in range(19)], [1] * 19):
+        batch = inputs(random, lengths)
+        uniforms = random.random(19).astype(np.float32)
+        draws = [(*SETTINGS[i % len(SETTINGS)], float(u)) for i, u in enumerate(uniforms)]
+        logits = with_logits.decode(batch, "last")[0]
+        assert logits is not None
+        want = [_core.sample(row, *draw) for row, draw in zip(logits, draws, strict=True)]
+        tokens, rows = drawing.decode_and_draw(batch, draws, logits_of=[2, 18])
+        assert tokens.tolist() == want
+        np.testing.assert_array_equal(rows, logits[[2, 18]])
+        drawn |= set(want)
+    assert len(drawn) > 10
+    assert [drawing.position(slot) for slot in range(19)] == [
+        with_logits.position(slot) for slot in range(19)
+    ]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_logits_come_to_the_host_only_if_asked_for(device: str) -> None:
+    session = open_session(device, 2)
+    batch = inputs(np.random.default_rng(2), [3, 5])
+    tokens, rows = session.decode_and_draw(batch, [(0.0, 0, 1.0, 0.0, 0.0)] * 2)
+    assert rows is None
+    assert tokens.dtype == np.int32
+    assert tokens.shape == (2,)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_generation_goes_on_after_a_step(device: str) -> None:
+    """What a step leaves on the device must not be taken for the logits of a generation."""
+    session, other = open_session(device, 2), open_session(device, 2)
+    prompt = np.arange(7, dtype=np.int32)
+    texts = []
+    for each in (session, other):
+        generation = each.generation(prompt, slot=0)
+        generation.queue(np.zeros(6, np.float32))
+        text = [generation.next() for _ in range(3)]
+        if each is session:
+            each.decode_and_draw(inputs(np.random.default_rng(3), [1, 4])[1:], [(0.0, 0, 1.0, 0.0, 0.0)])
+        texts.append(text + [generation.next() for _ in range(3)])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("draws", "logits_of", "message"),
+    [
+        ([(0.0, 0, 1.0, 0.0, 0.0)], [], "1 draws for 2 sequences"),
+        ([(0.0, 0, 1.0, 0.0, 1.0)] * 2, [], "uniform 1 is not in"),
+        ([(-1.0, 0, 1.0, 0.0, 0.0)] * 2, [], "temperature -1"),
+        ([(0.0, 0, 1.0, 0.0, 0.0)] * 2, [2], "logits of row 2 are asked for; there are 2"),
+        ([(0.0, 0, 1.0, 0.0, 0.0)] * 2, [-1], "logits of row -1"),
+    ],
+)
+def test_refused(draws: list[tuple[float, int, float, float, float]], logits_of: list[int], message: str) -> None:
+    session = open_session("cpu", 2)
+    with pytest.raises(PlanError, match=message):
+        session.decode_and_draw(inputs(np.random.default_rng(2), [3, 5]), draws, logits_of)
+    assert session.position(0) == session.position(1) == 0
