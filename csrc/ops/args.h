@@ -279,12 +279,12 @@ struct NormRouteArgs {
 struct SampleSettings;
 
 struct SampleArgs {
-  const float* logits = nullptr;   // [m, n_vocab]
-  const float* uniform = nullptr;  // [m] in [0, 1)
-  float temperature = 1.0f;        // 0 = greedy
-  int32_t top_k = 0;               // 0 = off
-  float top_p = 1.0f;              // 1 = off
-  float min_p = 0.0f;              // 0 = off
+  const float* logits = nullptr;                 // [m, n_vocab]
+  const float* uniform = nullptr;                // [m] in [0, 1)
+  float temperature = 1.0f;                      // 0 = greedy
+  int32_t top_k = 0;                             // 0 = off
+  float top_p = 1.0f;                            // 1 = off
+  float min_p = 0.0f;                            // 0 = off
   const SampleSettings* row_settings = nullptr;  // [m], instead of the four above; null: these hold for every row
   // A row that holds NaN or plus infinity, or nothing but minus infinity, gives -1; else NaN is merely never drawn.
   bool finite_only = false;
