@@ -57,10 +57,11 @@ def has_experts(name: str) -> bool:
 def placements(name: str) -> dict[str, dict[str, Any]]:
     """By name: settings of `opened`. Matrices go to a device by chance as well."""
     found: dict[str, dict[str, Any]] = {f"ngl{n}": {"n_gpu_layers": n} for n in range(3)}
-    if has_experts(name):
-        found |= {"cpu_moe": {"cpu_moe": True}, "n_cpu_moe": {"n_cpu_moe": 1}}
     with dyno.Engine(TINY / f"{name}-tiny.gguf", device="cpu", profile=None, plan_only=True) as engine:
         tensors = [tensor["name"] for tensor in engine.plan["tensors"]]
+    layers_of_experts = [int(t.split(".")[1]) for t in tensors if "_exps" in t]
+    if layers_of_experts:  # the first layers of some models are dense
+        found |= {"cpu_moe": {"cpu_moe": True}, "n_cpu_moe": {"n_cpu_moe": min(layers_of_experts) + 1}}
     for seed in range(3):
         rng = np.random.default_rng(seed)
         chosen = [t for t in tensors if t.endswith(".weight") and "norm" not in t and rng.random() < 0.4]
