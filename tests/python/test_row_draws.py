@@ -43,7 +43,7 @@ def inputs(random: np.random.Generator, lengths: list[int]) -> list[tuple[int, n
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("ubatch", [64, 8])
 def test_each_row_is_drawn_as_if_alone(device: str, ubatch: int) -> None:
-    """Prompts and single tokens of 19 sequences, more than one launch on a GPU draws, with settings of their own."""
+    """Prompts and single tokens of 19 sequences, each with settings of its own: a GPU takes two launches."""
     random = np.random.default_rng(1)
     with_logits, drawing = open_session(device, 19, ubatch), open_session(device, 19, ubatch)
     drawn = set()
@@ -100,7 +100,9 @@ def test_a_generation_goes_on_after_a_step(device: str) -> None:
         ([(0.0, 0, 1.0, 0.0, 0.0)] * 2, [-1], "logits of row -1"),
     ],
 )
-def test_refused(draws: list[tuple[float, int, float, float, float]], logits_of: list[int], message: str) -> None:
+def test_refused(
+    draws: list[tuple[float, int, float, float, float]], logits_of: list[int], message: str
+) -> None:
     session = open_session("cpu", 2)
     with pytest.raises(PlanError, match=message):
         session.decode_and_draw(inputs(np.random.default_rng(2), [3, 5]), draws, logits_of)
