@@ -73,17 +73,17 @@ def bars(title: str, rows: list[tuple[str, float, str]], goal: float | None) -> 
 
 def write(report: dict[str, Any], grouped: dict[str, list[dict[str, Any]]], out: Path) -> None:
     """Writes OUT.regret.svg, OUT.repeatability.svg and OUT.thresholds.svg."""
-    out.with_suffix(".regret.svg").writetext(regret_curves(grouped))
+    out.with_suffix(".regret.svg").write_text(regret_curves(grouped))
     agree = [
         (name, row["entries_agree"], f"{row['entries_agree']:.1%} of {row['tunes'] // 2} pairs, "
          f"{row['harmful']} harmful of {row['written']}")
         for name, row in report["tunes"].items()
     ]  # fmt: skip
     title = "Entries on which two fresh tunes agree (goal 95 %)"
-    out.with_suffix(".repeatability.svg").writetext(bars(title, agree, 0.95))
+    out.with_suffix(".repeatability.svg").write_text(bars(title, agree, 0.95))
     solved = []
     for name, row in report["thresholds"].items():
         solved.append((f"crossing, {name}", row["within_one_step"], f"{row['within_one_step']:.1%}"))
         solved.append((f"tie, {name}", row["ties_called"], f"{row['ties_called']:.1%}"))
     title = "Crossings located to one grid step and ties called ties, in at most 12 measurements"
-    out.with_suffix(".thresholds.svg").writetext(bars(title, solved, None))
+    out.with_suffix(".thresholds.svg").write_text(bars(title, solved, None))
