@@ -108,7 +108,7 @@ def _count(labels: Mapping[str, str], key: str, name: str) -> int | None:
     """A whole number of a label; None where the label is missing.
 
     Raises:
-        ProfileError: The label is no whole number of a plausible size.
+        ProfileError: The label is not a whole number of a plausible size.
     """
     text = labels.get(_GPU + key)
     if text is None or text == "":

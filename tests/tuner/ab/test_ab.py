@@ -377,7 +377,7 @@ def test_an_option_that_no_side_takes_is_wrong_usage(
     side, *words = [word.format(**places) for word in (a, *options)]
     name = words[0].replace("-D", "--define")
     code, text = _ab(side, side, "-m", model, *words)
-    assert (code, f"{name} " in text, "goes with" in text) == (2, True, True), text
+    assert (code, f"{name} " in text, "needs" in text) == (2, True, True), text
 
 
 def test_the_place_of_the_table_is_looked_at_first(tmp_path: Path, model: str) -> None:

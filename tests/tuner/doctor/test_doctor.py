@@ -88,7 +88,7 @@ CASES: list[tuple[str, str | None, str | None, Facts | None, str, str, str]] = [
     # removed, renamed, other tool
     ("llama-server -fmoe", IK, None, None, "-fmoe", "removed", "on by default"),
     ("llama-bench -fmoe 1", IK, None, None, "-fmoe 1", "does", "fused"),
-    ("llama-server -fmoe", IK, "2025-10-01", None, "-fmoe", "unknown", "since when"),
+    ("llama-server -fmoe", IK, "2025-10-01", None, "-fmoe", "unknown", "date is unknown"),
     ("llama-server -fmoe", IK, "2026-09-01", None, "-fmoe", "removed", "on by default"),
     ("llama-server -fa -ub 512", IK, None, None, "-fa", "removed", "bare -fa"),
     ("llama-server -fa on", IK, None, None, "-fa on", "does", "flash"),
@@ -107,7 +107,7 @@ CASES: list[tuple[str, str | None, str | None, Facts | None, str, str, str]] = [
     ("llama-cli -ser 6,1", IK, None, None, "-ser", "inert", "ignored since"),
     ("llama-cli -ser 6,1", IK, "2025-10-18", None, "-ser", "does", "fewer"),
     ("llama-cli -rcache", IK, None, None, "-rcache", "removed", "no longer"),
-    ("llama-bench -rcache 1", IK, None, None, "-rcache", "inert", "nothing is done"),
+    ("llama-bench -rcache 1", IK, None, None, "-rcache", "inert", "without any effect"),
     ("llama-cli -fdn 4", IK, None, None, "-fdn", "removed", "deprecated"),
     ("llama-bench -ncmoe 4", IK, None, None, "-ncmoe", "missing", "--n-cpu-moe"),
     ("llama-server --port 8080 --jinja -np 4", IK, None, None, "-np 4", "does", "a flag of it"),
@@ -121,7 +121,7 @@ CASES: list[tuple[str, str | None, str | None, Facts | None, str, str, str]] = [
     ("cmake -DGGML_CUDA_GRAPHS=0", MAIN, None, None, "-DGGML_CUDA_GRAPHS", "does", "leaves CUDA graphs out"),
     ("cmake -DGGML_NCCL=OFF", IK, None, None, "-DGGML_NCCL", "does", "turned off; ON is this"),
     ("cmake -DGGML_CUDA_FUSION=0", IK, None, None, "-DGGML_CUDA_FUSION", "does", "default of -cuda fusion"),
-    ("llama-server --port", MAIN, None, None, "--port", "invalid", "wants a value"),
+    ("llama-server --port", MAIN, None, None, "--port", "invalid", "needs a value"),
     ("llama-server --mertics", MAIN, None, None, "--mertics", "unknown", "--metrics"),
     # what the threads quote: PR 891, issue 474 and 765, PR 728
     ("cmake -B build -DGGML_CUDA=ON -DCMAKE_CUDA_SEPARABLE_COMPILATION=ON -DCMAKE_CUDA_FLAGS=-dlto", IK, None,
@@ -168,7 +168,7 @@ CASES: list[tuple[str, str | None, str | None, Facts | None, str, str, str]] = [
     ("llama-cli -ctv q8_0 -no-fa", IK, None, None, "-ctv", "invalid", "flash attention"),
     ("llama-cli -no-fa -fa on -ctk q8_0 -ctv q8_0", IK, None, None, "-ctv", "does", ""),
     ("llama-cli -ctv-first q8_0,4 -fa off", IK, None, None, "-ctv-first", "invalid", "flash attention"),
-    ("llama-cli -ctk f32 -ctv f32", MAIN, None, None, "-ctk", "does", "by way of f16"),
+    ("llama-cli -ctk f32 -ctv f32", MAIN, None, None, "-ctk", "does", "converted to f16"),
     # what a later token replaces
     ("llama-cli -ub 512 -b 4096 -ub 4096", IK, None, None, "-ub 512", "inert", "-ub 4096"),
     ("llama-cli -ub 8192 -ub 512", MAIN, None, None, "-ub 8192", "inert", "-ub 512"),
@@ -222,7 +222,7 @@ CASES: list[tuple[str, str | None, str | None, Facts | None, str, str, str]] = [
     ("llama-cli -op 28,0,31,0", IK, None, Facts(moe=False), "-op", "inert", "no experts"),
     ("llama-cli -op 27,0,28,0", IK, None, Facts(moe=False), "-op", "does", "for the expert ops"),
     ("llama-bench --n-cpu-moe 4", IK, None, Facts(moe=False), "--n-cpu-moe", "inert", "no experts"),
-    ("llama-cli -op 28,1", IK, None, None, "-op", "inert", "from the start"),
+    ("llama-cli -op 28,1", IK, None, None, "-op", "inert", "the default of every op"),
     ("llama-cli -op 28,0 -op 28,1", IK, None, None, "-op 28,1", "does", ""),
     ("llama-cli -op -1,0 -cuda offload-batch-size=64", IK, None, None, "offload-batch-size", "inert",
      "nothing to upload"),
@@ -476,8 +476,8 @@ def test_a_long_name_says_what_the_short_one_says(
 
 def test_a_name_that_both_engines_list_tells_neither() -> None:
     for words in ("llama-server --no-warmup", "llama-server -dr user/repo", "llama-server --embeddings"):
-        assert "nothing on the line" in diagnose(words.split()).engine_reason, words
-    assert _says(_find(diagnose(["llama-server", "--port", "--metrics"]), "--port")).endswith("behind it")
+        assert "the line fits both engines" in diagnose(words.split()).engine_reason, words
+    assert _says(_find(diagnose(["llama-server", "--port", "--metrics"]), "--port")).endswith("after it")
 
 
 def test_words_as_one_string_and_continuations() -> None:

@@ -57,8 +57,11 @@ def quiet_machine() -> None:
         (Load(2.0, seconds=0.1, others=0.3), ""),  # three ticks of the kernel's clock
         (Load(2.0, spare=14.0, seconds=1.0, others=13.9), ""),  # others' cores are not needed
         (Load(2.0, spare=14.0, seconds=1.0, others=15.0), "15 of 16 cores"),
-        (Load(2.0, seconds=1.0, throttled=0.3), "the CPU quota was used up for 30% of the time"),
-        (Load(2.0, seconds=1.0, stopped={"python (7)"}), "python (7) stood still"),
+        (
+            Load(2.0, seconds=1.0, throttled=0.3),
+            "other programs of the control group used up the CPU quota for 30% of the time",
+        ),
+        (Load(2.0, seconds=1.0, stopped={"python (7)"}), "python (7) stopped during the measurement"),
     ],
 )
 def test_a_load_says_who_disturbs(load: Load, said: str) -> None:
@@ -210,7 +213,7 @@ def test_a_child_that_was_stopped_for_a_moment_is_told() -> None:
                 child.send_signal(signal.SIGCONT)
                 os.waitid(os.P_PID, child.pid, os.WCONTINUED | os.WNOWAIT)
             assert any(f"({child.pid})" in name for name in load.stopped)
-            assert "stood still" in load.disturbed
+            assert "stopped during the measurement" in load.disturbed
             with watch.window() as next_one:
                 pass
             assert not next_one.stopped
@@ -279,7 +282,9 @@ def test_a_disturbed_measurement_is_made_again() -> None:
 
 def test_a_machine_that_does_not_come_to_rest_ends_the_run() -> None:
     setup = _Setup([BUSY], [BUSY])
-    with pytest.raises(DisturbedError, match=r"does not come to rest: other programs use 1 of 2 .*cc1plus"):
+    with pytest.raises(
+        DisturbedError, match=r"did not become quiet in [0-9]+ s: other programs use 1 of 2 .*cc1plus"
+    ):
         setup.measure()
     assert setup.made == 1
     assert setup.slept == pytest.approx(10.0, abs=REST)
@@ -433,7 +438,7 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_waits")
 def test_a_tune_on_a_busy_machine_stops_and_names_who_uses_it(tmp_path: Path) -> None:
     out = tmp_path / "p.yaml"
-    with pytest.raises(TuneError, match=r"does not come to rest.*cc1plus \(4711\).*--resume.*--force"):
+    with pytest.raises(TuneError, match=r"did not become quiet.*cc1plus \(4711\).*--resume.*--force"):
         _tune(_Engine(6, float("inf")), out)
     assert not out.exists()
 

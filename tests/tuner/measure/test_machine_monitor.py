@@ -152,7 +152,7 @@ def test_a_gpu_that_stays_throttled_is_measured_as_it_is(nvml: FakeNvml) -> None
     assert engine.measurements == 1 + len(COOLING)
     assert measurement.status is TrialStatus.OK
     assert recorder.conditions.throttled == len(COOLING)
-    assert "as it is" in [data["message"] for kind, data in seen if kind == "throttled"][-1]
+    assert "measures it so" in [data["message"] for kind, data in seen if kind == "throttled"][-1]
 
 
 def test_a_gpu_that_stays_throttled_is_not_waited_for_at_every_visit(nvml: FakeNvml) -> None:

@@ -287,7 +287,7 @@ def test_an_interrupted_run_says_what_is_missing(faulty: tuple[Path, Outcome], t
         cut.write_bytes(b"\n".join(lines[:count]) + b"\n" + lines[count][:20])
         words = _check(page.render(cut)).words
         assert "no closing record" in words
-        assert "1 line(s) are not whole" in words
+        assert "1 line(s) are incomplete" in words
     cut.write_bytes(b"\n".join(lines[:1]) + b"\n")
     words = _check(page.render(cut)).words
     for missing in ("History", "Importance", "Quality gate", "Noise"):
@@ -350,7 +350,7 @@ def test_nonsense_is_counted_not_believed(faulty: tuple[Path, Outcome], tmp_path
     with journal.Journal(path) as book:
         for record in [*nonsense, *noise]:
             book.append(record)
-    assert f"{len(nonsense)} record(s) make no sense" in _check(page.render(path)).words
+    assert f"{len(nonsense)} record(s) are inconsistent" in _check(page.render(path)).words
 
 
 def test_what_is_no_journal(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_what_is_no_journal(tmp_path: Path) -> None:
         with pytest.raises(JournalError, match=r"no whole record"):
             write_report(file)
     file.write_bytes(journal.encode({"hello": 1}))
-    with pytest.raises(JournalError, match="none of them of a tune"):
+    with pytest.raises(JournalError, match="none of a tune"):
         write_report(file)
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
@@ -391,14 +391,14 @@ def test_without_plotly(faulty: tuple[Path, Outcome], monkeypatch: pytest.Monkey
 def test_what_disturbed_a_run_is_shown(faulty: tuple[Path, Outcome], tmp_path: Path) -> None:
     path = tmp_path / "p.yaml.journal.jsonl"
     path.write_bytes(faulty[0].read_bytes())
-    assert "What disturbed the run" not in write_report(path, tmp_path / "quiet.html").read_text()
+    assert "Disturbances of the run" not in write_report(path, tmp_path / "quiet.html").read_text()
     with journal.Journal(path) as book:
         book.append(
             {"note": "throttled", "key": "aa/p0/v0", "attempt": 0, "message": "the GPU <is> throttled"}
         )
         book.append({"note": "company", "processes": [7], "message": ["no text"]})
     text = write_report(path, tmp_path / "disturbed.html").read_text()
-    assert "What disturbed the run" in text
+    assert "Disturbances of the run" in text
     assert "the GPU &lt;is&gt; throttled" in text
     assert "no text" not in text
 
@@ -448,7 +448,7 @@ def test_what_was_proven_in_part_is_no_near_tie(tmp_path: Path) -> None:
     [
         ({"missed": {"settings": {"ubatch": 4096, "mmq_id_size": 64}, "ratio": 1.2825}},
          "ubatch=4096, mmq_id_size=64 together looked 1.282 × as fast"),
-        ({"missed": {}, "unproven": True}, "no time to prove it"),
+        ({"missed": {}, "unproven": True}, "no time was left to prove it"),
         ({"not_proven": ["Not proven: 6 kernels.", 5]}, "Not proven: 6 kernels."),
         ({"missed": {"settings": 5, "ratio": "x"}, "unproven": False}, ""),
         ({}, ""),

@@ -135,7 +135,7 @@ def test_the_verdict_names_what_there_was_no_time_to_try() -> None:
     name = tuned.searched.pop()
     assert verdict(tuned).endswith("tied with them.")
     tuned.status = "budget"
-    assert verdict(tuned).endswith(f"There was no time to try {name}: a longer --budget has it.")
+    assert verdict(tuned).endswith(f"No time was left for {name}: give a longer --budget.")
 
 
 def test_every_stage_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,4 +163,4 @@ def test_what_looked_faster_and_was_not_proven_is_the_last_line() -> None:
         "Not proven: 6 kernels for generation looked 1.317 × as fast: --budget 240s has room for the proof.",
         "Not proven: ubatch=1024, threads=4 looked 1.074 × as fast.",
     ]
-    assert "no time to prove what looked faster" in verdict(tuned)
+    assert "no time was left to prove settings" in verdict(tuned)

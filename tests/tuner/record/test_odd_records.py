@@ -73,7 +73,7 @@ def change(kind: str, *path: Any, to: Any) -> Callable[[list[Record]], int]:
 RUN = "dyno-tune-1"
 ODD: dict[str, tuple[Callable[[list[Record]], int], str]] = {
     "no result": (change("visit", "result", to=...), "it has no 'result'"),
-    "a result that is none": (change("visit", "result", to=3), "result is 3, which is no dict"),
+    "a result that is none": (change("visit", "result", to=3), "result is 3, which is not of type dict"),
     "no samples": (change("visit", "result", "samples", to=...), "it has no 'samples'"),
     "half a sample": (change("visit", "result", "samples", 0, to=["pp"]), "list index out of range"),
     "a sample without time": (
@@ -97,14 +97,17 @@ ODD: dict[str, tuple[Callable[[list[Record]], int], str]] = {
     ),
     "a value of no knob": (
         change("visit", "config", "settings", "ubatch", to=-77),
-        "its configuration is none of this search",
+        "its configuration does not belong to this search",
     ),
-    "a key of the wrong kind": (change("visit", "key", to=5), "key is 5, which is no str"),
+    "a key of the wrong kind": (change("visit", "key", to=5), "key is 5, which is not of type str"),
     "no time": (change("visit", "t", to=...), "it has no 't'"),
-    "a time of no number": (change("visit", "t", to="soon"), "t is 'soon', which is no number"),
+    "a time of no number": (change("visit", "t", to="soon"), "t is 'soon', which is not a number"),
     "an endless time": (change("visit", "t", to=1e300), "t is 1e+300, which is out of range"),
     "half a quality": (change("quality", "result", "mean_kld", to=...), "it has no 'mean_kld'"),
-    "a load that is none": (change("visit", "result", "cpu", to=[3]), "cpu is [3], which is no dict"),
+    "a load that is none": (
+        change("visit", "result", "cpu", to=[3]),
+        "cpu is [3], which is not of type dict",
+    ),
     "time that was lost for ever": (
         change("visit", "result", "cpu", to={"lost": 1e300}),
         "cpu.lost is 1e+300, which is out of range",
@@ -112,7 +115,7 @@ ODD: dict[str, tuple[Callable[[list[Record]], int], str]] = {
     "no incumbents": (change(RUN, "incumbents", to=...), "it has no 'incumbents'"),
     "an incumbent that is a number": (
         change(RUN, "incumbents", to=[4]),
-        "an incumbent is 4, which is no dict",
+        "an incumbent is 4, which is not of type dict",
     ),
 }
 
@@ -163,9 +166,12 @@ OUTLINES: dict[str, tuple[Callable[[list[Record]], int], str]] = {
         change("outcome", "gain", to={"pp": {"ratio": None}}),
         "gain.pp.ratio is None",
     ),
-    "seconds that are none": (change("outcome", "seconds", to={}), "seconds is {}, which is no number"),
-    "no status": (change("outcome", "status", to=...), "status is None, which is no str"),
-    "a workload that is a list": (change(RUN, "workload", to=[1]), "workload is [1], which is no dict"),
+    "seconds that are none": (change("outcome", "seconds", to={}), "seconds is {}, which is not a number"),
+    "no status": (change("outcome", "status", to=...), "status is None, which is not of type str"),
+    "a workload that is a list": (
+        change(RUN, "workload", to=[1]),
+        "workload is [1], which is not of type dict",
+    ),
     "types that are none": (
         change(RUN, "identity", "model", "types", to={"f16": "x"}),
         "the share of 'f16' is 'x'",
@@ -196,7 +202,7 @@ def test_the_report_leaves_the_record_out_and_names_it(
     apply, reason = ODD[odd]
     number = apply(found)
     path = written(tmp_path, found)
-    assert "1 record(s) make no sense" in page.render(path)
+    assert "1 record(s) are inconsistent" in page.render(path)
     (line,) = [r.getMessage() for r in caplog.records]
     assert line.startswith(f"journal {path}: record {number} (")
     assert reason in line

@@ -141,7 +141,7 @@ def test_the_command_refuses_nonsense() -> None:
     runner = CliRunner()
     done = runner.invoke(app, ["--model", str(MODEL), "--vram", "lots"])
     assert done.exit_code == 2
-    assert "no amount of memory" in done.output
+    assert "not an amount of memory" in done.output
     done = runner.invoke(
         app, ["--engine", "llama.cpp", "--bin", "/", "--model", str(MODEL), "--vram", "1GiB"]
     )
@@ -153,8 +153,8 @@ def test_the_command_refuses_nonsense() -> None:
     [
         (10**6, 0, {}, r"--ctx 1000000: the model's limit is a context of \d+ tokens"),
         (None, 10**6, {}, r"takes a context of 1000016 tokens, and the model's limit is \d+"),
-        (64, 100, {}, "takes a context of 116 tokens, and the one that was asked for has 64"),
-        (None, 100, {"ctx": 64}, "takes a context of 116 tokens, and the one that was asked for has 64"),
+        (64, 100, {}, "takes a context of 116 tokens, but the given context holds 64"),
+        (None, 100, {"ctx": 64}, "takes a context of 116 tokens, but the given context holds 64"),
     ],
 )
 def test_a_context_that_cannot_be_had_is_told_before_anything_is_touched(

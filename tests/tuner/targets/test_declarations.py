@@ -144,7 +144,7 @@ def test_every_target_declares_itself(name: str) -> None:
 
 
 def test_an_unknown_target_is_named_with_those_that_there_are() -> None:
-    with pytest.raises(TuneError, match=r"no target 'other'; there are dyno, replay"):
+    with pytest.raises(TuneError, match=r"no target 'other'; choose from dyno, replay"):
         declared("other")
 
 

@@ -94,7 +94,7 @@ def test_export_places_as_was_measured(tmp_path: Path, version: str, line: str, 
     assert "CUDA_VISIBLE_DEVICES=3 " in text
     assert "-ngl 20 -ub 64" in text
     assert "999" not in text
-    assert said == ["CUDA_VISIBLE_DEVICES=3 of the command line stays; measured was with '1'"]
+    assert said == ["CUDA_VISIBLE_DEVICES=3 of the command line stays, but the tune measured '1'"]
 
 
 def test_export_hides_gpus_that_no_run_had(tmp_path: Path) -> None:
@@ -107,9 +107,13 @@ def test_export_hides_gpus_that_no_run_had(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "flags", "why"),
     [
-        ("complete", "-fa off", "is left out, for the default was no slower"),
-        ("budget", "-ub 64 -fa off", "stays: the tune ended as 'budget', so its default is no result"),
-        ("interrupted", "-ub 64 -fa off", "stays: the tune ended as 'interrupted'"),
+        ("complete", "-fa off", "is left out, because the default was as fast"),
+        (
+            "budget",
+            "-ub 64 -fa off",
+            "stays: the tune ended with status 'budget', so its default is not proven",
+        ),
+        ("interrupted", "-ub 64 -fa off", "stays: the tune ended with status 'interrupted'"),
         (None, "-ub 64 -fa off", "stays: the profile does not say how the tune ended"),
     ],
 )
@@ -124,7 +128,7 @@ def test_export_keeps_what_no_tune_has_beaten(
     assert text == f"{folder}/llama-server -m /m.gguf {flags} -t 2 -ngl 0 -fit off\n"
     assert said[0].startswith("ubatch: 64 of the command line")
     assert why in said[0]
-    assert said[1:] == ["flash_attention: False of the command line stays: no tune has judged it"]
+    assert said[1:] == ["flash_attention: False of the command line stays: no tune has searched it"]
 
 
 def test_export_keeps_a_policy_and_further_cuda_parameters(tmp_path: Path) -> None:
@@ -144,13 +148,13 @@ def test_another_model_in_the_command_line_is_said(tmp_path: Path, model: str) -
     own = ["llama-server", "-m", "other.gguf"]
     profile = _profile("llama.cpp", {})
     export(profile, "llama-server", binaries=str(folder), model="/m.gguf", command=own, tell=said.append)
-    assert said == ["-m other.gguf of the command line is replaced by /m.gguf, which was tuned or given"]
+    assert said == ["-m other.gguf of the command line is replaced by /m.gguf, the tuned or given model"]
     for named, count in (("other.gguf", 1), (model, 0), (f"elsewhere/{model.rpartition('/')[2]}", 0)):
         target = GgmlTarget("llama.cpp", model, str(folder), command=["llama-server", "-m", named])
         notes = target.describe().engine["notes"]
         target.close()
         assert len(notes) == count
-        assert all("other.gguf is another file than --model" in n for n in notes)
+        assert all("other.gguf is not the file of --model" in n for n in notes)
 
 
 def test_export_refuses_by_name(tmp_path: Path) -> None:
@@ -161,7 +165,7 @@ def test_export_refuses_by_name(tmp_path: Path) -> None:
         export(_profile("ik_llama.cpp", {"ubatch": 64}), "env", binaries=ik, model="m")
     policy = _profile("ik_llama.cpp", {"op_offload.matmul": False})
     assert "-op 27,0" in export(policy, "systemd", binaries=ik, model="m")
-    with pytest.raises(TuneError, match="FUSED_UP_GATE in this binary is not known"):
+    with pytest.raises(TuneError, match="FUSED_UP_GATE in this binary is unknown"):
         export(_profile("ik_llama.cpp", {"op_offload.up_gate": False}), "systemd", binaries=ik, model="m")
     with pytest.raises(TuneError, match="docker"):
         export(_profile("ik_llama.cpp", {}), "docker", binaries=ik, model="m")

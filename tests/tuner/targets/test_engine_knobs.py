@@ -78,7 +78,7 @@ def test_what_is_searched_on_a_gpu_that_holds_the_model(tmp_path: Path) -> None:
     assert "fits" in why["placement"]
     assert "fits" in why["cpu_moe_layers"]
     assert "one GPU" in why["split_mode"]
-    assert "where it does nothing" in why["threads"]
+    assert "so it has no effect" in why["threads"]
 
 
 def test_what_is_searched_with_weights_in_host_memory(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_what_is_searched_with_weights_in_host_memory(tmp_path: Path) -> None:
     assert "another way" in refusal("cpu_moe_layers", place)
     main = here(tmp_path / "m", MAIN, SMALL, MOE, host_weights=True, base={"cpu_moe_layers": 24})
     assert searched(main) >= {"offload_min_tokens", "threads", "cpu_moe_layers", "cpu_repack"}
-    assert "no policy by op" in refusal("op_offload.matmul_id", main)
+    assert "no offload policy by op" in refusal("op_offload.matmul_id", main)
     assert "no experts" in refusal("cpu_moe_layers", here(tmp_path / "d", MAIN, SMALL, DENSE))
 
 
@@ -111,7 +111,7 @@ def test_policies_by_name_are_refused_without_ids(tmp_path: Path) -> None:
     gpu = help_of(IK, "common")
     ids = {"MUL_MAT": 27, "MUL_MAT_ID": 28, "MOE_FUSED_UP_GATE": 31}
     assert spell(off, "ik_llama.cpp", gpu, bench=False, op_ids=ids).all_args() == ["-op", "28,0,31,0"]
-    with pytest.raises(ValueError, match="MUL_MAT_ID in this binary is not known"):
+    with pytest.raises(ValueError, match="MUL_MAT_ID in this binary is unknown"):
         spell(off, "ik_llama.cpp", gpu, bench=False, op_ids={"MUL_MAT": 27})
     with pytest.raises(ValueError, match="has no -op"):
         spell(off, "ik_llama.cpp", help_of(IK, "bench"), bench=True, op_ids=ids)
@@ -319,7 +319,7 @@ def test_a_policy_is_measured_by_the_sweep(
     renumbered = ["llama-server", "-ngl", "99", "-ot", "exps=CPU", "-op", "26,0,27,0,29,0"]
     with pytest.raises(TargetUnusable, match="26 is MULTI_ADD in this binary"):
         GgmlTarget("ik_llama.cpp", model, str(folder), gpu=0, command=renumbered)
-    with pytest.raises((TargetUnusable, TuneError), match="can't be measured"):
+    with pytest.raises((TargetUnusable, TuneError), match="cannot be measured"):
         GgmlTarget("ik_llama.cpp", model, str(folder), command=["llama-server", "-op", "28,0"])
 
 
@@ -343,7 +343,7 @@ def test_what_is_not_searched_here_stays_in_every_run(
     assert args[args.index("-p") + 1 : args.index("-p") + 4] == ["64", "-n", "8"]  # one process for both
     assert args[args.index("-t") + 1] == "8"
     ik = str(fake(tmp_path / "i", OLD_IK))
-    with pytest.raises(TargetUnusable, match="can't be measured"):
+    with pytest.raises(TargetUnusable, match="cannot be measured"):
         GgmlTarget("ik_llama.cpp", model, ik, gpu=0, command=["llama-server", "-op", "27,0"])
 
 

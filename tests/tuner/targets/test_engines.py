@@ -133,15 +133,15 @@ def test_a_command_line_taken_apart() -> None:
 @pytest.mark.parametrize(
     ("version", "line", "message"),
     [
-        ("ik_llama.cpp-4840", "llama-server -fmoe", "'-fmoe' is no flag"),
-        ("ik_llama.cpp-4840", "llama-server -op 27,0,28", "no list of ID"),
-        ("ik_llama.cpp-4840", "llama-server -cuda speed", "'speed' is no KEY=VALUE"),
+        ("ik_llama.cpp-4840", "llama-server -fmoe", "'-fmoe' is not a flag"),
+        ("ik_llama.cpp-4840", "llama-server -op 27,0,28", "not a list of ID"),
+        ("ik_llama.cpp-4840", "llama-server -cuda speed", "'speed' is not of the form KEY=VALUE"),
         ("ik_llama.cpp-4840", "llama-server -mla 5", "it is 0, 1, 2 or 3"),
         ("llama.cpp-0c1e570", "llama-server -hf a/b", "names a model"),
         ("llama.cpp-0c1e570", "llama-server -C 0x3,0x1", "would measure each by itself"),
         ("llama.cpp-0c1e570", "llama-server -fit on", "fit"),
-        ("llama.cpp-0c1e570", "llama-server --no-mmap", "no flag"),
-        ("llama.cpp-0c1e570", "llama-server --lora x", "--lora can't be reproduced"),
+        ("llama.cpp-0c1e570", "llama-server --no-mmap", "not a flag"),
+        ("llama.cpp-0c1e570", "llama-server --lora x", "--lora cannot be reproduced"),
         ("llama.cpp-0c1e570", "llama-server -ub", "needs a value"),
         (
             "llama.cpp-0c1e570",
@@ -149,8 +149,8 @@ def test_a_command_line_taken_apart() -> None:
             r"value \(on\|off\|auto\) in this version, and '-c' follows",
         ),
         ("llama.cpp-0c1e570", "llama-server -ub many", "whole number"),
-        ("llama.cpp-4227c9b", "llama-server -ncffn 3", "no flag"),
-        ("llama.cpp-0c1e570", "llama-server -ncmoe 3 -ot exps=CPU", "can't be told apart"),
+        ("llama.cpp-4227c9b", "llama-server -ncffn 3", "not a flag"),
+        ("llama.cpp-0c1e570", "llama-server -ncmoe 3 -ot exps=CPU", "cannot be told apart"),
     ],
 )
 def test_a_command_line_that_cannot_be_measured(version: str, line: str, message: str) -> None:
@@ -319,7 +319,7 @@ def test_what_follows_the_dashes_is_no_subcommand(tmp_path: Path) -> None:
     assert failed.exit_code == 1
     assert "GGUF" in str(failed.exception) or "gguf" in str(failed.exception)
     without = CliRunner().invoke(app, ["-m", str(file), "--", "llama-server", "--port", "80"])
-    assert (without.exit_code, "go with --engine" in without.output) == (2, True)
+    assert (without.exit_code, "need --engine" in without.output) == (2, True)
     assert CliRunner().invoke(app, ["-m", str(file), "--bin", str(folder)]).exit_code == 2
     assert CliRunner().invoke(app, ["-m", str(file), "--engine", "vllm"]).exit_code == 2
     assert CliRunner().invoke(app, ["-m", str(file), "--engine", "llama.cpp"]).exit_code == 2
@@ -344,7 +344,7 @@ def test_the_gpu_is_named_so_that_it_is_watched(
 
 
 def test_a_model_without_a_vocabulary(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No text can be read with it, so answers can't be compared, and only what changes no bit is searched."""
+    """It reads no text, so answers cannot be compared, and only settings that change no bit are searched."""
     whole = ggml_target.model_identity
     monkeypatch.setattr(ggml_target, "model_identity", lambda path: {**whole(path), "vocabulary": False})
     target = GgmlTarget("llama.cpp", model, str(fake(tmp_path / "b", "llama.cpp-0c1e570")))

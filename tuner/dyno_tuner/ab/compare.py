@@ -112,9 +112,7 @@ def compare(measure: Callable[[str], Run], options: Options, say: Callable[[str]
     except KeyboardInterrupt:
         interrupted = True
     if len(rounds) < LEAST_ROUNDS:
-        raise TooEarly(
-            f"interrupted after {len(rounds)} rounds; {LEAST_ROUNDS} are the least that say anything"
-        )
+        raise TooEarly(f"interrupted after {len(rounds)} rounds; a verdict needs {LEAST_ROUNDS}")
     result = judge(rounds, options)
     result.seconds = time.monotonic() - begun
     result.interrupted = interrupted

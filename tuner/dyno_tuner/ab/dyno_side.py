@@ -95,9 +95,9 @@ class DynoSide:
             said = answer.get("error") if isinstance(answer, dict) else None
             raise TuneError(f"side {self._name}: {said or f'exit code {done.code}: {done.last_line()}'}")
         if self._build is not None and not Path(answer["from"]).is_relative_to(self._build):
-            raise TuneError(f"side {self._name}: {self._build} was to be run, but {answer['from']} was")
+            raise TuneError(f"side {self._name}: {self._build} was asked for, but {answer['from']} ran")
         if answer["ignored"]:
-            why = "; ".join(answer["reasons"]) or "the engine does not say why"
+            why = "; ".join(answer["reasons"]) or "the engine gave no reason"
             raise TuneError(f"side {self._name}: profile {self._profile} is not used here: {why}")
         if not exact:
             self.facts |= {"version": answer["version"], **answer["build"], "fallbacks": answer["fallbacks"]}

@@ -52,7 +52,7 @@ class GgmlSide:
         unknown = [n for n in settings or {} if n not in told.engine["defaults"]]
         if unknown:
             why = told.engine["refused"].get(unknown[0], "no setting of it")
-            raise TuneError(f"side {name}: {unknown[0]} can't be set on {engine} here: {why}")
+            raise TuneError(f"side {name}: {unknown[0]} cannot be set on {engine} here: {why}")
         own = {n: v for n, v in told.engine["incumbent"].items() if n not in at_default}
         self._settings = {**own, **(settings or {})}
         self.facts: dict[str, Any] = {
@@ -83,7 +83,9 @@ class GgmlSide:
         found = target.quality(Configuration(self._settings), OpContext("ab"))
         target.close()
         if found.status is not TrialStatus.OK:
-            raise TuneError(f"side {self._name}: its answers can't be had ({found.status}): {found.message}")
+            raise TuneError(
+                f"side {self._name}: its answers cannot be computed ({found.status}): {found.message}"
+            )
         return Answers(found.mean_kld, found.max_kld, found.top1, found.tokens)
 
     def close(self) -> None:

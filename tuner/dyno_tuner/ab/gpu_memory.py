@@ -33,7 +33,7 @@ class GpuMemory:
         try:
             self._nvml = ctypes.CDLL(library)
         except OSError as error:
-            raise TuneError(f"--gpu {gpu}: {library} can't be loaded: {error}") from error
+            raise TuneError(f"--gpu {gpu}: {library} cannot be loaded: {error}") from error
         self._handle = ctypes.c_void_p()
         self._call("nvmlInit_v2")
         if bus is None:

@@ -82,7 +82,7 @@ def _machine(facts: Mapping[str, Any]) -> str:
     seen = facts.get("machine") or {}
     said = ""
     if seen.get("repeated"):
-        said = f" Others used the CPUs during {seen['repeated']} runs, which were made again."
+        said = f" Others used the CPUs during {seen['repeated']} runs, and these runs were repeated."
     if "throttled" not in seen:
         return said
     words = []

@@ -27,7 +27,7 @@ def cache_folder() -> Path:
     try:
         return (Path(base) if os.path.isabs(base) else home() / ".cache") / "dyno" / "builds"
     except RuntimeError as error:
-        raise TuneError("no home folder is known to keep builds in; set HOME or XDG_CACHE_HOME") from error
+        raise TuneError("there is no folder to keep builds in; set HOME or XDG_CACHE_HOME") from error
 
 
 def commit_of(text: str, repository: Path) -> str | None:
@@ -70,7 +70,7 @@ def build(commit: str, repository: Path, defines: Sequence[str], say: Callable[[
         tar.extractall(source, **checked)
     if not (source / "CMakeLists.txt").is_file() or not (package / "dyno").is_dir():
         raise TuneError(
-            f"{commit} of {repository} is no commit of dyno: it has no CMakeLists.txt and python/dyno"
+            f"{commit} of {repository} is not a commit of dyno: it lacks CMakeLists.txt or the package dyno"
         )
     tree = folder / "tree"
     generator = ["-GNinja"] if shutil.which("ninja") else []
@@ -80,7 +80,7 @@ def build(commit: str, repository: Path, defines: Sequence[str], say: Callable[[
     modules = sorted((tree / "csrc" / "bindings").glob("_core*"))
     compiled = [m for m in modules if m.suffix in (".so", ".pyd", ".dylib")]
     if not compiled:
-        raise TuneError(f"{commit}: the build left no dyno._core in {tree}/csrc/bindings")
+        raise TuneError(f"{commit}: the build made no dyno._core in {tree}/csrc/bindings")
     shutil.copy2(compiled[0], package / "dyno")
     (folder / _DONE).write_text(commit + "\n", encoding="utf-8")
     return package

@@ -99,7 +99,7 @@ def make_side(
                         text=given.text, deadline=given.deadline, log=given.log)  # fmt: skip
     package = _package(name, word, path, given, say)
     if flags and own:
-        raise TuneError(f"side {name}: {own!r} are flags of other engines' binaries, and {word} is dyno")
+        raise TuneError(f"side {name}: {own!r} are flags of other engines' binaries, but {word} is dyno")
     return DynoSide(name, given.model, build=package, profile=profile, settings=given.settings, gpu=given.gpu,
                     deadline=given.deadline, force=given.force)  # fmt: skip
 
@@ -110,7 +110,7 @@ def _profile(name: str, path: Path, given: Given, flags: list[str], own: str) ->
     if not declared(engine).foreign:
         if own:
             raise TuneError(
-                f"side {name}: {own!r} are flags of other engines' binaries, and {path} is of dyno"
+                f"side {name}: {own!r} are flags of other engines' binaries, but {path} is a profile of dyno"
             )
         return DynoSide(name, given.model, profile=path.absolute(), settings=given.settings, gpu=given.gpu,
                         deadline=given.deadline, force=given.force)  # fmt: skip

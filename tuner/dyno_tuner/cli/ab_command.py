@@ -145,7 +145,7 @@ def _check_taken(option: str, takers: Collection[Kind], sides: Sequence[Kind]) -
     if not any(side in takers for side in sides):
         goes = " or ".join(sorted(kind.value for kind in takers))
         found = " and ".join(dict.fromkeys(side.value for side in sides))
-        raise typer.BadParameter(f"{option} goes with {goes}; given is {found}")
+        raise typer.BadParameter(f"{option} needs {goes}; the sides are {found}")
 
 
 def _check_writable(out: Path) -> None:
@@ -220,9 +220,12 @@ def _answers(
             found.append(sides[name].answers(place, first=name == "A" or not alike))
     if found[0] is None or found[1] is None:
         lacking = "A" if found[0] is None else "B"
-        say(f"answers are not compared: side {lacking} has no llama-perplexity, or the model no vocabulary")
+        say(
+            f"answers are not compared: side {lacking} has no llama-perplexity, or the model has no "
+            "vocabulary"
+        )
         return None, ""
     limit = max(ROUNDING_FACTOR * found[0].mean_kld + ROUNDING_FLOOR, allow)
     # Written so that a KLD which is not a number fails.
     near = found[1].mean_kld <= limit
-    return (found[0], found[1]), "" if near or not alike else f"answers changed: allowed is {limit:.3g}"
+    return (found[0], found[1]), "" if near or not alike else f"answers changed: the limit is {limit:.3g}"

@@ -37,7 +37,7 @@ def parse_duration(text: str) -> float:
     """Seconds of `90`, `90s`, `3m`, `1.5h`."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*(s|sec|m|min|h)?\s*", text)
     if not found:
-        raise typer.BadParameter(f"{text!r} is no duration; write 90s, 3m or 1.5h")
+        raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 3m or 1.5h")
     seconds = float(found[1]) * {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}[found[2] or "s"]
     if not 5 <= seconds <= 7 * 86400:
         raise typer.BadParameter(f"{text!r} is out of range; give 5 s to 168 h")
@@ -108,7 +108,7 @@ def declaration_of(engine: str) -> Declaration:
     from dyno.settings import ENGINES
 
     if engine not in ENGINES:
-        raise typer.BadParameter(f"no engine {engine!r}; there are {', '.join(ENGINES)}")
+        raise typer.BadParameter(f"no engine {engine!r}; choose from {', '.join(ENGINES)}")
     return declared(engine)
 
 
@@ -118,7 +118,7 @@ def engine_options(
     """Options of a foreign engine's target; empty for dyno."""
     if not declaration_of(engine).foreign:
         if binaries is not None or command:
-            raise typer.BadParameter("--bin and a command line go with --engine llama.cpp|ik_llama.cpp")
+            raise typer.BadParameter("--bin and a command line need --engine llama.cpp|ik_llama.cpp")
         return {}
     if binaries is None:
         raise typer.BadParameter(f"--engine {engine} needs --bin DIR, the folder of its binaries")

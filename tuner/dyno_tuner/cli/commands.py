@@ -81,7 +81,7 @@ app = typer.Typer(
     help="Find, prove and write down the fastest settings for a model on this machine.",
 )
 _state = {"verbose": False, "measuring": False}
-_LATER = "tune: interrupted; if something was measured, the same command with --resume goes on from there"
+_LATER = "tune: interrupted; the same command with --resume continues after the last measurement"
 
 
 app.command(name="ab")(ab)
@@ -133,8 +133,8 @@ def tune(
         return
     if model is None and "command_line" in context.meta:
         raise typer.BadParameter(
-            "a command line goes with --engine llama.cpp|ik_llama.cpp, --bin and --model; "
-            "`tune doctor -- …` says what one does"
+            "a command line needs --engine llama.cpp|ik_llama.cpp, --bin and --model; "
+            "`tune doctor -- …` explains a command line"
         )
     if model is None:
         print(context.get_help())
@@ -143,15 +143,15 @@ def tune(
     from ..run.session import run
 
     if sampler not in SAMPLERS:
-        raise typer.BadParameter(f"no sampler {sampler!r}; there are {', '.join(SAMPLERS)}")
+        raise typer.BadParameter(f"no sampler {sampler!r}; choose from {', '.join(SAMPLERS)}")
     if study is not None and storage is None:
-        raise typer.BadParameter("--study is the name of a study in --storage; give both")
+        raise typer.BadParameter("--study names a study in --storage; give both")
     if workers is not None and ray is None:
-        raise typer.BadParameter("--workers goes with --ray; for GPUs of this machine give --gpu 0,1")
+        raise typer.BadParameter("--workers needs --ray; for GPUs of this machine give --gpu 0,1")
     target = declaration_of(engine)
     if ray is not None and (target.foreign or gpu is not None or device.startswith("cuda:")):
         raise typer.BadParameter(
-            "--ray places workers of dyno itself, and chooses their GPUs: give no --engine, --gpu or cuda:N"
+            "--ray places workers of dyno and chooses their GPUs: leave out --engine, --gpu and cuda:N"
         )
     of_engine = engine_options(engine, binaries, text, device, gpu, context.meta.get("command_line", []))
     for option, wanted in (("--vram", vram is not None), ("--pareto", pareto)):
@@ -252,19 +252,24 @@ def replay(
     ],
     sampler: Annotated[str, typer.Option(help=f"{', '.join(SAMPLERS)}.")] = "guided",
     seeds: Annotated[
-        int, typer.Option(help="How many searches, with seeds from 0.", min=1, max=100_000)
+        int, typer.Option(help="Number of searches, with seeds from 0.", min=1, max=100_000)
     ] = 100,
     metric: Annotated[
-        str | None, typer.Option(help="pp or tg, with tokens and depth if there are several: tg128@d4096.")
+        str | None,
+        typer.Option(help="Metric: pp or tg, with tokens and depth if there are several, as in tg128@d4096."),
     ] = None,
     evaluations: Annotated[
-        int, typer.Option(help="Distinct configurations a search may measure.", min=2)
+        int, typer.Option(help="Most distinct configurations that a search measures.", min=2)
     ] = 12,
     experts: Annotated[
-        int | None, typer.Option(help="Experts of the model; default: from the file, else from its rates.")
+        int | None,
+        typer.Option(
+            help="Number of experts of the model; default: the file's, else an estimate from its rates."
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Of a file with several: the model's name or its beginning.")
+        str | None,
+        typer.Option(help="Model to replay, by its name or the beginning of it, if the file has several."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -273,7 +278,7 @@ def replay(
     from ..targets.replay.target import load_sweep
 
     if sampler not in SAMPLERS:
-        raise typer.BadParameter(f"no sampler {sampler!r}; there are {', '.join(SAMPLERS)}")
+        raise typer.BadParameter(f"no sampler {sampler!r}; choose from {', '.join(SAMPLERS)}")
     wanted = re.fullmatch(r"(pp|tg)([0-9]*)(?:@d([0-9]+))?", metric) if metric is not None else None
     if metric is not None and wanted is None:
         raise typer.BadParameter(f"--metric {metric!r}: give pp, tg, pp4096, tg128, …")
@@ -321,7 +326,9 @@ def diff(
     if differs:
         more = f"; {len(differs) - 3} more differences" if len(differs) > 3 else ""
         why = "; ".join(differs[:3])
-        print(f"tune: {first} is not for what {second} (here) is for: {why}{more}", file=sys.stderr)
+        print(
+            f"tune: {first} and {second} are not for the same model and device: {why}{more}", file=sys.stderr
+        )
     if as_json:
         print(json.dumps([row.to_dict() for row in rows]))
     else:
@@ -337,10 +344,12 @@ def diff(
 def doctor(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- COMMAND LINE", help="Of llama-server, llama-bench, …, or of cmake."),
+        typer.Argument(
+            metavar="-- COMMAND LINE", help="Command line of llama-server, llama-bench, … or of cmake."
+        ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="llama.cpp or ik_llama.cpp; default: told from the line.")
+        str | None, typer.Option(help="llama.cpp or ik_llama.cpp; default: the one that the line fits.")
     ] = None,
     version: Annotated[
         str | None, typer.Option(help="Commit or day (YYYY-MM-DD) of the engine; default: as in the tables.")
@@ -404,7 +413,7 @@ def history(
     folders = folder or [profiles.user_folder()]
     absent = [str(f) for f in folder or [] if not f.is_dir()]
     if absent:
-        raise TuneError(f"history: {absent[0]} is no folder")
+        raise TuneError(f"history: {absent[0]} is not a folder")
     rows = read(folders)
     if as_json:
         print(json.dumps([row.to_dict() for row in rows]))

@@ -16,7 +16,7 @@ WhatWorkload = Annotated[
     str | None,
     typer.Option(
         "--workload",
-        help="What to be fast at: chat, rag, or tokens[:weight] as in pp=512,4096:2,tg=128,depth=0,8192; "
+        help="Work to be fast at: chat, rag, or tokens[:weight] as in pp=512,4096:2,tg=128,depth=0,8192; "
         "default pp=4096,tg=128 on a GPU, else pp=512,tg=64; a tune of less than 5m takes tg=16 for files of "
         "256 MiB or more.",
     ),
@@ -45,7 +45,7 @@ Force = Annotated[
     bool,
     typer.Option(
         "--force",
-        help="Measure although other programs use the CPUs; the profile is then marked as disturbed.",
+        help="Measure while other programs use the CPUs, and mark the profile as disturbed.",
     ),
 ]
 AllowApprox = Annotated[
@@ -54,7 +54,7 @@ AllowApprox = Annotated[
         help="Also search settings that change answers, up to this mean KLD (nats per token).", min=0
     ),
 ]
-Sampler = Annotated[str, typer.Option(help=f"Of the search: {', '.join(SAMPLERS)}.")]
+Sampler = Annotated[str, typer.Option(help=f"Sampler of the search: {', '.join(SAMPLERS)}.")]
 Storage = Annotated[
     str | None,
     typer.Option(
@@ -76,7 +76,11 @@ Ray = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(help="With --ray: how many; default: every GPU, else every node.", min=1, max=999),
+    typer.Option(
+        help="Number of workers with --ray; default: one for each GPU, else one for each node.",
+        min=1,
+        max=999,
+    ),
 ]
 Ctx = Annotated[
     int | None,
@@ -87,19 +91,19 @@ Ctx = Annotated[
 ]
 Vram = Annotated[
     str | None,
-    typer.Option(help="Memory that the engine may take, by its plan: 16GiB (main memory on a CPU)."),
+    typer.Option(help="Memory limit of the engine by its plan, as in 16GiB (on a CPU: main memory)."),
 ]
 Pareto = Annotated[
     bool, typer.Option("--pareto", help="Also write profiles that need less memory, and a plot.")
 ]
 Engine = Annotated[
-    str, typer.Option(help="dyno, llama.cpp or ik_llama.cpp; after -- your own command line of it.")
+    str, typer.Option(help="dyno, llama.cpp or ik_llama.cpp; your own command line of it stands after --.")
 ]
 Text = Annotated[
     Path | None,
     typer.Option(
-        help="Your own text: what prompts are made of (it decides which experts work); "
-        "with --bin what answers are compared on."
+        help="Your own text for the prompts, which decides the experts that work; "
+        "with --bin, the text that answers are compared on."
     ),
 ]
 Kernels = Annotated[bool, typer.Option(help="Also choose kernels of single ops.")]
@@ -108,19 +112,20 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show traces of e
 # ---- of tune ab
 
 SideA = Annotated[
-    str, typer.Argument(metavar="A", help="Profile, folder of llama-bench, build or commit, or `default`.")
+    str, typer.Argument(metavar="A", help="Profile, folder with llama-bench, build, commit, or `default`.")
 ]
-SideB = Annotated[str, typer.Argument(metavar="B", help="The same; B is compared with A.")]
+SideB = Annotated[str, typer.Argument(metavar="B", help="As A; B is compared with A.")]
 Flags = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[-- FLAGS]", help="Of llama-server, for the binaries of both sides."),
+    typer.Argument(metavar="[-- FLAGS]", help="Flags of llama-server for the binaries of both sides."),
 ]
 OneGpu = Annotated[int | None, typer.Option("--gpu", help="The same as --device cuda:N.", min=0, max=999)]
 Rounds = Annotated[int, typer.Option(help="ABBA rounds of four processes each.", min=2, max=1000)]
 RoundsBudget = Annotated[
-    str | None, typer.Option("--budget", help="Begin no round that would end later: 90s, 3m, 1h.")
+    str | None,
+    typer.Option("--budget", help="Time limit: 90s, 3m, 1h. No round begins that would end later."),
 ]
-Least = Annotated[float, typer.Option(help="A smaller difference is none, however sure.", min=0.0, max=1.0)]
+Least = Annotated[float, typer.Option(help="Smallest difference that counts.", min=0.0, max=1.0)]
 FlagsA = Annotated[str, typer.Option(help="Further flags of A's binaries, as one word.")]
 FlagsB = Annotated[str, typer.Option(help="Further flags of B's binaries, as one word.")]
 ProfileA = Annotated[Path | None, typer.Option(help="Profile for a build or commit A.")]
@@ -129,18 +134,16 @@ ForceProfile = Annotated[
     bool, typer.Option("--force-profile", help="Use profiles of dyno although they belong to another model.")
 ]
 Repository = Annotated[
-    Path | None, typer.Option("--repo", help="Where commits are looked up; default: the current folder.")
+    Path | None, typer.Option("--repo", help="Repository of the commits; default: the current folder.")
 ]
 Defines = Annotated[
-    list[str] | None, typer.Option("--define", "-D", help="Of CMake, for commits: GGML_CUDA=ON.")
+    list[str] | None, typer.Option("--define", "-D", help="CMake definition for commits, as in GGML_CUDA=ON.")
 ]
 AnswersText = Annotated[Path | None, typer.Option("--text", help="Text that llama-perplexity compares on.")]
 Check = Annotated[bool, typer.Option("--answers/--no-answers", help="Compare the answers too.")]
 Allow = Annotated[
     float, typer.Option("--allow-approx", help="Mean KLD (nats) that B's answers may have.", min=0.0)
 ]
-Deadline = Annotated[float, typer.Option(help="Seconds that one process may take.", min=1.0)]
-Log = Annotated[
-    Path | None, typer.Option(help="Keep here what other engines' binaries say on standard error.")
-]
-TableOut = Annotated[Path | None, typer.Option("--out", help="Write the table here, too.")]
+Deadline = Annotated[float, typer.Option(help="Time limit of one process, in seconds.", min=1.0)]
+Log = Annotated[Path | None, typer.Option(help="File for the standard error of other engines' binaries.")]
+TableOut = Annotated[Path | None, typer.Option("--out", help="File that the table is also written to.")]

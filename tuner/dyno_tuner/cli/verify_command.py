@@ -29,15 +29,15 @@ def verify(
         str | None, typer.Option("--model", "-m", help="GGUF file; default: the one that the profile names.")
     ] = None,
     gpu: Annotated[
-        int | None, typer.Option(help="Number of the GPU, for a profile of one.", min=0, max=999)
+        int | None, typer.Option(help="Number of the GPU, for a profile of a GPU.", min=0, max=999)
     ] = None,
     binaries: Annotated[
         Path | None,
-        typer.Option("--bin", help="For a profile of another engine: the folder of its binaries."),
+        typer.Option("--bin", help="Folder of the engine's binaries, for a profile of another engine."),
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="Time to take at most: 90s, 3m, 1h; default 2m, for other engines' profiles 10m."),
+        typer.Option(help="Time limit: 90s, 3m, 1h; default 2m, and 10m for a profile of another engine."),
     ] = None,
     since: Annotated[
         str | None,
@@ -129,4 +129,4 @@ def _print(verdicts: list[Verdict], gain: dict[str, Estimate]) -> None:
     for metric, g in gain.items():
         print(f"whole profile, {metric}: {g.ratio:.3f} × the default [{g.low:.3f}, {g.high:.3f}]")
     if not verdicts:
-        print("every entry is default: there is nothing to verify")
+        print("every entry is default, so there is nothing to verify")

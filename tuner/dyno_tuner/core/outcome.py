@@ -134,7 +134,11 @@ class Outcome:
     def describe(self) -> str:
         """One line for logs."""
         if not self.entries and not self.kernels:
-            why = "there was no time to prove what looked faster" if self.unproven else "nothing beat it"
+            why = (
+                "no time was left to prove settings that looked faster"
+                if self.unproven
+                else "nothing beat it"
+            )
             return f"every entry is default: {why}"
         named = [f"{e.name}={e.value} ({e.estimate.ratio:.3f}×)" for e in self.entries]
         return ", ".join([*named, *(f"{len(self.kernels)} kernel choices" for _ in self.kernels[:1])])

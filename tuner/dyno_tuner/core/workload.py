@@ -47,7 +47,7 @@ class Part:
         """Of `tg128@d4096`. Raises TuneError."""
         found = re.fullmatch(r"(pp|tg)([0-9]{1,9})(?:@d([0-9]{1,9}))?", name)
         if not found or int(found[2]) == 0:
-            raise TuneError(f"workload: {name!r} is no measure; write pp4096 or tg128@d4096")
+            raise TuneError(f"workload: {name!r} is not a metric; write pp4096 or tg128@d4096")
         return cls(found[1], int(found[2]), int(found[3] or 0), weight)
 
 
@@ -109,8 +109,8 @@ class Workload:
             return cls.mix(_items(MIXES[text.strip()], None), text.strip())
         if "=" not in text:
             raise TuneError(
-                f"workload: cannot read {text.strip()!r}: no mix of this name; there are {', '.join(MIXES)}, "
-                "or write for example pp=512,tg=64,depth=0"
+                f"workload: cannot read {text.strip()!r}: there is no mix of this name; choose from "
+                f"{', '.join(MIXES)}, or write for example pp=512,tg=64,depth=0"
             )
         items = [piece for piece in text.split(";") if piece.strip()]
         if len(items) == 1:
@@ -246,5 +246,5 @@ def _weight(text: str) -> float:
     except ValueError:
         weight = math.nan
     if not (math.isfinite(weight) and 0 < weight <= 1e6):
-        raise TuneError(f"workload: {text!r} is no weight; give a number above 0")
+        raise TuneError(f"workload: {text!r} is not a weight; give a number above 0")
     return weight

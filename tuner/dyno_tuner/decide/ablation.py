@@ -47,7 +47,7 @@ class LeftOut:
     Args:
         gain: the profile over the configuration without the part.
         missed: whether the part gains its margin and harms no metric.
-        needed: whether the rest does not run without it.
+        needed: whether the rest of the profile does not run without it.
         saves: whether it stays for the memory that it saves.
     """
 

@@ -45,7 +45,7 @@ def judge(candidate: Quality, default: Quality, fidelity: Fidelity, approx_limit
     approx_limit: mean KLD in nats per token that the user allowed for `approx` knobs, if any.
     """
     if candidate.status is not TrialStatus.OK:
-        return Verdict(False, f"they could not be compared: {candidate.message or candidate.status}")
+        return Verdict(False, f"the answers could not be compared: {candidate.message or candidate.status}")
     if candidate.digest and candidate.digest == default.digest:
         return Verdict(True)
     if fidelity is Fidelity.EXACT:
@@ -58,7 +58,7 @@ def judge(candidate: Quality, default: Quality, fidelity: Fidelity, approx_limit
     # Written so that a KLD which is not a number fails.
     if not candidate.mean_kld <= limit:
         return Verdict(
-            False, f"mean KLD {candidate.mean_kld:.3g} against the exact path, allowed is {limit:.3g}"
+            False, f"mean KLD {candidate.mean_kld:.3g} against the exact path, above the limit of {limit:.3g}"
         )
     if fidelity is not Fidelity.APPROX:
         defaults = {g.name: g for g in default.groups}
@@ -68,8 +68,8 @@ def judge(candidate: Quality, default: Quality, fidelity: Fidelity, approx_limit
                 allowed = ROUNDING_FACTOR * max(theirs.mean_kld, default.mean_kld) + ROUNDING_FLOOR
                 return Verdict(
                     False,
-                    f"mean KLD {ours.mean_kld:.3g} against the exact path in {ours.name} tokens, allowed is "
-                    f"{allowed:.3g}",
+                    f"mean KLD {ours.mean_kld:.3g} against the exact path in {ours.name} tokens, above the "
+                    f"limit of {allowed:.3g}",
                 )
     return Verdict(True)
 

@@ -62,9 +62,7 @@ def _unknown(item: Item, names: Sequence[str], what: str) -> None:
 def _program(item: Item, line: Line) -> None:
     if item.name == "cmake" or item.name in TOOLS:
         if item.name in IK_TOOLS and line.engine == MAIN:
-            item.say(
-                Status.MISSING, "a program of ik_llama.cpp; llama-batched-bench -npl 1 stands for it here"
-            )
+            item.say(Status.MISSING, "a program of ik_llama.cpp; use llama-batched-bench -npl 1 here")
         else:
             item.say(Status.DOES, "the program")
         return
@@ -75,7 +73,7 @@ def _argument(item: Item, line: Line) -> None:
     if line.tool == "cmake":
         item.say(Status.DOES, "an argument of cmake itself")
     elif item.name == "env":
-        item.say(Status.DOES, "runs the program with the variables behind it")
+        item.say(Status.DOES, "runs the program with the variables after it")
     elif any(i.kind == "program" for i in line.items[line.items.index(item) + 1 :]):
         item.say(Status.UNKNOWN, "part of a command that starts the program, which the tables do not cover")
     else:
@@ -99,7 +97,7 @@ def _env(item: Item, line: Line) -> None:
         text = ENV_ELSEWHERE.get((line.engine, item.name))
         item.say(
             Status.MISSING,
-            text or f"a variable of {_other(line.engine)}; the tables know none of this name here",
+            text or f"a variable of {_other(line.engine)}; the tables have no such name here",
         )
     elif item.name in BUILD_NAMES:
         item.say(
@@ -149,7 +147,7 @@ def _flag(item: Item, line: Line) -> None:
         if gone.since is None:
             item.say(
                 Status.UNKNOWN,
-                f"gone by the commit that the tables describe, since when they do not say: {gone.text}",
+                f"gone by the commit that the tables describe; the date is unknown: {gone.text}",
             )
             return
         item.say(Status.DOES, f"works in {line.version.text}; later {gone.text}")
@@ -175,16 +173,16 @@ def _foreign(item: Item, name: str, line: Line) -> None:
         source = IK_SOURCE if line.engine == IK else MAIN_SOURCE
         item.say(
             Status.DOES,
-            "a flag of it; the tables know nothing that it does to speed, memory or answers",
+            "a flag of it; the tables hold no effect on speed, memory or answers",
             source,
         )
         if item.value is None and OTHERS[line.engine, line.bench][name]:
-            item.say(Status.INVALID, "it wants a value behind it", source)
+            item.say(Status.INVALID, "it needs a value after it", source)
         return
     here = [f for f in FLAGS if f.engine == line.engine and name in f.names]
     if here:
         item.say(Status.MISSING, f"{'llama-bench' if line.bench else 'only llama-bench'} "
-                 f"{'does not take it' if line.bench else 'takes it'}, as far as the tables know",
+                 f"{'does not take it' if line.bench else 'takes it'}, by the tables",
                      here[0].source)  # fmt: skip
         return
     other = _other(line.engine)
@@ -192,7 +190,7 @@ def _foreign(item: Item, name: str, line: Line) -> None:
     if there is not None:
         item.say(
             Status.MISSING,
-            f"a flag of {other} ({there.does}); the tables know none of this name here",
+            f"a flag of {other} ({there.does}); the tables have no such name here",
             there.source,
         )
         return
@@ -209,7 +207,7 @@ def _value(item: Item, line: Line) -> None:
         if item.name == "-fa" and line.engine == IK and not line.version.has_undated:
             item.say(
                 Status.UNKNOWN,
-                "bare: older versions took it so, since when a value is wanted is not in the tables",
+                "bare: older versions took it so; the tables do not hold when the value became necessary",
             )
         elif item.name == "-fa" and line.engine == IK and not line.bench:
             item.say(
@@ -219,7 +217,7 @@ def _value(item: Item, line: Line) -> None:
             )
         else:
             wants = "|".join(flag.values) or "a value"
-            item.say(Status.INVALID, f"it wants {wants} behind it", flag.source)
+            item.say(Status.INVALID, f"it needs {wants} after it", flag.source)
         return
     parts = item.value.split(",") if line.bench and item.name != "-ot" else [item.value]
     for part in parts:
@@ -232,11 +230,11 @@ def _value(item: Item, line: Line) -> None:
                 flag.source,
             )
         elif flag.form == "percent" and not (_is_int(part) and 0 <= int(part) <= 100):
-            item.say(Status.INVALID, f"value {part!r}: a number from 0 to 100 is wanted", flag.source)
+            item.say(Status.INVALID, f"value {part!r}: give a number from 0 to 100", flag.source)
         elif flag.form == "int" and part not in flag.values and not _is_int(part):
             if line.bench and line.engine == MAIN and _is_range(part):
                 continue
-            item.say(Status.INVALID, f"value {part!r} is no whole number", flag.source)
+            item.say(Status.INVALID, f"value {part!r} is not a whole number", flag.source)
 
 
 def _is_range(text: str) -> bool:

@@ -62,7 +62,7 @@ def _read(model: Path) -> tuple[str | None, int | None, int | None, int | None]:
     file = _core.Gguf(str(model))
     architecture = file.get("general.architecture")
     if not isinstance(architecture, str):
-        raise TuneError(f"--model {model}: general.architecture is missing or no text")
+        raise TuneError(f"--model {model}: general.architecture is missing or not a text")
 
     def number(key: str) -> int | None:
         value = file.get(f"{architecture}.{key}")

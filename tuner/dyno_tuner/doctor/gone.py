@@ -38,11 +38,11 @@ GONE: tuple[Gone, ...] = (
     Gone(("-op", "--offload-policy"), IK, _B, True, False, "llama-bench does not take it; "
         "llama-sweep-bench does"),
     Gone(("--version",), IK, _B, False, False, "llama-bench has none; its JSON holds build_commit"),
-    Gone(("-d", "--n-depth"), IK, _B, True, False, "llama-bench has no depth here; -gp pp,tg stands for it"),
+    Gone(("-d", "--n-depth"), IK, _B, True, False, "llama-bench has no depth here; use -gp pp,tg"),
     Gone(("-no-mmad",), IK, _B, False, False, "llama-bench does not take it"),
-    Gone(("--no-op-offload",), IK, _ANY, False, False, "a flag of llama.cpp; -op -1,0 does that here"),
+    Gone(("--no-op-offload",), IK, _ANY, False, False, "a flag of llama.cpp; -op -1,0 has that effect here"),
     Gone(("-nopo",), IK, _B, True, False, "a flag of llama.cpp; -cuda offload-batch-size=N with a large N "
-        "does that here"),
+        "has that effect here"),
     Gone(("-mmp", "--mmap"), MAIN, _B, True, True, "replaced by -lm none|mmap|…"),
     Gone(("--no-mmap",), MAIN, _ANY, False, True, "replaced by -lm none"),
     Gone(("--mlock",), MAIN, _C, False, True, "replaced by -lm mlock"),
@@ -58,9 +58,8 @@ GONE: tuple[Gone, ...] = (
     Gone(("--cuda-graph-opt",), MAIN, _ANY, False, False, "there is no such flag; it is the environment "
         "variable "
          "GGML_CUDA_GRAPH_OPT=1"),
-    Gone(("--cuda-graph-opt",), IK, _ANY, False, False, "there is no such flag, and ik_llama.cpp does not "
-        "have what "
-         "GGML_CUDA_GRAPH_OPT=1 does in llama.cpp"),
+    Gone(("--cuda-graph-opt",), IK, _ANY, False, False, "there is no such flag, and ik_llama.cpp has no "
+         "counterpart of GGML_CUDA_GRAPH_OPT=1 of llama.cpp"),
 )  # fmt: skip
 
 

@@ -187,7 +187,7 @@ class Line:
 
     @property
     def unlisted(self) -> list[Item]:
-        """Flags that neither engine has, as far as the tables know: the program would stop at them."""
+        """Flags that neither engine has, by the tables: the program would stop at them."""
         return [i for i in self.items if i.unlisted]
 
 

@@ -33,7 +33,7 @@ def split(words: Sequence[str]) -> list[str]:
     found = [w for w in found if w.strip()]
     if not found:
         raise TuneError(
-            "no command line; write it behind --, as in: tune doctor -- llama-server -m x.gguf -ub 4096"
+            "no command line; write it after --, as in: tune doctor -- llama-server -m x.gguf -ub 4096"
         )
     if len(found) > _LIMIT:
         raise TuneError(f"the command line has {len(found)} words; at most {_LIMIT} are read")
@@ -57,14 +57,13 @@ def detect_engine(words: Sequence[str], version: str | None) -> tuple[str, str]:
             signs[engine].append(word)
     ik, main = signs[IK], signs[MAIN]
     if not ik and not main:
-        return MAIN, "nothing on the line tells the engines apart; llama.cpp is taken, say --engine otherwise"
+        return MAIN, "the line fits both engines; llama.cpp is assumed, so give --engine for the other"
     chosen = IK if len(ik) >= len(main) else MAIN
     other = MAIN if chosen == IK else IK
     reason = f"only {chosen} has {', '.join(dict.fromkeys(signs[chosen]))}"
     if signs[other]:
-        reason += (
-            f" (but only {other} has {', '.join(dict.fromkeys(signs[other]))}; say --engine if that is wrong)"
-        )
+        against = ", ".join(dict.fromkeys(signs[other]))
+        reason += f" (but only {other} has {against}; give --engine if that is wrong)"
     return chosen, reason
 
 

@@ -43,7 +43,7 @@ class Limit:
 _NO_BF16 = "this GPU has no bf16 tensor cores: emulated and slow; use it from 8.0 on"
 _NO_GRAPHS_IK = "CUDA graphs are off at run time below compute capability 8.0, with or without this"
 _NO_GRAPHS_MAIN = "CUDA graphs are off at run time below compute capability 7.0, with or without this"
-_MMQ = "no effect from compute capability 7.5 on: MMQ is chosen before the macro is looked at"
+_MMQ = "no effect from compute capability 7.5 on: MMQ is chosen before the macro is read"
 _INF = 99.0
 LIMITS: tuple[Limit, ...] = (
     Limit("cmake", "GGML_CUDA_IQK_FORCE_BF16", IK, 0, 8.0, Status.WRONG_GPU, _NO_BF16),
@@ -56,7 +56,7 @@ LIMITS: tuple[Limit, ...] = (
     Limit("cmake", "GGML_CUDA_FORCE_MMQ", IK, 6.1, 7.0, Status.INERT, "MMQ is always used here"),
     Limit("cmake", "GGML_CUDA_FORCE_MMQ", MAIN, 6.1, 7.0, Status.INERT, "MMQ is always used here"),
     Limit("cmake", "GGML_CUDA_FORCE_MMQ", IK, 0, 6.1, Status.INERT, "there is no MMQ below 6.1"),
-    Limit("cmake", "GGML_CUDA_FORCE_MMQ", MAIN, 0, 6.1, Status.INERT, "below 6.1 it is not looked at"),
+    Limit("cmake", "GGML_CUDA_FORCE_MMQ", MAIN, 0, 6.1, Status.INERT, "below 6.1 it is not read"),
     Limit("cmake", "GGML_CUDA_USE_GRAPHS", IK, 0, 8.0, Status.INERT, _NO_GRAPHS_IK, on=False),
     Limit("cmake", "GGML_CUDA_GRAPHS", MAIN, 0, 7.0, Status.INERT, _NO_GRAPHS_MAIN, on=False),
     Limit("env", "GGML_CUDA_DISABLE_GRAPHS", IK, 0, 8.0, Status.INERT, _NO_GRAPHS_IK, on=False),
@@ -220,7 +220,7 @@ def _uncompiled(engine: str, pair: tuple[str, str]) -> tuple[Status, str]:
     """The effect of a pair of cache types for which a usual build has no flash attention."""
     which = f"flash attention on CUDA for K {pair[0]} with V {pair[1]}"
     if engine == MAIN and "f32" in pair:
-        return Status.DOES, f"{which} goes by way of f16, slower: no build has kernels for f32"
+        return Status.DOES, f"{which} is converted to f16, which is slower: no build has kernels for f32"
     build = (
         "GGML_CUDA_FA_ALL_QUANTS=ON" if engine == IK else "GGML_CUDA_FA_QUANTS (else slower, by way of f16)"
     )
@@ -402,7 +402,7 @@ def offload(line: Line) -> None:
     policies = line.all("flag", "-op")
     if all(i.ops and not i.wrong and all(p["offload"] for p in i.ops) for i in policies):
         for item in policies:
-            item.say(Status.INERT, "1 is what every op has from the start", OFFLOAD_SOURCE)
+            item.say(Status.INERT, "1 is the default of every op", OFFLOAD_SOURCE)
     _thresholds(line, switches, sizes)
 
 
@@ -497,7 +497,7 @@ def exclusive(line: Line) -> None:
 def rope_cache(line: Line) -> None:
     item = line.flag("-rcache")
     if item is not None and item.flag is not None:
-        item.say(Status.INERT, "read, and nothing is done with it any more", IK_SOURCE)
+        item.say(Status.INERT, "read, but without any effect", IK_SOURCE)
 
 
 def expert_reduction(line: Line) -> None:
@@ -552,7 +552,7 @@ def repeated(line: Line) -> None:
         if later is item:
             continue
         item.replaced = True
-        item.say(Status.INERT, f"{later.text}, which comes later, takes its place")
+        item.say(Status.INERT, f"{later.text} comes later and takes its place")
         if item.name == "-cuda":
             whole = later
 

@@ -40,7 +40,7 @@ def _ik(name: str, does: str, default: str | None = None, *, dead: str | None = 
         name,
         MAIN,
         "",
-        gone=main or "a switch of ik_llama.cpp; the tables know none of this name here",
+        gone=main or "a switch of ik_llama.cpp; the tables have no such name here",
         lost=lost,
     )
     return [Switch(name, IK, does, default, dead=dead, off=off, where=where), other]
@@ -55,7 +55,7 @@ def _main(
     off: str | None = None,
     where: str = "",
 ) -> list[Switch]:
-    other = Switch(name, IK, "", gone=ik or "a switch of llama.cpp; the tables know none of this name here")
+    other = Switch(name, IK, "", gone=ik or "a switch of llama.cpp; the tables have no such name here")
     return [Switch(name, MAIN, does, default, off=off, where=where), other]
 
 

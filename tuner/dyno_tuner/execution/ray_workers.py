@@ -302,7 +302,7 @@ def _check_reachable(address: str) -> None:
         try:
             socket.create_connection((found[1], int(found[2])), timeout=_REACH_SECONDS).close()
         except (OSError, OverflowError) as error:
-            raise TuneError(f"--ray {address}: nothing can be reached there: {error}") from error
+            raise TuneError(f"--ray {address}: no cluster answers there: {error}") from error
 
 
 @contextlib.contextmanager

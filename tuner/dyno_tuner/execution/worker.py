@@ -234,7 +234,7 @@ class Worker:
             code = self._process.wait(10)
         except subprocess.TimeoutExpired:
             self.kill()
-            return WorkerDied(TrialStatus.CRASH, "the worker closed its pipe and did not end")
+            return WorkerDied(TrialStatus.CRASH, "the worker closed its pipe but did not end")
         self.kill()
         self._reader.join(1)
         last = f"; it said: {self._lines[-1]}" if self._lines else ""
@@ -247,7 +247,7 @@ class Worker:
                 name = signal.Signals(-code).name
             except ValueError:
                 name = str(-code)
-            return WorkerDied(TrialStatus.CRASH, f"the worker died of {name}{last}")
+            return WorkerDied(TrialStatus.CRASH, f"{name} ended the worker{last}")
         return WorkerDied(TrialStatus.CRASH, f"the worker ended with exit code {code}{last}")
 
     def kill(self) -> None:
@@ -378,9 +378,9 @@ class WorkerExecutor:
         try:
             reply = self._get(self._number).call("memory", {"settings": dict(settings)}, START_DEADLINE)
         except WorkerDied as died:
-            raise TuneError(f"the memory plan could not be had ({died.status}): {died.message}") from died
+            raise TuneError(f"the engine gave no memory plan ({died.status}): {died.message}") from died
         if reply.error:
-            raise TargetUnusable(f"the memory plan could not be had: {reply.message}")
+            raise TargetUnusable(f"the engine gave no memory plan: {reply.message}")
         return None if reply.value is None else int(reply.value)
 
     def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]:
@@ -388,9 +388,9 @@ class WorkerExecutor:
         try:
             reply = self._get(self._number).call("kernel_ops", arguments, START_DEADLINE)
         except WorkerDied as died:
-            raise TuneError(f"the list of ops could not be had ({died.status}): {died.message}") from died
+            raise TuneError(f"the engine gave no list of ops ({died.status}): {died.message}") from died
         if reply.error:
-            raise TuneError(f"the list of ops could not be had: {reply.message}")
+            raise TuneError(f"the engine gave no list of ops: {reply.message}")
         return [KernelOp.from_dict(op) for op in reply.value]
 
     def time_ops(self, request: Mapping[str, Any], context: OpContext, deadline: float) -> list[list[float]]:

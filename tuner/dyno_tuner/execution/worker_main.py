@@ -35,7 +35,7 @@ def _die_with(parent: int) -> None:
 def make_target(name: str, options: dict[str, Any]) -> Any:
     """Raises TargetUnusable."""
     if name not in MODULES:
-        raise TargetUnusable(f"no target {name!r}; there are {', '.join(MODULES)}")
+        raise TargetUnusable(f"no target {name!r}; choose from {', '.join(MODULES)}")
     return importlib.import_module(MODULES[name]).from_options(options)
 
 

@@ -84,13 +84,13 @@ class Load:
     def disturbed(self) -> str:
         """The reason that the window does not count; empty if it does."""
         if self.stopped:
-            return f"{', '.join(sorted(self.stopped))} stood still meanwhile"
+            return f"{', '.join(sorted(self.stopped))} stopped during the measurement"
         if self.changed:
             return self.changed
         if self.throttled > LIMIT:
             return (
-                f"the CPU quota was used up for {self.throttled:.0%} of the time, and not by this run: other "
-                "programs of the control group use it"
+                f"other programs of the control group used up the CPU quota for "
+                f"{self.throttled:.0%} of the time"
             )
         if self.share <= LIMIT or (self.others + self.steal) * self.seconds <= LEAST:
             return ""

@@ -333,9 +333,9 @@ class Careful:
                 break
             pause = next(pauses, None)
             what = (
-                f"dropped, again in {pause:.0f} s"
+                f"the measurement is repeated in {pause:.0f} s"
                 if pause is not None
-                else "it stays so, and is measured as it is"
+                else "it stays throttled, and the tune measures it so"
             )
             message = f"the GPU is throttled ({window.throttled}): {what}"
             self._note("throttled", key=key, attempt=throttled, message=message)
@@ -364,7 +364,7 @@ class Careful:
             self._restless = False
         elif counts:
             seen["disturbed"] = window.disturbed
-            self._say_restless(f"{window.disturbed}: measured in spite of it")
+            self._say_restless(f"{window.disturbed}: measured all the same")
         return seen
 
     def _say_restless(self, message: str) -> None:
@@ -375,13 +375,10 @@ class Careful:
 
     def _come_to_rest(self, why: str, patience: float, waited: float) -> None:
         """Waits until nobody disturbs. Raises DisturbedError if that takes too long."""
-        self._say_restless(f"{why}: such measurements do not count and are made again")
+        self._say_restless(f"{why}: such measurements do not count and are repeated")
         while True:
             if waited >= patience:
-                raise DisturbedError(
-                    f"the machine does not come to rest: {why}; for {waited:.0f} s no measurement was free "
-                    "of it"
-                )
+                raise DisturbedError(f"the machine did not become quiet in {waited:.0f} s: {why}")
             begun = time.monotonic()
             with self._watch.window() as window:
                 self._sleep(REST)

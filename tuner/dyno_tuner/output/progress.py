@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 STAGES = {
     "noise": "measuring the noise: the default against itself",
-    "answers": "computing exact answers, which all that is tried is compared with",
+    "answers": "computing exact answers; every trial is compared with them",
     "glimpse": "a first look at the kernels of generation, to divide the time",
     "thresholds": "solving thresholds: both paths are timed at several sizes",
-    "screen": "searching settings: of each, the answers are compared, then its speed with the default's",
+    "screen": "searching settings: answers first, then speed against the default",
     "finalists": "proving the best settings in pairs with the default",
-    "kernels": "kernels: timed alone, tried in place, proven in pairs with the default",
+    "kernels": "kernels: timed alone, tried in situ, proven in pairs with the default",
     "pareto": "proving settings that need less memory",
     "done": "done",
     "interrupted": "interrupted",
@@ -94,7 +94,7 @@ class Progress:
             self._margin = data["margin"]
             margins = ", ".join(f"{m} ±{100 * x:.1f} %" for m, x in self._margin.items())
             if plain:
-                self.say(f"  a gain counts from {margins}, or from what rounds show")
+                self.say(f"  a gain counts from {margins}, or from the margin that rounds show")
         elif kind == "trial":
             self._trial(data, plain)
         elif kind == "threshold" and plain:
@@ -116,7 +116,7 @@ class Progress:
             )
         elif kind == "whole" and plain and "gain" in data:
             gains = ", ".join(f"{m} {g['ratio']:.3f} ×" for m, g in data["gain"].items())
-            verdict = "taken" if data["taken"] else "not taken as it is"
+            verdict = "taken" if data["taken"] else "rejected as a whole"
             self.say(f"  the whole profile over the default: {gains}, {verdict}")
         elif kind == "pareto" and plain:
             self.say(f"  {data['name']}: {data['ratio']:.3f} × in {gib(data['size'])}")
@@ -136,7 +136,7 @@ class Progress:
         elif kind == "kernels_cut" and plain:
             self.say(f"  time for {data['done']} of {data['of']} ops, each alone")
         elif kind == "kernels_alone" and plain:
-            self.say("  no time to screen kernels of generation in place: their times alone choose")
+            self.say("  no time to try kernels of generation in situ: their times alone decide")
         elif kind == "kernels_small" and plain:
             self.say(
                 f"  {data['choices']} kernels for {data['group']} can gain {data['promise']:.4f} × at most, "
@@ -146,14 +146,14 @@ class Progress:
             self.say(f"  no time to confirm the kernels for {data['group']} as well")
         elif kind == "kernels_together" and plain:
             verdict = f"{data['ratio']:.3f} × in place" if data["kept"] else "no gain in place"
-            self.say(f"  what won alone for generation, {data['choices']} kernels as one: {verdict}")
+            self.say(f"  {data['choices']} kernels of generation that won alone, tried together: {verdict}")
         elif kind == "kernel_trial" and plain:
             self._kernel_trial(data)
         elif kind == "kernels_in_place" and plain:
             failed = f", {data['failed']} failed" if data["failed"] else ""
             cut = "" if data["ended"] == "complete" else f" ({data['ended']})"
             self.say(
-                f"  generation in place: {data['trials']} trials of {data['ops']} of {data['of']} ops"
+                f"  generation in situ: {data['trials']} trials of {data['ops']} of {data['of']} ops"
                 f"{failed}, {data['kept']} kernels kept{cut}"
             )
         elif kind == "incorrect" and plain:
@@ -196,7 +196,7 @@ class Progress:
 
     def _threshold(self, data: Mapping[str, Any]) -> None:
         if data["verdict"] == "budget":
-            self.say(f"  {data['knob']}: no time to solve it; searched with the rest")
+            self.say(f"  {data['knob']}: no time to solve it; the search takes it")
             return
         words = {"tie": "both paths are alike", "always": "the first path at every u-batch",
                  "never": "the second path at every u-batch"}  # fmt: skip

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NEW = ".new"
-"""Appended to the name of a result that may not replace the profile. The runtime searches `.yaml` only."""
+"""Appended to the name of a result that must not replace the profile. The runtime searches `.yaml` only."""
 
 
 @dataclass(frozen=True)
@@ -124,5 +124,5 @@ def _beside(new: profiles.Profile, out: Path, why: str) -> Written:
 
 def _entries(count: int) -> str:
     if count == 0:
-        return "no proven entry but ended by itself"
+        return "no proven entry but ran to its end"
     return f"{count} proven entr{'y' if count == 1 else 'ies'}"

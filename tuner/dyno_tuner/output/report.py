@@ -69,18 +69,18 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
         console.print(speed)
     if outcome.untouched:
         console.print(
-            "(no entry): nothing in the profile moves it; its ratio is what the comparison errs by."
+            "(no entry): nothing in the profile changes it; its ratio is the error of the comparison."
         )
     if outcome.unproven:
         console.print(
-            "Settings looked faster than the defaults, and there was no time to prove it: their entries are "
+            "Settings looked faster than the defaults, but no time was left to prove it: their entries are "
             "`default`." + (" Give a longer --budget." if outcome.status == "budget" else "")
         )
     elif outcome.missed:
         named = ", ".join(f"{k}={v}" for k, v in outcome.missed["settings"].items())
         console.print(
-            f"{named} together looked {outcome.missed['ratio']:.3f} × as fast as the defaults; there was "
-            "time to prove a part of it only. Continue with --resume and a longer --budget."
+            f"{named} together looked {outcome.missed['ratio']:.3f} × as fast as the defaults; only a "
+            "part of it could be proven in time. Continue with --resume and a longer --budget."
         )
     if outcome.quality is not None and outcome.default_quality is not None and outcome.entries:
         console.print(

@@ -47,7 +47,10 @@ def _nothing(outcome: Outcome) -> str:
     if not tried and not outcome.kernel_defaults and not outcome.promises:
         return "Nothing could be tried in time: the profile changes nothing."
     if outcome.unproven or any("needed" in p for p in outcome.promises):
-        return f"Nothing is proven to gain more than {noise}: there was no time to prove what looked faster."
+        return (
+            f"Nothing is proven to gain more than {noise}: no time was left to prove settings that looked "
+            "faster."
+        )
     if min(outcome.margin.values()) > WIDEST_MARGIN:
         widest = f"{100 * WIDEST_MARGIN:.0f} %"
         return (
@@ -59,7 +62,7 @@ def _nothing(outcome: Outcome) -> str:
     said = f"Nothing gains more than {noise}: {counted} lost to the defaults or tied with them."
     untried = [name for name in outcome.defaults if name not in outcome.searched]
     if untried and outcome.status == "budget":
-        said += f" There was no time to try {', '.join(untried)}: a longer --budget has it."
+        said += f" No time was left for {', '.join(untried)}: give a longer --budget."
     return said
 
 

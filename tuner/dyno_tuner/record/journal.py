@@ -211,7 +211,7 @@ class Journal:
             try:
                 os.ftruncate(self._fd, self._end)
             except OSError as second:
-                error.add_note(f"and the partial line could not be taken back: {second.strerror}")
+                error.add_note(f"and the partial line could not be removed: {second.strerror}")
             what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
             advice = "every earlier record is safe, continue with --resume when there is room"
             raise JournalError(f"journal {self.path}: {what}; {advice}") from error

@@ -288,7 +288,7 @@ class Recorder:
             self.note(
                 "power_limited",
                 message=f"the GPU reaches its power limit of {limit:.0f} W: from now on it rests for "
-                f"{REST_SECONDS:g} s before short prompts, which are then as fast as in a fresh process",
+                f"{REST_SECONDS:g} s before short prompts, which makes them as fast as in a fresh process",
             )
 
     @property
@@ -458,7 +458,7 @@ class Recorder:
             self.now = max(self.now, float(found["t"]))
             result = found["result"]
             if not isinstance(result, dict):
-                raise JournalError(f"journal: the record {key!r} holds no result")
+                raise JournalError(f"journal: the record {key!r} has no result")
             return result
         if self._stopped.is_set():
             raise KeyboardInterrupt

@@ -123,7 +123,7 @@ def flaw(record: Mapping[str, Any]) -> None:
 def number(value: object, what: str, most: float = math.inf) -> float:
     """Of a record. Raises Odd for what is no number, not finite, negative or above `most`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Odd(f"{what} is {_shown(value)}, which is no number")
+        raise Odd(f"{what} is {_shown(value)}, which is not a number")
     try:
         found = float(value)
     except OverflowError:
@@ -135,12 +135,12 @@ def number(value: object, what: str, most: float = math.inf) -> float:
 
 def _is(value: object, kind: type, what: str) -> None:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise Odd(f"{what} is {_shown(value)}, which is no {kind.__name__}")
+        raise Odd(f"{what} is {_shown(value)}, which is not of type {kind.__name__}")
 
 
 def _scalar(value: object, what: str) -> None:
     if not isinstance(value, bool | int | float | str):
-        raise Odd(f"{what} is {_shown(value)}, which is no setting's value")
+        raise Odd(f"{what} is {_shown(value)}, which no setting can have")
 
 
 def _head(record: Mapping[str, Any]) -> None:
@@ -240,4 +240,4 @@ def _in_space(record: Mapping[str, Any], identity: Callable[[Configuration], Has
     try:
         identity(Configuration.from_dict(record["config"]))
     except (*ODD, TuneError) as error:
-        raise Odd(f"its configuration is none of this search: {_shown(str(error))[1:-1]}") from error
+        raise Odd(f"its configuration does not belong to this search: {_shown(str(error))[1:-1]}") from error

@@ -78,7 +78,7 @@ class NoiseStage:
             context.note(
                 "too_short",
                 needed=round(PROVING_MEASUREMENTS * cost),
-                message=f"one measurement takes {cost:.1f} s, so {o.budget:.0f} s prove nothing; "
+                message=f"one measurement takes {cost:.1f} s, so a tune of {o.budget:.0f} s proves nothing; "
                 f"give at least --budget {math.ceil(PROVING_MEASUREMENTS * cost / 60)}m",
             )
         return enough

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ..core.protocol import Description
 
 FORMAT = "dyno-tune-1"
-_TO_REST = "End these programs and continue with --resume, or measure in spite of them with --force"
+_TO_REST = "End these programs and continue with --resume, or measure beside them with --force"
 
 
 @dataclass
@@ -156,7 +156,7 @@ def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path
                 names = [n for n in {**value, **found[key]} if value.get(n) != found[key].get(n)]
                 detail = f" ({', '.join(names[:3])})"
             raise JournalError(
-                f"journal {path} was written with another {key}{detail}, so it can't be continued; "
+                f"journal {path} was written with another {key}{detail}, so it cannot be continued; "
                 "leave out --resume to begin anew (the old journal is kept)"
             )
 
@@ -182,7 +182,7 @@ def open_journal(path: Path, head: dict[str, Any], resume: bool, progress: Progr
             elif loaded.records:
                 # Whose measurements these are stood in the line that is damaged: none of them may be used.
                 progress.say(
-                    f"journal {path}: its first line is damaged, so it can't be continued: beginning anew"
+                    f"journal {path}: its first line is damaged, so it cannot be continued: beginning anew"
                 )
                 _move_aside(path, progress)
             if loaded.damaged:
@@ -319,9 +319,7 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
                 of_it = _recorder(other, one, request, space, its, its_past, progress, held, begun_with)
                 members.append(PoolMember(number, _name(request, number), of_it))
             pool = DevicePool(members)
-            progress.say(
-                f"{len(pool)} devices search together; what is found is confirmed on {request.device}"
-            )
+            progress.say(f"{len(pool)} devices search together; the result is confirmed on {request.device}")
         for line in declared(request.engine).left_out(description, approx=options.approx_limit is not None):
             progress.say(line)
         for miss in misses:
@@ -364,7 +362,7 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
     profile = profile_of(outcome, description, made, rates)
     proven = bool(outcome.entries or outcome.kernels)
     if tune.disturbance and not proven:
-        raise DisturbedError(f"{tune.disturbance}; nothing was proven until then. {_TO_REST}")
+        raise DisturbedError(f"{tune.disturbance}; nothing was proven before. {_TO_REST}")
     if outcome.status == "interrupted" and not proven and out.exists():
         raise Interrupted(
             f"interrupted before anything was proven; {out} is left as it was, continue with --resume"
@@ -380,7 +378,7 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
     folder = _write_front(tune, variants, description, made, rates, out, written.path, progress)
     if tune.disturbance:
         raise DisturbedError(
-            f"{tune.disturbance}; {written.path} holds what was proven until then. {_TO_REST}"
+            f"{tune.disturbance}; {written.path} holds the entries that were proven before. {_TO_REST}"
         )
     return Result(outcome, profile, written.path, book.path, folder)
 
@@ -442,7 +440,7 @@ def check_context(description: Description, request: Request) -> None:
     if longest > held:
         what = f"workload {request.options.workload}: it takes a context of {longest} tokens"
         if held == request.held.get("ctx") or there == request.ctx:
-            raise TuneError(f"{what}, and the one that was asked for has {held}; give a longer one")
+            raise TuneError(f"{what}, but the given context holds {held}; give a longer one")
         raise TuneError(f"{what}, and the model's limit is {there}; give a shorter one")
 
 

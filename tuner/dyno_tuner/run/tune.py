@@ -63,7 +63,7 @@ class Tune:
         on_stage: Callable[[str], None] | None = None,
     ) -> None:
         if options.sampler not in SAMPLERS:
-            raise TuneError(f"no sampler {options.sampler!r}; there are {', '.join(SAMPLERS)}")
+            raise TuneError(f"no sampler {options.sampler!r}; choose from {', '.join(SAMPLERS)}")
         self.context = RunContext(recorder, space, options)
         self.options = options
         self._incumbents = [p for p in (self._known(s) for s in incumbents) if p is not None]

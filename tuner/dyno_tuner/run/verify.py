@@ -149,9 +149,8 @@ class Verification(Tune):
 
     def _say(self, unit: Unit, verdict: str, reason: str, measured: Estimate | None = None) -> None:
         if unit.lost:
-            reason += (
-                f"; measured without {', '.join(unit.lost)}, with which the runtime drops its whole group"
-            )
+            lost = ", ".join(unit.lost)
+            reason += f"; measured without {lost}, because the runtime drops its whole group with them"
         self.verdicts += [Verdict(e, verdict, reason, unit.recorded, measured) for e in unit.entries()]
 
     def _run(self) -> None:
@@ -250,12 +249,12 @@ class Verification(Tune):
         found = left_out(result, unit.part, bar, weights, over)
         if found.needed:
             verdict = UNCLEAR if self._disturbed else KEEP
-            self._say(unit, verdict, "the rest does not run without it")
+            self._say(unit, verdict, "the rest of the profile does not run without it")
             return
         gain = found.gain
         if not bar.proves(unit.moves):
             noise, most = 100 * bar.of(unit.moves), 100 * WIDEST_MARGIN
-            why = f"today's noise is {noise:.0f} %, and over {most:.0f} % proves nothing"
+            why = f"today's noise is {noise:.0f} %, and a noise over {most:.0f} % proves nothing"
             self._say(unit, UNCLEAR, f"{why}; end other programs and verify again", gain)
         elif any(
             bar.harms(result.ratio(FULL, [m], self.context.weights, over), m) for m in self.context.weights
@@ -270,7 +269,7 @@ class Verification(Tune):
             margin = 100 * bar.of(unit.moves)
             self._say(unit, KEEP, f"as recorded, though within today's noise ({margin:.1f} %)", gain)
         else:
-            self._say(unit, STALE, "gains nothing any more that could be told from noise", gain)
+            self._say(unit, STALE, "has no gain left that exceeds the noise", gain)
 
 
 def _knob(name: str, value: Any, default: Any) -> Knob:
@@ -317,7 +316,7 @@ def model_file(path: Path, profile: profiles.Profile) -> str:
     for place in places:
         if place.is_file():
             return str(place)
-    raise TuneError(f"profile {path}: the model it was made with is not found here; give --model")
+    raise TuneError(f"profile {path}: the model of the profile is not found here; give --model")
 
 
 def verify(

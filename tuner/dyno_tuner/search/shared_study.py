@@ -202,7 +202,7 @@ class Study:
             differs = differences(profiles.Match(**founder["match"]), description)
         except (KeyError, TypeError, ValueError) as error:
             raise TuneError(
-                f"study {self.name!r} in {self._shown} is none of this version of tune; give --study NAME"
+                f"study {self.name!r} in {self._shown} belongs to another version of tune; give --study NAME"
             ) from error
         begun = "by a machine of another kind" if differs else "for something else"
         theirs = founder.get("terms", {})
@@ -212,7 +212,7 @@ class Study:
                 differs.append(_difference(name, there, here))
         if differs:
             raise TuneError(
-                f"study {self.name!r} was begun {begun}, so this tune cannot join it: "
+                f"study {self.name!r} was begun {begun}, so this tune cannot join: "
                 f"{'; '.join(differs)}; give --study NAME for another study"
             )
 
@@ -411,7 +411,7 @@ def check_storage(url: str) -> None:
         finally:
             engine.dispose()
     except (sqlalchemy.exc.ArgumentError, sqlalchemy.exc.NoSuchModuleError) as error:
-        raise TuneError(f"storage {shown}: no URL of a database; {advice}") from error
+        raise TuneError(f"storage {shown}: not the URL of a database; {advice}") from error
     except Exception as error:  # whatever a database driver raises
         why = redact_text(" ".join(str(error).split()))
         raise TuneError(f"storage {shown}: {why}") from error

@@ -33,7 +33,7 @@ def declared(engine: str) -> Declaration:
     """
     name = engine.replace(".", "_")
     if name not in MODULES:
-        raise TuneError(f"no target {engine!r}; there are {', '.join(MODULES)}")
+        raise TuneError(f"no target {engine!r}; choose from {', '.join(MODULES)}")
     package = MODULES[name].rpartition(".")[0]
     found: Declaration = importlib.import_module(f"{package}.declaration").declaration(engine)
     return found

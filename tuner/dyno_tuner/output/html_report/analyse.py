@@ -440,8 +440,9 @@ def left_undone(outcome: Mapping[str, Any]) -> str:
     if (ratio := number(missed.get("ratio"))) is not None:
         named = ", ".join(f"{k}={v}" for k, v in mapping(missed.get("settings")).items())
         lines.insert(
-            0, f"{named} together looked {ratio:.3f} × as fast as the defaults; a part of it was proven."
+            0,
+            f"{named} together looked {ratio:.3f} × as fast as the defaults; only only a part of it was proven.",
         )
     elif outcome.get("unproven") is True:
-        lines.insert(0, "Settings looked faster than the defaults, and there was no time to prove it.")
+        lines.insert(0, "Settings looked faster than the defaults, but no time was left to prove it.")
     return " ".join(lines)

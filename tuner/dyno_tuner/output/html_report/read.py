@@ -131,16 +131,14 @@ def read(path: Path) -> Run:
         elif "op" in record:
             _operation(run, path, place, record, 0)
         else:
-            run.odd.append(
-                f"journal {path}: {validation.named(record, place)}: it is of no kind that is known"
-            )
+            run.odd.append(f"journal {path}: {validation.named(record, place)}: its kind is unknown")
     if "workload" in run.head:
         try:
             run.workload = Workload.from_dict(run.head["workload"])
         except (KeyError, TypeError, ValueError, OverflowError, TuneError):
-            run.odd.append(f"journal {path}: record 1 ('run'): its workload is none")
+            run.odd.append(f"journal {path}: record 1 ('run'): its workload is not valid")
     if not (run.head or run.operations or run.notes):
-        raise JournalError(f"journal {path}: holds {len(loaded.records)} records, none of them of a tune")
+        raise JournalError(f"journal {path}: holds {len(loaded.records)} records, but none of a tune")
     _read_devices(run, path)
     run.measurements.sort(key=lambda seen: seen.t)
     for times in run.times.values():

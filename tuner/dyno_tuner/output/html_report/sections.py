@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ...core.intervals import Estimate
 
 _UNCLOSED = (
-    "The journal has no closing record: the run was interrupted, killed, or is still going on. What "
-    "follows is as far as it got; nothing below is a final choice. `--resume` continues it."
+    "The journal has no closing record: the run was interrupted, killed, or still runs. This page "
+    "shows its last state, and nothing below is a final choice. `--resume` continues it."
 )
 
 
@@ -78,9 +78,7 @@ def fill(page: Page, run: Run) -> None:
     _repeat(page, run)
     if page.missing:
         items = "".join(f"<li>{text(line)}</li>\n" for line in page.missing)
-        page.parts.insert(
-            at, section("What this journal does not tell", f"<ul>\n{items}</ul>\n", kind="warn")
-        )
+        page.parts.insert(at, section("Missing from this journal", f"<ul>\n{items}</ul>\n", kind="warn"))
 
 
 def _label(run: Run) -> str:
@@ -101,7 +99,7 @@ def _top(page: Page, run: Run, found: Verdict) -> None:
     if not found.final:
         page.missing.append(_UNCLOSED)
     if run.damaged or run.odd:
-        counts = f"{run.damaged} line(s) are not whole and {len(run.odd)} record(s) make no sense"
+        counts = f"{run.damaged} line(s) are incomplete and {len(run.odd)} record(s) are inconsistent"
         page.missing += [f"{counts}; they were left out.", *run.odd[:5]]
     for name in run.absent:
         page.missing.append(f"{name}, the journal of another device of this search, is not there.")
@@ -194,7 +192,7 @@ def _comparison(page: Page, run: Run, found: Verdict, pair: analyse.Paired | Non
         body += ["<h3>Entries, each left out alone</h3>\n", table(columns, entries)]
     if marks:
         body.append(page.plot("forest", figures.forest(marks, max(margins.values(), default=None))))
-        body.append(soft("Bars are 95 % intervals; the band is the largest margin around 1."))
+        body.append(soft("Bars are 95 % intervals, and the band is the largest margin around 1."))
     if pair:
         plots = "".join(
             f"<div>{page.plot(f'samples_{m}', figures.samples(run, pair, m))}</div>"
@@ -313,12 +311,12 @@ def _importance(page: Page, run: Run, tried: Sequence[analyse.Tried]) -> None:
         page.missing.append("Importance of the knobs: too few trials with a result.")
         return
     line = (
-        "Main effects of an additive model fitted to the screen's ratios; the rest is interaction and noise."
+        "Main effects of an additive model fitted to the screen's ratios; the rest is noise and interaction."
     )
     if explained is not None:
         line += f" It explains {100 * explained:.0f} % of the variation between trials."
     else:
-        line += " There are too few trials beside the effects to say how well it fits."
+        line += " There are too few trials beside the effects to tell how well the model fits."
     rows = [
         [e.knob, value, f"{ratio:.4f}", e.counts[value]] for e in found for value, ratio in e.by_value.items()
     ]
@@ -482,7 +480,7 @@ def _machine(page: Page, run: Run) -> None:
         if isinstance(note.get("message"), str)
     ]
     if rows:
-        body.append(f"<div><h3>What disturbed the run</h3>\n{table(['kind', '~what'], rows)}</div>\n")
+        body.append(f"<div><h3>Disturbances of the run</h3>\n{table(['kind', '~what'], rows)}</div>\n")
     noise = run.last("noise")
     kinds = ["within", "between", "drift", "margin"]
     rows = [

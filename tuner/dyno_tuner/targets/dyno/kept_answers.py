@@ -81,7 +81,7 @@ class Key:
     def difference(self, found: object) -> str:
         """Why a header is not of this key; empty where it is."""
         if not isinstance(found, dict):
-            return "its first line is no header"
+            return "its first line is not a header"
         wanted = json.loads(json.dumps(asdict(self)))
         what = {"model": "another model file", "experts": "other experts", "groups": "other prompts"}
         other = next((k for k, v in wanted.items() if found.get(k) != v), None)
@@ -180,7 +180,7 @@ def load(file: Path, key: Key) -> Exact | None:
 def _distrust(facts: os.stat_result) -> str:
     """Why a file is not read at all; empty where it may be."""
     if not stat.S_ISREG(facts.st_mode):
-        return "it is no regular file"
+        return "it is not a regular file"
     if facts.st_uid != os.geteuid():
         return f"it is owned by user {facts.st_uid}, not by user {os.geteuid()}"
     if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -208,7 +208,7 @@ def _read(stream: IO[bytes], size: int, key: Key) -> Exact:
         logits.append(_array(stream, shape, np.dtype("<f4"), digest))
         routing.append(_array(stream, of_experts, np.dtype("<i4"), digest) if of_experts else None)
     if digest.hexdigest() != header.get("sha256"):
-        raise Unsound("its checksum does not hold")
+        raise Unsound("its checksum is wrong")
     if reason := flaw((logits, routing), key):
         raise Unsound(reason)
     return logits, routing

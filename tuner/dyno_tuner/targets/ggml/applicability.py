@@ -85,7 +85,7 @@ def refusal(name: str, here: Here) -> str:
 
 def _threads(here: Here, _: str) -> str:
     if here.cuda and not here.host_weights:
-        return "all weights are on the GPU, where it does nothing"
+        return "all weights are on the GPU, so it has no effect"
     return _flag(here, "-t")
 
 
@@ -108,15 +108,15 @@ def _fusion(here: Here, _: str) -> str:
 
 def _offload(here: Here, _: str) -> str:
     if not here.host_weights:
-        return "no weights are in host memory"
+        return "no weights are in main memory"
     return _cuda_key(here) if here.ik else _variable(here, "GGML_OP_OFFLOAD_MIN_BATCH")
 
 
 def _policy(here: Here, op: str) -> str:
     if not here.ik:
-        return "llama.cpp has no policy by op"
+        return "llama.cpp has no offload policy by op"
     if not here.cuda or not here.host_weights:
-        return "no weights are in host memory" if here.cuda else "it acts on a GPU only"
+        return "no weights are in main memory" if here.cuda else "it acts on a GPU only"
     if op == "embed":
         return "rows of the embedding are never offloaded"
     if (op in ("matmul_id", "moe_up_gate")) != here.experts:
@@ -143,13 +143,13 @@ def _latent(here: Here, flag: str) -> str:
     if missing or here.model.get("architecture") != "deepseek2":
         return missing or "the model has no latent attention"
     if flag in here.carried:
-        return f"the command line has {flag} 2, which no setting stands for"
+        return f"the command line has {flag} 2, and no setting has that meaning"
     return _flag(here, flag)
 
 
 def _repack(here: Here, _: str) -> str:
     if here.cuda and not here.host_weights:
-        return "no weights are in host memory"
+        return "no weights are in main memory"
     return _flag(here, "-rtr" if here.ik else "--repack")
 
 
@@ -204,10 +204,10 @@ def refusals(here: Here) -> dict[str, str]:
 def find_op_ids(install: Installation, model: str, *, wanted: bool) -> Mapping[str, int] | str:
     """Ids for `-op`, which only llama-sweep-bench is both told and measured with; or why there are none."""
     if not wanted:
-        return "no weights are in host memory"
+        return "no weights are in main memory"
     flags = install.help_of("llama-sweep-bench")
     if flags is None or not flags.has("-op"):
-        return "llama-bench has no -op, and there is no llama-sweep-bench here that has"
+        return "llama-bench has no -op, and no llama-sweep-bench is here"
     try:
         return install.op_ids(model)
     except TargetUnusable as error:
@@ -224,8 +224,8 @@ def named_policy(policy: Mapping[int, bool], ids: Mapping[str, int]) -> dict[str
         name = names.get(number, "no op")
         if name not in families:
             raise TargetUnusable(
-                f"the command line's -op {number} is {name} in this binary, no product with weights: the "
-                "numbers are of another version; write the policy for this one"
+                f"the command line's -op {number} is {name} in this binary, which multiplies no weights: "
+                "the numbers belong to another version; write the policy for this one"
             )
         found[f"op_offload.{families[name]}"] = on
     return found

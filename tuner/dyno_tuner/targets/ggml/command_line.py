@@ -131,7 +131,7 @@ def parse_command(tokens: Sequence[str], help_: Help, bench: Help, engine: str, 
         name, equals, value = token.partition("=")
         flag = help_.get(name if equals else token)
         if flag is None:
-            raise TuneError(f"the command line's {token!r} is no flag of {help_of or 'this binary'}")
+            raise TuneError(f"the command line's {token!r} is not a flag of {help_of or 'this binary'}")
         values: list[str] = []
         if flag.argument or _UNTOLD & set(flag.names):
             if equals:
@@ -223,7 +223,7 @@ def _keep(out: Command, token: str, names: frozenset[str], values: list[str], be
 def _policy(out: Command, token: str, text: str) -> None:
     numbers = [_integer(part, token) for part in text.split(",")]
     if len(numbers) % 2 or any(on not in (0, 1) for on in numbers[1::2]):
-        raise TuneError(f"the command line's {token} {text!r} is no list of ID,0|1 pairs")
+        raise TuneError(f"the command line's {token} {text!r} is not a list of ID,0|1 pairs")
     out.policy |= {i: bool(on) for i, on in zip(numbers[::2], numbers[1::2], strict=True)}
 
 
@@ -240,7 +240,7 @@ def _place(out: Command, token: str, names: frozenset[str], values: list[str]) -
         out.base["cpu_moe_layers"] = 999 if "-cmoe" in names else _integer(values[0], token)
     if {"placement", "cpu_moe_layers"} <= set(out.base):
         raise TuneError(
-            f"the command line's {token}: -ot and -cmoe or -ncmoe can't be told apart; write all of it "
+            f"the command line's {token}: -ot and -cmoe or -ncmoe cannot be told apart; write all of it "
             "as -ot rules"
         )
 
@@ -266,14 +266,14 @@ def _cuda_pairs(out: Command, text: str, bench: Help) -> None:
     for pair in text.split(","):
         key, equals, value = pair.partition("=")
         if not key or not equals or not value:
-            raise TuneError(f"the command line's -cuda {pair!r} is no KEY=VALUE")
+            raise TuneError(f"the command line's -cuda {pair!r} is not of the form KEY=VALUE")
         if key in _CUDA_KEYS:
             number = _integer(value, f"-cuda {key}")
             out.incumbent[_CUDA_KEYS[key]] = bool(number) if key in ("graphs", "fusion") else number
         elif bench.has("-cuda"):
             out.cuda[key] = value
         else:
-            raise TuneError(f"the command line's -cuda {pair} can't be reproduced in this llama-bench")
+            raise TuneError(f"the command line's -cuda {pair} cannot be reproduced in this llama-bench")
 
 
 def _for_bench(token: str, names: frozenset[str], values: list[str], bench: Help) -> list[str]:
@@ -294,8 +294,8 @@ def _for_bench(token: str, names: frozenset[str], values: list[str], bench: Help
     flag = bench.get(*wanted)
     if flag is None:
         raise TuneError(
-            f"the command line's {token} can't be reproduced in llama-bench, so what would be measured "
-            "is not what you run; leave it out of what is tuned"
+            f"the command line's {token} cannot be reproduced in llama-bench, so a measurement would "
+            "not be of your command; leave it out of the command line"
         )
     if values and "," in values[0] and not names & _LISTS:
         raise TuneError(f"the command line's {token} {values[0]}: llama-bench would measure each by itself")

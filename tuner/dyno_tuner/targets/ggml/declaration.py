@@ -41,7 +41,7 @@ class GgmlDeclaration(Declaration):
         lines = []
         if not description.capabilities.answers:
             lines.append(
-                "answers can't be compared (no llama-perplexity, or no vocabulary in the model), so only "
+                "answers cannot be compared (no llama-perplexity, or no vocabulary in the model), so only "
                 "settings that change no bit are searched"
             )
         refused = dict(description.engine.get("refused", {}))

@@ -34,7 +34,7 @@ def cuda_device(number: int, library: str = "libcuda.so.1") -> tuple[dict[str, A
     try:
         driver = ctypes.CDLL(library)
     except OSError as error:
-        raise TargetUnusable(f"--gpu {number}: the CUDA driver can't be loaded: {error}") from error
+        raise TargetUnusable(f"--gpu {number}: the CUDA driver cannot be loaded: {error}") from error
 
     def call(name: str, *arguments: Any) -> None:
         status = getattr(driver, name)(*arguments)
@@ -105,7 +105,7 @@ def _from_metadata(
         return int(value) if isinstance(value, int) else 0
 
     if not architecture or not total or number("block_count") < 1 or number("embedding_length") < 1:
-        raise TargetUnusable(f"{path}: no architecture, layers, width or tensors; is it a model?")
+        raise TargetUnusable(f"{path}: no architecture, layers, width or tensors; the file is not a model")
     return profiles.ModelIdentity(
         architecture=architecture,
         layers=number("block_count"),

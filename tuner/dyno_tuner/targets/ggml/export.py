@@ -76,7 +76,7 @@ def binaries_folder(path: Path, profile: profiles.Profile, given: str | None) ->
     shown, engine = escaped(str(path)), profile.match.engine.name
     recorded = tuned_with(profile)[0]
     if recorded is None:
-        raise TuneError(f"profile {shown} is of {engine}; give --bin, the folder of its binaries")
+        raise TuneError(f"profile {shown} belongs to {engine}; give --bin, the folder of its binaries")
     if not os.path.isabs(recorded):
         raise TuneError(
             f"profile {shown} records the relative folder '{escaped(recorded)}', "
@@ -90,7 +90,7 @@ def binaries_folder(path: Path, profile: profiles.Profile, given: str | None) ->
         raise TuneError(f"the programs of the profile were not run; give --bin, or confirm {option}")
     raise TuneError(
         f"profile {shown} was tuned with programs in {escaped(recorded)}, "
-        f"which are not run unasked; if you trust them, give {option}"
+        f"which do not run without your consent; if you trust them, give {option}"
     )
 
 
@@ -146,10 +146,14 @@ def _own_values(
         if isinstance(entry, profiles.SettingEntry) or name in held:
             continue
         if entry is not None and status == "complete":
-            tell(f"{name}: {value} of the command line is left out, for the default was no slower")
+            tell(f"{name}: {value} of the command line is left out, because the default was as fast")
             continue
-        ended = f"the tune ended as {status!r}" if status else "the profile does not say how the tune ended"
-        why = "no tune has judged it" if entry is None else f"{ended}, so its default is no result"
+        ended = (
+            f"the tune ended with status {status!r}"
+            if status
+            else "the profile does not say how the tune ended"
+        )
+        why = "no tune has searched it" if entry is None else f"{ended}, so its default is not proven"
         tell(f"{name}: {value} of the command line stays: {why}")
         kept[name] = value
     return kept
@@ -202,13 +206,13 @@ def export(
     visible = _visible(profile, install)
     for name in sorted(visible.keys() & own.env.keys()):
         if own.env[name] != visible[name]:
-            tell(f"{name}={own.env[name]} of the command line stays; measured was with {visible[name]!r}")
+            tell(f"{name}={own.env[name]} of the command line stays, but the tune measured {visible[name]!r}")
     hidden = [n for n, value in own.env.items() if value and names_secret(n)]
     if hidden:
         tell(f"{', '.join(sorted(hidden))}: written as {HIDDEN}; put the value in where the server runs")
     spelled.env = {**visible, **own.env, **dict.fromkeys(hidden, HIDDEN), **spelled.env}
     if own.model is not None and not same_model(own.model, model):
-        tell(f"-m {own.model} of the command line is replaced by {model}, which was tuned or given")
+        tell(f"-m {own.model} of the command line is replaced by {model}, the tuned or given model")
     if form == "env":
         return _environment_file(spelled, profile, help_.flags)
     plain = _without_model(own.kept)
@@ -276,5 +280,5 @@ def _environment_file(spelled: Spelled, profile: profiles.Profile, flags: Mappin
             lines[variable] = "0" if name in _OFF or name.startswith("--no-") else "1"
     unset = [n for n, v in sorted(spelled.env.items()) if v is None]
     lines |= {n: v for n, v in sorted(spelled.env.items()) if v is not None}
-    text = [f"# has to be unset: {n}" for n in unset]
+    text = [f"# unset this variable: {n}" for n in unset]
     return "\n".join([*text, *(f"{n}={shlex.quote(v)}" for n, v in lines.items()), ""])

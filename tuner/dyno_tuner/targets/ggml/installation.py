@@ -52,7 +52,7 @@ class Installation:
             raise TargetUnusable(f"{self.bench}: its --help lists none of the flags of {engine}")
         if found != engine:
             raise TargetUnusable(
-                f"{self.bench} is of {found} (it has {marks}), not of {engine}; use --engine {found}"
+                f"{self.bench} belongs to {found} (it has {marks}), not to {engine}; use --engine {found}"
             )
 
     @staticmethod
@@ -183,7 +183,7 @@ class Installation:
                 raise TargetUnusable(f"{path}: ids of ops: {failure.message}") from failure
             return parse_op_ids(done.stdout + "\n" + done.stderr, path)
         raise TargetUnusable(
-            f"{self.folder}: no tool that takes -op, so the ids of ops can't be found by name"
+            f"{self.folder}: no tool that takes -op, so the ids of ops cannot be found by name"
         )
 
 
@@ -221,9 +221,7 @@ def parse_op_ids(text: str, source: str) -> dict[str, int]:
         if found[1].lower() == "all":
             break
         if found[1] in ids:
-            raise TargetUnusable(
-                f"{source}: op {found[1]} appears twice, so ids can't be told from the order"
-            )
+            raise TargetUnusable(f"{source}: op {found[1]} appears twice, so the order does not give the ids")
         ids[found[1]] = number
     if list(ids)[:1] != ["NONE"] or "MUL_MAT" not in ids or "MUL_MAT_ID" not in ids:
         raise TargetUnusable(

@@ -188,5 +188,5 @@ def _policy(out: Spelled, name: str, on: bool, help_: Help, ids: Mapping[str, in
     _need(help_, name, "-op")
     op = OP_NAMES[name.removeprefix("op_offload.")]
     if ids is None or op not in ids:
-        raise ValueError(f"{name}: the id of {op} in this binary is not known, and none is guessed")
+        raise ValueError(f"{name}: the id of {op} in this binary is unknown, and dyno does not guess")
     out.policy[ids[op]] = 0

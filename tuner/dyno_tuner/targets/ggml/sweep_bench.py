@@ -73,7 +73,7 @@ def sweep(
     if workload.depth % size or (metric == "pp" and workload.pp % size):
         raise ValueError(
             f"llama-sweep-bench goes in steps of a u-batch: pp={workload.pp} and depth={workload.depth} "
-            f"have to be multiples of {size}"
+            f"must be multiples of {size}"
         )
     spelled = spell(
         {**settings, "ubatch": size}, "ik_llama.cpp", help_, bench=False, batch=batch, op_ids=op_ids,

@@ -111,7 +111,7 @@ class GgmlTarget(Target):
         for name in settings or {}:
             if name not in self._defaults:
                 raise TargetUnusable(
-                    f"{name} can't be set here: {self._refused.get(name, 'unknown setting')}"
+                    f"{name} cannot be set here: {self._refused.get(name, 'unknown setting')}"
                 )
         for name in [n for n in self._command.incumbent if n not in self._defaults]:
             self._fixed[name] = self._unsearched(name, self._command.incumbent.pop(name))
@@ -133,7 +133,7 @@ class GgmlTarget(Target):
             spell({name: value}, self._engine, self._install.bench_help, bench=True, metric="tg")
         except ValueError as error:
             why = self._refused.get(name, str(error))
-            raise TargetUnusable(f"the command line's {name} can't be measured here: {why}") from error
+            raise TargetUnusable(f"the command line's {name} cannot be measured here: {why}") from error
         return value
 
     def _read_command(self, tokens: Sequence[str]) -> Command:
@@ -148,7 +148,7 @@ class GgmlTarget(Target):
         if help_ is None:
             raise TargetUnusable(
                 f"{self._install.folder} has no llama-server, llama-cli or llama-perplexity, so the "
-                "command line can't be read; give --bin a folder that has one"
+                "command line cannot be read; give --bin a folder that has one"
             )
         command = parse_command(tokens, help_, self._install.bench_help, self._engine, source)
         if command.base.get("cpu_moe_layers"):
@@ -161,7 +161,7 @@ class GgmlTarget(Target):
         if not self._command.policy:
             return
         if isinstance(ids, str):
-            raise TargetUnusable(f"the command line's -op can't be measured: {ids}")
+            raise TargetUnusable(f"the command line's -op cannot be measured: {ids}")
         self._command.incumbent |= applicability.named_policy(self._command.policy, ids)
 
     def _layers_on_gpu(self) -> None:
@@ -214,7 +214,7 @@ class GgmlTarget(Target):
         named = self._command.model
         if named is None or same_model(named, self._path):
             return []
-        return [f"the command line's -m {named} is another file than --model {self._path}, which is tuned"]
+        return [f"the command line's -m {named} is not the file of --model {self._path}, which is tuned"]
 
     def _bounds(self) -> dict[str, float]:
         """Only what this machine can't do, with the CPU where weights are or may be placed in host memory."""
@@ -394,7 +394,7 @@ class GgmlTarget(Target):
             lacking = f"{self._install.folder} has no llama-perplexity"
             if self._perplexity is not None:
                 lacking = f"{self._path} has no vocabulary to read a text with"
-            raise TargetUnusable(f"{lacking}, so answers can't be compared")
+            raise TargetUnusable(f"{lacking}, so answers cannot be compared")
         begun = self.clock()
         try:
             self.apply(configuration, context)
@@ -436,7 +436,7 @@ class GgmlTarget(Target):
         try:
             self._perplexity_run(settings, ["-f", str(text), "--kl-divergence-base", str(partial)])
         except TargetFailure as failure:
-            raise TargetUnusable(f"the reference's answers can't be had: {failure.message}") from failure
+            raise TargetUnusable(f"the reference gave no answers: {failure.message}") from failure
         if not partial.exists():
             raise TargetUnusable(f"{self._perplexity} wrote no --kl-divergence-base file")
         os.replace(partial, base)

@@ -243,13 +243,13 @@ def _record(data: Mapping[str, Any]) -> Record:
         if part:
             name, equals, text = part.partition("=")
             if not equals:
-                raise ValueError(f"cuda_params: {part!r} is no key=value")
+                raise ValueError(f"cuda_params: {part!r} is not of the form key=value")
             settings[name.strip().replace("-", "_")] = _number(text.strip())
     metric, tokens, depth = _work(data)
     samples = _samples(data, tokens)
     failure = str(data.get("error") or data.get("message") or data.get("status") or "")
     if not samples and not failure:
-        raise ValueError(f"samples_ts={data.get('samples_ts')!r} are no rates in tokens/s")
+        raise ValueError(f"samples_ts={data.get('samples_ts')!r} are not rates in tokens/s")
     row = {n: v for n, v in data.items() if n not in ("samples_ts", "samples_ns")}
     model = str(data.get("model") or data.get("model_filename") or data.get("model_type") or "")
     return Record(settings, metric, tokens, depth, samples, model, "" if samples else failure, row)
@@ -263,7 +263,7 @@ def _work(data: Mapping[str, Any]) -> tuple[str, int, int]:
         return found[1], int(found[2]), int(found[3] or 0)
     prompt, generated = int(data["n_prompt"] or 0), int(data["n_gen"] or 0)
     if (prompt > 0) == (generated > 0):
-        raise ValueError(f"n_prompt={prompt} and n_gen={generated}: exactly one has to be positive")
+        raise ValueError(f"n_prompt={prompt} and n_gen={generated}: exactly one must be positive")
     return ("pp" if prompt else "tg"), prompt or generated, int(data.get("n_depth") or 0)
 
 
@@ -282,7 +282,7 @@ def _samples(data: Mapping[str, Any], tokens: int) -> tuple[float, ...]:
     else:
         raise KeyError("samples_ts")
     if not all(math.isfinite(s) and 0 < s < 1e9 for s in given):
-        raise ValueError(f"samples_ts={given!r} are no rates in tokens/s")
+        raise ValueError(f"samples_ts={given!r} are not rates in tokens/s")
     return tuple(given)
 
 
