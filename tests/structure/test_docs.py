@@ -32,7 +32,15 @@ TOOLS = {"dyno": dyno_app, "tune": tune_app}
 PROJECT_FILE = r"(?<![\w./…-])((?:docs|benchmarks|tests|csrc|python|tuner)/[\w./-]+\.\w+)"
 STAGES = ("gguf", "model", "plan", "ops")
 # Options of other programs that the pages speak of.
-FOREIGN = {"--repack", "--models", "--poll", "--no-op-offload", "--lora", "--swa-full"}
+FOREIGN = {
+    "--repack",
+    "--models",
+    "--poll",
+    "--no-op-offload",
+    "--lora",
+    "--swa-full",
+    "--kernel-name-exclude",
+}
 
 
 @dataclass(frozen=True)
@@ -168,7 +176,7 @@ def test_options_named_in_sentences_exist() -> None:
             command = pending.pop()
             known |= options(command)
             pending += subcommands(command).values()
-    for name in ("README.md", "docs/user/tuning.md"):
+    for name in ("README.md", *(n for n in NAMES if n.startswith("docs/user/"))):
         for number, text in snippets(ROOT / name):
             if found := re.match(r"--[a-z][a-z-]*", text):
                 assert found[0] in known, f"{name}:{number}"

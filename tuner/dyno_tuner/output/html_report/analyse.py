@@ -441,7 +441,7 @@ def left_undone(outcome: Mapping[str, Any]) -> str:
         named = ", ".join(f"{k}={v}" for k, v in mapping(missed.get("settings")).items())
         lines.insert(
             0,
-            f"{named} together looked {ratio:.3f} × as fast as the defaults; only only a part of it was proven.",
+            f"{named} together looked {ratio:.3f} × as fast as the defaults; only a part of it was proven.",
         )
     elif outcome.get("unproven") is True:
         lines.insert(0, "Settings looked faster than the defaults, but no time was left to prove it.")

@@ -53,7 +53,7 @@ class Prompts:
             raise TargetUnusable(f"text {text}: the model cannot read it: {error}") from error
         if len(self._tokens) < LEAST_TOKENS:
             raise TargetUnusable(
-                f"text {text}: {len(self._tokens)} tokens are too few for prompts; give at least {LEAST_TOKENS}"
+                f"text {text}: {len(self._tokens)} tokens are too few; give at least {LEAST_TOKENS}"
             )
         self.source = Path(text).name
         self.digest = hashlib.sha256(raw).hexdigest()
