@@ -8,7 +8,7 @@ from dyno.errors import PlanError
 from dyno.settings import DefaultsFor, engine_defaults, settings_for, unknown_setting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from dyno.settings import Setting, SettingValue
 
@@ -84,6 +84,7 @@ def resolve(
     n_ctx_train: int,
     latent_cache: bool = False,
     compute_capability: int = 0,
+    ubatch: Callable[[Mapping[str, Any]], int] | None = None,
 ) -> EffectiveSettings:
     """Every setting of a device with its value and origin.
 
@@ -94,6 +95,7 @@ def resolve(
         n_ctx_train: Context length that the model was made for, in tokens.
         latent_cache: Whether the KV cache holds the latents of multi-head latent attention.
         compute_capability: Of the GPU, times ten; 0 on a CPU.
+        ubatch: Gives the default u-batch for the load and context settings, where it depends on them.
     """
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -106,7 +108,9 @@ def resolve(
         elif name in profile:
             values[name], origins[name] = profile[name]
         else:
+            wanted = {"ubatch": ubatch(values)} if name == "ubatch" and ubatch is not None else {}
             given = DefaultsFor(
+                **wanted,
                 cores=usable_cores(),
                 n_ctx_train=n_ctx_train,
                 numerics=str(values.get("numerics", "default")),

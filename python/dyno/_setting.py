@@ -47,6 +47,8 @@ class DefaultsFor:
     """The KV cache holds the latents of multi-head latent attention."""
     compute_capability: int = 0
     """Of the GPU, times ten; 0: unknown, or a CPU."""
+    ubatch: int = 512
+    """Of the device and the model, see `dyno._ubatch`."""
     cuda_graphs: bool = True
     """This build can capture CUDA graphs (GGML_CUDA_USE_GRAPHS)."""
 

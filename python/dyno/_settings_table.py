@@ -141,7 +141,9 @@ TABLE: Final[tuple[Setting, ...]] = (
         "session",
         "int",
         "Tokens that one pass over the layers computes at most; a longer prompt is split.",
-        default=512,
+        default=lambda given: given.ubatch,
+        default_doc="512 on the CPU; on a GPU the largest of 512, 1024, 2048 and 4096 that costs at most 3 % "
+        "of its memory",
         minimum=1,
         maximum=1 << 16,
         unit="tokens",

@@ -16,6 +16,7 @@ from dyno._placement import Placement
 from dyno._sampling import DrawOptions, Sampling
 from dyno._slots import Owner, Slots
 from dyno._token_array import token_array
+from dyno._ubatch import UsualUbatch
 from dyno._writing import most_tokens, prompt_tokens, written
 from dyno.chat._methods import ChatMethods
 from dyno.devices import resolve_device
@@ -132,6 +133,7 @@ class Engine(ChatMethods):
         self._n_vocab = int(model["n_vocab"])
         self._latent_cache = has_latent_cache(model)
         self._arguments = arguments
+        self._usual_ubatch = UsualUbatch(file, self._device.info, self._placement, self.device)
         self._selection = _selection.select(
             file,
             model,
@@ -507,6 +509,7 @@ class Engine(ChatMethods):
             self._n_ctx_train,
             self._latent_cache,
             int(self._device.info.get("compute_capability", 0)),
+            self._usual_ubatch,
         )
 
     def _new_session(self, file: _core.Gguf, plan_only: bool) -> _core.Session:

@@ -148,7 +148,7 @@ def test_the_compute_type_matters_only_where_products_are_dequantised(described:
     assert kind(compute_type="bf16") == kind()
     assert kind(compute_type="bf16", mmq_max_tokens=256) != kind(mmq_max_tokens=256)
     assert kind(compute_type="f32", mmq_id_max_tokens=256) != kind(mmq_id_max_tokens=256)
-    assert kind(compute_type="bf16", mmq_max_tokens=512) == kind()  # 512 tokens are a u-batch
+    assert kind(compute_type="bf16", mmq_max_tokens=4096) == kind()  # 4096 tokens are a u-batch
 
 
 def test_the_profile_says_where_paths_cross(described: Description) -> None:

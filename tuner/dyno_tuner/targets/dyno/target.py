@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dyno import _core, profiles
 from dyno._effective import usable_cores
 from dyno._generate import greedy_after
+from dyno._ubatch import UsualUbatch
 from dyno.devices import resolve_device
 from dyno.errors import (
     DeviceError,
@@ -123,6 +124,10 @@ class DynoTarget(Target):
         self._kinds = {s.name: s.kind for s in settings_for(self._kind)}
         self._defaults = {s.name: s.default_value(given) for s in settings_for(self._kind)}
         self._defaults["ctx"] = self._ctx
+        try:
+            self._defaults["ubatch"] = UsualUbatch(model, self._device)(self._complete({}))
+        except DynoError as error:
+            raise TargetUnusable(str(error)) from error
         self._rates: dict[str, float] = {}
 
     # ---- facts
