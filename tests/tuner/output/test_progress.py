@@ -126,6 +126,10 @@ def test_the_verdict_of_a_noisy_machine_claims_no_tie() -> None:
         "Nothing can be proven: the noise of 38.8 % on this machine is above the 10 % up to which a gain "
         "counts. Tune again while nothing else computes, or with a longer --budget."
     )
+    tuned.unproven, tuned.status = True, "budget"  # time was short too, and more of it is not what is missing
+    assert "no time" not in _told(tuned)
+    assert _told(tuned).startswith("Nothing can be proven: the noise of 38.8 %")
+    tuned.unproven = False
     tuned.margin = {"pp": 0.02, "tg": 0.388}
     assert "lost to the defaults" in verdict(tuned)
 

@@ -123,6 +123,7 @@ class Judge:
         self.until = context.budget.until
         self.admit = context.gate.admit_fully
         self.wanted = context.round_count
+        self.proving_rounds = context.proving_rounds
 
     @property
     def space(self) -> Space:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..space.search_space import Point, Space
     from .acceptance import Judge
 
-PROOF_ROUNDS = 4  # that a budget is asked for
+PROOF_ROUNDS = 4  # that a budget is asked for, at least
 
 
 def best_trial(judge: Judge, trials: Sequence[Trial], now: float, short: bool) -> list[dict[str, Any]]:
@@ -22,7 +22,7 @@ def best_trial(judge: Judge, trials: Sequence[Trial], now: float, short: bool) -
 
     Args:
         now: seconds of the budget that are used.
-        short: whether time was short, so that a budget is named.
+        short: whether time was short, so that a budget is named; none if the noise lets no budget prove it.
     """
     bar, space = judge.bar(judge.wanted()), judge.space
     worth = worth_proving(trials, bar, judge.weights)
@@ -31,8 +31,11 @@ def best_trial(judge: Judge, trials: Sequence[Trial], now: float, short: bool) -
         return []
     settings = space.settings(best.point)
     changed = [space.knobs[n].name for n in space.entries(best.point)]
-    proof = judge.rounds.seconds(judge.ablation_measurements(best.point, PROOF_ROUNDS))
-    needed = {"needed": budget(now + proof)} if short else {}
+    rounds = judge.proving_rounds(PROOF_ROUNDS, judge.moved(best.point)) if short else None
+    needed = {}
+    if rounds is not None:
+        proof = judge.rounds.seconds(judge.ablation_measurements(best.point, rounds))
+        needed = {"needed": budget(now + proof)}
     return [{"settings": {k: settings[k] for k in changed}, "ratio": math.exp(best.log_ratio), **needed}]
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from .verdict import not_proven, verdict
+from .verdict import not_proven, too_noisy, verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,7 +71,7 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
         console.print(
             "(no entry): nothing in the profile changes it; its ratio is the error of the comparison."
         )
-    if outcome.unproven:
+    if outcome.unproven and not too_noisy(outcome):  # of which the verdict has spoken
         console.print(
             "Settings looked faster than the defaults, but no time was left to prove it: their entries are "
             "`default`." + (" Give a longer --budget." if outcome.status == "budget" else "")

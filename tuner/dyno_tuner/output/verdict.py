@@ -46,16 +46,16 @@ def _nothing(outcome: Outcome) -> str:
     tried = max(0, outcome.trials - 1)
     if not tried and not outcome.kernel_defaults and not outcome.promises:
         return "Nothing could be tried in time: the profile changes nothing."
-    if outcome.unproven or any("needed" in p for p in outcome.promises):
-        return (
-            f"Nothing is proven to gain more than {noise}: no time was left to prove settings that looked "
-            "faster."
-        )
-    if min(outcome.margin.values()) > WIDEST_MARGIN:
+    if too_noisy(outcome):
         widest = f"{100 * WIDEST_MARGIN:.0f} %"
         return (
             f"Nothing can be proven: {noise} is above the {widest} up to which a gain counts. Tune again "
             "while nothing else computes, or with a longer --budget."
+        )
+    if outcome.unproven or any("needed" in p for p in outcome.promises):
+        return (
+            f"Nothing is proven to gain more than {noise}: no time was left to prove settings that looked "
+            "faster."
         )
     counted = f"{tried} other configuration{'s' if tried != 1 else ''}"
     counted += f" and other kernels for {len(outcome.kernel_defaults)} ops" if outcome.kernel_defaults else ""
@@ -64,6 +64,11 @@ def _nothing(outcome: Outcome) -> str:
     if untried and outcome.status == "budget":
         said += f" No time was left for {', '.join(untried)}: give a longer --budget."
     return said
+
+
+def too_noisy(outcome: Outcome) -> bool:
+    """Whether the noise of every metric is above the widest margin that proves a gain."""
+    return bool(outcome.margin) and min(outcome.margin.values()) > WIDEST_MARGIN
 
 
 def not_proven(promises: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -117,3 +117,7 @@ class Context(Protocol):
     def round_count(self) -> int:
         """Rounds that the noise asks for, as far as it is known."""
         ...
+
+    def proving_rounds(self, least: int, metrics: Sequence[str]) -> int | None:
+        """The fewest rounds that can prove a gain on these metrics; None if none can."""
+        ...

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ..record.recorder import Recorder
     from ..space.search_space import Space
 
+NOISY = 3  # times the usual most rounds, on a machine on which those prove nothing
+
 
 class RunContext:
     """The state that the stages of one run share.
@@ -165,12 +167,21 @@ class RunContext:
         )
 
     def round_count(self) -> int:
-        """As many rounds as bring the margin down to the aim, as far as is known, within limits."""
+        """As many rounds as bring the margin down to the aim, as far as is known, within limits. If the
+        margin is wider than any proof allows even then, as many more as bring it down to that."""
         o = self.options
         for count in range(self.shortage.least_rounds, o.max_rounds):
             if max(self.bar(count).margin.values(), default=0.0) <= o.aim:
                 return count
-        return max(o.rounds, o.max_rounds)
+        most = max(o.rounds, o.max_rounds)
+        return self.proving_rounds(most, list(self.noise)) or most
+
+    def proving_rounds(self, least: int, metrics: Sequence[str]) -> int | None:
+        """The fewest rounds that can prove a gain on any of these metrics; None if none can, for all that is
+        known of the noise."""
+        most = NOISY * max(self.options.rounds, self.options.max_rounds)
+        bars = ((count, self.bar(count)) for count in range(least, most + 1))
+        return next((n for n, bar in bars if all(bar.proves([m]) for m in metrics)), None)
 
     @property
     def void_over(self) -> float:
