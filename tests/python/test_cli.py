@@ -12,9 +12,10 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import typer
-from dyno import cli, info
+from dyno import _core, cli, info
 from dyno._cli import bench, options, state
 from dyno._vocabulary import TokenType
 from dyno.tokenizer import Tokenizer
@@ -121,6 +122,18 @@ def test_run(dyno: Any, trained_model: Path) -> None:
     again = dyno("run", "-m", trained_model, "-p", "-", "-n", 24, "--no-echo", "-v", stdin=prompt)
     assert prompt + again.stdout == done.stdout
     assert "t/s" in again.stderr
+
+
+def test_an_error_amid_the_text_begins_a_line(dyno: Any, trained_model: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.gguf"
+    whole = bytearray(trained_model.read_bytes())
+    (norm,) = (t for t in _core.Gguf(str(trained_model)).tensors() if t["name"] == "output_norm.weight")
+    whole[norm["offset"] : norm["offset"] + 4] = np.float32(np.nan).tobytes()
+    damaged.write_bytes(whole)
+    done = dyno("run", "-m", damaged, "-p", "x = 1", "-n", 4)
+    assert done.returncode == 1
+    assert done.stdout == "x = 1\n"
+    assert "\nerror: [generate] the logits after position" in done.stderr
 
 
 def test_run_reads_names_of_control_tokens_as_text_if_asked(dyno: Any, trained_model: Path) -> None:

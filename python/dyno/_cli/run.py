@@ -172,13 +172,15 @@ def run(
                 sys.stdout.write(text)
                 sys.stdout.flush()
         start = first = time.perf_counter()
-        for number, piece in enumerate(pieces):
-            if number == 0:
-                first = time.perf_counter()
-            sys.stdout.write(piece)
+        try:
+            for number, piece in enumerate(pieces):
+                if number == 0:
+                    first = time.perf_counter()
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+        finally:  # the message of an error begins a line of its own
+            sys.stdout.write("\n")
             sys.stdout.flush()
-        sys.stdout.write("\n")
-        sys.stdout.flush()
         if verbose or sys.stderr.isatty():
             _print_timing(engine, len(tokens), first - start, time.perf_counter() - first)
 
