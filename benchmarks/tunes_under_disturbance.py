@@ -59,6 +59,7 @@ DISTURBANCES = ("bursts", "competitor", "quota", "hog", "stops")
 NONE = "none"
 WORKLOAD = "pp=256,tg=32"
 SLOW = {"ubatch": 32, "threads": 1, "threads_batch": 1}  # defaults that are slow on purpose
+PROMPTS, GENERATION = frozenset({"pp"}), frozenset({"tg"})  # that a knob moves
 
 
 # ---- one tune, in a process of its own
@@ -69,9 +70,9 @@ def slow_space(cores: int) -> Space:
     counts = tuple(range(1, cores + 1))
     return Space(
         (
-            Knob("ubatch", (32, 64, 128, 256), SLOW["ubatch"], fidelity=Fidelity.ROUNDING),
-            Knob("threads", counts, SLOW["threads"], Kind.LOAD),
-            Knob("threads_batch", counts, SLOW["threads_batch"], Kind.LOAD),
+            Knob("ubatch", (32, 64, 128, 256), SLOW["ubatch"], moves=PROMPTS, fidelity=Fidelity.ROUNDING),
+            Knob("threads", counts, SLOW["threads"], Kind.LOAD, GENERATION),
+            Knob("threads_batch", counts, SLOW["threads_batch"], Kind.LOAD, PROMPTS),
         )
     )
 
@@ -356,7 +357,8 @@ def _process(args: argparse.Namespace, words: Sequence[str], cpus: Sequence[int]
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Counts by kind and disturbance."""
+    """Counts by kind and disturbance. The power: `found` of `slow` tunes that ended wrote something, from a
+    default that is slow on purpose."""
     table: dict[str, Any] = {}
     for row in rows:
         cell = table.setdefault(row["kind"], {}).setdefault(
@@ -370,6 +372,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 "entries": 0,
                 "kept": 0,
                 "false": 0,
+                "slow": 0,
+                "found": 0,
             },
         )
         cell["tunes"] += 1
@@ -381,6 +385,9 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             v["verdict"] == verify.KEEP for v in row.get("judged", {}).get("entries", {}).values()
         )
         cell["false"] += len(row.get("false", ()))
+        slow = kind == "ended" and row["slow_default"]
+        cell["slow"] += slow
+        cell["found"] += slow and bool(row.get("entries"))
     return table
 
 
