@@ -26,8 +26,6 @@ LONG_LEFT = {
     "docs/explain/architecture.md": 3,
     "docs/user/cuda-build.md": 4,
     "docs/explain/kernels.md": 12,
-    "docs/user/cuda-settings.md": 9,
-    "docs/user/cuda.md": 12,
 }
 
 
