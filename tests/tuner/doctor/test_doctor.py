@@ -582,3 +582,16 @@ def test_exit_codes_and_json() -> None:
     assert run("--engine", "vllm", "--", "llama-cli")[0] == 2
     assert run()[0] == 2
     assert "[/bold]" in run("--", "llama-cli", "-m", "[/bold]")[1]
+
+
+def test_options_behind_a_quoted_line_are_refused() -> None:
+    """The quoted line would be the name of a program, and the option a flag of it."""
+    line = "llama-server -m x.gguf -ub 512"
+    done = CliRunner().invoke(app, ["doctor", line, "--engine", "ik_llama.cpp"])
+    assert done.exit_code == 2
+    assert "options of doctor stand" in done.output
+    before = CliRunner().invoke(app, ["doctor", "--engine", "ik_llama.cpp", line])
+    assert before.exit_code == 0, before.output
+    assert "ik_llama.cpp" in before.output
+    folder = CliRunner().invoke(app, ["doctor", "--", "/my builds/llama-server", "-ub", "512"])
+    assert folder.exit_code == 0, folder.output

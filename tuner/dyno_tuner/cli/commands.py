@@ -372,6 +372,12 @@ def doctor(
     from ..doctor.facts import gather
     from ..doctor.render import print_line, to_dict
 
+    if words and len(words) > 1 and " -" in words[0]:  # else all of the line would be the name of a program
+        raise typer.BadParameter(
+            f"{' '.join(words[1:])} stands behind a whole command line in quotes; options of doctor stand "
+            "before it, flags of the engine inside",
+            param_hint="-- COMMAND LINE",
+        )
     try:
         facts = gather(gpu_arch, gpus, moe, experts, experts_used, model)
         line = diagnose(words or [], engine=engine, version=version, facts=facts)
