@@ -363,7 +363,13 @@ def doctor(
     ] = None,
     experts: Annotated[int | None, typer.Option(help="Experts per layer.", min=1, max=100_000)] = None,
     experts_used: Annotated[int | None, typer.Option(help="Experts per token.", min=1, max=100_000)] = None,
-    model: Annotated[Path | None, typer.Option(help="GGUF file to take the facts of the model from.")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="GGUF file to take the facts of the model from; -ot, -ncmoe and -ngl are held against it."
+        ),
+    ] = None,
+    vram: Annotated[str | None, typer.Option(help="Memory of each GPU: 16GiB.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Say what every token of a llama.cpp or ik_llama.cpp command line does, without running it. Exit code 1
@@ -379,7 +385,7 @@ def doctor(
             param_hint="-- COMMAND LINE",
         )
     try:
-        facts = gather(gpu_arch, gpus, moe, experts, experts_used, model)
+        facts = gather(gpu_arch, gpus, moe, experts, experts_used, model, vram)
         line = diagnose(words or [], engine=engine, version=version, facts=facts)
     except (TuneError, DynoError) as error:
         raise typer.BadParameter(" ".join(str(error).split())) from error

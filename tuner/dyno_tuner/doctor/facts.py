@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ..core.errors import TuneError
+from ..space.memory_limits import parse_bytes
 from .line import Facts
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def gather(
     experts: int | None,
     experts_used: int | None,
     model: Path | None,
+    vram: str | None = None,
 ) -> Facts:
     """The facts; what the user says goes before what the file says.
 
@@ -38,8 +40,9 @@ def gather(
     """
     layers: int | None = None
     architecture: str | None = None
+    tensors: tuple[tuple[str, int], ...] | None = None
     if model is not None:
-        architecture, layers, in_file, used_in_file = _read(model)
+        architecture, layers, in_file, used_in_file, tensors = _read(model)
         experts = experts if experts is not None else in_file
         experts_used = experts_used if experts_used is not None else used_in_file
         if moe is None:
@@ -50,11 +53,15 @@ def gather(
         raise TuneError(f"--experts-used {experts_used} is more than the {experts} experts")
     if experts:
         moe = True
+    limit = parse_bytes(vram) if vram is not None else None
     cc = parse_cc(gpu_arch) if gpu_arch is not None else None
-    return Facts(cc, gpus, moe, experts, experts_used, layers, architecture)
+    return Facts(cc, gpus, moe, experts, experts_used, layers, architecture, tensors, limit)
 
 
-def _read(model: Path) -> tuple[str | None, int | None, int | None, int | None]:
+_Read = tuple[str | None, int | None, int | None, int | None, tuple[tuple[str, int], ...]]
+
+
+def _read(model: Path) -> _Read:
     from dyno import _core
 
     if not os.path.isfile(model):
@@ -68,4 +75,6 @@ def _read(model: Path) -> tuple[str | None, int | None, int | None, int | None]:
         value = file.get(f"{architecture}.{key}")
         return int(value) if isinstance(value, int) and 0 < value < 1 << 31 else None
 
-    return architecture, number("block_count"), number("expert_count"), number("expert_used_count")
+    tensors = tuple((str(t["name"]), int(t["nbytes"])) for t in file.tensors())
+    counts = number("block_count"), number("expert_count"), number("expert_used_count")
+    return architecture, *counts, tensors

@@ -142,6 +142,8 @@ class Facts:
     experts_used: int | None = None
     layers: int | None = None
     architecture: str | None = None
+    tensors: tuple[tuple[str, int], ...] | None = None  # of the model file: name and bytes
+    vram_bytes: int | None = None  # of each GPU
 
 
 @dataclass

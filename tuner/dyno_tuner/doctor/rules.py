@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from .line import IK, IK_SOURCE, MAIN, MAIN_SOURCE, Item, Line, Status, _is_int
 from .op_ids import EXPERT_MATMULS
 from .overrides import override_rules
+from .placement import placement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -560,5 +561,5 @@ def repeated(line: Line) -> None:
 RULES: tuple[Callable[[Line], None], ...] = (
     repeated, gpu_limits, architectures, single_gpu, defaults, batch_sizes, cache_types, latent_attention,
     split_modes, graphs, offload, expert_kernels, exclusive, expert_reduction, rope_cache, environment,
-    override_rules,
+    override_rules, placement,
 )  # fmt: skip

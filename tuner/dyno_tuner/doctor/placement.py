@@ -1,0 +1,185 @@
+"""Where a line puts the tensors of a model file: which rules match, what they move beside, and what fits.
+
+As both engines do it: the overrides of `-ot`, `-cmoe` and `-ncmoe` are one list in the order of the line. The
+first that matches a tensor's name decides. A tensor that none of them names follows `-ngl`, which counts the
+output as the last layer; the token embedding stays in host memory.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .line import MAIN, Status
+
+if TYPE_CHECKING:
+    from .line import Item, Line
+
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+CPU = frozenset({"CPU", "CPU_Mapped", "CPU_REPACK", "CUDA_Host"})
+
+
+@dataclass
+class _Rule:
+    item: Item
+    pattern: str
+    buffer: str
+    regex: re.Pattern[str] | None
+    matched: list[str] = field(default_factory=list)
+    decided: list[str] = field(default_factory=list)
+
+
+def placement(line: Line) -> None:
+    """Holds `-ot`, `-cmoe`, `-ncmoe` and `-ngl` against the tensors of the model, where they are known."""
+    tensors = line.facts.tensors
+    if not tensors or line.tool == "cmake":
+        return
+    rules = _rules(line)
+    on_gpu, on_cpu = 0, 0
+    for name, size in tensors:
+        buffer = _buffer_of(name, rules, line)
+        if buffer in CPU:
+            on_cpu += size
+        else:
+            on_gpu += size
+    for rule in rules:
+        _judge(rule, line)
+    _layers(line)
+    _fits(line, on_gpu, on_cpu, rules)
+
+
+def _rules(line: Line) -> list[_Rule]:
+    rules: list[_Rule] = []
+    separators = "[,;]" if line.bench and line.engine == MAIN else ","
+    for item in line.items:
+        if item.kind != "flag" or item.flag is None or item.replaced:
+            continue
+        if item.name == "-ot":
+            for text in re.split(separators, item.value or ""):
+                pattern, equals, buffer = text.partition("=")
+                if equals:
+                    rules.append(_Rule(item, pattern, buffer, _compiled(item, pattern)))
+        elif item.name == "-cmoe":
+            rules.append(_Rule(item, EXPERTS, "CPU", re.compile(EXPERTS)))
+        elif item.name in ("-ncmoe", "--n-cpu-moe") and (item.value or "").isdecimal():
+            count = min(int(item.value or 0), 100_000)
+            if count:
+                numbers = "|".join(str(n) for n in range(min(count, line.facts.layers or count)))
+                pattern = rf"^blk\.({numbers}){EXPERTS}"
+                rules.append(_Rule(item, pattern, "CPU", re.compile(pattern)))
+    return rules
+
+
+def _compiled(item: Item, pattern: str) -> re.Pattern[str] | None:
+    """Python reads what people write as ECMAScript does; a pattern that it can't read is left alone."""
+    try:
+        return re.compile(pattern)
+    except (re.error, RecursionError, OverflowError):
+        item.say(
+            Status.UNKNOWN, f"pattern {pattern!r} is not read here, so it was not held against the model"
+        )
+        return None
+
+
+def _buffer_of(name: str, rules: list[_Rule], line: Line) -> str:
+    decided = ""
+    for rule in rules:
+        if rule.regex is None or not rule.regex.search(name):
+            continue
+        rule.matched.append(name)
+        if not decided:
+            rule.decided.append(name)
+            decided = rule.buffer
+    if decided:
+        return decided
+    layers, wanted = line.facts.layers, line.numbers("-ngl")
+    if name.startswith("token_embd."):
+        return "CPU"
+    if layers is None or len(wanted) != 1 or wanted[0] < 0 or wanted[0] > layers:
+        return "GPU"  # all of them, or chosen by the engine
+    layer = re.match(r"blk\.(\d+)\.", name)
+    first = layers + 1 - wanted[0]
+    return "GPU" if wanted[0] and (layer is None or int(layer[1]) >= first) else "CPU"
+
+
+def _judge(rule: _Rule, line: Line) -> None:
+    if rule.regex is None:
+        return
+    what = f"rule {rule.pattern}={rule.buffer}" if rule.item.name == "-ot" else rule.item.text
+    if not rule.matched:
+        names = [name for name, _ in line.facts.tensors or ()]
+        hint = f"; tensors are called, for example, {_example(rule.pattern, names)}"
+        rule.item.say(Status.INVALID, f"{what} matches no tensor of the model{hint}")
+        return
+    if not rule.decided:
+        rule.item.say(Status.INERT, f"{what}: rules before it decide about all {len(rule.matched)} tensors")
+        return
+    if rule.item.name != "-ot" or rule.buffer not in CPU:
+        return
+    experts = [name for name in rule.decided if re.search(EXPERTS, name)]
+    beside = [name for name in rule.decided if not re.search(EXPERTS, name)]
+    if experts and beside:
+        kinds = sorted({re.sub(r"^blk\.\d+\.", "", name) for name in beside})
+        named = ", ".join(kinds[:4]) + (", …" if len(kinds) > 4 else "")
+        rule.item.say(
+            Status.INVALID,
+            f"{what} moves {len(experts)} tensors of experts, and beside them {len(beside)} others "
+            f"that every token reads ({named}); end the pattern with _exps to leave these",
+        )
+    number = re.search(r"blk\\?\.(\d+)(?:$|\.\*|\.?\+)", rule.pattern)
+    found = sorted({int(m[1]) for name in rule.decided if (m := re.match(r"blk\.(\d+)\.", name))})
+    more = [n for n in found if number and n != int(number[1]) and str(n).startswith(number[1])]
+    if number and more:
+        rule.item.say(
+            Status.INVALID,
+            f"{what} also matches layers {', '.join(map(str, more[:10]))}, whose numbers begin with "
+            rf"{number[1]}; write blk\.{number[1]}\.",
+        )
+
+
+def _example(pattern: str, names: list[str]) -> str:
+    import difflib
+
+    words = re.sub(r"[^a-z0-9_.]+", " ", pattern.replace("\\", "").lower()).strip()
+    near = difflib.get_close_matches(words, names, n=1, cutoff=0.0)
+    return near[0] if near else names[0]
+
+
+def _layers(line: Line) -> None:
+    item, layers, wanted = line.flag("-ngl"), line.facts.layers, line.numbers("-ngl")
+    if item is None or layers is None or len(wanted) != 1 or item.wrong:
+        return
+    if 0 <= wanted[0] <= layers:
+        left = layers + 1 - wanted[0]
+        what = "all layers and the output" if not wanted[0] else f"{min(left, layers)} of {layers} layers"
+        item.say(Status.DOES, f"{what} stay in host memory; {layers + 1} moves all to the GPU")
+    for name in ("-ncmoe", "--n-cpu-moe"):
+        moved = line.flag(name)
+        if moved is not None and (moved.value or "").isdecimal() and int(moved.value or 0) > layers:
+            moved.say(Status.INERT, f"beyond {layers} it changes nothing: the model has so many layers")
+
+
+def _fits(line: Line, on_gpu: int, on_cpu: int, rules: list[_Rule]) -> None:
+    item = line.flag("-ngl") or (rules[-1].item if rules else None)
+    if item is None:
+        return
+    item.say(Status.DOES, f"weights on the GPU: {_gib(on_gpu)}; in host memory: {_gib(on_cpu)}")
+    limit, gpus = line.facts.vram_bytes, line.facts.gpus or 1
+    if limit is not None and on_gpu > limit * gpus:
+        experts = sum(size for name, size in line.facts.tensors or () if re.search(EXPERTS, name))
+        layers = line.facts.layers or 1
+        short = on_gpu - limit * gpus
+        per_layer = experts / layers
+        advice = (
+            f"; -ncmoe higher by {-(-short // int(per_layer))} or more frees that" if per_layer >= 1 else ""
+        )
+        item.say(
+            Status.INVALID,
+            f"{_gib(short)} too much for {gpus} GPU{'s' if gpus > 1 else ''} of {_gib(limit)}, without cache "
+            f"and buffers{advice}",
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.2f} GiB"
