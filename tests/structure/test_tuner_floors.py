@@ -17,7 +17,7 @@ TUNER = ROOT / "tuner" / "dyno_tuner"
 # Each package may import the ones above it, and nothing below.
 FLOORS = (
     "core", "space", "measure", "record", "targets", "execution", "search", "decide", "kernels", "output",
-    "run", "ab", "doctor", "cli",
+    "run", "ab", "doctor", "build", "cli",
 )  # fmt: skip
 # Pairs that are in order and still do not belong together.
 FORBIDDEN = {

@@ -78,7 +78,8 @@ class DynoSide:
         request = {
             "do": do, "model": self._model, "device": "cpu" if self._gpu is None else f"cuda:{self._gpu}",
             "profile": str(self._profile) if self._profile and not exact else None,
-            "settings": dict(settings), "force": self._force and not exact, **more,
+            "settings": dict(settings), "force": self._force and not exact,
+            "build": str(self._build) if self._build is not None else None, **more,
         }  # fmt: skip
         command = [sys.executable, "-P", str(Path(__file__).with_name("child.py")), json.dumps(request)]
         path = {"PYTHONPATH": str(self._build)} if self._build is not None else {}
@@ -113,6 +114,15 @@ class DynoSide:
             answer, done = self._ask("speed", settings, parts=parts, prompts=PROMPTS, vocab=self._facts[0])
         rates = {m: tuple(float(x) for x in answer["rates"][m]) for m in workload.metrics}
         return Run(rates, done.peak_mib, None if memory is None else memory.mib)
+
+    def load(self) -> tuple[float, float, float | None]:
+        """Seconds to import dyno and open the model, and the resident MiB of host and GPU before the first
+        token.
+        """
+        with gpu_memory(self._gpu) as memory:
+            answer, _ = self._ask("load", self._settings)
+        gpu = None if memory is None else memory.mib
+        return float(answer["load_seconds"]), float(answer["resident_mib"]), gpu
 
     @functools.cached_property
     def _facts(self) -> tuple[int, bool, int]:

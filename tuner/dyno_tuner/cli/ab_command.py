@@ -15,6 +15,7 @@ import typer
 from dyno import _core, _nvml
 from dyno.devices import built_for_cuda, resolve_device
 
+from ..ab.answers import compare_answers
 from ..ab.compare import SLOWER, Compared, Options, TooEarly, compare
 from ..ab.render import markdown, to_dict
 from ..ab.sides import DYNO, FOREIGN, Given, Kind, kind_of, make_side
@@ -35,9 +36,9 @@ from .arguments import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    from ..ab.run import Answers, Run, Side
+    from ..ab.run import Run, Side
 
 SLOWER_CODE, CHANGED_CODE = 3, 4
 
@@ -115,7 +116,11 @@ def ab(
         for name, word, own, profile in (("A", a, flags_a, profile_a), ("B", b, flags_b, profile_b)):
             sides[name] = make_side(name, word, given, own, say, profile)
             stack.callback(sides[name].close)
-        answers, changed = _answers(sides, allow, say) if check else (None, "")
+        answers, changed = (
+            compare_answers(sides, lambda kld: max(ROUNDING_FACTOR * kld + ROUNDING_FLOOR, allow), say)
+            if check
+            else (None, "")
+        )
         watch = stack.enter_context(Machine(gpu_bus(number) if number is not None else None))
         careful = Careful(watch, lambda kind, **data: say(str(data["message"])), _nothing, time.sleep)
         try:
@@ -203,29 +208,3 @@ def _gpu(device: str, gpu: int | None, *, foreign: bool) -> int | None:
     if name == "auto":
         name = "cpu" if foreign else devices_of("auto", None)[0]
     return int(name.removeprefix("cuda:")) if name.startswith("cuda:") else None
-
-
-def _answers(
-    sides: Mapping[str, Side], allow: float, say: Callable[[str], None]
-) -> tuple[tuple[Answers, Answers] | None, str]:
-    """Both sides against A's most exact path, and why B is not as near. Engines of two kinds are each held
-    against their own: how far their most exact paths are apart is no matter of the settings compared."""
-    alike = len({side.kind for side in sides.values()}) == 1
-    with tempfile.TemporaryDirectory(prefix="dyno-ab-") as folder:
-        say("comparing answers")
-        found = []
-        for name in "AB":
-            place = Path(folder) if alike else Path(folder) / name
-            place.mkdir(exist_ok=True)
-            found.append(sides[name].answers(place, first=name == "A" or not alike))
-    if found[0] is None or found[1] is None:
-        lacking = "A" if found[0] is None else "B"
-        say(
-            f"answers are not compared: side {lacking} has no llama-perplexity, or the model has no "
-            "vocabulary"
-        )
-        return None, ""
-    limit = max(ROUNDING_FACTOR * found[0].mean_kld + ROUNDING_FLOOR, allow)
-    # Written so that a KLD which is not a number fails.
-    near = found[1].mean_kld <= limit
-    return (found[0], found[1]), "" if near or not alike else f"answers changed: the limit is {limit:.3g}"

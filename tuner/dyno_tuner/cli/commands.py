@@ -38,6 +38,7 @@ from .arguments import (
     usage,
     usual_workload,
 )
+from .build_command import build
 from .messages import EARLY
 from .probe_command import probe
 from .verify_command import verify
@@ -85,6 +86,7 @@ _LATER = "tune: interrupted; the same command with --resume continues after the 
 
 
 app.command(name="ab")(ab)
+app.command(name="build")(build)
 app.command(name="verify")(verify)
 app.command(name="probe")(probe)
 

@@ -65,6 +65,11 @@ def render(journal: Path) -> str:
         ) from error
     if run.odd:
         _log.warning("%s; %d record(s) are left out of the report", run.odd[0], len(run.odd))
+    return document(page)
+
+
+def document(page: Page) -> str:
+    """The whole page as HTML. Raises TuneError if it has figures and plotly is missing."""
     library = _plotly() if page.figures else ""
     scripts = (
         f'<script type="application/json" id="figures">{_json(page.figures)}</script>\n'

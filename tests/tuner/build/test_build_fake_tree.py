@@ -1,0 +1,211 @@
+"""`tune build` over a source tree that is no engine: real CMake and objects, rates that follow switches."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from dyno_tuner.build.builder import Builder, BuildFailed
+from dyno_tuner.build.content import snapshot, source_files
+from dyno_tuner.build.sections import differing
+from dyno_tuner.cli.commands import app
+from dyno_tuner.core.errors import TuneError
+from typer.testing import CliRunner
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def builder_of(tree: Path, cache: Path, limit: int | None = None) -> Builder:
+    copy, sources = snapshot(tree, cache)
+    return Builder(copy, sources, "llama.cpp", cache, {}, limit, lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def model(trained_model: Path) -> str:
+    return str(trained_model)
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["build", *words])
+    said = "" if isinstance(done.exception, SystemExit | None) else str(done.exception)
+    return done.exit_code, done.stdout, done.stderr + said
+
+
+def test_builds_are_kept_by_content(tree: Path, cache: Path) -> None:
+    builder = builder_of(tree, cache)
+    assert builder.known({}) is None
+    first = builder.build({}, "default")
+    assert first.seconds > 0
+    assert first.link_mib > 1, "the launcher saw the link of tool"
+    assert set(first.objects) == {"CMakeFiles/core.dir/core.cpp.o", "CMakeFiles/tool.dir/tool.cpp.o"}
+    again = builder_of(tree, cache).build({}, "default")
+    assert again == first
+    assert builder.key({}) != builder.key({"GGML_LTO": "ON"})
+
+
+def test_an_edit_is_another_build(tree: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in source_files(tree):
+        (copy / name).write_bytes((tree / name).read_bytes())
+    one, first = snapshot(copy, tmp_path / "cache")
+    (copy / "core.cpp").write_text("int core(int x) { return x + 1; }\n")
+    other, second = snapshot(copy, tmp_path / "cache")
+    assert first != second
+    assert (one / "core.cpp").read_text() != (other / "core.cpp").read_text()
+
+
+def test_the_same_code_is_told_by_its_sections(tree: Path, cache: Path) -> None:
+    builder = builder_of(tree, cache)
+    base = builder.build({}, "default")
+    unused = builder.build({"GGML_LLAMAFILE": "OFF"}, "unused")
+    assert builder.configured({}) != builder.configured({"GGML_LLAMAFILE": "OFF"})
+    assert differing(base.objects, unused.objects) == []
+    lto = builder.build({"GGML_LTO": "ON"}, "lto")
+    assert differing(base.objects, lto.objects) == ["CMakeFiles/core.dir/core.cpp.o"]
+    assert builder.configured({}) == builder.configured({"GGML_CPU_REPACK": "OFF"})
+
+
+def test_a_switch_that_cmake_refuses_has_its_words(tree: Path, cache: Path) -> None:
+    with pytest.raises(BuildFailed, match="GGML_NATIVE=OFF is not supported here"):
+        builder_of(tree, cache).configured({"GGML_NATIVE": "OFF"})
+
+
+def test_a_link_that_does_not_fit_is_refused_with_a_number(tree: Path, tmp_path: Path) -> None:
+    builder = builder_of(tree, tmp_path, 8_192)
+    with pytest.raises(TuneError, match=r"about 23,552 MiB \(the last one took 20,480\), and 8,192"):
+        builder.build({}, "lto", link_mib=20_480)
+    assert builder.known({}) is None
+    assert builder.build({}, "lto", link_mib=4_096).bytes > 0
+
+
+def test_a_build_that_was_killed_goes_on(tree: Path, tmp_path: Path) -> None:
+    """The run dies by SIGKILL during a compilation; its compiler ends, and the next run finishes."""
+    copy = tmp_path / "slow"
+    copy.mkdir()
+    for name in source_files(tree):
+        (copy / name).write_bytes((tree / name).read_bytes())
+    sleeper = copy / "cc"
+    mark = tmp_path / "compiling"
+    sleeper.write_text(
+        f'#!/bin/sh\ncase "$*" in *tool.cpp*) [ -e {mark} ] || (echo $$ > {mark}; sleep 60);; esac\n'
+        'exec "$@"\n'
+    )
+    sleeper.chmod(0o755)
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from dyno_tuner.build.content import snapshot\n"
+        "from dyno_tuner.build.builder import Builder\n"
+        "tree, cache = Path(sys.argv[1]), Path(sys.argv[2])\n"
+        "copy, key = snapshot(tree, cache)\n"
+        "fixed = {'CMAKE_CXX_COMPILER_LAUNCHER': str(tree / 'cc')}\n"
+        "built = Builder(copy, key, 'llama.cpp', cache, fixed, None, print).build({}, 'default')\n"
+        "print(built.seconds)\n"
+    )
+    words = [sys.executable, "-c", script, str(copy), str(tmp_path / "cache")]
+    child = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not mark.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    compiler = int(mark.read_text())
+    while _alive(compiler) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _alive(compiler), "no compiler of the killed run writes into the tree any more"
+    (place,) = [p.parent for p in (tmp_path / "cache").glob("*/lock")]
+    assert not (place / "built.json").exists()
+    kept = sorted((place / "tree").rglob("core.cpp.o"))
+    stamps = [p.stat().st_mtime_ns for p in kept]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    assert float(done.stdout.split()[-1]) > 0
+    assert (place / "built.json").exists()
+    if kept:  # it had been compiled before the kill, and was not compiled again
+        assert [p.stat().st_mtime_ns for p in kept] == stamps
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+        return file.read().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_verdicts_and_the_line_to_use(tree: Path, cache: Path, model: str, tmp_path: Path) -> None:
+    names = ["GGML_LTO", "GGML_OPENMP", "GGML_LLAMAFILE", "GGML_CPU_REPACK", "GGML_NATIVE", "GGML_WRONG=ON"]
+    switches = [word for name in names for word in ("--switch", name)]
+    page = tmp_path / "page.html"
+    code, output, said = run(
+        "--model", model, "--engine", "llama.cpp", "--source", str(tree), "--cache", str(cache),
+        "--rounds", "2",
+        "--workload", "pp=128,tg=16", "--device", "cpu", "--json", "--report", str(page), "--no-retune",
+        "--switch", "GGML_CUDA_FORCE_MMQ", *switches,
+    )  # fmt: skip
+    assert code == 0, said
+    told: dict[str, Any] = json.loads(output)
+    verdicts = {name: row["verdict"] for name, row in told["verdicts"].items()}
+    assert verdicts == {
+        "GGML_CUDA_FORCE_MMQ": "inert", "GGML_LTO": "on", "GGML_OPENMP": "default", "GGML_LLAMAFILE": "inert",
+        "GGML_CPU_REPACK": "inert", "GGML_NATIVE": "refused", "GGML_WRONG": "default",
+    }, told  # fmt: skip
+    assert told["command"] == "cmake -B build -DGGML_LTO=ON"
+    lto = told["verdicts"]["GGML_LTO"]
+    assert lto["ratio"]["pp128"] == pytest.approx(1.3, rel=0.02)
+    assert lto["ratio"]["tg16"] == pytest.approx(1.0, rel=0.01)
+    assert lto["ci95"]["pp128"][0] > 1
+    assert lto["seconds"] > 0
+    assert lto["bytes"] > 0
+    assert told["verdicts"]["GGML_OPENMP"]["ratio"]["pp128"] < 0.6
+    assert "answers changed" in told["verdicts"]["GGML_WRONG"]["reason"]
+    assert "objects is that of the default build" in told["verdicts"]["GGML_LLAMAFILE"]["reason"]
+    assert "every command is that of the default build" in told["verdicts"]["GGML_CPU_REPACK"]["reason"]
+    assert told["chosen"]["defines"] == {"GGML_LTO": "ON"}
+    text = page.read_text()
+    assert "cmake -B build -DGGML_LTO=ON" in text
+    assert "GGML_WRONG" in text
+    assert list((cache / "runs").iterdir()) == [], "a run that ended measures anew the next time"
+
+
+def test_nothing_gained_stays_default(tree: Path, cache: Path, model: str) -> None:
+    code, output, said = run(
+        "--model", model, "--engine", "llama.cpp", "--source", str(tree), "--cache", str(cache),
+        "--rounds", "2",
+        "--workload", "pp=128,tg=16", "--device", "cpu", "--switch", "GGML_OPENMP", "--no-retune",
+    )  # fmt: skip
+    assert code == 0, said
+    assert "Nothing gained: the default build stays." in output
+    assert output.rstrip().endswith("    cmake -B build")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--engine", "llama.cpp"], 2, "needs --source DIR"),
+        (["--switch", "NO_SUCH"], 2, "write NO_SUCH=VALUE"),
+        (["--switch", "GGML_NATIVE=OFF"], 2, "is the default"),
+        (["--switch", "a b"], 2, "write NAME or NAME=VALUE"),
+        (["--switch", "GGML_LTO", "--define", "GGML_LTO=ON"], 2, "both a --switch and a --define"),
+        (["--define", "GGML_LTO"], 2, "write NAME=VALUE"),
+        (["--source", "/nonexistent-tree"], 1, "is no source tree"),
+        (["--model", "/nonexistent.gguf"], 1, "nonexistent.gguf"),
+    ],
+)  # fmt: skip
+def test_wrong_words(model: str, words: list[str], code: int, said: str) -> None:
+    given = words if "--model" in words else ["--model", model, *words]
+    found, _, errors = run(*given, "--device", "cpu")
+    assert found == code
+    assert said in " ".join(errors.replace("│", " ").split())

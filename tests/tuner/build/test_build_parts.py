@@ -1,0 +1,135 @@
+"""The parts of `tune build`: switches and reasons, sections of real objects, memory."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from dyno_tuner.build.memory import available_mib, jobs, too_large
+from dyno_tuner.build.sections import code_of, differing, sections
+from dyno_tuner.build.switches import Place, catalogue, named
+from dyno_tuner.core.errors import TuneError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CPU = Place("cpu", title="a CPU")
+H200 = Place("cuda", "9.0", "an H200", "/p.yaml")
+TURING = Place("cuda", "7.5", "a T4")
+
+
+# ---- switches ----
+
+
+def test_a_cpu_has_no_switch_of_gpus_unless_it_is_named() -> None:
+    assert not any(row.cuda for row in catalogue("dyno", CPU))
+    (row,) = named(["GGML_CUDA_LTO"], "dyno", CPU)
+    assert "code for GPUs alone" in row.inert
+
+
+def test_switches_that_a_gpu_cannot_profit_from_have_a_reason() -> None:
+    h200 = {row.name: row for row in catalogue("dyno", H200)}
+    assert "add halves no faster" in h200["GGML_CUDA_F16"].pointless
+    assert "a setting at run time" in h200["GGML_CUDA_USE_GRAPHS"].pointless
+    assert "not the code" in h200["GGML_CUDA_COMPRESSION_MODE"].pointless
+    assert h200["GGML_CUDA_PROFILE"].value == "/p.yaml"
+    assert h200["GGML_CUDA_LTO"].link_mib > 1000
+    turing = {row.name: row for row in catalogue("dyno", TURING)}
+    assert "needs compute capability 8.0, and this GPU has 7.5" in turing["GGML_CUDA_FORCE_BF16"].refused
+    assert not turing["GGML_CUDA_F16"].pointless
+    assert "write one with `tune` first" in turing["GGML_CUDA_PROFILE"].refused
+
+
+def test_switches_of_others_follow_their_tables() -> None:
+    (dead,) = named(["GGML_CUDA_FORCE_DMMV=ON"], "ik_llama.cpp", H200)
+    assert "return earlier" in dead.inert
+    (gone,) = named(["GGML_CUDA_F16=ON"], "llama.cpp", H200)
+    assert "gone from llama.cpp" in gone.refused
+    (never,) = named(["GGML_CUDA_LTO=ON"], "ik_llama.cpp", H200)
+    assert "never merged" in never.refused
+    (mmq,) = named(["GGML_CUDA_FORCE_MMQ"], "llama.cpp", H200)
+    assert "without it" in mmq.pointless
+    (large,) = named(["CMAKE_INTERPROCEDURAL_OPTIMIZATION=ON"], "llama.cpp", H200)
+    assert large.link_mib > 20_000
+
+
+@pytest.mark.parametrize("word", ["", "=ON", "A B=1", "X" * 101 + "=1", "NAME=a\nb"])
+def test_names_are_checked(word: str) -> None:
+    with pytest.raises(TuneError, match="NAME=VALUE"):
+        named([word], "dyno", CPU)
+
+
+# ---- sections ----
+
+
+def compiled(folder: Path, name: str, text: str, *flags: str) -> Path:
+    source, made = folder / f"{name}.cpp", folder / f"{name}.o"
+    source.write_text(text)
+    subprocess.run(["c++", "-c", str(source), "-o", str(made), *flags], check=True, cwd=folder)
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    if shutil.which("c++") is None:
+        pytest.skip("needs a C++ compiler")
+    return tmp_path
+
+
+def test_sections_tell_code_from_what_changes_nothing(folder: Path) -> None:
+    text = "int f(int x) { return x * 3; }\n"
+    plain = code_of(compiled(folder, "a", text, "-O2"))
+    defined = code_of(compiled(folder, "a", text, "-O2", "-DUNUSED=1", "-Wall"))
+    debug = code_of(compiled(folder, "a", text, "-O2", "-g"))
+    other = code_of(compiled(folder, "a", text.replace("3", "5"), "-O2"))
+    called = code_of(compiled(folder, "a", "int g(int); int f(int x) { return g(x); }\n", "-O2"))
+    renamed = code_of(compiled(folder, "a", "int h(int); int f(int x) { return h(x); }\n", "-O2"))
+    assert plain == defined
+    assert plain != other
+    assert called != renamed, "the same instructions that call another function are other code"
+    assert differing({"a": plain}, {"a": debug, "b": debug}) in (["a", "b"], ["b"])
+    assert differing({"a": plain}, {"a": defined}) == []
+
+
+def test_device_code_is_told_without_the_names_that_a_compiler_invents(tmp_path: Path) -> None:
+    if shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    text = "__global__ void k(float* x) { x[0] = SCALE; }\nvoid f(float* x) { k<<<1, 1>>>(x); }\n"
+    (tmp_path / "k.cu").write_text(text)
+
+    def made(name: str, *flags: str) -> Path:
+        path = tmp_path / f"{name}.o"
+        command = ["nvcc", "-arch=sm_80", "-c", str(tmp_path / "k.cu"), "-o", str(path), *flags]
+        subprocess.run(command, check=True)
+        return path
+
+    one, same = code_of(made("one", "-DSCALE=2")), code_of(made("same", "-DSCALE=2", "-DUNUSED"))
+    other = code_of(made("other", "-DSCALE=3"))
+    assert one.device
+    assert one.device_bytes > 0
+    assert one == same
+    assert one.device != other.device
+
+
+@pytest.mark.parametrize("cut", [0, 10, 63, 64, 200, -1])
+def test_a_file_that_is_no_object_is_an_error(folder: Path, cut: int) -> None:
+    data = compiled(folder, "a", "int f() { return 1; }\n").read_bytes()
+    bad = folder / "bad.o"
+    bad.write_bytes(data[:cut] if cut >= 0 else b"\x7fELF\x02\x01" + b"\xff" * 200)
+    with pytest.raises(TuneError, match=r"bad\.o"):
+        sections(bad)
+
+
+# ---- memory ----
+
+
+def test_memory_bounds_compilers_and_links() -> None:
+    assert available_mib() > 100
+    assert jobs(8192, 2048, cores=16) == 4
+    assert jobs(100, 2048, cores=16) == 1
+    assert jobs(1 << 20, 1024, cores=3) == 3
+    assert too_large(0, 10) == ""
+    assert too_large(1000, 2000) == ""
+    assert "1,150 MiB (the last one took 1,000), and 1,100 MiB" in too_large(1000, 1100)

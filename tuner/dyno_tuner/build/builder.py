@@ -1,0 +1,323 @@
+"""Builds in a cache: by pip for dyno, by CMake for a source tree of another engine.
+
+A build has a folder of its own, named by its key. The build tree stays in it, so a build that was killed goes
+on where it was. `built.json` is written last; a folder without it counts as unfinished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dyno.profiles.io import write_atomically
+
+from ..core.errors import TuneError
+from . import memory
+from .commands import Commands, identity_objects, read_commands, search_path, tool
+from .content import build_key, compiler_of
+from .sections import DEVICE, Code, code_of, sections
+from .step import run_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+TOOLS = ("llama-bench", "llama-perplexity")
+"""Programs of another engine that are measured with."""
+_METER = Path(__file__).with_name("link_meter.py")
+LONGEST = 6 * 3600.0  # seconds that a build may take if there is no budget
+
+
+@dataclass(frozen=True)
+class Built:
+    """A finished build and what it cost."""
+
+    key: str
+    folder: str
+    """dyno: the folder to import from. Another engine: the folder of its programs."""
+    seconds: float
+    link_seconds: float
+    link_mib: int
+    """Largest process of all links in MiB."""
+    process_mib: int
+    """Largest process of the whole build in MiB."""
+    bytes: int
+    """Of the artifact: the module, or all programs and libraries."""
+    device_bytes: int = 0
+    compiler_cache: bool = False
+    """A compiler cache was in use, so the seconds are too few."""
+    code: dict[str, list[Any]] = field(default_factory=dict)
+    """Digests by object."""
+
+    @property
+    def objects(self) -> dict[str, Code]:
+        return {name: Code(str(h), str(d), int(n)) for name, (h, d, n) in self.code.items()}
+
+
+class BuildFailed(TuneError):
+    """A variant that does not configure or compile; the message has the compiler's last words."""
+
+
+@dataclass
+class Builder:
+    """Builds variants of one source tree.
+
+    Args:
+        source: the copy of the sources.
+        sources: its digest.
+        engine: "dyno", "llama.cpp" or "ik_llama.cpp".
+        cache: folder of all builds.
+        fixed: defines of every variant.
+        limit_mib: memory that builds may take; None: whatever is free.
+        say: takes a line about every build.
+    """
+
+    source: Path
+    sources: str
+    engine: str
+    cache: Path
+    fixed: Mapping[str, str]
+    limit_mib: int | None
+    say: Callable[[str], None]
+    process_mib: int = 0  # the largest process of any build so far
+
+    def key(self, defines: Mapping[str, str]) -> str:
+        """The key of a variant. Raises TuneError where its compiler is not there."""
+        whole = {**self.fixed, **defines}
+        return build_key(self.sources, whole, compiler_of(whole, os.environ), os.environ)
+
+    def free_mib(self) -> int:
+        free = memory.available_mib()
+        return free if self.limit_mib is None else min(free, self.limit_mib)
+
+    def known(self, defines: Mapping[str, str]) -> Built | None:
+        """The variant, if the cache has it whole."""
+        return self._load(self.cache / self.key(defines))
+
+    def configured(self, defines: Mapping[str, str], deadline: float = LONGEST) -> Commands:
+        """The commands that a variant would be built with; nothing is compiled but CMake's own checks.
+
+        Raises:
+            BuildFailed: CMake refuses the switches.
+        """
+        key = self.key(defines)
+        tree = self.cache / key / "configured"
+        if not (tree / "compile_commands.json").is_file():
+            command = self._cmake(tree, defines)
+            with self._held(key):
+                self._step(command, deadline, "configure")
+        return read_commands(tree)
+
+    def build(
+        self, defines: Mapping[str, str], name: str, link_mib: int = 0, deadline: float = LONGEST
+    ) -> Built:
+        """A variant from the cache, or built now.
+
+        Args:
+            name: for messages.
+            link_mib: what its link is predicted to take; a link that would not fit is refused.
+            deadline: seconds, after which the build is stopped; the next run goes on from there.
+
+        Raises:
+            BuildFailed: It does not configure, compile or link, or it has not ended by the deadline.
+            TuneError: Its link would not fit into memory.
+        """
+        key = self.key(defines)
+        place = self.cache / key
+        with self._held(key):
+            found = self._load(place)
+            if found is not None:
+                self.say(f"{name}: in the cache ({place})")
+                return found
+            free = self.free_mib()
+            if why := memory.too_large(link_mib, free):
+                raise TuneError(why)
+            jobs = memory.jobs(free, self.process_mib or memory.COMPILER_MIB)
+            self.say(f"{name}: building with {jobs} jobs in {place} (kept for the next time)")
+            place.mkdir(parents=True, exist_ok=True)
+            begun, before = time.monotonic(), _spent(place)
+            try:
+                peak = self._make(place, defines, jobs, deadline)
+            finally:
+                _spend(place, before + time.monotonic() - begun)
+            built = self._collect(place, key, peak)
+        self.process_mib = max(self.process_mib, built.process_mib)
+        return built
+
+    # ---- One build ----
+
+    def _make(self, place: Path, defines: Mapping[str, str], jobs: int, deadline: float) -> int:
+        """Builds into `place/tree`, for dyno also `place/package`; the largest process in MiB."""
+        tree, log = place / "tree", place / "links.jsonl"
+        whole = {**self.fixed, **defines}
+        launcher = f"{sys.executable};-P;{_METER};{log}"
+        whole |= {"CMAKE_CXX_LINKER_LAUNCHER": launcher, "CMAKE_C_LINKER_LAUNCHER": launcher}
+        environment = {"CMAKE_BUILD_PARALLEL_LEVEL": str(jobs)}
+        if self.engine == "dyno":
+            package = place / "package"
+            shutil.rmtree(package, ignore_errors=True)
+            whole["CMAKE_EXPORT_COMPILE_COMMANDS"] = "ON"
+            given = [word for n, v in whole.items() for word in ("-C", f"cmake.define.{n}={v}")]
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--no-cache-dir",
+                *("--no-input", "--disable-pip-version-check", "--target", str(package), *_isolation()),
+                *(str(self.source), "-C", f"build-dir={tree}", *given),
+            ]
+            return self._step(command, deadline, "pip install", environment)
+        peak = self._step(self._cmake(tree, whole), deadline, "configure", environment)
+        targets = [word for tool in TOOLS for word in ("--target", tool)]
+        command = [_cmake_program(), "--build", str(tree), "--parallel", str(jobs), *targets]
+        return max(peak, self._step(command, deadline, "build", environment))
+
+    def _cmake(self, tree: Path, defines: Mapping[str, str]) -> list[str]:
+        ninja = tool("ninja")
+        generator = ["-GNinja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
+        given = {
+            "CMAKE_BUILD_TYPE": "Release",
+            "CMAKE_EXPORT_COMPILE_COMMANDS": "ON",
+            **self.fixed,
+            **defines,
+        }
+        if self.engine == "dyno":
+            given["Python_EXECUTABLE"] = sys.executable
+        words = [f"-D{n}={v}" for n, v in given.items()]
+        return [_cmake_program(), "-S", str(self.source), "-B", str(tree), *generator, *words]
+
+    def _step(
+        self, command: Sequence[str], deadline: float, what: str, extra: Mapping[str, str] | None = None
+    ) -> int:
+        """Runs a step; its largest process in MiB."""
+        # Variables of another build of this project would change this one without a trace.
+        kept = {n: v for n, v in os.environ.items() if not n.startswith(("SKBUILD", "PIP_"))}
+        done = run_step(command, {**kept, "PATH": search_path(), **(extra or {})}, deadline)
+        if done.late:
+            raise BuildFailed(f"{what} did not end within {deadline:.0f} s; the next run goes on from there")
+        if done.code != 0:
+            lines = [line for line in done.output.splitlines() if line.strip()]
+            first = next(
+                (n for n, line in enumerate(lines) if "error" in line.lower()), max(0, len(lines) - 4)
+            )
+            said = " | ".join(" ".join(line.split()) for line in lines[first : first + 4])
+            raise BuildFailed(f"{what} failed ({done.code}): {said[:600]}")
+        return done.peak_mib
+
+    def _collect(self, place: Path, key: str, peak: int) -> Built:
+        tree = place / "tree"
+        commands = read_commands(tree)
+        skipped = identity_objects(tree, commands)
+        objects = {
+            name: code_of(tree / name).to_list()
+            for name in sorted(commands.compile)
+            if name not in skipped and (tree / name).is_file()
+        }
+        artifacts = self._artifacts(place)
+        links = _rows(place / "links.jsonl")
+        # A device link has a report of its own.
+        link_report = place / "package" / "dyno" / "link_report.json"
+        if link_report.is_file():
+            report = json.loads(link_report.read_text(encoding="utf-8"))
+            links += [{"seconds": s["seconds"], "peak_mib": s["peak_process_mib"]}
+                      for s in report.values() if isinstance(s, dict)]  # fmt: skip
+        built = Built(
+            key,
+            str(place / "package") if self.engine == "dyno" else str(artifacts[0].parent),
+            round(_spent(place), 1) or 0.1,
+            round(sum(float(row["seconds"]) for row in links), 1),
+            max((int(row["peak_mib"]) for row in links), default=0),
+            peak,
+            sum(path.stat().st_size for path in artifacts),
+            sum(len(c) for p in artifacts if _is_elf(p) for n, c in sections(p) if n in DEVICE),
+            any(os.environ.get(f"CMAKE_{lang}_COMPILER_LAUNCHER") for lang in ("C", "CXX", "CUDA")),
+            objects,
+        )
+        write_atomically(place / "built.json", json.dumps(asdict(built)).encode())
+        return built
+
+    def _artifacts(self, place: Path) -> list[Path]:
+        """The module, or the programs and libraries of another engine; llama-bench comes first."""
+        if self.engine == "dyno":
+            found = sorted((place / "package" / "dyno").glob("_core*.so"))
+            if not found:
+                raise BuildFailed(f"the build left no dyno._core in {place / 'package' / 'dyno'}")
+            return found
+        for folder in (place / "tree" / "bin", place / "tree"):
+            bench = folder / TOOLS[0]
+            if bench.is_file():
+                libraries = sorted(p for p in folder.glob("lib*.so") if p.is_file() and not p.is_symlink())
+                return [bench, *libraries]
+        raise BuildFailed(f"the build left no {TOOLS[0]} in {place / 'tree'}")
+
+    def _load(self, place: Path) -> Built | None:
+        try:
+            told = json.loads((place / "built.json").read_text(encoding="utf-8"))
+            built = Built(**told)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            raise TuneError(
+                f"{place / 'built.json'}: cannot be read ({error}); remove this folder"
+            ) from error
+        return built if Path(built.folder).is_dir() else None
+
+    @contextlib.contextmanager
+    def _held(self, key: str) -> Iterator[None]:
+        """Two runs do not build one variant at a time; the kernel gives the lock back however a run ends."""
+        place = self.cache / key
+        place.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(place / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _cmake_program() -> str:
+    found = tool("cmake")
+    if found is None:
+        raise TuneError("building needs cmake, which is not here: pip install cmake ninja")
+    return found
+
+
+def _isolation() -> list[str]:
+    """Build tools of this environment are taken where they are there; else pip fetches them."""
+    here = all(importlib.util.find_spec(name) is not None for name in ("scikit_build_core", "nanobind"))
+    return ["--no-build-isolation"] if here else []
+
+
+def _is_elf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def _spent(place: Path) -> float:
+    """Seconds that runs have spent on a build so far, also those that were killed in between."""
+    try:
+        return float((place / "seconds").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0.0
+
+
+def _spend(place: Path, seconds: float) -> None:
+    (place / "seconds").write_text(f"{seconds:.2f}\n", encoding="ascii")

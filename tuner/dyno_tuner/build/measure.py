@@ -1,0 +1,201 @@
+"""Two builds measured against each other: by the ABBA rounds, the answers and the margins of `tune ab`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..ab.answers import compare_answers
+from ..ab.compare import FASTER, SAME, SLOWER, Compared, Options, compare
+from ..ab.dyno_side import DynoSide
+from ..ab.ggml_side import GgmlSide
+from ..core.intervals import Estimate
+from ..decide.answer_check import ROUNDING_FACTOR, ROUNDING_FLOOR
+from ..measure.machine_monitor import Careful, Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ..ab.run import Run, Side
+    from ..core.protocol import Workload
+    from .builder import Built
+
+
+@dataclass(frozen=True)
+class Measured:
+    """B against A."""
+
+    ratios: Mapping[str, Estimate]
+    """By metric with its length, as "pp512"."""
+    verdicts: Mapping[str, str]
+    margins: Mapping[str, float]
+    rounds: int
+    changed: str = ""
+    """Why B's answers are not as near as A's; "" where they are."""
+    kld: tuple[float, float] | None = None
+    """Mean KLD of A and B from A's most exact path, in nats per token; None where it cannot be told."""
+    rates: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Median tokens/s of A and B."""
+
+    @property
+    def faster(self) -> bool:
+        """Whether B gains in something, loses in nothing, and answers as A does."""
+        found = set(self.verdicts.values())
+        return FASTER in found and SLOWER not in found and not self.changed
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "ratios": {n: [e.ratio, e.low, e.high, e.n] for n, e in self.ratios.items()},
+            "verdicts": dict(self.verdicts), "margins": dict(self.margins), "rounds": self.rounds,
+            "changed": self.changed, "kld": list(self.kld) if self.kld else None,
+            "rates": {n: list(r) for n, r in self.rates.items()},
+        }  # fmt: skip
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Measured:
+        return Measured(
+            {n: Estimate(*e) for n, e in data["ratios"].items()}, data["verdicts"], data["margins"],
+            data["rounds"], data["changed"], tuple(data["kld"]) if data["kld"] else None,
+            {n: (r[0], r[1]) for n, r in data["rates"].items()},
+        )  # fmt: skip
+
+    @staticmethod
+    def of(result: Compared, changed: str, kld: tuple[float, float] | None) -> Measured:
+        found = result.metrics
+        return Measured(
+            {n: m.ratio for n, m in found.items()}, {n: m.verdict for n, m in found.items()},
+            {n: m.margin for n, m in found.items()}, result.rounds, changed, kld,
+            {n: (m.a, m.b) for n, m in found.items()},
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Loading:
+    """A process that opens the model and draws nothing."""
+
+    seconds: float
+    host_mib: float
+    gpu_mib: float | None = None
+
+
+class Bench(Protocol):
+    """Measures builds. Methods raise TuneError."""
+
+    workload: Workload
+
+    def compare(
+        self, a: Built, b: Built, a_settings: Mapping[str, Any], b_settings: Mapping[str, Any],
+        budget: float | None, *, answers: bool,
+    ) -> Measured: ...  # fmt: skip
+
+    def rate(self, build: Built, settings: Mapping[str, Any], metric: str) -> float:
+        """Median tokens/s of one process."""
+        ...
+
+    def loading(self, build: Built) -> Loading | None:
+        """None for an engine whose programs cannot open a model and draw nothing."""
+        ...
+
+
+@dataclass
+class RealBench:
+    """Measures builds of dyno, or of another engine's tree, on one device.
+
+    Args:
+        engine: "dyno", "llama.cpp" or "ik_llama.cpp".
+        model: GGUF file.
+        gpu: number of the GPU; None: the CPU.
+        settings: runtime settings of every side.
+        rounds: ABBA rounds at most.
+        log: file that gets what another engine's programs say.
+        bus: PCI bus id of the GPU that is watched.
+        say: takes a line about every round.
+    """
+
+    engine: str
+    model: str
+    workload: Workload
+    gpu: int | None
+    settings: Mapping[str, Any]
+    rounds: int
+    least: float
+    deadline: float
+    seed: int
+    log: Path
+    bus: str | None
+    say: Callable[[str], None]
+
+    def _side(self, name: str, build: Built, settings: Mapping[str, Any]) -> Side:
+        whole = {**self.settings, **settings}
+        if self.engine == "dyno":
+            folder = Path(build.folder)
+            return DynoSide(
+                name, self.model, build=folder, settings=whole, gpu=self.gpu, deadline=self.deadline
+            )  # fmt: skip
+        return GgmlSide(
+            name, self.engine, self.model, build.folder, settings=whole, gpu=self.gpu, deadline=self.deadline,
+            log=str(self.log),
+        )  # fmt: skip
+
+    def compare(
+        self, a: Built, b: Built, a_settings: Mapping[str, Any], b_settings: Mapping[str, Any],
+        budget: float | None, *, answers: bool,
+    ) -> Measured:  # fmt: skip
+        sides = {"A": self._side("A", a, a_settings), "B": self._side("B", b, b_settings)}
+        try:
+            told, changed = None, ""
+            if answers:
+                limit = lambda kld: ROUNDING_FACTOR * kld + ROUNDING_FLOOR  # noqa: E731
+                told, changed = compare_answers(sides, limit, self.say)
+            kld = (told[0].mean_kld, told[1].mean_kld) if told else None
+            options = Options(self.workload, self.rounds, budget, self.least, self.seed)
+            with Machine(self.bus) as watch:
+                careful = Careful(watch, self._note, lambda _: None, time.sleep)
+                result = compare(lambda name: self._run(sides[name], careful), options, self.say)
+        finally:
+            for side in sides.values():
+                side.close()
+        if result.interrupted:
+            raise KeyboardInterrupt
+        return Measured.of(result, changed, kld)
+
+    def _note(self, kind: str, **data: Any) -> None:
+        self.say(str(data["message"]))
+
+    def _run(self, side: Side, careful: Careful) -> Run:
+        run, seen = careful.measure("build", lambda: side.run(self.workload), lambda run: True)
+        if "gpu" in seen:
+            careful.learn(seen["gpu"])
+        return run
+
+    def rate(self, build: Built, settings: Mapping[str, Any], metric: str) -> float:
+        side = self._side("A", build, settings)
+        try:
+            rates = sorted(side.run(self.workload).rates[metric])
+        finally:
+            side.close()
+        return rates[len(rates) // 2]
+
+    def loading(self, build: Built) -> Loading | None:
+        side = self._side("A", build, {})
+        try:
+            if not isinstance(side, DynoSide):
+                return None
+            side.load()  # the first one reads the files from disk
+            found = sorted(side.load() for _ in range(3))[1]
+        finally:
+            side.close()
+        return Loading(*found)
+
+
+def summary(measured: Measured) -> str:
+    """A comparison in words: `pp512 1.042 × [1.031, 1.054], tg64 no difference (margin 2.1 %)`."""
+    parts = []
+    for name, e in measured.ratios.items():
+        if measured.verdicts[name] == SAME:
+            parts.append(f"{name} no difference (margin {100 * measured.margins[name]:.1f} %)")
+        else:
+            parts.append(f"{name} {e.ratio:.3f} × [{e.low:.3f}, {e.high:.3f}]")
+    return ", ".join([*parts, *([measured.changed] if measured.changed else [])])

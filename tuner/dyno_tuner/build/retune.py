@@ -1,0 +1,60 @@
+"""A runtime knob set anew in two builds: the best u-batch of one build need not be that of the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from .builder import Built
+    from .measure import Measured
+
+LEAST = 0.03
+"""A value has to look better by this share, for one process each tells no less."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Values of the knob in the default build and in the variant; empty where the default is kept."""
+
+    base: Mapping[str, Any] = field(default_factory=dict)
+    variant: Mapping[str, Any] = field(default_factory=dict)
+    measured: Measured | None = None
+
+    @property
+    def changes(self) -> bool:
+        return bool(self.base or self.variant)
+
+    @property
+    def words(self) -> str:
+        """Both settings in words: `ubatch=1024 in both builds`."""
+
+        def told(settings: Mapping[str, Any]) -> str:
+            return " ".join(f"{k}={v}" for k, v in settings.items()) or "defaults"
+
+        if self.base == self.variant:
+            return f"{told(self.base)} in both builds"
+        return f"{told(self.variant)} here and {told(self.base)} in the default build"
+
+
+def retune(
+    knob: str, values: Sequence[int], margin: float,
+    rate: Callable[[Built, Mapping[str, Any]], float], base: Built, variant: Built,
+) -> Tuned:  # fmt: skip
+    """The best value of a knob in each build by one process each; rounds have to prove the result.
+
+    Args:
+        values: to try beside the default.
+        margin: the share that rounds needed to tell a difference.
+        rate: tokens/s of a build with settings.
+    """
+
+    def best(build: Built) -> dict[str, Any]:
+        default = rate(build, {})
+        found = {value: rate(build, {knob: value}) for value in values}
+        top = max(found, key=lambda value: found[value])
+        return {knob: top} if found[top] > (1 + max(LEAST, margin)) * default else {}
+
+    return Tuned(best(base), best(variant))

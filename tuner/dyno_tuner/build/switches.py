@@ -1,0 +1,220 @@
+"""Build switches: values to try, and the reason where this device cannot profit from one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import TuneError
+from ..doctor.switches import find_build
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+RELEASE = "-O3 -DNDEBUG"
+"""CMake's own flags of a release build with gcc and clang."""
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One switch with the value that is tried against its default."""
+
+    name: str
+    default: str
+    value: str
+    cuda: bool = False
+    """It changes device code alone."""
+    knobs: tuple[str, ...] = ()
+    """Runtime knobs whose best value may differ between the two builds."""
+    link_mib: int = 0
+    """Largest process of the link in MiB where it was measured before; 0: not known to be large."""
+    refused: str = ""
+    """Why the build is not possible here."""
+    inert: str = ""
+    """Why it changes nothing here."""
+    pointless: str = ""
+    """Why this device cannot profit from it."""
+
+    @property
+    def define(self) -> str:
+        return f"{self.name}={self.value}"
+
+    @property
+    def turned(self) -> str:
+        """The verdict if it wins: `off` for a switch that is on by default, else `on`."""
+        return "off" if self.value.upper() in ("OFF", "0", "FALSE", "NO") else "on"
+
+
+@dataclass(frozen=True)
+class Place:
+    """The device that builds are for."""
+
+    kind: str  # cpu | cuda
+    capability: str = ""  # "9.0"
+    title: str = ""
+    profile: str | None = None  # a profile of this device and model, for GGML_CUDA_PROFILE
+
+    @property
+    def number(self) -> int:
+        """90 for 9.0; 0 for a CPU."""
+        major, _, minor = self.capability.partition(".")
+        return 10 * int(major) + int(minor or 0) if major else 0
+
+
+_DATA_CENTRE = frozenset({70, 80, 90, 100, 103})
+_DYNO: tuple[Switch, ...] = (
+    Switch("GGML_NATIVE", "OFF", "ON", knobs=("ubatch",)),
+    Switch("GGML_LTO", "OFF", "ON", knobs=("ubatch",)),
+    Switch("CMAKE_CXX_FLAGS_RELEASE", RELEASE, "-O2 -DNDEBUG", knobs=("ubatch",)),
+    Switch("CMAKE_CXX_COMPILER", "", "", knobs=("ubatch",)),
+    Switch("GGML_CUDA_LTO", "OFF", "ON", cuda=True, knobs=("ubatch",), link_mib=3800),
+    Switch("GGML_CUDA_FAST_MATH", "OFF", "ON", cuda=True, knobs=("ubatch",)),
+    Switch("GGML_CUDA_FORCE_MMQ", "OFF", "ON", cuda=True, knobs=("ubatch",)),
+    Switch("GGML_CUDA_FORCE_CUBLAS", "OFF", "ON", cuda=True, knobs=("ubatch",)),
+    Switch("GGML_CUDA_F16", "OFF", "ON", cuda=True, knobs=("ubatch",)),
+    Switch("GGML_CUDA_FORCE_BF16", "OFF", "ON", cuda=True),
+    Switch("GGML_CUDA_USE_GRAPHS", "ON", "OFF", cuda=True),
+    Switch("GGML_CUDA_COMPRESSION_MODE", "size", "balance", cuda=True),
+    Switch("GGML_CUDA_INSTANCES", "all", "minimal", cuda=True),
+    Switch("GGML_CUDA_PROFILE", "", "", cuda=True),
+)
+_GGML: tuple[Switch, ...] = (
+    Switch("GGML_NATIVE", "ON", "OFF", knobs=("ubatch",)),
+    Switch("GGML_LTO", "OFF", "ON", knobs=("ubatch",)),
+    Switch("CMAKE_CXX_FLAGS_RELEASE", RELEASE, "-O2 -DNDEBUG", knobs=("ubatch",)),
+    Switch("GGML_CUDA_FORCE_MMQ", "OFF", "ON", cuda=True, knobs=("ubatch",)),
+    Switch("GGML_CUDA_FORCE_CUBLAS", "OFF", "ON", cuda=True, knobs=("ubatch",)),
+    Switch("GGML_CUDA_COMPRESSION_MODE", "size", "none", cuda=True),
+    Switch("GGML_CUDA_NO_VMM", "OFF", "ON", cuda=True),
+)
+_IK: tuple[Switch, ...] = (
+    Switch("GGML_CUDA_F16", "OFF", "ON", cuda=True, knobs=("ubatch",)),
+    Switch("GGML_CUDA_IQK_FORCE_BF16", "OFF", "ON", cuda=True),
+    Switch("GGML_CUDA_USE_GRAPHS", "ON", "OFF", cuda=True),
+    Switch("GGML_EXPERT_CHUNKING", "ON", "OFF"),
+)
+_LLAMA: tuple[Switch, ...] = (
+    Switch("GGML_CUDA_GRAPHS", "ON", "OFF", cuda=True),
+    Switch("GGML_CPU_REPACK", "ON", "OFF"),
+    Switch("GGML_LLAMAFILE", "ON", "OFF"),
+    Switch("GGML_OPENMP", "ON", "OFF"),
+)
+_OF_ENGINE = {"dyno": _DYNO, "llama.cpp": _GGML + _LLAMA, "ik_llama.cpp": _GGML + _IK}
+# CMake's own, which any project takes.
+_LARGE_LINKS = {"CMAKE_INTERPROCEDURAL_OPTIMIZATION": 20_480, "CMAKE_CUDA_SEPARABLE_COMPILATION": 20_480}
+
+
+def catalogue(engine: str, place: Place) -> list[Switch]:
+    """The switches that are tried if none is named: all of the engine that concern this kind of device."""
+    rows = [row for row in _OF_ENGINE[engine] if place.kind == "cuda" or not row.cuda]
+    return [judged(_valued(row, place), engine, place) for row in rows]
+
+
+def named(words: Sequence[str], engine: str, place: Place) -> list[Switch]:
+    """The switches of `--switch NAME` or `--switch NAME=VALUE`, each once.
+
+    Raises:
+        TuneError: A name is no name, or has no value and is in no table.
+    """
+    known = {row.name: row for row in _OF_ENGINE[engine]}
+    found: dict[str, Switch] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not _NAME.fullmatch(name) or "\n" in value or len(value) > 1000:
+            raise TuneError(
+                f"--switch {word!r}: write NAME or NAME=VALUE, as GGML_CUDA_LTO or GGML_NATIVE=ON"
+            )
+        row = known.get(name)
+        if row is None and not equals:
+            raise TuneError(
+                f"--switch {name}: this table has no value to try for it; write {name}=VALUE. "
+                f"Known are {', '.join(known)}"
+            )
+        cuda = name.startswith(("GGML_CUDA_", "CMAKE_CUDA_"))
+        made = row or Switch(name, "", value, cuda, ("ubatch",), _LARGE_LINKS.get(name, 0))
+        if equals:
+            default = made.default
+            if row is not None and value == row.default:
+                raise TuneError(
+                    f"--switch {word}: {value or 'empty'} is the default, so there is nothing to compare"
+                )
+            made = replace(made, value=value, default=default)
+        found[name] = judged(made if equals else _valued(made, place), engine, place)
+    return list(found.values())
+
+
+def _valued(row: Switch, place: Place) -> Switch:
+    """The row with the value that only this machine tells."""
+    if row.name == "CMAKE_CXX_COMPILER":
+        used = os.environ.get("CXX") or "c++"
+        here = os.path.realpath(shutil.which(used) or used)
+        other = next(
+            (c for c in ("clang++", "g++") if (p := shutil.which(c)) and os.path.realpath(p) != here), ""
+        )
+        if not other:
+            return replace(row, refused=f"there is no other C++ compiler here than {os.path.basename(here)}")
+        return replace(row, default=used, value=shutil.which(other) or other)
+    if row.name == "GGML_CUDA_PROFILE":
+        if place.profile is None:
+            return replace(
+                row, refused="no profile of this GPU and model was found; write one with `tune` first"
+            )
+        return replace(row, value=place.profile)
+    return row
+
+
+def judged(row: Switch, engine: str, place: Place) -> Switch:
+    """The row with the reason, if there is one, why it is not worth a build."""
+    if row.refused or row.inert or row.pointless:
+        return row
+    if row.cuda and place.kind != "cuda":
+        return replace(
+            row, inert=f"it changes code for GPUs alone, and the device is {place.title or 'a CPU'}"
+        )
+    if engine != "dyno":
+        table = find_build(row.name, engine)
+        if table is not None and table.dead:
+            return replace(row, inert=table.dead)
+        if table is not None and table.gone:
+            return replace(row, refused=table.gone)
+    number = place.number
+    bf16 = row.name in ("GGML_CUDA_FORCE_BF16", "GGML_CUDA_IQK_FORCE_BF16")
+    if bf16 and 0 < number < 80:
+        return replace(
+            row, refused=f"bfloat16 needs compute capability 8.0, and this GPU has {place.capability}"
+        )
+    if bf16 and engine == "dyno":
+        return replace(row, pointless="it changes attention over q8_0 caches alone, where it is slower")
+    if row.name == "GGML_CUDA_F16" and engine == "dyno" and number in _DATA_CENTRE:
+        return replace(row, pointless=f"chips of {place.capability} add halves no faster than floats")
+    if row.name in ("GGML_CUDA_USE_GRAPHS", "GGML_CUDA_GRAPHS") and row.turned == "off":
+        return replace(
+            row, pointless="leaving graphs out is a setting at run time as well, which `tune` measures"
+        )
+    if row.name == "GGML_CUDA_COMPRESSION_MODE":
+        return replace(
+            row, pointless="it changes the size of the module and the time to load it, not the code"
+        )
+    if row.name == "GGML_CUDA_FORCE_MMQ" and engine != "dyno" and number >= 75:
+        return replace(row, pointless=f"quantised kernels are taken on {place.capability} without it")
+    return row
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One build: the defines beyond the fixed ones."""
+
+    name: str
+    defines: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(switches: Sequence[Switch]) -> Variant:
+        title = " ".join(s.define for s in switches) or "default"
+        return Variant(title, {s.name: s.value for s in switches})
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "defines": dict(self.defines)}

@@ -1,0 +1,244 @@
+"""The command `tune build`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from dyno import _core, _nvml, profiles
+from dyno.devices import built_for_cuda, resolve_device
+
+from ..ab.revision import cache_folder
+from ..build.builder import Builder
+from ..build.content import snapshot
+from ..build.measure import RealBench
+from ..build.record import Record, run_key
+from ..build.render import command_of, markdown, page, to_dict
+from ..build.search import Clock, search
+from ..build.switches import Place, catalogue, named
+from ..core.errors import TuneError
+from ..core.model_file import check_model
+from ..core.protocol import Workload
+from ..space.memory_limits import parse_bytes
+from . import options as o  # noqa: TC001  (typer reads annotations when the command runs)
+from .arguments import (
+    command_line,
+    declaration_of,
+    device_names,
+    devices_of,
+    held_settings,
+    parse_duration,
+    usage,
+    usual_workload,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..build.switches import Switch
+
+UBATCHES = (128, 256, 512, 1024, 2048, 4096)
+
+
+def build(
+    model: Annotated[str, typer.Option("--model", "-m", help="GGUF file.")] = ...,  # type: ignore[assignment]
+    device: o.Device = "auto",
+    gpu: o.OneGpu = None,
+    switches: Annotated[
+        list[str] | None,
+        typer.Option("--switch", help="NAME or NAME=VALUE; may be repeated. Default: all of the table."),
+    ] = None,
+    defines: Annotated[
+        list[str] | None,
+        typer.Option("--define", "-D", help="NAME=VALUE of CMake for every build, also the default one."),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="dyno, or llama.cpp or ik_llama.cpp with --source.")] = "dyno",
+    source: Annotated[
+        Path | None, typer.Option(help="Source tree to build; default: the one that this dyno comes from.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder that keeps builds; default: dyno/builds in the user's cache.")
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Time for builds and measurements: 30m, 2h. Default: as long as they take."),
+    ] = None,
+    workload: o.WhatWorkload = None,
+    rounds: o.Rounds = 6,
+    least: o.Least = 0.01,
+    memory: Annotated[
+        str | None, typer.Option(help="Memory that builds may take: 16GiB. Default: whatever is free.")
+    ] = None,
+    hold: o.Held = None,
+    retune: Annotated[
+        bool, typer.Option("--retune/--no-retune", help="Set knobs anew in both builds where they interact.")
+    ] = True,
+    deadline: o.Deadline = 600.0,
+    seed: Annotated[int, typer.Option(help="Of the intervals.", min=0)] = 0,
+    report: Annotated[
+        Path | None, typer.Option("--report", help="Write an HTML page here. Needs the `report` extra.")
+    ] = None,
+    out: o.TableOut = None,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Build variants of the engine, and measure which switches gain on this machine with this model.
+
+    Every variant is built into a cache, and nothing of it touches this environment. Exit code 0 whatever the
+    verdict; 1 an error; 2 wrong usage; 130 interrupted (the same command goes on from there)."""
+
+    def say(line: str) -> None:
+        if not quiet:
+            print(line, file=sys.stderr, flush=True)
+
+    seconds = parse_duration(budget) if budget else None
+    limit = usage(parse_bytes, memory) if memory is not None else None
+    foreign = declaration_of(engine).foreign
+    held = held_settings(hold or [], engine)
+    given = _defines(defines or [])
+    device_names(device, None if gpu is None else str(gpu))
+    if foreign and source is None:
+        raise typer.BadParameter(f"--engine {engine} needs --source DIR, its source tree")
+    check_model(model)
+    number = _gpu(device, gpu, foreign=foreign)
+    usual = usual_workload("cpu" if number is None else f"cuda:{number}")
+    parsed = usage(Workload.parse, workload, usual) if workload is not None else usual
+    place = _place(number, model, foreign=foreign)
+    chosen = usage(lambda: named(switches, engine, place)) if switches else catalogue(engine, place)
+    _check_distinct(chosen, given)
+    where = cache.absolute() if cache is not None else cache_folder()
+    tree, sources = snapshot((source or _own_source()).absolute(), where)
+    fixed = {**_fixed(engine, place), **given}
+    builder = Builder(tree, sources, engine, where, fixed, None if limit is None else limit >> 20, say)
+    facts: dict[str, Any] = {
+        "engine": engine, "sources": sources, "model": os.path.basename(model), "device": place.title,
+        "workload": str(parsed), "fixed": fixed,
+    }  # fmt: skip
+    whole = {**facts, "switches": [s.define for s in chosen], "file": _identity(model), "held": held,
+             "rounds": rounds, "least": least, "seed": seed, "retune": retune}  # fmt: skip
+    record = Record(where / "runs" / f"{run_key(whole)}.jsonl")
+    if record.size:
+        say(f"going on with a run that has {record.size} results")
+    with contextlib.ExitStack() as stack:
+        log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dyno-build-"))) / "stderr.log"
+        bench = RealBench(
+            engine, os.path.abspath(model), parsed, number, held, rounds, least, deadline, seed, log,
+            _bus(number), say,
+        )  # fmt: skip
+        knobs = {"ubatch": _ubatches(parsed)} if retune and "ubatch" not in held else {}
+        result = search(builder, bench, chosen, Clock(seconds), record, say, knob_values=knobs)
+    record.done()
+    facts["line"] = command_line()
+    command = command_of(engine, given, result)
+    shown = markdown(result, command, facts)
+    print(json.dumps(to_dict(result, command, facts)) if as_json else shown, flush=True)
+    for path, written in ((out, shown + "\n"), (report, page(result, command, facts) if report else "")):
+        if path is not None:
+            _write(path, written)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise TuneError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _defines(pairs: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise typer.BadParameter(f"--define {pair!r}: write NAME=VALUE, as GGML_NATIVE=ON")
+        found[name] = value
+    return found
+
+
+def _check_distinct(switches: Sequence[Switch], given: Mapping[str, str]) -> None:
+    both = [s.name for s in switches if s.name in given]
+    if both:
+        raise typer.BadParameter(
+            f"{both[0]} is both a --switch and a --define; a define is the same in every build"
+        )
+
+
+def _gpu(device: str, gpu: int | None, *, foreign: bool) -> int | None:
+    (name,) = device_names(device, None if gpu is None else str(gpu))
+    if name == "auto":
+        name = "cpu" if foreign else devices_of("auto", None)[0]
+    return int(name.removeprefix("cuda:")) if name.startswith("cuda:") else None
+
+
+def _bus(number: int | None) -> str | None:
+    if number is None:
+        return None
+    if built_for_cuda():
+        return str(resolve_device(f"cuda:{number}").info["pci_bus_id"])
+    return _nvml.bus_id(number)
+
+
+def _place(number: int | None, model: str, *, foreign: bool) -> Place:
+    """The device, and for a GPU the profile of this model on it."""
+    if number is None:
+        return Place("cpu", title=str(_core.cpu_info()["name"]))
+    if not built_for_cuda():
+        raise TuneError(
+            f"--gpu {number}: this dyno is built for the CPU alone and cannot tell which GPU that is; "
+            "install one with CUDA first (-C cmake.define.GGML_CUDA=ON)"
+        )
+    info = resolve_device(f"cuda:{number}").info
+    capability = int(info["compute_capability"])
+    title = f"{info['name']}"
+    found = None
+    if not foreign:
+        identity = profiles.model_from_description(_core.describe_model(model))
+        engine = profiles.engine_from_build(_core.build_info())
+        match = profiles.find_profile(profiles.device_from_info(info), identity, engine, warn=lambda _: None)
+        found = match.path
+    return Place("cuda", f"{capability // 10}.{capability % 10}", title, found)
+
+
+def _fixed(engine: str, place: Place) -> dict[str, str]:
+    """Defines of every build: the kind of device and, for a GPU, its architecture."""
+    if place.kind == "cpu":
+        return {"GGML_CUDA": "OFF"}
+    arch = f"{place.number}a-real" if engine == "dyno" and place.number >= 90 else f"{place.number}-real"
+    return {"GGML_CUDA": "ON", "CMAKE_CUDA_ARCHITECTURES": arch}
+
+
+def _own_source() -> Path:
+    """The source tree that this dyno is imported or installed from.
+
+    Raises:
+        TuneError: It is an installed wheel, which has no sources.
+    """
+    import dyno
+
+    root = Path(str(dyno.__file__)).resolve().parents[2]
+    for place in (root, Path.cwd()):
+        if (
+            (place / "CMakeLists.txt").is_file()
+            and (place / "csrc").is_dir()
+            and (place / "python" / "dyno").is_dir()
+        ):
+            return place
+    raise TuneError("this dyno has no source tree beside it; give --source DIR, a checkout of dyno")
+
+
+def _identity(model: str) -> list[Any]:
+    told = os.stat(model)
+    return [os.path.abspath(model), told.st_size, told.st_mtime_ns]
+
+
+def _ubatches(workload: Workload) -> tuple[int, ...]:
+    """Values to try: around the usual ones, at most the longest prompt."""
+    longest = max(
+        (workload.part(m).tokens for m in workload.metrics if workload.part(m).kind == "pp"), default=0
+    )
+    return tuple(n for n in UBATCHES if n <= longest)[-3:]
