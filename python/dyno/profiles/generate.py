@@ -1,7 +1,8 @@
 """Writes what is generated from the models and settings; run as `python -m dyno.profiles.generate`.
 
-`profiles/profile.schema.json` (for editors) and `docs/user/profile-reference.md` (for people). With `--check`
-nothing is written and the exit code is 1, with a diff, where a file is stale.
+`profiles/profile.schema.json` (for editors), `docs/user/profile-reference.md` and
+`docs/user/known-profiles.md` (for people). With `--check` nothing is written and the exit code is 1, with a
+diff, where a file is stale.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dyno.profiles._known import known_page
 from dyno.profiles._reference import reference_page
 from dyno.profiles.io import write_atomically
 from dyno.profiles.schema import Profile
@@ -78,6 +80,7 @@ def outputs(root: Path) -> dict[Path, str]:
     return {
         root / "profiles" / "profile.schema.json": schema,
         root / "docs" / "user" / "profile-reference.md": reference_page(),
+        root / "docs" / "user" / "known-profiles.md": known_page(root / "profiles"),
     }
 
 
