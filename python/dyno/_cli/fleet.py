@@ -85,6 +85,46 @@ def match(
         raise typer.Exit(code)
 
 
+def drift(
+    metrics: Annotated[
+        str, typer.Option(help="Address of a server that runs, as http://host:8080 (its /metrics is read).")
+    ],
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Profile that promises the speed; `dyno serve` tells the promise of its own."),
+    ] = None,
+    within: Annotated[
+        float, typer.Option(help="Share by which the speed may lie below the promise.", min=0.0, max=0.99)
+    ] = 0.1,
+    json_: options.Json = False,
+    verbose: state.Verbose = 0,
+) -> None:
+    """Compare the speed that a server reports with the one that its profile promised.
+
+    Exit codes: 0 the promise holds, 3 the server is slower, 4 nothing can be compared yet."""
+    state.verbosity(verbose)
+    from dyno.fleet.drift import fetch, report
+    from dyno.profiles import load_profile
+
+    promise = load_profile(profile) if profile is not None else None
+    found = report(fetch(metrics), promise)
+    code = found.code(within)
+    if json_:
+        rows = [row.to_dict() for row in found.rows]
+        print(json.dumps({"metrics": rows, "profile": dict(found.profile), "exit_code": code}, indent=2))
+    else:
+        told = " ".join(f"{k}={v}" for k, v in sorted(found.profile.items()) if v)
+        if told:
+            print(escaped(f"profile of the server: {told}"))
+        for row in found.rows:
+            promised = "unknown" if row.promised is None else f"{row.promised:,.1f} t/s"
+            now = "nothing measured" if row.measured is None else f"{row.measured:,.1f} t/s"
+            ratio = "" if row.ratio is None else f", {row.ratio:.3f} of the promise"
+            print(f"{row.metric}: promised {promised}, {now}{ratio}")
+    if code:
+        raise typer.Exit(code)
+
+
 def _one(place: str) -> list[Node]:
     from dyno.fleet import read_nodes
 

@@ -14,6 +14,7 @@ app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="List, check, show, match and export profiles."
 )
 app.command()(fleet.match)
+app.command()(fleet.drift)
 
 
 @app.command("list")

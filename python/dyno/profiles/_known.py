@@ -18,9 +18,9 @@ _HEAD = """\
 
 # Known devices and models
 
-Each profile that this project ships, with its gain over the engine's defaults and the 95 % interval. A profile
-of one model serves that model alone ([profile reference](profile-reference.md)). `dyno profiles match` tells
-which one a machine would take ([fleet](fleet.md)).
+Each profile that this project ships, with its gain over the engine's defaults and the 95 % interval. A
+profile of one model serves that model alone ([profile reference](profile-reference.md)).
+`dyno profiles match` tells which one a machine would take ([fleet](fleet.md)).
 
 """
 

@@ -1,0 +1,164 @@
+"""The speed that a server reports beside the speed that its profile promises.
+
+dyno's own server tells both. llama-server tells the tokens and seconds of all requests since its start, and
+the promise comes from a profile of it.
+"""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dyno.errors import ProfileError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dyno.profiles import Profile
+
+HOLDS_CODE, DRIFTED_CODE, UNKNOWN_CODE = 0, 3, 4
+MOST_BYTES = 16 << 20
+_LLAMA = {
+    "pp": ("llamacpp:prompt_tokens", "llamacpp:prompt_seconds"),
+    "tg": ("llamacpp:tokens_predicted", "llamacpp:tokens_predicted_seconds"),
+}
+
+
+@dataclass(frozen=True)
+class Drift:
+    """One measure: `pp` reads prompts, `tg` generates tokens."""
+
+    metric: str
+    promised: float | None
+    """Tokens per second; None where no profile tells."""
+    measured: float | None
+    """Tokens per second; None where the server has measured nothing that compares."""
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over promised."""
+        return self.measured / self.promised if self.measured is not None and self.promised else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "metric": self.metric,
+            "promised": self.promised,
+            "measured": self.measured,
+            "ratio": self.ratio,
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """All measures of one server, and the profile that it runs with."""
+
+    rows: tuple[Drift, ...]
+    profile: Mapping[str, str]
+    """`state`, `match` and `hash` as dyno's server tells them; empty for llama-server."""
+
+    def code(self, within: float) -> int:
+        """0 where every measure is at least `1 - within` of its promise, 3 where one is not, 4 where nothing
+        can be compared."""
+        ratios = [row.ratio for row in self.rows if row.ratio is not None]
+        if not ratios:
+            return UNKNOWN_CODE
+        return DRIFTED_CODE if min(ratios) < 1 - within else HOLDS_CODE
+
+
+def fetch(url: str, timeout: float = 10.0) -> str:
+    """The text of a page of metrics.
+
+    Args:
+        url: `http://` or `https://`; `/metrics` is added where it names no path.
+
+    Raises:
+        ProfileError: The server does not answer, or answers with something else.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ProfileError(f"[fleet] --metrics {url!r}: give the address of a server, as http://host:8080")
+    scheme, _, rest = url.partition("://")
+    whole = f"{scheme}://{rest.rstrip('/')}/metrics" if "/" not in rest.rstrip("/") else url
+    try:
+        with urllib.request.urlopen(whole, timeout=timeout) as answer:
+            data = answer.read(MOST_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        raise ProfileError(f"[fleet] {whole}: the server answers {error.code} {error.reason}") from error
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise ProfileError(f"[fleet] {whole}: {reason}") from error
+    if len(data) > MOST_BYTES:
+        raise ProfileError(f"[fleet] {whole}: more than {MOST_BYTES >> 20} MiB; this is no page of metrics")
+    return str(data.decode("utf-8", errors="replace"))
+
+
+def report(text: str, profile: Profile | None = None) -> Report:
+    """The measures of a page of metrics.
+
+    Args:
+        profile: of the server; for dyno's own server the server tells its promise itself.
+
+    Raises:
+        ProfileError: The text is no page of Prometheus metrics, or of none of these servers.
+        ImportError: The package prometheus-client is missing.
+    """
+    samples = _samples(text)
+    promised = _promises(profile)
+    facts = next((labels for name, labels, _ in samples if name == "dyno_profile_info"), {})
+    if facts or any(name.startswith("dyno_") for name, _, _ in samples):
+        told = {
+            labels.get("metric", ""): value
+            for name, labels, value in samples
+            if name == "dyno_profile_promised_tokens_per_second"
+        }
+        ratios = {
+            labels.get("metric", ""): value
+            for name, labels, value in samples
+            if name == "dyno_profile_speed_ratio"
+        }
+        rows = []
+        for metric in ("pp", "tg"):
+            own = told.get(metric)
+            ratio = ratios.get(metric)
+            measured = own * ratio if own is not None and ratio is not None else None
+            rows.append(Drift(metric, promised.get(metric, own), measured))
+        return Report(tuple(rows), facts)
+    values = {name.removesuffix("_total"): value for name, _, value in samples}
+    if not any(name.startswith("llamacpp:") for name in values):
+        raise ProfileError("[fleet] these metrics are neither of `dyno serve` nor of llama-server --metrics")
+    rows = []
+    for metric, (tokens, seconds) in _LLAMA.items():
+        spent = values.get(seconds, 0.0)
+        rows.append(
+            Drift(metric, promised.get(metric), values.get(tokens, 0.0) / spent if spent > 0 else None)
+        )
+    return Report(tuple(rows), {})
+
+
+def _promises(profile: Profile | None) -> dict[str, float]:
+    """Tokens per second by measure, of the longest prompt and the first generation that a profile tells."""
+    tuned = profile.evidence.tuned if profile is not None and profile.evidence is not None else {}
+    found: dict[str, float] = {}
+    for name, rate in sorted(tuned.items(), key=lambda item: (len(item[0]), item[0])):
+        kind, size = name[:2], name[2:].partition("@")[0]
+        if kind in ("pp", "tg") and size.isdigit() and rate > 0 and (kind == "pp" or kind not in found):
+            found[kind] = rate
+    return found
+
+
+def _samples(text: str) -> list[tuple[str, dict[str, str], float]]:
+    try:
+        from prometheus_client.parser import text_string_to_metric_families
+    except ImportError as error:
+        raise ImportError(
+            "reading metrics needs prometheus-client: pip install 'gguf-dyno[serve]'"
+        ) from error
+    try:
+        return [
+            (sample.name, dict(sample.labels), float(sample.value))
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        ]
+    except (ValueError, KeyError, IndexError) as error:
+        raise ProfileError(f"[fleet] no page of Prometheus metrics: {error}") from error

@@ -1,0 +1,120 @@
+"""`dyno profiles drift`: pages of metrics, served by a real HTTP server."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from dyno.cli import app
+from dyno.errors import ProfileError
+from dyno.fleet.drift import fetch, report
+from dyno.profiles import list_profiles
+from prometheus_client import CollectorRegistry, Gauge, Info, generate_latest
+from typer.testing import CliRunner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LLAMA = """\
+# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total 40000
+# TYPE llamacpp:prompt_seconds_total counter
+llamacpp:prompt_seconds_total 2
+# TYPE llamacpp:tokens_predicted_total counter
+llamacpp:tokens_predicted_total 5000
+# TYPE llamacpp:tokens_predicted_seconds_total counter
+llamacpp:tokens_predicted_seconds_total 10
+"""
+
+
+def of_dyno(pp: float | None, tg: float | None) -> str:
+    registry = CollectorRegistry()
+    Info("dyno_profile", "The profile in force.", registry=registry).info(
+        {"state": "applied", "match": "exact"}
+    )
+    promised = Gauge("dyno_profile_promised_tokens_per_second", "Speed.", ["metric"], registry=registry)
+    ratio = Gauge("dyno_profile_speed_ratio", "Ratio.", ["metric"], registry=registry)
+    promised.labels("pp").set(20000)
+    promised.labels("tg").set(600)
+    for name, value in (("pp", pp), ("tg", tg)):
+        if value is not None:
+            ratio.labels(name).set(value)
+    return generate_latest(registry).decode()
+
+
+@pytest.fixture
+def page() -> Iterator[dict[str, str]]:
+    """`text` is what the server answers on /metrics; `url` is its address."""
+    told = {"text": ""}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/metrics" else 404)
+            self.end_headers()
+            self.wfile.write(told["text"].encode())
+
+        def log_message(self, *_: object) -> None:
+            """Nothing on stderr."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        told["url"] = f"http://127.0.0.1:{server.server_address[1]}"
+        yield told
+        server.shutdown()
+        thread.join()
+
+
+def run(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["profiles", "drift", *words])
+    said = "" if isinstance(done.exception, SystemExit | None) else str(done.exception)
+    return done.exit_code, done.output + said
+
+
+@pytest.mark.parametrize(
+    ("pp", "tg", "code"),
+    [(1.0, 0.95, 0), (1.0, 0.85, 3), (0.5, None, 3), (None, 1.2, 0), (None, None, 4)],
+)
+def test_the_server_tells_its_own_promise(
+    page: dict[str, str], pp: float | None, tg: float | None, code: int
+) -> None:
+    page["text"] = of_dyno(pp, tg)
+    found, output = run("--metrics", page["url"], "--json")
+    told = json.loads(output)
+    assert (found, told["exit_code"]) == (code, code)
+    assert told["profile"] == {"state": "applied", "match": "exact"}
+    rows = {row["metric"]: row for row in told["metrics"]}
+    assert rows["tg"]["promised"] == 600
+    assert rows["tg"]["ratio"] == (None if tg is None else pytest.approx(tg))
+
+
+def test_llama_server_is_held_against_a_profile(page: dict[str, str]) -> None:
+    page["text"] = LLAMA
+    shipped = next(str(item.path) for item in list_profiles() if "qwen3moe-30b" in item.path)
+    code, output = run("--metrics", page["url"] + "/metrics", "--profile", shipped)
+    assert code == 3
+    assert "pp: promised 39,688.2 t/s, 20,000.0 t/s, 0.504 of the promise" in output
+    assert "tg: promised 648.2 t/s, 500.0 t/s, 0.771 of the promise" in output
+    assert run("--metrics", page["url"], "--profile", shipped, "--within", "0.6")[0] == 0
+    code, output = run("--metrics", page["url"])
+    assert code == 4
+    assert "pp: promised unknown, 20,000.0 t/s" in output
+
+
+@pytest.mark.parametrize("text", ["", "<html>no</html>", "up 1\n", "a{b 3\n"])
+def test_pages_of_others_are_errors(text: str) -> None:
+    with pytest.raises(ProfileError, match=r"neither of|no page of"):
+        report(text)
+
+
+def test_a_server_that_is_not_there_is_an_error(page: dict[str, str]) -> None:
+    with pytest.raises(ProfileError, match="Connection refused"):
+        fetch("http://127.0.0.1:9")
+    with pytest.raises(ProfileError, match="give the address"):
+        fetch("file:///etc/passwd")
+    with pytest.raises(ProfileError, match="404"):
+        fetch(page["url"] + "/other")
