@@ -41,6 +41,7 @@ from .arguments import (
 from .build_command import build
 from .messages import EARLY
 from .probe_command import probe
+from .share_command import import_, share
 from .verify_command import verify
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ app.command(name="ab")(ab)
 app.command(name="build")(build)
 app.command(name="verify")(verify)
 app.command(name="probe")(probe)
+app.command(name="share")(share)
+app.command(name="import")(import_)
 
 
 def _version(wanted: bool) -> None:

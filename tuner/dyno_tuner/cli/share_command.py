@@ -1,0 +1,103 @@
+"""The commands `tune share` and `tune import`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from dyno import _core, profiles
+from dyno.devices import resolve_device
+
+from ..core.errors import TuneError
+from ..core.model_file import check_model
+from ..run.adopt import adopt
+from ..run.share import profile_of, read_row, row_of
+from ..run.verify import KEEP, USUAL, verify
+from .arguments import command_line, devices_of, parse_duration
+
+
+def share(
+    profile: Annotated[Path, typer.Argument(help="Profile that `tune` has written.")],
+    out: Annotated[Path | None, typer.Option(help="Write the row here; default: standard output.")] = None,
+) -> None:
+    """Print a profile as one row to give away: properties, shapes, gains with intervals, versions.
+
+    The row holds no path, no name of a file, a machine or a person, and no free text. Its SHA-256 tells a
+    change on the way. Nothing is sent anywhere."""
+    row = json.dumps(row_of(profiles.load_profile(profile)), sort_keys=True)
+    if out is None:
+        print(row)
+    else:
+        out.write_text(row + "\n", encoding="utf-8")
+
+
+def import_(
+    row: Annotated[Path, typer.Argument(help="A row of `tune share`; - reads standard input.")],
+    model: Annotated[str, typer.Option("--model", "-m", help="GGUF file to measure with.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Profile to write; default: the user's profiles, if none is there.")
+    ] = None,
+    gpu: Annotated[
+        int | None, typer.Option(help="Number of the GPU, for a row of one.", min=0, max=999)
+    ] = None,
+    budget: Annotated[str | None, typer.Option(help="Time to take at most: 90s, 3m; default 2m.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed.", min=0)] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Measure a stranger's row on this machine, and write a profile of the entries that gain here.
+
+    No gain of the row counts. Exit code 0 where an entry gains, 1 where none does or on an error."""
+    seconds = parse_duration(budget) if budget is not None else USUAL
+    check_model(model)
+    claimed = profile_of(read_row(sys.stdin.read() if str(row) == "-" else row.read_text(encoding="utf-8")))
+    if claimed.match.engine.name != "dyno":
+        raise TuneError(
+            f"this row is of {claimed.match.engine.name}; so far `tune import` measures rows of dyno alone"
+        )
+    name = devices_of("auto", str(gpu))[0] if gpu is not None else claimed.match.device.kind
+    info = resolve_device(name).info
+    kind = profiles.weights_kind({"general.name": _core.Gguf(model).get("general.name")})
+    here = profiles.Match(
+        device=profiles.device_from_info(info),
+        model=profiles.model_from_description(_core.describe_model(model), weights=kind),
+        engine=profiles.engine_from_build(_core.build_info()),
+    )
+    place = out if out is not None else profiles.default_path(here.device, here.model, here.engine)
+    if place.exists():
+        raise TuneError(
+            f"{place} is there already; give --out another file, and compare them with `tune diff`"
+        )
+    with tempfile.TemporaryDirectory(prefix="dyno-import-") as folder:
+        result = adopt(
+            claimed, Path(folder) / "row.yaml", here, command_line(),
+            lambda path: verify(
+                path, os.path.abspath(model), budget=seconds, seed=seed, quiet=quiet, device=name
+            ),
+        )  # fmt: skip
+    if result.profile is not None:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        profiles.save_profile(result.profile, place)
+    if as_json:
+        told = {
+            "entries": [v.to_dict() for v in result.verdicts],
+            "gain": {m: g.to_dict() for m, g in result.gain.items()},
+            "profile": str(place) if result.profile is not None else None,
+        }
+        print(json.dumps(told))
+    else:
+        for v in result.verdicts:
+            now = f" {v.measured.ratio:.3f} × here" if v.measured else ""
+            then = f", {v.recorded:.3f} × in the row" if v.recorded is not None else ""
+            print(f"{v.verdict:<11} {v.entry}:{now}{then} {v.reason}")
+        kept = sum(v.verdict == KEEP for v in result.verdicts)
+        print(
+            f"profile: {place} ({kept} of {len(result.verdicts)} entries)" if kept else "no entry gains here"
+        )
+    if result.profile is None:
+        raise typer.Exit(1)

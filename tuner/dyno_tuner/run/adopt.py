@@ -1,0 +1,94 @@
+"""A stranger's row becomes a profile only by measurements on this machine."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dyno import profiles
+
+from .. import __version__
+from ..core.errors import TuneError
+from .verify import KEEP, Verdict, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from ..core.intervals import Estimate
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """The entries of a row that were measured here, and the profile of those that gain."""
+
+    profile: profiles.Profile | None
+    """None where no entry gains here."""
+    verdicts: list[Verdict]
+    gain: Mapping[str, Estimate]
+
+
+def adopt(
+    claimed: profiles.Profile, place: Path, here: profiles.Match, command: str,
+    run: Callable[[Path], tuple[list[Verdict], dict[str, Estimate]]] | None = None,
+) -> Adopted:  # fmt: skip
+    """Measures the entries of a claimed profile, and keeps those that gain here.
+
+    Args:
+        claimed: the profile of a row.
+        place: file to write it to for the measurement; the caller removes it.
+        here: device, model and engine of this machine.
+        command: what is recorded as the command.
+        run: measures a profile; None: `verify` with its defaults.
+
+    Raises:
+        TuneError: The row is for another kind of device, engine or model; or nothing could be measured.
+    """
+    if claimed.evidence is None:
+        raise TuneError("this row does not say which workload it was measured with")
+    found = profiles.compare(claimed.match, here.device, here.model, here.engine)
+    if found.other_model:
+        raise TuneError(f"this row is for another model: {'; '.join(found.other_model)}")
+    if found.level is profiles.Level.DEFAULT:
+        raise TuneError(f"this row is not for this machine: {'; '.join(found.reasons)}")
+    profiles.save_profile(claimed.model_copy(update={"match": here}), place)
+    verdicts, gain = (run or verify)(place)
+    kept = {v.entry: v.measured for v in verdicts if v.verdict == KEEP}
+    settings: dict[str, Any] = {}
+    for name, entry in claimed.settings.items():
+        if isinstance(entry, profiles.SettingEntry):
+            path = profiles.setting_path(name)
+            settings[name] = _measured(entry, kept[path]) if path in kept else "default"
+    kernels: dict[str, dict[str, Any]] = {}
+    for key, by in claimed.kernels.items():
+        for tokens, kernel in by.items():
+            path = profiles.kernel_path(key, tokens)
+            if isinstance(kernel, profiles.KernelEntry):
+                kernels.setdefault(key, {})[tokens] = (
+                    _measured(kernel, kept[path]) if path in kept else "default"
+                )
+    if not kept:
+        return Adopted(None, verdicts, gain)
+    profile = claimed.model_copy(update={
+        "label": f"{claimed.label}, measured here",
+        "match": here,
+        "settings": settings,
+        "kernels": kernels,
+        "evidence": profiles.Evidence(workload=claimed.evidence.workload, gain={
+            m: profiles.Gain(ratio=round(g.ratio, 4), ci95=(round(g.low, 4), round(g.high, 4)), n=g.n)
+            for m, g in gain.items()
+        }),
+        "provenance": profiles.Provenance(
+            tuner=__version__, date=datetime.datetime.now(datetime.UTC).date().isoformat(), command=command,
+        ),
+    })  # fmt: skip
+    return Adopted(profile, verdicts, gain)
+
+
+def _measured(entry: Any, estimate: Estimate | None) -> Any:
+    """An entry with the ratio of this machine; without one if it was kept because the rest needs it."""
+    if estimate is None:
+        return entry.model_copy(update={"ratio": None, "ci95": None, "n": None})
+    interval = round(estimate.low, 4), round(estimate.high, 4)
+    return entry.model_copy(update={"ratio": round(estimate.ratio, 4), "ci95": interval, "n": estimate.n})

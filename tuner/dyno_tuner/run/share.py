@@ -1,0 +1,130 @@
+"""A profile as one row to give away, and a stranger's row as a profile that counts for nothing yet.
+
+A row holds properties, shapes, gains with intervals and versions. It holds no path, no name of a file, a
+machine or a person, and no free text. Its digest tells a change on the way, but not who wrote the row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from dyno import profiles
+from pydantic import ValidationError
+
+from .. import __version__
+from ..core.errors import TuneError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FORMAT = "dyno-row-1"
+MOST_BYTES = 1 << 20
+_ENTRY = ("value", "default", "ratio", "ci95", "n", "moves", "group", "variant")
+_VERSIONS = ("engine_commit", "driver", "cuda", "compiler")
+
+
+def row_of(profile: profiles.Profile) -> dict[str, Any]:
+    """The row of a profile, with its digest.
+
+    Raises:
+        TuneError: The profile sets nothing, or measured nothing.
+    """
+    whole = profile.model_dump(mode="json", by_alias=True, exclude_none=True)
+    settings = {n: e for n, e in whole.get("settings", {}).items() if isinstance(e, dict)}
+    kernels = {
+        key: kept
+        for key, by in whole.get("kernels", {}).items()
+        if (kept := {tokens: _kernel(e) for tokens, e in by.items() if isinstance(e, dict)})
+    }
+    evidence, provenance = whole.get("evidence", {}), whole.get("provenance", {})
+    if not settings and not kernels:
+        raise TuneError("every entry of this profile is default: there is nothing to share")
+    if not evidence.get("gain"):
+        raise TuneError("this profile has no measured gain; share one that `tune` has written to its end")
+    match = whole["match"]
+    row = {
+        "format": FORMAT,
+        "device": match["device"],
+        "model": match["model"],
+        "engine": {**match["engine"], "build": _build(match["engine"].get("build", {}))},
+        "settings": {n: _part(e, _ENTRY) for n, e in settings.items()},
+        "kernels": kernels,
+        "workload": _part(evidence.get("workload", {}), ("pp", "tg", "depth", "parts")),
+        "gain": evidence["gain"],
+        "noise": _part(evidence.get("noise", {}), ("margin", "half_width")),
+        "quality": {k: v for k, v in evidence.get("quality", {}).items() if k != "reference"},
+        "versions": _part(provenance, _VERSIONS),
+        "tuner": provenance.get("tuner", __version__),
+        "date": provenance.get("date", "")[:10],
+    }  # fmt: skip
+    return {**row, "sha256": digest(row)}
+
+
+def _part(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values}
+
+
+def _kernel(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in entry.items() if k != "note"}
+
+
+def _build(switches: Mapping[str, Any]) -> dict[str, Any]:
+    """Build switches; a value that is a path tells only that there was one."""
+    return {n: True if isinstance(v, str) and ("/" in v or "\\" in v) else v for n, v in switches.items()}
+
+
+def digest(row: Mapping[str, Any]) -> str:
+    """SHA-256 of a row without its digest, in one spelling."""
+    plain = {k: v for k, v in row.items() if k != "sha256"}
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_row(text: str) -> dict[str, Any]:
+    """A row from its JSON.
+
+    Raises:
+        TuneError: It is no row of this format, or it was changed after its digest was made.
+    """
+    if len(text) > MOST_BYTES:
+        raise TuneError(f"a row has at most {MOST_BYTES} characters; this one has {len(text)}")
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TuneError(f"this is no row: {error}") from error
+    if not isinstance(row, dict) or row.get("format") != FORMAT:
+        told = row.get("format") if isinstance(row, dict) else type(row).__name__
+        raise TuneError(f"this is no row: its format is {told!r}, expected {FORMAT!r}")
+    try:
+        found = digest(row)
+    except ValueError as error:
+        raise TuneError(f"this row holds a number that is none: {error}") from error
+    if row.get("sha256") != found:
+        raise TuneError(f"this row was changed: its content has the digest {found[:16]}…")
+    return row
+
+
+def profile_of(row: Mapping[str, Any]) -> profiles.Profile:
+    """The profile that a row claims. None of its gains counts before it is measured here.
+
+    Raises:
+        TuneError: An entry, the device, the model or the engine is invalid.
+    """
+    try:
+        return profiles.Profile.model_validate({
+            "schema": 1,
+            "label": f"imported row {row['sha256'][:12]}",
+            "match": {"device": row["device"], "model": row["model"], "engine": row["engine"]},
+            "settings": row["settings"],
+            "kernels": row["kernels"],
+            "evidence": {k: row[k] for k in ("workload", "gain", "noise", "quality") if row.get(k)},
+            "provenance": {"tuner": row["tuner"], "date": row["date"], **row["versions"]},
+        })  # fmt: skip
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"] if not str(part).startswith("<"))
+        raise TuneError(f"this row is invalid: {place}: {first['msg']}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise TuneError(f"this row is incomplete: {type(error).__name__}: {error}") from error
