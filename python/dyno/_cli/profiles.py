@@ -94,7 +94,9 @@ def export(
         list[str] | None,
         typer.Argument(help="After --: your own command line; default: the one that was tuned from."),
     ] = None,
-    form: Annotated[str, typer.Option("--as", help="llama-server, env or systemd.")] = "llama-server",
+    form: Annotated[
+        str, typer.Option("--as", help="llama-server, env, systemd, compose, helm-values or models.ini.")
+    ] = "llama-server",
     binaries: Annotated[
         str | None, typer.Option("--bin", help="Folder with llama-server, which is run for its --help.")
     ] = None,

@@ -21,6 +21,7 @@ from dyno.settings import SETTINGS
 from ...core.errors import TuneError
 from ...core.redaction import HIDDEN, names_secret, redact_words
 from .. import declared
+from . import deployment
 from .applicability import named_policy
 from .command_line import Command, parse_command, same_model
 from .help import Help
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from ...core.protocol import Value
 
 _OFF = ("-nr", "-nkvo")
-FORMS = ("llama-server", "env", "systemd")
+FORMS = ("llama-server", "env", "systemd", "compose", "helm-values", "models.ini")
 
 
 def _recorded(profile: profiles.Profile) -> tuple[list[str], list[str]]:
@@ -220,6 +221,13 @@ def export(
     if kept != plain:
         tell(f"secrets of the command line are written as {HIDDEN}; put them in where the server runs")
     words = [os.path.abspath(server), "-m", os.path.abspath(model), *kept, *spelled.all_args()]
+    place = os.path.abspath(model)
+    if form == "compose":
+        return deployment.compose(words, spelled.env, profile, place, tell)
+    if form == "helm-values":
+        return deployment.helm_values(words, spelled.env, profile, place, tell)
+    if form == "models.ini":
+        return deployment.models_ini(words, spelled.env, help_, place, tell)
     return _shell(words, spelled) if form == "llama-server" else _unit(words, spelled, profile)
 
 
