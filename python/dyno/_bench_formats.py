@@ -47,6 +47,7 @@ def record(result: BenchResult, machine: dict[str, Any], model: dict[str, Any]) 
         "stddev_ts": result.stddev_ts,
         "samples_ns": result.samples_ns,
         "samples_ts": result.samples_ts,
+        "energy": result.energy,
     }
 
 
@@ -86,7 +87,9 @@ _TEXT_COLUMNS = ("model", "backend", "type_k", "type_v")
 def as_markdown(records: Sequence[dict[str, Any]]) -> str:
     """The table that llama-bench prints: model, size, params, backend, threads, what varies, test, t/s."""
     varied = [name for name, key in _WHEN_VARIED.items() if len({r[key] for r in records}) > 1]
-    columns = [*_ALWAYS, *varied, "test", "t/s"]
+    sources = sorted({source for r in records for source in r["energy"]})
+    power = [f"{source.upper()} {unit}" for source in sources for unit in ("J/t", "W")]
+    columns = [*_ALWAYS, *varied, "test", "t/s", *power]
     rows = []
     for r in records:
         cells = {
@@ -101,6 +104,10 @@ def as_markdown(records: Sequence[dict[str, Any]]) -> str:
             "t/s": f"{r['avg_ts']:.2f} ± {r['stddev_ts']:.2f}",
         }
         cells |= {name: str(r[_WHEN_VARIED[name]]) for name in varied}
+        for source in sources:
+            told = r["energy"].get(source)
+            cells[f"{source.upper()} J/t"] = "" if told is None else f"{told['joules_per_token']:.3g}"
+            cells[f"{source.upper()} W"] = "" if told is None else f"{told['watts']:.0f}"
         rows.append([cells[c] for c in columns])
     widths = [max(len(c), *(len(row[i]) for row in rows)) if rows else len(c) for i, c in enumerate(columns)]
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dyno import _energy
 from dyno._bench_formats import human_count
 from dyno.engine import Engine
 from dyno.errors import PlanError
@@ -79,6 +80,8 @@ class BenchResult:
     warm_up_runs: int
     time: str
     """When it was measured, UTC, ISO 8601."""
+    energy: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By source (`cpu`, `gpu`) that could be read: `joules_per_token` and `watts`, idle power included."""
     samples_ts: list[float] = field(init=False)
     """Tokens per second of every repetition."""
 
@@ -236,11 +239,28 @@ def _measure(
     tokens = random.integers(0, int(engine.model["n_vocab"]), size=case.positions, dtype=np.int32)
     runs = _warm_up(engine, case, tokens, notify) if warm_up else 0
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    samples = []
+    counters = _energy.Counters(engine.device_info.get("pci_bus_id"), _energy.POWERCAP)
+    samples, joules = [], dict.fromkeys(counters.sources, 0.0)
     for i in range(repetitions):
         notify(f"{case.test} {i + 1}/{repetitions}")
+        before = counters.read()
         samples.append(_once(engine, case, tokens))
-    return BenchResult(case, samples, dict(engine.settings), runs, stamp)
+        for source, spent in counters.spent(before, counters.read()).items():
+            joules[source] += spent
+    if case.depth and not runs:
+        joules = {}  # the first run filled the context, which no clock saw
+    return BenchResult(case, samples, dict(engine.settings), runs, stamp, _per_token(case, samples, joules))
+
+
+def _per_token(
+    case: BenchCase, samples: Sequence[int], joules: dict[str, float]
+) -> dict[str, dict[str, float]]:
+    """Joules by source as joules per token and mean power of the samples."""
+    tokens, seconds = case.tokens * len(samples), sum(samples) / 1e9
+    return {
+        source: {"joules_per_token": total / tokens, "watts": total / seconds}
+        for source, total in joules.items()
+    }
 
 
 def _warm_up(

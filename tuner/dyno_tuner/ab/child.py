@@ -6,6 +6,7 @@ imported. Prints one line of JSON.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -47,18 +48,49 @@ def one(engine: Any, ask: dict[str, Any], part: dict[str, Any], prompt: int) -> 
     return time.perf_counter() - begun
 
 
+def counters(ask: dict[str, Any]) -> Any:
+    """The counters of energy, from a file of the build that compares; None where it was not named."""
+    place = ask.get("energy")
+    if not place:
+        return None
+    spec = importlib.util.spec_from_file_location("dyno_energy", place)
+    if spec is None or spec.loader is None:
+        raise ImportError(place)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Counters(ask["bus"], ask["powercap"])
+
+
 def speed(engine: Any, ask: dict[str, Any]) -> dict[str, Any]:
     """Generation first: a GPU that has just read prompts generates more slowly, by how fast it read them."""
     rates: dict[str, list[float]] = {}
+    energy: dict[str, dict[str, list[float]]] = {}
+    meter = counters(ask)
     for part in sorted(ask["parts"], key=lambda p: str(p["kind"]) != "tg"):
         for prompt in range(-1, ask["prompts"]):
             runs: list[float] = []
+            before = meter.read() if meter is not None else {}
             while len(runs) < SAMPLE_RUNS and sum(runs) < SAMPLE_SECONDS:
                 runs.append(one(engine, ask, part, max(0, prompt)))
             if prompt >= 0:  # the first one was cold
                 middle = sorted(runs)[(len(runs) - 1) // 2]
                 rates.setdefault(part["metric"], []).append(part["tokens"] / middle)
-    return {"rates": rates}
+                if meter is not None and not part["depth"]:  # else the context's tokens would count, too
+                    add_energy(energy, part, runs, meter.spent(before, meter.read()))
+    return {"rates": rates, "energy": energy}
+
+
+def add_energy(
+    energy: dict[str, dict[str, list[float]]],
+    part: dict[str, Any],
+    runs: list[float],
+    joules: dict[str, float],
+) -> None:
+    """Adds tokens, seconds and joules of one sample to the totals of its metric, by source."""
+    for source, spent in joules.items():
+        total = energy.setdefault(part["metric"], {}).setdefault(source, [0.0, 0.0, 0.0])
+        for n, value in enumerate((part["tokens"] * len(runs), sum(runs), spent)):
+            total[n] += value
 
 
 def answers(engine: Any, ask: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import TuneError
 from ..core.intervals import Estimate, estimate
+from .run import Energy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,6 +68,8 @@ class Compared:
     metrics: dict[str, Metric] = field(default_factory=dict)
     objective: Objective | None = None  # of a mix
     memory: dict[str, tuple[float, float]] = field(default_factory=dict)  # MiB of A and B: host, gpu
+    energy: dict[str, dict[str, tuple[Energy, Energy]]] = field(default_factory=dict)
+    """Of A and B, by metric and source; medians over processes."""
     rounds: int = 0
     seconds: float = 0.0
     samples: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
@@ -130,11 +133,32 @@ def judge(rounds: Sequence[Mapping[str, Sequence[Run]]], options: Options) -> Co
         sides = [[getattr(run, name) for r in rounds for run in r[side]] for side in "AB"]
         if all(x is not None for side in sides for x in side):
             result.memory[name] = (max(sides[0]), max(sides[1]))
+    result.energy = _energy(rounds, options.workload)
     result.samples = {
         side: {m: [list(run.rates[m]) for r in rounds for run in r[side]] for m in options.workload.metrics}
         for side in "AB"
     }
     return result
+
+
+def _energy(
+    rounds: Sequence[Mapping[str, Sequence[Run]]], workload: Workload
+) -> dict[str, dict[str, tuple[Energy, Energy]]]:
+    """Medians of both sides, where every process could read the source."""
+    found: dict[str, dict[str, tuple[Energy, Energy]]] = {}
+    for metric in workload.metrics:
+        told = [[run.energy.get(metric, {}) for r in rounds for run in r[side]] for side in "AB"]
+        sources = set.intersection(*(set(by) for side in told for by in side))
+        for source in sorted(sources):
+            pair = [
+                Energy(
+                    statistics.median(by[source].joules_per_token for by in side),
+                    statistics.median(by[source].watts for by in side),
+                )
+                for side in told
+            ]
+            found.setdefault(workload.label(metric), {})[source] = (pair[0], pair[1])
+    return found
 
 
 def _metric(metric: str, rounds: Sequence[Mapping[str, Sequence[Run]]], options: Options) -> Metric:

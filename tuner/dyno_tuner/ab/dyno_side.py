@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from dyno import _core
+from dyno import _core, _energy, _nvml
 from dyno.devices import built_for_cuda, resolve_device
 from dyno.errors import DynoError
 from dyno.quality import Comparer
@@ -19,7 +19,7 @@ from ..core.errors import TargetFailure, TuneError
 from ..targets.check_text import TEXT
 from ..targets.ggml.process import Finished, execute
 from .gpu_memory import GpuMemory
-from .run import Answers, Run
+from .run import Answers, Energy, Run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +40,13 @@ def gpu_memory(gpu: int | None) -> AbstractContextManager[GpuMemory | None]:
     # A build for the CPU can drive another one for GPUs; it has no device to ask.
     bus = str(resolve_device(f"cuda:{gpu}").info["pci_bus_id"]) if built_for_cuda() else None
     return GpuMemory(gpu, bus)
+
+
+def gpu_bus(gpu: int | None) -> str | None:
+    """The PCI bus id of the GPU that `cuda:N` is; None without a GPU, or where nobody can tell."""
+    if gpu is None:
+        return None
+    return str(resolve_device(f"cuda:{gpu}").info["pci_bus_id"]) if built_for_cuda() else _nvml.bus_id(gpu)
 
 
 class DynoSide:
@@ -111,9 +118,20 @@ class DynoSide:
             for m, p in ((m, workload.part(m)) for m in workload.metrics)
         ]
         with gpu_memory(self._gpu) as memory:
-            answer, done = self._ask("speed", settings, parts=parts, prompts=PROMPTS, vocab=self._facts[0])
+            answer, done = self._ask(
+                "speed", settings, parts=parts, prompts=PROMPTS, vocab=self._facts[0],
+                energy=str(_energy.__file__), bus=gpu_bus(self._gpu), powercap=_energy.POWERCAP,
+            )  # fmt: skip
         rates = {m: tuple(float(x) for x in answer["rates"][m]) for m in workload.metrics}
-        return Run(rates, done.peak_mib, None if memory is None else memory.mib)
+        energy = {
+            metric: {
+                source: Energy(joules / tokens, joules / seconds)
+                for source, (tokens, seconds, joules) in by.items()
+                if tokens > 0 and seconds > 0
+            }
+            for metric, by in answer.get("energy", {}).items()
+        }
+        return Run(rates, done.peak_mib, None if memory is None else memory.mib, energy)
 
     def load(self) -> tuple[float, float, float | None]:
         """Seconds to import dyno and open the model, and the resident MiB of host and GPU before the first

@@ -26,6 +26,16 @@ def to_dict(
         "metrics": {name: m.to_dict() for name, m in result.metrics.items()},
         **({} if result.objective is None else {"objective": result.objective.to_dict()}),
         "memory": {n: {"a": a, "b": b} for n, (a, b) in result.memory.items()},
+        "energy": {
+            metric: {
+                source: {
+                    side: {"joules_per_token": e.joules_per_token, "watts": e.watts}
+                    for side, e in zip("ab", pair, strict=True)
+                }
+                for source, pair in by.items()
+            }
+            for metric, by in result.energy.items()
+        },
         "answers": None if answers is None else {"a": answers[0].to_dict(), "b": answers[1].to_dict()},
         "samples": result.samples,
     }
@@ -52,6 +62,11 @@ def markdown(
             f"| weighted mean of the ratios | | | {e.ratio:.3f} | {e.low:.3f} to {e.high:.3f} | "
             f"{verdict} (margin {100 * o.margin:.1f} %) |"
         )
+    for metric, by in result.energy.items():
+        for source, (mine, its) in by.items():
+            share = f"{its.joules_per_token / mine.joules_per_token:.3f}" if mine.joules_per_token > 0 else ""
+            cells = " | ".join(f"{e.joules_per_token:.3g}; {e.watts:.0f}" for e in (mine, its))
+            rows.append(f"| {metric}, {source.upper()} (J/token; W) | {cells} | {share} | | |")
     for name, (a, b) in result.memory.items():
         rows.append(f"| {_MEMORY[name]} | {a:,.0f} | {b:,.0f} | {b / a:.3f} | | |" if a > 0 else
                     f"| {_MEMORY[name]} | {a:,.0f} | {b:,.0f} | | | |")  # fmt: skip

@@ -13,12 +13,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Energy:
+    """Energy of one source while one metric was measured, idle power included."""
+
+    joules_per_token: float
+    watts: float
+
+
+@dataclass(frozen=True)
 class Run:
     """One process: tokens/s by metric, in the order of the prompts, without the cold first sample."""
 
     rates: Mapping[str, tuple[float, ...]]
     host_mib: float | None = None  # largest resident set
     gpu_mib: float | None = None  # largest use of the GPU's memory beyond what was used before
+    energy: Mapping[str, Mapping[str, Energy]] = field(default_factory=dict)  # by metric and source
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ class Measured:
     """Mean KLD of A and B from A's most exact path, in nats per token; None where it cannot be told."""
     rates: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Median tokens/s of A and B."""
+    joules: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
+    """Joules per token of A and B, by metric and source, where a counter could be read."""
 
     @property
     def faster(self) -> bool:
@@ -51,6 +53,7 @@ class Measured:
             "verdicts": dict(self.verdicts), "margins": dict(self.margins), "rounds": self.rounds,
             "changed": self.changed, "kld": list(self.kld) if self.kld else None,
             "rates": {n: list(r) for n, r in self.rates.items()},
+            "joules": {n: {s: list(pair) for s, pair in by.items()} for n, by in self.joules.items()},
         }  # fmt: skip
 
     @staticmethod
@@ -59,6 +62,7 @@ class Measured:
             {n: Estimate(*e) for n, e in data["ratios"].items()}, data["verdicts"], data["margins"],
             data["rounds"], data["changed"], tuple(data["kld"]) if data["kld"] else None,
             {n: (r[0], r[1]) for n, r in data["rates"].items()},
+            {n: {s: (p[0], p[1]) for s, p in by.items()} for n, by in data["joules"].items()},
         )  # fmt: skip
 
     @staticmethod
@@ -68,6 +72,8 @@ class Measured:
             {n: m.ratio for n, m in found.items()}, {n: m.verdict for n, m in found.items()},
             {n: m.margin for n, m in found.items()}, result.rounds, changed, kld,
             {n: (m.a, m.b) for n, m in found.items()},
+            {n: {s: (a.joules_per_token, b.joules_per_token) for s, (a, b) in by.items()}
+             for n, by in result.energy.items()},
         )  # fmt: skip
 
 

@@ -69,6 +69,10 @@ def _measured(found: Measured) -> dict[str, Any]:
         "ci95": {n: [round(e.low, 4), round(e.high, 4)] for n, e in found.ratios.items()},
         "margin": {n: round(m, 4) for n, m in found.margins.items()},
         "rates": {n: {"default": round(a, 2), "variant": round(b, 2)} for n, (a, b) in found.rates.items()},
+        "joules_per_token": {
+            n: {source: {"default": a, "variant": b} for source, (a, b) in by.items()}
+            for n, by in found.joules.items()
+        },
         "rounds": found.rounds,
         "mean_kld": None if found.kld is None else {"default": found.kld[0], "variant": found.kld[1]},
     }

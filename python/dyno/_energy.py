@@ -1,0 +1,99 @@
+"""Counters of energy: NVML's of a GPU, and RAPL's of the CPU packages and their memory.
+
+This file imports nothing of dyno, because `tune ab` loads it into processes of other builds. A counter that
+cannot be read is named with the reason, and nothing stands in for it. Idle power is part of every number.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+POWERCAP = "/sys/class/powercap"
+
+
+class Counters:
+    """Energy in joules since some moment, by source: `cpu` (packages and memory) and `gpu`.
+
+    Args:
+        bus: PCI bus id of the GPU; None: no GPU.
+        powercap: folder of the kernel's power capping framework, which has the RAPL domains.
+    """
+
+    def __init__(self, bus: str | None = None, powercap: str = POWERCAP) -> None:
+        self.missing: dict[str, str] = {}
+        """By source, why it cannot be read."""
+        self._domains = self._find_domains(powercap)
+        self._nvml: Any = None
+        self._handle: Any = None
+        if bus is not None:
+            self._open_gpu(bus)
+
+    def _find_domains(self, powercap: str) -> dict[str, float]:
+        """Files of the domains to add up, each with the joules at which it starts again from zero."""
+        found: dict[str, float] = {}
+        try:
+            names = sorted(os.listdir(powercap))
+        except OSError as error:
+            self.missing["cpu"] = f"{powercap}: {error.strerror}"
+            return {}
+        for name in names:
+            # Packages, and of their parts the memory alone: cores are in the package's number.
+            if re.fullmatch(r"intel-rapl:[0-9]+(:[0-9]+)?", name):
+                folder = os.path.join(powercap, name)
+                try:
+                    title = _text(os.path.join(folder, "name"))
+                    if title.startswith("package") or title == "dram":
+                        counter = os.path.join(folder, "energy_uj")
+                        _text(counter)
+                        found[counter] = float(_text(os.path.join(folder, "max_energy_range_uj"))) / 1e6
+                except (OSError, ValueError) as error:
+                    self.missing["cpu"] = f"{folder}: {getattr(error, 'strerror', None) or error}"
+                    return {}
+        if not found:
+            self.missing["cpu"] = f"{powercap} has no RAPL domain"
+        return found
+
+    def _open_gpu(self, bus: str) -> None:
+        try:
+            import pynvml
+        except ImportError:
+            self.missing["gpu"] = "the package nvidia-ml-py is not installed"
+            return
+        try:
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus)
+            pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
+        except pynvml.NVMLError as error:
+            self.missing["gpu"] = f"NVML: {error}"
+            return
+        self._nvml = pynvml
+
+    @property
+    def sources(self) -> list[str]:
+        """The sources that can be read."""
+        return [*(["cpu"] if self._domains else []), *(["gpu"] if self._nvml is not None else [])]
+
+    def read(self) -> dict[str, float]:
+        """Joules by counter; only differences mean something (`spent`)."""
+        found = {path: float(_text(path)) / 1e6 for path in self._domains}
+        if self._nvml is not None:
+            found["gpu"] = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000
+        return found
+
+    def spent(self, before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+        """Joules by source between two readings. A counter that started again in between is made whole, if
+        it did so once."""
+        found: dict[str, float] = {}
+        for path, most in self._domains.items():
+            joules = after[path] - before[path]
+            found["cpu"] = found.get("cpu", 0.0) + (joules if joules >= 0 else joules + most)
+        if "gpu" in after:
+            found["gpu"] = after["gpu"] - before["gpu"]
+        return found
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read().strip()
