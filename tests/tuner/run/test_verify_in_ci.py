@@ -12,7 +12,7 @@ from dyno_tuner.cli.commands import app
 from dyno_tuner.core.intervals import Estimate
 from dyno_tuner.run.junit import Suite, junit
 from dyno_tuner.run.verify import KEEP, STALE, Verdict
-from fake_engines import fake
+from fake_engines import DATA, fake
 from typer.testing import CliRunner
 
 if TYPE_CHECKING:
@@ -109,6 +109,30 @@ def test_flags_that_a_new_image_lost_are_named_before_anything_runs(tmp_path: Pa
     calls = [json.loads(line)["args"] for line in (folder / "calls.jsonl").read_text().splitlines()]
     assert all("--help" in args or "--version" in args for args in calls), calls
     assert ElementTree.parse(out).getroot().get("failures") == "2"
+
+
+def test_a_flag_that_the_help_lists_as_removed_is_lost(tmp_path: Path) -> None:
+    """llama.cpp goes on listing a few removed flags, and ends when it gets one."""
+    folder = fake(tmp_path / "b", "llama.cpp-0c1e570")
+    line = f"tune --engine llama.cpp --bin {folder} -m m.gguf -- llama-server -md d.gguf --draft-max 8"
+    path = profile_of("llama.cpp", line, tmp_path / "p.yaml")
+    code, output = run(str(path), "--bin", str(folder), "--json")
+    assert code == 1
+    (entry,) = json.loads(output)["entries"]
+    assert entry["entry"] == "flag --draft-max"
+    assert "removed: use --spec-draft-n-max or --spec-ngram-mod-n-max" in entry["reason"]
+
+
+def test_a_flag_that_the_help_keeps_silent_about_is_asked_for(tmp_path: Path) -> None:
+    """ik_llama.cpp takes older flags that its help no longer lists; the binary tells, not the help."""
+    folder = fake(tmp_path / "b", "ik_llama.cpp-3848")
+    unlisted = (DATA / "ik_llama.cpp-3848.unlisted").read_text().split()
+    silent = next(n for n in unlisted if n.startswith("-"))
+    line = f"tune --engine ik_llama.cpp --bin {folder} -m m.gguf -- llama-server {silent} --gone-flag 3"
+    path = profile_of("ik_llama.cpp", line, tmp_path / "p.yaml")
+    code, output = run(str(path), "--bin", str(folder), "--json")
+    assert code == 1
+    assert [e["entry"] for e in json.loads(output)["entries"]] == ["flag --gone-flag"]
 
 
 def test_flags_that_the_image_has_are_not_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ..doctor.gone import find_gone
-from ..doctor.line import BENCH, COMMON
+from ..doctor.line import BENCH, COMMON, IK
 from ..doctor.parse import program_of
 from ..targets.ggml.installation import Installation
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ..targets.ggml.help import Help
 
+_PLAIN = re.compile(r"[A-Za-z0-9_.,:=-]{1,100}")
 _FLAG = re.compile(r"-{1,2}[A-Za-z][A-Za-z0-9_-]*")
 
 
@@ -35,7 +36,12 @@ def lost_flags(words: Sequence[str], help_: Help, engine: str, tool: str) -> dic
     found: dict[str, str] = {}
     for word in words:
         name = word.partition("=")[0] if word.startswith("--") else word
-        if not _FLAG.fullmatch(name) or help_.has(name):
+        if not _FLAG.fullmatch(name):
+            continue
+        flag = help_.get(name)
+        if flag is not None:
+            if flag.removed:
+                found[name] = f"this binary's --help says that it was removed: {flag.removed}"
             continue
         row = find_gone(name, engine, tool)
         near = difflib.get_close_matches(name, list(help_.flags), n=1, cutoff=0.7)
@@ -65,4 +71,18 @@ def lost_in(binaries: str, engine: str, command: Sequence[str]) -> dict[str, str
         if common is None:
             return {}
         help_ = common[1]
-    return lost_flags(command, help_, engine, BENCH if bench else COMMON)
+    found = lost_flags(command, help_, engine, BENCH if bench else COMMON)
+    if engine != IK or bench:
+        return found
+    return {name: why for name, why in found.items() if not _taken(install, program, command, name)}
+
+
+def _taken(install: Installation, program: str, command: Sequence[str], name: str) -> bool:
+    """Whether a tool of ik_llama.cpp takes a flag that its help does not list, as it does with older ones. A
+    value that is no plain word is not handed over, and its flag gets the benefit of the doubt."""
+    place = next(n for n, word in enumerate(command) if word.partition("=")[0] == name or word == name)
+    rest = command[place + 1 : place + 2]
+    value = [] if not rest or rest[0].startswith("-") else list(rest)
+    if value and not _PLAIN.fullmatch(value[0]):
+        return True
+    return install.takes(program or "llama-server", [command[place], *value])

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 _FLAG = re.compile(r"-{1,2}[A-Za-z][A-Za-z0-9_-]*")
 _DEFAULT = re.compile(r"default:?\s*['\"]?([^\s'\",;)]+)")
+_REMOVED = re.compile(r"the argument has been removed\W*(.*?)\s*(?:\(env:|$)")
 _ENV = re.compile(r"\(env:\s*([A-Z][A-Z0-9_]+)\)")
 
 
@@ -22,6 +23,7 @@ class Flag:
     argument: str = ""  # as the help shows it, e.g. "<0|1>" or "[on|off|auto]"; "" for a switch
     default: str = ""
     env: str = ""  # the environment variable that stands for it, where there is one
+    removed: str = ""  # advice of a flag that the help lists only to say that it is gone
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -62,7 +64,9 @@ def parse_help(text: str) -> Help:
             continue
         whole = " ".join(part.strip() for part in block)
         default, env = _DEFAULT.search(whole), _ENV.search(whole)
-        flag = Flag(names, argument, default[1] if default else "", env[1] if env else "")
+        gone = _REMOVED.search(whole)
+        removed = (gone[1] or "removed") if gone else ""
+        flag = Flag(names, argument, default[1] if default else "", env[1] if env else "", removed)
         for name in names:
             flags.setdefault(name, flag)
     return Help(flags)

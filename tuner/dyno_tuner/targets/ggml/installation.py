@@ -15,7 +15,7 @@ from .help import Flag, Help, Version, engine_of_help, parse_help, parse_version
 from .process import Finished, bench_rows, execute, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _COMMON = ("llama-server", "llama-cli", "llama-perplexity", "llama-sweep-bench")
 _HELP_DEADLINE = 60.0
@@ -124,6 +124,25 @@ class Installation:
             if parse_version(done.stderr + "\n" + done.stdout) is not None:
                 flags |= dict.fromkeys(names, Flag(names, value))
         return flags
+
+    def takes(self, name: str, words: Sequence[str]) -> bool:
+        """Whether a tool accepts flags, listed or not: it reads them before it answers `--version`.
+
+        Args:
+            name: of the tool, one with the common flags.
+            words: flags with their values.
+
+        Raises:
+            TargetUnusable: The tool does not end.
+        """
+        path = self.tool(name)
+        if path is None:
+            return False
+        try:
+            done = _ask([path, *words, "--version"])
+        except TargetFailure as failure:
+            raise TargetUnusable(f"{path} {' '.join(words)} --version: {failure.message}") from failure
+        return parse_version(done.stderr + "\n" + done.stdout) is not None
 
     def version(self, model: str) -> Version:
         """From `--version` of a common tool; llama-bench alone tells it only in its results."""
