@@ -2,9 +2,11 @@
 
     python benchmarks/bench_batches.py a.gguf b.gguf … --sequences 1,2,4,8,16,32,64,128 --json out.json
 
-Every step appends one random token to each sequence and brings the logits of all to the host. A row has the
-median over the steps, tokens a second in all, and the time of the step's graph on the device, op by op. The
-rest of the step is the copy of the logits and the host. --depth tokens stand in each sequence before.
+Every step appends one random token to each sequence and draws one token for each where the logits are, with
+settings of its own (`drawn`). Steps that bring the logits of all to the host are timed as well. A row
+has the median over the steps, tokens a second in all, and the time of the graph on the device, op by op.
+The rest of the step is the draw or the copy of the logits, and the host. --depth tokens stand in each
+sequence before.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dyno import Engine, bench
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def integers(text: str) -> list[int]:
@@ -35,11 +40,28 @@ def ops_of(engine: Engine, tokens: dict[int, Any], most: int) -> dict[str, Any]:
     return {"us": round(1e6 * sum(row["seconds"] for row in times), 1), "ops": rows}
 
 
+def timed(step: Callable[[], object]) -> float:
+    """Seconds of one step."""
+    begun = time.perf_counter()
+    step()
+    return time.perf_counter() - begun
+
+
+def figures(samples: list[float], count: int) -> dict[str, Any]:
+    """Of steps of so many sequences: the median, the quartiles and the rate."""
+    median = statistics.median(samples)
+    return {
+        "step_us": round(1e6 * median, 1),
+        "tokens_per_second": round(count / median, 1),
+        "quartiles_us": [round(1e6 * q, 1) for q in statistics.quantiles(samples, n=4)],
+    }
+
+
 def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     """All numbers of sequences of one model."""
     random = np.random.default_rng(args.seed)
     row: dict[str, Any] = {"model": path.stem, "depth": args.depth, "cells": {}}
-    ctx = args.depth + 2 * args.steps + 64
+    ctx = args.depth + 2 * (args.steps + args.warm_up) + 64
     with Engine(path, args.device, profile=args.profile, ctx=ctx, **dict(args.set)) as engine:
         vocabulary = int(engine.model["n_vocab"])
         for count in args.sequences:
@@ -47,25 +69,24 @@ def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
             for slot in range(count if args.depth else 0):
                 tokens = random.integers(0, vocabulary, args.depth, dtype=np.int32)
                 engine.logits_batch({slot: tokens}, rows="none")
-            samples = []
+            samples: dict[str, list[float]] = {"logits": [], "drawn": []}
             for step in range(args.steps + args.warm_up):
                 step_tokens = random.integers(0, vocabulary, (count, 1), dtype=np.int32)
-                begun = time.perf_counter()
-                engine.logits_batch(dict(enumerate(step_tokens)), reset=False, rows="last")
+                inputs = dict(enumerate(step_tokens))
+                draws = [(0.8, 40, 0.95, 0.05, float(u)) for u in random.random(count, np.float32)]
+                to_host = timed(lambda i=inputs: engine.logits_batch(i, reset=False, rows="last"))
+                drawn = timed(lambda i=inputs, d=draws: engine._open().decode_and_draw(list(i.items()), d))
                 if step >= args.warm_up:
-                    samples.append(time.perf_counter() - begun)
-            median = statistics.median(samples)
-            cell: dict[str, Any] = {
-                "step_us": round(1e6 * median, 1),
-                "tokens_per_second": round(count / median, 1),
-                "quartiles_us": [round(1e6 * q, 1) for q in statistics.quantiles(samples, n=4)],
-            }
-            if engine.device != "cpu":
+                    samples["logits"].append(to_host)
+                    samples["drawn"].append(drawn)
+            cell = {**figures(samples["logits"], count), "drawn": figures(samples["drawn"], count)}
+            if engine.device != "cpu" and args.ops:
                 cell["graph"] = ops_of(engine, dict(enumerate(step_tokens)), args.ops)
                 cell["graph_tokens_per_second"] = round(1e6 * count / cell["graph"]["us"], 1)
             row["cells"][str(count)] = cell
             on_device = cell.get("graph_tokens_per_second", "")
-            print(path.stem, count, cell["step_us"], cell["tokens_per_second"], on_device, flush=True)
+            drawn_rate = cell["drawn"]["tokens_per_second"]
+            print(path.stem, count, cell["tokens_per_second"], drawn_rate, on_device, flush=True)
     return row
 
 
@@ -80,7 +101,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--depth", type=int, default=128, help="tokens of each sequence before")
     parser.add_argument("--steps", type=int, default=32, help="timed")
     parser.add_argument("--warm-up", type=int, default=8, help="steps before them")
-    parser.add_argument("--ops", type=int, default=12, help="so many ops are written, the most expensive")
+    parser.add_argument("--ops", type=int, default=12, help="write the most expensive ops; 0: time none")
     parser.add_argument("--profile", help="a profile's file; without one, none")
     parser.add_argument("--set", type=setting, action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--seed", type=int, default=0)

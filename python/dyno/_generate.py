@@ -46,11 +46,21 @@ def finite(logits: NDArray[np.float32], position: int) -> NDArray[np.float32]:
     """
     most = float(logits.max())  # NaN if any is
     if not math.isfinite(most):
-        raise ModelError(
-            f"[generate] the logits after position {position} are not finite ({most}): the model's weights "
-            "are damaged, or its activations overflow"
-        )
+        raise not_finite(position, f" ({most})")
     return logits
+
+
+def not_finite(position: int, found: str = "") -> ModelError:
+    """The error of logits from which no token can be drawn.
+
+    Args:
+        position: Of the token that they follow, from 0.
+        found: Follows "not finite" in the message.
+    """
+    return ModelError(
+        f"[generate] the logits after position {position} are not finite{found}: the model's weights "
+        "are damaged, or its activations overflow"
+    )
 
 
 class StopFilter:

@@ -7,16 +7,18 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dyno import _core
+from dyno._sampling import uniforms
 from dyno._slots import Owner
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from dyno._sampling import HostSampler, TokenLogprobs
+    from dyno._sampling import HostSampler, Sampling, TokenLogprobs
 
 __all__ = ["Drawn", "Handling", "Request", "SchedulerEvents", "Step", "common_prefix"]
 
@@ -55,7 +57,7 @@ class Step:
     deepest: int
     """Tokens that the longest of its sequences holds afterwards."""
     seconds: float
-    """From the decode to its logits on the host."""
+    """From the decode to its tokens."""
 
 
 class SchedulerEvents:
@@ -92,8 +94,9 @@ class Request:
 
     prompt: list[int]
     max_tokens: int
-    draw: Callable[[NDArray[np.float32]], int]
+    sampling: Sampling
     sampler: HostSampler | None
+    """Draws from logits on the host, if the settings need them there."""
     cancelled: threading.Event
     handling: Handling = field(default_factory=Handling)
     out: queue.SimpleQueue[Drawn | BaseException | None] = field(default_factory=queue.SimpleQueue)
@@ -108,6 +111,20 @@ class Request:
     came: float = field(default_factory=time.monotonic)
     admitted: float = 0.0
     last_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._random = self.sampling.random()
+
+    def next_draw(self) -> tuple[float, int, float, float, float]:
+        """The settings of the next draw for the engine, and its random number."""
+        s = self.sampling
+        return s.temperature, s.top_k, s.top_p, s.min_p, float(uniforms(self._random, 1)[0])
+
+    def draw(self, logits: NDArray[np.float32]) -> int:
+        """The next token, from logits [n_vocab] on the host."""
+        if self.sampler is not None:
+            return self.sampler.draw(logits)
+        return int(_core.sample(logits, *self.next_draw()))
 
     @property
     def wants_all_rows(self) -> bool:

@@ -7,11 +7,12 @@ import math
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dyno._generate import finite
+from dyno._generate import finite, not_finite
 from dyno._requests import Drawn, Handling, Request, SchedulerEvents, Step, common_prefix
 from dyno._sampling import HostSampler, TokenLogprobs
 from dyno.errors import DynoError, PlanError, QueueFullError
@@ -194,8 +195,7 @@ class Scheduler:
         sampler = None
         if sampling.needs_logits:
             sampler = HostSampler(sampling, self._engine.tokenizer, self._n_vocab, tokens)
-        draw = sampling.sampler() if sampler is None else sampler.draw
-        request = Request(tokens, max_tokens, draw, sampler, cancelled, handling)
+        request = Request(tokens, max_tokens, sampling, sampler, cancelled, handling)
         with self._changed:
             self._check_open_to_more()
             self._waiting.append(request)
@@ -241,28 +241,22 @@ class Scheduler:
                 if self._waiting and not self._closing:
                     self._changed.wait(_SECONDS_WITHOUT_SLOT)
             return
-        every_row = any(request.wants_all_rows for request, _ in batch)
-        inputs = [(request.owner.slot, np.array(tokens, np.int32)) for request, tokens in batch]
         with self._engine._lock:
             session = self._engine._open()
             begun = time.monotonic()
-            logits = session.decode(inputs, rows="all" if every_row else "last")[0]
+            answers = _decode(session, batch)
             seconds = time.monotonic() - begun
             self._engine._tell_failed_captures(session)
-        assert logits is not None  # they were asked for
         self._totals["steps"] += 1
         self._events.stepped(_described(batch, seconds))
-        begin = 0
-        for request, tokens in batch:
-            rows = logits[begin : begin + (len(tokens) if every_row else 1)]
-            begin += len(rows)
+        for (request, tokens), answer in zip(batch, answers, strict=True):
             self._totals["prompt_tokens"] += 0 if request.drawn else len(tokens)
             request.held += tokens
             del request.pending[: len(tokens)]
-            if request.wants_all_rows:
-                self._keep_prompt_logprobs(request, rows)
+            if request.wants_all_rows and answer.rows is not None:
+                self._keep_prompt_logprobs(request, answer.rows)
             if not request.pending:
-                self._take(request, rows[-1])
+                self._take(request, answer)
 
     def _drop_cancelled(self) -> None:
         for request in [r for r in self._running if r.cancelled.is_set()]:
@@ -345,10 +339,13 @@ class Scheduler:
             (_, logprob), *most = _core.logprobs(row, token, top)
             request.prompt_logprobs.append(TokenLogprobs(token, logprob, tuple(most)))
 
-    def _take(self, request: Request, row: NDArray[np.float32]) -> None:
-        """Draw the next token of a request from its logits."""
+    def _take(self, request: Request, answer: _Answer) -> None:
+        """Take the next token of a request, which the engine has drawn or which is drawn here."""
+        last = len(request.held) - 1
         try:
-            token = request.draw(finite(row, len(request.held) - 1))
+            token = answer.token if answer.rows is None else request.draw(finite(answer.rows[-1], last))
+            if token < 0:
+                raise not_finite(last)
         except DynoError as error:
             self._end(request, "error", error)
             return
@@ -401,6 +398,40 @@ class Scheduler:
             with contextlib.suppress(Exception):
                 copy = type(error)(*error.args)
             request.out.put(copy)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The engine's answer to the tokens of one request in a step."""
+
+    token: int = -1
+    """Drawn by the engine; -1 if the logits are not finite."""
+    rows: NDArray[np.float32] | None = None
+    """Logits [n, n_vocab], of the last tokens, for draws on the host; then there is no token."""
+
+
+_NO_DRAW = (0.0, 0, 1.0, 0.0, 0.0)
+
+
+def _decode(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[_Answer]:
+    """Feed the tokens of a step. Tokens are drawn where the logits are, unless settings need those here."""
+    inputs = [(request.owner.slot, np.array(tokens, np.int32)) for request, tokens in batch]
+    if any(request.wants_all_rows for request, _ in batch):
+        logits = session.decode(inputs, rows="all")[0]
+        ends = np.cumsum([len(tokens) for _, tokens in batch])
+        return [_Answer(rows=rows) for rows in np.split(logits, ends[:-1])]
+    # Nothing is drawn behind a part of a prompt: it must use up no random number.
+    draws = [len(tokens) == len(request.pending) for request, tokens in batch]
+    here = [i for i, (request, _) in enumerate(batch) if draws[i] and request.sampler is not None]
+    settings = [
+        request.next_draw() if drawn and request.sampler is None else _NO_DRAW
+        for (request, _), drawn in zip(batch, draws, strict=True)
+    ]
+    tokens, logits = session.decode_and_draw(inputs, settings, here)
+    answers = [_Answer(token) for token in tokens.tolist()]
+    for at, i in enumerate(here):
+        answers[i] = _Answer(rows=logits[at : at + 1])
+    return answers
 
 
 def _described(batch: Sequence[tuple[Request, list[int]]], seconds: float) -> Step:
