@@ -85,7 +85,8 @@ class Search {
     load.placement.automatic = false;
     load.placement.n_cpu_moe = candidate.n_cpu_moe;
     load.placement.n_gpu_layers = candidate.n_gpu_layers;
-    return build_plan(model_, whole_.main_device(), load, whole_.context, whole_.ubatch, whole_.mla_mode);
+    return build_plan(model_, whole_.main_device(), load, whole_.context, whole_.ubatch, whole_.mla_mode,
+                      whole_.offload);
   }
 
   std::string note(const Plan& plan, const Candidate& chosen, const std::optional<Plan>& missed, double seconds) const {
@@ -147,7 +148,8 @@ double workload_seconds(const Plan& plan, const model::ModelDesc& model, const s
 size_t main_device_bytes(const Plan& plan, size_t scratch) {
   const PlannedDevice& main = plan.devices.front();
   const bool gpu = main.info.kind == DeviceKind::cuda;
-  return main.weights_bytes + main.kv_bytes + main.arena_bytes + (gpu ? scratch + kDeviceReserve : 0);
+  return main.weights_bytes + main.kv_bytes + main.arena_bytes + main.stream_bytes +
+         (gpu ? scratch + kDeviceReserve : 0);
 }
 
 Plan place_automatically(Plan whole, const model::ModelDesc& model, const std::vector<NamedRates>& rates, size_t free,

@@ -52,6 +52,7 @@ class Estimate {
       if (static_cast<int32_t>(i) == list.select_node) tokens = std::min(tokens, load_.logit_rows);
       if (tokens == 0) break;
     }
+    add_streamed(list);
     if (load_.logit_rows > 0 && !list.nodes.empty()) {
       const DeviceId from = list.nodes.back().device;
       if (plan_.device(from).kind == DeviceKind::cpu) {
@@ -86,6 +87,28 @@ class Estimate {
     out_.transfer_bytes += bytes;
     out_.transfer_seconds += seconds;
     out_.seconds += seconds;
+  }
+
+  // Copies of weights cross while the layer before computes, so the slower of both sets the time. Of experts cross
+  // those that tokens choose if they choose evenly.
+  void add_streamed(const NodeList& list) {
+    double bytes = 0, seconds = 0;
+    for (const Fetch& fetch : list.fetches) {
+      for (const model::WeightId id : fetch.weights) {
+        const WeightPlacement& weight = plan_.weights[static_cast<size_t>(id)];
+        double share = 1;
+        if (fetch.ids != kNoValue && model_.weight(id).batch == fetch.experts) {
+          const double left = 1 - static_cast<double>(fetch.used) / static_cast<double>(fetch.experts);
+          share = 1 - std::pow(left, static_cast<double>(load_.tokens));
+        }
+        const double crossing = share * static_cast<double>(weight.bytes);
+        bytes += crossing;
+        seconds += transfer_seconds(link(weight.device), link(kMainDevice), static_cast<size_t>(crossing));
+      }
+    }
+    out_.transfer_bytes += static_cast<size_t>(bytes);
+    out_.transfer_seconds += seconds;
+    out_.seconds = std::max(out_.seconds, seconds);
   }
 
   void add(const Node& node, int64_t tokens) {

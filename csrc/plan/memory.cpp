@@ -27,13 +27,14 @@ struct Demand {
   std::string where;          // "this machine"
   std::string weights_words;  // "copied weights"
   std::string larger;         // "a machine with more memory"
-  size_t weights = 0, reserve = 0, kv = 0, arena = 0, scratch = 0;
+  size_t weights = 0, streams = 0, reserve = 0, kv = 0, arena = 0, scratch = 0;
   size_t free = 0;
   bool own_limit = false;  // a virtual device's
 
   size_t needed() const {
     size_t sum = 0;
-    for (const size_t bytes : {weights, reserve, kv, arena, scratch}) sum = checked_add(sum, bytes, "all memory");
+    for (const size_t bytes : {weights, streams, reserve, kv, arena, scratch})
+      sum = checked_add(sum, bytes, "all memory");
     return sum;
   }
 };
@@ -61,6 +62,7 @@ void check_demand(const Plan& plan, const Demand& demand, const Holder& holder, 
               weights_loaded && !demand.own_limit ? "" : str_cat(demand.weights_words, " ", mib(demand.weights), ", "),
               "KV cache ", mib(demand.kv), " for ctx=", plan.context.ctx, " x ", plan.context.sequences,
               " sequences, arena ", mib(demand.arena), " for ubatch=", plan.ubatch,
+              demand.streams > 0 ? str_cat(", copies of the CPU's weights ", mib(demand.streams)) : "",
               demand.own_limit ? "" : str_cat(", workspace ", mib(demand.scratch)),
               demand.reserve > 0 ? str_cat(", ", mib(demand.reserve), " for the runtime") : "", "). ", advice));
 }
@@ -73,6 +75,7 @@ void check_memory(const Plan& plan, DeviceId gpu, size_t free_bytes, bool weight
                       .weights_words = "weights",
                       .larger = "a GPU with more memory",
                       .weights = weights_loaded ? 0 : planned.weights_bytes,
+                      .streams = planned.stream_bytes,
                       .reserve = weights_loaded ? 0 : kDeviceReserve,
                       .kv = planned.kv_bytes,
                       .arena = planned.arena_bytes,
@@ -109,6 +112,7 @@ void check_limits(const Plan& plan, bool weights_loaded) {
                         .weights_words = "weights",
                         .larger = str_cat("a larger memory_mib of ", name),
                         .weights = device.weights_bytes,
+                        .streams = device.stream_bytes,
                         .kv = device.kv_bytes,
                         .arena = device.arena_bytes,
                         .free = device.memory_limit,

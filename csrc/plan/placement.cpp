@@ -184,6 +184,7 @@ std::vector<PlannedDevice> plan_devices(const DeviceInfo& main, const PlacementO
                "; virtual devices stand beside the CPU only");
     std::vector<PlannedDevice> devices(1);
     devices.front().info = main;
+    devices.front().streams = true;
     for (const DeviceInfo& device : options.beside_gpu) {
       if (device.kind == main.kind && device.ordinal == main.ordinal) continue;
       devices.emplace_back().info = device;
@@ -202,6 +203,7 @@ std::vector<PlannedDevice> plan_devices(const DeviceInfo& main, const PlacementO
       check_virtual(device_name(device.info), asked);
       device.link = asked.link;
       device.memory_limit = asked.memory_bytes;
+      device.streams = asked.streams;
     }
     devices.insert(ordinal == main.ordinal ? devices.begin() : devices.end(), std::move(device));
   }

@@ -58,7 +58,7 @@ std::string describe_devices(const Plan& plan) {
 
 std::string_view numerics_name(Numerics numerics) { return numerics == Numerics::exact ? "exact" : "default"; }
 std::string_view list_name(ListId list) {
-  constexpr std::array<std::string_view, kListCount> names = {"general", "fused", "expanded", "draw"};
+  constexpr std::array<std::string_view, kListCount> names = {"general", "fused", "expanded", "draw", "streamed"};
   return names[static_cast<size_t>(list)];
 }
 std::string_view mla_mode_name(MlaMode mode) {
@@ -109,9 +109,10 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
 }
 
 Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const LoadOptions& load,
-                const ContextOptions& context, int64_t ubatch, MlaMode mla_mode) {
+                const ContextOptions& context, int64_t ubatch, MlaMode mla_mode, const OffloadOptions& offload) {
   Plan plan;
   plan.mla_mode = mla_mode;
+  plan.offload = offload;
   plan.load = load;
   plan.devices = plan_devices(device, load.placement);
   place_weights(plan, model);
@@ -124,13 +125,17 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
   }
   // A token is drawn on the GPU where nothing of a step is elsewhere.
   if (gpu && plan.devices.size() == 1) plan.draw = emit_draw(plan, model);
-  for (NodeList* list : {&plan.general, &plan.fused, &plan.expanded, &plan.draw}) {
+  mark_streamed(plan, model);
+  const auto streamed = [](const WeightPlacement& weight) { return weight.stream.wanted; };
+  if (std::any_of(plan.weights.begin(), plan.weights.end(), streamed)) plan.streamed = emit_streamed(plan, model);
+  for (NodeList* list : {&plan.general, &plan.fused, &plan.expanded, &plan.draw, &plan.streamed}) {
     own_values(plan, *list);
     place_nodes(plan, model, *list);
     transfer(plan, *list);
     finish_list(plan, *list);
     segment(plan, *list);
   }
+  stream(plan, plan.streamed);
   check_places(plan, model);
   count_weights(plan, model);
   layout_arena(plan, ubatch);
@@ -144,6 +149,14 @@ size_t Plan::expanded_bytes() const {
     if (!expands() || made == nullptr) continue;
     const auto bytes = [&](const Operand& o) { return values[static_cast<size_t>(o.value)].bytes_fixed; };
     most = std::max(most, bytes(made->keys) + bytes(made->values));
+  }
+  return most;
+}
+
+size_t Plan::plain_copy_bytes() const {
+  size_t most = 0;
+  for (const WeightPlacement& weight : weights) {
+    if (weight.stream.wanted && weight.stream.layout != weight.layout) most = std::max(most, weight.bytes);
   }
   return most;
 }
@@ -185,6 +198,11 @@ std::string Plan::describe(const model::ModelDesc& model) const {
     });
     out += str_cat(general.segments.size(), " segments of one device, ", transfers,
                    transfers == 1 ? " transfer" : " transfers", " between them\n");
+  }
+  if (!streamed.nodes.empty()) {
+    out += str_cat(streamed.nodes.size(), " ops a u-batch of at least ", streams_from, " tokens, for which ",
+                   device_name(main_device()), " takes copies of the CPU's weights through ",
+                   mib(devices.front().stream_bytes), "\n");
   }
   if (!fused.nodes.empty()) {
     out += str_cat(fused.nodes.size(), " ops a u-batch of at most ", fused_tokens, " tokens, ", distinct(ListId::fused),

@@ -54,6 +54,7 @@ struct NamedRates {
 // A further CPU device of the same process, which stands for a device of that link and that much memory.
 struct VirtualDevice {
   Link link;
+  bool streams = false;     // as main device it takes copies of the CPU's weights, as a GPU does
   size_t memory_bytes = 0;  // that its weights, cache and arena may take; 0: as much as the machine has
 };
 
@@ -88,6 +89,21 @@ struct ContextOptions {
   int64_t sequences = 1;
 };
 
+// Which products run on the main device over a copy of weights that lie on the CPU, and from how many tokens on.
+struct OffloadOptions {
+  int64_t min_tokens = 32;  // of a u-batch; with experts times experts / used
+  bool matmul = true, matmul_id = true, up_gate = true, moe_up_gate = true;
+  friend bool operator==(const OffloadOptions&, const OffloadOptions&) = default;
+};
+
+// A weight of the CPU that the streamed list reads on the main device, where a copy comes for each u-batch.
+struct StreamedWeight {
+  bool wanted = false;
+  ops::Layout layout = ops::Layout::plain;  // of the copy
+  size_t bytes = 0;
+  size_t offset = 0;  // in the main device's memory for such copies
+};
+
 struct WeightPlacement {
   DeviceId device = kMainDevice;
   ops::Layout layout = ops::Layout::plain;
@@ -96,6 +112,7 @@ struct WeightPlacement {
   size_t bytes = 0;
   int32_t layer = -1;    // -1: of none
   bool experts = false;  // those that a router chooses among
+  StreamedWeight stream{};
 };
 
 // A plan holds up to three op lists over the same weights and cache, of which a u-batch runs through one, and on a GPU
@@ -104,9 +121,10 @@ enum class ListId : uint8_t {
   general,   // any number of tokens
   fused,     // few, larger launches for at most kFusedTokens tokens
   expanded,  // latent attention with keys and values of all heads: for prompts
-  draw       // behind any of these, from one row of logits: generation
+  draw,      // behind any of these, from one row of logits: generation
+  streamed,  // for prompts: products of the CPU's weights on the main device
 };
-inline constexpr size_t kListCount = 4;
+inline constexpr size_t kListCount = 5;
 inline constexpr int64_t kFusedTokens = 8;
 std::string_view list_name(ListId list);
 
@@ -171,6 +189,16 @@ struct Segment {
   int32_t begin = 0, end = 0;
 };
 
+// Before `node` of the streamed list: copies of these weights have to be there, of the experts that `ids` names alone
+// where it is a value. The copies of a layer lie in one half of the memory for them, those of the next in the other.
+struct Fetch {
+  int32_t node = 0;
+  int32_t order = 0;  // of the layer, among those with streamed weights
+  std::vector<model::WeightId> weights{};
+  ValueId ids = kNoValue;  // int32 [tokens, used] on the main device
+  int64_t experts = 0, used = 0;
+};
+
 struct NodeList {
   ListId id = ListId::general;
   std::vector<Node> nodes{};
@@ -182,6 +210,7 @@ struct NodeList {
   int32_t head_node = -1;
   std::vector<ValueId> head_values{};
   ValueId residual = kNoValue;
+  std::vector<Fetch> fetches{};  // of the streamed list, by node
 };
 
 struct KvLayer {
@@ -193,8 +222,10 @@ struct KvLayer {
 struct PlannedDevice {
   DeviceInfo info;
   Link link;
+  bool streams = false;     // see OffloadOptions: a GPU, or a virtual device that stands for one
   size_t memory_limit = 0;  // for the bytes below; 0: none of its own
   size_t weights_bytes = 0, kv_bytes = 0, arena_bytes = 0;
+  size_t stream_bytes = 0;   // of the main device: copies of streamed weights
   size_t scratch_bytes = 0;  // set when configurations are chosen; that of all CPU devices stands with the first
 };
 
@@ -216,9 +247,12 @@ struct Plan {
   bool fusion = true;                         // whether the fused list is used where there is one
   NodeList expanded{.id = ListId::expanded};  // where latent attention can be expanded, on a GPU
   MlaMode mla_mode = MlaMode::automatic;
-  bool expands_f32 = false;           // `automatic` expands an f32 cache, see expands()
-  NodeList draw{.id = ListId::draw};  // without nodes on the CPU, where the session draws
-  std::vector<OpUse> keys;            // of all lists
+  bool expands_f32 = false;                   // `automatic` expands an f32 cache, see expands()
+  NodeList draw{.id = ListId::draw};          // without nodes on the CPU, where the session draws
+  NodeList streamed{.id = ListId::streamed};  // without nodes where nothing is streamed
+  OffloadOptions offload;
+  int64_t streams_from = 0;  // tokens of a u-batch
+  std::vector<OpUse> keys;   // of all lists
   std::vector<RopeTable> rope_tables;
   std::vector<KvLayer> kv;
   ValueId logits = kNoValue;  // lives in the caller's memory, not in the arena
@@ -231,6 +265,23 @@ struct Plan {
   const DeviceInfo& device(DeviceId id) const { return devices[static_cast<size_t>(id)].info; }
   const DeviceInfo& main_device() const { return device(kMainDevice); }
   const DeviceInfo& device_of(model::WeightId id) const { return device(weights[static_cast<size_t>(id)].device); }
+  // Where and in which layout the nodes of a list find a weight.
+  bool streams(ListId list, model::WeightId id) const {
+    return list == ListId::streamed && weights[static_cast<size_t>(id)].stream.wanted;
+  }
+  DeviceId device_in(ListId list, model::WeightId id) const {
+    return streams(list, id) ? kMainDevice : weights[static_cast<size_t>(id)].device;
+  }
+  ops::Layout layout_in(ListId list, model::WeightId id) const {
+    const WeightPlacement& weight = weights[static_cast<size_t>(id)];
+    return streams(list, id) ? weight.stream.layout : weight.layout;
+  }
+  size_t bytes_in(ListId list, model::WeightId id) const {
+    const WeightPlacement& weight = weights[static_cast<size_t>(id)];
+    return streams(list, id) ? weight.stream.bytes : weight.bytes;
+  }
+  // At the end of the memory for copies: a weight in the order in which it crosses, before it is repacked.
+  size_t plain_copy_bytes() const;
   // Where the logits are written.
   DeviceId logits_device() const { return values[static_cast<size_t>(logits)].device; }
   // Whether any u-batch runs through the expanded list. With an f32 cache its keys and values are f32 as well, and pay
@@ -249,10 +300,13 @@ struct Plan {
   }
   // The list that a u-batch of that many tokens of `runs` sequences runs through.
   const NodeList& list_for(int64_t tokens, int64_t runs = 1) const {
+    if (!streamed.nodes.empty() && tokens >= streams_from) return streamed;
     if (expands() && (mla_mode == MlaMode::expanded || tokens >= kExpandTokens * runs)) return expanded;
     return fusion && tokens <= fused_tokens && !fused.nodes.empty() ? fused : general;
   }
-  size_t total_bytes() const { return weights_bytes + kv_bytes + arena_bytes + scratch_bytes; }
+  size_t total_bytes() const {
+    return weights_bytes + kv_bytes + arena_bytes + scratch_bytes + devices.front().stream_bytes;
+  }
 
   std::string describe(const model::ModelDesc& model) const;
 };
@@ -260,7 +314,8 @@ struct Plan {
 // `device`: the main one. Throws PlanError (context beyond the model's limit, impossible cache type, placement that
 // cannot be) or UnsupportedError.
 Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const LoadOptions& load,
-                const ContextOptions& context, int64_t ubatch, MlaMode mla_mode = MlaMode::automatic);
+                const ContextOptions& context, int64_t ubatch, MlaMode mla_mode = MlaMode::automatic,
+                const OffloadOptions& offload = {});
 
 // Device memory that is nobody's plan: kernels' code, cuBLAS, graphs, logits.
 inline constexpr size_t kDeviceReserve = size_t{512} << 20;

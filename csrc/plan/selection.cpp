@@ -17,11 +17,14 @@ constexpr int64_t kAnyTokens = int64_t{1} << 24;
 
 // Of any u-batch that the op is part of.
 int64_t most_tokens(const OpUse& use) {
-  if (use.count_in(ListId::general) > 0 || use.count_in(ListId::expanded) > 0) return kAnyTokens;
+  if (use.count_in(ListId::general) > 0 || use.count_in(ListId::expanded) > 0 || use.count_in(ListId::streamed) > 0) {
+    return kAnyTokens;
+  }
   return use.count_in(ListId::fused) > 0 ? kFusedTokens : 1;
 }
 bool only_expanded(const OpUse& use) {
-  return use.count_in(ListId::expanded) > 0 && use.count_in(ListId::general) == 0 && use.count_in(ListId::fused) == 0;
+  return use.count_in(ListId::expanded) > 0 && use.count_in(ListId::general) == 0 && use.count_in(ListId::fused) == 0 &&
+         use.count_in(ListId::streamed) == 0;
 }
 
 size_t index_of(ops::ProductPath path) { return static_cast<size_t>(path); }
@@ -175,7 +178,7 @@ Choice Selection::choice(int32_t key, int64_t tokens) const {
     choice.reason += "; flash_attention is off: float32, no tensor cores";
   }
   const NodeList& list = plan_->list_for(tokens);
-  if (graph_concurrency_ && list.id != ListId::expanded) {
+  if (graph_concurrency_ && !branches_of(list.id).empty()) {
     const int branches = branches_of(list.id)[static_cast<size_t>(key)];
     if (branches > 0) {
       choice.reason += str_cat("; graph_concurrency: ", branches, " of ", use(key).count_in(list.id),

@@ -32,7 +32,7 @@ Operand Emitter::slice(Operand operand, int64_t offset_elements) {
 
 ops::ActType Emitter::act_for(WeightId id) const {
   // GPU kernels take f32 rows and convert them as they need.
-  if (plan_.device_of(id).kind == DeviceKind::cuda) return ops::ActType::f32;
+  if (plan_.device(device_of(id)).kind == DeviceKind::cuda) return ops::ActType::f32;
   const bool quantised = !is_float(model_.weight(id).type);
   return quantised && plan_.load.numerics == Numerics::standard ? ops::ActType::q8 : ops::ActType::f32;
 }
@@ -84,11 +84,11 @@ void Emitter::matmul(const std::string& name, Input& x, WeightId w, WeightId bia
   const model::Weight& weight = model_.weight(w);
   emit(name,
        ops::MatmulDesc{.type = weight.type,
-                       .layout = plan_.weights[static_cast<size_t>(w)].layout,
+                       .layout = layout_of(w),
                        .act = act_for(w),
                        .n = weight.rows,
                        .k = weight.cols,
-                       .exact = exact_on(plan_.weights[static_cast<size_t>(w)].device)},
+                       .exact = exact_on(device_of(w))},
        {.x = source(x, w, layer), .w = w, .bias = bias, .residual = residual, .scale = scale, .y = y}, layer);
 }
 
@@ -102,7 +102,7 @@ void Emitter::batched_matmul(const std::string& name, Input& x, WeightId w, Oper
   input.stride_bytes *= weight.batch;
   emit(name,
        ops::MatmulDesc{.type = weight.type,
-                       .layout = plan_.weights[static_cast<size_t>(w)].layout,
+                       .layout = layout_of(w),
                        .act = act,
                        .n = weight.rows,
                        .k = weight.cols,
@@ -184,7 +184,9 @@ void Emitter::build() {
   }
 
   Input h = normed("output_norm", residual_, model_.output_norm, model_.n_embd);
-  const Operand logits = value("logits", model_.n_vocab);  // in the caller's memory
+  // In the caller's memory; one value for all lists.
+  Operand logits{.value = plan_.logits, .stride_bytes = model_.n_vocab * kF32};
+  if (plan_.logits == kNoValue) logits = value("logits", model_.n_vocab);
   plan_.logits = logits.value;
   matmul("output", h, model_.output, model_.output_bias, logits, {}, static_cast<float>(model_.logit_scale), -1);
   std::get<MatmulOperands>(list_.nodes.back().operands).softcap = static_cast<float>(model_.logit_softcap);
@@ -197,6 +199,12 @@ void Emitter::build_draw() {
 
 NodeList emit(Plan& plan, const model::ModelDesc& model) {
   NodeList list{.id = ListId::general};
+  Emitter(plan, model, list).build();
+  return list;
+}
+
+NodeList emit_streamed(Plan& plan, const model::ModelDesc& model) {
+  NodeList list{.id = ListId::streamed};
   Emitter(plan, model, list).build();
   return list;
 }

@@ -48,6 +48,9 @@ class Emitter {
 
   // Attention of a layer, or a product: float32 throughout on a GPU with numerics: exact. The CPU needs no word for it.
   bool exact_on(DeviceId device) const;
+  // Where and how this list finds a weight.
+  DeviceId device_of(model::WeightId id) const { return plan_.device_in(list_.id, id); }
+  ops::Layout layout_of(model::WeightId id) const { return plan_.layout_in(list_.id, id); }
   bool exact_attention(int32_t layer) const { return exact_on(plan_.kv[static_cast<size_t>(layer)].device); }
   ops::ActType act_for(model::WeightId id) const;
   static Input normed(const std::string& name, Operand x, model::WeightId weight, int64_t n);

@@ -10,18 +10,15 @@ using model::kNone;
 using model::WeightId;
 
 bool Emitter::stand_alike(WeightId a, WeightId b) const {
-  const WeightPlacement &one = plan_.weights[static_cast<size_t>(a)], &other = plan_.weights[static_cast<size_t>(b)];
-  return one.layout == other.layout && one.device == other.device;
+  return layout_of(a) == layout_of(b) && device_of(a) == device_of(b);
 }
 
-bool Emitter::stand_together(WeightId a, WeightId b) const {
-  return plan_.weights[static_cast<size_t>(a)].device == plan_.weights[static_cast<size_t>(b)].device;
-}
+bool Emitter::stand_together(WeightId a, WeightId b) const { return device_of(a) == device_of(b); }
 
 Operand Emitter::up_gate(const std::string& name, const model::FfnSpec& f, Input& h, int32_t layer) {
   const model::Weight& gate = model_.weight(f.gate);
   const model::Weight& up = model_.weight(f.up);
-  const ops::Layout layout = plan_.weights[static_cast<size_t>(f.gate)].layout;
+  const ops::Layout layout = layout_of(f.gate);
   const Operand out = value(name, f.dense_width);
   if (gate.type == up.type && stand_alike(f.gate, f.up)) {
     emit(name,
@@ -91,7 +88,6 @@ Emitter::Routing Emitter::routing_values(const model::FfnSpec& f, int32_t i) {
 Operand Emitter::experts_up_gate(const model::FfnSpec& f, Input& h, const Routing& routing, int32_t i) {
   const std::string p = str_cat("blk.", i, ".");
   const Operand hidden = value(p + "moe_up_gate", f.used * f.width);
-  const auto layout_of = [&](WeightId w) { return plan_.weights[static_cast<size_t>(w)].layout; };
   const model::Weight& gate = model_.weight(f.experts_gate);
   if (gate.type == model_.weight(f.experts_up).type && stand_alike(f.experts_gate, f.experts_up)) {
     emit(p + "moe_up_gate",
@@ -151,7 +147,7 @@ void Emitter::experts_down(const model::FfnSpec& f, Operand hidden, const Routin
   const Operand out = value(p + "moe_down", f.used * model_.n_embd);
   emit(p + "moe_down",
        ops::MatmulIdDesc{.type = down.type,
-                         .layout = plan_.weights[static_cast<size_t>(f.experts_down)].layout,
+                         .layout = layout_of(f.experts_down),
                          .act = act,
                          .n = model_.n_embd,
                          .k = f.width,

@@ -7,6 +7,7 @@
 //   transfer       a launch wherever a value goes from one device to another
 //   finish_list    what follows from a list's nodes: keys, lives of values, where rows are selected
 //   segment        runs of nodes of one device
+//   stream         copies of the CPU's weights for the main device: where they lie, and when they have to be there
 //   layout_arena   (plan.h) an offset for each value, in the arena of its device
 // A list is a value: a pass reads one and gives another, and keeps nothing. Internal to plan/.
 #pragma once
@@ -23,6 +24,9 @@ void place_weights(Plan& plan, const model::ModelDesc& model);
 NodeList emit(Plan& plan, const model::ModelDesc& model);
 // The list that draws a token from the logits.
 NodeList emit_draw(Plan& plan, const model::ModelDesc& model);
+// Which weights of the CPU the main device reads as copies, and then the list that does.
+void mark_streamed(Plan& plan, const model::ModelDesc& model);
+NodeList emit_streamed(Plan& plan, const model::ModelDesc& model);
 NodeList fuse(Plan& plan, const model::ModelDesc& model, const NodeList& general);
 NodeList expand_mla(Plan& plan, const model::ModelDesc& model, const NodeList& general);
 void place_nodes(Plan& plan, const model::ModelDesc& model, NodeList& list);
@@ -31,6 +35,7 @@ void check_places(const Plan& plan, const model::ModelDesc& model);
 void transfer(Plan& plan, NodeList& list);
 void finish_list(Plan& plan, NodeList& list);
 void segment(Plan& plan, NodeList& list);
+void stream(Plan& plan, NodeList& list);
 
 // Before place_nodes: values of another list, of which this one's nodes were made, become values of its own. All lists
 // write the same logits.

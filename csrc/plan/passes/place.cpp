@@ -7,10 +7,13 @@
 #include "plan/placement.h"
 
 namespace dyno::plan {
+
+using model::WeightId;
+
 namespace {
 
 // Weights that owned copies are made of: repacked, converted or transposed.
-WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const LoadOptions& load) {
+WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const LoadOptions& load, bool beside_gpu) {
   WeightPlacement p;
   if (device.kind == DeviceKind::cuda) {
     // Exact products and rows by token id read the file's order; so do matrices that the tensor cores' tiles do not
@@ -26,12 +29,15 @@ WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const Lo
   }
   const bool quantised = !is_float(w.type);
   const bool matrix = w.transform == model::Transform::none || w.transform == model::Transform::kv_b_v;
-  if (matrix && !w.table && quantised && load.cpu_repack && load.numerics == Numerics::standard &&
+  // A GPU repacks the file's order when a copy comes to it, and the copy comes from memory that can be page-locked.
+  const bool may_stream = beside_gpu && w.transform == model::Transform::none && !w.table;
+  if (matrix && !w.table && !may_stream && quantised && load.cpu_repack && load.numerics == Numerics::standard &&
       ops::layout_supported(w.type, ops::Layout::x16)) {
     p.layout = ops::Layout::x16;
   }
   // A virtual device has memory of its own.
-  p.mappable = w.transform == model::Transform::none && p.layout == ops::Layout::plain && device.ordinal == 0;
+  p.mappable =
+      w.transform == model::Transform::none && p.layout == ops::Layout::plain && device.ordinal == 0 && !may_stream;
   p.mapped = load.mmap && p.mappable;
   p.bytes = checked_mul(static_cast<size_t>(w.batch), ops::layout_bytes(w.type, p.layout, w.rows, w.cols), "a weight");
   return p;
@@ -57,7 +63,8 @@ void place_weights(Plan& plan, const model::ModelDesc& model) {
   std::vector<DeviceId> devices = weight_devices(plan, model);
   if (plan.main_device().kind == DeviceKind::cuda) drop_unused(plan, devices);
   for (size_t i = 0; i < model.weights.size(); ++i) {
-    plan.weights.push_back(place(model.weights[i], plan.device(devices[i]), plan.load));
+    const bool beside_gpu = plan.main_device().kind == DeviceKind::cuda;
+    plan.weights.push_back(place(model.weights[i], plan.device(devices[i]), plan.load, beside_gpu));
     plan.weights.back().device = devices[i];
     plan.weights.back().layer = static_cast<int32_t>(layer_of(model.weights[i].name));
   }
@@ -66,6 +73,43 @@ void place_weights(Plan& plan, const model::ModelDesc& model) {
       if (id != model::kNone) plan.weights[static_cast<size_t>(id)].experts = true;
     }
   }
+}
+
+void mark_streamed(Plan& plan, const model::ModelDesc& model) {
+  if (!plan.devices.front().streams) return;
+  bool experts = false;
+  const auto mark = [&](WeightId id, bool on) {
+    if (id == model::kNone || !on) return;
+    WeightPlacement& weight = plan.weights[static_cast<size_t>(id)];
+    const model::Weight& w = model.weight(id);
+    const DeviceInfo& at = plan.device(weight.device);
+    if (weight.device == kMainDevice || at.kind != DeviceKind::cpu || w.transform != model::Transform::none) return;
+    // As it would lie on the main device. What comes is the file's order, or the layout that both have.
+    const WeightPlacement there = place(w, plan.main_device(), plan.load, false);
+    if (plan.main_device().kind == DeviceKind::cpu && there.layout != weight.layout) return;
+    weight.stream = {.wanted = true, .layout = there.layout, .bytes = there.bytes};
+    experts |= weight.experts;
+  };
+  const OffloadOptions& on = plan.offload;
+  int64_t ratio = 1;
+  for (const model::LayerSpec& layer : model.layers) {
+    const model::AttentionSpec& a = layer.attention;
+    for (const WeightId id : {a.q, a.k, a.v, a.qkv, a.q_a, a.q_b, a.kv_a, a.gate, a.output}) mark(id, on.matmul);
+    const model::FfnSpec& f = layer.ffn;
+    const auto alike = [&](WeightId x, WeightId y) {
+      return x != model::kNone && y != model::kNone && model.weight(x).type == model.weight(y).type &&
+             plan.weights[static_cast<size_t>(x)].device == plan.weights[static_cast<size_t>(y)].device;
+    };
+    const bool dense = alike(f.gate, f.up) ? on.up_gate : on.matmul;
+    const bool chosen = alike(f.experts_gate, f.experts_up) ? on.moe_up_gate : on.matmul_id;
+    for (const WeightId id : {f.gate, f.up}) mark(id, dense);
+    for (const WeightId id : {f.router, f.down}) mark(id, on.matmul);
+    for (const WeightId id : {f.experts_gate, f.experts_up}) mark(id, chosen);
+    mark(f.experts_down, on.matmul_id);
+    if (f.used > 0) ratio = std::max(ratio, (f.experts + f.used - 1) / f.used);
+  }
+  constexpr int64_t kNever = int64_t{1} << 40;
+  plan.streams_from = std::min(kNever, on.min_tokens) * (experts ? ratio : 1);
 }
 
 void count_weights(Plan& plan, const model::ModelDesc& model) {

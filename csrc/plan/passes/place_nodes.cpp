@@ -42,8 +42,8 @@ void for_each_weight(const Node& node, const Visit& visit) {
 
 class Placer {
  public:
-  Placer(Plan& plan, const model::ModelDesc& model)
-      : plan_(plan), model_(model), written_(plan.values.size(), kNowhere) {}
+  Placer(Plan& plan, const model::ModelDesc& model, ListId list)
+      : plan_(plan), model_(model), list_(list), written_(plan.values.size(), kNowhere) {}
 
   // `rest`: the nodes behind it.
   void place(Node& node, std::span<const Node> rest) {
@@ -69,7 +69,7 @@ class Placer {
     DeviceId device = kNowhere;
     const bool norm = operands_of<NormOperands>(node) != nullptr;
     for_each_weight(node, [&](WeightId id) {
-      if (device == kNowhere && (norm || !is_vector(id))) device = plan_.weights[static_cast<size_t>(id)].device;
+      if (device == kNowhere && (norm || !is_vector(id))) device = plan_.device_in(list_, id);
     });
     if (device != kNowhere) return device;
     for_each_operand(node.operands, [&](std::string_view, const auto& operand) {
@@ -99,7 +99,7 @@ class Placer {
       });
       if (!reads) continue;
       for_each_weight(next, [&](WeightId id) {
-        if (device == kNowhere && !is_vector(id)) device = plan_.weights[static_cast<size_t>(id)].device;
+        if (device == kNowhere && !is_vector(id)) device = plan_.device_in(list_, id);
       });
       if (device != kNowhere) return device;
     }
@@ -111,31 +111,36 @@ class Placer {
   // Vectors go with their op. A list is made of another's nodes, so each op comes to one device in all of them.
   void check(const Node& node, WeightId id) {
     WeightPlacement& weight = plan_.weights[static_cast<size_t>(id)];
-    if (is_vector(id)) weight.device = node.device;
-    DYNO_CHECK(PlanError, weight.device == node.device, "[placement] ", node.name, " runs on ",
+    if (is_vector(id) && list_ == ListId::streamed && weight.device != node.device && node.device == kMainDevice) {
+      weight.stream = {.wanted = true, .layout = weight.layout, .bytes = weight.bytes};  // it comes with its matrix
+    } else if (is_vector(id) && list_ != ListId::streamed) {
+      weight.device = node.device;
+    }
+    DYNO_CHECK(PlanError, plan_.device_in(list_, id) == node.device, "[placement] ", node.name, " runs on ",
                device_name(plan_.device(node.device)), ", but ", model_.weight(id).name, " lies on ",
                device_name(plan_.device(weight.device)), "; put the weights of this op on one device");
   }
 
   Plan& plan_;
   const model::ModelDesc& model_;
+  ListId list_;
   std::vector<DeviceId> written_;  // where each value was last written
 };
 
 }  // namespace
 
 void place_nodes(Plan& plan, const model::ModelDesc& model, NodeList& list) {
-  Placer placer(plan, model);
+  Placer placer(plan, model, list.id);
   const std::span<Node> nodes(list.nodes);
   for (size_t i = 0; i < nodes.size(); ++i) placer.place(nodes[i], nodes.subspan(i + 1));
 }
 
 void check_places(const Plan& plan, const model::ModelDesc& model) {
-  for (const NodeList* list : {&plan.general, &plan.fused, &plan.expanded}) {
+  for (const NodeList* list : {&plan.general, &plan.fused, &plan.expanded, &plan.streamed}) {
     for (const Node& node : list->nodes) {
       for_each_weight(node, [&](WeightId id) {
-        DYNO_CHECK(PlanError, plan.weights[static_cast<size_t>(id)].device == node.device, "[placement] ", node.name,
-                   " runs on ", device_name(plan.device(node.device)), " in the ", list_name(list->id), " list, but ",
+        DYNO_CHECK(PlanError, plan.device_in(list->id, id) == node.device, "[placement] ", node.name, " runs on ",
+                   device_name(plan.device(node.device)), " in the ", list_name(list->id), " list, but ",
                    model.weight(id).name, " lies on ", device_name(plan.device_of(id)),
                    "; put the weights of this op on one device");
       });

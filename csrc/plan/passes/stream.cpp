@@ -1,0 +1,74 @@
+// Where copies of streamed weights lie on the main device, and before which nodes they have to be there.
+#include <algorithm>
+#include <map>
+#include <type_traits>
+
+#include "core/checked.h"
+#include "plan/passes/passes.h"
+
+namespace dyno::plan {
+namespace {
+
+constexpr size_t kAlignment = 256;
+
+// The weights of a node that are copies, and what chooses among their experts.
+Fetch fetch_of(const Plan& plan, const Node& node) {
+  Fetch fetch;
+  std::visit(
+      [&]<typename O>(const O& o) {
+        for_each_field<O>([&](std::string_view name, auto member) {
+          const auto& field = o.*member;
+          using Field = std::remove_cvref_t<decltype(field)>;
+          if constexpr (IsWeight<Field>) {
+            if (field.id != model::kNone && plan.streams(ListId::streamed, field.id)) fetch.weights.push_back(field.id);
+          } else if constexpr (IsOperand<Field>) {
+            if (name == "ids" && Field::kUse == Access::read) fetch.ids = field.value;  // not where they are chosen
+          }
+        });
+      },
+      node.operands);
+  std::visit(
+      [&](const auto& d) {
+        if constexpr (requires { d.experts; }) {
+          fetch.experts = d.experts;
+          fetch.used = d.used;
+        }
+      },
+      node.desc);
+  return fetch;
+}
+
+}  // namespace
+
+void stream(Plan& plan, NodeList& list) {
+  list.fetches.clear();
+  PlannedDevice& main = plan.devices.front();
+  main.stream_bytes = 0;
+  std::map<int32_t, int32_t> orders;  // of layers
+  std::map<int32_t, size_t> taken;    // bytes of each layer
+  for (size_t i = 0; i < list.nodes.size(); ++i) {
+    const Node& node = list.nodes[i];
+    if (node.device != kMainDevice) continue;
+    Fetch fetch = fetch_of(plan, node);
+    if (fetch.weights.empty()) continue;
+    fetch.node = static_cast<int32_t>(i);
+    fetch.order = orders.try_emplace(node.layer, static_cast<int32_t>(orders.size())).first->second;
+    for (const model::WeightId id : fetch.weights) {
+      StreamedWeight& weight = plan.weights[static_cast<size_t>(id)].stream;
+      weight.offset = taken[node.layer];
+      taken[node.layer] =
+          checked_add(weight.offset, checked_align(weight.bytes, kAlignment, "streamed weights"), "streamed weights");
+    }
+    list.fetches.push_back(std::move(fetch));
+  }
+  size_t half = 0;
+  for (const auto& [layer, bytes] : taken) half = std::max(half, bytes);
+  for (const Fetch& fetch : list.fetches) {
+    if (fetch.order % 2 == 0) continue;
+    for (const model::WeightId id : fetch.weights) plan.weights[static_cast<size_t>(id)].stream.offset += half;
+  }
+  main.stream_bytes = checked_add(checked_mul(half, orders.size() > 1 ? 2 : 1, "streamed weights"),
+                                  plan.plain_copy_bytes(), "streamed weights");
+}
+
+}  // namespace dyno::plan
