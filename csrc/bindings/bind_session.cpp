@@ -103,6 +103,12 @@ runtime::SessionSettings read_session(const nb::dict& dict, runtime::SessionSett
   paths.compute = compute == "f16"    ? ops::ComputeType::f16
                   : compute == "bf16" ? ops::ComputeType::bf16
                                       : ops::ComputeType::f32;
+  plan::OffloadOptions& offload = s.offload;
+  offload.min_tokens = r.integer("offload_min_tokens", offload.min_tokens);
+  offload.matmul = r.flag("op_offload.matmul", offload.matmul);
+  offload.matmul_id = r.flag("op_offload.matmul_id", offload.matmul_id);
+  offload.up_gate = r.flag("op_offload.up_gate", offload.up_gate);
+  offload.moe_up_gate = r.flag("op_offload.moe_up_gate", offload.moe_up_gate);
   r.finish();
   if (asked != nullptr) *asked = r.asked();
   return s;
@@ -270,7 +276,8 @@ void bind_session(nb::module_& m) {
            "sequences. session: ubatch, "
            "threads, threads_batch, cuda_graphs, graph_concurrency, fusion, flash_attention, mla_mode, "
            "matvec_max_tokens, matvec_id_max_tokens, "
-           "mmq_max_tokens, mmq_id_max_tokens, compute_type. kernels: (op key, token range, config dict, origin). "
+           "mmq_max_tokens, mmq_id_max_tokens, compute_type, offload_min_tokens, op_offload.FAMILY. kernels: (op key, "
+           "token range, config dict, origin). "
            "plan_only: decide everything, "
            "read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in "
            "cpu_info() and devices(), of a device that need not be here. placement: virtual_devices (a list of dicts, "
@@ -346,6 +353,21 @@ void bind_session(nb::module_& m) {
             return failures;
           },
           "Captures that have failed since the session began.")
+      .def_prop_ro(
+          "streamed",
+          [](PySession& s) {
+            runtime::StreamCounts counts;
+            s.change([&](runtime::Session& real) { counts = real.stream_counts(); });
+            nb::dict d;
+            d["bytes"] = counts.bytes;
+            d["matrices"] = counts.matrices;
+            d["predicted"] = counts.predicted;
+            d["wanted"] = counts.wanted;
+            return d;
+          },
+          nb::sig("def streamed(self) -> dict[str, int]"),
+          "Weights of the CPU that crossed to the main device since the session began: `bytes`, `matrices` (an expert "
+          "is one), of them `predicted` (before the routing was known), and `wanted`: matrices that u-batches needed.")
       .def_prop_ro(
           "warnings", [](PySession& s) { return s.with([](const runtime::Session& real) { return real.warnings(); }); },
           "What the user should know of the memory that this session got: where page-locking was refused, and why.")

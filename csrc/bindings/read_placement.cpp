@@ -27,6 +27,7 @@ std::vector<plan::VirtualDevice> read_virtual_devices(const nb::dict& dict) {
     const double mib = r.number("memory_mib", 0);
     DYNO_CHECK(PlanError, mib >= 0 && mib <= 1 << 30, "[placement] memory_mib is ", mib, "; expected 1 to ", 1 << 30);
     device.memory_bytes = static_cast<size_t>(mib * (1 << 20));
+    device.streams = r.flag("streams", false);
     r.finish();
     devices.push_back(device);
   }

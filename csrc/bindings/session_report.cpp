@@ -47,6 +47,7 @@ nb::dict plan_dict(const runtime::Session& session) {
     one["weights_bytes"] = device.weights_bytes;
     one["kv_bytes"] = device.kv_bytes;
     one["arena_bytes"] = device.arena_bytes;
+    one["stream_bytes"] = device.stream_bytes;
     one["memory_limit"] = device.memory_limit;
     one["link_gbps"] = device.link.bytes_per_second / 1e9;
     one["latency_us"] = device.link.latency_seconds * 1e6;
@@ -77,6 +78,12 @@ nb::dict plan_dict(const runtime::Session& session) {
   settings["mmq_max_tokens"] = paths.mmq_max_tokens;
   settings["mmq_id_max_tokens"] = paths.mmq_id_max_tokens;
   settings["compute_type"] = std::string(ops::compute_type_name(paths.compute));
+  const plan::OffloadOptions& offload = session.settings().offload;
+  settings["offload_min_tokens"] = offload.min_tokens;
+  settings["op_offload.matmul"] = offload.matmul;
+  settings["op_offload.matmul_id"] = offload.matmul_id;
+  settings["op_offload.up_gate"] = offload.up_gate;
+  settings["op_offload.moe_up_gate"] = offload.moe_up_gate;
   settings["ctx"] = p.context.ctx;
   settings["kv_type_k"] = std::string(dtype_name(p.kv_type_k));
   settings["kv_type_v"] = std::string(dtype_name(p.kv_type_v));

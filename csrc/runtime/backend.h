@@ -21,6 +21,11 @@ class ValueMemory {
   virtual bool host_locked() const = 0;
 };
 
+// Matrices of a weight that stand behind each other.
+struct MatrixRange {
+  int64_t first = 0, count = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -63,6 +68,16 @@ class Backend {
   virtual void await_host_copies() {}
   // What is started from now on begins when all that `other`, another GPU, has started is over.
   virtual void follow(Backend&) {}
+  // Of the CPU: a weight as its kernels read it.
+  virtual const std::byte* weight_memory(model::WeightId) const { return nullptr; }
+  // Of the main device, for the streamed list. Copies that are brought from now on begin when all launches so far are
+  // over; a copy of such matrices of a weight is started, out of `matrices` at `from`; launches from now on wait for
+  // the copies of a weight.
+  virtual void copies_follow_launches() {}
+  virtual void bring(model::WeightId weight, const std::byte* from, int64_t matrices,
+                     std::span<const MatrixRange> ranges) = 0;
+  virtual void await_copies(model::WeightId weight) = 0;
+
   // A value to host memory; returns when it is there.
   virtual void read(plan::ValueId value, std::span<std::byte> out) = 0;
 };

@@ -69,6 +69,14 @@ inline constexpr size_t kBesideStreams = 2;
 // A u-batch that is captured has one token a sequence.
 inline int64_t captured_tokens(const plan::Plan& plan) { return std::min(plan.ubatch, plan.context.sequences); }
 
+// Weights of the CPU that crossed to the main device, since the session began.
+struct StreamCounts {
+  int64_t bytes = 0;
+  int64_t matrices = 0;   // an expert is one; of other weights all are one
+  int64_t predicted = 0;  // of these, before the routing was known
+  int64_t wanted = 0;     // matrices that u-batches needed, there already or not
+};
+
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -90,6 +98,7 @@ class Executor {
   virtual void lose(plan::DeviceId, int64_t) { throw PlanError("[device] a GPU cannot be lost on purpose"); }
   // Throws DeviceLostError once a device of the executor is lost.
   virtual void check_devices() const {}
+  virtual StreamCounts stream_counts() const { return {}; }
   // What the user should know of the memory that prepare() got.
   virtual std::vector<std::string> warnings() const { return {}; }
   // Waits for everything that was started.

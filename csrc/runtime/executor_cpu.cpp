@@ -20,6 +20,8 @@ struct CpuExecutor::Env {
   const std::vector<Memory>& memory;
   const ValueMemory& values;
   float* logits;
+  std::byte* copies = nullptr;  // of streamed weights
+  plan::ListId list = plan::ListId::general;
   bool ids_settled = false;  // a matter of GPUs
 
   const PartedBuffer& cache_of(int32_t layer) const {
@@ -33,7 +35,10 @@ struct CpuExecutor::Env {
         operand.value == plan.logits ? reinterpret_cast<std::byte*>(logits) : values.address_of(operand.value);
     return base + operand.offset_bytes;
   }
-  const std::byte* weight(model::WeightId id) const { return weights.data(id); }
+  const std::byte* weight(model::WeightId id) const {
+    return plan.streams(list, id) ? copies + plan.weights[static_cast<size_t>(id)].stream.offset : weights.data(id);
+  }
+  size_t weight_bytes(model::WeightId id) const { return plan.bytes_in(list, id); }
   const float* inverse_frequencies(int32_t table) const {
     return plan.rope_tables[static_cast<size_t>(table)].inv_freq.data();
   }
@@ -70,6 +75,7 @@ bool CpuExecutor::values_locked() const {
 
 std::vector<std::string> CpuExecutor::warnings() const {
   std::vector<std::string> out;
+  if (!weights_.lock_problem().empty()) out.push_back(weights_.lock_problem());
   for (const Memory& memory : memory_) {
     if (!memory.lock.problem().empty()) out.push_back(memory.lock.problem());
   }
@@ -114,6 +120,13 @@ void CpuExecutor::prepare(const plan::Selection& selection, int max_threads, boo
     prepare_memory(device, clear_cache);
     scratch = std::max(scratch, selection.scratch_of(device, plan_.ubatch));
   }
+  const bool here = plan_.main_device().kind == DeviceKind::cpu;
+  const size_t copies = here ? plan_.devices.front().stream_bytes : 0;
+  if (copies_.size() != copies) {
+    copies_ = {};
+    copies_ = HostBuffer(copies, "copies of streamed weights");
+  }
+  arrivals_.assign(plan_.weights.size(), {});
   if (!scratch_.holds(scratch, static_cast<size_t>(max_threads))) {
     scratch_ = StripedBuffer(scratch, static_cast<size_t>(max_threads), "kernel scratch");
   }
@@ -155,17 +168,39 @@ void CpuExecutor::begin(const MicroBatch& batch, const plan::Selection& selectio
                      .tokens = static_cast<int64_t>(batch.tokens.size()),
                      .memory = memory_,
                      .values = *values_,
-                     .logits = batch.logits});
+                     .logits = batch.logits,
+                     .copies = copies_.data()});
 }
 
 void CpuExecutor::run_nodes(const plan::NodeList& list, int32_t begin, int32_t end, int64_t tokens) {
   env_->tokens = tokens;
+  env_->list = list.id;
   virtual_.enter(list.nodes[static_cast<size_t>(begin)].device);
   for (int32_t i = begin; i < end; ++i) {
     const plan::Node& node = list.nodes[static_cast<size_t>(i)];
     env_->context.isa = plan_.device(node.device).isa;
     launch(node);
   }
+}
+
+// The copy is made at once, and has arrived when the link would have brought it.
+void CpuExecutor::bring(model::WeightId weight, const std::byte* from, int64_t matrices,
+                        std::span<const MatrixRange> ranges) {
+  const auto at = static_cast<size_t>(weight);
+  const plan::WeightPlacement& placed = plan_.weights[at];
+  const size_t each = placed.stream.bytes / static_cast<size_t>(matrices);
+  size_t bytes = 0;
+  const auto start = VirtualDevices::Clock::now();
+  for (const MatrixRange& range : ranges) {
+    const size_t offset = each * static_cast<size_t>(range.first), count = each * static_cast<size_t>(range.count);
+    std::memcpy(copies_.data() + placed.stream.offset + offset, from + offset, count);
+    bytes += count;
+  }
+  arrivals_[at] = virtual_.arrival(placed.device, plan::kMainDevice, bytes, start);
+}
+
+void CpuExecutor::await_copies(model::WeightId weight) {
+  VirtualDevices::wait_until(arrivals_[static_cast<size_t>(weight)]);
 }
 
 // Logits are written to the memory of the machine, where a device behind a link would have sent them.

@@ -36,6 +36,10 @@ class CpuExecutor final : public Backend {
   void select_rows(std::span<const plan::ValueId> values) override;
   void end() override;
   void read(plan::ValueId value, std::span<std::byte> out) override;
+  const std::byte* weight_memory(model::WeightId weight) const override { return weights_.data(weight); }
+  void bring(model::WeightId weight, const std::byte* from, int64_t matrices,
+             std::span<const MatrixRange> ranges) override;
+  void await_copies(model::WeightId weight) override;
   void lose(plan::DeviceId device, int64_t after_segments) override { virtual_.lose(device, after_segments); }
   void check_devices() const override { virtual_.check(); }
 
@@ -57,7 +61,9 @@ class CpuExecutor final : public Backend {
   ThreadPool& pool_;
   std::vector<Memory> memory_;  // of each device
   VirtualDevices virtual_;
-  StripedBuffer scratch_;  // by thread
+  StripedBuffer scratch_;                                    // by thread
+  HostBuffer copies_;                                        // of streamed weights, on a virtual main device
+  std::vector<VirtualDevices::Clock::time_point> arrivals_;  // of these, by weight
   const ValueMemory* values_ = nullptr;
   MicroBatch micro_batch_;
   std::unique_ptr<Env> env_;  // of the u-batch

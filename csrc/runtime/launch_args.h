@@ -104,8 +104,7 @@ void fill_args(Args& args, const O& operands, const Env& env) {
     } else if constexpr (plan::IsWeight<Member>) {
       if (value.id == model::kNone) return;
       detail::set_field<Args, at()>(args, env.weight(value.id));
-      const int64_t stride = static_cast<int64_t>(env.plan.weights[static_cast<size_t>(value.id)].bytes) /
-                             env.model.weight(value.id).batch;
+      const int64_t stride = static_cast<int64_t>(env.weight_bytes(value.id)) / env.model.weight(value.id).batch;
       detail::set_field<Args, at("_stride_bytes")>(args, stride);
       detail::set_field<Args, at("_batch_stride_bytes")>(args, stride);
       detail::set_field<Args, at("_expert_stride_bytes")>(args, stride);

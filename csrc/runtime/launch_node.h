@@ -3,8 +3,8 @@
 //   model, plan, selection, context, tokens (rows that go on), batch (LaunchBatch);
 //   ids_settled: what chose the experts of this layer is over when a launch after its up_gate begins;
 //   keys_of(layer), values_of(layer): of the cache;
-//   at(operand), weight(id), inverse_frequencies(table), soft_cap(values, count, cap), copy_ids(from, count, to),
-//   sample(config, desc, logits): by the settings of the generation that is under way.
+//   at(operand), weight(id) and its weight_bytes(id), inverse_frequencies(table), soft_cap(values, count, cap),
+//   copy_ids(from, count, to), sample(config, desc, logits): by the settings of the generation that is under way.
 #pragma once
 
 #include <algorithm>

@@ -11,13 +11,15 @@ bool is_transfer(const plan::Node& node) { return std::holds_alternative<plan::T
 
 }  // namespace
 
-SegmentExecutor::SegmentExecutor(const plan::Plan& plan, std::unique_ptr<Backend> cpu, std::vector<Gpu> gpus)
+SegmentExecutor::SegmentExecutor(const plan::Plan& plan, const model::ModelDesc& model, std::unique_ptr<Backend> cpu,
+                                 std::vector<Gpu> gpus)
     : plan_(plan), cpu_(std::move(cpu)), gpus_(std::move(gpus)), by_device_(plan.devices.size(), cpu_.get()) {
   for (const Gpu& gpu : gpus_) by_device_[static_cast<size_t>(gpu.device)] = gpu.backend.get();
   for (size_t i = 0; i < by_device_.size(); ++i) {
     DYNO_CHECK(Error, by_device_[i] != nullptr, "[executor] no backend for ", device_name(plan.devices[i].info));
   }
   for_each_backend([&](Backend& backend) { backend.connect(*this); });
+  if (cpu_ != nullptr) stream_ = std::make_unique<WeightStream>(plan_, model, *cpu_, backend_of(plan::kMainDevice));
 }
 
 template <typename Visit>
@@ -29,6 +31,7 @@ void SegmentExecutor::for_each_backend(const Visit& visit) const {
 void SegmentExecutor::prepare(const plan::Selection& selection, int max_threads, bool clear_cache) {
   finish();  // a GPU may still use memory of the host that is about to go
   for_each_backend([&](Backend& backend) { backend.prepare(selection, max_threads, clear_cache); });
+  if (stream_ != nullptr) stream_->forget();
 }
 
 void SegmentExecutor::use_graphs(bool wanted, bool concurrent) {
@@ -80,6 +83,8 @@ std::shared_ptr<float[]> SegmentExecutor::device_logits_memory(size_t count) {
   return backend_of(plan_.logits_device()).device_logits(count);
 }
 
+StreamCounts SegmentExecutor::stream_counts() const { return stream_ != nullptr ? stream_->counts() : StreamCounts{}; }
+
 void SegmentExecutor::finish() {
   for_each_backend([](Backend& backend) { backend.finish(); });
 }
@@ -107,6 +112,9 @@ int32_t SegmentExecutor::piece_end(const plan::NodeList& list, int32_t begin, in
     const plan::ValueId to = std::get<plan::TransferOperands>(node.operands).y.value;
     return plan_.device(plan_.values[static_cast<size_t>(to)].device).kind == DeviceKind::cpu;
   };
+  for (const plan::Fetch& fetch : list.fetches) {
+    if (begin < fetch.node && fetch.node < stop) stop = fetch.node;
+  }
   if (gpus_.empty()) return stop;
   for (int32_t i = begin; i + 1 < stop; ++i) {
     if (leaves(i) && !leaves(i + 1)) return i + 1;
@@ -139,6 +147,7 @@ void SegmentExecutor::run(const MicroBatch& batch, const plan::Selection& select
   const plan::NodeList& list = plan_.list_for(tokens, static_cast<int64_t>(batch.runs.size()));
   const NodeRange range = nodes_to_run(list, batch);
   for_each_backend([&](Backend& backend) { backend.begin(batch, selection, threads); });
+  size_t fetched = 0;
   const auto go_on_with = [&](std::span<const plan::ValueId> values) {
     if (wanted != tokens) select(values);
     tokens = wanted;
@@ -147,6 +156,7 @@ void SegmentExecutor::run(const MicroBatch& batch, const plan::Selection& select
     const int32_t last = std::min(segment.end, range.stop);
     for (int32_t begin = segment.begin; begin < last;) {
       if (range.all_rows && begin == list.head_node) go_on_with(list.head_values);
+      if (fetched < list.fetches.size() && list.fetches[fetched].node == begin) stream_->fetch(fetched++, tokens);
       const int32_t end = piece_end(list, begin, last, range);
       run_piece(list, segment.device, begin, end, tokens);
       if (!range.all_rows && end - 1 == list.select_node) go_on_with(list.select_values);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/backend.h"
+#include "runtime/weight_stream.h"
 
 namespace dyno::runtime {
 
@@ -19,7 +20,8 @@ class SegmentExecutor final : public Executor, private ValueMemory {
     plan::DeviceId device = plan::kMainDevice;
     std::unique_ptr<Backend> backend;
   };
-  SegmentExecutor(const plan::Plan& plan, std::unique_ptr<Backend> cpu, std::vector<Gpu> gpus);
+  SegmentExecutor(const plan::Plan& plan, const model::ModelDesc& model, std::unique_ptr<Backend> cpu,
+                  std::vector<Gpu> gpus);
 
   void prepare(const plan::Selection& selection, int max_threads, bool clear_cache) override;
   void run(const MicroBatch& batch, const plan::Selection& selection, int threads) override;
@@ -30,6 +32,7 @@ class SegmentExecutor final : public Executor, private ValueMemory {
   void lose(plan::DeviceId device, int64_t after_segments) override;
   void check_devices() const override;
   std::vector<std::string> warnings() const override;
+  StreamCounts stream_counts() const override;
   std::shared_ptr<float[]> logits_memory(size_t count) override;
   std::shared_ptr<float[]> device_logits_memory(size_t count) override;
   void finish() override;
@@ -51,6 +54,7 @@ class SegmentExecutor final : public Executor, private ValueMemory {
   std::vector<Gpu> gpus_;
   std::vector<Backend*> by_device_;
   Backend* last_gpu_ = nullptr;  // that was handed work
+  std::unique_ptr<WeightStream> stream_;
 };
 
 }  // namespace dyno::runtime

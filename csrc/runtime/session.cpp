@@ -19,6 +19,7 @@ namespace dyno::runtime {
 namespace {
 
 constexpr int kMaxThreads = 1024;
+constexpr int64_t kMostTokens = int64_t{1} << 24;
 
 SessionSettings resolved(SessionSettings s, int cores) {
   DYNO_CHECK(PlanError, s.threads >= 0 && s.threads <= kMaxThreads, "[session] threads is ", s.threads,
@@ -30,6 +31,8 @@ SessionSettings resolved(SessionSettings s, int cores) {
   DYNO_CHECK(PlanError, !s.cuda_graphs || kCudaGraphsBuilt, "[session] cuda_graphs is on, but ",
              "this build has no CUDA graphs (GGML_CUDA, GGML_CUDA_USE_GRAPHS)");
   plan::resolved(s.paths);  // throws for values out of range
+  DYNO_CHECK(PlanError, s.offload.min_tokens >= 0 && s.offload.min_tokens <= kMostTokens,
+             "[session] offload_min_tokens is ", s.offload.min_tokens, "; expected 0 to ", kMostTokens);
   return s;
 }
 
@@ -50,8 +53,8 @@ Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& 
                  std::vector<profile::KernelEntry> kernels, Loading loading)
     : file_(std::move(file)),
       model_(model::describe_model(*file_)),
-      plan_(
-          plan::build_plan(model_, device, with_neighbours(load, device), context, settings.ubatch, settings.mla_mode)),
+      plan_(plan::build_plan(model_, device, with_neighbours(load, device), context, settings.ubatch, settings.mla_mode,
+                             settings.offload)),
       settings_(resolved(settings, detect_cpu().cores)),
       kernels_(std::move(kernels)),
       pool_(std::make_unique<ThreadPool>(kMaxThreads)),
@@ -86,7 +89,7 @@ void Session::make_executor(int threads) {
     const auto id = static_cast<plan::DeviceId>(i);
     if (is_gpu(plan_.devices[i])) gpus.push_back({id, make_cuda_backend(*file_, model_, plan_, id, *pool_, threads)});
   }
-  executor_ = std::make_unique<SegmentExecutor>(plan_, std::move(cpu), std::move(gpus));
+  executor_ = std::make_unique<SegmentExecutor>(plan_, model_, std::move(cpu), std::move(gpus));
   reads_file_ = std::any_of(plan_.weights.begin(), plan_.weights.end(),
                             [](const plan::WeightPlacement& weight) { return weight.mapped; });
 }
@@ -177,7 +180,7 @@ void Session::prepare(bool clear_cache) {
   executor_->prepare(*selection_, std::max(settings_.threads, settings_.threads_batch), clear_cache);
   held_bytes_.clear();
   for (const plan::PlannedDevice& device : plan_.devices) {
-    held_bytes_.push_back(device.kv_bytes + device.arena_bytes + device.scratch_bytes);
+    held_bytes_.push_back(device.kv_bytes + device.arena_bytes + device.scratch_bytes + device.stream_bytes);
   }
 }
 
@@ -218,8 +221,15 @@ void Session::set(const SessionSettings& settings) {
   const SessionSettings next = resolved(settings, detect_cpu().cores);
   replan(
       [&] {
-        plan_.mla_mode = next.mla_mode;
-        plan::layout_arena(plan_, next.ubatch);
+        if (next.offload != settings_.offload) {
+          std::string note = std::move(plan_.placement_note);
+          plan_ = plan::build_plan(model_, plan_.main_device(), plan_.load, plan_.context, next.ubatch, next.mla_mode,
+                                   next.offload);
+          plan_.placement_note = std::move(note);
+        } else {
+          plan_.mla_mode = next.mla_mode;
+          plan::layout_arena(plan_, next.ubatch);
+        }
         settings_ = next;
       },
       /*clear_cache=*/false);
@@ -234,8 +244,8 @@ void Session::set_context(const plan::ContextOptions& context) {
   replan(
       [&] {
         std::string note = std::move(plan_.placement_note);
-        plan_ =
-            plan::build_plan(model_, plan_.main_device(), plan_.load, context, settings_.ubatch, settings_.mla_mode);
+        plan_ = plan::build_plan(model_, plan_.main_device(), plan_.load, context, settings_.ubatch, settings_.mla_mode,
+                                 settings_.offload);
         plan_.placement_note = std::move(note);
       },
       /*clear_cache=*/true);
@@ -350,6 +360,10 @@ void Session::lose_device(std::string_view name, int64_t after_segments) {
                                   [&](const plan::PlannedDevice& device) { return device_name(device.info) == name; });
   DYNO_CHECK(PlanError, found != plan_.devices.end(), "[device] '", name, "' is no device of this plan");
   executor_->lose(static_cast<plan::DeviceId>(found - plan_.devices.begin()), after_segments);
+}
+
+StreamCounts Session::stream_counts() const {
+  return executor_ != nullptr ? executor_->stream_counts() : StreamCounts{};
 }
 
 std::vector<std::string> Session::warnings() const {

@@ -38,6 +38,7 @@ struct SessionSettings {
   plan::MlaMode mla_mode = plan::MlaMode::automatic;
   bool flash_attention = true;     // on a GPU
   bool graph_concurrency = false;  // in captured graphs of the general list
+  plan::OffloadOptions offload;    // with weights on the CPU beside a main device that streams
 };
 
 // New tokens of one sequence; they follow what its slot holds.
@@ -107,6 +108,7 @@ class Session {
   // from the file and it has changed, before or meanwhile. No sequence is longer then.
   void decode(const DecodeRequest& request);
 
+  StreamCounts stream_counts() const;
   // What the user should know of the memory that this session got.
   std::vector<std::string> warnings() const;
   // Graphs of what repeats since settings were last changed, and how many captures have failed since the session began:

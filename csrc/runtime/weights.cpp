@@ -106,14 +106,18 @@ void fill_weight(const GgufFile& file, const model::Weight& weight, ops::Layout 
 Weights::Weights(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan, ThreadPool& pool,
                  int threads)
     : data_(model.weights.size()) {
-  std::vector<BufferPart> parts(plan.weights.size());
-  size_t total = 0;
+  const bool beside_gpu = plan.main_device().kind == DeviceKind::cuda;
+  const auto crosses = [&](size_t i) { return beside_gpu && plan.weights[i].stream.wanted; };
+  std::vector<BufferPart> parts(plan.weights.size()), crossing(plan.weights.size());
+  size_t total = 0, all_crossing = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (!on_cpu(plan, i) || (plan.weights[i].mapped && !kAddressSanitizer)) continue;
-    parts[i] = {total, plan.weights[i].bytes};
-    total += aligned(plan.weights[i].bytes);
+    size_t& taken = crosses(i) ? all_crossing : total;
+    (crosses(i) ? crossing : parts)[i] = {taken, plan.weights[i].bytes};
+    taken += aligned(plan.weights[i].bytes);
   }
   owned_ = PartedBuffer(total, std::move(parts), "weights");
+  streamed_ = PartedBuffer(all_crossing, std::move(crossing), "weights that a GPU takes copies of");
   for (size_t i = 0; i < model.weights.size(); ++i) {
     if (!on_cpu(plan, i)) continue;
     const model::Weight& weight = model.weights[i];
@@ -122,7 +126,7 @@ Weights::Weights(const GgufFile& file, const model::ModelDesc& model, const plan
       data_[i] = weight.tensor->data;
       continue;
     }
-    std::byte* target = owned_.at(i);
+    std::byte* target = (crosses(i) ? streamed_ : owned_).at(i);
     if (placement.mapped) {
       std::memcpy(target, weight.tensor->data, weight.tensor->bytes().size());
       data_[i] = target;
@@ -132,6 +136,7 @@ Weights::Weights(const GgufFile& file, const model::ModelDesc& model, const plan
     data_[i] = target;
     file.advise_drop(weight.tensor->bytes());
   }
+  if (all_crossing > 0) lock_ = PageLock(streamed_.block(), "weights that the GPU takes copies of");
 }
 
 }  // namespace dyno::runtime

@@ -8,6 +8,7 @@
 #include "gguf/gguf_file.h"
 #include "plan/plan.h"
 #include "runtime/host_buffer.h"
+#include "runtime/page_lock.h"
 
 namespace dyno::runtime {
 
@@ -22,12 +23,15 @@ class Weights {
   Weights(const GgufFile& file, const model::ModelDesc& model, const plan::Plan& plan, ThreadPool& pool, int threads);
 
   const std::byte* data(model::WeightId id) const { return data_[static_cast<size_t>(id)]; }
+  // Why these are not page-locked; empty where they are, or need not be.
+  const std::string& lock_problem() const { return lock_.problem(); }
   const float* floats(model::WeightId id) const {
     return id == model::kNone ? nullptr : reinterpret_cast<const float*>(data(id));
   }
 
  private:
-  PartedBuffer owned_;
+  PartedBuffer owned_, streamed_;
+  PageLock lock_;  // of those that a GPU takes copies of
   std::vector<const std::byte*> data_;
 };
 

@@ -307,7 +307,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         fidelity="rounding",
         moves=("pp",),
         ranks_by="bandwidth",
-        engines=GGML_ENGINES,
+        engines=ALL_ENGINES,
     ),
     *(
         Setting(
@@ -320,7 +320,7 @@ TABLE: Final[tuple[Setting, ...]] = (
             fidelity="rounding",
             moves=("pp",),
             ranks_by="bandwidth",
-            engines=frozenset({"ik_llama.cpp"}),
+            engines=frozenset({"ik_llama.cpp"} if op == "embed" else {"dyno", "ik_llama.cpp"}),
         )
         for op in OFFLOAD_OPS
     ),

@@ -204,6 +204,44 @@ def test_times_of_ops_are_of_all_devices() -> None:
     assert sum(row["seconds"] for row in times if row["family"] == "transfer") > 0
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_streamed_weights_answer_as_those_of_the_gpu(name: str) -> None:
+    """Prompts multiply on the GPU what lies on the CPU; single tokens stay with the CPU."""
+    g = golden(name)
+    tokens = g["tokens_long"].astype(np.int32)
+    placements: list[dict[str, Any]] = [{"n_gpu_layers": 1}]
+    if has_experts(name):
+        placements += [{"cpu_moe": True}, {"rules": [r"blk\.1\..*_exps=CPU"]}]
+    for where in placements:
+        given = {**where, "session": {"offload_min_tokens": 0}}
+        s = opened_at(name, given)
+        assert nmse(decode(s, tokens), g["logits_long"]) < 1e-7, where
+        assert s.streamed["bytes"] > 0, where
+        for ubatch in (7, 64):
+            s.set({"ubatch": ubatch})
+            s.reset()
+            assert nmse(decode(s, tokens), g["logits_long"]) < 1e-7, where
+        s.set({"offload_min_tokens": 1 << 24})
+        s.reset()
+        assert nmse(decode(s, tokens), g["logits_long"]) < 1e-7, where
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_streamed_weights_with_default_numerics(name: str) -> None:
+    """Repacked on their way, they give what the same weights in the GPU's memory give."""
+    tokens = golden(name)["tokens_long"].astype(np.int32)
+    exact = opened(name)
+    routing = None
+    if exact.model["moe_layers"]:
+        routing = exact.decode([(0, tokens)], "none", capture_routing=True)[1]
+    session = {"mla_mode": "absorbed", "fusion": False}
+    want = decode(opened_at(name, {"session": session}, "default"), tokens, pinned_routing=routing)
+    where = {"cpu_moe": True} if has_experts(name) else {"rules": ["ffn_(up|gate|down)=CPU"]}
+    s = opened_at(name, {**where, "session": {**session, "offload_min_tokens": 0}}, "default")
+    assert nmse(decode(s, tokens, pinned_routing=routing), want) < 1e-9
+    assert s.streamed["bytes"] > 0
+
+
 @pytest.mark.skipif(len(GPUS) < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("name", NAMES)
 def test_layers_over_two_gpus(name: str) -> None:

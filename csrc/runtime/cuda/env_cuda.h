@@ -19,6 +19,7 @@ struct CudaExecutor::Env {
   int64_t tokens;
   std::byte* cache;
   bool ids_settled = false;
+  plan::ListId list = plan::ListId::general;
   int32_t left = 0;  // launches of nodes that are still to be made
 
   std::byte* keys_of(int32_t layer) const { return cache + plan.kv[static_cast<size_t>(layer)].k_offset; }
@@ -27,7 +28,11 @@ struct CudaExecutor::Env {
     if (!operand) return nullptr;
     return executor.address_of(operand.value) + operand.offset_bytes;
   }
-  const std::byte* weight(model::WeightId id) const { return executor.weights_.data(id); }
+  const std::byte* weight(model::WeightId id) const {
+    if (!plan.streams(list, id)) return executor.weights_.data(id);
+    return executor.copies_.data() + plan.weights[static_cast<size_t>(id)].stream.offset;
+  }
+  size_t weight_bytes(model::WeightId id) const { return plan.bytes_in(list, id); }
   const float* inverse_frequencies(int32_t table) const {
     return reinterpret_cast<const float*>(executor.tables_.data() +
                                           executor.table_offsets_[static_cast<size_t>(table)]);

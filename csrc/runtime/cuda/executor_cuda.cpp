@@ -88,6 +88,11 @@ void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cac
   } else {
     for (Beside& beside : beside_) beside = {};
   }
+  resize(copies_, planned().stream_bytes, "copies of the CPU's weights");
+  if (copies_.size() > 0 && copy_stream_.get() == nullptr) {
+    copy_stream_ = make_stream();
+    launched_so_far_ = make_event();
+  }
   const InputLayout layout(plan_.ubatch);
   if (resize(inputs_, layout.bytes, "inputs")) {
     for (PinnedBuffer& stage : staged_) stage = PinnedBuffer(layout.bytes, "inputs");
@@ -112,6 +117,7 @@ ops::CudaStream CudaExecutor::context() const {
 void CudaExecutor::finish() {
   check_not_lost(info().ordinal);
   const CudaStep step(info().ordinal, "waiting for the device");
+  if (copy_stream_.get() != nullptr) DYNO_CUDA_CHECK(cudaStreamSynchronize(copy_stream_.get()));
   DYNO_CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
 }
 

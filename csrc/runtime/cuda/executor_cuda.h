@@ -50,6 +50,10 @@ class CudaExecutor final : public Executor, public Backend {
   void await_host_copies() override;
   void follow(Backend& other) override;
   void read(plan::ValueId value, std::span<std::byte> out) override;
+  void copies_follow_launches() override;
+  void bring(model::WeightId weight, const std::byte* from, int64_t matrices,
+             std::span<const MatrixRange> ranges) override;
+  void await_copies(model::WeightId weight) override;
 
   bool draws() const override { return true; }
   void begin_draws(const DrawStart& start) override;
@@ -160,6 +164,11 @@ class CudaExecutor final : public Executor, public Backend {
   MicroBatch micro_batch_;
   const plan::Selection* selection_ = nullptr;
   Event host_copies_, followed_;
+  // Copies of the CPU's weights: on a stream of their own, in the file's order first where kernels read another.
+  Stream copy_stream_;
+  DeviceBuffer copies_;
+  Event launched_so_far_;
+  std::map<model::WeightId, Event> copied_;
   bool copies_host_ = false;  // since host_copies_ was waited for
   int64_t capture_failures_ = 0;
   int failing_captures_ = 0;

@@ -4,6 +4,7 @@
 #include "core/cuda/check.h"
 #include "core/device_loss.h"
 #include "core/error.h"
+#include "ops/matmul/cuda/problem.h"
 #include "runtime/cuda/env_cuda.h"
 #include "runtime/cuda/executor_cuda.h"
 #include "runtime/cuda/input_layout.h"
@@ -71,6 +72,7 @@ void CudaExecutor::run_nodes(const plan::NodeList& list, int32_t begin, int32_t 
   const auto launch = [&](bool capturing) {
     Env env = env_of(batch, *selection_);
     env.tokens = tokens;
+    env.list = list.id;
     env.left = end - begin + env.batch.n_runs * (end - begin);  // all
     if (batch.op_times != nullptr) DYNO_CUDA_CHECK(cudaEventRecord(timing_event(0).get(), stream_.get()));
     launched_.clear();
@@ -141,6 +143,48 @@ void CudaExecutor::read(plan::ValueId value, std::span<std::byte> out) {
   const DeviceScope scope(info().ordinal, "decoding");
   DYNO_CUDA_CHECK(cudaMemcpyAsync(out.data(), memory_of(value), out.size(), cudaMemcpyDeviceToHost, stream_.get()));
   DYNO_CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
+}
+
+void CudaExecutor::copies_follow_launches() {
+  const DeviceScope scope(info().ordinal, "bringing weights");
+  DYNO_CUDA_CHECK(cudaEventRecord(launched_so_far_.get(), stream_.get()));
+  DYNO_CUDA_CHECK(cudaStreamWaitEvent(copy_stream_.get(), launched_so_far_.get()));
+}
+
+// Matrices in the file's order are repacked behind their copy, on the same stream: the memory bus of the device takes a
+// fraction of the time of the link.
+void CudaExecutor::bring(model::WeightId weight, const std::byte* from, int64_t matrices,
+                         std::span<const MatrixRange> ranges) {
+  const DeviceScope scope(info().ordinal, "bringing weights");
+  const plan::WeightPlacement& placed = plan_.weights[static_cast<size_t>(weight)];
+  const model::Weight& w = model_.weight(weight);
+  const auto count = static_cast<size_t>(matrices);
+  const size_t source = placed.bytes / count, target = placed.stream.bytes / count;
+  const bool repack = placed.stream.layout != placed.layout;
+  std::byte* const copies = copies_.data() + placed.stream.offset;
+  std::byte* const plain = copies_.data() + copies_.size() - plan_.plain_copy_bytes();
+  for (const MatrixRange& range : ranges) {
+    const auto first = static_cast<size_t>(range.first);
+    const size_t bytes = source * static_cast<size_t>(range.count);
+    std::byte* const to = repack ? plain + source * first : copies + source * first;
+    DYNO_CUDA_CHECK(cudaMemcpyAsync(to, from + source * first, bytes, cudaMemcpyHostToDevice, copy_stream_.get()));
+    if (!repack) continue;
+    const int64_t batch = w.batch / matrices * range.count;
+    ops::cuda::type_kernels(w.type).repack(reinterpret_cast<const uint8_t*>(to),
+                                           reinterpret_cast<uint8_t*>(copies + target * first), batch, w.rows, w.cols,
+                                           copy_stream_.get());
+    DYNO_LAUNCH_CHECK("repack");
+  }
+  Event& done = copied_[weight];
+  if (done.get() == nullptr) done = make_event();
+  DYNO_CUDA_CHECK(cudaEventRecord(done.get(), copy_stream_.get()));
+}
+
+void CudaExecutor::await_copies(model::WeightId weight) {
+  const auto copied = copied_.find(weight);
+  if (copied == copied_.end()) return;
+  const DeviceScope scope(info().ordinal, "bringing weights");
+  DYNO_CUDA_CHECK(cudaStreamWaitEvent(stream_.get(), copied->second.get()));
 }
 
 int64_t CudaExecutor::most_used_experts() const {
