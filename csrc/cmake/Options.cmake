@@ -1,7 +1,7 @@
 # Build switches. Names that users of llama.cpp know keep their GGML_ prefix. Each one changes something that a test
 # can see (tests/build/), and all are recorded in the module (`dyno info`).
 
-set(DYNO_VERSION "0.1.0" CACHE STRING "Version recorded in the module; set by the Python build")
+set(DYNO_VERSION "0.2.0" CACHE STRING "Version recorded in the module; set by the Python build")
 set(DYNO_OPS_REVISION 1)  # raise when a kernel's meaning changes, so that older profiles are re-checked
 
 option(GGML_NATIVE "Compile the CPU kernels for this machine alone (-march=native)" OFF)
