@@ -125,7 +125,8 @@ def resident_mib() -> float:
 def take_the_path_first() -> None:
     """An editable install has a finder that answers before the path does; the build on the path is meant."""
     for finder in list(sys.meta_path):
-        if finder is not PathFinder and finder.find_spec("dyno", None) is not None:
+        find = getattr(finder, "find_spec", None)
+        if finder is not PathFinder and find is not None and find("dyno", None) is not None:
             sys.meta_path.remove(finder)
 
 
