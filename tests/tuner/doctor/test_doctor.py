@@ -12,12 +12,12 @@ from dyno_tuner.doctor import Facts, Line, diagnose
 from dyno_tuner.doctor.facts import gather, parse_cc
 from dyno_tuner.doctor.flags import FLAGS
 from dyno_tuner.doctor.gone import GONE
-from dyno_tuner.doctor.line import ENGINES, IK, MAIN, Item
+from dyno_tuner.doctor.line import ENGINES, IK, MAIN, Item, Status
 from dyno_tuner.doctor.op_ids import ERAS
 from dyno_tuner.doctor.others import OTHERS
 from dyno_tuner.doctor.rules import LIMITS
 from dyno_tuner.doctor.switches import BUILD, ENVIRONMENT
-from dyno_tuner.targets.ggml.help import parse_help
+from dyno_tuner.targets.ggml.help import Help, parse_help
 from fake_engines import DATA
 from typer.testing import CliRunner
 
@@ -345,6 +345,7 @@ _UNLISTED = {
 @pytest.mark.parametrize(("engine", "name"), [(IK, "ik_llama.cpp-4840"), (MAIN, "llama.cpp-0c1e570")])
 def test_the_tables_agree_with_what_real_binaries_list(engine: str, name: str, tool: str) -> None:
     listed = parse_help((DATA / f"{name}-{tool}.help").read_text())
+    listed = Help({n: f for n, f in listed.flags.items() if not f.removed})
     rows = [f for f in FLAGS if f.engine == engine and tool in f.tools]
     missing = {n for f in rows for n in f.names if n not in listed.flags}
     assert missing == _UNLISTED.get((engine, tool), set())
@@ -595,3 +596,38 @@ def test_options_behind_a_quoted_line_are_refused() -> None:
     assert "ik_llama.cpp" in before.output
     folder = CliRunner().invoke(app, ["doctor", "--", "/my builds/llama-server", "-ub", "512"])
     assert folder.exit_code == 0, folder.output
+
+
+def test_draft_knobs_have_words_of_their_own() -> None:
+    words = "llama-server -m x.gguf -md d.gguf --spec-draft-n-max 8 -ngld 99 --draft-p-min 0.4"
+    line = diagnose(words.split(), engine=MAIN)
+    for name in ("-md", "--spec-draft-n-max", "-ngld", "--draft-p-min"):
+        assert _find(line, name).status is Status.DOES, name
+    assert "it pays as long as most drafts are accepted" in _find(line, "--spec-draft-n-max").notes[0].text
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_line_that_drafts_nothing_says_so(engine: str) -> None:
+    words = ["llama-server", "-m", "x.gguf", "-ngld", "99", "-td", "4"]
+    line = diagnose(words, engine=engine)
+    for name in ("-ngld", "-td"):
+        item = _find(line, name)
+        assert item.status is Status.INERT
+        assert any("nothing is drafted" in note.text for note in item.notes)
+    for start in (["-md", "d.gguf"], ["--spec-type", "ngram-simple"]):
+        assert _find(diagnose([*words, *start], engine=engine), "-ngld").status is Status.DOES
+    none = diagnose([*words, "--spec-type", "none"], engine=engine)
+    assert _find(none, "-ngld").status is Status.INERT
+
+
+def test_limits_of_a_draft_that_contradict_each_other() -> None:
+    words = ["llama-server", "-md", "d.gguf", "--spec-draft-n-max", "4", "--spec-draft-n-min"]
+    assert _find(diagnose([*words, "8"], engine=MAIN), "--spec-draft-n-min").status is Status.INVALID
+    assert _find(diagnose([*words, "2"], engine=MAIN), "--spec-draft-n-min").status is Status.DOES
+
+
+def test_draft_flags_that_llama_cpp_has_lost_name_their_heirs() -> None:
+    line = diagnose(["llama-server", "-md", "d.gguf", "--draft-max", "8"], engine=MAIN)
+    item = _find(line, "--draft-max")
+    assert item.status is Status.REMOVED
+    assert "--spec-draft-n-max" in item.notes[0].text

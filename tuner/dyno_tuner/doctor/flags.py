@@ -7,6 +7,7 @@ moves speed, memory and answers.
 
 from __future__ import annotations
 
+from .drafts import DRAFT_FLAGS
 from .line import BENCH, BOTH_TOOLS, COMMON, ENGINES, IK, MAIN, Flag
 
 _ROWS: list[Flag] = []
@@ -378,7 +379,7 @@ _row("--chunks", "chunks of the text (llama-perplexity)", tools=_C, form="int")
 _row("--kl-divergence-base --save-all-logits", "file of the reference's logits (llama-perplexity)", tools=_C)
 _row("--kl-divergence", "compares with the reference's logits (llama-perplexity)", tools=_C, takes=False)
 
-FLAGS: tuple[Flag, ...] = tuple(_ROWS)
+FLAGS: tuple[Flag, ...] = (*_ROWS, *DRAFT_FLAGS)
 
 # Programs whose arguments the tables describe. llama-sweep-bench is ik_llama.cpp's alone.
 TOOLS = (

@@ -55,6 +55,12 @@ GONE: tuple[Gone, ...] = (
          "(GGML_CUDA_DISABLE_GRAPHS, GGML_CUDA_DISABLE_FUSION, GGML_OP_OFFLOAD_MIN_BATCH)"),
     Gone(("-rtr", "--run-time-repack"), MAIN, _ANY, False, False, "a flag of ik_llama.cpp; here --repack, on "
         "by default"),
+    Gone(("--draft", "--draft-n", "--draft-max"), MAIN, _C, True, True, "removed: use --spec-draft-n-max, or "
+         "--spec-ngram-mod-n-max for n-grams"),
+    Gone(("--draft-min", "--draft-n-min"), MAIN, _C, True, True, "removed: use --spec-draft-n-min, or "
+         "--spec-ngram-mod-n-min for n-grams"),
+    Gone(("--spec-ngram-size-n", "--spec-ngram-size-m", "--spec-ngram-min-hits"), MAIN, _C, True, True,
+         "removed: each kind of n-gram has its own, as --spec-ngram-simple-size-n"),
     Gone(("--cuda-graph-opt",), MAIN, _ANY, False, False, "there is no such flag; it is the environment "
         "variable "
          "GGML_CUDA_GRAPH_OPT=1"),

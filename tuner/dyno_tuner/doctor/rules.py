@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .drafts import draft_rules
 from .line import IK, IK_SOURCE, MAIN, MAIN_SOURCE, Item, Line, Status, _is_int
 from .op_ids import EXPERT_MATMULS
 from .overrides import override_rules
@@ -561,5 +562,5 @@ def repeated(line: Line) -> None:
 RULES: tuple[Callable[[Line], None], ...] = (
     repeated, gpu_limits, architectures, single_gpu, defaults, batch_sizes, cache_types, latent_attention,
     split_modes, graphs, offload, expert_kernels, exclusive, expert_reduction, rope_cache, environment,
-    override_rules, placement,
+    override_rules, placement, draft_rules,
 )  # fmt: skip

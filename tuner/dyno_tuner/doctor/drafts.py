@@ -1,0 +1,79 @@
+"""Flags of speculative decoding: what each does, and the lines on which nothing is drafted."""
+
+from __future__ import annotations
+
+from .line import COMMON, IK, IK_SOURCE, MAIN, MAIN_SOURCE, Flag, Item, Line, Status
+
+_C = (COMMON,)
+_MODEL = "draft model for speculative decoding; its vocabulary has to fit that of the model"
+_MOST = (
+    "tokens that are drafted at most. Each costs a step of the draft; it pays as long as most drafts are "
+    "accepted"
+)
+_LEAST = "drafts with fewer tokens are not checked"
+_P_MIN = "drafting stops at a token that the draft holds for less probable"
+_LAYERS = "layers of the draft model on the GPU"
+_CACHE = "cache type of the draft model; it changes speed and memory, and the answers not at all"
+_THREADS = "threads of the draft model"
+
+DRAFT_FLAGS: tuple[Flag, ...] = (
+    Flag(("-md", "--model-draft", "--spec-draft-model"), _MODEL, MAIN, _C),
+    Flag(("-hfrd", "-hfd", "--hf-repo-draft", "--spec-draft-hf"), _MODEL, MAIN, _C),
+    Flag(("--spec-type",), "kinds of speculation, also some without a draft model; default none", MAIN, _C),
+    Flag(("--spec-draft-n-max",), f"{_MOST}; default 3", MAIN, _C, form="int"),
+    Flag(("--spec-draft-n-min",), f"{_LEAST}; default 0", MAIN, _C, form="int"),
+    Flag(("--draft-p-min", "--spec-draft-p-min"), f"{_P_MIN}; default 0", MAIN, _C),
+    Flag(("--draft-p-split", "--spec-draft-p-split"), "probability from which a draft branches", MAIN, _C),
+    Flag(("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl"),
+         f"{_LAYERS}: a number, auto or all; default auto", MAIN, _C, values=("auto", "all"), form="int"),
+    Flag(("-devd", "--device-draft", "--spec-draft-device"), "devices of the draft model", MAIN, _C),
+    Flag(("-ctkd", "--cache-type-k-draft", "--spec-draft-type-k"), _CACHE, MAIN, _C),
+    Flag(("-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"), _CACHE, MAIN, _C),
+    Flag(("-td", "--threads-draft", "--spec-draft-threads"), _THREADS, MAIN, _C, form="int"),
+    Flag(("-tbd", "--threads-batch-draft", "--spec-draft-threads-batch"), _THREADS, MAIN, _C, form="int"),
+    Flag(("-otd", "--override-tensor-draft", "--spec-draft-override-tensor"),
+         "tensors of the draft model that match a pattern go to a buffer", MAIN, _C),
+    Flag(("-cmoed", "--cpu-moe-draft", "--spec-draft-cpu-moe"),
+         "expert tensors of the draft model stay in host memory", MAIN, _C, takes=False),
+    Flag(("-ncmoed", "--n-cpu-moe-draft", "--spec-draft-n-cpu-moe", "--spec-draft-ncmoe"),
+         "expert tensors of the draft model's first N layers stay in host memory", MAIN, _C, form="int"),
+    Flag(("-md", "--model-draft"), _MODEL, IK, _C),
+    Flag(("--spec-type",), "a stage of speculation with its limits, as mtp:n_max=1; some need no draft model",
+         IK, _C),
+    Flag(("-ngld", "--gpu-layers-draft"), _LAYERS, IK, _C, form="int"),
+    Flag(("-devd", "--device-draft"), "devices of the draft model", IK, _C),
+    Flag(("-cd", "--ctx-size-draft"), "context of the draft model; by default that of its file", IK, _C,
+         form="int"),
+    Flag(("-ctkd", "--cache-type-k-draft"), _CACHE, IK, _C),
+    Flag(("-ctvd", "--cache-type-v-draft"), _CACHE, IK, _C),
+    Flag(("-td", "--threads-draft"), _THREADS, IK, _C, form="int"),
+    Flag(("-tbd", "--threads-batch-draft"), _THREADS, IK, _C, form="int"),
+    Flag(("-draft", "--draft-params"), "further flags of the draft model, separated by commas", IK, _C),
+)  # fmt: skip
+_STARTS = frozenset({"-md", "-hfrd", "--spec-type"})
+_NAMES = frozenset(flag.name for flag in DRAFT_FLAGS)
+
+
+def draft_rules(line: Line) -> None:
+    """Names flags of a draft on a line that drafts nothing, and limits that contradict each other."""
+    source = IK_SOURCE if line.engine == IK else MAIN_SOURCE
+    found = [i for i in line.items if i.kind == "flag" and i.flag is not None and i.flag.name in _NAMES]
+    if not any(_starts(item) for item in found):
+        for item in found:
+            if item.flag is not None and item.flag.name not in _STARTS:
+                why = "nothing is drafted: the line has no draft model and no --spec-type"
+                item.say(Status.INERT, why, source)
+    most, least = (_number(found, f"--spec-draft-n-{end}") for end in ("max", "min"))
+    if most is not None and least is not None and least > most:
+        for item in found:
+            if item.flag is not None and item.flag.name == "--spec-draft-n-min":
+                item.say(Status.INVALID, f"no draft has {least} tokens if at most {most} are drafted", source)
+
+
+def _starts(item: Item) -> bool:
+    return item.flag is not None and item.flag.name in _STARTS and (item.value or "") not in ("", "none")
+
+
+def _number(items: list[Item], name: str) -> int | None:
+    values = [i.value or "" for i in items if i.flag is not None and i.flag.name == name]
+    return int(values[-1]) if values and values[-1].isdecimal() else None
