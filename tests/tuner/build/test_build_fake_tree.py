@@ -91,6 +91,21 @@ def test_a_link_that_does_not_fit_is_refused_with_a_number(tree: Path, tmp_path:
     assert builder.build({}, "lto", link_mib=4_096).bytes > 0
 
 
+def test_a_link_is_predicted_from_the_last_one_with_the_switch(tree: Path, tmp_path: Path) -> None:
+    """The table's number holds until a link was measured; an edit of the sources keeps that."""
+    first = builder_of(tree, tmp_path).build({"GGML_LTO": "ON"}, "lto", link_mib=1)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in source_files(tree):
+        (copy / name).write_bytes((tree / name).read_bytes())
+    (copy / "core.cpp").write_text("int core(int x) { return x + 1; }\n")
+    assert first.link_mib > 1
+    with pytest.raises(TuneError, match=rf"the last one took {first.link_mib}\), and 1 MiB are free"):
+        builder_of(copy, tmp_path, 1).build({"GGML_LTO": "ON"}, "lto")
+    tight = builder_of(copy, tmp_path, 2 * first.link_mib)
+    assert tight.build({"GGML_LTO": "ON"}, "lto", link_mib=20_480).bytes > 0, "it did fit the last time"
+
+
 def test_a_build_that_was_killed_goes_on(tree: Path, tmp_path: Path) -> None:
     """The run dies by SIGKILL during a compilation; its compiler ends, and the next run finishes."""
     copy = tmp_path / "slow"

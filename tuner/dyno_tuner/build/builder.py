@@ -123,7 +123,8 @@ class Builder:
 
         Args:
             name: for messages.
-            link_mib: what its link is predicted to take; a link that would not fit is refused.
+            link_mib: what its link took elsewhere; the last link here with one of these switches counts
+                more. A link that would not fit is refused.
             deadline: seconds, after which the build is stopped; the next run goes on from there.
 
         Raises:
@@ -138,7 +139,7 @@ class Builder:
                 self.say(f"{name}: in the cache ({place})")
                 return found
             free = self.free_mib()
-            if why := memory.too_large(link_mib, free):
+            if why := memory.too_large(self._predicted(defines, link_mib), free):
                 raise TuneError(why)
             jobs = memory.jobs(free, self.process_mib or memory.COMPILER_MIB)
             self.say(f"{name}: building with {jobs} jobs in {place} (kept for the next time)")
@@ -149,8 +150,32 @@ class Builder:
             finally:
                 _spend(place, before + time.monotonic() - begun)
             built = self._collect(place, key, peak)
+            self._remember(defines, built.link_mib)
         self.process_mib = max(self.process_mib, built.process_mib)
         return built
+
+    # ---- The last links ----
+
+    def _links(self) -> dict[str, int]:
+        """Largest process of the last link by switch, as `GGML_CUDA_LTO=ON`; of any sources in this cache."""
+        try:
+            told = json.loads((self.cache / "links.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise TuneError(f"{self.cache / 'links.json'}: cannot be read ({error}); remove it") from error
+        return {str(name): int(mib) for name, mib in told.items()}
+
+    def _predicted(self, defines: Mapping[str, str], elsewhere: int) -> int:
+        """MiB that the link of a variant may take, by the last ones with its switches."""
+        known = self._links()
+        found = [known[f"{n}={v}"] for n, v in defines.items() if f"{n}={v}" in known]
+        return max(found, default=elsewhere)
+
+    def _remember(self, defines: Mapping[str, str], link_mib: int) -> None:
+        if link_mib and defines:
+            known = {**self._links(), **dict.fromkeys((f"{n}={v}" for n, v in defines.items()), link_mib)}
+            write_atomically(self.cache / "links.json", json.dumps(known).encode())
 
     # ---- One build ----
 
