@@ -42,7 +42,7 @@ class TextRun:
         stop: Ends the text at a stop string.
         max_tokens: Tokens drawn at most.
         slot: The sequence to write into; None takes a free one.
-        handling: Of the prompt, for an engine with a scheduler.
+        handling: Of the prompt and the end, for an engine with a scheduler.
     """
 
     def __init__(
@@ -56,6 +56,9 @@ class TextRun:
         handling: Handling | None = None,
     ) -> None:
         self._engine, self._stop = engine, stop
+        self._ends = engine.tokenizer.end_of_generation
+        if handling is not None and handling.ignore_end:
+            self._ends = frozenset()
         self._cancelled = threading.Event()
         self._drawn = drawn_tokens(
             engine, prompt, sampling, max_tokens, slot, cancelled=self._cancelled, handling=handling
@@ -89,7 +92,7 @@ class TextRun:
         self._pieces.close()
 
     def _written(self) -> Generator[str, None, None]:
-        stream, ends = self._engine.tokenizer.stream(), self._engine.tokenizer.end_of_generation
+        stream = self._engine.tokenizer.stream()
         reason = "length"
         try:
             for each in self._drawn:
@@ -99,7 +102,7 @@ class TextRun:
                 self.tokens.append(each.token)
                 if each.logprobs is not None:
                     self.logprobs.append(each.logprobs)
-                if each.token in ends:
+                if each.token in self._ends:
                     reason = "stop"
                     break
                 if self._cancelled.is_set():

@@ -25,13 +25,15 @@ __all__ = ["Drawn", "Handling", "Request", "SchedulerEvents", "Step", "common_pr
 
 @dataclass(frozen=True)
 class Handling:
-    """How the prompt of a generation is treated."""
+    """How a generation is treated, beside its draws."""
 
     reuse: bool = True
     """Whether the sequence may go on from a prefix that the engine holds already."""
     prompt_logprobs: int | None = None
     """Report log-probabilities of the prompt's tokens, and so many of the most probable tokens with each. The
     whole prompt is computed then."""
+    ignore_end: bool = False
+    """Go on behind the model's end of generation, so that a benchmark's texts are of one length."""
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ class Scheduler:
             sampling: How tokens are drawn.
             max_tokens: Tokens drawn at most.
             cancelled: Ends the generation when it is set, from any thread.
-            handling: Of the prompt.
+            handling: Of the prompt and the end.
 
         Raises:
             QueueFullError: As many generations wait as may.
@@ -363,7 +363,7 @@ class Scheduler:
             prompt = None if request.handling.prompt_logprobs is None else request.prompt_logprobs
             request.out.put(Drawn(token, logprobs, request.cached, prompt))
         request.drawn += 1
-        if token in self._ends:
+        if token in self._ends and not request.handling.ignore_end:
             self._end(request, "stop")
         elif request.drawn >= request.max_tokens or len(request.held) >= self._ctx:
             self._end(request, "length")

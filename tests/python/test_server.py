@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -256,6 +257,33 @@ def test_limits_keys_and_paths(client: httpx.Client) -> None:
         assert client.get("/health", headers=headers).status_code == 200
     assert client.get("/nothing").status_code == 404
     assert client.get("/v1/completions").status_code == 405
+
+
+def test_the_page(client: httpx.Client) -> None:
+    page = httpx.get(f"{client.base_url}/")  # without a key
+    assert page.status_code == 200
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    files = re.findall(r'(?:href|src)="([^"]+\.\w+)"', page.text)
+    assert sorted(files) == ["page.css", "page.js"]
+    for name in files:
+        assert httpx.get(f"{client.base_url}/{name}").status_code == 200
+    script = httpx.get(f"{client.base_url}/page.js").text
+    named = set(re.findall(r'at\("(\w+)"\)', script))
+    assert named <= set(re.findall(r'id="(\w+)"', page.text))
+    for path in re.findall(r'fetch\("([^"]+)"', script):
+        assert client.get(f"/{path}").status_code in (200, 405)
+    assert "innerHTML" not in script
+
+
+def test_an_end_can_be_ignored(served: Served) -> None:
+    client, engine = served.client, served.engine
+    end = next(iter(engine.tokenizer.end_of_generation))
+    wish = {"prompt": "a", "max_tokens": 6, "logit_bias": {str(end): 1e6}, "temperature": 0}
+    (choice,) = client.post("/v1/completions", json=wish).json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    got = client.post("/v1/completions", json={**wish, "ignore_eos": True}).json()
+    assert got["choices"][0]["finish_reason"] == "length"
+    assert got["usage"]["completion_tokens"] == 6
 
 
 def test_facts(client: httpx.Client) -> None:

@@ -43,7 +43,7 @@ class Reply:
         slot: The sequence to write into; None takes the highest free one.
         held: Tokens that `slot` holds from before, if nothing else has used it since; the part of the prompt
         that agrees with them is not computed again.
-        handling: Of the prompt, for an engine with a scheduler.
+        handling: Of the prompt and the end, for an engine with a scheduler.
 
     Raises:
         ChatError: The template refuses the messages.
@@ -142,7 +142,8 @@ class Reply:
         """The raw text, marks of the parser included, up to a stop string or the end."""
         tokenizer = self._engine.tokenizer
         vocabulary, stream = tokenizer.vocabulary, tokenizer.stream()
-        ends = tokenizer.end_of_generation
+        ignores = self._handling is not None and self._handling.ignore_end
+        ends = frozenset() if ignores else tokenizer.end_of_generation
         # After a control token, the first word of such a vocabulary begins with a blank that nobody wrote.
         begins = vocabulary.add_space_prefix
         drawn = drawn_tokens(

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
+from dyno.server import page
 from dyno.server.endpoints import Endpoints
 from dyno.server.errors import ApiError, api_error
 from dyno.server.options import Options
@@ -81,7 +82,10 @@ def create_app(engine: Engine, options: Options | None = None) -> Starlette:
         ("GET", "/ready", server.ready),
     ]
     app = Starlette(
-        routes=[Route(path, endpoint(work), methods=[method]) for method, path, work in routes],
+        routes=[
+            *(Route(path, endpoint(work), methods=[method]) for method, path, work in routes),
+            *page.routes(),
+        ],
         exception_handlers={404: _no_route, 405: _no_route},
     )
     app.state.scheduler = server.scheduler

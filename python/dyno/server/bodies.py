@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -32,11 +33,12 @@ class RequestBody(_Body):
     timeout: float | None = Field(default=None, gt=0, le=86400)
     """Seconds after which the request ends, done or not."""
     cache_prompt: bool = True
+    ignore_eos: bool = False
 
     @property
     def handling(self) -> Handling:
-        """How the prompt is treated."""
-        return Handling(reuse=self.cache_prompt)
+        """How the texts are treated, beside their draws."""
+        return Handling(reuse=self.cache_prompt, ignore_end=self.ignore_eos)
 
 
 class DrawBody(RequestBody):
@@ -159,9 +161,9 @@ class CompletionBody(DrawBody):
 
     @property
     def handling(self) -> Handling:
-        """How the prompts are treated."""
+        """How the texts are treated, beside their draws."""
         wanted = self.logprobs if self.echo else None
-        return Handling(reuse=self.cache_prompt, prompt_logprobs=wanted)
+        return dataclasses.replace(super().handling, prompt_logprobs=wanted)
 
     def samplings(self) -> list[Sampling]:
         """How the tokens of each choice are drawn."""

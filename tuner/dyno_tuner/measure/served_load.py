@@ -1,0 +1,237 @@
+"""A load of requests on a server: many clients at a time, prompts that share a beginning, and its figures.
+
+Each of `concurrency` clients sends a request, reads its stream to the end, and sends the next one. Prompts
+are token ids, so that every engine reads the same numbers of tokens. The last requests end one by one:
+figures of two runs compare if their loads are equal.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Figures", "HttpClient", "LoadError", "ServedLoad", "Timing", "drive", "figures"]
+
+
+class LoadError(Exception):
+    """A server refused a request, or ended one without an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedLoad:
+    """The load.
+
+    Args:
+        concurrency: clients at a time.
+        pp: tokens of a prompt.
+        tg: tokens of an answer.
+        shared: share of a prompt that all prompts begin with, 0 to 1.
+        rounds: requests of each client.
+    """
+
+    concurrency: int = 4
+    pp: int = 512
+    tg: int = 64
+    shared: float = 0.5
+    rounds: int = 2
+
+    @property
+    def requests(self) -> int:
+        """Requests in all."""
+        return self.concurrency * self.rounds
+
+    def prompts(self, vocabulary: Sequence[int] | int, seed: int) -> list[list[int]]:
+        """The prompts, of random tokens.
+
+        Args:
+            vocabulary: tokens to draw from, or their number.
+            seed: another one gives other prompts.
+        """
+        rng = np.random.default_rng([seed, self.pp, self.requests])
+        known = np.arange(vocabulary) if isinstance(vocabulary, int) else np.asarray(vocabulary)
+        same = round(self.pp * self.shared)
+        beginning = rng.choice(known, same).tolist()
+        return [beginning + rng.choice(known, self.pp - same).tolist() for _ in range(self.requests)]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One request, in seconds of one clock."""
+
+    begun: float
+    first: float
+    """The first token came."""
+    ended: float
+    """The last token came."""
+    tokens: int
+    cached: int = 0
+    """Tokens of the prompt that the server did not compute again."""
+
+    @property
+    def first_s(self) -> float:
+        """Time to the first token."""
+        return self.first - self.begun
+
+    @property
+    def between_s(self) -> float:
+        """Mean time between two tokens; 0 for a single token."""
+        return (self.ended - self.first) / (self.tokens - 1) if self.tokens > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The figures of a load."""
+
+    output_tokens: int
+    seconds: float
+    ttft_p50: float
+    ttft_p95: float
+    itl_p50: float
+    """Of the requests' mean times between tokens."""
+    itl_p95: float
+    cached: int
+
+    @property
+    def output_rate(self) -> float:
+        """Output tokens per second, of all clients together."""
+        return self.output_tokens / self.seconds
+
+
+class Client(Protocol):
+    """Sends one request and reads its answer, in the thread that calls it."""
+
+    def __call__(self, prompt: Sequence[int], tokens: int) -> Timing:
+        """Raises LoadError."""
+        ...
+
+
+def drive(load: ServedLoad, prompts: Sequence[Sequence[int]], client: Client) -> list[Timing]:
+    """Sends every prompt once, `concurrency` at a time.
+
+    Raises:
+        LoadError: of the first request that failed; no further one is sent then.
+    """
+    waiting = iter(prompts)
+    lock, found, failed = threading.Lock(), [], []  # type: ignore[var-annotated]
+
+    def work() -> None:
+        while True:
+            with lock:
+                prompt = None if failed else next(waiting, None)
+            if prompt is None:
+                return
+            try:
+                timing = client(prompt, load.tg)
+            except Exception as error:
+                with lock:
+                    failed.append(error)
+                return
+            with lock:
+                found.append(timing)
+
+    threads = [threading.Thread(target=work, name=f"client-{i}") for i in range(load.concurrency)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return found
+
+
+def figures(timings: Sequence[Timing]) -> Figures:
+    """Of all requests of a load."""
+    firsts = [each.first_s for each in timings]
+    between = [each.between_s for each in timings if each.tokens > 1] or [0.0]
+    return Figures(
+        output_tokens=sum(each.tokens for each in timings),
+        seconds=max(each.ended for each in timings) - min(each.begun for each in timings),
+        ttft_p50=float(np.quantile(firsts, 0.5)),
+        ttft_p95=float(np.quantile(firsts, 0.95)),
+        itl_p50=float(np.quantile(between, 0.5)),
+        itl_p95=float(np.quantile(between, 0.95)),
+        cached=sum(each.cached for each in timings),
+    )
+
+
+class HttpClient:
+    """Sends prompts to the completions of the public API, as dyno, llama-server and vLLM serve them.
+
+    Args:
+        address: `http://host:port`, with `/v1` or without.
+        model: name of the model in requests.
+        key: of the server; None: it has none.
+        timeout_s: seconds without a byte after which a request has failed.
+    """
+
+    def __init__(
+        self, address: str, model: str = "any", key: str | None = None, timeout_s: float = 600.0
+    ) -> None:
+        parts = urlsplit(address)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise LoadError(f"{address!r} is no address of a server; write http://host:port")
+        self._https, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/completions"
+        self._model, self._timeout = model, timeout_s
+        self._headers = {"Content-Type": "application/json"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+
+    def __call__(self, prompt: Sequence[int], tokens: int) -> Timing:
+        body = {
+            "model": self._model,
+            "prompt": list(prompt),
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=self._timeout)
+        try:
+            begun = time.perf_counter()
+            connection.request("POST", self._path, json.dumps(body), self._headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                text = response.read(2000).decode(errors="replace")
+                raise LoadError(f"the server answers with status {response.status}: {text}")
+            return self._read(begun, response)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise LoadError(f"the server's answer ends early: {error!r}") from error
+        finally:
+            connection.close()
+
+    def _read(self, begun: float, response: http.client.HTTPResponse) -> Timing:
+        first = last = 0.0
+        events = 0
+        usage: dict[str, Any] = {}
+        for line in response:
+            if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                continue
+            now = time.perf_counter()
+            data = json.loads(line[6:])
+            if "error" in data:
+                raise LoadError(f"the server ends a stream with an error: {data['error']}")
+            usage = data.get("usage") or usage
+            choice = (data.get("choices") or [{}])[0]
+            # Tokens without text (half a character) are events with an empty text, or none.
+            if choice.get("text") or (choice and choice.get("finish_reason") is None):
+                first, last, events = first or now, now, events + 1
+        if not events:
+            raise LoadError("the server's stream holds no token")
+        details = usage.get("prompt_tokens_details") or {}
+        return Timing(
+            begun, first, last, int(usage.get("completion_tokens") or events),
+            int(details.get("cached_tokens") or 0),
+        )  # fmt: skip
