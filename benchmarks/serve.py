@@ -27,7 +27,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dyno_tuner.measure.served_load import Figures, HttpClient, LoadError, ServedLoad, drive, figures
+from dyno_tuner.core.serve_load import ServedLoad
+from dyno_tuner.measure.served_load import Figures, HttpClient, LoadError, drive, figures
 
 
 def vocabulary(address: str, key: str | None) -> int:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Scheduler", "SchedulerEvents"]
 
+DEFAULT_SEQUENCES = 4
+"""Sequences of a server if neither its command line nor a profile says so."""
 _SECONDS_WITHOUT_SLOT = 0.005
 """How long a step waits if generations outside of the scheduler own all slots."""
 _ALL_ROWS_TOKENS = 64

@@ -37,7 +37,11 @@ def serve(
     sequences: Annotated[
         int | None,
         typer.Option(
-            "--sequences", "--parallel", "-np", help="Texts that are written at a time; default 4.", min=1
+            "--sequences",
+            "--parallel",
+            "-np",
+            help="Texts that are written at a time; default: the profile's, or 4.",
+            min=1,
         ),
     ] = None,
     queue: Annotated[
@@ -98,13 +102,15 @@ def serve(
     try:
         import uvicorn
 
+        from dyno.scheduler import DEFAULT_SEQUENCES
         from dyno.server import Options, create_app
     except ImportError as error:
         raise ImportError(f"{error.name} is missing; pip install 'gguf-dyno[serve]'") from error
     from dyno.engine import Engine
 
-    arguments.setdefault("sequences", 4)
     with Engine(path, options.device_argument(device, gpu), **chosen, **arguments) as engine:
+        if engine.settings.origins["sequences"] == "default":
+            engine.set_context(sequences=DEFAULT_SEQUENCES)
         template = None
         if chat_template is not None:
             template = engine.chat_template(chat_template)

@@ -64,6 +64,41 @@ if name == "llama-sweep-bench":
         print(json.dumps(row), file=sys.stderr)
     sys.exit(0)
 print(f"{name}: a log line on standard error", file=sys.stderr)
+if name == "llama-server":
+    import threading
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    slots = threading.Semaphore(int(value("-np", "4")))
+
+    class Handler(BaseHTTPRequestHandler):
+        """Each token takes a millisecond, and as many requests are answered at a time as there are slots."""
+
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/health" else 404)
+            self.end_headers()
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if len(body["prompt"]) + body["max_tokens"] > int(value("-c", "0")) // int(value("-np", "4")):
+                self.send_response(400)
+                self.end_headers()
+                return
+            with slots:
+                self.send_response(200)
+                self.end_headers()
+                for _ in range(body["max_tokens"]):
+                    time.sleep(0.001)
+                    self._say({"choices": [{"text": "x", "finish_reason": None}]})
+            self._say({"choices": [], "usage": {"completion_tokens": body["max_tokens"]}})
+            self.wfile.write(b"data: [DONE]\n\n")
+
+        def _say(self, data: object) -> None:
+            self.wfile.write(b"data: " + json.dumps(data).encode() + b"\n\n")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    ThreadingHTTPServer((value("--host", ""), int(value("--port", "0"))), Handler).serve_forever()
 if name == "llama-perplexity":
     lost = Path(sys.argv[0]).parent / "lost"  # how many runs still lose their statistics
     if "--kl-divergence" in args and lost.exists() and (left := int(lost.read_text())) > 0:

@@ -9,10 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from dyno_tuner.core.serve_load import ServedLoad
 from dyno_tuner.measure.served_load import (
     HttpClient,
     LoadError,
-    ServedLoad,
     Timing,
     drive,
     figures,

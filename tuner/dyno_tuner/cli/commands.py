@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
 import signal
@@ -180,6 +181,9 @@ def tune(
             budget=seconds, seed=seed, sampler=sampler, approx_limit=allow_approx,
             kernels=kernels and target.kernels, pareto=pareto,
         )  # fmt: skip
+        if request.options.workload.served is not None:
+            # A kernel is timed alone in its graph, which says little of steps of many sizes.
+            request.options = dataclasses.replace(request.options, kernels=False)
         request.out, request.resume, request.quiet = out, resume, quiet
         request.storage, request.study = storage, study
         request.force = force

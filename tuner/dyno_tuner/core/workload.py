@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .errors import TuneError
+from .serve_load import ServedLoad
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,9 +38,12 @@ class Part:
     tokens: int
     depth: int
     weight: float = 1.0
+    served: ServedLoad | None = None  # the load on a server whose output it is
 
     @property
     def name(self) -> str:
+        if self.served is not None:
+            return self.served.metric
         return f"{self.kind}{self.tokens}" + (f"@d{self.depth}" if self.depth else "")
 
     @classmethod
@@ -56,7 +60,8 @@ class Workload:
     """A prompt of `pp` tokens, then `tg` generated ones, behind `depth` tokens of context.
 
     With `parts` it is a mix: its metrics are the names of the parts, each with a weight, and `pp`, `tg` and
-    `depth` are the largest of each.
+    `depth` are the largest of each. With `served` it is the load of a server; its one metric counts output
+    tokens.
     """
 
     pp: int = 512
@@ -64,6 +69,7 @@ class Workload:
     depth: int = 0
     parts: tuple[Part, ...] = ()
     name: str = ""  # of the mix, where it has one
+    served: ServedLoad | None = None
 
     def __post_init__(self) -> None:
         for name in ("pp", "tg", "depth"):
@@ -79,6 +85,12 @@ class Workload:
                 raise TuneError(f"workload: {part.name} has the weight {part.weight}; give 0 to 1e6")
         if len(self.parts) > MAX_PARTS:
             raise TuneError(f"workload: {len(self.parts)} parts are too many; give at most {MAX_PARTS}")
+
+    @classmethod
+    def of_served(cls, load: ServedLoad) -> Workload:
+        """The load of a server; a sample is all of its requests."""
+        part = Part("tg", load.requests * load.tg, 0, 1.0, load)
+        return cls(load.pp, load.tg, 0, (part,), str(load), load)
 
     @classmethod
     def mix(cls, parts: Sequence[Part], name: str = "") -> Workload:
@@ -100,17 +112,20 @@ class Workload:
         - ``pp=512,tg=64,depth=0``: what is left out keeps `base`'s value;
         - lists, every length at every depth, weights behind a colon: ``pp=512,4096:2,tg=128,depth=0,8192``;
         - several of these, separated by semicolons: ``pp=4096,weight=2; tg=128,depth=4096,32768``;
-        - the name of a mix: ``chat`` or ``rag``.
+        - the name of a mix: ``chat`` or ``rag``;
+        - the load of a server: ``serve``, or ``serve:concurrency=8,pp=1024,tg=256,shared=0.5,ttft=2``.
 
         Raises:
             TuneError: it is none of these; says what is wrong.
         """
+        if text.strip() == "serve" or text.strip().startswith("serve:"):
+            return cls.of_served(ServedLoad.parse(text.strip()))
         if text.strip() in MIXES:
             return cls.mix(_items(MIXES[text.strip()], None), text.strip())
         if "=" not in text:
             raise TuneError(
                 f"workload: cannot read {text.strip()!r}: there is no mix of this name; choose from "
-                f"{', '.join(MIXES)}, or write for example pp=512,tg=64,depth=0"
+                f"{', '.join(MIXES)} and serve, or write for example pp=512,tg=64,depth=0"
             )
         items = [piece for piece in text.split(";") if piece.strip()]
         if len(items) == 1:
@@ -154,16 +169,29 @@ class Workload:
 
     @property
     def longest(self) -> int:
-        """Tokens of context that all of it takes."""
+        """Tokens of context that all of it takes; of a server, those of one sequence."""
+        if self.served is not None:
+            return self.served.pp + self.served.tg
         every = self.parts or tuple(self.part(m) for m in self.metrics)
         return max(p.depth + p.tokens for p in every)
 
     @property
     def prompts(self) -> tuple[int, ...]:
-        """Every number of tokens that is read at once: prompts and the context before them."""
+        """Every number of tokens that is read at once: prompts and the context before them. A server reads
+        the prompts of several clients in one step."""
+        if self.served is not None:
+            return (min(self.served.pp * self.served.concurrency, MAX_TOKENS),)
         every = self.parts or tuple(self.part(m) for m in self.metrics)
         found = {p.tokens for p in every if p.kind == "pp"} | {p.depth for p in every if p.depth}
         return tuple(sorted(found))
+
+    def bounds(self, single: Mapping[str, float]) -> dict[str, float]:
+        """Tokens per second that the hardware cannot exceed, by kind, from the bounds of a single sequence:
+        a step of several sequences reads each weight once.
+        """
+        if self.served is None:
+            return dict(single)
+        return {kind: bound * self.served.concurrency for kind, bound in single.items()}
 
     def __str__(self) -> str:
         """As `parse` reads it."""
@@ -174,6 +202,8 @@ class Workload:
         return "; ".join(f"{p.kind}={p.tokens},depth={p.depth},weight={p.weight:g}" for p in self.parts)
 
     def to_dict(self) -> dict[str, Any]:
+        if self.served is not None:
+            return {"served": self.served.to_dict()}
         data: dict[str, Any] = {"pp": self.pp, "tg": self.tg, "depth": self.depth}
         if self.parts:
             data["parts"] = [[p.kind, p.tokens, p.depth, p.weight] for p in self.parts]
@@ -182,6 +212,8 @@ class Workload:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Workload:
+        if "served" in data:
+            return cls.of_served(ServedLoad.from_dict(data["served"]))
         parts = [Part(str(k), int(t), int(d), float(w)) for k, t, d, w in data.get("parts", ())]
         if parts:
             return cls.mix(parts, str(data.get("name", "")))

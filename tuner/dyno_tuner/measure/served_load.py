@@ -7,6 +7,7 @@ figures of two runs compare if their loads are equal.
 
 from __future__ import annotations
 
+import dataclasses
 import http.client
 import json
 import threading
@@ -20,7 +21,9 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Figures", "HttpClient", "LoadError", "ServedLoad", "Timing", "drive", "figures"]
+    from ..core.serve_load import ServedLoad
+
+__all__ = ["Figures", "HttpClient", "LoadError", "Timing", "drive", "figures", "other_clock"]
 
 
 class LoadError(Exception):
@@ -28,45 +31,8 @@ class LoadError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class ServedLoad:
-    """The load.
-
-    Args:
-        concurrency: clients at a time.
-        pp: tokens of a prompt.
-        tg: tokens of an answer.
-        shared: share of a prompt that all prompts begin with, 0 to 1.
-        rounds: requests of each client.
-    """
-
-    concurrency: int = 4
-    pp: int = 512
-    tg: int = 64
-    shared: float = 0.5
-    rounds: int = 2
-
-    @property
-    def requests(self) -> int:
-        """Requests in all."""
-        return self.concurrency * self.rounds
-
-    def prompts(self, vocabulary: Sequence[int] | int, seed: int) -> list[list[int]]:
-        """The prompts, of random tokens.
-
-        Args:
-            vocabulary: tokens to draw from, or their number.
-            seed: another one gives other prompts.
-        """
-        rng = np.random.default_rng([seed, self.pp, self.requests])
-        known = np.arange(vocabulary) if isinstance(vocabulary, int) else np.asarray(vocabulary)
-        same = round(self.pp * self.shared)
-        beginning = rng.choice(known, same).tolist()
-        return [beginning + rng.choice(known, self.pp - same).tolist() for _ in range(self.requests)]
-
-
-@dataclass(frozen=True, slots=True)
 class Timing:
-    """One request, in seconds of one clock."""
+    """One request, in seconds of one clock; its begin and its end also by another clock."""
 
     begun: float
     first: float
@@ -76,6 +42,7 @@ class Timing:
     tokens: int
     cached: int = 0
     """Tokens of the prompt that the server did not compute again."""
+    other_clock: tuple[float, float] = (0.0, 0.0)
 
     @property
     def first_s(self) -> float:
@@ -100,6 +67,8 @@ class Figures:
     """Of the requests' mean times between tokens."""
     itl_p95: float
     cached: int
+    clock_seconds: float
+    """The same span as `seconds` by another clock."""
 
     @property
     def output_rate(self) -> float:
@@ -161,7 +130,14 @@ def figures(timings: Sequence[Timing]) -> Figures:
         itl_p50=float(np.quantile(between, 0.5)),
         itl_p95=float(np.quantile(between, 0.95)),
         cached=sum(each.cached for each in timings),
+        clock_seconds=max(each.other_clock[1] for each in timings)
+        - min(each.other_clock[0] for each in timings),
     )
+
+
+def other_clock() -> float:
+    """Seconds of the clock that `Timing.other_clock` is by."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class HttpClient:
@@ -200,20 +176,21 @@ class HttpClient:
         kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=self._timeout)
         try:
-            begun = time.perf_counter()
+            begun, clock_begun = time.perf_counter(), other_clock()
             connection.request("POST", self._path, json.dumps(body), self._headers)
             response = connection.getresponse()
             if response.status != 200:
                 text = response.read(2000).decode(errors="replace")
                 raise LoadError(f"the server answers with status {response.status}: {text}")
-            return self._read(begun, response)
+            timing = self._read(begun, response)
+            return dataclasses.replace(timing, other_clock=(clock_begun, timing.other_clock[1]))
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise LoadError(f"the server's answer ends early: {error!r}") from error
         finally:
             connection.close()
 
     def _read(self, begun: float, response: http.client.HTTPResponse) -> Timing:
-        first = last = 0.0
+        first = last = clock_last = 0.0
         events = 0
         usage: dict[str, Any] = {}
         for line in response:
@@ -227,11 +204,11 @@ class HttpClient:
             choice = (data.get("choices") or [{}])[0]
             # Tokens without text (half a character) are events with an empty text, or none.
             if choice.get("text") or (choice and choice.get("finish_reason") is None):
-                first, last, events = first or now, now, events + 1
+                first, last, clock_last, events = first or now, now, other_clock(), events + 1
         if not events:
             raise LoadError("the server's stream holds no token")
         details = usage.get("prompt_tokens_details") or {}
         return Timing(
             begun, first, last, int(usage.get("completion_tokens") or events),
-            int(details.get("cached_tokens") or 0),
+            int(details.get("cached_tokens") or 0), (0.0, clock_last),
         )  # fmt: skip

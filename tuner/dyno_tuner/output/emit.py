@@ -232,6 +232,8 @@ def workload_of(profile: profiles.Profile) -> Workload:
     if evidence is None or not (evidence.workload.pp or evidence.workload.tg):
         return Workload()
     work = evidence.workload
+    if work.name is not None and work.name.startswith("serve:"):
+        return Workload.parse(work.name)
     names = list(evidence.baseline)
     if work.weights and len(work.weights) == len(names):
         parts = [Part.parse(n, w) for n, w in zip(names, work.weights, strict=True)]

@@ -275,6 +275,7 @@ def target_of(request: Request, device: str, scratch: str | None) -> tuple[str, 
     asked = TargetRequest(
         os.path.abspath(request.model), device, request.options.workload.longest, request.ctx, request.held,
         scratch, request.text, stderr_log(request), request.engine_options,
+        served=request.options.workload.served is not None,
     )  # fmt: skip
     return request.engine.replace(".", "_"), declared(request.engine).worker_options(asked)
 
@@ -394,7 +395,7 @@ def _recorder(
         watch = Machine(bus)
     recorder = Recorder(
         executor, request.options.workload, journal=book, past=past, identity=space.identity,
-        bounds=description.bounds, virtual_time=description.virtual_time,
+        bounds=request.options.workload.bounds(description.bounds), virtual_time=description.virtual_time,
         deadline_floor=request.deadline_floor,
         watch=held.enter_context(watch) if watch is not None else None,
         patience=None if request.force else patience_of(request.options.budget),

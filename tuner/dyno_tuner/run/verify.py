@@ -358,7 +358,7 @@ def verify(
             held, own_options = _binaries(path, profile, where, binaries) if target.foreign else ({}, {})
             asked = TargetRequest(
                 os.path.abspath(file), where, workload.longest, settings=held, scratch=scratch,
-                options=own_options,
+                options=own_options, served=workload.served is not None,
             )  # fmt: skip
             executor = WorkerExecutor(engine.replace(".", "_"), target.worker_options(asked))
         try:
@@ -414,7 +414,7 @@ def _verify(
             contextlib.nullcontext() if description.virtual_time else Machine(bus) as watch,
         ):
             recorder = Recorder(
-                executor, workload, identity=space.identity, bounds=description.bounds,
+                executor, workload, identity=space.identity, bounds=workload.bounds(description.bounds),
                 virtual_time=description.virtual_time,
                 deadline_floor=6.0 if can.switch is Switch.CALL else 120.0, watch=watch, limit=budget,
                 patience=patience_of(budget),

@@ -12,13 +12,13 @@ that the engine has no such switch.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dyno.settings import SETTINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
     from ..core.protocol import Settings, Value, Workload
 
@@ -188,7 +188,15 @@ def _thresholds(f: Facts) -> Sequence[Value]:
     return [0, *(1 << p for p in range(5, 14))]
 
 
+def _sequences(f: Facts) -> Sequence[Value]:
+    """Powers of two up to the clients at a time; more sequences have nothing to hold."""
+    most = f.workload.served.concurrency if f.workload.served is not None else 1
+    return sorted({1 << p for p in range(11) if 1 << p < most} | {most})
+
+
 KNOBS: tuple[KnobSpec, ...] = (
+    KnobSpec("sequences", _sequences, lambda f: f.workload.served is not None, "-np", "-np",
+             code=lambda f: lambda value, settings: min(int(value), max(int(v) for v in _sequences(f)))),
     KnobSpec("ubatch", _ubatches, lambda f: f.workload.pp > 1, "-ub", "-ub", code=_ubatch_code),
     KnobSpec("threads", _thread_counts, lambda f: _is_cpu(f) and f.workload.tg > 0, "-t", "-t"),
     KnobSpec("threads_batch", _thread_counts, lambda f: _is_cpu(f) and f.workload.pp > 1, "-tb", "-tb"),
@@ -249,3 +257,8 @@ def resolve(facts: Facts, *, approx: bool, held: Collection[str] = ()) -> tuple[
             )
         )  # fmt: skip
     return tuple(knobs)
+
+
+def moved_by(knobs: Iterable[Knob], kind: str) -> tuple[Knob, ...]:
+    """The same knobs, all of which move the measures of one kind."""
+    return tuple(replace(knob, moves=frozenset({kind})) for knob in knobs)

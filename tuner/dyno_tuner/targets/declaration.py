@@ -27,6 +27,7 @@ class TargetRequest:
         scratch: folder for files of this run.
         text: file whose text the prompts are.
         log: file that keeps what processes of another engine say.
+        served: whether the workload is the load of a server.
         options: of this engine alone, as its declaration has read them from the command line.
     """
 
@@ -39,6 +40,7 @@ class TargetRequest:
     text: str | None = None
     log: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    served: bool = False
 
 
 class Declaration:

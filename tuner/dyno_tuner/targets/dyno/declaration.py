@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ...space.knobs import Facts, Knob, resolve
+from dyno.scheduler import DEFAULT_SEQUENCES
+
+from ...space.knobs import Facts, Knob, moved_by, resolve
 from ..declaration import Declaration, TargetRequest
 from . import kept_answers
 
@@ -33,16 +35,20 @@ class DynoDeclaration(Declaration):
             defaults=description.engine["defaults"],
             ctx=int(description.engine["ctx"]),
         )
-        return resolve(facts, approx=approx, held=held)
+        found = resolve(facts, approx=approx, held=held)
+        # Every setting moves the output of a server: its prompts are part of the time.
+        return found if workload.served is None else moved_by(found, "tg")
 
     def worker_options(self, request: TargetRequest) -> dict[str, Any]:
         kept = kept_answers.folder()
-        ctx = request.ctx if request.ctx is not None else max(USUAL_CTX, request.longest)
+        least = request.longest if request.served else max(USUAL_CTX, request.longest)
+        ctx = request.ctx if request.ctx is not None else least
         own = {
             "text": request.text,
             "ctx": ctx,
             "device": request.device,
             "cache": str(kept) if kept else None,
+            "sequences": DEFAULT_SEQUENCES if request.served else 1,
         }
         return {**super().worker_options(request), **own}
 

@@ -33,7 +33,7 @@ class Prompts:
     """
 
     def __init__(self, model: str, vocabulary: int, text: str | None) -> None:
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._tokens: NDArray[np.int32] | None = None
         self.source = RANDOM
         self.digest = ""
@@ -62,7 +62,7 @@ class Prompts:
         """`count` tokens that depend on `key` alone: of a text a passage, which begins anew at its end."""
         rng = keyed_rng("tokens", *key)
         if self._tokens is None:
-            return rng.integers(self._vocabulary, size=count, dtype=np.int32)
+            return rng.integers(self.vocabulary, size=count, dtype=np.int32)
         start = int(rng.integers(len(self._tokens)))
         return np.resize(np.roll(self._tokens, -start), count).astype(np.int32)
 

@@ -46,11 +46,14 @@ from ...core.protocol import (
 )
 from . import answers, kept_answers
 from .prompts import Prompts, measure_routing
+from .served import serve
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
     import numpy as np
+
+    from ...core.serve_load import ServedLoad
 
 CHECK_BATCH = 512  # tokens of the largest batch whose answers are checked
 SAMPLE_SECONDS = 0.1  # of work in a sample, at least
@@ -79,6 +82,7 @@ class DynoTarget(Target):
     check_seed: another one checks the answers on other passages.
     text: file whose passages are the prompts; default: random tokens.
     cache: folder in which the exact path's logits are kept for further tunes.
+    sequences: of the engine, if no setting says so.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class DynoTarget(Target):
         device: str = "cpu",
         text: str | None = None,
         cache: str | None = None,
+        sequences: int = 1,
     ) -> None:
         self._path = model
         self._fixed = dict(settings or {})
@@ -123,7 +128,7 @@ class DynoTarget(Target):
         self._prompts = Prompts(model, int(self._model["n_vocab"]), text)
         self._kinds = {s.name: s.kind for s in settings_for(self._kind)}
         self._defaults = {s.name: s.default_value(given) for s in settings_for(self._kind)}
-        self._defaults["ctx"] = self._ctx
+        self._defaults |= {"ctx": self._ctx, "sequences": sequences}
         try:
             self._defaults["ubatch"] = UsualUbatch(model, self._device)(self._complete({}))
         except DynoError as error:
@@ -344,12 +349,23 @@ class DynoTarget(Target):
         that generating makes there, as `dyno bench`.
 
         What is over in a few milliseconds is at the mercy of whatever else wakes up in them, so it is run
-        again until SAMPLE_SECONDS have been measured; the sample is the run of median length."""
+        again until SAMPLE_SECONDS have been measured; the sample is the run of median length. The load of a
+        server is one run."""
+        if workload.served is not None:
+            return self._served(workload.served, metric, prompt)
         runs: list[tuple[float, float]] = []
         while len(runs) < SAMPLE_RUNS and (not runs or sum(s for s, _ in runs) < SAMPLE_SECONDS):
             runs.append(self._run(workload, metric, prompt))
         seconds, clock_seconds = sorted(runs)[(len(runs) - 1) // 2]
         return Sample(metric, prompt, workload.tokens(metric), seconds, clock_seconds)
+
+    def _served(self, load: ServedLoad, metric: str, prompt: int) -> Sample:
+        try:
+            return serve(self._session, self._loaded, self._prompts, load, metric, prompt)
+        except (DynoError, MemoryError) as error:
+            raise _failure(error) from error
+        finally:
+            self._depth = None
 
     def rest(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -32,7 +32,8 @@ class GgmlDeclaration(Declaration):
 
     def worker_options(self, request: TargetRequest) -> dict[str, Any]:
         log = {"log": request.log} if request.log is not None else {}
-        return {**super().worker_options(request), **request.options, **log}
+        served = {"served": True} if request.served else {}
+        return {**super().worker_options(request), **request.options, **log, **served}
 
     def least_deadline(self, device: str, model: str) -> float:
         return 120.0

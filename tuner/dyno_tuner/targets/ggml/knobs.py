@@ -53,6 +53,10 @@ def make_knobs(
     exact_only = not engine["answers_compared"]
     longest = max(workload.pp, workload.depth, 64)
     values = _values(engine, model, longest)
+    if workload.served is not None:
+        most = workload.served.concurrency
+        values["sequences"] = sorted({1 << p for p in range(11) if 1 << p < most} | {most})
+        values["batch"] = [256, 512, 1024, 2048, 4096]
     experts = max(1, int(model.get("experts") or 1))
     layers = int(model.get("layers") or 0)
     used = max(1, int(model.get("experts_used") or 1))
@@ -89,6 +93,8 @@ def make_knobs(
         moves = frozenset(m for m in row.moves if m != "memory") or frozenset({"pp", "tg"})
         if name.startswith("kv_type"):
             moves = frozenset({"pp", "tg"})  # flash attention has other kernels for them
+        if workload.served is not None:
+            moves = frozenset({"tg"})  # prompts are part of a server's time
         if len(choices) > 1:
             bounded = "ubatch" if name in ("mmq_id_size", "offload_min_tokens") else None
             knobs.append(

@@ -74,6 +74,9 @@ def spell(
             out.args += ["-ub", text]
             if int(value) > batch or bench:
                 out.args += ["-b", str(max(batch, int(value)))]
+        elif name in ("sequences", "batch"):
+            if not bench:
+                out.args += [_need(help_, name, "-np" if name == "sequences" else "-b"), text]
         elif name in ("threads", "threads_batch"):
             if not bench:
                 out.args += ["-t" if name == "threads" else "-tb", text]

@@ -29,7 +29,8 @@ from ...core.protocol import (
     Value,
     Workload,
 )
-from . import applicability, rate_limits
+from ...measure.served_limits import check_limits
+from . import applicability, rate_limits, server
 from .applicability import Here
 from .command_line import Command, parse_command, same_model
 from .device import cpu_device, cuda_device, gpu_facts, model_identity
@@ -43,6 +44,8 @@ from .wall_clock import CLOCK_SKEW, Claim, Walls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from ...core.serve_load import ServedLoad
 
 # llama-perplexity of llama.cpp prints from a thread that its end may cut off: on a busy machine a
 # third of its runs lost their statistics, though they ended well.
@@ -65,6 +68,7 @@ class GgmlTarget(Target):
     scratch: folder for the reference's logits.
     deadline: seconds that one process may take.
     log: file that gets what every process says on standard error.
+    served: whether the load of a server is measured, by llama-server.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class GgmlTarget(Target):
         scratch: str | None = None,
         deadline: float = 600.0,
         log: str | None = None,
+        served: bool = False,
     ) -> None:
         self._path = model
         self._deadline = deadline
@@ -103,6 +108,10 @@ class GgmlTarget(Target):
         )  # fmt: skip
         self._refused = applicability.refusals(here)
         self._defaults = applicability.defaults(here, self._cores)
+        if served:
+            if self._install.tool("llama-server") is None:
+                raise TargetUnusable(f"{self._install.folder} has no llama-server, which a served load needs")
+            self._defaults |= {"sequences": server.SEQUENCES, "batch": self._command.batch}
         self._sweeps = any(n.startswith("op_offload.") for n in self._defaults)
         # What the command line says of placement and cache stays, searched or not.
         self._fixed = {
@@ -251,7 +260,9 @@ class GgmlTarget(Target):
     def measure(self, workload: Workload, metric: str, prompt: int) -> Sample:
         """The next repetition of this measurement's process; pp: one prompt, tg: token by token."""
         waiting = self._queue.setdefault((workload, metric), [])
-        if not waiting and (self._sweeps or self._deep(workload, metric)):
+        if not waiting and workload.served is not None:
+            waiting += self._served(workload.served, metric)
+        elif not waiting and (self._sweeps or self._deep(workload, metric)):
             waiting.append(self._sweep(workload, metric))
         elif not waiting:
             self._run(workload, metric)
@@ -373,6 +384,32 @@ class GgmlTarget(Target):
             raise _too_long("llama-sweep-bench", seconds, done.seconds)
         return Sample(metric, 0, workload.tokens(metric), seconds, seconds)
 
+    def _served(self, load: ServedLoad, metric: str) -> list[Sample]:
+        """The samples of one llama-server, each with prompts of its own."""
+        tool, help_ = self._install.tool("llama-server"), self._install.help_of("llama-server")
+        if tool is None or help_ is None:
+            raise TargetUnusable(f"{self._install.folder} has no llama-server any more")
+        try:
+            words, variables = server.server_words(
+                self._settings, load, self._engine, help_, self._op_ids, self._command.cuda
+            )
+        except ValueError as error:
+            raise TargetFailure(str(TrialStatus.INVALID), str(error)) from error
+        layers = [] if "-ngl" in self._command.carried else ["-ngl", "999" if self._gpus else "0"]
+        fit = ["-fit", "off"] if help_.has("-fit") and self._engine == "llama.cpp" else []
+        command = [tool, "-m", self._path, *self._command.common, *layers, *fit, *words]
+        names = _core.Gguf(self._path).get("tokenizer.ggml.tokens")
+        if not isinstance(names, list):
+            raise TargetUnusable(f"{self._path} has no vocabulary, so no prompt can be sent to a server")
+        prompts = [load.prompts(len(names), seed) for seed in range(_REPETITIONS)]
+        found, self.peak_mib = server.served(
+            command, {**self._environment(), **variables}, load, prompts,
+            deadline=self._deadline, folder=str(self._scratch),
+        )  # fmt: skip
+        for each in found:
+            check_limits(load, each)
+        return [Sample(metric, 0, each.output_tokens, each.seconds, each.clock_seconds) for each in found]
+
     def _read_back(self, row: Mapping[str, Any]) -> None:
         """Keys come and go; what is there has to agree with what was asked."""
         for name, key in _READ_BACK.items():
@@ -446,6 +483,8 @@ class GgmlTarget(Target):
         help_ = self._install.help_of("llama-perplexity")
         if self._perplexity is None or help_ is None:
             raise TargetUnusable("no llama-perplexity")
+        # Slots and the tokens of a step are a server's; they change no answer of a single text.
+        settings = {n: v for n, v in settings.items() if n not in ("sequences", "batch")}
         try:
             spelled = spell(
                 settings, self._engine, help_, bench=False, batch=max(CONTEXT, self._command.batch),

@@ -1,0 +1,177 @@
+"""The load of a server as a workload: of this engine in one process, of others over HTTP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from dyno import Engine
+from dyno.profiles import load_profile
+from dyno.testing import tiny_model
+from dyno_tuner.core.errors import TargetFailure, TargetUnusable, TuneError
+from dyno_tuner.core.protocol import Configuration, OpContext, Workload
+from dyno_tuner.core.serve_load import ServedLoad
+from dyno_tuner.output.emit import workload_of
+from dyno_tuner.run.session import Request, run
+from dyno_tuner.run.tune import Options
+from dyno_tuner.targets import declared
+from dyno_tuner.targets.declaration import TargetRequest
+from dyno_tuner.targets.dyno.target import DynoTarget
+from dyno_tuner.targets.ggml.target import GgmlTarget
+from fake_engines import calls, fake
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOW = OpContext("test")
+TEXT = "serve:concurrency=3,pp=20,tg=6,shared=0.5,rounds=2"
+WORK = Workload.parse(TEXT)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model") / "m.gguf", n_layers=1, n_ctx=512)
+
+
+# ---- the workload ----
+
+
+def test_a_load_is_read_and_written() -> None:
+    assert str(WORK) == TEXT
+    assert Workload.parse(str(WORK)) == WORK == Workload.from_dict(WORK.to_dict())
+    assert Workload.parse("serve").served == ServedLoad()
+    limited = Workload.parse("serve:ttft=0.5,itl=0.05")
+    assert limited.served is not None
+    assert (limited.served.ttft, limited.served.itl) == (0.5, 0.05)
+    assert Workload.parse(str(limited)) == limited
+    assert WORK.metrics == ("tg6_served3",)
+    assert WORK.tokens("tg6_served3") == 3 * 2 * 6
+    assert WORK.longest == 26
+    assert WORK.bounds({"tg": 10.0}) == {"tg": 30.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("serve:clients=3", "no 'clients'; there are concurrency"),
+        ("serve:pp=0", "pp=0; give 1 to"),
+        ("serve:pp=many", "pp='many'"),
+        ("serve:pp=4,pp=5", "given twice"),
+        ("serve:shared=2", "a share from 0 to 1"),
+        ("serve:ttft=0", "seconds above 0"),
+    ],
+)
+def test_wrong_loads(text: str, words: str) -> None:
+    with pytest.raises(TuneError, match=words):
+        Workload.parse(text)
+
+
+# ---- this engine ----
+
+
+def target_of(file: Path, work: Workload) -> DynoTarget:
+    asked = TargetRequest(str(file), longest=work.longest, served=True)
+    return DynoTarget(**declared("dyno").worker_options(asked))
+
+
+def test_the_engine_serves_the_load(file: Path) -> None:
+    target = target_of(file, WORK)
+    defaults = target.describe().engine["defaults"]
+    assert (defaults["sequences"], defaults["ctx"]) == (4, 26)
+    for sequences in (1, 3):
+        target.apply(Configuration({"sequences": sequences}), NOW)
+        for prompt in (0, 1):
+            sample = target.measure(WORK, "tg6_served3", prompt)
+            assert sample.tokens == 36
+            assert 0 < sample.seconds <= sample.clock_seconds * 1.02
+        target.measure(Workload(pp=8, tg=4), "tg", 0)  # the session is fit for other work afterwards
+    late = Workload.parse(TEXT + ",ttft=1e-9")
+    with pytest.raises(TargetFailure, match=r"time to first token: .* the limit is 1e-09 s"):
+        target.measure(late, "tg6_served3", 0)
+    target.close()
+
+
+def test_knobs_of_a_load(file: Path) -> None:
+    target = target_of(file, WORK)
+    description = target.describe()
+    knobs = {k.name: k for k in declared("dyno").knobs(description, WORK, approx=True, held={})}
+    assert knobs["sequences"].values == (1, 2, 3, 4)
+    assert knobs["sequences"].default == 4
+    assert {"ubatch", "kv_type_k"} <= set(knobs)
+    assert {knob.moves for knob in knobs.values()} == {frozenset({"tg"})}
+    alone = declared("dyno").knobs(description, Workload(), approx=False, held={})
+    assert "sequences" not in {knob.name for knob in alone}
+    target.close()
+
+
+def test_a_tune_of_a_load_writes_a_profile_that_a_server_takes(file: Path, tmp_path: Path) -> None:
+    request = Request(
+        str(file),
+        Options(workload=WORK, budget=12.0, seed=1),
+        out=tmp_path / "p.yaml",
+        quiet=True,
+        force=True,
+    )
+    result = run(request)
+    profile = load_profile(result.path)
+    assert workload_of(profile) == WORK
+    assert profile.evidence is not None
+    assert set(profile.evidence.baseline) == {"tg6_served3"}
+    assert set(profile.settings) <= {"sequences"}  # unless the budget ended before it was decided
+    with Engine(file, device="cpu", profile=result.path) as engine:
+        assert engine.settings.origins["ubatch"]  # the profile can be read and belongs to the model
+
+
+# ---- llama-server ----
+
+
+@pytest.mark.parametrize("version", ["llama.cpp-0c1e570", "ik_llama.cpp-4840"])
+def test_llama_server_serves_the_load(tmp_path: Path, file: Path, version: str) -> None:
+    folder = fake(tmp_path / "b", version)
+    target = GgmlTarget(version.rpartition("-")[0], str(file), str(folder), served=True)
+    for sequences in (1, 3):
+        target.apply(Configuration({"sequences": sequences, "batch": 512, "ubatch": 64}), NOW)
+        samples = [target.measure(WORK, "tg6_served3", prompt) for prompt in range(4)]
+        assert {sample.tokens for sample in samples} == {36}
+        assert all(0 < sample.seconds <= sample.clock_seconds * 1.02 for sample in samples)
+    servers = [call["args"] for call in calls(folder, "llama-server") if "--port" in call["args"]]
+    assert len(servers) == 2  # four samples are of one process
+    for words, sequences in zip(servers, ("1", "3"), strict=True):
+        given = {flag: words[words.index(flag) + 1] for flag in ("-np", "-b", "-ub", "-c")}
+        assert given == {"-np": sequences, "-b": "512", "-ub": "64", "-c": str(int(sequences) * 34)}
+        assert words.count("-b") == 1
+    target.close()
+
+
+def test_a_server_that_ends_or_refuses(tmp_path: Path, file: Path) -> None:
+    faults = {"-np 2": "ggml: out of memory", "-np 3": "error: invalid argument: -np"}
+    folder = fake(tmp_path / "b", "llama.cpp-0c1e570", faults=faults)
+    target = GgmlTarget("llama.cpp", str(file), str(folder), served=True)
+    for sequences, status in ((2, "oom"), (3, "invalid")):
+        target.apply(Configuration({"sequences": sequences}), NOW)
+        with pytest.raises(TargetFailure) as failed:
+            target.measure(WORK, "tg6_served3", 0)
+        assert failed.value.status == status
+    target.close()
+    only_bench = fake(tmp_path / "c", "llama.cpp-0c1e570", ("llama-bench",))
+    with pytest.raises(TargetUnusable, match="no llama-server"):
+        GgmlTarget("llama.cpp", str(file), str(only_bench), served=True)
+
+
+def test_answers_are_compared_without_slots(tmp_path: Path, file: Path) -> None:
+    folder = fake(tmp_path / "b", "llama.cpp-0c1e570")
+    target = GgmlTarget("llama.cpp", str(file), str(folder), served=True)
+    quality = target.quality(Configuration({"sequences": 3, "batch": 512}), NOW)
+    assert quality.status == "ok"
+    assert all("-np" not in call["args"] for call in calls(folder, "llama-perplexity"))
+    target.close()
+
+
+def test_knobs_of_llama_server(tmp_path: Path, file: Path) -> None:
+    folder = fake(tmp_path / "b", "llama.cpp-0c1e570")
+    target = GgmlTarget("llama.cpp", str(file), str(folder), served=True)
+    knobs = {k.name: k for k in declared("llama.cpp").knobs(target.describe(), WORK, approx=True, held={})}
+    assert {1, 2, 3, 4} == set(knobs["sequences"].values)
+    assert (knobs["sequences"].default, knobs["batch"].default) == (4, 2048)
+    assert {knob.moves for knob in knobs.values()} == {frozenset({"tg"})}
+    target.close()

@@ -1,0 +1,114 @@
+"""The load of a server: its clients, the lengths of prompts and answers, and the limits of its latencies."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import TuneError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["ServedLoad"]
+
+_MOST = {"concurrency": 1024, "pp": 1 << 20, "tg": 1 << 20, "rounds": 1000}
+
+
+@dataclass(frozen=True, slots=True)
+class ServedLoad:
+    """The load.
+
+    Args:
+        concurrency: clients at a time.
+        pp: tokens of a prompt.
+        tg: tokens of an answer.
+        shared: share of a prompt that all prompts begin with, 0 to 1.
+        rounds: requests of each client.
+        ttft: seconds that the time to the first token may take, at the 95th percentile; None: no limit.
+        itl: seconds between two tokens of an answer, likewise.
+
+    Raises:
+        TuneError: a value is impossible.
+    """
+
+    concurrency: int = 4
+    pp: int = 512
+    tg: int = 64
+    shared: float = 0.5
+    rounds: int = 2
+    ttft: float | None = None
+    itl: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if not 1 <= value <= most:
+                raise TuneError(f"workload: serve with {name}={value}; give 1 to {most}")
+        if not 0 <= self.shared <= 1:
+            raise TuneError(f"workload: serve with shared={self.shared:g}; give a share from 0 to 1")
+        for name in ("ttft", "itl"):
+            limit = getattr(self, name)
+            if limit is not None and not (math.isfinite(limit) and limit > 0):
+                raise TuneError(f"workload: serve with {name}={limit:g}; give seconds above 0")
+
+    @classmethod
+    def parse(cls, text: str) -> ServedLoad:
+        """Reads `serve`, or `serve:concurrency=8,pp=1024,tg=256,shared=0.5,ttft=2,itl=0.05`.
+
+        Raises:
+            TuneError: it is neither; says what is wrong.
+        """
+        known = {field.name: int if field.name in _MOST else float for field in fields(cls)}
+        values: dict[str, Any] = {}
+        for piece in text.partition(":")[2].split(","):
+            if not piece.strip():
+                continue
+            name, _, given = (each.strip() for each in piece.partition("="))
+            if name not in known:
+                raise TuneError(f"workload: serve has no {name!r}; there are {', '.join(known)}")
+            if name in values:
+                raise TuneError(f"workload: {name} is given twice in {text.strip()!r}")
+            try:
+                values[name] = known[name](given)
+            except ValueError:
+                raise TuneError(f"workload: serve with {name}={given!r}, which is no number") from None
+        return cls(**values)
+
+    def __str__(self) -> str:
+        """As `parse` reads it."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return "serve:" + ",".join(f"{name}={value:g}" for name, value in values.items() if value is not None)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ServedLoad:
+        return cls(**data)
+
+    @property
+    def requests(self) -> int:
+        """Requests in all."""
+        return self.concurrency * self.rounds
+
+    @property
+    def metric(self) -> str:
+        """The name of its one measure: output tokens a second of all clients together."""
+        return f"tg{self.tg}_served{self.concurrency}"
+
+    def prompts(self, vocabulary: Sequence[int] | int, seed: int) -> list[list[int]]:
+        """The prompts, of random tokens.
+
+        Args:
+            vocabulary: tokens to draw from, or their number.
+            seed: another one gives other prompts.
+        """
+        rng = np.random.default_rng([seed, self.pp, self.requests])
+        known = np.arange(vocabulary) if isinstance(vocabulary, int) else np.asarray(vocabulary)
+        same = round(self.pp * self.shared)
+        beginning = rng.choice(known, same).tolist()
+        return [beginning + rng.choice(known, self.pp - same).tolist() for _ in range(self.requests)]

@@ -1,0 +1,156 @@
+"""llama-server of llama.cpp and ik_llama.cpp under the load of clients, over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from typing import IO, TYPE_CHECKING
+
+from ...core.errors import TargetFailure, TargetUnusable
+from ...core.protocol import TrialStatus
+from ...measure.served_load import Figures, HttpClient, LoadError, drive, figures
+from .process import Finished, _die_with_parent, judge, resident_peak
+from .spelling import spell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ...core.protocol import Value
+    from ...core.serve_load import ServedLoad
+    from .help import Help
+
+__all__ = ["BATCH", "SEQUENCES", "served", "server_words"]
+
+SEQUENCES = 4
+"""Slots that llama-server opens if nobody says a number."""
+BATCH = 2048
+"""Its logical batch, the tokens of a step."""
+_LOOK = 0.05  # seconds between two looks at a server that starts
+
+
+def server_words(
+    settings: Mapping[str, Value], load: ServedLoad, engine: str, help_: Help,
+    op_ids: Mapping[str, int] | None, cuda: Mapping[str, str] | None,
+) -> tuple[list[str], dict[str, str | None]]:  # fmt: skip
+    """The words and variables that give settings to llama-server.
+
+    Its context is shared by the slots, so each slot gets what one request takes.
+
+    Raises:
+        ValueError: as of `spell`.
+    """
+    rest = dict(settings)
+    sequences = int(rest.pop("sequences", SEQUENCES))
+    batch = max(int(rest.pop("batch", BATCH)), int(rest.get("ubatch", 1)))
+    spelled = spell(rest, engine, help_, bench=False, batch=batch, op_ids=op_ids, cuda=cuda)
+    words = list(_without(spelled.all_args(), "-b"))
+    each = load.pp + load.tg + 8  # a server of these engines keeps a few positions for itself
+    return [*words, "-b", str(batch), "-np", str(sequences), "-c", str(sequences * each)], spelled.env
+
+
+def _without(words: Sequence[str], flag: str) -> Iterator[str]:
+    """Words without a flag and its value."""
+    given = iter(words)
+    for word in given:
+        if word == flag:
+            next(given, None)
+        else:
+            yield word
+
+
+@contextlib.contextmanager
+def _server(
+    command: Sequence[str], environment: Mapping[str, str | None], deadline: float, folder: str
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Address and process of a server that is ready, until the block ends.
+
+    Raises:
+        TargetFailure: it ended by itself, or was not ready within `deadline` seconds.
+        TargetUnusable: it can't be started.
+    """
+    merged = {n: v for n, v in {**os.environ, **environment}.items() if v is not None}
+    port = _free_port()
+    with tempfile.TemporaryFile() as out:
+        begun = time.monotonic()
+        try:
+            child = subprocess.Popen(
+                [*command, "--host", "127.0.0.1", "--port", str(port)], env=merged, stdin=subprocess.DEVNULL,
+                stdout=out, stderr=out, preexec_fn=_die_with_parent, cwd=folder,
+            )  # fmt: skip
+        except OSError as error:
+            raise TargetUnusable(f"{command[0]} cannot be started: {error.strerror or error}") from error
+        try:
+            while not _is_ready(port):
+                if child.poll() is not None:
+                    judge(_finished(out, time.monotonic() - begun, child.returncode))
+                    raise TargetFailure(str(TrialStatus.CRASH), "llama-server ended before it was ready")
+                if time.monotonic() - begun > deadline:
+                    raise TargetFailure(
+                        str(TrialStatus.TIMEOUT), f"llama-server was not ready within {deadline:.0f} s"
+                    )
+                time.sleep(_LOOK)
+            try:
+                yield f"http://127.0.0.1:{port}", child
+            except LoadError as error:
+                if child.poll() is not None:
+                    judge(_finished(out, time.monotonic() - begun, child.returncode))
+                raise TargetFailure(str(TrialStatus.CRASH), f"llama-server: {error}") from error
+        finally:
+            child.kill()
+            child.wait()
+
+
+def _finished(out: IO[bytes], seconds: float, code: int) -> Finished:
+    out.seek(0)
+    return Finished("", out.read().decode(errors="replace"), seconds, code)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _is_ready(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def served(
+    command: Sequence[str], environment: Mapping[str, str | None], load: ServedLoad,
+    prompts: Sequence[Sequence[Sequence[int]]], *, deadline: float, folder: str,
+) -> tuple[list[Figures], float | None]:  # fmt: skip
+    """The figures of several loads on one server, after one request that warms it up.
+
+    Args:
+        command: the server with its settings, without an address.
+        environment: variables to set; None unsets one.
+        load: of the clients.
+        prompts: those of each load.
+        deadline: seconds until it has to be ready.
+        folder: to run in.
+
+    Returns:
+        The figures of each load, and the largest resident set in MiB.
+
+    Raises:
+        TargetFailure: the server ended, or refused a request.
+    """
+    found = []
+    with _server(command, environment, deadline, folder) as (address, child):
+        client = HttpClient(address)
+        client([token + 1 for token in prompts[0][0]], 2)
+        for each in prompts:
+            found.append(figures(drive(load, each, client)))
+        return found, resident_peak(child.pid)
