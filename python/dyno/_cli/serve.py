@@ -137,6 +137,7 @@ def serve(
             lifespan="off",
         )
         with app.state.scheduler, config.bind_socket() as socket:
+            socket.listen(config.backlog)  # whoever reads the line or the file below can connect at once
             taken = int(socket.getsockname()[1])
             print(f"{engine.device_headline}\nserving {path.name}", file=sys.stderr)
             if api_key is None and not _is_loopback(host):
