@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dyno._requests import Handling
 from dyno._sampling import Sampling
 from dyno._slots import Slots
+from dyno.errors import DynoError
 from dyno.scheduler import Scheduler
 
 from ...core.protocol import Sample
@@ -16,7 +17,7 @@ from ...measure.served_limits import check_limits
 from ...measure.served_load import Timing, drive, figures, other_clock
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from dyno.engine import Engine
 
@@ -56,6 +57,7 @@ def serve(
     load: ServedLoad,
     metric: str,
     number: int,
+    failure: Callable[[Exception], Exception],
 ) -> Sample:
     """A load on an open session, whose sequences are empty before and after it: all output tokens, by the
     time from the first request to the last token.
@@ -67,31 +69,35 @@ def serve(
         load: of the clients.
         metric: of the sample.
         number: of the sample's prompts; another one takes others.
+        failure: makes the error of the trial from one of the engine.
 
     Raises:
-        DynoError: of the engine.
         TargetFailure: a latency exceeds its limit.
+        Exception: of `failure`.
     """
     same = round(load.pp * load.shared)
     beginning = source.take(same, "served", number).tolist() if same else []
     ends = (source.take(load.pp - same, "served", number, i) for i in range(load.requests))
     prompts = [beginning + end.tolist() for end in ends]
-    session.reset(None)
-    engine = cast("Engine", _SessionEngine(session, settings, source.vocabulary))
-    with Scheduler(engine, max_waiting=load.concurrency) as scheduler:
+    try:
+        session.reset(None)
+        engine = cast("Engine", _SessionEngine(session, settings, source.vocabulary))
+        with Scheduler(engine, max_waiting=load.concurrency) as scheduler:
 
-        def client(prompt: Sequence[int], tokens: int) -> Timing:
-            begun, clock_begun = time.perf_counter(), other_clock()
-            first = last = clock_last = 0.0
-            count = cached = 0
-            greedy, to_the_end = Sampling(), Handling(ignore_end=True)
-            for drawn in scheduler.drawn(prompt, greedy, tokens, handling=to_the_end):
-                last, clock_last = time.perf_counter(), other_clock()
-                first, count, cached = first or last, count + 1, cached + drawn.cached
-            return Timing(begun, first, last, count, cached, (clock_begun, clock_last))
+            def client(prompt: Sequence[int], tokens: int) -> Timing:
+                begun, clock_begun = time.perf_counter(), other_clock()
+                first = last = clock_last = 0.0
+                count = cached = 0
+                greedy, to_the_end = Sampling(), Handling(ignore_end=True)
+                for drawn in scheduler.drawn(prompt, greedy, tokens, handling=to_the_end):
+                    last, clock_last = time.perf_counter(), other_clock()
+                    first, count, cached = first or last, count + 1, cached + drawn.cached
+                return Timing(begun, first, last, count, cached, (clock_begun, clock_last))
 
-        timings = drive(load, prompts, client)
-    session.reset(None)
+            timings = drive(load, prompts, client)
+        session.reset(None)
+    except (DynoError, MemoryError) as error:
+        raise failure(error) from error
     found = figures(timings)
     check_limits(load, found)
     return Sample(metric, number, found.output_tokens, found.seconds, found.clock_seconds)

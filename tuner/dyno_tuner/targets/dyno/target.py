@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ...core.serve_load import ServedLoad
-
 CHECK_BATCH = 512  # tokens of the largest batch whose answers are checked
 SAMPLE_SECONDS = 0.1  # of work in a sample, at least
 SAMPLE_RUNS = 64  # of which a sample is made, at most
@@ -352,20 +350,14 @@ class DynoTarget(Target):
         again until SAMPLE_SECONDS have been measured; the sample is the run of median length. The load of a
         server is one run."""
         if workload.served is not None:
-            return self._served(workload.served, metric, prompt)
+            self._depth = None
+            load = workload.served
+            return serve(self._session, self._loaded, self._prompts, load, metric, prompt, _failure)
         runs: list[tuple[float, float]] = []
         while len(runs) < SAMPLE_RUNS and (not runs or sum(s for s, _ in runs) < SAMPLE_SECONDS):
             runs.append(self._run(workload, metric, prompt))
         seconds, clock_seconds = sorted(runs)[(len(runs) - 1) // 2]
         return Sample(metric, prompt, workload.tokens(metric), seconds, clock_seconds)
-
-    def _served(self, load: ServedLoad, metric: str, prompt: int) -> Sample:
-        try:
-            return serve(self._session, self._loaded, self._prompts, load, metric, prompt)
-        except (DynoError, MemoryError) as error:
-            raise _failure(error) from error
-        finally:
-            self._depth = None
 
     def rest(self, seconds: float) -> None:
         time.sleep(seconds)
