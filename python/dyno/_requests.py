@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from dyno._drafts import Drafter
     from dyno._sampling import HostSampler, Sampling, TokenLogprobs
 
 __all__ = ["Drawn", "Handling", "Request", "SchedulerEvents", "Step", "common_prefix"]
@@ -107,6 +108,7 @@ class Request:
     """Tokens that the slot holds."""
     pending: list[int] = field(default_factory=list)
     """Tokens to be fed next: the rest of the prompt, or the token that was drawn last."""
+    drafter: Drafter | None = None
     drawn: int = 0
     cached: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)

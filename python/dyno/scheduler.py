@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dyno._drafts import DraftCounts, Drafter, Judge, Speculation
 from dyno._generate import finite, not_finite
 from dyno._requests import Drawn, Handling, Request, SchedulerEvents, Step, common_prefix
 from dyno._sampling import HostSampler, TokenLogprobs
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
     from dyno._sampling import Sampling
     from dyno.engine import Engine
 
-__all__ = ["Scheduler", "SchedulerEvents"]
+__all__ = ["DEFAULT_SEQUENCES", "Scheduler", "SchedulerEvents", "Speculation"]
+
+_log = logging.getLogger("dyno.scheduler")
 
 DEFAULT_SEQUENCES = 4
 """Sequences of a server if neither its command line nor a profile says so."""
@@ -53,6 +57,8 @@ class Scheduler:
         max_waiting: Generations that may wait.
         step_tokens: Tokens of a step at most, of prompts and generations together; at least `sequences`.
             None: the engine's `ubatch`.
+        speculation: Draft tokens from the n-grams of each text, and check several in one decode; None: do
+            not. Texts stay the same, up to rounding. Drafts pause by themselves where they lose.
         events: Hears of tokens and requests, for metrics.
 
     Raises:
@@ -70,6 +76,7 @@ class Scheduler:
         *,
         max_waiting: int = 64,
         step_tokens: int | None = None,
+        speculation: Speculation | None = None,
         events: SchedulerEvents | None = None,
     ) -> None:
         self._engine = engine
@@ -93,6 +100,9 @@ class Scheduler:
         """Tokens that free slots hold."""
         self._changed = threading.Condition()
         self._closing = False
+        self._speculation, self._judge = speculation, Judge()
+        self.drafts = DraftCounts()
+        """Of speculation."""
         self._events = events or SchedulerEvents()
         self._mean_s = 0.0
         """Running mean of the seconds that a request owns a sequence."""
@@ -198,6 +208,9 @@ class Scheduler:
         if sampling.needs_logits:
             sampler = HostSampler(sampling, self._engine.tokenizer, self._n_vocab, tokens)
         request = Request(tokens, max_tokens, sampling, sampler, cancelled, handling)
+        if self._speculation is not None:
+            request.drafter = Drafter(self._speculation)
+            request.drafter.extend(tokens)
         with self._changed:
             self._check_open_to_more()
             self._waiting.append(request)
@@ -243,6 +256,9 @@ class Scheduler:
                 if self._waiting and not self._closing:
                     self._changed.wait(_SECONDS_WITHOUT_SLOT)
             return
+        drafted = any(_is_drafted(request, tokens) for request, tokens in batch)
+        texts = sum(request.drawn > 0 for request, _ in batch)
+        generated = self._totals["generated_tokens"]
         with self._engine._lock:
             session = self._engine._open()
             begun = time.monotonic()
@@ -252,6 +268,9 @@ class Scheduler:
         self._totals["steps"] += 1
         self._events.stepped(_described(batch, seconds))
         for (request, tokens), answer in zip(batch, answers, strict=True):
+            if _is_drafted(request, tokens) and answer.rows is not None:
+                self._take_checked(request, tokens, answer.rows)
+                continue
             self._totals["prompt_tokens"] += 0 if request.drawn else len(tokens)
             request.held += tokens
             del request.pending[: len(tokens)]
@@ -259,6 +278,10 @@ class Scheduler:
                 self._keep_prompt_logprobs(request, answer.rows)
             if not request.pending:
                 self._take(request, answer)
+        if self._speculation is not None and texts == len(batch):
+            drawn = self._totals["generated_tokens"] - generated
+            if self._judge.stepped(texts, drafted, drawn, time.monotonic() - begun):
+                _log.info("drafts lose with %d texts at a time; they pause for %d steps", texts, Judge.PAUSE)
 
     def _drop_cancelled(self) -> None:
         for request in [r for r in self._running if r.cancelled.is_set()]:
@@ -319,6 +342,9 @@ class Scheduler:
     def _batch(self) -> list[tuple[Request, list[int]]]:
         """The tokens of a step: of each running text, then of prompts in the order in which they came."""
         batch = [(r, list(r.pending)) for r in self._running if r.drawn]
+        # Not beside a prompt: the logits after each of its tokens would be computed too.
+        if batch and self._speculation is not None and len(batch) == len(self._running):
+            return self._with_drafts(batch)
         room = self._room - len(batch)
         if any(request.wants_all_rows for request in self._running):
             room = min(room, _ALL_ROWS_TOKENS)
@@ -330,6 +356,44 @@ class Scheduler:
                 batch.append((request, chunk))
                 room -= len(chunk)
         return batch
+
+    def _with_drafts(self, batch: list[tuple[Request, list[int]]]) -> list[tuple[Request, list[int]]]:
+        """The same step, with drafted tokens behind those to be fed."""
+        if not self._judge.wants(len(batch)):
+            return batch
+        share = self._room // len(batch) - 1
+        for request, tokens in batch:
+            # The last token of a text is drawn and never fed.
+            room = min(share, request.max_tokens - request.drawn - 1, self._ctx - len(request.held) - 1)
+            if request.drafter is not None and room > 0:
+                tokens += request.drafter.draft(room)
+        return batch
+
+    def _take_checked(self, request: Request, tokens: list[int], rows: NDArray[np.float32]) -> None:
+        """Draw the next tokens of a text: from each row in turn, as long as the draft says the same.
+
+        Args:
+            request: The text.
+            tokens: Fed: the one that was drawn last, and a draft.
+            rows: Logits [len(tokens), n_vocab] after each of them.
+        """
+        first, *draft = tokens
+        fed = len(request.held) + len(tokens)
+        request.held.append(first)
+        request.pending.clear()
+        accepted = 0
+        for row in rows:
+            self._take(request, _Answer(rows=row[np.newaxis]))
+            if accepted == len(draft) or request.pending[:1] != [draft[accepted]]:
+                break
+            request.held.append(draft[accepted])
+            request.pending.clear()
+            accepted += 1
+        if draft:
+            self.drafts.add(len(draft), accepted)
+        if request in self._running and len(request.held) < fed:
+            with self._engine._lock:
+                self._engine._open().rewind(len(request.held), request.owner.slot)
 
     def _keep_prompt_logprobs(self, request: Request, rows: NDArray[np.float32]) -> None:
         """Keep the log-probabilities of the prompt's tokens behind the ones just fed."""
@@ -358,6 +422,8 @@ class Scheduler:
             self._events.first_token(now - request.came)
         request.last_token = now
         self._totals["generated_tokens"] += 1
+        if request.drafter is not None:
+            request.drafter.extend([token])
         logprobs = request.sampler.logprobs if request.sampler else None
         if request.drawn:
             request.out.put(Drawn(token, logprobs))
@@ -418,7 +484,7 @@ _NO_DRAW = (0.0, 0, 1.0, 0.0, 0.0)
 def _decode(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[_Answer]:
     """Feed the tokens of a step. Tokens are drawn where the logits are, unless settings need those here."""
     inputs = [(request.owner.slot, np.array(tokens, np.int32)) for request, tokens in batch]
-    if any(request.wants_all_rows for request, _ in batch):
+    if any(request.wants_all_rows or _is_drafted(request, tokens) for request, tokens in batch):
         logits = session.decode(inputs, rows="all")[0]
         ends = np.cumsum([len(tokens) for _, tokens in batch])
         return [_Answer(rows=rows) for rows in np.split(logits, ends[:-1])]
@@ -434,6 +500,11 @@ def _decode(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[_A
     for at, i in enumerate(here):
         answers[i] = _Answer(rows=logits[at : at + 1])
     return answers
+
+
+def _is_drafted(request: Request, tokens: Sequence[int]) -> bool:
+    """Whether a draft follows the token that was drawn last."""
+    return request.drawn > 0 and len(tokens) > 1
 
 
 def _described(batch: Sequence[tuple[Request, list[int]]], seconds: float) -> Step:

@@ -373,3 +373,17 @@ def test_loopback_addresses(host: str, alone: bool) -> None:
     from dyno._cli.serve import _is_loopback
 
     assert _is_loopback(host) == alone
+
+
+def test_sequences_of_a_server(model: Path) -> None:
+    from dyno import Engine
+    from dyno._cli.serve import give_default_sequences
+
+    for given, expected in (({}, 4), ({"sequences": 3}, 3), ({"sequences": 1}, 1)):
+        with Engine(model, device="cpu", profile=None, ctx=64, **given) as engine:
+            give_default_sequences(engine)
+            assert engine.settings["sequences"] == expected
+    with Engine(model, device="cpu", profile=None, ctx=64) as engine:
+        engine.settings.origins["sequences"] = "profile.yaml:12"  # as a profile that says 1
+        give_default_sequences(engine)
+        assert engine.settings["sequences"] == 1

@@ -7,11 +7,14 @@ import ipaddress
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dyno._cli import drawing, options, state
+
+if TYPE_CHECKING:
+    from dyno.engine import Engine
 
 
 def serve(
@@ -57,6 +60,15 @@ def serve(
             "--step-tokens", help="Tokens of a step, of prompts and texts together; default: ubatch.", min=1
         ),
     ] = None,
+    spec: Annotated[
+        str,
+        typer.Option("--spec", help="Drafts that one decode checks: ngram (of the text) or off."),
+    ] = "off",
+    spec_max: Annotated[int, typer.Option("--spec-max", help="Tokens of a draft.", min=1, max=64)] = 8,
+    spec_min_p: Annotated[
+        float,
+        typer.Option("--spec-min-p", help="A draft ends where it is less certain than this.", min=0, max=1),
+    ] = 0.5,
     max_body: Annotated[
         float, typer.Option("--max-body", help="Largest body of a request, in MiB.", min=0.001)
     ] = 8.0,
@@ -86,6 +98,8 @@ def serve(
     SIGTERM and Ctrl-C let running texts end.
     """
     state.verbosity(verbose)
+    if spec not in ("off", "ngram"):
+        raise typer.BadParameter(f"--spec is {spec!r}; expected ngram or off")
     path = options.model_argument(model_file, model)
     arguments = options.settings(
         set_,
@@ -102,15 +116,14 @@ def serve(
     try:
         import uvicorn
 
-        from dyno.scheduler import DEFAULT_SEQUENCES
+        from dyno.scheduler import Speculation
         from dyno.server import Options, create_app
     except ImportError as error:
         raise ImportError(f"{error.name} is missing; pip install 'gguf-dyno[serve]'") from error
     from dyno.engine import Engine
 
     with Engine(path, options.device_argument(device, gpu), **chosen, **arguments) as engine:
-        if engine.settings.origins["sequences"] == "default":
-            engine.set_context(sequences=DEFAULT_SEQUENCES)
+        give_default_sequences(engine)
         template = None
         if chat_template is not None:
             template = engine.chat_template(chat_template)
@@ -123,6 +136,7 @@ def serve(
                 api_key=api_key,
                 max_waiting=queue,
                 step_tokens=step_tokens,
+                speculation=Speculation(spec_max, spec_min_p) if spec == "ngram" else None,
                 max_body_bytes=int(max_body * 2**20),
                 timeout_s=timeout,
                 template=template,
@@ -150,6 +164,14 @@ def serve(
             if port_file is not None:
                 _write(port_file, f"{taken}\n")
             uvicorn.Server(config).run(sockets=[socket])
+
+
+def give_default_sequences(engine: Engine) -> None:
+    """More than the one sequence of an engine, unless the command line or the profile says how many."""
+    from dyno.scheduler import DEFAULT_SEQUENCES
+
+    if engine.settings.origins["sequences"] == "default":
+        engine.set_context(sequences=DEFAULT_SEQUENCES)
 
 
 def _is_loopback(host: str) -> bool:

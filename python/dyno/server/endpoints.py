@@ -80,6 +80,7 @@ class Endpoints:
             engine,
             max_waiting=options.max_waiting,
             step_tokens=options.step_tokens,
+            speculation=options.speculation,
             events=self.metrics,
         )
         self.metrics.watch(self.scheduler)

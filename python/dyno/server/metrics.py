@@ -91,12 +91,19 @@ class _OfScheduler(Collector):
 
     def collect(self) -> Iterator[Metric]:
         totals, load = self._scheduler.totals(), self._scheduler.load()
+        drafts = self._scheduler.drafts
         looked_up = totals["prompt_tokens"] + totals["reused_tokens"]
         counters: dict[str, tuple[str, float]] = {
             "vllm:prompt_tokens": ("Tokens of prompts, with cached ones.", looked_up),
             "vllm:generation_tokens": ("Tokens that were drawn.", totals["generated_tokens"]),
             "vllm:prefix_cache_queries": ("Tokens of prompts that were looked up in the cache.", looked_up),
             "vllm:prefix_cache_hits": ("Tokens of prompts that the cache held.", totals["reused_tokens"]),
+            "vllm:spec_decode_num_drafts": ("Drafts that were checked.", drafts.drafts),
+            "vllm:spec_decode_num_draft_tokens": ("Tokens of drafts.", drafts.tokens),
+            "vllm:spec_decode_num_accepted_tokens": (
+                "Tokens of drafts that were drawn too.",
+                drafts.accepted,
+            ),
             "dyno_steps": ("Steps of the engine.", totals["steps"]),
         }
         gauges: dict[str, tuple[str, float]] = {
@@ -116,6 +123,14 @@ class _OfScheduler(Collector):
             gauge = GaugeMetricFamily(name, text, labels=list(self._labels))
             gauge.add_metric(list(self._labels.values()), value)
             yield gauge
+        places = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Tokens of drafts that were drawn too, by their place in the draft.",
+            labels=["model_name", "position"],
+        )
+        for place, count in enumerate(drafts.accepted_at):
+            places.add_metric([self._labels["model_name"], str(place)], count)
+        yield places
         yield InfoMetricFamily("dyno_profile", "The profile in force.", self._profile)
         for name, text, values in (
             ("dyno_profile_promised_tokens_per_second", "Speed in the profile.", self._promise.promised),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dyno.chat import ChatTemplate
+    from dyno.scheduler import Speculation
 
 __all__ = ["Options"]
 
@@ -23,6 +24,8 @@ class Options:
     max_waiting: int = 64
     """Requests that may wait for a sequence."""
     step_tokens: int | None = None
+    """As of `Scheduler`."""
+    speculation: Speculation | None = None
     """As of `Scheduler`."""
     max_body_bytes: int = 8 << 20
     timeout_s: float | None = None

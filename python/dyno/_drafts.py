@@ -1,0 +1,162 @@
+"""Speculation without a second model: a text's own n-grams propose the tokens that come next.
+
+The engine checks a draft in one decode: it gives the logits after each drafted token. A token is drawn from
+each row in turn, exactly as without a draft, and the draft counts as far as it says the same. So no
+distribution and no seed's text changes, but for the rounding of another batch size. The method is known as
+prompt lookup decoding.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dyno.errors import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["DraftCounts", "Drafter", "Judge", "Speculation"]
+
+_LONGEST, _SHORTEST = 4, 2
+"""Tokens of the n-grams that are looked up, the longest first."""
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How a scheduler drafts tokens.
+
+    Raises:
+        PlanError: A value is impossible.
+    """
+
+    most: int = 8
+    """Tokens of a draft at most (`spec_max`)."""
+    min_p: float = 0.5
+    """A draft ends where its next token followed the n-gram less often than this (`spec_min_p`)."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.most <= 64:
+            raise PlanError(f"[speculation] spec_max is {self.most}; expected 1 to 64")
+        if not 0 <= self.min_p <= 1:
+            raise PlanError(f"[speculation] spec_min_p is {self.min_p}; expected 0 to 1")
+
+
+class Drafter:
+    """The n-grams of one text, and the tokens that followed them.
+
+    Args:
+        speculation: Length and certainty of drafts.
+    """
+
+    def __init__(self, speculation: Speculation) -> None:
+        self._speculation = speculation
+        self._tail: deque[int] = deque(maxlen=_LONGEST)
+        self._after: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Learn the tokens that come next in the text."""
+        for token in tokens:
+            tail = tuple(self._tail)
+            for n in range(_SHORTEST, len(tail) + 1):
+                self._after[tail[-n:]][token] += 1
+            self._tail.append(token)
+
+    def draft(self, most: int) -> list[int]:
+        """The tokens that probably come next, at most so many."""
+        tail = list(self._tail)
+        found: list[int] = []
+        while len(found) < min(most, self._speculation.most):
+            token = self._likely(tuple(tail[-_LONGEST:]))
+            if token is None:
+                break
+            found.append(token)
+            tail.append(token)
+        return found
+
+    def _likely(self, tail: tuple[int, ...]) -> int | None:
+        for n in range(len(tail), _SHORTEST - 1, -1):
+            followed = self._after.get(tail[-n:])
+            if followed is not None:
+                ((token, count),) = followed.most_common(1)
+                return token if count >= self._speculation.min_p * followed.total() else None
+        return None
+
+
+@dataclass
+class DraftCounts:
+    """Drafts since the scheduler was opened."""
+
+    drafts: int = 0
+    tokens: int = 0
+    accepted: int = 0
+    accepted_at: list[int] = field(default_factory=list)
+    """How often the token at this place of a draft was the one that was drawn."""
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """Count one draft."""
+        self.drafts += 1
+        self.tokens += drafted
+        self.accepted += accepted
+        self.accepted_at += [0] * (drafted - len(self.accepted_at))
+        for place in range(accepted):
+            self.accepted_at[place] += 1
+
+
+class Judge:
+    """Whether drafts pay: tokens per second of steps with them and without, side by side.
+
+    Speeds differ by the number of running texts, so each number, rounded down to a power of two, has a
+    verdict of its own. Where drafts win, every 16th step goes without one. Where they lose, they pause for
+    `PAUSE` steps and then try again.
+    """
+
+    WINDOW = 16
+    PAUSE = 512
+
+    def __init__(self) -> None:
+        self._rates: defaultdict[tuple[int, bool], deque[tuple[int, float]]] = defaultdict(
+            lambda: deque(maxlen=self.WINDOW)
+        )
+        self._steps: Counter[int] = Counter()
+        self._pause: Counter[int] = Counter()
+
+    def wants(self, texts: int) -> bool:
+        """Whether the next step should have drafts.
+
+        Args:
+            texts: Running in it.
+        """
+        bucket = texts.bit_length()
+        if self._pause[bucket] > 0:
+            self._pause[bucket] -= 1
+            return False
+        self._steps[bucket] += 1
+        plain = self._rates[bucket, False]
+        # The plain speed is learned first, and kept fresh.
+        return len(plain) == self.WINDOW and self._steps[bucket] % self.WINDOW != 0
+
+    def stepped(self, texts: int, drafted: bool, tokens: int, seconds: float) -> bool:
+        """Learn from a step.
+
+        Args:
+            texts: Running in it.
+            drafted: Whether it checked a draft.
+            tokens: Drawn in it.
+            seconds: Its duration.
+
+        Returns:
+            Whether drafts have lost just now, and pause.
+        """
+        bucket = texts.bit_length()
+        self._rates[bucket, drafted].append((tokens, seconds))
+        both = [self._rates[bucket, kind] for kind in (True, False)]
+        if not drafted or any(len(rates) < self.WINDOW for rates in both):
+            return False
+        speeds = [sum(t for t, _ in rates) / max(sum(s for _, s in rates), 1e-9) for rates in both]
+        if speeds[0] >= speeds[1]:
+            return False
+        self._pause[bucket] = self.PAUSE
+        self._rates[bucket, True].clear()
+        return True
