@@ -105,13 +105,9 @@ def test_knobs_of_a_load(file: Path) -> None:
 
 
 def test_a_tune_of_a_load_writes_a_profile_that_a_server_takes(file: Path, tmp_path: Path) -> None:
-    request = Request(
-        str(file),
-        Options(workload=WORK, budget=12.0, seed=1),
-        out=tmp_path / "p.yaml",
-        quiet=True,
-        force=True,
-    )
+    held = {"threads": 1, "threads_batch": 1, "cpu_repack": False, "ubatch": 64}
+    options = Options(workload=WORK, budget=20.0, seed=1)
+    request = Request(str(file), options, out=tmp_path / "p.yaml", quiet=True, force=True, held=held)
     result = run(request)
     profile = load_profile(result.path)
     assert workload_of(profile) == WORK
