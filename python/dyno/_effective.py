@@ -65,7 +65,7 @@ def check_arguments(
             instead = (
                 f"call {call}({name}={value!r})"
                 if call is not None
-                else f"it can't change while the engine is open; open the engine with {name}={value!r}"
+                else f"it cannot change while the engine is open; open the engine with {name}={value!r}"
             )
             raise PlanError(f"[settings] {name!r} is a {setting.kind} setting: {instead}")
         if isinstance(value, (tuple, set, frozenset)):

@@ -50,14 +50,14 @@ class Grammar:
             if kind == "json_schema":
                 text = rules if isinstance(rules, str) else json.dumps(rules)
                 if not isinstance(json.loads(text), (dict, bool)):
-                    raise ValueError(f"{text[:80]} is no JSON schema")
+                    raise ValueError(f"{text[:80]} is not a JSON schema")
                 source = llguidance.LLMatcher.grammar_from_json_schema(text)
             elif kind == "grammar":
                 source = llguidance.grammar_from("gbnf", rules)
             else:
                 source = llguidance.LLMatcher.grammar_from_regex(rules)
         except (ValueError, TypeError) as error:
-            raise PlanError(f"[grammar] {kind} can't be read: {error}") from error
+            raise PlanError(f"[grammar] {kind} cannot be read: {error}") from error
         self._kind = kind
         self._matcher = llguidance.LLMatcher(_tokens(tokenizer), source, log_level=0)
         self._check()
@@ -81,7 +81,7 @@ class Grammar:
     def _check(self) -> None:
         if self._matcher.is_error():
             problem = " ".join(str(self._matcher.get_error()).split())
-            raise PlanError(f"[grammar] {self._kind} can't be used: {problem[:400]}")
+            raise PlanError(f"[grammar] {self._kind} cannot be used: {problem[:400]}")
 
 
 class _Vocabulary:

@@ -53,7 +53,7 @@ class Placement:
         rules = (placement,) if isinstance(placement, str) else tuple(placement)
         wrong = next((rule for rule in rules if not isinstance(rule, str)), None)
         if wrong is not None:
-            raise PlanError(f"[placement] {wrong!r} is no rule; a rule is a string REGEX=DEVICE")
+            raise PlanError(f"[placement] {wrong!r} is not a rule; a rule is a string REGEX=DEVICE")
         for name, value in (("n_gpu_layers", n_gpu_layers), ("n_cpu_moe", n_cpu_moe)):
             number = isinstance(value, int) and not isinstance(value, bool)
             if not number and not (name == "n_gpu_layers" and value is None):

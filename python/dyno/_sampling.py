@@ -124,7 +124,7 @@ class Sampling:
 
         rules = [name for name in _RULES if getattr(self, name) is not None]
         if len(rules) > 1:
-            raise PlanError(f"[sample] {' and '.join(rules)} can't both hold; give one of them")
+            raise PlanError(f"[sample] {' and '.join(rules)} cannot both hold; give one of them")
         for name in ("grammar", "regex"):
             if not isinstance(getattr(self, name), (str, type(None))):
                 raise PlanError(f"[sample] {name} must be text, not {getattr(self, name)!r}")

@@ -41,5 +41,5 @@ def token_array(tokens: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.
             f"[engine] tokens must be a non-empty list of integers, not {array.dtype} of shape {array.shape}"
         )
     if array.min() < -(2**31) or array.max() >= 2**31:
-        raise PlanError(f"[engine] token {int(array.max())} is no token id")
+        raise PlanError(f"[engine] token {int(array.max())} is not a token id")
     return np.ascontiguousarray(array, dtype=np.int32)

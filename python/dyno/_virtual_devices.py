@@ -58,7 +58,9 @@ def read_virtual_devices(given: VirtualDevices) -> tuple[VirtualDevice, ...]:
     for name, properties in given.items():
         matched = re.fullmatch(r"cpu:([1-9][0-9]?)", name) if isinstance(name, str) else None
         if matched is None or int(matched[1]) > MOST:
-            raise PlanError(f"[placement] {name!r} is no virtual device; they are cpu:1 to cpu:{MOST}")
+            raise PlanError(
+                f"[placement] {name!r} is not a virtual device; their names are cpu:1 to cpu:{MOST}"
+            )
         if not isinstance(properties, Mapping):
             raise PlanError(f"[placement] the properties of {name} are {properties!r}; expected a mapping")
         found[int(matched[1])] = VirtualDevice(

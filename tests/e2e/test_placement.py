@@ -137,10 +137,10 @@ def test_errors_reach_the_caller(caplog: pytest.LogCaptureFixture) -> None:
     for given, message in (
         ({"placement": "no_such=CPU"}, "'no_such=CPU' matches no tensor"),
         ({"placement": ["attn_q=cpu:1"]}, "names device 'cpu:1'; this plan has cpu; .*virtual_devices"),
-        ({"placement": [3]}, "3 is no rule"),
+        ({"placement": [3]}, "3 is not a rule"),
         ({"virtual_devices": "2"}, "virtual_devices is '2'"),
         ({"virtual_devices": 17}, "virtual_devices is 17; expected 0 to 16"),
-        ({"virtual_devices": {"gpu": {}}}, "'gpu' is no virtual device"),
+        ({"virtual_devices": {"gpu": {}}}, "'gpu' is not a virtual device"),
         ({"virtual_devices": {"cpu:1": 8}}, "the properties of cpu:1 are 8"),
         ({"virtual_devices": {"cpu:1": {"link_gbs": 8}}}, "'link_gbs'; did you mean 'link_gbps'"),
         ({"virtual_devices": {"cpu:1": {"link_gbps": 0}}}, "link_gbps of cpu:1 is 0; expected GB/s above 0"),

@@ -239,7 +239,7 @@ def test_a_folder_of_profiles_replaces_the_usual_ones(tmp_path: Path) -> None:
     assert code == 1
     assert "name one with --model" in output
     code, output = run("--labels", "-", "--profiles", str(tmp_path / "absent"), given=json.dumps(labels()))
-    assert "is no folder" in output
+    assert "is not a folder" in output
 
 
 def test_wrong_usage() -> None:

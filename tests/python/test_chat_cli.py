@@ -139,8 +139,8 @@ def test_run_follows_rules(model: Path, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("-l", "15043"), "'15043' is not TOKEN+VALUE"),
-        (("--chat", "--chat-template-kwargs", "{"), "'{' is no JSON"),
-        (("--chat", "--chat-template-kwargs", "[]"), "'[]' is no JSON object"),
+        (("--chat", "--chat-template-kwargs", "{"), "'{' is not JSON"),
+        (("--chat", "--chat-template-kwargs", "[]"), "'[]' is not a JSON object"),
     ],
 )
 def test_words_that_can_not_be_read(model: Path, words: tuple[str, ...], message: str) -> None:

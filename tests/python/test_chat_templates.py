@@ -111,7 +111,7 @@ def test_messages_must_be_json() -> None:
 
 
 def test_a_template_that_is_none_or_fails() -> None:
-    with pytest.raises(ChatError, match=r"given is no valid Jinja2.*line 2: "):
+    with pytest.raises(ChatError, match=r"given is not valid Jinja2.*line 2: "):
         ChatTemplate("\n{% for %}").render(USER)
     with pytest.raises(ChatError, match=r"given fails on these messages: UndefinedError: .*no attribute 'x'"):
         ChatTemplate("{{ messages[0].x.y }}").render(USER)

@@ -166,7 +166,7 @@ def test_a_setting_of_another_kind_names_what_changes_it(engine: dyno.Engine) ->
         engine.set(ctx=32)
     with pytest.raises(PlanError, match=r"'ubatch' is a session setting: call set\(ubatch=32\)"):
         engine.set_context(ubatch=32)
-    with pytest.raises(PlanError, match="'cpu_repack' is a load setting: it can't change while"):
+    with pytest.raises(PlanError, match="'cpu_repack' is a load setting: it cannot change while"):
         engine.set(cpu_repack=False)
 
 

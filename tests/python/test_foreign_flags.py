@@ -83,7 +83,7 @@ def test_a_bare_model(command: list[str]) -> None:
 
 def test_tokens_below_minus_one_are_an_error() -> None:
     code, said = dyno("run", MISSING, "-p", "x", "-n", "-5")
-    assert (code, "-5 is no number of tokens" in said) == (2, True)
+    assert (code, "-5 is not a number of tokens" in said) == (2, True)
     assert dyno("run", MISSING, "-p", "x", "-n", "-1")[0] == 1
 
 

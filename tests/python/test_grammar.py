@@ -128,15 +128,15 @@ def test_an_answer_follows_rules_after_its_reasoning(engine: dyno.Engine, monkey
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ({"json_schema": "{"}, "json_schema can't be read"),
-        ({"json_schema": "[1]"}, r"json_schema can't be read: \[1\] is no JSON schema"),
-        ({"json_schema": {"type": "wrong"}}, "json_schema can't be used: .*wrong"),
-        ({"json_schema": {"type": {1}}}, "json_schema can't be read: .*set"),
-        ({"grammar": "root ::= missing"}, "grammar can't be (read|used): .*missing"),
-        ({"grammar": "root ::= ("}, "grammar can't be (read|used)"),
-        ({"regex": "("}, "regex can't be used"),
+        ({"json_schema": "{"}, "json_schema cannot be read"),
+        ({"json_schema": "[1]"}, r"json_schema cannot be read: \[1\] is not a JSON schema"),
+        ({"json_schema": {"type": "wrong"}}, "json_schema cannot be used: .*wrong"),
+        ({"json_schema": {"type": {1}}}, "json_schema cannot be read: .*set"),
+        ({"grammar": "root ::= missing"}, "grammar cannot be (read|used): .*missing"),
+        ({"grammar": "root ::= ("}, "grammar cannot be (read|used)"),
+        ({"regex": "("}, "regex cannot be used"),
         ({"grammar": 3}, "grammar must be text, not 3"),
-        ({"grammar": GBNF, "regex": "x"}, "grammar and regex can't both hold"),
+        ({"grammar": GBNF, "regex": "x"}, "grammar and regex cannot both hold"),
     ],
 )
 def test_rules_that_can_not_be_used(engine: dyno.Engine, rules: dict[str, Any], message: str) -> None:

@@ -72,7 +72,9 @@ def chat(
     state.verbosity(verbose)
     path = options.model_argument(model_file, model)
     if max_tokens < -1 or max_tokens == 0:
-        raise typer.BadParameter(f"{max_tokens} is no length of an answer", param_hint="-n")
+        raise typer.BadParameter(
+            f"{max_tokens} is not a length of an answer; give 1 or more", param_hint="-n"
+        )
     arguments = options.settings(
         set_,
         ctx=ctx,

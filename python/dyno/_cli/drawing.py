@@ -136,10 +136,10 @@ def template_variables(text: str | None) -> dict[str, Any]:
         value = json.loads(text)
     except ValueError as error:
         raise typer.BadParameter(
-            f"{text!r} is no JSON: {error}", param_hint="--chat-template-kwargs"
+            f"{text!r} is not JSON: {error}", param_hint="--chat-template-kwargs"
         ) from error
     if not isinstance(value, dict):
-        raise typer.BadParameter(f"{text!r} is no JSON object", param_hint="--chat-template-kwargs")
+        raise typer.BadParameter(f"{text!r} is not a JSON object", param_hint="--chat-template-kwargs")
     return value
 
 

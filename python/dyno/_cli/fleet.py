@@ -67,7 +67,7 @@ def match(
     layers = [profiles.Layer(str(f), f) for f in folders] if folders else profiles.default_layers()
     absent = [f for f in folders or [] if not f.is_dir()]
     if absent:
-        raise ProfileError(f"[fleet] --profiles {absent[0]} is no folder")
+        raise ProfileError(f"[fleet] --profiles {absent[0]} is not a folder")
     engine = profiles.engine_from_build(_core.build_info())
     wants = _wants(models, layers)
     if not wants:
@@ -150,7 +150,7 @@ def _folder(folder: Path) -> list[Node]:
     from dyno.fleet import read_nodes
 
     if not folder.is_dir():
-        raise ProfileError(f"[fleet] --all {folder} is no folder")
+        raise ProfileError(f"[fleet] --all {folder} is not a folder")
     files = sorted(p for p in folder.iterdir() if p.suffix in _SUFFIXES and not p.name.startswith("."))
     if not files:
         raise ProfileError(f"[fleet] --all {folder}: no file that ends in {', '.join(_SUFFIXES)}")

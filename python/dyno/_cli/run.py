@@ -96,7 +96,8 @@ def run(
     model = options.model_argument(model_file, model)
     if max_tokens is not None and max_tokens < -1:
         raise typer.BadParameter(
-            f"{max_tokens} is no number of tokens; -1 goes on to the end of the context", param_hint="-n"
+            f"{max_tokens} is not a number of tokens; give 1 or more, or -1 for the whole context",
+            param_hint="-n",
         )
     if (prompt is None) == (file is None):
         raise typer.BadParameter("give either --prompt or --file", param_hint="--prompt")

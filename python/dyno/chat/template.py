@@ -110,7 +110,7 @@ class ChatTemplate:
 
 
 _FAILURES = {
-    "syntax": "is no valid Jinja2 (pass another one with --chat-template FILE)",
+    "syntax": "is not valid Jinja2 (pass another one with --chat-template FILE)",
     "refused": "refuses these messages",
     "failed": "fails on these messages",
     "memory": "exceeds its limit (pass another one with --chat-template FILE)",
