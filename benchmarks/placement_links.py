@@ -7,7 +7,8 @@ transfers of each placement over each link. Each placement is then measured, in 
 
 All times are the least of their repeats, because other programs can only lengthen a run. On a busy machine a
 prompt has to be shorter than a slice of the scheduler, about 2 ms. The computing part of a prediction is
-scaled by the one device's measured time over its predicted one: work between ops counts, and a drift does not.
+scaled by the one device's measured time over its predicted one. So work between ops counts, and a drift does
+not.
 
 Virtual devices compute as fast as the CPU, so the link alone makes placements differ. The placement that is
 predicted to be fastest is compared with the fastest one measured.
@@ -178,7 +179,8 @@ def main() -> None:
         "date": datetime.date.today().isoformat(),
         "device": str(cpu_info()["name"]),
         "command": "placement_links.py "
-        f"{Path(given.model).name} --tokens {given.tokens} --repeats {given.repeats} --threads {given.threads}",
+        f"{Path(given.model).name} --tokens {given.tokens} --repeats {given.repeats} "
+        f"--threads {given.threads}",
         "cores": os.cpu_count(),
         "load_average": [load, os.getloadavg()[0]],
         "latency_us": LATENCY_US,
