@@ -145,7 +145,26 @@ def sequences() -> str:
             )
         head = [f"sequences of {name}", "ms a step", "tokens/s in all", "of the weights' roofline"]
         out.append(table(head, rows))
+    out.append(drawn_steps())
     return "\n".join(out)
+
+
+def drawn_steps() -> str:
+    """Steps that draw a token for each sequence where the logits are."""
+    data = load("h200_step_draws.json")
+    rows = []
+    for name, runs in data.items():
+        if not isinstance(runs, dict) or "graph_concurrency_on" not in runs:
+            continue
+        for count, after in runs["graph_concurrency_on"].items():
+            before = runs["graph_concurrency_off"][count]["logits_to_host"]["tokens_per_second"]
+            now = after["drawn"]["tokens_per_second"]
+            rows.append([name, count, rate(before), rate(now), f"{now / before:.2f}"])
+    head = ["model", "sequences", "logits to the host, tokens/s", "drawn on the GPU, tokens/s", "ratio"]
+    return (
+        f"\nA later build ({data['date']}, commit {data['commit']}, `h200_step_draws.json`) draws the tokens "
+        "on the GPU and runs q, k and v on parallel streams:\n\n" + table(head, rows)
+    )
 
 
 def cpu_models() -> str:

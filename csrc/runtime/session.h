@@ -37,7 +37,7 @@ struct SessionSettings {
   bool fusion = true;                   // few tokens go through the plan's fused list, where it has one
   plan::MlaMode mla_mode = plan::MlaMode::automatic;
   bool flash_attention = true;     // on a GPU
-  bool graph_concurrency = false;  // in captured graphs of the general list
+  bool graph_concurrency = kCudaGraphsBuilt;  // in captured graphs of the general list
   plan::OffloadOptions offload;    // with weights on the CPU beside a main device that streams
 };
 

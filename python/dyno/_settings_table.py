@@ -208,7 +208,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "bool",
         "Run the Q, K and V branches on parallel streams inside the captured graph; in dyno where they are "
         "launches of their own: without `fusion`, or beyond its 8 tokens.",
-        default=False,
+        default=lambda given: given.cuda_graphs,
+        default_doc="true where the build has CUDA graphs",
         devices=CUDA,
         moves=("tg",),
         engines=frozenset({"dyno", "llama.cpp"}),
