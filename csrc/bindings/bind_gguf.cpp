@@ -14,8 +14,11 @@
 #include "core/error.h"
 #include "gguf/dequantize.h"
 #include "gguf/gguf_file.h"
+#include "gguf/interleaved.h"
+#include "gguf/parse.h"
 #include "gguf/quant_blocks.h"
 #include "gguf/text.h"
+#include "gguf/type_support.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -83,6 +86,8 @@ nb::list tensor_dicts(const GgufFile& file) {
     d["name"] = to_str(tensor.name);
     d["shape"] = numpy_shape(tensor);
     d["dtype"] = dtype_name(tensor.type);
+    d["bits_per_weight"] = bits_per_weight(tensor.type, tensor.dims[0]);
+    d["kernels"] = type_support(tensor.type);
     d["offset"] = tensor.offset;
     d["nbytes"] = tensor.nbytes;
     d["file"] = tensor.file;
@@ -101,13 +106,23 @@ nb::object numpy_f32(std::unique_ptr<float[]> values, const TensorInfo& tensor) 
 
 nb::object dequantize(const GgufFile& file, std::string_view name) {
   const TensorInfo& tensor = file.tensor(name);
-  DYNO_CHECK(UnsupportedError, can_dequantize(tensor.type), "[gguf] tensor ", quoted(name), " of ", file.path(),
+  const DTypeInfo& info = dtype_info(tensor.type);
+  DYNO_CHECK(UnsupportedError, can_dequantize(info.plain), "[gguf] tensor ", quoted(name), " of ", file.path(),
              " has type ", dtype_name(tensor.type), ", which has no kernels");
   const auto elements = static_cast<size_t>(tensor.n_elements());
   auto values = std::make_unique_for_overwrite<float[]>(elements);
   {
     nb::gil_scoped_release release;
-    dequantize_row(tensor.type, tensor.data, values.get(), tensor.n_elements());
+    if (info.kind == TypeClass::interleaved) {
+      const int64_t k = tensor.dims[0];
+      std::vector<std::byte> unit(info.rows * row_bytes(info.plain, k));
+      for (int64_t row = 0; row < tensor.n_rows(); row += info.rows) {
+        take_apart(tensor.type, tensor.data + static_cast<size_t>(row) * row_bytes(tensor.type, k), unit.data(), k);
+        dequantize_rows(info.plain, unit.data(), values.get() + row * k, info.rows, k);
+      }
+    } else {
+      dequantize_rows(tensor.type, tensor.data, values.get(), tensor.n_rows(), tensor.dims[0]);
+    }
     file.check_unchanged();
   }
   return numpy_f32(std::move(values), tensor);
@@ -164,6 +179,25 @@ nb::bytes quantize(std::string_view dtype,
   std::vector<uint32_t> blocks((row_bytes(*type, n) + 3) / 4);
   quantize_row(*type, values.data(), blocks.data(), n);
   return nb::bytes(reinterpret_cast<const char*>(blocks.data()), row_bytes(*type, n));
+}
+
+nb::list tensor_types() {
+  nb::list out;
+  for (uint32_t id = 0; id < kFirstInternalType; ++id) {
+    const DTypeInfo* info = find_dtype(id);
+    if (info == nullptr) continue;
+    nb::dict d;
+    d["name"] = info->name;
+    d["id"] = id;
+    d["block"] = info->block_elements;
+    d["block_bytes"] = info->block_bytes;
+    d["row_meta_bytes"] = info->row_meta_bytes;
+    d["plain"] = dtype_name(info->plain);
+    d["rows"] = info->rows;
+    d["kernels"] = type_support(info->type);
+    out.append(d);
+  }
+  return out;
 }
 
 }  // namespace
@@ -230,8 +264,8 @@ void bind_gguf(nb::module_& m) {
           },
           nb::sig("def metadata(self) -> dict[str, object]"))
       .def("tensors", &tensor_dicts, nb::sig("def tensors(self) -> list[dict[str, typing.Any]]"),
-           "One dict per tensor: name, shape (NumPy order, contracted dimension last), dtype, offset and nbytes in "
-           "shard number `file`.")
+           "One dict per tensor: name, shape (NumPy order, contracted dimension last), dtype, bits_per_weight, kernels "
+           "(what the engine does with the type), offset and nbytes in shard number `file`.")
       .def("dequantize", &dequantize, "name"_a,
            nb::sig("def dequantize(self, name: str) -> numpy.typing.NDArray[numpy.float32]"),
            "The tensor as float32. Raises ModelError for an unknown name, UnsupportedError for a type without kernels, "
@@ -250,6 +284,10 @@ void bind_gguf(nb::module_& m) {
           "Starts reading a tensor's pages. False when the operating system refused. Raises ModelError for an unknown "
           "name.")
       .def("describe", &GgufFile::describe, "The header as text.");
+  m.def(
+      "tensor_types", &tensor_types, nb::sig("def tensor_types() -> list[dict[str, typing.Any]]"),
+      "Every tensor type that a file may have: name, id, block (values), block_bytes, row_meta_bytes, plain (the type "
+      "of a row of an interleaved one, else the name), rows (in a unit), kernels.");
   m.def("quantize", &quantize, "dtype"_a, "values"_a,
         "Packed blocks of float32 values: f32, f16, bf16 and q8_0. Raises UnsupportedError for other types.");
 }

@@ -191,8 +191,11 @@ if(DYNO_CUDA)
 endif()
 
 # ---- Kernel instances ----------------------------------------------------------------------------------------------
-# Weight types with kernels, in the order of csrc/ops/matmul/cuda/type_table.cpp.
-set(DYNO_CUDA_TYPES f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k iq4_nl iq4_xs mxfp4)
+# Weight types with kernels: floats, and those whose blocks kernels read in place.
+set(_weight_types ${CMAKE_SOURCE_DIR}/csrc/core/weight_types.def)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${_weight_types})
+file(STRINGS ${_weight_types} DYNO_CUDA_TYPES REGEX "^DYNO_(FLOAT|QUANT)_TYPE\\(")
+list(TRANSFORM DYNO_CUDA_TYPES REPLACE "^[A-Z_]+\\(([a-z0-9_]+),.*" "\\1")
 set(DYNO_DEVICE_LINK_REPORT ${CMAKE_BINARY_DIR}/dyno_device_link.json)
 set(DYNO_GENERATED ${CMAKE_BINARY_DIR}/generated)  # headers; included as "ops/left_out.inc"
 if(DYNO_CUDA)

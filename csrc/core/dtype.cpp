@@ -9,51 +9,42 @@
 namespace dyno {
 namespace {
 
-// Sorted by id. Sizes: GGUF specification; see docs/explain/architecture.md.
+// Sizes: GGUF specification; of the ids from 133 on: ik_llama.cpp.
 constexpr std::array kTypes = {
-    DTypeInfo{DType::f32, "f32", 1, 4, true},
-    DTypeInfo{DType::f16, "f16", 1, 2, true},
-    DTypeInfo{DType::q4_0, "q4_0", 32, 18, true},
-    DTypeInfo{DType::q4_1, "q4_1", 32, 20, true},
-    DTypeInfo{DType::q5_0, "q5_0", 32, 22, true},
-    DTypeInfo{DType::q5_1, "q5_1", 32, 24, true},
-    DTypeInfo{DType::q8_0, "q8_0", 32, 34, true},
-    DTypeInfo{DType::q8_1, "q8_1", 32, 36, false},
-    DTypeInfo{DType::q2_k, "q2_k", 256, 84, true},
-    DTypeInfo{DType::q3_k, "q3_k", 256, 110, true},
-    DTypeInfo{DType::q4_k, "q4_k", 256, 144, true},
-    DTypeInfo{DType::q5_k, "q5_k", 256, 176, true},
-    DTypeInfo{DType::q6_k, "q6_k", 256, 210, true},
-    DTypeInfo{DType::q8_k, "q8_k", 256, 292, false},
-    DTypeInfo{DType::iq2_xxs, "iq2_xxs", 256, 66, false},
-    DTypeInfo{DType::iq2_xs, "iq2_xs", 256, 74, false},
-    DTypeInfo{DType::iq3_xxs, "iq3_xxs", 256, 98, false},
-    DTypeInfo{DType::iq1_s, "iq1_s", 256, 50, false},
-    DTypeInfo{DType::iq4_nl, "iq4_nl", 32, 18, true},
-    DTypeInfo{DType::iq3_s, "iq3_s", 256, 110, false},
-    DTypeInfo{DType::iq2_s, "iq2_s", 256, 82, false},
-    DTypeInfo{DType::iq4_xs, "iq4_xs", 256, 136, true},
-    DTypeInfo{DType::i8, "i8", 1, 1, false},
-    DTypeInfo{DType::i16, "i16", 1, 2, false},
-    DTypeInfo{DType::i32, "i32", 1, 4, false},
-    DTypeInfo{DType::i64, "i64", 1, 8, false},
-    DTypeInfo{DType::f64, "f64", 1, 8, false},
-    DTypeInfo{DType::iq1_m, "iq1_m", 256, 56, false},
-    DTypeInfo{DType::bf16, "bf16", 1, 2, true},
-    DTypeInfo{DType::tq1_0, "tq1_0", 256, 54, false},
-    DTypeInfo{DType::tq2_0, "tq2_0", 256, 66, false},
-    DTypeInfo{DType::mxfp4, "mxfp4", 32, 17, true},
-    DTypeInfo{DType::nvfp4, "nvfp4", 64, 36, false},
-    DTypeInfo{DType::q1_0, "q1_0", 128, 18, false},
-    DTypeInfo{DType::q2_0, "q2_0", 64, 18, false},
+#define DYNO_FLOAT_TYPE(name, id, bytes) \
+  DTypeInfo{DType::name, #name, TypeClass::floats, 1, bytes, 0, DType::name, 1, true},
+#define DYNO_DATA_TYPE(name, id, block, bytes) \
+  DTypeInfo{DType::name, #name, TypeClass::data, block, bytes, 0, DType::name, 1, false},
+#define DYNO_QUANT_TYPE(name, id, block, bytes, ...) \
+  DTypeInfo{DType::name, #name, TypeClass::quant, block, bytes, 0, DType::name, 1, true},
+#define DYNO_CODED_TYPE(name, id, block, bytes, meta, ...) \
+  DTypeInfo{DType::name, #name, TypeClass::coded, block, bytes, meta, DType::name, 1, true},
+#define DYNO_VALUES_TYPE(name, id, block, bytes, meta) \
+  DTypeInfo{DType::name, #name, TypeClass::values, block, bytes, meta, DType::name, 1, true},
+#define DYNO_INTERLEAVED_TYPE(name, id, block, bytes, meta, plain, rows) \
+  DTypeInfo{DType::name, #name, TypeClass::interleaved, block, bytes, meta, DType::plain, rows, true},
+#include "core/weight_types.def"
 };
+
+constexpr size_t kIds = 512;  // above every id
+
+// Index into kTypes plus one by id, 0 for an id that is none.
+constexpr auto kIndexOf = [] {
+  std::array<uint8_t, kIds> index{};
+  for (size_t i = 0; i < kTypes.size(); ++i) {
+    uint8_t& entry = index[static_cast<size_t>(kTypes[i].type)];
+    if (entry != 0) throw "two types have one id";
+    entry = static_cast<uint8_t>(i + 1);
+  }
+  return index;
+}();
+static_assert(kTypes.size() < 255);
 
 }  // namespace
 
 const DTypeInfo* find_dtype(uint32_t id) {
-  const auto it = std::find_if(kTypes.begin(), kTypes.end(),
-                               [id](const DTypeInfo& t) { return static_cast<uint32_t>(t.type) == id; });
-  return it == kTypes.end() ? nullptr : &*it;
+  if (id >= kIds || kIndexOf[id] == 0) return nullptr;
+  return &kTypes[kIndexOf[id] - size_t{1}];
 }
 
 const DTypeInfo& dtype_info(DType type) {

@@ -7,7 +7,10 @@
 #include <limits>
 
 #include "core/error.h"
+#include "gguf/decode.h"
+#include "gguf/decode_bits.h"
 #include "gguf/quant_blocks.h"
+#include "gguf/weight_format.h"
 
 namespace dyno {
 namespace {
@@ -158,6 +161,52 @@ void dequantize_block(const BlockIq4Xs& b, float* y) {
   }
 }
 
+// A row of a coded type: `n` values.
+template <DType T>
+void dequantize_coded(const uint8_t* row, float* out, int64_t n) {
+  constexpr WeightFormat f = kFormat<T>;
+  CodedBlock b;
+  const uint8_t* block = row + kMetaBytes<T>;
+  for (int64_t at = 0; at < n; at += f.block, block += kBlockBytes<T>) {
+    block_decoder(T)(row, block, b);
+    constexpr bool kFloat = f.header == Header::d_float || f.header == Header::f_scale32;
+    const float d = kFloat ? b.d : f16_to_f32(b.d_half);
+    for (int group = 0; group < f.block / f.group; ++group) {
+      float s = d;
+      if constexpr (f.header == Header::halves16) {
+        s = f16_to_f32(b.halves[group]);
+      } else if constexpr (f.header == Header::k_scale16 || f.header == Header::k_scale32 ||
+                           f.header == Header::f_scale32) {
+        s = d * static_cast<float>(b.scale[group]);
+      }
+      if constexpr (f.scaled) s *= kCodebook<T>->unit;
+      for (int i = group * f.group; i < (group + 1) * f.group; ++i) {
+        int value = f.lookup ? kCodebook<T>->values[b.code[i]] : b.code[i] - f.offset;
+        if constexpr (f.every != 0) value += kShift<T> * bit(b.shifted, i / f.every);
+        out[at + i] = s * static_cast<float>(value);
+      }
+    }
+  }
+}
+
+// A polynomial gives the value of a code, and shifted groups of 16 add one. ik_llama.cpp defines it so; its compilers
+// fuse the multiply-adds.
+void dequantize_iq6_k(const uint8_t* block, float* y, int64_t n) {
+  constexpr float kA = -127.0f, kB = 6.2568f, kC = 0.11218f, kD = 0.0011972f, kShifted = 1.0f;
+  for (int64_t at = 0; at < n; at += kSuperBlock, block += 212, y += kSuperBlock) {
+    const float d = f16_to_f32(load_u16(block));
+    const uint16_t shifted = load_u16(block + 2);
+    for (int i = 0; i < kSuperBlock; ++i) {
+      const float s = d * static_cast<float>(static_cast<int8_t>(block[4 + i / 16]));
+      const int low = block[20 + i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15;
+      const int high = block[148 + i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3;
+      const auto q = static_cast<float>(low | high << 4);
+      const float value = std::fma(q, std::fma(q, std::fma(q, kD, -kC), kB), kA);
+      y[i] = s * (value + (bit(shifted, i / 16) != 0 ? kShifted : 0.0f));
+    }
+  }
+}
+
 void quantize_block(const float* x, BlockQ8_0& b) {
   float largest = 0.0f;
   bool finite = true;
@@ -197,7 +246,10 @@ void check_length(const char* what, DType type, int64_t n) {
 
 }  // namespace
 
-bool can_dequantize(DType type) { return dtype_info(type).is_weight; }
+bool can_dequantize(DType type) {
+  const DTypeInfo& info = dtype_info(type);
+  return info.is_weight && info.kind != TypeClass::interleaved;
+}
 
 bool can_quantize(DType type) { return is_float(type) || type == DType::q8_0; }
 
@@ -237,8 +289,21 @@ void dequantize_row(DType type, const void* blocks, float* out, int64_t n) {
       return dequantize_blocks<BlockIq4Xs, kSuperBlock>(blocks, out, n);
     case DType::mxfp4:
       return dequantize_blocks<BlockMxfp4, kQuantBlock>(blocks, out, n);
+#define DYNO_CODED_TYPE(name, ...) \
+  case DType::name:                \
+    return dequantize_coded<DType::name>(static_cast<const uint8_t*>(blocks), out, n);
+#include "core/weight_types.def"
+    case DType::iq6_k:
+      return dequantize_iq6_k(static_cast<const uint8_t*>(blocks), out, n);
     default:
       throw UnsupportedError(str_cat("[gguf] no kernels for tensor type ", dtype_name(type)));
+  }
+}
+
+void dequantize_rows(DType type, const void* rows, float* out, int64_t n_rows, int64_t k) {
+  const size_t bytes = row_bytes(type, k);
+  for (int64_t row = 0; row < n_rows; ++row) {
+    dequantize_row(type, static_cast<const std::byte*>(rows) + static_cast<size_t>(row) * bytes, out + row * k, k);
   }
 }
 

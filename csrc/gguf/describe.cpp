@@ -4,6 +4,7 @@
 #include "core/error.h"
 #include "gguf/gguf_file.h"
 #include "gguf/text.h"
+#include "gguf/type_support.h"
 
 namespace dyno {
 namespace {
@@ -20,6 +21,12 @@ std::string human_bytes(uint64_t bytes) {
 
 std::string padded(std::string text, size_t width) {
   if (text.size() < width) text.append(width - text.size(), ' ');
+  return text;
+}
+
+std::string short_number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.4g", value);
   return text;
 }
 
@@ -52,15 +59,19 @@ std::string GgufFile::describe() const {
   }
   text += "\ntypes\n";
   for (const auto& [type, total] : totals) {
-    text += str_cat("  ", padded(std::string(dtype_name(type)), 8), " ", total.tensors, " tensors, ", total.elements,
-                    " elements, ", human_bytes(total.bytes), dtype_info(type).is_weight ? "" : "  (no kernels)", "\n");
+    const double bits = 8.0 * static_cast<double>(total.bytes) / static_cast<double>(total.elements);
+    text += str_cat("  ", padded(std::string(dtype_name(type)), 10), " ", total.tensors, " tensors, ", total.elements,
+                    " elements, ", human_bytes(total.bytes), ", ", short_number(bits),
+                    " bits each: ", type_support(type), "\n");
   }
   text += str_cat("\ntensors   ", tensors_.size(), " (dimensions in file order, row length first)\n");
   for (const TensorInfo& tensor : tensors_) {
     const std::string name = quoted(tensor.name, 200);
     text += str_cat("  ", padded(name.substr(1, name.size() - 2), 44), " ",
-                    padded(std::string(dtype_name(tensor.type)), 8), " ", padded(describe_shape(tensor), 24), " byte ",
-                    tensor.offset, mappings_.size() > 1 ? str_cat(" of shard ", tensor.file + 1) : std::string(), "\n");
+                    padded(std::string(dtype_name(tensor.type)), 10), " ",
+                    padded(short_number(bits_per_weight(tensor.type, tensor.dims[0])) + " bits", 12), " ",
+                    padded(describe_shape(tensor), 24), " byte ", tensor.offset,
+                    mappings_.size() > 1 ? str_cat(" of shard ", tensor.file + 1) : std::string(), "\n");
   }
   return text;
 }

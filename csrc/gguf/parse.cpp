@@ -123,15 +123,16 @@ uint64_t read_alignment(const ByteReader& in, const Metadata& metadata) {
 }
 
 std::string_view unknown_type_reason(uint32_t id) {
-  if (id == 4 || id == 5 || (id >= 31 && id <= 33) || (id >= 36 && id <= 38)) return "was removed from the format";
-  if (id >= 133 && id < 400) return "is no tensor type of the format (ids of this range are written by ik_llama.cpp)";
+  if (id == 36) return "was removed from the format; forks that write it mean I2_S of BitNet, which is not supported";
+  if (id == 4 || id == 5 || (id >= 31 && id <= 33) || id == 37 || id == 38) return "was removed from the format";
+  if (id >= 133 && id < 400) return "is none of the types of ik_llama.cpp that are supported; requantise the tensor";
   return "is no tensor type of the format";
 }
 
 // Sets type and nbytes after checking the shape against the block of the type.
 void check_layout(const ByteReader& in, uint64_t start, uint32_t type_id, TensorInfo& tensor) {
   const Field field{"tensor", tensor.name};
-  const DTypeInfo* type = find_dtype(type_id);
+  const DTypeInfo* type = type_id < kFirstInternalType ? find_dtype(type_id) : nullptr;
   if (type == nullptr) in.fail(start, field, " has type ", type_id, ", which ", unknown_type_reason(type_id));
   tensor.type = type->type;
   uint64_t elements = 1;
@@ -145,7 +146,15 @@ void check_layout(const ByteReader& in, uint64_t start, uint32_t type_id, Tensor
     in.fail(start, field, " of type ", type->name, " has rows of ", tensor.dims[0],
             " elements, which is no multiple of its block of ", type->block_elements);
   }
-  if (__builtin_mul_overflow(elements / type->block_elements, type->block_bytes, &tensor.nbytes)) {
+  const uint64_t rows = elements / static_cast<uint64_t>(tensor.dims[0]);
+  if (static_cast<uint64_t>(tensor.dims[1]) % type->rows != 0) {
+    in.fail(start, field, " of type ", type->name, " has ", tensor.dims[1], " rows, which is no multiple of the ",
+            type->rows, " that the type interleaves");
+  }
+  size_t meta = 0;
+  if (__builtin_mul_overflow(elements / type->block_elements, type->block_bytes, &tensor.nbytes) ||
+      __builtin_mul_overflow(rows, type->row_meta_bytes, &meta) ||
+      __builtin_add_overflow(tensor.nbytes, meta, &tensor.nbytes)) {
     in.fail(start, field, " of shape ", describe_shape(tensor), " and type ", type->name, " has more than 2^64 bytes");
   }
 }

@@ -12,6 +12,9 @@
 
 namespace dyno {
 
+// Ids of the engine's own types, which no file may name, begin here.
+inline constexpr uint32_t kFirstInternalType = 500;
+
 struct ParsedFile {
   uint32_t version = 0;
   uint64_t alignment = 0;

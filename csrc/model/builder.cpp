@@ -109,10 +109,21 @@ const TensorInfo& Builder::expect_tensor(const std::string& name, std::initializ
 WeightId Builder::add(const std::string& name, Transform transform, DType type, int64_t batch, int64_t rows,
                       int64_t cols) {
   used_.insert(name);
+  const TensorInfo* tensor = file_.find_tensor(name);
+  if (tensor != nullptr && dtype_info(tensor->type).kind == TypeClass::interleaved) {
+    DYNO_CHECK(UnsupportedError, transform == Transform::none, "[model] tensor ", name, " is ",
+               dtype_name(tensor->type), ", which cannot be taken apart per head; requantise it as ",
+               dtype_name(dtype_info(tensor->type).plain));
+  }
+  if (tensor != nullptr && tensor->type == DType::nvfp4) {
+    const std::string factor = name.substr(0, name.rfind('.')) + ".scale";
+    DYNO_CHECK(UnsupportedError, !has_tensor(factor), "[model] tensor ", name, " is nvfp4 with a scale of its own in ",
+               factor, ", which no kernel here multiplies with; requantise it without one");
+  }
   model.weights.push_back({.name = name,
-                           .tensor = file_.find_tensor(name),
+                           .tensor = tensor,
                            .transform = transform,
-                           .type = type,
+                           .type = dtype_info(type).plain,
                            .batch = batch,
                            .rows = rows,
                            .cols = cols});

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <string_view>
 
@@ -22,8 +23,21 @@ struct LeftOut {
   uint64_t kept;  // type_bit() of each weight type that has it all the same, kNoTypeBit for families without one
 };
 
-constexpr uint64_t type_bit(DType type) { return uint64_t{1} << static_cast<uint32_t>(type); }
 inline constexpr uint64_t kNoTypeBit = uint64_t{1} << 63;
+
+// The bit of a type with GPU kernels, by its place in the list of types; 0 for others.
+constexpr uint64_t type_bit(DType type) {
+  constexpr DType kTypes[] = {
+#define DYNO_FLOAT_TYPE(name, ...) DType::name,
+#define DYNO_QUANT_TYPE(name, ...) DType::name,
+#include "core/weight_types.def"
+  };
+  static_assert(std::size(kTypes) < 63);
+  for (size_t i = 0; i < std::size(kTypes); ++i) {
+    if (kTypes[i] == type) return uint64_t{1} << i;
+  }
+  return 0;
+}
 
 inline constexpr LeftOut kLeftOut[] = {
 #ifdef DYNO_HAVE_CUDA

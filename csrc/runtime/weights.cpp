@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/sanitizers.h"
 #include "gguf/dequantize.h"
+#include "gguf/interleaved.h"
 #include "gguf/quant_blocks.h"
 #include "ops/matmul/layout.h"
 
@@ -64,7 +65,7 @@ constexpr size_t kSlabBytes = size_t{4} << 20;
 void fill_weight(const GgufFile& file, const model::Weight& weight, ops::Layout layout, std::byte* out,
                  ThreadPool& pool, int threads) {
   if (weight.transform == model::Transform::to_f32) {
-    dequantize_row(weight.tensor->type, weight.tensor->data, reinterpret_cast<float*>(out), weight.batch * weight.cols);
+    dequantize_rows(weight.tensor->type, weight.tensor->data, reinterpret_cast<float*>(out), weight.batch, weight.cols);
     return;
   }
   const size_t batch_bytes = ops::layout_bytes(weight.type, layout, weight.rows, weight.cols);
@@ -78,21 +79,32 @@ void fill_weight(const GgufFile& file, const model::Weight& weight, ops::Layout 
   const int64_t chunks = (weight.rows + 15) / 16;
   const int64_t total = chunks * weight.batch;
   const int64_t slab = std::max<int64_t>(threads, static_cast<int64_t>(kSlabBytes / (source_row * 16)));
+  const bool interleaved = dtype_info(weight.tensor->type).kind == TypeClass::interleaved;
   const auto source_of = [&](int64_t i) {
     return source_rows(weight, i / chunks) + source_row * static_cast<size_t>(i % chunks * 16);
   };
   for (int64_t begin = 0; begin < total; begin += slab) {
     const int64_t count_here = std::min(slab, total - begin);
     pool.run(threads, [&](int thread, int count) {
+      std::vector<std::byte> apart(interleaved ? source_row * 16 : 0);
       for (int64_t i = begin + count_here * thread / count; i < begin + count_here * (thread + 1) / count; ++i) {
         const int64_t chunk = i % chunks;
         const int64_t rows = std::min<int64_t>(16, weight.rows - chunk * 16);
         std::byte* target =
             out + batch_bytes * static_cast<size_t>(i / chunks) + chunk_bytes * static_cast<size_t>(chunk);
+        const std::byte* source = source_of(i);
+        if (interleaved) {
+          const int64_t unit = dtype_info(weight.tensor->type).rows;  // divides 16 and the rows of the tensor
+          for (int64_t row = 0; row < rows; row += unit) {
+            const size_t at = source_row * static_cast<size_t>(row);
+            take_apart(weight.tensor->type, source + at, apart.data() + at, weight.cols);
+          }
+          source = apart.data();
+        }
         if (layout == ops::Layout::plain) {
-          std::memcpy(target, source_of(i), source_row * static_cast<size_t>(rows));
+          std::memcpy(target, source, source_row * static_cast<size_t>(rows));
         } else {
-          ops::repack_rows(weight.type, source_of(i), target, rows, weight.cols);
+          ops::repack_rows(weight.type, source, target, rows, weight.cols);
         }
       }
     });

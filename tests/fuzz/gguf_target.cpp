@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "gguf/dequantize.h"
 #include "gguf/gguf_file.h"
+#include "gguf/interleaved.h"
 #include "gguf/split_name.h"
 #include "gguf/text.h"
 #include "input_files.h"
@@ -79,9 +80,18 @@ uint64_t read_metadata(const Metadata& metadata) {
 uint64_t read_tensor(const GgufFile& file, const TensorInfo& tensor) {
   if (file.find_tensor(tensor.name) != &tensor) __builtin_trap();
   uint64_t sum = checksum(tensor.data, tensor.nbytes);
+  const dyno::DTypeInfo& info = dyno::dtype_info(tensor.type);
+  if (info.kind == dyno::TypeClass::interleaved && tensor.n_elements() <= kMaxElements) {
+    const size_t unit = info.rows * dyno::row_bytes(info.plain, tensor.dims[0]);
+    std::vector<std::byte> rows(unit);
+    for (size_t at = 0; at < tensor.nbytes; at += unit) {
+      dyno::take_apart(tensor.type, tensor.data + at, rows.data(), tensor.dims[0]);
+      sum += checksum(rows.data(), rows.size());
+    }
+  }
   if (!dyno::can_dequantize(tensor.type) || tensor.n_elements() > kMaxElements) return sum;
   std::vector<float> values(static_cast<size_t>(tensor.n_elements()));
-  dyno::dequantize_row(tensor.type, tensor.data, values.data(), tensor.n_elements());
+  dyno::dequantize_rows(tensor.type, tensor.data, values.data(), tensor.n_rows(), tensor.dims[0]);
   sum += checksum(values.data(), values.size() * sizeof(float));
   if (tensor.n_elements() % 32 == 0) {
     std::vector<uint16_t> blocks(values.size() / 32 * 17);

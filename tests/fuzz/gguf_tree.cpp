@@ -104,7 +104,8 @@ std::optional<uint64_t> bytes_of(const TensorEntry& tensor) {
     elements *= d;
   }
   if (elements > kMaxTensor || tensor.dims[0] % info->block_elements != 0) return std::nullopt;
-  return elements / info->block_elements * info->block_bytes;
+  const uint64_t rows = elements / tensor.dims[0];
+  return elements / info->block_elements * info->block_bytes + rows * info->row_meta_bytes;
 }
 
 // As many bytes as the dimensions ask for, by repeating what was there.
@@ -324,7 +325,15 @@ Bytes write_tree(const GgufTree& tree) {
 }
 
 void mutate_tree(GgufTree& tree, const GgufTree& other, Random& random) {
-  static constexpr std::array<uint32_t, 18> kTypes = {0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30, 39, 24, 40};
+  static constexpr std::array kTypes = {
+#define DYNO_FLOAT_TYPE(name, id, ...) id,
+#define DYNO_DATA_TYPE(name, id, ...) id,
+#define DYNO_QUANT_TYPE(name, id, ...) id,
+#define DYNO_CODED_TYPE(name, id, ...) id,
+#define DYNO_VALUES_TYPE(name, id, ...) id,
+#define DYNO_INTERLEAVED_TYPE(name, id, ...) id,
+#include "core/weight_types.def"
+  };
   MetaEntry* const entry = pick_short(tree, random);
   TensorEntry* const tensor = pick(tree.tensors, random);
   switch (below(random, 14)) {
@@ -356,7 +365,7 @@ void mutate_tree(GgufTree& tree, const GgufTree& other, Random& random) {
       break;
     case 7:
       if (tensor != nullptr) {
-        tensor->type = kTypes[below(random, kTypes.size())];
+        tensor->type = static_cast<uint32_t>(kTypes[below(random, kTypes.size())]);
         fit_data(*tensor);
       }
       break;

@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "bindings": {"core", "gguf", "model", "ops", "profile", "plan", "runtime"},
 }
 # Of gguf, kernels and selection see how blocks are laid out, never the file.
-GGUF_TRAITS = {"gguf/quant_blocks.h", "gguf/dequantize.h"}
+GGUF_TRAITS = {"gguf/decode.h", "gguf/dequantize.h", "gguf/quant_blocks.h", "gguf/weight_format.h"}
 # Of ops, a model's table of facts names activations, gating and layouts: the contract, never a kernel.
 OPS_CONTRACT = {"ops/op.h"}
 

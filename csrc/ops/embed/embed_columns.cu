@@ -27,22 +27,9 @@ auto kernel_of(DType type) {
 #define DYNO_CASE(name) \
   case DType::name:     \
     return embed_columns<DType::name>;
-    DYNO_CASE(f32)
-    DYNO_CASE(f16)
-    DYNO_CASE(bf16)
-    DYNO_CASE(q4_0)
-    DYNO_CASE(q4_1)
-    DYNO_CASE(q5_0)
-    DYNO_CASE(q5_1)
-    DYNO_CASE(q8_0)
-    DYNO_CASE(q2_k)
-    DYNO_CASE(q3_k)
-    DYNO_CASE(q4_k)
-    DYNO_CASE(q5_k)
-    DYNO_CASE(q6_k)
-    DYNO_CASE(iq4_nl)
-    DYNO_CASE(iq4_xs)
-    DYNO_CASE(mxfp4)
+#define DYNO_FLOAT_TYPE(name, ...) DYNO_CASE(name)
+#define DYNO_QUANT_TYPE(name, ...) DYNO_CASE(name)
+#include "core/weight_types.def"
 #undef DYNO_CASE
     default:
       throw UnsupportedError(str_cat("[embed] no CUDA kernel for a table of type ", dtype_name(type)));

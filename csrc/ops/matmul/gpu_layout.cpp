@@ -19,19 +19,8 @@ void with_gpu_type(DType type, F&& f) {
     return f.template operator()<DType::t>();
     DYNO_CASE(f16)
     DYNO_CASE(bf16)
-    DYNO_CASE(q4_0)
-    DYNO_CASE(q4_1)
-    DYNO_CASE(q5_0)
-    DYNO_CASE(q5_1)
-    DYNO_CASE(q8_0)
-    DYNO_CASE(q2_k)
-    DYNO_CASE(q3_k)
-    DYNO_CASE(q4_k)
-    DYNO_CASE(q5_k)
-    DYNO_CASE(q6_k)
-    DYNO_CASE(iq4_nl)
-    DYNO_CASE(iq4_xs)
-    DYNO_CASE(mxfp4)
+#define DYNO_QUANT_TYPE(name, ...) DYNO_CASE(name)
+#include "core/weight_types.def"
 #undef DYNO_CASE
     default:
       throw UnsupportedError(str_cat("[gpu layout] type ", dtype_name(type), " has no layout for the GPU"));

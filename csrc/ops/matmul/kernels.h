@@ -71,7 +71,9 @@ struct GateEpilogue {
 #define DYNO_DECLARE_MATMUL_KERNELS(isa)                                                                        \
   namespace isa {                                                                                               \
   void gemm_q8(const ProductJob& job);                                                                          \
+  void gemm_q8_coded(const ProductJob& job);                                                                    \
   void matvec_q8_x16(const ProductJob& job);                                                                    \
+  void matvec_q8_coded(const ProductJob& job);                                                                  \
   void matvec_q8_plain(const ProductJob& job);                                                                  \
   void dot_f32(const ProductJob& job);                                                                          \
   void epilogue_linear(const LinearEpilogue& e);                                                                \
@@ -79,7 +81,7 @@ struct GateEpilogue {
   /* tiles [first, first + count) of a plain matrix of `rows` rows into layout x16 */                           \
   void repack_tiles(DType type, const std::byte* plain, std::byte* out, int64_t rows, int64_t k, int64_t first, \
                     int64_t count);                                                                             \
-  /* `rows` <= 16 rows of one tile of layout x16 as floats, out[r * stride + k] */                              \
+  /* `rows` <= 16 rows of one tile as floats, out[r * stride + k] */                                            \
   void tile_to_f32(DType type, Layout layout, const WeightTile& tile, int64_t k, float* out, int64_t stride);   \
   }
 #ifdef DYNO_HAVE_ISA_portable

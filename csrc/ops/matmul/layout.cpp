@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "gguf/dequantize.h"
 #include "ops/matmul/gpu_layout.h"
 #include "ops/matmul/kernels.h"
 #include "ops/matmul/quant_format.h"
@@ -13,11 +14,13 @@ namespace {
 // Zero for types without the layout.
 int record_bytes_of(DType type) {
   switch (type) {
-#define DYNO_CASE(T) \
-  case DType::T:     \
-    return record_bytes(kFormat<DType::T>);
-    DYNO_QUANT_TYPES(DYNO_CASE)
-#undef DYNO_CASE
+#define DYNO_QUANT_TYPE(name, ...) \
+  case DType::name:                \
+    return record_bytes(kFormat<DType::name>);
+#define DYNO_CODED_TYPE(name, ...) \
+  case DType::name:                \
+    return record_bytes(kFormat<DType::name>);
+#include "core/weight_types.def"
     default:
       return 0;
   }
@@ -32,7 +35,7 @@ CpuIsa repack_isa() {
 
 bool layout_supported(DType type, Layout layout) {
   if (layout == Layout::gpu) return has_gpu_layout(type);
-  return layout == Layout::plain ? dtype_info(type).is_weight : record_bytes_of(type) != 0;
+  return layout == Layout::plain ? can_dequantize(type) : record_bytes_of(type) != 0;
 }
 
 size_t layout_bytes(DType type, Layout layout, int64_t rows, int64_t k) {

@@ -1,5 +1,6 @@
 // Quantised weights times few tokens: weights go from memory through registers into the dot products, nothing is
-// stored in between. Instantiated for layout x16 and layout plain by matvec_q8_x16.cpp and matvec_q8_plain.cpp.
+// stored in between. Instantiated by matvec_q8_x16.cpp, matvec_q8_coded.cpp (layout x16 of coded types) and
+// matvec_q8_plain.cpp.
 #pragma once
 
 #include "ops/matmul/activation_rows.h"
@@ -13,12 +14,14 @@ inline void prefetch_lines(const uint8_t* p, int bytes) {
   for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 3);
 }
 
-template <DType T, Layout L, int kMr>
+template <typename Source, int kMr>
 void matvec_tile(const ProductJob& job, const WeightTile& tile, const std::byte* const* rows, float* c) {
-  constexpr QuantFormat f = kFormat<T>;
+  constexpr WeightFormat f = Source::format;
   constexpr int kSteps = f.group / 4;
   constexpr int kGroups = 32 / f.group;
-  TileSource<T, L> source({reinterpret_cast<const uint8_t*>(tile.base), tile.row_bytes, tile.rows});
+  constexpr int kWiden = Source::tile.widen;
+  Source source({reinterpret_cast<const uint8_t*>(tile.base), tile.row_bytes, tile.rows}, job.type);
+  const int offset = -source.offset();
   ActRow row[kMr];
   F total[kMr];
   for (int t = 0; t < kMr; ++t) {
@@ -30,8 +33,8 @@ void matvec_tile(const ProductJob& job, const WeightTile& tile, const std::byte*
   for (int64_t record = 0; record < records; ++record) {
     source.seek(record);
     for (int sub = 0; sub < f.block / 32; ++sub, ++block) {
-      if constexpr (L == Layout::x16) {
-        constexpr int kBytes = kRecordBytes<T> / (f.block / 32);
+      if constexpr (requires { source.record(); }) {
+        constexpr int kBytes = Source::bytes / (f.block / 32);
         prefetch_lines(source.record() + sub * kBytes + job.prefetch, kBytes);
       }
       B w[8];
@@ -46,15 +49,15 @@ void matvec_tile(const ProductJob& job, const WeightTile& tile, const std::byte*
         for (int g = 0; g < kGroups; ++g) {
           const int sum =
               kGroups == 1 ? row[t].sum16(2 * block) + row[t].sum16(2 * block + 1) : row[t].sum16(2 * block + g);
-          Dot<kWiden<T>, kSteps> dot;
+          Dot<kWiden, kSteps> dot;
           if constexpr (f.has_min) {
             dot.zero();
           } else {
-            dot.init(-kTileOffset<T> * sum);
+            dot.init(offset * sum);
           }
           const auto step = [&]<int kStep>() {
             const int at = 4 * g + kStep;
-            dot.template step<kStep>(Weight4<kWiden<T>>(w[at]), act_broadcast(a + 4 * at));
+            dot.template step<kStep>(Weight4<kWiden>(w[at]), act_broadcast(a + 4 * at));
           };
           step.template operator()<0>();
           step.template operator()<1>();
@@ -75,35 +78,21 @@ void matvec_tile(const ProductJob& job, const WeightTile& tile, const std::byte*
   for (int t = 0; t < kMr; ++t) f_store(c + t * job.ldc, total[t]);
 }
 
-template <DType T, Layout L, int kMr>
+template <typename Source, int kMr>
 int matvec_tokens(const ProductJob& job, const WeightTile& tile, const std::byte* const* rows, int left, float* c) {
   if constexpr (kMr > 1) {
-    if (left < kMr) return matvec_tokens < T, L, kMr == 8 ? 6 : kMr == 6 ? 4 : kMr - 1 > (job, tile, rows, left, c);
+    if (left < kMr) return matvec_tokens < Source, kMr == 8 ? 6 : kMr == 6 ? 4 : kMr - 1 > (job, tile, rows, left, c);
   }
-  matvec_tile<T, L, kMr>(job, tile, rows, c);
+  matvec_tile<Source, kMr>(job, tile, rows, c);
   return kMr;
 }
 
-template <DType T, Layout L>
+template <typename Source>
 void matvec_typed(const ProductJob& job) {
   for (int i = 0; i < job.n_tiles; ++i) {
     for (int t = 0; t < job.m;) {
-      t += matvec_tokens<T, L, kMaxMatvec>(job, job.tiles[i], job.rows + t, job.m - t, job.c + 16 * i + t * job.ldc);
+      t += matvec_tokens<Source, kMaxMatvec>(job, job.tiles[i], job.rows + t, job.m - t, job.c + 16 * i + t * job.ldc);
     }
-  }
-}
-
-template <Layout L>
-void matvec(const ProductJob& job) {
-  switch (job.type) {
-#define DYNO_CASE(T)                \
-  case DType::T:                    \
-    matvec_typed<DType::T, L>(job); \
-    break;
-    DYNO_QUANT_TYPES(DYNO_CASE)
-#undef DYNO_CASE
-    default:
-      break;
   }
 }
 

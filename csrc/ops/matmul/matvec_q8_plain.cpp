@@ -2,6 +2,15 @@
 
 namespace DYNO_KERNEL_NAMESPACE {
 
-void matvec_q8_plain(const ProductJob& job) { matvec<Layout::plain>(job); }
+void matvec_q8_plain(const ProductJob& job) {
+  switch (job.type) {
+#define DYNO_QUANT_TYPE(name, ...) \
+  case DType::name:                \
+    return matvec_typed<TileSource<DType::name, Layout::plain>>(job);
+#include "core/weight_types.def"
+    default:
+      break;
+  }
+}
 
 }  // namespace DYNO_KERNEL_NAMESPACE

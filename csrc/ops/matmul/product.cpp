@@ -1,6 +1,7 @@
 #include "ops/matmul/product.h"
 
 #include "core/error.h"
+#include "gguf/dequantize.h"
 
 namespace dyno::ops {
 namespace {
@@ -13,11 +14,11 @@ int max_accumulators(CpuIsa isa) { return isa == CpuIsa::avx512_vnni ? 12 : 4; }
 }  // namespace
 
 Support supports_weights(DType type, Layout layout, ActType act, int64_t k) {
-  if (!dtype_info(type).is_weight) return Support::no(str_cat("no kernels multiply with ", dtype_name(type)));
+  if (!can_dequantize(type)) return Support::no(str_cat("no kernels multiply with ", dtype_name(type)));
   if (!layout_supported(type, layout)) {
     return Support::no(str_cat(dtype_name(type), " has no layout ", layout_name(layout)));
   }
-  if (act == ActType::q8 && is_float(type)) {
+  if (act == ActType::q8 && !has_codes(type)) {
     return Support::no(str_cat(dtype_name(type), " weights need f32 activations, not q8"));
   }
   const int64_t block = dtype_info(type).block_elements;
@@ -38,7 +39,7 @@ Support supports_tiling(const Tiling& tiling, DType type, ActType act, int64_t m
     return Support::yes();
   }
   if (act != ActType::q8) return Support::no("matvec and gemm take q8 activations, not f32");
-  if (is_float(type)) return Support::no(str_cat(dtype_name(type), " is not quantised"));
+  if (!has_codes(type)) return Support::no(str_cat(dtype_name(type), " has no integers to multiply"));
   if (tiling.method == Method::matvec) {
     if (m > kMatvecTokens) return Support::no(str_cat("m=", m, ": matvec takes at most ", kMatvecTokens, " tokens"));
     return Support::yes();
@@ -61,13 +62,66 @@ ProductScratch::ProductScratch(std::byte* base, const Tiling& tiling, int matric
            static_cast<size_t>(tiling.block) * static_cast<size_t>(matrices * tiling.group) * 16 * sizeof(float);
 }
 
+namespace {
+
+// Plain matrices of coded types are repacked for each product.
+bool repacked_on_the_way(const Weights& weights) {
+  return weights.layout == Layout::plain && dtype_info(weights.type).kind == TypeClass::coded;
+}
+
+size_t kernel_scratch_bytes(const Tiling& tiling, const Weights& weights) {
+  if (tiling.method == Method::gemm) return gemm_scratch_bytes(tiling.nr, tiling.kc);
+  if (tiling.method == Method::dot && !is_float(weights.type)) return dot_scratch_bytes(weights.k);
+  return 0;
+}
+
+}  // namespace
+
 size_t product_scratch_bytes(const Tiling& tiling, const Weights& weights, int matrices) {
   size_t bytes = 3 * aligned(static_cast<size_t>(tiling.block) * sizeof(void*));
   bytes += static_cast<size_t>(tiling.block) * static_cast<size_t>(matrices * tiling.group) * 16 * sizeof(float);
-  if (tiling.method == Method::gemm) bytes += gemm_scratch_bytes(tiling.nr, tiling.kc);
-  if (tiling.method == Method::dot && !is_float(weights.type)) bytes += dot_scratch_bytes(weights.k);
+  bytes += kernel_scratch_bytes(tiling, weights);
+  if (tiling.method != Method::dot && repacked_on_the_way(weights)) {
+    const int tiles = tiling.method == Method::gemm ? tiling.nr : 1;
+    bytes = aligned(bytes) + static_cast<size_t>(tiles) * layout_bytes(weights.type, Layout::x16, kTileRows, weights.k);
+  }
   return aligned(bytes);
 }
+
+namespace {
+
+void run_coded(const ProductJob& job, bool few, CpuIsa isa) {
+  if (few) {
+    DYNO_DISPATCH_ISA(isa, matvec_q8_coded(job));
+  } else {
+    DYNO_DISPATCH_ISA(isa, gemm_q8_coded(job));
+  }
+}
+
+// Layout plain: a few tiles at a time become layout x16 in `room`.
+void coded_product(ProductJob job, bool few, std::byte* room, CpuIsa isa) {
+  if (job.layout == Layout::x16) return run_coded(job, few, isa);
+  const size_t tile_bytes = layout_bytes(job.type, Layout::x16, kTileRows, job.k);
+  const WeightTile* tiles = job.tiles;
+  const int total = job.n_tiles, step = few ? 1 : job.nr;
+  float* const c = job.c;
+  job.layout = Layout::x16;
+  for (int first = 0; first < total; first += step) {
+    WeightTile packed[kMaxGroupTiles];
+    job.n_tiles = std::min(step, total - first);
+    for (int i = 0; i < job.n_tiles; ++i) {
+      const WeightTile& tile = tiles[first + i];
+      packed[i] = {room + static_cast<size_t>(i) * tile_bytes, tile.row_bytes, tile.rows};
+      DYNO_DISPATCH_ISA(
+          isa, repack_tiles(job.type, tile.base, room + static_cast<size_t>(i) * tile_bytes, tile.rows, job.k, 0, 1));
+    }
+    job.tiles = packed;
+    job.c = c + 16 * first;
+    run_coded(job, few, isa);
+  }
+}
+
+}  // namespace
 
 void compute_product(const Tiling& tiling, const Weights& weights, const WeightTile* tiles, int n_tiles, int m,
                      const ProductScratch& scratch, CpuIsa isa) {
@@ -89,7 +143,12 @@ void compute_product(const Tiling& tiling, const Weights& weights, const WeightT
   job.prefetch = tiling.prefetch;
   if (tiling.method == Method::dot) {
     DYNO_DISPATCH_ISA(isa, dot_f32(job));
-  } else if (tiling.method == Method::matvec || m <= tiling.few) {
+    return;
+  }
+  const bool few = tiling.method == Method::matvec || m <= tiling.few;
+  if (dtype_info(weights.type).kind == TypeClass::coded) {
+    coded_product(job, few, scratch.kernel + aligned(kernel_scratch_bytes(tiling, weights)), isa);
+  } else if (few) {
     if (weights.layout == Layout::x16) {
       DYNO_DISPATCH_ISA(isa, matvec_q8_x16(job));
     } else {

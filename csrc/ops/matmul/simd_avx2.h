@@ -137,11 +137,27 @@ inline Lut lut_load(const uint8_t* p16) {
   return {_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p16)))};
 }
 inline B b_lut(Lut t, B index) { return {_mm256_shuffle_epi8(t.v, index.a), _mm256_shuffle_epi8(t.v, index.b)}; }
+inline __m256i lut32_half(Lut low, Lut high, __m256i index) {
+  const __m256i a = _mm256_shuffle_epi8(low.v, index), b = _mm256_shuffle_epi8(high.v, index);
+  return _mm256_blendv_epi8(a, b, _mm256_slli_epi16(index, 3));  // bit 4 becomes the top bit
+}
+// Entries 0-15 of `low`, 16-31 of `high`.
+inline B b_lut32(Lut low, Lut high, B index) {
+  return {lut32_half(low, high, index.a), lut32_half(low, high, index.b)};
+}
+inline B b_add(B x, B y) { return {_mm256_add_epi8(x.a, y.a), _mm256_add_epi8(x.b, y.b)}; }
+// `bytes` in the rows whose bit is set, zeros in the others.
+inline B b_rows(uint16_t rows, uint32_t bytes) {
+  const __m256i all = _mm256_set1_epi32(rows), value = _mm256_set1_epi32(static_cast<int>(bytes));
+  const __m256i low = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128), high = _mm256_slli_epi32(low, 8);
+  return {_mm256_and_si256(_mm256_cmpeq_epi32(_mm256_and_si256(all, low), low), value),
+          _mm256_and_si256(_mm256_cmpeq_epi32(_mm256_and_si256(all, high), high), value)};
+}
 
 // Sums of products over a group of kSteps times 4 k. vpmaddubsw gives int16 sums of two products, which are added up
 // in int16 for kWiden steps before they are widened. No sum saturates: with activations in [-127, 127] a step adds at
-// most 2 * 127 * max(u), so u <= 15 allows 8 steps (30480), u <= 31 four (31496), u <= 63 two (32004). kWiden = 1 is
-// for signed weights: |w| times sign(a, w), at most 2 * 128 * 127 = 32512.
+// most 2 * 127 * max(u), so u <= 16 allows 8 steps (32512), u <= 32 four, u <= 64 two, u <= 129 one (32766). kWiden = 0
+// is for signed weights: |w| times sign(a, w), at most 2 * 128 * 127 = 32512.
 using Activation4 = __m256i;
 inline Activation4 act_broadcast(const void* p) {
   int32_t x;
@@ -154,7 +170,7 @@ struct Weight4 {
   explicit Weight4(B x) : w(x) {}
 };
 template <>
-struct Weight4<1> {
+struct Weight4<0> {
   B w, magnitude;
   explicit Weight4(B x) : w(x), magnitude{_mm256_abs_epi8(x.a), _mm256_abs_epi8(x.b)} {}
 };
@@ -166,7 +182,7 @@ struct Dot {
   template <int kStep>
   void step(const Weight4<kWiden>& w, Activation4 x) {
     const __m256i ones = _mm256_set1_epi16(1);
-    if constexpr (kWiden == 1) {
+    if constexpr (kWiden == 0) {
       const __m256i p = _mm256_maddubs_epi16(w.magnitude.a, _mm256_sign_epi8(x, w.w.a));
       const __m256i q = _mm256_maddubs_epi16(w.magnitude.b, _mm256_sign_epi8(x, w.w.b));
       a32 = _mm256_add_epi32(a32, _mm256_madd_epi16(p, ones));

@@ -102,6 +102,16 @@ inline Lut lut_load(const uint8_t* p16) {
   return {_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p16)))};
 }
 inline B b_lut(Lut t, B index) { return _mm512_shuffle_epi8(t.v, index); }
+// Entries 0-15 of `low`, 16-31 of `high`.
+inline B b_lut32(Lut low, Lut high, B index) {
+  const __mmask64 upper = _mm512_test_epi8_mask(index, _mm512_set1_epi8(16));
+  return _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(low.v, index), upper, high.v, index);
+}
+inline B b_add(B a, B b) { return _mm512_add_epi8(a, b); }
+// `bytes` in the rows whose bit is set, zeros in the others.
+inline B b_rows(uint16_t rows, uint32_t bytes) {
+  return _mm512_maskz_set1_epi32(static_cast<__mmask16>(rows), static_cast<int>(bytes));
+}
 
 // Sums of u8 x s8 products over a group of kSteps times 4 k. kWiden is the number of steps whose pair sums fit int16
 // (AVX2 only).

@@ -226,6 +226,27 @@ DYNO_OUTLINE inline B b_lut(const Lut& t, B index) {
   for (int i = 0; i < 64; ++i) index.v[i] = t.v[index.v[i] & 15];
   return index;
 }
+// Entries 0-15 of `low`, 16-31 of `high`.
+DYNO_OUTLINE inline B b_lut32(const Lut& low, const Lut& high, B index) {
+  for (int i = 0; i < 64; ++i) {
+    const uint8_t at = index.v[i];
+    index.v[i] = (at & 16) != 0 ? high.v[at & 15] : low.v[at & 15];
+  }
+  return index;
+}
+DYNO_OUTLINE inline B b_add(B a, const B& b) {
+  for (int i = 0; i < 64; ++i) a.v[i] = static_cast<uint8_t>(a.v[i] + b.v[i]);
+  return a;
+}
+// `bytes` in the rows whose bit is set, zeros in the others.
+DYNO_OUTLINE inline B b_rows(uint16_t rows, uint32_t bytes) {
+  B r;
+  DYNO_LANES {
+    const uint32_t x = (rows >> i & 1) != 0 ? bytes : 0u;
+    std::memcpy(r.v + 4 * i, &x, 4);
+  }
+  return r;
+}
 
 struct Activation4 {
   int8_t v[4];

@@ -1,6 +1,6 @@
 // From stored weights to tiles: 16 rows x 32 k of unsigned bytes (signed with kSignedBytes, where the type has 8 bits)
-// as 8 vectors of 16 rows x 4 k, and scales per row. The only code that knows how types are stored. Kernel sources
-// only.
+// as 8 vectors of 16 rows x 4 k, and scales per row. Kernel sources only. How a coded type stands in a file is known to
+// gguf/decode.h alone.
 //
 // Bit planes of layout x16, for each 32 k, in this order; "step" j is the vector of k = 4j .. 4j+3:
 //   low 4 bits (4, 5, 6 bit types)  4 vectors: vector j has step j in the low and step j + 4 in the high nibble
@@ -23,30 +23,59 @@ struct TileRef {
   int rows = 16;
 };
 
-template <DType T>
-inline constexpr int kHeaderBytes = header_bytes(kFormat<T>.header);
-template <DType T>
-inline constexpr int kPlanesBytes = planes_bytes(kFormat<T>);
-template <DType T>
-inline constexpr int kRecordBytes = record_bytes(kFormat<T>);
-// What is subtracted from the integers of a tile.
-template <DType T>
-inline constexpr int kTileOffset = kBytesSigned<T> ? 0 : kFormat<T>.offset;
-// Steps between widenings, see Dot.
-template <DType T>
-inline constexpr int kWiden = !kSignedBytes          ? 8
-                              : kBytesSigned<T>      ? 1
-                              : kFormat<T>.bits <= 4 ? 8
-                              : kFormat<T>.bits == 5 ? 4
-                                                     : 2;
+// How the tiles of a type are computed with: what is common to all types that share code.
+struct TileFormat {
+  WeightFormat format;
+  int widen = 8;  // steps between widenings, see Dot; 0 for signed bytes
+
+  friend constexpr bool operator==(const TileFormat&, const TileFormat&) = default;
+};
+
+// Steps of Dot whose sums fit int16 for unsigned integers up to `most`.
+constexpr int steps_of(int most) { return most <= 16 ? 8 : most <= 32 ? 4 : most <= 64 ? 2 : 1; }
 
 template <DType T>
-inline B from_codes(B index) {
-  constexpr bool kMx = kFormat<T>.codebook == Codebook::mxfp4;
-  const B codes = b_lut(lut_load(kMx ? kMxfp4Codes : kIq4NlCodes), index);
-  if constexpr (kBytesSigned<T>) return b_xor(codes, b_set1(0x80));
-  return codes;
+constexpr TileFormat tile_format() {
+  constexpr WeightFormat f = kFormat<T>;
+  if (!kSignedBytes) return {f, 8};
+  if (kBytesSigned<T>) return {f, 0};
+  return {f, f.lookup ? steps_of(code_range(*kCodebook<T>, kShift<T>)) : steps_of((1 << f.bits) - 1)};
 }
+
+// What a kernel needs to know of a type that types of one format do not share.
+inline const Codes& codes_of_type(DType type) {
+  static constexpr Codes kNone = {};
+  switch (type) {
+#define DYNO_QUANT_TYPE(name, ...) \
+  case DType::name:                \
+    return kCodes<DType::name>;
+#define DYNO_CODED_TYPE(name, ...) \
+  case DType::name:                \
+    return kCodes<DType::name>;
+#include "core/weight_types.def"
+    default:
+      return kNone;
+  }
+}
+
+// The bytes that indices stand for.
+template <TileFormat kTile>
+class Lookup {
+ public:
+  explicit Lookup(const Codes& codes) : low_(lut_load(codes.bytes)), high_(lut_load(codes.bytes + 16)) {}
+  B operator()(B index) const {
+    B bytes;
+    if constexpr (kTile.format.bits == 5) {
+      bytes = b_lut32(low_, high_, index);
+    } else {
+      bytes = b_lut(low_, index);
+    }
+    return bytes;
+  }
+
+ private:
+  Lut low_, high_;
+};
 
 // ---- x16 ----
 
@@ -60,12 +89,12 @@ inline B top_bit(B plane, B mask_at_4) {
   }
 }
 
-template <DType T>
+template <TileFormat kTile>
 DYNO_OUTLINE inline void load_planes(const uint8_t* p, B w[8]) {
-  constexpr QuantFormat f = kFormat<T>;
+  constexpr WeightFormat f = kTile.format;
   if constexpr (f.bits == 8) {
     for (int j = 0; j < 8; ++j) w[j] = b_load(p + 64 * j);
-    if constexpr (kBytesSigned<T>) {
+    if constexpr (kTile.widen == 0) {
       for (int j = 0; j < 8; ++j) w[j] = b_xor(w[j], b_set1(0x80));
     }
   } else if constexpr (f.bits >= 4) {
@@ -75,9 +104,7 @@ DYNO_OUTLINE inline void load_planes(const uint8_t* p, B w[8]) {
       w[j] = b_and(both, low);
       w[j + 4] = b_and(b_shr<4>(both), low);
     }
-    if constexpr (f.codebook != Codebook::none) {
-      for (int j = 0; j < 8; ++j) w[j] = from_codes<T>(w[j]);
-    } else if constexpr (f.bits == 5) {
+    if constexpr (f.bits == 5) {
       const B h = b_load(p + 256), m = b_set1(16);
       w[0] = b_or(w[0], top_bit<0>(h, m));
       w[1] = b_or(w[1], top_bit<1>(h, m));
@@ -123,15 +150,15 @@ DYNO_OUTLINE inline void load_planes(const uint8_t* p, B w[8]) {
 }
 
 // The inverse, for repacking: `w` as load_planes gives it.
-template <DType T>
+template <TileFormat kTile>
 DYNO_OUTLINE inline void store_planes(uint8_t* p, const B w_in[8]) {
-  constexpr QuantFormat f = kFormat<T>;
+  constexpr WeightFormat f = kTile.format;
   static_assert(f.bits != 0);
   alignas(64) uint8_t w[8][64];
   for (int j = 0; j < 8; ++j) b_store(w[j], w_in[j]);
   if constexpr (f.bits == 8) {
     for (int j = 0; j < 8; ++j) {
-      for (int i = 0; i < 64; ++i) p[64 * j + i] = static_cast<uint8_t>(w[j][i] ^ (kBytesSigned<T> ? 0x80 : 0));
+      for (int i = 0; i < 64; ++i) p[64 * j + i] = static_cast<uint8_t>(w[j][i] ^ (kTile.widen == 0 ? 0x80 : 0));
     }
   } else {
     if constexpr (f.bits >= 4) {
@@ -163,11 +190,12 @@ DYNO_OUTLINE inline void store_planes(uint8_t* p, const B w_in[8]) {
 }
 
 // Scales of the 32 k number `sub` of a record: one pair for groups of 32, two for groups of 16.
-template <DType T>
+template <WeightFormat f>
 DYNO_OUTLINE inline void load_scales(const uint8_t* h, int sub, F s[2], F b[2]) {
-  constexpr QuantFormat f = kFormat<T>;
   if constexpr (f.header == Header::d) {
     s[0] = f_from_f16(h);
+  } else if constexpr (f.header == Header::d_float) {
+    s[0] = f_load(reinterpret_cast<const float*>(h));
   } else if constexpr (f.header == Header::d_m) {
     s[0] = f_from_f16(h);
     b[0] = f_sub(f_zero(), f_from_f16(h + 32));
@@ -186,8 +214,25 @@ DYNO_OUTLINE inline void load_scales(const uint8_t* h, int sub, F s[2], F b[2]) 
       s[i] = f_mul(d, f_from_low_nibble(h + 64 + 32 * sub + 16 * i));
       b[i] = f_mul(dmin, f_from_high_nibble(h + 64 + 32 * sub + 16 * i));
     }
+  } else if constexpr (f.header == Header::halves16) {
+    s[0] = f_from_f16(h + 64 * sub);
+    s[1] = f_from_f16(h + 64 * sub + 32);
+  } else if constexpr (f.header == Header::f_scale32) {
+    s[0] = f_mul(f_load(reinterpret_cast<const float*>(h)), f_from_s8(h + 64 + 16 * sub));
   } else {
     s[0] = f_mul(f_from_f16(h), f_from_s8(h + 32 + 16 * sub));
+  }
+}
+
+// Adds what the rows' shift bits say to the 32 k number `sub` of a record; `bits` are those of the record.
+template <WeightFormat f>
+inline void add_shifts(const uint8_t* bits, int sub, uint32_t bytes, B w[8]) {
+  constexpr int kSteps = f.every / 4;  // under one bit
+  for (int run = 0; run < 8 / kSteps; ++run) {
+    uint16_t rows;
+    std::memcpy(&rows, bits + 2 * (sub * (8 / kSteps) + run), 2);
+    const B add = b_rows(rows, bytes);
+    for (int j = run * kSteps; j < (run + 1) * kSteps; ++j) w[j] = b_add(w[j], add);
   }
 }
 
@@ -196,7 +241,7 @@ DYNO_OUTLINE inline void load_scales(const uint8_t* h, int sub, F s[2], F b[2]) 
 // The x16 header of one row's block, `row` of 16.
 template <DType T>
 DYNO_OUTLINE inline void pack_header(const uint8_t* block, int row, uint8_t* h) {
-  constexpr QuantFormat f = kFormat<T>;
+  constexpr WeightFormat f = kFormat<T>;
   uint8_t* const d = h + 2 * row;
   if constexpr (f.header == Header::d) {
     std::memcpy(d, block, 2);
@@ -248,42 +293,73 @@ DYNO_OUTLINE inline void pack_header(const uint8_t* block, int row, uint8_t* h) 
 }
 
 // ---- the two layouts behind one interface ----
+//
+// What the integers of a tile are less offset() is what they stand for.
 
-template <DType T, Layout L>
-class TileSource;
-
-template <DType T>
-class TileSource<T, Layout::x16> {
+template <TileFormat kTile>
+class X16Source {
  public:
-  explicit TileSource(const TileRef& tile) : base_(tile.base) {}
-  void seek(int64_t record) { record_ = base_ + record * kRecordBytes<T>; }
-  void load(int sub, B w[8]) const { load_planes<T>(record_ + kHeaderBytes<T> + sub * kPlanesBytes<T>, w); }
-  void scales(int sub, F s[2], F b[2]) const { load_scales<T>(record_, sub, s, b); }
+  static constexpr TileFormat tile = kTile;
+  static constexpr WeightFormat format = kTile.format;
+  static constexpr int header = header_bytes(format) + shift_bytes(format);
+  static constexpr int planes = planes_bytes(format);
+  static constexpr int bytes = record_bytes(format);
+
+  X16Source(const TileRef& tile_ref, DType type) : base_(tile_ref.base), codes_(codes_of_type(type)), lookup_(codes_) {}
+  void seek(int64_t record) { record_ = base_ + record * bytes; }
+  void load(int sub, B w[8]) const {
+    load_planes<kTile>(record_ + header + sub * planes, w);
+    if constexpr (format.lookup) {
+      for (int j = 0; j < 8; ++j) w[j] = lookup_(w[j]);
+      if constexpr (format.every != 0) {
+        add_shifts<format>(record_ + header_bytes(format), sub, codes_.shift, w);
+      }
+      if constexpr (kTile.widen == 0) {
+        for (int j = 0; j < 8; ++j) w[j] = b_xor(w[j], b_set1(0x80));
+      }
+    }
+  }
+  void scales(int sub, F s[2], F b[2]) const {
+    load_scales<format>(record_, sub, s, b);
+    if constexpr (format.scaled) {
+      s[0] = f_mul(s[0], f_set1(codes_.unit));
+      if constexpr (format.group == 16) s[1] = f_mul(s[1], f_set1(codes_.unit));
+    }
+  }
+  int offset() const { return kTile.widen == 0 ? 0 : format.lookup ? codes_.offset : format.offset; }
   const uint8_t* record() const { return record_; }
 
  private:
   const uint8_t* base_;
   const uint8_t* record_ = nullptr;
+  const Codes& codes_;
+  Lookup<kTile> lookup_;
 };
 
 template <DType T>
-class TileSource<T, Layout::plain> {
+class PlainSource {
  public:
-  explicit TileSource(const TileRef& tile) {
+  static constexpr TileFormat tile = tile_format<T>();
+  static constexpr WeightFormat format = tile.format;
+
+  PlainSource(const TileRef& tile_ref, DType) : lookup_(kCodes<T>) {
     for (int r = 0; r < 16; ++r) {
-      base_[r] = tile.base + (r < tile.rows ? r : tile.rows - 1) * tile.row_bytes;
+      base_[r] = tile_ref.base + (r < tile_ref.rows ? r : tile_ref.rows - 1) * tile_ref.row_bytes;
     }
   }
   void seek(int64_t record) {
     for (int r = 0; r < 16; ++r) {
-      block_[r] = base_[r] + record * kFormat<T>.block_bytes;
+      block_[r] = base_[r] + record * kBlockBytes<T>;
       pack_header<T>(block_[r], r, header_);
     }
   }
   void load(int sub, B w[8]) const {
     load_indices(sub, w);
-    if constexpr (kFormat<T>.codebook != Codebook::none) {
-      for (int j = 0; j < 8; ++j) w[j] = from_codes<T>(w[j]);
+    if constexpr (format.lookup) {
+      for (int j = 0; j < 8; ++j) w[j] = lookup_(w[j]);
+      if constexpr (tile.widen == 0) {
+        for (int j = 0; j < 8; ++j) w[j] = b_xor(w[j], b_set1(0x80));
+      }
     }
   }
   // Without the codebook: what store_planes() takes.
@@ -293,13 +369,27 @@ class TileSource<T, Layout::plain> {
     for (int r = 0; r < 16; ++r) rows[r] = unpack_row<T>(block_[r], sub);
     transpose_rows(rows, w);
   }
-  void scales(int sub, F s[2], F b[2]) const { load_scales<T>(header_, sub, s, b); }
+  void scales(int sub, F s[2], F b[2]) const { load_scales<format>(header_, sub, s, b); }
+  int offset() const { return tile.widen == 0 ? 0 : format.lookup ? kCodes<T>.offset : format.offset; }
   const uint8_t* header() const { return header_; }
 
  private:
   const uint8_t* base_[16];
   const uint8_t* block_[16];
-  alignas(64) uint8_t header_[kHeaderBytes<T>];
+  Lookup<tile> lookup_;
+  alignas(64) uint8_t header_[header_bytes(format)];
 };
+
+// The source of a type in a layout; coded types are read in layout x16 alone.
+template <DType T, Layout L>
+struct SourceOf {
+  using Type = X16Source<tile_format<T>()>;
+};
+template <DType T>
+struct SourceOf<T, Layout::plain> {
+  using Type = PlainSource<T>;
+};
+template <DType T, Layout L>
+using TileSource = typename SourceOf<T, L>::Type;
 
 }  // namespace DYNO_KERNEL_NAMESPACE

@@ -9,7 +9,9 @@ namespace DYNO_KERNEL_NAMESPACE {
 
 // Whether tiles of this type hold signed bytes.
 template <DType T>
-inline constexpr bool kBytesSigned = kSignedBytes && (kFormat<T>.bits == 8 || kFormat<T>.codebook != Codebook::none);
+inline constexpr bool kBytesSigned =
+    kSignedBytes &&
+    (kFormat<T>.bits == 8 || (kFormat<T>.lookup && code_range(*kCodebook<T>, kShift<T>) > kMaxUnsignedRange));
 
 #if defined(__AVX2__)
 

@@ -124,7 +124,7 @@ void launch(const Config& config, const NormRouteDesc& desc, const NormRouteArgs
             const int64_t count = std::min<int64_t>(16, desc.experts - first);
             const std::byte* tile = matrix + static_cast<size_t>(first / 16) * tile_bytes;
             if (desc.layout == Layout::plain) {
-              dequantize_row(desc.type, tile, rows, count * desc.k);
+              dequantize_rows(desc.type, tile, rows, count, desc.k);
             } else {
               unpack_rows(desc.type, desc.layout, tile, rows, count, desc.k, context.isa);
             }

@@ -33,7 +33,7 @@ Operand Emitter::slice(Operand operand, int64_t offset_elements) {
 ops::ActType Emitter::act_for(WeightId id) const {
   // GPU kernels take f32 rows and convert them as they need.
   if (plan_.device(device_of(id)).kind == DeviceKind::cuda) return ops::ActType::f32;
-  const bool quantised = !is_float(model_.weight(id).type);
+  const bool quantised = has_codes(model_.weight(id).type);
   return quantised && plan_.load.numerics == Numerics::standard ? ops::ActType::q8 : ops::ActType::f32;
 }
 

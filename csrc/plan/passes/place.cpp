@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "core/checked.h"
+#include "core/error.h"
 #include "ops/matmul/layout.h"
 #include "plan/passes/passes.h"
 #include "plan/placement.h"
@@ -12,10 +13,18 @@ using model::WeightId;
 
 namespace {
 
+bool has_gpu_kernels(DType type) {
+  const TypeClass kind = dtype_info(type).kind;
+  return kind == TypeClass::floats || kind == TypeClass::quant;
+}
+
 // Weights that owned copies are made of: repacked, converted or transposed.
 WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const LoadOptions& load, bool beside_gpu) {
   WeightPlacement p;
   if (device.kind == DeviceKind::cuda) {
+    DYNO_CHECK(UnsupportedError, has_gpu_kernels(w.type), "[plan] tensor ", w.name, " is ", dtype_name(w.tensor->type),
+               ", a type without kernels for a GPU; keep it on the CPU or run with "
+               "device=cpu");
     // Exact products and rows by token id read the file's order; so do matrices that the tensor cores' tiles do not
     // fit.
     const bool vector = w.transform == model::Transform::to_f32;
@@ -27,17 +36,17 @@ WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const Lo
         checked_mul(static_cast<size_t>(w.batch), ops::layout_bytes(w.type, p.layout, w.rows, w.cols), "a weight");
     return p;
   }
-  const bool quantised = !is_float(w.type);
+  const bool quantised = has_codes(w.type);
   const bool matrix = w.transform == model::Transform::none || w.transform == model::Transform::kv_b_v;
   // A GPU repacks the file's order when a copy comes to it, and the copy comes from memory that can be page-locked.
-  const bool may_stream = beside_gpu && w.transform == model::Transform::none && !w.table;
+  const bool may_stream = beside_gpu && w.transform == model::Transform::none && !w.table && has_gpu_kernels(w.type);
   if (matrix && !w.table && !may_stream && quantised && load.cpu_repack && load.numerics == Numerics::standard &&
       ops::layout_supported(w.type, ops::Layout::x16)) {
     p.layout = ops::Layout::x16;
   }
   // A virtual device has memory of its own.
-  p.mappable =
-      w.transform == model::Transform::none && p.layout == ops::Layout::plain && device.ordinal == 0 && !may_stream;
+  p.mappable = w.transform == model::Transform::none && w.tensor->type == w.type && p.layout == ops::Layout::plain &&
+               device.ordinal == 0 && !may_stream;
   p.mapped = load.mmap && p.mappable;
   p.bytes = checked_mul(static_cast<size_t>(w.batch), ops::layout_bytes(w.type, p.layout, w.rows, w.cols), "a weight");
   return p;
@@ -84,6 +93,7 @@ void mark_streamed(Plan& plan, const model::ModelDesc& model) {
     const model::Weight& w = model.weight(id);
     const DeviceInfo& at = plan.device(weight.device);
     if (weight.device == kMainDevice || at.kind != DeviceKind::cpu || w.transform != model::Transform::none) return;
+    if (plan.main_device().kind == DeviceKind::cuda && !has_gpu_kernels(w.type)) return;
     // As it would lie on the main device. What comes is the file's order, or the layout that both have.
     const WeightPlacement there = place(w, plan.main_device(), plan.load, false);
     if (plan.main_device().kind == DeviceKind::cpu && there.layout != weight.layout) return;

@@ -88,7 +88,7 @@ CudaWeights::CudaWeights(const GgufFile& file, const model::ModelDesc& model, co
 
     HostBuffer transformed;
     const std::byte* source = weight.tensor->data;
-    if (weight.transform != model::Transform::none) {
+    if (weight.transform != model::Transform::none || weight.tensor->type != weight.type) {
       transformed = HostBuffer(plain_bytes(weight), "a transformed weight");
       fill_weight(file, weight, ops::Layout::plain, transformed.data(), pool, threads);
       source = transformed.data();

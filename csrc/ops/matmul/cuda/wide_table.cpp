@@ -10,29 +10,18 @@ void gemm_wide_of(const Problem& p, const TiledRows& format, int tokens, int gro
 
 void gemm_wide(const Problem& p, const TiledRows& format, int tokens, int group, int multiprocessors,
                CUstream_st* stream) {
-#define DYNO_WIDE(type) \
-  case DType::type:     \
-    return gemm_wide_of<DType::type>(p, format, tokens, group, multiprocessors, stream);
   switch (p.type) {
-    DYNO_WIDE(f16)
-    DYNO_WIDE(bf16)
-    DYNO_WIDE(q4_0)
-    DYNO_WIDE(q4_1)
-    DYNO_WIDE(q5_0)
-    DYNO_WIDE(q5_1)
-    DYNO_WIDE(q8_0)
-    DYNO_WIDE(q2_k)
-    DYNO_WIDE(q3_k)
-    DYNO_WIDE(q4_k)
-    DYNO_WIDE(q5_k)
-    DYNO_WIDE(q6_k)
-    DYNO_WIDE(iq4_nl)
-    DYNO_WIDE(iq4_xs)
-    DYNO_WIDE(mxfp4)
+    case DType::f16:
+      return gemm_wide_of<DType::f16>(p, format, tokens, group, multiprocessors, stream);
+    case DType::bf16:
+      return gemm_wide_of<DType::bf16>(p, format, tokens, group, multiprocessors, stream);
+#define DYNO_QUANT_TYPE(name, ...) \
+  case DType::name:                \
+    return gemm_wide_of<DType::name>(p, format, tokens, group, multiprocessors, stream);
+#include "core/weight_types.def"
     default:
       throw UnsupportedError(str_cat("[matmul] type ", dtype_name(p.type), " has no CUDA kernel of wide tiles"));
   }
-#undef DYNO_WIDE
 }
 
 }  // namespace dyno::ops::cuda

@@ -1,0 +1,16 @@
+#include "ops/matmul/matvec_q8.h"
+
+namespace DYNO_KERNEL_NAMESPACE {
+
+void matvec_q8_coded(const ProductJob& job) {
+  switch (job.type) {
+#define DYNO_CODED_TYPE(name, ...) \
+  case DType::name:                \
+    return matvec_typed<TileSource<DType::name, Layout::x16>>(job);
+#include "core/weight_types.def"
+    default:
+      break;
+  }
+}
+
+}  // namespace DYNO_KERNEL_NAMESPACE
