@@ -118,7 +118,7 @@ class Gguf:
 
     def tensors(self) -> list[dict[str, Any]]:
         """
-        One dict per tensor: name, shape (NumPy order, contracted dimension last), dtype, offset and nbytes in shard number `file`.
+        One dict per tensor: name, shape (NumPy order, contracted dimension last), dtype, bits_per_weight, kernels (what the engine does with the type), offset and nbytes in shard number `file`.
         """
 
     def dequantize(self, name: str) -> numpy.typing.NDArray[numpy.float32]:
@@ -143,6 +143,11 @@ class Gguf:
 
     def describe(self) -> str:
         """The header as text."""
+
+def tensor_types() -> list[dict[str, Any]]:
+    """
+    Every tensor type that a file may have: name, id, block (values), block_bytes, row_meta_bytes, plain (the type of a row of an interleaved one, else the name), rows (in a unit), kernels.
+    """
 
 def quantize(dtype: str, values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> bytes:
     """

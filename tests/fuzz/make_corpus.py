@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from dyno import _core
 from dyno.testing import (
     BLOCK_GEOMETRY,
     TENSOR_TYPE_IDS,
@@ -50,6 +51,11 @@ def well_formed() -> dict[str, bytes]:
     for dtype, (block, size) in BLOCK_GEOMETRY.items():
         data = rng.integers(0, 256, 4 * size, dtype=np.uint8).tobytes()
         files[f"tensor-{dtype}"] = build_gguf({"n": 1}, [TensorSpec("w", (2, 2 * block), dtype, data)]).data
+    for t in _core.tensor_types():  # the others: rows that begin with a scale, several rows in a unit
+        if t["name"] not in BLOCK_GEOMETRY:
+            size = t["rows"] * (t["row_meta_bytes"] + 2 * t["block_bytes"])
+            tensor = TensorSpec("w", (t["rows"], 2 * t["block"]), t["id"], rng.bytes(size))
+            files[f"tensor-{t['name']}"] = build_gguf({"n": 1}, [tensor]).data
     pair = [TensorSpec.of(name, np.ones((2, 2, 2, 8), np.float32)) for name in ("a.weight", "b.weight")]
     for alignment in (8, 64):
         files[f"alignment-{alignment}"] = build_gguf({"n": 1}, pair, alignment=alignment).data

@@ -18,11 +18,17 @@ gguf = pytest.importorskip("gguf")
 
 WEIGHT_TYPES = [
     "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k",
-    "iq4_nl", "iq4_xs", "mxfp4",
+    "iq4_nl", "iq4_xs", "mxfp4", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "tq1_0",
+    "tq2_0", "nvfp4",
 ]  # fmt: skip
+# Types without a quantised scale at a fixed place, for which random_blocks() has no weights.
+NOT_RANDOM = {"iq1_m", "nvfp4"}
+# Compared in test_weight_types.py: the package does not know them.
+NEWER_THAN_THE_PACKAGE = {"q1_0", "q2_0"}
 SCALE_OFFSETS = {
     "q4_0": [0], "q4_1": [0, 2], "q5_0": [0], "q5_1": [0, 2], "q8_0": [0], "q2_k": [80, 82], "q3_k": [108],
-    "q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208], "iq4_nl": [0], "iq4_xs": [0],
+    "q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208], "iq4_nl": [0], "iq4_xs": [0], "iq1_s": [0], "iq2_xxs": [0],
+    "iq2_xs": [0], "iq2_s": [0], "iq3_xxs": [0], "iq3_s": [0], "tq1_0": [52], "tq2_0": [64],
 }  # fmt: skip
 
 
@@ -87,7 +93,7 @@ def test_four_dimensions(tmp_path: Path) -> None:
     np.testing.assert_array_equal(_core.Gguf(tmp_path / "x.gguf").dequantize("w"), values)
 
 
-@pytest.mark.parametrize("dtype", sorted(set(TENSOR_TYPE_IDS) - set(WEIGHT_TYPES)))
+@pytest.mark.parametrize("dtype", sorted(set(TENSOR_TYPE_IDS) - set(WEIGHT_TYPES) - NEWER_THAN_THE_PACKAGE))
 def test_types_without_kernels_open_and_are_named_when_used(tmp_path: Path, dtype: str) -> None:
     tiny_gguf(tmp_path / "x.gguf", {}, [TensorSpec.zeros("odd.weight", (2, 256), dtype)])
     file = _core.Gguf(tmp_path / "x.gguf")
@@ -143,7 +149,7 @@ def test_builder_packs_what_the_engine_reads(tmp_path: Path, dtype: str) -> None
     np.testing.assert_allclose(back, values, atol={"f32": 0, "f16": 2e-3, "bf16": 2e-2, "q8_0": 2e-2}[dtype])
 
 
-@pytest.mark.parametrize("dtype", WEIGHT_TYPES)
+@pytest.mark.parametrize("dtype", [name for name in WEIGHT_TYPES if name not in NOT_RANDOM])
 def test_tiny_model_weights_have_the_asked_scale(tmp_path: Path, dtype: str) -> None:
     path = tiny_model(tmp_path / "m.gguf", "qwen3moe", n_embd=256, n_ff_expert=256, n_experts=4, dtype=dtype)
     weights = _core.Gguf(path).dequantize("blk.1.ffn_up_exps.weight")

@@ -18,11 +18,16 @@ QUANTISED = [
     "iq4_nl", "iq4_xs", "mxfp4",
 ]  # fmt: skip
 FLOATS = ["f32", "f16", "bf16"]
+TYPES: dict[str, dict[str, Any]] = {t["name"]: t for t in _core.tensor_types()}
+# Types whose blocks become codes at load, and those that products take as floats.
+CODED = [name for name, t in TYPES.items() if "re-coded" in t["kernels"]]
+VALUES = [name for name, t in TYPES.items() if "multiplied in float32" in t["kernels"]]
 
 # Byte offsets of the float16 fields of each block; mxfp4 has a power of two instead.
 _HALVES = {
     "q4_0": [0], "q4_1": [0, 2], "q5_0": [0], "q5_1": [0, 2], "q8_0": [0], "q2_k": [80, 82], "q3_k": [108],
-    "q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208], "iq4_nl": [0], "iq4_xs": [0],
+    "q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208], "iq4_nl": [0], "iq4_xs": [0], "tq1_0": [52], "tq2_0": [64],
+    "iq1_m": [], "nvfp4": [],
 }  # fmt: skip
 
 Bytes = NDArray[np.uint8]
@@ -30,11 +35,42 @@ Doubles = NDArray[np.float64]
 
 
 def block(type_name: str) -> int:
-    return int(gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name.upper()]][0])
+    return int(TYPES[type_name]["block"])
+
+
+def coded_weights(rng: np.random.Generator, type_name: str, n: int, k: int) -> tuple[Bytes, Doubles]:
+    """As weights(), of any type: rows may begin with a scale of their own.
+
+    The values are those of the dequantisation, which tests/gguf/test_weight_types.py compares with the
+    reference implementations.
+    """
+    t = TYPES[type_name]
+    meta = int(t["row_meta_bytes"])
+    blocks = rng.integers(0, 256, (n, k // t["block"], t["block_bytes"]), dtype=np.uint8)
+    rows = np.zeros((n, meta), np.uint8)
+    scales = rng.uniform(-0.02, 0.02, (n, k // t["block"])).astype(np.float16)
+    if meta >= 4:
+        rows[:, :4] = scales[:, :1].astype(np.float32).view(np.uint8)
+    elif meta == 2:
+        rows[:] = scales[:, :1].view(np.uint8)
+    else:
+        for at in _HALVES.get(type_name, [0]):
+            blocks[..., at : at + 2] = scales.view(np.uint8).reshape(n, -1, 2)
+    if type_name == "iq1_m":  # four bits of the scale in each of the last words
+        bits = scales.view(np.uint16).astype(np.int64)
+        for i in range(4):
+            high = (bits >> (4 * i) & 15) << 4
+            blocks[..., 49 + 2 * i] = blocks[..., 49 + 2 * i] & 15 | high
+    if type_name == "nvfp4":
+        blocks[..., :4] = rng.integers(1, 0x30, (n, k // 64, 4))
+    raw = np.concatenate([rows, blocks.reshape(n, -1)], axis=1).reshape(-1)
+    return raw, ops.unpack(type_name, "plain", raw, n, k, "auto").astype(np.float64)
 
 
 def weights(rng: np.random.Generator, type_name: str, n: int, k: int) -> tuple[Bytes, Doubles]:
     """Random bits in every field as a plain matrix [n, k], and its exact values."""
+    if type_name in CODED or type_name in VALUES:
+        return coded_weights(rng, type_name, n, k)
     kind = gguf.GGMLQuantizationType[type_name.upper()]
     if type_name == "f32":
         values = rng.standard_normal((n, k)).astype(np.float32)
@@ -62,11 +98,11 @@ def in_layout(type_name: str, plain: Bytes, layout: str, n: int, k: int) -> Byte
 
 
 def layouts(type_name: str) -> list[str]:
-    return ["plain", "x16"] if type_name in QUANTISED else ["plain"]
+    return ["plain", "x16"] if type_name in QUANTISED + CODED else ["plain"]
 
 
 def activations(type_name: str) -> list[str]:
-    return ["q8", "f32"] if type_name in QUANTISED else ["f32"]
+    return ["q8", "f32"] if type_name in QUANTISED + CODED else ["f32"]
 
 
 def quantise(x: NDArray[np.float32]) -> tuple[Bytes, Doubles]:

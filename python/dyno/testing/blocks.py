@@ -45,6 +45,14 @@ _RANDOM: Final[dict[str, tuple[int, tuple[int, float] | None, float]]] = {
     "q6_k": (208, None, 1367.0),
     "iq4_nl": (0, None, 70.0),
     "iq4_xs": (0, None, 1290.0),
+    "iq2_xxs": (0, None, 53.1),
+    "iq2_xs": (0, None, 55.9),
+    "iq2_s": (0, None, 56.3),
+    "iq3_xxs": (0, None, 142.0),
+    "iq3_s": (0, None, 140.0),
+    "iq1_s": (0, None, 7.18),
+    "tq1_0": (52, None, 0.817),
+    "tq2_0": (64, None, 1.22),
 }
 
 
@@ -52,7 +60,7 @@ def random_blocks(dtype: str, n_elements: int, rng: np.random.Generator, *, std:
     """Packed random weights of mean zero and roughly the given standard deviation.
 
     Args:
-        dtype: A type with kernels: f32, f16, bf16, q4_0 … q8_0, q2_k … q6_k, iq4_nl, iq4_xs, mxfp4.
+        dtype: f32, f16, bf16, q4_0 … q8_0, q2_k … q6_k, iq1_s … iq4_xs but iq1_m, tq1_0, tq2_0 or mxfp4.
         n_elements: A multiple of the block of `dtype`.
         rng: Source of the codes.
         std: Standard deviation of the dequantised weights.

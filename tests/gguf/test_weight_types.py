@@ -1,0 +1,141 @@
+"""Every quantised type against blocks and values that the reference implementations wrote.
+
+The excerpt in `tests/data` has one block of 256 values in a few rows of each type. With `--models DIR`, the
+whole set in `DIR/../types` is compared as well.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from dyno import _core
+from dyno.errors import GgufError, UnsupportedError
+from dyno.testing import TensorSpec, build_gguf, tiny_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TYPES: dict[str, dict[str, Any]] = {t["name"]: t for t in _core.tensor_types()}
+# Values of the reference carry a factor that its products apply to the scale: one more rounding.
+SCALED_LATER = {"iq2_kt", "iq3_kt"}
+# Made by run-time repacking of ik_llama.cpp alone; files with them are refused.
+REFUSED = {"q8_k_r8": 399, "q8_k_r16": 397, "q8_kv_r8": 398}
+
+
+@pytest.fixture(scope="module")
+def excerpt(request: pytest.FixtureRequest) -> dict[str, np.ndarray]:
+    with np.load(request.config.rootpath / "tests" / "data" / "weight_types.npz") as data:
+        return dict(data)
+
+
+def dequantized(path: Path, name: str, raw: np.ndarray, k: int) -> np.ndarray:
+    tensor = TensorSpec("w", (raw.shape[0], k), TYPES[name]["id"], raw.tobytes())
+    path.write_bytes(build_gguf({}, [tensor]).data)
+    values: np.ndarray = _core.Gguf(path).dequantize("w")
+    return values
+
+
+def compare(name: str, got: np.ndarray, wanted: np.ndarray) -> None:
+    if name in SCALED_LATER:
+        np.testing.assert_allclose(got, wanted, rtol=3e-7, atol=0)
+    else:
+        np.testing.assert_array_equal(got, wanted)
+
+
+def names_of(folder_or_list: Any) -> list[str]:
+    return sorted({key.split("/")[0] for key in folder_or_list})
+
+
+def test_the_excerpt_has_every_type_that_the_engine_decodes(excerpt: dict[str, np.ndarray]) -> None:
+    decoded = {
+        name
+        for name, t in TYPES.items()
+        if t["kernels"] != "no kernels" and "repacked" not in t["kernels"] and t["block"] > 1
+    }
+    assert decoded == set(names_of(excerpt))
+
+
+@pytest.mark.parametrize("name", sorted(n for n, t in TYPES.items() if t["block"] > 1))
+def test_blocks_of_the_reference(tmp_path: Path, excerpt: dict[str, np.ndarray], name: str) -> None:
+    if f"{name}/raw" not in excerpt:
+        pytest.skip("compared with the gguf package in test_dequantize.py")
+    raw, wanted = excerpt[f"{name}/raw"], excerpt[f"{name}/values"]
+    assert raw.shape[1] * len(raw) == len(raw) * (
+        TYPES[name]["row_meta_bytes"] + wanted.shape[1] // TYPES[name]["block"] * TYPES[name]["block_bytes"]
+    )
+    compare(name, dequantized(tmp_path / "x.gguf", name, raw, wanted.shape[1]), wanted)
+
+
+def test_the_whole_set(tmp_path: Path, models_dir: Path) -> None:
+    folder = models_dir.parent / "types"
+    files = sorted(path for path in folder.glob("*.npz") if not path.stem.startswith("_"))
+    if not files:
+        pytest.skip(f"{folder} has no blocks")
+    for file in files:
+        name = file.stem.lower()
+        if name in REFUSED:
+            continue
+        with np.load(file) as data:
+            t = TYPES[name]
+            assert (t["id"], t["block"], t["block_bytes"], t["row_meta_bytes"], t["rows"]) == tuple(
+                int(data[key])
+                for key in ("type_id", "block_size", "block_bytes", "row_meta_bytes", "rows_interleaved")
+            )
+            compare(
+                name,
+                dequantized(tmp_path / "x.gguf", name, data["raw"], data["values"].shape[1]),
+                data["values"],
+            )
+
+
+def test_bits_per_weight_and_kernels_are_named_before_anything_is_loaded(
+    tmp_path: Path, excerpt: dict[str, np.ndarray]
+) -> None:
+    tensors = [
+        TensorSpec(
+            f"{name}.weight",
+            (len(excerpt[f"{name}/raw"]), 256),
+            TYPES[name]["id"],
+            excerpt[f"{name}/raw"].tobytes(),
+        )
+        for name in ("iq3_s", "iq4_ks", "iq4_k_r4", "iq6_k")
+    ]
+    (tmp_path / "x.gguf").write_bytes(build_gguf({}, tensors).data)
+    file = _core.Gguf(tmp_path / "x.gguf")
+    found = {t["dtype"]: (t["bits_per_weight"], t["kernels"]) for t in file.tensors()}
+    assert found == {
+        "iq3_s": (3.4375, "kernels for the CPU, re-coded at load"),
+        "iq4_ks": (4.375, "kernels for the CPU, re-coded at load"),
+        "iq4_k_r4": (4.5, "kernels for the CPU, taken apart at load"),
+        "iq6_k": (6.625, "CPU, multiplied in float32"),
+    }
+    for dtype, (_, kernels) in found.items():
+        assert any(dtype in line and kernels in line for line in file.describe().splitlines())
+    assert "3.438 bits" in file.describe()
+
+
+def test_rows_of_an_interleaved_tensor_come_in_whole_units(
+    tmp_path: Path, excerpt: dict[str, np.ndarray]
+) -> None:
+    raw = excerpt["iq4_k_r4/raw"][:3]
+    with pytest.raises(GgufError, match=r"'w' of type iq4_k_r4 has 3 rows, which is no multiple of the 4"):
+        dequantized(tmp_path / "x.gguf", "iq4_k_r4", raw, 256)
+
+
+@pytest.mark.parametrize("number", [*REFUSED.values(), 500, 501])
+def test_types_that_no_file_may_have(tmp_path: Path, number: int) -> None:
+    bad = build_gguf({}, [TensorSpec("w", (16, 256), number, bytes(16 * 258))])
+    (tmp_path / "x.gguf").write_bytes(bad.data)
+    with pytest.raises(GgufError, match=rf"tensor 'w' has type {number}\b"):
+        _core.Gguf(tmp_path / "x.gguf")
+
+
+def test_a_gpu_plan_names_the_tensor_and_its_type(tmp_path: Path) -> None:
+    path = tiny_model(tmp_path / "m.gguf", "qwen3", n_embd=256, n_ff=256, dtype="iq3_s")
+    gpu = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
+    with pytest.raises(
+        UnsupportedError, match=r"tensor token_embd\.weight is iq3_s, a type without kernels for a GPU"
+    ):
+        _core.Session(path, plan_only=True, device=gpu)
