@@ -98,7 +98,8 @@ void CpuExecutor::prepare_memory(plan::DeviceId device, bool clear_cache) {
   if (!memory.arena.holds(planned.arena_bytes, values)) {
     memory.lock = {};
     memory.arena = PartedBuffer(planned.arena_bytes, std::move(values), "the arena");
-    if (beside_gpu(plan_)) memory.lock = PageLock(memory.arena.block(), "values that cross to a GPU");
+    if (beside_gpu(plan_))
+      memory.lock = PageLock(memory.arena.block(), plan_.main_device().ordinal, "values that cross to a GPU");
   }
   std::vector<BufferPart> layers;
   const auto positions = static_cast<size_t>(plan_.context.ctx * plan_.context.sequences);

@@ -5,13 +5,17 @@
 #include "core/error.h"
 #ifdef DYNO_HAVE_CUDA
 #include <cuda_runtime.h>
+
+#include "runtime/cuda/handles.h"
 #endif
 
 namespace dyno::runtime {
 
-PageLock::PageLock([[maybe_unused]] std::span<std::byte> memory, [[maybe_unused]] const char* purpose) {
+PageLock::PageLock([[maybe_unused]] std::span<std::byte> memory, [[maybe_unused]] int ordinal,
+                   [[maybe_unused]] const char* purpose) {
 #ifdef DYNO_HAVE_CUDA
   if (memory.empty()) return;
+  const DeviceScope scope(ordinal, "page-locking memory");  // else another GPU would be touched
   const cudaError_t status = cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable);
   if (status == cudaSuccess) {
     locked_ = memory.data();

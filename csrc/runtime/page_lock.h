@@ -12,8 +12,9 @@ namespace dyno::runtime {
 class PageLock {
  public:
   PageLock() = default;
-  // An empty piece needs no lock. In a build without CUDA there is nothing to do.
-  PageLock(std::span<std::byte> memory, const char* purpose);
+  // For copies to and from the GPU `ordinal` and others. An empty piece needs no lock. In a build without CUDA there is
+  // nothing to do.
+  PageLock(std::span<std::byte> memory, int ordinal, const char* purpose);
   ~PageLock();
   PageLock(PageLock&& other) noexcept;
   PageLock& operator=(PageLock&& other) noexcept;

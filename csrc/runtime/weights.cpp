@@ -148,7 +148,8 @@ Weights::Weights(const GgufFile& file, const model::ModelDesc& model, const plan
     data_[i] = target;
     file.advise_drop(weight.tensor->bytes());
   }
-  if (all_crossing > 0) lock_ = PageLock(streamed_.block(), "weights that the GPU takes copies of");
+  if (all_crossing > 0)
+    lock_ = PageLock(streamed_.block(), plan.main_device().ordinal, "weights that the GPU takes copies of");
 }
 
 }  // namespace dyno::runtime
