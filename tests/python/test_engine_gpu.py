@@ -256,7 +256,7 @@ def test_out_of_memory_leaves_everything_usable(tmp_path: Path) -> None:
     with dyno.Engine(model, device="cuda:0", profile=None, ctx=256) as small:
         before = small.logits([1, 2, 3])
         with pytest.raises(OutOfMemoryError, match="MiB short") as caught:
-            dyno.Engine(model, device="cuda:0", profile=None, **big)
+            dyno.Engine(model, device="cuda:0", profile=None, placement=(), **big)
         assert "sequences=" in str(caught.value)
         with pytest.raises(OutOfMemoryError, match="MiB short"):
             small.set_context(**big)

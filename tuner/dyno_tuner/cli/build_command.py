@@ -208,7 +208,11 @@ def _fixed(engine: str, place: Place) -> dict[str, str]:
     """Defines of every build: the kind of device and, for a GPU, its architecture."""
     if place.kind == "cpu":
         return {"GGML_CUDA": "OFF"}
-    arch = f"{place.number}a-real" if engine == "dyno" and place.number >= 90 else f"{place.number}-real"
+    arch = (
+        f"{place.number}a-real"
+        if not declaration_of(engine).foreign and place.number >= 90
+        else f"{place.number}-real"
+    )
     return {"GGML_CUDA": "ON", "CMAKE_CUDA_ARCHITECTURES": arch}
 
 
