@@ -18,7 +18,7 @@ from ..core.model_file import check_model
 from ..run.adopt import adopt
 from ..run.share import profile_of, read_row, row_of
 from ..run.verify import KEEP, USUAL, verify
-from .arguments import command_line, devices_of, parse_duration
+from .arguments import command_line, declaration_of, devices_of, parse_duration
 
 
 def share(
@@ -56,7 +56,7 @@ def import_(
     seconds = parse_duration(budget) if budget is not None else USUAL
     check_model(model)
     claimed = profile_of(read_row(sys.stdin.read() if str(row) == "-" else row.read_text(encoding="utf-8")))
-    if claimed.match.engine.name != "dyno":
+    if declaration_of(claimed.match.engine.name).foreign:
         raise TuneError(
             f"this row is of {claimed.match.engine.name}; so far `tune import` measures rows of dyno alone"
         )
