@@ -5,6 +5,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 
@@ -45,7 +46,7 @@ nb::dict rope_dict(const model::RopeSpec& r) {
 
 nb::dict attention_dict(const model::AttentionSpec& a) {
   nb::dict d;
-  d["kind"] = a.kind == model::AttentionKind::mla ? "mla" : "gqa";
+  d["kind"] = a.heads == 0 ? "none" : a.kind == model::AttentionKind::mla ? "mla" : "gqa";
   d["heads"] = a.heads;
   d["kv_heads"] = a.kv_heads;
   d["dk"] = a.dk;
@@ -56,9 +57,28 @@ nb::dict attention_dict(const model::AttentionSpec& a) {
   d["qk_norm"] = a.q_norm != model::kNone;
   d["biases"] = a.q_bias != model::kNone || a.qkv_bias != model::kNone;
   d["sinks"] = a.sinks != model::kNone;
+  d["gated"] = a.gate != model::kNone;
+  d["v_norm"] = a.v_norm;
+  d["shared_kv"] = a.shared_kv < 0 ? nb::none() : nb::object(nb::int_(a.shared_kv));
   d["fused_qkv"] = a.qkv != model::kNone;
   d["rope"] = rope_dict(a.rope);
   return d;
+}
+
+nb::object recurrent_dict(const model::RecurrentSpec& r) {
+  if (r.kind == model::RecurrentKind::none) return nb::none();
+  nb::dict d;
+  const bool linear = r.kind == model::RecurrentKind::linear;
+  d["kind"] = linear ? "delta_rule" : "short_conv";
+  d["taps"] = r.taps;
+  if (linear) {
+    d["k_heads"] = r.k_heads;
+    d["v_heads"] = r.v_heads;
+    d["dk"] = r.dk;
+    d["dv"] = r.dv;
+    d["grouped"] = r.grouped;
+  }
+  return nb::object(d);
 }
 
 nb::dict ffn_dict(const model::FfnSpec& f) {
@@ -98,21 +118,21 @@ nb::dict model_dict(const model::ModelDesc& m) {
   d["logit_softcap"] = m.logit_softcap;
   d["tied_output"] = m.tied_output;
   d["parameters"] = m.parameters();
-  int64_t experts = 0;
-  int64_t used = 0;
   nb::list layers;
   for (const model::LayerSpec& layer : m.layers) {
     nb::dict l;
     l["attention"] = attention_dict(layer.attention);
+    l["recurrent"] = recurrent_dict(layer.recurrent);
     l["ffn"] = ffn_dict(layer.ffn);
+    l["beside"] = layer.beside ? nb::object(ffn_dict(*layer.beside)) : nb::none();
     l["post_norms"] = layer.attn_post_norm != model::kNone;
     layers.append(l);
-    experts = std::max(experts, layer.ffn.experts);
-    used = std::max(used, layer.ffn.used);
   }
-  d["experts"] = experts;
-  d["experts_used"] = used;
+  d["experts"] = m.experts();
+  d["experts_used"] = m.experts_used();
   d["moe_layers"] = m.moe_layers();
+  d["recurrent_layers"] = std::count_if(m.layers.begin(), m.layers.end(),
+                                        [](const model::LayerSpec& layer) { return layer.is_recurrent(); });
   d["layers"] = layers;
 
   // Fractions of the elements of matrices; vectors are left out.

@@ -144,6 +144,10 @@ std::vector<profile::KernelEntry> read_kernels(const Kernels& kernels) {
   return out;
 }
 
+struct PyCheckpoint {
+  std::shared_ptr<const runtime::Checkpoint> made;
+};
+
 runtime::LogitRows parse_rows(std::string_view rows) {
   if (rows == "all") return runtime::LogitRows::all;
   if (rows == "last") return runtime::LogitRows::last;
@@ -185,15 +189,13 @@ nb::tuple PySession::decode_into(const Sequences& sequences, std::string_view ro
     const auto n_vocab = static_cast<size_t>(model.n_vocab);
 
     const auto moe_layers = static_cast<size_t>(model.moe_layers());
-    size_t used = 0;
-    for (const model::LayerSpec& layer : model.layers) used = std::max(used, static_cast<size_t>(layer.ffn.used));
+    const auto used = static_cast<size_t>(model.experts_used());
     DYNO_CHECK(PlanError, !(pinned || capture) || moe_layers > 0, "[session] routing of a model without experts");
     if (pinned) {
       DYNO_CHECK(PlanError, pinned->shape(0) == moe_layers && pinned->shape(1) == n_tokens && pinned->shape(2) == used,
                  "[session] pinned routing has shape [", pinned->shape(0), ", ", pinned->shape(1), ", ",
                  pinned->shape(2), "]; expected [", moe_layers, ", ", n_tokens, ", ", used, "]");
-      int64_t experts = 0;
-      for (const model::LayerSpec& layer : model.layers) experts = std::max(experts, layer.ffn.experts);
+      const int64_t experts = model.experts();
       for (size_t i = 0; i < pinned->size(); ++i) {
         DYNO_CHECK(PlanError, pinned->data()[i] >= 0 && pinned->data()[i] < experts, "[session] pinned expert ",
                    pinned->data()[i], "; the model has ", experts);
@@ -260,6 +262,12 @@ void bind_session(nb::module_& m) {
   m.def("known_settings", &known_settings, nb::sig("def known_settings() -> dict[str, dict[str, typing.Any]]"),
         "{kind: {name: default}}: every setting that Session takes, whatever the device. 0 and 'auto' mean that the "
         "engine decides.");
+  nb::class_<PyCheckpoint>(m, "Checkpoint", "A place that a sequence can be brought back to, see Session.checkpoint().")
+      .def_prop_ro("slot", [](const PyCheckpoint& c) { return c.made->slot; })
+      .def_prop_ro("position", [](const PyCheckpoint& c) { return c.made->position; })
+      .def_prop_ro(
+          "state_bytes", [](const PyCheckpoint& c) { return c.made->state.size(); },
+          "Memory that it holds: the copy of recurrent state, 0 for models without it.");
   nb::class_<PySession> session(m, "Session",
                                 "A loaded model with its KV cache. Calls from several threads are serialised.");
   session
@@ -421,7 +429,36 @@ void bind_session(nb::module_& m) {
           [](PySession& s, int64_t position, int32_t slot) {
             s.change([&](runtime::Session& real) { real.rewind(slot, position); });
           },
-          "position"_a, "slot"_a = 0, "Drops the positions from `position` on.")
+          "position"_a, "slot"_a = 0,
+          "Drops the positions from `position` on. With recurrent state: PlanError unless it is 0 or a checkpoint's.")
+      .def(
+          "rewindable",
+          [](PySession& s, int64_t position, int32_t slot) {
+            int64_t found = 0;
+            s.change([&](runtime::Session& real) { found = real.rewindable(slot, position); });
+            return found;
+          },
+          "position"_a, "slot"_a = 0, "The last position up to `position` that rewind() takes.")
+      .def(
+          "copy",
+          [](PySession& s, int32_t source, int32_t target) {
+            s.change([&](runtime::Session& real) { real.copy(source, target); });
+          },
+          "source"_a, "target"_a, "Makes a sequence hold what another holds.")
+      .def(
+          "checkpoint",
+          [](PySession& s, int32_t slot) {
+            std::shared_ptr<const runtime::Checkpoint> made;
+            s.change([&](runtime::Session& real) { made = real.checkpoint(slot); });
+            return PyCheckpoint{std::move(made)};
+          },
+          "slot"_a = 0, "Where a sequence is now, to come back to it.")
+      .def(
+          "restore",
+          [](PySession& s, const PyCheckpoint& checkpoint) {
+            s.change([&](runtime::Session& real) { real.restore(*checkpoint.made); });
+          },
+          "checkpoint"_a, "Brings a sequence back to a checkpoint. PlanError if it has forgotten what was before it.")
       .def(
           "position",
           [](PySession& s, int32_t slot) {

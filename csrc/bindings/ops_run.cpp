@@ -82,6 +82,12 @@ class ReadArguments {
     args.slot_positions = in_.number<int64_t>("slot_positions", m);
     cells_ = cells(runs_, args.slot_positions);
   }
+  // What each of those sequences keeps.
+  void state(const char* name, float*& data, int64_t elements) {
+    int64_t slots = 0;
+    for (const SequenceRun& run : runs_) slots = std::max(slots, int64_t{run.slot} + 1);
+    out(name, data, slots * elements);
+  }
   template <typename Byte>
   void cache(const char* name, Byte*& data, const char* row_name, int64_t& row, DType type, int64_t elements,
              int64_t offset = 0) {

@@ -37,6 +37,7 @@ nb::dict plan_dict(const runtime::Session& session) {
   d["device"] = device_dict(p.main_device());
   d["weights_bytes"] = p.weights_bytes;
   d["kv_bytes"] = p.kv_bytes;
+  d["state_bytes"] = p.state_bytes;
   d["arena_bytes"] = p.arena_bytes;
   d["scratch_bytes"] = p.scratch_bytes;
   d["total_bytes"] = p.total_bytes();
@@ -46,6 +47,7 @@ nb::dict plan_dict(const runtime::Session& session) {
     one["name"] = device_name(device.info);
     one["weights_bytes"] = device.weights_bytes;
     one["kv_bytes"] = device.kv_bytes;
+    one["state_bytes"] = device.state_bytes;
     one["arena_bytes"] = device.arena_bytes;
     one["stream_bytes"] = device.stream_bytes;
     one["memory_limit"] = device.memory_limit;

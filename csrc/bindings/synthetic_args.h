@@ -66,6 +66,7 @@ class SyntheticArgs {
     args.n_runs = 1;
     args.slot_positions = positions_ = depth_ + m;
   }
+  void state(const char*, float*& data, int64_t elements) { data = floats(elements); }
   template <typename Byte>
   void cache(const char*, Byte*& data, const char*, int64_t& row, DType type, int64_t elements, int64_t = 0) {
     row = static_cast<int64_t>(row_bytes(type, elements));

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "gguf/dequantize.h"
 #include "gguf/text.h"
 
 namespace dyno::model {
@@ -151,6 +152,20 @@ WeightId Builder::vector(const std::string& name, int64_t n) {
   return add(name, Transform::to_f32, DType::f32, 1, 1, n);
 }
 
+WeightId Builder::values(const std::string& name, int64_t n, int64_t first) {
+  const TensorInfo* tensor = file_.find_tensor(name);
+  DYNO_CHECK(ModelError, tensor != nullptr, "[model] tensor ", name, " is missing (architecture ", model.architecture,
+             ")");
+  DYNO_CHECK(ModelError, is_float(tensor->type), "[model] tensor ", name, " is ", dtype_name(tensor->type),
+             "; expected f32, f16 or bf16");
+  int64_t count = 1;
+  for (int64_t i = 0; i < tensor->n_dims; ++i) count *= tensor->dims[i];
+  DYNO_CHECK(ModelError, count == n && (first == 0 || tensor->dims[0] == first), "[model] tensor ", name, " has shape ",
+             describe_shape(*tensor), "; expected ", n, " numbers",
+             first == 0 ? std::string() : str_cat(", ", first, " in its first dimension"));
+  return add(name, Transform::to_f32, DType::f32, 1, 1, n);
+}
+
 WeightId Builder::vector_optional(const std::string& name, int64_t n, int64_t batch) {
   if (!has_tensor(name)) return kNone;
   if (batch == 1) return vector(name, n);
@@ -160,6 +175,35 @@ WeightId Builder::vector_optional(const std::string& name, int64_t n, int64_t ba
   return add(name, Transform::to_f32, DType::f32, batch, 1, n);
 }
 
+int64_t Builder::conv_taps(std::string_view name) const {
+  const int64_t taps = integer(name, 2);
+  DYNO_CHECK(UnsupportedError, taps <= kMaxConvTaps, "[model] ", key(name), " is ", taps, "; supported: 2 to ",
+             kMaxConvTaps);
+  return taps;
+}
+
+WeightId Builder::half(const std::string& name, bool second, int64_t parts, int64_t rows, int64_t cols, bool stacked) {
+  DYNO_CHECK(ModelError, rows <= kMaxDimension / 4, "[model] tensor ", name, ": ", rows, " rows of each part");
+  const TensorInfo& tensor =
+      stacked ? expect_tensor(name, {cols, 2 * rows, parts}) : expect_tensor(name, {cols, parts * 2 * rows});
+  const WeightId id = add(name, second ? Transform::second_half : Transform::first_half, tensor.type,
+                          stacked ? parts : 1, stacked ? rows : parts * rows, cols);
+  model.weights.back().name += second ? " (second half)" : " (first half)";
+  model.weights.back().parts = parts;
+  return id;
+}
+
+double Builder::number(const std::string& name) {
+  const TensorInfo& tensor = expect_tensor(name, {1});
+  DYNO_CHECK(ModelError, is_float(tensor.type), "[model] tensor ", name, " is ", dtype_name(tensor.type),
+             "; expected f32, f16 or bf16");
+  float value = 0;
+  dequantize_row(tensor.type, tensor.data, &value, 1);
+  DYNO_CHECK(ModelError, std::isfinite(value), "[model] tensor ", name, " holds ", value, "; expected a finite number");
+  used_.insert(name);
+  return static_cast<double>(value);
+}
+
 WeightId Builder::derived(const std::string& name, const std::string& suffix, Transform transform, DType type,
                           int64_t batch, int64_t rows, int64_t cols) {
   const WeightId id = add(name, transform, type, batch, rows, cols);
@@ -167,7 +211,7 @@ WeightId Builder::derived(const std::string& name, const std::string& suffix, Tr
   return id;
 }
 
-void Builder::common() {
+void Builder::common(const CommonFacts& facts) {
   ModelDesc& m = model;
   const int64_t blocks = integer("block_count", 1);
   DYNO_CHECK(ModelError, blocks <= 4096, "[model] ", key("block_count"), " is ", blocks, "; expected at most 4096");
@@ -179,16 +223,15 @@ void Builder::common() {
   m.layers.resize(static_cast<size_t>(m.n_layers));
   m.n_embd = integer("embedding_length", 1);
   m.n_ctx_train = integer("context_length", 1);
-  m.norm_eps = real("attention.layer_norm_rms_epsilon");
-  DYNO_CHECK(ModelError, m.norm_eps > 0 && m.norm_eps < 1, "[model] ", key("attention.layer_norm_rms_epsilon"), " is ",
-             m.norm_eps);
+  m.norm_eps = real(facts.eps);
+  DYNO_CHECK(ModelError, m.norm_eps > 0 && m.norm_eps < 1, "[model] ", key(facts.eps), " is ", m.norm_eps);
 
   const TensorInfo* table = file_.find_tensor("token_embd.weight");
   DYNO_CHECK(ModelError, table != nullptr, "[model] tensor token_embd.weight is missing");
   m.n_vocab = table->dims[1];
   m.token_embd = matrix("token_embd.weight", m.n_vocab, m.n_embd);
   m.weights.back().table = true;
-  m.output_norm = vector("output_norm.weight", m.n_embd);
+  m.output_norm = vector(std::string(facts.output_norm), m.n_embd);
   m.tied_output = !has_tensor("output.weight");
   if (m.tied_output) {
     const TensorInfo& shared = expect_tensor("token_embd.weight", {m.n_embd, m.n_vocab});
@@ -250,8 +293,8 @@ void Builder::gqa(LayerSpec& layer, int64_t i, const RopeSpec& rope_spec, const 
   a.kind = AttentionKind::gqa;
   a.heads = per_layer("attention.head_count", i, std::nullopt, 1);
   a.kv_heads = per_layer("attention.head_count_kv", i, a.heads, 1);
-  a.dk = integer_or("attention.key_length", m.n_embd / a.heads, 1);
-  a.dv = integer_or("attention.value_length", m.n_embd / a.heads, 1);
+  a.dk = facts.key_length > 0 ? facts.key_length : integer_or("attention.key_length", m.n_embd / a.heads, 1);
+  a.dv = facts.value_length > 0 ? facts.value_length : integer_or("attention.value_length", m.n_embd / a.heads, 1);
   a.rope = rope_spec;
   DYNO_CHECK(ModelError, a.heads % a.kv_heads == 0, "[model] layer ", i, ": ", a.heads, " heads over ", a.kv_heads,
              " key-value heads");
@@ -264,13 +307,25 @@ void Builder::gqa(LayerSpec& layer, int64_t i, const RopeSpec& rope_spec, const 
   const int64_t q_rows = a.heads * a.dk;
   const int64_t k_rows = a.kv_heads * a.dk;
   const int64_t v_rows = a.kv_heads * a.dv;
-  if (has_tensor(blk(i, "attn_qkv.weight"))) {
+  a.shared_kv = facts.shared_kv;
+  if (facts.gated) {
+    a.q = half(blk(i, "attn_q.weight"), /*second=*/false, a.heads, a.dk, m.n_embd);
+    a.gate = half(blk(i, "attn_q.weight"), /*second=*/true, a.heads, a.dk, m.n_embd);
+    DYNO_CHECK(ModelError, a.dk == a.dv, "[model] layer ", i, ": gates of ", a.dk, " dims on value heads of ", a.dv);
+    a.k = matrix(blk(i, "attn_k.weight"), k_rows, m.n_embd);
+    a.v = matrix(blk(i, "attn_v.weight"), v_rows, m.n_embd);
+  } else if (facts.shared_kv >= 0) {
+    a.q = matrix(blk(i, "attn_q.weight"), q_rows, m.n_embd);
+  } else if (has_tensor(blk(i, "attn_qkv.weight"))) {
     a.qkv = matrix(blk(i, "attn_qkv.weight"), q_rows + k_rows + v_rows, m.n_embd);
     a.qkv_bias = vector_optional(blk(i, "attn_qkv.bias"), q_rows + k_rows + v_rows);
   } else {
     a.q = matrix(blk(i, "attn_q.weight"), q_rows, m.n_embd);
     a.k = matrix(blk(i, "attn_k.weight"), k_rows, m.n_embd);
-    a.v = matrix(blk(i, "attn_v.weight"), v_rows, m.n_embd);
+    a.v_is_k = facts.v_may_be_k && !has_tensor(blk(i, "attn_v.weight"));
+    DYNO_CHECK(ModelError, !a.v_is_k || a.dk == a.dv, "[model] layer ", i, ": values of ", a.dv, " dims are keys of ",
+               a.dk);
+    if (!a.v_is_k) a.v = matrix(blk(i, "attn_v.weight"), v_rows, m.n_embd);
     a.q_bias = vector_optional(blk(i, "attn_q.bias"), q_rows);
     a.k_bias = vector_optional(blk(i, "attn_k.bias"), k_rows);
     a.v_bias = vector_optional(blk(i, "attn_v.bias"), v_rows);
@@ -278,7 +333,7 @@ void Builder::gqa(LayerSpec& layer, int64_t i, const RopeSpec& rope_spec, const 
   a.qk_norm = facts.qk_norm;
   const bool whole = facts.qk_norm == QkNorm::projection;
   a.q_norm = vector_optional(blk(i, "attn_q_norm.weight"), whole ? q_rows : a.dk);
-  a.k_norm = vector_optional(blk(i, "attn_k_norm.weight"), whole ? k_rows : a.dk);
+  if (facts.shared_kv < 0) a.k_norm = vector_optional(blk(i, "attn_k_norm.weight"), whole ? k_rows : a.dk);
   a.output = matrix(blk(i, "attn_output.weight"), m.n_embd, a.heads * a.dv);
   a.output_bias = vector_optional(blk(i, "attn_output.bias"), m.n_embd);
 }
@@ -288,14 +343,17 @@ void Builder::require_qk_norm(const LayerSpec& layer, int64_t i) const {
              blk(i, layer.attention.q_norm == kNone ? "attn_q_norm.weight" : "attn_k_norm.weight"), " is missing");
 }
 
+std::optional<bool> Builder::layer_flag(std::string_view name, int64_t i) const {
+  if (!is_array(name)) return std::nullopt;
+  const std::vector<bool>& values = flags(name);
+  DYNO_CHECK(ModelError, i < static_cast<int64_t>(values.size()), "[model] ", key(name), " has ", values.size(),
+             " entries; layer ", i, " needs one");
+  return values[static_cast<size_t>(i)];
+}
+
 bool Builder::is_local_layer(int64_t i, int64_t default_pattern) const {
   constexpr std::string_view kPattern = "attention.sliding_window_pattern";
-  if (is_array(kPattern)) {
-    const std::vector<bool>& local = flags(kPattern);
-    DYNO_CHECK(ModelError, i < static_cast<int64_t>(local.size()), "[model] ", key(kPattern), " has ", local.size(),
-               " entries; layer ", i, " needs one");
-    return local[static_cast<size_t>(i)];
-  }
+  if (const auto local = layer_flag(kPattern, i)) return *local;
   return (i + 1) % integer_or(kPattern, default_pattern, 1) != 0;
 }
 
@@ -312,9 +370,8 @@ void Builder::dense_ffn(LayerSpec& layer, int64_t i, int64_t width) {
   f.down_bias = vector_optional(blk(i, "ffn_down.bias"), n_embd);
 }
 
-void Builder::moe_ffn(LayerSpec& layer, int64_t i, const MoeFacts& facts) {
+void Builder::moe_ffn(FfnSpec& f, int64_t i, const MoeFacts& facts) {
   const int64_t n_embd = model.n_embd;
-  FfnSpec& f = layer.ffn;
   f.kind = FfnKind::moe;
   f.width = facts.width;
   f.experts = integer("expert_count", 1);
@@ -355,12 +412,13 @@ void Builder::moe_ffn(LayerSpec& layer, int64_t i, const MoeFacts& facts) {
   f.router = matrix(blk(i, "ffn_gate_inp.weight"), f.experts, n_embd);
   f.router_bias = vector_optional(blk(i, "ffn_gate_inp.bias"), f.experts);
   f.selection_bias = vector_optional(blk(i, "exp_probs_b.bias"), f.experts);
-  DYNO_CHECK(UnsupportedError, !has_tensor(blk(i, "ffn_gate_up_exps.weight")), "[model] tensor ",
-             blk(i, "ffn_gate_up_exps.weight"),
-             ": merged gate and up experts are not supported; convert the file "
-             "with separate ffn_gate_exps and ffn_up_exps");
-  f.experts_gate = stack(blk(i, "ffn_gate_exps.weight"), f.experts, f.width, n_embd);
-  f.experts_up = stack(blk(i, "ffn_up_exps.weight"), f.experts, f.width, n_embd);
+  if (const std::string merged = blk(i, "ffn_gate_up_exps.weight"); has_tensor(merged)) {
+    f.experts_gate = half(merged, /*second=*/false, f.experts, f.width, n_embd, /*stacked=*/true);
+    f.experts_up = half(merged, /*second=*/true, f.experts, f.width, n_embd, /*stacked=*/true);
+  } else {
+    f.experts_gate = stack(blk(i, "ffn_gate_exps.weight"), f.experts, f.width, n_embd);
+    f.experts_up = stack(blk(i, "ffn_up_exps.weight"), f.experts, f.width, n_embd);
+  }
   f.experts_down = stack(blk(i, "ffn_down_exps.weight"), f.experts, n_embd, f.width);
   f.experts_gate_bias = vector_optional(blk(i, "ffn_gate_exps.bias"), f.width, f.experts);
   f.experts_up_bias = vector_optional(blk(i, "ffn_up_exps.bias"), f.width, f.experts);
@@ -373,6 +431,7 @@ void Builder::moe_ffn(LayerSpec& layer, int64_t i, const MoeFacts& facts) {
     f.gate = matrix(blk(i, "ffn_gate_shexp.weight"), facts.shared_width, n_embd);
     f.up = matrix(blk(i, "ffn_up_shexp.weight"), facts.shared_width, n_embd);
     f.down = matrix(blk(i, "ffn_down_shexp.weight"), n_embd, facts.shared_width);
+    // Some files hold the one row as a vector.
     f.shared_gate = matrix_optional(blk(i, "ffn_gate_inp_shexp.weight"), 1, n_embd);
   }
 }

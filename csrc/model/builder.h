@@ -12,6 +12,9 @@
 
 namespace dyno::model {
 
+// What kernels of recurrent layers take, see ops/linear_attention and ops/short_conv: dims of a head, and taps.
+inline constexpr int64_t kMaxStateHead = 512, kMaxConvTaps = 8;
+
 class Builder {
  public:
   Builder(const GgufFile& file, ModelDesc& model);
@@ -25,6 +28,7 @@ class Builder {
   std::optional<std::string> text(std::string_view key) const;
   // A number per layer: a scalar holds for all layers.
   int64_t per_layer(std::string_view key, int64_t layer, std::optional<int64_t> fallback, int64_t least = 0) const;
+  int64_t conv_taps(std::string_view key) const;  // of a short convolution
   bool has_key(std::string_view key) const;
   bool is_array(std::string_view key) const;
   bool has_tensor(std::string_view name) const;
@@ -38,14 +42,26 @@ class Builder {
   WeightId stack(const std::string& name, int64_t batch, int64_t rows, int64_t cols);
   // A vector as f32 [n], or a stack of them [batch, n].
   WeightId vector(const std::string& name, int64_t n);
+  // A vector of n numbers whatever its shape, with `first` numbers in the file's first dimension.
+  WeightId values(const std::string& name, int64_t n, int64_t first = 0);
   WeightId vector_optional(const std::string& name, int64_t n, int64_t batch = 1);
+  // Half of the rows of each of `parts` parts of a tensor of `parts` * 2 * `rows` rows, in the file's type: as one
+  // matrix, or with `stacked` as a matrix for each part.
+  WeightId half(const std::string& name, bool second, int64_t parts, int64_t rows, int64_t cols, bool stacked = false);
+  // The one number of a tensor.
+  double number(const std::string& name);
   WeightId derived(const std::string& name, const std::string& suffix, Transform transform, DType type, int64_t batch,
                    int64_t rows, int64_t cols);
   // Checks a tensor's shape {ne0, ne1, …} without adding a weight.
   const TensorInfo& expect_tensor(const std::string& name, std::initializer_list<int64_t> shape) const;
 
   // Head counts, norms, embedding and output: what all architectures share. `layers` are sized here.
-  void common();
+  struct CommonFacts {
+    std::string_view output_norm = "output_norm.weight";
+    std::string_view eps = "attention.layer_norm_rms_epsilon";
+  };
+  void common(const CommonFacts& facts);
+  void common() { common(CommonFacts{}); }
   LayerSpec& layer(int64_t index) { return model.layers.at(static_cast<size_t>(index)); }
   // "blk.<layer>.<what>"
   static std::string blk(int64_t layer, std::string_view what);
@@ -54,7 +70,12 @@ class Builder {
   // `rotary_dims` of 0: the file's rope.dimension_count, or the whole head.
   RopeSpec rope(bool neox, int64_t rotary_dims = 0);
   struct GqaFacts {
-    bool norm = true;                // attn_norm before the products
+    bool norm = true;        // attn_norm before the products
+    bool gated = false;      // attn_q gives a query and a gate of each head
+    int64_t key_length = 0;  // of a head; 0: as the metadata says of all layers
+    int64_t value_length = 0;
+    bool v_may_be_k = false;         // without attn_v, values are the products of attn_k
+    int64_t shared_kv = -1;          // as in AttentionSpec
     QkNorm qk_norm = QkNorm::heads;  // of the norms on queries and keys that the file has
   };
   // Norm, q/k/v (or fused qkv) with whatever biases the file has, output projection; scale 1/sqrt(dk).
@@ -63,6 +84,8 @@ class Builder {
   void require_qk_norm(const LayerSpec& layer, int64_t index) const;
   // Sliding-window layers: all but every n-th, n being the default pattern or what the file says.
   bool is_local_layer(int64_t index, int64_t default_pattern) const;
+  // An array of flags, one for each layer, that the file need not have.
+  std::optional<bool> layer_flag(std::string_view key, int64_t index) const;
   int64_t feed_forward(int64_t index) const { return per_layer("feed_forward_length", index, std::nullopt, 1); }
   void dense_ffn(LayerSpec& layer, int64_t index, int64_t width);
   struct MoeFacts {
@@ -71,7 +94,8 @@ class Builder {
     int64_t width = 0;
     int64_t shared_width = 0;
   };
-  void moe_ffn(LayerSpec& layer, int64_t index, const MoeFacts& facts);
+  void moe_ffn(LayerSpec& layer, int64_t index, const MoeFacts& facts) { moe_ffn(layer.ffn, index, facts); }
+  void moe_ffn(FfnSpec& ffn, int64_t index, const MoeFacts& facts);
 
   // After everything: records tensors nobody asked for.
   void finish();
@@ -102,6 +126,14 @@ void build_llama(Builder&);
 void build_qwen2(Builder&);
 void build_qwen2moe(Builder&);
 void build_qwen3(Builder&);
+void build_qwen35(Builder&);
+void build_lfm2(Builder&);
+void build_gemma4(Builder&);
+void build_granitehybrid(Builder&);
+void build_kimi_linear(Builder&);
+
+// Multi-head latent attention, in arch/deepseek2.cpp.
+void latent_attention(Builder& b, LayerSpec& layer, int64_t index, RopeSpec rope);
 void build_qwen3moe(Builder&);
 void build_deepseek2(Builder&);
 void build_gemma3(Builder&);

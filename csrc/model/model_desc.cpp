@@ -1,5 +1,6 @@
 #include "model/model_desc.h"
 
+#include <algorithm>
 #include <array>
 
 #include "core/error.h"
@@ -10,16 +11,33 @@ namespace dyno::model {
 namespace {
 
 constexpr std::array kArchitectures = {
-    Architecture{"llama", build_llama},           Architecture{"qwen2", build_qwen2},
-    Architecture{"qwen3", build_qwen3},           Architecture{"qwen3moe", build_qwen3moe},
-    Architecture{"deepseek2", build_deepseek2},   Architecture{"gemma3", build_gemma3},
-    Architecture{"gpt-oss", build_gpt_oss},       Architecture{"glm4moe", build_glm4moe},
-    Architecture{"granitemoe", build_granitemoe}, Architecture{"bailingmoe2", build_bailingmoe2},
-    Architecture{"seed_oss", build_seed_oss},     Architecture{"ernie4_5-moe", build_ernie45moe},
-    Architecture{"smollm3", build_smollm3},       Architecture{"minimax-m2", build_minimax_m2},
-    Architecture{"olmo2", build_olmo2},           Architecture{"hunyuan-moe", build_hunyuan_moe},
-    Architecture{"mistral3", build_mistral3},     Architecture{"muse-glimmer", build_muse_glimmer},
+    Architecture{"llama", build_llama},
+    Architecture{"qwen2", build_qwen2},
+    Architecture{"qwen3", build_qwen3},
+    Architecture{"qwen3moe", build_qwen3moe},
+    Architecture{"deepseek2", build_deepseek2},
+    Architecture{"gemma3", build_gemma3},
+    Architecture{"gpt-oss", build_gpt_oss},
+    Architecture{"glm4moe", build_glm4moe},
+    Architecture{"granitemoe", build_granitemoe},
+    Architecture{"bailingmoe2", build_bailingmoe2},
+    Architecture{"seed_oss", build_seed_oss},
+    Architecture{"ernie4_5-moe", build_ernie45moe},
+    Architecture{"smollm3", build_smollm3},
+    Architecture{"minimax-m2", build_minimax_m2},
+    Architecture{"olmo2", build_olmo2},
+    Architecture{"hunyuan-moe", build_hunyuan_moe},
+    Architecture{"mistral3", build_mistral3},
+    Architecture{"muse-glimmer", build_muse_glimmer},
     Architecture{"qwen2moe", build_qwen2moe},
+    Architecture{"qwen35", build_qwen35},
+    Architecture{"qwen35moe", build_qwen35},
+    Architecture{"qwen3next", build_qwen35},
+    Architecture{"lfm2", build_lfm2},
+    Architecture{"lfm2moe", build_lfm2},
+    Architecture{"gemma4", build_gemma4},
+    Architecture{"granitehybrid", build_granitehybrid},
+    Architecture{"kimi-linear", build_kimi_linear},
 };
 
 void check_types(const ModelDesc& model) {
@@ -59,8 +77,24 @@ ModelDesc describe_model(const GgufFile& file) {
 
 int64_t ModelDesc::moe_layers() const {
   int64_t n = 0;
-  for (const LayerSpec& layer : layers) n += layer.ffn.kind == FfnKind::moe ? 1 : 0;
+  for (const LayerSpec& layer : layers) n += layer.mixture() != nullptr ? 1 : 0;
   return n;
+}
+
+int64_t ModelDesc::experts() const {
+  int64_t n = 0;
+  for (const LayerSpec& layer : layers) n = std::max(n, layer.mixture() == nullptr ? 0 : layer.mixture()->experts);
+  return n;
+}
+
+int64_t ModelDesc::experts_used() const {
+  int64_t n = 0;
+  for (const LayerSpec& layer : layers) n = std::max(n, layer.mixture() == nullptr ? 0 : layer.mixture()->used);
+  return n;
+}
+
+bool ModelDesc::has_state() const {
+  return std::any_of(layers.begin(), layers.end(), [](const LayerSpec& layer) { return layer.is_recurrent(); });
 }
 
 int64_t ModelDesc::parameters() const {
@@ -86,6 +120,9 @@ std::string attention_text(const AttentionSpec& a) {
   if (a.qkv != kNone) out += ", fused qkv";
   if (a.sinks != kNone) out += ", sinks";
   if (a.gate != kNone) out += ", gated output";
+  if (a.v_norm) out += ", v norm";
+  if (a.v_is_k) out += ", values are keys";
+  if (a.shared_kv >= 0) out += str_cat(", keys and values of layer ", a.shared_kv);
   if (a.window > 0) out += str_cat(", window ", a.window);
   if (a.softcap > 0) out += str_cat(", softcap ", a.softcap);
   if (a.rope.scaling == RopeScaling::still) return out + ", no rope";
@@ -95,6 +132,13 @@ std::string attention_text(const AttentionSpec& a) {
   if (a.rope.frequency_factors != kNone) out += " with frequency factors";
   if (a.rope.position_scale != 0) out += str_cat(", queries grow by ", a.rope.position_scale, " with the position");
   return out;
+}
+
+std::string recurrent_text(const RecurrentSpec& r) {
+  if (r.kind == RecurrentKind::short_conv) return str_cat("gated short convolution of ", r.taps, " taps");
+  return str_cat(r.rule == ops::LinearRule::additive ? "Mamba-2, " : "gated delta rule, ", r.k_heads, " key heads of ",
+                 r.dk, ", ", r.v_heads, " value heads of ", r.dv, r.grouped ? " (grouped)" : "", ", convolution of ",
+                 r.taps, " taps");
 }
 
 std::string ffn_text(const FfnSpec& f) {
@@ -107,6 +151,14 @@ std::string ffn_text(const FfnSpec& f) {
   if (f.weights_scale != 1.0) out += str_cat(", scale ", f.weights_scale);
   if (f.dense_width > 0) out += str_cat(", shared expert ", f.dense_width);
   if (f.shared_gate != kNone) out += " (gated)";
+  return out;
+}
+
+std::string layer_text(const LayerSpec& layer) {
+  std::string out = layer.is_recurrent() ? recurrent_text(layer.recurrent) : attention_text(layer.attention);
+  out += "; " + ffn_text(layer.ffn);
+  if (layer.beside) out += "; beside it " + ffn_text(*layer.beside);
+  if (layer.input_gate != kNone) out += "; per-layer embedding";
   return out;
 }
 
@@ -124,15 +176,16 @@ std::string ModelDesc::describe() const {
   out += "\n";
   // Runs of equal layers are one line.
   for (size_t first = 0; first < layers.size();) {
-    const std::string text = attention_text(layers[first].attention) + "; " + ffn_text(layers[first].ffn);
+    const std::string text = layer_text(layers[first]);
     size_t last = first;
-    while (last + 1 < layers.size() &&
-           attention_text(layers[last + 1].attention) + "; " + ffn_text(layers[last + 1].ffn) == text) {
-      ++last;
-    }
+    while (last + 1 < layers.size() && layer_text(layers[last + 1]) == text) ++last;
     out += str_cat("  layer ", first, last > first ? str_cat("-", last) : std::string(), ": ", text, "\n");
     first = last + 1;
   }
+  const auto of_other_senses = std::count_if(unused_tensors.begin(), unused_tensors.end(), [](std::string_view tensor) {
+    return tensor.starts_with("v.") || tensor.starts_with("a.") || tensor.starts_with("mm.");
+  });
+  if (of_other_senses > 0) out += str_cat("  vision and audio are left out: ", of_other_senses, " tensors\n");
   if (!unused_tensors.empty()) {
     out += str_cat("  not used: ", unused_tensors.size(), " tensors (", unused_tensors.front(),
                    unused_tensors.size() > 1 ? ", …)\n" : ")\n");

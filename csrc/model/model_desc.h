@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,6 +23,8 @@ enum class Transform : uint8_t {
   to_f32,             // small vectors: norms, biases, sinks, frequency factors
   kv_b_k_transposed,  // legacy attn_kv_b: the key half of each head, transposed to [heads, kv_lora, nope], f32 or f16
   kv_b_v,             // legacy attn_kv_b: the value half of each head, rows as in the file
+  first_half,         // the first half of the rows of each of Weight::parts parts of the tensor
+  second_half,        // the other half
 };
 
 // One matrix (or stack of `batch` matrices, or vector) that a kernel reads: w[batch, rows, cols].
@@ -33,6 +36,7 @@ struct Weight {
   int64_t batch = 1;        // experts, or heads
   int64_t rows = 0;
   int64_t cols = 0;    // the contracted dimension
+  int64_t parts = 1;   // of first_half and second_half
   bool table = false;  // read by token id (embed)
 };
 
@@ -84,6 +88,9 @@ struct AttentionSpec {
   WeightId q = kNone, k = kNone, v = kNone, qkv = kNone;
   WeightId q_bias = kNone, k_bias = kNone, v_bias = kNone, qkv_bias = kNone;
   WeightId q_norm = kNone, k_norm = kNone;
+  bool v_norm = false;             // an RMS norm without weights on each value head
+  bool v_is_k = false;             // no `v`: values are the products of `k`, before its norm and rotation
+  int64_t shared_kv = -1;          // no `k` and `v`: the layer reads the cache of this earlier one
   QkNorm qk_norm = QkNorm::heads;  // where q_norm and k_norm are there
   WeightId sinks = kNone;          // [heads]
 
@@ -98,6 +105,39 @@ struct AttentionSpec {
 
   WeightId gate = kNone;  // [heads * dv, n_embd]: the sigmoid of its product scales attention's output
   WeightId output = kNone, output_bias = kNone;
+};
+
+// A layer that mixes tokens through a state of fixed size instead of attention.
+enum class RecurrentKind : uint8_t {
+  none,
+  linear,      // a short convolution, then linear attention (ops/linear_attention), normed and gated
+  short_conv,  // a short convolution between two gates
+};
+
+struct RecurrentSpec {
+  RecurrentKind kind = RecurrentKind::none;
+  int64_t taps = 0;
+  // linear with the rule delta: `in` gives q, k [k_heads, dk] and v [v_heads, dv] of a token, in this order; or q
+  // alone, and in_k and in_v the others. Rule additive (Mamba-2): the gate, v, k, q and step. short_conv: the gate
+  // before the convolution, the gate behind it and its input, n_embd each.
+  ops::LinearRule rule = ops::LinearRule::delta;  // this and the next three as in ops::LinearAttentionDesc
+  bool grouped = false;
+  bool channel_decay = false;
+  int64_t k_heads = 0, v_heads = 0, dk = 0, dv = 0;
+  WeightId in = kNone, in_k = kNone, in_v = kNone;
+  WeightId conv = kNone, conv_k = kNone, conv_v = kNone;  // [channels, taps], f32
+  WeightId conv_bias = kNone;
+  // [v_heads * dv, …]: SiLU, or the sigmoid, of its product scales the output. It reads n_embd rows, or those of
+  // gate_low.
+  WeightId gate = kNone, gate_low = kNone;
+  bool sigmoid_gate = false;
+  bool gate_first = false;                                  // before the norm
+  WeightId step = kNone, step_low = kNone, beta = kNone;    // [v_heads, …]; with channel_decay [v_heads * dk, …]
+  WeightId decay = kNone, step_bias = kNone, skip = kNone;  // [v_heads]; step_bias like step
+  WeightId norm = kNone;                                    // [v_heads * dv / norm_rows], or with a row for each
+  int64_t norm_rows = 0;                                    // of a token
+  bool norm_shared = true;                                  // one row of weights
+  WeightId output = kNone;
 };
 
 enum class FfnKind : uint8_t { dense, moe };
@@ -119,17 +159,32 @@ struct FfnSpec {
   bool normalize = false;
   double weights_scale = 1.0;
   WeightId router = kNone, router_bias = kNone, selection_bias = kNone;
+  WeightId router_norm = kNone;   // the router reads the residual stream through this norm instead of ffn_norm's rows
+  double router_scale = 1.0;      // on the router's product
+  WeightId expert_scale = kNone;  // [experts]: on the weights of the chosen
   WeightId experts_gate = kNone, experts_up = kNone, experts_down = kNone;
   WeightId experts_gate_bias = kNone, experts_up_bias = kNone, experts_down_bias = kNone;
 };
 
 struct LayerSpec {
   WeightId attn_norm = kNone;  // none: attention reads the residual stream itself
-  AttentionSpec attention;
+  AttentionSpec attention;     // without heads where the layer is recurrent
+  RecurrentSpec recurrent;
   WeightId attn_post_norm = kNone;  // on the attention's output, before it joins the residual stream
   WeightId ffn_norm = kNone;        // likewise
   FfnSpec ffn;
   WeightId ffn_post_norm = kNone;
+  // A mixture beside the dense FFN (gemma4): `ffn` is the dense one with a norm of its own behind it, and both are
+  // added before ffn_post_norm.
+  std::optional<FfnSpec> beside;
+  WeightId ffn_own_norm = kNone, beside_norm = kNone, beside_own_norm = kNone;
+  // Per-layer embeddings: u = gelu(input_gate * h) * input of the layer; h += norm(input_up * u).
+  WeightId input_gate = kNone, input_up = kNone, input_norm = kNone;
+  double output_scale = 1.0;  // on the residual stream behind the layer
+
+  bool is_recurrent() const { return recurrent.kind != RecurrentKind::none; }
+  // The mixture of the layer, if there is one.
+  const FfnSpec* mixture() const { return ffn.kind == FfnKind::moe ? &ffn : beside ? &*beside : nullptr; }
 };
 
 struct ModelDesc {
@@ -147,6 +202,10 @@ struct ModelDesc {
   double logit_scale = 1.0;     // logits are multiplied by it
   double logit_softcap = 0;
 
+  // Per-layer embeddings: of every token a row [layers, layer_input] of a table, and a product of its embedding.
+  int64_t layer_input = 0;
+  WeightId layer_embd = kNone, layer_proj = kNone, layer_proj_norm = kNone;
+
   WeightId token_embd = kNone;
   WeightId output_norm = kNone;
   WeightId output = kNone;  // the embedding table where tied
@@ -159,6 +218,9 @@ struct ModelDesc {
 
   const Weight& weight(WeightId id) const { return weights.at(static_cast<size_t>(id)); }
   int64_t moe_layers() const;
+  int64_t experts() const;       // of the largest mixture, 0 without one
+  int64_t experts_used() const;  // likewise, by a token
+  bool has_state() const;        // whether a layer is recurrent
   // Weights of matrices, without tied duplicates.
   int64_t parameters() const;
   std::string describe() const;

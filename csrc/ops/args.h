@@ -19,10 +19,12 @@ struct NormArgs {
   const float* x = nullptr;
   int64_t x_stride = 0;             // between tokens; rows of one token are contiguous
   const float* weight = nullptr;    // [n], null = all ones
+  int64_t weight_stride = 0;        // between the rows of a token: [rows_per_token, n]; 0: one for all rows
   const float* residual = nullptr;  // [m, n], when desc.add
   float* out = nullptr;             // may be x
   int64_t out_stride = 0;
   float eps = 0;
+  float scale = 1.0f;  // on what is written, the residual included
 };
 
 struct RopeArgs {
@@ -102,8 +104,9 @@ struct MoeRouteArgs {
   const float* selection_bias = nullptr;  // [experts]
   const int32_t* pinned = nullptr;        // [m, used]: take these experts instead of choosing
   float scale = 1.0f;
-  int32_t* ids = nullptr;    // [m, used]
-  float* weights = nullptr;  // [m, used]
+  const float* expert_scale = nullptr;  // [experts], on the weights of those that are chosen
+  int32_t* ids = nullptr;               // [m, used]
+  float* weights = nullptr;             // [m, used]
 };
 
 struct MoeSumArgs {
@@ -274,6 +277,46 @@ struct NormRouteArgs {
   float* normed = nullptr;      // [m, k], the normed rows for other readers
   int64_t normed_stride = 0;
   MoeRouteArgs route{};  // without logits
+};
+
+struct ShortConvArgs {
+  const float* x = nullptr;       // [m, n]
+  int64_t x_stride = 0;           // between tokens, like those below
+  const float* before = nullptr;  // [m, n], when desc.gated
+  int64_t before_stride = 0;
+  const float* after = nullptr;  // [m, n], when desc.gated
+  int64_t after_stride = 0;
+  const float* w = nullptr;     // [n, taps]; the last tap meets the token itself
+  const float* bias = nullptr;  // [n]
+  float* state = nullptr;       // [slots, taps - 1, n], the oldest input first
+  int64_t slot_positions = 0;   // ctx
+  const SequenceRun* runs = nullptr;
+  int32_t n_runs = 0;
+  float* y = nullptr;  // [m, n], none of the inputs
+  int64_t y_stride = 0;
+};
+
+struct LinearAttentionArgs {
+  const float* q = nullptr;  // [m, k_heads, dk]
+  int64_t q_stride = 0;      // between tokens, like those below
+  const float* k = nullptr;  // [m, k_heads, dk]
+  int64_t k_stride = 0;
+  const float* v = nullptr;  // [m, v_heads, dv]
+  int64_t v_stride = 0;
+  const float* step = nullptr;  // [m, v_heads], with desc.channel_decay [m, v_heads, dk]
+  int64_t step_stride = 0;
+  const float* beta = nullptr;  // [m, v_heads], when desc.rule is delta
+  int64_t beta_stride = 0;
+  const float* decay = nullptr;      // [v_heads], negative
+  const float* step_bias = nullptr;  // [v_heads], with desc.channel_decay [v_heads, dk]
+  const float* skip = nullptr;       // [v_heads], when desc.rule is additive
+  float eps = 0;                     // of the lengths of q and k, when desc.rule is delta
+  float* state = nullptr;            // [slots, v_heads, dk, dv]
+  int64_t slot_positions = 0;        // ctx
+  const SequenceRun* runs = nullptr;
+  int32_t n_runs = 0;
+  float* out = nullptr;  // [m, v_heads, dv], none of the inputs
+  int64_t out_stride = 0;
 };
 
 struct SampleSettings;

@@ -9,6 +9,7 @@
 //                                          arrays whose timed values are not drawn from [-1, 1)
 //   bytes, bytes_out(name, pointer, count) weights and rows of other types; rows(name, x, act, count): activations
 //   runs(m, args)                          the sequences, and slot_positions
+//   state(name, pointer, count)            what each of those sequences keeps; read and changed
 //   cache(name, pointer, row_name, row_bytes, type, elements[, offset])   of those sequences
 //   latents(name, pointer, type, rows, row_bytes, elements)
 //   require(there, name)                   throws for an argument that this desc needs

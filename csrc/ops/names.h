@@ -20,12 +20,14 @@ inline constexpr std::array<std::string_view, 3> kActivationNames = {"silu", "ge
 inline constexpr std::array<std::string_view, 4> kPathNames = {"any", "matvec", "mmq", "dequantize"};
 inline constexpr std::array<std::string_view, 3> kComputeNames = {"f16", "bf16", "f32"};
 inline constexpr std::array<std::string_view, 3> kGatingNames = {"softmax", "sigmoid", "softmax_selected"};
+inline constexpr std::array<std::string_view, 2> kLinearRuleNames = {"delta", "additive"};
 
 // The names of an enumeration's values, by its type.
 inline std::span<const std::string_view> enum_names(Layout) { return kLayoutNames; }
 inline std::span<const std::string_view> enum_names(ActType) { return kActNames; }
 inline std::span<const std::string_view> enum_names(Activation) { return kActivationNames; }
 inline std::span<const std::string_view> enum_names(Gating) { return kGatingNames; }
+inline std::span<const std::string_view> enum_names(LinearRule) { return kLinearRuleNames; }
 inline std::span<const std::string_view> enum_names(ProductPath) { return kPathNames; }
 inline std::span<const std::string_view> enum_names(ComputeType) { return kComputeNames; }
 

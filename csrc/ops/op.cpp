@@ -11,5 +11,6 @@ std::string_view activation_name(Activation activation) { return kActivationName
 std::string_view product_path_name(ProductPath path) { return kPathNames[static_cast<size_t>(path)]; }
 std::string_view compute_type_name(ComputeType type) { return kComputeNames[static_cast<size_t>(type)]; }
 std::string_view gating_name(Gating gating) { return kGatingNames[static_cast<size_t>(gating)]; }
+std::string_view linear_rule_name(LinearRule rule) { return kLinearRuleNames[static_cast<size_t>(rule)]; }
 
 }  // namespace dyno::ops

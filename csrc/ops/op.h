@@ -117,8 +117,8 @@ struct EmbedDesc {
   friend bool operator==(const EmbedDesc&, const EmbedDesc&) = default;
 };
 
-// RMS norm over rows of `n`: y = x / sqrt(mean(x^2) + eps) * weight [+ residual]. `rows_per_token` rows a token
-// (per-head norms have one a head).
+// RMS norm over rows of `n`: y = (x / sqrt(mean(x^2) + eps) * weight [+ residual]) * scale. `rows_per_token` rows a
+// token (per-head norms have one a head).
 struct NormDesc {
   int64_t m = 1, n = 0, rows_per_token = 1;
   bool add = false;  // out = residual + norm(x)
@@ -191,7 +191,7 @@ std::string_view gating_name(Gating gating);
 
 // Router logits [m, experts] -> ids [m, used] int32 and weights [m, used] f32. Order: probabilities by `gating`;
 // selection scores = probabilities + selection bias; group masking (group score = sum of its two best); top `used`
-// (ties to the lower id); weights = unbiased probabilities of the selected; normalise; scale.
+// (ties to the lower id); weights = unbiased probabilities of the selected; normalise; scale, all alike and by expert.
 struct MoeRouteDesc {
   int64_t m = 1, experts = 1, used = 1, groups = 1, groups_used = 1;
   Gating gating = Gating::softmax;
@@ -304,6 +304,10 @@ struct RopeAttentionDesc {
   }
   friend bool operator==(const RopeAttentionDesc&, const RopeAttentionDesc&) = default;
 };
+
+// How linear attention changes its state with a token: see ops/linear_attention/linear_attention.h.
+enum class LinearRule : uint8_t { delta, additive };
+std::string_view linear_rule_name(LinearRule rule);
 
 // RMS norm of rows x [m, k], router product with w [experts, k] and the routing of MoeRouteDesc in one.
 struct NormRouteDesc {

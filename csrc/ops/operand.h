@@ -1,8 +1,8 @@
 // What the operands of a node are made of: values, weights and how an op uses them. Each family's fields.h has a struct
 // of them with named members.
 //
-// `rope_table` in such a struct is an index into Plan::rope_tables; `moe_index` counts the layers with a mixture of
-// experts, for routing capture and pinning.
+// `rope_table` in such a struct is an index into Plan::rope_tables, `state_index` into Plan::states; `moe_index` counts
+// the layers with a mixture of experts, for routing capture and pinning.
 #pragma once
 
 #include <array>

@@ -104,6 +104,7 @@ class Search {
     const PlannedDevice& main = missed->devices.front();
     const Holder holder{.device = kMainDevice,
                         .kv_bytes = main.kv_bytes,
+                        .state_bytes = main.state_bytes,
                         .arena_bytes = main.arena_bytes,
                         .gpu = main.info.kind == DeviceKind::cuda};
     std::string enough;
@@ -148,7 +149,7 @@ double workload_seconds(const Plan& plan, const model::ModelDesc& model, const s
 size_t main_device_bytes(const Plan& plan, size_t scratch) {
   const PlannedDevice& main = plan.devices.front();
   const bool gpu = main.info.kind == DeviceKind::cuda;
-  return main.weights_bytes + main.kv_bytes + main.arena_bytes + main.stream_bytes +
+  return main.weights_bytes + main.kv_bytes + main.state_bytes + main.arena_bytes + main.stream_bytes +
          (gpu ? scratch + kDeviceReserve : 0);
 }
 

@@ -27,13 +27,13 @@ struct Demand {
   std::string where;          // "this machine"
   std::string weights_words;  // "copied weights"
   std::string larger;         // "a machine with more memory"
-  size_t weights = 0, streams = 0, reserve = 0, kv = 0, arena = 0, scratch = 0;
+  size_t weights = 0, streams = 0, reserve = 0, kv = 0, state = 0, arena = 0, scratch = 0;
   size_t free = 0;
   bool own_limit = false;  // a virtual device's
 
   size_t needed() const {
     size_t sum = 0;
-    for (const size_t bytes : {weights, streams, reserve, kv, arena, scratch})
+    for (const size_t bytes : {weights, streams, reserve, kv, state, arena, scratch})
       sum = checked_add(sum, bytes, "all memory");
     return sum;
   }
@@ -60,8 +60,9 @@ void check_demand(const Plan& plan, const Demand& demand, const Holder& holder, 
       str_cat("[plan] ", demand.where, " is ", mib(missing), " short: ", mib(demand.free),
               demand.own_limit ? " allowed, " : " free, ", mib(needed), " needed (",
               weights_loaded && !demand.own_limit ? "" : str_cat(demand.weights_words, " ", mib(demand.weights), ", "),
-              "KV cache ", mib(demand.kv), " for ctx=", plan.context.ctx, " x ", plan.context.sequences,
-              " sequences, arena ", mib(demand.arena), " for ubatch=", plan.ubatch,
+              "KV cache ", mib(demand.kv), " for ctx=", plan.context.ctx, " x ", plan.context.sequences, " sequences, ",
+              demand.state > 0 ? str_cat("recurrent state ", mib(demand.state), ", ") : "", "arena ", mib(demand.arena),
+              " for ubatch=", plan.ubatch,
               demand.streams > 0 ? str_cat(", copies of the CPU's weights ", mib(demand.streams)) : "",
               demand.own_limit ? "" : str_cat(", workspace ", mib(demand.scratch)),
               demand.reserve > 0 ? str_cat(", ", mib(demand.reserve), " for the runtime") : "", "). ", advice));
@@ -78,11 +79,16 @@ void check_memory(const Plan& plan, DeviceId gpu, size_t free_bytes, bool weight
                       .streams = planned.stream_bytes,
                       .reserve = weights_loaded ? 0 : kDeviceReserve,
                       .kv = planned.kv_bytes,
+                      .state = planned.state_bytes,
                       .arena = planned.arena_bytes,
                       .scratch = planned.scratch_bytes,
                       .free = free_bytes};
   check_demand(plan, demand,
-               {.device = gpu, .kv_bytes = planned.kv_bytes, .arena_bytes = planned.arena_bytes, .gpu = true},
+               {.device = gpu,
+                .kv_bytes = planned.kv_bytes,
+                .state_bytes = planned.state_bytes,
+                .arena_bytes = planned.arena_bytes,
+                .gpu = true},
                weights_loaded);
 }
 
@@ -96,10 +102,16 @@ void check_host_memory(const Plan& plan, size_t free_bytes, bool weights_loaded)
   for (const PlannedDevice& device : plan.devices) {
     if (device.info.kind != DeviceKind::cpu) continue;
     demand.kv = checked_add(demand.kv, device.kv_bytes, "the KV cache");
+    demand.state = checked_add(demand.state, device.state_bytes, "the recurrent state");
     demand.arena = checked_add(demand.arena, device.arena_bytes, "the arenas");
     demand.scratch = checked_add(demand.scratch, device.scratch_bytes, "the scratch memory");
   }
-  check_demand(plan, demand, {.device = std::nullopt, .kv_bytes = demand.kv, .arena_bytes = demand.arena, .gpu = false},
+  check_demand(plan, demand,
+               {.device = std::nullopt,
+                .kv_bytes = demand.kv,
+                .state_bytes = demand.state,
+                .arena_bytes = demand.arena,
+                .gpu = false},
                weights_loaded);
 }
 
@@ -114,12 +126,14 @@ void check_limits(const Plan& plan, bool weights_loaded) {
                         .weights = device.weights_bytes,
                         .streams = device.stream_bytes,
                         .kv = device.kv_bytes,
+                        .state = device.state_bytes,
                         .arena = device.arena_bytes,
                         .free = device.memory_limit,
                         .own_limit = true};
     check_demand(plan, demand,
                  {.device = static_cast<DeviceId>(i),
                   .kv_bytes = device.kv_bytes,
+                  .state_bytes = device.state_bytes,
                   .arena_bytes = device.arena_bytes,
                   .gpu = false},
                  weights_loaded);

@@ -131,7 +131,9 @@ class Placing {
     DYNO_CHECK(PlanError, model_.moe_layers() > 0, "[placement] ", setting, ": this model has no experts");
     for (size_t i = 0; i < model_.layers.size(); ++i) {
       if (!options_.cpu_moe && static_cast<int64_t>(i) >= options_.n_cpu_moe) break;
-      const model::FfnSpec& f = model_.layers[i].ffn;
+      const model::FfnSpec* mixture = model_.layers[i].mixture();
+      if (mixture == nullptr) continue;
+      const model::FfnSpec& f = *mixture;
       for (const WeightId id : {f.experts_gate, f.experts_up, f.experts_down}) {
         if (id != kNone) put(static_cast<size_t>(id), host(setting));
       }

@@ -49,7 +49,9 @@ std::string describe_devices(const Plan& plan) {
   std::string out;
   for (const PlannedDevice& device : plan.devices) {
     out += str_cat("  ", device_name(device.info), ": weights ", mib(device.weights_bytes), ", kv cache ",
-                   mib(device.kv_bytes), ", arena ", mib(device.arena_bytes), limits(device), "\n");
+                   mib(device.kv_bytes),
+                   device.state_bytes > 0 ? str_cat(", recurrent state ", mib(device.state_bytes)) : "", ", arena ",
+                   mib(device.arena_bytes), limits(device), "\n");
   }
   return out;
 }
@@ -95,6 +97,10 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
   };
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const model::AttentionSpec& a = model.layers[i].attention;
+    if (a.heads == 0 || a.shared_kv >= 0) {  // recurrent, or a reader of another layer's cache
+      plan.kv.push_back({});
+      continue;
+    }
     check_cache_type(plan.kv_type_k, a.dk, "k", i);
     KvLayer kv{.device = attention_device(plan, a)};
     kv.k_row_bytes = static_cast<int64_t>(row_bytes(plan.kv_type_k, a.kv_heads * a.dk));
@@ -106,6 +112,26 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
     }
     plan.kv.push_back(kv);
   }
+}
+
+void layout_states(Plan& plan) {
+  plan.state_bytes = 0;
+  for (PlannedDevice& device : plan.devices) device.state_bytes = 0;
+  for (State& state : plan.states) {
+    const size_t bytes = checked_align(
+        checked_mul(state.sequence_bytes(), static_cast<size_t>(plan.context.sequences), "the recurrent state"), 64,
+        "the recurrent state");
+    size_t& taken = plan.devices[static_cast<size_t>(state.device)].state_bytes;
+    state.offset = taken;
+    taken = checked_add(taken, bytes, "the recurrent state");
+    plan.state_bytes = checked_add(plan.state_bytes, bytes, "the recurrent state");
+  }
+}
+
+size_t Plan::sequence_state_bytes() const {
+  size_t bytes = 0;
+  for (const State& state : states) bytes += state.sequence_bytes();
+  return bytes;
 }
 
 Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const LoadOptions& load,
@@ -137,6 +163,7 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
   }
   stream(plan, plan.streamed);
   check_places(plan, model);
+  layout_states(plan);
   count_weights(plan, model);
   layout_arena(plan, ubatch);
   return plan;
@@ -172,7 +199,8 @@ std::string Plan::describe(const model::ModelDesc& model) const {
                             ", cpu_repack ", load.cpu_repack ? "on" : "off", "\ncontext ", context.ctx, " positions x ",
                             context.sequences, " sequence", context.sequences > 1 ? "s" : "", ", cache k ",
                             dtype_name(kv_type_k), " v ", dtype_name(kv_type_v), ", u-batch ", ubatch, "\n");
-  out += str_cat("weights ", mib(weights_bytes), "\nkv cache ", mib(kv_bytes), "\narena ", mib(arena_bytes),
+  out += str_cat("weights ", mib(weights_bytes), "\nkv cache ", mib(kv_bytes),
+                 state_bytes > 0 ? str_cat("\nrecurrent state ", mib(state_bytes)) : "", "\narena ", mib(arena_bytes),
                  "\nscratch ", mib(scratch_bytes), "\ntotal ", mib(total_bytes()), "\n");
   if (devices.size() > 1) out += describe_devices(*this);
   if (!placement_note.empty()) out += str_cat("placement ", placement_note, "\n");

@@ -203,6 +203,8 @@ struct NodeList {
   ListId id = ListId::general;
   std::vector<Node> nodes{};
   std::vector<Segment> segments{};
+  // Nodes from here on change neither cache nor state: without logits they need not run.
+  int32_t settled_node = 0;
   // After this node of the last layer only the rows whose logits are wanted go on; these values are compacted.
   int32_t select_node = -1;
   std::vector<ValueId> select_values{};
@@ -219,12 +221,22 @@ struct KvLayer {
   size_t k_offset = 0, v_offset = 0;         // in the cache of its device
 };
 
+// What a layer with recurrent state keeps of each sequence instead of keys and values, f32. It cannot be rewound: what
+// a sequence held before is only in copies.
+struct State {
+  std::string name;               // "blk.3.conv_state"
+  int64_t elements = 0;           // of one sequence
+  DeviceId device = kMainDevice;  // of the node that changes it
+  size_t offset = 0;              // in the states of its device, [sequences, elements]
+  size_t sequence_bytes() const { return static_cast<size_t>(elements) * sizeof(float); }
+};
+
 struct PlannedDevice {
   DeviceInfo info;
   Link link;
   bool streams = false;     // see OffloadOptions: a GPU, or a virtual device that stands for one
   size_t memory_limit = 0;  // for the bytes below; 0: none of its own
-  size_t weights_bytes = 0, kv_bytes = 0, arena_bytes = 0;
+  size_t weights_bytes = 0, kv_bytes = 0, state_bytes = 0, arena_bytes = 0;
   size_t stream_bytes = 0;   // of the main device: copies of streamed weights
   size_t scratch_bytes = 0;  // set when configurations are chosen; that of all CPU devices stands with the first
 };
@@ -254,12 +266,14 @@ struct Plan {
   int64_t streams_from = 0;  // tokens of a u-batch
   std::vector<OpUse> keys;   // of all lists
   std::vector<RopeTable> rope_tables;
-  std::vector<KvLayer> kv;
+  std::vector<KvLayer> kv;    // of each layer; without rows where it has no keys
+  std::vector<State> states;  // of all layers; empty where every layer has keys and values
   ValueId logits = kNoValue;  // lives in the caller's memory, not in the arena
 
   // Of all devices together.
   size_t weights_bytes = 0;  // owned copies and mapped pages that kernels read
   size_t kv_bytes = 0;
+  size_t state_bytes = 0;
   size_t arena_bytes = 0;
   size_t scratch_bytes = 0;  // all threads together; set when configurations are chosen
   const DeviceInfo& device(DeviceId id) const { return devices[static_cast<size_t>(id)].info; }
@@ -305,8 +319,10 @@ struct Plan {
     return fusion && tokens <= fused_tokens && !fused.nodes.empty() ? fused : general;
   }
   size_t total_bytes() const {
-    return weights_bytes + kv_bytes + arena_bytes + scratch_bytes + devices.front().stream_bytes;
+    return weights_bytes + kv_bytes + state_bytes + arena_bytes + scratch_bytes + devices.front().stream_bytes;
   }
+  // Of one sequence's states, one behind the other.
+  size_t sequence_state_bytes() const;
 
   std::string describe(const model::ModelDesc& model) const;
 };
@@ -336,6 +352,8 @@ void layout_arena(Plan& plan, int64_t ubatch);
 // Whether a value lies in the arena, and how many bytes a u-batch needs there.
 bool in_arena(const Plan& plan, ValueId id);
 size_t value_bytes(const Plan& plan, const Value& value);
+// An offset for each state, after nodes have their devices.
+void layout_states(Plan& plan);
 // Re-plans the cache, after the weights have their devices.
 void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& context);
 

@@ -38,7 +38,7 @@ Remedy absorbed_attention(const Plan& plan, const Holder& holder) {
 
 Remedy fewer_sequences(const Plan& plan, const Holder& holder, size_t missing) {
   if (plan.context.sequences == 1) return {};
-  const size_t each = holder.kv_bytes / static_cast<size_t>(plan.context.sequences);
+  const size_t each = (holder.kv_bytes + holder.state_bytes) / static_cast<size_t>(plan.context.sequences);
   const auto fewer = static_cast<int64_t>((missing + each - 1) / std::max<size_t>(each, 1));
   const int64_t left = std::max<int64_t>(1, plan.context.sequences - fewer);
   return {str_cat("sequences=", left), each * static_cast<size_t>(plan.context.sequences - left)};
@@ -53,12 +53,12 @@ Remedy smaller_cache(const Plan& plan, const Holder& holder) {
     then += std::min<size_t>(static_cast<size_t>(row), row_bytes(DType::q8_0, static_cast<int64_t>(elements)));
   };
   for (const KvLayer& layer : plan.kv) {
-    if (layer.v_row_bytes == 0) return {};
+    if (layer.k_row_bytes > 0 && layer.v_row_bytes == 0) return {};
     if (holder.device && layer.device != *holder.device) continue;
     count(layer.k_row_bytes, plan.kv_type_k);
     count(layer.v_row_bytes, plan.kv_type_v);
   }
-  if (then >= now) return {};
+  if (now == 0 || then >= now) return {};
   return {"kv_type_k=kv_type_v=q8_0", holder.kv_bytes / now * (now - then)};
 }
 

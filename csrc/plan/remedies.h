@@ -18,7 +18,7 @@ struct Remedy {
 // The memory that is short: of one device, or of all devices of the machine together.
 struct Holder {
   std::optional<DeviceId> device;
-  size_t kv_bytes = 0, arena_bytes = 0;
+  size_t kv_bytes = 0, state_bytes = 0, arena_bytes = 0;
   bool gpu = false;
 };
 

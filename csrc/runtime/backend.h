@@ -34,6 +34,10 @@ class Backend {
   virtual void prepare(const plan::Selection& selection, int max_threads, bool clear_cache) = 0;
   virtual void use_graphs(bool wanted, bool concurrent) = 0;
   virtual void finish() = 0;
+  // As Executor's, of the layers that are this backend's; `to` and `from` hold the states of all.
+  virtual void save_state(int32_t slot, std::byte* to) = 0;
+  virtual void load_state(int32_t slot, const std::byte* from) = 0;
+  virtual void copy_sequence(int32_t from, int32_t to, int64_t positions) = 0;
   virtual std::vector<CaptureReport> captures() const { return {}; }
   virtual int64_t capture_failures() const { return 0; }
   virtual void fail_next_captures(int) {}

@@ -104,6 +104,12 @@ class Executor {
   // Waits for everything that was started.
   virtual void finish() = 0;
 
+  // The states of one sequence, Plan::sequence_state_bytes() in the order of Plan::states, to or from host memory.
+  virtual void save_state(int32_t slot, std::byte* to) = 0;
+  virtual void load_state(int32_t slot, const std::byte* from) = 0;
+  // The first `positions` of a sequence's keys and values, and its states, over those of another.
+  virtual void copy_sequence(int32_t from, int32_t to, int64_t positions) = 0;
+
   // Generation without the host between tokens. A step feeds a token, draws the next one from its logits and leaves
   // that as the input of the next step; settings, random numbers and tokens to feed lie where the steps are computed.
   // Whether this executor can; the three functions below are only for one that does.
@@ -132,7 +138,7 @@ struct NodeRange {
 inline NodeRange nodes_to_run(const plan::NodeList& list, const MicroBatch& batch) {
   const bool all_rows = batch.pinned_routing != nullptr || batch.captured_routing != nullptr;
   if (!batch.logit_rows.empty()) return {static_cast<int32_t>(list.nodes.size()), all_rows};
-  return {all_rows ? list.head_node : list.select_node, all_rows};
+  return {all_rows ? list.head_node : list.settled_node, all_rows};
 }
 
 }  // namespace dyno::runtime

@@ -29,6 +29,10 @@ struct CpuExecutor::Env {
   }
   std::byte* keys_of(int32_t layer) const { return cache_of(layer).at(2 * static_cast<size_t>(layer)); }
   std::byte* values_of(int32_t layer) const { return cache_of(layer).at(2 * static_cast<size_t>(layer) + 1); }
+  float* state_of(int32_t index) const {
+    const auto at = static_cast<size_t>(index);
+    return reinterpret_cast<float*>(memory[static_cast<size_t>(plan.states[at].device)].states.at(at));
+  }
   std::byte* at(const plan::Operand& operand) const {
     if (!operand) return nullptr;
     std::byte* base =
@@ -110,6 +114,55 @@ void CpuExecutor::prepare_memory(plan::DeviceId device, bool clear_cache) {
   }
   if (clear_cache || !memory.cache.holds(planned.kv_bytes, layers)) {
     memory.cache = PartedBuffer(planned.kv_bytes, std::move(layers), "the KV cache");
+  }
+  std::vector<BufferPart> states;
+  for (const plan::State& state : plan_.states) {
+    const size_t bytes = state.sequence_bytes() * static_cast<size_t>(plan_.context.sequences);
+    states.push_back(state.device == device ? BufferPart{state.offset, bytes} : BufferPart{});
+  }
+  if (clear_cache || !memory.states.holds(planned.state_bytes, states)) {
+    memory.states = PartedBuffer(planned.state_bytes, std::move(states), "the recurrent state");
+  }
+}
+
+std::byte* CpuExecutor::state_at(size_t index, int32_t slot) const {
+  const plan::State& state = plan_.states[index];
+  return memory_[static_cast<size_t>(state.device)].states.at(index) +
+         state.sequence_bytes() * static_cast<size_t>(slot);
+}
+
+void CpuExecutor::save_state(int32_t slot, std::byte* to) {
+  for (size_t i = 0; i < plan_.states.size(); ++i) {
+    const size_t bytes = plan_.states[i].sequence_bytes();
+    if (holds(plan_.states[i].device)) std::memcpy(to, state_at(i, slot), bytes);
+    to += bytes;
+  }
+}
+
+void CpuExecutor::load_state(int32_t slot, const std::byte* from) {
+  for (size_t i = 0; i < plan_.states.size(); ++i) {
+    const size_t bytes = plan_.states[i].sequence_bytes();
+    if (holds(plan_.states[i].device)) std::memcpy(state_at(i, slot), from, bytes);
+    from += bytes;
+  }
+}
+
+void CpuExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions) {
+  const auto copy_rows = [&](std::byte* rows, int64_t row_bytes) {
+    if (row_bytes == 0) return;
+    const int64_t slot_bytes = plan_.context.ctx * row_bytes;
+    std::memcpy(rows + to * slot_bytes, rows + from * slot_bytes, static_cast<size_t>(positions * row_bytes));
+  };
+  for (size_t i = 0; i < plan_.kv.size(); ++i) {
+    const plan::KvLayer& kv = plan_.kv[i];
+    if (!holds(kv.device) || kv.k_row_bytes == 0) continue;
+    const PartedBuffer& cache = memory_[static_cast<size_t>(kv.device)].cache;
+    copy_rows(cache.at(2 * i), kv.k_row_bytes);
+    copy_rows(cache.at(2 * i + 1), kv.v_row_bytes);
+  }
+  for (size_t i = 0; i < plan_.states.size(); ++i) {
+    if (!holds(plan_.states[i].device)) continue;
+    std::memcpy(state_at(i, to), state_at(i, from), plan_.states[i].sequence_bytes());
   }
 }
 

@@ -27,6 +27,9 @@ class CpuExecutor final : public Backend {
   void prepare(const plan::Selection& selection, int max_threads, bool clear_cache) override;
   void use_graphs(bool, bool) override {}
   void finish() override {}
+  void save_state(int32_t slot, std::byte* to) override;
+  void load_state(int32_t slot, const std::byte* from) override;
+  void copy_sequence(int32_t from, int32_t to, int64_t positions) override;
   void connect(const ValueMemory& memory) override { values_ = &memory; }
   std::byte* memory_of(plan::ValueId value) const override;
   bool values_locked() const override;
@@ -46,11 +49,15 @@ class CpuExecutor final : public Backend {
  private:
   struct Env;
   struct Memory {
-    PartedBuffer arena;  // by value
-    PageLock lock;       // of the arena, beside a GPU
-    PartedBuffer cache;  // keys and values of each layer
+    PartedBuffer arena;   // by value
+    PageLock lock;        // of the arena, beside a GPU
+    PartedBuffer cache;   // keys and values of each layer
+    PartedBuffer states;  // by state
   };
 
+  bool holds(plan::DeviceId device) const { return plan_.device(device).kind == DeviceKind::cpu; }
+  // A sequence's part of a state of the CPU.
+  std::byte* state_at(size_t index, int32_t slot) const;
   void prepare_memory(plan::DeviceId device, bool clear_cache);
   void launch(const plan::Node& node);
   void launch_and_wait(const plan::Node& node);

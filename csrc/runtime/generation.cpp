@@ -70,7 +70,7 @@ void Session::begin_steps(Generation& generation, const std::function<void()>& b
 int32_t Session::next_token(Generation& generation, const std::function<void()>& between) {
   DYNO_CHECK(PlanError, executor_ != nullptr, "[session] this session was made to be planned, not to be run");
   DYNO_CHECK(PlanError, !generation.queued().empty(), "[generation] no draw is queued");
-  if (!executor_->draws()) return draw_on_host(generation, between);
+  if (!draws_on_device()) return draw_on_host(generation, between);
   const int32_t slot = generation.slot();
   const int64_t before = position(slot);
   const auto launch_ahead = [&] {
@@ -115,7 +115,7 @@ int32_t Session::next_token(Generation& generation, const std::function<void()>&
 int32_t Session::draw_on_host(Generation& generation, const std::function<void()>& between) {
   const int64_t n_vocab = model_.n_vocab;
   const int32_t slot = generation.slot();
-  const int64_t before = position(slot);
+  const std::vector<int64_t> before = positions_;
   const std::shared_ptr<float[]> logits = logits_memory(static_cast<size_t>(n_vocab));
   decode({.sequences = {{.slot = slot, .tokens = generation.tokens()}}, .logits = logits.get(), .between = between});
   const ops::SampleDesc desc{.m = 1, .n_vocab = n_vocab};
@@ -136,7 +136,7 @@ int32_t Session::draw_on_host(Generation& generation, const std::function<void()
               context);
   if (token < 0) {
     const int64_t last = position(slot) - 1;
-    positions_[static_cast<size_t>(slot)] = before;
+    roll_back(before);
     fail_not_finite(last);
   }
   generation.accept(token);

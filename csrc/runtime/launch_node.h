@@ -2,7 +2,7 @@
 // context of a device:
 //   model, plan, selection, context, tokens (rows that go on), batch (LaunchBatch);
 //   ids_settled: what chose the experts of this layer is over when a launch after its up_gate begins;
-//   keys_of(layer), values_of(layer): of the cache;
+//   keys_of(layer), values_of(layer): of the cache; state_of(index): of all sequences;
 //   at(operand), weight(id) and its weight_bytes(id), inverse_frequencies(table), soft_cap(values, count, cap),
 //   copy_ids(from, count, to), sample(config, desc, logits): by the settings of the generation that is under way.
 #pragma once
@@ -60,7 +60,7 @@ class Surroundings {
   void give(ops::MoeDownSumArgs& args, const plan::MoeDownSumOperands&) const { args.settled = env_.ids_settled; }
   void give(ops::AttentionArgs& args, const plan::AttentionOperands& o) const {
     if (!o.keys) {
-      read_cache(args);
+      read_cache(args, o.cache_layer >= 0 ? o.cache_layer : node_.layer);
       args.settled = true;
       return;
     }
@@ -80,6 +80,10 @@ class Surroundings {
     args.runs = env_.batch.runs;
     args.n_runs = env_.batch.n_runs;
   }
+  void give(ops::ShortConvArgs& args, const plan::ShortConvOperands& o) const { keep_state(args, o.state_index); }
+  void give(ops::LinearAttentionArgs& args, const plan::LinearAttentionOperands& o) const {
+    keep_state(args, o.state_index);
+  }
   void give(ops::QkvRopeStoreArgs& args, const plan::QkvRopeStoreOperands& o) const {
     rotate(args, o.rope_table);
     args.positions = env_.batch.positions;
@@ -98,16 +102,28 @@ class Surroundings {
  private:
   const plan::KvLayer& kv() const { return env_.plan.kv[static_cast<size_t>(node_.layer)]; }
   template <typename Args>
+  void keep_state(Args& args, int32_t index) const {
+    args.state = env_.state_of(index);
+    args.slot_positions = env_.plan.context.ctx;
+    args.runs = env_.batch.runs;
+    args.n_runs = env_.batch.n_runs;
+  }
+  template <typename Args>
   void rotate(Args& args, int32_t table) const {
     args.inv_freq = env_.inverse_frequencies(table);
     args.mscale = env_.plan.rope_tables[static_cast<size_t>(table)].mscale;
   }
   template <typename Args>
   void read_cache(Args& args) const {
-    args.k_cache = env_.keys_of(node_.layer);
-    args.v_cache = env_.values_of(node_.layer);
-    args.k_row_bytes = kv().k_row_bytes;
-    args.v_row_bytes = kv().v_row_bytes;
+    read_cache(args, node_.layer);
+  }
+  template <typename Args>
+  void read_cache(Args& args, int32_t layer) const {
+    const plan::KvLayer& rows = env_.plan.kv[static_cast<size_t>(layer)];
+    args.k_cache = env_.keys_of(layer);
+    args.v_cache = env_.values_of(layer);
+    args.k_row_bytes = rows.k_row_bytes;
+    args.v_row_bytes = rows.v_row_bytes;
     args.slot_positions = env_.plan.context.ctx;
     args.runs = env_.batch.runs;
     args.n_runs = env_.batch.n_runs;

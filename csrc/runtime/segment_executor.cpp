@@ -89,6 +89,18 @@ void SegmentExecutor::finish() {
   for_each_backend([](Backend& backend) { backend.finish(); });
 }
 
+void SegmentExecutor::save_state(int32_t slot, std::byte* to) {
+  for_each_backend([&](Backend& backend) { backend.save_state(slot, to); });
+}
+
+void SegmentExecutor::load_state(int32_t slot, const std::byte* from) {
+  for_each_backend([&](Backend& backend) { backend.load_state(slot, from); });
+}
+
+void SegmentExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions) {
+  for_each_backend([&](Backend& backend) { backend.copy_sequence(from, to, positions); });
+}
+
 std::byte* SegmentExecutor::address_of(plan::ValueId value) const {
   return backend_of(plan_.values[static_cast<size_t>(value)].device).memory_of(value);
 }

@@ -36,6 +36,9 @@ class SegmentExecutor final : public Executor, private ValueMemory {
   std::shared_ptr<float[]> logits_memory(size_t count) override;
   std::shared_ptr<float[]> device_logits_memory(size_t count) override;
   void finish() override;
+  void save_state(int32_t slot, std::byte* to) override;
+  void load_state(int32_t slot, const std::byte* from) override;
+  void copy_sequence(int32_t from, int32_t to, int64_t positions) override;
 
  private:
   std::byte* address_of(plan::ValueId value) const override;

@@ -180,7 +180,8 @@ void Session::prepare(bool clear_cache) {
   executor_->prepare(*selection_, std::max(settings_.threads, settings_.threads_batch), clear_cache);
   held_bytes_.clear();
   for (const plan::PlannedDevice& device : plan_.devices) {
-    held_bytes_.push_back(device.kv_bytes + device.arena_bytes + device.scratch_bytes + device.stream_bytes);
+    held_bytes_.push_back(device.kv_bytes + device.state_bytes + device.arena_bytes + device.scratch_bytes +
+                          device.stream_bytes);
   }
 }
 
@@ -250,6 +251,10 @@ void Session::set_context(const plan::ContextOptions& context) {
       },
       /*clear_cache=*/true);
   positions_.assign(static_cast<size_t>(plan_.context.sequences), 0);
+  for (const std::weak_ptr<Checkpoint>& kept : checkpoints_) {
+    if (const std::shared_ptr<Checkpoint> c = kept.lock()) c->good = false;
+  }
+  checkpoints_.clear();
 }
 
 // What the host still knows of a cache that is gone with its device must not look like an answer.
@@ -275,7 +280,7 @@ void Session::check_slot(int32_t slot) const {
 void Session::reset() {
   check_device();
   end_steps();
-  std::fill(positions_.begin(), positions_.end(), 0);
+  for (size_t slot = 0; slot < positions_.size(); ++slot) move_back(static_cast<int32_t>(slot), 0);
 }
 
 void Session::reset(int32_t slot) { rewind(slot, 0); }
@@ -291,7 +296,18 @@ void Session::rewind(int32_t slot, int64_t position) {
   int64_t& current = positions_[static_cast<size_t>(slot)];
   DYNO_CHECK(PlanError, position >= 0 && position <= current, "[session] cannot rewind sequence ", slot,
              " to position ", position, "; it holds ", current);
-  current = position;
+  if (position == current) return;
+  if (position > 0 && !plan_.states.empty()) {
+    for (const std::weak_ptr<Checkpoint>& kept : checkpoints_) {
+      const std::shared_ptr<Checkpoint> c = kept.lock();
+      if (c != nullptr && c->good && c->slot == slot && c->position == position) return restore(*c);
+    }
+    throw PlanError(str_cat("[session] cannot rewind sequence ", slot, " to position ", position, ": ",
+                            model_.architecture, " has recurrent state, which goes back only to 0 and to checkpoints; ",
+                            "the nearest before it is ", rewindable(slot, position),
+                            ". Take a checkpoint() where you will return to"));
+  }
+  move_back(slot, position);
 }
 
 int64_t Session::token_count(const DecodeRequest& request) {
@@ -392,7 +408,7 @@ void Session::decode(const DecodeRequest& request) {
     feed(request);
     check_file();
   } catch (...) {
-    positions_ = before;
+    roll_back(before);
     throw;
   }
 }
@@ -414,8 +430,7 @@ void Session::feed(const DecodeRequest& request) {
   const int threads = single ? settings_.threads : settings_.threads_batch;
   const int64_t ubatch = plan_.ubatch;
 
-  int64_t used = 0;
-  for (const model::LayerSpec& layer : model_.layers) used = std::max(used, layer.ffn.used);
+  const int64_t used = model_.experts_used();
   const int64_t n_vocab = model_.n_vocab;
 
   std::vector<int32_t> tokens;
@@ -431,8 +446,8 @@ void Session::feed(const DecodeRequest& request) {
       try {
         request.between();
       } catch (...) {
-        positions_ = before;
         finish();  // a device may still write to the caller's memory
+        roll_back(before);
         throw;
       }
     }
@@ -447,12 +462,20 @@ void Session::feed(const DecodeRequest& request) {
         .routing_stride = total,
         .op_times = request.op_times,
         .in_graph = request.in_graph};
-    if (request.row_draws.empty() || rows.empty()) {
-      executor_->run(batch, *selection_, threads);
-    } else {
-      batch.row_draws = request.row_draws.subspan(static_cast<size_t>(rows_done), rows.size());
-      batch.drawn = request.drawn + rows_done;
-      run_and_draw(batch, threads);
+    try {
+      if (request.row_draws.empty() || rows.empty()) {
+        executor_->run(batch, *selection_, threads);
+      } else {
+        batch.row_draws = request.row_draws.subspan(static_cast<size_t>(rows_done), rows.size());
+        batch.drawn = request.drawn + rows_done;
+        run_and_draw(batch, threads);
+      }
+    } catch (...) {
+      // Nobody knows how far a state has gone on.
+      for (const ops::SequenceRun& run : runs) {
+        if (!plan_.states.empty()) move_back(run.slot, 0);
+      }
+      throw;
     }
     for (const ops::SequenceRun& run : runs) positions_[static_cast<size_t>(run.slot)] += run.n_tokens;
     done += static_cast<int64_t>(tokens.size());

@@ -15,6 +15,7 @@
 #include "model/model_desc.h"
 #include "plan/plan.h"
 #include "plan/selection.h"
+#include "runtime/checkpoint.h"
 #include "runtime/executor.h"
 #include "runtime/generation.h"
 #include "runtime/row_draws.h"
@@ -36,9 +37,9 @@ struct SessionSettings {
   plan::PathSettings paths;             // which way matrix products go on a GPU
   bool fusion = true;                   // few tokens go through the plan's fused list, where it has one
   plan::MlaMode mla_mode = plan::MlaMode::automatic;
-  bool flash_attention = true;     // on a GPU
+  bool flash_attention = true;                // on a GPU
   bool graph_concurrency = kCudaGraphsBuilt;  // in captured graphs of the general list
-  plan::OffloadOptions offload;    // with weights on the CPU beside a main device that streams
+  plan::OffloadOptions offload;               // with weights on the CPU beside a main device that streams
 };
 
 // New tokens of one sequence; they follow what its slot holds.
@@ -95,8 +96,18 @@ class Session {
   void reset();
   void reset(int32_t slot);
   int64_t position(int32_t slot) const;
-  // Drops the positions from `position` on.
+  // Drops the positions from `position` on. A model with recurrent state goes back only to 0 and to checkpoints that
+  // somebody holds: elsewhere it throws PlanError.
   void rewind(int32_t slot, int64_t position);
+  // The last position up to `position` that rewind() takes.
+  int64_t rewindable(int32_t slot, int64_t position) const;
+  // Makes a sequence hold what another holds.
+  void copy(int32_t from, int32_t to);
+  // Where the sequence is now, with a copy of its state.
+  std::shared_ptr<const Checkpoint> checkpoint(int32_t slot);
+  // Brings the sequence of a checkpoint back to it. Throws PlanError if the sequence has forgotten positions before it,
+  // or if another session made it.
+  void restore(const Checkpoint& checkpoint);
 
   static int64_t token_count(const DecodeRequest& request);
   static int64_t row_count(const DecodeRequest& request);
@@ -123,8 +134,9 @@ class Session {
   // The virtual device of that name is lost after so many more segments: for tests. Throws PlanError for another one.
   void lose_device(std::string_view name, int64_t after_segments);
 
-  // Whether tokens of a generation are drawn where the model runs, without the host in between.
-  bool draws_on_device() const { return executor_ != nullptr && executor_->draws(); }
+  // Whether tokens of a generation are drawn where the model runs, without the host in between. Not with recurrent
+  // state: it cannot forget the steps that run ahead of the host.
+  bool draws_on_device() const { return executor_ != nullptr && executor_->draws() && plan_.states.empty(); }
   // `tokens`: what is fed before the first draw, one or a whole prompt. Throws PlanError for a slot, tokens or settings
   // that cannot be.
   Generation generation(int32_t slot, std::span<const int32_t> tokens, const ops::SampleSettings& settings) const;
@@ -143,6 +155,10 @@ class Session {
   // Waits for the steps under way and forgets them.
   void end_steps();
   void begin_steps(Generation& generation, const std::function<void()>& between);
+  // Sets a sequence's position; checkpoints behind it are no good any more.
+  void move_back(int32_t slot, int64_t position);
+  // After a failure: no sequence is longer than before. Where state has gone on meanwhile, it is empty.
+  void roll_back(const std::vector<int64_t>& before);
   // What decode() does with a request that it has checked.
   void feed(const DecodeRequest& request);
   // Runs a u-batch and draws a token from each of its rows, on the host where the executor does not.
@@ -175,10 +191,11 @@ class Session {
   bool reads_file_ = false;             // weights are pages of the file, also after they were loaded
   RowLogits row_logits_;                // that the host draws from
   std::vector<int64_t> positions_;      // per slot
-  std::vector<size_t> held_bytes_;      // by device: cache, arena and scratch that the executor holds
-  uint64_t steps_of_ = 0;               // number of the generation with steps under way; 0: none
-  uint64_t generations_ = 0;            // begun on the device so far
-  size_t under_way_ = 0;                // steps that were launched and not waited for
+  std::vector<std::weak_ptr<Checkpoint>> checkpoints_;
+  std::vector<size_t> held_bytes_;  // by device: cache, arena and scratch that the executor holds
+  uint64_t steps_of_ = 0;           // number of the generation with steps under way; 0: none
+  uint64_t generations_ = 0;        // begun on the device so far
+  size_t under_way_ = 0;            // steps that were launched and not waited for
 };
 
 }  // namespace dyno::runtime

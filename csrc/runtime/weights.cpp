@@ -28,6 +28,22 @@ const std::byte* source_rows(const model::Weight& weight, int64_t batch) {
   return weight.tensor->data + row * static_cast<size_t>(batch * weight.rows);
 }
 
+bool is_half(const model::Weight& weight) {
+  return weight.transform == model::Transform::first_half || weight.transform == model::Transform::second_half;
+}
+
+// Rows [first, first + count) of such a weight's matrix `batch`, which the file has in parts, to `out`.
+void gather_half(const model::Weight& weight, int64_t batch, int64_t first, int64_t count, std::byte* out) {
+  const size_t row = row_bytes(weight.tensor->type, weight.cols);
+  const int64_t part_rows = weight.batch * weight.rows / weight.parts;
+  const int64_t skipped = weight.transform == model::Transform::second_half ? part_rows : 0;
+  for (int64_t r = batch * weight.rows + first; r < batch * weight.rows + first + count; ++r) {
+    const int64_t source = r / part_rows * 2 * part_rows + skipped + r % part_rows;
+    std::memcpy(out, weight.tensor->data + row * static_cast<size_t>(source), row);
+    out += row;
+  }
+}
+
 // attn_kv_b's key rows of one head, [nope, kv_lora] -> [kv_lora, nope].
 void transpose_keys(const model::Weight& weight, int64_t head, std::byte* out) {
   const int64_t kv_lora = weight.rows;
@@ -87,12 +103,17 @@ void fill_weight(const GgufFile& file, const model::Weight& weight, ops::Layout 
     const int64_t count_here = std::min(slab, total - begin);
     pool.run(threads, [&](int thread, int count) {
       std::vector<std::byte> apart(interleaved ? source_row * 16 : 0);
+      std::vector<std::byte> gathered(is_half(weight) ? source_row * 16 : 0);
       for (int64_t i = begin + count_here * thread / count; i < begin + count_here * (thread + 1) / count; ++i) {
         const int64_t chunk = i % chunks;
         const int64_t rows = std::min<int64_t>(16, weight.rows - chunk * 16);
         std::byte* target =
             out + batch_bytes * static_cast<size_t>(i / chunks) + chunk_bytes * static_cast<size_t>(chunk);
         const std::byte* source = source_of(i);
+        if (!gathered.empty()) {
+          gather_half(weight, i / chunks, chunk * 16, rows, gathered.data());
+          source = gathered.data();
+        }
         if (interleaved) {
           const int64_t unit = dtype_info(weight.tensor->type).rows;  // divides 16 and the rows of the tensor
           for (int64_t row = 0; row < rows; row += unit) {
@@ -108,6 +129,7 @@ void fill_weight(const GgufFile& file, const model::Weight& weight, ops::Layout 
         }
       }
     });
+    if (is_half(weight)) continue;  // its pages lie between the other half's
     const std::byte* first = source_of(begin);
     const std::byte* last = begin + count_here < total ? source_of(begin + count_here)
                                                        : weight.tensor->data + weight.tensor->bytes().size();

@@ -215,6 +215,23 @@ def known_settings() -> dict[str, dict[str, Any]]:
     {kind: {name: default}}: every setting that Session takes, whatever the device. 0 and 'auto' mean that the engine decides.
     """
 
+class Checkpoint:
+    """
+    A place that a sequence can be brought back to, see Session.checkpoint().
+    """
+
+    @property
+    def slot(self) -> int: ...
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def state_bytes(self) -> int:
+        """
+        Memory that it holds: the copy of recurrent state, 0 for models without it.
+        """
+
 class Session:
     """
     A loaded model with its KV cache. Calls from several threads are serialised.
@@ -294,7 +311,23 @@ class Session:
         """Forgets what a sequence (default: every one) holds."""
 
     def rewind(self, position: int, slot: int = 0) -> None:
-        """Drops the positions from `position` on."""
+        """
+        Drops the positions from `position` on. With recurrent state: PlanError unless it is 0 or a checkpoint's.
+        """
+
+    def rewindable(self, position: int, slot: int = 0) -> int:
+        """The last position up to `position` that rewind() takes."""
+
+    def copy(self, source: int, target: int) -> None:
+        """Makes a sequence hold what another holds."""
+
+    def checkpoint(self, slot: int = 0) -> Checkpoint:
+        """Where a sequence is now, to come back to it."""
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """
+        Brings a sequence back to a checkpoint. PlanError if it has forgotten what was before it.
+        """
 
     def position(self, slot: int = 0) -> int: ...
 

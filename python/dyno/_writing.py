@@ -127,9 +127,10 @@ def drawn_tokens(
 
 
 def _agreeing(engine: Engine, tokens: Sequence[int], held: Sequence[int], slot: int) -> int:
-    """Tokens of the prompt that the slot holds already; never the last one, whose logits are needed."""
+    """Tokens of the prompt that the slot holds and can go back to; never the last: its logits are needed."""
     most = min(len(tokens) - 1, len(held), engine.position(slot))
-    return next((i for i in range(most) if tokens[i] != held[i]), max(most, 0))
+    same = next((i for i in range(most) if tokens[i] != held[i]), max(most, 0))
+    return int(engine._open().rewindable(same, slot))
 
 
 def _begin(session: Any, kept: int, slot: int) -> None:

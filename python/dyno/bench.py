@@ -283,9 +283,10 @@ def _warm_up(
 
 def _once(engine: Engine, case: BenchCase, tokens: NDArray[np.int32]) -> int:
     """One timed run; nanoseconds."""
-    if case.depth and engine.position() >= case.depth:
+    recurrent = int(engine.model["recurrent_layers"]) > 0
+    if case.depth and engine.position() >= case.depth and not recurrent:
         engine.rewind(case.depth)  # the filling stays: it is the same for every run
-    else:
+    else:  # recurrent state cannot go back to it
         engine.reset()
         _feed(engine, tokens[: case.depth], case.batch, last_row=False)
     prompt = tokens[case.depth : case.depth + case.n_prompt]

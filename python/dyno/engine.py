@@ -253,13 +253,56 @@ class Engine(ChatMethods):
     def rewind(self, position: int, slot: int = 0) -> None:
         """Forget what a sequence holds from `position` on.
 
+        A model with recurrent state (`model["recurrent_layers"]` above 0) goes back only to 0 and to places
+        of which the caller still holds a `checkpoint()`.
+
         Raises:
-            PlanError: The sequence does not reach that far, or a generation owns it.
+            PlanError: The sequence does not reach that far, a generation owns it, or recurrent state does not
+            go back there; the message names the nearest place before it.
         """
         with self._lock:
             session = self._open()
             self._slots.check_free(slot, int(self.settings["sequences"]))
             session.rewind(position, slot)
+
+    def copy_sequence(self, source: int, target: int) -> None:
+        """Make the sequence of slot `target` hold what that of `source` holds.
+
+        Raises:
+            PlanError: No such slot, or a generation owns one of them.
+        """
+        with self._lock:
+            session = self._open()
+            for slot in (source, target):
+                self._slots.check_free(slot, int(self.settings["sequences"]))
+            session.copy(source, target)
+
+    def checkpoint(self, slot: int = 0) -> _core.Checkpoint:
+        """Where a sequence is now, for `restore()` and `rewind()`.
+
+        Recurrent state is copied: `state_bytes` of the result is the memory of that copy, which lasts while
+        somebody holds it. Keys and values are not copied: a checkpoint is good until its sequence forgets a
+        position before it.
+
+        Raises:
+            PlanError: No such slot, or a generation owns it.
+        """
+        with self._lock:
+            session = self._open()
+            self._slots.check_free(slot, int(self.settings["sequences"]))
+            return session.checkpoint(slot)
+
+    def restore(self, checkpoint: _core.Checkpoint) -> None:
+        """Bring the sequence of a checkpoint back to it; what came behind is forgotten.
+
+        Raises:
+            PlanError: The sequence has forgotten what was before the checkpoint, another engine made it, or a
+            generation owns the sequence.
+        """
+        with self._lock:
+            session = self._open()
+            self._slots.check_free(checkpoint.slot, int(self.settings["sequences"]))
+            session.restore(checkpoint)
 
     # ---- text ----
 

@@ -319,7 +319,10 @@ class Scheduler:
         reusable = request.handling.reuse and not request.wants_all_rows
         for slot, held in self._kept.items() if reusable else ():
             same = common_prefix(held, request.prompt)
-            if same > common and slots.is_free(slot):
+            if same <= common or not slots.is_free(slot):
+                continue
+            same = int(session.rewindable(same, slot))
+            if same > common:
                 best, common = slot, same
         if best is None:  # rather one that holds nothing than one that another prompt may begin like
             free = [slot for slot in range(self._sequences) if slots.is_free(slot)]

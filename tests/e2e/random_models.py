@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dyno.testing import BLOCK_GEOMETRY, TensorSpec, pack_tensor, random_blocks, tiny_gguf
+from random_newer import NEWER, write_newer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,6 +56,20 @@ class Shape:
     v_head: int = 0
     split_kv_b: bool = True
     tied: bool = False
+    taps: int = 4
+    """Of a short convolution."""
+    linear_keys: int = 0
+    """Key heads of the gated delta rule."""
+    linear_values: int = 0
+    linear_dim: int = 0
+    linear_state: int = 0
+    """Rows of a state of Mamba-2."""
+    full_head_dim: int = 0
+    """Of layers without a window, where it differs."""
+    shared_kv: int = 0
+    """Last layers that read the cache of others."""
+    layer_input: int = 0
+    """Width of per-layer embeddings."""
     metadata: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -66,7 +81,7 @@ class Shape:
         return "-".join([*parts, *dict.fromkeys(self.types)])
 
 
-class _Writer:
+class Writer:
     """Collects tensors of unit gain."""
 
     def __init__(self, shape: Shape, seed: int) -> None:
@@ -79,6 +94,10 @@ class _Writer:
         values = self.rng.normal(mean, std, int(np.prod(size))).astype(np.float32)
         self.tensors.append(TensorSpec(name, size, "f32", pack_tensor("f32", values)))
 
+    def numbers(self, name: str, values: list[float]) -> None:
+        data = pack_tensor("f32", np.array(values, np.float32))
+        self.tensors.append(TensorSpec(name, (len(values),), "f32", data))
+
     def matrix(self, name: str, *size: int, gain: float = 1.0, kind: str | None = None) -> None:
         if kind is None:
             kind = self.shape.types[self._matrices % len(self.shape.types)]
@@ -90,7 +109,7 @@ class _Writer:
         self.tensors.append(TensorSpec(name, size, kind, data))
 
 
-def _attention(w: _Writer, layer: str, residual: float) -> None:
+def _attention(w: Writer, layer: str, residual: float) -> None:
     s = w.shape
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
     if s.architecture == "deepseek2":
@@ -132,7 +151,7 @@ def _attention(w: _Writer, layer: str, residual: float) -> None:
     w.matrix(layer + "attn_output.weight", s.n_embd, q, gain=residual)
 
 
-def _experts(w: _Writer, layer: str, residual: float) -> None:
+def _experts(w: Writer, layer: str, residual: float) -> None:
     s = w.shape
     w.matrix(layer + "ffn_gate_inp.weight", s.experts, s.n_embd, kind="f32")
     for name, rows, cols, gain in (
@@ -229,9 +248,14 @@ def random_model(path: Path, shape: Shape, seed: int = 0) -> Path:
 
 def random_parts(shape: Shape, seed: int = 0) -> tuple[dict[str, Any], list[TensorSpec]]:
     """Metadata and tensors of the same model, for a file that is written otherwise."""
-    s, w = shape, _Writer(shape, seed)
+    s, w = shape, Writer(shape, seed)
     residual = (2 * s.n_layers) ** -0.5
     w.matrix("token_embd.weight", s.n_vocab, s.n_embd, gain=s.n_embd**0.5)
+    if s.architecture in NEWER:
+        keys = _metadata(s) | {f"{s.architecture}.{k}": v for k, v in write_newer(w, residual).items()}
+        if not s.tied:
+            w.matrix("output.weight", s.n_vocab, s.n_embd)
+        return {"general.architecture": s.architecture, "general.name": s.name, **keys}, w.tensors
     with_dense = ("deepseek2", "glm4moe", "bailingmoe2", "ernie4_5-moe")
     leading = s.dense_layers if s.architecture in with_dense else 0
     norm = "post_attention_norm" if s.architecture in ("glm4moe", "gpt-oss", "seed_oss") else "ffn_norm"
@@ -350,6 +374,49 @@ SHAPES = [
     Shape("olmo2", ("q4_1", "q8_0"), 192, 3, 3, 96, 224, 305, n_layers=5, window=11),
     Shape("seed_oss", ("q8_0", "q4_0"), 224, 5, 1, 96, 288, 299),
     Shape("smollm3", ("iq4_nl", "q5_1"), 160, 4, 2, 64, 192, 297, n_layers=5, tied=True),
+    # Layers of several kinds.
+    Shape(
+        "qwen35", ("q4_k", "q8_0"), 256, 4, 1, 64, 320, 289, n_layers=5, rotary=16,
+        linear_keys=2, linear_values=6, linear_dim=48,
+    ),
+    Shape(
+        "qwen35", ("f16",), 96, 2, 2, 32, 128, 287, n_layers=3, rotary=8, tied=True, taps=3,
+        linear_keys=3, linear_values=3, linear_dim=20,
+    ),
+    Shape(
+        "qwen35moe", ("q5_0", "q8_0"), 160, 4, 2, 64, 0, 285, n_layers=4, rotary=32,
+        experts=12, used=4, n_ff_expert=64, shared=1, linear_keys=2, linear_values=4, linear_dim=32,
+    ),
+    Shape(
+        "qwen3next", ("q6_k", "q4_0"), 256, 4, 2, 64, 0, 283, n_layers=4, rotary=16,
+        experts=10, used=3, n_ff_expert=96, shared=2, linear_keys=2, linear_values=6, linear_dim=32,
+    ),
+    Shape("lfm2", ("q4_0", "q8_0"), 160, 5, 1, 32, 224, 281, n_layers=5, taps=3, tied=True),
+    Shape(
+        "lfm2moe", ("iq4_nl", "q8_0"), 192, 4, 2, 48, 160, 279, n_layers=4, taps=5, tied=True,
+        experts=10, used=3, n_ff_expert=64,
+    ),
+    Shape(
+        "gemma4", ("q8_0", "q4_0"), 160, 4, 2, 32, 192, 277, n_layers=4, window=9, tied=True,
+        full_head_dim=96,
+    ),
+    Shape(
+        "gemma4", ("q5_0", "q6_k"), 256, 4, 1, 64, 320, 275, n_layers=4, window=17, tied=True,
+        full_head_dim=128, experts=12, used=4, n_ff_expert=96,
+    ),
+    Shape(
+        "gemma4", ("q4_k", "q8_0"), 256, 2, 1, 64, 256, 273, n_layers=6, window=11, tied=True,
+        full_head_dim=96, shared_kv=2, layer_input=64,
+    ),
+    Shape(
+        "granitehybrid", ("q8_0", "q4_0"), 160, 4, 2, 32, 96, 271, n_layers=4, tied=True,
+        experts=10, used=3, n_ff_expert=96, shared=1,
+        linear_keys=2, linear_values=6, linear_dim=32, linear_state=24,
+    ),
+    Shape(
+        "kimi-linear", ("q5_0", "q8_0"), 160, 3, 1, 0, 192, 269, n_layers=4,
+        experts=10, used=3, n_ff_expert=64, shared=1, linear_dim=32, kv_lora=96, **_MLA,
+    ),
     # Nobody makes these, but the format allows them: no multiples of 32, many experts, all of them used.
     Shape("llama", ("f16",), 84, 3, 1, 40, 100, 97),
     Shape("llama", ("f32",), 50, 3, 1, 22, 70, 91),

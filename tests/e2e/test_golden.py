@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dyno import _core
-from dyno.errors import PlanError
+from dyno.errors import DynoError, PlanError
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
 NAMES = sorted(p.name.removesuffix("-tiny.gguf") for p in TINY.glob("*-tiny.gguf"))
@@ -50,22 +50,42 @@ def test_one_batch_with_f32_cache(name: str) -> None:
         assert (logits.argmax(-1) == g[f"logits_{which}"].argmax(-1)).all()
 
 
-def test_further_models_of_a_folder(models_dir: Path) -> None:
-    """Architectures whose golden models are not in this tree."""
+def test_models_of_a_folder(models_dir: Path) -> None:
+    """Every golden model of `--models DIR`: most are not in this tree, others are there with fewer rows."""
     known = set(_core.architectures())
-    further = [p for p in sorted((models_dir / "tiny").glob("*-tiny.gguf")) if not (TINY / p.name).exists()]
-    checked = []
-    for path in further:
+    checked, wrong = [], {}
+    for path in sorted((models_dir / "tiny").glob("*-tiny.gguf")):
         if _core.Gguf(path).get("general.architecture") not in known or "nvfp4" in path.name:
             continue  # no kernel multiplies with nvfp4
         with np.load(path.with_suffix(".golden.npz")) as data:
             g = {key: data[key] for key in data.files}
-        s = _core.Session(path, context=F32_CACHE, session={"threads": 2})
-        for which in ("short", "long"):
-            s.reset()
-            assert nmse(decode(s, g[f"tokens_{which}"]), g[f"logits_{which}"]) < 1e-8, path.name
+        try:
+            check_whole(path, g)
+        except (AssertionError, DynoError) as error:
+            wrong[path.name] = str(error).split("\n")[0]
         checked.append(path.name)
     assert checked
+    assert not wrong
+
+
+def check_whole(path: Path, g: dict[str, np.ndarray]) -> None:
+    """In one batch, in u-batches of several sizes, token by token, beside another sequence."""
+    s = _core.Session(path, context={**F32_CACHE, "sequences": 2}, session={"threads": 2})
+    for ubatch in (512, 1, 5, 16, 33, 70):
+        s.set({"ubatch": ubatch})
+        for which in ("short", "long"):
+            s.reset()
+            logits = decode(s, g[f"tokens_{which}"])
+            assert nmse(logits, g[f"logits_{which}"]) < 1e-8, f"ubatch {ubatch}, {which}"
+    tokens, want = g["tokens_long"].astype(np.int32), g["logits_long"]
+    s.reset()
+    rows = [decode(s, token.reshape(1))[0] for token in tokens[:40]]
+    assert nmse(np.stack(rows), want[:40]) < 1e-8, "token by token"
+    s.decode([(1, tokens[:9].copy())], "none")
+    for _ in range(3):
+        at = [s.position(slot) for slot in (0, 1)]
+        got = s.decode([(slot, tokens[p : p + 1].copy()) for slot, p in enumerate(at)], "last")[0]
+        assert nmse(got, want[at]) < 1e-8, "two sequences"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -182,6 +182,30 @@ SHAPES = [
     Shape("olmo2", ("q5_1",), 64, 2, 1, 32, 64, 41, n_layers=4, window=6),
     Shape("qwen2moe", ("q4_0",), 64, 2, 1, 32, 0, 43, n_layers=1, shared=1, **_EXPERTS),
     Shape("seed_oss", ("iq4_nl",), 64, 2, 1, 32, 64, 45, n_layers=1),
+    Shape(
+        "qwen35", ("q4_0", "q8_0"), 64, 2, 1, 32, 64, 47, n_layers=3, rotary=8,
+        linear_keys=1, linear_values=2, linear_dim=16,
+    ),
+    Shape(
+        "qwen35moe", ("q8_0",), 64, 2, 1, 32, 0, 48, rotary=8, shared=1,
+        linear_keys=1, linear_values=2, linear_dim=16, **_EXPERTS,
+    ),
+    Shape(
+        "qwen3next", ("q8_0",), 64, 2, 1, 32, 0, 49, rotary=8, shared=1,
+        linear_keys=1, linear_values=2, linear_dim=16, **_EXPERTS,
+    ),
+    Shape("lfm2", ("q5_0",), 64, 2, 1, 32, 64, 50, n_layers=3, taps=3, tied=True),
+    Shape("lfm2moe", ("q8_0",), 64, 2, 1, 32, 64, 51, n_layers=3, taps=3, tied=True, **_EXPERTS),
+    Shape("gemma4", ("q8_0",), 64, 2, 1, 32, 64, 52, window=5, tied=True, full_head_dim=64, **_EXPERTS),
+    Shape(
+        "gemma4", ("q4_0",), 64, 2, 1, 32, 64, 53, n_layers=4, window=5, tied=True, full_head_dim=64,
+        shared_kv=2, layer_input=32,
+    ),
+    Shape(
+        "granitehybrid", ("q8_0",), 64, 2, 1, 32, 32, 54, tied=True, shared=1,
+        linear_keys=1, linear_values=2, linear_dim=16, linear_state=16, **_EXPERTS,
+    ),
+    Shape("kimi-linear", ("q8_0",), 64, 2, 1, 0, 64, 55, shared=1, linear_dim=16, **_EXPERTS, **_MLA),
     Shape("smollm3", ("q8_0",), 64, 2, 1, 32, 64, 46, n_layers=4, tied=True),
 ]  # fmt: skip
 """Every architecture and every weight type, as small as they go."""

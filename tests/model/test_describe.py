@@ -31,6 +31,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "olmo3": {"kind": "gqa", "rope": "neox", "ffn": "dense", "activation": "silu"},
     "seedoss": {"kind": "gqa", "rope": "neox", "ffn": "dense", "activation": "silu"},
     "smollm3": {"kind": "gqa", "rope": "none", "ffn": "dense", "activation": "silu"},
+    "qwen35": {"kind": "gqa", "rope": "neox", "ffn": "dense", "activation": "silu"},
 }
 
 
@@ -77,6 +78,15 @@ def test_details_that_only_some_have(tiny_dir: Path) -> None:
     assert [a["rope"]["scaling"] for a in olmo] == ["none"] * 3 + ["yarn"] * 2
     smol = [layer["attention"]["rope"]["kind"] for layer in describe("smollm3")["layers"]]
     assert smol == ["norm", "norm", "norm", "none"]
+    qwen = describe("qwen35")
+    assert qwen["n_layers"] == 6  # the seventh block predicts the token after the next
+    assert qwen["recurrent_layers"] == 4
+    kinds = [layer["recurrent"] and layer["recurrent"]["kind"] for layer in qwen["layers"]]
+    assert kinds == ["delta_rule", "delta_rule", None] * 2
+    assert [layer["attention"]["kind"] for layer in qwen["layers"]] == ["none", "none", "gqa"] * 2
+    delta = qwen["layers"][0]["recurrent"]
+    assert (delta["k_heads"], delta["v_heads"], delta["dk"], delta["dv"], delta["taps"]) == (2, 6, 16, 16, 4)
+    assert qwen["layers"][2]["attention"]["gated"]
     ernie = [layer["ffn"] for layer in describe("ernie45moe")["layers"]]
     assert [f["kind"] for f in ernie] == ["dense", "moe", "moe"]
     assert ernie[1]["gating"] == "softmax"

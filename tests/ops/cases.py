@@ -38,6 +38,7 @@ def all_cases() -> list[Case]:
     from ops import (  # noqa: F401  (register themselves)
         cases_attention,
         cases_products,
+        cases_recurrent,
         cases_rope_attention,
         cases_routing,
         cases_rows,

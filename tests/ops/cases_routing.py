@@ -39,6 +39,7 @@ def moe_route_cases() -> Iterator[Case]:
         normalize: bool = False,
         bias: bool = False,
         pinned: bool = False,
+        by_expert: bool = False,
     ) -> Case:
         def build(rng: np.random.Generator) -> Any:
             # Distinct logits at steps well above rounding, so that every order is decided.
@@ -51,6 +52,8 @@ def moe_route_cases() -> Iterator[Case]:
             if pinned:
                 picks = rng.permuted(np.tile(np.arange(experts), (m, 1)), axis=1)[:, :used]
                 args["pinned"] = np.ascontiguousarray(picks, np.int32)
+            if by_expert:
+                args["expert_scale"] = np.exp(normal(rng, experts))
 
             def check(out: Any) -> None:
                 wide = logits.astype(np.float64)
@@ -62,6 +65,8 @@ def moe_route_cases() -> Iterator[Case]:
                     )
                 np.testing.assert_array_equal(out["ids"], ids)
                 want = reference.route_weights(wide, ids, gating=gating, normalize=normalize, scale=2.5)
+                if by_expert:
+                    want = want * args["expert_scale"][ids]
                 np.testing.assert_allclose(out["weights"], want, rtol=2e-6)
 
             outputs = {"ids": np.full((m, used), -1, np.int32), "weights": np.empty((m, used), F32)}
@@ -76,7 +81,7 @@ def moe_route_cases() -> Iterator[Case]:
             "gating": gating,
             "normalize": normalize,
         }
-        return Case("moe_route", desc, build, f"bias={bias}-pinned={pinned}")
+        return Case("moe_route", desc, build, f"bias={bias}-pinned={pinned}-by_expert={by_expert}")
 
     for gating in ("softmax", "sigmoid", "softmax_selected"):
         yield make(1, 1, 1, gating)
@@ -85,6 +90,8 @@ def moe_route_cases() -> Iterator[Case]:
         yield make(4, 10, 10, gating, pinned=True, normalize=True)
         yield make(6, 32, 4, gating, groups=8, groups_used=2, bias=True, normalize=True)
     yield make(70, 256, 8, "sigmoid", groups=8, groups_used=4, bias=True, normalize=True)
+    yield make(7, 20, 4, "softmax", normalize=True, by_expert=True)
+    yield make(3, 300, 40, "sigmoid", normalize=True, by_expert=True)
 
 
 @cases("norm_route")

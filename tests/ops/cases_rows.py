@@ -46,13 +46,27 @@ def embed_cases() -> Iterator[Case]:
 
 @cases("norm")
 def norm_cases() -> Iterator[Case]:
-    def make(m: int, n: int, rows: int = 1, *, weight: bool = True, add: bool = False, gap: int = 0) -> Case:
+    def make(
+        m: int,
+        n: int,
+        rows: int = 1,
+        *,
+        weight: bool = True,
+        add: bool = False,
+        gap: int = 0,
+        scale: float = 1.0,
+        own: bool = False,
+    ) -> Case:
         def build(rng: np.random.Generator) -> Any:
             row = rows * n
             x = normal(rng, m, row + gap)
             args: dict[str, Any] = {"x": x, "eps": 1e-5, "x_stride": row + gap, "out_stride": row + gap}
+            if scale != 1.0:
+                args["scale"] = scale
             if weight:
-                args["weight"] = normal(rng, n)
+                args["weight"] = normal(rng, rows, n) if own else normal(rng, n)
+            if own:
+                args["weight_stride"] = n
             if add:
                 args["residual"] = normal(rng, m, row)
 
@@ -63,13 +77,13 @@ def norm_cases() -> Iterator[Case]:
                     args["residual"].reshape(m, rows, n).astype(np.float64) if add else None,
                     1e-5,
                 )
-                expect_close(out["out"][:, :row], want.reshape(m, row), EXACT)
+                expect_close(out["out"][:, :row], want.reshape(m, row) * scale, EXACT)
                 assert (out["out"][:, row:] == 77).all(), "the gap between rows was written"
 
             return args, {"out": np.full((m, row + gap), 77, F32)}, check
 
         desc = {"m": m, "n": n, "rows_per_token": rows, "add": add}
-        return Case("norm", desc, build, f"weight={weight}-gap={gap}")
+        return Case("norm", desc, build, f"weight={weight}-gap={gap}-scale={scale}-own={own}")
 
     yield make(1, 1)
     yield make(3, 17, add=True)
@@ -77,6 +91,9 @@ def norm_cases() -> Iterator[Case]:
     yield make(1, 2048)
     yield make(33, 130, weight=False, add=True)
     yield make(5, 128, 16, gap=64)
+    yield make(3, 65, add=True, scale=0.75)
+    yield make(2, 96, 4, own=True)
+    yield make(2, 36, 3, own=True, scale=0.5, gap=4)
 
 
 @cases("rope")

@@ -6,9 +6,8 @@
 #include "model/builder.h"
 
 namespace dyno::model {
-namespace {
 
-void mla(Builder& b, LayerSpec& layer, int64_t i, RopeSpec rope) {
+void latent_attention(Builder& b, LayerSpec& layer, int64_t i, RopeSpec rope) {
   ModelDesc& m = b.model;
   AttentionSpec& a = layer.attention;
   a.kind = AttentionKind::mla;
@@ -56,8 +55,6 @@ void mla(Builder& b, LayerSpec& layer, int64_t i, RopeSpec rope) {
   a.output = b.matrix(b.blk(i, "attn_output.weight"), m.n_embd, a.heads * a.v_head);
 }
 
-}  // namespace
-
 void build_deepseek2(Builder& b) {
   b.common();
   ModelDesc& m = b.model;
@@ -70,7 +67,7 @@ void build_deepseek2(Builder& b) {
   const bool sigmoid = (m.n_layers == 47 || m.n_layers == 48) && m.n_vocab == 154880;
   for (int64_t i = 0; i < m.n_layers; ++i) {
     LayerSpec& layer = b.layer(i);
-    mla(b, layer, i, rope);
+    latent_attention(b, layer, i, rope);
     layer.ffn_norm = b.vector(b.blk(i, "ffn_norm.weight"), m.n_embd);
     if (i < dense) {
       b.dense_ffn(layer, i, b.feed_forward(i));

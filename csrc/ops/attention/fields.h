@@ -27,9 +27,10 @@ struct AttentionOperands {
   float scale = 1.0f;
   float softcap = 0.0f;
   int32_t window = 0;
+  int32_t cache_layer = -1;  // whose cache it is; -1: of the node's own layer
   Writes out;
 };
-DYNO_FIELDS(AttentionOperands, q, keys, values, sinks, scale, softcap, window, out)
+DYNO_FIELDS(AttentionOperands, q, keys, values, sinks, scale, softcap, window, cache_layer, out)
 
 DYNO_FIELDS(AttentionArgs, q, q_stride, k_cache, v_cache, k_row_bytes, v_row_bytes, slot_positions, runs, n_runs, sinks,
             scale, softcap, window, settled, out, out_stride)
@@ -38,7 +39,7 @@ constexpr FieldNames from_batch(std::type_identity<AttentionArgs>) {
   return {"k_cache", "v_cache", "k_row_bytes", "v_row_bytes", "slot_positions", "runs", "n_runs", "settled"};
 }
 // No argument of its name.
-constexpr FieldNames only_plan(std::type_identity<AttentionOperands>) { return {"keys", "values"}; }
+constexpr FieldNames only_plan(std::type_identity<AttentionOperands>) { return {"keys", "values", "cache_layer"}; }
 
 // The arguments of a launch by itself: what they are called, and how far they reach.
 template <typename Visitor>

@@ -20,12 +20,13 @@ struct MoeRouteOperands {
   Reads logits;
   MayUseWeight selection_bias{};
   float scale = 1.0f;
+  MayUseWeight expert_scale{};
   int32_t moe_index = 0;
   Writes ids, weights;
 };
-DYNO_FIELDS(MoeRouteOperands, logits, selection_bias, scale, moe_index, ids, weights)
+DYNO_FIELDS(MoeRouteOperands, logits, selection_bias, scale, expert_scale, moe_index, ids, weights)
 
-DYNO_FIELDS(MoeRouteArgs, logits, selection_bias, pinned, scale, ids, weights)
+DYNO_FIELDS(MoeRouteArgs, logits, selection_bias, pinned, scale, expert_scale, ids, weights)
 // Given by the u-batch.
 constexpr FieldNames from_batch(std::type_identity<MoeRouteArgs>) { return {"pinned"}; }
 // No argument of its name.
@@ -38,6 +39,7 @@ void arguments(const MoeRouteDesc& d, MoeRouteArgs& a, Visitor& v) {
   v.optional("selection_bias", a.selection_bias, d.experts, false);
   v.optional("pinned", a.pinned, d.m * d.used, false);
   v.number("scale", a.scale, 1.0f);
+  v.optional("expert_scale", a.expert_scale, d.experts, false);
   v.out("ids", a.ids, d.m * d.used);
   v.out("weights", a.weights, d.m * d.used);
 }

@@ -116,6 +116,8 @@ void moe_route_tokens(const MoeRouteArgs& args, const MoeRouteShape& shape, int6
       factor /= sum > kSmallestSum ? sum : kSmallestSum;
     }
     for (int64_t slot = 0; slot < shape.used; ++slot) weights[slot] *= factor;
+    if (args.expert_scale == nullptr) continue;
+    for (int64_t slot = 0; slot < shape.used; ++slot) weights[slot] *= args.expert_scale[ids[slot]];
   }
 }
 

@@ -203,6 +203,7 @@ __device__ __forceinline__ void route_softmax(const MoeRouteArgs& args, const Mo
   weight *= device::quotient(args.scale, total);
   if (__any_sync(device::kFullMask, bad)) weight = nan("");  // the fault stays visible
   if (lane < used) {
+    if (args.expert_scale != nullptr) weight *= args.expert_scale[id];
     args.ids[token * used + lane] = id;
     args.weights[token * used + lane] = weight;
   }
@@ -285,6 +286,7 @@ __device__ __forceinline__ void route_token(const MoeRouteArgs& args, const MoeR
   for (int slot = lane; slot < used; slot += 32) {
     ids[slot] = chosen[slot];
     weights[slot] = weight_of(slot) * factor;
+    if (args.expert_scale != nullptr) weights[slot] *= args.expert_scale[chosen[slot]];
   }
 }
 

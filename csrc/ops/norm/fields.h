@@ -21,10 +21,12 @@ struct NormOperands {
   MayRead residual{};
   Writes out;
   float eps = 0.0f;
+  float scale = 1.0f;
+  int64_t weight_stride = 0;
 };
-DYNO_FIELDS(NormOperands, x, weight, residual, out, eps)
+DYNO_FIELDS(NormOperands, x, weight, residual, out, eps, scale, weight_stride)
 
-DYNO_FIELDS(NormArgs, x, x_stride, weight, residual, out, out_stride, eps)
+DYNO_FIELDS(NormArgs, x, x_stride, weight, weight_stride, residual, out, out_stride, eps, scale)
 
 // The arguments of a launch by itself: what they are called, and how far they reach.
 template <typename Visitor>
@@ -33,11 +35,13 @@ void arguments(const NormDesc& d, NormArgs& a, Visitor& v) {
   v.number("x_stride", a.x_stride, row);
   v.number("out_stride", a.out_stride, row);
   v.in("x", a.x, extent(d.m, a.x_stride, row));
-  v.optional("weight", a.weight, d.n, true);
+  v.number("weight_stride", a.weight_stride, 0);
+  v.optional("weight", a.weight, extent(d.rows_per_token, a.weight_stride, d.n), true);
   v.optional("residual", a.residual, d.m * row, d.add);
   v.require(!d.add || a.residual != nullptr, "residual");
   v.out("out", a.out, extent(d.m, a.out_stride, row));
   v.number("eps", a.eps, 0.0f, 1e-6f);
+  v.number("scale", a.scale, 1.0f);
 }
 
 }  // namespace dyno::ops

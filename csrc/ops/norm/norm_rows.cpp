@@ -31,19 +31,20 @@ void norm_rows(const NormArgs& args, int64_t n, int64_t rows_per_token, int64_t 
     const int64_t token = row / rows_per_token, within = row % rows_per_token;
     const float* x = args.x + token * args.x_stride + within * n;
     const float* residual = args.residual == nullptr ? nullptr : args.residual + row * n;
+    const float* weight = args.weight == nullptr ? nullptr : args.weight + within * args.weight_stride;
     float* out = args.out + token * args.out_stride + within * n;
     const float scale = 1.0f / __builtin_sqrtf(mean_of_squares(x, n) + args.eps);
     int64_t i = 0;
     for (; i + kLanes <= n; i += kLanes) {
       vf v = load(x + i) * broadcast(scale);
-      if (args.weight != nullptr) v *= load(args.weight + i);
+      if (weight != nullptr) v *= load(weight + i);
       if (residual != nullptr) v += load(residual + i);
-      store(out + i, v);
+      store(out + i, v * broadcast(args.scale));
     }
     for (; i < n; ++i) {
       float v = x[i] * scale;
-      if (args.weight != nullptr) v *= args.weight[i];
-      out[i] = residual != nullptr ? v + residual[i] : v;
+      if (weight != nullptr) v *= weight[i];
+      out[i] = (residual != nullptr ? v + residual[i] : v) * args.scale;
     }
   }
 }

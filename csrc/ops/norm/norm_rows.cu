@@ -11,13 +11,16 @@ namespace {
 
 struct Row {
   const float* x;
+  const float* weight;
   const float* residual;
   float* out;
 };
 
 __device__ __forceinline__ Row row_of(const NormArgs& args, int64_t n, int rows_per_token, int64_t row) {
   const int64_t token = row / rows_per_token, within = row % rows_per_token;
-  return {args.x + token * args.x_stride + within * n, args.residual == nullptr ? nullptr : args.residual + row * n,
+  return {args.x + token * args.x_stride + within * n,
+          args.weight == nullptr ? nullptr : args.weight + within * args.weight_stride,
+          args.residual == nullptr ? nullptr : args.residual + row * n,
           args.out + token * args.out_stride + within * n};
 }
 
@@ -40,19 +43,20 @@ __device__ __forceinline__ void normalise(const NormArgs& args, const Row& row, 
     for (int i = thread * 4; i < n; i += threads * 4) {
       float4 v = *reinterpret_cast<const float4*>(row.x + i);
       const float4 w =
-          args.weight == nullptr ? make_float4(1, 1, 1, 1) : *reinterpret_cast<const float4*>(args.weight + i);
+          row.weight == nullptr ? make_float4(1, 1, 1, 1) : *reinterpret_cast<const float4*>(row.weight + i);
       v = make_float4(v.x * scale * w.x, v.y * scale * w.y, v.z * scale * w.z, v.w * scale * w.w);
       if (row.residual != nullptr) {
         const float4 r = *reinterpret_cast<const float4*>(row.residual + i);
         v = make_float4(v.x + r.x, v.y + r.y, v.z + r.z, v.w + r.w);
       }
-      *reinterpret_cast<float4*>(row.out + i) = v;
+      const float s = args.scale;
+      *reinterpret_cast<float4*>(row.out + i) = make_float4(v.x * s, v.y * s, v.z * s, v.w * s);
     }
   } else {
     for (int i = thread; i < n; i += threads) {
       float v = row.x[i] * scale;
-      if (args.weight != nullptr) v *= args.weight[i];
-      row.out[i] = row.residual == nullptr ? v : v + row.residual[i];
+      if (row.weight != nullptr) v *= row.weight[i];
+      row.out[i] = (row.residual == nullptr ? v : v + row.residual[i]) * args.scale;
     }
   }
 }
@@ -86,8 +90,8 @@ bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) 
 void norm_rows_cuda(const NormArgs& args, const NormDesc& desc, int threads, CudaStream& stream) {
   const int64_t rows = desc.m * desc.rows_per_token;
   const int n = static_cast<int>(desc.n), per_token = static_cast<int>(desc.rows_per_token);
-  const bool vector = n % 4 == 0 && args.x_stride % 4 == 0 && args.out_stride % 4 == 0 && aligned(args.x) &&
-                      aligned(args.weight) && aligned(args.residual) && aligned(args.out);
+  const bool vector = n % 4 == 0 && args.weight_stride % 4 == 0 && args.x_stride % 4 == 0 && args.out_stride % 4 == 0 &&
+                      aligned(args.x) && aligned(args.weight) && aligned(args.residual) && aligned(args.out);
   if (threads == 32) {
     const auto kernel = vector ? norm_warps<true> : norm_warps<false>;
     const auto blocks = static_cast<unsigned>((rows + kWarpsPerBlock - 1) / kWarpsPerBlock);

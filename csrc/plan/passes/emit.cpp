@@ -111,9 +111,11 @@ void Emitter::batched_matmul(const std::string& name, Input& x, WeightId w, Oper
 }
 
 void Emitter::project(const std::string& name, Input& x, WeightId w, WeightId bias, WeightId post_norm,
-                      const std::string& post_norm_name, int32_t layer) {
+                      const std::string& post_norm_name, int32_t layer, double output_scale) {
   const auto scale = static_cast<float>(model_.residual_scale);
   if (post_norm == kNone) {
+    DYNO_CHECK(UnsupportedError, output_scale == 1.0, "[plan] layer ", layer,
+               ": a scale of the output without a norm before it is not supported");
     matmul(name, x, w, bias, residual_, residual_, scale, layer);
     return;
   }
@@ -124,7 +126,8 @@ void Emitter::project(const std::string& name, Input& x, WeightId w, WeightId bi
         .weight = post_norm,
         .residual = residual_,
         .out = residual_,
-        .eps = static_cast<float>(model_.post_norm_eps > 0 ? model_.post_norm_eps : model_.norm_eps)},
+        .eps = static_cast<float>(model_.post_norm_eps > 0 ? model_.post_norm_eps : model_.norm_eps),
+        .scale = static_cast<float>(output_scale)},
        layer);
 }
 
@@ -158,7 +161,9 @@ void Emitter::store(const std::string& name, Operand x, int64_t width, bool valu
 
 void Emitter::feed_forward(const model::LayerSpec& layer, int32_t i) {
   Input h = normed(str_cat("blk.", i, ".ffn_norm"), residual_, layer.ffn_norm, model_.n_embd);
-  if (layer.ffn.kind == model::FfnKind::moe) {
+  if (layer.beside) {
+    both_ffns(layer, i, h);
+  } else if (layer.ffn.kind == model::FfnKind::moe) {
     moe_ffn(layer, i, h);
   } else {
     dense_ffn(layer, i, h);
@@ -170,17 +175,21 @@ void Emitter::build() {
   list_.residual = residual_.value;
   emit("token_embd", ops::EmbedDesc{.type = model_.weight(model_.token_embd).type, .n = model_.n_embd},
        {.table = model_.token_embd, .out = residual_, .scale = static_cast<float>(model_.embedding_scale)}, -1);
+  if (model_.layer_input > 0) layer_inputs();
   if (model_.embedding_norm) head_norm("token_embd_norm", residual_, kNone, 1, model_.n_embd, -1);
 
   for (size_t i = 0; i < model_.layers.size(); ++i) {
     const model::LayerSpec& layer = model_.layers[i];
     const auto index = static_cast<int32_t>(i);
-    if (layer.attention.kind == model::AttentionKind::mla) {
+    if (layer.is_recurrent()) {
+      recurrent(layer, index);
+    } else if (layer.attention.kind == model::AttentionKind::mla) {
       mla(layer, index);
     } else {
       gqa(layer, index);
     }
     feed_forward(layer, index);
+    if (layer.input_gate != kNone) add_layer_input(layer, index);
   }
 
   Input h = normed("output_norm", residual_, model_.output_norm, model_.n_embd);

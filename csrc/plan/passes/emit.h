@@ -82,10 +82,25 @@ class Emitter {
   void batched_matmul(const std::string& name, Input& x, model::WeightId w, Operand y, int32_t layer);
   // Adds a projection's output to the residual stream, through a norm where the architecture has one.
   void project(const std::string& name, Input& x, model::WeightId w, model::WeightId bias, model::WeightId post_norm,
-               const std::string& post_norm_name, int32_t layer);
+               const std::string& post_norm_name, int32_t layer, double output_scale = 1.0);
   void rope(const std::string& name, Operand x, const model::RopeSpec& spec, int64_t heads, int64_t head_dim,
             int64_t offset, int32_t layer);
   void store(const std::string& name, Operand x, int64_t width, bool value_cache, int32_t layer);
+
+  // Layers with recurrent state (emit_recurrent.cpp).
+  void recurrent(const model::LayerSpec& layer, int32_t index);
+  void linear(const model::LayerSpec& layer, int32_t index, Input& h);
+  struct LinearInputs {
+    Operand q{}, k{}, v{}, step{}, beta{}, gate{};
+  };
+  LinearInputs linear_inputs(const model::RecurrentSpec& r, Input& h, int32_t layer);
+  Operand convolve(const model::RecurrentSpec& r, const std::string& name, Operand x, model::WeightId w, int64_t n,
+                   int32_t layer);
+  Operand product(const std::string& name, Input& x, model::WeightId w, int32_t layer);
+  Operand low_rank_product(const std::string& name, Input& x, model::WeightId low, model::WeightId w, int32_t layer);
+  void short_conv(const model::LayerSpec& layer, int32_t index, Input& h);
+  // A state of so many f32 elements a sequence; its index.
+  int32_t state(const std::string& name, int64_t elements);
 
   // Attention (emit_attention.cpp).
   void gqa(const model::LayerSpec& layer, int32_t index);
@@ -106,6 +121,12 @@ class Emitter {
   void feed_forward(const model::LayerSpec& layer, int32_t index);
   void dense_ffn(const model::LayerSpec& layer, int32_t index, Input& h);
   void moe_ffn(const model::LayerSpec& layer, int32_t index, Input& h);
+  // A mixture beside a dense FFN, both normed and added.
+  void both_ffns(const model::LayerSpec& layer, int32_t index, Input& h);
+  // The layer's per-layer embedding, added to the residual stream.
+  void add_layer_input(const model::LayerSpec& layer, int32_t index);
+  // Of all layers, [layers, layer_input].
+  void layer_inputs();
   // Whether two matrices have one layout and one device, so that a launch can take both.
   bool stand_alike(model::WeightId a, model::WeightId b) const;
   bool stand_together(model::WeightId a, model::WeightId b) const;  // on one device
@@ -115,13 +136,15 @@ class Emitter {
   Routing route_experts(const model::FfnSpec& ffn, Input& h, int32_t layer);
   // The same for a token's experts; [used, width]
   Operand experts_up_gate(const model::FfnSpec& ffn, Input& h, const Routing& routing, int32_t layer);
-  // Adds the weighted sum of the experts' down products to the residual stream.
-  void experts_down(const model::FfnSpec& ffn, Operand hidden, const Routing& routing, int32_t layer);
+  // out = [residual + scale *] the weighted sum of the experts' down products.
+  void experts_down(const model::FfnSpec& ffn, Operand hidden, const Routing& routing, Operand residual, Operand out,
+                    int32_t layer);
 
   Plan& plan_;
   const model::ModelDesc& model_;
   NodeList& list_;
   Operand residual_{};
+  Operand layer_inputs_{};
   int32_t moe_count_ = 0;
 };
 

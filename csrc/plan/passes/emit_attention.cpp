@@ -19,10 +19,19 @@ Emitter::Qkv Emitter::qkv_products(const model::AttentionSpec& a, Input& h, int3
     matmul(p + "attn_qkv", h, a.qkv, a.qkv_bias, q, {}, 1.0f, i);
     return {q, slice(q, q_width), slice(q, q_width + k_width)};
   }
+  if (a.shared_kv >= 0) {
+    const Qkv only{.q = value(p + "q", q_width)};
+    matmul(p + "attn_q", h, a.q, a.q_bias, only.q, {}, 1.0f, i);
+    return only;
+  }
   const Qkv out{value(p + "q", q_width), value(p + "k", k_width), value(p + "v", v_width)};
   matmul(p + "attn_q", h, a.q, a.q_bias, out.q, {}, 1.0f, i);
   beside([&] { matmul(p + "attn_k", h, a.k, a.k_bias, out.k, {}, 1.0f, i); });
-  beside([&] { matmul(p + "attn_v", h, a.v, a.v_bias, out.v, {}, 1.0f, i); });
+  if (a.v_is_k) {
+    emit(p + "v_of_k", ops::CopyDesc{.act = ops::ActType::f32, .k = k_width}, {.x = out.k, .out = out.v}, i);
+  } else {
+    beside([&] { matmul(p + "attn_v", h, a.v, a.v_bias, out.v, {}, 1.0f, i); });
+  }
   return out;
 }
 
@@ -34,15 +43,17 @@ void Emitter::store_qkv(const model::AttentionSpec& a, const Qkv& x, int32_t i) 
       if (weight != kNone) head_norm(name, rows, weight, whole ? 1 : heads, whole ? heads * a.dk : a.dk, i);
     };
     norm(p + "attn_q_norm", x.q, a.q_norm, a.heads);
-    norm(p + "attn_k_norm", x.k, a.k_norm, a.kv_heads);
+    if (x.k) norm(p + "attn_k_norm", x.k, a.k_norm, a.kv_heads);
+    if (x.v && a.v_norm) head_norm(p + "attn_v_norm", x.v, kNone, a.kv_heads, a.dv, i);
   };
   const bool after_rope = a.qk_norm == model::QkNorm::heads_after_rope;
   if (!after_rope) norms();
   rope(p + "rope_q", x.q, a.rope, a.heads, a.dk, 0, i);
   model::RopeSpec of_keys = a.rope;
   of_keys.position_scale = 0;
-  rope(p + "rope_k", x.k, of_keys, a.kv_heads, a.dk, 0, i);
+  if (x.k) rope(p + "rope_k", x.k, of_keys, a.kv_heads, a.dk, 0, i);
   if (after_rope) norms();
+  if (!x.k) return;
   store(p + "kv_store_k", x.k, a.kv_heads * a.dk, false, i);
   store(p + "kv_store_v", x.v, a.kv_heads * a.dv, true, i);
 }
@@ -99,6 +110,7 @@ void Emitter::attend(const model::AttentionSpec& a, const Qkv& qkv, Operand out,
         .scale = static_cast<float>(a.scale),
         .softcap = static_cast<float>(a.softcap),
         .window = static_cast<int32_t>(a.window),
+        .cache_layer = static_cast<int32_t>(a.shared_kv),
         .out = out},
        i);
 }

@@ -1,6 +1,8 @@
 // The feed-forward part of a layer, dense or a mixture of experts.
 #include "plan/passes/emit.h"
 
+#include <cmath>
+
 #include "core/error.h"
 #include "ops/args.h"
 
@@ -50,13 +52,74 @@ void Emitter::dense_ffn(const model::LayerSpec& layer, int32_t i, Input& h) {
   const std::string p = str_cat("blk.", i, ".");
   Input hidden{
       .f32 = up_gate(p + "ffn_up_gate", layer.ffn, h, i), .width = layer.ffn.dense_width, .name = p + "ffn_up_gate"};
-  project(p + "ffn_down", hidden, layer.ffn.down, layer.ffn.down_bias, layer.ffn_post_norm, p + "ffn_post_norm", i);
+  project(p + "ffn_down", hidden, layer.ffn.down, layer.ffn.down_bias, layer.ffn_post_norm, p + "ffn_post_norm", i,
+          layer.input_gate == kNone ? layer.output_scale : 1.0);
+}
+
+void Emitter::both_ffns(const model::LayerSpec& layer, int32_t i, Input& h) {
+  const std::string p = str_cat("blk.", i, ".");
+  const model::FfnSpec& f = *layer.beside;
+  const auto eps = static_cast<float>(model_.norm_eps);
+  Input hidden{
+      .f32 = up_gate(p + "ffn_up_gate", layer.ffn, h, i), .width = layer.ffn.dense_width, .name = p + "ffn_up_gate"};
+  const Operand sum = value(p + "ffn_dense", model_.n_embd), mixed = value(p + "ffn_experts", model_.n_embd);
+  matmul(p + "ffn_down", hidden, layer.ffn.down, layer.ffn.down_bias, sum, {}, 1.0f, i);
+  emit(p + "ffn_own_norm", ops::NormDesc{.n = model_.n_embd},
+       {.x = sum, .weight = layer.ffn_own_norm, .out = sum, .eps = eps}, i);
+  Input routed = normed(p + "router_norm", residual_, f.router_norm, model_.n_embd);
+  const Routing routing = route_experts(f, routed, i);
+  Input x = normed(p + "beside_norm", residual_, layer.beside_norm, model_.n_embd);
+  const Operand experts = experts_up_gate(f, x, routing, i);
+  experts_down(f, experts, routing, {}, mixed, i);
+  emit(p + "beside_own_norm", ops::NormDesc{.n = model_.n_embd, .add = true},
+       {.x = mixed, .weight = layer.beside_own_norm, .residual = sum, .out = sum, .eps = eps}, i);
+  emit(p + "ffn_post_norm", ops::NormDesc{.n = model_.n_embd, .add = true},
+       {.x = sum,
+        .weight = layer.ffn_post_norm,
+        .residual = residual_,
+        .out = residual_,
+        .eps = eps,
+        .scale = static_cast<float>(layer.input_gate == kNone ? layer.output_scale : 1.0)},
+       i);
+}
+
+void Emitter::layer_inputs() {
+  const int64_t width = model_.layer_input, layers = model_.n_layers;
+  const Operand table = value("layer_embd", layers * width);
+  emit("layer_embd", ops::EmbedDesc{.type = model_.weight(model_.layer_embd).type, .n = layers * width},
+       {.table = model_.layer_embd, .out = table, .scale = static_cast<float>(std::sqrt(static_cast<double>(width)))},
+       -1);
+  layer_inputs_ = value("layer_inputs", layers * width);
+  Input x{.f32 = residual_, .width = model_.n_embd, .name = "token_embd"};
+  matmul("layer_proj", x, model_.layer_proj, kNone, layer_inputs_, {},
+         static_cast<float>(1.0 / std::sqrt(static_cast<double>(model_.n_embd))), -1);
+  emit("layer_proj_norm", ops::NormDesc{.n = width, .rows_per_token = layers, .add = true},
+       {.x = layer_inputs_,
+        .weight = model_.layer_proj_norm,
+        .residual = table,
+        .out = layer_inputs_,
+        .eps = static_cast<float>(model_.norm_eps),
+        .scale = static_cast<float>(std::sqrt(0.5))},
+       -1);
+}
+
+void Emitter::add_layer_input(const model::LayerSpec& layer, int32_t i) {
+  const std::string p = str_cat("blk.", i, ".");
+  const int64_t width = model_.layer_input;
+  const Operand gated = value(p + "layer_input", width);
+  Input h{.f32 = residual_, .width = model_.n_embd, .name = p + "residual"};
+  matmul(p + "layer_input_gate", h, layer.input_gate, kNone, gated, {}, 1.0f, i);
+  emit(p + "layer_input_glu", ops::GluDesc{.n = width, .activation = ops::Activation::gelu_tanh},
+       {.gate = gated, .up = slice(layer_inputs_, i * width), .y = gated}, i);
+  Input u{.f32 = gated, .width = width, .name = p + "layer_input"};
+  project(p + "layer_input_up", u, layer.input_up, kNone, layer.input_norm, p + "layer_input_norm", i,
+          layer.output_scale);
 }
 
 Emitter::Routing Emitter::route_experts(const model::FfnSpec& f, Input& h, int32_t i) {
   const std::string p = str_cat("blk.", i, ".");
   const Operand logits = value(p + "router", f.experts);
-  matmul(p + "ffn_router", h, f.router, f.router_bias, logits, {}, 1.0f, i);
+  matmul(p + "ffn_router", h, f.router, f.router_bias, logits, {}, static_cast<float>(f.router_scale), i);
   const Routing routing = routing_values(f, i);
   emit(p + "moe_route",
        ops::MoeRouteDesc{.experts = f.experts,
@@ -68,6 +131,7 @@ Emitter::Routing Emitter::route_experts(const model::FfnSpec& f, Input& h, int32
        {.logits = logits,
         .selection_bias = f.selection_bias,
         .scale = static_cast<float>(f.weights_scale),
+        .expert_scale = f.expert_scale,
         .moe_index = moe_count_++,
         .ids = routing.ids,
         .weights = routing.weights},
@@ -136,7 +200,8 @@ Operand Emitter::experts_up_gate(const model::FfnSpec& f, Input& h, const Routin
   return hidden;
 }
 
-void Emitter::experts_down(const model::FfnSpec& f, Operand hidden, const Routing& routing, int32_t i) {
+void Emitter::experts_down(const model::FfnSpec& f, Operand hidden, const Routing& routing, Operand residual,
+                           Operand total, int32_t i) {
   const std::string p = str_cat("blk.", i, ".");
   const model::Weight& down = model_.weight(f.experts_down);
   const ops::ActType act = act_for(f.experts_down);
@@ -163,9 +228,9 @@ void Emitter::experts_down(const model::FfnSpec& f, Operand hidden, const Routin
        i);
   const auto scale = static_cast<float>(model_.residual_scale);
   const ops::MoeSumDesc desc{.n = model_.n_embd, .used = f.used};
-  if (stand_together(f.experts_down, f.router)) {
+  if (!residual || stand_together(f.experts_down, f.router)) {
     emit(p + "moe_sum", desc,
-         {.x = out, .weights = routing.weights, .residual = residual_, .scale = scale, .out = residual_}, i);
+         {.x = out, .weights = routing.weights, .residual = residual, .scale = scale, .out = total}, i);
     return;
   }
   // The residual stream stays where it is, and one row a token crosses instead of one an expert. A sum of one slot adds
@@ -173,7 +238,7 @@ void Emitter::experts_down(const model::FfnSpec& f, Operand hidden, const Routin
   const Operand sum = value(p + "moe_out", model_.n_embd);
   emit(p + "moe_sum", desc, {.x = out, .weights = routing.weights, .out = sum}, i);
   emit(p + "moe_add", ops::MoeSumDesc{.n = model_.n_embd, .used = 1},
-       {.x = sum, .residual = residual_, .scale = scale, .out = residual_}, i);
+       {.x = sum, .residual = residual, .scale = scale, .out = total}, i);
 }
 
 void Emitter::moe_ffn(const model::LayerSpec& layer, int32_t i, Input& h) {
@@ -183,7 +248,7 @@ void Emitter::moe_ffn(const model::LayerSpec& layer, int32_t i, Input& h) {
              ": a norm after a mixture of experts is not supported");
   const Routing routing = route_experts(f, h, i);
   const Operand hidden = experts_up_gate(f, h, routing, i);
-  experts_down(f, hidden, routing, i);
+  experts_down(f, hidden, routing, residual_, residual_, i);
   if (f.dense_width == 0) return;
   // The shared experts come last, when the memory of the others' rows is free.
   Operand gate;

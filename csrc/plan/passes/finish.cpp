@@ -51,14 +51,32 @@ void find_lives(Plan& plan, const NodeList& list) {
   }
 }
 
-// The last attention is the last node that all rows have to go through.
-void find_selection(NodeList& list) {
+// Values with rows for tokens that are there after a node and read behind it.
+std::vector<ValueId> living_after(const Plan& plan, const NodeList& list, int32_t node) {
+  std::vector<ValueId> out;
+  std::vector<bool> seen(plan.values.size(), false);
+  for (size_t i = static_cast<size_t>(node) + 1; i < list.nodes.size(); ++i) {
+    for_each_operand(list.nodes[i].operands, [&](std::string_view, const Operand& operand) {
+      if (!operand || operand.value == plan.logits || seen[static_cast<size_t>(operand.value)]) return;
+      seen[static_cast<size_t>(operand.value)] = true;
+      const Value& value = plan.values[static_cast<size_t>(operand.value)];
+      if (value.bytes_per_token > 0 && value.first_use <= node) out.push_back(operand.value);
+    });
+  }
+  return out;
+}
+
+// The last mixing of tokens is the last node that all rows have to go through.
+void find_selection(const Plan& plan, NodeList& list) {
   for (size_t i = 0; i < list.nodes.size(); ++i) {
     const Node& node = list.nodes[i];
     const auto at = static_cast<int32_t>(i);
     if (node.layer >= 0) list.head_node = at + 1;
-    if (attention_output(node)) list.select_node = at;
+    if (mixes_tokens(node)) list.select_node = at;
+    if (changes_memory(node)) list.settled_node = at + 1;
   }
+  if (list.select_node >= 0) list.select_values = living_after(plan, list, list.select_node);
+  if (list.head_node > 0) list.head_values = living_after(plan, list, list.head_node - 1);
 }
 
 }  // namespace
@@ -84,17 +102,26 @@ void own_values(Plan& plan, NodeList& list) {
   if (list.residual != kNoValue) list.residual = own.at(list.residual);
 }
 
-Operand attention_output(const Node& node) {
-  if (const auto* attention = operands_of<AttentionOperands>(node)) return attention->out;
-  if (const auto* attention = operands_of<RopeAttentionOperands>(node)) return attention->out;
-  return {};
+bool has_state(const Node& node) {
+  return std::visit([]<typename O>(const O&) { return requires(O o) { o.state_index; }; }, node.operands);
+}
+
+bool mixes_tokens(const Node& node) {
+  return has_state(node) || operands_of<AttentionOperands>(node) != nullptr ||
+         operands_of<RopeAttentionOperands>(node) != nullptr;
+}
+
+bool changes_memory(const Node& node) {
+  return has_state(node) || operands_of<KvStoreOperands>(node) != nullptr ||
+         operands_of<QkvRopeStoreOperands>(node) != nullptr || operands_of<RopeAttentionOperands>(node) != nullptr;
 }
 
 void finish_list(Plan& plan, NodeList& list) {
   for (const Node& node : list.nodes) check_given(node);
   number_keys(plan, list);
-  if (list.id != ListId::draw) find_lives(plan, list);  // what it reads and gives lies outside of the arena
-  find_selection(list);
+  if (list.id == ListId::draw) return;  // what it reads and gives lies outside of the arena
+  find_lives(plan, list);
+  find_selection(plan, list);
 }
 
 ValueId add_value(Plan& plan, const std::string& name, size_t bytes_per_token, size_t bytes_fixed, ListId list,

@@ -42,8 +42,12 @@ class Fuse {
 
   void layer(int32_t i) {
     const model::LayerSpec& spec = model_.layers[static_cast<size_t>(i)];
-    first_products(spec.attention, i);
-    fuse_attention(plan_, model_, nodes_, i);
+    const model::AttentionSpec& a = spec.attention;
+    // No fused launch knows these: they stay as they are.
+    if (!spec.is_recurrent() && !a.v_norm && !a.v_is_k && a.shared_kv < 0) {
+      first_products(a, i);
+      fuse_attention(plan_, model_, nodes_, i);
+    }
     if (spec.ffn.kind != model::FfnKind::moe) return;
     router(spec.ffn, i);
     experts_down(spec.ffn, i);
@@ -56,6 +60,7 @@ class Fuse {
       const auto* norm = operands_of<NormOperands>(nodes_[i]);
       const auto* desc = std::get_if<ops::NormDesc>(&nodes_[i].desc);
       if (norm == nullptr || desc->add || desc->rows_per_token > 1 || norm->x.value == norm->out.value) continue;
+      if (norm->scale != 1.0f) continue;
       const NormOperands folded = *norm;
       size_t place = i + 1;
       bool read = false;  // from `place` on

@@ -64,8 +64,11 @@ const O* operands_of(const Node& node) {
   return std::get_if<O>(&node.operands);
 }
 
-// What attention gives; nothing for other nodes.
-Operand attention_output(const Node& node);
+// Whether a row that the node gives depends on rows of other tokens.
+bool mixes_tokens(const Node& node);
+// Whether a node leaves something in the cache or in the state of sequences.
+bool changes_memory(const Node& node);
+bool has_state(const Node& node);
 
 using Nodes = std::vector<Node>;
 // Places in a list.

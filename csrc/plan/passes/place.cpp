@@ -37,7 +37,7 @@ WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const Lo
     return p;
   }
   const bool quantised = has_codes(w.type);
-  const bool matrix = w.transform == model::Transform::none || w.transform == model::Transform::kv_b_v;
+  const bool matrix = w.transform != model::Transform::to_f32 && w.transform != model::Transform::kv_b_k_transposed;
   // A GPU repacks the file's order when a copy comes to it, and the copy comes from memory that can be page-locked.
   const bool may_stream = beside_gpu && w.transform == model::Transform::none && !w.table && has_gpu_kernels(w.type);
   if (matrix && !w.table && !may_stream && quantised && load.cpu_repack && load.numerics == Numerics::standard &&
@@ -78,7 +78,9 @@ void place_weights(Plan& plan, const model::ModelDesc& model) {
     plan.weights.back().layer = static_cast<int32_t>(layer_of(model.weights[i].name));
   }
   for (const model::LayerSpec& layer : model.layers) {
-    for (const model::WeightId id : {layer.ffn.experts_gate, layer.ffn.experts_up, layer.ffn.experts_down}) {
+    const model::FfnSpec* f = layer.mixture();
+    if (f == nullptr) continue;
+    for (const model::WeightId id : {f->experts_gate, f->experts_up, f->experts_down}) {
       if (id != model::kNone) plan.weights[static_cast<size_t>(id)].experts = true;
     }
   }

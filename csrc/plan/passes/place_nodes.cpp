@@ -61,7 +61,11 @@ class Placer {
   static constexpr DeviceId kNowhere = -1;
 
   DeviceId device_for(const Node& node, std::span<const Node> rest) const {
-    if (works_on_cache(node)) return plan_.kv[static_cast<size_t>(node.layer)].device;
+    if (works_on_cache(node)) {
+      const auto* attention = operands_of<AttentionOperands>(node);
+      const bool of_another = attention != nullptr && attention->cache_layer >= 0;
+      return plan_.kv[static_cast<size_t>(of_another ? attention->cache_layer : node.layer)].device;
+    }
     // What was summed elsewhere comes to the residual stream.
     const auto* sum = operands_of<MoeSumOperands>(node);
     if (sum != nullptr && !sum->weights) return written_[static_cast<size_t>(sum->residual.value)];
@@ -132,7 +136,16 @@ class Placer {
 void place_nodes(Plan& plan, const model::ModelDesc& model, NodeList& list) {
   Placer placer(plan, model, list.id);
   const std::span<Node> nodes(list.nodes);
-  for (size_t i = 0; i < nodes.size(); ++i) placer.place(nodes[i], nodes.subspan(i + 1));
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    placer.place(nodes[i], nodes.subspan(i + 1));
+    std::visit(
+        [&]<typename O>(const O& o) {
+          if constexpr (requires { o.state_index; }) {
+            plan.states[static_cast<size_t>(o.state_index)].device = nodes[i].device;
+          }
+        },
+        nodes[i].operands);
+  }
 }
 
 void check_places(const Plan& plan, const model::ModelDesc& model) {

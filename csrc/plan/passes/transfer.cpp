@@ -22,10 +22,7 @@ class Transfers {
   void run() {
     Nodes nodes = std::move(list_.nodes);
     list_.nodes.clear();
-    for (Node& node : nodes) {
-      const ValueId out = attention_output(node).value;
-      add(std::move(node), out);
-    }
+    for (Node& node : nodes) add(std::move(node));
   }
 
  private:
@@ -36,7 +33,7 @@ class Transfers {
   };
   using Copies = std::map<DeviceId, Copy>;
 
-  void add(Node node, ValueId attended) {
+  void add(Node node) {
     const size_t before = list_.nodes.size();
     for_each_operand(node.operands, [&](std::string_view, auto& operand) {
       if (operand && operand.value != plan_.logits) bring(node, operand, operand.kUse);
@@ -55,24 +52,7 @@ class Transfers {
     });
     const bool stands_alone = list_.nodes.size() > before || (before > 0 && list_.nodes.back().device != node.device);
     if (stands_alone) node.beside = false;
-    const int32_t layer = node.layer;
     list_.nodes.push_back(std::move(node));
-    if (attended != kNoValue) {
-      list_.select_values = good_copies(list_.residual);
-      const std::vector<ValueId> out = good_copies(attended);
-      list_.select_values.insert(list_.select_values.end(), out.begin(), out.end());
-    }
-    if (layer >= 0) list_.head_values = good_copies(list_.residual);
-  }
-
-  std::vector<ValueId> good_copies(ValueId value) const {
-    std::vector<ValueId> out;
-    if (const auto known = copies_.find(value); known != copies_.end()) {
-      for (const auto& [device, copy] : known->second) {
-        if (copy.good) out.push_back(copy.id);
-      }
-    }
-    return out;
   }
 
   // Makes a copy on the node's device that holds what the node needs of the value.

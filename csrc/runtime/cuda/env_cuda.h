@@ -24,6 +24,9 @@ struct CudaExecutor::Env {
 
   std::byte* keys_of(int32_t layer) const { return cache + plan.kv[static_cast<size_t>(layer)].k_offset; }
   std::byte* values_of(int32_t layer) const { return cache + plan.kv[static_cast<size_t>(layer)].v_offset; }
+  float* state_of(int32_t index) const {
+    return reinterpret_cast<float*>(executor.states_.data() + plan.states[static_cast<size_t>(index)].offset);
+  }
   std::byte* at(const plan::Operand& operand) const {
     if (!operand) return nullptr;
     return executor.address_of(operand.value) + operand.offset_bytes;

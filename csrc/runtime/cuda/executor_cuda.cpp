@@ -74,6 +74,8 @@ void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cac
     // follows: it does not wait for any other, and a large cache takes longer to clear than a token to be stored.
     DYNO_CUDA_CHECK(cudaMemsetAsync(cache_.data(), 0, cache_.size(), stream_.get()));
   }
+  // A sequence's state counts as zeros where it begins: what lies there is never read.
+  resize(states_, planned().state_bytes, "the recurrent state");
   if (concurrent_) {
     if (fork_.get() == nullptr) fork_ = make_event();
     for (Beside& beside : beside_) {

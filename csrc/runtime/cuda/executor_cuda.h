@@ -36,6 +36,9 @@ class CudaExecutor final : public Executor, public Backend {
   int64_t capture_failures() const override { return capture_failures_; }
   void fail_next_captures(int count) override { failing_captures_ = count; }
   void finish() override;
+  void save_state(int32_t slot, std::byte* to) override;
+  void load_state(int32_t slot, const std::byte* from) override;
+  void copy_sequence(int32_t from, int32_t to, int64_t positions) override;
   std::shared_ptr<float[]> logits_memory(size_t count) override;
   std::shared_ptr<float[]> device_logits_memory(size_t count) override;
 
@@ -91,6 +94,7 @@ class CudaExecutor final : public Executor, public Backend {
   ops::CudaStream context() const;
   void fit_logits(size_t bytes);
   void drop_graphs();
+  void copy_state(int32_t slot, std::byte* host, bool save);
   void upload(const MicroBatch& batch);
   Env env_of(const MicroBatch& batch, const plan::Selection& selection);
   // While a graph is captured, nodes that stand beside each other may go to streams of their own.
@@ -138,7 +142,7 @@ class CudaExecutor final : public Executor, public Backend {
   CudaWeights weights_;
   DeviceBuffer tables_;  // inverse frequencies of the rope tables
   std::vector<size_t> table_offsets_;
-  DeviceBuffer arena_, cache_, workspace_, counters_;
+  DeviceBuffer arena_, cache_, states_, workspace_, counters_;
   Blas blas_;
   DeviceBuffer inputs_, logits_, pinned_routing_, captured_routing_;
   // Two, so that one can be filled while the copy of the other may be under way.

@@ -187,11 +187,7 @@ void CudaExecutor::await_copies(model::WeightId weight) {
   DYNO_CUDA_CHECK(cudaStreamWaitEvent(stream_.get(), copied->second.get()));
 }
 
-int64_t CudaExecutor::most_used_experts() const {
-  int64_t used = 0;
-  for (const model::LayerSpec& layer : model_.layers) used = std::max(used, layer.ffn.used);
-  return used;
-}
+int64_t CudaExecutor::most_used_experts() const { return model_.experts_used(); }
 
 // Routing travels for all layers together; a layer's part of the host arrays holds `routing_stride` tokens.
 void CudaExecutor::upload_routing(const MicroBatch& batch) {

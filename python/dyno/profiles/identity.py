@@ -214,7 +214,10 @@ def device_info(device: CpuDevice | CudaDevice) -> dict[str, Any]:
     return info
 
 
-_NOT_SHAPES = frozenset({"n_ctx_train", "types", "parameters", "unused_tensors"})
+# Facts that other fields imply, and that descriptions of earlier versions lack, count no more than sizes.
+_NOT_SHAPES = frozenset(
+    {"n_ctx_train", "types", "parameters", "unused_tensors", "gated", "v_norm", "recurrent_layers"}
+)
 
 
 def _shapes(value: Any) -> Any:
@@ -257,7 +260,9 @@ def model_from_description(
         KeyError, IndexError: the description lacks a field, or has no layers.
     """
     types = {str(name).upper(): round(float(share), 4) for name, share in description["types"].items()}
-    attention = description["layers"][0]["attention"]
+    # Layers with recurrent state have no heads.
+    layers = [layer["attention"] for layer in description["layers"]]
+    attention = max(layers, key=lambda a: bool(a["heads"]))
     return ModelIdentity(
         architecture=description["architecture"],
         layers=description["n_layers"],

@@ -102,6 +102,7 @@ class DynoTarget(Target):
         self._session: Any = None
         self._loaded: dict[str, Any] = {}  # settings of the open session
         self._depth: int | None = None  # tokens of context that the cache holds
+        self._filled: object = None  # the checkpoint behind them
         self._reference: tuple[list[np.ndarray], list[np.ndarray | None]] | None = None
         self._groups: list[answers.Group] | None = None
         self._check_seed = check_seed
@@ -390,6 +391,8 @@ class DynoTarget(Target):
             if start:
                 # The same for all prompts: only what comes behind it is timed.
                 session.decode([(0, self._tokens(start, "depth", 0))], rows="none")
+                # Recurrent state goes back only to a checkpoint that somebody holds.
+                self._filled = session.checkpoint(0)
                 if part.kind == "tg" and self._kind == "cuda":
                     self._settle(start, count)
             self._depth = start or None

@@ -1,0 +1,117 @@
+#include "ops/linear_attention/linear_attention.h"
+
+#include <algorithm>
+
+#include "ops/contract.h"
+#include "ops/linear_attention/prepare.h"
+#include "ops/parallel.h"
+#include "ops/registry.h"
+#include "ops/runs.h"
+
+namespace dyno::ops {
+
+#define DYNO_FAMILY linear_attention
+#define DYNO_FAMILY_DESC LinearAttentionDesc
+#define DYNO_FAMILY_VARIANTS "ops/linear_attention/variants.def"
+#include "ops/family_table.inc"
+
+namespace {
+
+constexpr int64_t kTokens = 16;  // that `recurrent` prepares at once
+// A run, or the end of one, of fewer tokens is not worth a chunk's products.
+constexpr int64_t kLeastChunk = 8;
+constexpr int64_t kGrain = 16384;           // elements of states, by tokens, that are worth a thread
+constexpr int64_t kSharedBytes = 48 << 10;  // of a block, on every GPU
+
+}  // namespace
+
+Support supports(const LinearAttentionDesc& d, const Config& config, const DeviceInfo& device) {
+  const Support sizes =
+      check_sizes({{"m", d.m}, {"k_heads", d.k_heads}, {"v_heads", d.v_heads}, {"dk", d.dk}, {"dv", d.dv}});
+  if (!sizes) return sizes;
+  if (d.v_heads % d.k_heads != 0) {
+    return Support::no(str_cat("v_heads=", d.v_heads, " are no multiple of k_heads=", d.k_heads));
+  }
+  if (d.dk > kMaxLinearHead || d.dv > kMaxLinearHead) {
+    return Support::no(str_cat("heads of ", d.dk, " and ", d.dv, " dims; kernels have at most ", kMaxLinearHead));
+  }
+  if (d.channel_decay && d.rule != LinearRule::delta) {
+    return Support::no("channel_decay goes with the rule delta alone");
+  }
+  if (const Support s = check_config(Family::linear_attention, kVariants, kInstances, config, device); !s) return s;
+  if (config.variant == k_chunked && d.channel_decay) {
+    return Support::no("chunked takes one decay a head, not one for each of its channels");
+  }
+  if (config.variant == k_warps) {
+    const int64_t bytes = d.dk * (3 + warps_params::of(config).columns) * 4;
+    if (bytes > kSharedBytes) {
+      return Support::no(
+          str_cat("the state of a block takes ", bytes, " bytes of shared memory; it has ", kSharedBytes));
+    }
+  }
+  return Support::yes();
+}
+
+Config default_config(const LinearAttentionDesc& desc, const DeviceInfo& device) {
+  if (device.kind == DeviceKind::cuda) return warps_params{.columns = 16};
+  if (desc.m >= 16 && !desc.channel_decay) {
+    return chunked_params{.tokens = static_cast<int16_t>(desc.m >= 64 ? 64 : desc.m >= 32 ? 32 : 16)};
+  }
+  return recurrent_params{.columns = 64};
+}
+
+Cost cost(const LinearAttentionDesc& d) {
+  const auto m = static_cast<double>(d.m), state = static_cast<double>(d.state_elements());
+  const double row = static_cast<double>(2 * d.k_heads * d.dk + 2 * d.v_heads * d.dv + d.steps() + d.v_heads);
+  return {4 * (2 * state + m * row), m * state * (d.rule == LinearRule::delta ? 7 : 5)};
+}
+
+size_t scratch_bytes(const LinearAttentionDesc& d, const Config& config) {
+  int64_t floats = 0;
+  if (config.variant == k_recurrent) {
+    floats = linear_token_floats(kTokens, d.dk, d.channel_decay) + d.dk;
+  } else if (config.variant == k_chunked) {
+    const int64_t tokens = chunked_params::of(config).tokens;
+    floats = linear_token_floats(tokens, d.dk, d.channel_decay) + linear_chunk_floats(tokens, d.dk, d.dv);
+  }
+  return static_cast<size_t>(floats) * sizeof(float);
+}
+
+void launch(const Config& config, const LinearAttentionDesc& d, const LinearAttentionArgs& args, CpuContext& context) {
+  check_runs("linear_attention", args.runs, args.n_runs, d.m, args.slot_positions);
+  const bool chunked = config.variant == k_chunked;
+  const int64_t columns = chunked ? d.dv : std::min<int64_t>(recurrent_params::of(config).columns, d.dv);
+  const int64_t tokens = chunked ? chunked_params::of(config).tokens : kTokens;
+  const int64_t parts = (d.dv + columns - 1) / columns;
+  parallel_items(context, args.n_runs * d.v_heads * parts, d.m * d.state_elements(), kGrain,
+                 [&](int64_t item, std::byte* scratch) {
+                   const SequenceRun& run = args.runs[item / (d.v_heads * parts)];
+                   const int64_t head = item / parts % d.v_heads;
+                   const int64_t begin = item % parts * columns, end = std::min(begin + columns, d.dv);
+                   auto* memory = reinterpret_cast<float*>(scratch);
+                   float* more = memory + linear_token_floats(tokens, d.dk, d.channel_decay);
+                   for (int64_t done = 0; done < run.n_tokens; done += tokens) {
+                     const int64_t count = std::min<int64_t>(tokens, run.n_tokens - done);
+                     const LinearTokens x =
+                         prepare_tokens(args, d, run.first_token + done, count, head, run.slot, memory);
+                     if (run.position == 0 && done == 0) {
+                       for (int64_t i = 0; i < d.dk; ++i)
+                         std::fill(x.state + i * d.dv + begin, x.state + i * d.dv + end, 0.0f);
+                     }
+                     if (chunked && count >= kLeastChunk) {
+                       DYNO_DISPATCH_ISA(context.isa, linear_chunk(x, more));
+                     } else {
+                       DYNO_DISPATCH_ISA(context.isa, linear_recurrent(x, begin, end, more));
+                     }
+                   }
+                 });
+}
+
+#ifdef DYNO_HAVE_CUDA
+void launch(const Config& config, const LinearAttentionDesc& desc, const LinearAttentionArgs& args,
+            CudaStream& stream) {
+  linear_attention_cuda(args, desc, warps_params::of(config).columns, stream);
+}
+#endif
+
+}  // namespace dyno::ops

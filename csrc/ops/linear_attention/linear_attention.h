@@ -1,0 +1,46 @@
+// Family linear_attention: attention whose memory is a matrix of fixed size for each head instead of a cache.
+#pragma once
+
+#include "ops/args.h"
+#include "ops/cpu_context.h"
+#include "ops/cuda_stream.h"
+#include "ops/op.h"
+
+namespace dyno::ops {
+
+// A state S [dk, dv] for each value head, zeros before position 0. With s = softplus(step + step_bias), each token does
+//   S = exp(decay * s) * S + k (outer) u,   out = S^T q [+ skip * v]
+//   rule delta      u = sigmoid(beta) * (v - S^T k), S decayed: the gated delta rule (arXiv:2412.06464), with q and k
+//                   divided by sqrt(sum of squares + eps) first, and q by sqrt(dk)
+//   rule additive   u = s * v: the state space of Mamba-2 (arXiv:2405.21060)
+// With `channel_decay` each of the dk rows of S has a step of its own (arXiv:2510.26692). Value head j reads key head
+// j mod k_heads, or with `grouped` j / (v_heads / k_heads).
+struct LinearAttentionDesc {
+  int64_t m = 1, k_heads = 1, v_heads = 1, dk = 0, dv = 0;
+  LinearRule rule = LinearRule::delta;
+  bool grouped = false;
+  bool channel_decay = false;
+  friend bool operator==(const LinearAttentionDesc&, const LinearAttentionDesc&) = default;
+  int64_t state_elements() const { return v_heads * dk * dv; }  // of a sequence
+  int64_t steps() const { return channel_decay ? v_heads * dk : v_heads; }
+};
+
+// Dims of a head: keeps scratch and the shared memory of a GPU's block small.
+inline constexpr int64_t kMaxLinearHead = 512;
+
+std::span<const VariantInfo> linear_attention_variants();
+std::string op_key(const LinearAttentionDesc& desc);
+std::vector<Config> candidates(const LinearAttentionDesc& desc, const DeviceInfo& device, CandidateSet set);
+Config default_config(const LinearAttentionDesc& desc, const DeviceInfo& device);
+Support supports(const LinearAttentionDesc& desc, const Config& config, const DeviceInfo& device);
+Cost cost(const LinearAttentionDesc& desc);
+size_t scratch_bytes(const LinearAttentionDesc& desc, const Config& config);
+void launch(const Config& config, const LinearAttentionDesc& desc, const LinearAttentionArgs& args,
+            CpuContext& context);
+void launch(const Config& config, const LinearAttentionDesc& desc, const LinearAttentionArgs& args, CudaStream& stream);
+
+// recurrent_columns.cu
+void linear_attention_cuda(const LinearAttentionArgs& args, const LinearAttentionDesc& desc, int columns,
+                           CudaStream& stream);
+
+}  // namespace dyno::ops

@@ -1,0 +1,14 @@
+// What linear attention does to the inputs of a head before the recurrence: lengths, gates, decays.
+#pragma once
+
+#include "ops/linear_attention/kernels.h"
+#include "ops/linear_attention/linear_attention.h"
+
+namespace dyno::ops {
+
+// Tokens [first, first + count) of the batch, of value head `head` of the sequence in `slot`. `memory` holds
+// linear_token_floats().
+LinearTokens prepare_tokens(const LinearAttentionArgs& args, const LinearAttentionDesc& desc, int64_t first,
+                            int64_t count, int64_t head, int64_t slot, float* memory);
+
+}  // namespace dyno::ops

@@ -1,0 +1,84 @@
+// How sequences go back: to any position where all layers have keys and values, to checkpoints where some have
+// recurrent state.
+#include "runtime/checkpoint.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "runtime/session.h"
+
+namespace dyno::runtime {
+
+void Session::move_back(int32_t slot, int64_t position) {
+  positions_[static_cast<size_t>(slot)] = position;
+  std::erase_if(checkpoints_, [&](const std::weak_ptr<Checkpoint>& kept) {
+    const std::shared_ptr<Checkpoint> c = kept.lock();
+    if (c != nullptr && c->slot == slot && c->position > position) c->good = false;
+    return c == nullptr || !c->good;
+  });
+}
+
+void Session::roll_back(const std::vector<int64_t>& before) {
+  for (size_t i = 0; i < before.size(); ++i) {
+    if (positions_[i] != before[i]) move_back(static_cast<int32_t>(i), plan_.states.empty() ? before[i] : 0);
+  }
+}
+
+int64_t Session::rewindable(int32_t slot, int64_t position) const {
+  const int64_t current = this->position(slot);
+  if (position >= current) return current;
+  if (plan_.states.empty()) return std::max<int64_t>(position, 0);
+  int64_t best = 0;
+  for (const std::weak_ptr<Checkpoint>& kept : checkpoints_) {
+    const std::shared_ptr<Checkpoint> c = kept.lock();
+    if (c != nullptr && c->good && c->slot == slot && c->position <= position) best = std::max(best, c->position);
+  }
+  return best;
+}
+
+void Session::copy(int32_t from, int32_t to) {
+  DYNO_CHECK(PlanError, executor_ != nullptr, "[session] this session was made to be planned, not to be run");
+  check_slot(from);
+  check_slot(to);
+  if (from == to) return;
+  end_steps();
+  finish();
+  executor_->copy_sequence(from, to, position(from));
+  move_back(to, 0);  // its checkpoints are of what it held before
+  positions_[static_cast<size_t>(to)] = position(from);
+}
+
+std::shared_ptr<const Checkpoint> Session::checkpoint(int32_t slot) {
+  DYNO_CHECK(PlanError, executor_ != nullptr, "[session] this session was made to be planned, not to be run");
+  check_slot(slot);
+  end_steps();
+  auto made = std::make_shared<Checkpoint>();
+  made->slot = slot;
+  made->position = position(slot);
+  // At position 0 a state counts as zeros, whatever is in its memory.
+  if (made->position > 0) {
+    made->state.resize(plan_.sequence_state_bytes());
+    finish();
+    if (!made->state.empty()) executor_->save_state(slot, made->state.data());
+  }
+  std::erase_if(checkpoints_, [](const std::weak_ptr<Checkpoint>& kept) { return kept.expired(); });
+  checkpoints_.push_back(made);
+  return made;
+}
+
+void Session::restore(const Checkpoint& checkpoint) {
+  DYNO_CHECK(PlanError, executor_ != nullptr, "[session] this session was made to be planned, not to be run");
+  const bool known = std::any_of(checkpoints_.begin(), checkpoints_.end(), [&](const std::weak_ptr<Checkpoint>& kept) {
+    return kept.lock().get() == &checkpoint;
+  });
+  DYNO_CHECK(PlanError, known && checkpoint.good, "[session] the checkpoint of sequence ", checkpoint.slot,
+             " at position ", checkpoint.position,
+             " is no good here: the sequence has forgotten what was before it, or another session made it");
+  check_slot(checkpoint.slot);
+  end_steps();
+  finish();
+  if (!checkpoint.state.empty()) executor_->load_state(checkpoint.slot, checkpoint.state.data());
+  move_back(checkpoint.slot, checkpoint.position);
+}
+
+}  // namespace dyno::runtime
