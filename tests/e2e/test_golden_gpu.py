@@ -139,8 +139,9 @@ class TestDefault:
         for slot in range(5):
             s.reset(slot)
             s.decode([(slot, tokens[:n].copy())], "none")
+        place = s.checkpoint(0)  # a recurrent state cannot be rewound
         alone = [decode(s, tokens[n + i : n + i + 1])[0] for i in range(3)]
-        s.rewind(n, 0)
+        s.restore(place)
         for i in range(3):
             together = s.decode([(slot, tokens[n + i : n + i + 1].copy()) for slot in range(5)], "last")[0]
             assert max(nmse(row, alone[i]) for row in together) < 1e-5
