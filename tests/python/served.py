@@ -50,6 +50,7 @@ def serving(
         app = create_app(engine, options)
         config = uvicorn.Config(app, port=0, log_level="warning", lifespan="off")
         with app.state.scheduler, config.bind_socket() as socket:
+            socket.listen()  # a client may connect before the server's thread runs
             server = uvicorn.Server(config)
             thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
             thread.start()

@@ -64,6 +64,8 @@ if name == "llama-sweep-bench":
         print(json.dumps(row), file=sys.stderr)
     sys.exit(0)
 print(f"{name}: a log line on standard error", file=sys.stderr)
+if name == "llama-server" and not spec.get("serves", True):
+    sys.exit(0)  # how it was started is recorded
 if name == "llama-server":
     import threading
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

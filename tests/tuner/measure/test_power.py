@@ -161,7 +161,7 @@ class _Engine:
     def __init__(self, target: SimulatedTarget) -> None:
         self._target = target
         self._runs = 0
-        self.model = {"n_vocab": 1000}
+        self.model = {"n_vocab": 1000, "recurrent_layers": 0}
         self.settings: dict[str, Any] = {}
 
     def __enter__(self) -> Self:

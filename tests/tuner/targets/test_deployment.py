@@ -45,7 +45,7 @@ def profile_of(gpu: bool) -> profiles.Profile:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return fake(tmp_path / "b", "llama.cpp-0c1e570")
+    return fake(tmp_path / "b", "llama.cpp-0c1e570", serves=False)
 
 
 def text_of(form: str, folder: Path, gpu: bool = True, own: list[str] = OWN) -> tuple[str, list[str]]:
