@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MODEL := models/pycode-moe-20m-Q4_K_M.gguf
 PROFILE := $(VENV)/demo-profile.yaml
 
-.PHONY: demo test test-gpu cuda-check lint format generate fuzz sanitize clean
+.PHONY: demo test test-builds test-gpu cuda-check lint format generate fuzz sanitize clean
 
 # From a fresh clone: build, install, tune the shipped model on this machine, generate text under the profile.
 demo: $(VENV)/.installed
@@ -17,7 +17,11 @@ demo: $(VENV)/.installed
 WORKERS ?= auto
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "not gpu and not alone" -n $(WORKERS) tests
-	$(BIN)/python -m pytest -m "not gpu and alone" tests
+	$(BIN)/python -m pytest -m "not gpu and alone and not builds" tests
+
+# `tune build` for real: three builds of the CPU engine, measured.
+test-builds: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m builds tests
 
 test-gpu: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m gpu tests

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 TOOLS = all(importlib.util.find_spec(name) for name in ("scikit_build_core", "nanobind")) and tool("ninja")
 
 
+@pytest.mark.builds
 @pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.skipif(not TOOLS, reason="needs scikit-build-core, nanobind and ninja, all in the test extra")
