@@ -120,7 +120,7 @@ class SignalCheck {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-// What draws tokens: Session.generation(), Session.decode_and_draw(), Generation.
+// Binds the functions that draw tokens: Session.generation(), Session.decode_and_draw(), Generation.
 void bind_drawing(nb::module_& m, nb::class_<PySession>& session);
 
 }  // namespace dyno
