@@ -163,6 +163,7 @@ class _Engine:
         self._runs = 0
         self.model = {"n_vocab": 1000, "recurrent_layers": 0}
         self.settings: dict[str, Any] = {}
+        self.device_info: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
         return self
