@@ -242,7 +242,19 @@ nb::list PySession::time_ops(const Sequences& sequences, std::string_view rows, 
       request.logits = logits.get();
       request.op_times = times.data();
       request.in_graph = in_graph;
+      // Replays of a graph write the same cache rows again, but each moves a recurrent state on: it goes back, and the
+      // tokens are appended once.
+      std::vector<std::shared_ptr<const runtime::Checkpoint>> before;
+      if (in_graph && !session.plan().states.empty()) {
+        for (const auto& [slot, tokens] : sequences) before.push_back(session.checkpoint(slot));
+      }
       session.decode(request);
+      if (!before.empty()) {
+        for (const auto& checkpoint : before) session.restore(*checkpoint);
+        request.op_times = nullptr;
+        request.in_graph = false;
+        session.decode(request);
+      }
     }
     nb::list out;
     for (size_t k = 0; k < keys.size(); ++k) {

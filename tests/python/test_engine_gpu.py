@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import dyno
 import numpy as np
@@ -14,9 +15,6 @@ from dyno import _core, bench, bench_ops, quality
 from dyno import perplexity as measure
 from dyno.errors import DeviceError, OutOfMemoryError, PlanError
 from dyno.testing import tiny_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GPUS = [d for d in _core.devices() if d["kind"] == "cuda" and not _core.device_problem(d)]
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")]
@@ -225,6 +223,17 @@ def test_ops_timed_in_the_graph_are_those_of_the_graph(trained_model: Path, conc
         engine.set(cuda_graphs=False)
         with pytest.raises(PlanError, match="not captured"):
             engine.diagnostics.time_ops([5], in_graph=True)
+
+
+def test_timing_in_the_graph_moves_a_recurrent_state_on_by_its_tokens_only() -> None:
+    model = Path(__file__).resolve().parent.parent / "data" / "tiny" / "qwen35-tiny.gguf"
+    with dyno.Engine(model, device="cuda:0", profile=None, ctx=256, graph_concurrency=False) as engine:
+        engine.logits(list(range(10, 40)))
+        engine.logits([5], reset=False, rows="last")
+        want = engine.logits([6], reset=False, rows="last")
+        engine.logits(list(range(10, 40)))
+        assert engine.diagnostics.time_ops([5], in_graph=True)
+        assert np.array_equal(engine.logits([6], reset=False, rows="last"), want)
 
 
 def test_single_ops_are_timed_on_the_gpu() -> None:
