@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import os
-import threading
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
-from dyno import _effective, _selection
 from dyno._generate import StopFilter
-from dyno._placement import Placement
+from dyno._open_model import OpenModel
 from dyno._sampling import DrawOptions, Sampling
-from dyno._slots import Owner, Slots
 from dyno._token_array import token_array
-from dyno._ubatch import UsualUbatch
 from dyno._writing import most_tokens, prompt_tokens, written
 from dyno.chat._methods import ChatMethods
-from dyno.devices import resolve_device
 from dyno.diagnostics import Diagnostics
-from dyno.errors import DeviceError, DynoError, PlanError
-from dyno.settings import has_latent_cache
+from dyno.errors import PlanError
 from dyno.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
-    from types import TracebackType
 
     from numpy.typing import NDArray
 
     from dyno import _core
-    from dyno._effective import EffectiveSettings
-    from dyno._virtual_devices import VirtualDevices
+    from dyno._slots import Owner
     from dyno.device_array import DeviceArray
-    from dyno.profiles import MatchResult, Profile
-    from dyno.scheduler import Scheduler
 
 __all__ = ["Engine"]
 
@@ -44,7 +32,7 @@ Rows = Literal["all", "last", "none"]
 _log = logging.getLogger("dyno")
 
 
-class Engine(ChatMethods):
+class Engine(ChatMethods, OpenModel):
     """One model, open on a device, or with its weights spread over several.
 
     Args:
@@ -91,66 +79,6 @@ class Engine(ChatMethods):
         >>> with Engine("model.gguf", threads=4) as engine:  # doctest: +SKIP
         ...     print("".join(engine.generate("def main", max_tokens=32)))
     """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        device: str = "auto",
-        profile: str | os.PathLike[str] | Profile | None = "auto",
-        *,
-        require_profile: bool = False,
-        force_profile: bool = False,
-        plan_only: bool = False,
-        placement: Sequence[str] | str = "auto",
-        n_gpu_layers: int | None = None,
-        cpu_moe: bool = False,
-        n_cpu_moe: int = 0,
-        virtual_devices: VirtualDevices = 0,
-        **settings: Any,
-    ) -> None:
-        from dyno import _core
-
-        self._plan_only = plan_only
-
-        self._session: _core.Session | None = None
-        self._own_lock = threading.Lock()
-        self._process = os.getpid()
-        self._slots = Slots()
-        self._scheduler: Scheduler | None = None  # draws the tokens of all generations while it is open
-        self._capture_failures = 0  # that were told of
-        self._tokenizer: Tokenizer | None = None
-        self.path = os.fspath(path)
-        self._placement = Placement.of(placement, virtual_devices, n_gpu_layers, cpu_moe, n_cpu_moe)
-        self._device = resolve_device(device, len(self._placement.virtual_devices))
-        self._placement.warn(self.device)
-        self._rates = self._placement.rates(self._device)
-        arguments = _effective.check_arguments(settings, self._device.kind)
-        # Opened once: another file of this name must not give its profile, its weights or its vocabulary.
-        file = _core.Gguf(self.path)
-        self._file: _core.Gguf | None = file
-        model = _core.describe_model(file)
-        self._n_ctx_train = int(model["n_ctx_train"])
-        self._n_vocab = int(model["n_vocab"])
-        self._latent_cache = has_latent_cache(model)
-        self._arguments = arguments
-        self._usual_ubatch = UsualUbatch(file, self._device.info, self._placement, self.device)
-        self._selection = _selection.select(
-            file,
-            model,
-            profile,
-            arguments,
-            self._device.info,
-            require=require_profile,
-            force=force_profile,
-        )
-        self.settings: EffectiveSettings = self._resolve()
-        self._session, self._rejected_kernels = _selection.open_session(
-            self._selection, functools.partial(self._new_session, file)
-        )
-        self.settings = self._resolve()
-        self._selection.report()
-        for warning in self._session.warnings:
-            _log.warning("%s", warning)
 
     # ---- logits ----
 
@@ -379,196 +307,12 @@ class Engine(ChatMethods):
         limit = most_tokens(self, tokens, max_tokens)
         return written(self, tokens, sampling, stopper, limit, slot)
 
-    # ---- settings, plan, profile ----
-
-    def set(self, **settings: Any) -> None:
-        """Change session settings without reloading the model; what the sequences hold stays valid.
-
-        Raises:
-            OutOfMemoryError: It does not fit; everything stays as it was.
-            PlanError: An unknown name, an impossible value, or a setting that needs the engine to be opened
-            again.
-        """
-        checked = _effective.check_arguments(settings, self._device.kind, kinds=("session",))
-        before, self._arguments = self._arguments, {**self._arguments, **checked}
-        wanted = self._resolve()
-        try:
-            with self._lock:
-                self._open().set(wanted.of_kind(self._device.kind, "session"))
-        except DynoError:
-            self._arguments = before
-            raise
-        self.settings = wanted
-
-    def set_context(self, **settings: Any) -> None:
-        """Change context settings: the cache is made again and is empty, the weights stay.
-
-        Raises:
-            PlanError: An unknown name, an impossible value, a setting of another kind, it does not fit, or a
-            generation owns a slot.
-        """
-        checked = _effective.check_arguments(settings, self._device.kind, kinds=("context",))
-        before, self._arguments = self._arguments, {**self._arguments, **checked}
-        wanted = self._resolve()
-        try:
-            with self._lock:
-                session = self._open()
-                self._slots.check_free(None, int(self.settings["sequences"]))
-                session.set_context(wanted.of_kind(self._device.kind, "context"))
-        except DynoError:
-            self._arguments = before
-            raise
-        self.settings = wanted
-
-    @property
-    def device(self) -> str:
-        """Name of the main device: `cpu`, `cpu:N` or `cuda:N`."""
-        return self._device.name
-
-    @property
-    def device_info(self) -> dict[str, Any]:
-        """Properties of the device, as the engine and the driver report them."""
-        return dict(self._device.info)
-
-    @property
-    def device_headline(self) -> str:
-        """`device: cuda:0, NVIDIA H200`, and why where it was not named."""
-        return self._device.headline
-
-    @property
-    def profile(self) -> MatchResult | None:
-        """The profile in force and how well it matches; None where the engine runs on defaults."""
-        return self.match if self.match.profile is not None else None
-
-    @property
-    def match(self) -> MatchResult:
-        """The outcome of the search for a profile, also if it found none."""
-        return self._selection.match
-
-    @property
-    def fallbacks(self) -> list[str]:
-        """One line for each entry of the profile that fell back to the default, with the reason."""
-        return list(self._selection.lines)
-
-    @property
-    def model(self) -> dict[str, Any]:
-        """The model of the file: architecture, dimensions, layers, types."""
-        return dict(self._open().model)
-
-    @property
-    def plan(self) -> dict[str, Any]:
-        """Where every tensor lies, and the bytes of weights, KV cache and arena, in all and by device."""
-        return dict(self._open().plan)
-
-    def describe_plan(self) -> str:
-        """The plan as text for people."""
-        return str(self._open().describe_plan())
-
-    def describe_nodes(self) -> list[dict[str, Any]]:
-        """Every launch of every op list, in order, with its operands.
-
-        Returns:
-            Dicts with `list`, `name`, `key`, `device`, `layer` (None outside of layers) and `operands`. An
-            operand is None where the launch has none, a weight's name, a number, or a dict of a value:
-            `name`, `device`, `access` (read, write, update), `first_use` and `last_use` (launches of its
-            list), `arena_offset`, `bytes`.
-        """
-        return list(self._open().nodes())
-
-    def describe_ops(self, tokens: int | None = None) -> list[dict[str, Any]]:
-        """Every op with the configuration that was taken for it and why.
-
-        Args:
-            tokens: Size of the batch that the configurations are for; None lists every bucket that matters.
-
-        Returns:
-            Dicts with `list`, `family`, `key`, `device`, `count`, `tokens`, `config`, `reason`, `bytes` and
-            `flops`.
-        """
-        return list(self._open().ops(tokens))
-
-    def kernel_report(self) -> list[dict[str, Any]]:
-        """The state of each kernel entry of the profile: `applied`, `rejected` or `unused`, with the
-        reason.
-        """
-        rows = list(self._open().kernel_report())
-        known = {(row["key"], row["tokens"]) for row in rows}
-        return rows + [row for row in self._rejected_kernels if (row["key"], row["tokens"]) not in known]
-
     @property
     def diagnostics(self) -> Diagnostics:
         """Hooks for tests, benchmarks and the tuner."""
         return Diagnostics(self)
 
-    # ---- life ----
-
-    def close(self) -> None:
-        """Give back weights, cache and threads. Closing twice does nothing, nor does it in a forked child."""
-        if os.getpid() != self._process:
-            return
-        with self._lock:
-            session, self._session = self._session, None
-            self._file = None
-        if session is not None:
-            session.close()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        state = "closed" if self._session is None else "open"
-        return f"Engine({self.path!r}, device={self.device!r}, {state})"
-
     # ---- inside ----
-
-    @property
-    def _lock(self) -> threading.Lock:
-        self._check_process()  # first: a thread that a forked child does not have may hold the lock
-        return self._own_lock
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise DeviceError(
-                f"[engine] the engine of {self.path} was opened in process {self._process}, and this is "
-                f"process {os.getpid()}; open it again in this one"
-            )
-
-    def _open(self) -> _core.Session:
-        self._check_process()
-        if self._session is None:
-            raise PlanError(f"[engine] the engine of {self.path} is closed")
-        return self._session
-
-    def _resolve(self) -> EffectiveSettings:
-        return _effective.resolve(
-            self._arguments,
-            self._selection.settings,
-            self._device.kind,
-            self._n_ctx_train,
-            self._latent_cache,
-            int(self._device.info.get("compute_capability", 0)),
-            self._usual_ubatch,
-        )
-
-    def _new_session(self, file: _core.Gguf, plan_only: bool) -> _core.Session:
-        """A session with the arguments, and the profile as far as it has been accepted."""
-        from dyno import _core
-
-        self.settings = self._resolve()
-        return _core.Session(
-            file,
-            load={"device": self.device, **self.settings.of_kind(self._device.kind, "load")},
-            context=self.settings.of_kind(self._device.kind, "context"),
-            session=self.settings.of_kind(self._device.kind, "session"),
-            kernels=self._selection.kernels,
-            plan_only=plan_only or self._plan_only,
-            placement=self._placement.for_session(self.device, self._rates),
-        )
 
     def _batch(
         self, sequences: Mapping[int, Sequence[int] | NDArray[np.integer[Any]]], rows: Rows
