@@ -42,6 +42,13 @@ plan::LoadOptions read_load(const nb::dict& dict, const std::optional<nb::dict>&
   load.numerics = numerics == "exact" ? plan::Numerics::exact : plan::Numerics::standard;
   load.cpu_repack = r.flag("cpu_repack", true);
   load.mmap = r.flag("mmap", true);
+  plan::PlacementOptions& placement = load.placement;
+  placement.rules = r.texts("placement");
+  placement.cpu_moe = r.flag("cpu_moe", false);
+  placement.n_cpu_moe = r.integer("n_cpu_moe", 0);
+  const int64_t layers = r.integer("n_gpu_layers", -1);  // -1: all
+  DYNO_CHECK(PlanError, layers >= -1, "[placement] n_gpu_layers is ", layers, "; expected 0 or more, or -1 for all");
+  if (layers >= 0) placement.n_gpu_layers = layers;
   const std::string isa = r.text("cpu_isa", "auto");
   const std::string name = r.text("device", "cpu");
   r.finish();
@@ -163,7 +170,7 @@ PySession::PySession(const nb::object& file, const nb::dict& load, const nb::dic
   DYNO_CHECK(PlanError, plan_only || !described, "[session] a described device can only be planned for: plan_only");
   DeviceInfo device;
   plan::LoadOptions load_options = read_load(load, described, device);
-  load_options.placement = read_placement(placement);
+  load_options.placement = read_placement(placement, load_options.placement);
   const plan::ContextOptions context_options = read_context(context);
   const runtime::SessionSettings settings = read_session(session, {});
   std::vector<profile::KernelEntry> entries = read_kernels(kernels);
@@ -291,8 +298,8 @@ void bind_session(nb::module_& m) {
                    "session: dict = {}, kernels: collections.abc.Sequence[tuple[str, str, dict, str]] = [], "
                    "plan_only: bool = False, device: dict | None = None, placement: dict = {}) -> None"),
            "file: an open file, which the session shares, or a path. "
-           "load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap. context: ctx, kv_type_k, "
-           "kv_type_v, "
+           "load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap, placement (rules), cpu_moe, "
+           "n_cpu_moe, n_gpu_layers (-1: all). context: ctx, kv_type_k, kv_type_v, "
            "sequences. session: ubatch, "
            "threads, threads_batch, cuda_graphs, graph_concurrency, fusion, flash_attention, mla_mode, "
            "matvec_max_tokens, matvec_id_max_tokens, "

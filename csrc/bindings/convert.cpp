@@ -77,6 +77,7 @@ std::string SettingsReader::text(const char* name, const std::string& fallback) 
 std::vector<std::string> SettingsReader::texts(const char* name) {
   const nb::object value = take(name);
   std::vector<std::string> out;
+  remember(name, nb::list());
   if (value.is_none()) return out;
   // A string is a sequence too, of characters.
   if (nb::isinstance<nb::str>(value) || !nb::try_cast<std::vector<std::string>>(value, out)) {

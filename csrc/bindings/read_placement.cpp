@@ -56,7 +56,7 @@ std::vector<plan::NamedRates> read_rates(const nb::dict& dict) {
   return rates;
 }
 
-plan::PlacementOptions read_placement(const nb::dict& dict) {
+plan::PlacementOptions read_placement(const nb::dict& dict, plan::PlacementOptions placement) {
   nb::dict rest;
   nb::dict rates;
   for (const auto& [key, value] : dict) {
@@ -68,11 +68,10 @@ plan::PlacementOptions read_placement(const nb::dict& dict) {
     }
   }
   SettingsReader r(rest, "placement");
-  plan::PlacementOptions placement;
   placement.virtual_devices = read_virtual_devices(dict);
-  placement.rules = r.texts("rules");
-  placement.cpu_moe = r.flag("cpu_moe", false);
-  placement.n_cpu_moe = r.integer("n_cpu_moe", 0);
+  if (dict.contains("rules")) placement.rules = r.texts("rules");
+  placement.cpu_moe = r.flag("cpu_moe", placement.cpu_moe);
+  placement.n_cpu_moe = r.integer("n_cpu_moe", placement.n_cpu_moe);
   if (dict.contains("n_gpu_layers")) placement.n_gpu_layers = r.integer("n_gpu_layers", 0);
   if (dict.contains("beside_gpu")) {
     int gpus = 0;  // besides the main one

@@ -10,8 +10,9 @@
 
 namespace dyno {
 
-// Throws ProfileError for unknown names and values of another type. The plan checks what they mean.
-plan::PlacementOptions read_placement(const nanobind::dict& dict);
+// `placement`: by the load settings; the dict says what differs, and which devices there are. Throws ProfileError for
+// unknown names and values of another type. The plan checks what they mean.
+plan::PlacementOptions read_placement(const nanobind::dict& dict, plan::PlacementOptions placement);
 
 // Rates by the name of a device: memory_gbps, gflops_one, gflops_many, launch_us, link_gbps, latency_us.
 std::vector<plan::NamedRates> read_rates(const nanobind::dict& dict);

@@ -50,8 +50,8 @@ class OpenModel:
         plan_only: bool = False,
         placement: Sequence[str] | str = "auto",
         n_gpu_layers: int | None = None,
-        cpu_moe: bool = False,
-        n_cpu_moe: int = 0,
+        cpu_moe: bool | None = None,
+        n_cpu_moe: int | None = None,
         virtual_devices: VirtualDevices = 0,
         **settings: Any,
     ) -> None:
@@ -71,7 +71,7 @@ class OpenModel:
         self._device = resolve_device(device, len(self._placement.virtual_devices))
         self._placement.warn(self.device)
         self._rates = self._placement.rates(self._device)
-        arguments = _effective.check_arguments(settings, self._device.kind)
+        arguments = _effective.check_arguments(settings, self._device.kind) | dict(self._placement.settings)
         # Opened once: another file of this name must not give its profile, its weights or its vocabulary.
         file = _core.Gguf(self.path)
         self._file: _core.Gguf | None = file
@@ -80,7 +80,7 @@ class OpenModel:
         self._n_vocab = int(model["n_vocab"])
         self._latent_cache = has_latent_cache(model)
         self._arguments = arguments
-        self._usual_ubatch = UsualUbatch(file, self._device.info, self._placement, self.device)
+        self._usual_ubatch = UsualUbatch(file, self._device.info, self.device)
         self._selection = _selection.select(
             file,
             model,
@@ -275,12 +275,13 @@ class OpenModel:
         from dyno import _core
 
         self.settings = self._resolve()
+        load = self.settings.of_kind(self._device.kind, "load")
         return _core.Session(
             file,
-            load={"device": self.device, **self.settings.of_kind(self._device.kind, "load")},
+            load={"device": self.device, **self._placement.load(load, self.device)},
             context=self.settings.of_kind(self._device.kind, "context"),
             session=self.settings.of_kind(self._device.kind, "session"),
             kernels=self._selection.kernels,
             plan_only=plan_only or self._plan_only,
-            placement=self._placement.for_session(self.device, self._rates),
+            placement=self._placement.for_session(load, self._rates),
         )

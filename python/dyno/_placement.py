@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 from dyno import _rates
 from dyno._virtual_devices import VirtualDevice, read_virtual_devices
@@ -16,22 +16,32 @@ if TYPE_CHECKING:
     from dyno._virtual_devices import VirtualDevices
     from dyno.devices import Device
 
-__all__ = ["Placement"]
+__all__ = ["NOWHERE_ELSE", "Placement", "is_placed"]
 
 _log = logging.getLogger("dyno")
+
+NOWHERE_ELSE: Final[Mapping[str, Any]] = {
+    "placement": [],
+    "cpu_moe": False,
+    "n_cpu_moe": 0,
+    "n_gpu_layers": -1,
+}
+"""The load settings that place weights, with the values that leave all of them on the main device."""
+
+
+def is_placed(values: Mapping[str, Any]) -> bool:
+    """Whether load settings place weights somewhere else than on the main device."""
+    return any(values.get(name, usual) != usual for name, usual in NOWHERE_ELSE.items())
 
 
 @dataclass(frozen=True)
 class Placement:
     """Checked arguments; their limits and the names of tensors and devices are checked by the plan."""
 
-    rules: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Values of `NOWHERE_ELSE` by name. If the caller gave one of them, the others take their defaults, so
+    that a profile adds nothing to what the caller wants; empty if the caller gave none."""
     virtual_devices: tuple[VirtualDevice, ...] = ()
-    n_gpu_layers: int | None = None
-    cpu_moe: bool = False
-    n_cpu_moe: int = 0
-    automatic: bool = False
-    """Whether the plan places what does not fit the main device."""
 
     @classmethod
     def of(
@@ -39,42 +49,52 @@ class Placement:
         placement: Sequence[str] | str,
         virtual_devices: VirtualDevices,
         n_gpu_layers: int | None,
-        cpu_moe: bool,
-        n_cpu_moe: int,
+        cpu_moe: bool | None,
+        n_cpu_moe: int | None,
     ) -> Placement:
         """The arguments of `Engine`.
 
         Raises:
             PlanError: A value of another type, or a virtual device that cannot be.
         """
-        automatic = placement == "auto" and n_gpu_layers is None and not cpu_moe and n_cpu_moe == 0
-        if placement == "auto":
-            placement = ()
-        rules = (placement,) if isinstance(placement, str) else tuple(placement)
-        wrong = next((rule for rule in rules if not isinstance(rule, str)), None)
-        if wrong is not None:
-            raise PlanError(f"[placement] {wrong!r} is not a rule; a rule is a string REGEX=DEVICE")
+        given: dict[str, Any] = {}
+        if placement != "auto":
+            rules = [placement] if isinstance(placement, str) else list(placement)
+            wrong = next((rule for rule in rules if not isinstance(rule, str)), None)
+            if wrong is not None:
+                raise PlanError(f"[placement] {wrong!r} is not a rule; a rule is a string REGEX=DEVICE")
+            given["placement"] = rules
         for name, value in (("n_gpu_layers", n_gpu_layers), ("n_cpu_moe", n_cpu_moe)):
-            number = isinstance(value, int) and not isinstance(value, bool)
-            if not number and not (name == "n_gpu_layers" and value is None):
+            if value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
                 raise PlanError(f"[placement] {name} is {value!r}; expected a whole number")
-        if not isinstance(cpu_moe, bool):
-            raise PlanError(f"[placement] cpu_moe is {cpu_moe!r}; expected True or False")
-        return cls(rules, read_virtual_devices(virtual_devices), n_gpu_layers, cpu_moe, n_cpu_moe, automatic)
+            given[name] = value
+        if cpu_moe is not None:
+            if not isinstance(cpu_moe, bool):
+                raise PlanError(f"[placement] cpu_moe is {cpu_moe!r}; expected True or False")
+            given["cpu_moe"] = cpu_moe
+        return cls({**NOWHERE_ELSE, **given} if given else {}, read_virtual_devices(virtual_devices))
 
-    def for_session(self, device: str, rates: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-        """The same for `_core.Session` with that main device, and rates of devices by name."""
-        given: dict[str, Any] = {
-            "rules": list(self.rules),
+    def for_session(
+        self, values: Mapping[str, Any], rates: Mapping[str, Mapping[str, float]]
+    ) -> dict[str, Any]:
+        """The `placement` of `_core.Session`, beside its load settings.
+
+        Args:
+            values: Load settings in force.
+            rates: Of devices by name.
+        """
+        return {
             "virtual_devices": [one.to_dict() for one in self.virtual_devices],
-            "cpu_moe": self.cpu_moe,
-            "n_cpu_moe": self.n_cpu_moe,
-            "automatic": self.automatic,
+            # Left to the plan, if neither the caller nor a profile places weights.
+            "automatic": not self.settings and not is_placed(values),
             "rates": {name: dict(one) for name, one in rates.items()},
         }
-        if self.n_gpu_layers is not None and device != "cpu":
-            given["n_gpu_layers"] = self.n_gpu_layers
-        return given
+
+    def load(self, values: Mapping[str, Any], device: str) -> dict[str, Any]:
+        """Load settings for `_core.Session` with that main device; there is nothing beside the CPU itself."""
+        return {**values, "n_gpu_layers": -1} if device == "cpu" else dict(values)
 
     def rates(self, main: Device) -> dict[str, dict[str, float]]:
         """The rates that were measured of the main device and of the CPU, by name."""
@@ -87,7 +107,6 @@ class Placement:
 
     def warn(self, device: str) -> None:
         """Say which argument does nothing with that main device."""
-        if self.n_gpu_layers is not None and device == "cpu":
-            _log.warning(
-                "n_gpu_layers=%d does nothing with device cpu: all layers lie on the CPU", self.n_gpu_layers
-            )
+        layers = self.settings.get("n_gpu_layers", -1)
+        if layers >= 0 and device == "cpu":
+            _log.warning("n_gpu_layers=%d does nothing with device cpu: all layers lie on the CPU", layers)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dyno import profiles
+from dyno._placement import NOWHERE_ELSE
 from dyno.errors import OutOfMemoryError, PlanError, ProfileError
 from dyno.settings import settings_for, unknown_setting
 
@@ -63,6 +64,23 @@ class Selection:
         self.kernels = found.kernels
         self.lines = found.lines
         return before != (self.settings, self.kernels)
+
+    def explain(self, error: PlanError) -> None:
+        """Name the profile if its own placement does not fit this machine.
+
+        Raises:
+            ProfileError: The entries of the profile that place weights cannot be followed here.
+        """
+        placing = [name for name in NOWHERE_ELSE if name in self.settings]
+        if not placing or not str(error).startswith("[placement]"):
+            return
+        entries = ", ".join(
+            f"{name}: {self.settings[name][0]} ({self.settings[name][1]})" for name in placing
+        )
+        raise ProfileError(
+            f"[profile] the placement of the profile does not fit this machine: {entries}: {error}. Place "
+            "the weights by an option, as --n-cpu-moe N, change the profile, or run with --no-profile"
+        ) from error
 
     def report(self) -> None:
         """Say loudly, once, what fell back."""
@@ -181,16 +199,17 @@ def open_session(
 
 def _settle(selection: Selection, new_session: Callable[[bool], _core.Session]) -> list[dict[str, str]]:
     """Reject what this machine does not take; the rejected rows of the kernel report."""
-    memory = selection.memory_bytes
     while True:
         try:
             session = new_session(True)
         except PlanError as error:
             if not selection.unchecked:
+                selection.explain(error)
                 raise
             _reject_unchecked(selection, str(error))
             continue
-        wanted = int(session.plan["total_bytes"])
+        wanted, limit = _main_bytes(session.plan)
+        memory = limit or selection.memory_bytes
         if selection.unchecked and wanted > memory:
             _reject_unchecked(selection, f"the plan needs {wanted >> 20} MiB of {memory >> 20} MiB")
             continue
@@ -202,6 +221,13 @@ def _settle(selection: Selection, new_session: Callable[[bool], _core.Session]) 
             gone = {(row["key"], row["tokens"]) for row in rejected}
             selection.kernels += [entry for entry in kernels if (entry[0], entry[1]) in gone]
         return rejected
+
+
+def _main_bytes(plan: Mapping[str, Any]) -> tuple[int, int]:
+    """Bytes that a plan takes of its main device, and the limit of a virtual one (0: it has none)."""
+    main = plan["devices"][0]
+    parts = ("weights_bytes", "kv_bytes", "state_bytes", "arena_bytes", "stream_bytes")
+    return int(plan["scratch_bytes"]) + sum(int(main[part]) for part in parts), int(main["memory_limit"])
 
 
 def _reject_unchecked(selection: Selection, why: str) -> None:

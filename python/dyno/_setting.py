@@ -114,9 +114,9 @@ class Setting:
             near = closest(value, choices) if isinstance(value, str) else None
             hint = f"; did you mean {near!r}?" if near else ""
             return f"must be one of {', '.join(choices)}, not {_show(value)}{hint}"
-        return _rules_problem(value)
+        return _rules_problem(value, engine)
 
-    def parse(self, text: str) -> SettingValue:
+    def parse(self, text: str, engine: str = "dyno") -> SettingValue:
         """Reads a value from a command line.
 
         Raises:
@@ -133,7 +133,7 @@ class Setting:
             value = text.lower()
         elif self.type == "rules":
             value = [rule for rule in text.split(",") if rule]
-        why = self.problem(value)
+        why = self.problem(value, engine)
         if why is not None:
             raise ValueError(f"{self.name}: {why}")
         return value
@@ -147,7 +147,7 @@ class Setting:
             return f"{self.minimum} to {self.maximum}{unit}"
         if self.type == "choice":
             return ", ".join(self.choices)
-        return "list of `REGEX=DEVICE` (cpu, cuda:N)"
+        return "list of `REGEX=DEVICE` (cpu, cuda:N; in dyno also cpu:N)"
 
     def defaults_doc(self) -> str:
         """The default in words."""
@@ -164,16 +164,18 @@ def _show(value: object) -> str:
 
 
 _DEVICE = re.compile(r"cpu|cuda:[0-9]{1,2}")
+_DEVICE_OF_DYNO = re.compile(r"cpu(:[0-9]{1,2})?|cuda:[0-9]{1,2}")
 
 
-def _rules_problem(value: object) -> str | None:
+def _rules_problem(value: object, engine: str) -> str | None:
+    known = _DEVICE_OF_DYNO if engine == "dyno" else _DEVICE
     if not isinstance(value, list) or not all(isinstance(rule, str) for rule in value):
         return f"must be a list of 'REGEX=DEVICE', not {_show(value)}"
     if len(value) > MAX_RULES:
         return f"holds {len(value)} rules; at most {MAX_RULES}"
     for rule in value:
         pattern, sep, device = rule.rpartition("=")
-        if not sep or not pattern or not _DEVICE.fullmatch(device):
+        if not sep or not pattern or not known.fullmatch(device):
             return f"rule {_show(rule)} must read 'REGEX=DEVICE' with a device cpu or cuda:N"
         if len(rule) > MAX_RULE_LENGTH:
             return f"rule {_show(rule)} is longer than {MAX_RULE_LENGTH} characters"

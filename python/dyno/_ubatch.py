@@ -9,8 +9,6 @@ from dyno.settings import SETTINGS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dyno._placement import Placement
-
 __all__ = ["CHOICES", "SHARE", "Needs", "UsualUbatch", "largest"]
 
 CHOICES: Final[tuple[int, ...]] = (512, 1024, 2048, 4096)
@@ -58,18 +56,15 @@ class UsualUbatch:
     Args:
         file: An open `_core.Gguf`, or a path.
         device: Properties of the main device, as the engine reports them.
-        placement: Of the weights. Weights that would be placed by themselves count as lying on the device.
         name: Of the main device; rules can name others beside it.
+
+    Weights that would be placed by themselves count as lying on the device.
     """
 
-    def __init__(
-        self, file: Any, device: Mapping[str, Any], placement: Placement | None = None, name: str = "cuda:0"
-    ) -> None:
+    def __init__(self, file: Any, device: Mapping[str, Any], name: str = "cuda:0") -> None:
         self._file = file
         # Without what the driver tells beside.
         self._device = {name: value for name, value in device.items() if name in _PROPERTIES}
-        given = {} if placement is None else placement.for_session(name, {})
-        self._placement: dict[str, Any] = {**given, "automatic": False}
         self._name = name
         self._known: dict[str, int] = {}
 
@@ -90,7 +85,7 @@ class UsualUbatch:
     def _plan(self, load: dict[str, Any], context: dict[str, Any]) -> int:
         from dyno import _core
 
-        named = bool(self._placement.get("rules"))
+        named = bool(load.get("placement"))
         session = _core.Session(
             self._file,
             load={**load, "device": self._name} if named else load,
@@ -98,7 +93,6 @@ class UsualUbatch:
             session={"ubatch": CHOICES[0], "cuda_graphs": False},
             plan_only=True,
             device=None if named else dict(self._device),
-            placement=self._placement,
         )
         try:
 

@@ -49,10 +49,11 @@ class Engine(ChatMethods, OpenModel):
         PlanError.
         placement: Rules `REGEX=DEVICE` for tensors by name; the first that matches decides. The regular
         expression has to match a part of the name. Devices are `CPU` and the names of `device`. `auto`: where
-        the model does not fit `device`, and no other argument places weights, layers or their experts lie on
-        the CPU, as is expected to be fastest. Without rules (`()`) all lies on `device`.
+        the model does not fit `device`, and neither another argument nor the profile places weights, layers
+        or their experts lie on the CPU, as is expected to be fastest. Without rules (`()`) all lies on
+        `device`. If this or one of the next three is given, the profile places nothing.
         n_gpu_layers: So many of the last layers lie on `device`, the others on the CPU. The output counts as
-        one more layer. None: all on `device`.
+        one more layer. -1: all on `device`.
         cpu_moe: The experts of all layers lie on the CPU.
         n_cpu_moe: The experts of the first so many layers lie on the CPU.
         virtual_devices: So many further CPU devices `cpu:1`, `cpu:2`, … with memory of their own, at most 16.

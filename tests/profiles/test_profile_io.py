@@ -286,7 +286,7 @@ def test_unknown_keys_name_place_and_nearest(
         ("cuda_graphs: ", "batch: ", "'batch' is a setting of ik_llama.cpp, llama.cpp, not of dyno"),
         ("cuda_graphs:       default", "kv_type_k: {value: q8_1}", "did you mean 'q8_0'?"),
         ("cuda_graphs:       default", "kv_type_k: {value: q4_0}", "kv_type_k.value: must be one of"),
-        ("cuda_graphs:       default", "placement: {value: [blk=cpu]}", "is a setting of ik_llama.cpp"),
+        ("cuda_graphs:       default", "split_mode: {value: row}", "is a setting of ik_llama.cpp"),
         ("ratio: 1.64", "ratio: .nan", "settings.ubatch.ratio: must be a finite number"),
         ("ratio: 1.64", "ratio: .inf", "settings.ubatch.ratio: must be a finite number"),
         ("ratio: 1.64", "ratio: -1", "settings.ubatch.ratio"),

@@ -56,8 +56,8 @@ def bench(
     gpu: options.Gpu = None,
     override_tensor: options.OverrideTensor = None,
     n_gpu_layers: options.GpuLayers = None,
-    cpu_moe: options.CpuMoe = False,
-    n_cpu_moe: options.NCpuMoe = 0,
+    cpu_moe: options.CpuMoe = None,
+    n_cpu_moe: options.NCpuMoe = None,
     virtual_devices: options.VirtualDevices = None,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
@@ -106,7 +106,7 @@ def bench(
             if k in varied
         },
     )
-    arguments = {"device": options.device_argument(device, gpu), **chosen, **fixed}
+    arguments = {"device": options.device_argument(device, gpu), **options.once(chosen, fixed)}
     if per_op:
         if output not in ("md", "json"):
             raise typer.BadParameter(

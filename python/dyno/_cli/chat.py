@@ -49,8 +49,8 @@ def chat(
     gpu: options.Gpu = None,
     override_tensor: options.OverrideTensor = None,
     n_gpu_layers: options.GpuLayers = None,
-    cpu_moe: options.CpuMoe = False,
-    n_cpu_moe: options.NCpuMoe = 0,
+    cpu_moe: options.CpuMoe = None,
+    n_cpu_moe: options.NCpuMoe = None,
     virtual_devices: options.VirtualDevices = None,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
@@ -105,7 +105,7 @@ def chat(
     from dyno._cli.conversation import Conversation
     from dyno.engine import Engine
 
-    with Engine(path, options.device_argument(device, gpu), **chosen, **arguments) as engine:
+    with Engine(path, options.device_argument(device, gpu), **options.once(chosen, arguments)) as engine:
         state.print_choices(engine)
         conversation = Conversation(
             engine,

@@ -34,8 +34,8 @@ def explain(
     gpu: options.Gpu = None,
     override_tensor: options.OverrideTensor = None,
     n_gpu_layers: options.GpuLayers = None,
-    cpu_moe: options.CpuMoe = False,
-    n_cpu_moe: options.NCpuMoe = 0,
+    cpu_moe: options.CpuMoe = None,
+    n_cpu_moe: options.NCpuMoe = None,
     virtual_devices: options.VirtualDevices = None,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
@@ -59,7 +59,7 @@ def explain(
         from dyno.engine import Engine
 
         with Engine(
-            file, options.device_argument(device, gpu), plan_only=True, **chosen, **arguments
+            file, options.device_argument(device, gpu), plan_only=True, **options.once(chosen, arguments)
         ) as engine:
             state.print_choices(engine)
             if stage is Stage.plan:

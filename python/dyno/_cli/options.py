@@ -36,9 +36,12 @@ GpuLayers = Annotated[
         "all: everything lies on the device. Default: what does not fit lies on the CPU.",
     ),
 ]
-CpuMoe = Annotated[bool, typer.Option("--cpu-moe", "-cmoe", help="Experts of all layers lie on the CPU.")]
+CpuMoe = Annotated[
+    bool | None, typer.Option("--cpu-moe", "-cmoe", help="Experts of all layers lie on the CPU.")
+]
 NCpuMoe = Annotated[
-    int, typer.Option("--n-cpu-moe", "-ncmoe", help="Experts of the first N layers lie on the CPU.", min=0)
+    int | None,
+    typer.Option("--n-cpu-moe", "-ncmoe", help="Experts of the first N layers lie on the CPU.", min=0),
 ]
 VirtualDevices = Annotated[
     list[str] | None,
@@ -112,11 +115,11 @@ def device_argument(device: str, gpu: int | None) -> str:
 def placement_arguments(
     rules: list[str] | None,
     gpu_layers: str | None,
-    cpu_moe: bool,
-    n_cpu_moe: int,
+    cpu_moe: bool | None,
+    n_cpu_moe: int | None,
     virtual_devices: list[str] | None,
 ) -> dict[str, Any]:
-    """The placement options as arguments of `Engine`.
+    """The placement options as arguments of `Engine`; what was not given is left out.
 
     Raises:
         typer.BadParameter: `-ngl` is neither a number nor `all`, or a virtual device cannot be read.
@@ -130,14 +133,26 @@ def placement_arguments(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--virtual-devices") from error
     placed = [rule for text in rules or [] for rule in _rules(text)]
-    return {
-        # `-ngl all` says that nothing leaves the device.
-        "placement": placed if placed or gpu_layers == "all" else "auto",
-        "n_gpu_layers": None if gpu_layers in (None, "all") else int(gpu_layers or 0),
+    given = {
+        "placement": placed or None,
+        "n_gpu_layers": None if gpu_layers is None else -1 if gpu_layers == "all" else int(gpu_layers),
         "cpu_moe": cpu_moe,
         "n_cpu_moe": n_cpu_moe,
-        "virtual_devices": devices,
+        "virtual_devices": devices or None,
     }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def once(options: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `Engine` from options of their own and from `--set`.
+
+    Raises:
+        typer.BadParameter: One is given by both.
+    """
+    twice = sorted(set(options) & set(settings))
+    if twice:
+        raise typer.BadParameter(f"{twice[0]} is given twice", param_hint="--set")
+    return {**options, **settings}
 
 
 def _rules(text: str) -> list[str]:

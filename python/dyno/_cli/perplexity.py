@@ -37,8 +37,8 @@ def perplexity(
     gpu: options.Gpu = None,
     override_tensor: options.OverrideTensor = None,
     n_gpu_layers: options.GpuLayers = None,
-    cpu_moe: options.CpuMoe = False,
-    n_cpu_moe: options.NCpuMoe = 0,
+    cpu_moe: options.CpuMoe = None,
+    n_cpu_moe: options.NCpuMoe = None,
     virtual_devices: options.VirtualDevices = None,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
@@ -83,7 +83,9 @@ def perplexity(
         length = ctx if ctx is not None else 512 if theirs is None else theirs.ctx
         engine = stack.enter_context(
             Engine(
-                model, options.device_argument(device, gpu), **chosen, **{"ctx": max(length, 1), **arguments}
+                model,
+                options.device_argument(device, gpu),
+                **options.once(chosen, {"ctx": max(length, 1), **arguments}),
             )
         )
         state.print_choices(engine)

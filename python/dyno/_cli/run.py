@@ -75,8 +75,8 @@ def run(
     gpu: options.Gpu = None,
     override_tensor: options.OverrideTensor = None,
     n_gpu_layers: options.GpuLayers = None,
-    cpu_moe: options.CpuMoe = False,
-    n_cpu_moe: options.NCpuMoe = 0,
+    cpu_moe: options.CpuMoe = None,
+    n_cpu_moe: options.NCpuMoe = None,
     virtual_devices: options.VirtualDevices = None,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
@@ -136,7 +136,7 @@ def run(
 
     from dyno.engine import Engine
 
-    with Engine(model, options.device_argument(device, gpu), **chosen, **arguments) as engine:
+    with Engine(model, options.device_argument(device, gpu), **options.once(chosen, arguments)) as engine:
         state.print_choices(engine)
         _warn_of_threads(engine)
         limit = None if max_tokens is None or max_tokens < 0 else max_tokens

@@ -77,8 +77,8 @@ def serve(
     gpu: options.Gpu = None,
     override_tensor: options.OverrideTensor = None,
     n_gpu_layers: options.GpuLayers = None,
-    cpu_moe: options.CpuMoe = False,
-    n_cpu_moe: options.NCpuMoe = 0,
+    cpu_moe: options.CpuMoe = None,
+    n_cpu_moe: options.NCpuMoe = None,
     virtual_devices: options.VirtualDevices = None,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
@@ -122,7 +122,7 @@ def serve(
         raise ImportError(f"{error.name} is missing; pip install 'gguf-dyno[serve]'") from error
     from dyno.engine import Engine
 
-    with Engine(path, options.device_argument(device, gpu), **chosen, **arguments) as engine:
+    with Engine(path, options.device_argument(device, gpu), **options.once(chosen, arguments)) as engine:
         give_default_sequences(engine)
         template = None
         if chat_template is not None:

@@ -76,7 +76,7 @@ def test_what_is_searched_on_a_gpu_that_holds_the_model(tmp_path: Path) -> None:
     assert searched(ik, approx=True) - searched(ik) == {"kv_type_k", "kv_type_v"}
     why = refusals(ik)
     assert "fits" in why["placement"]
-    assert "fits" in why["cpu_moe_layers"]
+    assert "fits" in why["n_cpu_moe"]
     assert "one GPU" in why["split_mode"]
     assert "so it has no effect" in why["threads"]
 
@@ -89,13 +89,13 @@ def test_what_is_searched_with_weights_in_host_memory(tmp_path: Path) -> None:
     found = searched(place)
     assert found >= {"offload_min_tokens", "threads", "cpu_repack", "placement"}
     assert found >= {"op_offload.matmul_id", "op_offload.moe_up_gate"}
-    assert not found & {"op_offload.matmul", "op_offload.embed", "cpu_moe_layers"}
+    assert not found & {"op_offload.matmul", "op_offload.embed", "n_cpu_moe"}
     assert described(place)["defaults"]["placement"] == "exps=cpu"
-    assert "another way" in refusal("cpu_moe_layers", place)
-    main = here(tmp_path / "m", MAIN, SMALL, MOE, host_weights=True, base={"cpu_moe_layers": 24})
-    assert searched(main) >= {"offload_min_tokens", "threads", "cpu_moe_layers", "cpu_repack"}
+    assert "another way" in refusal("n_cpu_moe", place)
+    main = here(tmp_path / "m", MAIN, SMALL, MOE, host_weights=True, base={"n_cpu_moe": 24})
+    assert searched(main) >= {"offload_min_tokens", "threads", "n_cpu_moe", "cpu_repack"}
     assert "no offload policy by op" in refusal("op_offload.matmul_id", main)
-    assert "no experts" in refusal("cpu_moe_layers", here(tmp_path / "d", MAIN, SMALL, DENSE))
+    assert "no experts" in refusal("n_cpu_moe", here(tmp_path / "d", MAIN, SMALL, DENSE))
 
 
 def test_policies_by_name_are_refused_without_ids(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_several_gpus(tmp_path: Path) -> None:
         ("llama.cpp", SMALL, {"kv_type_k": "q8_0"}, False),
         ("llama.cpp", {"kind": "cpu"}, {"kv_type_k": "q8_0"}, True),
         ("ik_llama.cpp", SMALL, {"kv_type_k": "q8_0", "kv_type_v": "q6_0"}, True),
-        ("ik_llama.cpp", SMALL, {"placement": "exps=cpu", "cpu_moe_layers": 8}, False),
+        ("ik_llama.cpp", SMALL, {"placement": "exps=cpu", "n_cpu_moe": 8}, False),
         ("llama.cpp", SMALL, {"split_mode": "tensor"}, True),
         ("llama.cpp", SMALL, {"split_mode": "tensor", "kv_type_k": "q8_0", "kv_type_v": "q8_0"}, False),
     ],
@@ -157,13 +157,13 @@ def test_combinations(name: str, device: dict[str, Any], settings: dict[str, Any
     ("version", "settings", "bench", "common"),
     [
         (IK, {"kv_type_v": "q8_kv"}, ["-ctv", "q8_KV"], ["-ctv", "q8_KV"]),
-        (MAIN, {"cpu_moe_layers": 3}, ["-ncmoe", "3"], ["-ncmoe", "3"]),
-        (IK, {"cpu_moe_layers": 3}, ["--n-cpu-moe", "3"], ["-ncmoe", "3"]),
-        ("llama.cpp-4227c9b", {"cpu_moe_layers": 2}, ["-ot", r"blk\.(0|1)\.ffn_(up|down|gate)_exps=CPU"],
+        (MAIN, {"n_cpu_moe": 3}, ["-ncmoe", "3"], ["-ncmoe", "3"]),
+        (IK, {"n_cpu_moe": 3}, ["--n-cpu-moe", "3"], ["-ncmoe", "3"]),
+        ("llama.cpp-4227c9b", {"n_cpu_moe": 2}, ["-ot", r"blk\.(0|1)\.ffn_(up|down|gate)_exps=CPU"],
          ["-ncmoe", "2"]),
         (MAIN, {"placement": "a=cpu,b=cuda:1"}, ["-ot", "a=CPU;b=CUDA1"], ["-ot", "a=CPU,b=CUDA1"]),
         (IK, {"placement": ["a=cpu", "b=cuda:1"]}, ["-ot", "a=CPU,b=CUDA1"], ["-ot", "a=CPU,b=CUDA1"]),
-        (MAIN, {"placement": "", "cpu_moe_layers": 0}, [], []),
+        (MAIN, {"placement": "", "n_cpu_moe": 0}, [], []),
         (MAIN, {"cpu_repack": False}, ["--repack", "0"], ["-nr"]),
         (MAIN, {"cpu_repack": True}, ["--repack", "1"], []),
         (IK, {"cpu_repack": True}, ["-rtr", "1"], ["-rtr"]),
@@ -202,7 +202,7 @@ def test_command_lines_of_real_help() -> None:
     assert _parse(MAIN, "llama-server -kvo -nr -ngl all").bench == ["-ngl", "999"]
     assert _parse(MAIN, "llama-server -nkvo").bench == ["-nkvo", "1"]
     assert _parse(MAIN, "llama-server -nr").incumbent == {"cpu_repack": False}
-    assert _parse(MAIN, "llama-server -cmoe").base == {"cpu_moe_layers": 999}
+    assert _parse(MAIN, "llama-server -cmoe").base == {"n_cpu_moe": 999}
     assert _parse(MAIN, "llama-server -ot a=CUDA_Host").bench == ["-ot", "a=CUDA_Host"]
 
 
@@ -362,7 +362,7 @@ def test_every_flag_is_one_that_the_binary_lists(version: str) -> None:
     settings = {
         "ubatch": 4096, "threads": 4, "threads_batch": 8, "flash_attention": True, "kv_type_k": "q8_0",
         "kv_type_v": "q8_0", "cuda_graphs": False, "fusion": False, "offload_min_tokens": 64,
-        "cpu_moe_layers": 2, **SERVED[engine],
+        "n_cpu_moe": 2, **SERVED[engine],
     }  # fmt: skip
     if version == OLD_MAIN:
         settings["cpu_repack"] = True  # its own way: it has a flag for the opposite alone

@@ -149,7 +149,7 @@ def held_settings(pairs: list[str], engine: str) -> dict[str, Any]:
         if name not in SETTINGS:
             raise typer.BadParameter(f"--set: {unknown_setting(name, device, engine)}")
         try:
-            held[name] = SETTINGS[name].parse(text)
+            held[name] = SETTINGS[name].parse(text, engine)
         except ValueError as error:
             raise typer.BadParameter(f"--set: {error}") from error
     return held

@@ -275,7 +275,7 @@ class Verification(Tune):
 def _knob(name: str, value: Any, default: Any) -> Knob:
     setting = SETTINGS[name]
     moves: frozenset[str] = frozenset(m for m in METRICS if m in setting.moves) or frozenset(METRICS)
-    placed = name in ("placement", "cpu_moe_layers", "split_mode")  # CPU and GPU round differently
+    placed = name in ("placement", "n_cpu_moe", "split_mode")  # CPU and GPU round differently
     fidelity = Fidelity.ROUNDING if placed else Fidelity(setting.fidelity)
     return Knob(name, (default, value), default, Kind(setting.kind), moves, fidelity, ordinal=False)
 

@@ -186,8 +186,8 @@ _RULES: dict[str, Callable[[Here, str], str]] = {
     "mla_mode": lambda h, _: _latent(h, "-mla"),
     "attention_max_batch_mib": lambda h, _: _latent(h, "-amb"),
     "cpu_repack": _repack,
-    "placement": lambda h, _: _placement(h, "cpu_moe_layers", "-ot"),
-    "cpu_moe_layers": lambda h, _: _placement(h, "placement", "-ncmoe", "--n-cpu-moe", "-ot"),
+    "placement": lambda h, _: _placement(h, "n_cpu_moe", "-ot"),
+    "n_cpu_moe": lambda h, _: _placement(h, "placement", "-ncmoe", "--n-cpu-moe", "-ot"),
     "split_mode": _split,
     "ctx": lambda h, _: "it stays as the command line has it",
     "sequences": lambda h, _: "it stays as the command line has it",
@@ -243,7 +243,7 @@ def defaults(here: Here, cores: int) -> dict[str, Value]:
         "cuda_graphs": True, "graph_concurrency": False,
         "fusion": True, "fused_moe": fmoe, "mmq_id_size": 32, "offload_min_tokens": 32, "mla_mode": "auto",
         "attention_max_batch_mib": 256, "cpu_repack": not here.ik,
-        "placement": "", "cpu_moe_layers": 0, "split_mode": "layer",
+        "placement": "", "n_cpu_moe": 0, "split_mode": "layer",
         **{f"op_offload.{op}": True for op in OP_NAMES},
     }  # fmt: skip
     return {n: here.base.get(n, v) for n, v in values.items() if not refusal(n, here)}

@@ -237,8 +237,8 @@ def _place(out: Command, token: str, names: frozenset[str], values: list[str]) -
         out.base["placement"] = ",".join([*rules, from_buffers(values[0]) or ""])
     else:
         # More layers than any model has: all of them.
-        out.base["cpu_moe_layers"] = 999 if "-cmoe" in names else _integer(values[0], token)
-    if {"placement", "cpu_moe_layers"} <= set(out.base):
+        out.base["n_cpu_moe"] = 999 if "-cmoe" in names else _integer(values[0], token)
+    if {"placement", "n_cpu_moe"} <= set(out.base):
         raise TuneError(
             f"the command line's {token}: -ot and -cmoe or -ncmoe cannot be told apart; write all of it "
             "as -ot rules"

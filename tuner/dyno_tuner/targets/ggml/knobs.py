@@ -35,7 +35,7 @@ def legal(engine: Mapping[str, Any], device: Mapping[str, Any]) -> Callable[[Set
             return False
         if cuda and flash and pair[0] != pair[1] and not (ik and pair in _FA_PAIRS):
             return False
-        if held.get("placement") and held.get("cpu_moe_layers"):
+        if held.get("placement") and held.get("n_cpu_moe"):
             return False
         plain = flash and pair[0] in _PLAIN and pair[1] in _PLAIN
         return held.get("split_mode") != "tensor" or plain
@@ -69,13 +69,13 @@ def make_knobs(
         "mmq_id_size": lambda v, s: tokens(s) <= int(v) * experts,
         # Weights are sent to the GPU from so many tokens on; ik_llama.cpp scales it for the experts.
         "offload_min_tokens": lambda v, s: (tokens(s) < int(v), tokens(s) * used < int(v) * experts),
-        "cpu_moe_layers": lambda v, s: min(int(v), layers),
+        "n_cpu_moe": lambda v, s: min(int(v), layers),
     }
     knobs: list[Knob] = []
     for name, default in found.items():
         row = SETTINGS[name]
         # Where a product is computed is no matter of bits in these engines: CPU and GPU round differently.
-        placed = name in ("placement", "cpu_moe_layers", "split_mode")
+        placed = name in ("placement", "n_cpu_moe", "split_mode")
         fidelity = Fidelity.ROUNDING if placed else Fidelity(row.fidelity)
         if name in (*held, *engine.get("fixed", ())) or (fidelity is Fidelity.APPROX and not approx):
             continue
@@ -117,6 +117,6 @@ def _values(engine: Mapping[str, Any], model: Mapping[str, Any], longest: int) -
         "offload_min_tokens": [0, *_UBATCHES[:7], 1 << 24],
         "mla_mode": tuple(MLA), "attention_max_batch_mib": [128, 256, 512, 1024, 2048],
         "kv_type_k": types, "kv_type_v": types, "placement": _PLACEMENTS,
-        "cpu_moe_layers": sorted({layers * eighth // 8 for eighth in range(9)}),
+        "n_cpu_moe": sorted({layers * eighth // 8 for eighth in range(9)}),
         "split_mode": engine["split_modes"],
     }  # fmt: skip

@@ -86,7 +86,7 @@ def spell(
             out.args += _fa(bool(value), help_, bench=bench)
         elif name in ("kv_type_k", "kv_type_v"):
             out.args += [_need(help_, name, f"-ct{name[-1]}"), _TYPES.get(text, text)]
-        elif name in ("placement", "cpu_moe_layers", "split_mode"):
+        elif name in ("placement", "n_cpu_moe", "split_mode"):
             out.args += _placed(name, value, help_, bench=bench, ik=ik)
         elif name == "cpu_repack":
             out.args += _repack(bool(value), help_, bench=bench, ik=ik)
@@ -172,7 +172,7 @@ def _placed(name: str, value: Value, help_: Help, *, bench: bool, ik: bool) -> l
     """Nothing for the engine's own way, so that a binary without the flag can still be asked for that."""
     if name == "split_mode":
         return [_need(help_, name, "-sm"), str(value)]
-    if name == "cpu_moe_layers":
+    if name == "n_cpu_moe":
         if not value:
             return []
         if not help_.has("-ncmoe", "--n-cpu-moe") and help_.has("-ot"):

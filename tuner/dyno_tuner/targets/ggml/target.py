@@ -160,9 +160,9 @@ class GgmlTarget(Target):
                 "command line cannot be read; give --bin a folder that has one"
             )
         command = parse_command(tokens, help_, self._install.bench_help, self._engine, source)
-        if command.base.get("cpu_moe_layers"):
-            layers = min(int(command.base["cpu_moe_layers"]), int(self._model["layers"]))
-            command.base["cpu_moe_layers"] = layers
+        if command.base.get("n_cpu_moe"):
+            layers = min(int(command.base["n_cpu_moe"]), int(self._model["layers"]))
+            command.base["n_cpu_moe"] = layers
         return command
 
     def _read_policy(self, ids: Mapping[str, int] | str) -> None:
@@ -231,7 +231,7 @@ class GgmlTarget(Target):
             self._path, int(self._model.get("experts") or 0), int(self._model.get("experts_used") or 0)
         )
         devices = [rate_limits.gpu_limits(n) for n in self._gpus]
-        if not devices or self._command.host_weights or {"placement", "cpu_moe_layers"} & set(self._defaults):
+        if not devices or self._command.host_weights or {"placement", "n_cpu_moe"} & set(self._defaults):
             devices.append(rate_limits.cpu_limits(dict(_core.cpu_info())))
         return rate_limits.bounds(work, devices)
 

@@ -1,0 +1,152 @@
+"""Placement as settings: a profile and `--set` carry it, and the caller wins."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import dyno
+import numpy as np
+import pytest
+from dyno import _core, profiles
+from dyno._cli.options import once, placement_arguments, settings
+from dyno.cli import app
+from dyno.errors import PlanError, ProfileError
+from typer import BadParameter
+from typer.testing import CliRunner
+
+MODEL = Path(__file__).resolve().parents[1] / "data" / "tiny" / "qwen3moe-tiny.gguf"
+OPENED: dict[str, Any] = {"device": "cpu:1", "virtual_devices": 1, "ctx": 64, "ubatch": 16, "threads": 1}
+LAYERS = 3
+
+
+def profile_of(tmp_path: Path, **values: Any) -> Path:
+    """A profile that matches this machine and the model exactly."""
+    made = profiles.Profile(
+        schema=1,
+        label="placement",
+        match=profiles.Match(
+            device=profiles.device_from_info(_core.cpu_info()),
+            model=profiles.model_from_description(_core.describe_model(str(MODEL))),
+            engine=profiles.engine_from_build(_core.build_info()),
+        ),
+        settings={name: profiles.SettingEntry(value=value) for name, value in values.items()},
+        provenance=profiles.Provenance(tuner="test", date=datetime.date(2026, 11, 25).isoformat()),
+    )
+    path = tmp_path / "placed.yaml"
+    path.write_text(profiles.dumps_profile(made), encoding="utf-8")
+    return path
+
+
+def opened(**given: Any) -> dyno.Engine:
+    return dyno.Engine(MODEL, **{**OPENED, **given})
+
+
+def experts_on_cpu(engine: dyno.Engine) -> set[int]:
+    return {
+        int(tensor["name"].split(".")[1])
+        for tensor in engine.plan["tensors"]
+        if "_exps" in tensor["name"] and tensor["device"] == "cpu"
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "layers"),
+    [
+        ({"n_cpu_moe": 2}, {0, 1}),
+        ({"cpu_moe": True}, {0, 1, 2}),
+        ({"n_gpu_layers": 2}, {0, 1}),
+        ({"placement": [r"blk\.1\..*_exps=cpu"]}, {1}),
+        ({"placement": [r"blk\.0\..*_exps=cpu:1"], "n_cpu_moe": 2}, {1}),
+    ],
+)
+def test_a_profile_carries_a_placement(tmp_path: Path, values: dict[str, Any], layers: set[int]) -> None:
+    path = profile_of(tmp_path, **values)
+    with opened(profile=None) as whole, opened(profile=path, require_profile=True) as engine:
+        assert engine.match.level is profiles.Level.EXACT
+        assert experts_on_cpu(engine) == layers
+        name, value = next(iter(values.items()))
+        assert engine.settings[name] == value
+        assert engine.settings.origins[name].startswith("placed.yaml:")
+        tokens = np.arange(1, 20)
+        np.testing.assert_array_equal(engine.logits(tokens), whole.logits(tokens))
+
+
+def test_the_caller_wins_over_the_whole_placement_of_a_profile(tmp_path: Path) -> None:
+    path = profile_of(tmp_path, n_cpu_moe=2, placement=[r"blk\.2\..*_exps=cpu"])
+    for given, layers in (
+        ({}, {0, 1, 2}),
+        ({"n_cpu_moe": 1}, {0}),
+        ({"n_cpu_moe": 0}, set()),
+        ({"placement": ()}, set()),
+        ({"n_gpu_layers": -1}, set()),
+    ):
+        with opened(profile=path, plan_only=True, **given) as engine:
+            assert experts_on_cpu(engine) == layers, given
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (
+            {"placement": ["exps=cuda:1"]},
+            r"placement: \['exps=cuda:1'\] \(placed.yaml:\d+\).*'cuda:1'; this plan",
+        ),
+        ({"placement": ["no_such=cpu"]}, "matches no tensor of the model"),
+        ({"placement": ["exps=cpu:3"]}, "names device 'cpu:3'; this plan has cpu:1, cpu"),
+    ],
+)
+def test_a_profile_whose_rules_do_not_fit_the_machine(
+    tmp_path: Path, values: dict[str, Any], words: str
+) -> None:
+    path = profile_of(tmp_path, **values)
+    with pytest.raises(ProfileError, match=words) as caught:
+        opened(profile=path)
+    assert "--no-profile" in str(caught.value)
+
+
+def test_rules_of_another_machine_fall_back_loudly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = profile_of(tmp_path, placement=["exps=cuda:1"]).read_text(encoding="utf-8")
+    cores = int(_core.cpu_info()["cores"])
+    other = tmp_path / "other.yaml"
+    other.write_text(text.replace(f"cores: {cores}", f"cores: {cores + 1}"), encoding="utf-8")
+    with opened(profile=other, plan_only=True) as engine:
+        assert experts_on_cpu(engine) == set()
+        assert any("settings.placement" in line and "does not fit here" in line for line in engine.fallbacks)
+
+
+def test_a_profile_keeps_what_does_not_fit_from_being_placed_by_itself(tmp_path: Path) -> None:
+    """A placement of the profile and one by itself exclude each other."""
+    with opened(profile=profile_of(tmp_path, n_cpu_moe=1), plan_only=True) as engine:
+        assert engine.plan["placement"] == {
+            "rules": [], "cpu_moe": False, "n_cpu_moe": 1, "n_gpu_layers": None, "note": "",
+        }  # fmt: skip
+
+
+def test_settings_of_the_command_line() -> None:
+    def explained(*words: str) -> tuple[int, str]:
+        given = ["explain", "plan", str(MODEL), "--no-profile", "--device", "cpu:1", "--virtual-devices", "1"]
+        done = CliRunner().invoke(app, [*given, *words])
+        return done.exit_code, done.output + str(done.exception)
+
+    code, text = explained("--set", "n_cpu_moe=2")
+    assert code == 0
+    assert "n_cpu_moe" in text
+    assert "argument" in text
+    assert explained("--set", "n_cpu_moe=2", "-ncmoe", "1")[0] == 2
+    code, text = explained("--set", r"placement=blk\.1\..*_exps=cpu,attn_q=cpu:1")
+    assert (code, "segments of one device" in text) == (0, True)
+    with pytest.raises(BadParameter, match="n_cpu_moe is given twice"):
+        once(placement_arguments(None, None, None, 1, None), settings(["n_cpu_moe=2"]))
+    assert placement_arguments(None, "all", None, None, None) == {"n_gpu_layers": -1}
+    assert placement_arguments(None, None, None, None, None) == {}
+    with pytest.raises(BadParameter, match="must be from -1 to"):
+        settings(["n_gpu_layers=-2"])
+
+
+def test_a_placement_cannot_change_while_the_engine_is_open() -> None:
+    with opened(profile=None) as engine:
+        for name, value in (("n_cpu_moe", 1), ("placement", ["exps=cpu"])):
+            with pytest.raises(PlanError, match=f"'{name}' is a load setting"):
+                engine.set(**{name: value})
