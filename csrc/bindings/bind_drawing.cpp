@@ -40,7 +40,7 @@ class PyGeneration {
 
   void queue(const UniformArray& uniform, const std::optional<IdArray>& forced) {
     DYNO_CHECK(PlanError, !forced || forced->size() == uniform.size(), "[generation] ", forced ? forced->size() : 0,
-               " tokens to be fed for ", uniform.size(), " draws");
+               " tokens to feed for ", uniform.size(), " draws; expected as many");
     std::vector<runtime::Draw> draws(uniform.size());
     for (size_t i = 0; i < draws.size(); ++i) {
       draws[i] = {.uniform = uniform.data()[i], .forced = forced ? forced->data()[i] : -1};
@@ -72,7 +72,7 @@ nb::tuple decode_and_draw(PySession& self, const Sequences& sequences, const std
       rows.push_back({.settings = {temperature, top_k, top_p, min_p}, .uniform = uniform});
     }
     DYNO_CHECK(PlanError, rows.size() == sequences.size(), "[session] ", rows.size(), " draws for ", sequences.size(),
-               " sequences");
+               " sequences; expected as many");
     const auto n_vocab = static_cast<size_t>(session.model().n_vocab);
     std::shared_ptr<float[]> logits;
     auto tokens = std::make_unique<int32_t[]>(std::max<size_t>(rows.size(), 1));
@@ -81,8 +81,8 @@ nb::tuple decode_and_draw(PySession& self, const Sequences& sequences, const std
       if (!logits_of.empty()) logits = session.logits_memory(logits_of.size() * n_vocab);
       for (size_t i = 0; i < logits_of.size(); ++i) {
         const auto row = static_cast<size_t>(logits_of[i]);
-        DYNO_CHECK(PlanError, logits_of[i] >= 0 && row < rows.size(), "[session] logits of row ", logits_of[i],
-                   " are asked for; there are ", rows.size());
+        DYNO_CHECK(PlanError, logits_of[i] >= 0 && row < rows.size(), "[session] logits_of names row ", logits_of[i],
+                   "; the decode has ", rows.size(), " rows");
         rows[row].logits = logits.get() + i * n_vocab;
       }
       request.row_draws = rows;

@@ -52,7 +52,7 @@ nb::list list_variants(std::string_view family) {
 nb::list list_candidates(std::string_view family_text, const nb::dict& desc, const OptionalDict& device,
                          std::string_view set) {
   DYNO_CHECK(ProfileError, set == "compiled" || set == "legal", "[ops] unknown candidate set '", set,
-             "'; compiled or legal");
+             "'; expected compiled or legal");
   const ops::Family family = ops::family_from_name(family_text);
   nb::list out;
   for (const ops::Config& config :

@@ -40,7 +40,8 @@ void assign(nb::handle value, std::string_view name, bool& out) {
 void assign(nb::handle value, std::string_view name, DType& out) {
   const std::string text = text_of(value, name);
   const std::optional<DType> type = dtype_from_name(text);
-  DYNO_CHECK(ProfileError, type.has_value(), "[ops] ", name, " '", text, "' is no tensor type");
+  DYNO_CHECK(ProfileError, type.has_value(), "[ops] ", name, " '", text,
+             "' is not a tensor type; expected one such as f16 or q4_0");
   out = *type;
 }
 template <typename E>

@@ -121,7 +121,7 @@ void run_op(std::string_view family_text, const nb::dict& desc_dict, const std::
   const OpDesc desc = desc_from_dict(family, desc_dict);
   DeviceInfo device = device_from_name(device_text, isa);
   DYNO_CHECK(PlanError, sm_count >= 0 && (sm_count == 0 || device.kind == DeviceKind::cuda), "[ops] sm_count is ",
-             sm_count, "; expected multiprocessors of a GPU, or 0 for those that it has");
+             sm_count, "; expected a number of multiprocessors of a GPU, or 0 for all");
   if (sm_count > 0) device.sm_count = sm_count;
   const Config config = config_dict ? config_from_dict(family, *config_dict) : default_config(desc, device);
   const Support support = supports(desc, config, device);

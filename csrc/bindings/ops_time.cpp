@@ -61,10 +61,12 @@ struct Request {
 Request request_of(ops::Family family, const nb::dict& desc, int threads, double min_seconds, int64_t rotate_bytes,
                    uint64_t seed, int64_t depth, std::string_view isa, std::string_view device_text) {
   const DeviceInfo device = device_from_name(device_text, isa);
-  DYNO_CHECK(PlanError, min_seconds >= 0 && min_seconds <= 3600, "[time] min_seconds=", min_seconds, "; 0 to 3600");
+  DYNO_CHECK(PlanError, min_seconds >= 0 && min_seconds <= 3600, "[time] min_seconds=", min_seconds,
+             "; expected 0 to 3600");
   DYNO_CHECK(PlanError, rotate_bytes >= 0 && rotate_bytes <= device.memory_bytes / 2,
              "[time] rotate_bytes=", rotate_bytes, " is more than half of the memory, ", device.memory_bytes, " bytes");
-  DYNO_CHECK(PlanError, depth >= 0 && depth < (int64_t{1} << 30), "[time] depth=", depth, " positions; 0 to 2^30");
+  DYNO_CHECK(PlanError, depth >= 0 && depth < (int64_t{1} << 30), "[time] depth=", depth,
+             " positions; expected 0 to 2^30");
   return {desc_from_dict(family, desc), device, threads, min_seconds, rotate_bytes, seed, depth};
 }
 

@@ -18,7 +18,7 @@ std::vector<plan::VirtualDevice> read_virtual_devices(const nb::dict& dict) {
   if (!dict.contains("virtual_devices")) return devices;
   std::vector<nb::dict> given;
   DYNO_CHECK(ProfileError, nb::try_cast(nb::borrow(dict["virtual_devices"]), given),
-             "[settings] placement setting virtual_devices is no list of dicts");
+             "[settings] placement setting virtual_devices is not a list of dicts");
   for (const nb::dict& one : given) {
     SettingsReader r(one, "virtual device");
     plan::VirtualDevice device;
@@ -41,7 +41,7 @@ std::vector<plan::NamedRates> read_rates(const nb::dict& dict) {
   for (const auto& [name, given] : dict) {
     nb::dict one;
     DYNO_CHECK(ProfileError, nb::try_cast(given, one), "[settings] the rates of ", nb::cast<std::string>(nb::str(name)),
-               " are no dict");
+               " are not a dict");
     SettingsReader r(one, "rate");
     plan::NamedRates named{.device = nb::cast<std::string>(nb::str(name)), .rates = {}};
     named.rates.bytes_per_second = r.number("memory_gbps", 0) * 1e9;
@@ -62,7 +62,8 @@ plan::PlacementOptions read_placement(const nb::dict& dict, plan::PlacementOptio
   for (const auto& [key, value] : dict) {
     const auto name = nb::cast<std::string>(nb::str(key));
     if (name == "rates") {
-      DYNO_CHECK(ProfileError, nb::try_cast(value, rates), "[settings] placement setting rates is no dict");
+      DYNO_CHECK(ProfileError, nb::try_cast(value, rates),
+                 "[settings] placement setting rates is not a dict by device");
     } else if (name != "virtual_devices" && name != "beside_gpu") {
       rest[key] = value;
     }
@@ -86,7 +87,7 @@ plan::PlacementOptions read_placement(const nb::dict& dict, plan::PlacementOptio
   const bool placed =
       !placement.rules.empty() || placement.cpu_moe || placement.n_cpu_moe != 0 || placement.n_gpu_layers;
   DYNO_CHECK(PlanError, !placement.automatic || !placed,
-             "[placement] a placement is left to the plan (automatic), or it is given; not both");
+             "[placement] automatic=True leaves the placement to the plan; give no rules beside it");
   return placement;
 }
 

@@ -23,7 +23,7 @@ plan::PlanCost session_cost(const runtime::Session& session, const plan::Load& l
   all.insert(all.end(), rates.begin(), rates.end());  // the later one of a name counts
   std::vector<plan::DeviceRates> devices = plan::rates_for(p, all);
   for (const auto& [name, key, rows, seconds] : measured) {
-    DYNO_CHECK(PlanError, seconds >= 0, "[plan] ", key, " was measured to take ", seconds, " s");
+    DYNO_CHECK(PlanError, seconds >= 0, "[plan] ", key, " has the time ", seconds, " s; expected 0 or more");
     for (size_t i = 0; i < p.devices.size(); ++i) {
       if (device_name(p.devices[i].info) == name) devices[i].measured[{key, rows}] = seconds;
     }

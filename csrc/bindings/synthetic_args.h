@@ -89,7 +89,8 @@ class SyntheticArgs {
   Block allocate(int64_t bytes) {
     const size_t size = (static_cast<size_t>(bytes) + 64) / 64 * 64;
     owned_.emplace_back(static_cast<std::byte*>(std::aligned_alloc(64, size)));
-    DYNO_CHECK(OutOfMemoryError, owned_.back() != nullptr, "[ops] no memory for ", size, " bytes to time with");
+    DYNO_CHECK(OutOfMemoryError, owned_.back() != nullptr, "[ops] cannot allocate ", size,
+               " bytes for the operands of a timed op");
     bytes_ += static_cast<int64_t>(size);
     return {owned_.back().get(), size};
   }

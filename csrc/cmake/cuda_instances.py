@@ -78,7 +78,7 @@ def named_by_profile(
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ProfileMismatchError(f"cannot be read: {error}") from None
     if not isinstance(profile, dict) or profile.get("schema") != 1:
-        raise ProfileMismatchError("is no profile: a mapping with schema: 1 is expected")
+        raise ProfileMismatchError("is not a profile: a mapping with schema: 1 is expected")
     match = profile.get("match")
     device = match.get("device") if isinstance(match, dict) else None
     kind = device.get("kind") if isinstance(device, dict) else None
@@ -130,7 +130,8 @@ def read_entry(where: str, entry: Mapping[str, Any], family: Family) -> tuple[st
         )
     params = tuple(given[name] for name in family.params[variant])
     if (variant, params) not in family.instances:
-        raise ProfileMismatchError(f"{where}: {variant} {given} is no instance of {family.name}/variants.def")
+        table = f"{family.name}/variants.def"
+        raise ProfileMismatchError(f"{where}: {variant} {given} is not an instance of {table}")
     return variant, params
 
 

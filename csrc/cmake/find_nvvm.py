@@ -65,7 +65,7 @@ def main() -> None:
     arguments = parser.parse_args()
     match = re.match(r"\d+\.\d+", arguments.release)
     if match is None:
-        parser.error(f"'{arguments.release}' is no release of CUDA; give one such as 13.0")
+        parser.error(f"'{arguments.release}' is not a release of CUDA; give one such as 13.0")
     release = match[0]
     if arguments.requirement:
         print(requirement(release))

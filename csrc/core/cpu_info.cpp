@@ -67,8 +67,9 @@ CpuIsa best_isa() {
   }
   std::string built;
   for (const CpuIsa isa : kCompiled) built += str_cat(" ", cpu_isa_name(isa));
-  throw UnsupportedError(str_cat("[cpu] no compiled instruction set runs here: this build holds", built,
-                                 ", the machine or DYNO_CPU_ISA allows none of them"));
+  throw UnsupportedError(
+      str_cat("[cpu] no compiled instruction set runs here: this build holds", built,
+              ", but this machine or DYNO_CPU_ISA allows less; unset DYNO_CPU_ISA or build on this machine"));
 }
 
 std::string model_name() {

@@ -98,7 +98,7 @@ struct ThreadPool::State {
 };
 
 ThreadPool::ThreadPool(int max_threads) : max_threads_(max_threads) {
-  DYNO_CHECK(PlanError, max_threads >= 1, "[threads] ", max_threads, " threads; at least 1 is needed");
+  DYNO_CHECK(PlanError, max_threads >= 1, "[threads] a pool of ", max_threads, " threads; expected 1 or more");
   state_ = std::make_unique<State>(max_threads);
 }
 
@@ -110,7 +110,7 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::run(int n_threads, const std::function<void(int, int)>& fn) {
   DYNO_CHECK(PlanError, n_threads >= 1 && n_threads <= max_threads_, "[threads] ", n_threads,
-             " threads asked of a pool of ", max_threads_);
+             " threads do not fit a pool of ", max_threads_, "; expected 1 to ", max_threads_);
   if (n_threads == 1) {
     fn(0, 1);
     return;

@@ -241,7 +241,7 @@ void widen_halves(const void* values, float* out, int64_t n, Convert convert) {
 void check_length(const char* what, DType type, int64_t n) {
   const DTypeInfo& info = dtype_info(type);
   DYNO_CHECK(Error, n >= 0 && n % info.block_elements == 0, "[gguf] ", what, " ", info.name, ": ", n,
-             " elements are no multiple of its block of ", info.block_elements);
+             " elements, not a multiple of its block of ", info.block_elements);
 }
 
 }  // namespace

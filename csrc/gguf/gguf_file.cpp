@@ -65,7 +65,7 @@ GgufFile GgufFile::open(const std::string& path, Reading reading) {
   std::optional<SplitName> name = parse_split_name(path);
   if (name) {
     DYNO_CHECK(GgufError, name->number >= 1 && name->number <= name->count, "[gguf] ", path,
-               ": the file name says shard ", name->number, " of ", name->count);
+               ": the file name says shard ", name->number, " of ", name->count, "; expected 1 to ", name->count);
   }
   const uint32_t count = name ? name->count : 1;
   GgufFile file;

@@ -46,7 +46,7 @@ MetaType read_type(ByteReader& in, const Field& field) {
   const uint64_t start = in.position();
   const auto id = in.read<uint32_t>(field);
   if (id > static_cast<uint32_t>(MetaType::float64)) {
-    in.fail(start, field, " has value type ", id, ", which is no type of the format");
+    in.fail(start, field, " has value type ", id, ", which the format does not have");
   }
   return static_cast<MetaType>(id);
 }
@@ -125,8 +125,8 @@ uint64_t read_alignment(const ByteReader& in, const Metadata& metadata) {
 std::string_view unknown_type_reason(uint32_t id) {
   if (id == 36) return "was removed from the format; forks that write it mean I2_S of BitNet, which is not supported";
   if (id == 4 || id == 5 || (id >= 31 && id <= 33) || id == 37 || id == 38) return "was removed from the format";
-  if (id >= 133 && id < 400) return "is none of the types of ik_llama.cpp that are supported; requantise the tensor";
-  return "is no tensor type of the format";
+  if (id >= 133 && id < 400) return "is a type of ik_llama.cpp that is not supported; requantise the tensor";
+  return "the format does not have";
 }
 
 // Sets type and nbytes after checking the shape against the block of the type.
@@ -144,11 +144,11 @@ void check_layout(const ByteReader& in, uint64_t start, uint32_t type_id, Tensor
   }
   if (tensor.dims[0] % type->block_elements != 0) {
     in.fail(start, field, " of type ", type->name, " has rows of ", tensor.dims[0],
-            " elements, which is no multiple of its block of ", type->block_elements);
+            " elements, which is not a multiple of its block of ", type->block_elements);
   }
   const uint64_t rows = elements / static_cast<uint64_t>(tensor.dims[0]);
   if (static_cast<uint64_t>(tensor.dims[1]) % type->rows != 0) {
-    in.fail(start, field, " of type ", type->name, " has ", tensor.dims[1], " rows, which is no multiple of the ",
+    in.fail(start, field, " of type ", type->name, " has ", tensor.dims[1], " rows, which is not a multiple of the ",
             type->rows, " that the type interleaves");
   }
   size_t meta = 0;
@@ -182,7 +182,7 @@ TensorInfo read_tensor(ByteReader& in, uint64_t alignment) {
   const uint64_t offset_at = in.position();
   tensor.offset = in.read<uint64_t>(field);
   if (tensor.offset % alignment != 0) {
-    in.fail(offset_at, field, ": offset ", tensor.offset, " is no multiple of the alignment ", alignment);
+    in.fail(offset_at, field, ": offset ", tensor.offset, " is not a multiple of the alignment ", alignment);
   }
   return tensor;
 }
@@ -230,7 +230,7 @@ ParsedFile parse_file(std::span<const std::byte> bytes, const std::string& path,
   ParsedFile parsed;
   parsed.metadata = Metadata(path);
   if (const auto magic = in.read<uint32_t>("the magic number"); magic != kMagic) {
-    in.fail(0, "this is no GGUF file: it starts with ",
+    in.fail(0, "this is not a GGUF file: it starts with ",
             quoted({reinterpret_cast<const char*>(bytes.data()), sizeof(magic)}), " instead of 'GGUF'");
   }
   parsed.version = in.read<uint32_t>("the version");

@@ -183,7 +183,8 @@ int64_t Builder::conv_taps(std::string_view name) const {
 }
 
 WeightId Builder::half(const std::string& name, bool second, int64_t parts, int64_t rows, int64_t cols, bool stacked) {
-  DYNO_CHECK(ModelError, rows <= kMaxDimension / 4, "[model] tensor ", name, ": ", rows, " rows of each part");
+  DYNO_CHECK(ModelError, rows <= kMaxDimension / 4, "[model] tensor ", name, ": ", rows,
+             " rows in each part; expected at most ", kMaxDimension / 4);
   const TensorInfo& tensor =
       stacked ? expect_tensor(name, {cols, 2 * rows, parts}) : expect_tensor(name, {cols, parts * 2 * rows});
   const WeightId id = add(name, second ? Transform::second_half : Transform::first_half, tensor.type,
@@ -217,14 +218,15 @@ void Builder::common(const CommonFacts& facts) {
   DYNO_CHECK(ModelError, blocks <= 4096, "[model] ", key("block_count"), " is ", blocks, "; expected at most 4096");
   // Next-token prediction blocks stand last and are not part of decoding.
   const int64_t next_token = integer_or("nextn_predict_layers", 0);
-  DYNO_CHECK(ModelError, next_token < blocks, "[model] ", key("nextn_predict_layers"), " is ", next_token, " of ",
-             blocks, " blocks");
+  DYNO_CHECK(ModelError, next_token < blocks, "[model] ", key("nextn_predict_layers"), " is ", next_token,
+             "; expected fewer than the ", blocks, " blocks of the model");
   m.n_layers = blocks - next_token;
   m.layers.resize(static_cast<size_t>(m.n_layers));
   m.n_embd = integer("embedding_length", 1);
   m.n_ctx_train = integer("context_length", 1);
   m.norm_eps = real(facts.eps);
-  DYNO_CHECK(ModelError, m.norm_eps > 0 && m.norm_eps < 1, "[model] ", key(facts.eps), " is ", m.norm_eps);
+  DYNO_CHECK(ModelError, m.norm_eps > 0 && m.norm_eps < 1, "[model] ", key(facts.eps), " is ", m.norm_eps,
+             "; expected a number between 0 and 1");
 
   const TensorInfo* table = file_.find_tensor("token_embd.weight");
   DYNO_CHECK(ModelError, table != nullptr, "[model] tensor token_embd.weight is missing");
@@ -258,7 +260,8 @@ RopeSpec Builder::rope(bool neox, int64_t rotary_dims) {
   // Older files give the factor alone, or its inverse under another name; both mean linear.
   const double old_linear = real_or("rope.scale_linear", 1.0);
   r.factor = real_or("rope.scaling.factor", 1.0);
-  DYNO_CHECK(ModelError, r.factor >= 0 && old_linear >= 0, "[model] ", key("rope.scaling.factor"), " is ", r.factor);
+  DYNO_CHECK(ModelError, r.factor >= 0 && old_linear >= 0, "[model] ", key("rope.scaling.factor"), " is ", r.factor,
+             " and ", key("rope.scale_linear"), " is ", old_linear, "; expected 0 or more");
   if (scaling == "linear") {
     r.scaling = RopeScaling::linear;
   } else if (scaling == "yarn") {
@@ -296,10 +299,10 @@ void Builder::gqa(LayerSpec& layer, int64_t i, const RopeSpec& rope_spec, const 
   a.dk = facts.key_length > 0 ? facts.key_length : integer_or("attention.key_length", m.n_embd / a.heads, 1);
   a.dv = facts.value_length > 0 ? facts.value_length : integer_or("attention.value_length", m.n_embd / a.heads, 1);
   a.rope = rope_spec;
-  DYNO_CHECK(ModelError, a.heads % a.kv_heads == 0, "[model] layer ", i, ": ", a.heads, " heads over ", a.kv_heads,
-             " key-value heads");
+  DYNO_CHECK(ModelError, a.heads % a.kv_heads == 0, "[model] layer ", i, ": ", a.heads, " heads and ", a.kv_heads,
+             " key-value heads; expected a multiple");
   DYNO_CHECK(ModelError, rope_spec.n_rot <= a.dk, "[model] layer ", i, ": ", rope_spec.n_rot,
-             " rotary dims in heads of ", a.dk);
+             " dims rotate, but a head has ", a.dk);
   a.scale = 1.0 / std::sqrt(static_cast<double>(a.dk));
   a.softcap = real_or("attn_logit_softcapping", 0);
 
@@ -311,7 +314,8 @@ void Builder::gqa(LayerSpec& layer, int64_t i, const RopeSpec& rope_spec, const 
   if (facts.gated) {
     a.q = half(blk(i, "attn_q.weight"), /*second=*/false, a.heads, a.dk, m.n_embd);
     a.gate = half(blk(i, "attn_q.weight"), /*second=*/true, a.heads, a.dk, m.n_embd);
-    DYNO_CHECK(ModelError, a.dk == a.dv, "[model] layer ", i, ": gates of ", a.dk, " dims on value heads of ", a.dv);
+    DYNO_CHECK(ModelError, a.dk == a.dv, "[model] layer ", i, ": a gate has ", a.dk, " dims and a value head ", a.dv,
+               "; expected as many");
     a.k = matrix(blk(i, "attn_k.weight"), k_rows, m.n_embd);
     a.v = matrix(blk(i, "attn_v.weight"), v_rows, m.n_embd);
   } else if (facts.shared_kv >= 0) {
@@ -323,7 +327,8 @@ void Builder::gqa(LayerSpec& layer, int64_t i, const RopeSpec& rope_spec, const 
     a.q = matrix(blk(i, "attn_q.weight"), q_rows, m.n_embd);
     a.k = matrix(blk(i, "attn_k.weight"), k_rows, m.n_embd);
     a.v_is_k = facts.v_may_be_k && !has_tensor(blk(i, "attn_v.weight"));
-    DYNO_CHECK(ModelError, !a.v_is_k || a.dk == a.dv, "[model] layer ", i, ": values of ", a.dv, " dims are keys of ",
+    DYNO_CHECK(ModelError, !a.v_is_k || a.dk == a.dv, "[model] layer ", i,
+               ": attn_v.weight is missing, so keys are the values too, but a value has ", a.dv, " dims and a key ",
                a.dk);
     if (!a.v_is_k) a.v = matrix(blk(i, "attn_v.weight"), v_rows, m.n_embd);
     a.q_bias = vector_optional(blk(i, "attn_q.bias"), q_rows);
@@ -378,14 +383,16 @@ void Builder::moe_ffn(FfnSpec& f, int64_t i, const MoeFacts& facts) {
   f.used = integer("expert_used_count", 1);
   f.groups = integer_or("expert_group_count", 1);
   f.groups_used = integer_or("expert_group_used_count", f.groups);
-  DYNO_CHECK(ModelError, facts.width > 0, "[model] ", key("expert_feed_forward_length"), " is ", facts.width);
-  DYNO_CHECK(ModelError, f.experts <= 65536 && f.used <= f.experts, "[model] ", f.used, " experts used of ", f.experts);
+  DYNO_CHECK(ModelError, facts.width > 0, "[model] ", key("expert_feed_forward_length"), " is ", facts.width,
+             "; expected 1 or more");
+  DYNO_CHECK(ModelError, f.experts <= 65536 && f.used <= f.experts, "[model] a token uses ", f.used, " of ", f.experts,
+             " experts; expected at most all of at most 65536");
   if (f.groups <= 1) f.groups = f.groups_used = 1;
   DYNO_CHECK(ModelError,
              f.experts % f.groups == 0 && f.groups_used >= 1 && f.groups_used <= f.groups &&
                  f.groups_used * (f.experts / f.groups) >= f.used,
-             "[model] ", f.experts, " experts in ", f.groups, " groups of which ", f.groups_used, " are used for ",
-             f.used, " experts");
+             "[model] ", f.experts, " experts in ", f.groups, " groups, of which a token uses ", f.groups_used,
+             ": it cannot choose ", f.used, " experts there");
 
   const int64_t gating = integer_or("expert_gating_func", 0);
   switch (gating) {
@@ -425,8 +432,8 @@ void Builder::moe_ffn(FfnSpec& f, int64_t i, const MoeFacts& facts) {
   f.experts_down_bias = vector_optional(blk(i, "ffn_down_exps.bias"), n_embd, f.experts);
 
   if (facts.shared_width > 0 || has_tensor(blk(i, "ffn_gate_shexp.weight"))) {
-    DYNO_CHECK(ModelError, facts.shared_width > 0, "[model] tensor ", blk(i, "ffn_gate_shexp.weight"),
-               " is there, but the metadata gives shared experts no width");
+    DYNO_CHECK(ModelError, facts.shared_width > 0, "[model] tensor ", blk(i, "ffn_gate_shexp.weight"), " exists, but ",
+               key("expert_shared_feed_forward_length"), " is missing or 0");
     f.dense_width = facts.shared_width;
     f.gate = matrix(blk(i, "ffn_gate_shexp.weight"), facts.shared_width, n_embd);
     f.up = matrix(blk(i, "ffn_up_shexp.weight"), facts.shared_width, n_embd);

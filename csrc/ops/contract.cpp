@@ -39,7 +39,7 @@ Support check_config(Family family, std::span<const VariantInfo> variants, std::
     for (const int value : values) list += str_cat(list.empty() ? "" : ", ", value);
     const std::string_view name = variant.param_names[at].empty() ? "an unnamed parameter" : variant.param_names[at];
     return Support::no(
-        str_cat(name, "=", config.params[at], " is no instance of variant ", variant.name, "; compiled: ", list));
+        str_cat(name, "=", config.params[at], " is not an instance of variant ", variant.name, "; compiled: ", list));
   }
   return Support::no(str_cat("no instance of variant ", variant.name, " has this combination of parameters"));
 }

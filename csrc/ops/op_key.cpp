@@ -131,7 +131,8 @@ class KeyParser {
   }
   void parse(std::string_view name, std::string_view text, DType& out) const {
     const std::optional<DType> type = dtype_from_name(text);
-    DYNO_CHECK(ProfileError, type.has_value(), "[key] '", key_, "': ", name, " '", text, "' is no tensor type");
+    DYNO_CHECK(ProfileError, type.has_value(), "[key] '", key_, "': ", name, " '", text,
+               "' is not a tensor type; expected one such as f16 or q4_0");
     out = *type;
   }
   template <typename E>

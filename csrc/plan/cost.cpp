@@ -31,14 +31,14 @@ class Estimate {
  public:
   Estimate(const Plan& plan, const model::ModelDesc& model, const std::vector<DeviceRates>& rates, const Load& load)
       : plan_(plan), model_(model), rates_(rates), load_(load) {
-    DYNO_CHECK(PlanError, rates.size() == plan.devices.size(), "[plan] rates of ", rates.size(), " devices for ",
-               plan.devices.size());
+    DYNO_CHECK(PlanError, rates.size() == plan.devices.size(), "[plan] rates of ", rates.size(),
+               " devices for a plan of ", plan.devices.size());
     DYNO_CHECK(PlanError, load.tokens >= 1 && load.depth >= 0, "[plan] a cost of ", load.tokens, " tokens at depth ",
-               load.depth, "; expected 1 or more, at 0 or more");
+               load.depth, "; expected 1 token or more, at depth 0 or more");
     for (const DeviceRates& one : rates) {
       const Rates& r = one.rates;
       DYNO_CHECK(PlanError, r.bytes_per_second > 0 && r.flops_one > 0 && r.flops_many > 0 && r.launch_seconds >= 0,
-                 "[plan] a rate of a device is not above 0: ", r.bytes_per_second, " bytes/s, ", r.flops_one, " and ",
+                 "[plan] a rate of a device is 0 or less: ", r.bytes_per_second, " bytes/s, ", r.flops_one, " and ",
                  r.flops_many, " operations/s, ", r.launch_seconds, " s a launch");
     }
   }

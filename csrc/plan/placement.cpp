@@ -85,7 +85,8 @@ class Placing {
     try {
       return std::regex(text, std::regex::ECMAScript | std::regex::optimize);
     } catch (const std::regex_error& error) {
-      throw PlanError(str_cat("[placement] rule '", rule, "': '", text, "' is no regular expression: ", error.what()));
+      throw PlanError(
+          str_cat("[placement] rule '", rule, "': '", text, "' is not a regular expression: ", error.what()));
     }
   }
 
@@ -119,8 +120,8 @@ class Placing {
     for (size_t i = 0; i < plan_.devices.size(); ++i) {
       if (is_host(plan_.devices[i].info)) return static_cast<DeviceId>(i);
     }
-    throw PlanError(str_cat("[placement] ", setting, " moves weights to the CPU, and this plan has none beside ",
-                            device_name(plan_.main_device())));
+    throw PlanError(str_cat("[placement] ", setting, " moves weights to the CPU, but ",
+                            device_name(plan_.main_device()), " is the only device of this plan; leave it out"));
   }
 
   void experts() {
@@ -128,7 +129,8 @@ class Placing {
                "; expected 0 or more");
     if (!options_.cpu_moe && options_.n_cpu_moe == 0) return;
     const std::string setting = options_.cpu_moe ? std::string("cpu_moe") : str_cat("n_cpu_moe=", options_.n_cpu_moe);
-    DYNO_CHECK(PlanError, model_.moe_layers() > 0, "[placement] ", setting, ": this model has no experts");
+    DYNO_CHECK(PlanError, model_.moe_layers() > 0, "[placement] ", setting,
+               ": this model has no experts; leave the setting out");
     for (size_t i = 0; i < model_.layers.size(); ++i) {
       if (!options_.cpu_moe && static_cast<int64_t>(i) >= options_.n_cpu_moe) break;
       const model::FfnSpec* mixture = model_.layers[i].mixture();

@@ -37,7 +37,8 @@ int64_t Session::rewindable(int32_t slot, int64_t position) const {
 }
 
 void Session::copy(int32_t from, int32_t to) {
-  DYNO_CHECK(PlanError, executor_ != nullptr, "[session] this session was made to be planned, not to be run");
+  DYNO_CHECK(PlanError, executor_ != nullptr,
+             "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
   check_slot(from);
   check_slot(to);
   if (from == to) return;
@@ -49,7 +50,8 @@ void Session::copy(int32_t from, int32_t to) {
 }
 
 std::shared_ptr<const Checkpoint> Session::checkpoint(int32_t slot) {
-  DYNO_CHECK(PlanError, executor_ != nullptr, "[session] this session was made to be planned, not to be run");
+  DYNO_CHECK(PlanError, executor_ != nullptr,
+             "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
   check_slot(slot);
   end_steps();
   auto made = std::make_shared<Checkpoint>();
@@ -67,13 +69,14 @@ std::shared_ptr<const Checkpoint> Session::checkpoint(int32_t slot) {
 }
 
 void Session::restore(const Checkpoint& checkpoint) {
-  DYNO_CHECK(PlanError, executor_ != nullptr, "[session] this session was made to be planned, not to be run");
+  DYNO_CHECK(PlanError, executor_ != nullptr,
+             "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
   const bool known = std::any_of(checkpoints_.begin(), checkpoints_.end(), [&](const std::weak_ptr<Checkpoint>& kept) {
     return kept.lock().get() == &checkpoint;
   });
   DYNO_CHECK(PlanError, known && checkpoint.good, "[session] the checkpoint of sequence ", checkpoint.slot,
              " at position ", checkpoint.position,
-             " is no good here: the sequence has forgotten what was before it, or another session made it");
+             " cannot be restored: the sequence has forgotten earlier tokens, or another session made it");
   check_slot(checkpoint.slot);
   end_steps();
   finish();

@@ -23,8 +23,8 @@ void check_uniform(float uniform) {
 void Generation::queue(std::span<const Draw> draws, int64_t n_vocab) {
   for (const Draw& draw : draws) {
     check_uniform(draw.uniform);
-    DYNO_CHECK(PlanError, draw.forced >= -1 && draw.forced < n_vocab, "[generation] token ", draw.forced,
-               " to be fed; the vocabulary has ", n_vocab, ", and -1 feeds what is drawn");
+    DYNO_CHECK(PlanError, draw.forced >= -1 && draw.forced < n_vocab, "[generation] the token to feed is ", draw.forced,
+               "; expected one of the ", n_vocab, " of the vocabulary, or -1 for the drawn one");
   }
   draws_.erase(draws_.begin(), draws_.begin() + static_cast<std::ptrdiff_t>(made_));
   made_ = 0;
@@ -34,7 +34,7 @@ void Generation::queue(std::span<const Draw> draws, int64_t n_vocab) {
 Generation Session::generation(int32_t slot, std::span<const int32_t> tokens,
                                const ops::SampleSettings& settings) const {
   check_slot(slot);
-  DYNO_CHECK(PlanError, !tokens.empty(), "[generation] no token to be fed first");
+  DYNO_CHECK(PlanError, !tokens.empty(), "[generation] a generation needs one token to feed first");
   for (size_t i = 0; i < tokens.size(); ++i) check_token(tokens[i], static_cast<int64_t>(i), slot);
   ops::check_settings(settings);
   return {slot, tokens, settings};
@@ -68,7 +68,8 @@ void Session::begin_steps(Generation& generation, const std::function<void()>& b
 }
 
 int32_t Session::next_token(Generation& generation, const std::function<void()>& between) {
-  DYNO_CHECK(PlanError, executor_ != nullptr, "[session] this session was made to be planned, not to be run");
+  DYNO_CHECK(PlanError, executor_ != nullptr,
+             "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
   DYNO_CHECK(PlanError, !generation.queued().empty(), "[generation] no draw is queued");
   if (!draws_on_device()) return draw_on_host(generation, between);
   const int32_t slot = generation.slot();

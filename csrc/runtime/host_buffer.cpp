@@ -30,7 +30,8 @@ HostBuffer::HostBuffer(size_t bytes, const char* purpose) : size_(bytes) {
   if (bytes == 0) return;
   if constexpr (kAddressSanitizer) {
     data_ = static_cast<std::byte*>(::operator new[](bytes, kAlignment, std::nothrow));
-    DYNO_CHECK(OutOfMemoryError, data_ != nullptr, "[memory] cannot allocate ", bytes, " bytes for ", purpose);
+    DYNO_CHECK(OutOfMemoryError, data_ != nullptr, "[memory] cannot allocate ", bytes, " bytes for ", purpose,
+               "; use a smaller ctx or ubatch");
     std::memset(data_, 0, bytes);
     return;
   }

@@ -85,7 +85,7 @@ void exclude_top(std::vector<Candidate>& kept, double threshold) {
 
 Sampler::Sampler(SamplerSettings settings, int64_t n_vocab) : settings_(std::move(settings)), n_vocab_(n_vocab) {
   constexpr float kMost = std::numeric_limits<float>::max();
-  DYNO_CHECK(PlanError, n_vocab > 0, "[sample] a vocabulary of ", n_vocab, " tokens");
+  DYNO_CHECK(PlanError, n_vocab > 0, "[sample] a vocabulary of ", n_vocab, " tokens; expected 1 or more");
   ops::check_settings(settings_.base);
   check_number("typical_p", settings_.typical_p, 0, 1);
   check_number("xtc_probability", settings_.xtc_probability, 0, 1);
@@ -112,14 +112,14 @@ Sampler::Sampler(SamplerSettings settings, int64_t n_vocab) : settings_(std::mov
   for (const auto& [token, value] : settings_.bias) {
     check_token("logit_bias", token);
     DYNO_CHECK(PlanError, !std::isnan(value) && value <= kMost, "[sample] the logit_bias of token ", token, " is ",
-               value);
+               value, "; expected a finite number or -inf");
   }
 }
 
 void Sampler::begin(std::span<const int32_t> prompt) {
   for (const int32_t token : prompt) {
-    DYNO_CHECK(PlanError, token >= 0 && token < n_vocab_, "[sample] token ", token,
-               " of the prompt; the vocabulary has ", n_vocab_);
+    DYNO_CHECK(PlanError, token >= 0 && token < n_vocab_, "[sample] the prompt has token ", token,
+               "; the vocabulary has ", n_vocab_);
   }
   tokens_.assign(prompt.begin(), prompt.end());
   prompt_ = prompt.size();
@@ -230,7 +230,7 @@ int32_t Sampler::draw(std::span<const float> logits, float uniform, float xtc_un
     }
   }
   DYNO_CHECK(PlanError, std::any_of(logits_.begin(), logits_.end(), [](float x) { return x > kExcluded; }),
-             "[sample] no token may be drawn: logit_bias and the grammar exclude each");
+             "[sample] logit_bias and the grammar exclude every token; relax one of them");
   int32_t token = 0;
   if (settings_.base.temperature > 0.0f && (settings_.typical_p < 1.0f || settings_.xtc_probability > 0.0f)) {
     token = filtered(uniform, xtc_uniform);
@@ -256,8 +256,8 @@ int32_t Sampler::draw(std::span<const float> logits, float uniform, float xtc_un
 
 std::vector<TokenLogprob> logprobs(std::span<const float> logits, int32_t token, int64_t top) {
   const auto n = static_cast<int64_t>(logits.size());
-  DYNO_CHECK(PlanError, token >= 0 && token < n, "[sample] token ", token, "; the vocabulary has ", n);
-  DYNO_CHECK(PlanError, top >= 0, "[sample] the number of most probable tokens is ", top);
+  DYNO_CHECK(PlanError, token >= 0 && token < n, "[sample] the token is ", token, "; the vocabulary has ", n);
+  DYNO_CHECK(PlanError, top >= 0, "[sample] the number of most probable tokens is ", top, "; expected 0 or more");
   const double best = static_cast<double>(*std::max_element(logits.begin(), logits.end()));
   double total = 0;
   for (const float x : logits) total += std::exp(static_cast<double>(x) - best);

@@ -371,10 +371,11 @@ void Session::check_token(int32_t token, int64_t index, int32_t slot) const {
 }
 
 void Session::lose_device(std::string_view name, int64_t after_segments) {
-  DYNO_CHECK(PlanError, executor_ != nullptr, "[session] this session was made to be planned, not to be run");
+  DYNO_CHECK(PlanError, executor_ != nullptr,
+             "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
   const auto found = std::find_if(plan_.devices.begin(), plan_.devices.end(),
                                   [&](const plan::PlannedDevice& device) { return device_name(device.info) == name; });
-  DYNO_CHECK(PlanError, found != plan_.devices.end(), "[device] '", name, "' is no device of this plan");
+  DYNO_CHECK(PlanError, found != plan_.devices.end(), "[device] '", name, "' is not a device of this plan");
   executor_->lose(static_cast<plan::DeviceId>(found - plan_.devices.begin()), after_segments);
 }
 
@@ -399,7 +400,8 @@ std::shared_ptr<float[]> Session::device_logits_memory(size_t count) const {
 }
 
 void Session::decode(const DecodeRequest& request) {
-  DYNO_CHECK(PlanError, executor_ != nullptr, "[session] this session was made to be planned, not to be run");
+  DYNO_CHECK(PlanError, executor_ != nullptr,
+             "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
   check(request);
   check_file();
   end_steps();

@@ -40,8 +40,7 @@ void VirtualDevices::lose(plan::DeviceId device, int64_t after_segments) {
              device >= 0 && static_cast<size_t>(device) < states_.size() &&
                  plan_.device(device).kind == DeviceKind::cpu && plan_.device(device).ordinal > 0,
              "[device] only a virtual device of the plan can be lost on purpose, not device number ", device);
-  DYNO_CHECK(PlanError, after_segments >= 0, "[device] a device is lost after ", after_segments,
-             " segments; expected 0 or more");
+  DYNO_CHECK(PlanError, after_segments >= 0, "[device] after_segments is ", after_segments, "; expected 0 or more");
   State& state = states_[static_cast<size_t>(device)];
   state.segments_left = after_segments;
   state.lost = after_segments == 0;

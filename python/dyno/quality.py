@@ -207,7 +207,7 @@ class Comparer:
         if not self._kld:
             raise ValueError("nothing was compared")
         rows = np.concatenate(self._kld)
-        with np.errstate(invalid="ignore"):  # the spread of infinite distances is no number
+        with np.errstate(invalid="ignore"):  # the spread of infinite distances is not a number
             stderr = float(rows.std(ddof=1) / np.sqrt(len(rows))) if len(rows) > 1 else 0.0
         return Comparison(len(rows), float(rows.mean()), stderr, float(np.max(rows)), self._agree / len(rows))
 

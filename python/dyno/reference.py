@@ -127,7 +127,9 @@ class ReferenceReader:
             self._open()
         except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
             self._file.close()
-            raise PlanError(f"[perplexity] {self._path} is no reference that dyno wrote: {error}") from error
+            raise PlanError(
+                f"[perplexity] {self._path} is not a reference that dyno wrote: {error}"
+            ) from error
 
     def _open(self) -> None:
         self._npz = np.load(self._file, allow_pickle=False)

@@ -117,7 +117,7 @@ class Tokenizer:
             special: Also spell out control tokens.
 
         Raises:
-            PlanError: `tokens` are no token ids: no iterable, text or bytes, or an item that is no integer.
+            PlanError: `tokens` is text, bytes or no iterable, or an item of it is not an integer.
             ValueError: A token id outside the vocabulary.
         """
         ids = _token_ids(tokens)
@@ -130,7 +130,7 @@ class Tokenizer:
         """Bytes of one token: possibly only a part of a character.
 
         Raises:
-            PlanError: `token` is no integer.
+            PlanError: `token` is not an integer.
             ValueError: A token id outside the vocabulary.
         """
         token = _token_id(token)

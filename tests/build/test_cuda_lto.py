@@ -88,7 +88,7 @@ def test_the_requirement_is_known_without_a_package() -> None:
     assert find("--requirement", "13.0.88").stdout == "nvidia-nvvm==13.0.*\n"
     refused = find("--requirement", "soon")
     assert refused.returncode == 2
-    assert "'soon' is no release of CUDA" in refused.stderr
+    assert "'soon' is not a release of CUDA" in refused.stderr
 
 
 # ---- the configure step ----

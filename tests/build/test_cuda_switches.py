@@ -294,7 +294,7 @@ def select(folder: Path, profile: str) -> subprocess.CompletedProcess[str]:
         (
             {"matmul q4_0 n=1": {"m1": {"variant": "mma", "tokens": 48, "warps": 4}}},
             "cuda",
-            "is no instance of",
+            "is not an instance of",
         ),
         (
             {"sample n_vocab=1": {"m1": {"variant": "heap", "grain": 64}}},
@@ -304,7 +304,7 @@ def select(folder: Path, profile: str) -> subprocess.CompletedProcess[str]:
         (
             {"sample n_vocab=1": {"m1": {"variant": "blocks", "blocks": 48}}},
             "cuda",
-            "is no instance of",
+            "is not an instance of",
         ),
         ([1], "cuda", "kernels: a mapping is expected, not list"),
     ],
@@ -319,8 +319,8 @@ def test_a_profile_that_cannot_be_built(tmp_path: Path, kernels: Any, kind: str,
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is no profile"),
-        (b"schema: 2", "is no profile"),
+        (b"", "is not a profile"),
+        (b"schema: 2", "is not a profile"),
         (b"[1, 2", "cannot be read"),
         (b"\xff\xfe\x00", "cannot be read"),
         (None, "cannot be read"),

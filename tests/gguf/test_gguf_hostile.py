@@ -104,7 +104,7 @@ def test_every_single_byte_flip_is_an_error_or_a_readable_file(tmp_path: Path) -
 
 # ---- Header ------------------------------------------------------------------------------------------------
 def test_no_gguf_file(tmp_path: Path) -> None:
-    rejected(tmp_path, b"\x93NUMPY" + bytes(60), r"no GGUF file", r"\\x93NUM", offset=0)
+    rejected(tmp_path, b"\x93NUMPY" + bytes(60), r"not a GGUF file", r"\\x93NUM", offset=0)
 
 
 @pytest.mark.parametrize("version", [0, 1, 4, 2**31, 2**32 - 1])
@@ -297,7 +297,7 @@ def test_misaligned_offsets(tmp_path: Path, offset: int) -> None:
     rejected(
         tmp_path,
         bad.data,
-        rf"'w': offset {offset} is no multiple",
+        rf"'w': offset {offset} is not a multiple",
         r"alignment 32",
         offset=bad.offset("offset:w"),
     )

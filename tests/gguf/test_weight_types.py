@@ -120,7 +120,7 @@ def test_rows_of_an_interleaved_tensor_come_in_whole_units(
     tmp_path: Path, excerpt: dict[str, np.ndarray]
 ) -> None:
     raw = excerpt["iq4_k_r4/raw"][:3]
-    with pytest.raises(GgufError, match=r"'w' of type iq4_k_r4 has 3 rows, which is no multiple of the 4"):
+    with pytest.raises(GgufError, match=r"'w' of type iq4_k_r4 has 3 rows, which is not a multiple of the 4"):
         dequantized(tmp_path / "x.gguf", "iq4_k_r4", raw, 256)
 
 

@@ -152,7 +152,7 @@ def test_the_unbent_model_is_fine(tmp_path: Path) -> None:
         ({"llama.attention.head_count_kv": 0}, ModelError, "head_count_kv is 0"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, ModelError, "finite"),
         ({"llama.rope.dimension_count": 7}, ModelError, "dimension_count is 7; expected an even"),
-        ({"llama.rope.dimension_count": 64}, ModelError, "64 rotary dims in heads of 16"),
+        ({"llama.rope.dimension_count": 64}, ModelError, "64 dims rotate, but a head has 16"),
         ({"llama.rope.scaling.type": "longrope"}, UnsupportedError, "'longrope'; supported: none"),
         ({"llama.feed_forward_length": -4}, ModelError, "feed_forward_length is -4"),
         (

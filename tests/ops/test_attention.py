@@ -153,10 +153,10 @@ def test_shapes_that_make_no_sense_are_refused() -> None:
     config = {"variant": "decode", "splits": 1}
     good = {"m": 1, "heads": 4, "kv_heads": 2, "dk": 64, "dv": 64}
     for change, message in [
-        ({"kv_heads": 3}, "heads=4 is no multiple of kv_heads=3"),
+        ({"kv_heads": 3}, "heads=4 is not a multiple of kv_heads=3"),
         ({"k_type": "q4_0"}, "k_type=q4_0"),
-        ({"k_type": "q8_0", "dk": 40}, "40 elements is no multiple of the 32"),
-        ({"v_type": "q8_0", "dv": 8}, "8 elements is no multiple of the 32"),
+        ({"k_type": "q8_0", "dk": 40}, "40 elements, not a multiple of the 32"),
+        ({"v_type": "q8_0", "dv": 8}, "8 elements, not a multiple of the 32"),
         ({"v_in_k": True, "dv": 65}, "dv=65 values do not lie within keys of dk=64"),
         ({"m": 65}, "up to 64 tokens, not m=65"),
     ]:

@@ -224,8 +224,8 @@ def test_a_value_that_is_not_finite_stays_in_its_row(bad: float) -> None:
     ("change", "reason"),
     [
         ({"act": "q8", "type": "f16"}, "f16 weights need f32 activations"),
-        ({"k": 48}, "k=48 is no multiple of 32"),
-        ({"type": "q4_k", "k": 320}, "k=320 is no multiple of 256"),
+        ({"k": 48}, "k=48 is not a multiple of 32"),
+        ({"type": "q4_k", "k": 320}, "k=320 is not a multiple of 256"),
         ({"type": "f16", "act": "f32", "layout": "x16"}, "f16 has no layout x16"),
         ({"type": "q8_k"}, "no kernels multiply with q8_k"),
         ({"m": 0}, "m"),

@@ -36,7 +36,7 @@ def test_key_words_may_come_in_any_order() -> None:
         ("matmull q4_0 n=1 k=1", "did you mean 'matmul'"),
         ("matmul n=1 k=1", "type is missing"),
         ("matmul q4_0 n=1", "k= is missing"),
-        ("matmul q9_9 n=1 k=1", "'q9_9' is no tensor type"),
+        ("matmul q9_9 n=1 k=1", "'q9_9' is not a tensor type"),
         ("matmul q4_0 n=0 k=1", "n='0'"),
         ("matmul q4_0 n=-4 k=1", "n='-4'"),
         ("matmul q4_0 n=1x k=1", "n='1x'"),

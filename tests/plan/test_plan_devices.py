@@ -161,7 +161,7 @@ def test_a_bias_goes_with_its_product() -> None:
         (["no_such=cpu:1"], {}, "'no_such=cpu:1' matches no tensor"),
         (["attn_q=cpu:3"], {}, "names device 'cpu:3'; this plan has cpu, cpu:1, cpu:2"),
         (["attn_q=cuda:0"], {}, "names device 'cuda:0'"),
-        (["attn_(q=cpu:1"], {}, r"'attn_\(q' is no regular expression"),
+        (["attn_(q=cpu:1"], {}, r"'attn_\(q' is not a regular expression"),
         (["attn_q"], {}, "'attn_q' is not REGEX=DEVICE"),
         (["=cpu:1"], {}, "is not REGEX=DEVICE"),
         (["a" * 2000 + "=cpu:1"], {}, "2006 characters"),

@@ -84,7 +84,7 @@ def test_require_wants_every_entry(cuda_profile: Profile) -> None:
 
 
 def test_unknown_rejections_are_a_mistake_of_the_caller(cuda_profile: Profile) -> None:
-    with pytest.raises(ValueError, match="'threads' is no entry of the profile"):
+    with pytest.raises(ValueError, match="'threads' is not an entry of the profile"):
         effective_settings(cuda_profile, ["threads"])
 
 

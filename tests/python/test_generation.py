@@ -384,7 +384,7 @@ def test_what_cannot_be(engine: dyno.Engine) -> None:
         (np.array([0.5, 1.0], np.float32), None, "uniform 1 "),
         (zeros, np.array([0, n_vocab], np.int32), f"token {n_vocab}"),
         (zeros, np.array([-2, 0], np.int32), "token -2"),
-        (zeros, np.array([0], np.int32), "1 tokens to be fed for 2 draws"),
+        (zeros, np.array([0], np.int32), "1 tokens to feed for 2 draws"),
     ):
         with pytest.raises(PlanError, match=message):
             found.queue(uniform, forced)
@@ -520,7 +520,7 @@ def test_a_capture_that_fails_is_tried_again(failing: int, caplog: pytest.LogCap
             seen[i + 1] = (row["captured"], row["failures"])
             assert (row["reason"] != "") == (row["failures"] > 0 and not row["captured"])
             if row["reason"]:
-                assert "asked to fail" in row["reason"]
+                assert "failed on purpose" in row["reason"]
                 assert row["next_attempt"] == 2 << row["failures"]
         assert got == want
         assert seen[due - 1] == (False, failing)
@@ -537,7 +537,7 @@ def test_a_capture_that_fails_is_tried_again(failing: int, caplog: pytest.LogCap
         assert (row["captured"], row["failures"], row["uses"]) == (True, failing, due)
         told = [r.message for r in caplog.records if "not captured" in r.message]
         assert len(told) == failing
-        assert all("asked to fail" in message for message in told)
+        assert all("failed on purpose" in message for message in told)
 
 
 def test_a_failed_capture_is_told_once(

@@ -96,8 +96,8 @@ def test_a_generation_goes_on_after_a_step(device: str) -> None:
         ([(0.0, 0, 1.0, 0.0, 0.0)], [], "1 draws for 2 sequences"),
         ([(0.0, 0, 1.0, 0.0, 1.0)] * 2, [], "uniform 1 is not in"),
         ([(-1.0, 0, 1.0, 0.0, 0.0)] * 2, [], "temperature -1"),
-        ([(0.0, 0, 1.0, 0.0, 0.0)] * 2, [2], "logits of row 2 are asked for; there are 2"),
-        ([(0.0, 0, 1.0, 0.0, 0.0)] * 2, [-1], "logits of row -1"),
+        ([(0.0, 0, 1.0, 0.0, 0.0)] * 2, [2], "logits_of names row 2; the decode has 2"),
+        ([(0.0, 0, 1.0, 0.0, 0.0)] * 2, [-1], "logits_of names row -1"),
     ],
 )
 def test_refused(

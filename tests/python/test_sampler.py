@@ -205,9 +205,9 @@ def test_masks() -> None:
     assert greedy.draw(logits, 0.0, 0.0, mask.view(np.int32)) == max(allowed, key=lambda t: logits[t])
     # A vocabulary of a model may be longer than that of its tokenizer.
     assert greedy.draw(logits, 0.0, 0.0, mask.view(np.int32)[:1]) in (3, 31)
-    with pytest.raises(PlanError, match="no token may be drawn"):
+    with pytest.raises(PlanError, match="exclude every token"):
         greedy.draw(logits, 0.0, 0.0, np.zeros(2, np.int32))
-    with pytest.raises(PlanError, match="no token may be drawn"):
+    with pytest.raises(PlanError, match="exclude every token"):
         _core.Sampler({"logit_bias": [(i, -math.inf) for i in range(N)]}, N).draw(logits, 0.0)
 
 

@@ -19,7 +19,8 @@ void latent_attention(Builder& b, LayerSpec& layer, int64_t i, RopeSpec rope) {
   const int64_t key_head = split ? b.integer("attention.key_length_mla", 1) : b.integer("attention.key_length", 1);
   a.v_head = split ? b.integer("attention.value_length_mla", 1) : b.integer("attention.value_length", 1);
   a.nope = key_head - rope.n_rot;
-  DYNO_CHECK(ModelError, a.nope > 0, "[model] key heads of ", key_head, " dims with ", rope.n_rot, " rotary ones");
+  DYNO_CHECK(ModelError, a.nope > 0, "[model] key heads have ", key_head, " dims, of which ", rope.n_rot,
+             " rotate; expected fewer than all");
   a.dk = a.kv_lora + rope.n_rot;
   a.dv = a.kv_lora;
 

@@ -15,8 +15,8 @@ int64_t source_of_keys(const Builder& b, int64_t i, int64_t own) {
   for (int64_t j = own - 1; j >= 0; --j) {
     if (b.is_local_layer(j, /*default_pattern=*/6) == local) return j;
   }
-  throw ModelError(
-      str_cat("[model] layer ", i, " shares keys and values, but none of the first ", own, " layers is of its kind"));
+  throw ModelError(str_cat("[model] layer ", i, " shares keys and values, but the first ", own, " layers have no ",
+                           local ? "local" : "global", " one to share with"));
 }
 
 void feed_forward(Builder& b, LayerSpec& layer, int64_t i) {
@@ -69,7 +69,7 @@ void build_gemma4(Builder& b) {
   local.frequency_factors = kNone;
   const int64_t shared = b.integer_or("attention.shared_kv_layers", 0);
   DYNO_CHECK(ModelError, shared < m.n_layers, "[model] ", shared, " of ", m.n_layers,
-             " layers share keys and values of others");
+             " layers share keys and values; expected fewer, so that others compute them");
   for (int64_t i = 0; i < m.n_layers; ++i) {
     LayerSpec& layer = b.layer(i);
     const bool is_local = b.is_local_layer(i, /*default_pattern=*/6);

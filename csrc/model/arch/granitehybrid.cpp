@@ -18,10 +18,11 @@ void mamba2(Builder& b, LayerSpec& layer, int64_t i) {
   r.dk = b.integer("ssm.state_size", 1);
   const int64_t inner = b.integer("ssm.inner_size", 1);
   DYNO_CHECK(ModelError, r.v_heads % r.k_heads == 0 && inner % r.v_heads == 0, "[model] layer ", i, ": ", r.v_heads,
-             " heads in ", r.k_heads, " groups, ", inner, " values");
+             " heads in ", r.k_heads, " groups and ", inner,
+             " values; expected a whole number of heads per group and of values per head");
   r.dv = inner / r.v_heads;
-  DYNO_CHECK(UnsupportedError, r.dk <= kMaxStateHead && r.dv <= kMaxStateHead, "[model] layer ", i, ": a state of ",
-             r.dk, " and heads of ", r.dv, " dims; at most ", kMaxStateHead, " are supported");
+  DYNO_CHECK(UnsupportedError, r.dk <= kMaxStateHead && r.dv <= kMaxStateHead, "[model] layer ", i, ": the state has ",
+             r.dk, " dims and a head ", r.dv, "; at most ", kMaxStateHead, " are supported");
   const int64_t channels = inner + 2 * r.k_heads * r.dk;
   layer.attn_norm = b.vector(b.blk(i, "attn_norm.weight"), n_embd);
   r.in = b.matrix(b.blk(i, "ssm_in.weight"), inner + channels + r.v_heads, n_embd);
@@ -44,7 +45,7 @@ void build_granitehybrid(Builder& b) {
   m.embedding_scale = b.real_or("embedding_scale", 1.0);
   m.residual_scale = b.real_or("residual_scale", 1.0);
   const double divisor = b.real_or("logit_scale", 1.0);
-  DYNO_CHECK(ModelError, divisor != 0, "[model] granitehybrid.logit_scale is 0");
+  DYNO_CHECK(ModelError, divisor != 0, "[model] granitehybrid.logit_scale is 0; expected another number");
   m.logit_scale = 1.0 / divisor;
   const double attention_scale = b.real_or("attention.scale", 0);
   RopeSpec rope = b.rope(/*neox=*/false);

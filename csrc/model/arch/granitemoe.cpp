@@ -10,7 +10,7 @@ void build_granitemoe(Builder& b) {
   m.embedding_scale = b.real_or("embedding_scale", 1.0);
   m.residual_scale = b.real_or("residual_scale", 1.0);
   const double divisor = b.real("logit_scale");
-  DYNO_CHECK(ModelError, divisor != 0, "[model] ", m.architecture, ".logit_scale is 0");
+  DYNO_CHECK(ModelError, divisor != 0, "[model] ", m.architecture, ".logit_scale is 0; expected another number");
   m.logit_scale = 1.0 / divisor;
   const double attention_scale = b.real_or("attention.scale", 0);
   const RopeSpec rope = b.rope(/*neox=*/false);

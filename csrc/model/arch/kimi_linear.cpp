@@ -14,7 +14,7 @@ void delta_attention(Builder& b, LayerSpec& layer, int64_t i) {
   r.taps = b.conv_taps("ssm.conv_kernel");
   r.k_heads = r.v_heads = b.integer("attention.head_count", 1);
   r.dk = r.dv = b.integer("kda.head_dim", 1);
-  DYNO_CHECK(UnsupportedError, r.dk <= kMaxStateHead, "[model] layer ", i, ": heads of ", r.dk, " dims; at most ",
+  DYNO_CHECK(UnsupportedError, r.dk <= kMaxStateHead, "[model] layer ", i, ": a head has ", r.dk, " dims; at most ",
              kMaxStateHead, " are supported");
   const int64_t width = r.v_heads * r.dv;
   layer.attn_norm = b.vector(b.blk(i, "attn_norm.weight"), n_embd);

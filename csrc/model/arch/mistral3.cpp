@@ -17,8 +17,8 @@ void build_mistral3(Builder& b) {
     b.gqa(layer, i, rope);
     // The factor on cos and sin reaches the rotated elements alone.
     DYNO_CHECK(UnsupportedError, rope.position_scale == 0 || rope.n_rot == layer.attention.dk,
-               "[model] attention.temperature_scale with ", rope.n_rot, " rotated of ", layer.attention.dk,
-               " elements of a head; supported: all of them rotated");
+               "[model] attention.temperature_scale is set, but only ", rope.n_rot, " of the ", layer.attention.dk,
+               " elements of a head rotate; supported: all rotate");
     layer.ffn_norm = b.vector(b.blk(i, "ffn_norm.weight"), b.model.n_embd);
     if (moe) {
       b.moe_ffn(layer, i, {.gating = ops::Gating::softmax, .normalize = true, .width = b.feed_forward(i)});

@@ -19,10 +19,11 @@ void delta_rule(Builder& b, LayerSpec& layer, int64_t i, bool grouped) {
   r.dk = b.integer("ssm.state_size", 1);
   const int64_t inner = b.integer("ssm.inner_size", 1);
   DYNO_CHECK(ModelError, r.v_heads % r.k_heads == 0 && inner % r.v_heads == 0, "[model] layer ", i, ": ", r.v_heads,
-             " value heads on ", r.k_heads, " key heads, ", inner, " values");
+             " value heads, ", r.k_heads, " key heads and ", inner,
+             " values; expected whole numbers of value heads per key head and of values per value head");
   r.dv = inner / r.v_heads;
-  DYNO_CHECK(UnsupportedError, r.dk <= kMaxStateHead && r.dv <= kMaxStateHead, "[model] layer ", i, ": key heads of ",
-             r.dk, " and value heads of ", r.dv, " dims; at most ", kMaxStateHead, " are supported");
+  DYNO_CHECK(UnsupportedError, r.dk <= kMaxStateHead && r.dv <= kMaxStateHead, "[model] layer ", i, ": a key head has ",
+             r.dk, " dims and a value head ", r.dv, "; at most ", kMaxStateHead, " are supported");
   const int64_t channels = 2 * r.k_heads * r.dk + inner;
   layer.attn_norm = b.vector(b.blk(i, "attn_norm.weight"), n_embd);
   r.in = b.matrix(b.blk(i, "attn_qkv.weight"), channels, n_embd);

@@ -65,7 +65,8 @@ Support prompt_splits(const AttentionDesc& desc, int64_t rows, int splits) {
   }
   const AttentionTiles tiles{rows, desc.heads / desc.kv_heads};
   if (tiles.bound(desc.m, desc.m) * desc.kv_heads > kStreamCounters) {
-    return Support::no(str_cat("more tiles of m=", desc.m, " tokens and heads=", desc.heads, " than can be counted"));
+    return Support::no(
+        str_cat("m=", desc.m, " tokens and heads=", desc.heads, " make more tiles than a launch can count"));
   }
   return Support::yes();
 }
@@ -75,7 +76,7 @@ Support flash_pairs_supports(const AttentionDesc& desc, const Config& config, co
   const DType v_type = desc.v_in_k ? desc.k_type : desc.v_type;
   if (desc.k_type != DType::f32 || v_type != DType::f32) {
     return Support::no(str_cat("k_type=", dtype_name(desc.k_type), " with v_type=", dtype_name(v_type),
-                               ": pairs of halves are made of f32 twice"));
+                               ": flash attention over pairs of halves takes f32 keys and values"));
   }
   const int head = flash_head(desc.dk, desc.dv);
   if (head > kFlashPairsMaxHead) {
@@ -100,7 +101,7 @@ Support flash_supports(const AttentionDesc& desc, const Config& config, const De
   const bool types = (narrow(desc.k_type) && narrow(v_type)) || (desc.k_type == DType::bf16 && v_type == DType::bf16);
   if (!types) {
     return Support::no(str_cat("k_type=", dtype_name(desc.k_type), " with v_type=", dtype_name(v_type),
-                               ": flash attention takes two of f16 and q8_0, or bf16 twice"));
+                               ": flash attention takes f16 or q8_0 keys and values, or bf16 for both"));
   }
   if (flash_in_bf16(desc) && device.compute_capability < 80) {
     return Support::no(str_cat("compute capability ", device.compute_capability,
@@ -141,7 +142,7 @@ Support direct_supports(const AttentionDesc& desc, const Config& config, const D
   const DType v_type = desc.v_in_k ? desc.k_type : desc.v_type;
   if (desc.k_type != v_type || desc.k_type == DType::f32) {
     return Support::no(str_cat("k_type=", dtype_name(desc.k_type), " with v_type=", dtype_name(v_type),
-                               ": direct attention takes f16, bf16 or q8_0 twice"));
+                               ": direct attention takes keys and values of one type, f16, bf16 or q8_0"));
   }
   if (desc.k_type == DType::bf16 && device.compute_capability < 80) {
     return Support::no(str_cat("compute capability ", device.compute_capability,
@@ -195,7 +196,8 @@ Support latent_cluster_supports(const AttentionDesc& desc, const DeviceInfo& dev
   if (const Support clusters = clusters_supported(device); !clusters) return clusters;
   const int64_t tiles = AttentionTiles{kLatentRows, desc.heads / desc.kv_heads}.bound(desc.m, desc.m) * desc.kv_heads;
   if (tiles * kClusterBlocks > kStreamCounters) {
-    return Support::no(str_cat("more tiles of m=", desc.m, " tokens and heads=", desc.heads, " than can be counted"));
+    return Support::no(
+        str_cat("m=", desc.m, " tokens and heads=", desc.heads, " make more tiles than a launch can count"));
   }
   return fits_shared(latent_cluster_shared_bytes(desc.k_type, false) + 1024, device);
 }
@@ -207,19 +209,20 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
       {{"m", desc.m}, {"heads", desc.heads}, {"kv_heads", desc.kv_heads}, {"dk", desc.dk}, {"dv", desc.dv}});
   if (!sizes) return sizes;
   if (desc.heads % desc.kv_heads != 0) {
-    return Support::no(str_cat("heads=", desc.heads, " is no multiple of kv_heads=", desc.kv_heads));
+    return Support::no(str_cat("heads=", desc.heads, " is not a multiple of kv_heads=", desc.kv_heads));
   }
   if (desc.v_in_k && desc.dv > desc.dk) {
     return Support::no(str_cat("dv=", desc.dv, " values do not lie within keys of dk=", desc.dk));
   }
   const auto row = [](std::string_view name, DType type, int64_t size) {
     if (!is_cache_type(type)) {
-      return Support::no(str_cat(name, "=", dtype_name(type), " is no type of a KV cache; f32, f16, bf16 or q8_0"));
+      return Support::no(
+          str_cat(name, "=", dtype_name(type), " is not a KV cache type; expected f32, f16, bf16 or q8_0"));
     }
     const uint32_t block = dtype_info(type).block_elements;
     if (size % block == 0) return Support::yes();
     return Support::no(
-        str_cat("a head of ", size, " elements is no multiple of the ", block, " of a block of ", dtype_name(type)));
+        str_cat("a head has ", size, " elements, not a multiple of the ", block, " in a block of ", dtype_name(type)));
   };
   if (const Support keys = row("k_type", desc.k_type, desc.dk); !keys) return keys;
   if (!desc.v_in_k) {
@@ -242,7 +245,8 @@ Support supports(const AttentionDesc& desc, const Config& config, const DeviceIn
   }
   if (splits && AttentionTiles{kCudaRowTile, desc.heads / desc.kv_heads}.bound(desc.m, desc.m) * desc.kv_heads >
                     kStreamCounters) {
-    return Support::no(str_cat("more tiles of m=", desc.m, " tokens and heads=", desc.heads, " than can be counted"));
+    return Support::no(
+        str_cat("m=", desc.m, " tokens and heads=", desc.heads, " make more tiles than a launch can count"));
   }
   if (config.variant == k_rows) return checked;
   if (config.variant == k_latent) return latent_supports(desc, device);

@@ -20,11 +20,11 @@ namespace dyno::ops {
 Support supports(const CopyDesc& desc, const Config& config, const DeviceInfo& device) {
   if (Support s = check_sizes({{"m", desc.m}, {"k", desc.k}}); !s) return s;
   if (desc.act == ActType::q8 && desc.k % kActBlock != 0) {
-    return Support::no(str_cat("k=", desc.k, " is no multiple of ", kActBlock, ", the block of q8 activations"));
+    return Support::no(str_cat("k=", desc.k, " is not a multiple of ", kActBlock, ", the block of q8 activations"));
   }
   const Support checked = check_config(Family::copy, kVariants, kInstances, config, device);
   if (checked && config.variant == k_columns && desc.act != ActType::f32) {
-    return Support::no(str_cat("variant columns moves f32, it does not convert to ", act_name(desc.act)));
+    return Support::no(str_cat("variant columns moves f32 and cannot convert to ", act_name(desc.act)));
   }
   return checked;
 }

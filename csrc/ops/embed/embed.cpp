@@ -18,7 +18,7 @@ Support supports(const EmbedDesc& desc, const Config& config, const DeviceInfo& 
   if (!sizes) return sizes;
   if (!can_dequantize(desc.type)) return Support::no(str_cat("no dequantisation of ", dtype_name(desc.type)));
   if (desc.n % dtype_info(desc.type).block_elements != 0) {
-    return Support::no(str_cat("n=", desc.n, " is no multiple of the ", dtype_info(desc.type).block_elements,
+    return Support::no(str_cat("n=", desc.n, " is not a multiple of the ", dtype_info(desc.type).block_elements,
                                " elements of a block of ", dtype_name(desc.type)));
   }
   return check_config(Family::embed, kVariants, kInstances, config, device);

@@ -38,15 +38,16 @@ Support supports(const KvStoreDesc& desc, const Config& config, const DeviceInfo
   const Support sizes = check_sizes({{"m", desc.m}, {"width", desc.width}});
   if (!sizes) return sizes;
   if (!is_float(desc.type) && desc.type != DType::q8_0) {
-    return Support::no(str_cat("type=", dtype_name(desc.type), " is no type of a KV cache; f32, f16, bf16 or q8_0"));
+    return Support::no(
+        str_cat("type=", dtype_name(desc.type), " is not a KV cache type; expected f32, f16, bf16 or q8_0"));
   }
   if (desc.width % dtype_info(desc.type).block_elements != 0) {
-    return Support::no(str_cat("width=", desc.width, " is no multiple of the 32 elements of a block of q8_0"));
+    return Support::no(str_cat("width=", desc.width, " is not a multiple of the 32 elements in a block of q8_0"));
   }
   if (Support s = check_config(Family::kv_store, kVariants, kInstances, config, device); !s) return s;
   if (config.variant == k_chunks && (!is_float(desc.type) || desc.width % 8 != 0)) {
     return Support::no(
-        str_cat("chunks are 8 values of a float type, not of a row of ", desc.width, " ", dtype_name(desc.type)));
+        str_cat("chunks copy 8 values of a float type; a row has ", desc.width, " of ", dtype_name(desc.type)));
   }
   return Support::yes();
 }

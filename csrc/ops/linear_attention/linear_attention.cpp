@@ -30,17 +30,17 @@ Support supports(const LinearAttentionDesc& d, const Config& config, const Devic
       check_sizes({{"m", d.m}, {"k_heads", d.k_heads}, {"v_heads", d.v_heads}, {"dk", d.dk}, {"dv", d.dv}});
   if (!sizes) return sizes;
   if (d.v_heads % d.k_heads != 0) {
-    return Support::no(str_cat("v_heads=", d.v_heads, " are no multiple of k_heads=", d.k_heads));
+    return Support::no(str_cat("v_heads=", d.v_heads, " is not a multiple of k_heads=", d.k_heads));
   }
   if (d.dk > kMaxLinearHead || d.dv > kMaxLinearHead) {
-    return Support::no(str_cat("heads of ", d.dk, " and ", d.dv, " dims; kernels have at most ", kMaxLinearHead));
+    return Support::no(str_cat("heads have ", d.dk, " and ", d.dv, " dims; kernels take at most ", kMaxLinearHead));
   }
   if (d.channel_decay && d.rule != LinearRule::delta) {
     return Support::no("channel_decay goes with the rule delta alone");
   }
   if (const Support s = check_config(Family::linear_attention, kVariants, kInstances, config, device); !s) return s;
   if (config.variant == k_chunked && d.channel_decay) {
-    return Support::no("chunked takes one decay a head, not one for each of its channels");
+    return Support::no("channel_decay=1: chunked takes one decay a head");
   }
   if (config.variant == k_warps) {
     const int64_t bytes = d.dk * (3 + warps_params::of(config).columns) * 4;

@@ -29,7 +29,8 @@ void with_gpu_type(DType type, F&& f) {
 
 void check_k(DType type, int64_t k) {
   DYNO_CHECK(UnsupportedError, k > 0 && k % dtype_info(type).block_elements == 0, "[gpu layout] k=", k,
-             " is no multiple of the ", dtype_info(type).block_elements, " elements of a ", dtype_name(type), " block");
+             " is not a multiple of the ", dtype_info(type).block_elements, " elements of a ", dtype_name(type),
+             " block");
 }
 
 }  // namespace

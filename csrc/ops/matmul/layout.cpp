@@ -59,7 +59,7 @@ void repack_rows(DType type, const void* plain, void* out, int64_t rows, int64_t
   (void)layout_bytes(type, Layout::x16, rows, k);  // its checks
   const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
   DYNO_CHECK(PlanError, first_tile >= 0 && n_tiles >= 0 && n_tiles <= tiles - first_tile, "[layout] tiles ", first_tile,
-             " to ", first_tile + n_tiles, " of a matrix of ", tiles);
+             " to ", first_tile + n_tiles, " do not lie in a matrix of ", tiles, " tiles");
   DYNO_DISPATCH_ISA(repack_isa(), repack_tiles(type, static_cast<const std::byte*>(plain), static_cast<std::byte*>(out),
                                                rows, k, first_tile, n_tiles));
 }

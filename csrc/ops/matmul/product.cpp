@@ -23,7 +23,7 @@ Support supports_weights(DType type, Layout layout, ActType act, int64_t k) {
   }
   const int64_t block = dtype_info(type).block_elements;
   if (k < 1 || k % block != 0) {
-    return Support::no(str_cat("k=", k, " is no multiple of ", block, ", the block of ", dtype_name(type)));
+    return Support::no(str_cat("k=", k, " is not a multiple of ", block, ", the block of ", dtype_name(type)));
   }
   return Support::yes();
 }

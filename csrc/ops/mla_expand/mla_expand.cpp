@@ -20,7 +20,8 @@ namespace {
 
 Support supports_weight(std::string_view name, DType type, Layout layout, int64_t k, const DeviceInfo& device) {
   if (layout == Layout::x16 || (layout == Layout::gpu && !has_gpu_layout(type))) {
-    return Support::no(str_cat(name, "_layout=", layout_name(layout), " of ", dtype_name(type), " is not read here"));
+    return Support::no(
+        str_cat(name, "_layout=", layout_name(layout), " of ", dtype_name(type), " has no kernel in this family"));
   }
   if (!can_dequantize(type)) return Support::no(str_cat(name, "_type=", dtype_name(type), " cannot be dequantised"));
   if (device.kind == DeviceKind::cuda && layout == Layout::plain && !is_float(type)) {
@@ -29,7 +30,7 @@ Support supports_weight(std::string_view name, DType type, Layout layout, int64_
   const uint32_t block = dtype_info(type).block_elements;
   if (k % block == 0) return Support::yes();
   return Support::no(
-      str_cat("rows of ", k, " elements are no multiple of the ", block, " of a block of ", dtype_name(type)));
+      str_cat("rows have ", k, " elements, not a multiple of the ", block, " in a block of ", dtype_name(type)));
 }
 
 // Row `row` of a matrix in float32.
@@ -62,12 +63,12 @@ Support supports(const MlaExpandDesc& desc, const Config& config, const DeviceIn
                                      {"lora", desc.lora}});
   if (!sizes) return sizes;
   if (!is_float(desc.cache_type) && desc.cache_type != DType::q8_0) {
-    return Support::no(
-        str_cat("cache_type=", dtype_name(desc.cache_type), " is no type of a KV cache; f32, f16, bf16 or q8_0"));
+    return Support::no(str_cat("cache_type=", dtype_name(desc.cache_type),
+                               " is not a KV cache type; expected f32, f16, bf16 or q8_0"));
   }
   const int64_t row = desc.lora + desc.rope;
   if (row % dtype_info(desc.cache_type).block_elements != 0) {
-    return Support::no(str_cat("rows of ", row, " elements are no multiple of the 32 of a block of q8_0"));
+    return Support::no(str_cat("rows have ", row, " elements, not a multiple of the 32 in a block of q8_0"));
   }
   if (Support s = supports_weight("k", desc.k_type, desc.k_layout, desc.nope, device); !s) return s;
   if (Support s = supports_weight("v", desc.v_type, desc.v_layout, desc.lora, device); !s) return s;

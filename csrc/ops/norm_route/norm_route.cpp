@@ -25,7 +25,7 @@ int64_t padded(int64_t floats) { return (floats + 15) / 16 * 16; }
 Support cluster_supports(const NormRouteDesc& desc, int warps, const DeviceInfo& device) {
   if (const Support clusters = clusters_supported(device); !clusters) return clusters;
   if (desc.type != DType::f32) {
-    return Support::no(str_cat("a router of type ", dtype_name(desc.type), "; clusters take f32"));
+    return Support::no(str_cat("the router has type ", dtype_name(desc.type), "; clusters take f32"));
   }
   const int64_t rows = route_cluster_rows(desc.experts);
   if (rows > kRouteWarpRows * warps || desc.experts > kRouteClusterMaxExperts) {
@@ -36,7 +36,7 @@ Support cluster_supports(const NormRouteDesc& desc, int warps, const DeviceInfo&
   // What fits into registers: four times 128 elements a row.
   const int64_t most = std::min<int64_t>(kRouteClusterMaxK, 4 * 128 * route_cluster_parts(desc.experts, warps));
   if (desc.k % 4 != 0 || desc.k > most) {
-    return Support::no(str_cat("k=", desc.k, " is no multiple of 4 up to ", most));
+    return Support::no(str_cat("k=", desc.k, " is not a multiple of 4 up to ", most));
   }
   return Support::yes();
 }
@@ -51,8 +51,8 @@ Support supports(const NormRouteDesc& desc, const Config& config, const DeviceIn
     return Support::no(str_cat("type=", dtype_name(desc.type), " has no layout=", layout_name(desc.layout)));
   }
   if (desc.k % dtype_info(desc.type).block_elements != 0) {
-    return Support::no(str_cat("k=", desc.k, " is no multiple of the ", dtype_info(desc.type).block_elements,
-                               " of a block of ", dtype_name(desc.type)));
+    return Support::no(str_cat("k=", desc.k, " is not a multiple of the ", dtype_info(desc.type).block_elements,
+                               " elements in a block of ", dtype_name(desc.type)));
   }
   const Support checked = check_config(Family::norm_route, kVariants, kInstances, config, device);
   if (!checked || device.kind == DeviceKind::cpu) return checked;
@@ -60,7 +60,7 @@ Support supports(const NormRouteDesc& desc, const Config& config, const DeviceIn
     return Support::no(str_cat("m=", desc.m, " tokens are more than the ", kNormRouteMaxTokens, " of a launch"));
   }
   if (!is_float(desc.type)) {
-    return Support::no(str_cat("a router of type ", dtype_name(desc.type), "; f32, f16 or bf16 can be fused"));
+    return Support::no(str_cat("the router has type ", dtype_name(desc.type), "; only f32, f16 and bf16 can be fused"));
   }
   const Layout layout = config.variant == k_stripe ? Layout::gpu : Layout::plain;
   if (desc.layout != layout) {

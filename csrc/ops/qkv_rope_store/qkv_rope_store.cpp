@@ -23,10 +23,11 @@ namespace {
 
 Support cache_row(std::string_view name, DType type, int64_t width) {
   if (!is_float(type) && type != DType::q8_0) {
-    return Support::no(str_cat(name, "=", dtype_name(type), " is no type of a KV cache; f32, f16, bf16 or q8_0"));
+    return Support::no(
+        str_cat(name, "=", dtype_name(type), " is not a KV cache type; expected f32, f16, bf16 or q8_0"));
   }
   if (width % dtype_info(type).block_elements == 0) return Support::yes();
-  return Support::no(str_cat("a head of ", width, " elements is no multiple of the 32 of a block of q8_0"));
+  return Support::no(str_cat("a head has ", width, " elements, not a multiple of the 32 in a block of q8_0"));
 }
 
 // One token, on the CPU.
@@ -79,12 +80,12 @@ Support supports(const QkvRopeStoreDesc& desc, const Config& config, const Devic
     return Support::no(str_cat("n_rot=", desc.n_rot, " is not an even number from 2 to dk=", desc.dk));
   }
   if (desc.nope < 0 || (desc.nope > 0 && !desc.latent)) {
-    return Support::no(str_cat("nope=", desc.nope, ": only queries of latent attention have such a part"));
+    return Support::no(str_cat("nope=", desc.nope, ": only queries of latent attention have a part without rotation"));
   }
   if (desc.latent && (desc.kv_heads != 1 || desc.n_rot == desc.dk || desc.q_norm)) {
-    return Support::no(str_cat("latent with kv_heads=", desc.kv_heads, " dk=", desc.dk, " n_rot=", desc.n_rot,
-                               desc.q_norm ? " q_norm" : "",
-                               ": it has one row of a latent and a rotary key, and no norm of queries"));
+    return Support::no(str_cat(
+        "latent with kv_heads=", desc.kv_heads, " dk=", desc.dk, " n_rot=", desc.n_rot, desc.q_norm ? " q_norm" : "",
+        ": latent attention has one row with a latent and a rotary key, and no norm of queries"));
   }
   if (const Support keys = cache_row("k_type", desc.k_type, desc.dk); !keys) return keys;
   if (const Support values = cache_row("v_type", desc.v_type, desc.latent ? 32 : desc.dv); !values) return values;

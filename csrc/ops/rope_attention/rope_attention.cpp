@@ -52,10 +52,10 @@ struct Apart {
 };
 
 Support latent_fused(const RopeAttentionDesc& desc, const DeviceInfo& device) {
-  if (!desc.latent) return Support::no("latent=0: clusters take latents");
+  if (!desc.latent) return Support::no("latent=0: clusters take the caches of latent attention");
   // Four dimensions are rotated together.
   if (desc.n_rot % 8 != 0 || desc.n_rot > kLatentMaxRotary) {
-    return Support::no(str_cat("n_rot=", desc.n_rot, " is no multiple of 8 up to ", kLatentMaxRotary));
+    return Support::no(str_cat("n_rot=", desc.n_rot, " is not a multiple of 8 up to ", kLatentMaxRotary));
   }
   const size_t shared = latent_cluster_shared_bytes(desc.k_type, true) + 1024;
   if (shared > static_cast<size_t>(device.shared_per_block_bytes)) {
@@ -82,21 +82,21 @@ Support token_fused(const RopeAttentionDesc& desc, const Config& config, const D
     if (const Support clusters = clusters_supported(device); !clusters) return clusters;
   }
   if (desc.kv_heads * kTokenRows > kStreamCounters) {
-    return Support::no(str_cat("kv_heads=", desc.kv_heads, ": more rows than can be counted"));
+    return Support::no(str_cat("kv_heads=", desc.kv_heads, ": more rows than a launch can count"));
   }
-  if (desc.m != 1) return Support::no(str_cat("m=", desc.m, ": token takes one"));
+  if (desc.m != 1) return Support::no(str_cat("m=", desc.m, ": variant token takes one token"));
   if (desc.latent || desc.dk != desc.dv || (desc.dk != 64 && desc.dk != 128)) {
     return Support::no(str_cat("dk=", desc.dk, " dv=", desc.dv, " latent=", desc.latent,
-                               ": token takes keys and values of 64 or of 128"));
+                               ": variant token takes keys and values of 64 or 128 dims"));
   }
-  if (desc.k_type == DType::q8_0) return Support::no("k_type=q8_0: token takes f16 or bf16");
+  if (desc.k_type == DType::q8_0) return Support::no("k_type=q8_0: variant token takes f16 or bf16");
   if (desc.heads > desc.kv_heads * kTokenRows) {
-    return Support::no(
-        str_cat("heads=", desc.heads, " of kv_heads=", desc.kv_heads, " are more than ", kTokenRows, " for each"));
+    return Support::no(str_cat("heads=", desc.heads, " with kv_heads=", desc.kv_heads, ": variant token takes at most ",
+                               kTokenRows, " heads per KV head"));
   }
-  if (desc.softcap) return Support::no("softcap=1: token has no cap");
+  if (desc.softcap) return Support::no("softcap=1: variant token has no soft cap");
   if (desc.n_rot % (desc.dk / 16) != 0) {  // a lane's dimensions are rotated with those of one other
-    return Support::no(str_cat("n_rot=", desc.n_rot, " is no multiple of ", desc.dk / 16));
+    return Support::no(str_cat("n_rot=", desc.n_rot, " is not a multiple of ", desc.dk / 16));
   }
   return Support::yes();
 }

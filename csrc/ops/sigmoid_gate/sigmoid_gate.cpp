@@ -18,7 +18,7 @@ Support supports(const SigmoidGateDesc& desc, const Config& config, const Device
   const Support sizes = check_sizes({{"m", desc.m}, {"n", desc.n}, {"gates", desc.gates}});
   if (!sizes) return sizes;
   if (desc.n % desc.gates != 0) {
-    return Support::no(str_cat("n=", desc.n, " elements are no multiple of gates=", desc.gates));
+    return Support::no(str_cat("n=", desc.n, " is not a multiple of gates=", desc.gates));
   }
   return check_config(Family::sigmoid_gate, kVariants, kInstances, config, device);
 }

@@ -335,7 +335,7 @@ GraphExec CudaExecutor::captured(const std::function<void()>& launch) {
     launch();
     if (failing_captures_ > 0) {
       --failing_captures_;
-      throw DeviceError("[cuda] this capture was asked to fail");
+      throw DeviceError("[cuda] the capture failed on purpose, for a test");
     }
   } catch (...) {
     cudaStreamEndCapture(stream_.get(), &made);

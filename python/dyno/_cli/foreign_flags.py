@@ -198,6 +198,6 @@ def _without_foreign(params: list[Any], args: list[str]) -> list[str]:
 
 
 def _refuse_cluster(word: str, own: dict[str, Any]) -> None:
-    """`-nothing` is no number of tokens: without this the message names an option that nobody typed."""
+    """`-nothing` is not a number of tokens: without this the message names an option that nobody typed."""
     if word[:2] in _NUMBERS and word[:2] in own and re.fullmatch(r"-[A-Za-z][A-Za-z][\w-]*", word):
         raise typer.BadParameter("no such option", param_hint=word)

@@ -90,7 +90,7 @@ def read_json(body: str, schemas: Schemas) -> list[ToolCall]:
         value, at = decoder.raw_decode(body, at)
         for each in value if isinstance(value, list) else [value]:
             if not isinstance(each, dict) or not {"arguments", "parameters"} & set(each):
-                raise ValueError(f"{each!r:.60} is no call")
+                raise ValueError(f"{each!r:.60} is not a call")
             arguments = each["arguments"] if "arguments" in each else each["parameters"]
             found.append(_call(each.get("name"), arguments, each.get("id")))
         at += len(body[at:]) - len(body[at:].lstrip(" \t\r\n,;"))

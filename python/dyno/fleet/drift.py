@@ -89,7 +89,9 @@ def fetch(url: str, timeout: float = 10.0) -> str:
         reason = getattr(error, "reason", None) or error
         raise ProfileError(f"[fleet] {whole}: {reason}") from error
     if len(data) > MOST_BYTES:
-        raise ProfileError(f"[fleet] {whole}: more than {MOST_BYTES >> 20} MiB; this is no page of metrics")
+        raise ProfileError(
+            f"[fleet] {whole}: more than {MOST_BYTES >> 20} MiB; this is not a page of metrics"
+        )
     return str(data.decode("utf-8", errors="replace"))
 
 
@@ -100,7 +102,7 @@ def report(text: str, profile: Profile | None = None) -> Report:
         profile: of the server; for dyno's own server the server tells its promise itself.
 
     Raises:
-        ProfileError: The text is no page of Prometheus metrics, or of none of these servers.
+        ProfileError: The text is not a page of Prometheus metrics, or of none of these servers.
         ImportError: The package prometheus-client is missing.
     """
     samples = _samples(text)

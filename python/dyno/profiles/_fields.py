@@ -159,7 +159,7 @@ def parse_tokens(text: str) -> tuple[int, int]:
     """
     found = _TOKEN_RANGE.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text[:60]!r} is no range of tokens; write 'm1', 'm2-8' or 'm513+'")
+        raise ValueError(f"{text[:60]!r} is not a range of tokens; write 'm1', 'm2-8' or 'm513+'")
     low = int(found[1])
     high = LAST_TOKENS if found[3] else int(found[2] or low)
     if high < low:

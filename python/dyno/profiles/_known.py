@@ -32,7 +32,7 @@ def known_page(folder: Path) -> str:
         folder: with the profiles.
 
     Raises:
-        ProfileError: A file is no profile.
+        ProfileError: A file is not a profile.
     """
     found = [(path, load_profile(path)) for path in sorted(folder.glob("*.yaml"))]
     devices: dict[str, list[tuple[Path, Profile]]] = {}

@@ -125,7 +125,7 @@ def _normalised(
     for path, reason in reasons.items():
         full = path if path in entries else setting_path(path)
         if full not in entries:
-            raise ValueError(f"{path!r} is no entry of the profile")
+            raise ValueError(f"{path!r} is not an entry of the profile")
         result[full] = reason
     return result
 

@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=default_root, help="root of the source tree")
     options = parser.parse_args(arguments)
     if not (options.root / "pyproject.toml").is_file():
-        print(f"{options.root} is no source tree of dyno; give one with --root", file=sys.stderr)
+        print(f"{options.root} is not a source tree of dyno; give one with --root", file=sys.stderr)
         return 2
     if options.check:
         diffs = stale(options.root)

@@ -50,7 +50,7 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
     """Reads and validates a profile.
 
     Raises:
-        ProfileError: the file cannot be read, is no YAML, or is no profile: one line with file, line, key,
+        ProfileError: the file cannot be read, is no YAML, or is not a profile: one line with file, line, key,
             what is wrong and, for an unknown key, the nearest valid one.
     """
     return _validated(_read(Path(path)), str(path))

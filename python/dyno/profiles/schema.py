@@ -132,7 +132,9 @@ class KernelEntry(StrictModel):
             elif not is_integer:
                 bad.append(
                     problem(
-                        f"unknown key with a value that is no integer; {suggestion(key, keys)}", (key,), value
+                        f"unknown key with a value that is not an integer; {suggestion(key, keys)}",
+                        (key,),
+                        value,
                     )
                 )
         if bad:

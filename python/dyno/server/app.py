@@ -114,6 +114,6 @@ def _check_key(request: Request, key: str | None) -> None:
 
 async def _no_route(request: Request, error: Any) -> Response:
     status = int(error.status_code)
-    what = "has another method" if status == 405 else "is no path of this server"
+    what = "has another method" if status == 405 else "is not a path of this server"
     told = ApiError(status, f"{request.method} {request.url.path} {what}", code="not_found")
     return _wire(request).response(told)

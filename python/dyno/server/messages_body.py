@@ -95,7 +95,7 @@ class CountBody(RequestBody):
                 allowed = (_Text, _Thinking, _RedactedThinking, _ToolUse)
             for block in message.content if isinstance(message.content, list) else ():
                 if not isinstance(block, allowed):
-                    raise ValueError(f"messages.{index}: {block.type} is no content of role {message.role}")
+                    raise ValueError(f"messages.{index}: {block.type} does not fit the role {message.role}")
         return self
 
     def conversation(self) -> list[dict[str, Any]]:

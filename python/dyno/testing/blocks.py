@@ -66,7 +66,7 @@ def random_blocks(dtype: str, n_elements: int, rng: np.random.Generator, *, std:
         std: Standard deviation of the dequantised weights.
 
     Raises:
-        ValueError: `dtype` is none of these, or `n_elements` is no multiple of its block.
+        ValueError: `dtype` is none of these, or `n_elements` is not a multiple of its block.
     """
     if dtype in ("f32", "f16", "bf16"):
         return pack_tensor(dtype, rng.normal(0.0, std, n_elements).astype(np.float32))
@@ -75,7 +75,7 @@ def random_blocks(dtype: str, n_elements: int, rng: np.random.Generator, *, std:
         expected = ["f32", "f16", "bf16", *_RANDOM, "mxfp4"]
         raise ValueError(f"no random weights of type {dtype!r}; expected one of {expected}")
     if n_elements % block:
-        raise ValueError(f"{n_elements} elements are no multiple of the {dtype} block of {block}")
+        raise ValueError(f"{n_elements} elements are not a multiple of the {dtype} block of {block}")
     n = n_elements // block
     blocks = rng.integers(0, 256, (n, size), dtype=np.uint8)
     if dtype == "mxfp4":
@@ -95,7 +95,7 @@ def pack_tensor(dtype: str, values: npt.NDArray[np.float32] | Sequence[float]) -
     """Float values as the bytes of a tensor of type f32, f16, bf16 (nearest even) or q8_0.
 
     Raises:
-        ValueError: Another type, or a q8_0 tensor whose size is no multiple of 32.
+        ValueError: Another type, or a q8_0 tensor whose size is not a multiple of 32.
     """
     x = np.ascontiguousarray(values, np.float32).reshape(-1)
     if dtype == "f32":
@@ -107,7 +107,7 @@ def pack_tensor(dtype: str, values: npt.NDArray[np.float32] | Sequence[float]) -
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
     if dtype == "q8_0":
         if x.size % 32:
-            raise ValueError(f"{x.size} elements are no multiple of the q8_0 block of 32")
+            raise ValueError(f"{x.size} elements are not a multiple of the q8_0 block of 32")
         rows = x.reshape(-1, 32)
         d = np.abs(rows).max(axis=1, keepdims=True) / np.float32(127)
         scaled = np.divide(rows, d, out=np.zeros_like(rows), where=d > 0)

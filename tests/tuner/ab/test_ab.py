@@ -308,7 +308,7 @@ def test_a_commit_is_built_once_and_run(tmp_path: Path, model: str, monkeypatch:
     [
         ("nosuchthing", "", "neither a file, nor a folder, nor a commit"),
         ("--all", "", "neither a file"),
-        ("empty", "", "no folder of llama-bench"),
+        ("empty", "", "nor a folder with dyno or llama-bench"),
         ("default", "-ub 64", "flags of other engines"),
         ("default", "'", "check the quotes"),
         ("none.yaml", "", "none.yaml"),

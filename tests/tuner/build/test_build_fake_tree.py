@@ -215,7 +215,7 @@ def test_nothing_gained_stays_default(tree: Path, cache: Path, model: str) -> No
         (["--switch", "a b"], 2, "write NAME or NAME=VALUE"),
         (["--switch", "GGML_LTO", "--define", "GGML_LTO=ON"], 2, "both a --switch and a --define"),
         (["--define", "GGML_LTO"], 2, "write NAME=VALUE"),
-        (["--source", "/nonexistent-tree"], 1, "is no source tree"),
+        (["--source", "/nonexistent-tree"], 1, "is not a source tree"),
         (["--model", "/nonexistent.gguf"], 1, "nonexistent.gguf"),
     ],
 )  # fmt: skip

@@ -141,5 +141,5 @@ def test_errors_over_http(server: tuple[str, type[_Handler]]) -> None:
     handler.end = ()
     with pytest.raises(LoadError, match="no token"):
         HttpClient(address)([1], 0)
-    with pytest.raises(LoadError, match="is no address"):
+    with pytest.raises(LoadError, match="is not an address"):
         HttpClient("127.0.0.1:8080")

@@ -162,7 +162,7 @@ def test_a_fault_of_a_run_that_measures_is_no_fault_of_its_journal(tmp_path: Pat
 OUTLINES: dict[str, tuple[Callable[[list[Record]], int], str]] = {
     "a time of no number": ODD["a time of no number"],
     "a beginning that is no date": (change("begun", "date", to="2026-99-99"), "month must be in 1..12"),
-    "a gain that is no number": (
+    "a gain that is not a number": (
         change("outcome", "gain", to={"pp": {"ratio": None}}),
         "gain.pp.ratio is None",
     ),

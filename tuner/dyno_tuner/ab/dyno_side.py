@@ -159,7 +159,7 @@ class DynoSide:
             from dyno.tokenizer import Tokenizer
 
             text = np.asarray(Tokenizer.from_gguf(self._model).encode(TEXT), dtype=np.int32)
-            # Wrapped around at a length that is no multiple of a paragraph's, so that repeats are rare.
+            # Wrapped around at a length that is not a multiple of a paragraph's, so that repeats are rare.
             tokens = np.concatenate([np.roll(text, 37 * n) for n in range(1 + total // max(1, len(text)))])
         except DynoError:
             tokens = np.random.default_rng(20261120).integers(vocab, size=total)

@@ -139,7 +139,7 @@ def _package(name: str, word: str, path: Path, given: Given, say: Callable[[str]
             return place.absolute()
     if path.exists():
         raise TuneError(
-            f"side {name}: {word} is no profile (.yaml), no folder of llama-bench, and none of dyno"
+            f"side {name}: {word} is neither a profile (.yaml) nor a folder with dyno or llama-bench"
         )
     commit = commit_of(word, given.repository)
     if commit is None:

@@ -40,10 +40,10 @@ def source_files(source: Path) -> list[str]:
     """The files of a source tree, relative to it, sorted: by git where it is one, without build folders.
 
     Raises:
-        TuneError: It is no source tree of CMake, or has more files than one.
+        TuneError: It is not a source tree of CMake, or has more files than one.
     """
     if not (source / "CMakeLists.txt").is_file():
-        raise TuneError(f"{source} is no source tree: it has no CMakeLists.txt; give --source DIR")
+        raise TuneError(f"{source} is not a source tree: it has no CMakeLists.txt; give --source DIR")
     done = None
     if (source / ".git").exists() and shutil.which("git"):
         command = ["git", "-C", str(source), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -86,7 +86,7 @@ def snapshot(source: Path, cache: Path) -> tuple[Path, str]:
     """A copy of a source tree in the cache, and its digest. A copy that was cut short is made anew.
 
     Raises:
-        TuneError: It is no source tree, or the cache cannot be written.
+        TuneError: It is not a source tree, or the cache cannot be written.
     """
     names = source_files(source)
     key = digest(source, names)

@@ -75,7 +75,7 @@ class ServedLoad:
             try:
                 values[name] = known[name](given)
             except ValueError:
-                raise TuneError(f"workload: serve with {name}={given!r}, which is no number") from None
+                raise TuneError(f"workload: serve with {name}={given!r}, which is not a number") from None
         return cls(**values)
 
     def __str__(self) -> str:

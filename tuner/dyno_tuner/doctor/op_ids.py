@@ -85,7 +85,7 @@ def decode(item: Item, version: Version) -> None:
         if not re.fullmatch(r"-?[0-9]{1,9}", word):
             item.say(
                 Status.INVALID,
-                f"{word!r} is no number: it is read silently as id 0 (NONE); names are not accepted, "
+                f"{word!r} is not a number: it is read silently as id 0 (NONE); names are not accepted, "
                 f"give ids",
                 SOURCE,
             )

@@ -155,7 +155,7 @@ class HttpClient:
     ) -> None:
         parts = urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise LoadError(f"{address!r} is no address of a server; write http://host:port")
+            raise LoadError(f"{address!r} is not an address of a server; write http://host:port")
         self._https, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
         self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/completions"
         self._model, self._timeout = model, timeout_s

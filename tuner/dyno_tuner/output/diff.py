@@ -83,7 +83,7 @@ def apart(first: Path, second: Path) -> list[str]:
     """The differences of what two profiles are for; empty if they match the same exactly.
 
     Raises:
-        ProfileError: A file is no profile.
+        ProfileError: A file is not a profile.
     """
     a, b = profiles.load_profile(first).match, profiles.load_profile(second).match
     found = profiles.compare(a, b.device, b.model, b.engine)
@@ -97,7 +97,7 @@ def compare_profiles(first: Path, second: Path) -> list[Row]:
     same on the same workload, give or take the margin, the entries in which the groups differ are ties.
 
     Raises:
-        ProfileError: A file is no profile.
+        ProfileError: A file is not a profile.
     """
     a, b = profiles.load_profile(first), profiles.load_profile(second)
     margin = max(_margin(a), _margin(b))

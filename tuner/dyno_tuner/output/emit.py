@@ -91,7 +91,7 @@ def _rate(rate: float) -> float:
 
 
 def _ratio(estimate: Estimate) -> dict[str, Any]:
-    """Four digits, rounded so that the ratio stays inside its interval; what is no number is left out."""
+    """Four digits, rounded so that the ratio stays inside its interval; what is not a number is left out."""
 
     def bounded(value: float) -> float:
         return round(min(max(value, _LEAST_RATIO), _MOST_RATIO), 4)

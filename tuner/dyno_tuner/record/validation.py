@@ -121,7 +121,7 @@ def flaw(record: Mapping[str, Any]) -> None:
 
 
 def number(value: object, what: str, most: float = math.inf) -> float:
-    """Of a record. Raises Odd for what is no number, not finite, negative or above `most`."""
+    """Of a record. Raises Odd for what is not a number, not finite, negative or above `most`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Odd(f"{what} is {_shown(value)}, which is not a number")
     try:

@@ -86,21 +86,21 @@ def read_row(text: str) -> dict[str, Any]:
     """A row from its JSON.
 
     Raises:
-        TuneError: It is no row of this format, or it was changed after its digest was made.
+        TuneError: It is not a row of this format, or it was changed after its digest was made.
     """
     if len(text) > MOST_BYTES:
         raise TuneError(f"a row has at most {MOST_BYTES} characters; this one has {len(text)}")
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TuneError(f"this is no row: {error}") from error
+        raise TuneError(f"this is not a row: {error}") from error
     if not isinstance(row, dict) or row.get("format") != FORMAT:
         told = row.get("format") if isinstance(row, dict) else type(row).__name__
-        raise TuneError(f"this is no row: its format is {told!r}, expected {FORMAT!r}")
+        raise TuneError(f"this is not a row: its format is {told!r}, expected {FORMAT!r}")
     try:
         found = digest(row)
     except ValueError as error:
-        raise TuneError(f"this row holds a number that is none: {error}") from error
+        raise TuneError(f"this row holds a number that cannot be read: {error}") from error
     if row.get("sha256") != found:
         raise TuneError(f"this row was changed: its content has the digest {found[:16]}…")
     return row

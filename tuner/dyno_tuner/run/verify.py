@@ -337,7 +337,7 @@ def verify(
         binaries: folder of the other engine's binaries; by default the recorded one, if the user confirms it.
 
     Raises:
-        ProfileError: the file is no profile.
+        ProfileError: the file is not a profile.
         TuneError: nothing could be verified; says why.
     """
     profile, wrong = profiles.load_readable(path)

@@ -83,7 +83,7 @@ Support supports_pairs(const Shape& s, const DeviceInfo& device) {
   if (s.experts || s.gated || s.norm || s.matrices > 1) {
     return Support::no("tf32_pairs multiplies with one matrix, without a norm");
   }
-  if (s.k % 32 != 0) return Support::no(str_cat("k=", s.k, " is no multiple of 32"));
+  if (s.k % 32 != 0) return Support::no(str_cat("k=", s.k, " is not a multiple of 32"));
   if (!has_bulk_copy(device)) {
     return Support::no(str_cat("tf32_pairs needs compute capability 9.0 and code for it; the device has ",
                                device.compute_capability / 10, ".", device.compute_capability % 10,
@@ -131,8 +131,8 @@ void for_each_param(const VariantInfo& variant, const Visit& visit) {
   for (size_t p = 0; p < kMaxParams && !variant.param_names[p].empty(); ++p) {
     const std::string_view name = variant.param_names[p];
     const auto* known = std::find_if(std::begin(kParams), std::end(kParams), [&](auto& n) { return n.first == name; });
-    DYNO_CHECK(Error, known != std::end(kParams), "[matmul] variant ", variant.name, " has a parameter ", name,
-               " that no choice has");
+    DYNO_CHECK(Error, known != std::end(kParams), "[matmul] variant ", variant.name, " has the parameter ", name,
+               ", which Choice lacks");
     visit(p, known->second);
   }
 }
@@ -164,7 +164,7 @@ bool is_cuda(std::span<const VariantInfo> variants, const Config& config) {
 Choice choice_of(std::span<const VariantInfo> variants, const Config& config) {
   const std::string_view name = variants[config.variant].name;
   const auto* known = std::find_if(std::begin(kNames), std::end(kNames), [&](auto& n) { return n.first == name; });
-  DYNO_CHECK(Error, known != std::end(kNames), "[matmul] variant ", name, " is no CUDA kernel");
+  DYNO_CHECK(Error, known != std::end(kNames), "[matmul] variant ", name, " is not a CUDA kernel");
   Choice choice{known->second};
   if (choice.kernel == Kernel::half_staged) choice.tokens = kStagedTokens;
   for_each_param(variants[config.variant], [&](size_t p, int Choice::*member) { choice.*member = config.params[p]; });
@@ -198,7 +198,7 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
     return Support::no(
         str_cat("all CUDA variants but exact and tf32_pairs read layout gpu, not ", layout_name(s.layout)));
   }
-  if (s.k % 32 != 0) return Support::no(str_cat("k=", s.k, " is no multiple of 32"));
+  if (s.k % 32 != 0) return Support::no(str_cat("k=", s.k, " is not a multiple of 32"));
   const ProductPath path = path_of(choice.kernel);
   if (s.path != ProductPath::any && s.path != path) {
     return Support::no(str_cat(s.rows, " rows are of path ", product_path_name(s.path),

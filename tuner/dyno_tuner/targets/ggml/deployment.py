@@ -123,7 +123,7 @@ def models_ini(
         name, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
         flag = help_.get("-m" if name == "--model" else name)
         if flag is None:
-            raise TuneError(f"{word!r} is no flag of this llama-server")
+            raise TuneError(f"{word!r} is not a flag of this llama-server")
         if flag.argument and not equals:
             if not rest:
                 raise TuneError(f"{word} has no value")
