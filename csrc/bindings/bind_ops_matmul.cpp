@@ -2,9 +2,13 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <vector>
 
+#include "bindings/cuda_launch.h"
 #include "core/error.h"
 #include "ops/copy/act_q8.h"
 #include "ops/matmul/gpu_layout.h"
@@ -44,22 +48,44 @@ nb::object owned(T* data, std::initializer_list<size_t> shape) {
   return nb::cast(nb::ndarray<nb::numpy, T>(data, shape, owner));
 }
 
-nb::object repack(std::string_view type_name, const Bytes& plain, int64_t rows, int64_t k,
-                  std::string_view layout_name) {
+nb::object repack(std::string_view type_name, const Bytes& plain, int64_t rows, int64_t k, std::string_view layout_name,
+                  std::string_view source_name) {
   const DType type = type_of(type_name);
-  const ops::Layout layout = layout_of(layout_name);
+  const ops::Layout layout = layout_of(layout_name), source = layout_of(source_name);
   DYNO_CHECK(UnsupportedError, layout != ops::Layout::plain, "[layout] plain weights need no repacking");
-  check_size(plain, type, ops::Layout::plain, rows, k);
+  const bool from_x16 = source == ops::Layout::x16 && layout == ops::Layout::gpu;
+  DYNO_CHECK(UnsupportedError, from_x16 || source == ops::Layout::plain, "[layout] layout ", layout_name,
+             " is not made of layout ", source_name, "; x16 is made of plain, and gpu of plain or x16");
+  check_size(plain, type, source, rows, k);
   const size_t bytes = ops::layout_bytes(type, layout, rows, k);
   auto* out = new uint8_t[bytes];
   nb::object result = owned(out, {bytes});
   const nb::gil_scoped_release unlocked;
   if (layout == ops::Layout::gpu) {
-    ops::repack_gpu(type, rows, k, reinterpret_cast<const std::byte*>(plain.data()), reinterpret_cast<std::byte*>(out),
-                    0, (rows + ops::kGpuRows - 1) / ops::kGpuRows);
+    const auto make = from_x16 ? ops::repack_gpu_from_x16 : ops::repack_gpu;
+    make(type, rows, k, reinterpret_cast<const std::byte*>(plain.data()), reinterpret_cast<std::byte*>(out), 0,
+         (rows + ops::kGpuRows - 1) / ops::kGpuRows);
   } else {
     ops::repack_rows(type, plain.data(), out, rows, k);
   }
+  return result;
+}
+
+// By the kernel that repacks copies of streamed weights. Matrix i of those at `x16` comes to place[i].
+nb::object repack_on_gpu(std::string_view type_name, const Bytes& x16, int64_t rows, int64_t k,
+                         const std::vector<uint16_t>& place, std::string_view device_name) {
+  const DType type = type_of(type_name);
+  const DeviceInfo device = device_from_name(device_name, "auto");
+  DYNO_CHECK(DeviceError, device.kind == DeviceKind::cuda, "[layout] ", device_name, " is no GPU");
+  const size_t each = ops::layout_bytes(type, ops::Layout::x16, rows, k);
+  const size_t made = ops::layout_bytes(type, ops::Layout::gpu, rows, k);
+  DYNO_CHECK(GgufError, !place.empty() && x16.size() == each * place.size(), "[layout] ", x16.size(), " bytes for ",
+             place.size(), " matrices of ", each);
+  const size_t bytes = made * (size_t{*std::max_element(place.begin(), place.end())} + 1);
+  auto* out = new uint8_t[bytes];
+  nb::object result = owned(out, {bytes});
+  const nb::gil_scoped_release unlocked;
+  repack_x16_on_gpu(device, type, rows, k, x16.data(), x16.size(), place, out, bytes);
   return result;
 }
 
@@ -94,10 +120,16 @@ void bind_ops_matmul(nb::module_& o) {
       },
       "type"_a, "layout"_a, "rows"_a, "k"_a, "Bytes of a weight matrix [rows, k].");
   o.def(
-      "repack", &repack, "type"_a, "plain"_a, "rows"_a, "k"_a, "layout"_a = "x16",
-      nb::sig("def repack(type: str, plain: numpy.typing.NDArray[numpy.uint8], rows: int, k: int, layout: str = 'x16') "
-              "-> numpy.typing.NDArray[numpy.uint8]"),
-      "A plain weight matrix (bytes) in layout x16 or gpu.");
+      "repack", &repack, "type"_a, "plain"_a, "rows"_a, "k"_a, "layout"_a = "x16", "source"_a = "plain",
+      nb::sig("def repack(type: str, plain: numpy.typing.NDArray[numpy.uint8], rows: int, k: int, layout: str = 'x16', "
+              "source: str = 'plain') -> numpy.typing.NDArray[numpy.uint8]"),
+      "A weight matrix (bytes) in layout x16 or gpu, made of a plain one; gpu also of layout x16 (`source`).");
+  o.def(
+      "repack_on_gpu", &repack_on_gpu, "type"_a, "x16"_a, "rows"_a, "k"_a, "place"_a, "device"_a = "cuda:0",
+      nb::sig("def repack_on_gpu(type: str, x16: numpy.typing.NDArray[numpy.uint8], rows: int, k: int, place: "
+              "collections.abc.Sequence[int], device: str = 'cuda:0') -> numpy.typing.NDArray[numpy.uint8]"),
+      "Matrices of layout x16 in layout gpu, by the kernel that repacks copies of streamed weights: matrix i comes to "
+      "place[i], and places that none comes to are zeros.");
   o.def(
       "unpack", &unpack, "type"_a, "layout"_a, "w"_a, "rows"_a, "k"_a, "isa"_a = "auto",
       nb::sig("def unpack(type: str, layout: str, w: numpy.typing.NDArray[numpy.uint8], rows: int, k: int, isa: str = "

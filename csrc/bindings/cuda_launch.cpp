@@ -1,5 +1,6 @@
 #include "bindings/cuda_launch.h"
 
+#include <algorithm>
 #include <charconv>
 #include <map>
 
@@ -10,6 +11,7 @@
 #include "ops/contract.h"
 #ifdef DYNO_HAVE_CUDA
 #include "core/cuda/check.h"
+#include "ops/matmul/cuda/from_x16.h"
 #include "runtime/cuda/handles.h"
 #endif
 
@@ -47,6 +49,34 @@ std::string device_problem(const DeviceInfo& device) {
                  "); build it with CMAKE_CUDA_ARCHITECTURES=native or ", device.compute_capability);
 #else
   return no_cuda_reason();
+#endif
+}
+
+void repack_x16_on_gpu([[maybe_unused]] const DeviceInfo& device, [[maybe_unused]] DType type,
+                       [[maybe_unused]] int64_t rows, [[maybe_unused]] int64_t k, [[maybe_unused]] const uint8_t* x16,
+                       [[maybe_unused]] size_t x16_bytes, [[maybe_unused]] const std::vector<uint16_t>& place,
+                       [[maybe_unused]] uint8_t* out, [[maybe_unused]] size_t out_bytes) {
+#ifdef DYNO_HAVE_CUDA
+  const runtime::DeviceScope scope(device.ordinal, "repacking");
+  const runtime::Stream stream = runtime::make_stream();
+  const runtime::DeviceBuffer from(x16_bytes, "matrices to repack"), to(out_bytes, "repacked matrices");
+  DYNO_CUDA_CHECK(cudaMemcpyAsync(from.data(), x16, x16_bytes, cudaMemcpyHostToDevice, stream.get()));
+  DYNO_CUDA_CHECK(cudaMemsetAsync(to.data(), 0, out_bytes, stream.get()));
+  ops::cuda::X16Matrices some{.x16 = reinterpret_cast<const uint8_t*>(from.data()),
+                              .out = reinterpret_cast<uint8_t*>(to.data()),
+                              .n = static_cast<int32_t>(rows),
+                              .k = static_cast<int32_t>(k)};
+  const size_t each = x16_bytes / place.size();
+  for (size_t i = 0; i < place.size(); i += static_cast<size_t>(some.count)) {
+    some.count = static_cast<int32_t>(std::min<size_t>(place.size() - i, ops::cuda::X16Matrices::kMost));
+    std::copy_n(place.begin() + static_cast<std::ptrdiff_t>(i), some.count, some.place);
+    some.x16 = reinterpret_cast<const uint8_t*>(from.data()) + each * i;
+    ops::cuda::repack_from_x16(type, some, stream.get());
+  }
+  DYNO_CUDA_CHECK(cudaMemcpyAsync(out, to.data(), out_bytes, cudaMemcpyDeviceToHost, stream.get()));
+  DYNO_CUDA_CHECK(cudaStreamSynchronize(stream.get()));
+#else
+  throw DeviceError(no_cuda_reason());
 #endif
 }
 

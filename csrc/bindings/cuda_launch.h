@@ -18,6 +18,11 @@ DeviceInfo device_from_name(std::string_view name, std::string_view isa);
 // Why this build cannot run on a device; empty where it can.
 std::string device_problem(const DeviceInfo& device);
 
+// Matrices [rows, k] of layout x16 in layout gpu by the kernel of ops/matmul/cuda/from_x16.h; throws DeviceError in a
+// build without CUDA. `out` is of so many bytes, zeros where no matrix comes to.
+void repack_x16_on_gpu(const DeviceInfo& device, DType type, int64_t rows, int64_t k, const uint8_t* x16,
+                       size_t x16_bytes, const std::vector<uint16_t>& place, uint8_t* out, size_t out_bytes);
+
 #ifdef DYNO_HAVE_CUDA
 class CudaLaunch final : public ArgMirror {
  public:

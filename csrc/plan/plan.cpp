@@ -180,13 +180,43 @@ size_t Plan::expanded_bytes() const {
   return most;
 }
 
-size_t Plan::plain_copy_bytes() const {
+size_t Plan::stage_bytes() const {
+  // Enough for the link to run at its full rate, and little beside a layer.
+  constexpr size_t kEnough = size_t{32} << 20;
+  constexpr size_t kAlignment = 256;
   size_t most = 0;
   for (const WeightPlacement& weight : weights) {
-    if (weight.stream.wanted && weight.stream.layout != weight.layout) most = std::max(most, weight.bytes);
+    if (!weight.stream.wanted || weight.stream.layout == weight.layout) continue;
+    const size_t matrix = weight.bytes / static_cast<size_t>(weight.stream.matrices);
+    most = std::max(most, std::min(weight.bytes, std::max(matrix, kEnough)));
   }
-  return most;
+  return (most + kAlignment - 1) / kAlignment * kAlignment;
 }
+
+namespace {
+
+// From which layout to which the copies go, and why where the CPU's is not the one that its kernels like best.
+std::string describe_copies(const Plan& plan, const model::ModelDesc& model) {
+  std::map<std::string, int> groups;
+  for (size_t i = 0; i < plan.weights.size(); ++i) {
+    const WeightPlacement& weight = plan.weights[i];
+    if (!weight.stream.wanted || model.weights[i].transform == model::Transform::to_f32) continue;
+    const DType type = model.weights[i].type;
+    std::string text = str_cat(dtype_name(type), " ", ops::layout_name(weight.layout));
+    if (weight.stream.layout != weight.layout) text += str_cat(" to ", ops::layout_name(weight.stream.layout));
+    if (weight.layout == ops::Layout::plain && has_codes(type)) {
+      text += !plan.load.cpu_repack                   ? ", the file's order: cpu_repack is off"
+              : plan.load.numerics == Numerics::exact ? ", the file's order: numerics exact reads it"
+                                                      : ", the file's order: there is no way from x16";
+    }
+    ++groups[text];
+  }
+  std::string out;
+  for (const auto& [text, count] : groups) out += str_cat("  ", count, " copies of ", text, "\n");
+  return out;
+}
+
+}  // namespace
 
 std::string Plan::describe(const model::ModelDesc& model) const {
   const DeviceInfo& device = main_device();
@@ -231,6 +261,7 @@ std::string Plan::describe(const model::ModelDesc& model) const {
     out += str_cat(streamed.nodes.size(), " ops a u-batch of at least ", streams_from, " tokens, for which ",
                    device_name(main_device()), " takes copies of the CPU's weights through ",
                    mib(devices.front().stream_bytes), "\n");
+    out += describe_copies(*this, model);
   }
   if (!fused.nodes.empty()) {
     out += str_cat(fused.nodes.size(), " ops a u-batch of at most ", fused_tokens, " tokens, ", distinct(ListId::fused),

@@ -101,8 +101,11 @@ struct StreamedWeight {
   bool wanted = false;
   ops::Layout layout = ops::Layout::plain;  // of the copy
   size_t bytes = 0;
-  size_t offset = 0;  // in the main device's memory for such copies
+  size_t offset = 0;     // in the main device's memory for such copies
+  int64_t matrices = 1;  // that cross each by itself
 };
+// Where copies that are repacked on the main device wait for it: one is filled while the other is repacked.
+inline constexpr size_t kStages = 2;
 
 struct WeightPlacement {
   DeviceId device = kMainDevice;
@@ -294,8 +297,9 @@ struct Plan {
     const WeightPlacement& weight = weights[static_cast<size_t>(id)];
     return streams(list, id) ? weight.stream.bytes : weight.bytes;
   }
-  // At the end of the memory for copies: a weight in the order in which it crosses, before it is repacked.
-  size_t plain_copy_bytes() const;
+  // Of a stage: matrices in the layout in which they cross, before they are repacked. The stages stand at the end of
+  // the memory for copies.
+  size_t stage_bytes() const;
   // Where the logits are written.
   DeviceId logits_device() const { return values[static_cast<size_t>(logits)].device; }
   // Whether any u-batch runs through the expanded list. With an f32 cache its keys and values are f32 as well, and pay

@@ -56,8 +56,15 @@ def layout_supported(type: str, layout: str) -> bool:
 def layout_bytes(type: str, layout: str, rows: int, k: int) -> int:
     """Bytes of a weight matrix [rows, k]."""
 
-def repack(type: str, plain: numpy.typing.NDArray[numpy.uint8], rows: int, k: int, layout: str = 'x16') -> numpy.typing.NDArray[numpy.uint8]:
-    """A plain weight matrix (bytes) in layout x16 or gpu."""
+def repack(type: str, plain: numpy.typing.NDArray[numpy.uint8], rows: int, k: int, layout: str = 'x16', source: str = 'plain') -> numpy.typing.NDArray[numpy.uint8]:
+    """
+    A weight matrix (bytes) in layout x16 or gpu, made of a plain one; gpu also of layout x16 (`source`).
+    """
+
+def repack_on_gpu(type: str, x16: numpy.typing.NDArray[numpy.uint8], rows: int, k: int, place: Sequence[int], device: str = 'cuda:0') -> numpy.typing.NDArray[numpy.uint8]:
+    """
+    Matrices of layout x16 in layout gpu, by the kernel that repacks copies of streamed weights: matrix i comes to place[i], and places that none comes to are zeros.
+    """
 
 def unpack(type: str, layout: str, w: numpy.typing.NDArray[numpy.uint8], rows: int, k: int, isa: str = 'auto') -> numpy.typing.NDArray[numpy.float32]:
     """

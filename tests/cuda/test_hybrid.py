@@ -10,6 +10,7 @@ import dyno
 import numpy as np
 import pytest
 from dyno import _core
+from ops.matmul_data import QUANTISED, block, weights
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,6 +19,10 @@ TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
 NAMES = sorted(p.name.removesuffix("-tiny.gguf") for p in TINY.glob("*-tiny.gguf"))
 GPUS = [d for d in _core.devices() if d["kind"] == "cuda"]
 GRAPHS = _core.build_info()["switches"].get("GGML_CUDA_USE_GRAPHS") == "ON"
+# Types with a layout for the CPU's kernels and one for the GPU's.
+ON_BOTH = [
+    t for t in QUANTISED if _core.ops.layout_supported(t, "x16") and _core.ops.layout_supported(t, "gpu")
+]
 EXACT = {"kv_type_k": "f32", "kv_type_v": "f32"}
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")]
@@ -240,6 +245,31 @@ def test_streamed_weights_with_default_numerics(name: str) -> None:
     s = opened_at(name, {**where, "session": {**session, "offload_min_tokens": 0}}, "default")
     assert nmse(decode(s, tokens, pinned_routing=routing), want) < 1e-9
     assert s.streamed["bytes"] > 0
+
+
+@pytest.mark.parametrize("type_name", ON_BOTH)
+@pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (16, 3), (37, 11), (768, 9)])
+def test_copies_in_the_layout_of_the_cpu_become_that_of_the_gpu(
+    type_name: str, rows: int, blocks: int
+) -> None:
+    """The kernel behind the copies gives the bytes of the host's packer, each matrix in its place."""
+    ops, k = _core.ops, blocks * block(type_name)
+    place = [2, 0, 5]
+    plain = [weights(np.random.default_rng(seed), type_name, rows, k)[0] for seed in place]
+    x16 = np.concatenate([ops.repack(type_name, one, rows, k) for one in plain])
+    got = ops.repack_on_gpu(type_name, x16, rows, k, place).reshape(6, -1)
+    for one, at in zip(plain, place, strict=True):
+        np.testing.assert_array_equal(got[at], ops.repack(type_name, one, rows, k, layout="gpu"))
+    assert not got[[1, 3, 4]].any()
+
+
+@pytest.mark.parametrize("type_name", ["q4_0", "q8_0", "q6_k"])
+def test_more_matrices_than_a_launch_takes(type_name: str) -> None:
+    ops, k = _core.ops, block(type_name)
+    plain, _ = weights(np.random.default_rng(1), type_name, 300 * 16, k)
+    x16 = ops.repack(type_name, plain, 300 * 16, k)  # 300 matrices of one tile
+    got = ops.repack_on_gpu(type_name, x16, 16, k, list(range(300)))
+    np.testing.assert_array_equal(got, ops.repack(type_name, plain, 300 * 16, k, layout="gpu"))
 
 
 @pytest.mark.skipif(len(GPUS) < 2, reason="needs two GPUs")

@@ -12,6 +12,8 @@ from dyno.errors import UnsupportedError
 from ops.matmul_data import QUANTISED, block, weights
 
 ops = _core.ops
+# Types with a layout for the CPU's kernels and one for the GPU's.
+ON_BOTH = [t for t in QUANTISED if ops.layout_supported(t, "x16") and ops.layout_supported(t, "gpu")]
 
 
 @pytest.mark.parametrize("type_name", [*QUANTISED, "f16", "bf16"])
@@ -23,6 +25,39 @@ def test_keeps_every_bit(type_name: str, rows: int, blocks: int) -> None:
     assert packed.nbytes == ops.layout_bytes(type_name, "gpu", rows, k)
     got = ops.unpack(type_name, "gpu", packed, rows, k)
     np.testing.assert_array_equal(got, exact.astype(np.float32))
+
+
+@pytest.mark.parametrize("type_name", ON_BOTH)
+@pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (16, 3), (37, 11), (48, 2), (63, 5)])
+def test_is_the_same_from_the_layout_of_the_cpu(type_name: str, rows: int, blocks: int) -> None:
+    """The two ways to layout gpu give the same bytes: copies of streamed weights come in layout x16."""
+    k = blocks * block(type_name)
+    plain, _ = weights(np.random.default_rng(rows), type_name, rows, k)
+    x16 = ops.repack(type_name, plain, rows, k, layout="x16")
+    got = ops.repack(type_name, x16, rows, k, layout="gpu", source="x16")
+    np.testing.assert_array_equal(got, ops.repack(type_name, plain, rows, k, layout="gpu"))
+
+
+def test_every_bit_of_x16_counts() -> None:
+    """A flipped bit of any byte but those of rows that do not exist changes the bytes of layout gpu."""
+    for type_name in ON_BOTH:
+        rows, k = 16, block(type_name)
+        plain, _ = weights(np.random.default_rng(5), type_name, rows, k)
+        x16 = ops.repack(type_name, plain, rows, k)
+        want = ops.repack(type_name, x16, rows, k, layout="gpu", source="x16")
+        for at in range(x16.size):
+            changed = x16.copy()
+            changed[at] ^= 1
+            got = ops.repack(type_name, changed, rows, k, layout="gpu", source="x16")
+            assert (got != want).sum() == 1, (type_name, at)
+
+
+def test_refuses_other_ways_between_layouts() -> None:
+    x16 = np.zeros(ops.layout_bytes("q4_0", "x16", 16, 64), np.uint8)
+    with pytest.raises(UnsupportedError, match="layout x16 is not made of layout x16"):
+        ops.repack("q4_0", x16, 16, 64, layout="x16", source="x16")
+    with pytest.raises(UnsupportedError, match="f16 has no layout x16"):
+        ops.repack("f16", np.zeros(16 * 64 * 2, np.uint8), 16, 64, layout="gpu", source="x16")
 
 
 @pytest.mark.parametrize("type_name", QUANTISED)

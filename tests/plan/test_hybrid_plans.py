@@ -12,6 +12,7 @@ from dyno import _core
 from dyno.errors import OutOfMemoryError, PlanError
 
 TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
+QUANTISED = TINY.parents[2] / "models" / "pycode-moe-20m-Q4_K_M.gguf"
 NAMES = sorted(p.name.removesuffix("-tiny.gguf") for p in TINY.glob("*-tiny.gguf"))
 GPU = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
 CPU = dict(_core.cpu_info())
@@ -124,6 +125,34 @@ def test_only_rows_ids_and_weights_cross_to_experts_on_the_cpu(name: str) -> Non
             if (match := re.match(r"transfer row=(\d+)", node["key"])) and "moe_out" in node["name"]
         ]
         assert widths == [4 * session.model["n_embd"]] * len(widths)
+
+
+def test_streamed_weights_keep_the_layout_of_the_cpus_kernels() -> None:
+    """A GPU repacks the copies, whatever the layout; `explain` says which way each goes."""
+
+    def planned_with(**load: Any) -> _core.Session:
+        return _core.Session(
+            QUANTISED,
+            load=load,
+            context={"ctx": 64},
+            session={"ubatch": 16, "threads": 2, "cuda_graphs": False},
+            plan_only=True,
+            device=GPU,
+            placement={"cpu_moe": True, "beside_gpu": [CPU]},
+        )
+
+    def layouts(session: _core.Session) -> set[str]:
+        return {t["layout"] for t in session.plan["tensors"] if t["device"] == "cpu" and "_exps" in t["name"]}
+
+    default = planned_with()
+    assert layouts(default) == {"x16"}
+    assert re.search(r"copies of q4_\w+ x16 to gpu\n", default.describe_plan())
+    in_order = planned_with(cpu_repack=False)
+    assert layouts(in_order) == {"plain"}
+    assert "plain to gpu, the file's order: cpu_repack is off" in in_order.describe_plan()
+    exact = planned_with(numerics="exact")
+    assert layouts(exact) == {"plain"}
+    assert " to gpu" not in exact.describe_plan()
 
 
 def test_few_tokens_are_fused_where_all_of_a_launch_is_on_the_gpu() -> None:

@@ -7,7 +7,6 @@
 #include "ops/matmul/gpu_unpack.h"
 
 namespace dyno::ops {
-
 namespace {
 
 // Calls f<type>() for a type that has the layout.
@@ -27,6 +26,19 @@ void with_gpu_type(DType type, F&& f) {
   }
 }
 
+// The stripe of the rows from row0 on.
+template <DType kType, typename Rows>
+void pack_stripe(const Rows& rows, typename Rows::Index row0, int64_t k, std::byte* out) {
+  constexpr GpuFormat f = gpu_format(kType);
+  for (int64_t at_k = 0; at_k < k; at_k += f.unit_k(), out += f.unit_bytes()) {
+    const auto unit = static_cast<typename Rows::Index>(at_k);
+    for (int word = 0; word < f.unit_bytes() / 4; ++word) {
+      const uint32_t value = pack_word<kType>(rows, row0, unit, word);
+      std::memcpy(out + 4 * word, &value, 4);
+    }
+  }
+}
+
 void check_k(DType type, int64_t k) {
   DYNO_CHECK(UnsupportedError, k > 0 && k % dtype_info(type).block_elements == 0, "[gpu layout] k=", k,
              " is not a multiple of the ", dtype_info(type).block_elements, " elements of a ", dtype_name(type),
@@ -38,15 +50,30 @@ void check_k(DType type, int64_t k) {
 void repack_gpu(DType type, int64_t n, int64_t k, const std::byte* plain, std::byte* out, int64_t first, int64_t last) {
   check_k(type, k);
   with_gpu_type(type, [&]<DType kType>() {
-    constexpr GpuFormat f = gpu_format(kType);
     const FileRows<kType> rows{reinterpret_cast<const uint8_t*>(plain), n, k};
-    const int64_t units = (k + f.unit_k() - 1) / f.unit_k();
     for (int64_t stripe = first; stripe < last; ++stripe) {
-      for (int64_t unit = 0; unit < units; ++unit) {
-        std::byte* at = out + (stripe * units + unit) * f.unit_bytes();
-        for (int word = 0; word < f.unit_bytes() / 4; ++word) {
-          const uint32_t value = pack_word<kType>(rows, stripe * kGpuRows, unit * f.unit_k(), word);
-          std::memcpy(at + 4 * word, &value, 4);
+      pack_stripe<kType>(rows, stripe * kGpuRows, k, out + stripe * gpu_stripe_bytes(kType, k));
+    }
+  });
+}
+
+void repack_gpu_from_x16(DType type, int64_t n, int64_t k, const std::byte* x16, std::byte* out, int64_t first,
+                         int64_t last) {
+  check_k(type, k);
+  DYNO_CHECK(UnsupportedError, packs_from_x16(type), "[gpu layout] type ", dtype_name(type), " has no layout x16");
+  with_gpu_type(type, [&]<DType kType>() {
+    if constexpr (packs_from_x16(kType)) {
+      constexpr GpuFormat f = gpu_format(kType);
+      using Rows = X16Rows<kType>;
+      const int64_t tile = k / Rows::per_block * Rows::record;
+      for (int64_t stripe = first; stripe < last; ++stripe) {
+        const auto left = static_cast<int>(std::min<int64_t>(kX16Rows, n - stripe * kGpuRows));
+        const auto* from = reinterpret_cast<const uint8_t*>(x16) + stripe * tile;
+        std::byte* to = out + stripe * gpu_stripe_bytes(kType, k);
+        for (int64_t k0 = 0; k0 < k; k0 += kX16RunK) {  // as the kernel does
+          const auto here = static_cast<int>(std::min<int64_t>(kX16RunK, k - k0));
+          const Rows rows{from + k0 / Rows::per_block * Rows::record, left, here};
+          pack_stripe<kType>(rows, 0, here, to + k0 / f.unit_k() * f.unit_bytes());
         }
       }
     }

@@ -125,6 +125,9 @@ constexpr GpuFormat gpu_format(DType type) {
 
 constexpr bool has_gpu_layout(DType type) { return gpu_format(type).low_bits != 0; }
 
+// Whether repack_gpu_from_x16() knows a type: all whose codes layout x16 holds.
+constexpr bool packs_from_x16(DType type) { return has_gpu_layout(type) && gpu_format(type).low_bits != 16; }
+
 constexpr int64_t gpu_stripe_bytes(DType type, int64_t k) {
   const GpuFormat f = gpu_format(type);
   return (k + f.unit_k() - 1) / f.unit_k() * f.unit_bytes();
@@ -138,6 +141,11 @@ constexpr int64_t gpu_layout_bytes(DType type, int64_t n, int64_t k) {
 // of stripe 0 is out[0]. Stripes are independent: callers split them over threads.
 // Throws UnsupportedError for a type without this layout or a k that is no multiple of its block.
 void repack_gpu(DType type, int64_t n, int64_t k, const std::byte* plain, std::byte* out, int64_t first, int64_t last);
+
+// The same bytes from a matrix in layout x16, which the CPU's kernels read: weights that a GPU takes copies of lie so.
+// Throws UnsupportedError for a type without both layouts or a k that is no multiple of its block.
+void repack_gpu_from_x16(DType type, int64_t n, int64_t k, const std::byte* x16, std::byte* out, int64_t first,
+                         int64_t last);
 
 // What a kernel reads as row `row`, in float32: equal to dequantize_row() of the file's bytes.
 void dequantize_gpu_row(DType type, int64_t k, const std::byte* packed, int64_t row, float* out);

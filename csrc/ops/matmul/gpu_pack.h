@@ -1,5 +1,5 @@
-// One 32-bit word of Layout::gpu from the file's blocks, and single elements of them: for the host and for the device.
-// gpu_layout.h describes the layout, gguf/quant_blocks.h the blocks.
+// One 32-bit word of Layout::gpu from the file's blocks or from layout x16, and single elements of blocks: for the host
+// and for the device. gpu_layout.h describes the layout, gguf/quant_blocks.h the blocks, layout.h and unpack.h x16.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 
 #include "gguf/quant_blocks.h"
 #include "ops/matmul/gpu_layout.h"
+#include "ops/matmul/quant_format.h"
 
 #ifdef __CUDACC__
 #define DYNO_HOST_DEVICE __host__ __device__
@@ -143,6 +144,7 @@ DYNO_HOST_DEVICE inline float value_of(const typename FileBlock<kType>::Type& bl
 template <DType kType>
 struct FileRows {
   using Block = typename FileBlock<kType>::Type;
+  using Index = int64_t;
   const uint8_t* base = nullptr;
   int64_t n = 0, k = 0;
 
@@ -156,6 +158,96 @@ struct FileRows {
     const Block* b = block(row, at_k);
     return b == nullptr ? 0u : code_of<kType>(*b, static_cast<int>(at_k % kFileBlock<kType>));
   }
+  // Of the block at `at_k`: the bits of its f16 d (or its e8m0 exponent), and of its m or dmin.
+  DYNO_HOST_DEVICE uint32_t d(int64_t row, int64_t at_k) const {
+    const Block* b = block(row, at_k);
+    if constexpr (gpu_format(kType).scale == GpuScale::e8m0) {
+      return b == nullptr ? 0u : b->e;
+    } else {
+      return b == nullptr ? 0u : b->d;
+    }
+  }
+  DYNO_HOST_DEVICE uint32_t m(int64_t row, int64_t at_k) const {
+    const Block* b = block(row, at_k);
+    if constexpr (gpu_format(kType).scale == GpuScale::d_m) {
+      return b == nullptr ? 0u : b->m;
+    } else {
+      return b == nullptr ? 0u : b->dmin;
+    }
+  }
+  // As sub_scale() and sub_min() of the super-block at `at_k`.
+  DYNO_HOST_DEVICE uint32_t scale(int64_t row, int64_t at_k, int s) const {
+    const Block* b = block(row, at_k);
+    return b == nullptr ? 0u : sub_scale<kType>(*b, s);
+  }
+  DYNO_HOST_DEVICE uint32_t min(int64_t row, int64_t at_k, int s) const {
+    const Block* b = block(row, at_k);
+    return b == nullptr ? 0u : sub_min<kType>(*b, s);
+  }
+};
+
+constexpr int kX16Rows = 16;
+constexpr int kX16RunK = 512;  // elements of k that are repacked together: whole units
+
+// The same of 16 rows, a tile of layout x16, of which `n` exist. `base`: the record of the block at k = 0.
+template <DType kType>
+struct X16Rows {
+  static constexpr WeightFormat format = kFormat<kType>;
+  static constexpr int per_block = format.block, bits = format.bits;
+  static constexpr int record = record_bytes(format), header = header_bytes(format), planes = planes_bytes(format);
+  static_assert(packs_from_x16(kType) && kFileBlock<kType> == per_block && shift_bytes(format) == 0);
+  static_assert(kX16Rows == kGpuRows && record % 16 == 0);  // a tile makes a stripe, by loads of 16 bytes
+  using Index = int;                                        // on the GPU a block has few records
+  const uint8_t* base = nullptr;
+  int n = 0, k = 0;
+
+  DYNO_HOST_DEVICE const uint8_t* block(int row, int at_k) const {
+    return row >= n || at_k >= k ? nullptr : base + static_cast<size_t>(at_k / per_block) * record;
+  }
+  DYNO_HOST_DEVICE uint32_t code(int row, int at_k) const {
+    const uint8_t* p = block(row, at_k);
+    if (p == nullptr) return 0;
+    const int i = at_k % per_block, step = i % 32 / 4;
+    p += header + i / 32 * planes + 4 * row + i % 4;
+    if constexpr (bits == 8) {
+      return p[64 * step];
+    } else if constexpr (bits >= 4) {
+      uint32_t code = (p[64 * (step % 4)] >> (step / 4 * 4)) & 15u;
+      if constexpr (bits == 5) code |= ((p[256] >> step) & 1u) << 4;
+      if constexpr (bits == 6) code |= ((p[256 + 64 * (step / 4)] >> (step % 4 * 2)) & 3u) << 4;
+      return code;
+    } else {
+      uint32_t code = (p[64 * (step / 4)] >> (step % 4 * 2)) & 3u;
+      if constexpr (bits == 3) code |= ((p[128] >> step) & 1u) << 2;
+      return code;
+    }
+  }
+  DYNO_HOST_DEVICE uint32_t d(int row, int at_k) const {
+    const uint8_t* p = block(row, at_k);
+    if (p == nullptr) return 0;
+    if constexpr (format.header == Header::e8m0) {
+      return p[row];
+    } else {
+      return half_at(p + 2 * row);
+    }
+  }
+  DYNO_HOST_DEVICE uint32_t m(int row, int at_k) const {
+    const uint8_t* p = block(row, at_k);
+    return p == nullptr ? 0u : half_at(p + 32 + 2 * row);
+  }
+  DYNO_HOST_DEVICE uint32_t scale(int row, int at_k, int s) const {
+    const uint8_t* p = block(row, at_k);
+    if (p == nullptr) return 0;
+    constexpr bool kMins = format.header == Header::k_min32 || format.header == Header::k_min16;
+    return kMins ? p[64 + 16 * s + row] : p[32 + 16 * s + row] ^ 0x80u;
+  }
+  DYNO_HOST_DEVICE uint32_t min(int row, int at_k, int s) const {
+    const uint8_t* p = block(row, at_k);
+    return p == nullptr ? 0u : p[64 + 128 + 16 * s + row];
+  }
+
+ private:
+  DYNO_HOST_DEVICE static uint32_t half_at(const uint8_t* p) { return p[0] | static_cast<uint32_t>(p[1]) << 8; }
 };
 
 // Row of a stripe and k of a tile that step s, pair j, element e have in lane `lane`.
@@ -165,8 +257,9 @@ DYNO_HOST_DEVICE constexpr int gpu_pair_k(int lane, int s, int j, int e) {
 }
 
 // Codes: word `word` of the planes of the tile that starts at (row0, k0).
-template <DType kType>
-DYNO_HOST_DEVICE inline uint32_t pack_codes(const FileRows<kType>& rows, int64_t row0, int64_t k0, int word) {
+template <DType kType, typename Rows>
+DYNO_HOST_DEVICE inline uint32_t pack_codes(const Rows& rows, typename Rows::Index row0, typename Rows::Index k0,
+                                            int word) {
   constexpr GpuFormat f = gpu_format(kType);
   const auto code = [&](int lane, int s, int j, int e) {
     return rows.code(row0 + gpu_pair_row(lane, j), k0 + gpu_pair_k(lane, s, j, e));
@@ -203,23 +296,19 @@ DYNO_HOST_DEVICE inline uint32_t pack_codes(const FileRows<kType>& rows, int64_t
 }
 
 // Scales: word `word` of those of the tile at (row0, k0).
-template <DType kType>
-DYNO_HOST_DEVICE inline uint32_t pack_scales(const FileRows<kType>& rows, int64_t row0, int64_t k0, int word) {
+template <DType kType, typename Rows>
+DYNO_HOST_DEVICE inline uint32_t pack_scales(const Rows& rows, typename Rows::Index row0, typename Rows::Index k0,
+                                             int word) {
   constexpr GpuFormat f = gpu_format(kType);
-  const auto at = [&](int g, int64_t k) { return rows.block(row0 + g, k); };
   if constexpr (f.scale == GpuScale::d) {
-    const int g = word / 2 + 8 * (word % 2);
-    const auto *a = at(g, k0), *b = at(g, k0 + 32);
-    return (a ? a->d : 0u) | (b ? static_cast<uint32_t>(b->d) : 0u) << 16;
+    const auto row = row0 + word / 2 + 8 * (word % 2);
+    return rows.d(row, k0) | rows.d(row, k0 + 32) << 16;
   } else if constexpr (f.scale == GpuScale::d_m) {
-    const auto* a = at(word / 4 + 8 * (word % 4 / 2), k0 + 32 * (word % 2));
-    return a ? a->d | static_cast<uint32_t>(a->m) << 16 : 0u;
+    const auto row = row0 + word / 4 + 8 * (word % 4 / 2), k = k0 + 32 * (word % 2);
+    return rows.d(row, k) | rows.m(row, k) << 16;
   } else if constexpr (f.scale == GpuScale::e8m0) {
     uint32_t out = 0;
-    for (int i = 0; i < 4; ++i) {
-      const auto* a = at(word + 8 * (i % 2), k0 + 32 * (i / 2));
-      out |= (a ? static_cast<uint32_t>(a->e) : 0u) << (8 * i);
-    }
+    for (int i = 0; i < 4; ++i) out |= rows.d(row0 + word + 8 * (i % 2), k0 + 32 * (i / 2)) << (8 * i);
     return out;
   } else if constexpr (f.super_block()) {
     // Bytes of one word are rows g and g + 8 of a sub-block, then those of the next one or their mins.
@@ -229,12 +318,12 @@ DYNO_HOST_DEVICE inline uint32_t pack_scales(const FileRows<kType>& rows, int64_
     const int first = static_cast<int>(k0 % kSuperBlock) / kSub;
     uint32_t out = 0;
     for (int i = 0; i < 4; ++i) {
-      const auto* a = at(g + 8 * (i % 2), k0);
+      const auto row = row0 + g + 8 * (i % 2);
       uint32_t byte = 0;
       if constexpr (f.scale == GpuScale::k_min32) {
-        if (a) byte = i / 2 ? sub_min<kType>(*a, first + w) : sub_scale<kType>(*a, first + w);
+        byte = i / 2 ? rows.min(row, k0, first + w) : rows.scale(row, k0, first + w);
       } else {
-        if (a) byte = sub_scale<kType>(*a, first + 2 * w + i / 2);
+        byte = rows.scale(row, k0, first + 2 * w + i / 2);
       }
       out |= byte << (8 * i);
     }
@@ -244,9 +333,10 @@ DYNO_HOST_DEVICE inline uint32_t pack_scales(const FileRows<kType>& rows, int64_
   }
 }
 
-// Word `word` of the unit (gpu_format().unit_bytes()) at (row0, k0).
-template <DType kType>
-DYNO_HOST_DEVICE inline uint32_t pack_word(const FileRows<kType>& rows, int64_t row0, int64_t k0, int word) {
+// Word `word` of the unit (gpu_format().unit_bytes()) at (row0, k0), from FileRows or X16Rows.
+template <DType kType, typename Rows>
+DYNO_HOST_DEVICE inline uint32_t pack_word(const Rows& rows, typename Rows::Index row0, typename Rows::Index k0,
+                                           int word) {
   constexpr GpuFormat f = gpu_format(kType);
   constexpr int kTiles = f.super_block() ? 4 : 1;
   constexpr int kCodes = f.code_bytes() / 4, kScales = f.scale_bytes() / 4;
@@ -258,12 +348,11 @@ DYNO_HOST_DEVICE inline uint32_t pack_word(const FileRows<kType>& rows, int64_t 
   word -= kTiles * (kCodes + kScales);
   if constexpr (f.super_block()) {
     constexpr int kWords = f.super_bytes() / 32;  // for each g
-    const int g = word / kWords;
-    const auto *a = rows.block(row0 + g, k0), *b = rows.block(row0 + g + 8, k0);
+    const auto row = row0 + word / kWords;
     if constexpr (kWords == 2) {
-      if (word % 2 == 1) return (a ? a->dmin : 0u) | (b ? static_cast<uint32_t>(b->dmin) : 0u) << 16;
+      if (word % 2 == 1) return rows.m(row, k0) | rows.m(row + 8, k0) << 16;
     }
-    return (a ? a->d : 0u) | (b ? static_cast<uint32_t>(b->d) : 0u) << 16;
+    return rows.d(row, k0) | rows.d(row + 8, k0) << 16;
   }
   return 0;
 }

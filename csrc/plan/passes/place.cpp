@@ -3,6 +3,7 @@
 
 #include "core/checked.h"
 #include "core/error.h"
+#include "ops/matmul/gpu_layout.h"
 #include "ops/matmul/layout.h"
 #include "plan/passes/passes.h"
 #include "plan/placement.h"
@@ -38,9 +39,11 @@ WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const Lo
   }
   const bool quantised = has_codes(w.type);
   const bool matrix = w.transform != model::Transform::to_f32 && w.transform != model::Transform::kv_b_k_transposed;
-  // A GPU repacks the file's order when a copy comes to it, and the copy comes from memory that can be page-locked.
+  // A GPU repacks a copy when it comes, from the file's order or from x16. It comes from memory that can be
+  // page-locked, so not from the file's pages.
   const bool may_stream = beside_gpu && w.transform == model::Transform::none && !w.table && has_gpu_kernels(w.type);
-  if (matrix && !w.table && !may_stream && quantised && load.cpu_repack && load.numerics == Numerics::standard &&
+  const bool crosses = !may_stream || ops::packs_from_x16(w.type);
+  if (matrix && !w.table && crosses && quantised && load.cpu_repack && load.numerics == Numerics::standard &&
       ops::layout_supported(w.type, ops::Layout::x16)) {
     p.layout = ops::Layout::x16;
   }
@@ -96,10 +99,12 @@ void mark_streamed(Plan& plan, const model::ModelDesc& model) {
     const DeviceInfo& at = plan.device(weight.device);
     if (weight.device == kMainDevice || at.kind != DeviceKind::cpu || w.transform != model::Transform::none) return;
     if (plan.main_device().kind == DeviceKind::cuda && !has_gpu_kernels(w.type)) return;
-    // As it would lie on the main device. What comes is the file's order, or the layout that both have.
+    // As it would lie on the main device.
     const WeightPlacement there = place(w, plan.main_device(), plan.load, false);
-    if (plan.main_device().kind == DeviceKind::cpu && there.layout != weight.layout) return;
-    weight.stream = {.wanted = true, .layout = there.layout, .bytes = there.bytes};
+    const bool repacks = plan.main_device().kind == DeviceKind::cuda && there.layout == ops::Layout::gpu;
+    if (!repacks && there.layout != weight.layout) return;
+    weight.stream = {
+        .wanted = true, .layout = there.layout, .bytes = there.bytes, .matrices = weight.experts ? w.batch : 1};
     experts |= weight.experts;
   };
   const OffloadOptions& on = plan.offload;

@@ -68,7 +68,7 @@ void stream(Plan& plan, NodeList& list) {
     for (const model::WeightId id : fetch.weights) plan.weights[static_cast<size_t>(id)].stream.offset += half;
   }
   main.stream_bytes = checked_add(checked_mul(half, orders.size() > 1 ? 2 : 1, "streamed weights"),
-                                  plan.plain_copy_bytes(), "streamed weights");
+                                  checked_mul(kStages, plan.stage_bytes(), "streamed weights"), "streamed weights");
 }
 
 }  // namespace dyno::plan

@@ -33,7 +33,7 @@ struct CudaExecutor::Env {
   }
   const std::byte* weight(model::WeightId id) const {
     if (!plan.streams(list, id)) return executor.weights_.data(id);
-    return executor.copies_.data() + plan.weights[static_cast<size_t>(id)].stream.offset;
+    return executor.copies_.at(id);
   }
   size_t weight_bytes(model::WeightId id) const { return plan.bytes_in(list, id); }
   const float* inverse_frequencies(int32_t table) const {

@@ -33,7 +33,8 @@ CudaExecutor::CudaExecutor(const GgufFile& file, const model::ModelDesc& model, 
       device_(device),
       stream_(make_stream()),
       weights_(file, model, plan, device, pool, threads),
-      counters_(ops::kStreamCounters * sizeof(int32_t), "counters") {
+      counters_(ops::kStreamCounters * sizeof(int32_t), "counters"),
+      copies_(plan, model) {
   size_t bytes = 0;
   for (const plan::RopeTable& table : plan.rope_tables) {
     table_offsets_.push_back(bytes);
@@ -90,11 +91,7 @@ void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cac
   } else {
     for (Beside& beside : beside_) beside = {};
   }
-  resize(copies_, planned().stream_bytes, "copies of the CPU's weights");
-  if (copies_.size() > 0 && copy_stream_.get() == nullptr) {
-    copy_stream_ = make_stream();
-    launched_so_far_ = make_event();
-  }
+  if (device_ == plan::kMainDevice) copies_.prepare();
   const InputLayout layout(plan_.ubatch);
   if (resize(inputs_, layout.bytes, "inputs")) {
     for (PinnedBuffer& stage : staged_) stage = PinnedBuffer(layout.bytes, "inputs");
@@ -119,7 +116,7 @@ ops::CudaStream CudaExecutor::context() const {
 void CudaExecutor::finish() {
   check_not_lost(info().ordinal);
   const CudaStep step(info().ordinal, "waiting for the device");
-  if (copy_stream_.get() != nullptr) DYNO_CUDA_CHECK(cudaStreamSynchronize(copy_stream_.get()));
+  copies_.finish();
   DYNO_CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
 }
 

@@ -14,6 +14,7 @@
 #include "runtime/backend.h"
 #include "runtime/cuda/draws.h"
 #include "runtime/cuda/handles.h"
+#include "runtime/cuda/weight_copies.h"
 #include "runtime/cuda/weights_cuda.h"
 #include "runtime/executor.h"
 
@@ -168,11 +169,7 @@ class CudaExecutor final : public Executor, public Backend {
   MicroBatch micro_batch_;
   const plan::Selection* selection_ = nullptr;
   Event host_copies_, followed_;
-  // Copies of the CPU's weights: on a stream of their own, in the file's order first where kernels read another.
-  Stream copy_stream_;
-  DeviceBuffer copies_;
-  Event launched_so_far_;
-  std::map<model::WeightId, Event> copied_;
+  WeightCopies copies_;
   bool copies_host_ = false;  // since host_copies_ was waited for
   int64_t capture_failures_ = 0;
   int failing_captures_ = 0;

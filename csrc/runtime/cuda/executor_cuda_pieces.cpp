@@ -4,7 +4,6 @@
 #include "core/cuda/check.h"
 #include "core/device_loss.h"
 #include "core/error.h"
-#include "ops/matmul/cuda/problem.h"
 #include "runtime/cuda/env_cuda.h"
 #include "runtime/cuda/executor_cuda.h"
 #include "runtime/cuda/input_layout.h"
@@ -147,44 +146,18 @@ void CudaExecutor::read(plan::ValueId value, std::span<std::byte> out) {
 
 void CudaExecutor::copies_follow_launches() {
   const DeviceScope scope(info().ordinal, "bringing weights");
-  DYNO_CUDA_CHECK(cudaEventRecord(launched_so_far_.get(), stream_.get()));
-  DYNO_CUDA_CHECK(cudaStreamWaitEvent(copy_stream_.get(), launched_so_far_.get()));
+  copies_.follow(stream_.get());
 }
 
-// Matrices in the file's order are repacked behind their copy, on the same stream: the memory bus of the device takes a
-// fraction of the time of the link.
 void CudaExecutor::bring(model::WeightId weight, const std::byte* from, int64_t matrices,
                          std::span<const MatrixRange> ranges) {
   const DeviceScope scope(info().ordinal, "bringing weights");
-  const plan::WeightPlacement& placed = plan_.weights[static_cast<size_t>(weight)];
-  const model::Weight& w = model_.weight(weight);
-  const auto count = static_cast<size_t>(matrices);
-  const size_t source = placed.bytes / count, target = placed.stream.bytes / count;
-  const bool repack = placed.stream.layout != placed.layout;
-  std::byte* const copies = copies_.data() + placed.stream.offset;
-  std::byte* const plain = copies_.data() + copies_.size() - plan_.plain_copy_bytes();
-  for (const MatrixRange& range : ranges) {
-    const auto first = static_cast<size_t>(range.first);
-    const size_t bytes = source * static_cast<size_t>(range.count);
-    std::byte* const to = repack ? plain + source * first : copies + source * first;
-    DYNO_CUDA_CHECK(cudaMemcpyAsync(to, from + source * first, bytes, cudaMemcpyHostToDevice, copy_stream_.get()));
-    if (!repack) continue;
-    const int64_t batch = w.batch / matrices * range.count;
-    ops::cuda::type_kernels(w.type).repack(reinterpret_cast<const uint8_t*>(to),
-                                           reinterpret_cast<uint8_t*>(copies + target * first), batch, w.rows, w.cols,
-                                           copy_stream_.get());
-    DYNO_LAUNCH_CHECK("repack");
-  }
-  Event& done = copied_[weight];
-  if (done.get() == nullptr) done = make_event();
-  DYNO_CUDA_CHECK(cudaEventRecord(done.get(), copy_stream_.get()));
+  copies_.bring(weight, from, matrices, ranges);
 }
 
 void CudaExecutor::await_copies(model::WeightId weight) {
-  const auto copied = copied_.find(weight);
-  if (copied == copied_.end()) return;
   const DeviceScope scope(info().ordinal, "bringing weights");
-  DYNO_CUDA_CHECK(cudaStreamWaitEvent(stream_.get(), copied->second.get()));
+  copies_.await(weight, stream_.get());
 }
 
 int64_t CudaExecutor::most_used_experts() const { return model_.experts_used(); }

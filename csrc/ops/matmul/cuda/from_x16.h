@@ -1,0 +1,25 @@
+// Layout::gpu from layout x16, behind copies of weights that lie on the CPU. Plain host code.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "ops/cuda_stream.h"
+
+namespace dyno::ops::cuda {
+
+// Matrices that come together: matrix i of those at `x16` becomes matrix place[i] of those at `out`.
+struct X16Matrices {
+  static constexpr int kMost = 256;
+  const uint8_t* x16 = nullptr;
+  uint8_t* out = nullptr;
+  int32_t n = 0, k = 0;
+  int32_t count = 0;  // at most kMost
+  uint16_t place[kMost] = {};
+};
+
+// The bytes that repack_gpu_from_x16() gives. `x16` and `out` are aligned to 16 bytes. Throws UnsupportedError for a
+// type without both layouts.
+void repack_from_x16(DType type, const X16Matrices& matrices, CUstream_st* stream);
+
+}  // namespace dyno::ops::cuda

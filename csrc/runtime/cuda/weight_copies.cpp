@@ -1,0 +1,147 @@
+#include "runtime/cuda/weight_copies.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/cuda/check.h"
+#include "core/error.h"
+#include "ops/matmul/cuda/from_x16.h"
+#include "ops/matmul/cuda/problem.h"
+
+namespace dyno::runtime {
+
+void WeightCopies::prepare() {
+  const size_t bytes = plan_.devices.front().stream_bytes;
+  if (memory_.size() != bytes) {
+    memory_ = {};
+    memory_ = DeviceBuffer(bytes, "copies of the CPU's weights");
+  }
+  if (bytes == 0 || copies_.get() != nullptr) return;
+  copies_ = make_stream();
+  repacks_ = make_stream();
+  launched_ = make_event();
+  for (Stage& stage : stages_) stage = {.filled = make_event(), .free = make_event()};
+}
+
+// A stage can be filled at once. The place of a copy may still be read by launches.
+void WeightCopies::follow(cudaStream_t launches) {
+  DYNO_CUDA_CHECK(cudaEventRecord(launched_.get(), launches));
+  DYNO_CUDA_CHECK(cudaStreamWaitEvent(repacks_.get(), launched_.get()));
+  const auto as_it_is = [](const plan::WeightPlacement& w) { return w.stream.wanted && w.stream.layout == w.layout; };
+  if (std::any_of(plan_.weights.begin(), plan_.weights.end(), as_it_is)) {
+    DYNO_CUDA_CHECK(cudaStreamWaitEvent(copies_.get(), launched_.get()));
+  }
+}
+
+void WeightCopies::bring(model::WeightId weight, const std::byte* from, int64_t matrices,
+                         std::span<const MatrixRange> ranges) {
+  const plan::WeightPlacement& placed = plan_.weights[static_cast<size_t>(weight)];
+  const bool repacked = placed.stream.layout != placed.layout;
+  const auto count = static_cast<size_t>(matrices);
+  if (repacked) {
+    bring_repacked(weight, count, from, ranges);
+  } else {
+    bring_as_it_is(placed, placed.bytes / count, from, ranges);
+  }
+  Event& there = there_[weight];
+  if (there.get() == nullptr) there = make_event();
+  DYNO_CUDA_CHECK(cudaEventRecord(there.get(), repacked ? repacks_.get() : copies_.get()));
+}
+
+void WeightCopies::bring_as_it_is(const plan::WeightPlacement& placed, size_t matrix_bytes, const std::byte* from,
+                                  std::span<const MatrixRange> ranges) {
+  for (const MatrixRange& range : ranges) {
+    const size_t at = matrix_bytes * static_cast<size_t>(range.first);
+    DYNO_CUDA_CHECK(cudaMemcpyAsync(memory_.data() + placed.stream.offset + at, from + at,
+                                    matrix_bytes * static_cast<size_t>(range.count), cudaMemcpyHostToDevice,
+                                    copies_.get()));
+  }
+}
+
+void WeightCopies::bring_repacked(model::WeightId weight, size_t matrices, const std::byte* from,
+                                  std::span<const MatrixRange> ranges) {
+  const size_t matrix_bytes = plan_.weights[static_cast<size_t>(weight)].bytes / matrices;
+  const size_t stage_bytes = plan_.stage_bytes();
+  const auto room = static_cast<int64_t>(stage_bytes / matrix_bytes);
+  DYNO_CHECK(Error, room > 0, "[stream] a matrix of ", matrix_bytes, " bytes does not fit a stage of ", stage_bytes);
+  std::vector<MatrixRange> pieces;
+  std::byte* base = nullptr;
+  int64_t held = 0;
+  const auto close = [&] {
+    if (held == 0) return;
+    const Stage& stage = stages_[next_];
+    DYNO_CUDA_CHECK(cudaEventRecord(stage.filled.get(), copies_.get()));
+    DYNO_CUDA_CHECK(cudaStreamWaitEvent(repacks_.get(), stage.filled.get()));
+    repack(weight, base, static_cast<int64_t>(matrices), pieces);
+    DYNO_CUDA_CHECK(cudaEventRecord(stage.free.get(), repacks_.get()));
+    next_ = (next_ + 1) % stages_.size();
+    pieces.clear();
+    held = 0;
+  };
+  for (const MatrixRange& range : ranges) {
+    for (int64_t done = 0; done < range.count;) {
+      if (held == 0) {
+        DYNO_CUDA_CHECK(cudaStreamWaitEvent(copies_.get(), stages_[next_].free.get()));
+        base = memory_.data() + memory_.size() - stage_bytes * (stages_.size() - next_);
+      }
+      const MatrixRange piece{.first = range.first + done, .count = std::min(range.count - done, room - held)};
+      DYNO_CUDA_CHECK(cudaMemcpyAsync(
+          base + matrix_bytes * static_cast<size_t>(held), from + matrix_bytes * static_cast<size_t>(piece.first),
+          matrix_bytes * static_cast<size_t>(piece.count), cudaMemcpyHostToDevice, copies_.get()));
+      pieces.push_back(piece);
+      held += piece.count;
+      done += piece.count;
+      if (held == room) close();
+    }
+  }
+  close();
+}
+
+void WeightCopies::repack(model::WeightId weight, const std::byte* stage, int64_t matrices,
+                          std::span<const MatrixRange> pieces) {
+  const plan::WeightPlacement& placed = plan_.weights[static_cast<size_t>(weight)];
+  const model::Weight& w = model_.weight(weight);
+  const auto* from = reinterpret_cast<const uint8_t*>(stage);
+  auto* to = reinterpret_cast<uint8_t*>(at(weight));
+  const int64_t each = w.batch / matrices;  // one behind the other where a matrix of the router is several
+  if (placed.layout != ops::Layout::x16) {
+    const size_t source = placed.bytes / static_cast<size_t>(matrices),
+                 target = placed.stream.bytes / static_cast<size_t>(matrices);
+    for (const MatrixRange& piece : pieces) {
+      ops::cuda::type_kernels(w.type).repack(from, to + target * static_cast<size_t>(piece.first), piece.count * each,
+                                             w.rows, w.cols, repacks_.get());
+      DYNO_LAUNCH_CHECK("repack");
+      from += source * static_cast<size_t>(piece.count);
+    }
+    return;
+  }
+  const size_t source = placed.bytes / static_cast<size_t>(w.batch);
+  ops::cuda::X16Matrices some{
+      .x16 = from, .out = to, .n = static_cast<int32_t>(w.rows), .k = static_cast<int32_t>(w.cols)};
+  const auto start = [&] {
+    if (some.count == 0) return;
+    ops::cuda::repack_from_x16(w.type, some, repacks_.get());
+    some.x16 += source * static_cast<size_t>(some.count);
+    some.count = 0;
+  };
+  for (const MatrixRange& piece : pieces) {
+    for (int64_t i = piece.first * each; i < (piece.first + piece.count) * each; ++i) {
+      some.place[some.count++] = static_cast<uint16_t>(i);
+      if (some.count == ops::cuda::X16Matrices::kMost) start();
+    }
+  }
+  start();
+}
+
+void WeightCopies::await(model::WeightId weight, cudaStream_t launches) const {
+  const auto there = there_.find(weight);
+  if (there != there_.end()) DYNO_CUDA_CHECK(cudaStreamWaitEvent(launches, there->second.get()));
+}
+
+void WeightCopies::finish() {
+  if (copies_.get() == nullptr) return;
+  DYNO_CUDA_CHECK(cudaStreamSynchronize(copies_.get()));
+  DYNO_CUDA_CHECK(cudaStreamSynchronize(repacks_.get()));
+}
+
+}  // namespace dyno::runtime

@@ -1,0 +1,53 @@
+// Copies of the CPU's weights on a GPU, for the streamed list. They cross on a stream of their own. Those that kernels
+// read in another layout than they lie in come to one of two stages first, and are repacked from there on a third
+// stream: while one stage is repacked, the link fills the other.
+#pragma once
+
+#include <array>
+#include <map>
+#include <span>
+
+#include "plan/plan.h"
+#include "runtime/backend.h"
+#include "runtime/cuda/handles.h"
+
+namespace dyno::runtime {
+
+class WeightCopies {
+ public:
+  // Both must outlive it.
+  WeightCopies(const plan::Plan& plan, const model::ModelDesc& model) : plan_(plan), model_(model) {}
+
+  // Takes the memory that the plan has for them. No copy is under way.
+  void prepare();
+  std::byte* at(model::WeightId weight) const {
+    return memory_.data() + plan_.weights[static_cast<size_t>(weight)].stream.offset;
+  }
+  // As Backend's; `launches` is the stream of the launches.
+  void follow(cudaStream_t launches);
+  void bring(model::WeightId weight, const std::byte* from, int64_t matrices, std::span<const MatrixRange> ranges);
+  void await(model::WeightId weight, cudaStream_t launches) const;
+  void finish();
+
+ private:
+  struct Stage {
+    Event filled, free;
+  };
+  void bring_as_it_is(const plan::WeightPlacement& placed, size_t matrix_bytes, const std::byte* from,
+                      std::span<const MatrixRange> ranges);
+  void bring_repacked(model::WeightId weight, size_t matrices, const std::byte* from,
+                      std::span<const MatrixRange> ranges);
+  // One stage full: such a piece of each range, `count` matrices together.
+  void repack(model::WeightId weight, const std::byte* stage, int64_t matrices, std::span<const MatrixRange> pieces);
+
+  const plan::Plan& plan_;
+  const model::ModelDesc& model_;
+  DeviceBuffer memory_;
+  Stream copies_, repacks_;
+  Event launched_;
+  std::array<Stage, plan::kStages> stages_;
+  size_t next_ = 0;
+  std::map<model::WeightId, Event> there_;
+};
+
+}  // namespace dyno::runtime
