@@ -4,7 +4,8 @@ thresholds, budget, interrupts.
     python benchmarks/tuner_statistics.py --seeds 300 --out benchmarks/results/tuner_statistics.json
 
 Beside the JSON file come its plots (.svg) and, while it runs, a file of the single results (.runs.jsonl) from
-which a run that was stopped goes on. The experiments themselves are in `tuner_experiments.py`.
+which a run that was stopped goes on. The experiments themselves are in `tuner_experiments.py`;
+`compare_statistics.py` compares the result with an earlier one.
 """
 
 from __future__ import annotations
@@ -129,10 +130,14 @@ def _pairs(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _done(path: Path) -> dict[str, dict[str, Any]]:
+    """Results by task. The end of a line that a kill has torn is cut off the file."""
     if not path.exists():
         return {}
-    lines = path.read_text().splitlines()
-    return {json.dumps(row["task"]): row["result"] for row in map(json.loads, lines)}
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole, encoding="utf-8")
+    return {json.dumps(row["task"]): row["result"] for row in map(json.loads, whole.splitlines())}
 
 
 def main() -> None:
