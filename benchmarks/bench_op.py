@@ -2,10 +2,12 @@
 
     python benchmarks/bench_op.py "attention heads=16 kv_heads=8 dk=128 dv=128 k=f16 v=f16" --tokens 1,512
     python benchmarks/bench_op.py "matmul q4_0 n=4096 k=2048 layout=x16 act=q8" --threads 1,2 --cold
+    python benchmarks/bench_op.py "matmul q4_k n=4096 k=4096 layout=gpu" --device cuda:0 --tokens 16,32 \
+        --cold --variants wgmma --best 5
 
 Each row is one configuration: the median of its launches, the middle half of them, the rates that follow from
 the op's cost (for attention with --depth, from the keys that are really there) and how it compares with the
-default.
+default. On a GPU the launches replay from a graph, one behind the other, as in a model.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 from dyno import _core
 
 # Enough to leave every cache of today's CPUs cold.
-COLD_BYTES = 512 << 20
+COLD_MIB = 512
 
 
 def work(family: str, desc: dict[str, Any], depth: int) -> tuple[float, float]:
@@ -35,20 +37,49 @@ def work(family: str, desc: dict[str, Any], depth: int) -> tuple[float, float]:
     return bytes_moved + depth * key_bytes, flops + depth * desc["m"] * one_key
 
 
+def configurations(family: str, desc: dict[str, Any], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The default first, then the candidates whose variant the command line wants."""
+    device = None
+    if args.device != "cpu":
+        gpus = [found for found in _core.devices() if found["kind"] == "cuda"]
+        gpu = gpus[int(args.device.removeprefix("cuda:"))]
+        device = {key: value for key, value in gpu.items() if key != "ordinal"}
+    default = _core.ops.default_config(family, desc, device)
+    wanted = [c for c in _core.ops.candidates(family, desc, device) if c["variant"].startswith(args.variants)]
+    return [default, *(c for c in wanted if c != default)]
+
+
 def measure(
-    family: str, desc: dict[str, Any], config: dict[str, Any], threads: int, args: argparse.Namespace
-) -> dict[str, Any]:
-    """One row of the table."""
-    samples = _core.ops.time(
+    family: str, desc: dict[str, Any], configs: list[dict[str, Any]], threads: int, args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """The rows of a table, without those that the device refuses."""
+    measured = _core.ops.time_configs(
         family,
         desc,
-        config,
+        configs,
         threads=threads,
         min_seconds=args.seconds,
-        rotate_bytes=COLD_BYTES if args.cold else 0,
+        rotate_bytes=args.cold << 20,
         depth=args.depth,
         isa=args.isa,
+        device=args.device,
     )
+    return [
+        figures(family, desc, config, samples, threads, args)
+        for config, samples in zip(configs, measured, strict=True)
+        if samples
+    ]
+
+
+def figures(
+    family: str,
+    desc: dict[str, Any],
+    config: dict[str, Any],
+    samples: list[float],
+    threads: int,
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """One row."""
     median = statistics.median(samples)
     low, _, high = statistics.quantiles(samples, n=4)
     bytes_moved, flops = work(family, desc, args.depth)
@@ -82,18 +113,31 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--tokens", type=integers, default=[1, 512])
     parser.add_argument("--threads", type=integers, default=[1])
     parser.add_argument("--depth", type=int, default=0, help="positions in the cache before the batch")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda:N")
+    parser.add_argument("--variants", default="", help="only those whose name begins so, and the default")
+    parser.add_argument("--best", type=int, help="print no more than so many rows, and the default's")
     parser.add_argument("--isa", default="auto", help="auto, portable, avx2 or avx512_vnni")
     parser.add_argument("--seconds", type=float, default=0.3, help="least time of launches per row")
     parser.add_argument(
-        "--cold", action="store_true", help=f"rotate through {COLD_BYTES >> 20} MiB of arguments"
+        "--cold",
+        type=int,
+        nargs="?",
+        const=COLD_MIB,
+        default=0,
+        metavar="MIB",
+        help=f"rotate through so many MiB of arguments, {COLD_MIB} unless given",
     )
     parser.add_argument("--json", type=Path, help="write all rows there")
     return parser.parse_args()
 
 
-def print_table(rows: list[dict[str, Any]], default: dict[str, Any]) -> None:
-    """Rows of one op, compared with its default configuration."""
+def print_table(rows: list[dict[str, Any]], default: dict[str, Any], best: int | None) -> None:
+    """Rows of one op, compared with its default configuration; with `best` the fastest of them."""
     base = next(row["median_us"] for row in rows if row["config"] == default)
+    if best is not None:
+        fastest = sorted(rows, key=lambda row: float(row["median_us"]))[:best]
+        rows = [row for row in rows if row in fastest or row["config"] == default]
+        rows.sort(key=lambda row: float(row["median_us"]))
     for row in rows:
         name = " ".join(str(value) for value in row["config"].values())
         low, high = row["quartiles_us"]
@@ -113,11 +157,12 @@ def main() -> None:
     for key in args.keys:
         for tokens in args.tokens:
             family, desc = _core.ops.parse_key(key, tokens)
-            configs = _core.ops.candidates(family, desc)
+            configs = configurations(family, desc, args)
             for threads in args.threads:
-                print(f"\n{key}: {tokens} tokens, depth {args.depth}, {threads} threads, {args.isa}")
-                table = [measure(family, desc, config, threads, args) for config in configs]
-                print_table(table, _core.ops.default_config(family, desc))
+                where = f"{threads} threads, {args.isa}" if args.device == "cpu" else args.device
+                print(f"\n{key}: {tokens} tokens, depth {args.depth}, {where}", flush=True)
+                table = measure(family, desc, configs, threads, args)
+                print_table(table, configs[0], args.best)
                 rows += table
     if args.json is not None:
         report = {"command": sys.argv[1:], "cpu": _core.cpu_info(), "build": _core.build_info(), "rows": rows}

@@ -39,4 +39,17 @@ __device__ __forceinline__ void bulk_copy(uint32_t shared, const void* global, u
 #endif
 }
 
+// The same for data that other blocks read as well.
+__device__ __forceinline__ void bulk_copy(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  barrier_arrive_for_bytes(barrier, bytes);
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+#else
+  (void)shared, (void)global, (void)bytes, (void)barrier;
+#endif
+}
+
 }  // namespace dyno::device

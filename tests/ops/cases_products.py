@@ -69,6 +69,12 @@ def matmul_cases() -> Iterator[Case]:
         yield make((dtype, "gpu", "f32"), 1, 37, 768, extras=True, norm=True)
         yield make((dtype, "gpu", "f32"), 3, 37, 768, gap=5)
         yield make((dtype, "gpu", "f32"), 21, 70, 1280, gap=5, extras=True)  # k for a cluster's 16 blocks
+    for dtype in SCALES:
+        # The same in super-blocks, in unequal parts; several tiles of rows and tokens, not all full.
+        yield make((dtype, "gpu", "f32"), 67, 150, 4352, gap=2, extras=True)
+    for dtype in ("q4_0", "q8_0"):
+        yield make((dtype, "gpu", "f32"), 9, 300, 4384)  # half a tile of k at the end
+        yield make((dtype, "gpu", "f32"), 18, 34, 2080, batch=3)
     for m in (1, 8, 11):
         yield make(("q4_0", "gpu", "f32"), m, 50, 6176, norm=True)
         yield make(("f16", "gpu", "f32"), m, 16, 3104)
@@ -133,10 +139,16 @@ def matmul_id_cases() -> Iterator[Case]:
 @cases("up_gate")
 def up_gate_cases() -> Iterator[Case]:
     def make(
-        kind: tuple[str, str, str], m: int, n: int, activation: str, *, bias: bool = False, norm: bool = False
+        kind: tuple[str, str, str],
+        m: int,
+        n: int,
+        activation: str,
+        *,
+        bias: bool = False,
+        norm: bool = False,
+        k: int = 256,
     ) -> Case:
         dtype, layout, act = kind
-        k = 256
 
         def build(rng: np.random.Generator) -> Any:
             gate, up = (Weights(rng, dtype, layout, 1, n, k) for _ in range(2))
@@ -169,6 +181,8 @@ def up_gate_cases() -> Iterator[Case]:
     for dtype in (*FLOATS[1:], *SCALES):
         yield make((dtype, "gpu", "f32"), 2, 35, "silu", bias=True, norm=True)
         yield make((dtype, "gpu", "f32"), 1, 35, "gelu_tanh")
+    for dtype in SCALES:
+        yield make((dtype, "gpu", "f32"), 37, 84, "silu", bias=True, k=4352)  # as of matmul
 
 
 @cases("moe_up_gate")

@@ -39,7 +39,10 @@ STRETCHES = (1.0, 1.23, 1.57)
 FLOAT_BITS = 24
 """Of a float32: as a weight's, the kernel multiplies bare codes and applies their scales to float32 sums."""
 
-HALVES = ("stream", "mma", "wgmma", "wgmma_split", "wgmma_wide", "half_mma", "half_staged", "cublas")
+HALVES = (
+    *("stream", "mma", "wgmma", "wgmma_split", "wgmma_ring", "wgmma_wide"),
+    *("half_mma", "half_staged", "cublas"),
+)
 """Variants of products whose operands are halves."""
 
 DEPTH = 1536

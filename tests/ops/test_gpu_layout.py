@@ -215,6 +215,32 @@ def test_blocks_share_no_more_of_k_than_there_is() -> None:
     assert parts({**desc, "k": 4096, "experts": 8, "used": 2}, "matmul_id") == []
 
 
+def test_a_ring_holds_two_stages_for_each_block_of_a_multiprocessor() -> None:
+    desc = {"type": "q6_k", "layout": "gpu", "act": "f32", "m": 32, "n": 4096, "k": 4096}
+    config = {"variant": "wgmma_ring", "tokens": 32, "rows": 256, "parts": 8, "blocks": 2}
+
+    def refused(family: str = "matmul", **changes: Any) -> str:
+        ok, why = ops.supports(
+            family,
+            {**desc, **{name: value for name, value in changes.items() if name not in config}},
+            {**config, **{name: value for name, value in changes.items() if name in config}},
+            {**H200, "shared_per_block_bytes": 227 << 10},
+        )
+        assert ok == (why == "")
+        return why
+
+    assert "two stages" in refused()  # 256 rows of six bits by 256 k are 52 KiB, tiles of x 16
+    assert refused(blocks=1) == ""
+    assert refused(rows=128) == ""
+    assert refused(parts=16) == ""  # a single stage holds all of the block's k
+    assert refused(type="q4_k") == ""
+    assert "fewer than parts=8" in refused(type="q4_k", k=1792)
+    assert refused(type="q8_0", k=1792) == ""  # its chunks are half as long
+    assert "257 rows" in refused(type="q4_k", m=257)
+    assert "quantised" in refused(type="f16")
+    assert refused("up_gate", type="q4_k", activation="silu") == ""
+
+
 def test_experts_have_no_wide_tiles() -> None:
     desc = {
         "type": "q4_0",

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "ops/matmul/cuda/blas.h"
 #include "ops/matmul/cuda/dequantize.h"
+#include "ops/matmul/cuda/gemm_ring.h"
 #include "ops/matmul/cuda/ring.h"
 #include "ops/matmul/cuda/tf32_pairs.h"
 #include "ops/matmul/cuda/wide.h"
@@ -106,6 +107,28 @@ Support supports_split(const Shape& s, const Choice& choice) {
   return Support::yes();
 }
 
+constexpr int64_t kGemmRingMaxRows = 256;
+
+Support supports_gemm_ring(const Shape& s, const Choice& choice, const DeviceInfo& device) {
+  if (s.experts) return Support::no("wgmma_ring multiplies dense matrices; experts have wgmma");
+  if (!has_block_codes(s.type)) {
+    return Support::no(str_cat("wgmma_ring reads quantised weights, not ", dtype_name(s.type)));
+  }
+  if (s.rows > kGemmRingMaxRows) {
+    return Support::no(str_cat(s.rows, " rows: wgmma_ring takes at most ", kGemmRingMaxRows));
+  }
+  if (const int64_t chunks = gemm_ring_chunks(s.type, s.k); chunks < choice.parts) {
+    return Support::no(str_cat("k=", s.k, " has ", chunks, " chunks of ", gemm_ring_tiles(s.type) * kGpuTile,
+                               ", fewer than parts=", choice.parts));
+  }
+  const GemmRingShape shape = gemm_ring_shape(s.type, s.k, choice.tokens, choice.rows, choice.parts, choice.blocks);
+  if (!shape.fits() || shape.bytes > shared_of(device)) {
+    return Support::no(str_cat("two stages of ", shape.stage_bytes, " bytes do not fit into shared memory ",
+                               choice.blocks, " times, a block has ", shared_of(device)));
+  }
+  return Support::yes();
+}
+
 constexpr std::pair<std::string_view, Kernel> kNames[] = {{"exact", Kernel::exact},
                                                           {"tf32_pairs", Kernel::tf32_pairs},
                                                           {"stream", Kernel::stream},
@@ -113,6 +136,7 @@ constexpr std::pair<std::string_view, Kernel> kNames[] = {{"exact", Kernel::exac
                                                           {"mma", Kernel::mma},
                                                           {"wgmma", Kernel::wgmma},
                                                           {"wgmma_split", Kernel::wgmma_split},
+                                                          {"wgmma_ring", Kernel::wgmma_ring},
                                                           {"wgmma_wide", Kernel::wgmma_wide},
                                                           {"cublas", Kernel::cublas},
                                                           {"half_mma", Kernel::half_mma},
@@ -150,6 +174,7 @@ ProductPath path_of(Kernel kernel) {
     case Kernel::mma:
     case Kernel::wgmma:
     case Kernel::wgmma_split:
+    case Kernel::wgmma_ring:
     case Kernel::wgmma_wide:
       return ProductPath::mmq;
     default:
@@ -204,8 +229,8 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
     return Support::no(str_cat(s.rows, " rows are of path ", product_path_name(s.path),
                                " by the session's settings, the variant of path ", product_path_name(path)));
   }
-  const bool hopper =
-      choice.kernel == Kernel::wgmma || choice.kernel == Kernel::wgmma_split || choice.kernel == Kernel::wgmma_wide;
+  const bool hopper = choice.kernel == Kernel::wgmma || choice.kernel == Kernel::wgmma_split ||
+                      choice.kernel == Kernel::wgmma_ring || choice.kernel == Kernel::wgmma_wide;
   if ((hopper || choice.kernel == Kernel::half_staged) && !has_wgmma(device)) {
     return Support::no(str_cat("the variant needs compute capability 9.0 and code for 90a; the device has ",
                                device.compute_capability / 10, ".", device.compute_capability % 10,
@@ -228,6 +253,7 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
     return Support::no("this build multiplies dense matrices with cuBLAS: GGML_CUDA_FORCE_CUBLAS");
   }
   if (choice.kernel == Kernel::wgmma_split) return supports_split(s, choice);
+  if (choice.kernel == Kernel::wgmma_ring) return supports_gemm_ring(s, choice, device);
   if (choice.kernel == Kernel::wgmma_wide && s.experts) {
     return Support::no("wgmma_wide multiplies dense matrices; experts have wgmma");
   }
@@ -315,8 +341,9 @@ Choice default_stream(const Shape& s, const DeviceInfo& device) {
   return choice;
 }
 
-TiledRows tiled_rows(const Shape& s) {
-  return {.rows = s.x_rows / s.matrices, .k = s.k, .batch = s.matrices, .passes = half_passes(s.type)};
+TiledRows tiled_rows(const Shape& s, int height = kWideTokens) {
+  return {
+      .rows = s.x_rows / s.matrices, .k = s.k, .batch = s.matrices, .passes = half_passes(s.type), .height = height};
 }
 
 // Whether wide tiles give nearly every multiprocessor work and hold few rows that do not exist.
@@ -424,6 +451,7 @@ size_t choice_scratch_bytes(const Shape& s, const Choice& choice) {
   if (path_of(choice.kernel) == ProductPath::any || path_of(choice.kernel) == ProductPath::matvec) return 0;
   if (path_of(choice.kernel) == ProductPath::dequantize) return plan_dequantize(s, choice).bytes;
   if (choice.kernel == Kernel::wgmma_wide) return static_cast<size_t>(tiled_rows(s).bytes());
+  if (choice.kernel == Kernel::wgmma_ring) return static_cast<size_t>(tiled_rows(s, choice.tokens).bytes());
   return static_cast<size_t>(s.x_rows * HalfRows{.passes = half_passes(s.type)}.row_bytes(s.k));
 }
 
@@ -451,6 +479,14 @@ void run(const Choice& choice, const Shape& shape, Problem p, CudaStream& stream
   DYNO_CHECK(DeviceError, stream.workspace_bytes >= scratch, "[matmul] the stream's workspace has ",
              stream.workspace_bytes, " bytes, ", scratch, " are needed");
   auto* half = reinterpret_cast<uint8_t*>(stream.workspace);
+  if (choice.kernel == Kernel::wgmma_ring) {
+    const TiledRows format = tiled_rows(shape, choice.tokens);
+    tile_rows(format, p.x, p.x_stride, p.x_batch_stride, half, stream.handle);
+    p.x = half;
+    const GemmRingShape ring =
+        gemm_ring_shape(shape.type, shape.k, choice.tokens, choice.rows, choice.parts, choice.blocks);
+    return run_gemm_ring(p, format, ring, stream.handle);
+  }
   if (choice.kernel == Kernel::wgmma_wide) {
     const TiledRows format = tiled_rows(shape);
     tile_rows(format, p.x, p.x_stride, p.x_batch_stride, half, stream.handle);

@@ -11,6 +11,9 @@
 // path mmq:
 //   mma(tokens, warps), wgmma(tokens, warps)   tensor cores; wgmma needs a Hopper chip and code for 90a
 //   wgmma_split(tokens, parts)  the same needs; dense products of few tokens, `parts` blocks of a cluster share k
+//   wgmma_ring(tokens, rows, parts, blocks)  the same needs; quantised weights through a ring in shared memory, `rows`
+//   of w
+//                               a block, `parts` share k, `blocks` find room on a multiprocessor
 //   wgmma_wide(tokens, group)   the same needs; dense products, tiles of 256 or 128 tokens by 128 rows a block, `group`
 //                               tiles of tokens with all rows before the next
 // path dequantize:
@@ -37,6 +40,7 @@ enum class Kernel : uint8_t {
   mma,
   wgmma,
   wgmma_split,
+  wgmma_ring,
   wgmma_wide,
   cublas,
   half_mma,
@@ -53,7 +57,7 @@ struct Choice {
   int rows = 0;
   int group = 0;  // wgmma_wide
   int share = 1, blocks = 1;
-  int parts = 1;  // wgmma_split, tf32_pairs
+  int parts = 1;  // wgmma_split, wgmma_ring, tf32_pairs
 };
 // A Config as a Choice and back. All four families give the variants the same names.
 bool is_cuda(std::span<const VariantInfo> variants, const Config& config);

@@ -6,6 +6,8 @@
 
 #include <cuda_bf16.h>
 
+#include <type_traits>
+
 #include "device/ptx.cuh"
 #include "ops/matmul/gpu_layout.h"
 
@@ -29,6 +31,9 @@ __device__ __forceinline__ void load_words(uint32_t* out, const uint8_t* p) {
     out[0] = device::load_stream_4(p);
   }
 }
+
+template <int kCount>
+using Count = std::integral_constant<int, kCount>;
 
 __device__ __forceinline__ __half2 low2(__half2 v) { return as_half2(__byte_perm(as_bits(v), 0, 0x1010)); }
 __device__ __forceinline__ __half2 high2(__half2 v) { return as_half2(__byte_perm(as_bits(v), 0, 0x3232)); }
@@ -132,6 +137,38 @@ struct WeightTile {
     if constexpr (kScaleWords != 0) load_words<kScaleWords>(scale, at.scales);
     if constexpr (kSuperWords != 0) load_words<kSuperWords>(super, at.super);
     if constexpr (kFormat.low_bits == 16) zero = static_cast<uint32_t>(reinterpret_cast<uint64_t>(at.codes) >> 63);
+  }
+
+  // The same from shared memory: tile `tile` of a unit (four tiles, where there are super-blocks) of which so many
+  // tiles are there.
+  __device__ __forceinline__ void load_shared(const uint8_t* unit, int tile, int lane) {
+    const uint8_t* at = unit + tile * kFormat.tile_bytes();
+    const auto words = [](uint32_t* out, const uint8_t* from, auto count) {
+      if constexpr (count() == 4) {
+        const uint4 v = *reinterpret_cast<const uint4*>(from);
+        out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
+      } else if constexpr (count() == 2) {
+        const uint2 v = *reinterpret_cast<const uint2*>(from);
+        out[0] = v.x, out[1] = v.y;
+      } else {
+        out[0] = *reinterpret_cast<const uint32_t*>(from);
+      }
+    };
+    if constexpr (kLowWords >= 8) {
+#pragma unroll
+      for (int i = 0; i < kLowWords / 4; ++i) words(low + 4 * i, at + i * 512 + lane * 16, Count<4>{});
+    } else {
+      words(low, at + lane * kLowWords * 4, Count<kLowWords>{});
+    }
+    if constexpr (kHighWords != 0) {
+      words(high, at + kGpuRows * kGpuTile * kFormat.low_bits / 8 + lane * kHighWords * 4, Count<kHighWords>{});
+    }
+    if constexpr (kScaleWords != 0) {
+      words(scale, at + kFormat.code_bytes() + (lane >> 2) * kScaleWords * 4, Count<kScaleWords>{});
+    }
+    if constexpr (kSuperWords != 0) {
+      words(super, unit + 4 * kFormat.tile_bytes() + (lane >> 2) * kSuperWords * 4, Count<kSuperWords>{});
+    }
   }
 
   // Scale (and, negated where it is subtracted, min) of rows g and g + 8 for step kStep.

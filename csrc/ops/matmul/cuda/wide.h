@@ -9,19 +9,21 @@ inline constexpr int kWideTokens = 256;  // rows of x that stand together
 inline constexpr int kWideRows = 256;    // rows of w that a cluster of two blocks multiplies at a time
 inline constexpr int64_t kWideTileBytes = kWideTokens * 128;
 
-// Half rows (see HalfRows) cut into tiles of 256 rows by 64 k that one bulk copy brings into shared memory: within a
-// tile 128 bytes a row in the 128-byte swizzle, tiles of the same rows one behind the other along k (and along the
+// Half rows (see HalfRows) cut into tiles of `height` rows by 64 k that one bulk copy brings into shared memory: within
+// a tile 128 bytes a row in the 128-byte swizzle, tiles of the same rows one behind the other along k (and along the
 // second pass), then the next rows, then the next of the batch. Behind them the scales, one float for each row of each
 // tile. What belongs to rows beyond `rows` is undefined: a row of x touches no other row's sums.
 struct TiledRows {
   int64_t rows = 0, k = 0, batch = 1;
   int passes = 1;
+  int height = kWideTokens;  // a multiple of 8
 
   constexpr int64_t weight_tiles() const { return (k + kGpuTile - 1) / kGpuTile; }
   constexpr int64_t k_tiles() const { return passes * weight_tiles(); }
-  constexpr int64_t token_tiles() const { return (rows + kWideTokens - 1) / kWideTokens; }
-  constexpr int64_t scales_at() const { return batch * token_tiles() * k_tiles() * kWideTileBytes; }
-  constexpr int64_t bytes() const { return scales_at() + batch * token_tiles() * kWideTokens * 4; }
+  constexpr int64_t token_tiles() const { return (rows + height - 1) / height; }
+  constexpr int64_t tile_bytes() const { return int64_t{height} * 128; }
+  constexpr int64_t scales_at() const { return batch * token_tiles() * k_tiles() * tile_bytes(); }
+  constexpr int64_t bytes() const { return scales_at() + batch * token_tiles() * height * 4; }
 };
 
 // f32 rows -> tiles; x as of halve_rows().

@@ -2,6 +2,8 @@
 #include <cuda_runtime.h>
 
 #include "core/cuda/check.h"
+#include "core/cuda/launch.h"
+#include "device/dependent.cuh"
 #include "device/ptx.cuh"
 #include "device/reduce.cuh"
 #include "ops/matmul/cuda/stream_rows.cuh"
@@ -56,13 +58,16 @@ struct Chunk {
 // A block for each row; the scale is a power of two, so dividing by it is exact.
 __global__ void __launch_bounds__(kThreads) tile_rows_kernel(const TiledRows format, const uint8_t* x, int64_t x_stride,
                                                              int64_t x_batch_stride, bool quads, uint8_t* out) {
+  device::let_next_start();
+  device::wait_for_previous();
   __shared__ float shared[32];
   const int k = static_cast<int>(format.k), weight_tiles = static_cast<int>(format.weight_tiles());
   const float* row = reinterpret_cast<const float*>(x + blockIdx.y * x_batch_stride + blockIdx.x * x_stride);
-  const int64_t token_tile = blockIdx.y * format.token_tiles() + blockIdx.x / kWideTokens;
-  const int r = blockIdx.x % kWideTokens, chunks = weight_tiles * 8;
-  uint8_t* tiles = out + token_tile * format.k_tiles() * kWideTileBytes + r * 128;
-  uint8_t* rests = format.passes == 2 ? tiles + weight_tiles * kWideTileBytes : nullptr;
+  const unsigned height = static_cast<unsigned>(format.height);
+  const int64_t tile_bytes = format.tile_bytes(), token_tile = blockIdx.y * format.token_tiles() + blockIdx.x / height;
+  const int r = static_cast<int>(blockIdx.x % height), chunks = weight_tiles * 8;
+  uint8_t* tiles = out + token_tile * format.k_tiles() * tile_bytes + r * 128;
+  uint8_t* rests = format.passes == 2 ? tiles + weight_tiles * tile_bytes : nullptr;
 
   Chunk kept[kKept] = {{row, 8 * static_cast<int>(threadIdx.x), k, quads},
                        {row, 8 * static_cast<int>(threadIdx.x + kThreads), k, quads},
@@ -79,7 +84,7 @@ __global__ void __launch_bounds__(kThreads) tile_rows_kernel(const TiledRows for
   const float scale = row_scale(device::block_max(most, shared)), inverse = 1.0f / scale;
 
   const auto put = [&](const Chunk& chunk, int c) {
-    const int64_t at = c / 8 * kWideTileBytes + ((c % 8 ^ (r & 7)) << 4);
+    const int64_t at = c / 8 * tile_bytes + ((c % 8 ^ (r & 7)) << 4);
     chunk.put(inverse, tiles + at, rests == nullptr ? nullptr : rests + at);
   };
 #pragma unroll
@@ -89,7 +94,7 @@ __global__ void __launch_bounds__(kThreads) tile_rows_kernel(const TiledRows for
   }
   for (int c = threadIdx.x + kKept * kThreads; c < chunks; c += kThreads) put(Chunk(row, 8 * c, k, quads), c);
   if (threadIdx.x == 0) {
-    reinterpret_cast<float*>(out + format.scales_at())[token_tile * kWideTokens + r] = scale;
+    reinterpret_cast<float*>(out + format.scales_at())[token_tile * format.height + r] = scale;
   }
 }
 
@@ -102,8 +107,8 @@ void tile_rows(const TiledRows& format, const uint8_t* x, int64_t x_stride, int6
       (reinterpret_cast<uintptr_t>(x) | static_cast<uintptr_t>(x_stride) | static_cast<uintptr_t>(x_batch_stride)) %
           16 ==
       0;
-  tile_rows_kernel<<<grid, kThreads, 0, stream>>>(format, x, x_stride, x_batch_stride, quads, out);
-  DYNO_LAUNCH_CHECK("matmul");
+  launch_dependent("matmul", tile_rows_kernel, grid, kThreads, 0, stream, format, x, x_stride, x_batch_stride, quads,
+                   out);
 }
 
 }  // namespace dyno::ops::cuda

@@ -1,0 +1,266 @@
+// Dense products of few tokens (Hopper, code for 90a), whose time is not that of the bytes but that of one thing
+// waiting for another. So both operands come through a ring in shared memory that the copy engine fills: one warp asks
+// for a chunk of k of all the block's rows of w, and for as many tiles of x, as soon as a stage is free. Weights do not
+// depend on earlier launches: the whole ring is asked for while those still run, and blocks are small enough for two
+// launches to find room on a multiprocessor.
+//
+// Eight warps multiply. Each takes two stripes of w (of a gated pair one of each matrix), turns their codes into halves
+// in registers, and wgmma multiplies them with x where it stands. With 256 rows of w the two warpgroups have different
+// rows; with 128 they share the tiles of a chunk. The blocks of a cluster share k; in the end each adds up the sums of
+// all of them for its share of the tokens, in the order of the blocks: the same bits however many multiprocessors there
+// are.
+#pragma once
+
+#include "core/cuda/launch_cluster.h"
+#include "device/bulk_copy.cuh"
+#include "device/cluster_shared.cuh"
+#include "device/dependent.cuh"
+#include "device/wgmma.cuh"
+#include "ops/matmul/cuda/epilogue.cuh"
+#include "ops/matmul/cuda/gemm_ring.h"
+#include "ops/matmul/cuda/weight_tile.cuh"
+
+namespace dyno::ops::cuda {
+
+inline constexpr int kGemmRingThreads = 32 * (kGemmRingWarps + 1);
+
+#ifdef DYNO_DEVICE_WGMMA
+
+// Of each stage: weights have arrived, x has arrived, both have been read.
+struct GemmRingBarriers {
+  uint32_t at;
+
+  __device__ __forceinline__ uint32_t weights(int stage) const { return at + stage * kGemmRingBarrierBytes; }
+  __device__ __forceinline__ uint32_t x(int stage) const { return weights(stage) + 8; }
+  __device__ __forceinline__ uint32_t read(int stage) const { return weights(stage) + 16; }
+
+  // `stripes`: each of them arrives with a copy of its own.
+  __device__ __forceinline__ void init(int count, int stripes) const {
+    for (int stage = 0; stage < count; ++stage) {
+      device::barrier_init(weights(stage), stripes);
+      device::barrier_init(x(stage), 1);
+      device::barrier_init(read(stage), kGemmRingWarps);
+    }
+    device::barrier_init_done();
+  }
+};
+
+// The chunks of k that a block multiplies.
+struct GemmRingPart {
+  int begin, count, tiles;  // tiles: of all of k
+
+  template <DType kType>
+  static __device__ __forceinline__ GemmRingPart of(int k, int rank, int parts) {
+    constexpr int kTiles = gemm_ring_tiles(kType);
+    const int tiles = (k + kGpuTile - 1) / kGpuTile, chunks = (tiles + kTiles - 1) / kTiles;
+    const int begin = chunks * rank / parts;
+    return {begin, chunks * (rank + 1) / parts - begin, tiles};
+  }
+  // Tiles of chunk `number` of the part.
+  template <DType kType>
+  __device__ __forceinline__ int there(int number) const {
+    constexpr int kTiles = gemm_ring_tiles(kType);
+    return min(tiles - (begin + number) * kTiles, kTiles);
+  }
+};
+
+// One warp: a lane for each stripe of w, and lane 0 for x.
+template <DType kType, int kTokens>
+__device__ __forceinline__ void gemm_ring_fill(const Problem& p, const TiledRows& format, const GemmRingShape& shape,
+                                               const GemmRingBarriers& barriers, const GemmRingPart& part, int matrix,
+                                               uint32_t stages, int lane) {
+  constexpr int kTiles = gemm_ring_tiles(kType);
+  const int stripes = shape.rows / kGpuRows, of_w = (p.n + kGpuRows - 1) / kGpuRows;
+  const int index = p.gated() ? (blockIdx.y * stripes + lane) / 2 : blockIdx.y * stripes + lane;
+  const bool mine = lane < stripes && index < of_w;
+  const uint8_t* w = (p.gated() && lane % 2 == 1 ? p.w_up : p.w) + matrix * p.w_stride +
+                     index * gpu_stripe_bytes(kType, p.k) + int64_t{part.begin} * gemm_ring_chunk_bytes(kType);
+  const uint64_t policy = device::evict_first_policy();
+  const auto weights = [&](int number, int stage) {
+    int bytes = gemm_ring_chunk_bytes(kType);
+    if constexpr (!gpu_format(kType).super_block()) bytes = part.there<kType>(number) * gpu_format(kType).tile_bytes();
+    if (mine) {
+      device::bulk_copy(stages + stage * shape.stage_bytes + shape.x_bytes + lane * gemm_ring_chunk_bytes(kType),
+                        w + int64_t{number} * gemm_ring_chunk_bytes(kType), bytes, barriers.weights(stage), policy);
+    }
+  };
+  const uint8_t* x =
+      p.x + ((matrix * format.token_tiles() + blockIdx.x) * part.tiles + part.begin * kTiles) * (kTokens * 128);
+  const auto tiles_of_x = [&](int number, int stage) {
+    if (lane == 0) {
+      device::bulk_copy(stages + stage * shape.stage_bytes, x + int64_t{number} * shape.x_bytes,
+                        part.there<kType>(number) * kTokens * 128, barriers.x(stage));
+    }
+  };
+  const int first = min(part.count, shape.stages);
+  for (int number = 0; number < first; ++number) weights(number, number);
+  device::wait_for_previous();
+  for (int number = 0; number < first; ++number) tiles_of_x(number, number);
+  int stage = 0;
+  uint32_t phase = 0;
+  for (int number = first; number < part.count; ++number) {
+    device::barrier_wait(barriers.read(stage), phase);
+    weights(number, stage);
+    tiles_of_x(number, stage);
+    if (++stage == shape.stages) stage = 0, phase ^= 1;
+  }
+}
+
+// Four neighbours of one token, added up over the planes of all blocks.
+__device__ __forceinline__ void gemm_ring_add(uint32_t shared, const GemmRingShape& shape, int plane_bytes,
+                                              float (&sum)[4]) {
+#pragma unroll 4
+  for (int i = 0; i < shape.parts * shape.planes(); ++i) {
+    const int part = shape.planes() == 2 ? i >> 1 : i, plane = shape.planes() == 2 ? i & 1 : 0;
+    const float4 v = device::load_cluster_float4(device::cluster_address(shared + plane * plane_bytes, part));
+    sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
+  }
+}
+
+// This block's share of the tokens: `sums` of every block hold [planes][kTokens][sums_stride].
+template <int kTokens>
+__device__ __forceinline__ void gemm_ring_epilogue(const Problem& p, const TiledRows& format,
+                                                   const GemmRingShape& shape, int matrix, int rank, uint32_t sums) {
+  const bool gated = p.gated();
+  const int quads = gated ? shape.rows / 8 : shape.rows / 4, share = kTokens / shape.parts;
+  const int first = blockIdx.x * kTokens, plane_bytes = kTokens * shape.sums_stride * 4;
+  const float* scales =
+      reinterpret_cast<const float*>(p.x + format.scales_at()) + (matrix * format.token_tiles() + blockIdx.x) * kTokens;
+  for (int item = threadIdx.x; item < share * quads; item += 32 * kGemmRingWarps) {
+    const int column = rank * share + item / quads, quad = item % quads;
+    const int row = (blockIdx.y * quads + quad) * 4;
+    if (first + column >= p.rows || row >= p.n) continue;
+    // Of a gated pair each warp has 16 rows of the gate before 16 of the other.
+    const int from = gated ? quad / 4 * 32 + quad % 4 * 4 : quad * 4;
+    const uint32_t at = sums + (column * shape.sums_stride + from) * 4;
+    float sum[4] = {}, up[4] = {};
+    gemm_ring_add(at, shape, plane_bytes, sum);
+    if (gated) gemm_ring_add(at + kGpuRows * 4, shape, plane_bytes, up);
+    const float scale = scales[column];
+    const int64_t to = matrix * p.y_batch_stride + (first + column) * p.y_stride + row;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (row + i >= p.n) break;
+      if (gated) {
+        store_gated(p, 0, row + i, to + i, sum[i] * scale, up[i] * scale);
+      } else {
+        store_product(p, 0, row + i, to + i, sum[i] * scale);
+      }
+    }
+  }
+}
+
+#endif  // DYNO_DEVICE_WGMMA
+
+template <DType kType, int kTokens>
+__global__ void __launch_bounds__(kGemmRingThreads, kTokens == 64 ? 1 : 2)
+    gemm_ring_kernel(const __grid_constant__ Problem p, const __grid_constant__ TiledRows format,
+                     const __grid_constant__ GemmRingShape shape) {
+#ifdef DYNO_DEVICE_WGMMA
+  device::let_next_start();
+  extern __shared__ uint8_t shared_raw[];
+  uint8_t* shared = shared_raw + (1024 - device::shared_address(shared_raw) % 1024) % 1024;
+  const uint32_t stages = device::shared_address(shared);
+  const GemmRingBarriers barriers{stages + static_cast<uint32_t>(shape.barriers)};
+  const int lane = threadIdx.x & 31;
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x >> 5), 0);  // known to be the warp's
+  const int rank = device::block_of_cluster(), matrix = p.first_matrix + static_cast<int>(blockIdx.z) / shape.parts;
+  const auto part = GemmRingPart::of<kType>(p.k, rank, shape.parts);
+  if (threadIdx.x == 0) {
+    const int pair = p.gated() ? 2 : 1, stripes = shape.rows / kGpuRows;
+    const int left = ((p.n + kGpuRows - 1) / kGpuRows) * pair - static_cast<int>(blockIdx.y) * stripes;
+    barriers.init(shape.stages, min(stripes, left));
+  }
+  __syncthreads();  // barriers are there
+  if (warp == kGemmRingWarps) {
+    gemm_ring_fill<kType, kTokens>(p, format, shape, barriers, part, matrix, stages, lane);
+    device::cluster_arrive();
+    device::cluster_wait();
+  } else {
+    constexpr int kTiles = gemm_ring_tiles(kType);
+    // With 128 rows each warpgroup has half of the tiles of a chunk.
+    const bool halves = shape.rows == 128;
+    const int stripe = (halves ? warp & 3 : warp) * 2;
+    const int first = halves && warp >= 4 ? kTiles / 2 : 0, last = halves && warp < 4 ? kTiles / 2 : kTiles;
+    float sums[2][kTokens / 2] = {};
+    uint32_t a[2][2][4];  // [step & 1][stripe]: one is read by products under way while the other is made
+    int stage = 0;
+    uint32_t phase = 0;
+    for (int number = 0; number < part.count; ++number) {
+      const uint8_t* codes = shared + stage * shape.stage_bytes + shape.x_bytes + stripe * gemm_ring_chunk_bytes(kType);
+      const uint64_t x = device::wgmma_descriptor(stages + stage * shape.stage_bytes);
+      const int end = min(last, part.there<kType>(number));
+      device::barrier_wait(barriers.weights(stage), phase);
+      device::barrier_wait(barriers.x(stage), phase);
+#pragma unroll 1
+      for (int tile = first; tile < end; ++tile) {
+        WeightTile<kType> w[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) w[i].load_shared(codes + i * gemm_ring_chunk_bytes(kType), tile, lane);
+        const uint64_t x_tile = x + static_cast<uint64_t>(tile * (kTokens * 128 >> 4));
+        for_each_step([&]<int kStep>() {
+          // At most the products of one step are under way, so those that read a[kStep & 1] are over.
+          w[0].template fragment<kStep>(a[kStep & 1][0]);
+          w[1].template fragment<kStep>(a[kStep & 1][1]);
+          device::wgmma_fence();
+          device::wgmma_f16(sums[0], a[kStep & 1][0], x_tile + 2 * kStep);
+          device::wgmma_f16(sums[1], a[kStep & 1][1], x_tile + 2 * kStep);
+          device::wgmma_commit();
+          device::wgmma_wait<1>();
+        });
+      }
+      device::wgmma_wait<0>();
+      __syncwarp();  // no lane reads the stage any more
+      if (lane == 0) device::barrier_arrive(barriers.read(stage));
+      if (++stage == shape.stages) stage = 0, phase ^= 1;
+    }
+    device::named_sync(1, 32 * kGemmRingWarps);  // sums take the place of the stages
+    const int g = lane >> 2, t = lane & 3;
+    float* all = reinterpret_cast<float*>(shared) + (halves && warp >= 4 ? kTokens * shape.sums_stride : 0) +
+                 stripe * kGpuRows + g;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int nb = 0; nb < kTokens / 8; ++nb) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          all[(8 * nb + 2 * t + e % 2) * shape.sums_stride + i * kGpuRows + 8 * (e / 2)] = sums[i][4 * nb + e];
+        }
+      }
+    }
+    device::wait_for_previous();  // the epilogue reads scales and residual, and writes y
+    device::cluster_arrive();
+    device::cluster_wait();  // the sums of all blocks are written
+    gemm_ring_epilogue<kTokens>(p, format, shape, matrix, rank, stages);
+  }
+  device::cluster_arrive();
+  device::cluster_wait();  // no block reads this one's shared memory any more
+#endif
+}
+
+template <DType kType, int kTokens>
+void gemm_ring_launch(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream) {
+  const auto kernel = gemm_ring_kernel<kType, kTokens>;
+  DYNO_CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.bytes)));
+  DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));  // 16 blocks
+  const int rows = p.gated() ? shape.rows / 2 : shape.rows;
+  const dim3 grid(static_cast<unsigned>(format.token_tiles()), static_cast<unsigned>((p.n + rows - 1) / rows),
+                  static_cast<unsigned>((p.last_matrix - p.first_matrix) * shape.parts));
+  launch_dependent_cluster("matmul", kernel, grid, kGemmRingThreads, static_cast<unsigned>(shape.parts),
+                           static_cast<size_t>(shape.bytes), stream, p, format, shape);
+}
+
+template <DType kType>
+void gemm_ring(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream) {
+  switch (format.height) {
+    case 16:
+      return gemm_ring_launch<kType, 16>(p, format, shape, stream);
+    case 32:
+      return gemm_ring_launch<kType, 32>(p, format, shape, stream);
+    default:
+      return gemm_ring_launch<kType, 64>(p, format, shape, stream);
+  }
+}
+
+}  // namespace dyno::ops::cuda
