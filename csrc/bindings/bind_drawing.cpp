@@ -1,8 +1,9 @@
-// dyno._core.Generation, and draws from the rows of a step.
+// dyno._core.Generation, draws from the rows of a step, and the rows that logits are made of.
 #include "bindings/py_session.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -95,6 +96,27 @@ nb::tuple decode_and_draw(PySession& self, const Sequences& sequences, const std
   });
 }
 
+nb::object decode_hidden(PySession& self, const Sequences& sequences, std::string_view rows) {
+  return self.with([&](runtime::Session& session) {
+    DYNO_CHECK(PlanError, rows == "all" || rows == "last", "[session] rows is '", rows, "'; expected all or last");
+    runtime::DecodeRequest request;
+    request.rows = rows == "all" ? runtime::LogitRows::all : runtime::LogitRows::last;
+    for (const auto& [slot, tokens] : sequences) {
+      request.sequences.push_back({.slot = slot, .tokens = {tokens.data(), tokens.size()}});
+    }
+    const auto count = static_cast<size_t>(runtime::Session::row_count(request));
+    const auto width = static_cast<size_t>(session.model().n_embd);
+    auto hidden = std::make_unique_for_overwrite<float[]>(std::max<size_t>(count, 1) * width);
+    {
+      const nb::gil_scoped_release release;
+      request.hidden = hidden.get();
+      request.between = SignalCheck();
+      session.decode(request);
+    }
+    return owned_array(std::move(hidden), {count, width});
+  });
+}
+
 }  // namespace
 
 void bind_drawing(nb::module_& m, nb::class_<PySession>& session) {
@@ -136,6 +158,12 @@ void bind_drawing(nb::module_& m, nb::class_<PySession>& session) {
            "sequence: temperature, top_k, top_p, min_p as in sample(), and a random number in [0, 1). logits_of: "
            "indices of sequences whose logits come to the host. Returns (tokens int32 [sequences], logits float32 "
            "[logits_of, n_vocab] or None); a token is -1 if its logits are not finite. Raises PlanError.");
+  session.def("decode_hidden", &decode_hidden, "sequences"_a, "rows"_a = "all",
+              nb::sig("def decode_hidden(self, sequences: collections.abc.Sequence[tuple[int, "
+                      "numpy.typing.NDArray[numpy.int32]]], rows: str = 'all') -> numpy.typing.NDArray[numpy.float32]"),
+              "Appends tokens (int32) to sequences and returns the rows that the output matrix would read, after the "
+              "last norm: float32 [rows, n_embd]. rows: all, or last (of each sequence). Logits are not computed. "
+              "Raises PlanError.");
   nb::class_<PyGeneration>(
       m, "Generation",
       "Tokens that a session draws one after the other; made by Session.generation(). On a GPU the next two are "

@@ -73,6 +73,7 @@ plan::ContextOptions read_context(const nb::dict& dict, nb::dict* asked = nullpt
   c.kv_type_k = read_type(r, "kv_type_k");
   c.kv_type_v = read_type(r, "kv_type_v");
   c.sequences = r.integer("sequences", 1);
+  c.cache_tokens = r.integer("cache_tokens", 0);
   r.finish();
   if (asked != nullptr) *asked = r.asked();
   return c;
@@ -300,7 +301,7 @@ void bind_session(nb::module_& m) {
            "file: an open file, which the session shares, or a path. "
            "load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap, placement (rules), cpu_moe, "
            "n_cpu_moe, n_gpu_layers (-1: all). context: ctx, kv_type_k, kv_type_v, "
-           "sequences. session: ubatch, "
+           "sequences, cache_tokens. session: ubatch, "
            "threads, threads_batch, cuda_graphs, graph_concurrency, fusion, flash_attention, mla_mode, "
            "matvec_max_tokens, matvec_id_max_tokens, "
            "mmq_max_tokens, mmq_id_max_tokens, compute_type, offload_min_tokens, op_offload.FAMILY. kernels: (op key, "
@@ -464,6 +465,26 @@ void bind_session(nb::module_& m) {
             s.change([&](runtime::Session& real) { real.copy(source, target); });
           },
           "source"_a, "target"_a, "Makes a sequence hold what another holds.")
+      .def(
+          "copy_prefix",
+          [](PySession& s, int32_t source, int32_t target, int64_t tokens) {
+            s.change([&](runtime::Session& real) { real.copy_prefix(source, target, tokens); });
+          },
+          "source"_a, "target"_a, "tokens"_a,
+          "Makes a sequence hold the first `tokens` of another; keys and values are copied on their device. PlanError "
+          "where `source` could not be rewound to that position: see rewindable().")
+      .def(
+          "trim", [](PySession& s, int32_t slot) { s.change([&](runtime::Session& real) { real.trim(slot); }); },
+          "slot"_a,
+          "Gives back the memory of positions that a sequence held and has forgotten, where memory is taken as needed.")
+      .def_prop_ro(
+          "cached_positions",
+          [](PySession& s) {
+            int64_t count = 0;
+            s.change([&](runtime::Session& real) { count = real.cached_positions(); });
+            return count;
+          },
+          "Positions of all sequences whose memory is taken: held, or forgotten and not given back.")
       .def(
           "checkpoint",
           [](PySession& s, int32_t slot) {

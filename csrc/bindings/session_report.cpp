@@ -37,6 +37,7 @@ nb::dict plan_dict(const runtime::Session& session) {
   d["device"] = device_dict(p.main_device());
   d["weights_bytes"] = p.weights_bytes;
   d["kv_bytes"] = p.kv_bytes;
+  d["kv_address_bytes"] = p.kv_address_bytes;
   d["state_bytes"] = p.state_bytes;
   d["arena_bytes"] = p.arena_bytes;
   d["scratch_bytes"] = p.scratch_bytes;

@@ -14,6 +14,7 @@ namespace dyno::plan {
 namespace {
 
 constexpr int64_t kDefaultContext = 4096;
+constexpr size_t kPage = 4096;
 
 bool is_cache_type(DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16 || t == DType::q8_0; }
 
@@ -34,6 +35,19 @@ bool has_latents(const model::ModelDesc& model) {
 DeviceId attention_device(const Plan& plan, const model::AttentionSpec& a) {
   const model::WeightId w = a.kind == model::AttentionKind::mla ? a.kv_a : a.qkv != model::kNone ? a.qkv : a.k;
   return plan.weights[static_cast<size_t>(w)].device;
+}
+
+// Positions that the sequences together hold at most.
+size_t check_cache_tokens(const Plan& plan, size_t positions) {
+  const ContextOptions& c = plan.context;
+  if (c.cache_tokens == 0) return positions;
+  DYNO_CHECK(PlanError, c.cache_tokens >= c.ctx, "[plan] cache_tokens is ", c.cache_tokens,
+             "; expected 0 (room for all sequences), or at least ctx=", c.ctx, ", so that one sequence can be full");
+  const bool gpu = std::any_of(plan.devices.begin(), plan.devices.end(),
+                               [](const PlannedDevice& device) { return device.info.kind == DeviceKind::cuda; });
+  DYNO_CHECK(UnsupportedError, !gpu, "[plan] cache_tokens is ", c.cache_tokens,
+             ", but a GPU's cache is allocated whole; leave it at 0, and choose ctx and sequences that fit");
+  return std::min(positions, static_cast<size_t>(c.cache_tokens));
 }
 
 // Of a virtual device: its memory and its link.
@@ -81,18 +95,24 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
   plan.kv_type_v = c.kv_type_v.value_or(latent ? plan.kv_type_k : DType::f16);
   plan.context = c;
   plan.kv.clear();
-  plan.kv_bytes = 0;
-  for (PlannedDevice& device : plan.devices) device.kv_bytes = 0;
+  plan.kv_bytes = plan.kv_address_bytes = 0;
+  for (PlannedDevice& device : plan.devices) device.kv_bytes = device.kv_address_bytes = 0;
   const size_t positions =
       checked_mul(static_cast<size_t>(c.ctx), static_cast<size_t>(c.sequences), "the KV cache (ctx x sequences)");
+  const size_t held = check_cache_tokens(plan, positions);
   // The offset of a layer's keys or values.
   const auto take = [&](DeviceId device, int64_t row) {
     const size_t bytes = checked_align(
         checked_mul(static_cast<size_t>(row), positions, "the KV cache (bytes x positions)"), 64, "the KV cache");
-    size_t& taken = plan.devices[static_cast<size_t>(device)].kv_bytes;
-    const size_t offset = taken;
-    taken = checked_add(taken, bytes, "the KV cache");
-    plan.kv_bytes = checked_add(plan.kv_bytes, bytes, "the KV cache");
+    PlannedDevice& planned = plan.devices[static_cast<size_t>(device)];
+    const size_t offset = planned.kv_address_bytes;
+    planned.kv_address_bytes = checked_add(planned.kv_address_bytes, bytes, "the KV cache");
+    plan.kv_address_bytes = checked_add(plan.kv_address_bytes, bytes, "the KV cache");
+    // Of each sequence's rows, the first and the last page may be shared with nothing.
+    const size_t most = held * static_cast<size_t>(row) + 2 * kPage * static_cast<size_t>(c.sequences);
+    const size_t memory = held < positions ? std::min(bytes, most) : bytes;
+    planned.kv_bytes = checked_add(planned.kv_bytes, memory, "the KV cache");
+    plan.kv_bytes = checked_add(plan.kv_bytes, memory, "the KV cache");
     return offset;
   };
   for (size_t i = 0; i < model.layers.size(); ++i) {

@@ -87,6 +87,9 @@ struct ContextOptions {
   std::optional<DType> kv_type_k;
   std::optional<DType> kv_type_v;
   int64_t sequences = 1;
+  // Positions that all sequences together hold at most, so that only so much memory is taken; 0: sequences x ctx. Only
+  // where memory is taken as it is written: on the CPU.
+  int64_t cache_tokens = 0;
 };
 
 // Which products run on the main device over a copy of weights that lie on the CPU, and from how many tokens on.
@@ -215,6 +218,10 @@ struct NodeList {
   int32_t head_node = -1;
   std::vector<ValueId> head_values{};
   ValueId residual = kNoValue;
+  // Behind this node the rows that the output matrix reads, normed, are in `hidden`: embeddings end here. The general
+  // list and the streamed one have it.
+  int32_t hidden_node = -1;
+  ValueId hidden = kNoValue;
   std::vector<Fetch> fetches{};  // of the streamed list, by node
 };
 
@@ -240,8 +247,9 @@ struct PlannedDevice {
   bool streams = false;     // see OffloadOptions: a GPU, or a virtual device that stands for one
   size_t memory_limit = 0;  // for the bytes below; 0: none of its own
   size_t weights_bytes = 0, kv_bytes = 0, state_bytes = 0, arena_bytes = 0;
-  size_t stream_bytes = 0;   // of the main device: copies of streamed weights
-  size_t scratch_bytes = 0;  // set when configurations are chosen; that of all CPU devices stands with the first
+  size_t kv_address_bytes = 0;  // of the cache; kv_bytes is the most memory that it takes of them
+  size_t stream_bytes = 0;      // of the main device: copies of streamed weights
+  size_t scratch_bytes = 0;     // set when configurations are chosen; that of all CPU devices stands with the first
 };
 
 struct Plan {
@@ -275,7 +283,8 @@ struct Plan {
 
   // Of all devices together.
   size_t weights_bytes = 0;  // owned copies and mapped pages that kernels read
-  size_t kv_bytes = 0;
+  size_t kv_bytes = 0;       // at most: addresses of `kv_address_bytes` are reserved, and memory is taken as needed
+  size_t kv_address_bytes = 0;
   size_t state_bytes = 0;
   size_t arena_bytes = 0;
   size_t scratch_bytes = 0;  // all threads together; set when configurations are chosen
@@ -321,6 +330,10 @@ struct Plan {
     if (!streamed.nodes.empty() && tokens >= streams_from) return streamed;
     if (expands() && (mla_mode == MlaMode::expanded || tokens >= kExpandTokens * runs)) return expanded;
     return fusion && tokens <= fused_tokens && !fused.nodes.empty() ? fused : general;
+  }
+  // The list that computes `NodeList::hidden` of a u-batch.
+  const NodeList& hidden_list(int64_t tokens) const {
+    return !streamed.nodes.empty() && tokens >= streams_from ? streamed : general;
   }
   size_t total_bytes() const {
     return weights_bytes + kv_bytes + state_bytes + arena_bytes + scratch_bytes + devices.front().stream_bytes;

@@ -26,7 +26,8 @@ Remedy smaller_ubatch(const Plan& plan, const Holder& holder, size_t missing) {
 
 Remedy smaller_context(const Plan& plan, const Holder& holder, size_t missing) {
   const size_t per_position = holder.kv_bytes / static_cast<size_t>(plan.context.ctx);
-  if (per_position == 0 || plan.context.ctx <= kLeastContext) return {};
+  const bool shared = plan.context.cache_tokens > 0;  // by all sequences, however long each may be
+  if (shared || per_position == 0 || plan.context.ctx <= kLeastContext) return {};
   const auto fewer = static_cast<int64_t>((missing + per_position - 1) / per_position);
   const int64_t ctx = std::max(kLeastContext, (plan.context.ctx - fewer) / kLeastContext * kLeastContext);
   return {str_cat("ctx=", ctx), per_position * static_cast<size_t>(plan.context.ctx - ctx)};
@@ -38,10 +39,24 @@ Remedy absorbed_attention(const Plan& plan, const Holder& holder) {
 
 Remedy fewer_sequences(const Plan& plan, const Holder& holder, size_t missing) {
   if (plan.context.sequences == 1) return {};
-  const size_t each = (holder.kv_bytes + holder.state_bytes) / static_cast<size_t>(plan.context.sequences);
+  const size_t own_kv = plan.context.cache_tokens > 0 ? 0 : holder.kv_bytes;
+  const size_t each = (own_kv + holder.state_bytes) / static_cast<size_t>(plan.context.sequences);
   const auto fewer = static_cast<int64_t>((missing + each - 1) / std::max<size_t>(each, 1));
   const int64_t left = std::max<int64_t>(1, plan.context.sequences - fewer);
   return {str_cat("sequences=", left), each * static_cast<size_t>(plan.context.sequences - left)};
+}
+
+// Sequences take memory for what they hold, so fewer positions than all of them could reach may do.
+Remedy fewer_cache_tokens(const Plan& plan, const Holder& holder, size_t missing) {
+  const plan::ContextOptions& c = plan.context;
+  const int64_t now = c.cache_tokens > 0 ? c.cache_tokens : c.ctx * c.sequences;
+  const size_t each = holder.kv_bytes / static_cast<size_t>(now);
+  const bool gpu = std::any_of(plan.devices.begin(), plan.devices.end(),
+                               [](const PlannedDevice& device) { return device.info.kind == DeviceKind::cuda; });
+  if (gpu || c.sequences == 1 || now <= c.ctx || each == 0) return {};
+  const auto fewer = static_cast<int64_t>((missing + each - 1) / each);
+  const int64_t left = std::max(c.ctx, (now - fewer) / kLeastContext * kLeastContext);
+  return {str_cat("cache_tokens=", left, " for all sequences together"), each * static_cast<size_t>(now - left)};
 }
 
 // Only where every row holds whole blocks: latents of multi-head latent attention need not.
@@ -120,8 +135,11 @@ bool has_cpu_beside(const Plan& plan) {
 }
 
 std::vector<Remedy> remedies(const Plan& plan, const Holder& holder, size_t missing, bool weights_loaded) {
-  std::vector<Remedy> all = {smaller_ubatch(plan, holder, missing), smaller_context(plan, holder, missing),
-                             fewer_sequences(plan, holder, missing), smaller_cache(plan, holder),
+  std::vector<Remedy> all = {smaller_ubatch(plan, holder, missing),
+                             smaller_context(plan, holder, missing),
+                             fewer_sequences(plan, holder, missing),
+                             fewer_cache_tokens(plan, holder, missing),
+                             smaller_cache(plan, holder),
                              absorbed_attention(plan, holder)};
   if (!weights_loaded) {
     all.push_back(weights_in_place(plan, holder));

@@ -36,19 +36,6 @@ int64_t Session::rewindable(int32_t slot, int64_t position) const {
   return best;
 }
 
-void Session::copy(int32_t from, int32_t to) {
-  DYNO_CHECK(PlanError, executor_ != nullptr,
-             "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
-  check_slot(from);
-  check_slot(to);
-  if (from == to) return;
-  end_steps();
-  finish();
-  executor_->copy_sequence(from, to, position(from));
-  move_back(to, 0);  // its checkpoints are of what it held before
-  positions_[static_cast<size_t>(to)] = position(from);
-}
-
 std::shared_ptr<const Checkpoint> Session::checkpoint(int32_t slot) {
   DYNO_CHECK(PlanError, executor_ != nullptr,
              "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");

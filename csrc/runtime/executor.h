@@ -36,6 +36,7 @@ struct MicroBatch {
   std::span<const ops::SequenceRun> runs;
   std::span<const int32_t> logit_rows;  // ascending
   float* logits = nullptr;              // [logit_rows, n_vocab]; null: they stay where draws() reads them
+  float* hidden = nullptr;              // [logit_rows, n_embd], instead of logits: the rows that the output reads
   // [logit_rows], or empty: a token is drawn from each row; -1: its logits are not finite. Only where draws().
   std::span<const RowDraw> row_draws{};
   int32_t* drawn = nullptr;  // [row_draws], on the host
@@ -109,6 +110,9 @@ class Executor {
   virtual void load_state(int32_t slot, const std::byte* from) = 0;
   // The first `positions` of a sequence's keys and values, and its states, over those of another.
   virtual void copy_sequence(int32_t from, int32_t to, int64_t positions) = 0;
+  // Gives back the memory of positions [begin, end) of a sequence's keys and values, where memory is taken as it is
+  // written.
+  virtual void give_back(int32_t slot, int64_t begin, int64_t end) = 0;
 
   // Generation without the host between tokens. A step feeds a token, draws the next one from its logits and leaves
   // that as the input of the next step; settings, random numbers and tokens to feed lie where the steps are computed.
@@ -135,7 +139,13 @@ struct NodeRange {
   int32_t stop = 0;
   bool all_rows = false;
 };
+inline const plan::NodeList& list_of(const plan::Plan& plan, const MicroBatch& batch) {
+  const auto tokens = static_cast<int64_t>(batch.tokens.size());
+  if (batch.hidden != nullptr) return plan.hidden_list(tokens);
+  return plan.list_for(tokens, static_cast<int64_t>(batch.runs.size()));
+}
 inline NodeRange nodes_to_run(const plan::NodeList& list, const MicroBatch& batch) {
+  if (batch.hidden != nullptr) return {list.hidden_node + 1, false};
   const bool all_rows = batch.pinned_routing != nullptr || batch.captured_routing != nullptr;
   if (!batch.logit_rows.empty()) return {static_cast<int32_t>(list.nodes.size()), all_rows};
   return {all_rows ? list.head_node : list.settled_node, all_rows};

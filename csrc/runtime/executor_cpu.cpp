@@ -112,8 +112,10 @@ void CpuExecutor::prepare_memory(plan::DeviceId device, bool clear_cache) {
     layers.push_back(here ? BufferPart{kv.k_offset, static_cast<size_t>(kv.k_row_bytes) * positions} : BufferPart{});
     layers.push_back(here ? BufferPart{kv.v_offset, static_cast<size_t>(kv.v_row_bytes) * positions} : BufferPart{});
   }
-  if (clear_cache || !memory.cache.holds(planned.kv_bytes, layers)) {
-    memory.cache = PartedBuffer(planned.kv_bytes, std::move(layers), "the KV cache");
+  // Memory is taken as rows are written. With huge pages the first row of each sequence would take one in each layer.
+  const Pages pages = plan_.context.sequences > 1 ? Pages::small : Pages::huge;
+  if (clear_cache || !memory.cache.holds(planned.kv_address_bytes, layers)) {
+    memory.cache = PartedBuffer(planned.kv_address_bytes, std::move(layers), "the KV cache", pages);
   }
   std::vector<BufferPart> states;
   for (const plan::State& state : plan_.states) {
@@ -163,6 +165,21 @@ void CpuExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions) {
   for (size_t i = 0; i < plan_.states.size(); ++i) {
     if (!holds(plan_.states[i].device)) continue;
     std::memcpy(state_at(i, to), state_at(i, from), plan_.states[i].sequence_bytes());
+  }
+}
+
+void CpuExecutor::give_back(int32_t slot, int64_t begin, int64_t end) {
+  const auto drop = [&](std::byte* rows, int64_t row_bytes) {
+    if (row_bytes == 0) return;
+    std::byte* const of_slot = rows + slot * plan_.context.ctx * row_bytes;
+    give_back_pages({of_slot + begin * row_bytes, static_cast<size_t>((end - begin) * row_bytes)});
+  };
+  for (size_t i = 0; i < plan_.kv.size(); ++i) {
+    const plan::KvLayer& kv = plan_.kv[i];
+    if (!holds(kv.device) || kv.k_row_bytes == 0) continue;
+    const PartedBuffer& cache = memory_[static_cast<size_t>(kv.device)].cache;
+    drop(cache.at(2 * i), kv.k_row_bytes);
+    drop(cache.at(2 * i + 1), kv.v_row_bytes);
   }
 }
 

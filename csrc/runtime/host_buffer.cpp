@@ -1,9 +1,11 @@
 #include "runtime/host_buffer.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -26,7 +28,7 @@ constexpr size_t kRedZone = kAddressSanitizer ? 64 : 0;
 
 }  // namespace
 
-HostBuffer::HostBuffer(size_t bytes, const char* purpose) : size_(bytes) {
+HostBuffer::HostBuffer(size_t bytes, const char* purpose, Pages pages) : size_(bytes) {
   if (bytes == 0) return;
   if constexpr (kAddressSanitizer) {
     data_ = static_cast<std::byte*>(::operator new[](bytes, kAlignment, std::nothrow));
@@ -41,7 +43,11 @@ HostBuffer::HostBuffer(size_t bytes, const char* purpose) : size_(bytes) {
   data_ = static_cast<std::byte*>(memory);
   // Small buffers would only waste most of their huge page.
   constexpr size_t kHugePage = size_t{2} << 20;
-  if (bytes >= 8 * kHugePage) madvise(data_, size_, MADV_HUGEPAGE);
+  if (pages == Pages::small) {
+    madvise(data_, size_, MADV_NOHUGEPAGE);
+  } else if (bytes >= 8 * kHugePage) {
+    madvise(data_, size_, MADV_HUGEPAGE);
+  }
 }
 
 HostBuffer::~HostBuffer() {
@@ -62,11 +68,19 @@ HostBuffer& HostBuffer::operator=(HostBuffer&& other) noexcept {
   return *this;
 }
 
-PartedBuffer::PartedBuffer(size_t bytes, std::vector<BufferPart> parts, const char* purpose)
+void give_back_pages(std::span<std::byte> part) {
+  if constexpr (kAddressSanitizer) return;
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto at = reinterpret_cast<uintptr_t>(part.data());
+  const uintptr_t begin = (at + page - 1) / page * page, end = (at + part.size()) / page * page;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
+PartedBuffer::PartedBuffer(size_t bytes, std::vector<BufferPart> parts, const char* purpose, Pages pages)
     : bytes_(bytes), parts_(std::move(parts)) {
-  if (!kAddressSanitizer) blocks_.emplace_back(bytes, purpose);
+  if (!kAddressSanitizer) blocks_.emplace_back(bytes, purpose, pages);
   for (const BufferPart& part : parts_) {
-    if (kAddressSanitizer) blocks_.emplace_back(part.bytes, purpose);
+    if (kAddressSanitizer) blocks_.emplace_back(part.bytes, purpose, pages);
     std::byte* const base = blocks_.back().data();
     addresses_.push_back(part.bytes == 0 ? nullptr : kAddressSanitizer ? base : base + part.offset);
   }

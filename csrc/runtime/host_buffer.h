@@ -8,11 +8,14 @@
 
 namespace dyno::runtime {
 
+// Pages that a large buffer asks the system for.
+enum class Pages : unsigned char { huge, small };
+
 class HostBuffer {
  public:
   HostBuffer() = default;
-  // Throws OutOfMemoryError with the size. Asks for huge pages, which matter for weights that are streamed.
-  explicit HostBuffer(size_t bytes, const char* purpose);
+  // Throws OutOfMemoryError with the size. Huge pages matter for weights that are streamed.
+  explicit HostBuffer(size_t bytes, const char* purpose, Pages pages = Pages::huge);
   ~HostBuffer();
   HostBuffer(HostBuffer&& other) noexcept;
   HostBuffer& operator=(HostBuffer&& other) noexcept;
@@ -27,6 +30,10 @@ class HostBuffer {
   size_t size_ = 0;
 };
 
+// Gives the memory of whole pages within a part of a buffer back to the system; they hold zeros afterwards. Nothing
+// happens under AddressSanitizer.
+void give_back_pages(std::span<std::byte> part);
+
 // A place in a buffer. Several may share one, as values of the arena do that are never in use at the same time.
 struct BufferPart {
   size_t offset = 0;
@@ -40,7 +47,7 @@ class PartedBuffer {
  public:
   PartedBuffer() = default;
   // Parts without bytes have no address. Throws OutOfMemoryError.
-  PartedBuffer(size_t bytes, std::vector<BufferPart> parts, const char* purpose);
+  PartedBuffer(size_t bytes, std::vector<BufferPart> parts, const char* purpose, Pages pages = Pages::huge);
 
   std::byte* at(size_t part) const { return addresses_[part]; }
   // All of it as one piece; nothing under AddressSanitizer.

@@ -101,6 +101,10 @@ void SegmentExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions)
   for_each_backend([&](Backend& backend) { backend.copy_sequence(from, to, positions); });
 }
 
+void SegmentExecutor::give_back(int32_t slot, int64_t begin, int64_t end) {
+  for_each_backend([&](Backend& backend) { backend.give_back(slot, begin, end); });
+}
+
 std::byte* SegmentExecutor::address_of(plan::ValueId value) const {
   return backend_of(plan_.values[static_cast<size_t>(value)].device).memory_of(value);
 }
@@ -156,7 +160,7 @@ void SegmentExecutor::run(const MicroBatch& batch, const plan::Selection& select
              "this plan has ", gpus_.empty() ? "no GPU" : "several devices");
   auto tokens = static_cast<int64_t>(batch.tokens.size());
   const auto wanted = static_cast<int64_t>(batch.logit_rows.size());
-  const plan::NodeList& list = plan_.list_for(tokens, static_cast<int64_t>(batch.runs.size()));
+  const plan::NodeList& list = list_of(plan_, batch);
   const NodeRange range = nodes_to_run(list, batch);
   for_each_backend([&](Backend& backend) { backend.begin(batch, selection, threads); });
   size_t fetched = 0;
@@ -177,6 +181,12 @@ void SegmentExecutor::run(const MicroBatch& batch, const plan::Selection& select
   }
   for_each_backend([](Backend& backend) { backend.end(); });
   const bool answers = batch.logits != nullptr && wanted > 0;
+  if (batch.hidden != nullptr && wanted > 0) {
+    const plan::Value& value = plan_.values[static_cast<size_t>(list.hidden)];
+    backend_of(value.device)
+        .read(list.hidden,
+              {reinterpret_cast<std::byte*>(batch.hidden), value.bytes_per_token * static_cast<size_t>(wanted)});
+  }
   if (answers || batch.pinned_routing != nullptr || batch.captured_routing != nullptr) finish();
 }
 

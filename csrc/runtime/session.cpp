@@ -58,7 +58,8 @@ Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& 
       settings_(resolved(settings, detect_cpu().cores)),
       kernels_(std::move(kernels)),
       pool_(std::make_unique<ThreadPool>(kMaxThreads)),
-      positions_(static_cast<size_t>(plan_.context.sequences), 0) {
+      positions_(static_cast<size_t>(plan_.context.sequences), 0),
+      filled_(positions_.size(), 0) {
   const int threads = std::max(settings_.threads, settings_.threads_batch);
   choose();
   place(loading);
@@ -207,7 +208,10 @@ void Session::replan(const Change& change, bool clear_cache) {
     kernels_ = kernels;
     choose();
     if (touched) {
-      if (clear_cache) reset();
+      if (clear_cache) {
+        reset();
+        filled_.assign(filled_.size(), 0);
+      }
       prepare(clear_cache);
     }
     throw;
@@ -251,6 +255,7 @@ void Session::set_context(const plan::ContextOptions& context) {
       },
       /*clear_cache=*/true);
   positions_.assign(static_cast<size_t>(plan_.context.sequences), 0);
+  filled_ = positions_;
   for (const std::weak_ptr<Checkpoint>& kept : checkpoints_) {
     if (const std::shared_ptr<Checkpoint> c = kept.lock()) c->good = false;
   }
@@ -346,6 +351,8 @@ void Session::check(const DecodeRequest& request) const {
     check_room(s.slot, static_cast<int64_t>(s.tokens.size()));
     for (size_t i = 0; i < s.tokens.size(); ++i) check_token(s.tokens[i], static_cast<int64_t>(i), s.slot);
   }
+  DYNO_CHECK(PlanError, request.hidden == nullptr || (request.logits == nullptr && request.row_draws.empty()),
+             "[session] hidden rows come instead of logits and draws");
   const auto draws = static_cast<int64_t>(request.row_draws.size());
   DYNO_CHECK(PlanError, draws == 0 || draws == row_count(request), "[session] ", draws, " draws for ",
              row_count(request), " rows of logits");
@@ -405,6 +412,11 @@ void Session::decode(const DecodeRequest& request) {
   check(request);
   check_file();
   end_steps();
+  std::vector<int64_t> ends(positions_.size(), 0);
+  for (const SequenceInput& s : request.sequences) {
+    ends[static_cast<size_t>(s.slot)] = position(s.slot) + static_cast<int64_t>(s.tokens.size());
+  }
+  take_memory(ends);
   const std::vector<int64_t> before = positions_;
   try {
     feed(request);
@@ -459,6 +471,7 @@ void Session::feed(const DecodeRequest& request) {
         .runs = runs,
         .logit_rows = rows,
         .logits = request.logits == nullptr ? nullptr : request.logits + rows_done * n_vocab,
+        .hidden = request.hidden == nullptr || rows.empty() ? nullptr : request.hidden + rows_done * model_.n_embd,
         .pinned_routing = request.pinned_routing == nullptr ? nullptr : request.pinned_routing + done * used,
         .captured_routing = request.captured_routing == nullptr ? nullptr : request.captured_routing + done * used,
         .routing_stride = total,

@@ -57,6 +57,9 @@ struct DecodeRequest {
   // [row_count(request), n_vocab] on the host or on the device, in the order of the sequences; null is only for rows
   // that tokens are drawn from.
   float* logits = nullptr;
+  // [row_count(request), n_embd] on the host, instead of logits and draws: the rows that the output reads, after the
+  // last norm. The output is not computed then.
+  float* hidden = nullptr;
   // [row_count(request)], or empty: a token is drawn from each row where its logits are, and no logits but those asked
   // for in RowDraw come to the host.
   std::span<const RowDraw> row_draws{};
@@ -103,6 +106,14 @@ class Session {
   int64_t rewindable(int32_t slot, int64_t position) const;
   // Makes a sequence hold what another holds.
   void copy(int32_t from, int32_t to);
+  // Makes a sequence hold the first `positions` of another; keys and values are copied on their device. Throws
+  // PlanError where the other could not be rewound to that position.
+  void copy_prefix(int32_t from, int32_t to, int64_t positions);
+  // Gives back the memory of positions that a sequence held and has forgotten, where memory is taken as needed. It is
+  // taken again when they are written.
+  void trim(int32_t slot);
+  // Positions whose memory is taken: held, or forgotten and not given back.
+  int64_t cached_positions() const;
   // Where the sequence is now, with a copy of its state.
   std::shared_ptr<const Checkpoint> checkpoint(int32_t slot);
   // Brings the sequence of a checkpoint back to it. Throws PlanError if the sequence has forgotten positions before it,
@@ -150,6 +161,9 @@ class Session {
 
  private:
   void check_room(int32_t slot, int64_t tokens) const;
+  // Memory for sequences as long as `ends` says by slot; for it, forgotten positions of all sequences may be given
+  // back. Throws PlanError.
+  void take_memory(const std::vector<int64_t>& ends);
   void check_token(int32_t token, int64_t index, int32_t slot) const;
   int32_t draw_on_host(Generation& generation, const std::function<void()>& between);
   // Waits for the steps under way and forgets them.
@@ -191,6 +205,7 @@ class Session {
   bool reads_file_ = false;             // weights are pages of the file, also after they were loaded
   RowLogits row_logits_;                // that the host draws from
   std::vector<int64_t> positions_;      // per slot
+  std::vector<int64_t> filled_;         // per slot: positions whose memory is taken
   std::vector<std::weak_ptr<Checkpoint>> checkpoints_;
   std::vector<size_t> held_bytes_;  // by device: cache, arena and scratch that the executor holds
   uint64_t steps_of_ = 0;           // number of the generation with steps under way; 0: none

@@ -239,7 +239,7 @@ class Session:
 
     def __init__(self, file: Gguf | str | os.PathLike[str], *, load: dict[str, Any] = {}, context: dict[str, Any] = {}, session: dict[str, Any] = {}, kernels: Sequence[tuple[str, str, dict[str, Any], str]] = [], plan_only: bool = False, device: dict[str, Any] | None = None, placement: dict[str, Any] = {}) -> None:
         """
-        file: an open file, which the session shares, or a path. load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap, placement (rules), cpu_moe, n_cpu_moe, n_gpu_layers (-1: all). context: ctx, kv_type_k, kv_type_v, sequences. session: ubatch, threads, threads_batch, cuda_graphs, graph_concurrency, fusion, flash_attention, mla_mode, matvec_max_tokens, matvec_id_max_tokens, mmq_max_tokens, mmq_id_max_tokens, compute_type, offload_min_tokens, op_offload.FAMILY. kernels: (op key, token range, config dict, origin). plan_only: decide everything, read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in cpu_info() and devices(), of a device that need not be here. placement: virtual_devices (a list of dicts, one each for cpu:1, cpu:2, … beside the CPU, with link_gbps, latency_us and memory_mib where they are limited), rules ('REGEX=DEVICE' by the tensor's name; the first that matches decides), cpu_moe, n_cpu_moe, n_gpu_layers, beside_gpu (with a described GPU: descriptions of the devices beside it; default: those of this machine). Raises PlanError for a placement that cannot be.
+        file: an open file, which the session shares, or a path. load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap, placement (rules), cpu_moe, n_cpu_moe, n_gpu_layers (-1: all). context: ctx, kv_type_k, kv_type_v, sequences, cache_tokens. session: ubatch, threads, threads_batch, cuda_graphs, graph_concurrency, fusion, flash_attention, mla_mode, matvec_max_tokens, matvec_id_max_tokens, mmq_max_tokens, mmq_id_max_tokens, compute_type, offload_min_tokens, op_offload.FAMILY. kernels: (op key, token range, config dict, origin). plan_only: decide everything, read no weights, allocate nothing; decode() raises PlanError. device, for plan_only: a description as in cpu_info() and devices(), of a device that need not be here. placement: virtual_devices (a list of dicts, one each for cpu:1, cpu:2, … beside the CPU, with link_gbps, latency_us and memory_mib where they are limited), rules ('REGEX=DEVICE' by the tensor's name; the first that matches decides), cpu_moe, n_cpu_moe, n_gpu_layers, beside_gpu (with a described GPU: descriptions of the devices beside it; default: those of this machine). Raises PlanError for a placement that cannot be.
         """
 
     @property
@@ -321,6 +321,22 @@ class Session:
     def copy(self, source: int, target: int) -> None:
         """Makes a sequence hold what another holds."""
 
+    def copy_prefix(self, source: int, target: int, tokens: int) -> None:
+        """
+        Makes a sequence hold the first `tokens` of another; keys and values are copied on their device. PlanError where `source` could not be rewound to that position: see rewindable().
+        """
+
+    def trim(self, slot: int) -> None:
+        """
+        Gives back the memory of positions that a sequence held and has forgotten, where memory is taken as needed.
+        """
+
+    @property
+    def cached_positions(self) -> int:
+        """
+        Positions of all sequences whose memory is taken: held, or forgotten and not given back.
+        """
+
     def checkpoint(self, slot: int = 0) -> Checkpoint:
         """Where a sequence is now, to come back to it."""
 
@@ -375,6 +391,11 @@ class Session:
     def decode_and_draw(self, sequences: Sequence[tuple[int, numpy.typing.NDArray[numpy.int32]]], draws: Sequence[tuple[float, int, float, float, float]], logits_of: Sequence[int] = []) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32] | None]:
         """
         Appends tokens (int32) to sequences and draws the token after each, where the logits are. draws, one a sequence: temperature, top_k, top_p, min_p as in sample(), and a random number in [0, 1). logits_of: indices of sequences whose logits come to the host. Returns (tokens int32 [sequences], logits float32 [logits_of, n_vocab] or None); a token is -1 if its logits are not finite. Raises PlanError.
+        """
+
+    def decode_hidden(self, sequences: Sequence[tuple[int, numpy.typing.NDArray[numpy.int32]]], rows: str = 'all') -> numpy.typing.NDArray[numpy.float32]:
+        """
+        Appends tokens (int32) to sequences and returns the rows that the output matrix would read, after the last norm: float32 [rows, n_embd]. rows: all, or last (of each sequence). Logits are not computed. Raises PlanError.
         """
 
 class Generation:

@@ -147,6 +147,19 @@ TABLE: Final[tuple[Setting, ...]] = (
         engines=ALL_ENGINES,
     ),
     Setting(
+        "cache_tokens",
+        "context",
+        "int",
+        "Tokens that all sequences together hold at most, at least `ctx`; the cache takes memory for these "
+        "as they come. 0: `sequences` times `ctx`.",
+        default=0,
+        unit="tokens",
+        devices=CPU,
+        memory_bound=True,
+        moves=("memory",),
+        ranks_by="bandwidth",
+    ),
+    Setting(
         "kv_type_k",
         "context",
         "choice",

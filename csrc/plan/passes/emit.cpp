@@ -197,6 +197,7 @@ void Emitter::build() {
   Operand logits{.value = plan_.logits, .stride_bytes = model_.n_vocab * kF32};
   if (plan_.logits == kNoValue) logits = value("logits", model_.n_vocab);
   plan_.logits = logits.value;
+  list_.hidden = f32_of(h, -1).value;
   matmul("output", h, model_.output, model_.output_bias, logits, {}, static_cast<float>(model_.logit_scale), -1);
   std::get<MatmulOperands>(list_.nodes.back().operands).softcap = static_cast<float>(model_.logit_softcap);
 }

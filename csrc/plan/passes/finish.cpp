@@ -100,6 +100,7 @@ void own_values(Plan& plan, NodeList& list) {
     });
   }
   if (list.residual != kNoValue) list.residual = own.at(list.residual);
+  if (list.hidden != kNoValue) list.hidden = own.at(list.hidden);
 }
 
 bool has_state(const Node& node) {
@@ -122,6 +123,11 @@ void finish_list(Plan& plan, NodeList& list) {
   if (list.id == ListId::draw) return;  // what it reads and gives lies outside of the arena
   find_lives(plan, list);
   find_selection(plan, list);
+  if (list.hidden == kNoValue) return;
+  list.hidden_node = plan.values[static_cast<size_t>(list.hidden)].first_use;
+  const bool normed = std::holds_alternative<NormOperands>(list.nodes[static_cast<size_t>(list.hidden_node)].operands);
+  DYNO_CHECK(PlanError, normed, "[plan] ", list.nodes[static_cast<size_t>(list.hidden_node)].name,
+             " makes the rows that the output reads; expected a norm");
 }
 
 ValueId add_value(Plan& plan, const std::string& name, size_t bytes_per_token, size_t bytes_fixed, ListId list,

@@ -416,7 +416,7 @@ void CudaExecutor::fit_logits(size_t bytes) {
 void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection, int) {
   const DeviceScope scope(info().ordinal, "decoding", static_cast<int64_t>(batch.tokens.size()));
   const size_t row_bytes = static_cast<size_t>(model_.n_vocab) * sizeof(float);
-  const size_t logits_bytes = batch.logit_rows.size() * row_bytes;
+  const size_t logits_bytes = batch.hidden != nullptr ? 0 : batch.logit_rows.size() * row_bytes;
   fit_logits(logits_bytes);
   upload(batch);
   if (times_draw(batch)) set_draw_state({.temperature = 0.0f}, 0);
@@ -427,7 +427,7 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
   Captured* work = nullptr;
   // What is launched over expanded latents depends on the depth of the context.
   const bool fixed = list_for(batch).id != plan::ListId::expanded;
-  const bool captures = graphs_wanted_ && repeats && fixed && !routing;
+  const bool captures = graphs_wanted_ && repeats && fixed && !routing && batch.hidden == nullptr;
   if (captures && batch.op_times == nullptr) {
     work = &graphs_[{static_cast<int64_t>(batch.tokens.size()), static_cast<int64_t>(batch.runs.size()),
                      static_cast<int64_t>(batch.logit_rows.size())}];
@@ -444,7 +444,13 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
     if (batch.op_times != nullptr) add_op_times(batch);
   }
   download_routing(batch);
-  if (!batch.row_draws.empty()) {
+  if (batch.hidden != nullptr) {
+    const plan::Value& value = plan_.values[static_cast<size_t>(list_for(batch).hidden)];
+    DYNO_CUDA_CHECK(cudaMemcpyAsync(batch.hidden, arena_.data() + value.offset,
+                                    value.bytes_per_token * batch.logit_rows.size(), cudaMemcpyDeviceToHost,
+                                    stream_.get()));
+    finish();
+  } else if (!batch.row_draws.empty()) {
     draw_rows(batch, selection);
   } else if (logits_bytes != 0 && batch.logits != nullptr) {
     // To the host or to memory of the device; the driver knows which by the address.

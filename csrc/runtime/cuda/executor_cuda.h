@@ -40,6 +40,7 @@ class CudaExecutor final : public Executor, public Backend {
   void save_state(int32_t slot, std::byte* to) override;
   void load_state(int32_t slot, const std::byte* from) override;
   void copy_sequence(int32_t from, int32_t to, int64_t positions) override;
+  void give_back(int32_t, int64_t, int64_t) override {}  // the whole cache is allocated when a session is prepared
   std::shared_ptr<float[]> logits_memory(size_t count) override;
   std::shared_ptr<float[]> device_logits_memory(size_t count) override;
 
@@ -89,9 +90,7 @@ class CudaExecutor final : public Executor, public Backend {
   int64_t most_used_experts() const;
   // Of a value, whichever device it lies on.
   std::byte* address_of(plan::ValueId value) const;
-  const plan::NodeList& list_for(const MicroBatch& batch) const {
-    return plan_.list_for(static_cast<int64_t>(batch.tokens.size()), static_cast<int64_t>(batch.runs.size()));
-  }
+  const plan::NodeList& list_for(const MicroBatch& batch) const { return list_of(plan_, batch); }
   ops::CudaStream context() const;
   void fit_logits(size_t bytes);
   void drop_graphs();

@@ -58,7 +58,7 @@ void CudaExecutor::begin(const MicroBatch& batch, const plan::Selection& selecti
   const DeviceScope scope(info().ordinal, "decoding", static_cast<int64_t>(batch.tokens.size()));
   micro_batch_ = batch;
   selection_ = &selection;
-  if (plan_.logits_device() == device_) {
+  if (plan_.logits_device() == device_ && batch.hidden == nullptr) {
     fit_logits(batch.logit_rows.size() * static_cast<size_t>(model_.n_vocab) * sizeof(float));
   }
   upload(batch);
@@ -85,7 +85,8 @@ void CudaExecutor::run_nodes(const plan::NodeList& list, int32_t begin, int32_t 
   // A copy from or to memory that is not page-locked would keep a capture from ending.
   const bool fixed = list.id != plan::ListId::expanded && (!host || values_->host_locked());
   Captured* work = nullptr;
-  if (graphs_wanted_ && repeats && fixed && !routing && batch.op_times == nullptr && nodes.size() > 1) {
+  const bool times = batch.op_times != nullptr;
+  if (graphs_wanted_ && repeats && fixed && !routing && !times && batch.hidden == nullptr && nodes.size() > 1) {
     work = &pieces_[{list.id,
                      begin,
                      end,

@@ -1,0 +1,73 @@
+// Copies of what sequences hold, and the memory that they take: positions are written as sequences grow, and given back
+// when they are forgotten.
+#include <algorithm>
+#include <numeric>
+
+#include "core/error.h"
+#include "runtime/checkpoint.h"
+#include "runtime/session.h"
+
+namespace dyno::runtime {
+
+void Session::copy(int32_t from, int32_t to) { copy_prefix(from, to, position(from)); }
+
+void Session::copy_prefix(int32_t from, int32_t to, int64_t positions) {
+  DYNO_CHECK(PlanError, executor_ != nullptr,
+             "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
+  check_slot(from);
+  check_slot(to);
+  DYNO_CHECK(PlanError, positions >= 0 && positions <= position(from), "[session] cannot copy ", positions,
+             " positions of sequence ", from, "; it holds ", position(from));
+  DYNO_CHECK(PlanError, rewindable(from, positions) == positions, "[session] cannot copy ", positions,
+             " positions of sequence ", from, ": ", model_.architecture,
+             " has recurrent state, which is known only at the end and at checkpoints; the nearest before it is ",
+             rewindable(from, positions));
+  if (from == to) {
+    rewind(from, positions);
+    return;
+  }
+  std::shared_ptr<const Checkpoint> past;
+  for (const std::weak_ptr<Checkpoint>& kept : checkpoints_) {
+    const std::shared_ptr<Checkpoint> c = kept.lock();
+    if (c != nullptr && c->good && c->slot == from && c->position == positions) past = c;
+  }
+  end_steps();
+  finish();
+  std::vector<int64_t> ends(positions_.size(), 0);
+  ends[static_cast<size_t>(to)] = positions;
+  take_memory(ends);
+  executor_->copy_sequence(from, to, positions);
+  if (positions < position(from) && past != nullptr && !past->state.empty()) {
+    executor_->load_state(to, past->state.data());
+  }
+  move_back(to, 0);  // its checkpoints are of what it held before
+  positions_[static_cast<size_t>(to)] = positions;
+}
+
+void Session::trim(int32_t slot) {
+  check_slot(slot);
+  const auto at = static_cast<size_t>(slot);
+  if (filled_[at] <= positions_[at]) return;
+  end_steps();
+  finish();
+  if (executor_ != nullptr) executor_->give_back(slot, positions_[at], filled_[at]);
+  filled_[at] = positions_[at];
+}
+
+int64_t Session::cached_positions() const { return std::accumulate(filled_.begin(), filled_.end(), int64_t{0}); }
+
+void Session::take_memory(const std::vector<int64_t>& ends) {
+  const auto taken = [&] {
+    int64_t sum = 0;
+    for (size_t i = 0; i < ends.size(); ++i) sum += std::max(filled_[i], ends[i]);
+    return sum;
+  };
+  const int64_t most = plan_.context.cache_tokens;
+  for (size_t i = 0; most > 0 && i < ends.size() && taken() > most; ++i) trim(static_cast<int32_t>(i));
+  DYNO_CHECK(PlanError, most == 0 || taken() <= most, "[session] the sequences would hold ", taken(),
+             " positions, but cache_tokens is ", most,
+             "; reset or rewind sequences that are over, or open the model with ", "a larger cache_tokens");
+  for (size_t i = 0; i < ends.size(); ++i) filled_[i] = std::max(filled_[i], ends[i]);
+}
+
+}  // namespace dyno::runtime

@@ -1,0 +1,194 @@
+"""Sequences take the memory of the positions that they hold; prefixes are copied between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from dyno import _core
+from dyno.errors import OutOfMemoryError, PlanError, UnsupportedError
+from dyno.testing import tiny_model
+from random_models import SHAPES, random_model
+from random_newer import RECURRENT
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+STATUS = Path("/proc/self/status")
+TOKENS = np.random.default_rng(5).integers(0, 80, 100).astype(np.int32)
+STATEFUL = [shape for shape in SHAPES if shape.architecture in RECURRENT]
+
+# argv: model, settings as JSON. Prints the bytes that are resident beyond those before opening:
+# after loading, after 200 tokens in each sequence, after all but one were forgotten, and after trim().
+PROBE = """
+import json, sys
+import numpy as np
+from dyno import _core
+
+def resident():
+    with open("/proc/self/status") as status:
+        return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
+
+context = json.loads(sys.argv[2])
+before = resident()
+s = _core.Session(sys.argv[1], context=context, session={"threads": 1, "ubatch": 64})
+found = {"opened": resident() - before, "plan": dict(s.plan)}
+tokens = np.arange(200, dtype=np.int32)
+for slot in range(context["sequences"]):
+    s.decode([(slot, tokens)], "none")
+found["filled"], found["positions"] = resident() - before, s.cached_positions
+for slot in range(1, context["sequences"]):
+    s.reset(slot)
+found["forgotten"] = resident() - before
+for slot in range(context["sequences"]):
+    s.trim(slot)
+found["trimmed"], found["left"] = resident() - before, s.cached_positions
+print(json.dumps(found, default=str))
+"""
+
+
+def session(path: Path, **context: Any) -> _core.Session:
+    kv = {"kv_type_k": "f32", "kv_type_v": "f32"}
+    return _core.Session(
+        path,
+        load={"numerics": "exact"},
+        context={"ctx": 128, "sequences": 3, **kv, **context},
+        session={"threads": 2, "ubatch": 16},
+    )
+
+
+def decode(s: _core.Session, slot: int, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    logits = s.decode([(slot, tokens)], "all")[0]
+    assert logits is not None
+    return logits
+
+
+def same(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    return bool(((x - y) ** 2).sum() < 1e-10 * ((y - y.mean()) ** 2).sum())
+
+
+@pytest.mark.skipif(
+    not (STATUS.is_file() and "VmRSS:" in STATUS.read_text()), reason="this system reports no VmRSS"
+)
+@pytest.mark.skipif(
+    os.environ.get("LD_PRELOAD", "").find("asan") >= 0, reason="AddressSanitizer takes all memory at once"
+)
+def test_64_sequences_of_32768_tokens_take_what_they_hold(tmp_path: Path) -> None:
+    path = tiny_model(
+        tmp_path / "m.gguf", n_layers=4, n_embd=256, n_kv_heads=4, n_ctx=32768, vocabulary=False
+    )
+    context = {"ctx": 32768, "sequences": 64, "cache_tokens": 65536}
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, str(path), json.dumps(context)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    position = 4 * 2 * 4 * 64 * 2  # layers, keys and values, heads, dimensions, bytes of f16
+    plan = found["plan"]
+    assert plan["kv_address_bytes"] == 64 * 32768 * position
+    assert (
+        plan["kv_bytes"] == 65536 * position + 64 * 4 * 2 * 2 * 4096
+    )  # and pages that begin or end a sequence
+    cache = 64 * 200 * position
+    assert found["positions"] == 64 * 200
+    assert found["opened"] < plan["total_bytes"] - plan["kv_bytes"] + (8 << 20), found
+    assert cache <= found["filled"] - found["opened"] <= 1.3 * cache + (8 << 20), found
+    assert found["forgotten"] >= found["filled"] - (4 << 20)
+    assert found["filled"] - found["trimmed"] >= 0.9 * cache, found
+    assert found["left"] == 200
+
+
+def test_the_limit_holds_and_forgotten_positions_make_room(tmp_path: Path) -> None:
+    path = tiny_model(tmp_path / "m.gguf")
+    whole = decode(session(path), 0, TOKENS)
+    s = session(path, cache_tokens=150)
+    assert same(decode(s, 0, TOKENS), whole)
+    decode(s, 1, TOKENS[:40])
+    with pytest.raises(PlanError, match="would hold 160 positions, but cache_tokens is 150"):
+        decode(s, 2, TOKENS[:20])
+    assert (s.position(2), s.cached_positions) == (0, 140)
+    with pytest.raises(PlanError, match="would hold 180 positions"):
+        s.copy_prefix(1, 2, 40)
+    s.rewind(20, 0)
+    assert s.cached_positions == 140  # the memory is there for the next positions
+    assert same(decode(s, 2, TOKENS[:80]), whole[:80])  # but goes where it is needed
+    assert s.cached_positions == 20 + 40 + 80
+    assert same(decode(s, 0, TOKENS[20:30]), whole[20:30])
+    with pytest.raises(PlanError, match="would hold 151 positions"):
+        decode(s, 1, TOKENS[:1])
+
+
+def test_impossible_limits(tmp_path: Path) -> None:
+    path = tiny_model(tmp_path / "m.gguf")
+    with pytest.raises(PlanError, match=r"cache_tokens is 100; expected 0 .* or at least ctx=128"):
+        session(path, cache_tokens=100)
+    assert session(path, cache_tokens=10000).plan["kv_bytes"] == session(path).plan["kv_bytes"]
+    plan = session(path, sequences=64)
+    with pytest.raises(OutOfMemoryError, match=r"cache_tokens=\d+ for all sequences together"):
+        plan.check_memory(plan.plan["total_bytes"] - plan.plan["kv_bytes"] // 2)
+    gpu = {
+        "kind": "cuda",
+        "name": "a GPU",
+        "compute_capability": 90,
+        "sm_count": 132,
+        "memory_bytes": 80 << 30,
+    }
+    with pytest.raises(UnsupportedError, match="a GPU's cache is allocated whole"):
+        _core.Session(path, context={"cache_tokens": 4096}, plan_only=True, device=gpu)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_prefixes_of_any_sequence_go_on_in_any_other(tmp_path: Path, seed: int) -> None:
+    path = tiny_model(tmp_path / "m.gguf")
+    alone, s = session(path), session(path)
+    rng = np.random.default_rng(seed)
+    held: list[list[int]] = [[], [], []]
+    for _ in range(60):
+        source, target = (int(each) for each in rng.integers(0, 3, 2))
+        count = int(rng.integers(0, len(held[source]) + 1))
+        s.copy_prefix(source, target, count)
+        held[target] = held[source][:count]
+        s.trim(int(rng.integers(0, 3)))
+        more = rng.integers(0, 80, int(rng.integers(1, 20))).astype(np.int32)
+        if len(held[target]) + len(more) > 128:
+            continue
+        logits = decode(s, target, more)
+        held[target] += more.tolist()
+        alone.reset()
+        assert same(logits, decode(alone, 0, np.array(held[target], np.int32))[-len(more) :])
+        assert [s.position(slot) for slot in range(3)] == [len(each) for each in held]
+
+
+@pytest.mark.parametrize("shape", STATEFUL, ids=lambda shape: shape.name)
+def test_prefixes_with_recurrent_state(tmp_path: Path, shape: Any) -> None:
+    s = session(random_model(tmp_path / "m.gguf", shape))
+    whole = decode(s, 0, TOKENS)
+    s.reset()
+    decode(s, 0, TOKENS[:40])
+    there = s.checkpoint(0)
+    decode(s, 0, TOKENS[40:60])
+    with pytest.raises(PlanError, match=r"cannot copy 50 positions .* the nearest before it is 40"):
+        s.copy_prefix(0, 1, 50)
+    with pytest.raises(PlanError, match="cannot copy 61 positions of sequence 0; it holds 60"):
+        s.copy_prefix(0, 1, 61)
+    s.copy_prefix(0, 1, 40)
+    s.copy_prefix(0, 2, 60)
+    assert [s.position(slot) for slot in range(3)] == [60, 40, 60]
+    assert same(decode(s, 1, TOKENS[40:]), whole[40:])
+    assert same(decode(s, 2, TOKENS[60:]), whole[60:])
+    assert same(decode(s, 0, TOKENS[60:]), whole[60:])
+    s.copy_prefix(0, 0, 40)
+    assert s.position(0) == there.position
+    assert same(decode(s, 0, TOKENS[40:]), whole[40:])
