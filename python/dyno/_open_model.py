@@ -9,6 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from dyno import _effective, _selection
+from dyno._embedding import file_pooling
 from dyno._placement import Placement
 from dyno._slots import Slots
 from dyno._ubatch import UsualUbatch
@@ -78,6 +79,7 @@ class OpenModel:
         model = _core.describe_model(file)
         self._n_ctx_train = int(model["n_ctx_train"])
         self._n_vocab = int(model["n_vocab"])
+        self._file_pooling = file_pooling(file.get(f"{model['architecture']}.pooling_type"))
         self._latent_cache = has_latent_cache(model)
         self._arguments = arguments
         self._usual_ubatch = UsualUbatch(file, self._device.info, self.device)

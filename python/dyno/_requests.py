@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dyno._drafts import Drafter
+    from dyno._embedding import Pooler
     from dyno._sampling import HostSampler, Sampling, TokenLogprobs
 
 __all__ = ["Drawn", "Handling", "Request", "SchedulerEvents", "Step", "common_prefix"]
@@ -109,6 +110,8 @@ class Request:
     pending: list[int] = field(default_factory=list)
     """Tokens to be fed next: the rest of the prompt, or the token that was drawn last."""
     drafter: Drafter | None = None
+    pooler: Pooler | None = None
+    """Takes the rows of an embedding, for which no token is drawn."""
     drawn: int = 0
     cached: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -118,6 +121,12 @@ class Request:
 
     def __post_init__(self) -> None:
         self._random = self.sampling.random()
+
+    def wait(self) -> None:
+        """Wait until a request that draws nothing has ended; raises its error."""
+        each = self.out.get()
+        if isinstance(each, BaseException):
+            raise each
 
     def next_draw(self) -> tuple[float, int, float, float, float]:
         """The settings of the next draw for the engine, and its random number."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
+from dyno._embedding import EmbedMethods
 from dyno._generate import StopFilter
 from dyno._open_model import OpenModel
 from dyno._sampling import DrawOptions, Sampling
@@ -32,7 +33,7 @@ Rows = Literal["all", "last", "none"]
 _log = logging.getLogger("dyno")
 
 
-class Engine(ChatMethods, OpenModel):
+class Engine(ChatMethods, EmbedMethods, OpenModel):
     """One model, open on a device, or with its weights spread over several.
 
     Args:

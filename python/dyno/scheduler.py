@@ -16,7 +16,7 @@ import numpy as np
 from dyno._drafts import DraftCounts, Drafter, Judge, Speculation
 from dyno._generate import finite, not_finite
 from dyno._requests import Drawn, Handling, Request, SchedulerEvents, Step, common_prefix
-from dyno._sampling import HostSampler, TokenLogprobs
+from dyno._sampling import HostSampler, Sampling, TokenLogprobs
 from dyno.errors import DynoError, PlanError, QueueFullError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dyno._sampling import Sampling
+    from dyno._embedding import Pooler
     from dyno.engine import Engine
 
 __all__ = ["DEFAULT_SEQUENCES", "Scheduler", "SchedulerEvents", "Speculation"]
@@ -151,6 +151,32 @@ class Scheduler:
         finally:
             request.cancelled.set()
 
+    def embed(
+        self, texts: Sequence[Sequence[int]], poolers: Sequence[Pooler], cancelled: threading.Event
+    ) -> None:
+        """Compute the rows of texts for embeddings, as many texts at a time as there are sequences.
+
+        Args:
+            texts: Token ids of each, at least one and no more than the context holds.
+            poolers: Take the rows.
+            cancelled: Ends the work when it is set, from any thread; an error sets it too.
+
+        Raises:
+            QueueFullError, PlanError: As `drawn`.
+        """
+        begun: deque[Request] = deque()
+        handling = Handling(reuse=False)
+        try:
+            for tokens, pooler in zip(texts, poolers, strict=True):
+                if len(begun) == self._sequences:
+                    begun.popleft().wait()
+                begun.append(self._submit(tokens, Sampling(), 0, cancelled, handling, pooler))
+            while begun:
+                begun.popleft().wait()
+        except BaseException:
+            cancelled.set()
+            raise
+
     def load(self) -> dict[str, int]:
         """How many generations run and wait now, and how many may; `held_tokens` of the running ones are in
         the cache.
@@ -195,6 +221,7 @@ class Scheduler:
         max_tokens: int,
         cancelled: threading.Event,
         handling: Handling,
+        pooler: Pooler | None = None,
     ) -> Request:
         tokens = [int(token) for token in prompt]
         if not 0 < len(tokens) <= self._ctx:
@@ -207,8 +234,8 @@ class Scheduler:
         sampler = None
         if sampling.needs_logits:
             sampler = HostSampler(sampling, self._engine.tokenizer, self._n_vocab, tokens)
-        request = Request(tokens, max_tokens, sampling, sampler, cancelled, handling)
-        if self._speculation is not None:
+        request = Request(tokens, max_tokens, sampling, sampler, cancelled, handling, pooler=pooler)
+        if self._speculation is not None and pooler is None:
             request.drafter = Drafter(self._speculation)
             request.drafter.extend(tokens)
         with self._changed:
@@ -262,7 +289,7 @@ class Scheduler:
         with self._engine._lock:
             session = self._engine._open()
             begun = time.monotonic()
-            answers = _decode(session, batch)
+            answers = _computed(session, batch)
             seconds = time.monotonic() - begun
             self._engine._tell_failed_captures(session)
         self._totals["steps"] += 1
@@ -274,6 +301,10 @@ class Scheduler:
             self._totals["prompt_tokens"] += 0 if request.drawn else len(tokens)
             request.held += tokens
             del request.pending[: len(tokens)]
+            if request.pooler is not None:
+                if not request.pending:
+                    self._end(request, "stop")
+                continue
             if request.wants_all_rows and answer.rows is not None:
                 self._keep_prompt_logprobs(request, answer.rows)
             if not request.pending:
@@ -482,6 +513,20 @@ class _Answer:
 
 
 _NO_DRAW = (0.0, 0, 1.0, 0.0, 0.0)
+
+
+def _computed(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[_Answer]:
+    """Feed the tokens of a step. Texts get answers; embeddings take their rows, in a decode of their own."""
+    pooled = [(request.pooler, request, tokens) for request, tokens in batch if request.pooler is not None]
+    texts = [each for each in batch if each[0].pooler is None]
+    answers = iter(_decode(session, texts) if texts else [])
+    if pooled:
+        inputs = [(request.owner.slot, np.array(tokens, np.int32)) for _, request, tokens in pooled]
+        hidden = session.decode_hidden(inputs)
+        ends = np.cumsum([len(tokens) for _, _, tokens in pooled])
+        for (pooler, _, _), rows in zip(pooled, np.split(hidden, ends[:-1]), strict=True):
+            pooler.add(rows)
+    return [_Answer() if request.pooler is not None else next(answers) for request, _ in batch]
 
 
 def _decode(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[_Answer]:

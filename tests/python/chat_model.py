@@ -21,7 +21,9 @@ CONTROL = ("<|user|>", "<|assistant|>", "<|system|>", "<|end|>")
 N_VOCAB = 288
 
 
-def chat_model(path: Path, template: str | None = TEMPLATE, **options: int) -> Path:
+def chat_model(
+    path: Path, template: str | None = TEMPLATE, pooling_type: int | None = None, **options: int
+) -> Path:
     keys = _byte_vocabulary(N_VOCAB)
     tokens, kinds = list(keys["tokenizer.ggml.tokens"]), [1] * 256 + [3] + [5] * (N_VOCAB - 257)  # type: ignore[call-overload]
     for i, name in enumerate(CONTROL, 257):
@@ -30,6 +32,8 @@ def chat_model(path: Path, template: str | None = TEMPLATE, **options: int) -> P
     keys["tokenizer.ggml.tokens"] = tokens
     keys["tokenizer.ggml.token_type"] = Array("int32", kinds)
     keys["tokenizer.ggml.eos_token_id"] = tokens.index("<|end|>")
+    if pooling_type is not None:
+        keys["llama.pooling_type"] = pooling_type
     if template is not None:
         keys["tokenizer.chat_template"] = template
     return tiny_model(path, n_vocab=N_VOCAB, metadata=keys, **{"n_layers": 1, "n_ctx": 512, **options})

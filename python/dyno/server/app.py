@@ -71,6 +71,7 @@ def create_app(engine: Engine, options: Options | None = None) -> Starlette:
     routes = [
         ("POST", "/v1/chat/completions", server.chat),
         ("POST", "/v1/completions", server.completions),
+        ("POST", "/v1/embeddings", server.embeddings),
         ("POST", "/v1/messages", server.messages),
         ("POST", "/v1/messages/count_tokens", server.count_tokens),
         ("GET", "/v1/models", server.models),

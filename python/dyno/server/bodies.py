@@ -10,10 +10,19 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from dyno._requests import Handling
 from dyno._sampling import Sampling
 
-__all__ = ["ChatBody", "CompletionBody", "DetokenizeBody", "DrawBody", "RequestBody", "TokenizeBody"]
+__all__ = [
+    "ChatBody",
+    "CompletionBody",
+    "DetokenizeBody",
+    "DrawBody",
+    "EmbeddingBody",
+    "RequestBody",
+    "TokenizeBody",
+]
 
 _MAX_CHOICES = 16
 _MAX_PROMPTS = 256
+_MAX_INPUTS = 2048
 
 
 class _Body(BaseModel):
@@ -153,11 +162,7 @@ class CompletionBody(DrawBody):
     @property
     def prompts(self) -> list[str | list[int]]:
         """The prompts; each has `n` choices."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        tokens = [each for each in self.prompt if isinstance(each, int)]
-        several = [each for each in self.prompt if not isinstance(each, int)]
-        return [*several] if several else [tokens]
+        return _several(self.prompt)
 
     @property
     def handling(self) -> Handling:
@@ -168,6 +173,38 @@ class CompletionBody(DrawBody):
     def samplings(self) -> list[Sampling]:
         """How the tokens of each choice are drawn."""
         return [Sampling(seed=seed, logprobs=self.logprobs, **self.drawing()) for seed in self.seeds()]
+
+
+class EmbeddingBody(RequestBody):
+    """Of POST /v1/embeddings."""
+
+    input: str | list[int] | list[str] | list[list[int]] = Field(union_mode="left_to_right")
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(default=None, ge=1)
+    pooling: Literal["mean", "last", "cls"] | None = None
+    normalize: bool = True
+
+    @model_validator(mode="after")
+    def _inputs_are_there(self) -> EmbeddingBody:
+        if not self.input:
+            raise ValueError("input is empty")
+        if len(self.inputs) > _MAX_INPUTS:
+            raise ValueError(f"input holds {len(self.inputs)} texts; expected at most {_MAX_INPUTS}")
+        return self
+
+    @property
+    def inputs(self) -> list[str | list[int]]:
+        """The texts, as strings or token ids."""
+        return _several(self.input)
+
+
+def _several(given: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
+    """One text, tokens of one text, or several of either, as a list."""
+    if isinstance(given, str):
+        return [given]
+    tokens = [each for each in given if isinstance(each, int)]
+    several = [each for each in given if not isinstance(each, int)]
+    return [*several] if several else [tokens]
 
 
 class TokenizeBody(_Body):

@@ -9,7 +9,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from dyno.scheduler import Scheduler
 from dyno.server.answers import Chat, Completions, joined
-from dyno.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from dyno.server.bodies import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
+from dyno.server.embeddings import Embeddings
 from dyno.server.errors import ApiError, from_validation
 from dyno.server.messages import Messages, count_tokens
 from dyno.server.messages_body import CountBody, MessagesBody
@@ -102,6 +103,15 @@ class Endpoints:
         body = await self._body(request, MessagesBody)
         make = (Messages, self._engine, body, self._options.template, self._options.model)
         return await self._answer(request, body, body.stream, make, MESSAGES)
+
+    async def embeddings(self, request: Request) -> Response:
+        body = await self._body(request, EmbeddingBody)
+        work = Embeddings(self._engine, body, self._options.model)
+        try:
+            computed = self._deadline(body).hold(self._threads.run(work.whole))
+            return JSONResponse(await unless_gone(request, computed))
+        finally:
+            work.cancel()
 
     async def count_tokens(self, request: Request) -> Response:
         body = await self._body(request, CountBody)
