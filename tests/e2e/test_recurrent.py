@@ -126,7 +126,7 @@ def test_a_checkpoint_of_what_is_forgotten_is_refused(path: Path) -> None:
         other.restore(there)
     s.reset(0)
     decode(s, TOKENS[50:95])
-    with pytest.raises(PlanError, match="position 40 is no good"):
+    with pytest.raises(PlanError, match="position 40 cannot be restored"):
         s.restore(there)
     with pytest.raises(PlanError, match="nearest before it is 0"):
         s.rewind(40)
