@@ -48,6 +48,10 @@ class Pooler:
             self._sum += rows.sum(axis=0, dtype=np.float64)
             self._rows += len(rows)
 
+    def clear(self) -> None:
+        """Forget all rows: the text is computed again."""
+        self._sum, self._rows = None, 0
+
     def vector(self) -> NDArray[np.float32]:
         """The vector [n_embd] of the rows so far.
 

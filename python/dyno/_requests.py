@@ -13,7 +13,6 @@ from dyno._slots import Owner
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from dyno._embedding import Pooler
     from dyno._sampling import HostSampler, Sampling, TokenLogprobs
 
-__all__ = ["Drawn", "Handling", "Request", "SchedulerEvents", "Step", "common_prefix"]
+__all__ = ["Drawn", "Handling", "Request", "SchedulerEvents", "Step"]
 
 
 @dataclass(frozen=True)
@@ -109,6 +108,8 @@ class Request:
     """Tokens that the slot holds."""
     pending: list[int] = field(default_factory=list)
     """Tokens to be fed next: the rest of the prompt, or the token that was drawn last."""
+    branch: int = 0
+    """Where a checkpoint is worth its memory, in tokens of the prompt; 0: nowhere."""
     drafter: Drafter | None = None
     pooler: Pooler | None = None
     """Takes the rows of an embedding, for which no token is drawn."""
@@ -121,6 +122,30 @@ class Request:
 
     def __post_init__(self) -> None:
         self._random = self.sampling.random()
+        self.pending = list(self.prompt)
+
+    @property
+    def reads(self) -> bool:
+        """Whether more is to be fed than the token that was drawn last."""
+        return not self.drawn or len(self.pending) > 1
+
+    def until_branch(self, most: int) -> int:
+        """At most so many tokens, but none behind the place where a checkpoint is wanted."""
+        return min(most, self.branch - len(self.held)) if self.branch > len(self.held) else most
+
+    def begin(self, cached: int, branch: int) -> None:
+        """The sequence that the request has got holds so many of its tokens."""
+        self.held, self.pending = self.pending[:cached], self.pending[cached:]
+        self.branch = branch
+        if not self.drawn:
+            self.cached = cached
+
+    def stop(self) -> None:
+        """The request has lost its sequence and begins again later; what it has told stays told."""
+        self.held, self.pending = [], self.held + self.pending
+        self.prompt_logprobs = []
+        if self.pooler is not None:
+            self.pooler.clear()
 
     def wait(self) -> None:
         """Wait until a request that draws nothing has ended; raises its error."""
@@ -143,9 +168,3 @@ class Request:
     def wants_all_rows(self) -> bool:
         """Whether the logits after each of the pending tokens are needed, not only after the last one."""
         return self.handling.prompt_logprobs is not None and not self.drawn
-
-
-def common_prefix(held: Sequence[int], prompt: Sequence[int]) -> int:
-    """Tokens at the beginning that agree; never the prompt's last one, whose logits are needed."""
-    most = min(len(held), len(prompt) - 1)
-    return next((i for i in range(most) if held[i] != prompt[i]), most)

@@ -8,15 +8,17 @@ import math
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dyno._drafts import DraftCounts, Drafter, Judge, Speculation
 from dyno._generate import finite, not_finite
-from dyno._requests import Drawn, Handling, Request, SchedulerEvents, Step, common_prefix
+from dyno._prefixes import Prefixes
+from dyno._requests import Drawn, Handling, Request, SchedulerEvents
 from dyno._sampling import HostSampler, Sampling, TokenLogprobs
+from dyno._steps import Answer, computed, described, is_drafted
+from dyno._vocabulary import has_vocabulary
 from dyno.errors import DynoError, PlanError, QueueFullError
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ _SECONDS_WITHOUT_SLOT = 0.005
 _ALL_ROWS_TOKENS = 64
 """Tokens of a prompt in a step if the logits after each of them are needed: one row is a whole vocabulary."""
 _LONGEST_RETRY_S = 60
+_CHECKPOINTS = 2
+"""For each sequence of a model with recurrent state: copies of states to come back to."""
 _WEIGHT_OF_NEWEST = 0.2
 """Of the newest request in the running mean of their durations."""
 
@@ -49,8 +53,8 @@ class Scheduler:
     While a scheduler is open, `generate`, `chat` and `complete` of its engine go through it, from any number
     of threads. Each step feeds the last token of every running generation and as much of the waiting prompts
     as the step has room for, in one decode. As many generations run as the engine has `sequences`; others
-    wait, first come, first served. A prompt that begins like what a free slot holds is computed from the
-    first difference on.
+    wait, first come, first served. A prompt that begins like a text that runs or has ended is computed from
+    the first difference on.
 
     Args:
         engine: Open. No other scheduler may be open on it.
@@ -92,12 +96,17 @@ class Scheduler:
             )
         self._room = max(room, self._sequences)
         self._max_waiting = max_waiting
-        self._ends = engine.tokenizer.end_of_generation
+        # Without a vocabulary there are no texts, but token ids still go on from each other.
+        known = engine._file is None or has_vocabulary(engine._file)
+        self._ends = engine.tokenizer.end_of_generation if known else frozenset()
         self._n_vocab = int(engine.model["n_vocab"])
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
-        self._kept: dict[int, list[int]] = {}
-        """Tokens that free slots hold."""
+        self._cache_tokens = int(engine.settings.get("cache_tokens", 0))
+        stateful = int(engine.model["recurrent_layers"]) > 0
+        self._prefixes = Prefixes(
+            self._sequences, self._cache_tokens, _CHECKPOINTS * self._sequences if stateful else 0
+        )
         self._changed = threading.Condition()
         self._closing = False
         self._speculation, self._judge = speculation, Judge()
@@ -106,7 +115,9 @@ class Scheduler:
         self._events = events or SchedulerEvents()
         self._mean_s = 0.0
         """Running mean of the seconds that a request owns a sequence."""
-        self._totals = {"steps": 0, "prompt_tokens": 0, "reused_tokens": 0, "generated_tokens": 0}
+        self._totals = dict.fromkeys(
+            ("steps", "prompt_tokens", "reused_tokens", "copied_tokens", "generated_tokens", "stopped"), 0
+        )
         self.failure: BaseException | None = None
         """The error that ended the last failed step; None if the last step worked."""
         if engine._scheduler is not None:
@@ -191,9 +202,9 @@ class Scheduler:
             }
 
     def totals(self) -> dict[str, int]:
-        """Since the scheduler was opened: `steps`, and tokens of prompts that were computed
-        (`prompt_tokens`), that a slot held from before (`reused_tokens`) and that were drawn
-        (`generated_tokens`).
+        """Since the scheduler was opened: `steps`, tokens of prompts that were computed (`prompt_tokens`) or
+        that a sequence held (`reused_tokens`, of which `copied_tokens` came from another one), tokens that
+        were drawn (`generated_tokens`), and how often a text had to wait again for memory (`stopped`).
         """
         return dict(self._totals)
 
@@ -283,22 +294,26 @@ class Scheduler:
                 if self._waiting and not self._closing:
                     self._changed.wait(_SECONDS_WITHOUT_SLOT)
             return
-        drafted = any(_is_drafted(request, tokens) for request, tokens in batch)
-        texts = sum(request.drawn > 0 for request, _ in batch)
         generated = self._totals["generated_tokens"]
         with self._engine._lock:
             session = self._engine._open()
+            batch = self._that_fits(session, batch)
+            drafted = any(is_drafted(request, tokens) for request, tokens in batch)
+            texts = sum(not request.reads for request, _ in batch)
             begun = time.monotonic()
-            answers = _computed(session, batch)
+            answers = computed(session, batch)
             seconds = time.monotonic() - begun
             self._engine._tell_failed_captures(session)
+            for request, tokens in batch:
+                if request.branch and len(request.held) + len(tokens) == request.branch:
+                    self._prefixes.checkpoint(session, request.owner.slot)
         self._totals["steps"] += 1
-        self._events.stepped(_described(batch, seconds))
+        self._events.stepped(described(batch, seconds))
         for (request, tokens), answer in zip(batch, answers, strict=True):
-            if _is_drafted(request, tokens) and answer.rows is not None:
+            if is_drafted(request, tokens) and answer.rows is not None:
                 self._take_checked(request, tokens, answer.rows)
                 continue
-            self._totals["prompt_tokens"] += 0 if request.drawn else len(tokens)
+            self._totals["prompt_tokens"] += len(tokens) if request.reads else 0
             request.held += tokens
             del request.pending[: len(tokens)]
             if request.pooler is not None:
@@ -330,6 +345,8 @@ class Scheduler:
                 if not self._waiting:
                     return
                 request = self._waiting[0]
+            if self._shall_wait(request):
+                return
             with self._engine._lock:
                 session = self._engine._open()
                 if not self._take_slot(request, session):
@@ -340,42 +357,71 @@ class Scheduler:
             request.admitted = time.monotonic()
             self._events.admitted(request.admitted - request.came)
 
+    def _shall_wait(self, request: Request) -> bool:
+        """Whether a request is better off in the queue: for a prompt that is being read, or for memory."""
+        if not self._running:
+            return False
+        if _reuses(request) and self._prefixes.awaited(request.pending, self._running):
+            return True
+        wanted = sum(len(each.held) + len(each.pending) for each in [*self._running, request])
+        return 0 < self._cache_tokens < wanted + len(self._running) + 1
+
     def _take_slot(self, request: Request, session: Any) -> bool:
-        """Give a request the free slot that holds most of its prompt; under the engine's lock."""
+        """Give a request a free sequence, and the tokens of its prompt that any sequence holds; under the
+        engine's lock.
+        """
         slots = self._engine._slots
         for slot in slots.foreign:
-            self._kept.pop(slot, None)
+            self._prefixes.drop(slot)
         slots.foreign.clear()
-        best, common = None, 0
-        reusable = request.handling.reuse and not request.wants_all_rows
-        for slot, held in self._kept.items() if reusable else ():
-            same = common_prefix(held, request.prompt)
-            if same <= common or not slots.is_free(slot):
-                continue
-            same = int(session.rewindable(same, slot))
-            if same > common:
-                best, common = slot, same
-        if best is None:  # rather one that holds nothing than one that another prompt may begin like
-            free = [slot for slot in range(self._sequences) if slots.is_free(slot)]
-            if not free:
-                return False
-            best = min(free, key=lambda slot: len(self._kept.get(slot, ())))
-        slots.take(request.owner, best, self._sequences)
-        slots.foreign.discard(best)
-        self._kept.pop(best, None)
-        if common:
-            session.rewind(common, best)
+        free = [slot for slot in range(self._sequences) if slots.is_free(slot)]
+        if not free:
+            return False
+        place = self._prefixes.place(session, request.pending, free, self._running, _reuses(request))
+        place = self._prefixes.that_fits(session, place, free)
+        slots.take(request.owner, place.slot, self._sequences)
+        slots.foreign.discard(place.slot)
+        self._prefixes.drop(place.slot)
+        if place.source != place.slot:
+            session.copy_prefix(place.source, place.slot, place.tokens)
+            self._totals["copied_tokens"] += place.tokens
+        elif place.tokens:
+            session.rewind(place.tokens, place.slot)
         else:
-            session.reset(best)
-        self._totals["reused_tokens"] += common
-        request.cached = common
-        request.held = request.prompt[:common]
-        request.pending = request.prompt[common:]
+            session.reset(place.slot)
+        self._totals["reused_tokens"] += place.tokens
+        request.begin(place.tokens, place.branch)
         return True
+
+    def _that_fits(
+        self, session: Any, batch: list[tuple[Request, list[int]]]
+    ) -> list[tuple[Request, list[int]]]:
+        """The part of a step that the cache has room for; under the engine's lock.
+
+        Drafts go first, then texts that have ended; then running ones go back into the queue, the last one
+        first.
+        """
+        if self._prefixes.lacks(session, sum(len(tokens) for _, tokens in batch)):
+            batch = [(r, tokens[:1] if is_drafted(r, tokens) else tokens) for r, tokens in batch]
+        while self._prefixes.lacks(session, sum(len(tokens) for _, tokens in batch)):
+            if self._prefixes.forget_oldest(session):
+                continue
+            if len(self._running) == 1:
+                break  # the other tokens are nobody's here: the engine says what is wrong
+            last = self._running[-1]
+            batch = [each for each in batch if each[0] is not last]
+            session.reset(last.owner.slot)
+            self._engine._slots.give_back(last.owner)
+            last.stop()
+            with self._changed:
+                self._running.remove(last)
+                self._waiting.appendleft(last)
+            self._totals["stopped"] += 1
+        return batch
 
     def _batch(self) -> list[tuple[Request, list[int]]]:
         """The tokens of a step: of each running text, then of prompts in the order in which they came."""
-        batch = [(r, list(r.pending)) for r in self._running if r.drawn]
+        batch = [(r, list(r.pending)) for r in self._running if not r.reads]
         # Not beside a prompt: the logits after each of its tokens would be computed too.
         if batch and self._speculation is not None and len(batch) == len(self._running):
             return self._with_drafts(batch)
@@ -385,8 +431,8 @@ class Scheduler:
         for request in self._running:
             if room <= 0:
                 break
-            if not request.drawn:
-                chunk = request.pending[:room]
+            if request.reads:
+                chunk = request.pending[: request.until_branch(room)]
                 batch.append((request, chunk))
                 room -= len(chunk)
         return batch
@@ -417,7 +463,7 @@ class Scheduler:
         request.pending.clear()
         accepted = 0
         for row in rows:
-            self._take(request, _Answer(rows=row[np.newaxis]))
+            self._take(request, Answer(rows=row[np.newaxis]))
             if accepted == len(draft) or request.pending[:1] != [draft[accepted]]:
                 break
             request.held.append(draft[accepted])
@@ -439,7 +485,7 @@ class Scheduler:
             (_, logprob), *most = _core.logprobs(row, token, top)
             request.prompt_logprobs.append(TokenLogprobs(token, logprob, tuple(most)))
 
-    def _take(self, request: Request, answer: _Answer) -> None:
+    def _take(self, request: Request, answer: Answer) -> None:
         """Take the next token of a request, which the engine has drawn or which is drawn here."""
         last = len(request.held) - 1
         try:
@@ -476,7 +522,7 @@ class Scheduler:
         """Free the slot of a running request, whose tokens stay there for the next prompt."""
         with self._changed:
             self._running.remove(request)
-        self._kept[request.owner.slot] = request.held
+        self._prefixes.keep(request.owner.slot, request.held)
         self._engine._slots.give_back(request.owner)
         now = time.monotonic()
         self._mean_s += (now - request.admitted - self._mean_s) * (_WEIGHT_OF_NEWEST if self._mean_s else 1.0)
@@ -490,7 +536,7 @@ class Scheduler:
             ended = [*ran, *self._waiting]
             self._running.clear()
             self._waiting.clear()
-        self._kept.clear()
+        self._prefixes.clear()
         for request in ran:
             self._events.ended(request, "error", time.monotonic() - request.came)
         for request in ended:
@@ -502,64 +548,6 @@ class Scheduler:
             request.out.put(copy)
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """The engine's answer to the tokens of one request in a step."""
-
-    token: int = -1
-    """Drawn by the engine; -1 if the logits are not finite."""
-    rows: NDArray[np.float32] | None = None
-    """Logits [n, n_vocab], of the last tokens, for draws on the host; then there is no token."""
-
-
-_NO_DRAW = (0.0, 0, 1.0, 0.0, 0.0)
-
-
-def _computed(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[_Answer]:
-    """Feed the tokens of a step. Texts get answers; embeddings take their rows, in a decode of their own."""
-    pooled = [(request.pooler, request, tokens) for request, tokens in batch if request.pooler is not None]
-    texts = [each for each in batch if each[0].pooler is None]
-    answers = iter(_decode(session, texts) if texts else [])
-    if pooled:
-        inputs = [(request.owner.slot, np.array(tokens, np.int32)) for _, request, tokens in pooled]
-        hidden = session.decode_hidden(inputs)
-        ends = np.cumsum([len(tokens) for _, _, tokens in pooled])
-        for (pooler, _, _), rows in zip(pooled, np.split(hidden, ends[:-1]), strict=True):
-            pooler.add(rows)
-    return [_Answer() if request.pooler is not None else next(answers) for request, _ in batch]
-
-
-def _decode(session: Any, batch: Sequence[tuple[Request, list[int]]]) -> list[_Answer]:
-    """Feed the tokens of a step. Tokens are drawn where the logits are, unless settings need those here."""
-    inputs = [(request.owner.slot, np.array(tokens, np.int32)) for request, tokens in batch]
-    if any(request.wants_all_rows or _is_drafted(request, tokens) for request, tokens in batch):
-        logits = session.decode(inputs, rows="all")[0]
-        ends = np.cumsum([len(tokens) for _, tokens in batch])
-        return [_Answer(rows=rows) for rows in np.split(logits, ends[:-1])]
-    # Nothing is drawn behind a part of a prompt: it must use up no random number.
-    draws = [len(tokens) == len(request.pending) for request, tokens in batch]
-    here = [i for i, (request, _) in enumerate(batch) if draws[i] and request.sampler is not None]
-    settings = [
-        request.next_draw() if drawn and request.sampler is None else _NO_DRAW
-        for (request, _), drawn in zip(batch, draws, strict=True)
-    ]
-    tokens, logits = session.decode_and_draw(inputs, settings, here)
-    answers = [_Answer(token) for token in tokens.tolist()]
-    for at, i in enumerate(here):
-        answers[i] = _Answer(rows=logits[at : at + 1])
-    return answers
-
-
-def _is_drafted(request: Request, tokens: Sequence[int]) -> bool:
-    """Whether a draft follows the token that was drawn last."""
-    return request.drawn > 0 and len(tokens) > 1
-
-
-def _described(batch: Sequence[tuple[Request, list[int]]], seconds: float) -> Step:
-    return Step(
-        sequences=len(batch),
-        tokens=sum(len(tokens) for _, tokens in batch),
-        prompt_tokens=sum(len(tokens) for request, tokens in batch if not request.drawn),
-        deepest=max(len(request.held) + len(tokens) for request, tokens in batch),
-        seconds=seconds,
-    )
+def _reuses(request: Request) -> bool:
+    """Whether a request may begin with tokens that a sequence holds already."""
+    return request.handling.reuse and not request.wants_all_rows and request.pooler is None

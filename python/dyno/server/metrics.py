@@ -86,7 +86,8 @@ class _OfScheduler(Collector):
     def __init__(self, scheduler: Scheduler, engine: Engine, model: str, promise: Promise) -> None:
         self._scheduler, self._promise = scheduler, promise
         self._labels = {"model_name": model}
-        self._cache_tokens = int(engine.settings["sequences"]) * int(engine.settings["ctx"])
+        whole = int(engine.settings["sequences"]) * int(engine.settings["ctx"])
+        self._cache_tokens = int(engine.settings.get("cache_tokens", 0)) or whole
         self._profile = _profile_facts(engine)
 
     def collect(self) -> Iterator[Metric]:
@@ -98,6 +99,11 @@ class _OfScheduler(Collector):
             "vllm:generation_tokens": ("Tokens that were drawn.", totals["generated_tokens"]),
             "vllm:prefix_cache_queries": ("Tokens of prompts that were looked up in the cache.", looked_up),
             "vllm:prefix_cache_hits": ("Tokens of prompts that the cache held.", totals["reused_tokens"]),
+            "dyno_prefix_copied_tokens": (
+                "Tokens of prompts that were copied from another sequence.",
+                totals["copied_tokens"],
+            ),
+            "vllm:num_preemptions": ("Texts that had to wait again for memory.", totals["stopped"]),
             "vllm:spec_decode_num_drafts": ("Drafts that were checked.", drafts.drafts),
             "vllm:spec_decode_num_draft_tokens": ("Tokens of drafts.", drafts.tokens),
             "vllm:spec_decode_num_accepted_tokens": (

@@ -1,0 +1,150 @@
+"""Which sequence holds how much of a prompt: running texts, and texts that have ended, by their last use."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dyno import _core
+    from dyno._requests import Request
+
+__all__ = ["Place", "Prefixes", "common_prefix"]
+
+_WORTH_WAITING = 32
+"""Tokens that a running prompt is about to compute for another one, so that the other waits for them."""
+
+
+def common_prefix(held: Sequence[int], prompt: Sequence[int]) -> int:
+    """Tokens at the beginning that agree; never the prompt's last one, whose logits are needed."""
+    low, high = 0, min(len(held), len(prompt) - 1)
+    while low < high:  # slices are compared faster than their items one by one
+        middle = (low + high + 1) // 2
+        if held[low:middle] == prompt[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@dataclass(frozen=True)
+class Place:
+    """The sequence that a prompt gets, and where its first tokens come from."""
+
+    slot: int
+    source: int
+    """The sequence that holds them; `slot` itself where they are there already."""
+    tokens: int
+    """So many of them."""
+    branch: int
+    """Where the prompt leaves what another sequence held, if recurrent state is not known there; else 0."""
+
+
+class Prefixes:
+    """The tokens of ended texts, which stay in their sequences until these are needed.
+
+    Args:
+        sequences: Of the engine.
+        cache_tokens: That all sequences hold at most; 0: no limit.
+        checkpoints: Places to come back to that are kept, for models with recurrent state; 0 without.
+    """
+
+    def __init__(self, sequences: int, cache_tokens: int = 0, checkpoints: int = 0) -> None:
+        self._sequences, self._cache_tokens = sequences, cache_tokens
+        self._kept: dict[int, list[int]] = {}
+        """By slot; the one that was used last stands at the end."""
+        self._checkpoints: deque[_core.Checkpoint] = deque(maxlen=checkpoints)
+
+    def keep(self, slot: int, tokens: list[int]) -> None:
+        """A text has ended, and its sequence holds so many tokens."""
+        self.drop(slot)
+        self._kept[slot] = tokens
+
+    def drop(self, slot: int) -> None:
+        """A sequence holds nothing that is known."""
+        self._kept.pop(slot, None)
+
+    def clear(self) -> None:
+        """Nothing is known of any sequence."""
+        self._kept.clear()
+        self._checkpoints.clear()
+
+    def lacks(self, session: Any, tokens: int) -> bool:
+        """Whether so many more tokens are too many for the cache, beside all that any sequence holds."""
+        if not self._cache_tokens:
+            return False
+        held = sum(int(session.position(slot)) for slot in range(self._sequences))
+        return held + tokens > self._cache_tokens
+
+    def forget_oldest(self, session: Any, but: int = -1) -> bool:
+        """Forget the ended text that was not used for the longest time; False if there is none."""
+        oldest = next((slot for slot in self._kept if slot != but), None)
+        if oldest is None:
+            return False
+        self.drop(oldest)
+        session.reset(oldest)
+        return True
+
+    def checkpoint(self, session: Any, slot: int) -> None:
+        """Keep the place where a sequence is now; the oldest one may go."""
+        self._checkpoints.append(session.checkpoint(slot))
+
+    def awaited(self, prompt: Sequence[int], running: Sequence[Request]) -> bool:
+        """Whether a running text is still to read enough tokens that `prompt` begins with too."""
+        if self._checkpoints.maxlen:
+            return False  # recurrent state is there only where a running text is now
+        held = [*self._kept.values(), *(request.held for request in running)]
+        best = max((common_prefix(tokens, prompt) for tokens in held), default=0)
+        coming = ([*request.held, *request.pending] for request in running if request.reads)
+        return any(common_prefix(tokens, prompt) >= best + _WORTH_WAITING for tokens in coming)
+
+    def place(
+        self,
+        session: Any,
+        prompt: Sequence[int],
+        free: Sequence[int],
+        running: Iterable[Request],
+        reuse: bool,
+    ) -> Place:
+        """The sequence for a prompt, one of `free`, and the one with the longest part of its beginning.
+
+        An ended text goes on in its own sequence if nothing of it is lost. Otherwise its beginning is copied
+        to the sequence that was not used for the longest time, and it stays for others.
+        """
+        holders = [*self._kept.items(), *((r.owner.slot, r.held) for r in running)] if reuse else []
+        source, tokens, branch = -1, 0, 0
+        for slot, held in holders:
+            same = common_prefix(held, prompt)
+            branch = max(branch, same)
+            if same > tokens and (same := int(session.rewindable(same, slot))) > tokens:
+                source, tokens = slot, same
+        empty = (slot for slot in free if slot not in self._kept)
+        by_use = (slot for slot in self._kept if slot in free)
+        target = next(itertools.chain(empty, by_use))
+        if source in free and tokens == len(self._kept[source]):
+            target = source
+        if source in self._kept:
+            self.keep(source, self._kept[source])  # it was used just now
+        return Place(target, source if tokens else target, tokens, branch if branch > tokens else 0)
+
+    def that_fits(self, session: Any, place: Place, free: Sequence[int]) -> Place:
+        """The same place, with older texts forgotten if its copy needs their memory.
+
+        If there is no room for a copy, an ended text goes on in its own sequence, and else the prompt is
+        computed.
+        """
+        if place.source == place.slot:
+            return place
+        self.drop(place.slot)
+        session.reset(place.slot)
+        while self.lacks(session, place.tokens):
+            if self.forget_oldest(session, but=place.source):
+                continue
+            if place.source in free:
+                return Place(place.source, place.source, place.tokens, place.branch)
+            return Place(place.slot, place.slot, 0, 0)
+        return place
