@@ -30,14 +30,16 @@ class _Watched(InlineExecutor):
 
 
 class SlowToStart(SimulatedTarget):
-    """A process has to load a model for four seconds first, as on a GPU: longer than its measurements
+    """A process has to load a model first: for four seconds, as on a GPU, longer than its measurements
     take."""
+
+    start = 4.0  # seconds
 
     def apply(self, configuration: Configuration, context: OpContext) -> None:
         fresh = context.process != self._context.process
         super().apply(configuration, context)
         if fresh:
-            self._pass(4.0)
+            self._pass(self.start)
 
 
 def short_measurements(surface: Surface) -> Workload:

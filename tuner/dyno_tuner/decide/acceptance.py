@@ -129,6 +129,10 @@ class Judge:
     def space(self) -> Space:
         return self._context.space
 
+    @property
+    def short_of_time(self) -> bool:
+        return self._context.short_of_time
+
     def compare(
         self,
         key: str,
@@ -217,6 +221,15 @@ class Judge:
     def gains(self, result: Comparison, name: str, point: Point) -> bool:
         """Whether a whole point gains on any metric it moves, or on their mean, and harms none."""
         return gains(result, name, self.moved(point), self.bar(result.rounds), self.weights)
+
+    def unsettled(self, result: Comparison, name: str, point: Point) -> bool:
+        """Whether a whole point gains its margin beyond doubt on any metric that it moves and harms none, and
+        only the margin is too wide for a proof."""
+        bar = self.bar(result.rounds)
+        if self.harms(result, name, self.moved(point)):
+            return False
+        found = [(m, result.ratio(name, [m], self.weights)) for m in self.moved(point)]
+        return any(g.ratio >= 1 + bar.of([m]) and g.low > 1 and not bar.proves([m]) for m, g in found)
 
     def evidence(
         self, result: Comparison, point: Point, parts: Sequence[LeftOut], name: str = FULL

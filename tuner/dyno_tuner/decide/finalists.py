@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..measure.paired_rounds import measurements_in_round
 from ..search.surrogate import predicted
 from .ablation import DEFAULT, FULL
+from .acceptance import LEAST_ROUNDS
 from .challengers import Challengers
 from .elimination import Elimination
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .acceptance import Choice, Judge
 
 FINALISTS = 3
+FAR = 3.0  # margins, that noise does not reach
 LAST = "kernels"  # the stage whose time settings may use, too
 
 
@@ -60,11 +62,8 @@ class Chooser:
         if not finalists:
             return
         self.unproven = True  # until something says else, also where Ctrl-C ends it
-        race = 2 * measurements_in_round(len(finalists) + 1)
-        largest = max(finalists, key=lambda p: len(judge.space.entries(p)))
-        proven_in = judge.ablation_measurements(largest, 3)
         winner: Point | None
-        if judge.affordable("leave_one_out", race + proven_in, judge.compared(largest)):
+        if self._races(finalists, trials):
             winner = self._race(finalists, choice)
             if winner is not None:
                 winner = self._towards_default(winner, choice)
@@ -94,6 +93,32 @@ class Chooser:
             Challengers(judge, self.explore).run(choice)
             if winner != whole:
                 self.missed = self._missed(whole, choice, trials)
+
+    def _races(self, finalists: Sequence[Point], trials: Sequence[Trial]) -> bool:
+        """Whether there is time for a race and for the proof of its winner.
+
+        A gain far above the margin is worth its proof without a race, and the proof looks at it in any case.
+        So there both have to have time for as many rounds as the noise asks for, and one finalist does not
+        race alone if time is short. A small gain has to pass both looks.
+        """
+        judge = self.judge
+        largest = max(finalists, key=lambda p: len(judge.space.entries(p)))
+        race, proof = 2, 3
+        if self._far_ahead(trials):
+            race = proof = judge.wanted()
+            if len(finalists) == 1 and len(judge.space.entries(largest)) > 1 and judge.short_of_time:
+                return False
+        measurements = race * measurements_in_round(len(finalists) + 1)
+        measurements += judge.ablation_measurements(largest, proof)
+        return judge.affordable("leave_one_out", measurements, judge.compared(largest))
+
+    def _far_ahead(self, trials: Sequence[Trial]) -> bool:
+        """Whether a trial of the search gained FAR times the margin in some metric."""
+        scores = [t.score for t in trials if t.score is not None and (t.log_ratio or 0.0) > 0]
+        if not scores:
+            return False
+        margin = self.judge.bar(LEAST_ROUNDS).margin
+        return any(s.log_ratio(m) > FAR * margin[m] for s in scores for m in self.judge.weights)
 
     def _missed(self, whole: Point, choice: Choice, trials: Sequence[Trial]) -> tuple[Point, float] | None:
         """The point of which only a part could be proven, if the search had it faster than the profile by
@@ -186,6 +211,7 @@ class Chooser:
         self.unproven = result.rounds < 2 and any(n not in result.failed for n in names)
         bar = judge.bar(result.rounds)
         passed: list[tuple[float, str]] = []
+        unsettled: list[tuple[float, str]] = []  # faster, but the margin is too wide for a proof
         for name, point in names.items():
             if name not in result.logs:
                 continue
@@ -199,8 +225,11 @@ class Chooser:
             )  # fmt: skip
             if ok:
                 passed.append((combined.ratio, name))
+            elif result.rounds >= 2 and judge.unsettled(result, name, point):
+                unsettled.append((combined.ratio, name))
         if not passed:
-            return None
+            # The proof of its entries has rounds of its own, which narrow the margin.
+            return names[max(unsettled)[1]] if unsettled else None
         best = max(passed)[1]
         tied = [names[n] for _, n in passed if judge.ties(result, n, best, list(judge.weights))]
         winner = min(tied, key=lambda p: space.preference(p))

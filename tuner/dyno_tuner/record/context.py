@@ -95,6 +95,11 @@ class Context(Protocol):
         """By how much a baseline may move within a block."""
         ...
 
+    @property
+    def short_of_time(self) -> bool:
+        """Whether the budget has room for few measurements."""
+        ...
+
     def note(self, kind: str, /, **data: Any) -> None: ...
 
     def measure(self, key: str, configuration: Configuration, metrics: Sequence[str]) -> Measurement:

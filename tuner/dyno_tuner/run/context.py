@@ -184,6 +184,10 @@ class RunContext:
         return next((n for n, bar in bars if all(bar.proves([m]) for m in metrics)), None)
 
     @property
+    def short_of_time(self) -> bool:
+        return self.shortage.few
+
+    @property
     def void_over(self) -> float:
         return void_over([n.within for n in self.noise.values()])
 
