@@ -74,7 +74,8 @@ std::string describe_devices(const Plan& plan) {
 
 std::string_view numerics_name(Numerics numerics) { return numerics == Numerics::exact ? "exact" : "default"; }
 std::string_view list_name(ListId list) {
-  constexpr std::array<std::string_view, kListCount> names = {"general", "fused", "expanded", "draw", "streamed"};
+  constexpr std::array<std::string_view, kListCount> names = {"general",  "fused", "batched",
+                                                              "expanded", "draw",  "streamed"};
   return names[static_cast<size_t>(list)];
 }
 std::string_view mla_mode_name(MlaMode mode) {
@@ -167,6 +168,7 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
   plan.general = emit(plan, model);
   if (gpu && load.numerics == Numerics::standard) {
     plan.fused = fuse(plan, model, plan.general);
+    plan.batched = batch(plan, model, plan.general);
     if (has_latents(model)) plan.expanded = expand_mla(plan, model, plan.general);
   }
   // A token is drawn on the GPU where nothing of a step is elsewhere.
@@ -174,7 +176,7 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
   mark_streamed(plan, model);
   const auto streamed = [](const WeightPlacement& weight) { return weight.stream.wanted; };
   if (std::any_of(plan.weights.begin(), plan.weights.end(), streamed)) plan.streamed = emit_streamed(plan, model);
-  for (NodeList* list : {&plan.general, &plan.fused, &plan.expanded, &plan.draw, &plan.streamed}) {
+  for (NodeList* list : {&plan.general, &plan.fused, &plan.batched, &plan.expanded, &plan.draw, &plan.streamed}) {
     own_values(plan, *list);
     place_nodes(plan, model, *list);
     transfer(plan, *list);
@@ -286,6 +288,10 @@ std::string Plan::describe(const model::ModelDesc& model) const {
   if (!fused.nodes.empty()) {
     out += str_cat(fused.nodes.size(), " ops a u-batch of at most ", fused_tokens, " tokens, ", distinct(ListId::fused),
                    " distinct", fusion ? "\n" : ", off (fusion)\n");
+  }
+  if (!batched.nodes.empty()) {
+    out += str_cat(batched.nodes.size(), " ops a u-batch of at most ", kBatchedTokens, " tokens, ",
+                   distinct(ListId::batched), " distinct", fusion ? "\n" : ", off (fusion)\n");
   }
   if (!expanded.nodes.empty()) {
     out += str_cat(expanded.nodes.size(), " ops a u-batch with expanded latent attention, ", distinct(ListId::expanded),

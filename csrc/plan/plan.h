@@ -121,17 +121,19 @@ struct WeightPlacement {
   StreamedWeight stream{};
 };
 
-// A plan holds up to three op lists over the same weights and cache, of which a u-batch runs through one, and on a GPU
+// A plan holds several op lists over the same weights and cache, of which a u-batch runs through one, and on a GPU
 // the list that draws a token from its logits.
 enum class ListId : uint8_t {
   general,   // any number of tokens
   fused,     // few, larger launches for at most kFusedTokens tokens
+  batched,   // more tokens, at most kBatchedTokens: products as in the general list, what lies between them fused
   expanded,  // latent attention with keys and values of all heads: for prompts
   draw,      // behind any of these, from one row of logits: generation
   streamed,  // for prompts: products of the CPU's weights on the main device
 };
-inline constexpr size_t kListCount = 5;
+inline constexpr size_t kListCount = 6;
 inline constexpr int64_t kFusedTokens = 8;
+inline constexpr int64_t kBatchedTokens = 64;
 std::string_view list_name(ListId list);
 
 // How a GPU computes latent attention. absorbed: queries meet the latents themselves. expanded: keys and values of all
@@ -267,7 +269,8 @@ struct Plan {
   NodeList fused{.id = ListId::fused};  // without nodes where nothing is fused: on the CPU, with numerics exact
   // Fused products are matvec's, so its thresholds bound them as well.
   int64_t fused_tokens = kFusedTokens;
-  bool fusion = true;                         // whether the fused list is used where there is one
+  NodeList batched{.id = ListId::batched};    // without nodes as well where no layer gains
+  bool fusion = true;                         // whether the fused and the batched list are used where there are any
   NodeList expanded{.id = ListId::expanded};  // where latent attention can be expanded, on a GPU
   MlaMode mla_mode = MlaMode::automatic;
   bool expands_f32 = false;                   // `automatic` expands an f32 cache, see expands()
@@ -329,7 +332,8 @@ struct Plan {
   const NodeList& list_for(int64_t tokens, int64_t runs = 1) const {
     if (!streamed.nodes.empty() && tokens >= streams_from) return streamed;
     if (expands() && (mla_mode == MlaMode::expanded || tokens >= kExpandTokens * runs)) return expanded;
-    return fusion && tokens <= fused_tokens && !fused.nodes.empty() ? fused : general;
+    if (fusion && tokens <= fused_tokens && !fused.nodes.empty()) return fused;
+    return fusion && tokens <= kBatchedTokens && !batched.nodes.empty() ? batched : general;
   }
   // The list that computes `NodeList::hidden` of a u-batch.
   const NodeList& hidden_list(int64_t tokens) const {

@@ -20,11 +20,12 @@ int64_t most_tokens(const OpUse& use) {
   if (use.count_in(ListId::general) > 0 || use.count_in(ListId::expanded) > 0 || use.count_in(ListId::streamed) > 0) {
     return kAnyTokens;
   }
+  if (use.count_in(ListId::batched) > 0) return kBatchedTokens;
   return use.count_in(ListId::fused) > 0 ? kFusedTokens : 1;
 }
 bool only_expanded(const OpUse& use) {
   return use.count_in(ListId::expanded) > 0 && use.count_in(ListId::general) == 0 && use.count_in(ListId::fused) == 0 &&
-         use.count_in(ListId::streamed) == 0;
+         use.count_in(ListId::batched) == 0 && use.count_in(ListId::streamed) == 0;
 }
 
 size_t index_of(ops::ProductPath path) { return static_cast<size_t>(path); }
@@ -47,7 +48,7 @@ Selection::Selection(const Plan& plan, const std::vector<profile::KernelEntry>& 
       graph_concurrency_(settings.graph_concurrency && plan.main_device().kind == DeviceKind::cuda),
       choices_(plan.keys.size()) {
   const auto keys = static_cast<int32_t>(plan.keys.size());
-  for (const NodeList* list : {&plan.general, &plan.fused}) {
+  for (const NodeList* list : {&plan.general, &plan.fused, &plan.batched}) {
     std::vector<int>& branches = branches_[static_cast<size_t>(list->id)];
     branches.resize(plan.keys.size());
     const std::vector<Node>& nodes = list->nodes;
@@ -223,7 +224,8 @@ size_t Selection::scratch_beside(int64_t tokens) const {
   if (!graph_concurrency_) return most;
   for_each_launch(tokens, [&](int32_t key, const ops::OpDesc& desc, const ops::Config& config) {
     const auto at = static_cast<size_t>(key);
-    const int branches = branches_of(ListId::general)[at] + branches_of(ListId::fused)[at];
+    const int branches =
+        branches_of(ListId::general)[at] + branches_of(ListId::fused)[at] + branches_of(ListId::batched)[at];
     // A stream has some workspace, so that a launch that needs none has an address.
     if (branches > 0) most = std::max({most, ops::scratch_bytes(desc, config), size_t{256}});
   });

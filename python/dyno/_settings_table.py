@@ -272,7 +272,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "fusion",
         "session",
         "bool",
-        "Run u-batches of at most 8 tokens through the op list of fused launches instead of the general one.",
+        "Run u-batches of at most 8 tokens through the op list of fused launches instead of the general one, "
+        "and those of at most 64 through one that fuses what lies between products and attention.",
         default=True,
         devices=CUDA,
         fidelity="rounding",

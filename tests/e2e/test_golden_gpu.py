@@ -117,9 +117,10 @@ class TestDefault:
         for which in ("short", "long"):
             assert nmse(routed(name, g[f"tokens_{which}"], {}), g[f"logits_{which}"]) < 1e-5
 
+    @pytest.mark.parametrize("sequences", [5, 12])  # of the lists for few tokens and for dozens
     @pytest.mark.parametrize("fusion", [True, False])
     @pytest.mark.parametrize("name", NAMES)
-    def test_single_tokens_and_few(self, name: str, fusion: bool) -> None:
+    def test_single_tokens_and_few(self, name: str, fusion: bool, sequences: int) -> None:
         """With the routing pinned, token by token, replayed and not, then several sequences at once."""
         g = golden(name)
         tokens = g["tokens_short"].astype(np.int32)
@@ -127,23 +128,24 @@ class TestDefault:
         routing = None
         if exact.model["moe_layers"]:
             routing = exact.decode([(0, tokens)], "none", capture_routing=True)[1]
-        s = open_session(name, "default", {"sequences": 5}, fusion=fusion)
+        s = open_session(name, "default", {"sequences": sequences}, fusion=fusion)
         assert {op["list"] for op in s.ops(1)} == {"fused" if fusion else "general", "draw"}
         rows = []
         for i, token in enumerate(tokens):
             pinned = None if routing is None else np.ascontiguousarray(routing[:, i : i + 1])
             rows.append(decode(s, token.reshape(1), pinned_routing=pinned)[0])
         assert nmse(np.stack(rows), g["logits_short"]) < 1e-5
-        # Sequences 1 to 4 hold what sequence 0 held: five equal rows, and the same without a graph.
+        # The other sequences hold what sequence 0 held: equal rows, and the same without a graph.
         n = len(tokens) - 3
-        for slot in range(5):
+        for slot in range(sequences):
             s.reset(slot)
             s.decode([(slot, tokens[:n].copy())], "none")
         place = s.checkpoint(0)  # a recurrent state cannot be rewound
         alone = [decode(s, tokens[n + i : n + i + 1])[0] for i in range(3)]
         s.restore(place)
         for i in range(3):
-            together = s.decode([(slot, tokens[n + i : n + i + 1].copy()) for slot in range(5)], "last")[0]
+            next_token = tokens[n + i : n + i + 1]
+            together = s.decode([(slot, next_token.copy()) for slot in range(sequences)], "last")[0]
             assert max(nmse(row, alone[i]) for row in together) < 1e-5
 
     @pytest.mark.parametrize("kv", ["f16", "q8_0"])

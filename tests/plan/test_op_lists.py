@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,37 @@ def lists(session: _core.Session, tokens: int) -> set[str]:
 def test_few_tokens_take_the_fused_list(name: str) -> None:
     session = plan_for(name)
     assert lists(session, 1) == lists(session, 8) == {"fused"}
-    assert lists(session, 9) == {"general"}
     assert lists(session, 512) == ({"expanded"} if name in LATENT else {"general"})
-    general = sum(op["count"] for op in session.ops(9))
+    session.set({"mla_mode": "absorbed"})
+    general = sum(op["count"] for op in session.ops(65))
     assert sum(op["count"] for op in session.ops(8)) <= general
     session.set({"fusion": False})
-    assert lists(session, 1) == {"general"}
+    assert lists(session, 1) == lists(session, 9) == {"general"}
     assert sum(op["count"] for op in session.ops(1) if op["list"] != "draw") == general
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dozens_of_tokens_store_keys_and_values_in_one_launch(name: str) -> None:
+    session = plan_for(name)
+    if (
+        name in LATENT or name == "mistral3"
+    ):  # latents, and a scale of positions that the launch does not know
+        assert lists(session, 9) == {"general"}
+        return
+    assert lists(session, 9) == lists(session, 64) == {"batched"}
+    assert lists(session, 65) == {"general"}
+    assert "ops a u-batch of at most 64 tokens" in session.describe_plan()
+    batched, general = Counter[str](), Counter[str]()
+    for tokens, counts in ((64, batched), (65, general)):
+        for op in session.ops(tokens):
+            counts[op["family"]] += op["count"]
+    stored = batched["qkv_rope_store"]
+    assert stored > 0
+    assert batched["attention"] == general["attention"] >= stored
+    assert batched["kv_store"] == general["kv_store"] - 2 * stored
+    # What is not fused is as it was.
+    for family in {"matmul", "up_gate", "moe_up_gate", "matmul_id"} & set(general):
+        assert batched[family] == general[family]
 
 
 def test_exact_and_the_cpu_have_one_list() -> None:
@@ -60,7 +85,8 @@ def test_attention_stores_what_it_reads_where_it_can() -> None:
     whole, parts = {"rope_attention"}, {"qkv_rope_store", "attention"}
     few = {op["family"] for op in plan_for("qwen3moe").ops(8)}
     assert few & (whole | parts) == whole
-    assert {op["family"] for op in plan_for("qwen3moe").ops(9)} & (whole | parts) == {"attention"}
+    assert {op["family"] for op in plan_for("qwen3moe").ops(9)} & (whole | parts) == parts
+    assert {op["family"] for op in plan_for("qwen3moe").ops(65)} & (whole | parts) == {"attention"}
     ampere = HOPPER | {"compute_capability": 86}
     assert {op["family"] for op in plan_for("qwen3moe", ampere).ops(1)} & (whole | parts) == whole
 

@@ -166,7 +166,7 @@ def test_fused_products_keep_to_the_thresholds() -> None:
     assert {op["list"] for op in session.ops(8)} == {"fused"}
     session.set({"matvec_max_tokens": 5})
     assert {op["list"] for op in session.ops(5)} == {"fused"}
-    assert {op["list"] for op in session.ops(6)} == {"general"}
+    assert {op["list"] for op in session.ops(6)} == {"batched"}
     assert paths(session, 6, DENSE) == {"mmq"}
     session.set({"matvec_id_max_tokens": 0})
-    assert {op["list"] for op in session.ops(1)} == {"general", "draw"}
+    assert {op["list"] for op in session.ops(1)} == {"batched", "draw"}

@@ -22,7 +22,10 @@ bool in_arena(const Plan& plan, ValueId id) {
 }
 
 size_t value_bytes(const Plan& plan, const Value& value) {
-  const int64_t tokens = value.list == ListId::fused ? std::min(plan.ubatch, kFusedTokens) : plan.ubatch;
+  const int64_t most = value.list == ListId::fused     ? kFusedTokens
+                       : value.list == ListId::batched ? kBatchedTokens
+                                                       : plan.ubatch;
+  const int64_t tokens = std::min(plan.ubatch, most);
   const size_t bytes = checked_mul(value.bytes_per_token, static_cast<size_t>(tokens), "the arena (bytes x tokens)");
   return checked_add(bytes, value.bytes_fixed, "the arena");
 }

@@ -11,9 +11,14 @@ namespace dyno::plan {
 using model::kNone;
 using model::WeightId;
 
-bool fused_takes(const DeviceInfo& device, const ops::OpDesc& desc) {
+bool has_plain_attention(const model::LayerSpec& spec) {
+  const model::AttentionSpec& a = spec.attention;
+  return !spec.is_recurrent() && !a.v_norm && !a.v_is_k && a.shared_kv < 0;
+}
+
+bool fused_takes(const DeviceInfo& device, const ops::OpDesc& desc, std::initializer_list<int64_t> numbers) {
   if (device.kind != DeviceKind::cuda) return false;
-  for (const int64_t tokens : {int64_t{1}, kFusedTokens}) {
+  for (const int64_t tokens : numbers) {
     const ops::OpDesc d = ops::with_tokens(desc, tokens);
     if (!ops::supports(d, ops::default_config(d, device), device)) return false;
   }
@@ -42,10 +47,8 @@ class Fuse {
 
   void layer(int32_t i) {
     const model::LayerSpec& spec = model_.layers[static_cast<size_t>(i)];
-    const model::AttentionSpec& a = spec.attention;
-    // No fused launch knows these: they stay as they are.
-    if (!spec.is_recurrent() && !a.v_norm && !a.v_is_k && a.shared_kv < 0) {
-      first_products(a, i);
+    if (has_plain_attention(spec)) {
+      first_products(spec.attention, i);
       fuse_attention(plan_, model_, nodes_, i);
     }
     if (spec.ffn.kind != model::FfnKind::moe) return;

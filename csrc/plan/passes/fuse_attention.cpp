@@ -1,6 +1,7 @@
 // Part of fuse(): norms of heads, rotation, the way into the cache and, where a kernel can, attention itself become one
 // launch.
 #include <algorithm>
+#include <optional>
 
 #include "core/error.h"
 #include "plan/passes/passes.h"
@@ -90,46 +91,60 @@ Rotated find_rotated(const Nodes& nodes, Span store) {
   return found;
 }
 
+// The nodes of a layer whose heads a fused launch can norm, rotate and store, and what it is given.
+struct Heads {
+  Attention found;
+  Rotated x;
+  model::WeightId q_norm = kNone, k_norm = kNone;
+};
+std::optional<Heads> find_heads(const Plan& plan, const model::AttentionSpec& a, const Nodes& nodes, int32_t layer) {
+  if (a.q_norm != kNone && a.qk_norm == model::QkNorm::heads_after_rope) return std::nullopt;
+  if (a.rope.position_scale != 0) return std::nullopt;  // they rotate queries and keys by one table
+  const Attention found = find_attention(nodes, layer, norms_inside(a));
+  Heads heads{found, find_rotated(nodes, found.store)};
+  if (norms_inside(a)) heads.q_norm = a.q_norm, heads.k_norm = a.k_norm;
+  if (!norms_with_cache(plan, layer, {heads.q_norm, heads.k_norm})) return std::nullopt;
+  return heads;
+}
+
+void store_heads(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer, const Heads& heads) {
+  const model::AttentionSpec& a = model.layers[static_cast<size_t>(layer)].attention;
+  replace_nodes(nodes, heads.found.store,
+                make_node(str_cat("blk.", layer, ".qkv_rope_store"), layer, heads_desc(plan, a).store(),
+                          {.q = heads.x.q,
+                           .k = heads.x.k,
+                           .v = heads.x.v,
+                           .q_norm = heads.q_norm,
+                           .k_norm = heads.k_norm,
+                           .eps = static_cast<float>(model.norm_eps),
+                           .rope_table = rope_table(plan, model, a.rope)}));
+}
+
 void fuse_heads(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer) {
   const model::AttentionSpec& a = model.layers[static_cast<size_t>(layer)].attention;
-  if (a.q_norm != kNone && a.qk_norm == model::QkNorm::heads_after_rope) return;
-  if (a.rope.position_scale != 0) return;  // they rotate queries and keys by one table
-  const Attention found = find_attention(nodes, layer, norms_inside(a));
-  const Rotated x = find_rotated(nodes, found.store);
-  const auto eps = static_cast<float>(model.norm_eps);
-  const model::WeightId q_norm = norms_inside(a) ? a.q_norm : kNone;
-  const model::WeightId k_norm = norms_inside(a) ? a.k_norm : kNone;
-  if (!norms_with_cache(plan, layer, {q_norm, k_norm})) return;
+  const std::optional<Heads> heads = find_heads(plan, a, nodes, layer);
+  if (!heads) return;
   const DeviceInfo& device = cache_device(plan, layer);
-  if (const ops::RopeAttentionDesc desc = heads_desc(plan, a); fused_takes(device, desc)) {
-    const AttentionOperands attention = *operands_of<AttentionOperands>(nodes[found.attention]);
-    replace_nodes(nodes, {found.store.begin, found.attention + 1},
-                  make_node(str_cat("blk.", layer, ".rope_attention"), layer, desc,
-                            {.q = x.q,
-                             .k = x.k,
-                             .v = x.v,
-                             .q_norm = q_norm,
-                             .k_norm = k_norm,
-                             .eps = eps,
-                             .rope_table = rope_table(plan, model, a.rope),
-                             .sinks = a.sinks,
-                             .scale = attention.scale,
-                             .softcap = attention.softcap,
-                             .window = attention.window,
-                             .out = attention.out}));
+  const ops::RopeAttentionDesc desc = heads_desc(plan, a);
+  if (!fused_takes(device, desc)) {
+    if (fused_takes(device, desc.store())) store_heads(plan, model, nodes, layer, *heads);
     return;
   }
-  const ops::QkvRopeStoreDesc desc = heads_desc(plan, a).store();
-  if (!fused_takes(device, desc)) return;
-  replace_nodes(nodes, found.store,
-                make_node(str_cat("blk.", layer, ".qkv_rope_store"), layer, desc,
-                          {.q = x.q,
-                           .k = x.k,
-                           .v = x.v,
-                           .q_norm = q_norm,
-                           .k_norm = k_norm,
-                           .eps = eps,
-                           .rope_table = rope_table(plan, model, a.rope)}));
+  const AttentionOperands attention = *operands_of<AttentionOperands>(nodes[heads->found.attention]);
+  replace_nodes(nodes, {heads->found.store.begin, heads->found.attention + 1},
+                make_node(str_cat("blk.", layer, ".rope_attention"), layer, desc,
+                          {.q = heads->x.q,
+                           .k = heads->x.k,
+                           .v = heads->x.v,
+                           .q_norm = heads->q_norm,
+                           .k_norm = heads->k_norm,
+                           .eps = static_cast<float>(model.norm_eps),
+                           .rope_table = rope_table(plan, model, a.rope),
+                           .sinks = a.sinks,
+                           .scale = attention.scale,
+                           .softcap = attention.softcap,
+                           .window = attention.window,
+                           .out = attention.out}));
 }
 
 // The copy of the rotary part goes as well: the launch that rotates it puts it where absorbed queries have it, or
@@ -175,6 +190,16 @@ void fuse_latents(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32
 }
 
 }  // namespace
+
+bool fuse_stores(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer) {
+  const model::AttentionSpec& a = model.layers[static_cast<size_t>(layer)].attention;
+  if (a.kind == model::AttentionKind::mla) return false;
+  const std::optional<Heads> heads = find_heads(plan, a, nodes, layer);
+  const ops::OpDesc desc = heads_desc(plan, a).store();
+  if (!heads || !fused_takes(cache_device(plan, layer), desc, {kFusedTokens + 1, kBatchedTokens})) return false;
+  store_heads(plan, model, nodes, layer, *heads);
+  return true;
+}
 
 void fuse_attention(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer) {
   const bool latents = model.layers[static_cast<size_t>(layer)].attention.kind == model::AttentionKind::mla;

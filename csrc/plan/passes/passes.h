@@ -2,6 +2,7 @@
 //   place_weights  device, layout and residence of each weight
 //   emit           the general op list of the model
 //   fuse           a list of fewer, larger launches for few tokens, from the general one
+//   batch          a list for some dozens of tokens, from the general one
 //   expand_mla     a list whose latent attention runs over keys and values of all heads, from the general one
 //   place_nodes    a device for each node: that of its weights
 //   transfer       a launch wherever a value goes from one device to another
@@ -28,6 +29,7 @@ NodeList emit_draw(Plan& plan, const model::ModelDesc& model);
 void mark_streamed(Plan& plan, const model::ModelDesc& model);
 NodeList emit_streamed(Plan& plan, const model::ModelDesc& model);
 NodeList fuse(Plan& plan, const model::ModelDesc& model, const NodeList& general);
+NodeList batch(Plan& plan, const model::ModelDesc& model, const NodeList& general);
 NodeList expand_mla(Plan& plan, const model::ModelDesc& model, const NodeList& general);
 void place_nodes(Plan& plan, const model::ModelDesc& model, NodeList& list);
 // When the nodes of all lists have their devices: throws PlanError where two lists want a vector in two places.
@@ -92,8 +94,15 @@ void replace_nodes(Nodes& nodes, Span span, Node node);
 
 // Part of fuse(): what lies between the products of q, k and v and attention's output, of one layer.
 void fuse_attention(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer);
-// Whether the device is a GPU that has a kernel for the op, at any number of tokens that the fused list is for.
-bool fused_takes(const DeviceInfo& device, const ops::OpDesc& desc);
+// Part of batch(): norms of heads, rotation and the way into the cache of a layer become one launch. False: none knows
+// all that they do, and the nodes stay.
+bool fuse_stores(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer);
+// Whether the fused launches of attention know what the layer does.
+bool has_plain_attention(const model::LayerSpec& spec);
+// Whether the device is a GPU that has a kernel for the op, at any number of tokens that the fused list is for, or at
+// these numbers.
+bool fused_takes(const DeviceInfo& device, const ops::OpDesc& desc,
+                 std::initializer_list<int64_t> numbers = {1, kFusedTokens});
 // Whether all of these weights, of which some may be none, lie on one device.
 bool stand_together(const Plan& plan, std::initializer_list<model::WeightId> weights);
 
