@@ -1,4 +1,4 @@
-"""Speculation without a second model: a text's own n-grams propose the tokens that come next.
+"""Speculation: drafts of the tokens that come next, from a text's own n-grams or from a smaller model.
 
 The engine checks a draft in one decode: it gives the logits after each drafted token. A token is drawn from
 each row in turn, exactly as without a draft, and the draft counts as far as it says the same. So no
@@ -17,6 +17,8 @@ from dyno.errors import PlanError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from dyno.engine import Engine
+
 __all__ = ["DraftCounts", "Drafter", "Judge", "Speculation"]
 
 _LONGEST, _SHORTEST = 4, 2
@@ -34,7 +36,11 @@ class Speculation:
     most: int = 8
     """Tokens of a draft at most (`spec_max`)."""
     min_p: float = 0.5
-    """A draft ends where its next token followed the n-gram less often than this (`spec_min_p`)."""
+    """A draft ends where its next token followed the n-gram less often than this, or where a draft model is
+    less certain (`spec_min_p`)."""
+    draft: Engine | None = None
+    """A smaller model that drafts, with the same vocabulary and at least as many sequences; it belongs to the
+    scheduler while that is open. None: the text's own n-grams."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.most <= 64:
@@ -137,26 +143,26 @@ class Judge:
         # The plain speed is learned first, and kept fresh.
         return len(plain) == self.WINDOW and self._steps[bucket] % self.WINDOW != 0
 
-    def stepped(self, texts: int, drafted: bool, tokens: int, seconds: float) -> bool:
+    def stepped(self, texts: int, drafted: bool, tokens: int, seconds: float) -> tuple[float, float] | None:
         """Learn from a step.
 
         Args:
             texts: Running in it.
             drafted: Whether it checked a draft.
             tokens: Drawn in it.
-            seconds: Its duration.
+            seconds: Its duration, with the time that the draft took.
 
         Returns:
-            Whether drafts have lost just now, and pause.
+            Tokens per second with drafts and without, if drafts have lost just now and pause; else None.
         """
         bucket = texts.bit_length()
         self._rates[bucket, drafted].append((tokens, seconds))
         both = [self._rates[bucket, kind] for kind in (True, False)]
         if not drafted or any(len(rates) < self.WINDOW for rates in both):
-            return False
+            return None
         speeds = [sum(t for t, _ in rates) / max(sum(s for _, s in rates), 1e-9) for rates in both]
         if speeds[0] >= speeds[1]:
-            return False
+            return None
         self._pause[bucket] = self.PAUSE
         self._rates[bucket, True].clear()
-        return True
+        return speeds[0], speeds[1]

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dyno._drafts import DraftCounts, Drafter, Judge, Speculation
+from dyno._drafting import Drafting
+from dyno._drafts import DraftCounts, Speculation
 from dyno._generate import finite, not_finite
 from dyno._prefixes import Prefixes
 from dyno._requests import Drawn, Handling, Request, SchedulerEvents
@@ -61,8 +62,9 @@ class Scheduler:
         max_waiting: Generations that may wait.
         step_tokens: Tokens of a step at most, of prompts and generations together; at least `sequences`.
             None: the engine's `ubatch`.
-        speculation: Draft tokens from the n-grams of each text, and check several in one decode; None: do
-            not. Texts stay the same, up to rounding. Drafts pause by themselves where they lose.
+        speculation: Draft tokens, from the n-grams of each text or with a smaller model, and check several in
+            one decode; None: do not. Texts stay the same, up to rounding. Drafts pause by themselves where
+            they lose.
         events: Hears of tokens and requests, for metrics.
 
     Raises:
@@ -109,9 +111,7 @@ class Scheduler:
         )
         self._changed = threading.Condition()
         self._closing = False
-        self._speculation, self._judge = speculation, Judge()
-        self.drafts = DraftCounts()
-        """Of speculation."""
+        self._drafting = None if speculation is None else Drafting(engine, speculation)
         self._events = events or SchedulerEvents()
         self._mean_s = 0.0
         """Running mean of the seconds that a request owns a sequence."""
@@ -201,6 +201,11 @@ class Scheduler:
                 "held_tokens": sum(len(request.held) for request in self._running),
             }
 
+    @property
+    def drafts(self) -> DraftCounts:
+        """Of speculation, since the scheduler was opened."""
+        return DraftCounts() if self._drafting is None else self._drafting.counts
+
     def totals(self) -> dict[str, int]:
         """Since the scheduler was opened: `steps`, tokens of prompts that were computed (`prompt_tokens`) or
         that a sequence held (`reused_tokens`, of which `copied_tokens` came from another one), tokens that
@@ -246,9 +251,8 @@ class Scheduler:
         if sampling.needs_logits:
             sampler = HostSampler(sampling, self._engine.tokenizer, self._n_vocab, tokens)
         request = Request(tokens, max_tokens, sampling, sampler, cancelled, handling, pooler=pooler)
-        if self._speculation is not None and pooler is None:
-            request.drafter = Drafter(self._speculation)
-            request.drafter.extend(tokens)
+        if self._drafting is not None:
+            self._drafting.begin(request)
         with self._changed:
             self._check_open_to_more()
             self._waiting.append(request)
@@ -288,6 +292,7 @@ class Scheduler:
     def _step(self) -> None:
         self._drop_cancelled()
         self._admit()
+        begun = time.monotonic()
         batch = self._batch()
         if not batch:
             with self._changed:
@@ -300,9 +305,9 @@ class Scheduler:
             batch = self._that_fits(session, batch)
             drafted = any(is_drafted(request, tokens) for request, tokens in batch)
             texts = sum(not request.reads for request, _ in batch)
-            begun = time.monotonic()
+            fed = time.monotonic()
             answers = computed(session, batch)
-            seconds = time.monotonic() - begun
+            seconds = time.monotonic() - fed
             self._engine._tell_failed_captures(session)
             for request, tokens in batch:
                 if request.branch and len(request.held) + len(tokens) == request.branch:
@@ -324,10 +329,9 @@ class Scheduler:
                 self._keep_prompt_logprobs(request, answer.rows)
             if not request.pending:
                 self._take(request, answer)
-        if self._speculation is not None and texts == len(batch):
+        if self._drafting is not None and texts == len(batch):
             drawn = self._totals["generated_tokens"] - generated
-            if self._judge.stepped(texts, drafted, drawn, time.monotonic() - begun):
-                _log.info("drafts lose with %d texts at a time; they pause for %d steps", texts, Judge.PAUSE)
+            self._drafting.stepped(texts, drafted, drawn, time.monotonic() - begun)
 
     def _drop_cancelled(self) -> None:
         for request in [r for r in self._running if r.cancelled.is_set()]:
@@ -423,8 +427,9 @@ class Scheduler:
         """The tokens of a step: of each running text, then of prompts in the order in which they came."""
         batch = [(r, list(r.pending)) for r in self._running if not r.reads]
         # Not beside a prompt: the logits after each of its tokens would be computed too.
-        if batch and self._speculation is not None and len(batch) == len(self._running):
-            return self._with_drafts(batch)
+        if batch and self._drafting is not None and len(batch) == len(self._running):
+            self._drafting.add(batch, self._room)
+            return batch
         room = self._room - len(batch)
         if any(request.wants_all_rows for request in self._running):
             room = min(room, _ALL_ROWS_TOKENS)
@@ -435,18 +440,6 @@ class Scheduler:
                 chunk = request.pending[: request.until_branch(room)]
                 batch.append((request, chunk))
                 room -= len(chunk)
-        return batch
-
-    def _with_drafts(self, batch: list[tuple[Request, list[int]]]) -> list[tuple[Request, list[int]]]:
-        """The same step, with drafted tokens behind those to be fed."""
-        if not self._judge.wants(len(batch)):
-            return batch
-        share = self._room // len(batch) - 1
-        for request, tokens in batch:
-            # The last token of a text is drawn and never fed.
-            room = min(share, request.max_tokens - request.drawn - 1, self._ctx - len(request.held) - 1)
-            if request.drafter is not None and room > 0:
-                tokens += request.drafter.draft(room)
         return batch
 
     def _take_checked(self, request: Request, tokens: list[int], rows: NDArray[np.float32]) -> None:
@@ -469,8 +462,8 @@ class Scheduler:
             request.held.append(draft[accepted])
             request.pending.clear()
             accepted += 1
-        if draft:
-            self.drafts.add(len(draft), accepted)
+        if draft and self._drafting is not None:
+            self._drafting.counts.add(len(draft), accepted)
         if request in self._running and len(request.held) < fed:
             with self._engine._lock:
                 self._engine._open().rewind(len(request.held), request.owner.slot)

@@ -22,13 +22,19 @@ N_VOCAB = 288
 
 
 def chat_model(
-    path: Path, template: str | None = TEMPLATE, pooling_type: int | None = None, **options: int
+    path: Path,
+    template: str | None = TEMPLATE,
+    pooling_type: int | None = None,
+    vocabulary: dict[int, str] | None = None,
+    **options: int,
 ) -> Path:
     keys = _byte_vocabulary(N_VOCAB)
     tokens, kinds = list(keys["tokenizer.ggml.tokens"]), [1] * 256 + [3] + [5] * (N_VOCAB - 257)  # type: ignore[call-overload]
     for i, name in enumerate(CONTROL, 257):
         tokens[i], kinds[i] = name, 3
     tokens[261], kinds[261] = "ĠĠ", 1  # the result of the only merge
+    for i, name in (vocabulary or {}).items():
+        tokens[i] = name
     keys["tokenizer.ggml.tokens"] = tokens
     keys["tokenizer.ggml.token_type"] = Array("int32", kinds)
     keys["tokenizer.ggml.eos_token_id"] = tokens.index("<|end|>")

@@ -32,13 +32,14 @@ class Always(Judge):
     def wants(self, texts: int) -> bool:
         return True
 
-    def stepped(self, *_: object) -> bool:
-        return False
+    def stepped(self, *_: object) -> None:
+        return None
 
 
 def drafting(engine: Engine, **options: float) -> Scheduler:
     scheduler = Scheduler(engine, speculation=Speculation(**options))  # type: ignore[arg-type]
-    scheduler._judge = Always()
+    assert scheduler._drafting is not None
+    scheduler._drafting.judge = Always()
     return scheduler
 
 
@@ -127,7 +128,7 @@ def test_a_judge_pauses_what_loses() -> None:
     for _ in range(100):
         assert not judge.stepped(1, True, 3, 0.02)  # 150 tokens a second instead of 100
     lost = [judge.stepped(1, True, 1, 0.02) for _ in range(Judge.WINDOW)]
-    assert lost.count(True) == 1
+    assert [each for each in lost if each is not None] == [(93.75, 100.0)]
     assert not any(judge.wants(1) for _ in range(Judge.PAUSE))
     assert any(judge.wants(1) for _ in range(2))  # it tries again
     assert not judge.wants(8)  # another number of texts is judged by itself

@@ -134,7 +134,7 @@ FLAGS: tuple[Foreign, ...] = tuple(
         # model
         ("-hf --hf-repo", _VALUE, _MISSING, "dyno loads nothing from the network; download the file first"),
         ("-mu --model-url", _VALUE, _MISSING, "dyno loads nothing from the network; download the file first"),
-        ("-md --model-draft", _VALUE, _MISSING, "there is no speculative decoding"),
+        ("-md --model-draft", _VALUE, _MISSING, "only dyno serve drafts tokens"),
         ("--lora", _VALUE, _MISSING, "there are no adapters; merge them into the file"),
         ("-mm --mmproj", _VALUE, _MISSING, "models take text alone"),
         ("--rope-scaling", _VALUE, _MISSING, "the file alone says how positions are scaled"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import ipaddress
 import os
@@ -60,14 +61,28 @@ def serve(
             "--step-tokens", help="Tokens of a step, of prompts and texts together; default: ubatch.", min=1
         ),
     ] = None,
+    model_draft: Annotated[
+        Path | None,
+        typer.Option(
+            "--model-draft", "-md", help="GGUF file of a smaller model with the same vocabulary; it drafts."
+        ),
+    ] = None,
     spec: Annotated[
-        str,
-        typer.Option("--spec", help="Drafts that one decode checks: ngram (of the text) or off."),
-    ] = "off",
-    spec_max: Annotated[int, typer.Option("--spec-max", help="Tokens of a draft.", min=1, max=64)] = 8,
+        str | None,
+        typer.Option(
+            "--spec",
+            help="Drafts that one decode checks: ngram (of the text), draft (by --model-draft) or off. "
+            "Default: draft with --model-draft, else off.",
+        ),
+    ] = None,
+    spec_max: Annotated[
+        int, typer.Option("--spec-max", "--draft-max", help="Tokens of a draft.", min=1, max=64)
+    ] = 8,
     spec_min_p: Annotated[
         float,
-        typer.Option("--spec-min-p", help="A draft ends where it is less certain than this.", min=0, max=1),
+        typer.Option(
+            "--spec-min-p", "--draft-p-min", help="A draft ends where it is less certain.", min=0, max=1
+        ),
     ] = 0.5,
     max_body: Annotated[
         float, typer.Option("--max-body", help="Largest body of a request, in MiB.", min=0.001)
@@ -98,8 +113,11 @@ def serve(
     SIGTERM and Ctrl-C let running texts end.
     """
     state.verbosity(verbose)
-    if spec not in ("off", "ngram"):
-        raise typer.BadParameter(f"--spec is {spec!r}; expected ngram or off")
+    spec = spec or ("off" if model_draft is None else "draft")
+    if spec not in ("off", "ngram", "draft"):
+        raise typer.BadParameter(f"--spec is {spec!r}; expected ngram, draft or off")
+    if spec == "draft" and model_draft is None:
+        raise typer.BadParameter("--spec is draft; pass the smaller model too: --model-draft FILE")
     path = options.model_argument(model_file, model)
     arguments = options.settings(
         set_,
@@ -122,8 +140,16 @@ def serve(
         raise ImportError(f"{error.name} is missing; pip install 'gguf-dyno[serve]'") from error
     from dyno.engine import Engine
 
-    with Engine(path, options.device_argument(device, gpu), **options.once(chosen, arguments)) as engine:
+    where = options.device_argument(device, gpu)
+    with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(Engine(path, where, **options.once(chosen, arguments)))
         give_default_sequences(engine)
+        speculation = None
+        if spec != "off":
+            draft = None
+            if model_draft is not None and spec == "draft":
+                draft = stack.enter_context(open_draft(model_draft, engine))
+            speculation = Speculation(spec_max, spec_min_p, draft)
         template = None
         if chat_template is not None:
             template = engine.chat_template(chat_template)
@@ -136,7 +162,7 @@ def serve(
                 api_key=api_key,
                 max_waiting=queue,
                 step_tokens=step_tokens,
-                speculation=Speculation(spec_max, spec_min_p) if spec == "ngram" else None,
+                speculation=speculation,
                 max_body_bytes=int(max_body * 2**20),
                 timeout_s=timeout,
                 template=template,
@@ -164,6 +190,22 @@ def serve(
             if port_file is not None:
                 _write(port_file, f"{taken}\n")
             uvicorn.Server(config).run(sockets=[socket])
+
+
+def open_draft(path: Path, engine: Engine) -> Engine:
+    """The smaller model that drafts for an engine, on its device, with as many sequences."""
+    from dyno import _core
+    from dyno.engine import Engine
+
+    shorter = int(_core.describe_model(path)["n_ctx_train"])
+    threads = {name: engine.settings[name] for name in ("threads", "threads_batch")}
+    return Engine(
+        path,
+        engine.device,
+        sequences=engine.settings["sequences"],
+        ctx=min(int(engine.settings["ctx"]), shorter),
+        **threads,
+    )
 
 
 def give_default_sequences(engine: Engine) -> None:

@@ -1,0 +1,136 @@
+"""Speculation with a second, smaller model of the same vocabulary: it proposes the tokens that come next.
+
+It takes the most probable token each time, for all texts in one batch, and stops where it is less certain
+than `spec_min_p`. The large model then draws a token from its own logits at each place, exactly as without a
+draft (see `dyno._drafts`), so no certainty of the small model enters a distribution.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dyno._prefixes import common_prefix
+from dyno._vocabulary import has_vocabulary
+from dyno.errors import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from dyno.engine import Engine
+
+__all__ = ["DraftModel", "check_rewinds", "check_vocabulary"]
+
+_GREEDY = (0.0, 0, 1.0, 0.0, 0.0)
+
+
+class DraftModel:
+    """The texts of a scheduler as a second model holds them.
+
+    Args:
+        engine: Of the small model, with at least as many sequences as the scheduler's. Nothing else uses it.
+        target: Of the large model.
+        min_p: A draft ends where its next token is less probable than this.
+
+    Raises:
+        PlanError: The models have different vocabularies, the small one has too few sequences, or it has
+            recurrent state, which cannot forget what was rejected.
+    """
+
+    def __init__(self, engine: Engine, target: Engine, min_p: float) -> None:
+        check_vocabulary(target, engine)
+        check_rewinds(engine)
+        sequences = int(target.settings["sequences"])
+        if int(engine.settings["sequences"]) < sequences:
+            raise PlanError(
+                f"[speculation] the draft model has {engine.settings['sequences']} sequences; open it with "
+                f"sequences={sequences}, as the large one"
+            )
+        if engine._scheduler is not None:
+            raise PlanError("[speculation] the draft model has a scheduler of its own; close it first")
+        self._engine, self._min_p = engine, min_p
+        self._ctx = int(engine.settings["ctx"])
+        self._n_vocab = min(int(engine.model["n_vocab"]), int(target.model["n_vocab"]))
+        self._held: list[list[int]] = [[] for _ in range(sequences)]
+
+    def draft(self, texts: Sequence[tuple[int, list[int], int]]) -> list[list[int]]:
+        """The tokens that the small model expects.
+
+        Args:
+            texts: Slot, all tokens of the text, and how many may be drafted at most, of each.
+
+        Returns:
+            A draft for each; without tokens where the small model is not certain, or its context is full.
+        """
+        drafts: list[list[int]] = [[] for _ in texts]
+        with self._engine._lock:
+            session = self._engine._open()
+            feed: dict[int, list[int]] = {}
+            for index, (slot, tokens, most) in enumerate(texts):
+                if most > 0 and len(tokens) <= self._ctx:
+                    feed[index] = self._begin(session, slot, tokens)
+            while feed:
+                batch = [(texts[i][0], np.array(tokens, np.int32)) for i, tokens in feed.items()]
+                proposed = self._proposed(session, batch)
+                following: dict[int, list[int]] = {}
+                for (index, tokens), token in zip(feed.items(), proposed, strict=True):
+                    slot, _, most = texts[index]
+                    self._held[slot] += tokens
+                    if token < 0:
+                        continue
+                    drafts[index].append(token)
+                    if len(drafts[index]) < most and len(self._held[slot]) < self._ctx:
+                        following[index] = [token]
+                feed = following
+        return drafts
+
+    def _begin(self, session: Any, slot: int, tokens: list[int]) -> list[int]:
+        """Bring a sequence back to what it shares with a text; the tokens that it lacks."""
+        same = common_prefix(self._held[slot], tokens)
+        session.rewind(same, slot)
+        self._held[slot] = tokens[:same]
+        return tokens[same:]
+
+    def _proposed(self, session: Any, batch: Sequence[tuple[int, NDArray[np.int32]]]) -> list[int]:
+        """The most probable token behind each sequence; -1 where it is not certain enough."""
+        if self._min_p <= 0:
+            drawn = session.decode_and_draw(batch, [_GREEDY] * len(batch))[0]
+            return [int(token) if token < self._n_vocab else -1 for token in drawn]
+        logits = session.decode(batch, rows="last")[0].astype(np.float64)
+        best = logits.argmax(axis=1)
+        with np.errstate(all="ignore"):  # logits that are not finite give no draft
+            certainty = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
+        good = (certainty >= self._min_p) & (best < self._n_vocab)
+        return [int(token) if sure else -1 for token, sure in zip(best, good, strict=True)]
+
+
+def check_rewinds(engine: Engine) -> None:
+    """Raises PlanError for a model that cannot forget the tokens of a draft that were rejected."""
+    if int(engine.model["recurrent_layers"]) > 0:
+        raise PlanError(
+            f"[speculation] {engine.model['architecture']} has recurrent state, which cannot forget rejected "
+            "tokens; turn speculation off (spec=off), or take another draft model"
+        )
+
+
+def check_vocabulary(target: Engine, draft: Engine) -> None:
+    """Raises PlanError if a token id stands for different text in two models.
+
+    One vocabulary may be longer: makers pad them. Ids that only one model has are never drafted.
+    """
+    if target._file is None or draft._file is None or not has_vocabulary(target._file):
+        same = target.model["n_vocab"] == draft.model["n_vocab"]
+        first = None if same else min(int(target.model["n_vocab"]), int(draft.model["n_vocab"]))
+    else:
+        if not has_vocabulary(draft._file):
+            raise PlanError("[speculation] the draft model has no vocabulary to compare with the model's")
+        ours, theirs = (e.tokenizer.vocabulary.tokens for e in (target, draft))
+        first = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+    if first is not None:
+        raise PlanError(
+            f"[speculation] the draft model has another vocabulary, from token {first} on; take a smaller "
+            "model of the same family"
+        )

@@ -1,0 +1,90 @@
+"""The drafts of a scheduler's steps: who proposes them, whether they pay, and how many were right."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from dyno._draft_model import DraftModel, check_rewinds
+from dyno._drafts import DraftCounts, Drafter, Judge
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dyno._drafts import Speculation
+    from dyno._requests import Request
+    from dyno.engine import Engine
+
+__all__ = ["Drafting"]
+
+_log = logging.getLogger("dyno.scheduler")
+
+
+class Drafting:
+    """The drafts of one scheduler.
+
+    Args:
+        engine: Of the scheduler.
+        speculation: How tokens are drafted.
+
+    Raises:
+        PlanError: The model cannot forget rejected tokens, or the draft model does not fit it.
+    """
+
+    def __init__(self, engine: Engine, speculation: Speculation) -> None:
+        check_rewinds(engine)
+        self._speculation, self._ctx = speculation, int(engine.settings["ctx"])
+        self._model: DraftModel | None = None
+        if speculation.draft is not None:
+            self._model = DraftModel(speculation.draft, engine, speculation.min_p)
+        self.judge = Judge()
+        self.counts = DraftCounts()
+        self._told_of: set[int] = set()
+
+    def begin(self, request: Request) -> None:
+        """Prepare for the text of a request, which has drawn nothing yet."""
+        if self._model is None and request.pooler is None:
+            request.drafter = Drafter(self._speculation)
+            request.drafter.extend(request.prompt)
+
+    def add(self, batch: Sequence[tuple[Request, list[int]]], room: int) -> None:
+        """Add drafts to a step of running texts, behind the tokens to be fed.
+
+        Args:
+            batch: Each text, and the token that it has drawn last.
+            room: Tokens of the step at most.
+        """
+        if not self.judge.wants(len(batch)):
+            return
+        share = room // len(batch) - 1
+        # The last token of a text is drawn and never fed.
+        rooms = [
+            min(share, self._speculation.most, r.max_tokens - r.drawn - 1, self._ctx - len(r.held) - 1)
+            for r, _ in batch
+        ]
+        if self._model is not None:
+            texts = [
+                (request.owner.slot, [*request.held, *tokens], most)
+                for (request, tokens), most in zip(batch, rooms, strict=True)
+            ]
+            for (_, tokens), draft in zip(batch, self._model.draft(texts), strict=True):
+                tokens += draft
+            return
+        for (request, tokens), most in zip(batch, rooms, strict=True):
+            if request.drafter is not None and most > 0:
+                tokens += request.drafter.draft(most)
+
+    def stepped(self, texts: int, drafted: bool, tokens: int, seconds: float) -> None:
+        """Learn from a step of texts alone, and say if drafts pause; arguments as of `Judge.stepped`."""
+        lost = self.judge.stepped(texts, drafted, tokens, seconds)
+        if lost is None:
+            return
+        level = logging.INFO if texts in self._told_of else logging.WARNING  # once is enough
+        self._told_of.add(texts)
+        _log.log(
+            level,
+            "drafts lose with %d texts at a time (%.0f tokens/s with them, %.0f without): off for %d steps",
+            texts,
+            *lost,
+            Judge.PAUSE,
+        )
