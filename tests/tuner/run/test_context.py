@@ -17,7 +17,7 @@ from dyno_tuner.record.context import Processes
 from dyno_tuner.run.noise import NoiseStage
 from dyno_tuner.run.shortage import ENOUGH, PATIENCE, ROUNDS, Shortage
 from dyno_tuner.search.crossover_stage import ThresholdStage
-from dyno_tuner.search.screen import Trial
+from dyno_tuner.search.observation import Trial
 
 
 @pytest.mark.parametrize("stage", [NoiseStage, ThresholdStage, KernelStage, EndToEnd, Judge])

@@ -12,7 +12,7 @@ from dyno_tuner.core.protocol import TrialStatus
 from dyno_tuner.decide.unproven import best_trial
 from dyno_tuner.measure.paired_rounds import WIDEST_MARGIN, Bar
 from dyno_tuner.run.context import NOISY
-from dyno_tuner.search.screen import Trial
+from dyno_tuner.search.observation import Trial
 from dyno_tuner.targets.simulated.target import SimulationNoise
 
 if TYPE_CHECKING:

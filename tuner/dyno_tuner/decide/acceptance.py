@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..measure.comparison import Comparison
     from ..measure.paired_rounds import Bar, Rounds
     from ..record.context import Context
-    from ..search.screen import Trial
+    from ..search.observation import Trial
     from ..space.search_space import Point, Space
 
 LEAST_ROUNDS = 2  # one round decides nothing

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ..measure.comparison import Comparison
-    from ..search.screen import Trial
+    from ..search.observation import Trial
     from ..space.search_space import Point
     from .acceptance import Judge
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ..measure.comparison import Comparison
     from ..measure.paired_rounds import Bar
-    from ..search.screen import Trial
+    from ..search.observation import Trial
     from ..space.search_space import Point
     from .acceptance import Choice, Judge
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..core.protocol import Value
     from ..measure.comparison import Comparison
     from ..record.context import Context
-    from ..search.screen import Trial
+    from ..search.observation import Trial
     from ..space.search_space import Point, Space
 
 MOST = 3  # profiles beside the fastest and the default

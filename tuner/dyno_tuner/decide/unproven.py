@@ -10,7 +10,7 @@ from .finalists import worth_proving
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..search.screen import Trial
+    from ..search.observation import Trial
     from ..space.search_space import Point, Space
     from .acceptance import Judge
 

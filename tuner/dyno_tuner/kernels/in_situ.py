@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ..core.intervals import Estimate
+    from ..record.context import Context
 
 KEY = "kernels/in_place/"  # of all measurements
 MIN_GAIN = 0.003  # in log; what generation gains by one op is small, and the gains of several add up
@@ -120,26 +121,19 @@ class Contest:
 
 
 @dataclass
-class InPlace:
+class InSituScreen:
     """The screen of kernels where they run.
 
     Args:
-    measurement: carries out a short measurement: key, configuration, whether it is the incumbent.
-    weights: of the metrics that a measurement measures.
-    sigma: standard deviation of a measurement, in log, before anything was seen here.
-    void_over: by how much a block's incumbent may move.
-    more: whether so many more seconds are left for this.
+    workload: of the short measurements, with the weights of its metrics.
+    settings: of the engine, under which the kernels are tried.
+    cost: seconds of a measurement; learned from what they take.
     """
 
-    measurement: Callable[[str, Configuration, bool], Measurement]
-    weights: Mapping[str, float]
+    context: Context
+    workload: Workload
     settings: Mapping[str, Value]
-    sigma: float
-    void_over: float
-    now: Callable[[], float]
-    more: Callable[[float], bool]
-    note: Callable[..., None]
-    cost: float  # seconds of a measurement; learned from what they take
+    cost: float
     chosen: dict[Place, tuple[KernelOp, Config, Screened]] = field(default_factory=dict)
     failed: set[tuple[Place, Config]] = field(default_factory=set)  # never tried again
     tried: int = 0
@@ -149,20 +143,29 @@ class InPlace:
     sure: float = 1.0  # the same, at least
 
     def __post_init__(self) -> None:
+        self.weights = self.workload.weights
+        self._void_over = self.context.void_over
+        self._more: Callable[[float], bool] = lambda seconds: True
         # the incumbent's last measurement, if it still is one
         self._before: Baseline | None = None
         self._measurements = 0
         self._changes = 0
         self._defaults: dict[Place, Config] = {}
         self._together: Mapping[Place, Config] = {}  # tried as one
+        sigma = max(0.001, *(n.within for n in self.context.noise.values()))
         # As if so much had been seen already: half of a normal distribution lies within 0.67 of its sigma.
-        self._moves = [0.6745 * math.sqrt(2) * self.sigma] * 3
+        self._moves = [0.6745 * math.sqrt(2) * sigma] * 3
 
-    def run(self, contests: Sequence[Contest], together: Mapping[Place, Config]) -> None:
+    def run(
+        self, contests: Sequence[Contest], together: Mapping[Place, Config], more: Callable[[float], bool]
+    ) -> None:
         """Screens the kernels of all contests, as long as there is time.
 
-        Args: `together` is tried first, as one: what won alone. If it was before, it is not again."""
-        self.ended = ""
+        Args:
+            together: is tried first, as one: what won alone. If it was before, it is not again.
+            more: whether so many more seconds are left for this.
+        """
+        self.ended, self._more = "", more
         for contest in contests:
             contest.waiting = contest.order()
             self._defaults[contest.place] = frozen(contest.op.default)
@@ -179,14 +182,17 @@ class InPlace:
                 contest.waiting = self._once_more(contest) if again else []
                 contest.blocks = 0
         self.ended = self.ended or "complete"
-        self.note(
+        self.context.note(
             "kernels_in_place", ops=sum(1 for c in contests if c.blocks or c.seen), of=len(contests),
             trials=self.tried, failed=len(self.failed), kept=len(self.chosen), voided=self.voided,
             ended=self.ended,
         )  # fmt: skip
 
-    def look(self, contests: Sequence[Contest], together: Mapping[Place, Config]) -> None:
-        """Tries the winners of launches alone, as one, and nothing else."""
+    def look(
+        self, contests: Sequence[Contest], together: Mapping[Place, Config], more: Callable[[float], bool]
+    ) -> None:
+        """Tries the winners of launches alone, as one, and nothing else; `more` as in `run`."""
+        self._more = more
         self._defaults |= {c.place: frozen(c.op.default) for c in contests}
         self._try_together(contests, together)
 
@@ -262,7 +268,7 @@ class InPlace:
         self._together = dict(together)
         found = self._block({"together": together})
         if not found or found["together"] < self._threshold or (gain := self._check(together)) is None:
-            self.note("kernels_together", choices=len(together), kept=False)
+            self.context.note("kernels_together", choices=len(together), kept=False)
             return
         for contest in contests:
             if (config := together.get(contest.place)) is not None:
@@ -271,7 +277,7 @@ class InPlace:
         self._question(contests)
         self._count(gain)
         self._replaced()
-        self.note("kernels_together", choices=len(together), kept=True, **gain.to_dict())
+        self.context.note("kernels_together", choices=len(together), kept=True, **gain.to_dict())
 
     def _question(self, contests: Sequence[Contest]) -> None:
         """Of what is chosen as one, a kernel that only the others carry has to go."""
@@ -301,17 +307,22 @@ class InPlace:
     def _threshold(self) -> float:
         return max(MIN_GAIN, 1.5 * self._spread)
 
+    def _now(self) -> float:
+        return self.context.recorder.now
+
     def _affordable(self, measurements: int) -> bool:
-        if not self.ended and not self.more(measurements * self.cost):
+        if not self.ended and not self._more(measurements * self.cost):
             self.ended = "budget"
         return not self.ended
 
     def _measure(self, configuration: Configuration, incumbent: bool) -> Measurement:
-        begun = self.now()
-        measurement = self.measurement(f"{KEY}{self._measurements}", configuration, incumbent)
+        begun = self._now()
+        measurement = self.context.glance(
+            f"{KEY}{self._measurements}", configuration, self.workload, POLICY, incumbent
+        )
         self._measurements += 1
         if measurement.status is TrialStatus.OK:
-            self.cost += max(0.2, 1 / self._measurements) * (self.now() - begun - self.cost)
+            self.cost += max(0.2, 1 / self._measurements) * (self._now() - begun - self.cost)
         else:
             self._before = None  # the engine may have been started anew
         return measurement
@@ -321,7 +332,7 @@ class InPlace:
         for _ in range(2):
             measurement = self._measure(self.configuration({}), True)
             if measurement.status is TrialStatus.OK:
-                return self.now(), measurement
+                return self._now(), measurement
         self.ended = f"failed: {measurement.message}"
         self.chosen.clear()
         return None
@@ -346,7 +357,7 @@ class InPlace:
             return measurement
 
         return BlockPlan(
-            baseline, candidate, self.now, self._affordable, list(self.weights), self.void_over, 1,
+            baseline, candidate, self._now, self._affordable, list(self.weights), self._void_over, 1,
             failure_ends=True,
         )  # fmt: skip
 
@@ -406,7 +417,7 @@ class InPlace:
         return score(measurement, baselines, when, list(self.weights)).combined(self.weights)
 
     def _tell(self, place: Place, config: Config, **data: Any) -> None:
-        self.note(
+        self.context.note(
             "kernel_trial",
             number=self._measurements,
             key=place[0],

@@ -20,10 +20,10 @@ from ..core.protocol import Configuration, KernelChoice, KernelOp, Value, kind_o
 from ..decide.end_to_end import EndToEnd
 from ..decide.unproven import budget
 from ..measure.paired_rounds import measurements_in_round
-from .in_situ import BLOCK, CHECKS, POLICY, Config, Contest, InPlace, Place, frozen, shortened
+from .in_situ import BLOCK, CHECKS, Config, Contest, InSituScreen, Place, frozen, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..core.outcome import KernelEntry, Outcome
     from ..decide.acceptance import Choice
@@ -72,7 +72,7 @@ class KernelStage:
     planned: bool = False  # whether there is time to screen generation in place
     won: dict[Place, Config] = field(default_factory=dict)  # alone, at the first look, of generation
     groups: int = 1  # that there is time to confirm
-    in_situ: InPlace | None = None
+    in_situ: InSituScreen | None = None
     whole: EndToEnd | None = None
     looked_at: list[KernelOp] = field(default_factory=list)
     written: list[KernelEntry] = field(default_factory=list)
@@ -138,8 +138,8 @@ class KernelStage:
                 self._timed(number, op, configuration)
         if not self.won:
             return 0.0
-        self.in_situ = self._placed(choice, lambda seconds: self.more(seconds))
-        self.in_situ.look(self._contests(generation), self.won)
+        self.in_situ = self._begin_in_situ(choice)
+        self.in_situ.look(self._contests(generation), self.won, self.more)
         keep = self.recorder.check_seconds + SURE_ROUNDS * self._round(1)
         if not self._sure(choice) or self.context.budget.left <= keep:
             return 0.0
@@ -211,25 +211,18 @@ class KernelStage:
             return self.recorder.now + seconds <= (sure if self._sure(choice) else until)
 
         if self.in_situ is None:
-            self.in_situ = self._placed(choice, more)
-        self.in_situ.more = more
+            self.in_situ = self._begin_in_situ(choice)
         self.in_situ.move_to(self.space.settings(choice.point))
         contests = self._contests(ops)
-        self.in_situ.run(contests, self.won)
+        self.in_situ.run(contests, self.won, more)
         seen = {c.place for c in contests if c.seen} | set(self.in_situ.chosen)
         self.looked_at = [op for op in self.looked_at if op.metric != "tg"]
         self.looked_at += [op for op in ops if (op.key, op.tokens) in seen]
 
-    def _placed(self, choice: Choice, more: Callable[[float], bool]) -> InPlace:
+    def _begin_in_situ(self, choice: Choice) -> InSituScreen:
+        settings = self.space.settings(choice.point)
         workload = shortened(self.workload, choice.baseline)
-        return InPlace(
-            lambda key, configuration, incumbent: self.context.glance(
-                key, configuration, workload, POLICY, incumbent
-            ),
-            workload.weights, self.space.settings(choice.point),
-            max(0.001, *(n.within for n in self.context.noise.values())), self.context.void_over,
-            lambda: self.recorder.now, more, self.note, self._glance_cost(choice),
-        )  # fmt: skip
+        return InSituScreen(self.context, workload, settings, self._glance_cost(choice))
 
     def _contests(self, ops: Sequence[KernelOp]) -> list[Contest]:
         share, contests = 0.0, []

@@ -5,12 +5,14 @@ Every stage takes this object; stages below this package see it as `record.conte
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import TuneError
 from ..core.intervals import LEAST_MARGIN, Noise
 from ..core.protocol import Configuration, TrialStatus, kind_of
 from ..decide.acceptance import Choice, Judge
+from ..decide.finalists import worth_proving
 from ..decide.quality_gate import QualityGate
 from ..measure.measurement import rested_longer, void_over
 from ..measure.paired_rounds import Bar, Rounds
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from ..core.options import MeasurementPolicy, Options
     from ..core.protocol import Measurement, Workload
     from ..record.recorder import Recorder
+    from ..search.observation import Trial
     from ..space.search_space import Space
 
 NOISY = 3  # times the usual most rounds, on a machine on which those prove nothing
@@ -85,7 +88,7 @@ class RunContext:
         fresh, self._measured_in = process != self._measured_in, process
         self.gate.met(point)
         begun = self.recorder.useful
-        policy = self.policy if baseline else self.shortage.brief(self.policy)
+        policy = self.policy_for(baseline=baseline)
         measurement = self.recorder.measurement(
             key, configuration, metrics, policy, process=process, baseline=baseline
         )
@@ -99,6 +102,10 @@ class RunContext:
         self.processes.follow(measurement.status, process)
         self.unstable += not measurement.stable
         return measurement
+
+    def policy_for(self, *, baseline: bool) -> MeasurementPolicy:
+        """How a baseline or a candidate is measured: a short budget measures candidates briefly."""
+        return self.policy if baseline else self.shortage.brief(self.policy)
 
     def glance(
         self, key: str, configuration: Configuration, workload: Workload, policy: MeasurementPolicy,
@@ -137,6 +144,29 @@ class RunContext:
             self.resting = True
             runs = {m: self.options.workload.tokens(m) / rate for m, rate in rates.items() if rate > 0}
             self.budget.lengthen(rested_longer(runs))
+
+    # ---- the search
+
+    def goes_on(self, now: float, measurements: int, trials: Sequence[Trial]) -> bool:
+        """Whether the search has time for so many more measurements, by the clock of a device."""
+        if self.budget.more_at(now, measurements):
+            return True
+        judge, count = self.judge(), self.round_count()
+        found = worth_proving(trials, self.bar(count), self.weights)
+        rounds = min(count, self.options.rounds)
+        return self.shortage.goes_on(
+            now, measurements, found, trials,
+            lambda best: math.ceil(judge.ablation_measurements(best.point, rounds)),
+        )  # fmt: skip
+
+    def joined(self, process: int, costs: Sequence[float], unstable: int) -> None:
+        """Takes over what several devices have learnt together: the process with which the first one goes on,
+        the seconds of their baselines, and how many measurements were unstable."""
+        self.processes.number = process
+        for seconds in costs:
+            self.budget.follow(seconds)
+        self.unstable += unstable
+        self.plan_rests()
 
     # ---- comparisons
 

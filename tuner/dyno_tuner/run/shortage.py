@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..core.intervals import Noise
     from ..core.options import MeasurementPolicy, Options
-    from ..search.screen import Trial
+    from ..search.observation import Trial
     from .budget import Schedule
 
 PATIENCE = 8  # trials without a gain that end the search

@@ -7,22 +7,20 @@ interrupt takes.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import DisturbedError, TuneError
 from ..core.options import Options as Options  # noqa: TC001  (others import it from here)
 from ..core.outcome import Failure, Outcome
-from ..core.protocol import Configuration, Measurement, Quality, TrialStatus
-from ..decide.finalists import Chooser, worth_proving
+from ..core.protocol import Configuration, TrialStatus
+from ..decide.finalists import Chooser
 from ..decide.unproven import best_trial, in_part
 from ..kernels.stage import KernelStage
 from ..measure.machine_monitor import Conditions
 from ..search.crossover_stage import ThresholdStage
 from ..search.parallel_screen import ParallelScreen
 from ..search.proposers import SAMPLERS, proposer_of
-from ..search.screen import Screen, ScreenPlan, Trial
+from ..search.screen import Screen
 from ..search.starting_points import leads, nearest
 from .context import RunContext
 from .noise import NoiseStage
@@ -32,8 +30,9 @@ if TYPE_CHECKING:
 
     from ..core.crossing import Solved
     from ..decide.acceptance import Evidence
-    from ..execution.device_pool import DevicePool, PoolMember
+    from ..execution.device_pool import DevicePool
     from ..record.recorder import Recorder
+    from ..search.observation import Trial
     from ..search.shared_study import Study
     from ..space.search_space import Point, Space
 
@@ -207,98 +206,14 @@ class Tune:
     def _run_screen(self) -> None:
         context, o = self.context, self.options
         context.budget.until("screen")
-        plan = ScreenPlan(
-            measurement=lambda key, point, metrics: context.measure(
-                key, context.space.configuration(point), metrics
-            ),
-            baseline=context.baseline,
-            admit=context.gate.admit,
-            now=lambda: context.recorder.now,
-            more=lambda measurements: self._more_trials(context.recorder.now, measurements),
-            note=context.note,
-            weights=context.weights,
-            sigma=context.sigma,
-            void_over=context.void_over,
-            block=o.block,
-            max_trials=o.max_trials,
-            patience=o.patience,
-            resting=lambda: context.recorder.resting,
-        )
         proposer = proposer_of(o.sampler, context.space, whole=o.pareto)
+        key = (o.seed, "screen")
         if self._pool is None:
-            self._screen = Screen(context.space, proposer, plan, (o.seed, "screen"), self._shared)
+            self._screen = Screen(context, proposer, key, self._shared)
         else:
-            self._pool.members[0].process = context.processes.number
-            self._screen = ParallelScreen(
-                context.space, proposer, plan, (o.seed, "screen"), self._pool, self._member_plan(plan),
-                self._compare_answers, self._joined, self._shared,
-            )  # fmt: skip
+            self._screen = ParallelScreen(context, proposer, key, self._pool, self._shared)
         self._screen.run([*self._incumbents, *self._leads()])
         context.note("screened", trials=len(self._screen.trials), ended=self._screen.ended)
-
-    def _more_trials(self, now: float, measurements: int) -> bool:
-        """Whether the search has time for so many more measurements."""
-        context, judge = self.context, self.context.judge()
-        if context.budget.more_at(now, measurements):
-            return True
-        found = worth_proving(self.trials, context.bar(context.round_count()), context.weights)
-        rounds = min(context.round_count(), self.options.rounds)
-        return context.shortage.goes_on(
-            now, measurements, found, self.trials,
-            lambda best: math.ceil(judge.ablation_measurements(best.point, rounds)),
-        )  # fmt: skip
-
-    # ---- the screen on several devices
-
-    def _member_plan(self, plan: ScreenPlan) -> Callable[[PoolMember, Callable[..., None]], ScreenPlan]:
-        context = self.context
-        default = context.space.configuration(context.space.default)
-        every = tuple(context.weights)
-
-        def of(member: PoolMember, note: Callable[..., None]) -> ScreenPlan:
-            def measurement(key: str, point: Point, metrics: Sequence[str]) -> Measurement:
-                policy = context.shortage.brief(context.policy)
-                return member.measurement(key, context.space.configuration(point), metrics, policy)
-
-            return dataclasses.replace(
-                plan,
-                measurement=measurement,
-                baseline=lambda key: member.default(key, default, every, context.policy),
-                now=lambda: member.recorder.now,
-                more=lambda measurements: self._more_trials(member.recorder.now, measurements),
-                note=note,
-                resting=lambda: member.recorder.resting,
-            )
-
-        return of
-
-    def _compare_answers(self, points: Sequence[Point]) -> None:
-        """Has what `QualityGate.admit` would ask about these points asked on all devices at once."""
-        asked = self.context.gate.questions(points)
-        if not asked or self._pool is None:
-            return
-        size = len(self._pool)
-
-        def work(member: PoolMember) -> list[Quality]:
-            return [member.quality(key, config) for _, key, config in asked[member.number :: size]]
-
-        self._pool.members[0].process = self.context.processes.number
-        found = self._pool.together(work)
-        self._joined()
-        for number, (point, _, _) in enumerate(asked):
-            self.context.gate.learn(point, found[number % size][number // size])
-
-    def _joined(self) -> None:
-        """After the devices have done something together: the first goes on alone from where it stands."""
-        if self._pool is None:
-            return
-        self.context.processes.number = self._pool.members[0].process
-        for member in self._pool.members:
-            for seconds in member.costs:
-                self.context.budget.follow(seconds)
-            member.costs.clear()
-            self.context.unstable, member.unstable = self.context.unstable + member.unstable, 0
-        self.context.plan_rests()
 
     def _explore(self, points: Sequence[Point]) -> Sequence[Trial]:
         assert self._screen is not None

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..core.protocol import TrialStatus
+    from ..measure.measurement import Score
     from ..space.search_space import Point
 
 
@@ -16,3 +18,15 @@ class Observation:
     point: Point
     score: float | None
     sigma: float = 0.01  # standard error of the score
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A class of the space that was tried: what it gave, or why it gave nothing."""
+
+    number: int
+    point: Point
+    status: TrialStatus
+    log_ratio: float | None  # combined, to the baseline
+    score: Score | None = None
+    message: str = ""

@@ -7,60 +7,69 @@ the same device, so that devices that differ by a few percent do not disturb it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..core.protocol import TrialStatus
-from .observation import Observation
-from .screen import Screen, ScreenBlock, Trial
+from .observation import Observation, Trial
+from .screen import Screen, ScreenBlock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from ..core.protocol import Measurement, Quality
     from ..execution.device_pool import DevicePool, PoolMember
     from ..measure.baseline_block import Baseline
-    from ..space.search_space import Point, Space
+    from ..space.search_space import Point
+    from .context import SearchContext
     from .proposers import Proposer
-    from .screen import ScreenPlan, Shared
+    from .screen import Shared
 
 
-@dataclass
-class MemberPlan:
-    """How one device measures, with what it noted meanwhile: notes are the main thread's to write."""
+class MemberDevice:
+    """One of several devices. Its notes are kept, because the main thread alone writes them."""
 
-    plan: ScreenPlan
-    noted: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    before: Baseline | None = None  # the baseline that closed its last block
+    def __init__(self, context: SearchContext, member: PoolMember) -> None:
+        self._context = context
+        self._member = member
+        self._space = context.space
+        self._default = context.space.configuration(context.space.default)
+        self.noted: list[tuple[str, dict[str, Any]]] = []
+        self.before: Baseline | None = None
+        """The baseline that closed its last block."""
+
+    @property
+    def now(self) -> float:
+        return self._member.recorder.now
+
+    @property
+    def resting(self) -> bool:
+        return self._member.recorder.resting
+
+    def measure(self, key: str, point: Point, metrics: Sequence[str]) -> Measurement:
+        policy = self._context.policy_for(baseline=False)
+        return self._member.measurement(key, self._space.configuration(point), metrics, policy)
+
+    def baseline(self, key: str) -> Measurement:
+        policy = self._context.policy_for(baseline=True)
+        return self._member.default(key, self._default, tuple(self._context.weights), policy)
+
+    def note(self, kind: str, /, **data: Any) -> None:
+        self.noted.append((kind, data))
 
 
 class ParallelScreen(Screen):
-    """A screen whose blocks run on several devices at once.
-
-    Args:
-    plan_for: the plan of a device, with its own `measurement`, `baseline`, `now` and `more`.
-    prepare: has the answers of points checked, on all devices; `plan.admit` of each asks nothing after it.
-    joined: takes over what the devices have learnt in a step.
-    """
+    """A screen whose blocks run on several devices at once."""
 
     def __init__(
-        self, space: Space, proposer: Proposer, plan: ScreenPlan, key: Sequence[object], pool: DevicePool,
-        plan_for: Callable[[PoolMember, Callable[..., None]], ScreenPlan],
-        prepare: Callable[[Sequence[Point]], None], joined: Callable[[], None], shared: Shared | None = None,
+        self, context: SearchContext, proposer: Proposer, key: Sequence[object], pool: DevicePool,
+        shared: Shared | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(space, proposer, plan, key, shared)
+        super().__init__(context, proposer, key, shared)
         self._pool = pool
-        self._prepare = prepare
-        self._joined = joined
-        self._plans: list[MemberPlan] = []
-        for member in pool.members:
-            noted: list[tuple[str, dict[str, Any]]] = []
-
-            def note(kind: str, /, _to: list[tuple[str, dict[str, Any]]] = noted, **data: Any) -> None:
-                _to.append((kind, data))
-
-            self._plans.append(MemberPlan(plan_for(member, note), noted))
+        pool.members[0].process = context.processes.number
+        self._devices = [MemberDevice(context, member) for member in pool.members]
         self._numbered = 1
 
     def run(self, seeds: Sequence[Point]) -> None:
@@ -78,23 +87,25 @@ class ParallelScreen(Screen):
 
     def _deal(self, queue: list[Point]) -> list[list[tuple[int, Point]]]:
         """Points of a block for every device, with the numbers of their trials."""
-        plan = self._plan
+        options = self._context.options
         chosen: list[tuple[int, Point]] = []
-        room = plan.max_trials - len(self.trials)
-        while (wanted := min(plan.block * len(self._pool), room) - len(chosen)) > 0 and plan.more(3):
+        room = options.max_trials - len(self.trials)
+        while (wanted := min(options.block * len(self._pool), room) - len(chosen)) > 0:
+            if not self._more(self._device, 3):
+                break
             points = self._propose(queue, wanted, [p for _, p in chosen])
             if not points:
                 self._idle = True
                 break
-            self._prepare(points)
+            self._compare_answers(points)
             for point in points:
-                refused = plan.admit(point)
+                refused = self._context.gate.admit(point)
                 number, self._numbered = self._numbered, self._numbered + 1
                 if refused is None:
                     chosen.append((number, point))
                 else:
                     self._add(Trial(number, point, refused[0], None, None, refused[1]))
-            room = plan.max_trials - len(self.trials)
+            room = options.max_trials - len(self.trials)
         members = len(self._pool)
         return [chosen[first::members] for first in range(members)]
 
@@ -104,7 +115,7 @@ class ParallelScreen(Screen):
         while len(found) < wanted:
             history = self.history
             lie = float(np.mean([o.score for o in history if o.score is not None]))
-            history += [Observation(p, lie, self._plan.sigma) for p in [*pending, *found]]
+            history += [Observation(p, lie, self._sigma) for p in [*pending, *found]]
             point = self._proposed(queue, history, self._numbered + len(found))
             if point is None:
                 break
@@ -117,24 +128,23 @@ class ParallelScreen(Screen):
         blocks: list[ScreenBlock | None] = [None] * len(self._pool)
 
         def work(member: PoolMember) -> list[Trial]:
-            own, points = self._plans[member.number], dealt[member.number]
+            own, points = self._devices[member.number], dealt[member.number]
             if not points:
                 return []
             if own.before is None:
                 if member.number:  # its first load decides nothing
-                    own.plan.baseline("screen/first")
-                first = own.plan.baseline(f"screen/b{number}/before")
-                own.before = (own.plan.now(), first)
-            block = ScreenBlock(own.before, own.plan.resting(), number=number)
+                    own.baseline("screen/first")
+                own.before = self._opening(own, number)
+            block = ScreenBlock(own.before, own.resting, number=number)
             blocks[member.number] = block
             for trial_number, point in points:
-                if not own.plan.more(2):
+                if not self._more(own, 2):
                     break
-                self._measure(own.plan, block, trial_number, point)
+                self._measure(own, block, trial_number, point)
             failed = [t for t in block.trials if t.status is not TrialStatus.OK]
             if not block.taken:
                 return failed
-            own.before, finals = self._settle(own.plan, block)
+            own.before, finals = self._settle(own, block)
             return [*failed, *finals]
 
         try:
@@ -146,9 +156,34 @@ class ParallelScreen(Screen):
         finally:
             self.voided += sum(b.voided for b in blocks if b)
         self._joined()
-        for own, member in zip(self._plans, self._pool.members, strict=True):
+        for own, member in zip(self._devices, self._pool.members, strict=True):
             for kind, data in own.noted:
-                self._plan.note(kind, device=member.number, **data)
+                self._context.note(kind, device=member.number, **data)
             own.noted.clear()
         for trial in sorted((t for found in results for t in found), key=lambda t: t.number):
             self._add(trial)
+
+    def _compare_answers(self, points: Sequence[Point]) -> None:
+        """Compares the answers of these points on all devices at once, as far as the gate asks for it."""
+        gate, size = self._context.gate, len(self._pool)
+        asked = gate.questions(points)
+        if not asked:
+            return
+
+        def work(member: PoolMember) -> list[Quality]:
+            return [member.quality(key, config) for _, key, config in asked[member.number :: size]]
+
+        self._pool.members[0].process = self._context.processes.number
+        found = self._pool.together(work)
+        self._joined()
+        for number, (point, _, _) in enumerate(asked):
+            gate.learn(point, found[number % size][number // size])
+
+    def _joined(self) -> None:
+        """After the devices have done something together: the first goes on alone from where it stands."""
+        members = self._pool.members
+        costs = [seconds for member in members for seconds in member.costs]
+        self._context.joined(members[0].process, costs, sum(member.unstable for member in members))
+        for member in members:
+            member.costs.clear()
+            member.unstable = 0

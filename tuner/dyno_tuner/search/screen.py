@@ -12,46 +12,61 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.protocol import Measurement, TrialStatus
 from ..measure.baseline_block import Baseline, Block, BlockPlan, Taken
-from ..measure.measurement import Score, score
-from .observation import Observation
+from ..measure.measurement import score
+from .observation import Observation, Trial
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from ..space.search_space import Point, Space
+    from .context import SearchContext
     from .proposers import Proposer
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A class of the space that was tried: what it gave, or why it gave nothing."""
-
-    number: int
-    point: Point
-    status: TrialStatus
-    log_ratio: float | None  # combined, to the baseline
-    score: Score | None = None
-    message: str = ""
+MAX_REPEATS = 2  # of a void block
 
 
-@dataclass
-class ScreenPlan:
-    """How the screen measures; made by `tune.Tune`, which knows budget and process numbers."""
+class Device(Protocol):
+    """A device on which blocks are measured: the one of the run, or one of several."""
 
-    measurement: Callable[[str, Point, Sequence[str]], Measurement]
-    baseline: Callable[[str], Measurement]
-    admit: Callable[[Point], tuple[TrialStatus, str] | None]  # the check of answers; None is a pass
-    now: Callable[[], float]
-    more: Callable[[int], bool]  # whether so many more measurements fit
-    note: Callable[..., None]
-    weights: dict[str, float]
-    sigma: float
-    void_over: float
-    block: int = 4
-    max_trials: int = 1000
-    patience: int = 20
-    max_repeats: int = 2
-    resting: Callable[[], bool] = lambda: False  # whether the GPU rests before prompts by now
+    @property
+    def now(self) -> float:
+        """Seconds of the run, by the clock of the device."""
+        ...
+
+    @property
+    def resting(self) -> bool:
+        """Whether the GPU rests before prompts by now."""
+        ...
+
+    def measure(self, key: str, point: Point, metrics: Sequence[str]) -> Measurement: ...
+
+    def baseline(self, key: str) -> Measurement:
+        """A measurement of the default, which has to run."""
+        ...
+
+    def note(self, kind: str, /, **data: Any) -> None: ...
+
+
+class RunDevice:
+    """The device of a run, measured through its context."""
+
+    def __init__(self, context: SearchContext) -> None:
+        self._context = context
+        self._space = context.space
+        self.baseline = context.baseline
+        self.note = context.note
+
+    @property
+    def now(self) -> float:
+        return self._context.recorder.now
+
+    @property
+    def resting(self) -> bool:
+        return self._context.recorder.resting
+
+    def measure(self, key: str, point: Point, metrics: Sequence[str]) -> Measurement:
+        return self._context.measure(key, self._space.configuration(point), metrics)
 
 
 @dataclass
@@ -77,15 +92,24 @@ class Shared(Protocol):
 
 
 class Screen:
-    """Runs blocks and remembers every trial. `trials` is valid at any moment."""
+    """The search by blocks, with every trial that it made. `trials` is valid at any moment.
+
+    Args:
+        proposer: says what to try next.
+        key: of its random draws.
+    """
 
     def __init__(
-        self, space: Space, proposer: Proposer, plan: ScreenPlan, key: Sequence[object],
-        shared: Shared | None = None,
-    ) -> None:  # fmt: skip
+        self, context: SearchContext, proposer: Proposer, key: Sequence[object], shared: Shared | None = None
+    ) -> None:
+        space = context.space
+        self._context = context
+        self._device: Device = RunDevice(context)
         self._space = space
+        self._weights = dict(context.weights)
+        self._sigma = context.sigma
+        self._void_over = context.void_over
         self._proposer = proposer
-        self._plan = plan
         self._key = tuple(key)
         self._shared = shared
         self.trials: list[Trial] = [Trial(0, space.default, TrialStatus.OK, 0.0)]
@@ -95,21 +119,19 @@ class Screen:
 
     @property
     def history(self) -> list[Observation]:
-        own = [Observation(t.point, t.log_ratio, self._plan.sigma) for t in self.trials]
+        own = [Observation(t.point, t.log_ratio, self._sigma) for t in self.trials]
         return own if self._shared is None else [*own, *self._shared.observations(self._space, own)]
 
     def run(self, seeds: Sequence[Point]) -> None:
         """Runs blocks until the screen has ended.
 
         Args: `seeds` are tried first, in order: the incumbents."""
-        plan = self._plan
         queue = list(seeds)
         number = 0
         before: Baseline | None = None
         while not self._enough(queue):
             if before is None:
-                first = plan.baseline(f"screen/b{number}/before")
-                before = (plan.now(), first)
+                before = self._opening(self._device, number)
             begun = len(self.trials)
             before = self._block(number, queue, before)
             number += 1
@@ -118,32 +140,31 @@ class Screen:
 
     def also(self, points: Sequence[Point]) -> None:
         """Tries these points too, as far as there is time."""
-        plan, left = self._plan, list(points)
+        device, left = self._device, list(points)
         before: Baseline | None = None
-        while left and plan.more(3):
+        while left and self._more(device, 3):
             # Numbers of their own, however many blocks and trials there were: each of those made a trial, but
             # for a block here of which others have claimed all.
             number, first = len(self.trials) + 1 + self._empty, max(t.number for t in self.trials) + 1
             known = len(self.trials)
             if before is None:
-                opening = plan.baseline(f"screen/b{number}/before")
-                before = (plan.now(), opening)
-            block = ScreenBlock(before, plan.resting(), number=number)
-            while left and len(block.taken) < plan.block and plan.more(3):
+                before = self._opening(device, number)
+            block = ScreenBlock(before, device.resting, number=number)
+            while left and len(block.taken) < self._context.options.block and self._more(device, 3):
                 point = left.pop(0)
                 if not self._claimed(point):
                     continue
-                refused = plan.admit(point)
+                refused = self._context.gate.admit(point)
                 if refused is not None:
                     self._add(Trial(first, point, refused[0], None, None, refused[1]))
                 else:
-                    trial = self._measure(plan, block, first, point)
+                    trial = self._measure(device, block, first, point)
                     if trial.status is not TrialStatus.OK:
                         self._add(trial)
                 first += 1
             if block.taken:
                 try:
-                    before, finals = self._settle(plan, block)
+                    before, finals = self._settle(device, block)
                 finally:
                     self.voided += block.voided
                 for trial in finals:
@@ -152,15 +173,15 @@ class Screen:
 
     def _enough(self, queue: Sequence[Point]) -> bool:
         """Whether the screen has ended, and `ended` says why."""
-        plan = self._plan
+        options = self._context.options
         best = max((t.log_ratio for t in self.trials if t.log_ratio is not None), default=0.0)
         stale = sum(1 for t in reversed(self.trials) if t.number > self._last_gain(best))
         if not self.ended:
-            if len(self.trials) >= plan.max_trials:
+            if len(self.trials) >= options.max_trials:
                 self.ended = "trials"
-            elif stale >= plan.patience and not queue:
+            elif stale >= options.patience and not queue:
                 self.ended = "no gain"
-            elif not plan.more(3):
+            elif not self._more(self._device, 3):
                 self.ended = "budget"
         return self.ended != ""
 
@@ -171,20 +192,22 @@ class Screen:
 
     def _block(self, number: int, queue: list[Point], before: Baseline) -> Baseline:
         """One block; returns the baseline that closes it, which opens the next one."""
-        plan = self._plan
-        block = ScreenBlock(before, plan.resting(), number=number)
+        device, options = self._device, self._context.options
+        block = ScreenBlock(before, device.resting, number=number)
         self._idle = False
-        while len(block.taken) < plan.block and len(self.trials) < plan.max_trials and plan.more(3):
+        while len(block.taken) < options.block and len(self.trials) < options.max_trials:
+            if not self._more(device, 3):
+                break
             point = self._next(queue)
             if point is None:
                 self._idle = True
                 break
             trial_number = len(self.trials)
-            refused = plan.admit(point)
+            refused = self._context.gate.admit(point)
             if refused is not None:
                 self._add(Trial(trial_number, point, refused[0], None, None, refused[1]))
                 continue
-            trial = self._measure(plan, block, trial_number, point)
+            trial = self._measure(device, block, trial_number, point)
             if trial.status is TrialStatus.OK:
                 self.trials.append(trial)
             else:
@@ -192,7 +215,7 @@ class Screen:
         if not block.taken:
             return before
         try:
-            after, finals = self._settle(plan, block)
+            after, finals = self._settle(device, block)
         finally:
             self.voided += block.voided
         for final in finals:
@@ -200,33 +223,42 @@ class Screen:
             self._report(final)
         return after
 
-    def _measure(self, plan: ScreenPlan, block: ScreenBlock, number: int, point: Point) -> Trial:
+    def _more(self, device: Device, measurements: int) -> bool:
+        """Whether so many more measurements fit, by the clock of a device."""
+        return self._context.goes_on(device.now, measurements, self.trials)
+
+    def _opening(self, device: Device, number: int) -> Baseline:
+        """The baseline that opens a block."""
+        first = device.baseline(f"screen/b{number}/before")
+        return device.now, first
+
+    def _measure(self, device: Device, block: ScreenBlock, number: int, point: Point) -> Trial:
         """A trial of the block, scored against the baseline before it."""
-        measurement = plan.measurement(f"screen/t{number}", point, self._metrics(point))
+        measurement = device.measure(f"screen/t{number}", point, self._metrics(point))
         if measurement.status is not TrialStatus.OK:
             trial = Trial(number, point, measurement.status, None, None, measurement.message)
         else:
-            trial = self._scored(number, point, measurement, [block.before], plan.now())
-            block.taken.append(Taken(trial, plan.now(), measurement))
+            trial = self._scored(number, point, measurement, [block.before], device.now)
+            block.taken.append(Taken(trial, device.now, measurement))
         block.trials.append(trial)
         return trial
 
-    def _settle(self, plan: ScreenPlan, block: ScreenBlock) -> tuple[Baseline, list[Trial]]:
+    def _settle(self, device: Device, block: ScreenBlock) -> tuple[Baseline, list[Trial]]:
         """The baseline after the block, and its trials scored against both."""
         key = f"screen/b{block.number}"
 
         def baseline(voided: int) -> Baseline:
-            begun = plan.now()
-            return begun, plan.baseline(f"{key}/again{voided - 1}" if voided else f"{key}/after")
+            begun = device.now
+            return begun, device.baseline(f"{key}/again{voided - 1}" if voided else f"{key}/after")
 
         def again(trial: Trial, repeat: int) -> Measurement:
             name = f"screen/t{trial.number}/again{repeat}"
-            return plan.measurement(name, trial.point, self._metrics(trial.point))
+            return device.measure(name, trial.point, self._metrics(trial.point))
 
         how = BlockPlan(
-            baseline, again, plan.now, plan.more, list(plan.weights), plan.void_over, plan.max_repeats,
-            plan.resting,
-            lambda repeat, moved: plan.note("void", block=block.number, repeat=repeat, moved=moved),
+            baseline, again, lambda: device.now, lambda measurements: self._more(device, measurements),
+            list(self._weights), self._void_over, MAX_REPEATS, lambda: device.resting,
+            lambda repeat, moved: device.note("void", block=block.number, repeat=repeat, moved=moved),
         )  # fmt: skip
         block.close(how)
         assert block.after is not None
@@ -243,13 +275,13 @@ class Screen:
         """The metrics that the point can move; others are not worth the time here. The confirming rounds
         measure all."""
         moved = self._space.moved(point, self._space.default)
-        return [m for m in self._plan.weights if m in moved] or list(self._plan.weights)
+        return [m for m in self._weights if m in moved] or list(self._weights)
 
     def _scored(
         self, number: int, point: Point, measurement: Measurement, baselines: list[Baseline], when: float
     ) -> Trial:
-        scored = score(measurement, baselines, when, list(self._plan.weights))
-        return Trial(number, point, TrialStatus.OK, scored.combined(self._plan.weights), scored)
+        scored = score(measurement, baselines, when, list(self._weights))
+        return Trial(number, point, TrialStatus.OK, scored.combined(self._weights), scored)
 
     def _next(self, queue: list[Point]) -> Point | None:
         while True:
@@ -276,9 +308,9 @@ class Screen:
         """The interval is what the noise of measurements leaves of one ratio; rounds tell more later."""
         measured: dict[str, list[float]] = {}
         if trial.log_ratio is not None:
-            half = 1.96 * self._plan.sigma
+            half = 1.96 * self._sigma
             measured = {"ci95": [math.exp(trial.log_ratio - half), math.exp(trial.log_ratio + half)]}
-        self._plan.note(
+        self._context.note(
             "trial",
             number=trial.number,
             settings=self._space.settings(trial.point),

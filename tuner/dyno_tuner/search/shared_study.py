@@ -27,8 +27,7 @@ from ..core.machine_match import differences, match_of
 from ..core.protocol import TrialStatus, Workload
 from ..core.redaction import redact_text
 from ..measure.measurement import Score
-from .observation import Observation
-from .screen import Trial
+from .observation import Observation, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
