@@ -34,10 +34,11 @@ class _NoEnds:
 class _SessionEngine:
     """The parts of an engine that a scheduler uses, over a session that a target holds."""
 
-    def __init__(self, session: Any, settings: Mapping[str, Any], n_vocab: int) -> None:
+    def __init__(self, session: Any, settings: Mapping[str, Any]) -> None:
         self._session = session
         self.settings = dict(settings)
-        self.model = {"n_vocab": n_vocab}
+        self.model = session.model
+        self._file = None  # texts of a load end at no token
         self.tokenizer = _NoEnds()
         self._scheduler: Scheduler | None = None
         self._lock = threading.Lock()
@@ -81,7 +82,7 @@ def serve(
     prompts = [beginning + end.tolist() for end in ends]
     try:
         session.reset(None)
-        engine = cast("Engine", _SessionEngine(session, settings, source.vocabulary))
+        engine = cast("Engine", _SessionEngine(session, settings))
         with Scheduler(engine, max_waiting=load.concurrency) as scheduler:
 
             def client(prompt: Sequence[int], tokens: int) -> Timing:
