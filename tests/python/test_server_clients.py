@@ -209,7 +209,7 @@ def test_a_conversation_with_tools_reaches_the_template(served: Served, claude: 
         (
             {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}]},
             "invalid_request_error",
-            "no content of role user",
+            "does not fit the role user",
         ),
     ],
 )  # fmt: skip

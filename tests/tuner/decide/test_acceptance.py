@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import dyno_tuner
 import pytest
 from conftest_tuner import WORKLOAD, Simulated
+from dyno_tuner.ab.compare import FASTER, SAME
+from dyno_tuner.build.measure import Measured
 from dyno_tuner.core.intervals import Estimate
 from dyno_tuner.core.protocol import Measurement, TrialStatus
 from dyno_tuner.decide.ablation import FULL, LeftOut, Part, left_out, rest_of, variants
@@ -179,3 +181,11 @@ def test_nothing_writes_entries_around_the_rule() -> None:
     assert found == {
         ("decide/acceptance.py", "self"), ("decide/pareto.py", "outcome"), ("kernels/stage.py", "outcome"),
     }  # fmt: skip
+
+
+def test_switches_of_a_build_pass_the_same_rule() -> None:
+    measured = Measured({"pp512": GAIN}, {"pp512": FASTER}, {"pp512": 0.01}, rounds=4)
+    assert accept(measured.proof("GGML_CUDA_F16=ON"))
+    assert not accept(dataclasses.replace(measured, rounds=1).proof("GGML_CUDA_F16=ON"))
+    assert not accept(dataclasses.replace(measured, verdicts={"pp512": SAME}).proof("GGML_CUDA_F16=ON"))
+    assert not accept(dataclasses.replace(measured, changed="answers changed").proof("GGML_CUDA_F16=ON"))

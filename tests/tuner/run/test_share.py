@@ -59,13 +59,13 @@ def changed(row: dict[str, Any], sign: bool, **more: Any) -> str:
 def test_bad_rows_are_errors() -> None:
     row = row_of(profiles.load_profile(SHIPPED[0]))
     for text, said in (
-        ("", "no row"),
+        ("", "not a row"),
         ("[]", "its format is 'list'"),
         ("{}", "its format is None"),
-        ("[" * 100_000, "no row"),
+        ("[" * 100_000, "not a row"),
         (changed(row, False, gain={}), "was changed"),
         (changed(row, False, tuner="9"), "was changed"),
-        (json.dumps(row).replace('"ratio": ', '"ratio": NaN, "x": ', 1), "a number that is none|was changed"),
+        (json.dumps(row).replace('"ratio": ', '"ratio": NaN, "x": ', 1), "that cannot be read|was changed"),
         (" " * (2 << 20), "at most"),
     ):
         with pytest.raises(TuneError, match=said):

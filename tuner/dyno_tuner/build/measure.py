@@ -12,6 +12,7 @@ from ..ab.compare import FASTER, SAME, SLOWER, Compared, Options, compare
 from ..ab.dyno_side import DynoSide
 from ..ab.ggml_side import GgmlSide
 from ..core.intervals import Estimate
+from ..decide.ablation import LeftOut, Part
 from ..decide.answer_check import ROUNDING_FACTOR, ROUNDING_FLOOR
 from ..measure.machine_monitor import Careful, Machine
 
@@ -21,6 +22,16 @@ if TYPE_CHECKING:
     from ..ab.run import Run, Side
     from ..core.protocol import Workload
     from .builder import Built
+
+
+@dataclass(frozen=True)
+class SwitchProof:
+    """The proof of switches, for `decide.acceptance.accept`."""
+
+    rounds: int
+    gains: bool
+    parts: tuple[LeftOut, ...]
+    saves: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,13 @@ class Measured:
     """Median tokens/s of A and B."""
     joules: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
     """Joules per token of A and B, by metric and source, where a counter could be read."""
+
+    def proof(self, *defines: str) -> SwitchProof:
+        """The proof of these switches as one part: without them the default build is left."""
+        moves = tuple(n for n, verdict in self.verdicts.items() if verdict == FASTER)
+        best = max(self.ratios.values(), key=lambda e: e.ratio)
+        whole = LeftOut(Part(" ".join(defines), moves, defines), best, missed=self.faster)
+        return SwitchProof(self.rounds, self.faster, (whole,))
 
     @property
     def faster(self) -> bool:

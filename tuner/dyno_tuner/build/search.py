@@ -1,7 +1,8 @@
 """The search: every switch against the default build, then the switches that gain together.
 
 A switch costs no measurement if its commands, or the code that they make, are the same as in another build. A
-gain counts only if fresh rounds confirm it. Everything that could not be decided stays `default`.
+gain counts only if it passes the rule of all tunes (`decide.acceptance.accept`) and fresh rounds confirm it.
+Everything that could not be decided stays `default`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.errors import TuneError
+from ..decide.acceptance import accept
 from .builder import BuildFailed
 from .measure import Loading, Measured, summary
 from .retune import Tuned, retune
@@ -216,7 +218,7 @@ class _Run:
         if row.tuned is not None and row.tuned.measured is not None:
             decisive = row.tuned.measured
             row.reason += f"; with {row.tuned.words}: {summary(decisive)}"
-        if decisive.faster:
+        if accept(decisive.proof(row.switch.define)):
             row.verdict = row.switch.turned
 
     def _retune(self, row: Outcome, base: Built, parts: int) -> Tuned | None:
@@ -280,7 +282,8 @@ class _Run:
                     "together", result.base, both, 2, answers=True, settings=({}, mixed)
                 )
                 against = self._compare("best", built, both, 2, answers=False, settings=(knobs, mixed))
-                if against.faster and result.together.faster:
+                every = result.together.proof(*(row.switch.define for row in winners))
+                if against.faster and accept(every):
                     chosen, built, knobs = [row.switch for row in winners], both, mixed
                 else:
                     self._lose(
@@ -292,7 +295,7 @@ class _Run:
         self.say(f"confirming {' '.join(s.define for s in chosen)}")
         settings = (_base_knobs(best), knobs) if len(chosen) == 1 else ({}, knobs)
         result.confirmed = self._compare("confirm", result.base, built, 1, answers=False, settings=settings)
-        if result.confirmed.faster:
+        if accept(result.confirmed.proof(*(s.define for s in chosen))):
             result.chosen, result.built, result.knobs = chosen, built, dict(knobs)
             return
         for row in winners:

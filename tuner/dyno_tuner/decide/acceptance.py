@@ -1,13 +1,13 @@
 """The acceptance of profiles: one rule, the choice that obeys it, and the judge of points and entries.
 
 Nothing is written that `accept` has not passed: settings, groups of settings and kernels, of a tune and of
-`--pareto`. So a `Choice` takes a profile by `Choice.accept` alone.
+`--pareto`, and switches of `tune build`. So a `Choice` takes a profile by `Choice.accept` alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ..core.outcome import Entry
 from ..measure.paired_rounds import ALL_DIFFER, Likeness, measurements_in_round
@@ -30,6 +30,30 @@ if TYPE_CHECKING:
 LEAST_ROUNDS = 2  # one round decides nothing
 
 
+class Proof(Protocol):
+    """The facts that the rule decides by."""
+
+    @property
+    def rounds(self) -> int:
+        """Rounds in which the candidate was measured beside the default."""
+        ...
+
+    @property
+    def gains(self) -> bool:
+        """Whether it beats the default by some metric, or by their mean, and harms none."""
+        ...
+
+    @property
+    def saves(self) -> bool:
+        """Whether it needs less memory than the default; then it need not gain."""
+        ...
+
+    @property
+    def parts(self) -> tuple[LeftOut, ...]:
+        """The result of leaving out each of its parts."""
+        ...
+
+
 @dataclass(frozen=True)
 class Evidence:
     """The proof of one profile: rounds with the default, and the result of leaving out each part.
@@ -47,13 +71,17 @@ class Evidence:
     parts: tuple[LeftOut, ...]
     saves: bool = False
 
+    @property
+    def rounds(self) -> int:
+        return self.result.rounds if self.name in self.result.logs else 0
 
-def accept(evidence: Evidence) -> bool:
-    """The rule for every profile that is written: it was measured in two rounds or more, it gains or saves
+
+def accept(proof: Proof) -> bool:
+    """The rule for everything that is written: it was measured in two rounds or more, it gains or saves
     memory, and each of its parts holds (see `LeftOut.holds`)."""
-    measured = evidence.result.rounds >= LEAST_ROUNDS and evidence.name in evidence.result.logs
-    reason = evidence.gains or evidence.saves
-    return measured and reason and bool(evidence.parts) and all(p.holds for p in evidence.parts)
+    reason = proof.gains or proof.saves
+    held = bool(proof.parts) and all(p.holds for p in proof.parts)
+    return proof.rounds >= LEAST_ROUNDS and reason and held
 
 
 def gains(

@@ -19,7 +19,7 @@ from ..search.surrogate import predicted
 from ..space.knobs import Fidelity
 from ..space.memory_limits import gib
 from .ablation import LeftOut, left_out
-from .acceptance import Choice, Evidence, Judge, accept
+from .acceptance import LEAST_ROUNDS, Choice, Evidence, Judge, accept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 MOST = 3  # profiles beside the fastest and the default
 TOO_SHORT = "no time was left to confirm anything; give a longer --budget"
-LEAST_ROUNDS = 2  # that prove anything
+
 LEAST_SAVING = 0.001  # of the default's memory; less is how a plan rounds
 ATTEMPTS = 3
 SLOW = 2.5  # times a measurement of the default; what takes longer is cut there

@@ -33,7 +33,7 @@ def adopt(
     claimed: profiles.Profile, place: Path, here: profiles.Match, command: str,
     run: Callable[[Path], tuple[list[Verdict], dict[str, Estimate]]] | None = None,
 ) -> Adopted:  # fmt: skip
-    """Measures the entries of a claimed profile, and keeps those that gain here.
+    """Measures the entries of a claimed profile, and keeps the ones that pass here the rule of every tune.
 
     Args:
         claimed: the profile of a row.
@@ -54,7 +54,7 @@ def adopt(
         raise TuneError(f"this row is not for this machine: {'; '.join(found.reasons)}")
     profiles.save_profile(claimed.model_copy(update={"match": here}), place)
     verdicts, gain = (run or verify)(place)
-    kept = {v.entry: v.measured for v in verdicts if v.verdict == KEEP}
+    kept = {v.entry: v.measured for v in verdicts if v.verdict == KEEP and v.proven}
     settings: dict[str, Any] = {}
     for name, entry in claimed.settings.items():
         if isinstance(entry, profiles.SettingEntry):

@@ -19,6 +19,7 @@ from ..core.model_file import check_model
 from ..core.protocol import METRICS, Configuration, KernelChoice, Switch, TrialStatus, Workload, kind_of
 from ..core.scratch import scratch_folder
 from ..decide.ablation import FULL, Part, left_out, rest_of, variants
+from ..decide.acceptance import Evidence, accept, gains
 from ..execution.worker import WorkerExecutor
 from ..measure.machine_monitor import Machine, patience_of
 from ..measure.paired_rounds import WIDEST_MARGIN, measurements_in_round
@@ -55,6 +56,7 @@ class Verdict:
     reason: str
     recorded: float | None = None  # the ratio in the profile
     measured: Estimate | None = None
+    proven: bool = False  # whether today's rounds pass the rule for what a tune writes
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -147,11 +149,15 @@ class Verification(Tune):
             settings.update(unit.settings)
         return Configuration(settings, tuple(k for u in units for k in u.kernels))
 
-    def _say(self, unit: Unit, verdict: str, reason: str, measured: Estimate | None = None) -> None:
+    def _say(
+        self, unit: Unit, verdict: str, reason: str, measured: Estimate | None = None, proven: bool = False
+    ) -> None:
         if unit.lost:
             lost = ", ".join(unit.lost)
             reason += f"; measured without {lost}, because the runtime drops its whole group with them"
-        self.verdicts += [Verdict(e, verdict, reason, unit.recorded, measured) for e in unit.entries()]
+        self.verdicts += [
+            Verdict(e, verdict, reason, unit.recorded, measured, proven) for e in unit.entries()
+        ]
 
     def _run(self) -> None:
         self.stage("noise")
@@ -247,9 +253,11 @@ class Verification(Tune):
         bar: Bar = self.context.bar(result.rounds)
         over, weights = rest_of(result, unit.part), self.context.weights
         found = left_out(result, unit.part, bar, weights, over)
+        whole = gains(result, FULL, list(weights), bar, weights)
+        proven = accept(Evidence(result, FULL, weights, whole, (found,)))
         if found.needed:
             verdict = UNCLEAR if self._disturbed else KEEP
-            self._say(unit, verdict, "the rest of the profile does not run without it")
+            self._say(unit, verdict, "the rest of the profile does not run without it", proven=proven)
             return
         gain = found.gain
         if not bar.proves(unit.moves):
@@ -264,7 +272,7 @@ class Verification(Tune):
             why = "the profile was written on a disturbed machine (tune --force)"
             self._say(unit, UNCLEAR, f"{why}; it gains today: tune again and keep that profile", gain)
         elif found.missed:
-            self._say(unit, KEEP, "still gains", gain)
+            self._say(unit, KEEP, "still gains", gain, proven)
         elif unit.recorded is not None and gain.ratio > 1 and gain.low <= unit.recorded <= gain.high:
             margin = 100 * bar.of(unit.moves)
             self._say(unit, KEEP, f"as recorded, though within today's noise ({margin:.1f} %)", gain)
