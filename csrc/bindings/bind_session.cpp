@@ -42,6 +42,7 @@ plan::LoadOptions read_load(const nb::dict& dict, const std::optional<nb::dict>&
   load.numerics = numerics == "exact" ? plan::Numerics::exact : plan::Numerics::standard;
   load.cpu_repack = r.flag("cpu_repack", true);
   load.mmap = r.flag("mmap", true);
+  load.layers = r.integer("layers", 0);
   plan::PlacementOptions& placement = load.placement;
   placement.rules = r.texts("placement");
   placement.cpu_moe = r.flag("cpu_moe", false);
@@ -299,7 +300,8 @@ void bind_session(nb::module_& m) {
                    "session: dict = {}, kernels: collections.abc.Sequence[tuple[str, str, dict, str]] = [], "
                    "plan_only: bool = False, device: dict | None = None, placement: dict = {}) -> None"),
            "file: an open file, which the session shares, or a path. "
-           "load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap, placement (rules), cpu_moe, "
+           "load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap, layers, placement (rules), "
+           "cpu_moe, "
            "n_cpu_moe, n_gpu_layers (-1: all). context: ctx, kv_type_k, kv_type_v, "
            "sequences, cache_tokens. session: ubatch, "
            "threads, threads_batch, cuda_graphs, graph_concurrency, fusion, flash_attention, mla_mode, "

@@ -34,6 +34,12 @@ std::vector<plan::VirtualDevice> read_virtual_devices(const nb::dict& dict) {
   return devices;
 }
 
+size_t read_bytes(SettingsReader& r, const char* name) {
+  const int64_t bytes = r.integer(name, 0);
+  DYNO_CHECK(PlanError, bytes >= 0, "[placement] ", name, " is ", bytes, "; expected bytes, 0 or more");
+  return static_cast<size_t>(bytes);
+}
+
 }  // namespace
 
 std::vector<plan::NamedRates> read_rates(const nb::dict& dict) {
@@ -64,7 +70,7 @@ plan::PlacementOptions read_placement(const nb::dict& dict, plan::PlacementOptio
     if (name == "rates") {
       DYNO_CHECK(ProfileError, nb::try_cast(value, rates),
                  "[settings] placement setting rates is not a dict by device");
-    } else if (name != "virtual_devices" && name != "beside_gpu") {
+    } else if (name != "virtual_devices" && name != "beside_gpu" && name != "shares") {
       rest[key] = value;
     }
   }
@@ -82,10 +88,17 @@ plan::PlacementOptions read_placement(const nb::dict& dict, plan::PlacementOptio
     }
   }
   placement.automatic = r.flag("automatic", false);
+  placement.main_memory = read_bytes(r, "main_memory");
+  placement.host_memory = read_bytes(r, "host_memory");
+  placement.split_layers = r.flag("split_layers", false);
+  if (dict.contains("shares")) {
+    DYNO_CHECK(ProfileError, nb::try_cast(nb::borrow(dict["shares"]), placement.shares),
+               "[settings] placement setting shares is not a list of numbers");
+  }
   placement.rates = read_rates(rates);
   r.finish();
-  const bool placed =
-      !placement.rules.empty() || placement.cpu_moe || placement.n_cpu_moe != 0 || placement.n_gpu_layers;
+  const bool placed = placement.split_layers || !placement.rules.empty() || placement.cpu_moe ||
+                      placement.n_cpu_moe != 0 || placement.n_gpu_layers;
   DYNO_CHECK(PlanError, !placement.automatic || !placed,
              "[placement] automatic=True leaves the placement to the plan; give no rules beside it");
   return placement;

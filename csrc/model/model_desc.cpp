@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 
 #include "core/error.h"
 #include "gguf/text.h"
@@ -73,6 +74,29 @@ ModelDesc describe_model(const GgufFile& file) {
   std::string names;
   for (const Architecture& known : kArchitectures) names += str_cat(names.empty() ? "" : ", ", known.name);
   throw UnsupportedError(str_cat("[model] architecture ", quoted(*architecture), " is not supported; known: ", names));
+}
+
+ModelDesc first_layers(ModelDesc model, int64_t count) {
+  DYNO_CHECK(PlanError, count >= 0 && count <= model.n_layers, "[model] layers is ", count, "; the model has ",
+             model.n_layers, ", so expected 1 to ", model.n_layers, ", or 0 for all");
+  if (count == 0 || count == model.n_layers) return model;
+  DYNO_CHECK(UnsupportedError, model.layer_input == 0, "[model] layers is ", count, ": the per-layer embeddings of ",
+             model.architecture, " are made for all layers at once, so it runs whole only");
+  const auto is_later = [&](const Weight& weight) {
+    constexpr std::string_view kPrefix = "blk.";
+    int64_t layer = -1;
+    const std::string_view name = weight.name;
+    if (name.starts_with(kPrefix)) std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
+    return layer >= count;
+  };
+  // Weights are named by their numbers, so later ones can only be cut off at the end.
+  const auto first = std::find_if(model.weights.begin(), model.weights.end(), is_later);
+  DYNO_CHECK(UnsupportedError, std::all_of(first, model.weights.end(), is_later), "[model] layers is ", count, ": ",
+             model.architecture, " has weights behind its layers, so it runs whole only");
+  model.weights.erase(first, model.weights.end());
+  model.layers.resize(static_cast<size_t>(count));
+  model.n_layers = count;
+  return model;
 }
 
 int64_t ModelDesc::moe_layers() const {

@@ -230,6 +230,11 @@ struct ModelDesc {
 // hyper-parameter.
 ModelDesc describe_model(const GgufFile& file);
 
+// The model with only the first `count` of its layers, and the output behind them: the same shapes and less of them,
+// for measurements. Its answers mean nothing. 0: all layers. Throws PlanError for a count that it does not have,
+// UnsupportedError where later layers are part of earlier weights.
+ModelDesc first_layers(ModelDesc model, int64_t count);
+
 std::vector<std::string_view> known_architectures();
 
 }  // namespace dyno::model

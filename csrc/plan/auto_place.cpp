@@ -66,6 +66,10 @@ class Search {
         last = std::move(plan);
         continue;
       }
+      if (!host_fits(plan)) {
+        fits_beside_host_ = true;
+        continue;
+      }
       const double taken = workload_seconds(plan, model_, rates_for(plan, rates_), {});
       if (best && taken >= seconds * (1 - kTie)) continue;
       missed = last;
@@ -115,6 +119,13 @@ class Search {
   }
 
   [[noreturn]] void fail() const {
+    if (fits_beside_host_) {
+      throw OutOfMemoryError(str_cat("[placement] auto: each placement that ", device_name(whole_.main_device()),
+                                     " has room for puts more on the CPU than its limit of ",
+                                     mib(whole_.load.placement.host_memory),
+                                     " (ram); use a larger limit, or a "
+                                     "smaller ctx or ubatch"));
+    }
     const Plan least = planned({.n_gpu_layers = 0});
     throw OutOfMemoryError(str_cat("[placement] auto: even without any layer ", device_name(whole_.main_device()),
                                    " would hold ", mib(main_device_bytes(least, scratch_)), ", and ", mib(free_),
@@ -123,6 +134,7 @@ class Search {
                                    whole_.ubatch));
   }
 
+  bool fits_beside_host_ = false;  // a placement that the CPU's limit alone forbids
   Plan whole_;
   const model::ModelDesc& model_;
   const std::vector<NamedRates>& rates_;
@@ -151,6 +163,16 @@ size_t main_device_bytes(const Plan& plan, size_t scratch) {
   const bool gpu = main.info.kind == DeviceKind::cuda;
   return main.weights_bytes + main.kv_bytes + main.state_bytes + main.arena_bytes + main.stream_bytes +
          (gpu ? scratch + kDeviceReserve : 0);
+}
+
+bool host_fits(const Plan& plan) {
+  for (const PlannedDevice& device : plan.devices) {
+    if (device.info.kind != DeviceKind::cpu || device.info.ordinal != 0 || device.memory_limit == 0) continue;
+    const size_t held =
+        device.weights_bytes + device.kv_bytes + device.state_bytes + device.arena_bytes + device.scratch_bytes;
+    if (held > device.memory_limit) return false;
+  }
+  return true;
 }
 
 Plan place_automatically(Plan whole, const model::ModelDesc& model, const std::vector<NamedRates>& rates, size_t free,

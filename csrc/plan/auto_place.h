@@ -21,6 +21,9 @@ double workload_seconds(const Plan& plan, const model::ModelDesc& model, const s
 // The bytes that the plan takes of its main device, with `scratch` and what the runtime itself needs on a GPU.
 size_t main_device_bytes(const Plan& plan, size_t scratch);
 
+// Whether the CPU has room for its part within the limit that the placement gives it.
+bool host_fits(const Plan& plan);
+
 // The plan as it is where its main device has `free` bytes for it, else the one that is expected to be fastest among
 // those that do and that leave layers, or experts of layers, to the CPU. Its options name what was chosen, so that the
 // same plan can be made again; its `placement_note` says what, and what one more layer on the device would take.

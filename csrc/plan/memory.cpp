@@ -64,7 +64,7 @@ void check_demand(const Plan& plan, const Demand& demand, const Holder& holder, 
               demand.state > 0 ? str_cat("recurrent state ", mib(demand.state), ", ") : "", "arena ", mib(demand.arena),
               " for ubatch=", plan.ubatch,
               demand.streams > 0 ? str_cat(", copies of the CPU's weights ", mib(demand.streams)) : "",
-              demand.own_limit ? "" : str_cat(", workspace ", mib(demand.scratch)),
+              demand.own_limit && demand.scratch == 0 ? "" : str_cat(", workspace ", mib(demand.scratch)),
               demand.reserve > 0 ? str_cat(", ", mib(demand.reserve), " for the runtime") : "", "). ", advice));
 }
 
@@ -120,14 +120,22 @@ void check_limits(const Plan& plan, bool weights_loaded) {
     const PlannedDevice& device = plan.devices[i];
     if (device.memory_limit == 0) continue;
     const std::string name = device_name(device.info);
-    const Demand demand{.where = str_cat("virtual device ", name),
+    const bool gpu = device.info.kind == DeviceKind::cuda;
+    const bool host = !gpu && device.info.ordinal == 0;
+    const Demand demand{.where = gpu    ? str_cat("device ", name)
+                                 : host ? "the CPU"
+                                        : str_cat("virtual device ", name),
                         .weights_words = "weights",
-                        .larger = str_cat("a larger memory_mib of ", name),
+                        .larger = gpu    ? "a larger limit (vram)"
+                                  : host ? "a larger limit (ram)"
+                                         : str_cat("a larger memory_mib of ", name),
                         .weights = device.weights_bytes,
                         .streams = device.stream_bytes,
+                        .reserve = gpu ? kDeviceReserve : 0,
                         .kv = device.kv_bytes,
                         .state = device.state_bytes,
                         .arena = device.arena_bytes,
+                        .scratch = gpu || host ? device.scratch_bytes : 0,
                         .free = device.memory_limit,
                         .own_limit = true};
     check_demand(plan, demand,
@@ -135,7 +143,7 @@ void check_limits(const Plan& plan, bool weights_loaded) {
                   .kv_bytes = device.kv_bytes,
                   .state_bytes = device.state_bytes,
                   .arena_bytes = device.arena_bytes,
-                  .gpu = false},
+                  .gpu = gpu},
                  weights_loaded);
   }
 }

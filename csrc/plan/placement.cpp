@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <regex>
 
 #include "core/error.h"
@@ -54,6 +55,7 @@ class Placing {
     for (const std::string& rule : options_.rules) apply(rule);
     experts();
     layers();
+    split();
     std::replace(placed_.begin(), placed_.end(), kUnplaced, kMainDevice);
     return placed_;
   }
@@ -159,6 +161,78 @@ class Placing {
     }
   }
 
+  // The devices that layers are split over, by their numbers.
+  std::vector<DeviceId> split_devices() const {
+    std::vector<DeviceId> over;
+    for (size_t i = 0; i < plan_.devices.size(); ++i) {
+      if (!is_host(plan_.devices[i].info)) over.push_back(static_cast<DeviceId>(i));
+    }
+    std::sort(over.begin(), over.end(),
+              [&](DeviceId a, DeviceId b) { return plan_.device(a).ordinal < plan_.device(b).ordinal; });
+    return over;
+  }
+
+  std::vector<double> shares_of(const std::vector<DeviceId>& over) const {
+    std::vector<double> shares = options_.shares;
+    if (shares.empty()) {
+      for (const DeviceId id : over) {
+        const PlannedDevice& device = plan_.devices[static_cast<size_t>(id)];
+        const bool limited = device.memory_limit > 0;
+        shares.push_back(static_cast<double>(
+            limited ? device.memory_limit : static_cast<size_t>(std::max<int64_t>(device.info.memory_bytes, 0))));
+      }
+      const bool unknown = std::any_of(shares.begin(), shares.end(), [](double share) { return share <= 0; });
+      if (unknown) std::fill(shares.begin(), shares.end(), 1.0);
+    }
+    DYNO_CHECK(PlanError, shares.size() == over.size(), "[placement] tensor_split has ", shares.size(),
+               " shares, and layers are split over ", over.size(), " devices; give one share for each");
+    double sum = 0;
+    for (const double share : shares) {
+      DYNO_CHECK(PlanError, std::isfinite(share) && share >= 0, "[placement] tensor_split holds ", share,
+                 "; expected 0 or more");
+      sum += share;
+    }
+    DYNO_CHECK(PlanError, sum > 0, "[placement] all shares of tensor_split are 0; one at least has to be more");
+    for (double& share : shares) share /= sum;
+    return shares;
+  }
+
+  // Layers in their order over several devices, so many to each as its share. The output is one more layer, and the
+  // token embedding lies on the main device.
+  void split() {
+    if (!options_.split_layers) {
+      DYNO_CHECK(PlanError, options_.shares.empty(), "[placement] tensor_split needs split=layer");
+      return;
+    }
+    const std::vector<DeviceId> over = split_devices();
+    DYNO_CHECK(
+        PlanError, over.size() > 1, "[placement] split=layer needs two GPUs or two virtual devices, and this ",
+        "plan has ", over.size(),
+        plan_.main_device().kind == DeviceKind::cuda ? "" : "; the setting virtual_devices adds cpu:1, cpu:2, …");
+    const std::vector<double> shares = shares_of(over);
+    const int64_t all = model_.n_layers + 1;
+    const int64_t first = std::max<int64_t>(0, all - options_.n_gpu_layers.value_or(all));
+    const auto device_of = [&](int64_t layer) {
+      const double place = static_cast<double>(layer - first) / static_cast<double>(std::max<int64_t>(1, all - first));
+      double reached = 0;
+      size_t last = 0;
+      for (size_t i = 0; i < over.size(); ++i) {
+        if (shares[i] > 0) last = i;
+        reached += shares[i];
+        if (place < reached * (1 - 1e-12)) return over[i];
+      }
+      return over[last];
+    };
+    for (size_t i = 0; i < model_.weights.size(); ++i) {
+      const int64_t layer = layer_of(model_.weights[i].name);
+      if (layer >= 0) {
+        put(i, device_of(layer));
+      } else if (of_output(static_cast<WeightId>(i))) {
+        put(i, device_of(model_.n_layers));
+      }
+    }
+  }
+
   bool of_output(WeightId id) const {
     return id == model_.output || id == model_.output_norm || id == model_.output_bias;
   }
@@ -189,12 +263,16 @@ std::vector<PlannedDevice> plan_devices(const DeviceInfo& main, const PlacementO
     std::vector<PlannedDevice> devices(1);
     devices.front().info = main;
     devices.front().streams = true;
+    devices.front().memory_limit = options.main_memory;
     for (const DeviceInfo& device : options.beside_gpu) {
       if (device.kind == main.kind && device.ordinal == main.ordinal) continue;
       devices.emplace_back().info = device;
+      if (is_host(device)) devices.back().memory_limit = options.host_memory;
     }
     return devices;
   }
+  DYNO_CHECK(PlanError, main.ordinal > 0 || options.main_memory == 0,
+             "[placement] vram limits a GPU or a virtual device, and the device is cpu; use ram instead");
   DYNO_CHECK(PlanError, main.ordinal <= count, "[placement] device ", device_name(main),
              " does not exist; it needs virtual_devices=", main.ordinal, " or more, and that is ", count);
   std::vector<PlannedDevice> devices;
@@ -208,6 +286,12 @@ std::vector<PlannedDevice> plan_devices(const DeviceInfo& main, const PlacementO
       device.link = asked.link;
       device.memory_limit = asked.memory_bytes;
       device.streams = asked.streams;
+    } else {
+      device.memory_limit = options.host_memory;
+    }
+    if (ordinal == main.ordinal && options.main_memory > 0) {
+      const size_t own = device.memory_limit;
+      device.memory_limit = own > 0 ? std::min(own, options.main_memory) : options.main_memory;
     }
     devices.insert(ordinal == main.ordinal ? devices.begin() : devices.end(), std::move(device));
   }

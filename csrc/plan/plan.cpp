@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 
 #include "core/checked.h"
 #include "core/error.h"
@@ -59,11 +60,29 @@ std::string limits(const PlannedDevice& device) {
   return out;
 }
 
+// The layers that have weights on a device: "0-23, 47".
+std::string layers_on(const Plan& plan, DeviceId device) {
+  std::set<int32_t> layers;
+  for (const WeightPlacement& weight : plan.weights) {
+    if (weight.device == device && weight.layer >= 0) layers.insert(weight.layer);
+  }
+  std::string out;
+  for (auto it = layers.begin(); it != layers.end();) {
+    const int32_t first = *it;
+    int32_t last = first;
+    while (++it != layers.end() && *it == last + 1) last = *it;
+    out += str_cat(out.empty() ? "" : ", ", first, last > first ? str_cat("-", last) : "");
+  }
+  return out;
+}
+
 std::string describe_devices(const Plan& plan) {
   std::string out;
-  for (const PlannedDevice& device : plan.devices) {
-    out += str_cat("  ", device_name(device.info), ": weights ", mib(device.weights_bytes), ", kv cache ",
-                   mib(device.kv_bytes),
+  for (size_t i = 0; i < plan.devices.size(); ++i) {
+    const PlannedDevice& device = plan.devices[i];
+    const std::string layers = layers_on(plan, static_cast<DeviceId>(i));
+    out += str_cat("  ", device_name(device.info), ": weights ", mib(device.weights_bytes),
+                   layers.empty() ? "" : str_cat(" of layers ", layers), ", kv cache ", mib(device.kv_bytes),
                    device.state_bytes > 0 ? str_cat(", recurrent state ", mib(device.state_bytes)) : "", ", arena ",
                    mib(device.arena_bytes), limits(device), "\n");
   }

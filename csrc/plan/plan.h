@@ -67,6 +67,10 @@ struct PlacementOptions {
   std::optional<int64_t> n_gpu_layers;  // the others than these last layers, of which the output is one, to the CPU
   // With a GPU as main device: the CPU and other GPUs, which rules can name. A plan keeps those that hold weights.
   std::vector<DeviceInfo> beside_gpu;
+  bool split_layers = false;      // over all GPUs, or all virtual devices, of the plan
+  std::vector<double> shares;     // of these devices by their numbers; empty: by their memory
+  size_t main_memory = 0;         // bytes that the main device may hold, where it is not the CPU; 0: no limit
+  size_t host_memory = 0;         // likewise the CPU
   bool automatic = false;         // without any of these: what does not fit the main device goes to the CPU
   std::vector<NamedRates> rates;  // for `automatic`; of other devices assumed ones
 };
@@ -75,7 +79,8 @@ struct PlacementOptions {
 struct LoadOptions {
   Numerics numerics = Numerics::standard;
   bool cpu_repack = true;
-  bool mmap = true;  // the CPU reads weights that need no other layout from the file's own pages
+  bool mmap = true;    // the CPU reads weights that need no other layout from the file's own pages
+  int64_t layers = 0;  // only the first so many of the model, for measurements; 0: all
   PlacementOptions placement{};
 };
 

@@ -52,7 +52,7 @@ Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& 
                  const plan::ContextOptions& context, const SessionSettings& settings, const DeviceInfo& device,
                  std::vector<profile::KernelEntry> kernels, Loading loading)
     : file_(std::move(file)),
-      model_(model::describe_model(*file_)),
+      model_(model::first_layers(model::describe_model(*file_), load.layers)),
       plan_(plan::build_plan(model_, device, with_neighbours(load, device), context, settings.ubatch, settings.mla_mode,
                              settings.offload)),
       settings_(resolved(settings, detect_cpu().cores)),
@@ -125,6 +125,7 @@ void Session::place(Loading loading) {
     // A device that is only described need not be here.
     free = loading == Loading::plan_only ? static_cast<size_t>(std::max<int64_t>(main.info.memory_bytes, 0))
                                          : cuda_free_bytes(main.info.ordinal);
+    if (main.memory_limit > 0) free = std::min(free, main.memory_limit);
   }
   if (free == 0) return;
   const std::vector<plan::NamedRates> rates = asked.rates;

@@ -54,6 +54,10 @@ class OpenModel:
         cpu_moe: bool | None = None,
         n_cpu_moe: int | None = None,
         virtual_devices: VirtualDevices = 0,
+        vram: int | str | None = None,
+        ram: int | str | None = None,
+        split: str = "none",
+        tensor_split: Sequence[float] = (),
         **settings: Any,
     ) -> None:
         from dyno import _core
@@ -68,8 +72,11 @@ class OpenModel:
         self._capture_failures = 0  # that were told of
         self._tokenizer: Tokenizer | None = None
         self.path = os.fspath(path)
-        self._placement = Placement.of(placement, virtual_devices, n_gpu_layers, cpu_moe, n_cpu_moe)
-        self._device = resolve_device(device, len(self._placement.virtual_devices))
+        self._placement = Placement.of(
+            placement, virtual_devices, n_gpu_layers, cpu_moe, n_cpu_moe,
+            {"vram": vram, "ram": ram}, split, tensor_split,
+        )  # fmt: skip
+        self._device = resolve_device(device, self._placement.virtual_devices)
         self._placement.warn(self.device)
         self._rates = self._placement.rates(self._device)
         arguments = _effective.check_arguments(settings, self._device.kind) | dict(self._placement.settings)
@@ -100,6 +107,11 @@ class OpenModel:
         self._selection.report()
         for warning in self._session.warnings:
             _log.warning("%s", warning)
+        if 0 < int(self.settings["layers"]) < int(model["n_layers"]):
+            _log.warning(
+                "layers=%d of %d: the answers mean nothing; only speed and memory of a slice can be measured",
+                self.settings["layers"], model["n_layers"],
+            )  # fmt: skip
 
     # ---- settings, plan, profile ----
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from dyno import _rates
+from dyno._memory_size import parse_bytes
 from dyno._virtual_devices import VirtualDevice, read_virtual_devices
 from dyno.errors import PlanError
 
@@ -42,6 +43,12 @@ class Placement:
     """Values of `NOWHERE_ELSE` by name. If the caller gave one of them, the others take their defaults, so
     that a profile adds nothing to what the caller wants; empty if the caller gave none."""
     virtual_devices: tuple[VirtualDevice, ...] = ()
+    vram: int = 0
+    """Bytes that the main device may hold; 0: what it has."""
+    ram: int = 0
+    """Bytes that the CPU may hold; 0: what it has."""
+    split_layers: bool = False
+    shares: tuple[float, ...] = ()
 
     @classmethod
     def of(
@@ -51,6 +58,9 @@ class Placement:
         n_gpu_layers: int | None,
         cpu_moe: bool | None,
         n_cpu_moe: int | None,
+        limits: Mapping[str, int | str | None] | None = None,
+        split: str = "none",
+        tensor_split: Sequence[float] = (),
     ) -> Placement:
         """The arguments of `Engine`.
 
@@ -74,7 +84,15 @@ class Placement:
             if not isinstance(cpu_moe, bool):
                 raise PlanError(f"[placement] cpu_moe is {cpu_moe!r}; expected True or False")
             given["cpu_moe"] = cpu_moe
-        return cls({**NOWHERE_ELSE, **given} if given else {}, read_virtual_devices(virtual_devices))
+        if split not in ("none", "layer"):
+            raise PlanError(f"[placement] split is {split!r}; expected none or layer")
+        return cls(
+            {**NOWHERE_ELSE, **given} if given or split == "layer" else {},
+            read_virtual_devices(virtual_devices),
+            **{name: _bytes(name, value) for name, value in (limits or {}).items() if value is not None},
+            split_layers=split == "layer",
+            shares=_shares(tensor_split),
+        )
 
     def for_session(
         self, values: Mapping[str, Any], rates: Mapping[str, Mapping[str, float]]
@@ -90,6 +108,10 @@ class Placement:
             # Left to the plan, if neither the caller nor a profile places weights.
             "automatic": not self.settings and not is_placed(values),
             "rates": {name: dict(one) for name, one in rates.items()},
+            "main_memory": self.vram,
+            "host_memory": self.ram,
+            "split_layers": self.split_layers,
+            "shares": list(self.shares),
         }
 
     def load(self, values: Mapping[str, Any], device: str) -> dict[str, Any]:
@@ -110,3 +132,21 @@ class Placement:
         layers = self.settings.get("n_gpu_layers", -1)
         if layers >= 0 and device == "cpu":
             _log.warning("n_gpu_layers=%d does nothing with device cpu: all layers lie on the CPU", layers)
+
+
+def _bytes(name: str, value: int | str) -> int:
+    if isinstance(value, str):
+        try:
+            return parse_bytes(value)
+        except ValueError as error:
+            raise PlanError(f"[placement] {name}: {error}") from error
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise PlanError(f"[placement] {name} is {value!r}; expected bytes, or a text such as '16GiB'")
+    return value
+
+
+def _shares(given: Sequence[float]) -> tuple[float, ...]:
+    wrong = [one for one in given if not isinstance(one, (int, float)) or isinstance(one, bool)]
+    if wrong:
+        raise PlanError(f"[placement] tensor_split holds {wrong[0]!r}; expected numbers, such as [3, 1]")
+    return tuple(float(one) for one in given)

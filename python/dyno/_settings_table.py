@@ -118,6 +118,18 @@ TABLE: Final[tuple[Setting, ...]] = (
         moves=("pp", "tg", "memory"),
         ranks_by="bandwidth",
     ),
+    Setting(
+        "layers",
+        "load",
+        "int",
+        "Run only the first so many layers of the model, and the output behind them: the same shapes in less "
+        "time, for measurements. Its answers mean nothing (0: all layers).",
+        default=0,
+        maximum=4096,
+        unit="layers",
+        fidelity="approx",
+        moves=("pp", "tg", "memory"),
+    ),
     # ---- context: the KV cache is made again ----
     Setting(
         "ctx",
@@ -355,11 +367,10 @@ TABLE: Final[tuple[Setting, ...]] = (
         "offload_min_tokens",
         "session",
         "int",
-        "Weights in host memory are streamed to the GPU when a batch has at least this many tokens "
+        "Weights in host memory are streamed to the GPU if a u-batch has at least this many tokens "
         "(for experts scaled by experts/used).",
         default=32,
         unit="tokens",
-        devices=CUDA,
         fidelity="rounding",
         moves=("pp",),
         ranks_by="bandwidth",
@@ -372,7 +383,6 @@ TABLE: Final[tuple[Setting, ...]] = (
             "bool",
             f"Whether `{op}` with weights in host memory may be offloaded to the GPU at all.",
             default=True,
-            devices=CUDA,
             fidelity="rounding",
             moves=("pp",),
             ranks_by="bandwidth",

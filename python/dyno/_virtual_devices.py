@@ -29,10 +29,16 @@ class VirtualDevice:
     """Microseconds that each transfer takes beside."""
     memory_mib: int = 0
     """MiB that its weights, cache and arena may take."""
+    streams: bool = False
+    """As main device it takes copies of the CPU's weights for prompts, as a GPU does."""
 
     def to_dict(self) -> dict[str, float]:
         """The properties that limit it, by name."""
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name))}
+
+    def describe(self) -> str:
+        """The same in one line, as the command line takes it; empty if nothing limits the device."""
+        return " ".join(f"{name}={float(value):g}" for name, value in self.to_dict().items())
 
 
 _PROPERTIES = tuple(f.name for f in fields(VirtualDevice))
@@ -72,6 +78,10 @@ def read_virtual_devices(given: VirtualDevices) -> tuple[VirtualDevice, ...]:
 def _checked(device: str, key: object, value: object) -> Any:
     if key not in _PROPERTIES:
         raise PlanError(f"[placement] {device} has no property {key!r}; {suggestion(str(key), _PROPERTIES)}")
+    if key == "streams":
+        if value not in (True, False):
+            raise PlanError(f"[placement] streams of {device} is {value!r}; expected 0 or 1")
+        return bool(value)
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not number or not _possible(str(key), float(value)):  # type: ignore[arg-type]
         expected = {

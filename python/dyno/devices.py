@@ -8,9 +8,14 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dyno.errors import DeviceError, DeviceLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dyno._virtual_devices import VirtualDevice
 
 __all__ = ["Device", "built_for_cuda", "list_devices", "resolve_device"]
 
@@ -56,13 +61,13 @@ def list_devices() -> list[Device]:
     return found
 
 
-def resolve_device(name: str, virtual_devices: int = 0) -> Device:
+def resolve_device(name: str, virtual_devices: Sequence[VirtualDevice] = ()) -> Device:
     """The device that a name means.
 
     Args:
         name: `cpu`, `cuda` (the first GPU), `cuda:N`, or `auto`: the first GPU that this build has code for,
             else the CPU, which is said. `cpu:N` is a virtual device.
-        virtual_devices: So many virtual devices there are.
+        virtual_devices: The virtual devices cpu:1, cpu:2, …
 
     Raises:
         DeviceError: Not a name of a device, no such GPU or virtual device, or a GPU that this build has no
@@ -77,12 +82,13 @@ def resolve_device(name: str, virtual_devices: int = 0) -> Device:
         return Device("cpu", dict(_core.cpu_info()))
     virtual = re.fullmatch(r"cpu:([1-9][0-9]{0,3})", name)
     if virtual is not None:
-        if int(virtual[1]) > virtual_devices:
+        if int(virtual[1]) > len(virtual_devices):
             raise DeviceError(
                 f"[device] {name!r} does not exist; it needs virtual_devices={virtual[1]} or more, "
-                f"and that is {virtual_devices}"
+                f"and that is {len(virtual_devices)}"
             )
-        return Device(name, dict(_core.cpu_info()))
+        limits = virtual_devices[int(virtual[1]) - 1].describe()
+        return Device(name, {**_core.cpu_info(), **({"virtual": limits} if limits else {})})
     matched = re.fullmatch(r"cuda(?::([0-9]{1,4}))?", name)
     if matched is None:
         raise DeviceError(f"[device] unknown device {name!r}; known are 'auto', 'cpu' and 'cuda:N'")

@@ -60,7 +60,12 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
         virtual_devices: So many further CPU devices `cpu:1`, `cpu:2`, … with memory of their own, at most 16.
         They try a placement without a GPU: logits stay the same bit for bit. A mapping by name gives each a
         link of `link_gbps` (GB/s) and `latency_us`, for which transfers wait, and `memory_mib`, which its
-        weights, cache and arena have to fit.
+        weights, cache and arena have to fit. With `streams`, it takes copies of the CPU's weights for
+        prompts, as a GPU does.
+        vram: The main device may hold so much, in bytes or as `16GiB`: a smaller device out of a larger one.
+        ram: Likewise the CPU.
+        split: `layer` puts the layers over all GPUs, or over all virtual devices, in their order.
+        tensor_split: Shares of these devices, as `[3, 1]`; by default as much memory as each has.
         **settings: Values by name, as in `dyno.settings.SETTINGS`; they override the profile.
 
     Raises:

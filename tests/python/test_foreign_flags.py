@@ -57,7 +57,7 @@ def test_the_table_holds_no_option_of_run() -> None:
 
 def test_the_flags_that_people_type_are_in_the_table() -> None:
     names = {name for flag in FLAGS for name in flag.names}
-    assert names >= set(["-fa", "-cnv", "-i", "--mlock", "-sm", "-ts", "-b", "-np"])
+    assert names >= set(["-fa", "-cnv", "-i", "--mlock", "-b", "-np"])
 
 
 def test_values_that_look_like_flags_are_values() -> None:

@@ -59,6 +59,10 @@ def bench(
     cpu_moe: options.CpuMoe = None,
     n_cpu_moe: options.NCpuMoe = None,
     virtual_devices: options.VirtualDevices = None,
+    vram: options.Vram = None,
+    ram: options.Ram = None,
+    split_mode: options.SplitMode = None,
+    tensor_split: options.TensorSplit = None,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
     require_profile: options.RequireProfile = False,
@@ -74,7 +78,17 @@ def bench(
     if output not in formats.FORMATS:
         raise typer.BadParameter(f"{output!r}; known are {', '.join(formats.FORMATS)}", param_hint="--output")
     chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
-    chosen |= options.placement_arguments(override_tensor, n_gpu_layers, cpu_moe, n_cpu_moe, virtual_devices)
+    chosen |= options.placement_arguments(
+        override_tensor,
+        n_gpu_layers,
+        cpu_moe,
+        n_cpu_moe,
+        virtual_devices,
+        vram,
+        ram,
+        split_mode,
+        tensor_split,
+    )
     fixed = options.settings(set_)
     varied: dict[str, list[Any]] = {}
     for name, text, option in (

@@ -52,6 +52,10 @@ def chat(
     cpu_moe: options.CpuMoe = None,
     n_cpu_moe: options.NCpuMoe = None,
     virtual_devices: options.VirtualDevices = None,
+    vram: options.Vram = None,
+    ram: options.Ram = None,
+    split_mode: options.SplitMode = None,
+    tensor_split: options.TensorSplit = None,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
     require_profile: options.RequireProfile = False,
@@ -85,7 +89,17 @@ def chat(
         kv_type_v=kv_type_v,
     )
     chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
-    chosen |= options.placement_arguments(override_tensor, n_gpu_layers, cpu_moe, n_cpu_moe, virtual_devices)
+    chosen |= options.placement_arguments(
+        override_tensor,
+        n_gpu_layers,
+        cpu_moe,
+        n_cpu_moe,
+        virtual_devices,
+        vram,
+        ram,
+        split_mode,
+        tensor_split,
+    )
     more = drawing.draw_options(
         logit_bias,
         typical_p=typical_p,

@@ -37,6 +37,10 @@ def explain(
     cpu_moe: options.CpuMoe = None,
     n_cpu_moe: options.NCpuMoe = None,
     virtual_devices: options.VirtualDevices = None,
+    vram: options.Vram = None,
+    ram: options.Ram = None,
+    split_mode: options.SplitMode = None,
+    tensor_split: options.TensorSplit = None,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
     require_profile: options.RequireProfile = False,
@@ -49,7 +53,17 @@ def explain(
     from dyno import explain as stages
 
     chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
-    chosen |= options.placement_arguments(override_tensor, n_gpu_layers, cpu_moe, n_cpu_moe, virtual_devices)
+    chosen |= options.placement_arguments(
+        override_tensor,
+        n_gpu_layers,
+        cpu_moe,
+        n_cpu_moe,
+        virtual_devices,
+        vram,
+        ram,
+        split_mode,
+        tensor_split,
+    )
     arguments = options.settings(set_)
     if stage is Stage.gguf:
         result, text = stages.gguf(str(file))

@@ -68,8 +68,6 @@ FLAGS: tuple[Foreign, ...] = tuple(
             _MISSING,
             "the cache of a layer lies with its attention; -ot moves both",
         ),
-        ("-sm --split-mode", _VALUE, _MISSING, "a model runs on one GPU"),
-        ("-ts --tensor-split", _VALUE, _MISSING, "a model runs on one GPU"),
         ("-mg --main-gpu", _VALUE, _HERE, "--gpu N"),
         ("-dev", _VALUE, _HERE, "--device cuda:N"),
         (

@@ -53,6 +53,26 @@ VirtualDevices = Annotated[
         "cpu:1,link_gbps=8,latency_us=10,memory_mib=4096 limits one; may be given several times.",
     ),
 ]
+Vram = Annotated[
+    str | None,
+    typer.Option("--vram", metavar="SIZE", help="The device may hold so much: 16GiB. Default: what it has."),
+]
+Ram = Annotated[
+    str | None,
+    typer.Option("--ram", metavar="SIZE", help="The CPU may hold so much: 32GiB. Default: what it has."),
+]
+SplitMode = Annotated[
+    str | None,
+    typer.Option(
+        "--split-mode", "-sm", metavar="none|layer", help="layer: over all GPUs, or all virtual devices."
+    ),
+]
+TensorSplit = Annotated[
+    str | None,
+    typer.Option(
+        "--tensor-split", "-ts", metavar="N,N,...", help="Shares of the devices that layers are split over."
+    ),
+]
 Gpu = Annotated[
     int | None, typer.Option(help="Number of the GPU; the same as --device cuda:N.", min=0, max=9999)
 ]
@@ -118,12 +138,18 @@ def placement_arguments(
     cpu_moe: bool | None,
     n_cpu_moe: int | None,
     virtual_devices: list[str] | None,
+    vram: str | None = None,
+    ram: str | None = None,
+    split_mode: str | None = None,
+    tensor_split: str | None = None,
 ) -> dict[str, Any]:
     """The placement options as arguments of `Engine`; what was not given is left out.
 
     Raises:
-        typer.BadParameter: `-ngl` is neither a number nor `all`, or a virtual device cannot be read.
+        typer.BadParameter: `-ngl` is neither a number nor `all`, or a virtual device, an amount of memory
+        or a share cannot be read.
     """
+    from dyno._memory_size import parse_bytes
     from dyno._virtual_devices import parse_virtual_devices
 
     if gpu_layers not in (None, "all") and not (gpu_layers or "").isdecimal():
@@ -132,6 +158,17 @@ def placement_arguments(
         devices = parse_virtual_devices(virtual_devices) if virtual_devices else 0
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--virtual-devices") from error
+    for option, size in (("--vram", vram), ("--ram", ram)):
+        try:
+            _ = size is None or parse_bytes(size)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint=option) from error
+    if split_mode not in (None, "none", "layer"):
+        raise typer.BadParameter(f"{split_mode!r}; dyno has none and layer", param_hint="-sm")
+    try:
+        shares = [float(share) for share in (tensor_split or "").split(",") if share]
+    except ValueError as error:
+        raise typer.BadParameter(f"{tensor_split!r} is not N,N,…", param_hint="-ts") from error
     placed = [rule for text in rules or [] for rule in _rules(text)]
     given = {
         "placement": placed or None,
@@ -139,6 +176,11 @@ def placement_arguments(
         "cpu_moe": cpu_moe,
         "n_cpu_moe": n_cpu_moe,
         "virtual_devices": devices or None,
+        "vram": vram,
+        "ram": ram,
+        # Shares mean a split, as with llama.cpp, whose mode is `layer` by itself.
+        "split": split_mode or ("layer" if shares else None),
+        "tensor_split": shares or None,
     }
     return {name: value for name, value in given.items() if value is not None}
 

@@ -78,6 +78,10 @@ def run(
     cpu_moe: options.CpuMoe = None,
     n_cpu_moe: options.NCpuMoe = None,
     virtual_devices: options.VirtualDevices = None,
+    vram: options.Vram = None,
+    ram: options.Ram = None,
+    split_mode: options.SplitMode = None,
+    tensor_split: options.TensorSplit = None,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
     require_profile: options.RequireProfile = False,
@@ -111,7 +115,17 @@ def run(
         kv_type_v=kv_type_v,
     )
     chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
-    chosen |= options.placement_arguments(override_tensor, n_gpu_layers, cpu_moe, n_cpu_moe, virtual_devices)
+    chosen |= options.placement_arguments(
+        override_tensor,
+        n_gpu_layers,
+        cpu_moe,
+        n_cpu_moe,
+        virtual_devices,
+        vram,
+        ram,
+        split_mode,
+        tensor_split,
+    )
     if not chat and any(given is not None for given in (system, chat_template, chat_template_kwargs, tools)):
         raise typer.BadParameter(
             "a conversation needs --chat", param_hint="--chat-template, --system, --tools"

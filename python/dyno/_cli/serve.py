@@ -95,6 +95,10 @@ def serve(
     cpu_moe: options.CpuMoe = None,
     n_cpu_moe: options.NCpuMoe = None,
     virtual_devices: options.VirtualDevices = None,
+    vram: options.Vram = None,
+    ram: options.Ram = None,
+    split_mode: options.SplitMode = None,
+    tensor_split: options.TensorSplit = None,
     profile: options.ProfileFile = None,
     no_profile: options.NoProfile = False,
     require_profile: options.RequireProfile = False,
@@ -130,7 +134,17 @@ def serve(
         kv_type_v=kv_type_v,
     )
     chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
-    chosen |= options.placement_arguments(override_tensor, n_gpu_layers, cpu_moe, n_cpu_moe, virtual_devices)
+    chosen |= options.placement_arguments(
+        override_tensor,
+        n_gpu_layers,
+        cpu_moe,
+        n_cpu_moe,
+        virtual_devices,
+        vram,
+        ram,
+        split_mode,
+        tensor_split,
+    )
     try:
         import uvicorn
 

@@ -71,6 +71,10 @@ class CpuDevice(StrictModel):
     memory_gbps: Positive | None = Field(
         default=None, description="Measured memory bandwidth in GB/s; ranks only."
     )
+    virtual: Name | None = Field(
+        default=None,
+        description="Limits of a virtual device, e.g. link_gbps=8 memory_mib=4096; none for the CPU itself.",
+    )
 
 
 def _device_tag(value: Any) -> str | None:
@@ -175,6 +179,7 @@ def device_from_info(
         l3_kib=info["l3_bytes"] // 1024,
         memory_mib=memory_mib,
         memory_gbps=memory_gbps,
+        virtual=info.get("virtual"),
     )
 
 

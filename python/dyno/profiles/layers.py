@@ -81,12 +81,17 @@ def default_path(device: CpuDevice | CudaDevice, model: ModelIdentity, engine: E
     Raises:
         ProfileError: no home folder is known.
     """
-    chip = f"cpu-{device.isa}-{device.cores}c" if device.kind == "cpu" else _cuda_name(device)
+    chip = _cpu_name(device) if device.kind == "cpu" else _cuda_name(device)
     main_type = max(model.types, key=lambda name: model.types[name])
     shape = f"{model.architecture}-{model.layers}x{model.embedding}-{main_type}-{model.shapes or 'shapes'}"
     kind = "-synthetic" if model.weights == "synthetic" else ""
     name = f"{engine.name}-{chip}-{shape}{kind}.yaml"
     return user_folder() / re.sub(r"[^A-Za-z0-9_.-]+", "-", name).lstrip(".")
+
+
+def _cpu_name(device: CpuDevice) -> str:
+    virtual = f"-virtual-{device.virtual}" if device.virtual else ""
+    return f"cpu-{device.isa}-{device.cores}c{virtual}"
 
 
 def _cuda_name(device: CudaDevice) -> str:

@@ -114,6 +114,10 @@ def compare(
     there = match.device
     if there.kind != device.kind:
         return Comparison(Level.DEFAULT, 0.0, (f"it is for {there.kind} devices, here {device.kind}",))
+    virtual = [getattr(one, "virtual", None) for one in (there, device)]
+    if virtual[0] != virtual[1]:
+        words = [f"a virtual device ({one})" if one else "a real device" for one in virtual]
+        return Comparison(Level.DEFAULT, 0.0, (f"it is for {words[0]}, here {words[1]}",))
     if match.engine.name != engine.name:
         return Comparison(Level.DEFAULT, 0.0, (f"it is for {match.engine.name}, here {engine.name}",))
     chip = list(_chip_differences(there, device))

@@ -17,7 +17,8 @@ from dyno_tuner.measure.measurement import judge_plausibility
 from dyno_tuner.output.emit import Made, profile_of
 from dyno_tuner.space.knobs import Facts, resolve
 from dyno_tuner.space.search_space import Space
-from dyno_tuner.targets.dyno.target import GPU_HEADROOM, DynoTarget
+from dyno_tuner.targets.dyno.bounds import GPU_HEADROOM
+from dyno_tuner.targets.dyno.target import DynoTarget
 
 MODEL = Path(__file__).parents[2] / "data" / "tiny" / "qwen3moe-tiny.gguf"
 H200: dict[str, Any] = {
@@ -80,7 +81,7 @@ def test_generation_is_bound_by_the_weights_that_a_token_reads(
     target._model = {"parameters": 10e9, "active_parameters": 1e9}
     monkeypatch.setattr("os.path.getsize", lambda path: 6_000_000_000)
     read = 6e9 * 0.1 - H200["l2_bytes"]
-    assert target._gpu_bounds()["tg"] == pytest.approx(GPU_HEADROOM * 4141.5e9 / read)
+    assert target._bounds()["tg"] == pytest.approx(GPU_HEADROOM * 4141.5e9 / read)
 
 
 def test_a_build_without_cublas_bounds_no_prompt(

@@ -3,9 +3,10 @@ and what a value that just does not fit would take."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from dyno import _memory_size
 
 from ..core.errors import TuneError
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from ..core.protocol import Settings, Value
     from .knobs import Knob
 
-_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 # What helps where a value does not fit, in the words of people. `ctx` is halved apart from these.
 _CURES: tuple[tuple[str, dict[str, Value]], ...] = (
     ("a q8_0 KV cache", {"kv_type_k": "q8_0", "kv_type_v": "q8_0"}),
@@ -26,14 +26,10 @@ _NAMES = {"ubatch": "u-batch", "ctx": "a context of"}
 
 def parse_bytes(text: str) -> int:
     """Of `16GiB`, `16G` (the same), `16GB` (powers of 1000), `800MiB`. Raises TuneError."""
-    found = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([kmgt]?)(i?)(b?)\s*", text.lower())
-    if not found or (found[3] and not found[2]):
-        raise TuneError(f"{text!r} is not an amount of memory; write 16GiB or 800MiB")
-    base = 1000 if found[2] and found[4] and not found[3] else 1024
-    size = int(float(found[1]) * base ** _UNITS[found[2]])
-    if size <= 0:
-        raise TuneError(f"{text!r} is too little memory to run in; write 16GiB or 800MiB")
-    return size
+    try:
+        return _memory_size.parse_bytes(text)
+    except ValueError as error:
+        raise TuneError(str(error)) from error
 
 
 def gib(size: float) -> str:

@@ -44,7 +44,8 @@ from ...core.protocol import (
     Value,
     Workload,
 )
-from . import answers, kept_answers
+from . import answers, bounds, kept_answers
+from .placing import as_list, one_word
 from .prompts import Prompts, measure_routing
 from .served import serve
 
@@ -61,11 +62,7 @@ _COMPUTES = ("kind", "isa", "features", "compute_capability", "sm_count", "share
 # A GPU that has just read a context generates more slowly for half a second or so: see
 # `measure.paired_rounds`.
 SETTLE_SECONDS = 0.5
-# Multiply-adds a cycle and core that no CPU of the class exceeds, in int8; times two for operations.
-_OPS_PER_CYCLE = {"portable": 64, "avx2": 256, "avx512_vnni": 512}
-_MAX_GHZ = 6.5
 _CAPTURE_RUNS = 3  # of one sample, where a graph was not captured
-GPU_HEADROOM = 1.3  # over rates that were measured: a copy and one product need not reach the hardware's best
 
 
 class DynoTarget(Target):
@@ -96,7 +93,7 @@ class DynoTarget(Target):
         sequences: int = 1,
     ) -> None:
         self._path = model
-        self._fixed = dict(settings or {})
+        self._fixed = {name: one_word(value) for name, value in (settings or {}).items()}
         self._scratch = Path(scratch) if scratch else None
         self._cache = Path(cache) if cache else None
         self._session: Any = None
@@ -126,7 +123,7 @@ class DynoTarget(Target):
         )  # fmt: skip
         self._prompts = Prompts(model, int(self._model["n_vocab"]), text)
         self._kinds = {s.name: s.kind for s in settings_for(self._kind)}
-        self._defaults = {s.name: s.default_value(given) for s in settings_for(self._kind)}
+        self._defaults = {s.name: one_word(s.default_value(given)) for s in settings_for(self._kind)}
         self._defaults |= {"ctx": self._ctx, "sequences": sequences}
         try:
             self._defaults["ubatch"] = UsualUbatch(model, self._device)(self._complete({}))
@@ -193,37 +190,15 @@ class DynoTarget(Target):
         return self._rates
 
     def _bounds(self) -> dict[str, float]:
-        return self._gpu_bounds() if self._kind == "cuda" else self._cpu_bounds()
-
-    def _gpu_bounds(self) -> dict[str, float]:
-        """By the rates that were measured: operations at twice the rate of a half product (that of int8),
-        and, token by token, weights that are read from memory but for what the L2 cache can hold."""
         active = self._active_parameters()
         if active <= 0:
             return {}
-        rates = self._measured_rates()
-        bounds = {}
-        if "f16_tflops" in rates:
-            bounds["pp"] = GPU_HEADROOM * 2 * rates["f16_tflops"] * 1e12 / (2 * active)
+        if self._kind != "cuda":
+            return bounds.of_cpu(self._device, active)
         share = active / max(1.0, float(self._model.get("parameters") or active))
-        read = share * os.path.getsize(self._path) - int(self._device.get("l2_bytes") or 0)
-        if read > 0:
-            bounds["tg"] = GPU_HEADROOM * rates["memory_gbps"] * 1e9 / read
-        return bounds
-
-    def _cpu_bounds(self) -> dict[str, float]:
-        """Rates that no run can exceed: the operations of a token over the peak of the cores, with a clock no
-        CPU has.
-
-        Memory bounds nothing here, because a small model lives in caches whose bandwidth is not known."""
-        active = self._active_parameters()
-        if active <= 0:
-            return {}
-        isa = str(self._device.get("isa", "avx512_vnni"))
-        # Of all cores that the scheduler allows: a setting may exceed a quota or OMP_NUM_THREADS.
-        cores = max(int(self._device["cores"]), int(_core.cpu_limits()["affinity"]))
-        peak = cores * _OPS_PER_CYCLE.get(isa, 512) * _MAX_GHZ * 1e9
-        return dict.fromkeys(("pp", "tg"), peak / (2 * active))
+        return bounds.of_gpu(
+            self._device, self._measured_rates(), active, share * os.path.getsize(self._path)
+        )
 
     def _active_parameters(self) -> float:
         """Weights that a token is multiplied with, without embedding and head; 0 where the file does not
@@ -244,7 +219,7 @@ class DynoTarget(Target):
         return {**self._defaults, **self._fixed, **settings}
 
     def _of(self, settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
-        return {n: v for n, v in settings.items() if self._kinds.get(n) == kind}
+        return {n: as_list(n, v) for n, v in settings.items() if self._kinds.get(n) == kind}
 
     def _open(self, settings: dict[str, Any], kernels: list[tuple[str, str, dict[str, Any], str]]) -> None:
         self._close_session()

@@ -1,0 +1,25 @@
+"""Amounts of memory as people write them."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["parse_bytes"]
+
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of `16GiB`, `16G` (the same), `16GB` (powers of 1000) or `800MiB`.
+
+    Raises:
+        ValueError: `text` is no amount of memory, or is 0.
+    """
+    found = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([kmgt]?)(i?)(b?)\s*", text.lower())
+    if not found or (found[3] and not found[2]):
+        raise ValueError(f"{text!r} is not an amount of memory; write 16GiB or 800MiB")
+    base = 1000 if found[2] and found[4] and not found[3] else 1024
+    size = int(float(found[1]) * base ** _UNITS[found[2]])
+    if size <= 0:
+        raise ValueError(f"{text!r} is too little memory to run in; write 16GiB or 800MiB")
+    return size
