@@ -16,6 +16,8 @@ namespace {
 
 // About 50 microseconds: longer than the gap between two ops of a token, shorter than a scheduler slice.
 constexpr int kSpins = 2000;
+// A few milliseconds: who is forgotten awake sleeps after all.
+constexpr int kAwakeSpins = 100'000;
 
 }  // namespace
 
@@ -33,6 +35,7 @@ struct ThreadPool::State {
   std::atomic<bool> caller_sleeps{false};
   std::atomic<int> pending{0};  // parts of the job that are not done
   std::atomic<bool> stop{false};
+  std::atomic<bool> awake{false};
   // 2e: the part is free in job e; 2e + 1: somebody has it. `job`, `width` and `failure` belong to whoever has a part
   // of the current job: it does not end before that part is done.
   std::vector<std::atomic<uint64_t>> claims;
@@ -61,7 +64,10 @@ struct ThreadPool::State {
 
   void work(int index, uint64_t seen) {
     while (true) {
-      for (int i = 0; i < kSpins && epoch.load(std::memory_order_acquire) == seen; ++i) relax();
+      for (int i = 0; epoch.load(std::memory_order_acquire) == seen; ++i) {
+        if (i >= (awake.load(std::memory_order_relaxed) ? kAwakeSpins : kSpins)) break;
+        relax();
+      }
       if (epoch.load(std::memory_order_acquire) == seen) {
         std::unique_lock lock(mutex);
         sleepers.fetch_add(1);
@@ -107,6 +113,8 @@ ThreadPool::~ThreadPool() {
   state_->publish();
   for (std::thread& thread : state_->threads) thread.join();
 }
+
+void ThreadPool::stay_awake(bool on) { state_->awake.store(on, std::memory_order_relaxed); }
 
 void ThreadPool::run(int n_threads, const std::function<void(int, int)>& fn) {
   DYNO_CHECK(PlanError, n_threads >= 1 && n_threads <= max_threads_, "[threads] ", n_threads,

@@ -199,6 +199,7 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
     own_values(plan, *list);
     place_nodes(plan, model, *list);
     transfer(plan, *list);
+    hoist(plan, *list);
     finish_list(plan, *list);
     segment(plan, *list);
   }

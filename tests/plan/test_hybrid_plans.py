@@ -127,6 +127,27 @@ def test_only_rows_ids_and_weights_cross_to_experts_on_the_cpu(name: str) -> Non
         assert widths == [4 * session.model["n_embd"]] * len(widths)
 
 
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_the_cpu_takes_one_turn_a_layer(name: str) -> None:
+    """All that the experts read crosses before it, and so come the GPU's products that do not need it."""
+    session = planned(name, cpu_moe=True)
+    for which in ("general", "fused"):
+        nodes = [node for node in session.nodes() if node["list"] == which]
+        layers = {node["layer"] for node in nodes if node["key"].startswith("moe_sum ")}
+        for layer in layers:
+            here = [node for node in nodes if node["layer"] == layer]
+            turns = [
+                d for i, d in enumerate(n["device"] for n in here) if i == 0 or here[i - 1]["device"] != d
+            ]
+            assert turns.count("cpu") == 1, (which, layer)
+            names = [node["name"] for node in here]
+            leaving = [i for i, n in enumerate(names) if n.endswith(" to cpu")]
+            assert leaving == list(range(leaving[0], leaving[0] + 3)), names
+            shared = next((i for i, n in enumerate(names) if n.endswith("ffn_shared_up_gate")), None)
+            if shared is not None:  # beside the CPU, and behind what the CPU waits for
+                assert leaving[-1] < shared < names.index(f"blk.{layer}.moe_sum")
+
+
 def test_streamed_weights_keep_the_layout_of_the_cpus_kernels() -> None:
     """A GPU repacks the copies, whatever the layout; `explain` says which way each goes."""
 

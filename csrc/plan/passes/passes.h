@@ -6,6 +6,7 @@
 //   expand_mla     a list whose latent attention runs over keys and values of all heads, from the general one
 //   place_nodes    a device for each node: that of its weights
 //   transfer       a launch wherever a value goes from one device to another
+//   hoist          what needs nothing of another device's turn, before that
 //   finish_list    what follows from a list's nodes: keys, lives of values, where rows are selected
 //   segment        runs of nodes of one device
 //   stream         copies of the CPU's weights for the main device: where they lie, and when they have to be there
@@ -35,6 +36,7 @@ void place_nodes(Plan& plan, const model::ModelDesc& model, NodeList& list);
 // When the nodes of all lists have their devices: throws PlanError where two lists want a vector in two places.
 void check_places(const Plan& plan, const model::ModelDesc& model);
 void transfer(Plan& plan, NodeList& list);
+void hoist(Plan& plan, NodeList& list);
 void finish_list(Plan& plan, NodeList& list);
 void segment(Plan& plan, NodeList& list);
 void stream(Plan& plan, NodeList& list);

@@ -1,0 +1,71 @@
+// Devices take turns in the order of the list. What a device could do before another one's turn and does not need
+// anything of it moves there: copies that leave for another device go together, and a GPU has work while the CPU
+// computes. Within a layer, and never past what works on the cache or on the state of sequences.
+#include <algorithm>
+
+#include "plan/passes/passes.h"
+
+namespace dyno::plan {
+namespace {
+
+bool touches(const Node& node, ValueId value, bool writing) {
+  bool found = false;
+  for_each_operand(node.operands, [&](std::string_view, const auto& operand) {
+    found |= operand && operand.value == value && (!writing || operand.kUse != Access::read);
+  });
+  return found;
+}
+
+// Whether two nodes must keep their order.
+bool depend(const Node& node, const Node& other) {
+  bool found = false;
+  for_each_operand(node.operands, [&](std::string_view, const auto& operand) {
+    found |= operand && touches(other, operand.value, operand.kUse == Access::read);
+  });
+  return found;
+}
+
+bool is_transfer(const Node& node) { return operands_of<TransferOperands>(node) != nullptr; }
+
+bool stays(const Node& node) { return node.per_run || mixes_tokens(node) || changes_memory(node); }
+
+// The device that a node waits for: of a transfer, where its value comes from.
+DeviceId waits_for(const Plan& plan, const Node& node) {
+  const auto* moved = operands_of<TransferOperands>(node);
+  return moved == nullptr ? node.device : plan.values[static_cast<size_t>(moved->x.value)].device;
+}
+
+// Where node i can go: behind the last node of its device before another device's turn; i if it has to stay.
+size_t place_of(const Plan& plan, const Nodes& nodes, size_t i) {
+  const Node& node = nodes[i];
+  if (stays(node) || node.beside) return i;
+  const DeviceId device = waits_for(plan, node);
+  bool passed = false;
+  for (size_t at = i; at > 0; --at) {
+    const Node& before = nodes[at - 1];
+    const bool same = waits_for(plan, before) == device;
+    if (same && passed) return at;
+    if (before.layer != node.layer || stays(before) || depend(node, before)) return i;
+    // A transfer goes at once behind the others of its source; another node may pass its neighbours.
+    if (same && is_transfer(node)) return i;
+    passed |= !same;
+  }
+  return i;
+}
+
+}  // namespace
+
+void hoist(Plan& plan, NodeList& list) {
+  Nodes& nodes = list.nodes;
+  for (size_t i = 1; i < nodes.size(); ++i) {
+    const size_t to = place_of(plan, nodes, i);
+    if (to == i) continue;
+    if (i + 1 < nodes.size()) nodes[i + 1].beside = false;
+    nodes[to].beside = false;
+    const auto begin = nodes.begin();
+    std::rotate(begin + static_cast<std::ptrdiff_t>(to), begin + static_cast<std::ptrdiff_t>(i),
+                begin + static_cast<std::ptrdiff_t>(i) + 1);
+  }
+}
+
+}  // namespace dyno::plan
