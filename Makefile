@@ -60,10 +60,10 @@ generate: $(VENV)/.installed-lint
 	$(BIN)/python csrc/bindings/stubs.py
 	$(BIN)/python benchmarks/report.py
 
-# Both fuzz targets, each for SECONDS.
+# Both fuzz targets, each for SECONDS. FUZZ_JSON=benchmarks/results/fuzz.json adds the number of executions to that file.
 SECONDS ?= 60
 fuzz: $(VENV)/.installed-test
-	PYTHON=$(BIN)/python tests/fuzz/run.sh $(SECONDS) gguf session
+	PYTHON=$(BIN)/python FUZZ_JSON=$(FUZZ_JSON) tests/fuzz/run.sh $(SECONDS) gguf session
 
 # Tests on a module under AddressSanitizer and UndefinedBehaviorSanitizer, of the same build.
 sanitize: $(VENV)/.installed-test

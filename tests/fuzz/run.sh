@@ -9,7 +9,8 @@
 # Uses clang with libFuzzer (Debian: clang and libclang-rt-dev). If clang or its runtime is missing, says so and uses
 # g++ with a mutation driver without coverage. Environment: PYTHON (an interpreter with dyno or at least NumPy, for
 # `suite` with the test extra; default python3), BUILD (default build-fuzz), FUZZ_CXX (the compiler to use), FUZZ_SEED
-# (default: the time). A finding leaves its input in $BUILD/findings, exit status 1.
+# (default: the time), FUZZ_JSON (a file to which the number of executions is added). A finding leaves its input in
+# $BUILD/findings, exit status 1.
 set -euo pipefail
 
 seconds=60
@@ -106,11 +107,20 @@ fuzz() {  # NAME MAX_BYTES [OPTION…]
     "$build/tests/fuzz/${name}_fuzz" -max_total_time="$seconds" -max_len="$most" -timeout=120 -rss_limit_mb=3072 \
       -malloc_limit_mb=256 -artifact_prefix="$folder/findings/$name-" -print_final_stats=1 -print_funcs=0 -verbosity=0 "$@" \
       "$folder/corpus-$name" "$folder/seeds/$name" 2>&1 |
-      sed '/###### Recommended dictionary/,/###### End of recommended/d'
+      sed '/###### Recommended dictionary/,/###### End of recommended/d' | tee "$folder/$name.log"
   else
     "$build/tests/fuzz/${name}_fuzz" "$folder/seeds/$name" "$seconds" "${FUZZ_SEED:-$(date +%s)}" \
-      "$folder/findings/$name-crash"
+      "$folder/findings/$name-crash" 2>&1 | tee "$folder/$name.log"
   fi
+}
+
+count() {  # NAME STATUS
+  local options=()
+  if [[ $2 -ne 0 ]]; then options+=(--crashed); fi
+  if [[ -n ${FUZZ_JSON:-} ]]; then
+    options+=(--json "$FUZZ_JSON" --commit "$(git -C "$root" rev-parse --short HEAD 2>/dev/null || true)")
+  fi
+  "$python" "$root/tests/fuzz/count.py" "$folder/$1.log" "$1" "${options[@]}"
 }
 
 suite() {
@@ -140,6 +150,7 @@ for part in "${parts[@]}"; do
     gguf)
       "$python" "$root/tests/fuzz/make_corpus.py" "$folder/seeds"
       fuzz gguf 65536 -dict="$root/tests/fuzz/gguf.dict" || status=1
+      count gguf "$status" || status=1
       ;;
     session)
       check_overruns
@@ -147,6 +158,7 @@ for part in "${parts[@]}"; do
       # Twice as many inputs a second without libFuzzer's search for leaks after each and its statistics of rare
       # features. Leaks are found at the end.
       fuzz session 1048576 -detect_leaks=0 -entropic=0 || status=1
+      count session "$status" || status=1
       ;;
     suite)
       check_overruns

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import struct
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +117,38 @@ def test_the_script_names_an_interpreter_that_is_not_there() -> None:
     done = subprocess.run([str(script)], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 2
     assert "PYTHON is 'no-such-python', which is no program" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("log", "count"),
+    [
+        (
+            "#2 INITED cov: 1\nstat::number_of_executed_units: 1234567\nstat::average_exec_per_sec: 9\n",
+            1234567,
+        ),
+        ("Done 4200 runs on 17 files, seed 1\n", 4200),
+        (
+            "#2\tINITED cov: 3\n#65536\tpulse  cov: 9\n==1==ERROR: AddressSanitizer: heap-buffer-overflow\n",
+            65536,
+        ),
+    ],
+)
+def test_executions_are_counted_and_added_up(tmp_path: Path, log: str, count: int) -> None:
+    script, path, report = Path(__file__).with_name("count.py"), tmp_path / "a.log", tmp_path / "fuzz.json"
+    path.write_text(log)
+    for run, options in enumerate(([], ["--crashed"]), 1):
+        words = [sys.executable, str(script), str(path), "gguf", "--json", str(report), *options]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        assert f"{count:,} executions, {run - 1} crashes" in done.stdout
+        found = json.loads(report.read_text())
+        assert [r["executions"] for r in found["runs"]] == [count] * run
+        assert found["totals"] == {"gguf": {"executions": count * run, "crashes": run - 1}}
+
+
+def test_a_log_without_a_count_is_refused(tmp_path: Path) -> None:
+    script, path = Path(__file__).with_name("count.py"), tmp_path / "a.log"
+    path.write_text("ninja: error\n")
+    words = [sys.executable, str(script), str(path), "gguf"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the log tells of no execution" in done.stderr
