@@ -117,6 +117,22 @@ def test_which_evidence_is_less(tmp_path: Path) -> None:
     assert not less(("complete", 0), ("complete", 0))
 
 
+def test_a_run_that_tried_less_does_not_replace_one_that_tried_more(tmp_path: Path) -> None:
+    """Both proved nothing, and the second one only measured the default."""
+    first = _tune(tmp_path, **SHORT)
+    tried = first.profile.model_copy(update={"settings": {"ubatch": "default"}})
+    nothing = first.profile.model_copy(update={"settings": {}})
+    assert has_less_evidence(nothing, tried)
+    assert not has_less_evidence(tried, nothing)
+    assert not has_less_evidence(tried, tried)
+    path = tmp_path / "q.yaml"
+    replacement.write(tried, path, b"")
+    written = replacement.write(nothing, path, b"")
+    assert written.path == tmp_path / "q.yaml.new"
+    assert f"{path} stays: it has tried 1 settings, and this tune 0" in written.line
+    assert profiles.load_profile(path).settings == {"ubatch": "default"}
+
+
 @pytest.mark.parametrize("part", ["device", "model", "engine"])
 def test_evidence_for_something_else_holds_nothing_back(part: str, tmp_path: Path) -> None:
     full = _tune(tmp_path, **LONG).profile

@@ -54,8 +54,8 @@ def test_first_points_hold_nothing_that_should_be_slow(cores: int, seed: int) ->
 @pytest.mark.parametrize("seed", range(5))
 def test_if_everything_should_be_slow_one_setting_changes_by_one_step(seed: int) -> None:
     """Two cores and a prompt of one u-batch. A search once began with `ubatch=32 threads=1 threads_batch=1
-    cpu_repack=False`, 25 s until it was killed."""
-    steps = ({"ubatch": 256}, {"threads": 1}, {"threads_batch": 1}, {"cpu_repack": False})
+    cpu_repack=False`, 25 s until it was killed, and later with `cpu_repack=False` alone, a third as fast."""
+    steps = ({"ubatch": 256}, {"threads": 1}, {"threads_batch": 1})
     first = _proposed(_space(2, pp=512), seed)
     assert all(changed in steps for changed in first), first
     assert len({str(changed) for changed in first}) == FIRST

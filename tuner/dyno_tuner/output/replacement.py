@@ -44,9 +44,9 @@ def has_less_evidence(new: profiles.Profile, old: profiles.Profile) -> bool:
         return False
     here, there = proven(new), proven(old)
     complete = _status(new) == "complete"
-    if here == 0:
-        return there > 0 or (not complete and _status(old) == "complete")
-    return here < there and not complete
+    if here == 0 and there == 0 and not complete:
+        return _status(old) == "complete" or len(new.settings) < len(old.settings)
+    return here < there and (here == 0 or not complete)
 
 
 def _status(profile: profiles.Profile) -> str | None:
@@ -101,8 +101,7 @@ def write(new: profiles.Profile, out: Path, journal: bytes) -> Written:
         old = None
     same_run = old is not None and is_continued(old, journal)
     if old is not None and not same_run and has_less_evidence(new, old):
-        why = f"it has {_entries(proven(old))}, and this tune has {proven(new) or 'none'}"
-        return _beside(new, out, f"{out} stays: {why}")
+        return _beside(new, out, f"{out} stays: {_why(new, old)}")
     if profiles.dumps_profile(new).encode() == before or (
         old is not None and same_run and (old.settings, old.kernels) == (new.settings, new.kernels)
     ):
@@ -122,7 +121,11 @@ def _beside(new: profiles.Profile, out: Path, why: str) -> Written:
     )
 
 
-def _entries(count: int) -> str:
-    if count == 0:
-        return "no proven entry but ran to its end"
-    return f"{count} proven entr{'y' if count == 1 else 'ies'}"
+def _why(new: profiles.Profile, old: profiles.Profile) -> str:
+    """The evidence of `old` that `new` lacks."""
+    if count := proven(old):
+        entries = f"{count} proven entr{'y' if count == 1 else 'ies'}"
+        return f"it has {entries}, and this tune has {proven(new) or 'none'}"
+    if _status(old) == "complete":
+        return "it has no proven entry but ran to its end, and this tune has none"
+    return f"it has tried {len(old.settings)} settings, and this tune {len(new.settings)}"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..space.search_space import Point, Space
 
 THREADS = ("threads", "threads_batch")
+UNPACKED = 3  # steps: kernels that read the weights as the file has them are a third as fast
 FEW = 2  # less than the default divided by this are few threads
 
 
@@ -74,7 +75,8 @@ def _slower(knob: Knob) -> dict[int, int]:
     at = knob.values.index(knob.default)
     if knob.values in ((False, True), (True, False)):
         # A switch that an engine has on by default is on because it is faster, packed weights above all.
-        return {knob.values.index(False): 1} if knob.default else {}
+        weight = UNPACKED if knob.name == "cpu_repack" else 1
+        return {knob.values.index(False): weight} if knob.default else {}
     if knob.name not in ("ubatch", *THREADS) or not knob.ordinal:
         return {}
     fast = knob.default  # weights are read once for each u-batch
