@@ -1,6 +1,6 @@
 """Tunes a real engine while other programs disturb it: no false entry may be written.
 
-    python benchmarks/tunes_under_disturbance.py x.gguf --tunes 100 --lanes 0,1 2,3 --json tunes.json
+    python benchmarks/tunes_under_disturbance.py x.gguf --tunes 100 --lanes auto --json tunes.json
 
 Each lane is a set of CPUs on which one tune runs at a time, and what disturbs it uses the same CPUs. A null
 tune searches settings of which every value runs the same code, so that every entry is false. An ordinary tune
@@ -47,6 +47,7 @@ from dyno_tuner.run import verify
 from dyno_tuner.run.session import Request, run, space_for, target_of
 from dyno_tuner.space.knobs import Fidelity, Kind, Knob
 from dyno_tuner.space.search_space import Space
+from lanes import BURN, automatic, busy
 from null_tune import null_space
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def one(model: str, kind: str, seed: int, budget: float, out: Path) -> dict[str,
     Answers are not compared: no load changes them, and the whole budget goes to measurements.
     """
     workload = Workload.parse(WORKLOAD)
-    slow = kind == "ordinary" and seed % 2 == 1
+    slow = kind == "ordinary" and seed % 4 in (1, 2)  # half of each of five, and of six, disturbances
     kernels = kind == "ordinary" and not slow
     options = Options(workload, budget=budget, seed=seed, kernels=kernels, check=False)
     request = Request(
@@ -189,13 +190,13 @@ class Disturber:
         while self._wait(0.3, 3.0):
             with contextlib.ExitStack() as stack:
                 for cpu in self._cpus:
-                    stack.enter_context(busy(_BURN, [cpu]))
+                    stack.enter_context(busy(BURN, [cpu]))
                 self._wait(0.2, 1.5)
 
     def _competitor(self) -> None:
         if not self._wait(0.0, 0.6 * self._budget):
             return
-        with busy(_BURN, self._cpus[:1]):
+        with busy(BURN, self._cpus[:1]):
             self._wait(0.1 * self._budget, 0.6 * self._budget)
 
     def _hog(self) -> None:
@@ -221,19 +222,7 @@ class Disturber:
             self._over.wait()
 
 
-_BURN = "while True: pass"
 _HOG = "import numpy as np\na = np.ones(1 << 25)\nb = np.empty_like(a)\nwhile True: np.copyto(b, a)"
-
-
-@contextlib.contextmanager
-def busy(program: str, cpus: Sequence[int]) -> Iterator[None]:
-    """A Python program on these CPUs, ended with the context."""
-    words = [sys.executable, "-P", "-c", f"import os\nos.sched_setaffinity(0, {list(cpus)})\n{program}"]
-    with subprocess.Popen(words) as child:
-        try:
-            yield
-        finally:
-            child.kill()
 
 
 def tree(root: int) -> list[int]:
@@ -328,6 +317,7 @@ def tune_and_judge(
         path = journal.of_profile(out)
         if path.exists():
             records = journal.load(path).records
+            row["noise"] = next((noise_of(r) for r in records if r.get("note") == "noise"), None)
             row["repeated"] = sum(
                 int(r["result"].get("cpu", {}).get("dropped") or 0) for r in records if "op" in r
             )
@@ -344,6 +334,11 @@ def tune_and_judge(
         else:
             row["false"] = []
         return row
+
+
+def noise_of(record: dict[str, Any]) -> dict[str, Any]:
+    """What A/A has said, before any round."""
+    return {k: record[k] for k in ("margin", "within", "between")}
 
 
 def _process(args: argparse.Namespace, words: Sequence[str], cpus: Sequence[int]) -> subprocess.Popen[str]:
@@ -402,7 +397,11 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="seed of the first one")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--how", nargs="+", choices=(*DISTURBANCES, NONE), default=DISTURBANCES)
-    parser.add_argument("--lanes", nargs="+", help="CPUs of each: 0,1 2,3; default: one lane of all")
+    parser.add_argument(
+        "--lanes",
+        nargs="+",
+        help="CPUs of each: 0,1 2,3; `auto`: two cores each, as many as there are; default: one lane of all",
+    )
     parser.add_argument("--until", type=float, help="seconds after which no further tune begins")
     parser.add_argument("--json", type=Path, help="write everything there, after every tune; goes on with it")
     parser.add_argument("--one", choices=KINDS, help=argparse.SUPPRESS)
@@ -424,6 +423,13 @@ def main() -> int:
     return sweep(args)
 
 
+def lanes_of(words: Sequence[str] | None) -> list[list[int]]:
+    """The lanes of the arguments."""
+    if words == ["auto"]:
+        return automatic()
+    return [[int(n) for n in lane.split(",")] for lane in words or ()] or [sorted(os.sched_getaffinity(0))]
+
+
 def so_far(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The tunes that the JSON holds, and the runs that made them. Exits if it was made for something else."""
     if args.json is None or not args.json.exists():
@@ -437,9 +443,8 @@ def so_far(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[st
 
 def sweep(args: argparse.Namespace) -> int:
     """All tunes of the arguments, one after the other on each lane."""
-    lanes = [[int(n) for n in lane.split(",")] for lane in args.lanes or ()] or [
-        sorted(os.sched_getaffinity(0))
-    ]
+    lanes = lanes_of(args.lanes)
+    print("lanes:", *(",".join(map(str, lane)) for lane in lanes), file=sys.stderr)
     how = list(args.how)
     if "quota" in how and quota_folder() is None:
         how.remove("quota")

@@ -1,0 +1,336 @@
+"""Whether `tune --budget 2m` writes every gain above 5 % that an exhaustive run finds.
+
+    python benchmarks/exhaustive_gains.py --lanes auto --seeds 2 --json gains.json
+
+Models: the shipped one, and three of random weights that are made here. Each job runs on two cores. The
+exhaustive run measures every value of every setting, and every kernel of every op inside whole prompts and
+tokens, one change at a time; the best kernels of a metric together are one change more. The promising changes
+are measured again in paired rounds, and a change with a ratio above 1.05 and an interval above 1 is a gain.
+Then the tune runs, and its profile, the gains and the default race in further rounds. A gain counts as
+written if the profile is no more than 3 % slower on that metric than the change alone.
+
+If the JSON exists, the jobs in it are not run again. Exit code 1 if a gain was not written or a job failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dyno.bench import machine_facts
+from dyno.testing.models import tiny_model
+from dyno_tuner.cli.arguments import least_deadline
+from dyno_tuner.core.errors import DisturbedError
+from dyno_tuner.core.options import MeasurementPolicy, Options
+from dyno_tuner.core.protocol import Configuration, KernelChoice, TrialStatus
+from dyno_tuner.core.workload import Workload
+from dyno_tuner.execution.worker import WorkerExecutor
+from dyno_tuner.measure.machine_monitor import Machine
+from dyno_tuner.measure.paired_rounds import Rounds
+from dyno_tuner.record.recorder import Recorder
+from dyno_tuner.run.context import RunContext
+from dyno_tuner.run.session import Request, run, space_for, target_of
+from lanes import automatic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+ROOT = Path(__file__).resolve().parents[1]
+SHIPPED = "pycode-moe-20m-Q4_K_M"
+SYNTHETIC: dict[str, dict[str, Any]] = {
+    "llama-q4_0": {
+        "architecture": "llama", "n_layers": 8, "n_embd": 512, "n_heads": 8, "n_kv_heads": 4, "n_ff": 1536,
+        "n_vocab": 8192, "dtype": "q4_0",
+    },
+    "qwen3-q6_k": {
+        "architecture": "qwen3", "n_layers": 6, "n_embd": 1024, "n_heads": 16, "n_kv_heads": 8, "n_ff": 2048,
+        "n_vocab": 8192, "dtype": "q6_k",
+    },
+    "qwen3moe-q8_0": {
+        "architecture": "qwen3moe", "n_layers": 4, "n_embd": 512, "n_heads": 8, "n_kv_heads": 2,
+        "n_experts": 16, "n_experts_used": 4, "n_ff_expert": 512, "n_vocab": 8192, "dtype": "q8_0",
+    },
+}  # fmt: skip
+MODELS = (SHIPPED, *SYNTHETIC)
+WORKLOAD = "pp=256,tg=32"
+GAIN = 1.05
+PROMISING = 1.02  # of one look, that is worth rounds
+GROUP = 12  # changes between two measurements of the default
+MOST = 5  # changes of a metric that are measured in rounds
+ROUNDS = 6
+WRITTEN = 0.97  # of the rate with the change alone
+
+Change = tuple[str, Configuration, tuple[str, ...]]  # name, what runs, metrics that it can move
+
+
+def make_model(name: str, folder: Path) -> Path:
+    """The shipped model, or one of random weights in `folder`."""
+    if name == SHIPPED:
+        return ROOT / "models" / f"{SHIPPED}.gguf"
+    path = folder / f"{name}.gguf"
+    if not path.exists():
+        tiny_model(path, n_ctx=2048, **SYNTHETIC[name])
+    return path
+
+
+class _Time:
+    """Time without a budget, for rounds."""
+
+    @property
+    def now(self) -> float:
+        return time.monotonic()
+
+    def of_rounds(self, measurements: float) -> float:
+        return 0.0
+
+    def took_round(self, measurements: float, seconds: float) -> None:
+        """There is no plan to correct."""
+
+    def more_seconds(self, seconds: float) -> bool:
+        return True
+
+    def in_time(self, seconds: float | None = None) -> bool:
+        return True
+
+
+class Bench:
+    """Measures configurations of one model in worker processes."""
+
+    def __init__(self, model: Path, scratch: str, force: bool) -> None:
+        workload = Workload.parse(WORKLOAD)
+        self.options = Options(workload, kernels=True, policy=MeasurementPolicy(prompts=1))
+        self.request = Request(str(model), self.options, "cpu", quiet=True)
+        self.executor = WorkerExecutor(*target_of(self.request, "cpu", scratch))
+        description = self.executor.describe()
+        self.space = space_for(description, self.request)
+        self._watch = Machine(None)
+        self._watch.__enter__()
+        recorder = Recorder(
+            self.executor, workload, identity=self.space.identity, watch=self._watch,
+            patience=None if force else 30.0,
+            deadline_floor=least_deadline("dyno", "cpu", str(model)),
+        )  # fmt: skip
+        self.context = RunContext(recorder, self.space, self.options)
+        self.context.policy = self.options.policy
+        self.default = self.space.configuration(self.space.default)
+        self._looks = 0
+
+    def close(self) -> None:
+        self._watch.__exit__(None, None, None)
+        self.executor.close()
+
+    def settings(self) -> Iterator[Change]:
+        """Every value of every setting but its default."""
+        for n, knob in enumerate(self.space.knobs):
+            for i in range(len(knob.values)):
+                point = (*self.space.default[:n], i, *self.space.default[n + 1 :])
+                if i != self.space.default[n] and self.space.legal(point):
+                    moves = tuple(m for m in self.context.weights if m in knob.moves)
+                    yield f"{knob.name}={knob.values[i]}", self.space.configuration(point), moves
+
+    def kernels(self) -> Iterator[tuple[tuple[str, str], Change]]:
+        """Every kernel of every op but its default, with the op."""
+        for op in self.executor.kernel_ops(self.default, self.options.workload):
+            for candidate in op.candidates:
+                if candidate != op.default:
+                    choice = KernelChoice(op.key, op.tokens, candidate)
+                    name = f"{op.key} {op.tokens} {json.dumps(dict(candidate), sort_keys=True)}"
+                    what = Configuration(self.default.settings, (choice,))
+                    yield (op.key, op.tokens), (name, what, (op.metric,))
+
+    def looks(self, changes: Sequence[Change], metric: str) -> list[float]:
+        """Ratios to the default of one look each, in the order of `changes`; 0 if a change does not run."""
+        found: list[float] = []
+        for begin in range(0, len(changes), GROUP):
+            group = changes[begin : begin + GROUP]
+            self.context.processes.next()
+            rates = [self._look(c, metric) for c in (self.default, *(g[1] for g in group), self.default)]
+            ends = [r for r in (rates[0], rates[-1]) if r]
+            base = sum(ends) / len(ends) if ends else math.inf
+            found += [rate / base for rate in rates[1:-1]]
+        return found
+
+    def _look(self, configuration: Configuration, metric: str) -> float:
+        self._looks += 1
+        measurement = self.context.measure(f"look/{self._looks}", configuration, [metric])
+        if measurement.status is not TrialStatus.OK:
+            return 0.0
+        rates = sorted(measurement.rates(metric).values())
+        return rates[len(rates) // 2]
+
+    def race(self, key: str, named: Mapping[str, Configuration], metric: str) -> dict[str, list[float]]:
+        """Ratio to the default, with its interval, of each in paired rounds."""
+        rounds = Rounds(self.context.measure_in, self.context.processes.next, _Time(), (metric,), 0.1)
+        result = rounds.compare(key, {"default": self.default, **named}, ROUNDS)
+        ratios = {n: result.ratio(n, [metric], {metric: 1.0}) for n in named if n in result.logs}
+        return {n: [r.ratio, r.low, r.high] for n, r in ratios.items()}
+
+
+def exhaustive(bench: Bench, metric: str) -> tuple[dict[str, Any], dict[str, Configuration]]:
+    """Every change that can move a metric: how many, and the promising ones with their ratios in rounds."""
+    changes = [c for c in bench.settings() if metric in c[2]]
+    settings = dict(zip((c[0] for c in changes), bench.looks(changes, metric), strict=True))
+    ops = [(op, c) for op, c in bench.kernels() if metric in c[2]]
+    kernels = bench.looks([c for _, c in ops], metric)
+    best: dict[tuple[str, str], tuple[float, Change]] = {}
+    for (op, change), ratio in zip(ops, kernels, strict=True):
+        if ratio > best.get(op, (1.01, None))[0]:
+            best[op] = (ratio, change)
+    seen = {c[0]: (settings[c[0]], c[1]) for c in changes} | {c[0]: (r, c[1]) for r, c in best.values()}
+    chosen = sorted((n for n in seen if seen[n][0] > PROMISING), key=lambda n: -seen[n][0])[:MOST]
+    named = {n: seen[n][1] for n in chosen}
+    if len(best) > 1:
+        together = tuple(c[1].kernels[0] for _, c in best.values())
+        named["the best kernels together"] = Configuration(bench.default.settings, together)
+    rounds = bench.race(f"truth/{metric}", named, metric) if named else {}
+    looks = {"settings": settings, "kernels": len(ops), "promising": {n: seen[n][0] for n in chosen}}
+    return {**looks, "rounds": rounds}, named
+
+
+def one(name: str, seed: int, budget: float, folder: Path, force: bool) -> dict[str, Any]:
+    """The exhaustive run, the tune and the race of one model, on the CPUs of this process."""
+    model = make_model(name, folder)
+    begun = time.monotonic()
+    row: dict[str, Any] = {"model": name, "seed": seed, "bytes": model.stat().st_size}
+    with tempfile.TemporaryDirectory(prefix="dyno-gains-") as scratch:
+        bench = Bench(model, scratch, force)
+        try:
+            truth = {m: exhaustive(bench, m) for m in bench.context.weights}
+            row["exhaustive"] = {m: found for m, (found, _) in truth.items()}
+            row["seconds"] = {"exhaustive": round(time.monotonic() - begun, 1)}
+            bench.executor.close()
+            begun = time.monotonic()
+            options = Options(Workload.parse(WORKLOAD), budget=budget, seed=seed, kernels=True)
+            request = Request(
+                str(model), options, "cpu", out=Path(scratch) / "profile.yaml", quiet=True,
+                deadline_floor=least_deadline("dyno", "cpu", str(model)), force=force,
+            )  # fmt: skip
+            outcome = run(request).outcome
+            row["seconds"]["tune"] = round(time.monotonic() - begun, 1)
+            row["tune"] = {
+                "status": outcome.status, "trials": outcome.trials, "margin": outcome.margin,
+                "settings": {e.name: e.value for e in outcome.entries},
+                "kernels": len(outcome.kernels), "gain": {m: g.to_dict() for m, g in outcome.gain.items()},
+            }  # fmt: skip
+            profile = Configuration(
+                {**bench.default.settings, **outcome.settings}, tuple(k.choice for k in outcome.kernels)
+            )
+            row["gains"], row["missed"] = [], []
+            for metric, (found, named) in truth.items():
+                gains = {n: r for n, r in found["rounds"].items() if r[0] > GAIN and r[1] > 1}
+                if not gains:
+                    continue
+                raced = bench.race(
+                    f"judge/{metric}", {"profile": profile, **{n: named[n] for n in gains}}, metric
+                )
+                for change in gains:
+                    whole, alone = raced.get("profile"), raced.get(change)
+                    written = bool(whole and alone and (whole[0] >= WRITTEN * alone[0] or alone[0] <= GAIN))
+                    row["gains"].append(
+                        {"metric": metric, "change": change, "alone": alone, "profile": whole,
+                         "written": written}
+                    )  # fmt: skip
+                    row["missed"] += [] if written else [change]
+        finally:
+            bench.close()
+    return row
+
+
+def job(args: argparse.Namespace, name: str, seed: int, cpus: Sequence[int]) -> dict[str, Any]:
+    words = [sys.executable, "-P", str(Path(__file__).resolve()), "--one", name, "--seed", str(seed)]
+    words += ["--budget", str(args.budget), "--folder", str(args.folder)]
+    words += ["--force"] if args.force else []
+    found = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": found, "DYNO_LANE": ",".join(map(str, cpus))}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return {"model": name, "seed": seed, "error": last}
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--seeds", type=int, default=1, help="tunes of each model")
+    parser.add_argument("--budget", type=float, default=120.0, help="seconds of a tune")
+    parser.add_argument("--lanes", nargs="+", default=["auto"], help="CPUs of each: 0,1 2,3; default: auto")
+    parser.add_argument("--force", action="store_true", help="beside other programs: a try, no result")
+    parser.add_argument("--json", type=Path, help="write everything there, after every job; goes on with it")
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--one", choices=MODELS, help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        os.sched_setaffinity(0, [int(n) for n in os.environ["DYNO_LANE"].split(",")])
+        try:
+            print(json.dumps(one(args.one, args.seed, args.budget, args.folder, args.force)))
+        except DisturbedError as error:
+            print(error, file=sys.stderr)
+            return 1
+        return 0
+    with tempfile.TemporaryDirectory(prefix="dyno-gains-") as folder:
+        args.folder = Path(folder)
+        for name in args.models:
+            make_model(name, args.folder)
+        return sweep(args)
+
+
+def sweep(args: argparse.Namespace) -> int:
+    """All jobs, one after the other on each lane."""
+    lanes = automatic() if args.lanes == ["auto"] else [[int(n) for n in w.split(",")] for w in args.lanes]
+    rows: list[dict[str, Any]] = []
+    if args.json is not None and args.json.exists():
+        rows = [r for r in json.loads(args.json.read_text())["jobs"] if "error" not in r]
+    done = {(r["model"], r["seed"]) for r in rows}
+    jobs: queue.Queue[tuple[str, int]] = queue.Queue()
+    for seed in range(args.seeds):
+        for name in args.models:
+            if (name, seed) not in done:
+                jobs.put((name, seed))
+    lock = threading.Lock()
+
+    def work(cpus: list[int]) -> None:
+        while True:
+            try:
+                name, seed = jobs.get_nowait()
+            except queue.Empty:
+                return
+            row = job(args, name, seed, cpus)
+            with lock:
+                rows.append(row)
+                rows.sort(key=lambda r: (r["model"], r["seed"]))
+                report = {
+                    "command": "python benchmarks/exhaustive_gains.py "
+                    + " ".join(os.path.basename(a) for a in sys.argv[1:]),
+                    "machine": machine_facts("cpu"), "lanes": lanes, "workload": WORKLOAD,
+                    "force": args.force, "budget": args.budget, "jobs": rows,
+                }  # fmt: skip
+                if args.json is not None:
+                    args.json.write_text(json.dumps(report, indent=1) + "\n")
+                gains, missed = len(row.get("gains", ())), row.get("missed")
+                print(name, seed, row.get("error") or f"{gains} gains, missed: {missed}", flush=True)
+
+    threads = [threading.Thread(target=work, args=(lane,)) for lane in lanes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return 1 if any("error" in r or r["missed"] for r in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
