@@ -65,7 +65,7 @@ def parse_list(text: str) -> list[int]:
 
 
 def _rate(cpu: int) -> int:
-    words = [sys.executable, "-I", "-c", _COUNT.format(cpu=cpu)]
+    words = [sys.executable, "-P", "-c", _COUNT.format(cpu=cpu)]
     return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
 
 
