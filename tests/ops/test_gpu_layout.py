@@ -215,6 +215,46 @@ def test_blocks_share_no_more_of_k_than_there_is() -> None:
     assert parts({**desc, "k": 4096, "experts": 8, "used": 2}, "matmul_id") == []
 
 
+@pytest.mark.parametrize(
+    ("family", "kind", "m", "n", "k", "taken"),
+    [
+        ("matmul", "q4_k", 9, 4096, 4096, (16, 128, 2, 1)),
+        ("matmul", "q4_k", 32, 4096, 4096, (32, 128, 2, 1)),  # half the chip: two launches run side by side
+        ("matmul", "q4_k", 64, 4096, 4096, (32, 128, 2, 1)),  # two tiles of 32 tokens
+        ("matmul", "q4_k", 128, 4096, 4096, (64, 128, 2, 1)),
+        ("matmul", "q4_k", 16, 1024, 4096, (16, 128, 8, 1)),
+        (
+            "matmul",
+            "q4_k",
+            32,
+            1024,
+            4096,
+            (32, 128, 4, 1),
+        ),  # more blocks gain less than their exchange costs
+        ("matmul", "q6_k", 32, 4096, 14336, (32, 128, 4, 2)),  # k is long: smaller rings on all of the chip
+        ("matmul", "q4_k", 32, 4096, 512, (32, 128, 2, 1)),
+        ("up_gate", "q4_k", 32, 14336, 4096, (32, 128, 1, 2)),
+        ("up_gate", "q4_k", 64, 14336, 4096, (64, 256, 1, 1)),
+        ("up_gate", "q4_k", 128, 14336, 4096, None),  # tiles of 64 tokens fill the chip
+        ("matmul", "q4_k", 129, 1024, 4096, None),
+        ("matmul", "f16", 32, 4096, 4096, None),
+    ],
+)
+def test_few_tokens_take_a_ring(
+    family: str, kind: str, m: int, n: int, k: int, taken: tuple[int, ...] | None
+) -> None:
+    """`taken`: tokens, rows, parts and blocks."""
+    machine = {**H200, "shared_per_block_bytes": 227 << 10}
+    desc = {"type": kind, "layout": "gpu", "act": "f32", "m": m, "n": n, "k": k, "path": "mmq"}
+    config = ops.default_config(family, desc, machine)
+    names = ("tokens", "rows", "parts", "blocks")
+    ring = tuple(config[name] for name in names) if config["variant"] == "wgmma_ring" else None
+    assert ring == taken
+    if taken:
+        assert ops.supports(family, desc, config, machine) == (True, "")
+        assert ops.default_config(family, desc, {**machine, "compute_capability": 80})["variant"] == "mma"
+
+
 def test_a_ring_holds_two_stages_for_each_block_of_a_multiprocessor() -> None:
     desc = {"type": "q6_k", "layout": "gpu", "act": "f32", "m": 32, "n": 4096, "k": 4096}
     config = {"variant": "wgmma_ring", "tokens": 32, "rows": 256, "parts": 8, "blocks": 2}

@@ -35,8 +35,9 @@ __device__ __forceinline__ void load_words(uint32_t* out, const uint8_t* p) {
 template <int kCount>
 using Count = std::integral_constant<int, kCount>;
 
-__device__ __forceinline__ __half2 low2(__half2 v) { return as_half2(__byte_perm(as_bits(v), 0, 0x1010)); }
-__device__ __forceinline__ __half2 high2(__half2 v) { return as_half2(__byte_perm(as_bits(v), 0, 0x3232)); }
+// One half twice. Instructions on pairs can read an operand so: no permutation comes of it.
+__device__ __forceinline__ __half2 low2(__half2 v) { return __low2half2(v); }
+__device__ __forceinline__ __half2 high2(__half2 v) { return __high2half2(v); }
 
 // Bytes i and j of `word` as two halves minus `bias`, exact.
 template <int kLow, int kHigh, int kBias>
