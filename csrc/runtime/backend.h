@@ -69,8 +69,13 @@ class Backend {
   // Logits and routing are on their way to the caller's memory.
   virtual void end() = 0;
 
-  // Of a GPU. Waits until no copy that was started reads or writes memory of the host.
+  // Of a GPU. Waits until no copy that was started reads or writes memory of the host, but those of a piece that was
+  // started ahead.
   virtual void await_host_copies() {}
+  // Of a GPU: run_nodes() while the CPU still computes what the piece reads; the piece waits for that by itself until
+  // finish_host_turn(), which also an error has to be followed by. False, and nothing is started, where it cannot.
+  virtual bool start_ahead(const plan::NodeList&, int32_t, int32_t, int64_t) { return false; }
+  virtual void finish_host_turn() {}
   // What is started from now on begins when all that `other`, another GPU, has started is over.
   virtual void follow(Backend&) {}
   // Of the CPU: a weight as its kernels read it.

@@ -219,7 +219,7 @@ void CpuExecutor::select_rows(std::span<const plan::ValueId> values) {
 
 void CpuExecutor::begin(const MicroBatch& batch, const plan::Selection& selection, int threads) {
   micro_batch_ = batch;
-  // Prompts leave the CPU idle for longer than threads should spin.
+  // Also until the next token. Prompts leave the CPU idle for longer than threads should spin.
   const bool takes_turns = plan_.devices.size() > 1;
   pool_.stay_awake(takes_turns && static_cast<int64_t>(batch.tokens.size()) <= plan::kFusedTokens);
   env_.reset(new Env{.model = model_,
@@ -279,7 +279,6 @@ void CpuExecutor::await_copies(model::WeightId weight) {
 
 // Logits are written to the memory of the machine, where a device behind a link would have sent them.
 void CpuExecutor::end() {
-  pool_.stay_awake(false);
   const plan::DeviceId device = plan_.logits_device();
   if (micro_batch_.logit_rows.empty() || plan_.device(device).kind != DeviceKind::cpu) return;
   const size_t bytes = micro_batch_.logit_rows.size() * static_cast<size_t>(model_.n_vocab) * sizeof(float);

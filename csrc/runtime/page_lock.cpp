@@ -16,7 +16,8 @@ PageLock::PageLock([[maybe_unused]] std::span<std::byte> memory, [[maybe_unused]
 #ifdef DYNO_HAVE_CUDA
   if (memory.empty()) return;
   const DeviceScope scope(ordinal, "page-locking memory");  // else another GPU would be touched
-  const cudaError_t status = cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable);
+  const cudaError_t status =
+      cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable | cudaHostRegisterMapped);
   if (status == cudaSuccess) {
     locked_ = memory.data();
     return;

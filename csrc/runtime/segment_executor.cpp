@@ -1,6 +1,7 @@
 #include "runtime/segment_executor.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
 
@@ -138,16 +139,27 @@ int32_t SegmentExecutor::piece_end(const plan::NodeList& list, int32_t begin, in
   return stop;
 }
 
-void SegmentExecutor::run_piece(const plan::NodeList& list, plan::DeviceId device, int32_t begin, int32_t end,
-                                int64_t tokens) {
-  Backend& backend = backend_of(device);
-  if (&backend == cpu_.get()) {
+std::vector<SegmentExecutor::Piece> SegmentExecutor::pieces_of(const plan::NodeList& list,
+                                                               const NodeRange& range) const {
+  std::vector<Piece> pieces;
+  for (const plan::Segment& segment : list.segments) {
+    const int32_t last = std::min(segment.end, range.stop);
+    for (int32_t begin = segment.begin; begin < last; begin = pieces.back().end) {
+      pieces.push_back({segment.device, begin, piece_end(list, begin, last, range)});
+    }
+  }
+  return pieces;
+}
+
+void SegmentExecutor::run_piece(const plan::NodeList& list, const Piece& piece, int64_t tokens) {
+  Backend& backend = backend_of(piece.device);
+  if (on_cpu(piece)) {
     await_host_copies();
   } else {
     if (last_gpu_ != nullptr && last_gpu_ != &backend) backend.follow(*last_gpu_);
     last_gpu_ = &backend;
   }
-  backend.run_nodes(list, begin, end, tokens);
+  backend.run_nodes(list, piece.begin, piece.end, tokens);
 }
 
 void SegmentExecutor::select(std::span<const plan::ValueId> values) {
@@ -155,29 +167,42 @@ void SegmentExecutor::select(std::span<const plan::ValueId> values) {
   for_each_backend([&](Backend& backend) { backend.select_rows(values); });
 }
 
-void SegmentExecutor::run(const MicroBatch& batch, const plan::Selection& selection, int threads) {
-  DYNO_CHECK(PlanError, !batch.in_graph, "[executor] ops are timed in a graph where one GPU computes all of them; ",
-             "this plan has ", gpus_.empty() ? "no GPU" : "several devices");
-  auto tokens = static_cast<int64_t>(batch.tokens.size());
-  const auto wanted = static_cast<int64_t>(batch.logit_rows.size());
-  const plan::NodeList& list = list_of(plan_, batch);
-  const NodeRange range = nodes_to_run(list, batch);
-  for_each_backend([&](Backend& backend) { backend.begin(batch, selection, threads); });
+void SegmentExecutor::run_pieces(const plan::NodeList& list, const NodeRange& range, int64_t tokens, int64_t wanted) {
+  const std::vector<Piece> pieces = pieces_of(list, range);
+  const bool may_start_ahead = gpus_.size() == 1 && wanted == tokens;
   size_t fetched = 0;
+  bool ahead = false;  // the next piece is started already
   const auto go_on_with = [&](std::span<const plan::ValueId> values) {
     if (wanted != tokens) select(values);
     tokens = wanted;
   };
-  for (const plan::Segment& segment : list.segments) {
-    const int32_t last = std::min(segment.end, range.stop);
-    for (int32_t begin = segment.begin; begin < last;) {
-      if (range.all_rows && begin == list.head_node) go_on_with(list.head_values);
-      if (fetched < list.fetches.size() && list.fetches[fetched].node == begin) stream_->fetch(fetched++, tokens);
-      const int32_t end = piece_end(list, begin, last, range);
-      run_piece(list, segment.device, begin, end, tokens);
-      if (!range.all_rows && end - 1 == list.select_node) go_on_with(list.select_values);
-      begin = end;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& piece = pieces[i];
+    const bool begun = std::exchange(ahead, false);
+    if (range.all_rows && piece.begin == list.head_node) go_on_with(list.head_values);
+    if (fetched < list.fetches.size() && list.fetches[fetched].node == piece.begin) stream_->fetch(fetched++, tokens);
+    if (may_start_ahead && i + 1 < pieces.size() && on_cpu(piece) && !on_cpu(pieces[i + 1])) {
+      ahead = gpus_.front().backend->start_ahead(list, pieces[i + 1].begin, pieces[i + 1].end, tokens);
     }
+    if (!begun) run_piece(list, piece, tokens);
+    if (ahead) gpus_.front().backend->finish_host_turn();
+    if (!range.all_rows && piece.end - 1 == list.select_node) go_on_with(list.select_values);
+  }
+}
+
+void SegmentExecutor::run(const MicroBatch& batch, const plan::Selection& selection, int threads) {
+  DYNO_CHECK(PlanError, !batch.in_graph, "[executor] ops are timed in a graph where one GPU computes all of them; ",
+             "this plan has ", gpus_.empty() ? "no GPU" : "several devices");
+  const auto tokens = static_cast<int64_t>(batch.tokens.size());
+  const auto wanted = static_cast<int64_t>(batch.logit_rows.size());
+  const plan::NodeList& list = list_of(plan_, batch);
+  const NodeRange range = nodes_to_run(list, batch);
+  for_each_backend([&](Backend& backend) { backend.begin(batch, selection, threads); });
+  try {
+    run_pieces(list, range, tokens, wanted);
+  } catch (...) {
+    for (const Gpu& gpu : gpus_) gpu.backend->finish_host_turn();  // nothing waits for a turn that will not come
+    throw;
   }
   for_each_backend([](Backend& backend) { backend.end(); });
   const bool answers = batch.logits != nullptr && wanted > 0;

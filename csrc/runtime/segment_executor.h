@@ -1,6 +1,7 @@
 // Runs op lists whose nodes lie on one or several devices: the segments of a list in their order, each on the backend
 // of its device. Devices take turns in the order of the list. A GPU is only handed its work, so what of it the CPU does
-// not wait for runs beside the CPU's.
+// not wait for runs beside the CPU's. The GPU's next piece is started before the CPU's turn where it can wait for that
+// by itself.
 #pragma once
 
 #include <memory>
@@ -47,9 +48,17 @@ class SegmentExecutor final : public Executor, private ValueMemory {
   Backend& backend_of(plan::DeviceId device) const { return *by_device_[static_cast<size_t>(device)]; }
   template <typename Visit>
   void for_each_backend(const Visit& visit) const;
+  // Nodes of one device that are started together.
+  struct Piece {
+    plan::DeviceId device = plan::kMainDevice;
+    int32_t begin = 0, end = 0;
+  };
+  std::vector<Piece> pieces_of(const plan::NodeList& list, const NodeRange& range) const;
+  void run_pieces(const plan::NodeList& list, const NodeRange& range, int64_t tokens, int64_t wanted);
+  bool on_cpu(const Piece& piece) const { return &backend_of(piece.device) == cpu_.get(); }
   // The end of the piece that begins at a node of a segment.
   int32_t piece_end(const plan::NodeList& list, int32_t begin, int32_t end, const NodeRange& range) const;
-  void run_piece(const plan::NodeList& list, plan::DeviceId device, int32_t begin, int32_t end, int64_t tokens);
+  void run_piece(const plan::NodeList& list, const Piece& piece, int64_t tokens);
   void select(std::span<const plan::ValueId> values);
   void await_host_copies();
 

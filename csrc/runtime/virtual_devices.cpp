@@ -36,10 +36,12 @@ void VirtualDevices::wait_until(Clock::time_point when) {
 }
 
 void VirtualDevices::lose(plan::DeviceId device, int64_t after_segments) {
+  const bool known = device >= 0 && static_cast<size_t>(device) < states_.size();
+  const bool beside_gpu = plan_.main_device().kind == DeviceKind::cuda;
   DYNO_CHECK(PlanError,
-             device >= 0 && static_cast<size_t>(device) < states_.size() &&
-                 plan_.device(device).kind == DeviceKind::cpu && plan_.device(device).ordinal > 0,
-             "[device] only a virtual device of the plan can be lost on purpose, not device number ", device);
+             known && plan_.device(device).kind == DeviceKind::cpu && (plan_.device(device).ordinal > 0 || beside_gpu),
+             "[device] only a virtual device of the plan, or the CPU beside a GPU, can be lost on purpose, not device ",
+             "number ", device);
   DYNO_CHECK(PlanError, after_segments >= 0, "[device] after_segments is ", after_segments, "; expected 0 or more");
   State& state = states_[static_cast<size_t>(device)];
   state.segments_left = after_segments;
@@ -64,7 +66,8 @@ void VirtualDevices::check() const {
 }
 
 void VirtualDevices::fail(size_t device) const {
-  throw DeviceLostError(str_cat("[device] virtual device ", device_name(plan_.devices[device].info),
+  const DeviceInfo& info = plan_.devices[device].info;
+  throw DeviceLostError(str_cat("[device] ", info.ordinal > 0 ? "virtual device " : "device ", device_name(info),
                                 " is lost, with the weights and the cache that it held; open the engine again, "
                                 "without it or with another placement"));
 }

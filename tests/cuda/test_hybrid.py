@@ -10,6 +10,7 @@ import dyno
 import numpy as np
 import pytest
 from dyno import _core
+from dyno.errors import DeviceLostError
 from ops.matmul_data import QUANTISED, block, weights
 
 if TYPE_CHECKING:
@@ -150,6 +151,42 @@ def test_replayed_tokens_equal_launched_ones(name: str) -> None:
     for token, want in zip(tokens, launched, strict=True):
         np.testing.assert_array_equal(decode(s, token.reshape(1)), want)
     assert {row["captured"] for row in s.captures()} == {True}
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_tokens_whose_parts_are_started_ahead_equal_launched_ones(sequences: int) -> None:
+    """From the third use of a shape on the GPU's next part is started before the CPU's turn."""
+    if not GRAPHS:
+        pytest.skip("a build without CUDA graphs")
+    tokens = golden("deepseek2-lite")["tokens_long"].astype(np.int32)
+    for name in ("deepseek2-lite", "gpt-oss"):  # with a shared expert, and with biases
+        results = []
+        for graphs in (False, True):
+            where = {"cpu_moe": True, "session": {"cuda_graphs": graphs}}
+            s = opened_at(name, where, "default", sequences=sequences)
+            rows = []
+            for i in range(12):
+                steps = [(slot, tokens[i + slot : i + slot + 1].copy()) for slot in range(sequences)]
+                rows.append(s.decode(steps, "last")[0])
+            results.append(np.stack(rows))
+        np.testing.assert_array_equal(results[1], results[0])
+
+
+def test_an_error_in_the_turn_of_the_cpu_leaves_no_gpu_waiting() -> None:
+    tokens = golden("qwen3moe")["tokens_short"].astype(np.int32)
+    want = decode(opened_at("qwen3moe", {"cpu_moe": True}, "default"), tokens[:1])
+    s = opened_at("qwen3moe", {"cpu_moe": True}, "default")
+    for token in tokens[:6]:
+        decode(s, token.reshape(1))
+    s.lose_device("cpu", 1)
+    with pytest.raises(DeviceLostError, match="device cpu is lost"):
+        decode(s, tokens[6:7])
+    with pytest.raises(DeviceLostError, match="device cpu is lost"):
+        decode(s, tokens[6:7])
+    s.close()  # waits for the GPU
+    np.testing.assert_array_equal(
+        decode(opened_at("qwen3moe", {"cpu_moe": True}, "default"), tokens[:1]), want[0]
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if has_experts(name)])

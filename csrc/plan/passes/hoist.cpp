@@ -1,5 +1,5 @@
-// Devices take turns in the order of the list. What a device could do before another one's turn and does not need
-// anything of it moves there: copies that leave for another device go together, and a GPU has work while the CPU
+// Devices take turns in the order of the list. A node that needs nothing of another device's turn moves before it, to
+// the last turn of its own device: copies that leave for another device go together, and a GPU has work while the CPU
 // computes. Within a layer, and never past what works on the cache or on the state of sequences.
 #include <algorithm>
 

@@ -14,6 +14,7 @@
 #include "runtime/backend.h"
 #include "runtime/cuda/draws.h"
 #include "runtime/cuda/handles.h"
+#include "runtime/cuda/turns.h"
 #include "runtime/cuda/weight_copies.h"
 #include "runtime/cuda/weights_cuda.h"
 #include "runtime/executor.h"
@@ -53,6 +54,8 @@ class CudaExecutor final : public Executor, public Backend {
   void select_rows(std::span<const plan::ValueId> values) override;
   void end() override;
   void await_host_copies() override;
+  bool start_ahead(const plan::NodeList& list, int32_t begin, int32_t end, int64_t tokens) override;
+  void finish_host_turn() override;
   void follow(Backend& other) override;
   void read(plan::ValueId value, std::span<std::byte> out) override;
   void copies_follow_launches() override;
@@ -75,6 +78,10 @@ class CudaExecutor final : public Executor, public Backend {
   struct Captured {
     CaptureAttempts attempts;
     GraphExec graph;
+  };
+  // Of a piece: how it deals with the CPU's memory, and whether its graph has run.
+  struct CapturedPiece : Captured {
+    bool crosses = false, receives = false, ran = false;
   };
 
   // A piece of a list in u-batches of one shape.
@@ -104,6 +111,12 @@ class CudaExecutor final : public Executor, public Backend {
     int32_t most = std::numeric_limits<int32_t>::max();
   };
   void launch_all(const MicroBatch& batch, const plan::Selection& selection, const Launching& how);
+  // The piece of a u-batch that repeats; null where it is not captured.
+  CapturedPiece* piece_of(const plan::NodeList& list, int32_t begin, int32_t end);
+  // A piece whose values cross by kernels: the CPU's turns, see Turns.
+  void launch_in_turns(Env& env, const plan::NodeList& list, int32_t begin, int32_t end, const MicroBatch& batch,
+                       const Launching& how);
+  bool crosses_host(const plan::Node& node) const;
   // Nodes [begin, end) of a list.
   void launch_nodes(Env& env, const plan::NodeList& list, int32_t begin, int32_t end, const MicroBatch& batch,
                     const Launching& how);
@@ -163,7 +176,10 @@ class CudaExecutor final : public Executor, public Backend {
   Event fork_;
   std::map<Shape, Captured> graphs_;
   // Of lists that span devices.
-  std::map<Piece, Captured> pieces_;
+  std::map<Piece, CapturedPiece> pieces_;
+  Turns turns_;
+  bool reaches_host_ = false;            // kernels can read and write what is page-locked, and no other GPU takes turns
+  bool last_by_turns_ = false;           // of copies_host_
   const ValueMemory* values_ = nullptr;  // null where this GPU computes all
   MicroBatch micro_batch_;
   const plan::Selection* selection_ = nullptr;

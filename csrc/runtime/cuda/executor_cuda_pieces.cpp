@@ -12,23 +12,28 @@
 namespace dyno::runtime {
 namespace {
 
-// Whether the launch reads or writes memory of the host.
-bool copies_host(const plan::Plan& plan, const plan::Node& node) {
-  const auto* moved = std::get_if<plan::TransferOperands>(&node.operands);
-  if (moved == nullptr) return false;
-  const auto on_host = [&](const plan::Operand& operand) {
-    return plan.device(plan.values[static_cast<size_t>(operand.value)].device).kind == DeviceKind::cpu;
-  };
-  return on_host(moved->x) || on_host(moved->y);
+bool on_host(const plan::Plan& plan, const plan::Operand& operand) {
+  return plan.device(plan.values[static_cast<size_t>(operand.value)].device).kind == DeviceKind::cpu;
 }
 
 }  // namespace
+
+// Whether the launch reads or writes memory of the host.
+bool CudaExecutor::crosses_host(const plan::Node& node) const {
+  const auto* moved = std::get_if<plan::TransferOperands>(&node.operands);
+  return moved != nullptr && (on_host(plan_, moved->x) || on_host(plan_, moved->y));
+}
 
 void CudaExecutor::connect(const ValueMemory& memory) {
   const DeviceScope scope(info().ordinal, "preparing a session");
   values_ = &memory;
   host_copies_ = make_event();
   followed_ = make_event();
+  const auto is_gpu = [](const plan::PlannedDevice& device) { return device.info.kind == DeviceKind::cuda; };
+  int same_address = 0;
+  DYNO_CUDA_CHECK(cudaDeviceGetAttribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem, info().ordinal));
+  reaches_host_ = same_address != 0 && std::count_if(plan_.devices.begin(), plan_.devices.end(), is_gpu) == 1;
+  if (reaches_host_) turns_.prepare(stream_.get());
   // Copies between GPUs go straight where the machine has a way; elsewhere the driver takes them through the host.
   for (const plan::PlannedDevice& other : plan_.devices) {
     if (other.info.kind != DeviceKind::cuda || other.info.ordinal == info().ordinal) continue;
@@ -65,9 +70,69 @@ void CudaExecutor::begin(const MicroBatch& batch, const plan::Selection& selecti
   upload_routing(batch);
 }
 
+CudaExecutor::CapturedPiece* CudaExecutor::piece_of(const plan::NodeList& list, int32_t begin, int32_t end) {
+  const MicroBatch& batch = micro_batch_;
+  const auto nodes = std::span(list.nodes).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+  const bool repeats = batch.tokens.size() == batch.runs.size() && !batch.logit_rows.empty();
+  const bool routing = batch.pinned_routing != nullptr || batch.captured_routing != nullptr;
+  if (!graphs_wanted_ || !repeats || routing || batch.op_times != nullptr || nodes.size() < 2) return nullptr;
+  // A copy from or to memory that is not page-locked would keep a capture from ending.
+  const bool host = std::any_of(nodes.begin(), nodes.end(), [&](const auto& node) { return crosses_host(node); });
+  if (list.id == plan::ListId::expanded || (host && !values_->host_locked())) return nullptr;
+  CapturedPiece& piece = pieces_[{list.id,
+                                  begin,
+                                  end,
+                                  {static_cast<int64_t>(batch.tokens.size()), static_cast<int64_t>(batch.runs.size()),
+                                   static_cast<int64_t>(batch.logit_rows.size())}}];
+  piece.crosses = host && reaches_host_;
+  piece.receives = piece.crosses && std::any_of(nodes.begin(), nodes.end(), [&](const plan::Node& node) {
+                     return crosses_host(node) && on_host(plan_, std::get<plan::TransferOperands>(node.operands).x);
+                   });
+  return &piece;
+}
+
+// The GPU waits for the CPU where it first receives something, and gives it the turn at the end: what the piece read of
+// the CPU's memory may be overwritten then, and what it wrote there is there.
+void CudaExecutor::launch_in_turns(Env& env, const plan::NodeList& list, int32_t begin, int32_t end,
+                                   const MicroBatch& batch, const Launching& how) {
+  bool waits = true, gave = false;
+  for (int32_t i = begin; i < end;) {
+    int32_t last = i;
+    while (last < end && !crosses_host(list.nodes[static_cast<size_t>(last)])) ++last;
+    if (last > i) {
+      launch_nodes(env, list, i, last, batch, how);
+      i = last;
+      continue;
+    }
+    const auto receives = [&](int32_t at) {
+      return on_host(plan_, std::get<plan::TransferOperands>(list.nodes[static_cast<size_t>(at)].operands).x);
+    };
+    std::vector<Crossing> rows;
+    for (; last < end && crosses_host(list.nodes[static_cast<size_t>(last)]) && receives(last) == receives(i); ++last) {
+      const plan::Node& node = list.nodes[static_cast<size_t>(last)];
+      const auto& moved = std::get<plan::TransferOperands>(node.operands);
+      ops::TransferDesc desc = std::get<ops::TransferDesc>(node.desc);
+      desc.m = env.tokens * node.rows_factor;
+      rows.push_back({env.at(moved.x), env.at(moved.y), static_cast<size_t>(desc.bytes())});
+    }
+    if (receives(i)) {
+      turns_.receive(rows, waits, stream_.get());
+      waits = false;
+    } else {
+      gave = last == end;
+      turns_.send(rows, gave, stream_.get());
+    }
+    i = last;
+  }
+  if (!gave) turns_.send({}, /*give=*/true, stream_.get());
+}
+
 void CudaExecutor::run_nodes(const plan::NodeList& list, int32_t begin, int32_t end, int64_t tokens) {
   const MicroBatch& batch = micro_batch_;
   const DeviceScope scope(info().ordinal, "decoding", static_cast<int64_t>(batch.tokens.size()));
+  CapturedPiece* const work = piece_of(list, begin, end);
+  const auto first = list.nodes.begin() + begin;
+  const bool host = std::any_of(first, first + (end - begin), [&](const auto& node) { return crosses_host(node); });
   const auto launch = [&](bool capturing) {
     Env env = env_of(batch, *selection_);
     env.tokens = tokens;
@@ -75,33 +140,43 @@ void CudaExecutor::run_nodes(const plan::NodeList& list, int32_t begin, int32_t 
     env.left = end - begin + env.batch.n_runs * (end - begin);  // all
     if (batch.op_times != nullptr) DYNO_CUDA_CHECK(cudaEventRecord(timing_event(0).get(), stream_.get()));
     launched_.clear();
-    launch_nodes(env, list, begin, end, batch, {.capturing = capturing});
+    if (capturing && work->crosses) {
+      launch_in_turns(env, list, begin, end, batch, {.capturing = capturing});
+    } else {
+      launch_nodes(env, list, begin, end, batch, {.capturing = capturing});
+    }
   };
-  const auto nodes = std::span(list.nodes).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
-  const bool host = std::any_of(nodes.begin(), nodes.end(), [&](const auto& node) { return copies_host(plan_, node); });
-
-  const bool repeats = batch.tokens.size() == batch.runs.size() && !batch.logit_rows.empty();
-  const bool routing = batch.pinned_routing != nullptr || batch.captured_routing != nullptr;
-  // A copy from or to memory that is not page-locked would keep a capture from ending.
-  const bool fixed = list.id != plan::ListId::expanded && (!host || values_->host_locked());
-  Captured* work = nullptr;
-  const bool times = batch.op_times != nullptr;
-  if (graphs_wanted_ && repeats && fixed && !routing && !times && batch.hidden == nullptr && nodes.size() > 1) {
-    work = &pieces_[{list.id,
-                     begin,
-                     end,
-                     {static_cast<int64_t>(batch.tokens.size()), static_cast<int64_t>(batch.runs.size()),
-                      static_cast<int64_t>(batch.logit_rows.size())}}];
-  }
   if (work != nullptr && ready(*work, [&] { launch(/*capturing=*/true); })) {
     DYNO_CUDA_CHECK(cudaGraphLaunch(work->graph.get(), stream_.get()));
+    work->ran = true;
+    if (!host) return;
+    last_by_turns_ = work->crosses;
+    if (work->crosses) turns_.started(work->receives, /*ahead=*/false);
   } else {
     launch(/*capturing=*/false);
     if (batch.op_times != nullptr) add_op_times(batch);
+    if (!host) return;
+    last_by_turns_ = false;
   }
-  if (!host) return;
-  DYNO_CUDA_CHECK(cudaEventRecord(host_copies_.get(), stream_.get()));
+  if (!last_by_turns_) DYNO_CUDA_CHECK(cudaEventRecord(host_copies_.get(), stream_.get()));
   copies_host_ = true;
+}
+
+// Only what has run as a graph before: the driver might wait for the device to load anything else. A piece that reads
+// nothing of the CPU would write to its memory during its turn.
+bool CudaExecutor::start_ahead(const plan::NodeList& list, int32_t begin, int32_t end, int64_t) {
+  const DeviceScope scope(info().ordinal, "decoding", static_cast<int64_t>(micro_batch_.tokens.size()));
+  CapturedPiece* const work = piece_of(list, begin, end);
+  if (work == nullptr || !work->ran || !work->receives || !copies_host_ || !last_by_turns_) return false;
+  DYNO_CUDA_CHECK(cudaGraphLaunch(work->graph.get(), stream_.get()));
+  turns_.started(/*waits=*/true, /*ahead=*/true);
+  return true;
+}
+
+void CudaExecutor::finish_host_turn() {
+  if (!turns_.ahead()) return;
+  turns_.finish_turns();
+  last_by_turns_ = copies_host_ = true;
 }
 
 void CudaExecutor::select_rows(std::span<const plan::ValueId> values) {
@@ -125,7 +200,11 @@ void CudaExecutor::end() {
 void CudaExecutor::await_host_copies() {
   if (!copies_host_) return;
   const CudaStep step(info().ordinal, "waiting for values that the CPU needs");
-  DYNO_CUDA_CHECK(cudaEventSynchronize(host_copies_.get()));
+  if (last_by_turns_) {
+    turns_.await(stream_.get());
+  } else {
+    DYNO_CUDA_CHECK(cudaEventSynchronize(host_copies_.get()));
+  }
   copies_host_ = false;
 }
 
