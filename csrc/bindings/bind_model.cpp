@@ -84,7 +84,7 @@ nb::object recurrent_dict(const model::RecurrentSpec& r) {
 nb::dict ffn_dict(const model::FfnSpec& f) {
   nb::dict d;
   const bool moe = f.kind == model::FfnKind::moe;
-  d["kind"] = moe ? "moe" : "dense";
+  d["kind"] = moe ? "moe" : f.kind == model::FfnKind::none ? "none" : "dense";
   d["activation"] = std::string(ops::activation_name(f.activation));
   d["width"] = moe ? f.width : f.dense_width;
   if (moe) {

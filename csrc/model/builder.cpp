@@ -116,11 +116,6 @@ WeightId Builder::add(const std::string& name, Transform transform, DType type, 
                dtype_name(tensor->type), ", which cannot be taken apart per head; requantise it as ",
                dtype_name(dtype_info(tensor->type).plain));
   }
-  if (tensor != nullptr && tensor->type == DType::nvfp4) {
-    const std::string factor = name.substr(0, name.rfind('.')) + ".scale";
-    DYNO_CHECK(UnsupportedError, !has_tensor(factor), "[model] tensor ", name, " is nvfp4 with a scale of its own in ",
-               factor, ", which no kernel here multiplies with; requantise it without one");
-  }
   model.weights.push_back({.name = name,
                            .tensor = tensor,
                            .transform = transform,
@@ -128,7 +123,29 @@ WeightId Builder::add(const std::string& name, Transform transform, DType type, 
                            .batch = batch,
                            .rows = rows,
                            .cols = cols});
-  return static_cast<WeightId>(model.weights.size() - 1);
+  const auto id = static_cast<WeightId>(model.weights.size() - 1);
+  if (tensor != nullptr && tensor->type == DType::nvfp4) add_scale(name, id);
+  return id;
+}
+
+// Written by converters of ModelOpt's checkpoints: <tensor>.scale, and <tensor>.input_scale for engines that quantise
+// activations to four bits, which none here does.
+void Builder::add_scale(const std::string& name, WeightId id) {
+  const std::string stem = name.substr(0, name.rfind('.'));
+  used_.insert(stem + ".input_scale");
+  const std::string factor = stem + ".scale";
+  const TensorInfo* tensor = file_.find_tensor(factor);
+  if (tensor == nullptr) return;
+  const int64_t batch = model.weights.back().batch;
+  if (batch > 1 && tensor->dims[0] != 1) {
+    const WeightId scales = values(factor, batch);
+    model.weights[static_cast<size_t>(id)].scales = scales;
+  } else {
+    const double scale = number(factor);
+    DYNO_CHECK(ModelError, scale != 0, "[model] tensor ", factor, " is 0");
+    model.weights[static_cast<size_t>(id)].scale = scale;
+  }
+  scaled_[name] = id;
 }
 
 WeightId Builder::matrix(const std::string& name, int64_t rows, int64_t cols) {
@@ -168,6 +185,18 @@ WeightId Builder::values(const std::string& name, int64_t n, int64_t first) {
 
 WeightId Builder::vector_optional(const std::string& name, int64_t n, int64_t batch) {
   if (!has_tensor(name)) return kNone;
+  const auto scaled =
+      name.ends_with(".bias") ? scaled_.find(name.substr(0, name.size() - 4) + "weight") : scaled_.end();
+  if (scaled != scaled_.end()) {
+    // Products are multiplied by the factor after the bias, so the bias is divided by it.
+    const Weight& matrix = model.weight(scaled->second);
+    DYNO_CHECK(UnsupportedError, batch == 1, "[model] tensor ", name,
+               ": biases of experts whose matrices have factors (", matrix.name, ") are not supported");
+    const double scale = matrix.scale;
+    const WeightId id = vector(name, n);
+    model.weights.back().scale = 1.0 / scale;
+    return id;
+  }
   if (batch == 1) return vector(name, n);
   const TensorInfo& tensor = expect_tensor(name, {n, batch});
   DYNO_CHECK(ModelError, is_float(tensor.type), "[model] tensor ", name, " is ", dtype_name(tensor.type),
@@ -362,15 +391,15 @@ bool Builder::is_local_layer(int64_t i, int64_t default_pattern) const {
   return (i + 1) % integer_or(kPattern, default_pattern, 1) != 0;
 }
 
-void Builder::dense_ffn(LayerSpec& layer, int64_t i, int64_t width) {
+void Builder::dense_ffn(LayerSpec& layer, int64_t i, int64_t width, bool gated) {
   const int64_t n_embd = model.n_embd;
   FfnSpec& f = layer.ffn;
   f.kind = FfnKind::dense;
   f.dense_width = width;
-  f.gate = matrix(blk(i, "ffn_gate.weight"), width, n_embd);
+  if (gated) f.gate = matrix(blk(i, "ffn_gate.weight"), width, n_embd);
   f.up = matrix(blk(i, "ffn_up.weight"), width, n_embd);
   f.down = matrix(blk(i, "ffn_down.weight"), n_embd, width);
-  f.gate_bias = vector_optional(blk(i, "ffn_gate.bias"), width);
+  if (gated) f.gate_bias = vector_optional(blk(i, "ffn_gate.bias"), width);
   f.up_bias = vector_optional(blk(i, "ffn_up.bias"), width);
   f.down_bias = vector_optional(blk(i, "ffn_down.bias"), n_embd);
 }
@@ -423,19 +452,23 @@ void Builder::moe_ffn(FfnSpec& f, int64_t i, const MoeFacts& facts) {
     f.experts_gate = half(merged, /*second=*/false, f.experts, f.width, n_embd, /*stacked=*/true);
     f.experts_up = half(merged, /*second=*/true, f.experts, f.width, n_embd, /*stacked=*/true);
   } else {
-    f.experts_gate = stack(blk(i, "ffn_gate_exps.weight"), f.experts, f.width, n_embd);
+    if (facts.gated) f.experts_gate = stack(blk(i, "ffn_gate_exps.weight"), f.experts, f.width, n_embd);
     f.experts_up = stack(blk(i, "ffn_up_exps.weight"), f.experts, f.width, n_embd);
   }
   f.experts_down = stack(blk(i, "ffn_down_exps.weight"), f.experts, n_embd, f.width);
-  f.experts_gate_bias = vector_optional(blk(i, "ffn_gate_exps.bias"), f.width, f.experts);
+  for (const WeightId id : {f.experts_gate, f.experts_up, f.experts_down}) {
+    DYNO_CHECK(ModelError, id == kNone || model.weight(id).scale == 1.0, "[model] tensor ", model.weight(id).name,
+               " has one scale; expected one for each of ", f.experts, " experts");
+  }
+  if (facts.gated) f.experts_gate_bias = vector_optional(blk(i, "ffn_gate_exps.bias"), f.width, f.experts);
   f.experts_up_bias = vector_optional(blk(i, "ffn_up_exps.bias"), f.width, f.experts);
   f.experts_down_bias = vector_optional(blk(i, "ffn_down_exps.bias"), n_embd, f.experts);
 
-  if (facts.shared_width > 0 || has_tensor(blk(i, "ffn_gate_shexp.weight"))) {
-    DYNO_CHECK(ModelError, facts.shared_width > 0, "[model] tensor ", blk(i, "ffn_gate_shexp.weight"), " exists, but ",
+  if (facts.shared_width > 0 || has_tensor(blk(i, "ffn_up_shexp.weight"))) {
+    DYNO_CHECK(ModelError, facts.shared_width > 0, "[model] tensor ", blk(i, "ffn_up_shexp.weight"), " exists, but ",
                key("expert_shared_feed_forward_length"), " is missing or 0");
     f.dense_width = facts.shared_width;
-    f.gate = matrix(blk(i, "ffn_gate_shexp.weight"), facts.shared_width, n_embd);
+    if (facts.gated) f.gate = matrix(blk(i, "ffn_gate_shexp.weight"), facts.shared_width, n_embd);
     f.up = matrix(blk(i, "ffn_up_shexp.weight"), facts.shared_width, n_embd);
     f.down = matrix(blk(i, "ffn_down_shexp.weight"), n_embd, facts.shared_width);
     // Some files hold the one row as a vector.

@@ -87,12 +87,13 @@ class Builder {
   // An array of flags, one for each layer, that the file need not have.
   std::optional<bool> layer_flag(std::string_view key, int64_t index) const;
   int64_t feed_forward(int64_t index) const { return per_layer("feed_forward_length", index, std::nullopt, 1); }
-  void dense_ffn(LayerSpec& layer, int64_t index, int64_t width);
+  void dense_ffn(LayerSpec& layer, int64_t index, int64_t width, bool gated = true);
   struct MoeFacts {
     ops::Gating gating = ops::Gating::softmax;  // where the file does not say
     bool normalize = false;                     // likewise
     int64_t width = 0;
     int64_t shared_width = 0;
+    bool gated = true;
   };
   void moe_ffn(LayerSpec& layer, int64_t index, const MoeFacts& facts) { moe_ffn(layer.ffn, index, facts); }
   void moe_ffn(FfnSpec& ffn, int64_t index, const MoeFacts& facts);
@@ -105,6 +106,8 @@ class Builder {
  private:
   std::string key(std::string_view name) const;
   WeightId add(const std::string& name, Transform transform, DType type, int64_t batch, int64_t rows, int64_t cols);
+  // The factor beside a tensor of NVFP4, or those of its matrices.
+  void add_scale(const std::string& name, WeightId id);
 
   // An array is read and checked once, not once per layer: a file may hold millions of elements and 4096 layers.
   const std::vector<int64_t>& integers(std::string_view name) const;
@@ -114,6 +117,7 @@ class Builder {
   mutable std::map<std::string, std::vector<int64_t>, std::less<>> integers_;
   mutable std::map<std::string, std::vector<bool>, std::less<>> flags_;
   std::set<std::string, std::less<>> used_;
+  std::map<std::string, WeightId, std::less<>> scaled_;  // weights with a factor, by the tensor's name
 };
 
 // One entry per architecture file.
@@ -132,6 +136,10 @@ void build_gemma4(Builder&);
 void build_granitehybrid(Builder&);
 void build_kimi_linear(Builder&);
 
+void build_nemotron_h(Builder&);
+
+// A layer of Mamba-2 after its norm attn_norm, in arch/granitehybrid.cpp.
+void mamba2(Builder& b, LayerSpec& layer, int64_t index);
 // Multi-head latent attention, in arch/deepseek2.cpp.
 void latent_attention(Builder& b, LayerSpec& layer, int64_t index, RopeSpec rope);
 void build_qwen3moe(Builder&);

@@ -39,6 +39,8 @@ constexpr std::array kArchitectures = {
     Architecture{"gemma4", build_gemma4},
     Architecture{"granitehybrid", build_granitehybrid},
     Architecture{"kimi-linear", build_kimi_linear},
+    Architecture{"nemotron_h", build_nemotron_h},
+    Architecture{"nemotron_h_moe", build_nemotron_h},
 };
 
 void check_types(const ModelDesc& model) {
@@ -71,6 +73,9 @@ ModelDesc describe_model(const GgufFile& file) {
     check_types(model);
     return model;
   }
+  DYNO_CHECK(UnsupportedError, *architecture != "clip" && *architecture != "mmproj", "[model] the file holds only the ",
+             "vision or audio part of a model (general.architecture ", quoted(*architecture),
+             "); open the file with its text model");
   std::string names;
   for (const Architecture& known : kArchitectures) names += str_cat(names.empty() ? "" : ", ", known.name);
   throw UnsupportedError(str_cat("[model] architecture ", quoted(*architecture), " is not supported; known: ", names));
@@ -179,8 +184,10 @@ std::string ffn_text(const FfnSpec& f) {
 }
 
 std::string layer_text(const LayerSpec& layer) {
-  std::string out = layer.is_recurrent() ? recurrent_text(layer.recurrent) : attention_text(layer.attention);
-  out += "; " + ffn_text(layer.ffn);
+  std::string out;
+  if (layer.is_recurrent()) out = recurrent_text(layer.recurrent);
+  if (layer.has_attention()) out = attention_text(layer.attention);
+  if (layer.ffn.kind != FfnKind::none) out += str_cat(out.empty() ? "" : "; ", ffn_text(layer.ffn));
   if (layer.beside) out += "; beside it " + ffn_text(*layer.beside);
   if (layer.input_gate != kNone) out += "; per-layer embedding";
   return out;

@@ -35,9 +35,12 @@ struct Weight {
   DType type = DType::f32;  // after the transform
   int64_t batch = 1;        // experts, or heads
   int64_t rows = 0;
-  int64_t cols = 0;    // the contracted dimension
-  int64_t parts = 1;   // of first_half and second_half
-  bool table = false;  // read by token id (embed)
+  int64_t cols = 0;   // the contracted dimension
+  int64_t parts = 1;  // of first_half and second_half
+  // A factor beside the tensor, which the loader leaves out: products are multiplied by it, a vector has it inside.
+  double scale = 1.0;
+  WeightId scales = kNone;  // the same with a number for each matrix of the stack
+  bool table = false;       // read by token id (embed)
 };
 
 enum class RopeScaling : uint8_t {
@@ -140,14 +143,15 @@ struct RecurrentSpec {
   WeightId output = kNone;
 };
 
-enum class FfnKind : uint8_t { dense, moe };
+enum class FfnKind : uint8_t { none, dense, moe };
 
 struct FfnSpec {
   FfnKind kind = FfnKind::dense;
   ops::Activation activation = ops::Activation::silu;
   int64_t width = 0;  // of one (expert's) hidden layer
 
-  // dense FFN, or the shared experts of a mixture (all of them side by side)
+  // dense FFN, or the shared experts of a mixture (all of them side by side). Without `gate` the activation takes the
+  // product with `up` twice; likewise for experts.
   WeightId gate = kNone, up = kNone, down = kNone;
   WeightId gate_bias = kNone, up_bias = kNone, down_bias = kNone;
   int64_t dense_width = 0;
@@ -168,7 +172,7 @@ struct FfnSpec {
 
 struct LayerSpec {
   WeightId attn_norm = kNone;  // none: attention reads the residual stream itself
-  AttentionSpec attention;     // without heads where the layer is recurrent
+  AttentionSpec attention;     // without heads where the layer is recurrent, or a FFN alone
   RecurrentSpec recurrent;
   WeightId attn_post_norm = kNone;  // on the attention's output, before it joins the residual stream
   WeightId ffn_norm = kNone;        // likewise
@@ -183,6 +187,7 @@ struct LayerSpec {
   double output_scale = 1.0;  // on the residual stream behind the layer
 
   bool is_recurrent() const { return recurrent.kind != RecurrentKind::none; }
+  bool has_attention() const { return attention.heads > 0; }
   // The mixture of the layer, if there is one.
   const FfnSpec* mixture() const { return ffn.kind == FfnKind::moe ? &ffn : beside ? &*beside : nullptr; }
 };

@@ -168,6 +168,9 @@ struct GluArgs {
   int64_t gate_stride = 0;
   const float* up = nullptr;  // [m, n], may be y
   int64_t up_stride = 0;
+  const int32_t* ids = nullptr;       // [m, used], when desc.experts > 0, like the two below
+  const float* gate_scale = nullptr;  // [experts]
+  const float* up_scale = nullptr;
   float* y = nullptr;
   int64_t y_stride = 0;
 };

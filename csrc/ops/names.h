@@ -16,7 +16,7 @@ inline constexpr std::array<std::string_view, kFamilyCount> kFamilyNames = {
 };
 inline constexpr std::array<std::string_view, 3> kLayoutNames = {"plain", "x16", "gpu"};
 inline constexpr std::array<std::string_view, 2> kActNames = {"f32", "q8"};
-inline constexpr std::array<std::string_view, 3> kActivationNames = {"silu", "gelu_tanh", "swiglu_oai"};
+inline constexpr std::array<std::string_view, 4> kActivationNames = {"silu", "gelu_tanh", "swiglu_oai", "relu"};
 inline constexpr std::array<std::string_view, 4> kPathNames = {"any", "matvec", "mmq", "dequantize"};
 inline constexpr std::array<std::string_view, 3> kComputeNames = {"f16", "bf16", "f32"};
 inline constexpr std::array<std::string_view, 3> kGatingNames = {"softmax", "sigmoid", "softmax_selected"};

@@ -79,6 +79,7 @@ enum class Activation : uint8_t {
   silu,        // silu(gate) * up
   gelu_tanh,   // gelu_tanh(gate) * up
   swiglu_oai,  // min(gate, 7) * sigmoid(1.702 * min(gate, 7)) * (clamp(up, -7, 7) + 1), gpt-oss
+  relu,        // max(gate, 0) * up; with one product as both it is relu², nemotron_h
 };
 std::string_view activation_name(Activation activation);
 
@@ -231,10 +232,12 @@ struct CopyDesc {
   friend bool operator==(const CopyDesc&, const CopyDesc&) = default;
 };
 
-// y[m, n] = activation(gate) * up, where the two products could not be one launch (their types differ).
+// y[m, n] = activation(gate) * up, where the two products could not be one launch (their types differ). With experts >
+// 0 n is `used` slots side by side, each of an expert, and each expert may have a factor on gate and one on up.
 struct GluDesc {
   int64_t m = 1, n = 0;
   Activation activation = Activation::silu;
+  int64_t experts = 0, used = 1;
   friend bool operator==(const GluDesc&, const GluDesc&) = default;
 };
 

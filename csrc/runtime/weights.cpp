@@ -81,7 +81,11 @@ constexpr size_t kSlabBytes = size_t{4} << 20;
 void fill_weight(const GgufFile& file, const model::Weight& weight, ops::Layout layout, std::byte* out,
                  ThreadPool& pool, int threads) {
   if (weight.transform == model::Transform::to_f32) {
-    dequantize_rows(weight.tensor->type, weight.tensor->data, reinterpret_cast<float*>(out), weight.batch, weight.cols);
+    auto* values = reinterpret_cast<float*>(out);
+    dequantize_rows(weight.tensor->type, weight.tensor->data, values, weight.batch, weight.cols);
+    if (weight.scale != 1.0) {
+      for (int64_t i = 0; i < weight.batch * weight.cols; ++i) values[i] *= static_cast<float>(weight.scale);
+    }
     return;
   }
   const size_t batch_bytes = ops::layout_bytes(weight.type, layout, weight.rows, weight.cols);

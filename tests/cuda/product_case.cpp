@@ -57,6 +57,8 @@ double activate(ops::Activation activation, double gate, double up) {
       return gate / (1 + std::exp(-gate)) * up;
     case ops::Activation::gelu_tanh:
       return 0.5 * gate * (1 + std::tanh(0.7978845608028654 * gate * (1 + 0.044715 * gate * gate))) * up;
+    case ops::Activation::relu:
+      return std::max(gate, 0.0) * up;
     default: {
       const double limited = std::min(gate, 7.0);
       return limited / (1 + std::exp(-1.702 * limited)) * (std::clamp(up, -7.0, 7.0) + 1);

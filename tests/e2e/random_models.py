@@ -417,6 +417,15 @@ SHAPES = [
         "kimi-linear", ("q5_0", "q8_0"), 160, 3, 1, 0, 192, 269, n_layers=4,
         experts=10, used=3, n_ff_expert=64, shared=1, linear_dim=32, kv_lora=96, **_MLA,
     ),
+    Shape(
+        "nemotron_h", ("q4_0", "q8_0"), 160, 4, 2, 32, 224, 267, n_layers=6,
+        linear_keys=2, linear_values=6, linear_dim=32, linear_state=24,
+    ),
+    Shape(
+        "nemotron_h_moe", ("q5_0", "q8_0"), 192, 4, 1, 64, 0, 265, n_layers=5, tied=True,
+        experts=10, used=3, n_ff_expert=96, shared=2,
+        linear_keys=2, linear_values=4, linear_dim=32, linear_state=32,
+    ),
     # Nobody makes these, but the format allows them: no multiples of 32, many experts, all of them used.
     Shape("llama", ("f16",), 84, 3, 1, 40, 100, 97),
     Shape("llama", ("f32",), 50, 3, 1, 22, 70, 91),

@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from random_models import Shape, Writer
 
-RECURRENT = ("qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid", "kimi-linear")
+NEMOTRON = ("nemotron_h", "nemotron_h_moe")
+RECURRENT = (
+    *("qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid", "kimi-linear"),
+    *NEMOTRON,
+)
 NEWER = (*RECURRENT, "gemma4")
 
 
 def _is_recurrent(s: Shape, i: int) -> bool:
     return i % 3 != 1
+
+
+def _nemotron_kind(i: int) -> str:
+    return ("mamba", "ffn", "attention", "ffn")[i % 4]
 
 
 def _is_local(i: int) -> bool:
@@ -158,6 +166,46 @@ def _gemma4_layer(w: Writer, i: int, residual: float) -> None:
     w.vector(layer + "layer_output_scale.weight", 1, mean=0.8)
 
 
+def _nemotron_layer(w: Writer, i: int, residual: float) -> None:
+    """One sub-layer; feed-forwards are relu² without a gate."""
+    s, layer, kind = w.shape, f"blk.{i}.", _nemotron_kind(i)
+    if kind != "ffn":
+        (_mamba2 if kind == "mamba" else _plain_attention)(w, layer, residual)
+        return
+    if not s.experts:
+        w.matrix(layer + "ffn_up.weight", s.n_ff, s.n_embd)
+        w.matrix(layer + "ffn_down.weight", s.n_embd, s.n_ff, gain=residual)
+        return
+    w.matrix(layer + "ffn_gate_inp.weight", s.experts, s.n_embd, kind="f32")
+    w.vector(layer + "exp_probs_b.bias", s.experts, mean=0.0)
+    w.matrix(layer + "ffn_up_exps.weight", s.experts, s.n_ff_expert, s.n_embd)
+    w.matrix(layer + "ffn_down_exps.weight", s.experts, s.n_embd, s.n_ff_expert, gain=residual)
+    w.matrix(layer + "ffn_up_shexp.weight", s.shared * s.n_ff_expert, s.n_embd)
+    w.matrix(layer + "ffn_down_shexp.weight", s.n_embd, s.shared * s.n_ff_expert, gain=residual)
+
+
+def _nemotron_metadata(s: Shape) -> dict[str, Any]:
+    kinds = [_nemotron_kind(i) for i in range(s.n_layers)]
+    return {
+        "attention.head_count_kv": [s.kv_heads if kind == "attention" else 0 for kind in kinds],
+        "feed_forward_length": [(s.n_ff_expert or s.n_ff) if kind == "ffn" else 0 for kind in kinds],
+        "attention.layer_norm_epsilon": 1e-5,
+        "rope.scaling.finetuned": False,
+        "expert_weights_scale": 2.5,
+        **_mamba2_metadata(s),
+    }
+
+
+def _mamba2_metadata(s: Shape) -> dict[str, Any]:
+    return {
+        "ssm.conv_kernel": s.taps,
+        "ssm.state_size": s.linear_state,
+        "ssm.group_count": s.linear_keys,
+        "ssm.time_step_rank": s.linear_values,
+        "ssm.inner_size": s.linear_values * s.linear_dim,
+    }
+
+
 def write_newer(w: Writer, residual: float) -> dict[str, Any]:
     """The tensors of all layers and of the final norm; gives the metadata that goes with them."""
     s = w.shape
@@ -166,6 +214,9 @@ def write_newer(w: Writer, residual: float) -> dict[str, Any]:
         w.vector(layer + "attn_norm.weight", s.n_embd)
         if s.architecture == "gemma4":
             _gemma4_layer(w, i, residual)
+            continue
+        if s.architecture in NEMOTRON:
+            _nemotron_layer(w, i, residual)
             continue
         qwen = s.architecture.startswith("qwen")
         if s.architecture == "granitehybrid":
@@ -188,16 +239,14 @@ def write_newer(w: Writer, residual: float) -> dict[str, Any]:
     )
     if s.architecture == "gemma4":
         return _gemma4_metadata(w)
+    if s.architecture in NEMOTRON:
+        return _nemotron_metadata(s)
     recurrent = [_is_recurrent(s, i) for i in range(s.n_layers)]
     if s.architecture == "granitehybrid":
         return {
             "attention.head_count_kv": [0 if r else s.kv_heads for r in recurrent],
             "rope.scaling.finetuned": False,
-            "ssm.conv_kernel": s.taps,
-            "ssm.state_size": s.linear_state,
-            "ssm.group_count": s.linear_keys,
-            "ssm.time_step_rank": s.linear_values,
-            "ssm.inner_size": s.linear_values * s.linear_dim,
+            **_mamba2_metadata(s),
             "embedding_scale": 6.0,
             "residual_scale": 0.4,
             "attention.scale": 0.15,

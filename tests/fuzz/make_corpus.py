@@ -205,6 +205,14 @@ SHAPES = [
         "granitehybrid", ("q8_0",), 64, 2, 1, 32, 32, 54, tied=True, shared=1,
         linear_keys=1, linear_values=2, linear_dim=16, linear_state=16, **_EXPERTS,
     ),
+    Shape(
+        "nemotron_h", ("q8_0",), 64, 2, 1, 32, 64, 56, n_layers=4,
+        linear_keys=1, linear_values=2, linear_dim=16, linear_state=16,
+    ),
+    Shape(
+        "nemotron_h_moe", ("q8_0",), 64, 2, 1, 32, 0, 57, n_layers=4, shared=1,
+        linear_keys=1, linear_values=2, linear_dim=16, linear_state=16, **_EXPERTS,
+    ),
     Shape("kimi-linear", ("q8_0",), 64, 2, 1, 0, 64, 55, shared=1, linear_dim=32, **_EXPERTS, **_MLA),
     Shape("smollm3", ("q8_0",), 64, 2, 1, 32, 64, 46, n_layers=4, tied=True),
 ]  # fmt: skip

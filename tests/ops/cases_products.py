@@ -175,7 +175,7 @@ def up_gate_cases() -> Iterator[Case]:
 
     for kind in kinds():
         yield make(kind, 3, 37, "silu")
-    for activation in ("silu", "gelu_tanh", "swiglu_oai"):
+    for activation in ("silu", "gelu_tanh", "swiglu_oai", "relu"):
         yield make(("f32", "plain", "f32"), 1, 1, activation, bias=True)
         yield make(("q8_0", "x16", "q8"), 41, 20, activation, bias=True)
     for dtype in (*FLOATS[1:], *SCALES):
@@ -237,7 +237,7 @@ def moe_up_gate_cases() -> Iterator[Case]:
 
     for kind in kinds():
         yield make(kind, 4, 2, "silu")
-    for activation in ("silu", "gelu_tanh", "swiglu_oai"):
+    for activation in ("silu", "gelu_tanh", "swiglu_oai", "relu"):
         yield make(("bf16", "plain", "f32"), 1, 1, activation, bias=True)
         yield make(("mxfp4", "x16", "q8"), 30, 3, activation, bias=True)
     for dtype in (*FLOATS[1:], *SCALES):

@@ -233,10 +233,40 @@ def glu_cases() -> Iterator[Case]:
 
         return Case("glu", {"m": m, "n": n, "activation": activation}, build, f"gap={gap}")
 
-    for activation in ("silu", "gelu_tanh", "swiglu_oai"):
+    for activation in ("silu", "gelu_tanh", "swiglu_oai", "relu"):
         yield make(1, 1, activation)
         yield make(7, 37, activation, gap=3)
         yield make(33, 256, activation)
+
+    def of_experts(m: int, width: int, used: int, factors: str) -> Case:
+        """Slots side by side whose experts have factors."""
+        experts, n = 5, width * used
+
+        def build(rng: np.random.Generator) -> Any:
+            gate, up = normal(rng, m, n), normal(rng, m, n)
+            ids = rng.integers(0, experts, (m, used)).astype(np.int32)
+            scales = {f"{name}_scale": normal(rng, experts) for name in factors.split()}
+            args = {"gate": gate, "up": up, "ids": ids, **scales}
+
+            def factor(name: str) -> Any:
+                return np.repeat(
+                    scales.get(f"{name}_scale", np.ones(experts))[ids].astype(np.float64), width, 1
+                )
+
+            def check(out: Any) -> None:
+                expect_close(
+                    out["y"], reference.gated(gate * factor("gate"), up * factor("up"), "silu"), EXACT
+                )
+
+            return args, {"y": np.full((m, n), 77, F32)}, check
+
+        desc = {"m": m, "n": n, "activation": "silu", "experts": experts, "used": used}
+        return Case("glu", desc, build, factors)
+
+    yield of_experts(1, 1, 1, "gate up")
+    yield of_experts(9, 37, 3, "gate up")
+    yield of_experts(4, 64, 5, "up")
+    yield of_experts(4, 33, 2, "gate")
 
 
 @cases("sigmoid_gate")

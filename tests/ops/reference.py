@@ -104,6 +104,8 @@ def gated(gate: Array, up: Array, activation: str) -> Array:
         return gate * sigmoid(gate) * up
     if activation == "gelu_tanh":
         return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+    if activation == "relu":
+        return np.maximum(gate, 0) * up
     gate = np.minimum(gate, 7)
     return gate * sigmoid(1.702 * gate) * (np.clip(up, -7, 7) + 1)
 

@@ -26,7 +26,7 @@ from ops.matmul_data import (
 ops = _core.ops
 ISAS = isas()
 ROUNDING = 2e-11
-ACTIVATIONS = ["silu", "gelu_tanh", "swiglu_oai"]
+ACTIVATIONS = ["silu", "gelu_tanh", "swiglu_oai", "relu"]
 EXPERTS = 5
 
 

@@ -3,7 +3,6 @@
 #include "model/builder.h"
 
 namespace dyno::model {
-namespace {
 
 void mamba2(Builder& b, LayerSpec& layer, int64_t i) {
   const int64_t n_embd = b.model.n_embd;
@@ -36,8 +35,6 @@ void mamba2(Builder& b, LayerSpec& layer, int64_t i) {
   r.norm_shared = false;
   r.output = b.matrix(b.blk(i, "ssm_out.weight"), n_embd, inner);
 }
-
-}  // namespace
 
 void build_granitehybrid(Builder& b) {
   b.common();

@@ -1,4 +1,5 @@
-// Family glu: activation(gate) * up, for projections whose types differ so that no fused launch can read both.
+// Family glu: activation(gate) * up, for projections whose types differ so that no fused launch can read both, or whose
+// weights have factors beside them (NVFP4).
 #pragma once
 
 #include "ops/args.h"

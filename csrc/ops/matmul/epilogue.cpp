@@ -31,10 +31,11 @@ template <Activation kActivation>
 void gate_row(const GateEpilogue& e, int t) {
   const float* gate = e.gate + t * e.ldc;
   const float* up = e.up + t * e.ldc;
+  const F scale_gate = f_set1(e.scale_gate), scale_up = f_set1(e.scale_up);
   float* y = e.y[t];
   for (int i = 0; i < e.columns; i += 16) {
     const int n = e.columns - i < 16 ? e.columns - i : 16;
-    F g = f_load_n(gate + i, n), u = f_load_n(up + i, n);
+    F g = f_mul(f_load_n(gate + i, n), scale_gate), u = f_mul(f_load_n(up + i, n), scale_up);
     if (e.bias_gate != nullptr) g = f_add(g, f_load_n(e.bias_gate + i, n));
     if (e.bias_up != nullptr) u = f_add(u, f_load_n(e.bias_up + i, n));
     f_store_n(y + i, v_gate<kActivation>(g, u), n);
@@ -64,6 +65,9 @@ void epilogue_gate(const GateEpilogue& e) {
         break;
       case Activation::swiglu_oai:
         gate_row<Activation::swiglu_oai>(e, t);
+        break;
+      case Activation::relu:
+        gate_row<Activation::relu>(e, t);
         break;
     }
   }

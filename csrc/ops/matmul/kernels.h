@@ -64,6 +64,7 @@ struct GateEpilogue {
   int columns = 0;
   const float* bias_gate = nullptr;
   const float* bias_up = nullptr;
+  float scale_gate = 1.0f, scale_up = 1.0f;  // before the bias
   Activation activation = Activation::silu;
   float* const* y = nullptr;
 };

@@ -35,6 +35,8 @@ inline F v_gate(F gate, F up) {
     // 0.5 x (1 + tanh u) = x / (1 + e^-2u), which loses no digits for negative x.
     const F cubic = f_fma(f_mul(f_mul(gate, gate), gate), f_set1(0.044715f), gate);
     return f_mul(v_times_sigmoid(gate, f_mul(cubic, f_set1(1.5957691216057308f))), up);
+  } else if constexpr (kActivation == Activation::relu) {
+    return f_mul(f_max(f_zero(), gate), up);
   } else {
     const F g = f_min(f_set1(7.0f), gate);
     const F u = f_max(f_set1(-7.0f), f_min(f_set1(7.0f), up));

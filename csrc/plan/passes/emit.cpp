@@ -89,7 +89,8 @@ void Emitter::matmul(const std::string& name, Input& x, WeightId w, WeightId bia
                        .n = weight.rows,
                        .k = weight.cols,
                        .exact = exact_on(device_of(w))},
-       {.x = source(x, w, layer), .w = w, .bias = bias, .residual = residual, .scale = scale, .y = y}, layer);
+       {.x = source(x, w, layer), .w = w, .bias = bias, .residual = residual, .scale = scale * scale_of(w), .y = y},
+       layer);
 }
 
 // One product per head: x holds `batch` rows a token.
@@ -107,7 +108,7 @@ void Emitter::batched_matmul(const std::string& name, Input& x, WeightId w, Oper
                        .n = weight.rows,
                        .k = weight.cols,
                        .batch = weight.batch},
-       {.x = input, .w = w, .y = y}, layer);
+       {.x = input, .w = w, .scale = scale_of(w), .y = y}, layer);
 }
 
 void Emitter::project(const std::string& name, Input& x, WeightId w, WeightId bias, WeightId post_norm,
@@ -174,7 +175,10 @@ void Emitter::build() {
   residual_ = value("residual", model_.n_embd);
   list_.residual = residual_.value;
   emit("token_embd", ops::EmbedDesc{.type = model_.weight(model_.token_embd).type, .n = model_.n_embd},
-       {.table = model_.token_embd, .out = residual_, .scale = static_cast<float>(model_.embedding_scale)}, -1);
+       {.table = model_.token_embd,
+        .out = residual_,
+        .scale = static_cast<float>(model_.embedding_scale) * scale_of(model_.token_embd)},
+       -1);
   if (model_.layer_input > 0) layer_inputs();
   if (model_.embedding_norm) head_norm("token_embd_norm", residual_, kNone, 1, model_.n_embd, -1);
 
@@ -183,12 +187,12 @@ void Emitter::build() {
     const auto index = static_cast<int32_t>(i);
     if (layer.is_recurrent()) {
       recurrent(layer, index);
-    } else if (layer.attention.kind == model::AttentionKind::mla) {
+    } else if (layer.has_attention() && layer.attention.kind == model::AttentionKind::mla) {
       mla(layer, index);
-    } else {
+    } else if (layer.has_attention()) {
       gqa(layer, index);
     }
-    feed_forward(layer, index);
+    if (layer.ffn.kind != model::FfnKind::none) feed_forward(layer, index);
     if (layer.input_gate != kNone) add_layer_input(layer, index);
   }
 

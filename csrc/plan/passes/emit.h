@@ -51,6 +51,11 @@ class Emitter {
   // Where and how this list finds a weight.
   DeviceId device_of(model::WeightId id) const { return plan_.device_in(list_.id, id); }
   ops::Layout layout_of(model::WeightId id) const { return plan_.layout_in(list_.id, id); }
+  // The factor beside the tensor, by which its products are multiplied.
+  float scale_of(model::WeightId id) const { return static_cast<float>(model_.weight(id).scale); }
+  bool scaled(model::WeightId id) const {
+    return model_.weight(id).scale != 1.0 || model_.weight(id).scales != model::kNone;
+  }
   bool exact_attention(int32_t layer) const { return exact_on(plan_.kv[static_cast<size_t>(layer)].device); }
   ops::ActType act_for(model::WeightId id) const;
   static Input normed(const std::string& name, Operand x, model::WeightId weight, int64_t n);

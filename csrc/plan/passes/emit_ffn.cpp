@@ -18,11 +18,17 @@ bool Emitter::stand_alike(WeightId a, WeightId b) const {
 bool Emitter::stand_together(WeightId a, WeightId b) const { return device_of(a) == device_of(b); }
 
 Operand Emitter::up_gate(const std::string& name, const model::FfnSpec& f, Input& h, int32_t layer) {
-  const model::Weight& gate = model_.weight(f.gate);
   const model::Weight& up = model_.weight(f.up);
-  const ops::Layout layout = layout_of(f.gate);
   const Operand out = value(name, f.dense_width);
-  if (gate.type == up.type && stand_alike(f.gate, f.up)) {
+  const ops::GluDesc glu{.n = f.dense_width, .activation = f.activation};
+  if (f.gate == kNone) {
+    matmul(name + " (up)", h, f.up, f.up_bias, out, {}, 1.0f, layer);
+    emit(name + " (glu)", glu, {.gate = out, .up = out, .y = out}, layer);
+    return out;
+  }
+  const model::Weight& gate = model_.weight(f.gate);
+  const ops::Layout layout = layout_of(f.gate);
+  if (gate.type == up.type && stand_alike(f.gate, f.up) && !scaled(f.gate) && !scaled(f.up)) {
     emit(name,
          ops::UpGateDesc{.type = gate.type,
                          .layout = layout,
@@ -39,12 +45,11 @@ Operand Emitter::up_gate(const std::string& name, const model::FfnSpec& f, Input
          layer);
     return out;
   }
-  // Types differ (mixed quantisations), or devices: two products, then the activation.
+  // Types differ (mixed quantisations), or devices, or they have factors: two products, then the activation.
   const Operand g = value(name + " (gate)", f.dense_width);
   matmul(name + " (gate)", h, f.gate, f.gate_bias, g, {}, 1.0f, layer);
   matmul(name + " (up)", h, f.up, f.up_bias, out, {}, 1.0f, layer);
-  emit(name + " (glu)", ops::GluDesc{.n = f.dense_width, .activation = f.activation}, {.gate = g, .up = out, .y = out},
-       layer);
+  emit(name + " (glu)", glu, {.gate = g, .up = out, .y = out}, layer);
   return out;
 }
 
@@ -131,7 +136,8 @@ Emitter::Routing Emitter::route_experts(const model::FfnSpec& f, Input& h, int32
        {.logits = logits,
         .selection_bias = f.selection_bias,
         .scale = static_cast<float>(f.weights_scale),
-        .expert_scale = f.expert_scale,
+        // A factor on an expert's last product is one on its weight in the sum.
+        .expert_scale = f.expert_scale != kNone ? f.expert_scale : model_.weight(f.experts_down).scales,
         .moe_index = moe_count_++,
         .ids = routing.ids,
         .weights = routing.weights},
@@ -152,8 +158,10 @@ Emitter::Routing Emitter::routing_values(const model::FfnSpec& f, int32_t i) {
 Operand Emitter::experts_up_gate(const model::FfnSpec& f, Input& h, const Routing& routing, int32_t i) {
   const std::string p = str_cat("blk.", i, ".");
   const Operand hidden = value(p + "moe_up_gate", f.used * f.width);
-  const model::Weight& gate = model_.weight(f.experts_gate);
-  if (gate.type == model_.weight(f.experts_up).type && stand_alike(f.experts_gate, f.experts_up)) {
+  const bool gated = f.experts_gate != kNone;
+  const model::Weight& gate = model_.weight(gated ? f.experts_gate : f.experts_up);
+  if (gated && gate.type == model_.weight(f.experts_up).type && stand_alike(f.experts_gate, f.experts_up) &&
+      !scaled(f.experts_gate) && !scaled(f.experts_up)) {
     emit(p + "moe_up_gate",
          ops::MoeUpGateDesc{.type = gate.type,
                             .layout = layout_of(f.experts_gate),
@@ -174,8 +182,9 @@ Operand Emitter::experts_up_gate(const model::FfnSpec& f, Input& h, const Routin
          i);
     return hidden;
   }
-  const Operand g = value(p + "moe_gate", f.used * f.width);
+  const Operand g = gated ? value(p + "moe_gate", f.used * f.width) : hidden;
   for (const bool is_gate : {true, false}) {
+    if (is_gate && !gated) continue;
     const WeightId w = is_gate ? f.experts_gate : f.experts_up;
     const ops::ActType act = act_for(w);
     const Operand input = as(act, h, i);
@@ -195,8 +204,17 @@ Operand Emitter::experts_up_gate(const model::FfnSpec& f, Input& h, const Routin
           .workspace = routing.workspace},
          i);
   }
-  emit(p + "moe_glu", ops::GluDesc{.n = f.used * f.width, .activation = f.activation},
-       {.gate = g, .up = hidden, .y = hidden}, i);
+  ops::GluDesc glu{.n = f.used * f.width, .activation = f.activation};
+  GluOperands operands{.gate = g, .up = hidden, .y = hidden};
+  const WeightId up_scale = model_.weight(f.experts_up).scales;
+  if (gate.scales != kNone || up_scale != kNone) {
+    glu.experts = f.experts;
+    glu.used = f.used;
+    operands.ids = routing.ids;
+    operands.gate_scale = gate.scales;
+    operands.up_scale = up_scale;
+  }
+  emit(p + "moe_glu", glu, operands, i);
   return hidden;
 }
 

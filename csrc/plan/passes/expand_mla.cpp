@@ -64,7 +64,9 @@ NodeList expand_mla(Plan& plan, const model::ModelDesc& model, const NodeList& g
   NodeList list{.id = ListId::expanded, .nodes = general.nodes, .residual = general.residual};
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const model::AttentionSpec& a = model.layers[i].attention;
-    if (a.kind != model::AttentionKind::mla) continue;
+    if (a.kind != model::AttentionKind::mla || !model.layers[i].has_attention()) continue;
+    // The expansion multiplies by no factor.
+    if (model.weight(a.k_b).scale != 1.0 || model.weight(a.v_b).scale != 1.0) continue;
     // Elsewhere the layer stays as it is: nothing of an expanded one crosses between its launches.
     const bool together = stand_together(plan, {a.q_a != model::kNone ? a.q_b : a.q, a.kv_a, a.k_b, a.v_b});
     if (!together || plan.device(plan.kv[i].device).kind != DeviceKind::cuda) continue;

@@ -13,7 +13,7 @@ using model::WeightId;
 
 bool has_plain_attention(const model::LayerSpec& spec) {
   const model::AttentionSpec& a = spec.attention;
-  return !spec.is_recurrent() && !a.v_norm && !a.v_is_k && a.shared_kv < 0;
+  return spec.has_attention() && !a.v_norm && !a.v_is_k && a.shared_kv < 0;
 }
 
 bool fused_takes(const DeviceInfo& device, const ops::OpDesc& desc, std::initializer_list<int64_t> numbers) {
@@ -92,6 +92,8 @@ class Fuse {
 
  private:
   ops::Layout layout_of(WeightId w) const { return plan_.weights[static_cast<size_t>(w)].layout; }
+  // The fused launches of several products multiply by no factor.
+  bool scaled(WeightId w) const { return model_.weight(w).scale != 1.0; }
   size_t product(Span span, WeightId w) const {
     return find_node<MatmulOperands>(nodes_, span, [&](const MatmulOperands& o) { return o.w.id == w; });
   }
@@ -157,6 +159,7 @@ class Fuse {
     const size_t at = product(layer_span(nodes_, i), a.q);
     const ops::Layout layout = layout_of(a.q);
     if (layout_of(a.k) != layout || layout_of(a.v) != layout || !stand_together(plan_, {a.q, a.k, a.v})) return;
+    if (scaled(a.q) || scaled(a.k) || scaled(a.v)) return;
     ops::QkvDesc desc{.type = model_.weight(a.q).type,
                       .type_k = model_.weight(a.k).type,
                       .type_v = model_.weight(a.v).type,
@@ -200,8 +203,8 @@ class Fuse {
                       .n_k = b.rows,
                       .k = a.cols,
                       .norm = true};
-    if (layout_of(second) != desc.layout || !stand_together(plan_, {first, second}) ||
-        !fused_takes(plan_.device_of(first), desc)) {
+    if (layout_of(second) != desc.layout || !stand_together(plan_, {first, second}) || scaled(first) ||
+        scaled(second) || !fused_takes(plan_.device_of(first), desc)) {
       return false;
     }
     desc.norm = false;
@@ -220,7 +223,8 @@ class Fuse {
     const size_t at = product(layer_span(nodes_, i), f.router);
     const auto* norm = operands_of<NormOperands>(nodes_[at - 1]);
     const auto* route = operands_of<MoeRouteOperands>(nodes_[at + 1]);
-    if (norm == nullptr || route == nullptr) return;
+    // It knows no factor on an expert's weight.
+    if (norm == nullptr || route == nullptr || route->expert_scale.id != kNone) return;
     const model::Weight& weight = model_.weight(f.router);
     const ops::NormRouteDesc desc{.type = weight.type,
                                   .layout = layout_of(f.router),

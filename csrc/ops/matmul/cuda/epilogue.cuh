@@ -14,6 +14,8 @@ __device__ __forceinline__ float activate(Activation activation, float gate, flo
       const float inner = 0.7978845608028654f * gate * (1.0f + 0.044715f * gate * gate);
       return 0.5f * gate * (1.0f + tanhf(inner)) * up;
     }
+    case Activation::relu:
+      return fmaxf(gate, 0.0f) * up;
     default: {
       const float limited = fminf(gate, 7.0f);
       return device::quotient(limited, 1.0f + expf(-1.702f * limited)) * (fminf(fmaxf(up, -7.0f), 7.0f) + 1.0f);

@@ -27,6 +27,8 @@ struct QuickActivation {
       cubic = linear * 0.044715f;
     } else if (activation == Activation::swiglu_oai) {
       linear = kPower * 1.702f, limit = 7.0f, shift = 1.0f;
+    } else if (activation == Activation::relu) {
+      linear = -1e30f;  // so steep a sigmoid is a step
     }
   }
   __device__ __forceinline__ float operator()(float gate, float up) const {
