@@ -20,12 +20,12 @@ def build(vocabulary: Vocabulary) -> Any:
     from tokenizers import AddedToken, Tokenizer
 
     try:
-        hf = Tokenizer(_bpe(vocabulary) if vocabulary.model == "gpt2" else _sentencepiece(vocabulary))
+        hf = Tokenizer(_bpe(vocabulary) if vocabulary.bytes_are_symbols else _characters(vocabulary))
     except Exception as error:  # the library raises bare Exception for a merge outside the vocabulary
         raise ModelError(f"[tokenizer] the vocabulary is inconsistent: {error}") from error
     if vocabulary.pre is not None:
-        hf.pre_tokenizer = _pre_tokenizer(vocabulary.pre.splits)
-    else:
+        hf.pre_tokenizer = _pre_tokenizer(vocabulary.pre.splits, raw=vocabulary.pre.raw)
+    if not vocabulary.bytes_are_symbols:
         hf.normalizer = _sentencepiece_normalizer(vocabulary.add_space_prefix)
     # Added tokens are cut out of the text before anything else happens to it; the special ones only when
     # asked.
@@ -51,15 +51,16 @@ def _bpe(vocabulary: Vocabulary) -> Any:
     )
 
 
-def _pre_tokenizer(splits: tuple[str, ...]) -> Any:
+def _pre_tokenizer(splits: tuple[str, ...], *, raw: bool = False) -> Any:
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
     steps: list[Any] = [Split(Regex(pattern), behavior="isolated") for pattern in splits]
-    return Sequence([*steps, ByteLevel(add_prefix_space=False, use_regex=False)])
+    return Sequence(steps if raw else [*steps, ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _sentencepiece(vocabulary: Vocabulary) -> Any:
+def _characters(vocabulary: Vocabulary) -> Any:
+    """SentencePiece's kind of vocabulary, with merges of its own or those that follow from scores."""
     from tokenizers.models import BPE
 
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
@@ -67,7 +68,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> Any:
     unknown = None if vocabulary.unknown is None else vocabulary.tokens[vocabulary.unknown]
     return BPE(
         vocab=ids,
-        merges=_merges_by_score(vocabulary, ids),
+        merges=vocabulary.merges if vocabulary.pre is not None else _merges_by_score(vocabulary, ids),
         unk_token=unknown,
         fuse_unk=True,
         byte_fallback=byte_tokens,

@@ -71,6 +71,8 @@ class PreTokenizer:
     """A word that is itself a token is taken whole, even where the merges would not reach it."""
     add_bos: bool = False
     """Whether a file that does not say so starts its text with the BOS token."""
+    raw: bool = False
+    """The merges join characters with "▁" for a blank, not stand-ins of bytes; byte tokens spell the rest."""
 
 
 _LLAMA3 = PreTokenizer((_cl100k("{1,3}"),), ignore_merges=True, add_bos=True)
@@ -87,6 +89,9 @@ _BAILING = PreTokenizer(
         r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
     )
 )
+
+GEMMA4 = "gemma4"
+"""Also a value of `tokenizer.ggml.model`; such a file need not name its pre-tokenizer."""
 
 # Names that share a way of cutting.
 _FAMILIES: tuple[tuple[PreTokenizer, tuple[str, ...]], ...] = (
@@ -129,6 +134,8 @@ _FAMILIES: tuple[tuple[PreTokenizer, tuple[str, ...]], ...] = (
 _BY_NAME: dict[str, PreTokenizer] = {
     **{name: pre for pre, names in _FAMILIES for name in names},
     "viking": PreTokenizer((*_BLOOM.splits, _DIGIT)),
+    # Lines are words: merges reach over blanks, never over the end of a line.
+    GEMMA4: PreTokenizer((r"[^\n]+|\n+",), add_bos=True, raw=True),
     "tekken": PreTokenizer((_o200k("", ""),), ignore_merges=True, add_bos=True),
     "kimi-k2": PreTokenizer(
         (r"[\p{Han}]+|" + _o200k("{1,3}", _CONTRACTION + "?", stop=r"[\r\n]*", without=r"&&[^\p{Han}]"),)

@@ -9,6 +9,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
 from dyno import _pretokenizers
+from dyno._pretokenizers import GEMMA4
 from dyno.errors import ModelError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class TokenType(IntEnum):
 _END_OF_GENERATION = frozenset(
     (
         *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|eom_id|>", "<|endoftext|>"),
-        *("<|end_of_text|>", "<end_of_turn>", "<end_of_utterance>", "<EOT>", "[EOT]", "[EOS]"),
+        *("<|end_of_text|>", "<end_of_turn>", "<turn|>", "<end_of_utterance>", "<EOT>", "[EOT]", "[EOS]"),
         "<｜end▁of▁sentence｜>",
     )
 )
@@ -52,7 +53,7 @@ class Vocabulary:
     """The vocabulary of `tokenizer.ggml.*`, checked."""
 
     model: str
-    """`gpt2` (byte-level BPE) or `llama` (SentencePiece)."""
+    """`gpt2` (byte-level BPE), `gemma4` (BPE of characters) or `llama` (SentencePiece)."""
     pre: PreTokenizer | None
     """How words are cut; None for SentencePiece, which does not cut."""
     tokens: list[str]
@@ -68,6 +69,11 @@ class Vocabulary:
     add_eos: bool
     add_space_prefix: bool
     end_of_generation: frozenset[int]
+
+    @property
+    def bytes_are_symbols(self) -> bool:
+        """Tokens are written in the byte alphabet of GPT-2; else as text with "▁" for a blank."""
+        return self.model == "gpt2"
 
 
 def has_vocabulary(metadata: Metadata) -> bool:
@@ -89,23 +95,30 @@ def read(metadata: Metadata) -> Vocabulary:
         )
     if not isinstance(model, str):
         raise ModelError(f"[tokenizer] tokenizer.ggml.model must be a string, not {model!r}")
-    if model not in ("gpt2", "llama"):
-        raise UnsupportedError(f"[tokenizer] unknown tokenizer.ggml.model = {model!r}; known: gpt2, llama")
+    if model not in ("gpt2", "llama", GEMMA4):
+        raise UnsupportedError(
+            f"[tokenizer] unknown tokenizer.ggml.model = {model!r}; known: gpt2, llama, {GEMMA4}"
+        )
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
     if tokens is None:
         raise ModelError("[tokenizer] tokenizer.ggml.tokens is missing")
-    if len(set(tokens)) != len(tokens):
+    # Files of gemma4 hold a few texts twice; the later one is the token.
+    if len(set(tokens)) != len(tokens) and model != GEMMA4:
         seen: dict[str, int] = {}
         for i, token in enumerate(tokens):
             if seen.setdefault(token, i) != i:
                 raise ModelError(f"[tokenizer] token {token!r} has two ids: {seen[token]} and {i}")
     types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens))
     kinds = [int(t) for t in types] if types is not None else [int(TokenType.NORMAL)] * len(tokens)
-    is_bpe = model == "gpt2"
-    pre_name = metadata.get("tokenizer.ggml.pre")
+    is_bpe = model != "llama"
+    pre_name = metadata.get("tokenizer.ggml.pre") or (GEMMA4 if model == GEMMA4 else None)
     pre = _pretokenizers.find(pre_name if pre_name is None else str(pre_name)) if is_bpe else None
     bos = _token_id(metadata, "bos", len(tokens), None if is_bpe else 1)
     eos = _token_id(metadata, "eos", len(tokens), None if is_bpe else 2)
+    if pre is not None and pre.raw != (model == GEMMA4):
+        raise ModelError(
+            f"[tokenizer] tokenizer.ggml.pre = {pre_name!r} contradicts tokenizer.ggml.model = {model!r}"
+        )
     vocabulary = Vocabulary(
         model=model,
         pre=pre,
@@ -165,7 +178,7 @@ def _scores(metadata: Metadata, count: int) -> list[float]:
 def _merges(metadata: Metadata) -> list[tuple[str, str]]:
     lines = _strings(metadata, "tokenizer.ggml.merges")
     if lines is None:
-        raise ModelError("[tokenizer] a gpt2 vocabulary needs tokenizer.ggml.merges")
+        raise ModelError("[tokenizer] a BPE vocabulary needs tokenizer.ggml.merges")
     merges = []
     for i, line in enumerate(lines):
         # The first part is never empty, so a blank at position 0 belongs to it.

@@ -152,7 +152,7 @@ class Tokenizer:
 
     @cached_property
     def _pieces(self) -> list[bytes]:
-        to_bytes = _bpe_bytes if self.vocabulary.model == "gpt2" else _spm_bytes
+        to_bytes = _bpe_bytes if self.vocabulary.bytes_are_symbols else _spm_bytes
         pieces = []
         for text, kind in zip(self.vocabulary.tokens, self.vocabulary.types, strict=True):
             if kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED):
@@ -180,7 +180,7 @@ class Tokenizer:
         """Bytes that no token can spell."""
         vocabulary = self.vocabulary
         known = set(vocabulary.tokens)
-        if vocabulary.model == "gpt2":
+        if vocabulary.bytes_are_symbols:
             return frozenset(b for b, symbol in _byte_symbols().items() if symbol not in known)
         return frozenset(b for b in range(256) if f"<0x{b:02X}>" not in known)
 
@@ -192,7 +192,7 @@ class Tokenizer:
         missing = self._uncovered
         if not missing:
             return
-        if self.vocabulary.model == "gpt2":
+        if self.vocabulary.bytes_are_symbols:
             lost = missing.intersection(raw)
             if lost:
                 raise ModelError(f"[tokenizer] the vocabulary has no token for byte 0x{min(lost):02X}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from dyno import _hf_tokenizer, _pretokenizers
-from dyno.errors import UnsupportedError
+from dyno.errors import ModelError, UnsupportedError
 from dyno.tokenizer import Tokenizer, _bpe_bytes
-from vocabularies import SAMPLES, byte_level
+from vocabularies import SAMPLES, byte_level, encode_gemma4, gemma4
 
 
 def cut(name: str, text: str) -> list[str]:
@@ -54,7 +54,7 @@ def test_classes_are_not_normalised() -> None:
     assert cut("deepseek-llm", "Kb") == ["Kb"]
 
 
-@pytest.mark.parametrize("name", _pretokenizers.names())
+@pytest.mark.parametrize("name", sorted(set(_pretokenizers.names()) - {_pretokenizers.GEMMA4}))
 def test_every_one_keeps_all_text(name: str) -> None:
     tokenizer = Tokenizer.from_metadata(byte_level(name))
     for text in SAMPLES:
@@ -81,3 +81,28 @@ def test_words_that_are_tokens(name: str, whole: bool) -> None:
     metadata["tokenizer.ggml.tokens"].append("xyz")
     metadata["tokenizer.ggml.token_type"] = np.append(metadata["tokenizer.ggml.token_type"], 1)
     assert (len(Tokenizer.from_metadata(metadata).encode("xyz")) == 1) is whole
+
+
+@pytest.mark.parametrize("text", [*SAMPLES, "the the a b\n\n\na b the", " a b é the\n <tool> the"])
+def test_gemma4_joins_characters_of_a_line(text: str) -> None:
+    metadata = gemma4()
+    tokenizer = Tokenizer.from_metadata(metadata)
+    tokens = tokenizer.encode(text)
+    assert tokenizer.decode(tokens) == text
+    if "<tool>" not in text:  # an added token is cut out first
+        assert tokens == encode_gemma4(metadata, text)
+
+
+def test_gemma4_starts_with_bos_and_ends_with_the_turn() -> None:
+    metadata = gemma4()
+    del metadata["tokenizer.ggml.add_bos_token"]
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert tokenizer.encode("the")[0] == 2
+    assert metadata["tokenizer.ggml.tokens"].index("<turn|>") in tokenizer.vocabulary.end_of_generation
+
+
+def test_a_pre_tokenizer_of_the_other_kind_is_an_error() -> None:
+    with pytest.raises(ModelError, match="'gemma4' contradicts tokenizer.ggml.model = 'gpt2'"):
+        Tokenizer.from_metadata(byte_level("gemma4"))
+    with pytest.raises(ModelError, match="'qwen2' contradicts"):
+        Tokenizer.from_metadata(gemma4(pre="qwen2"))

@@ -84,6 +84,58 @@ def sentencepiece(
     }
 
 
+def gemma4(words: tuple[str, ...] = ("▁the", "▁a▁b", "\n\n", "é▁"), **extra: Any) -> dict[str, Any]:
+    """As files of Gemma 4 hold it: merges of characters with "▁" for a blank, and byte tokens."""
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{b:02X}>" for b in range(256))]
+    types = [CONTROL] * 3 + [UNKNOWN] + [BYTE] * 256
+    merges = []
+    for word in words:
+        for end in range(1, len(word) + 1):
+            for part in {word[:end], word[end - 1]}:
+                if part not in tokens:
+                    tokens.append(part)
+                    types.append(NORMAL)
+            if end > 1 and f"{word[: end - 1]} {word[end - 1]}" not in merges:
+                merges.append(f"{word[: end - 1]} {word[end - 1]}")
+    for text, kind in (
+        ("<turn|>", CONTROL),
+        ("<tool>", USER),
+        (tokens[-1], NORMAL),
+    ):  # a text may stand twice
+        tokens.append(text)
+        types.append(kind)
+    return {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array(types, dtype=np.int32),
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.add_bos_token": False,
+        **{f"tokenizer.ggml.{k}": v for k, v in extra.items()},
+    }
+
+
+def encode_gemma4(metadata: dict[str, Any], text: str) -> list[int]:
+    """Line by line, join the leftmost of the neighbours whose merge stands first until nothing joins."""
+    ids = {t: i for i, t in enumerate(metadata["tokenizer.ggml.tokens"])}
+    ranks = {tuple(m.split(" ")): i for i, m in enumerate(metadata["tokenizer.ggml.merges"])}
+    result = []
+    for is_end, line in itertools.groupby(text.replace(" ", "▁"), lambda c: c == "\n"):
+        parts = list(line)
+        while True:
+            found = [(ranks[p], i) for i, p in enumerate(itertools.pairwise(parts)) if p in ranks]
+            if not found:
+                break
+            _, i = min(found)
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        del is_end
+        for part in parts:
+            result += [ids[part]] if part in ids else [ids[f"<0x{b:02X}>"] for b in part.encode()]
+    return result
+
+
 def encode_sentencepiece(metadata: dict[str, Any], text: str) -> list[int]:
     """SentencePiece's own rule: join the leftmost of the best-scored neighbours until nothing joins; bytes
     else.
