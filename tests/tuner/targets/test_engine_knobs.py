@@ -30,7 +30,7 @@ H200 = {"kind": "cuda", "compute_capability": "9.0", "sm_count": 132, "memory_mi
 SMALL = {**H200, "compute_capability": "8.6", "memory_mib": 24000}
 MOE = {"architecture": "qwen3moe", "layers": 48, "experts": 128, "experts_used": 8, "file_bytes": 17 << 30}
 DENSE = {"architecture": "qwen3", "layers": 36, "file_bytes": 8 << 30}
-MLA = {**MOE, "architecture": "deepseek2"}
+MLA = {**MOE, "latent_cache": True}
 
 
 def help_of(version: str, tool: str) -> Help:

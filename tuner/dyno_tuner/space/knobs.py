@@ -219,7 +219,7 @@ KNOBS: tuple[KnobSpec, ...] = (
     KnobSpec("compute_type", lambda f: ["f16", "bf16", "f32"], _is_cuda, "GGML_CUDA_CUBLAS_COMPUTE_TYPE",
              "GGML_CUDA_IQK_FORCE_BF16 (build)", ordinal=False, code=_compute_code),
     KnobSpec("mla_mode", lambda f: ["auto", "expanded", "absorbed"],
-             lambda f: _is_cuda(f) and f.model.get("architecture") == "deepseek2", None, "-mla 1|2|3",
+             lambda f: _is_cuda(f) and bool(f.model.get("latent_cache")), None, "-mla 1|2|3",
              ordinal=False),
 )  # fmt: skip
 

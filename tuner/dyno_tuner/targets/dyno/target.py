@@ -145,6 +145,7 @@ class DynoTarget(Target):
             model={
                 **model.model_dump(mode="json", exclude_none=True),
                 "n_ctx_train": int(self._model["n_ctx_train"]),
+                "latent_cache": has_latent_cache(self._model),
                 "file_bytes": os.path.getsize(self._path),
             },
             engine={

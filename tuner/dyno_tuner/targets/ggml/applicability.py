@@ -140,7 +140,7 @@ def _experts(here: Here, flag: str) -> str:
 
 def _latent(here: Here, flag: str) -> str:
     missing = _only_ik(here, "it")
-    if missing or here.model.get("architecture") != "deepseek2":
+    if missing or not here.model.get("latent_cache"):
         return missing or "the model has no latent attention"
     if flag in here.carried:
         return f"the command line has {flag} 2, and no setting has that meaning"

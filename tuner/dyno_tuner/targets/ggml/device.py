@@ -82,6 +82,7 @@ def model_identity(path: str) -> dict[str, Any]:
     return {
         **model.model_dump(mode="json", exclude_none=True),
         "file_bytes": os.path.getsize(path),
+        "latent_cache": f"{model.architecture}.attention.kv_lora_rank" in metadata,
         "name": str(metadata.get("general.name") or os.path.basename(path)),
         "vocabulary": "tokenizer.ggml.model" in metadata and "tokenizer.ggml.tokens" in metadata,
     }
