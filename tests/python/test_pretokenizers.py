@@ -102,7 +102,7 @@ def test_gemma4_starts_with_bos_and_ends_with_the_turn() -> None:
 
 
 def test_a_pre_tokenizer_of_the_other_kind_is_an_error() -> None:
-    with pytest.raises(ModelError, match="'gemma4' contradicts tokenizer.ggml.model = 'gpt2'"):
+    with pytest.raises(ModelError, match=r"'gemma4' contradicts tokenizer\.ggml\.model = 'gpt2'"):
         Tokenizer.from_metadata(byte_level("gemma4"))
     with pytest.raises(ModelError, match="'qwen2' contradicts"):
         Tokenizer.from_metadata(gemma4(pre="qwen2"))
