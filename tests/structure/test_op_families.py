@@ -116,6 +116,7 @@ struct Env {
   const dyno::plan::Plan& plan;
   std::byte* at(const dyno::plan::Operand&) const;
   const std::byte* weight(dyno::model::WeightId) const;
+  size_t weight_bytes(dyno::model::WeightId) const;
 };
 template dyno::ops::GluArgs dyno::runtime::args_of<dyno::ops::GluArgs>(const plan::GluOperands&, const Env&);
 """
@@ -127,14 +128,14 @@ template dyno::ops::GluArgs dyno::runtime::args_of<dyno::ops::GluArgs>(const pla
         ("ops/glu/fields.h", r"GluArgs, gate,", "GluArgs,", "DYNO_FIELDS(GluArgs) names every member once"),
         (
             "ops/glu/fields.h",
-            r"Reads gate, up;\n  Writes y;\n\};\nDYNO_FIELDS\(GluOperands, gate, up, y\)",
-            "Reads gate;\n  Writes y;\n};\nDYNO_FIELDS(GluOperands, gate, y)",
+            r"Reads gate, up;([^}]*\{\}[^}]*\{\}[^}]*\{\}[^}]*)\};\nDYNO_FIELDS\(GluOperands, gate, up,",
+            r"Reads gate;\1};\nDYNO_FIELDS(GluOperands, gate,",
             "every argument is filled",
         ),
         (
             "ops/glu/fields.h",
-            r"Reads gate, up;\n  Writes y;\n\};\nDYNO_FIELDS\(GluOperands, gate, up, y\)",
-            "Reads gate, up, more;\n  Writes y;\n};\nDYNO_FIELDS(GluOperands, gate, up, more, y)",
+            r"Reads gate, up;([^}]*\{\}[^}]*\{\}[^}]*\{\}[^}]*)\};\nDYNO_FIELDS\(GluOperands, gate, up,",
+            r"Reads gate, up, more;\1};\nDYNO_FIELDS(GluOperands, gate, up, more,",
             "every operand has an argument of its name",
         ),
     ],
