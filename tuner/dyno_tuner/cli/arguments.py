@@ -62,22 +62,48 @@ def device_names(device: str, gpu: str | None) -> list[str]:
         if device != "auto" and [device] != names:
             raise typer.BadParameter(f"--gpu {gpu} and --device {device} contradict each other")
         return names
-    if not re.fullmatch(r"auto|cpu|cuda:[0-9]{1,3}", device):
+    if not re.fullmatch(r"auto|cpu(:[1-9][0-9]?)?|cuda:[0-9]{1,3}", device):
         raise typer.BadParameter(f"--device {device!r}: give cpu, cuda:N or auto")
     return [device]
 
 
-def devices_of(device: str, gpu: str | None) -> list[str]:
+def placement_of(
+    virtual_devices: list[str], vram: int | None, ram: int | None, device: str
+) -> dict[str, Any]:
+    """Virtual devices and limits as the target of dyno takes them.
+
+    Raises:
+        typer.BadParameter: a virtual device cannot be read, or `--ram` stands beside the CPU alone.
+    """
+    from dyno._virtual_devices import parse_virtual_devices
+
+    found: dict[str, Any] = {}
+    if virtual_devices:
+        try:
+            found["virtual_devices"] = parse_virtual_devices(virtual_devices)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--virtual-device") from error
+    if ram is not None and device == "cpu":
+        raise typer.BadParameter("with --device cpu alone, --vram limits the main memory", param_hint="--ram")
+    if ram is not None:
+        found["ram"] = ram
+    if vram is not None and device != "cpu":
+        found["vram"] = vram
+    return found
+
+
+def devices_of(device: str, gpu: str | None, virtual_devices: Any = 0) -> list[str]:
     """The devices of dyno that are meant, each of which exists. What `auto` took is said on standard error.
 
     Raises:
         DeviceError: there is no such device, or this build has no code for it.
     """
+    from dyno._virtual_devices import read_virtual_devices
     from dyno.devices import built_for_cuda, resolve_device
 
     found = []
     for name in device_names(device, gpu):
-        chosen = resolve_device(name)
+        chosen = resolve_device(name, read_virtual_devices(virtual_devices))
         if name == "auto" and built_for_cuda():
             print(chosen.headline, file=sys.stderr)
         found.append(chosen.name)

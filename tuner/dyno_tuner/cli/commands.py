@@ -36,6 +36,7 @@ from .arguments import (
     engine_options,
     held_settings,
     parse_duration,
+    placement_of,
     usage,
     usual_workload,
 )
@@ -121,6 +122,8 @@ def tune(
     workers: o.Workers = None,
     ctx: o.Ctx = None,
     vram: o.Vram = None,
+    ram: o.Ram = None,
+    virtual_device: o.VirtualDevices = None,
     pareto: o.Pareto = False,
     hold: o.Held = None,
     engine: o.Engine = "dyno",
@@ -160,12 +163,17 @@ def tune(
             "--ray places workers of dyno and chooses their GPUs: leave out --engine, --gpu and cuda:N"
         )
     of_engine = engine_options(engine, binaries, text, device, gpu, context.meta.get("command_line", []))
-    for option, wanted in (("--vram", vram is not None), ("--pareto", pareto)):
+    plan_only = (
+        ("--vram", vram is not None), ("--ram", ram is not None), ("--pareto", pareto),
+        ("--virtual-device", virtual_device is not None),
+    )  # fmt: skip
+    for option, wanted in plan_only:
         if wanted and not target.memory_plan:
             raise typer.BadParameter(f"{option} goes by dyno's memory plan; --engine {engine} has none")
     # All that is written is read before anything starts: a cluster takes half a minute.
     seconds, held = parse_duration(budget), held_settings(hold or [], engine)
     limit = usage(parse_bytes, vram) if vram is not None else None
+    host_limit = usage(parse_bytes, ram) if ram is not None else None
     if workload is not None:
         usage(Workload.parse, workload)
     device_names(device, gpu)
@@ -175,7 +183,8 @@ def tune(
         if cluster is not None:
             devices = [cluster.device(device_names(device, None)[0])]
         else:
-            devices = ["cpu"] if target.foreign else devices_of(device, gpu)
+            virtual = placement_of(virtual_device or [], None, None, "").get("virtual_devices", 0)
+            devices = ["cpu"] if target.foreign else devices_of(device, gpu, virtual)
         request = _request(
             model, devices, engine, of_engine, workload, ctx,
             budget=seconds, seed=seed, sampler=sampler, approx_limit=allow_approx,
@@ -188,6 +197,8 @@ def tune(
         request.storage, request.study = storage, study
         request.force = force
         request.held, request.memory_limit = held, limit
+        if not target.foreign:
+            request.placement = placement_of(virtual_device or [], limit, host_limit, devices[0])
         request.text = None if text is None or target.foreign else str(text.absolute())
         _state["measuring"] = True
         result = run(request) if cluster is None else tune_on(cluster, request, workers)

@@ -11,7 +11,9 @@ from ..search.proposers import SAMPLERS
 
 # ---- of both
 
-Device = Annotated[str, typer.Option(help="auto (the first usable GPU, else the CPU), cpu or cuda:N.")]
+Device = Annotated[
+    str, typer.Option(help="auto (the first usable GPU, else the CPU), cpu, cuda:N; cpu:N: a virtual device.")
+]
 WhatWorkload = Annotated[
     str | None,
     typer.Option(
@@ -91,7 +93,21 @@ Ctx = Annotated[
 ]
 Vram = Annotated[
     str | None,
-    typer.Option(help="Memory limit of the engine by its plan, as in 16GiB (on a CPU: main memory)."),
+    typer.Option(
+        help="The device may hold so much by the engine's plan, as in 16GiB (of the CPU alone: main memory)."
+    ),
+]
+Ram = Annotated[
+    str | None, typer.Option(help="The CPU beside a device may hold so much by the engine's plan: 32GiB.")
+]
+VirtualDevices = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--virtual-device",
+        metavar="cpu:N,NAME=VALUE,...",
+        help="A virtual device behind a link, to tune for it without a GPU: "
+        "cpu:1,link_gbps=8,latency_us=10,memory_mib=4096,streams=1; may be given several times.",
+    ),
 ]
 Pareto = Annotated[
     bool, typer.Option("--pareto", help="Also write profiles that need less memory, and a plot.")

@@ -46,8 +46,13 @@ class Executor(Protocol):
         """How the router spreads the workload's tokens over its experts; empty where there are none."""
         ...
 
-    def memory(self, settings: Mapping[str, Value]) -> int | None:
-        """Bytes that the engine's plan adds up to; None where it refuses the settings."""
+    def memory(self, settings: Mapping[str, Value], where: str = "device") -> int | None:
+        """Bytes that the engine's plan puts on the device, or with `host` on the CPU beside it; None where it
+        refuses the settings."""
+        ...
+
+    def expected(self, settings: Mapping[str, Value], workload: Workload) -> dict[str, float] | None:
+        """Seconds by metric that the engine's cost model expects; None if it has none."""
         ...
 
     def time_ops(self, request: Mapping[str, Any], context: OpContext, deadline: float) -> list[list[float]]:

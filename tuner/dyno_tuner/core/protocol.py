@@ -321,6 +321,8 @@ class Description:
     # Measured ones of the device, for the profile: memory_gbps, pcie_gbps, … No part of the identity.
     rates: dict[str, float] = field(default_factory=dict)
     capabilities: Capabilities = Capabilities()  # no part of the identity
+    # Bytes that `device` and `host` may hold, where weights lie on both. No part of the identity.
+    limits: dict[str, int] = field(default_factory=dict)
 
     def identity(self) -> dict[str, Any]:
         """The facts that a journal must share with this run to be continued."""
@@ -337,6 +339,7 @@ class Description:
             "virtual_time": self.virtual_time,
             "rates": self.rates,
             "capabilities": self.capabilities.to_dict(),
+            "limits": self.limits,
         }
 
     @classmethod
@@ -387,9 +390,14 @@ class Target(abc.ABC):
         """How the router spreads the workload's tokens over its experts; empty where there are none."""
         return {}
 
-    def memory(self, settings: Settings) -> int | None:
-        """Bytes that the plan adds up to; None where the engine refuses the settings."""
+    def memory(self, settings: Settings, where: str = "device") -> int | None:
+        """Bytes that the plan puts on the device, or with `host` on the CPU beside it; None where the engine
+        refuses the settings. Of the CPU alone, all bytes are the device's."""
         raise TargetUnusable("this target has no memory plan, so a limit cannot be kept")
+
+    def expected(self, settings: Settings, workload: Workload) -> dict[str, float] | None:
+        """Seconds by metric that the plan's cost model expects; None if there is no model of it."""
+        return None
 
     def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]:
         return []

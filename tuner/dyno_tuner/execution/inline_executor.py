@@ -47,8 +47,13 @@ class InlineExecutor:
     def routing(self, configuration: Configuration, workload: Workload, context: OpContext) -> dict[str, Any]:
         return dict(self._target.routing(configuration, workload))
 
-    def memory(self, settings: Mapping[str, Value]) -> int | None:
-        return None if (size := self._target.memory(settings)) is None else int(size)
+    def memory(self, settings: Mapping[str, Value], where: str = "device") -> int | None:
+        # Most targets know one memory alone.
+        asked = (settings,) if where == "device" else (settings, where)
+        return None if (size := self._target.memory(*asked)) is None else int(size)
+
+    def expected(self, settings: Mapping[str, Value], workload: Workload) -> dict[str, float] | None:
+        return self._target.expected(settings, workload)
 
     def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]:
         return list(self._target.kernel_ops(configuration, workload))

@@ -203,8 +203,12 @@ class RayExecutor:
     def routing(self, configuration: Configuration, workload: Workload, context: OpContext) -> dict[str, Any]:
         return dict(self._must("routing", START_SECONDS, configuration, workload, context))
 
-    def memory(self, settings: Mapping[str, Value]) -> int | None:
-        found: int | None = self._must("memory", START_SECONDS, dict(settings))
+    def memory(self, settings: Mapping[str, Value], where: str = "device") -> int | None:
+        found: int | None = self._must("memory", START_SECONDS, dict(settings), where)
+        return found
+
+    def expected(self, settings: Mapping[str, Value], workload: Workload) -> dict[str, float] | None:
+        found: dict[str, float] | None = self._must("expected", START_SECONDS, dict(settings), workload)
         return found
 
     def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]:
@@ -260,7 +264,7 @@ class RayExecutor:
 
 
 _OF_EXECUTOR = frozenset(
-    {"describe", "measurement", "quality", "routing", "memory", "kernel_ops", "time_ops"}
+    {"describe", "measurement", "quality", "routing", "memory", "expected", "kernel_ops", "time_ops"}
 )
 
 

@@ -372,11 +372,23 @@ class WorkerExecutor:
             return {}
         return {} if reply.error else dict(reply.value)
 
-    def memory(self, settings: Mapping[str, Value]) -> int | None:
+    def expected(self, settings: Mapping[str, Value], workload: Workload) -> dict[str, float] | None:
+        """Seconds by metric that the cost model expects. Raises TuneError if the engine does not answer."""
+        asked = {"settings": dict(settings), "workload": workload.to_dict()}
+        try:
+            reply = self._get(self._number).call("expected", asked, START_DEADLINE)
+        except WorkerDied as died:
+            raise TuneError(f"the engine gave no expected times ({died.status}): {died.message}") from died
+        if reply.error:
+            raise TuneError(f"the engine gave no expected times: {reply.message}")
+        return None if reply.value is None else {str(k): float(v) for k, v in reply.value.items()}
+
+    def memory(self, settings: Mapping[str, Value], where: str = "device") -> int | None:
         """Bytes that the engine's plan adds up to; None where it refuses the settings. Raises TargetUnusable
         where the target has no plan."""
         try:
-            reply = self._get(self._number).call("memory", {"settings": dict(settings)}, START_DEADLINE)
+            asked = {"settings": dict(settings), "where": where}
+            reply = self._get(self._number).call("memory", asked, START_DEADLINE)
         except WorkerDied as died:
             raise TuneError(f"the engine gave no memory plan ({died.status}): {died.message}") from died
         if reply.error:

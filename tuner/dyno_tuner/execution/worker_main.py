@@ -49,7 +49,10 @@ def _handle(target: Any, request: dict[str, Any]) -> Any:
             ask["key"], ask["m"], ask["configs"], threads=ask["threads"], seconds=ask["seconds"]
         )
     if method == "memory":
-        return target.memory(request["settings"])
+        where = request.get("where", "device")
+        return target.memory(request["settings"], *([where] if where != "device" else []))
+    if method == "expected":
+        return target.expected(request["settings"], Workload.from_dict(request["workload"]))
     configuration = Configuration.from_dict(request["configuration"])
     if method == "kernel_ops":
         ops = target.kernel_ops(configuration, Workload.from_dict(request["workload"]))

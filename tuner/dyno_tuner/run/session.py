@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
+import functools
 import json
 import os
 import sys
@@ -40,6 +41,7 @@ from ..space.memory_limits import MemoryLimit, NearMiss
 from ..space.search_space import Space
 from ..targets import declared
 from ..targets.declaration import TargetRequest
+from .order import ordered
 from .tune import Options, Tune
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 
     from ..core.executor import Executor
     from ..core.outcome import Outcome
-    from ..core.protocol import Description
+    from ..core.protocol import Description, Settings, Value
 
 FORMAT = "dyno-tune-1"
 _TO_REST = "End these programs and continue with --resume, or measure beside them with --force"
@@ -76,6 +78,7 @@ class Request:
     text: str | None = None  # file whose text the prompts are
     memory_limit: int | None = None  # bytes that the engine's plan may add up to
     force: bool = False  # measure although others use the CPUs
+    placement: dict[str, Any] = field(default_factory=dict)  # of dyno: virtual_devices, vram and ram (bytes)
 
 
 @dataclass(frozen=True)
@@ -100,15 +103,28 @@ def limit_memory(
 ) -> tuple[Space, list[NearMiss]]:
     """The space without what the plan says would not fit, and what just does not. Raises TuneError where the
     default does not fit."""
-    if request.memory_limit is None:
+    limits = dict(description.limits)
+    if request.memory_limit is not None:
+        limits["device"] = min(request.memory_limit, limits.get("device", request.memory_limit))
+    if not limits:
         return space, []
     defaults = _planned_defaults(description)
     longest = request.options.workload.longest
-    limit = MemoryLimit(request.memory_limit, executor.memory, _planned_names(defaults))
-    limit.check_default(defaults, longest)
-    misses = limit.near_misses(space.knobs, defaults, longest)
-    fitting = Space(space.knobs, lambda s: space.allowed(s) and limit.allows({**defaults, **s}), space.fixed)
-    return fitting, misses
+    names = _planned_names(defaults)
+    widest: dict[str, Value] = {n: True for n in names if n.startswith("op_offload.")}  # copies take memory
+    misses: list[NearMiss] = []
+    kept: list[MemoryLimit] = []
+    for where, most in limits.items():
+        limit = MemoryLimit(most, functools.partial(executor.memory, where=where), names, widest)
+        limit.check_default(defaults, longest)
+        misses += limit.near_misses(space.knobs, defaults, longest)
+        kept.append(limit)
+
+    def fits(settings: Settings) -> bool:
+        complete = {**defaults, **settings}
+        return space.allowed(settings) and all(limit.allows(complete) for limit in kept)
+
+    return Space(space.knobs, fits, space.fixed), misses
 
 
 def _planned_defaults(description: Description) -> dict[str, Any]:
@@ -118,8 +134,12 @@ def _planned_defaults(description: Description) -> dict[str, Any]:
 
 def _planned_names(defaults: Mapping[str, Any]) -> list[str]:
     """The settings that memory depends on."""
-    paths = ("ctx", "mmq_max_tokens", "mmq_id_max_tokens")  # a path that dequantises needs room for it
-    return [n for n in defaults if n in paths or "memory" in SETTINGS[n].moves]
+    # A path that dequantises needs room for it, and so do copies of the CPU's weights.
+    paths = ("ctx", "mmq_max_tokens", "mmq_id_max_tokens")
+    return [
+        n for n in defaults
+        if n in paths or n.startswith("op_offload.") or "memory" in SETTINGS[n].moves
+    ]  # fmt: skip
 
 
 def header(description: Description, request: Request, space: Space, out: Path) -> dict[str, Any]:
@@ -275,7 +295,7 @@ def target_of(request: Request, device: str, scratch: str | None) -> tuple[str, 
     asked = TargetRequest(
         os.path.abspath(request.model), device, request.options.workload.longest, request.ctx, request.held,
         scratch, request.text, stderr_log(request), request.engine_options,
-        served=request.options.workload.served is not None,
+        served=request.options.workload.served is not None, placement=request.placement,
     )  # fmt: skip
     return request.engine.replace(".", "_"), declared(request.engine).worker_options(asked)
 
@@ -338,7 +358,12 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
         rates = dict(description.rates)
         if not description.virtual_time:
             rates |= _note_machine(request, description, executor, recorder, progress)
-        tune = Tune(recorder, space, options, incumbents=head["incumbents"], shared=shared, pool=pool)
+        first = ordered(executor, space, options.workload) if can.memory_plan else []
+        if first:
+            recorder.note("ordered", by="cost model", settings=first)
+        tune = Tune(
+            recorder, space, options, incumbents=[*head["incumbents"], *first], shared=shared, pool=pool
+        )
         with validation.fitting(book.path, lambda: "" if recorder.performed else recorder.last):
             outcome = tune.run()
         variants: list[Variant] = []

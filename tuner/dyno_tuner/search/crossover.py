@@ -1,4 +1,4 @@
-"""Where two paths cross: solved by measuring both on a grid and bisecting, not searched.
+"""Where two paths cross: solved by measuring both on a grid and bisecting, or by their curves; not searched.
 
 A threshold setting says up to which size the first path is taken. At a size of the grid both paths are
 measured and their ratio, with its standard error, decides the side; what measurements are left go to the
@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ..core.crossing import Verdict
 
@@ -29,6 +31,7 @@ class Crossing:
     below: int
     measurements: int
     seen: dict[int, list[float]] = field(default_factory=dict)  # index -> log ratios first / second
+    at: float | None = None  # the size at which the fitted curves cross
 
 
 def solve(
@@ -57,6 +60,38 @@ def solve(
     search = _Search(grid, measure, margin, limit)
     search.bisect()
     search.check()
+    return search.crossing()
+
+
+def solve_by_curves(
+    grid: Sequence[int],
+    measure: Callable[[int, int], tuple[float, float]],
+    seconds: Callable[[int], tuple[float, float] | None],
+    *,
+    margin: float = 0.01,
+    limit: int = 12,
+) -> Crossing:
+    """Locates the crossing of two paths whose times are known in form: a pass over `size` tokens takes
+    a + b x size seconds, so a token takes b + a / size.
+
+    Both paths are measured at the smallest and the largest size. The crossing of the two curves is computed,
+    and the sizes beside it are measured to confirm it. Each of these measurements refines the curves. A size
+    that they propose is measured only if bisection could still find the crossing with the rest.
+
+    Args:
+        grid, measure, margin, limit: as for `solve`.
+        seconds: of a token with the first and with the second path at an index of the grid, after it was
+        measured; None where a path does not run.
+
+    Raises:
+        ValueError: as `solve`.
+    """
+    if not grid or list(grid) != sorted(set(grid)):
+        raise ValueError(f"the grid {list(grid)} must be ascending without repetition")
+    if limit < 4:
+        raise ValueError(f"{limit} measurements are too few; give at least 4")
+    search = _CurveSearch(grid, measure, seconds, margin, limit)
+    search.run()
     return search.crossing()
 
 
@@ -162,3 +197,70 @@ class _Search:
         else:
             found.verdict = Verdict.CROSSING
         return found
+
+
+class _CurveSearch(_Search):
+    """The curves of both paths propose what is measured next."""
+
+    def __init__(
+        self,
+        grid: Sequence[int],
+        measure: Callable[[int, int], tuple[float, float]],
+        seconds: Callable[[int], tuple[float, float] | None],
+        margin: float,
+        limit: int,
+    ) -> None:
+        super().__init__(grid, measure, margin, limit)
+        self._grid = list(grid)
+        self._seconds = seconds
+
+    def run(self) -> None:
+        for end in dict.fromkeys((0, self._size - 1)):
+            if self._more:
+                self._ask(end)
+        if self._mean(0) <= 0:
+            self._low, self._high = -1, 0
+        elif self._mean(self._size - 1) > 0:
+            self._low, self._high = self._size - 1, self._size
+        else:
+            self._low, self._high = 0, self._size - 1
+        while (index := self._proposed()) is not None and self._affordable(index):
+            if self._ask(index) > 0:
+                self._low = index
+            else:
+                self._high = index
+        self.bisect()
+        self.check()
+        self._found.at = self._crossing_size()
+
+    def _affordable(self, index: int) -> bool:
+        """Whether bisection ends within the limit, also if the crossing is on the far side of this size."""
+        left = (self._limit - self._found.measurements) // 2 - 1
+        return left >= math.ceil(math.log2(max(index - self._low, self._high - index)))
+
+    def _proposed(self) -> int | None:
+        """A size beside the computed crossing that is not known yet; None where nothing is left between."""
+        if self._high - self._low < 2 or not 0 <= self._low < self._high < self._size:
+            return None
+        at = self._crossing_size()
+        if at is None:
+            return None
+        below = sum(size < at for size in self._grid)
+        return min(max(below - 1 if below - 1 > self._low else below, self._low + 1), self._high - 1)
+
+    def _crossing_size(self) -> float | None:
+        """Of the curves through everything that was measured; None where they do not cross."""
+        rows = [(self._grid[i], self._seconds(i)) for i in sorted(self._seen)]
+        known = [(size, times) for size, times in rows if times is not None and size > 0]
+        if len(known) < 2:
+            return None
+        fits = []
+        for path in (0, 1):
+            # Relative errors count: the rows are divided by their time.
+            times = np.array([t[path] for _, t in known])
+            columns = np.array([[1.0, 1.0 / size] for size, _ in known]) / times[:, None]
+            fits.append(np.linalg.lstsq(columns, np.ones(len(known)), rcond=None)[0])
+        (each_first, pass_first), (each_second, pass_second) = fits
+        if each_first <= each_second or pass_second <= pass_first:
+            return None  # the first path loses nowhere, or the second one gains nothing by size
+        return float((pass_second - pass_first) / (each_first - each_second))

@@ -19,7 +19,7 @@ from ..core.crossing import Solved, Verdict
 from ..core.intervals import paired_log_ratios
 from ..core.protocol import Configuration, TrialStatus
 from ..measure.baseline_block import rested_alike
-from .crossover import solve
+from .crossover import solve, solve_by_curves
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -81,11 +81,12 @@ class ThresholdStage:
                 self._race_unsolved(sizes)
                 break
             value = self._value(number, sizes, crossing)
+            value = self._computed(number, value, sizes, crossing)
             knob = self.space.knobs[number]
             self.note(
                 "threshold", knob=name, verdict=str(crossing.verdict), value=knob.values[value],
                 default=knob.default, measurements=crossing.measurements, tokens=list(sizes.tokens),
-                below=crossing.below,
+                below=crossing.below, **({} if crossing.at is None else {"at": round(crossing.at, 1)}),
                 seen={sizes.tokens[i]: [math.exp(x) for x in xs] for i, xs in sorted(crossing.seen.items())},
             )  # fmt: skip
             self.solved.append(_solved(name, sizes, crossing))
@@ -140,6 +141,7 @@ class ThresholdStage:
     def _solve(self, number: int, sizes: Sizes) -> Crossing:
         knob = self.space.knobs[number]
         metrics = self._metrics(knob)
+        times: dict[int, list[tuple[float, float]]] = {}
 
         def measure(index: int, repeat: int) -> tuple[float, float]:
             if not self.more(2):
@@ -159,9 +161,31 @@ class ThresholdStage:
                 pairs = paired_log_ratios(measurements[0].rates(metric), measurements[1].rates(metric))  # type: ignore[union-attr]
                 logs.append((self.weights[metric], float(np.median(pairs)) if pairs else 0.0))
             total = sum(w for w, _ in logs)
+            first, second = (self._token_seconds(m, metrics) for m in measurements)
+            times.setdefault(index, []).append((first, second))
             return sum(w * x for w, x in logs) / total, math.sqrt(2) * self._context.sigma
 
-        return solve(sizes.tokens, measure, margin=MARGIN, limit=LIMIT)
+        def seconds(index: int) -> tuple[float, float] | None:
+            found = times.get(index)
+            return (
+                None
+                if not found
+                else (float(np.median([a for a, _ in found])), float(np.median([b for _, b in found])))
+            )
+
+        if knob.value_at is None:
+            return solve(sizes.tokens, measure, margin=MARGIN, limit=LIMIT)
+        return solve_by_curves(sizes.tokens, measure, seconds, margin=MARGIN, limit=LIMIT)
+
+    def _token_seconds(self, measurement: Measurement | None, metrics: Sequence[str]) -> float:
+        """Seconds of a token: of several prompts their weighted geometric mean."""
+        assert measurement is not None
+        total = sum(self.weights[m] for m in metrics)
+        logs = [
+            self.weights[m] / total * math.log(float(np.median(list(measurement.rates(m).values()))))
+            for m in metrics
+        ]
+        return math.exp(-sum(logs))
 
     def _pair(
         self, pair: tuple[Point, Point], order: Sequence[int], key: str, metrics: Sequence[str]
@@ -205,6 +229,31 @@ class ThresholdStage:
             return -right, knob.distance(knob.values[j])
 
         return min(range(len(knob.values)), key=fit)
+
+    def _computed(self, number: int, value: int, sizes: Sizes, crossing: Crossing) -> int:
+        """The number of the computed value, which is put into the space if the sizes beside the crossing have
+        confirmed it; else `value`, the nearest of the grid."""
+        knob = self.space.knobs[number]
+        if knob.value_at is None or crossing.verdict is not Verdict.CROSSING or crossing.at is None:
+            return value
+        exact = knob.value_at(crossing.at)
+        assert knob.code is not None
+        for point in sizes.first:
+            settings = self.space.settings(point)
+            if knob.code(exact, settings) != knob.code(knob.values[value], settings):
+                return value
+        if exact in knob.values:
+            return knob.values.index(exact)
+        self._extend(number, exact)
+        return self.space.knobs[number].values.index(exact)
+
+    def _extend(self, number: int, exact: Value) -> None:
+        knob = self.space.knobs[number]
+        best = {code: (level, self.space.settings(point)) for code, (level, point) in self._best.items()}
+        self.space = self.space.with_knob(
+            number, replace(knob, values=tuple(sorted((*knob.values, exact), key=float)))
+        )
+        self._best = {code: (level, self.space.point(s)) for code, (level, s) in best.items()}
 
     def _race_unsolved(self, sizes: Sizes) -> None:
         """The start of the search if there was no time to solve: the fastest point that was met, and

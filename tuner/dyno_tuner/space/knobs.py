@@ -12,6 +12,7 @@ that the engine has no such switch.
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,9 @@ class Knob:
     # configurations whose knobs all give the same are one configuration and are measured as one.
     code: Callable[[Value, Settings], Hashable] | None = None
     threshold_of: str | None = None  # a bound, in units of that other knob, that switches between two paths
+    # The value for a crossing at so many of these units: the threshold is computed from the curves of both
+    # paths. None: it is bisected on the grid.
+    value_at: Callable[[float], Value] | None = None
 
     def __post_init__(self) -> None:
         if self.default not in self.values:
@@ -79,6 +83,9 @@ class Facts:
     workload: Workload
     defaults: Mapping[str, Value]  # what the engine would run without a profile
     ctx: int = 4096
+    host_weights: bool = False  # weights lie on the CPU beside the device
+    streams: bool = False  # the device takes copies of them for prompts
+    host_cores: int = 0  # where weights lie there
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,7 @@ class KnobSpec:
     ordinal: bool = True
     code: Callable[[Facts], Callable[[Value, Settings], Hashable]] | None = None
     threshold_of: str | None = None
+    value_at: Callable[[Facts], Callable[[float], Value]] | None = None
 
 
 def _is_cuda(f: Facts) -> bool:
@@ -108,7 +116,101 @@ def _is_moe(f: Facts) -> bool:
 
 
 def _cores(f: Facts) -> int:
-    return max(1, int(f.device.get("cores") or 1))
+    return max(1, int(f.device.get("cores") or f.host_cores or 1))
+
+
+def _on_cpu(f: Facts) -> bool:
+    """Whether the CPU computes anything."""
+    return _is_cpu(f) or f.host_weights
+
+
+def _layers(f: Facts) -> int:
+    return int(f.model.get("layers") or 0)
+
+
+def _of_rules(f: Facts) -> bool:
+    """Whether rules of the user place the weights: then counts of layers are not searched."""
+    return bool(f.defaults.get("placement")) or bool(f.defaults.get("cpu_moe"))
+
+
+def _by_experts(f: Facts) -> bool:
+    return f.host_weights and _is_moe(f) and not _of_rules(f)
+
+
+def _by_layers(f: Facts) -> bool:
+    """Whole layers go to the CPU: of dense models, and of mixtures whose other weights do not fit either."""
+    whole = not _is_moe(f) or int(f.defaults.get("n_gpu_layers", -1)) >= 0
+    return f.host_weights and whole and not _of_rules(f)
+
+
+def _counts(default: int, most: int) -> list[int]:
+    """About a dozen counts of layers: eighths of all, and the neighbours of the default, because the best
+    count is next to where memory ends."""
+    eighths = {most * eighth // 8 for eighth in range(9)}
+    near = {default + step for step in (-4, -2, -1, 0, 1, 2, 4)}
+    return sorted(n for n in eighths | near if 0 <= n <= most)
+
+
+def _expert_layers(f: Facts) -> Sequence[Value]:
+    return _counts(min(int(f.defaults["n_cpu_moe"]), _layers(f)), _layers(f))
+
+
+def _gpu_layers(f: Facts) -> Sequence[Value]:
+    """The output is one more layer; -1 means all."""
+    most, default = _layers(f) + 1, int(f.defaults["n_gpu_layers"])
+    return [n for n in _counts(most if default < 0 else default, most) if n < most] + [-1]
+
+
+def _layers_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
+    return lambda value, settings: min(int(value), _layers(f))
+
+
+def _gpu_layers_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
+    most = _layers(f) + 1
+    return lambda value, settings: most if int(value) < 0 else min(int(value), most)
+
+
+def _expert_ratio(f: Facts) -> int:
+    """The engine streams from so many times `offload_min_tokens` on, because tokens share experts."""
+    experts, used = int(f.model.get("experts") or 0), int(f.model.get("experts_used") or 0)
+    return -(-experts // used) if experts and used else 1
+
+
+NEVER_OFFLOAD = 1 << 20
+
+
+def _offload_thresholds(f: Facts) -> Sequence[Value]:
+    """From each u-batch of the search on, from any, and from none."""
+    ratio = _expert_ratio(f)
+    return sorted({0, NEVER_OFFLOAD} | {max(1, int(u) // ratio) for u in _ubatches(f)})
+
+
+def _offload_path(f: Facts) -> Callable[[Value, Settings], Hashable]:
+    """Which passes run over copies."""
+    passes, ratio = f.workload.prompts or (1,), _expert_ratio(f)
+
+    def path(value: Value, settings: Settings) -> Hashable:
+        ubatch = int(settings.get("ubatch", passes[-1]))
+        taken = tuple(min(ubatch, p) >= int(value) * ratio for p in passes)
+        return taken[0] if len(set(taken)) == 1 else taken
+
+    return path
+
+
+def _offload_at(f: Facts) -> Callable[[float], Value]:
+    ratio = _expert_ratio(f)
+    return lambda tokens: max(1, math.ceil(tokens / ratio))
+
+
+def _offload_switch(f: Facts) -> Callable[[Value, Settings], Hashable]:
+    """Without effect where no pass runs over copies."""
+    path = _offload_path(f)
+
+    def switched(value: Value, settings: Settings) -> Hashable:
+        least = settings.get("offload_min_tokens", f.defaults.get("offload_min_tokens", 0))
+        return bool(value) if path(least, settings) else "unused"
+
+    return switched
 
 
 def _thread_counts(f: Facts) -> Sequence[Value]:
@@ -198,8 +300,10 @@ KNOBS: tuple[KnobSpec, ...] = (
     KnobSpec("sequences", _sequences, lambda f: f.workload.served is not None, "-np", "-np",
              code=lambda f: lambda value, settings: min(int(value), max(int(v) for v in _sequences(f)))),
     KnobSpec("ubatch", _ubatches, lambda f: f.workload.pp > 1, "-ub", "-ub", code=_ubatch_code),
-    KnobSpec("threads", _thread_counts, lambda f: _is_cpu(f) and f.workload.tg > 0, "-t", "-t"),
-    KnobSpec("threads_batch", _thread_counts, lambda f: _is_cpu(f) and f.workload.pp > 1, "-tb", "-tb"),
+    KnobSpec("n_cpu_moe", _expert_layers, _by_experts, "-ncmoe", "-ncmoe", code=_layers_code),
+    KnobSpec("n_gpu_layers", _gpu_layers, _by_layers, "-ngl", "-ngl", code=_gpu_layers_code, ordinal=False),
+    KnobSpec("threads", _thread_counts, lambda f: _on_cpu(f) and f.workload.tg > 0, "-t", "-t"),
+    KnobSpec("threads_batch", _thread_counts, lambda f: _on_cpu(f) and f.workload.pp > 1, "-tb", "-tb"),
     KnobSpec("cpu_repack", _switch, _is_cpu, "--repack, -nr", "-rtr", ordinal=False),
     KnobSpec("kv_type_k", _cache_types, lambda f: True, "-ctk", "-ctk", ordinal=False),
     KnobSpec("kv_type_v", _cache_types, lambda f: True, "-ctv", "-ctv", ordinal=False),
@@ -216,6 +320,19 @@ KNOBS: tuple[KnobSpec, ...] = (
     KnobSpec("mmq_id_max_tokens", _thresholds, lambda f: _is_cuda(f) and _is_moe(f), None,
              "-cuda mmq-id-size=N (times the number of experts)", code=_path_code, threshold_of="ubatch"),
     KnobSpec("mmq_max_tokens", _thresholds, _is_cuda, None, None, code=_path_code, threshold_of="ubatch"),
+    KnobSpec("offload_min_tokens", _offload_thresholds, lambda f: f.streams and f.workload.pp > 1,
+             "GGML_OP_OFFLOAD_MIN_BATCH", "-cuda offload-batch-size", code=_offload_path,
+             threshold_of="ubatch", value_at=_offload_at),
+    *(
+        KnobSpec(f"op_offload.{op}", _switch, lambda f: f.streams and _is_moe(f) and f.workload.pp > 1,
+                 None, f"-op (the number of {op})", ordinal=False, code=_offload_switch)
+        for op in ("matmul_id", "moe_up_gate")
+    ),
+    *(
+        KnobSpec(f"op_offload.{op}", _switch, lambda f: f.streams and _by_layers(f) and f.workload.pp > 1,
+                 None, f"-op (the number of {op})", ordinal=False, code=_offload_switch)
+        for op in ("matmul", "up_gate")
+    ),
     KnobSpec("compute_type", lambda f: ["f16", "bf16", "f32"], _is_cuda, "GGML_CUDA_CUBLAS_COMPUTE_TYPE",
              "GGML_CUDA_IQK_FORCE_BF16 (build)", ordinal=False, code=_compute_code),
     KnobSpec("mla_mode", lambda f: ["auto", "expanded", "absorbed"],
@@ -253,7 +370,7 @@ def resolve(facts: Facts, *, approx: bool, held: Collection[str] = ()) -> tuple[
                 row.name, tuple(values), default, Kind(setting.kind),
                 frozenset(m for m in setting.moves if m != "memory") or frozenset({"pp", "tg"}),
                 Fidelity(setting.fidelity), row.ordinal, row.code(facts) if row.code else None,
-                row.threshold_of,
+                row.threshold_of, row.value_at(facts) if row.value_at else None,
             )
         )  # fmt: skip
     return tuple(knobs)

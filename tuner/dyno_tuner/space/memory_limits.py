@@ -70,23 +70,32 @@ class MemoryLimit:
     plan: bytes that the engine would take with these settings; None where it cannot be told, because
         the engine refuses them.
     names: of the settings that memory depends on; the rest is not asked about.
+    widest: values of some of them that never need less than others: what fits with these fits.
     """
 
-    def __init__(self, limit: int, plan: Callable[[Settings], int | None], names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        limit: int,
+        plan: Callable[[Settings], int | None],
+        names: Sequence[str],
+        widest: Mapping[str, Value] | None = None,
+    ) -> None:
         self.limit = limit
         self._plan = plan
-        self._names = frozenset(names)
-        self._known: dict[tuple[tuple[str, Value], ...], int | None] = {}
+        self._names = tuple(dict.fromkeys(names))
+        self._widest = dict(widest or {})
+        self._known: dict[tuple[Value | None, ...], int | None] = {}
 
     def needs(self, settings: Mapping[str, Value]) -> int | None:
-        asked = {n: v for n, v in settings.items() if n in self._names}
-        key = tuple(sorted(asked.items()))
+        key = tuple(settings.get(name) for name in self._names)
         if key not in self._known:
-            self._known[key] = self._plan(asked)
+            self._known[key] = self._plan({n: settings[n] for n in self._names if n in settings})
         return self._known[key]
 
     def allows(self, settings: Mapping[str, Value]) -> bool:
         """Settings that the engine refuses are left to the engine, which says why."""
+        if self._widest and self._fits({**settings, **self._widest}):
+            return True
         needed = self.needs(settings)
         return needed is None or needed <= self.limit
 

@@ -97,13 +97,21 @@ class Space:
 
     def code_class(self, point: Point) -> Hashable:
         """Equal for points that run the same code."""
-        settings = self.settings(point)
+        return self._code_of(self.settings(point))
+
+    def _code_of(self, settings: Mapping[str, Value]) -> Hashable:
         return tuple(k.code(settings[k.name], settings) if k.code else settings[k.name] for k in self.knobs)
 
     def identity(self, configuration: Configuration) -> Hashable:
-        """The class of a whole configuration, kernels included."""
+        """The class of a whole configuration, kernels included. Raises ValueError for a value that is neither
+        in the space nor could be computed for it."""
         kernels = tuple((k.key, k.tokens, tuple(sorted(k.config.items()))) for k in configuration.kernels)
-        return self.code_class(self.point(configuration.settings)), kernels
+        given = configuration.settings
+        values = {k.name: given.get(k.name, k.default) for k in self.knobs}
+        for knob in self.knobs:
+            if knob.value_at is None or not isinstance(values[knob.name], int):
+                knob.values.index(values[knob.name])
+        return self._code_of({**self.fixed, **values}), kernels
 
     def entries(self, point: Point) -> list[int]:
         """Numbers of the knobs that a profile has to name to get `point`."""

@@ -28,6 +28,7 @@ class TargetRequest:
         text: file whose text the prompts are.
         log: file that keeps what processes of another engine say.
         served: whether the workload is the load of a server.
+        placement: devices and limits of dyno alone: `virtual_devices`, `vram` and `ram` (bytes).
         options: of this engine alone, as its declaration has read them from the command line.
     """
 
@@ -41,6 +42,7 @@ class TargetRequest:
     log: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     served: bool = False
+    placement: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Declaration:

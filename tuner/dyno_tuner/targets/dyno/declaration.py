@@ -34,6 +34,9 @@ class DynoDeclaration(Declaration):
             workload=workload,
             defaults=description.engine["defaults"],
             ctx=int(description.engine["ctx"]),
+            host_weights=bool(description.engine.get("host_weights")),
+            streams=bool(description.engine.get("streams")),
+            host_cores=int(description.engine.get("host_cores") or 0),
         )
         found = resolve(facts, approx=approx, held=held)
         # Every setting moves the output of a server: its prompts are part of the time.
@@ -49,6 +52,7 @@ class DynoDeclaration(Declaration):
             "device": request.device,
             "cache": str(kept) if kept else None,
             "sequences": DEFAULT_SEQUENCES if request.served else 1,
+            **request.placement,
         }
         return {**super().worker_options(request), **own}
 

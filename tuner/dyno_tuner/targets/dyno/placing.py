@@ -2,9 +2,167 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import os
+from typing import TYPE_CHECKING, Any
 
+from dyno import _core, _rates
+from dyno._placement import NOWHERE_ELSE, is_placed
+from dyno._virtual_devices import read_virtual_devices
 from dyno.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dyno._virtual_devices import VirtualDevices
+    from dyno.devices import Device
+
+    from ...core.protocol import Workload
+
+_PARTS = ("weights_bytes", "kv_bytes", "state_bytes", "arena_bytes", "stream_bytes")
+_RESERVE = 512 << 20  # of a GPU: memory that is nobody's plan, as the engine itself counts it
+# Of a GPU that need not be here, as plans go by it.
+_DESCRIBED = (
+    "kind", "memory_bytes", "l2_bytes", "compute_capability", "sm_count", "shared_per_block_bytes",
+)  # fmt: skip
+
+
+class Placing:
+    """The devices of a target, their limits, and the placement that the engine would choose.
+
+    Args:
+        virtual_devices: as `Engine` takes them.
+        vram: bytes that the main device may hold; 0: what it has.
+        ram: likewise the CPU beside it.
+    """
+
+    def __init__(self, virtual_devices: VirtualDevices, vram: int, ram: int) -> None:
+        self.virtual_devices = read_virtual_devices(virtual_devices)
+        self._vram = vram
+        self._ram = ram
+        self._measured: dict[str, dict[str, float]] | None = None
+
+    def argument(self, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The `placement` of a session.
+
+        Args:
+            settings: the plan places by itself unless these load settings place weights; None: it never does.
+        """
+        given: dict[str, Any] = {"virtual_devices": [one.to_dict() for one in self.virtual_devices]}
+        if self._vram:
+            given["main_memory"] = self._vram
+        if self._ram:
+            given["host_memory"] = self._ram
+        if settings is not None:
+            given["automatic"] = not is_placed({n: as_list(n, v) for n, v in settings.items()})
+        return given
+
+    def usual(self, file: str, device: Device, kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """The placement that the engine takes by itself.
+
+        Args:
+            kinds: settings by kind.
+
+        Returns:
+            `settings`: values of the load settings that place weights; `host_weights`: whether weights lie on
+            the CPU beside the device; `streams`: whether the device takes copies of them.
+
+        Raises:
+            OutOfMemoryError: even the smallest part does not fit.
+        """
+        if device.name == "cpu":
+            return {"settings": {}, "host_weights": False, "streams": False}
+        gpu = device.kind == "cuda"
+        load = dict(kinds["load"])
+        placement = self.argument(load)
+        described = {n: device.info[n] for n in _DESCRIBED if n in device.info} if gpu else None
+        if not gpu:
+            load["device"] = device.name
+        session = _core.Session(
+            file, load=load, context=dict(kinds["context"]),
+            session={"ubatch": kinds["session"]["ubatch"], "cuda_graphs": False},
+            plan_only=True, device=described, placement=placement,
+        )  # fmt: skip
+        plan = session.plan
+        session.close()
+        placed = plan["placement"]
+        layers = placed["n_gpu_layers"]
+        elsewhere = any(one["name"] == "cpu" and one["weights_bytes"] for one in plan["devices"][1:])
+        return {
+            "settings": {
+                "placement": one_word(list(placed["rules"])), "cpu_moe": bool(placed["cpu_moe"]),
+                "n_cpu_moe": int(placed["n_cpu_moe"]), "n_gpu_layers": -1 if layers is None else int(layers),
+            },
+            "host_weights": elsewhere,
+            "streams": elsewhere and (gpu or self._of(device.name).streams),
+        }  # fmt: skip
+
+    def _of(self, name: str) -> Any:
+        return self.virtual_devices[int(name.partition(":")[2]) - 1]
+
+    def limits(self, device: Device) -> dict[str, int]:
+        """Bytes by `device` and `host`, as far as something limits them."""
+        device_limit = self._vram
+        if device.kind == "cuda":
+            whole = int(device.info["memory_bytes"])
+            device_limit = min(device_limit or whole, whole)
+        elif device.name != "cpu" and (own := int(self._of(device.name).memory_mib) << 20):
+            device_limit = min(device_limit or own, own)
+        return {n: v for n, v in (("device", device_limit), ("host", self._ram)) if v}
+
+    def rates(self, device: Device) -> dict[str, dict[str, float]]:
+        """Rates of the devices: kept by `tune probe`, else measured now, once."""
+        if self._measured is None:
+            devices = {"cpu": dict(_core.cpu_info())}
+            if device.kind == "cuda":
+                devices[device.name] = dict(device.info)
+            self._measured = {
+                name: _rates.remembered(info) or _rates.measure(name, seconds=0.05)
+                for name, info in devices.items()
+            }
+        return self._measured
+
+    def expected(self, session: Any, device: Device, workload: Workload, ubatch: int) -> dict[str, float]:
+        """Seconds by metric that the cost model of a planned session expects."""
+        rates = self.rates(device)
+
+        def cost(tokens: int, depth: int, rows: int) -> float:
+            parts = session.cost(tokens, depth, rows, rates=rates)
+            return float(sum(p["seconds"] + p["transfer_seconds"] for p in parts))
+
+        found: dict[str, float] = {}
+        for metric in workload.metrics:
+            part = workload.part(metric)
+            if part.kind == "tg":
+                found[metric] = part.tokens * cost(1, part.depth + part.tokens // 2, 1)
+                continue
+            seconds = 0.0
+            for done in range(0, part.tokens, ubatch):
+                tokens = min(ubatch, part.tokens - done)
+                seconds += cost(tokens, part.depth + done, int(done + tokens == part.tokens))
+            found[metric] = seconds
+        return {
+            metric: seconds for metric, seconds in found.items() if math.isfinite(seconds) and seconds > 0
+        }
+
+
+def label(device: Device, file: str) -> str:
+    """Device and model for people; a virtual device with its limits."""
+    words = [str(device.info.get("name") or device.kind.upper()), os.path.basename(file)]
+    virtual = device.info.get("virtual")
+    return " · ".join([*words, f"{device.name} {virtual}"] if virtual else words)
+
+
+def planned_bytes(plan: Mapping[str, Any], where: str) -> int:
+    """Bytes that a plan puts on its main device, or with `host` on the CPU beside it."""
+    main, *others = plan["devices"]
+    if where == "host":
+        beside = [one for one in others if one["name"] == "cpu"]
+        return sum(int(one[part]) for one in beside for part in _PARTS) + int(plan["scratch_bytes"])
+    if main["name"] == "cpu":
+        return int(plan["total_bytes"])
+    own = sum(int(main[part]) for part in _PARTS)
+    return own + (int(plan["scratch_bytes"]) + _RESERVE if main["name"].startswith("cuda") else 0)
 
 
 def one_word(value: Any) -> Any:
@@ -17,3 +175,7 @@ def as_list(name: str, value: Any) -> Any:
     if SETTINGS[name].type != "rules" or not isinstance(value, str):
         return value
     return [rule for rule in value.split(",") if rule]
+
+
+ELSEWHERE = frozenset(NOWHERE_ELSE)
+"""Names of the load settings that place weights."""

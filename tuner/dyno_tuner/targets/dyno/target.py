@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dyno import _core, profiles
 from dyno._effective import usable_cores
 from dyno._generate import greedy_after
+from dyno._placement import NOWHERE_ELSE
 from dyno._ubatch import UsualUbatch
 from dyno.devices import resolve_device
 from dyno.errors import (
@@ -45,7 +46,8 @@ from ...core.protocol import (
     Workload,
 )
 from . import answers, bounds, kept_answers
-from .placing import as_list, one_word
+from .kernel_ops import op_seconds, plain_device
+from .placing import ELSEWHERE, Placing, as_list, label, one_word, planned_bytes
 from .prompts import Prompts, measure_routing
 from .served import serve
 
@@ -78,6 +80,7 @@ class DynoTarget(Target):
     text: file whose passages are the prompts; default: random tokens.
     cache: folder in which the exact path's logits are kept for further tunes.
     sequences: of the engine, if no setting says so.
+    virtual_devices, vram, ram: as `Placing` takes them.
     """
 
     def __init__(
@@ -91,6 +94,9 @@ class DynoTarget(Target):
         text: str | None = None,
         cache: str | None = None,
         sequences: int = 1,
+        virtual_devices: Any = 0,
+        vram: int = 0,
+        ram: int = 0,
     ) -> None:
         self._path = model
         self._fixed = {name: one_word(value) for name, value in (settings or {}).items()}
@@ -108,7 +114,8 @@ class DynoTarget(Target):
         self._scored: dict[Hashable, tuple[bytes, GroupQuality]] = {}
         try:
             self._model: dict[str, Any] = dict(_core.describe_model(model))
-            chosen = resolve_device(device)
+            self._placing = Placing(virtual_devices, vram, ram)
+            chosen = self._chosen = resolve_device(device, self._placing.virtual_devices)
             self._name = chosen.name
             self._kind = chosen.kind
             self._device: dict[str, Any] = dict(chosen.info)
@@ -126,10 +133,20 @@ class DynoTarget(Target):
         self._defaults = {s.name: one_word(s.default_value(given)) for s in settings_for(self._kind)}
         self._defaults |= {"ctx": self._ctx, "sequences": sequences}
         try:
-            self._defaults["ubatch"] = UsualUbatch(model, self._device)(self._complete({}))
+            given_settings = {name: as_list(name, value) for name, value in self._complete({}).items()}
+            self._defaults["ubatch"] = UsualUbatch(model, self._device)(given_settings)
+            self._placed = self._place()
         except DynoError as error:
             raise TargetUnusable(str(error)) from error
         self._rates: dict[str, float] = {}
+
+    def _place(self) -> dict[str, Any]:
+        """Whether weights lie on the CPU beside the device. The defaults name the placement that the engine
+        takes by itself, so that every configuration says where its weights lie."""
+        kinds = {kind: self._of(self._complete({}), kind) for kind in ("load", "context", "session")}
+        found = self._placing.usual(self._path, self._chosen, kinds)
+        self._defaults |= found.pop("settings")
+        return found
 
     # ---- facts
 
@@ -140,7 +157,7 @@ class DynoTarget(Target):
         engine = profiles.engine_from_build(self._build)
         return Description(
             target="dyno",
-            label=f"{self._device.get('name') or self._kind.upper()} · {os.path.basename(self._path)}",
+            label=label(self._chosen, self._path),
             device=device.model_dump(mode="json", exclude_none=True),
             model={
                 **model.model_dump(mode="json", exclude_none=True),
@@ -157,10 +174,12 @@ class DynoTarget(Target):
                 "compiler": str(self._build.get("compiler", "")),
                 "device_name": str(self._device.get("name", "")),
                 **self._gpu_facts(),
+                **({**self._placed, "host_cores": usable_cores()} if self._placed["host_weights"] else {}),
             },
             bounds=self._bounds(),
             rates=dict(self._measured_rates()),
             capabilities=self.capabilities(),
+            limits=self._placing.limits(self._chosen) if self._placed["host_weights"] else {},
         )
 
     def capabilities(self) -> Capabilities:
@@ -222,14 +241,19 @@ class DynoTarget(Target):
     def _of(self, settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
         return {n: as_list(n, v) for n, v in settings.items() if self._kinds.get(n) == kind}
 
-    def _open(self, settings: dict[str, Any], kernels: list[tuple[str, str, dict[str, Any], str]]) -> None:
+    def _open(
+        self, settings: dict[str, Any], kernels: list[tuple[str, str, dict[str, Any], str]], *,
+        automatic: bool = False,
+    ) -> None:  # fmt: skip
         self._close_session()
+        load = self._of(settings, "load")
         self._session = _core.Session(
             self._path,
-            load={"device": self._name, **self._of(settings, "load")},
+            load={"device": self._name, **load},
             context=self._of(settings, "context"),
             session=self._of(settings, "session"),
             kernels=kernels,
+            placement=self._placing.argument(load if automatic else None),
         )
         self._loaded = settings
 
@@ -299,23 +323,32 @@ class DynoTarget(Target):
 
     # ---- memory
 
-    def memory(self, settings: Settings) -> int | None:
-        """Bytes that the plan adds up to with these settings, without reading a weight; None where the engine
-        refuses them."""
+    def memory(self, settings: Settings, where: str = "device") -> int | None:
+        """Without reading a weight."""
+        session = self._planned(settings)
+        return None if session is None else planned_bytes(session.plan, where)
+
+    def expected(self, settings: Settings, workload: Workload) -> dict[str, float] | None:
+        session = self._planned(settings) if workload.served is None else None
+        ubatch = int(self._complete(settings)["ubatch"])
+        return None if session is None else self._placing.expected(session, self._chosen, workload, ubatch)
+
+    def _planned(self, settings: Settings) -> Any:
+        """A session that only plans; None where the engine refuses the settings."""
         complete = self._complete(settings)
         try:
-            session = _core.Session(
+            return _core.Session(
                 self._path,
                 load={"device": self._name, **self._of(complete, "load")},
                 context=self._of(complete, "context"),
                 session=self._of(complete, "session"),
                 plan_only=True,
+                placement=self._placing.argument(),
             )
         except DeviceLostError as error:
             raise TargetLost(str(error)) from error
         except DynoError:
             return None
-        return int(session.plan["total_bytes"])
 
     # ---- speed
 
@@ -430,7 +463,9 @@ class DynoTarget(Target):
         settings = self._complete({}) | {"numerics": "exact", "kv_type_k": "f32", "kv_type_v": "f32"}
         if "cpu_repack" in settings:
             settings["cpu_repack"] = False
-        return settings
+        # Caches in f32 take more memory: the engine places anew what the user has not placed.
+        neutral = {name: one_word(value) for name, value in NOWHERE_ELSE.items()}
+        return settings if ELSEWHERE & self._fixed.keys() else settings | neutral
 
     def _exact_key(self) -> kept_answers.Key | None:
         """The key of the exact path's answers; None if they are not kept, or a file cannot be read."""
@@ -455,7 +490,7 @@ class DynoTarget(Target):
             if found is not None:
                 return found
         begun = time.monotonic()
-        self._open(self._exact_settings(), [])
+        self._open(self._exact_settings(), [], automatic=True)
         computed = answers.exact_answers(
             self._session, self._asked(), capture=bool(self._model.get("experts"))
         )
@@ -496,15 +531,6 @@ class DynoTarget(Target):
 
     # ---- kernels
 
-    @property
-    def _plain_device(self) -> dict[str, Any]:
-        """The properties that the engine's selection knows."""
-        known = (
-            "kind", "name", "memory_bytes", "isa", "features", "cores", "l1d_bytes", "l2_bytes", "l3_bytes",
-            "compute_capability", "sm_count", "shared_per_block_bytes", "pci_bus_id",
-        )  # fmt: skip
-        return {key: self._device[key] for key in known if key in self._device}
-
     def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]:
         """Every op of the model at the tokens that the workload runs it with, where there is a choice."""
         self._switch(configuration)
@@ -516,10 +542,14 @@ class DynoTarget(Target):
             for op in self._session.ops(tokens):
                 rows = int(op["rows"])
                 family, desc = _core.ops.parse_key(op["key"], rows)
+                if (op["device"] == "cpu") != (self._kind == "cpu") and self._kind == "cuda":
+                    continue  # its part on the CPU has candidates of its own
                 if op["path"] != "any":
                     # The settings choose it; kernels of another one are rejected.
                     desc["path"] = op["path"]
-                candidates = tuple(dict(c) for c in _core.ops.candidates(family, desc, self._plain_device))
+                candidates = tuple(
+                    dict(c) for c in _core.ops.candidates(family, desc, plain_device(self._device))
+                )
                 place = (str(op["key"]), str(op["tokens"]))
                 if metric == "pp" and op["list"] == "draw":
                     continue  # a prompt of one token is not drawn from
@@ -530,14 +560,7 @@ class DynoTarget(Target):
                         place[0], place[1], rows, int(op["count"]), dict(op["config"]), candidates, metric
                     )
         # Where most of the time goes comes first, for the budget may end before the list does.
-        return sorted(found.values(), key=lambda o: -self._weight(o))
-
-    def _weight(self, op: KernelOp) -> float:
-        family, desc = _core.ops.parse_key(op.key, op.m)
-        moved, flops = _core.ops.cost(family, desc)
-        memory, compute = (20e9, 200e9) if self._kind == "cpu" else (4e12, 4e14)
-        seconds = max(float(moved) / memory, float(flops) / compute) * op.count
-        return seconds / op.m if op.metric == "pp" else seconds
+        return sorted(found.values(), key=lambda o: -op_seconds(o, self._kind))
 
     def time_ops(
         self, key: str, m: int, configs: Sequence[Mapping[str, Value]], *, threads: int, seconds: float
@@ -550,7 +573,8 @@ class DynoTarget(Target):
         try:
             times = _core.ops.time_configs(
                 family, desc, [dict(c) for c in configs], threads=threads, min_seconds=seconds,
-                rotate_bytes=min(rotate, 1 << 28), device=self._name,
+                rotate_bytes=min(rotate, 1 << 28),
+                device=self._name if self._kind == "cuda" else "cpu",  # virtual devices are the CPU
             )  # fmt: skip
         except (DynoError, MemoryError) as error:
             raise _failure(error) from error

@@ -136,6 +136,47 @@ def saturating() -> Surface:
     return Surface("saturating", knobs, rates)
 
 
+def offload(link_gbps: float = 12.0) -> Surface:
+    """A mixture whose experts lie in host memory: a CPU computes them, or copies of them cross a link.
+
+    All 16 experts of 48 layers are 15 GB, and a token uses 2. Streaming takes the time of the link for each
+    u-batch, and hides behind the GPU only if the u-batch is large. On the CPU each token costs the same.
+    """
+    ratio = 8  # experts / used
+    sizes = _powers(5, 13)
+
+    def streamed(value: Value, s: Settings) -> bool:
+        return _int(s, "ubatch") >= int(value) * ratio
+
+    def switched(value: Value, s: Settings) -> object:
+        return bool(value) if streamed(s["offload_min_tokens"], s) else "unused"
+
+    knobs = (
+        Knob("ubatch", sizes, 512, moves=_PP, fidelity=Fidelity.ROUNDING),
+        Knob("offload_min_tokens", (0, *(int(u) // ratio for u in sizes), 1 << 20), 32, moves=_PP,
+             fidelity=Fidelity.ROUNDING, code=streamed, threshold_of="ubatch",
+             value_at=lambda tokens: max(1, math.ceil(tokens / ratio))),
+        Knob("op_offload.matmul_id", (False, True), True, moves=_PP, ordinal=False,
+             fidelity=Fidelity.ROUNDING, code=switched),
+    )  # fmt: skip
+
+    def rates(s: Settings) -> dict[str, float]:
+        ubatch = _int(s, "ubatch")
+        dense = 0.002 + ubatch * 6e-5  # seconds of attention and the rest on the GPU, for each pass
+        cpu = 0.02 + ubatch * 1.6e-3
+        crossing = 15.0 / link_gbps
+        gpu = max(crossing, ubatch * 4e-5)
+        if not streamed(s["offload_min_tokens"], s):
+            experts = cpu
+        elif s["op_offload.matmul_id"]:
+            experts = gpu
+        else:  # two of three matrices cross
+            experts = max(crossing * 2 / 3, ubatch * 4e-5) + cpu / 3
+        return {"pp": ubatch / (dense + experts), "tg": 20.0}
+
+    return Surface(f"offload-{link_gbps:g}", knobs, rates)
+
+
 def crossover() -> Surface:
     """280 points: a quantised path up to a threshold, a dequantised one above it, whose verdict changes
     with u-batch. The best needs a u-batch and a threshold that the default does not have."""
