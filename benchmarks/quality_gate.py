@@ -37,7 +37,7 @@ CTX = 512
 ERROR_UNIT = 1 / 2000
 SOUND_PREFETCH, SOUND_BLOCK = 1024, 400
 MATVEC_TOKENS = 8  # dense products of more tokens are gemm's
-# What is broken, by family, type and rows of the weights, at batches of so many tokens: attention's products,
+# The broken ops, by family, type and rows of the weights, at batches of so many tokens: attention's products,
 # the head, and all three of the experts.
 PLACES = (
     ("matmul q5_k n=512", 1),

@@ -145,7 +145,7 @@ nb::object numpy_copy(const std::vector<T>& values) {
   return copy_to_numpy<T>(reinterpret_cast<const std::byte*>(values.data()), values.size());
 }
 
-// What the engine reads when it asks for `key` as `kind`.
+// The value that the engine reads when it asks for `key` as `kind`.
 nb::object value_as(const GgufFile& file, std::string_view key, std::string_view kind) {
   const Metadata& metadata = file.metadata();
   if (kind == "u32") return nb::cast(metadata.get_u32(key));

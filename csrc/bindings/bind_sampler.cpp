@@ -61,7 +61,7 @@ runtime::SamplerSettings settings_from(const nb::dict& dict) {
   return s;
 }
 
-// What is not locked here is not shared: a sampler belongs to one generation.
+// No lock is needed: a sampler belongs to one generation.
 int32_t draw(runtime::Sampler& sampler, const Logits& logits, float uniform, float xtc_uniform,
              const std::optional<Tokens>& mask) {
   const nb::gil_scoped_release unlocked;

@@ -263,7 +263,7 @@ std::vector<double> CudaTimer::time(const std::function<void()>& launch_all, siz
   for (int i = 0; i < 1 || (warm < 0.1 * min_seconds && i < 1000); ++i) warm += replay();
   std::vector<double> samples;
   double total = 0;
-  // What takes many times as long as it was given is a poor choice, and three replays of many launches tell that.
+  // A configuration that takes many times its share is a poor choice, and three replays of many launches tell that.
   const auto enough = [&] {
     return total >= min_seconds && samples.size() >= (min_seconds > 0 && total >= 3 * min_seconds ? kLeast : kUsual);
   };

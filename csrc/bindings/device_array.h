@@ -10,7 +10,7 @@
 
 namespace dyno {
 
-// What reads it need not wait for a stream: it is made after everything that writes to it has ended.
+// A reader need not wait for a stream: the array is made after everything that writes to it has ended.
 struct DeviceArray {
   std::shared_ptr<float[]> data;  // each capsule of __dlpack__ is an owner too
   size_t rows = 0;

@@ -1,4 +1,4 @@
-// What a single launch outside of a session needs: instruction set, threads, scratch memory.
+// The context of a single launch outside of a session: instruction set, threads, scratch memory.
 #pragma once
 
 #include <memory>

@@ -82,7 +82,7 @@ class ReadArguments {
     args.slot_positions = in_.number<int64_t>("slot_positions", m);
     cells_ = cells(runs_, args.slot_positions);
   }
-  // What each of those sequences keeps.
+  // The state of each of these sequences.
   void state(const char* name, float*& data, int64_t elements) {
     int64_t slots = 0;
     for (const SequenceRun& run : runs_) slots = std::max(slots, int64_t{run.slot} + 1);

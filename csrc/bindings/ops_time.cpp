@@ -47,7 +47,7 @@ std::vector<double> measure(double min_seconds, size_t copies, const Launch& lau
   return samples;
 }
 
-// What is common to all configurations of an op that are timed.
+// The common inputs of all timed configurations of an op.
 struct Request {
   ops::OpDesc desc;
   DeviceInfo device;

@@ -1,4 +1,4 @@
-// What a session decided and what became of it, as Python values: its plan, its ops, entries of profiles, captured
+// The decisions of a session and their results, as Python values: its plan, its ops, entries of profiles, captured
 // graphs.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace dyno {
 
-// What a u-batch is expected to take. `measured`: (device, op key, rows, seconds of a launch).
+// The time that a u-batch is expected to take. `measured`: (device, op key, rows, seconds of a launch).
 plan::PlanCost session_cost(const runtime::Session& session, const plan::Load& load,
                             const std::vector<plan::NamedRates>& rates,
                             const std::vector<std::tuple<std::string, std::string, int64_t, double>>& measured);

@@ -104,7 +104,7 @@ class SyntheticArgs {
     }
     return reinterpret_cast<T*>(address);
   }
-  // What lies beyond the first megabyte of an array repeats it: drawing all of it would take longer than timing it.
+  // An array repeats its first megabyte: drawing all of it would take longer than timing it.
   static constexpr int64_t kPeriod = int64_t{1} << 20;
   static void repeat(Block block, size_t drawn) {
     for (size_t at = drawn; drawn > 0 && at < block.size; at += drawn) {

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::array<std::string_view, 3> kIsaNames = {"portable", "avx2", "avx512_vnni"};
 
-// What this binary was compiled with, best first.
+// The instruction sets of this binary, best first.
 constexpr std::array kCompiled = {
 #ifdef DYNO_HAVE_ISA_avx512_vnni
     CpuIsa::avx512_vnni,

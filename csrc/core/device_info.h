@@ -1,4 +1,4 @@
-// What is known of a device before anything runs on it: the input of candidates(), supports() and default_config().
+// The facts of a device before anything runs on it: the input of candidates(), supports() and default_config().
 // A plain value, so that selection for any device can be computed (and tested) on any machine.
 #pragma once
 

@@ -1,5 +1,5 @@
 // GPUs that this process has lost. After some errors (an illegal address, a failed launch, ECC) every further call on
-// the device's context fails until the process ends. What is known here spares those calls: they need not even be made.
+// the device's context fails until the process ends. The knowledge here spares those calls: they need not even be made.
 #pragma once
 
 #include <string>

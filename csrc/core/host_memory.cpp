@@ -36,7 +36,7 @@ struct Names {
   const char *limit, *usage, *inactive, *active;
 };
 
-// What one group leaves: its limit less what it uses, page cache not counted.
+// The bytes that one group leaves: its limit less what it uses, page cache not counted.
 std::optional<int64_t> group_available(const fs::path& folder, const Names& names) {
   const auto limit = whole_number(word_of(folder / names.limit));
   const auto usage = whole_number(word_of(folder / names.usage));

@@ -1,4 +1,4 @@
-// What a thread does between two looks at memory that another one will write.
+// The pause of a thread between two looks at memory that another one will write.
 #pragma once
 
 #if defined(__x86_64__)

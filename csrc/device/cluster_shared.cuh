@@ -11,7 +11,7 @@ __device__ __forceinline__ int block_of_cluster() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
   return static_cast<int>(rank);
 }
-// Every thread of every block arrives and waits in turn. What was written before an arrival is seen after the wait.
+// Every thread of every block arrives and waits in turn. Writes before an arrival are seen after the wait.
 __device__ __forceinline__ void cluster_arrive() {
   __syncwarp();  // a warp arrives as one
   asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");

@@ -52,7 +52,7 @@ __device__ __forceinline__ void named_arrive(int id, int threads) {
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// What this warpgroup gives to or takes from the registers of the others.
+// The registers that this warpgroup gives to the others or takes from them.
 template <int kRegisters>
 __device__ __forceinline__ void fewer_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));

@@ -1,4 +1,4 @@
-// What the decoders of coded blocks share (decode.h).
+// The common code of the decoders of coded blocks (decode.h).
 #pragma once
 
 #include <cstdint>

@@ -13,8 +13,8 @@
 namespace dyno {
 namespace {
 
-// What a shard says about the split, checked against its place in it. `name` is empty for a file without a shard's
-// name.
+// The statements of a shard about the split, checked against its place in it. `name` is empty for a file without a
+// shard's name.
 void check_shard(const Metadata& metadata, const std::string& path, const std::optional<SplitName>& name) {
   const auto count = metadata.find_u32("split.count");
   const auto number = metadata.find_u32("split.no");

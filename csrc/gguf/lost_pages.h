@@ -12,9 +12,9 @@ namespace dyno {
 // be read (the file was truncated, or its disk failed), zeros are mapped from there to the end of the range, the thread
 // goes on, and lost() is true from then on. Whoever used the range asks lost() before it trusts what it computed.
 //
-// The handler of SIGBUS belongs to the whole process and is installed with the first watch. What is no such fault in a
-// watched range goes to the handler that was there before. A system call that is handed a lost page fails with EFAULT
-// and sets no flag.
+// The handler of SIGBUS belongs to the whole process and is installed with the first watch. A fault that does not lie
+// in a watched range goes to the handler that was there before. A system call that is handed a lost page fails with
+// EFAULT and sets no flag.
 class LostPages {
  public:
   // `range` begins at a page and stays mapped as long as this object lives.

@@ -1,4 +1,4 @@
-// What the engine does with the tensors of a type, in words: for people who look into a file before they load it.
+// The engine's use of the tensors of a type, in words: for people who look into a file before they load it.
 #pragma once
 
 #include <string_view>

@@ -1,4 +1,4 @@
-// What an architecture file is written with: checked access to metadata, and weights by role. Every shape is checked
+// The builder of architecture files: checked access to metadata, and weights by role. Every shape is checked
 // against the hyper-parameters here, so that the plan and the kernels can rely on it.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace dyno::model {
 
-// What kernels of recurrent layers take, see ops/linear_attention and ops/short_conv: dims of a head, and taps.
+// Limits of the kernels of recurrent layers, see ops/linear_attention and ops/short_conv: dims of a head, and taps.
 inline constexpr int64_t kMaxStateHead = 512, kMaxConvTaps = 8;
 
 class Builder {

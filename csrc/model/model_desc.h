@@ -17,7 +17,7 @@ namespace dyno::model {
 using WeightId = int32_t;
 inline constexpr WeightId kNone = -1;
 
-// What a loader does with a tensor before kernels see it.
+// A change that the loader makes to a tensor before kernels see it.
 enum class Transform : uint8_t {
   none,
   to_f32,             // small vectors: norms, biases, sinks, frequency factors

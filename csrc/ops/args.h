@@ -195,7 +195,7 @@ struct MoeDownSumArgs {
   const float* weights = nullptr;   // [m, used]
   const float* residual = nullptr;  // [m, n], may be out
   float scale = 1.0f;
-  // What wrote the ids is over when this launch begins, though the launch before it may still run.
+  // The launch that wrote the ids is over when this one begins, though the launch before it may still run.
   bool settled = false;
   float* out = nullptr;  // [m, n]
 };

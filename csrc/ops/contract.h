@@ -1,4 +1,4 @@
-// What every family's host code shares: the tables made from its variants.def and the checks that read them.
+// The common host code of all families: the tables made from its variants.def and the checks that read them.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What a CPU launch needs besides its arguments. The counterpart of a CUDA stream, but synchronous.
+// The context of a CPU launch, beside its arguments. The counterpart of a CUDA stream, but synchronous.
 #pragma once
 
 #include <cstddef>

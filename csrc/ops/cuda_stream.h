@@ -1,4 +1,4 @@
-// What a CUDA launch needs besides its arguments: the counterpart of CpuContext. Launches neither allocate nor
+// The context of a CUDA launch, beside its arguments: the counterpart of CpuContext. Launches neither allocate nor
 // synchronise, so that they can be captured in a graph. Needs no CUDA toolkit: selection is compiled everywhere.
 #pragma once
 

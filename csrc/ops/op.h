@@ -68,7 +68,7 @@ enum class Layout : uint8_t {
 };
 std::string_view layout_name(Layout layout);
 
-// What activations look like when they meet a weight.
+// The form of activations when they meet a weight.
 enum class ActType : uint8_t {
   f32,
   q8,  // int8, one f32 scale per 32 values, and sums: see ops/copy/act_q8.h
@@ -271,7 +271,7 @@ struct MlaExpandDesc {
   friend bool operator==(const MlaExpandDesc&, const MlaExpandDesc&) = default;
 };
 
-// What lies between the products of q, k, v and attention: norms of heads, rotation of the first n_rot dims of q and k,
+// The steps between the products of q, k, v and attention: norms of heads, rotation of the first n_rot dims of q and k,
 // k and v into the cache. q [m, heads, dk] is changed in place; k [m, kv_heads, dk] and v [m, kv_heads, dv] are only
 // read. latent (MLA): k is the row of the cache [m, dk], whose first dk - n_rot dims are normed and whose others are
 // rotated; there is no v. The last n_rot dims of each q [m, heads, nope + n_rot] go, rotated, to those of q_out [m,

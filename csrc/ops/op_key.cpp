@@ -95,7 +95,7 @@ class KeyParser {
     }
   }
 
-  // What no field took is a mistake.
+  // A word that no field took is a mistake.
   void finish() const {
     for (const Word& word : words_) {
       if (word.used) continue;

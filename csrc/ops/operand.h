@@ -1,4 +1,4 @@
-// What the operands of a node are made of: values, weights and how an op uses them. Each family's fields.h has a struct
+// The pieces of a node's operands: values, weights and how an op uses them. Each family's fields.h has a struct
 // of them with named members.
 //
 // `rope_table` in such a struct is an index into Plan::rope_tables, `state_index` into Plan::states; `moe_index` counts

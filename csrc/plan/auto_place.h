@@ -9,7 +9,7 @@
 
 namespace dyno::plan {
 
-// What a placement is judged by: a prompt is read and an answer generated behind it.
+// The work by which a placement is judged: a prompt, and an answer generated after it.
 struct Workload {
   int64_t prompt = 512;
   int64_t generated = 128;

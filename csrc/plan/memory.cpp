@@ -22,7 +22,7 @@ size_t copied_bytes(const Plan& plan) {
   return bytes;
 }
 
-// What a plan takes of one memory, and how much of that is free.
+// The bytes that a plan takes of one memory, and how much of it is free.
 struct Demand {
   std::string where;          // "this machine"
   std::string weights_words;  // "copied weights"

@@ -1,4 +1,4 @@
-// What a node of an op list works on: the operands of its family (ops/<family>/fields.h). The lives of values, the
+// The operands of a node of an op list: the struct of its family (ops/<family>/fields.h). The lives of values, the
 // printed plan and the arguments of a launch follow from their lists: a member that has the name of one of the family's
 // Args fills it (runtime/launch_args.h).
 #pragma once

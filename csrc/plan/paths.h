@@ -17,8 +17,8 @@ struct PathSettings {
   ops::ComputeType compute = ops::ComputeType::f16;  // of path dequantize
   friend bool operator==(const PathSettings&, const PathSettings&) = default;
 };
-// What this build makes of them: without path dequantize, or with cuBLAS wherever it can. Throws PlanError for a value
-// that is no number of tokens.
+// The thresholds as this build takes them: without path dequantize, or with cuBLAS wherever it can. Throws PlanError
+// for a value that is no number of tokens.
 PathSettings resolved(const PathSettings& settings);
 
 // The path of u-batches with more tokens than the range before has, up to `last_tokens`.

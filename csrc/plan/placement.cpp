@@ -63,7 +63,7 @@ class Placing {
  private:
   static constexpr DeviceId kUnplaced = -1;
 
-  // What was placed before stays.
+  // A weight that was placed before stays.
   void put(size_t weight, DeviceId device) {
     if (placed_[weight] == kUnplaced) placed_[weight] = device;
   }

@@ -238,7 +238,7 @@ struct KvLayer {
   size_t k_offset = 0, v_offset = 0;         // in the cache of its device
 };
 
-// What a layer with recurrent state keeps of each sequence instead of keys and values, f32. It cannot be rewound: what
+// The state that a recurrent layer keeps of each sequence instead of keys and values, f32. It cannot be rewound: what
 // a sequence held before is only in copies.
 struct State {
   std::string name;               // "blk.3.conv_state"

@@ -21,7 +21,7 @@ struct Choice {
 enum class EntryStatus : uint8_t { applied, rejected, unused };
 std::string_view entry_status_name(EntryStatus status);
 
-// What became of a profile's entry.
+// The fate of a profile's entry.
 struct EntryReport {
   std::string op_key;
   std::string tokens;
@@ -56,7 +56,7 @@ class Selection {
   // op takes a variant.
   size_t scratch_of(DeviceId device, int64_t ubatch) const;
   bool takes_variant(std::string_view name, int64_t ubatch) const;
-  // What each further stream needs for the nodes that run beside others, of u-batches of up to `tokens` tokens; 0
+  // The workspace of each further stream for the nodes that run beside others, of u-batches of up to `tokens` tokens; 0
   // without graph_concurrency.
   size_t scratch_beside(int64_t tokens) const;
 

@@ -1,4 +1,5 @@
-// What the engine needs of a profile: plain structs. YAML, schema and matching live in Python (dyno.profiles).
+// The parts of a profile that the engine needs: plain structs. YAML, schema and matching live in Python
+// (dyno.profiles).
 #pragma once
 
 #include <string>

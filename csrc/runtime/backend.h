@@ -53,7 +53,7 @@ class Backend {
 
   // Of the CPU: whether its values are page-locked, so that copies between them and a GPU need no detour.
   virtual bool values_locked() const { return true; }
-  // What the user should know of the memory that prepare() got.
+  // Warnings for the user about the memory that prepare() got.
   virtual std::vector<std::string> warnings() const { return {}; }
 
   // As Executor's logits_memory() and device_logits_memory().
@@ -76,7 +76,7 @@ class Backend {
   // finish_host_turn(), which also an error has to be followed by. False, and nothing is started, where it cannot.
   virtual bool start_ahead(const plan::NodeList&, int32_t, int32_t, int64_t) { return false; }
   virtual void finish_host_turn() {}
-  // What is started from now on begins when all that `other`, another GPU, has started is over.
+  // Work that is started from now on begins when all work that `other`, another GPU, has started is over.
   virtual void follow(Backend&) {}
   // Of the CPU: a weight as its kernels read it.
   virtual const std::byte* weight_memory(model::WeightId) const { return nullptr; }

@@ -16,7 +16,7 @@
 
 namespace dyno::runtime {
 
-// What the launches of one op took.
+// The times of the launches of one op.
 struct OpTime {
   double seconds = 0;
   int64_t launches = 0;
@@ -90,7 +90,7 @@ class Executor {
   // Whether u-batches whose shape repeats are captured and replayed, where the device can; `concurrent`: nodes that
   // stand beside each other on streams of their own. To be said before prepare().
   virtual void use_graphs(bool wanted, bool concurrent) = 0;
-  // What use_graphs() has come to for everything that repeats; and how many captures have ever failed.
+  // The result of use_graphs() for all work that repeats, and how many captures have ever failed.
   virtual std::vector<CaptureReport> captures() const { return {}; }
   virtual int64_t capture_failures() const { return 0; }
   // So many captures will fail at their end: for tests.
@@ -100,7 +100,7 @@ class Executor {
   // Throws DeviceLostError once a device of the executor is lost.
   virtual void check_devices() const {}
   virtual StreamCounts stream_counts() const { return {}; }
-  // What the user should know of the memory that prepare() got.
+  // Warnings for the user about the memory that prepare() got.
   virtual std::vector<std::string> warnings() const { return {}; }
   // Waits for everything that was started.
   virtual void finish() = 0;

@@ -47,7 +47,7 @@ void Session::end_steps() {
   finish();
 }
 
-// A prompt goes through the lists as any does. What is left of its last token is the draw: that token's step, whose
+// A prompt goes through the lists as any does. The rest of its last token is the draw: that token's step, whose
 // position counts when what was drawn is read.
 void Session::begin_steps(Generation& generation, const std::function<void()>& between) {
   end_steps();

@@ -86,7 +86,7 @@ const float* vector_of(const Env& env, model::WeightId id) {
   return id == model::kNone ? nullptr : reinterpret_cast<const float*>(env.weight(id));
 }
 
-// What the operands give of `args`, whose other members stay. Env is that of launch_node().
+// Fills the members of `args` that the operands give; the others stay. Env is that of launch_node().
 template <typename Args, typename O, typename Env>
 void fill_args(Args& args, const O& operands, const Env& env) {
   for_each_field_index<O>([&]<size_t I>() {

@@ -31,8 +31,8 @@ struct LaunchBatch {
   int64_t routing_stride = 0;
 };
 
-// What a launch needs beyond the operands of its node: the u-batch, the cache, rope tables. One overload for each kind
-// of arguments that is named in from_batch().
+// The inputs of a launch beyond the operands of its node: the u-batch, the cache, rope tables. One overload for each
+// kind of arguments that is named in from_batch().
 template <typename Env>
 class Surroundings {
  public:
@@ -146,7 +146,7 @@ class Surroundings {
   const ops::SequenceRun& run_;
 };
 
-// What follows a launch.
+// The work that follows a launch.
 template <typename Desc, typename O, typename Env>
 void after_launch(const ops::Config& config, const Desc& d, const O& o, Env& env) {
   if constexpr (std::is_same_v<Desc, ops::MatmulDesc>) {

@@ -36,7 +36,7 @@ SessionSettings resolved(SessionSettings s, int cores) {
   return s;
 }
 
-// What else a plan with a GPU may use: the CPU, and the other GPUs.
+// The further devices of a plan with a GPU: the CPU, and the other GPUs.
 plan::LoadOptions with_neighbours(plan::LoadOptions load, const DeviceInfo& device) {
   if (device.kind != DeviceKind::cuda || !load.placement.beside_gpu.empty()) return load;
   load.placement.beside_gpu = {detect_cpu()};
@@ -187,7 +187,8 @@ void Session::prepare(bool clear_cache) {
   }
 }
 
-// What is refused or fails leaves the session as it was. The new memory is checked before the old one is given back.
+// A change that is refused or fails leaves the session as it was. The new memory is checked before the old one is given
+// back.
 template <typename Change>
 void Session::replan(const Change& change, bool clear_cache) {
   check_device();
@@ -263,7 +264,7 @@ void Session::set_context(const plan::ContextOptions& context) {
   checkpoints_.clear();
 }
 
-// What the host still knows of a cache that is gone with its device must not look like an answer.
+// The host's knowledge of a cache that is gone with its device must not look like an answer.
 void Session::check_device() const {
   if (executor_ == nullptr) return;
   for (const plan::PlannedDevice& device : plan_.devices) {

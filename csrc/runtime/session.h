@@ -75,7 +75,7 @@ struct DecodeRequest {
 // plan_only: everything is decided and can be printed, but nothing is read or allocated, and decode() throws.
 enum class Loading : uint8_t { weights, plan_only };
 
-// Whatever computes on a GPU throws DeviceLostError from the moment on that this process has lost it.
+// Every call that computes on a GPU throws DeviceLostError once this process has lost it.
 class Session {
  public:
   // `device`: the CPU, its isa perhaps lowered, or one of detect_cuda(); any description for plan_only. Throws
@@ -89,8 +89,8 @@ class Session {
   const plan::Selection& selection() const { return *selection_; }
   const SessionSettings& settings() const { return settings_; }
 
-  // Session settings: the weights and what the cache holds stay. What does not fit throws OutOfMemoryError and changes
-  // nothing.
+  // Session settings: the weights and what the cache holds stay. A change that does not fit throws OutOfMemoryError and
+  // changes nothing.
   void set(const SessionSettings& settings);
   void set_kernels(std::vector<profile::KernelEntry> kernels);
   // Context settings: the weights stay, the cache is made anew and is empty.
@@ -131,7 +131,7 @@ class Session {
   void decode(const DecodeRequest& request);
 
   StreamCounts stream_counts() const;
-  // What the user should know of the memory that this session got.
+  // Warnings for the user about the memory that this session got.
   std::vector<std::string> warnings() const;
   // Graphs of what repeats since settings were last changed, and how many captures have failed since the session began:
   // what could not be captured runs launch by launch, slower, until a later attempt succeeds.
@@ -173,7 +173,7 @@ class Session {
   void move_back(int32_t slot, int64_t position);
   // After a failure: no sequence is longer than before. Where state has gone on meanwhile, it is empty.
   void roll_back(const std::vector<int64_t>& before);
-  // What decode() does with a request that it has checked.
+  // The part of decode() after its checks.
   void feed(const DecodeRequest& request);
   // Runs a u-batch and draws a token from each of its rows, on the host where the executor does not.
   void run_and_draw(MicroBatch batch, int threads);

@@ -1,4 +1,4 @@
-// What makes a virtual device behave as one: its link takes time, and it can be lost.
+// The behaviour of virtual devices: a link takes time, and a device can be lost.
 #pragma once
 
 #include <chrono>

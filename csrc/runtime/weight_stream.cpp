@@ -23,7 +23,7 @@ size_t WeightStream::matrices_of(const plan::Fetch& fetch, model::WeightId id) c
   return fetch.ids != plan::kNoValue && batch == fetch.experts ? static_cast<size_t>(batch) : 1;
 }
 
-// What lay there is overwritten from now on.
+// The old contents are overwritten from now on.
 void WeightStream::take_half(int32_t order) {
   int32_t& held = half_[order % 2];
   if (held == order) return;

@@ -140,7 +140,7 @@ def greedy_after(session: _core.Session, tokens: NDArray[np.int32], slot: int = 
         slot: The sequence that they follow.
     """
     generation = session.generation(int(tokens[0]), slot=slot)
-    # What is drawn behind the last one is fed by nobody.
+    # A token that is drawn after the last one is fed by nobody.
     generation.queue(np.zeros(len(tokens), np.float32), np.append(tokens[1:], np.int32(-1)))
     return np.array([generation.next() for _ in range(len(tokens))], np.int32)
 

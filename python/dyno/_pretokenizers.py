@@ -152,7 +152,7 @@ _BY_NAME: dict[str, PreTokenizer] = {
     ),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", _DIGIT)),
     "falcon": PreTokenizer((_PUNCTUATION_RUN, _GPT2, r"[0-9][0-9][0-9]")),
-    # What the format calls "default": chosen by the file, never by us.
+    # The format calls this "default": chosen by the file, never by us.
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
     "minicpm5": PreTokenizer((r"\p{N}{1,3}", _cl100k("+")), ignore_merges=True),
     "seed-coder": PreTokenizer(

@@ -177,6 +177,6 @@ class Diagnostics:
             Dicts with `work` (`draw`: a step of `generate`; `decode`), its `tokens`, `sequences` and `rows`
             of logits, whether it is `captured`, the `uses` counted until it was, `failures`, `next_attempt`
             (the use at which capturing is tried, None once captured) and `reason`, why the last attempt
-            failed. What could not be captured runs launch by launch: the same results, but slower.
+            failed. Work that could not be captured runs launch by launch: the same results, but slower.
         """
         return self._engine._open().captures()

@@ -247,7 +247,7 @@ def test_a_profile_keeps_what_it_names(cuda: Configure, tmp_path: Path) -> None:
     text = left_out(built)
     assert '{"wgmma", {32, 8}, type_bit(DType::mxfp4) | type_bit(DType::q4_k)},' in text
     assert '{"mma", {128, 8}, 0},' in text
-    # What the build depends on: another profile configures again.
+    # The build depends on the profile: another one configures again.
     assert str(tmp_path / "profile.yaml") in (built.folder / "build.ninja").read_text()
 
 

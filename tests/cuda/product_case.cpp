@@ -23,7 +23,7 @@ namespace {
 
 constexpr uint8_t kGuardByte = 0xa5;
 
-// What the four descs have, under one set of names.
+// The fields of the four descs, under one set of names.
 struct Common {
   DType type;
   ops::Layout layout;
@@ -74,7 +74,7 @@ std::vector<float> normal(size_t count, uint64_t seed) {
   return out;
 }
 
-// What a kernel of `compute` multiplies. Weights become halves first; beside weights that are floats, activations are
+// The factors of a kernel of `compute`. Weights become halves first; beside weights that are floats, activations are
 // two halves each, which lose nothing here.
 float weight_operand(float v, ops::ComputeType compute) {
   const float half = f16_to_f32(f32_to_f16(v));

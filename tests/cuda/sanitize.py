@@ -54,7 +54,7 @@ def selection(device: dict[str, Any], all_types: bool) -> list[tuple[Case, dict[
         for config in _core.ops.candidates(case.family, case.desc, device):
             by_variant.setdefault(config["variant"], []).append(config)
         for variant, configs in by_variant.items():
-            # What is launched to draw depends on the settings alone.
+            # The launches of a draw depend on the settings alone.
             settings = case.label if case.family == "sample" and case.desc["n_vocab"] < 10_000 else ""
             key = (case.family, variant, dtype, case.desc.get("k_type"), settings)
             known = found.get(key)

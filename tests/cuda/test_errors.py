@@ -48,7 +48,7 @@ def test_what_each_code_becomes() -> None:
     assert codes.pop("cudaErrorMemoryAllocation") == ("OutOfMemoryError", "kept")
     assert set(codes) | OLDER_TOOLKITS_LACK >= LOST
     for name, became in codes.items():
-        # What a device answers that never worked here (cudaErrorNoDevice, …) is no loss either.
+        # The error of a device that never worked here (cudaErrorNoDevice, …) is no loss either.
         wanted = ("DeviceLostError", "lost") if name in LOST else ("DeviceError", "kept")
         assert became == wanted, name
     assert "cudaErrorIllegalAddress" in said["message"]  # the first, not what followed from it

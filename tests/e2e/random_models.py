@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-# What a quantiser takes where rows are no multiple of 256, as llama.cpp does.
+# The type that a quantiser takes if rows are not a multiple of 256, as in llama.cpp.
 _NARROW = {
     "q2_k": "q4_0",
     "q3_k": "q4_0",

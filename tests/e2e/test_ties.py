@@ -27,7 +27,7 @@ LIMITS = {"deepseek2-lite": 1e-4, "gpt-oss": 2e-5}
 F32 = {"ctx": 512, "kv_type_k": "f32", "kv_type_v": "f32"}
 by_model = pytest.mark.parametrize("name", MODELS)
 by_copies = pytest.mark.parametrize("copies", COPIES)
-# What the router's launch is fused with, and how it gets to the GPU.
+# The ops that are fused with the router's launch, and how they get to the GPU.
 WAYS: list[dict[str, Any]] = [
     {},
     {"fusion": False},
@@ -155,7 +155,7 @@ def _free_run(s: _core.Session, prompt: np.ndarray, rest: np.ndarray, copies: in
     drawn = s.generation(int(prompt[0]), temperature=1.0)
     drawn.queue(np.random.default_rng(4).random(DRAWN).astype(np.float32))
     found.append(np.array([drawn.next() for _ in range(DRAWN)]))
-    # What is replayed is what was launched, so it has chosen the same experts.
+    # A replay repeats the launches, so it has chosen the same experts.
     for step, logits in enumerate(plain[:LOOKED_AT]):
         assert nmse(logits, found[2 + 2 * step]) < 1e-6
     return found

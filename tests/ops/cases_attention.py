@@ -134,7 +134,7 @@ def attention_cases() -> Iterator[Case]:
         for v_type in ("f32", "f16", "bf16", "q8_0"):
             yield make(4, 2, 32, 64, [(0, 3, 70, 0)], f"{k_type} {v_type}")
     yield make(4, 1, 36, 20, [(0, 9, 60, 0)], "f16 bf16")
-    # What a Desc can switch on.
+    # The switches of a Desc.
     yield make(8, 2, 64, 64, [(0, 40, 90, 0)], window=17)
     yield make(2, 2, 16, 16, [(0, 1, 200, 0)], window=1)
     yield make(2, 2, 16, 16, [(0, 80, 0, 0)], "f16 f16", window=500)

@@ -58,7 +58,7 @@ def test_dozens_of_tokens_store_keys_and_values_in_one_launch(name: str) -> None
     assert stored > 0
     assert batched["attention"] == general["attention"] >= stored
     assert batched["kv_store"] == general["kv_store"] - 2 * stored
-    # What is not fused is as it was.
+    # A node that is not fused stays as it was.
     for family in {"matmul", "up_gate", "moe_up_gate", "matmul_id"} & set(general):
         assert batched[family] == general[family]
 

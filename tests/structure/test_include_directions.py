@@ -11,7 +11,7 @@ import pytest
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
-# What each folder may include besides itself.
+# The folders that each folder may include besides itself.
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
     "device": set(),

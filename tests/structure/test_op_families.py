@@ -109,7 +109,7 @@ def test_an_operand_that_is_in_no_list_does_not_compile(compile_with: Compile) -
     assert "DYNO_FIELDS(GluOperands) names every member once" in done.stderr
 
 
-# What launch_node.h asks of a device, without one.
+# The answers that launch_node.h asks of a device, without one.
 NODE_LAUNCH = """#include "runtime/launch_node.h"
 struct Env {
   const dyno::model::ModelDesc& model;

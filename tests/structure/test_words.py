@@ -1,5 +1,6 @@
 """The rules of CONTRIBUTING.md, "How we write", as far as a test can count: sentences that begin with "What",
-dropped nouns, and long sentences on public pages; docstrings that begin with "Args:"."""
+dropped nouns, and long sentences on public pages; docstrings that begin with "Args:"; comments that begin
+with "What"; messages with dropped nouns; entries of the changelog."""
 
 from __future__ import annotations
 
@@ -71,3 +72,55 @@ def test_docstrings_begin_with_what_the_thing_is() -> None:
                     if doc.startswith(("Args:", "What ", "Whatever ")):
                         found.append(f"{path.relative_to(ROOT)}: {doc.splitlines()[0]}")
     assert not found, "\n".join(found)
+
+
+SOURCES = (
+    *ROOT.glob("csrc/**/*"),
+    *(p for d in ("python", "tuner", "tests", "benchmarks") for p in ROOT.glob(f"{d}/**/*")),
+)
+CODE = sorted(
+    p for p in SOURCES if p.suffix in (".h", ".cpp", ".cu", ".cuh", ".py", ".def") and "data" not in p.parts
+)
+COMMENT = re.compile(r"^\s*(?://+|#|/?\*+)\s*(?:What|Whatever) (?!.*\?)")
+# Texts of messages: a dropped noun, or "is no multiple".
+MESSAGE = re.compile(
+    r"\"[^\"]*\b(?:is none of|(?:is|are) no (?:multiple|list|dict|type|number|row|profile))\b[^\"]*\""
+)
+
+
+def test_no_comment_begins_with_what() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in CODE
+        for line in lines(path)
+        if COMMENT.match(line)
+    ]
+    assert not found, "begin with a noun: " + "\n".join(found)
+
+
+def test_messages_have_their_nouns() -> None:
+    folders = ("csrc", "python", "tuner")
+    code = [p for p in CODE if p.relative_to(ROOT).parts[0] in folders]
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in code
+        for line in lines(path)
+        if MESSAGE.search(line) and '"""' not in line
+    ]
+    assert not found, 'write "is not a multiple of": ' + "\n".join(found)
+
+
+def test_each_entry_of_a_release_is_one_short_line() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("\n## 0.")[2]
+    wrapped = [line for line in text.splitlines() if re.match(r"  \S", line)]
+    assert not wrapped, "an entry has one line: " + "\n".join(wrapped)
+    long = [line for line in text.splitlines() if len(line) > 145]
+    assert not long, "shorten: " + "\n".join(long)
+    found = [
+        line for line in text.splitlines() if any(re.search(p, line.removeprefix("- ")) for p in PHRASES)
+    ]
+    assert not found, "\n".join(found)
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()

@@ -93,7 +93,7 @@ Support flash_pairs_supports(const AttentionDesc& desc, const Config& config, co
   return prompt_splits(desc, pairs.rows, pairs.splits);
 }
 
-// What the tensor core variants ask for beyond what all variants do.
+// The demands of the tensor core variants beyond the common ones.
 Support flash_supports(const AttentionDesc& desc, const Config& config, const DeviceInfo& device) {
   if (desc.exact) return Support::no("exact=1: the products of flash attention have 11 or 8 bits");
   const DType v_type = desc.v_in_k ? desc.k_type : desc.v_type;

@@ -70,7 +70,7 @@ DYNO_INLINE float* output_row(const AttentionTask& task, int64_t row) {
 DYNO_INLINE int64_t row_position(const AttentionTask& task, int64_t row) {
   return task.run.position + row / task.group;
 }
-// What queries are multiplied with: the scale, and the division by the cap.
+// The factor of queries: the scale, and the division by the cap.
 DYNO_INLINE float query_scale(const AttentionTask& task) {
   return task.softcap ? task.args->scale / task.args->softcap : task.args->scale;
 }

@@ -43,7 +43,7 @@ inline constexpr int kWarps = kDirectWarps;
 inline constexpr int kTileKeys = 16;
 inline constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
-// What a load takes of a tile of keys: all of it, or only rows before or from the run's position on.
+// The rows that a load takes of a tile of keys: all of it, or only rows before or from the run's position on.
 enum class Rows { all, settled, fresh };
 
 __device__ __forceinline__ uint4 load_16(const uint8_t* p, bool aligned) {

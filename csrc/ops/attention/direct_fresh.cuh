@@ -30,7 +30,7 @@ struct FreshWork {
   int kv_head, lane, warp;
   float q_weight[kPer], k_weight[kPer];
 
-  // What depends on no earlier launch.
+  // Work that depends on no earlier launch.
   __device__ void prepare() {
     fill_angles(f, tile.run.position, tile_tokens(t, tile), memory.angles);
 #pragma unroll

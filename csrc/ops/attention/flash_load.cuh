@@ -1,4 +1,4 @@
-// What flash attention reads of a batch and its cache, and how it comes into the swizzled panels of wgmma.
+// The loads of flash attention from a batch and its cache into the swizzled panels of wgmma.
 #pragma once
 
 #include <cuda_runtime.h>

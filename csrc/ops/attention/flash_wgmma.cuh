@@ -91,7 +91,7 @@ __device__ __forceinline__ void hold_registers(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// What a thread of a computing warpgroup holds of its 64 rows: rows g and g + 8 of its warp's 16.
+// The share of a thread of a computing warpgroup in its 64 rows: rows g and g + 8 of its warp's 16.
 template <int kDk, int kDv, bool kBf16, int kRowGroups>
 struct FlashRows {
   using Shape = FlashWgmma<kDk, kDv, kRowGroups>;

@@ -71,7 +71,7 @@ __device__ __forceinline__ void rotate_row(const FreshRows& f, float* row, const
   }
 }
 
-// What the RMS norm of a warp's floats multiplies them with.
+// The factor by which the RMS norm multiplies a warp's floats.
 template <int kPer>
 __device__ __forceinline__ float norm_scale(const float (&x)[kPer], int width, float eps, int lane) {
   float squares = 0;

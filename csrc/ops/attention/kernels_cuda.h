@@ -36,7 +36,7 @@ inline size_t attention_partials_bytes(const AttentionDesc& desc, int64_t tile_r
 enum class FlashShape : int { rows16 = 16, rows64 = 64, rows128 = 128 };  // query rows of a block
 inline constexpr int64_t kFlashMaxHead = 256;
 
-// What key heads are padded to, and value heads with them: 192 and 128 are those of latent attention, expanded.
+// The sizes that key heads, and value heads with them, are padded to. Expanded latent attention has 192 and 128.
 constexpr int flash_head(int64_t dk, int64_t dv) {
   const int64_t widest = dk > dv ? dk : dv;
   return widest <= 64 ? 64 : widest <= 128 ? 128 : dk <= 192 && dv <= 128 ? 192 : 256;
@@ -90,13 +90,13 @@ void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, 
 inline constexpr int kFusedAttentionTokens = 8;
 
 inline constexpr int kDirectWarps = 8;
-// What heads of `dim` are padded to.
+// The size that heads of `dim` are padded to.
 constexpr int direct_head(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : 256; }
 // One float for each value of each warp's rows; the weights of the splits come later in the same memory.
 constexpr size_t direct_shared_bytes(int head, int rows) {
   return static_cast<size_t>(kDirectWarps * rows * (head + 4)) * sizeof(float);
 }
-// What fused kernels have besides (direct.cuh): queries, a key row of each warp, stored rows, angles.
+// The further shared memory of fused kernels (direct.cuh): queries, a key row of each warp, stored rows, angles.
 constexpr size_t direct_fresh_bytes(int head, int rows) {
   const size_t width = static_cast<size_t>(head), floats = (static_cast<size_t>(rows) + kDirectWarps) * (width + 4);
   return floats * 4 + 2 * kFusedAttentionTokens * (2 * width + 16) + kFusedAttentionTokens * width * 4;

@@ -4,7 +4,8 @@
 // each of eight warps makes the part of every eighth 16 dimensions, for which it keeps the queries in registers; of
 //   out[16 rows, 512 dims] += P · V
 // 64 dimensions. The order of what is summed over is free, so lane 4·g + t has the dimensions 16·c + 4·t … + 3 of
-// queries and keys in one piece. What blocks have is added up in shared memory of the cluster (cluster_combine.cuh).
+// queries and keys in one piece. The sums of the blocks are added up in shared memory of the cluster
+// (cluster_combine.cuh).
 //
 // Rows of a float32 cache lie in shared memory as they are. Their fragments are split into two halves a number on the
 // way to the tensor cores, with the scaled queries likewise (latent.cuh): each number is read once for the scores and

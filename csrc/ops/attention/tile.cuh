@@ -1,4 +1,4 @@
-// What a block of an attention kernel works on, and the end of its work: writing rows, or parts of rows that the last
+// The work of a block of an attention kernel, and its end: writing rows, or parts of rows that the last
 // block to arrive combines in their order.
 #pragma once
 
@@ -78,7 +78,7 @@ __device__ __forceinline__ bool sees(const CudaAttention& t, const CudaTile& til
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 
-// What the weighted values of a row are multiplied with, given its maximum and the sum of its weights: the sink joins
+// The factor of the weighted values of a row, given its maximum and the sum of its weights: the sink joins
 // the denominator.
 __device__ __forceinline__ float output_factor(const CudaAttention& t, int row, int kv_head, float best, float total) {
   if (!t.sinks) return device::quotient(1.0f, total);

@@ -24,7 +24,7 @@ inline constexpr int kThreads = 32 * (kWarps + kFreshWarps);
 
 static_assert(kRows <= kClusterBlocks, "each block of a cluster adds up one row");
 
-// What the blocks of a cluster have sent of one row.
+// The parts of one row that the blocks of a cluster have sent.
 template <int kHead>
 struct Sent {
   float values[kClusterBlocks][kHead];
@@ -50,7 +50,7 @@ __device__ __forceinline__ void load_shared_if(bool condition, uint4& to, const 
                : "memory");
 }
 
-// What a warp makes of its row: a query, the new key or the new value. Lane l has dimensions kPer·l … + kPer - 1.
+// The result of a warp for its row: a query, the new key or the new value. Lane l has dimensions kPer·l … + kPer - 1.
 template <int kHead, bool kBf16>
 struct FreshRow {
   static constexpr int kPer = kHead / 32;

@@ -89,7 +89,7 @@ auto chunk_kernel_of(DType type) {
 }  // namespace
 
 void kv_store_chunks_cuda(const KvStoreArgs& args, const KvStoreDesc& desc, int threads, CudaStream& stream) {
-  // What alignment forbids, columns do with the same bits.
+  // If alignment forbids chunks, columns write the same bits.
   if (!is_aligned(args)) return kv_store_rows_cuda(args, desc, threads, stream);
   const auto columns = static_cast<unsigned>((desc.width / 8 + threads - 1) / threads);
   const dim3 grid(static_cast<unsigned>(desc.m), columns);

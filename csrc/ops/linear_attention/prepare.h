@@ -1,4 +1,4 @@
-// What linear attention does to the inputs of a head before the recurrence: lengths, gates, decays.
+// The preparation of a head's inputs before the recurrence of linear attention: lengths, gates, decays.
 #pragma once
 
 #include "ops/linear_attention/kernels.h"

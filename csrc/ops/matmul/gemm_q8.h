@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kMaxChunk = 1024;
 
-// What the register kernel needs to know of a type.
+// The facts of a type that the register kernel needs.
 template <int kGroup, bool kHasMin, int kWidenSteps>
 struct Class {
   static constexpr int group = kGroup;

@@ -147,7 +147,7 @@ void repack_gpu(DType type, int64_t n, int64_t k, const std::byte* plain, std::b
 void repack_gpu_from_x16(DType type, int64_t n, int64_t k, const std::byte* x16, std::byte* out, int64_t first,
                          int64_t last);
 
-// What a kernel reads as row `row`, in float32: equal to dequantize_row() of the file's bytes.
+// Row `row` as a kernel reads it, in float32: equal to dequantize_row() of the file's bytes.
 void dequantize_gpu_row(DType type, int64_t k, const std::byte* packed, int64_t row, float* out);
 
 }  // namespace dyno::ops

@@ -1,4 +1,4 @@
-// What the four families of matrix products share on the host: how a Config becomes a way to compute a block of
+// The common host code of the four families of matrix products: how a Config becomes a way to compute a block of
 // products, which scratch it needs, and how tasks are dealt out to threads.
 //
 // A task is a group of weight tiles (for up_gate: as many of the gate as of up) times a block of tokens.

@@ -42,7 +42,7 @@ constexpr TileFormat tile_format() {
   return {f, f.lookup ? steps_of(code_range(*kCodebook<T>, kShift<T>)) : steps_of((1 << f.bits) - 1)};
 }
 
-// What a kernel needs to know of a type that types of one format do not share.
+// The facts of a type that a kernel needs and types of one format do not share.
 inline const Codes& codes_of_type(DType type) {
   static constexpr Codes kNone = {};
   switch (type) {
@@ -294,7 +294,7 @@ DYNO_OUTLINE inline void pack_header(const uint8_t* block, int row, uint8_t* h) 
 
 // ---- the two layouts behind one interface ----
 //
-// What the integers of a tile are less offset() is what they stand for.
+// The integers of a tile, less offset(), are the values that they stand for.
 
 template <TileFormat kTile>
 class X16Source {

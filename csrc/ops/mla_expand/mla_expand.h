@@ -10,7 +10,7 @@
 
 namespace dyno::ops {
 
-// What keys and values of all heads are made in: f32 where the cache is, so that nothing of it is given away, else f16.
+// The type of the keys and values of all heads: f32 if the cache has it, so that no bit is lost, else f16.
 constexpr DType expanded_type(DType cache_type) { return cache_type == DType::f32 ? DType::f32 : DType::f16; }
 // Rows of MlaExpandArgs as what they are with an f32 cache.
 inline float* expanded_floats(uint16_t* rows) { return reinterpret_cast<float*>(rows); }

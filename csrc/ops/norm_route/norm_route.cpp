@@ -33,7 +33,7 @@ Support cluster_supports(const NormRouteDesc& desc, int warps, const DeviceInfo&
                                std::min<int64_t>(kRouteWarpRows * warps * kRouteClusterBlocks, kRouteClusterMaxExperts),
                                " can be"));
   }
-  // What fits into registers: four times 128 elements a row.
+  // The limit of registers: four times 128 elements a row.
   const int64_t most = std::min<int64_t>(kRouteClusterMaxK, 4 * 128 * route_cluster_parts(desc.experts, warps));
   if (desc.k % 4 != 0 || desc.k > most) {
     return Support::no(str_cat("k=", desc.k, " is not a multiple of 4 up to ", most));

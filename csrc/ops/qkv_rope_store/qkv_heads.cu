@@ -23,7 +23,7 @@ struct QkvTask {
   bool neox, q_norm, k_norm, latent;
 };
 
-// What a warp does: `width` floats at `from`, of which [0, normed) are normed and [rotated, rotated + n_rot) rotated.
+// The work of a warp: `width` floats at `from`, of which [0, normed) are normed and [rotated, rotated + n_rot) rotated.
 struct Item {
   const float* from;
   const float* weight;  // null: ones
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(256) qkv_heads(const __grid_constant__ QkvTask
                              : value_item(t, token, head);
   float* row = rows + warp * 32 * kPer;
 
-  // What does not depend on earlier launches comes first.
+  // Work that does not depend on earlier launches comes first.
   float weight[kPer];
 #pragma unroll
   for (int j = 0; j < kPer; ++j) {

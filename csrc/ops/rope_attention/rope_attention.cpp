@@ -42,7 +42,7 @@ Config store_config(const QkvRopeStoreDesc& desc) { return default_config(desc, 
 
 size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// What the first part leaves to the second on a CPU: rotated queries and the positions of tokens.
+// The results of the first part for the second on a CPU: rotated queries and the positions of tokens.
 struct Apart {
   size_t queries, positions;
   explicit Apart(const RopeAttentionDesc& d)
@@ -122,7 +122,7 @@ Support supports(const RopeAttentionDesc& desc, const Config& config, const Devi
 }
 
 // token where it can be. Else as attention alone has it, where that is a variant of this family; else as many parts as
-// give every multiprocessor a block. What supports() then says is the answer.
+// give every multiprocessor a block. The answer of supports() then counts.
 Config default_config(const RopeAttentionDesc& desc, const DeviceInfo& device) {
   if (device.kind != DeviceKind::cuda) return apart_params{.splits = 4};
   const Config alone = default_config(desc.attention(), device);

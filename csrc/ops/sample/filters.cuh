@@ -1,12 +1,12 @@
-// What top-k and top-p keep of a row. No filter sorts anything: what is kept is all above some logit, and of those
-// equal to it the lowest ids.
+// The tokens of a row that top-k and top-p keep. No filter sorts anything: what is kept is all above some logit, and of
+// those equal to it the lowest ids.
 #pragma once
 
 #include "ops/sample/row.cuh"
 
 namespace dyno::ops::sampling {
 
-// What is kept: all logits above one, and of those equal to it the ids up to one.
+// The kept tokens: all logits above one, and of those equal to it the ids up to one.
 struct Cut {
   uint32_t key = 1;  // above NaN's
   int32_t id = kAllIds;

@@ -16,8 +16,8 @@ static_assert(kCudaMaxRows < kStreamCounters);
 // number of blocks draws the same token.
 inline constexpr int64_t kSampleChunk = 128;
 
-// What the blocks of one row leave for the last one: the best of each block, of each chunk its sum and its best, and
-// where top-p looks at the whole row, the chunk sorted, with two sums from its best on to each.
+// The results that the blocks of one row leave for the last one: the best of each block, of each chunk its sum and its
+// best, and where top-p looks at the whole row, the chunk sorted, with two sums from its best on to each.
 struct SampleScratch {
   int64_t chunks = 0, sums_offset = 0, maxima_offset = 0, keys_offset = 0, masses_offset = 0, weights_offset = 0,
           bytes = 0;

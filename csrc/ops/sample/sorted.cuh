@@ -137,8 +137,8 @@ __device__ __forceinline__ uint32_t least_probable(uint32_t best, double ratio) 
   return low;
 }
 
-// What top-p keeps of a whole row, and min-p of that (`ratio` 0: all). Leaves in `sums` what each chunk has of it, for
-// walk(), but for the chunk in which the cut's id lies, if it has one.
+// The tokens that top-p keeps of a whole row, and min-p of them (`ratio` 0: all). Leaves in `sums` what each chunk has
+// of it, for walk(), but for the chunk in which the cut's id lies, if it has one.
 template <typename Weight>
 __device__ Cut top_p_sorted(const Row& row, const Sorted& sorted, float p, double ratio, uint32_t best, double* sums,
                             const Weight& weight) {

@@ -15,7 +15,7 @@ class Emitter {
   void build_draw();
 
  private:
-  // What a product reads. Where it is a normed row, the norm is emitted when something asks for its result.
+  // The input of a product. Where it is a normed row, the norm is emitted when something asks for its result.
   struct Input {
     Operand before{};  // of the norm
     model::WeightId norm = model::kNone;

@@ -1,4 +1,4 @@
-// What follows from the nodes of a list, whichever pass wrote them.
+// The facts that follow from the nodes of a list, whichever pass wrote them.
 #include <algorithm>
 #include <map>
 

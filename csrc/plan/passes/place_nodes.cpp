@@ -66,7 +66,7 @@ class Placer {
       const bool of_another = attention != nullptr && attention->cache_layer >= 0;
       return plan_.kv[static_cast<size_t>(of_another ? attention->cache_layer : node.layer)].device;
     }
-    // What was summed elsewhere comes to the residual stream.
+    // A sum of another device comes to the residual stream.
     const auto* sum = operands_of<MoeSumOperands>(node);
     if (sum != nullptr && !sum->weights) return written_[static_cast<size_t>(sum->residual.value)];
     // A bias, or what else rides along, does not decide: the matrix does. The weight of a norm is all it has.

@@ -1,4 +1,4 @@
-// What of a generation lies in device memory: the launches of one token read it and leave it ready for the next, so
+// The part of a generation in device memory: the launches of one token read it and leave it ready for the next, so
 // that the same graph goes from token to token without the host.
 #pragma once
 

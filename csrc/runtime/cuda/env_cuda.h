@@ -1,4 +1,4 @@
-// What launches of a CudaExecutor take their pointers from, see runtime/launch_node.h.
+// The source of pointers for the launches of a CudaExecutor, see runtime/launch_node.h.
 #pragma once
 
 #include "core/cuda/check.h"

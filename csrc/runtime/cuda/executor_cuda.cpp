@@ -354,7 +354,7 @@ bool CudaExecutor::ready(Captured& work, const std::function<void()>& launch) {
     work.graph = captured(launch);
     work.attempts.succeeded();
   } catch (const Error& error) {
-    // Nothing has run. What is wrong with the launches themselves, or with the device, they say when they are made.
+    // Nothing has run. The launches report errors of their own, or of the device, when they are made.
     ++capture_failures_;
     work.attempts.failed(error.what());
   }
@@ -425,7 +425,7 @@ void CudaExecutor::run(const MicroBatch& batch, const plan::Selection& selection
   const bool repeats = batch.tokens.size() == batch.runs.size() && !batch.logit_rows.empty();
   const bool routing = batch.pinned_routing != nullptr || batch.captured_routing != nullptr;
   Captured* work = nullptr;
-  // What is launched over expanded latents depends on the depth of the context.
+  // A launch over expanded latents depends on the depth of the context.
   const bool fixed = list_for(batch).id != plan::ListId::expanded;
   const bool captures = graphs_wanted_ && repeats && fixed && !routing && batch.hidden == nullptr;
   if (captures && batch.op_times == nullptr) {

@@ -1,6 +1,6 @@
 // Runs nodes on one GPU: launches in the order of the list on one stream and, for u-batches of one token a sequence,
-// replays of a captured graph. What changes between two replays lies in device memory. A list that lies wholly on the
-// GPU runs at once (Executor); of one that spans devices, the GPU's pieces (Backend, executor_cuda_pieces.cpp).
+// replays of a captured graph. All that changes between two replays lies in device memory. A list that lies wholly on
+// the GPU runs at once (Executor); of one that spans devices, the GPU's pieces (Backend, executor_cuda_pieces.cpp).
 #pragma once
 
 #include <array>
@@ -70,7 +70,7 @@ class CudaExecutor final : public Executor, public Backend {
 
  private:
   struct Env;
-  // What two u-batches must share to run the same graph.
+  // The properties that two u-batches share if they run the same graph.
   struct Shape {
     int64_t tokens, runs, logit_rows;
     auto operator<=>(const Shape&) const = default;
@@ -134,7 +134,8 @@ class CudaExecutor final : public Executor, public Backend {
   // With an event behind it where times are asked for.
   void launch_timed(const plan::Node& node, Env& env, const MicroBatch& batch);
   void add_op_times(const MicroBatch& batch);
-  // What each launch adds to a replay: graphs of the first 1, 2, … launches, each timed behind one of all of them.
+  // The time that each launch adds to a replay: graphs of the first 1, 2, … launches, each timed behind one of all of
+  // them.
   void add_times_in_graph(const MicroBatch& batch, const plan::Selection& selection);
   GraphExec captured(const std::function<void()>& launch);
   // Counts a use of `work` and captures it where that is due. Whether there is a graph of it now; why not, `work`
@@ -166,7 +167,7 @@ class CudaExecutor final : public Executor, public Backend {
   std::vector<Event> timing_;      // before the first launch and after each, when times are asked for
   std::vector<int32_t> launched_;  // whose key each launch of a node has, of the last launch_all()
   bool graphs_wanted_ = false, concurrent_ = false;
-  // What a stream beside the main one must not share with it.
+  // Buffers that a stream beside the main one must not share with it.
   struct Beside {
     Stream stream;
     Event done;

@@ -82,7 +82,7 @@ void CudaExecutor::launch_draw(std::span<const Draw> ahead, const plan::Selectio
   if (d.uploaded == 0) upload_draws(ahead);
   --d.uploaded;
 
-  // What the kernels read of this lies on the device; the host's copy serves launches that depend on the position.
+  // The kernels read a copy of this on the device; the host's copy serves launches that depend on the position.
   const ops::SequenceRun run{0, 1, static_cast<int32_t>(d.at.position), d.at.slot};
   constexpr int32_t kRow = 0;
   const MicroBatch batch{

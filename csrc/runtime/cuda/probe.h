@@ -1,4 +1,4 @@
-// What a GPU does at best, measured: the ceilings that rates are compared with.
+// The best rates of a GPU, measured: the ceilings that rates are compared with.
 #pragma once
 
 #include <cuda_runtime_api.h>

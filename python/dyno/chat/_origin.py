@@ -40,7 +40,7 @@ class Text(str):
         return joined((self, other)) if isinstance(other, str) else NotImplemented
 
     def __radd__(self, other: object) -> Any:
-        # What is `Markup` adds by itself, and escapes this.
+        # `Markup` adds another `Markup` by itself, and escapes this.
         return joined((other, self)) if isinstance(other, str) else NotImplemented
 
     def __mul__(self, count: SupportsIndex) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-# What each adds to the common decoder: biases of q, k and v; norms of each q and k head; experts.
+# The additions of each to the common decoder: biases of q, k and v; norms of each q and k head; experts.
 _ARCHITECTURES: Final[dict[str, frozenset[str]]] = {
     "llama": frozenset(),
     "qwen2": frozenset({"qkv_bias"}),

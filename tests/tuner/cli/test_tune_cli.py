@@ -309,7 +309,7 @@ def test_diff_of_two_profiles(tmp_path: Path) -> None:
     b.write_text(a.read_text().replace("value: 2048", "value: 1024"))
     assert a.read_text() != b.read_text(), "the surface has a best u-batch of 2048"
     assert [r.verdict for r in compare_profiles(a, b) if r.entry == "settings.ubatch"] == ["differs"]
-    # What a tune had no time to look at runs the default.
+    # A setting for which a tune had no time runs the default.
     b.write_text(a.read_text().replace("settings:\n", "settings:\n  kv_type_k: default\n", 1))
     rows = {row.entry: row for row in compare_profiles(a, b)}
     assert (rows["settings.kv_type_k"].first, rows["settings.kv_type_k"].second) == ("(absent)", "default")

@@ -67,7 +67,7 @@ def test_all_devices_search_and_the_first_confirms(tmp_path: Path) -> None:
     assert len(searched) == len(set(searched))  # nothing was tried twice
     once = {int(k.removeprefix("screen/t")) for k in searched if "/again" not in k}
     assert once >= set(range(1, 25))
-    # What is tried beside the winner is the first device's to try.
+    # The first device tries the points beside the winner.
     assert {f"screen/t{n}" for n in once if n >= 25} <= set(first)
     for keys in others:
         assert sum(k.startswith("screen/t") for k in keys) == 8

@@ -46,7 +46,7 @@ def whole_help(version: str, tool: str) -> Help:
 
 def here(tmp_path: Path, version: str, device: dict[str, Any], model: dict[str, Any], **more: Any) -> Here:
     folder = fake(tmp_path / "bin", version, TOOLS)
-    # What a build with CUDA names in its files.
+    # The names in the files of a build with CUDA.
     (folder / "libggml-cuda.so").write_bytes(b"".join(
         n + b"\0" for n in (b"GGML_CUDA_DISABLE_GRAPHS", b"GGML_CUDA_GRAPH_OPT", b"GGML_CUDA_DISABLE_FUSION",
                             b"GGML_OP_OFFLOAD_MIN_BATCH")

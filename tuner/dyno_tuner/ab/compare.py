@@ -1,7 +1,7 @@
 """ABBA rounds and the verdict.
 
-A round is four fresh processes, A B B A, so that a linear drift cancels in the ratio. What the two processes
-of the same side differ by in a round is the noise that the verdict is held against.
+A round is four fresh processes, A B B A, so that a linear drift cancels in the ratio. The
+difference of the two processes of one side is the noise that the verdict is held against.
 """
 
 from __future__ import annotations

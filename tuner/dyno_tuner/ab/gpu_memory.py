@@ -21,7 +21,7 @@ class _Memory(ctypes.Structure):
 class GpuMemory:
     """`with GpuMemory(0) as memory: …`, then `memory.mib`: the peak beyond what was used at the start.
 
-    Raises TuneError where the library or the GPU is missing. What lasts less than 50 ms can be missed, and
+    Raises TuneError where the library or the GPU is missing. A peak of less than 50 ms can be missed, and
     another process on the same GPU is counted in.
 
     Args:

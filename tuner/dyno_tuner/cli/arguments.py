@@ -93,7 +93,8 @@ def placement_of(
 
 
 def devices_of(device: str, gpu: str | None, virtual_devices: Any = 0) -> list[str]:
-    """The devices of dyno that are meant, each of which exists. What `auto` took is said on standard error.
+    """The devices of dyno that are meant, each of which exists. A line on standard error names the device
+    that `auto` took.
 
     Raises:
         DeviceError: there is no such device, or this build has no code for it.

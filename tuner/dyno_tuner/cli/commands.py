@@ -235,7 +235,7 @@ def _request(
     from ..run.tune import Options
 
     usual = usual_workload(devices[0], options.get("budget"), model)
-    # What starts another engine's binaries later (`export`, `verify`) may be run anywhere.
+    # Commands that start another engine's binaries later (`export`, `verify`) may run anywhere.
     target = declaration_of(engine)
     paths = ("--bin", "--model", "-m") if target.foreign else ()
     parsed = usage(Workload.parse, workload, usual) if workload is not None else usual

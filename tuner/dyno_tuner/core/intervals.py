@@ -142,8 +142,8 @@ class Noise:
     def standard_error(self, rounds: int) -> float:
         """Of a ratio confirmed by `rounds` ABBA rounds, each in its own process, in log.
 
-        A round measures either side twice. What is common to a process cancels in the ratio; how much of
-        `between` is common is not known, so none is taken to be."""
+        A round measures either side twice. The share that is common to a process cancels in the ratio; how
+        much of `between` is common is not known, so none is taken to be."""
         return math.sqrt((2 * self.between**2 + self.within**2) / max(rounds, 1))
 
     def half_width(self, rounds: int) -> float:

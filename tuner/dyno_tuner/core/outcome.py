@@ -108,8 +108,8 @@ class Outcome:
     status: str = "complete"  # complete | budget | interrupted
     unproven: bool = False  # something looked faster, and there was no time to prove it
     missed: dict[str, Any] = field(default_factory=dict)  # settings and ratio of what was proven in part only
-    # What looked faster and was not proven: `settings` or `kernels` (how many), `ratio`, and, where time was
-    # short, `needed`: seconds of a budget that would do.
+    # The parts that looked faster and were not proven: `settings` or `kernels` (how many), `ratio`, and,
+    # where time was short, `needed`: seconds of a budget that would do.
     promises: list[dict[str, Any]] = field(default_factory=list)
     stage: str = ""  # key of the comparison that `gain` is from; empty where it is from none
     remark: str = ""

@@ -47,7 +47,7 @@ def _hold(folder: Path) -> int:
 
 
 def _sweep(where: Path, prefix: str) -> None:
-    """Removes what nobody holds. What has no lock is somebody else's, or about to be held."""
+    """Removes folders that nobody holds. A folder without a lock is somebody else's, or about to be held."""
     for lock in where.glob(f"{prefix}*/{_LOCK}"):
         with contextlib.suppress(OSError):  # another user's, or just removed by another process
             descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -1,9 +1,9 @@
 """Whether the answers stayed the same: decided before a speed counts.
 
 A target compares logits with the exact path's on the same device, with the routing pinned to that path's
-experts. What is allowed depends on the knobs that differ from the default: `exact` ones must not change one
-bit, `rounding` ones may be at most half as far again from the exact path as the default is, `approx` ones
-as far as the user allowed.
+experts. The allowed difference depends on the knobs that differ from the default: `exact` ones must not
+change one bit, `rounding` ones may be at most half as far again from the exact path as the default is,
+`approx` ones as far as the user allowed.
 
 `rounding` is judged twice: by the mean over all tokens, and for every batch size alone, because a kernel that
 is wrong for one size hides in the mean of all. With few tokens at a size chance matters, so there the two

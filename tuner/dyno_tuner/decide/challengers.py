@@ -67,7 +67,7 @@ class Challengers:
         if result.rounds < 2 or FULL not in result.logs:
             return False
         found = [n for n in names if n in result.logs and self._stands(result, n, names[n], choice.point)]
-        # What is better goes first, then what is to be taken of those that tie.
+        # The better points go first, then the ones to prefer among ties.
         better = [n for n in found if self._better(result, n)]
         better.sort(key=lambda n: -result.ratio(n, list(judge.weights), judge.weights).ratio)
         before = space.settings(choice.point)
@@ -138,7 +138,7 @@ class Challengers:
 
     def lines(self, trials: Sequence[Trial], winner: Point) -> list[list[Point]]:
         """By pair of knobs: points with another entry in the place of one of the winner's, or with another
-        value of an unordered one. What comes in has to move all that the other did."""
+        value of an unordered one. The new entry has to move all that the other did."""
         space = self.judge.space
         entries = space.entries(winner)
         failed = {space.code_class(t.point) for t in trials if t.log_ratio is None}

@@ -187,7 +187,7 @@ class Elimination:
         name = without(gone[0])
         if len(gone) != 1 or name not in result.logs:
             return False
-        # What did not run without one of them may run without it now.
+        # A rest that did not run without one of them may run without it now.
         left = [replace(p, needed=False) for p in parts if p.part.label in kept]
         if len(numbers) == 1:
             bar = judge.bar(result.rounds)
@@ -201,7 +201,8 @@ class Elimination:
         """Many entries of which each is worth less than the noise: those that are not missed at all go, the
         rest stands or falls as one group."""
         judge, space = self.judge, self.judge.space
-        # What the rest did not run without was needed beside what has gone since; the comparison tells.
+        # A part that the rest needed may have been needed only beside parts that are gone; the comparison
+        # tells.
         missed = {p.part.label for p in parts if p.gain.ratio >= 1} - self.needed
         for n in space.entries(point):
             if space.knobs[n].name not in missed:

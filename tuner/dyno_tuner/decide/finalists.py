@@ -71,7 +71,7 @@ class Chooser:
             winner = finalists[0]  # a race would leave no time to prove what has won it
         if winner is None:
             return
-        # What is proven of settings comes before kernels, also where that leaves these no time.
+        # The proof of settings comes before kernels, even if that leaves kernels no time.
         self.unproven, whole = True, winner
         measurements, compared = judge.ablation_measurements(winner), judge.compared(winner)
         if not any(judge.affordable(stage, measurements, compared) for stage in ("leave_one_out", LAST)):
@@ -87,7 +87,7 @@ class Chooser:
             if smaller is not None and smaller != winner:
                 winner, elimination = smaller, Elimination(judge, LAST)
                 proven = elimination.run(winner, choice, "again")
-        # What was compared may be less than what had looked faster.
+        # Fewer points may have been compared than had looked faster.
         self.unproven = not proven and (elimination.cut or winner != whole)
         if proven:
             Challengers(judge, self.explore).run(choice)
@@ -161,7 +161,7 @@ class Chooser:
         joined = self._join(trials)
         if joined is not None and worth and joined not in points:
             points = dict.fromkeys([joined, *list(points)[: FINALISTS - 1]])
-        # What changes answers has to beat the same without it, so both race.
+        # A point that changes answers has to beat the same point without the change, so both race.
         both = {q: None for p in points for q in (p, judge.faithful(p))}
         left = [p for p in both if p != space.default]
         chosen = self._few(left)
@@ -175,7 +175,7 @@ class Chooser:
         """Rather few finalists in enough rounds than many in one. Only the answers of these are compared."""
         judge, few = self.judge, list(finalists)
         while len(few) > 1 and not judge.fits(3 * measurements_in_round(len(few) + 1), few):
-            # What changes answers goes first: without its twin in the race it could not win anyhow.
+            # A point that changes answers goes first: without its twin in the race it could not win anyhow.
             changing = [p for p in few if judge.faithful(p) != p]
             few.remove(changing[-1] if changing else few[-1])
         return few

@@ -3,7 +3,7 @@
 Of what the search has tried only that is taken over which moves memory; the rest is the winner's, which has
 been proven. The configurations that no other one beats in both speed and planned memory are confirmed in one
 paired comparison with the default and the fastest, together with themselves without each entry that saves no
-memory: a whole point that saves much may carry entries that save nothing and cost speed. What remains is
+memory: a whole point that saves much may carry entries that save nothing and cost speed. The rest is
 written as a profile each, with a plot of all.
 """
 

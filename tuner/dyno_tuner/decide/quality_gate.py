@@ -59,8 +59,8 @@ class QualityGate:
         self._met.add(self._space.code_class(point))
 
     def change_space(self, space: Space) -> None:
-        """Thresholds that were solved have fewer values left. What was asked about what is still there is
-        kept."""
+        """Thresholds that were solved have fewer values left. The answers about the
+        points that are left stay."""
         known = [(self._space.settings(p), q) for p, q in self._qualities.items()]
         self._space = space
         self._qualities = {}

@@ -1,7 +1,7 @@
 """The engine in a child process: requests over a pipe, a deadline for each, and a name for every way to die.
 
 The child is started in a session of its own, so that Ctrl-C reaches the tuner alone, and asks the kernel to
-be killed when the tuner dies. What the engine prints on standard output goes to standard error; the last of
+be killed when the tuner dies. The engine's standard output goes to standard error; the last of
 it is kept for messages.
 """
 

@@ -7,7 +7,7 @@ which order to try, and what is hopeless.
 
 A block is `incumbent, candidates…, incumbent`, and every candidate is scored against the two, interpolated
 in time (`measurement.score`), so that drift does not decide. The best of a block is measured again beside the
-incumbent, and on those samples alone it is kept. What is kept is a candidate still: the group has to gain
+incumbent, and on those samples alone it is kept. A kept kernel is a candidate still: the group has to gain
 in the whole profile (`decide.end_to_end`).
 """
 

@@ -1,6 +1,6 @@
 """Rounds: the paired comparison that decides. A round is a fresh worker process that measures its
-configurations there and back again, `A B C A C B A`, so that a linear drift cancels in every ratio. What was
-disturbed on the way is measured again.
+configurations there and back again, `A B C A C B A`, so that a linear drift cancels in every ratio. A
+measurement that was disturbed is made again.
 
 Generation goes there and back first, prompts after it, each on a way of its own. A GPU that has just read
 prompts generates more slowly for a while (on an H200 by 2 % at first and by 0.3 % half a second later), the
@@ -169,9 +169,9 @@ class Rounds:
     ) -> Comparison:
         """Runs up to `rounds` rounds, fewer where the stage's time ends first, and none where it does not
         last for two, because one decides nothing. So where rounds take longer than was planned, up to
-        OVERTIME of them may use what is left of the whole budget until there are two. Whatever kills its
-        worker or fails otherwise is left out from then on; one failure of the first configuration is
-        forgiven, the second ends the comparison.
+        OVERTIME of them may use what is left of the whole budget until there are two. A configuration that
+        kills its worker or fails otherwise is left out from then on; one failure of the first configuration
+        is forgiven, the second ends the comparison.
 
         Args:
             rounds: asked before each round, where what the rounds show decides.
@@ -210,7 +210,7 @@ class Rounds:
             way = self._there_and_back(f"{key}/r{number}", named, process, result, own)
             moved = way is not None and self._moved(way.base) and voids < wanted()
             paired = None
-            # What moves all the time is measured as it is.
+            # A rate that moves all the time is measured as it is.
             if way is not None and not moved and self._resting() == rested:
                 paired = self._steadied(f"{key}/r{number}", named, process, way, result, own)
             if self._resting() != rested:

@@ -117,7 +117,8 @@ def compare_profiles(first: Path, second: Path) -> list[Row]:
     rows = []
     for entry, (x, y) in entries.items():
         shown = _shown(x), _shown(y)
-        # What one tune had no time for runs the default, as what it looked at and left alone does.
+        # A setting for which one tune had no time runs the default, as one does that it looked at and left
+        # alone.
         same = shown[0] == shown[1] or set(shown) == {"default", ABSENT}
         of = {e.group for e in (x, y) if e is not None and not isinstance(e, str)}
         tie = _tie(x, y, margin) or (bool(of) and of <= alike)

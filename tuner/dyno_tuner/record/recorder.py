@@ -131,7 +131,7 @@ class Recorder:
             self._careful = Careful(watch, self.note, self._show, pause, patience, self._budget_left)
         self._seen = Conditions()  # of a journal, where nothing is watched now
         self.lost = 0.0  # seconds of measurements that others disturbed, and of waiting for rest
-        # What an earlier budget has cut short is done again where there is more time now.
+        # Work that an earlier budget has cut short is done again if there is more time now.
         end = None if budget is None else OVERRUN * budget - 0.5
         past = [r for r in past if not _is_cut(r) or (end is not None and float(r.get("t", 0.0)) >= end)]
         self._past = {self._find_key(r): r for r in past if "op" in r}

@@ -524,8 +524,8 @@ def _write_front(
     out: Path, written: Path, progress: Progress,
 ) -> Path | None:  # fmt: skip
     """A profile for every variant and the plot, in a folder of their own: beside the profile, the runtime
-    would have to choose between them. What an earlier tune has left there is moved aside, also where this one
-    has nothing to write. Returns the folder if there is something of this tune in it."""
+    would have to choose between them. Files that an earlier tune has left there are moved aside, also where
+    this one has nothing to write. Returns the folder if there is something of this tune in it."""
     folder = out.with_name(out.stem + ".pareto")
     files = {
         f"{v.name}.yaml": profiles.dumps_profile(

@@ -190,7 +190,8 @@ class Verification(Tune):
             self._verdict(result, unit)
 
     def _running(self, units: Sequence[Unit]) -> list[Unit]:
-        """Those that the engine takes. What it refuses, or does not survive, is said at once."""
+        """Those that the engine takes. Entries that it refuses, or does not survive, get their verdict at
+        once."""
         whole = self._try("runs/full", self._configuration(units))
         if whole.status is TrialStatus.OK:
             return list(units)

@@ -110,7 +110,7 @@ class ParallelScreen(Screen):
         return [chosen[first::members] for first in range(members)]
 
     def _propose(self, queue: list[Point], wanted: int, pending: Sequence[Point]) -> list[Point]:
-        """Up to `wanted` points. What is not measured yet is taken to be as good as the mean of what is."""
+        """Up to `wanted` points. A point that is not measured yet counts as the mean of the others."""
         found: list[Point] = []
         while len(found) < wanted:
             history = self.history
@@ -150,7 +150,7 @@ class ParallelScreen(Screen):
         try:
             results = self._pool.together(work)
         except BaseException:
-            # What was measured is there for an answer, scored against one baseline.
+            # The trials so far are there for an answer, scored against one baseline.
             self.trials += sorted((t for b in blocks if b for t in b.trials), key=lambda t: t.number)
             raise
         finally:

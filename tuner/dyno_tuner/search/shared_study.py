@@ -2,8 +2,8 @@
 
 The storage deals out points and carries results; each tune measures, proves and writes its profile by
 itself. A point is claimed by adding a running trial: numbers of trials are given out by the database, so that
-of two claims of one point the lower number has it, and the other tune tries something else. What a tune reads
-there is an operation of its recorder like any other: a resumed run finds it in its own journal.
+of two claims of one point the lower number has it, and the other tune tries something else. All that a tune
+reads there is an operation of its recorder like any other: a resumed run finds it in its own journal.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Study:
     Args:
     storage: URL that Optuna knows.
     name: of the study; it is made where there is none.
-    space: all that may be tried. What a tune solves later leaves some of it out.
+    space: all that may be tried. A tune that solves thresholds later leaves some of it out.
     """
 
     def __init__(self, storage: str, name: str, space: Space, recorder: Recorder) -> None:
@@ -248,7 +248,7 @@ class Study:
         return str(said.get("status") or (TrialStatus.OK if trial.state is TrialState.COMPLETE else "free"))
 
     def _point(self, params: Mapping[str, Any]) -> Point:
-        """Raises KeyError or ValueError for a trial that is none of this space."""
+        """Raises KeyError or ValueError for a trial of another space."""
         return self._space.point({k.name: params[k.name] for k in self._space.knobs})
 
     def _learn(self, news: Sequence[Mapping[str, Any]]) -> None:

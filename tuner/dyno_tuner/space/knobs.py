@@ -1,7 +1,7 @@
 """The table of what can be turned, and the plain `Knob` that the search sees.
 
 A row says which values of a setting are worth trying on this device with this model, when it matters at
-all, and how llama.cpp and ik_llama.cpp spell it. What a setting is (type, default, kind, what it moves,
+all, and how llama.cpp and ik_llama.cpp spell it. The facts of a setting (type, default, kind, what it moves,
 fidelity) stands in `dyno.settings`, once. `resolve()` turns the rows that apply into `Knob`s. A target may
 bring knobs that are not in the table (a recorded sweep has its own); the search sees only `Knob`s.
 
@@ -53,8 +53,8 @@ class Knob:
     moves: frozenset[str] = frozenset({"pp", "tg"})
     fidelity: Fidelity = Fidelity.EXACT
     ordinal: bool = True  # neighbouring values behave alike
-    # What of the value the executed code depends on, given the other settings; None: the knob is inert. Two
-    # configurations whose knobs all give the same are one configuration and are measured as one.
+    # The part of the value on which the executed code depends, given the other settings; None: the knob is
+    # inert. Two configurations whose knobs all give the same are one configuration and are measured as one.
     code: Callable[[Value, Settings], Hashable] | None = None
     threshold_of: str | None = None  # a bound, in units of that other knob, that switches between two paths
     # The value for a crossing at so many of these units: the threshold is computed from the curves of both

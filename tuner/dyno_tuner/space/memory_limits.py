@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..core.protocol import Settings, Value
     from .knobs import Knob
 
-# What helps where a value does not fit, in the words of people. `ctx` is halved apart from these.
+# Remedies if a value does not fit, in plain words. `ctx` is halved apart from these.
 _CURES: tuple[tuple[str, dict[str, Value]], ...] = (
     ("a q8_0 KV cache", {"kv_type_k": "q8_0", "kv_type_v": "q8_0"}),
     ("weights that are not repacked", {"cpu_repack": False}),

@@ -190,8 +190,8 @@ class Space:
         return found
 
     def features(self, point: Point) -> np.ndarray:
-        """Coordinates for a surrogate: ordered knobs as one number in [0, 1], others one-hot. What of a value
-        reaches the code counts, not the value: a bound is the path that it selects."""
+        """Coordinates for a surrogate: ordered knobs as one number in [0, 1], others one-hot. The part of
+        a value that reaches the code counts, not the value: a bound is the path that it selects."""
         row: list[float] = []
         settings: dict[str, Value] | None = None
         for knob, i in zip(self.knobs, point, strict=True):

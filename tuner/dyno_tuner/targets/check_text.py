@@ -1,4 +1,4 @@
-"""A passage of code and prose on which answers are compared. What it says does not matter; that it reads
+"""A passage of code and prose on which answers are compared. Its content does not matter; that it reads
 like what models are used for does, because a router of experts behaves otherwise on random tokens."""
 
 TEXT = '''

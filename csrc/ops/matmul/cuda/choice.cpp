@@ -34,12 +34,12 @@ int64_t blocks_of(const Shape& s, int tokens, int warps) {
   return groups * ((rows + tokens - 1) / tokens) * ((s.n + rows_of_w - 1) / rows_of_w);
 }
 
-// What every chip gives a block, for descriptions of devices that do not say.
+// The shared memory that every chip gives a block, for descriptions of devices that do not name it.
 int64_t shared_of(const DeviceInfo& device) {
   return device.shared_per_block_bytes > 0 ? device.shared_per_block_bytes : 48 << 10;
 }
 
-// What a block of stream needs of shared memory at least.
+// The least shared memory of a block of stream.
 int64_t least_shared(const Shape& s, int warps, int stripes) {
   const int64_t columns = s.experts ? 1 : std::min<int64_t>(s.rows, 8);
   return stream_least_bytes(s.type, s.other.value_or(s.type), columns, warps, s.gated ? 2 : stripes);
@@ -74,7 +74,7 @@ Support supports_ring(const Shape& s, const Choice& choice, const DeviceInfo& de
   return Support::yes();
 }
 
-// What keeps tf32_pairs from a product with plain weights.
+// The reason that keeps tf32_pairs from a product with plain weights.
 Support supports_pairs(const Shape& s, const DeviceInfo& device) {
   if (s.type != DType::f32 || s.layout != Layout::plain) {
     return Support::no(str_cat("tf32_pairs reads float32 weights of layout plain, not ", dtype_name(s.type), " of ",

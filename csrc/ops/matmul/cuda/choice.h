@@ -1,4 +1,4 @@
-// What the four families of matrix products share of CUDA on the host: which kernels exist for a desc, the default, the
+// The common CUDA host code of the four families of matrix products: which kernels exist for a desc, the default, the
 // scratch and the launch. Needs no CUDA toolkit, except for run().
 //
 // Variants, by the same names in every family (parameters in this order):
@@ -64,7 +64,7 @@ bool is_cuda(std::span<const VariantInfo> variants, const Config& config);
 Choice choice_of(std::span<const VariantInfo> variants, const Config& config);
 Config config_of(std::span<const VariantInfo> variants, const Choice& choice);
 
-// What of a desc matters to the choice.
+// The parts of a desc that matter to the choice.
 struct Shape {
   DType type = DType::f32;
   Layout layout = Layout::plain;

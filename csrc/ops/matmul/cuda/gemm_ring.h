@@ -1,4 +1,4 @@
-// What a launch of gemm_ring.cuh keeps in shared memory. Plain host code.
+// The shared memory of a launch of gemm_ring.cuh. Plain host code.
 #pragma once
 
 #include <algorithm>

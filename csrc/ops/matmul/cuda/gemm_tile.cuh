@@ -1,4 +1,4 @@
-// What the two tensor-core kernels share: which rows a block works on, its copies of x, and its epilogue.
+// The common code of the two tensor-core kernels: which rows a block works on, its copies of x, and its epilogue.
 //
 // A block multiplies up to kTokens rows of x with 32 rows of w a warp (two stripes; gated: one stripe of each matrix).
 // x comes through shared memory in tiles of 64 k, rows of 128 bytes in the 128-byte swizzle: 16-byte chunk c of row r

@@ -1,5 +1,5 @@
-// What the matrix kernels of all four families run on: one product, or a gated pair of products over the same rows.
-// Filled by the families' launch functions; plain host code.
+// The problem that the matrix kernels of all four families solve: one product, or a gated pair of products over the
+// same rows. Filled by the families' launch functions; plain host code.
 #pragma once
 
 #include <cstdint>
@@ -101,7 +101,7 @@ int64_t unpacked_bytes(Unpacked form, int64_t n, int64_t k);
 
 inline constexpr int kStagedTokens = 128;  // rows of x in a tile of gemm_unpacked
 
-// What is unpacked: rows [first_row, first_row + rows) (a multiple of 16, but for the end of the matrix) of matrices
+// The part to unpack: rows [first_row, first_row + rows) (a multiple of 16, but for the end of the matrix) of matrices
 // [first_matrix, first_matrix + matrices) of a weight in Layout::gpu.
 struct UnpackJob {
   const uint8_t* w = nullptr;
@@ -118,8 +118,8 @@ struct UnpackJob {
 constexpr int64_t stream_row_bytes(int64_t tiles) { return tiles * 128 + 16; }
 constexpr int64_t stream_tail_bytes(int64_t warps, int64_t mats) { return warps * (mats * 16 * 8 + 16) * 4; }
 
-// Tiles that a warp of `stream` has under way for each of its matrices, as many as its registers hold. What a warp lays
-// out at once of a longer row is a multiple of it, for two types of both.
+// Tiles that a warp of `stream` has under way for each of its matrices, as many as its registers hold. The bytes that a
+// warp lays out at once of a longer row are a multiple of it, for two types of both.
 constexpr int stream_depth(DType type, int mats) {
   const GpuFormat f = gpu_format(type);
   const int words = (f.low_bits + f.high_bits + f.scale_bytes() / 32 + f.super_bytes() / 32) * mats;

@@ -24,9 +24,9 @@ struct StagedTile {
   int row_tile;
 };
 
-// What the multiplying warpgroups know of a tile; written by the filling one, which says so at a barrier of each info.
-// With at least one stage a tile, the filling warpgroup starts at most kStagedStages + 1 tiles ahead of a tile whose
-// sums are still leaving: so many and one may be in use.
+// The facts of a tile for the multiplying warpgroups; written by the filling one, which says so at a barrier of each
+// info. With at least one stage a tile, the filling warpgroup starts at most kStagedStages + 1 tiles ahead of a tile
+// whose sums are still leaving: so many and one may be in use.
 struct StagedInfo {
   StagedTile tile;
   RowTarget targets[kStagedTokens];

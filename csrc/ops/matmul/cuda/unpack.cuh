@@ -16,7 +16,7 @@ __device__ __forceinline__ uint32_t half2_to_bf162(uint32_t halves) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// What a warp works on: one stripe of one matrix. False: nothing to do.
+// The work of a warp: one stripe of one matrix. False: nothing to do.
 struct UnpackPlace {
   const uint8_t* stripe;
   int64_t out_matrix;  // of the output

@@ -12,7 +12,7 @@ inline constexpr int64_t kWideTileBytes = kWideTokens * 128;
 // Half rows (see HalfRows) cut into tiles of `height` rows by 64 k that one bulk copy brings into shared memory: within
 // a tile 128 bytes a row in the 128-byte swizzle, tiles of the same rows one behind the other along k (and along the
 // second pass), then the next rows, then the next of the batch. Behind them the scales, one float for each row of each
-// tile. What belongs to rows beyond `rows` is undefined: a row of x touches no other row's sums.
+// tile. The results of rows beyond `rows` are undefined: a row of x touches no other row's sums.
 struct TiledRows {
   int64_t rows = 0, k = 0, batch = 1;
   int passes = 1;

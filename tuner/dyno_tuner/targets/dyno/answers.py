@@ -137,7 +137,7 @@ def groups(
     thin = [1] * len(sizes)
     beyond = max((s for s in SIZES if sizes[-1] < s <= min(once, ctx)), default=0)
     if beyond:
-        # What a large u-batch runs, and nothing smaller stands for: as many of its rows scored as of the
+        # The work of a large u-batch, for which nothing smaller stands: as many of its rows scored as of the
         # others.
         sizes.append(beyond)
         lengths.append(beyond)

@@ -433,8 +433,8 @@ class DynoTarget(Target):
     def _asked(self) -> list[answers.Group]:
         """The groups of tokens that are scored: fewer if the exact path is slow or the budget short."""
         if self._groups is None:
-            # What two billion operations a second and core (1.7e12 were measured on an H200) do in about ten
-            # seconds, or in the share of a short budget: the same on every run.
+            # The work of ten seconds at two billion operations a second and core (1.7e12 on an H200), or of
+            # the share of a short budget: the same on every run.
             rate = 2e9 * usable_cores() if self._kind == "cpu" else 1e12
             affordable = answers.affordable(rate / (2 * self._active_parameters() + 1), self._budget)
             self._groups = answers.groups(
@@ -453,7 +453,7 @@ class DynoTarget(Target):
         found = kept_answers.load(file, key) if file and key else None
         if found is None:
             found = self._exact_anew(key)
-            # What is not finite is refused by whoever asked, and not worth to be kept.
+            # The caller refuses answers that are not finite, so they are not worth keeping.
             if file and key and not kept_answers.flaw(found, key):
                 kept_answers.save(file, key, found)
         self._reference = found

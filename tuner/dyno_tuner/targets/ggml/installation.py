@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _COMMON = ("llama-server", "llama-cli", "llama-perplexity", "llama-sweep-bench")
 _HELP_DEADLINE = 60.0
 _ASKED_IDS = 160  # more than any enum of ops has had so far
-# The help of a build without a GPU leaves out what is about GPUs, that of mid-2025 others. What they are
-# asked with; "" for a switch.
+# The help of a build without a GPU leaves out what is about GPUs, and the help of mid-2025 leaves out
+# others. The value to ask with; "" for a switch.
 _UNLISTED = {
     ("-ngl", "--gpu-layers", "--n-gpu-layers"): "1", ("-sm", "--split-mode"): "layer",
     ("-ts", "--tensor-split"): "1", ("-mg", "--main-gpu"): "0", ("-op", "--offload-policy"): "0,1",

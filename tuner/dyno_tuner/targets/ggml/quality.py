@@ -60,8 +60,8 @@ def parse_kld(text: str, seconds: float) -> Quality:
     # Printed figures, not bits: they have six digits, and that is how equal "equal" is.
     printed = "\n".join(" ".join(line.split()) for line in _STATISTIC.findall(text))
     digest = hashlib.sha256(printed.encode()).hexdigest()[:32]
-    # Rounding of the stored base makes a mean of equal answers come out a little below zero. What is no
-    # number stays none, and is refused by whoever compares it.
+    # Rounding of the stored base makes a mean of equal answers come out a little below zero. NaN
+    # stays NaN, and the comparison refuses it.
     mean = 0.0 if found["mean_kld"] < 0 else found["mean_kld"]
     return Quality(
         TrialStatus.OK, mean,

@@ -1,7 +1,7 @@
 """Limits of a machine: bounds on the rates that an engine's benchmark may claim.
 
-Every rate is generous by a factor of two at least, for what is wrongly called implausible is lost. What the
-driver tells of a GPU is taken; what nobody tells is assumed larger than anything there is.
+Every rate is generous by a factor of two at least, for what is wrongly called implausible is lost. The
+facts of the driver about a GPU count; an unknown one is assumed larger than any that exists.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class GgmlTarget(Target):
                 raise TargetUnusable(f"{self._install.folder} has no llama-server, which a served load needs")
             self._defaults |= {"sequences": server.SEQUENCES, "batch": self._command.batch}
         self._sweeps = any(n.startswith("op_offload.") for n in self._defaults)
-        # What the command line says of placement and cache stays, searched or not.
+        # The placement and cache of the command line stay, searched or not.
         self._fixed = {
             **{n: v for n, v in self._command.base.items() if n not in self._defaults}, **(settings or {}),
         }  # fmt: skip
@@ -466,7 +466,7 @@ class GgmlTarget(Target):
             "mmq_id_size": 0,
         }
         exact |= {"fused_moe": False, "ubatch": 64}
-        # Whatever the command line has.
+        # The value of the command line.
         exact |= {"kv_type_k": "f16", "kv_type_v": "f16"}
         settings = {n: exact.get(n, v) for n, v in {**self._defaults, **self._fixed}.items()}
         partial = base.with_name(f"base-{os.getpid()}.partial")

@@ -1,8 +1,8 @@
 """Recorded sweeps: JSON Lines, a JSON array or CSV as llama-bench writes them, plain or compressed (gzip, xz,
 bzip2), with one record per configuration and process.
 
-Fields may come in any order, be null or be left out. What varies between records and is no measurement is a
-setting of the configuration; `cuda_params` is taken apart into its keys.
+Fields may come in any order, be null or be left out. A field that varies between records and is not a
+measurement is a setting of the configuration; `cuda_params` is taken apart into its keys.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ReplayTarget", "Sweep", "experts_of", "from_options", "load_sweep"]
 
-# What ik_llama.cpp and llama.cpp run where a record does not say.
+# The values that ik_llama.cpp and llama.cpp run if a record does not say.
 _DEFAULTS: dict[str, Value] = {
     "ubatch": 512,
     "batch": 2048,

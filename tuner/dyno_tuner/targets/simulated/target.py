@@ -64,8 +64,8 @@ class SimulationNoise:
     # Slowdown of generation right behind prompts of the default, as a fraction; behind faster ones the more.
     heat: float = 0.0
     heat_seconds: float = 0.25  # in which it falls to a third
-    # What the device draws while it reads prompts with the default, of its power limit; faster configurations
-    # draw the more. 0: it has no limit. See `simulated_power`.
+    # The share of its power limit that the device draws while it reads prompts with the default; faster
+    # configurations draw the more. 0: it has no limit. See `simulated_power`.
     power: float = 0.0
 
 
