@@ -466,6 +466,17 @@ def test_the_page_begins_with_the_verdict(tmp_path: Path) -> None:
     outcome = _write(path, target, target.surface.space(), options)
     shown = page.render(path)
     assert html.escape(verdict(outcome)) in shown[shown.index("<h1>") : shown.index('class="tiles"')]
+    # Half of the page, in which a list of the machine stands, is too narrow for the table of the noise.
+    assert "</div>\n<h3>Noise of the default against itself</h3>" in shown
+
+
+def test_if_nothing_was_tried_the_page_claims_no_comparison(tmp_path: Path) -> None:
+    path = tmp_path / "v.yaml.journal.jsonl"
+    target = SimulatedTarget("saturating", 1)
+    _write(path, target, target.surface.space(), Options(Workload(64, 8), seed=1, budget=4.0))
+    shown = page.render(path)
+    assert "nothing else was tried" in shown
+    assert "nothing beat it" not in shown
 
 
 def test_only_a_long_table_scrolls() -> None:

@@ -172,7 +172,9 @@ def _comparison(page: Page, run: Run, found: Verdict, pair: analyse.Paired | Non
     elif found.settings == run.defaults and not found.final:
         body.append(soft("So far there is nothing but the default."))
     elif found.settings == run.defaults and not kernels:
-        body.append(soft("Every setting stays at its default: nothing beat it beyond the noise."))
+        tried = any(True for _ in run.noted("trial"))
+        why = "nothing beat it beyond the noise" if tried else "nothing else was tried"
+        body.append(soft(f"Every setting stays at its default: {why}."))
     else:
         page.missing.append("These settings were not yet compared with the default in two paired rounds.")
     entries = []
@@ -481,7 +483,7 @@ def _machine(page: Page, run: Run) -> None:
     ]
     if rows:
         body.append(f"<div><h3>Disturbances of the run</h3>\n{table(['kind', '~what'], rows)}</div>\n")
-    noise = run.last("noise")
+    noise, below = run.last("noise"), ""
     kinds = ["within", "between", "drift", "margin"]
     rows = [
         [run.named(m), *(_percent(number(mapping(noise.get(k)).get(m))) for k in kinds)]
@@ -489,12 +491,12 @@ def _machine(page: Page, run: Run) -> None:
     ]  # fmt: skip
     if noise:
         names = ["measure", "#within a process", "#between processes", "#drift", "#margin by this alone"]
-        body.append(f"<div><h3>Noise of the default against itself</h3>\n{table(names, rows)}</div>\n")
+        below = f"<h3>Noise of the default against itself</h3>\n{table(names, rows)}\n"  # half is too narrow
     else:
         page.missing.append("Noise: the default was not yet compared with itself, so there is no margin.")
     if not any(run.noted("machine")):
         page.missing.append("State of the machine (load, huge pages, NUMA): not recorded for this target.")
-    page.section("Machine and environment", f'<div class="pair">{"".join(body)}</div>\n')
+    page.section("Machine and environment", f'<div class="pair">{"".join(body)}</div>\n{below}')
 
 
 def repeat_command(run: Run) -> tuple[str, str]:
