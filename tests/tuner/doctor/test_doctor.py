@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from dyno_tuner.cli.commands import app
+from doctor_lines import find, says
 from dyno_tuner.core.errors import TuneError
-from dyno_tuner.doctor import Facts, Line, diagnose
+from dyno_tuner.doctor import Facts, diagnose
 from dyno_tuner.doctor.facts import gather, parse_cc
 from dyno_tuner.doctor.flags import FLAGS
 from dyno_tuner.doctor.gone import GONE
-from dyno_tuner.doctor.line import ENGINES, IK, MAIN, Item, Status
+from dyno_tuner.doctor.line import ENGINES, IK, MAIN
 from dyno_tuner.doctor.op_ids import ERAS
 from dyno_tuner.doctor.others import OTHERS
 from dyno_tuner.doctor.rules import LIMITS
 from dyno_tuner.doctor.switches import BUILD, ENVIRONMENT
 from dyno_tuner.targets.ggml.help import Help, parse_help
 from fake_engines import DATA
-from typer.testing import CliRunner
 
 TURING, AMPERE, VOLTA, PASCAL = Facts(cc=7.5), Facts(cc=8.6), Facts(cc=7.0), Facts(cc=6.1)
-
-
-def _find(line: Line, start: str) -> Item:
-    found = [i for i in line.items if i.text.startswith(start)]
-    assert found, f"no token {start}: {[i.text for i in line.items]}"
-    return found[-1]
-
-
-def _says(item: Item) -> str:
-    return " ".join(n.text for n in item.notes)
 
 
 # line, engine to give, version, facts, token, its status, part of what is said
@@ -329,7 +317,7 @@ ACCEPTED: list[tuple[str, str]] = [
 @pytest.mark.parametrize(("engine", "words"), ACCEPTED, ids=[f"{e}: {w[:60]}" for e, w in ACCEPTED])
 def test_everything_that_the_reference_quotes_is_known(engine: str, words: str) -> None:
     line = diagnose(words.split(), engine=engine)
-    bad = {i.text: _says(i) for i in line.items if str(i.status) not in ("does", "inert", "needs")}
+    bad = {i.text: says(i) for i in line.items if str(i.status) not in ("does", "inert", "needs")}
     assert not bad
 
 
@@ -374,8 +362,8 @@ def test_quoted_lines(
     text: str,
 ) -> None:
     line = diagnose(words.split(), engine=engine, version=version, facts=facts)
-    item = _find(line, token)
-    assert (item.status, text in _says(item)) == (status, True), _says(item)
+    item = find(line, token)
+    assert (item.status, text in says(item)) == (status, True), says(item)
     assert line.wrong == any(n.wrong for i in line.items for n in i.notes)
     assert all(i.notes for i in line.items), "a token about which nothing is said"
 
@@ -392,51 +380,6 @@ def test_the_build_line_of_the_turing_thread() -> None:
     )
     assert line.engine == IK
     assert [str(i.status) for i in line.items] == ["does", "inert", "wrong-gpu", "inert"]
-
-
-EXPERTS = "MUL_MAT,0,MUL_MAT_ID,0,MOE_FUSED_UP_GATE,0"
-
-
-@pytest.mark.parametrize(
-    ("ids", "version", "status", "by_name", "today"),
-    [
-        ("26,0,27,0,29,0", "2025-08-14", "does", EXPERTS, "27,0,28,0,31,0"),
-        ("26,0,27,0,29,0", "b50efcc9d", "does", EXPERTS, "27,0,28,0,31,0"),
-        ("26,0,27,0,29,0", "2025-08-15", "renumbered", EXPERTS, "27,0,28,0,31,0"),
-        ("26,0,27,0,29,0", "fc06bc9", "renumbered", EXPERTS, "27,0,28,0,31,0"),
-        ("26,0,27,0,29,0", None, "renumbered", EXPERTS, "27,0,28,0,31,0"),
-        ("27,0,28,0,30,0", "2025-08-30", "does", EXPERTS, "27,0,28,0,31,0"),
-        ("27,0,28,0,31,0", None, "does", EXPERTS, "27,0,28,0,31,0"),
-        ("27,0,28,0,31,0", "2025-08-20", "renumbered", EXPERTS, "27,0,28,0,31,0"),
-        ("28,0,31,0", None, "does", "MUL_MAT_ID,0,MOE_FUSED_UP_GATE,0", "28,0,31,0"),
-        ("28,0,30,0", None, "does", "MUL_MAT_ID,0,FUSED_UP_GATE,0", "28,0,30,0"),
-        ("29,0", "2025-06-01", "does", "MOE_FUSED_UP_GATE,0", "31,0"),
-        ("29,0", None, "renumbered", "MOE_FUSED_UP_GATE,0", "31,0"),
-        ("-1,0", None, "does", "all ops,0", "-1,0"),
-        ("111,0", None, "does", "all ops,0", "-1,0"),
-        ("42,1", None, "inert", "GET_ROWS,1", "42,1"),
-        ("42,1", "2025-09-15", "unknown", None, None),
-        ("26,0", "2024-01-01", "unknown", None, None),
-    ],
-)
-def test_op_ids(ids: str, version: str | None, status: str, by_name: str | None, today: str | None) -> None:
-    item = _find(diagnose(["llama-sweep-bench", "-op", ids], engine=IK, version=version), "-op")
-    assert (str(item.status), item.by_name, item.rewritten) == (status, by_name, today), _says(item)
-
-
-def test_op_list_that_is_read_silently_wrong() -> None:
-    for value, text in (
-        ("MUL_MAT,0", "id 0"),
-        ("27", "dropped"),
-        ("27,0,28", "dropped"),
-        ("27,2", "only 0"),
-    ):
-        item = _find(diagnose(["llama-server", "-op", value], engine=IK), "-op")
-        assert item.wrong, value
-        assert text in _says(item)
-    said = _says(_find(diagnose(["-op", "26,0,27,0,29,0"]), "-op"))
-    assert "MULTI_ADD, MUL_MAT, OUT_PROD" in said
-    assert "MUL_MAT, MUL_MAT_ID, MOE_FUSED_UP_GATE" in said
 
 
 def test_engine_is_told_from_the_line() -> None:
@@ -470,15 +413,15 @@ def test_a_long_name_says_what_the_short_one_says(
     words: str, engine: str, token: str, status: str, text: str
 ) -> None:
     line = diagnose(words.split())
-    item = _find(line, token)
+    item = find(line, token)
     assert line.engine == engine, line.engine_reason
-    assert (str(item.status), text in _says(item)) == (status, True), _says(item)
+    assert (str(item.status), text in says(item)) == (status, True), says(item)
 
 
 def test_a_name_that_both_engines_list_tells_neither() -> None:
     for words in ("llama-server --no-warmup", "llama-server -dr user/repo", "llama-server --embeddings"):
         assert "the line fits both engines" in diagnose(words.split()).engine_reason, words
-    assert _says(_find(diagnose(["llama-server", "--port", "--metrics"]), "--port")).endswith("after it")
+    assert says(find(diagnose(["llama-server", "--port", "--metrics"]), "--port")).endswith("after it")
 
 
 def test_words_as_one_string_and_continuations() -> None:
@@ -528,106 +471,3 @@ def test_tables_are_consistent() -> None:
     assert {(x.kind, x.name, x.engine) for x in LIMITS} <= known
     assert [e.since for e in ERAS] == sorted(e.since for e in ERAS)
     assert all(len(set(e.ids.values())) == len(e.ids) for e in ERAS)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_blank_in_an_override_is_not_trimmed(engine: str) -> None:
-    def item(value: str, program: str = "llama-server") -> Item:
-        return _find(diagnose([program, "-ot", value], engine=engine), "-ot")
-
-    said = item("A=CUDA0, B=CUDA0")
-    assert str(said.status) == "invalid"
-    assert "pattern ' B' begins with a blank" in _says(said)
-    assert "'B=CUDA0'" in _says(said)
-    assert "ends with a blank" in _says(item("A =CUDA0"))
-    assert "buffer ' CUDA0' has a blank" in _says(item("A= CUDA0"))
-    assert "not PATTERN=BUFFER" in _says(item("A=CUDA0,B"))
-    assert str(item("A=CUDA0,B=CPU").status) == "does"
-    assert str(item("A=CUDA0,B=CPU", "llama-bench").status) == "does"
-    assert "begins" in _says(item("A=CUDA0, B=CPU", "llama-bench"))
-
-
-def test_bench_of_llama_cpp_splits_overrides_at_semicolons_too() -> None:
-    words = ["llama-bench", "-ot", "A=CUDA0; B=CUDA0"]
-    assert "pattern ' B'" in _says(_find(diagnose(words, engine=MAIN), "-ot"))
-
-
-def test_an_unknown_flag_is_no_success() -> None:
-    done = CliRunner().invoke(app, ["doctor", "--", "llama-server", "--no-such-flag", "-ub", "512"])
-    assert done.exit_code == 1
-    assert "no table has --no-such-flag" in " ".join(done.output.split())
-    told = CliRunner().invoke(app, ["doctor", "--json", "--", "llama-server", "--no-such-flag"])
-    assert told.exit_code == 1
-    assert json.loads(told.output)["unknown_flags"] == ["--no-such-flag"]
-    assert not json.loads(told.output)["wrong"]
-    # not in the tables, and no flag of the program: cmake takes any name, a shell any variable
-    assert CliRunner().invoke(app, ["doctor", "--", "cmake", "-DMY_OWN=1"]).exit_code == 0
-    assert CliRunner().invoke(app, ["doctor", "--", "MY_OWN=1", "llama-cli", "-m", "x"]).exit_code == 0
-
-
-def test_exit_codes_and_json() -> None:
-    def run(*arguments: str) -> tuple[int, str]:
-        done = CliRunner().invoke(app, ["doctor", *arguments])
-        return done.exit_code, done.output
-
-    assert run("--gpu-arch", "7.5", "--", "cmake", "-DGGML_CUDA_FORCE_MMQ=ON")[0] == 0
-    code, text = run("--json", "--", "llama-server", "-op", "26,0,27,0,29,0", "-cuda", "graphs=0")
-    told = json.loads(text)
-    assert code == 1
-    assert told["wrong"]
-    assert told["engine"] == IK
-    assert [t["status"] for t in told["tokens"]] == ["does", "renumbered", "does", "does"]
-    assert told["tokens"][1]["rewritten"] == "27,0,28,0,31,0"
-    assert all(n["source"] for t in told["tokens"] if t["kind"] != "program" for n in t["notes"])
-    assert run("--gpu-arch", "turing", "--", "llama-cli")[0] == 2
-    assert run("--engine", "vllm", "--", "llama-cli")[0] == 2
-    assert run()[0] == 2
-    assert "[/bold]" in run("--", "llama-cli", "-m", "[/bold]")[1]
-
-
-def test_options_behind_a_quoted_line_are_refused() -> None:
-    """The quoted line would be the name of a program, and the option a flag of it."""
-    line = "llama-server -m x.gguf -ub 512"
-    done = CliRunner().invoke(app, ["doctor", line, "--engine", "ik_llama.cpp"])
-    assert done.exit_code == 2
-    assert "options of doctor stand" in done.output
-    before = CliRunner().invoke(app, ["doctor", "--engine", "ik_llama.cpp", line])
-    assert before.exit_code == 0, before.output
-    assert "ik_llama.cpp" in before.output
-    folder = CliRunner().invoke(app, ["doctor", "--", "/my builds/llama-server", "-ub", "512"])
-    assert folder.exit_code == 0, folder.output
-
-
-def test_draft_knobs_have_words_of_their_own() -> None:
-    words = "llama-server -m x.gguf -md d.gguf --spec-draft-n-max 8 -ngld 99 --draft-p-min 0.4"
-    line = diagnose(words.split(), engine=MAIN)
-    for name in ("-md", "--spec-draft-n-max", "-ngld", "--draft-p-min"):
-        assert _find(line, name).status is Status.DOES, name
-    assert "it pays as long as most drafts are accepted" in _find(line, "--spec-draft-n-max").notes[0].text
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_line_that_drafts_nothing_says_so(engine: str) -> None:
-    words = ["llama-server", "-m", "x.gguf", "-ngld", "99", "-td", "4"]
-    line = diagnose(words, engine=engine)
-    for name in ("-ngld", "-td"):
-        item = _find(line, name)
-        assert item.status is Status.INERT
-        assert any("nothing is drafted" in note.text for note in item.notes)
-    for start in (["-md", "d.gguf"], ["--spec-type", "ngram-simple"]):
-        assert _find(diagnose([*words, *start], engine=engine), "-ngld").status is Status.DOES
-    none = diagnose([*words, "--spec-type", "none"], engine=engine)
-    assert _find(none, "-ngld").status is Status.INERT
-
-
-def test_limits_of_a_draft_that_contradict_each_other() -> None:
-    words = ["llama-server", "-md", "d.gguf", "--spec-draft-n-max", "4", "--spec-draft-n-min"]
-    assert _find(diagnose([*words, "8"], engine=MAIN), "--spec-draft-n-min").status is Status.INVALID
-    assert _find(diagnose([*words, "2"], engine=MAIN), "--spec-draft-n-min").status is Status.DOES
-
-
-def test_draft_flags_that_llama_cpp_has_lost_name_their_heirs() -> None:
-    line = diagnose(["llama-server", "-md", "d.gguf", "--draft-max", "8"], engine=MAIN)
-    item = _find(line, "--draft-max")
-    assert item.status is Status.REMOVED
-    assert "--spec-draft-n-max" in item.notes[0].text
