@@ -21,6 +21,7 @@ from dyno.profiles.evidence import (
     Quality,
     Routing,
     Samples,
+    Slice,
     Workload,
 )
 from dyno.profiles.identity import (
@@ -88,6 +89,7 @@ __all__ = [
     "Routing",
     "Samples",
     "SettingEntry",
+    "Slice",
     "Workload",
     "check_file",
     "clean_text",

@@ -187,6 +187,17 @@ class Environment(StrictModel):
     )
 
 
+class Slice(StrictModel):
+    """A tune on the first layers of the model found the values; the whole model confirmed them."""
+
+    layers: PositiveCount = Field(description="Layers of the slice.")
+    of: PositiveCount = Field(description="Layers of the model.")
+    memory_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        description="Bytes of the slice / bytes of the model, by which limits of memory were scaled."
+    )
+    seconds: NonNegative = Field(description="Length of the tune on the slice.")
+
+
 class Evidence(StrictModel):
     """The measurements that prove the values of this file."""
 
@@ -214,6 +225,7 @@ class Evidence(StrictModel):
     journal: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{8,64}$")] | None = Field(
         default=None, description="Digest of the journal that holds every sample."
     )
+    slice: Slice | None = Field(default=None, description="The slice of the model that was searched on.")
 
 
 class Provenance(StrictModel):

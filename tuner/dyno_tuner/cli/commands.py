@@ -124,6 +124,7 @@ def tune(
     vram: o.Vram = None,
     ram: o.Ram = None,
     virtual_device: o.VirtualDevices = None,
+    layers: o.Layers = None,
     pareto: o.Pareto = False,
     hold: o.Held = None,
     engine: o.Engine = "dyno",
@@ -150,6 +151,7 @@ def tune(
         raise typer.Exit(2)
     from ..run.cluster import tune_on
     from ..run.session import run
+    from ..run.slice import run_on_slice
 
     if sampler not in SAMPLERS:
         raise typer.BadParameter(f"no sampler {sampler!r}; choose from {', '.join(SAMPLERS)}")
@@ -170,6 +172,12 @@ def tune(
     for option, wanted in plan_only:
         if wanted and not target.memory_plan:
             raise typer.BadParameter(f"{option} goes by dyno's memory plan; --engine {engine} has none")
+    apart = (target.foreign, ray is not None, pareto, resume, storage is not None, "," in (gpu or ""))
+    if layers is not None and any(apart):
+        raise typer.BadParameter(
+            "--layers tunes dyno twice on one device; it does not go with --engine, --ray, --pareto, "
+            "--resume, --storage or several GPUs"
+        )
     # All that is written is read before anything starts: a cluster takes half a minute.
     seconds, held = parse_duration(budget), held_settings(hold or [], engine)
     limit = usage(parse_bytes, vram) if vram is not None else None
@@ -201,7 +209,10 @@ def tune(
             request.placement = placement_of(virtual_device or [], limit, host_limit, devices[0])
         request.text = None if text is None or target.foreign else str(text.absolute())
         _state["measuring"] = True
-        result = run(request) if cluster is None else tune_on(cluster, request, workers)
+        if layers is not None:
+            result = run_on_slice(request, layers)
+        else:
+            result = run(request) if cluster is None else tune_on(cluster, request, workers)
     _print_result(result, request, as_json)
     if result.outcome.status == "interrupted":
         raise typer.Exit(130)

@@ -100,6 +100,14 @@ Vram = Annotated[
 Ram = Annotated[
     str | None, typer.Option(help="The CPU beside a device may hold so much by the engine's plan: 32GiB.")
 ]
+Layers = Annotated[
+    int | None,
+    typer.Option(
+        help="Tune on the first so many layers, with memory scaled, and confirm once on the whole model; "
+        "kernels are not chosen.",
+        min=1,
+    ),
+]
 VirtualDevices = Annotated[
     list[str] | None,
     typer.Option(

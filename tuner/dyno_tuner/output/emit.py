@@ -33,6 +33,7 @@ class Made:
     journal_sha256: str | None
     model_file: str
     date: datetime.date
+    slice: Mapping[str, Any] | None = None  # of the model, on which the values were found
 
 
 def profile_of(
@@ -189,6 +190,7 @@ def _evidence(outcome: Outcome, description: Description, made: Made) -> profile
         ),
         noise=_noise(list(outcome.noise.values()), outcome),
         journal=f"sha256:{made.journal_sha256}" if made.journal_sha256 else None,
+        slice=profiles.Slice(**made.slice) if made.slice else None,
     )
 
 

@@ -79,6 +79,8 @@ class Request:
     memory_limit: int | None = None  # bytes that the engine's plan may add up to
     force: bool = False  # measure although others use the CPUs
     placement: dict[str, Any] = field(default_factory=dict)  # of dyno: virtual_devices, vram and ram (bytes)
+    first: tuple[dict[str, Any], ...] = ()  # settings that race first
+    slice: dict[str, Any] | None = None  # of the model, on which a tune before has found them
 
 
 @dataclass(frozen=True)
@@ -362,7 +364,12 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
         if first:
             recorder.note("ordered", by="cost model", settings=first)
         tune = Tune(
-            recorder, space, options, incumbents=[*head["incumbents"], *first], shared=shared, pool=pool
+            recorder,
+            space,
+            options,
+            incumbents=[*request.first, *head["incumbents"], *first],
+            shared=shared,
+            pool=pool,
         )
         with validation.fitting(book.path, lambda: "" if recorder.performed else recorder.last):
             outcome = tune.run()
@@ -383,7 +390,7 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
             recorder.note("outcome", **record_of(outcome))
     made = Made(
         options.workload, options.seed, request.command, journal.sha256(book.path),
-        os.path.basename(request.model), datetime.datetime.now(datetime.UTC).date(),
+        os.path.basename(request.model), datetime.datetime.now(datetime.UTC).date(), request.slice,
     )  # fmt: skip
     profile = profile_of(outcome, description, made, rates)
     proven = bool(outcome.entries or outcome.kernels)

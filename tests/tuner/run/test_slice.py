@@ -1,0 +1,90 @@
+"""A tune on a slice of the layers: scaled memory, one confirmation, and evidence that says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dyno import profiles
+from dyno_tuner.cli.commands import app
+from dyno_tuner.core.errors import TuneError
+from dyno_tuner.core.protocol import Workload
+from dyno_tuner.execution.inline_executor import InlineExecutor
+from dyno_tuner.record.journal import load
+from dyno_tuner.run.session import Request, target_of
+from dyno_tuner.run.slice import narrowed, on_whole, run_on_slice
+from dyno_tuner.run.tune import Options
+from dyno_tuner.space.knobs import Knob
+from dyno_tuner.space.search_space import Space
+from dyno_tuner.targets.dyno.target import DynoTarget
+from typer.testing import CliRunner
+
+MODEL = Path(__file__).parents[2] / "data" / "tiny" / "llama-tiny.gguf"
+HELD = {"cpu_repack": True, "threads": 1, "threads_batch": 1}
+
+
+def request(tmp_path: Path, **given: Any) -> Request:
+    options = Options(
+        Workload(pp=64, tg=2), seed=1, max_trials=2, rounds=2, max_rounds=2, aa_processes=2, aa_measurements=1
+    )
+    made = {"ctx": 128, "out": tmp_path / "p.yaml", "quiet": True, "force": True, "held": dict(HELD), **given}
+    return Request(str(MODEL), options, **made)
+
+
+def inline(asked: Request) -> InlineExecutor:
+    return InlineExecutor(DynoTarget(**target_of(asked, "cpu", None)[1]))
+
+
+def test_a_slice_is_tuned_and_the_whole_confirms(tmp_path: Path) -> None:
+    opened: list[DynoTarget] = []
+
+    def watched(asked: Request) -> InlineExecutor:
+        opened.append(DynoTarget(**target_of(asked, "cpu", None)[1]))
+        return InlineExecutor(opened[-1])
+
+    result = run_on_slice(request(tmp_path, memory_limit=1 << 30), 1, watched)
+    evidence = result.profile.evidence
+    assert evidence is not None
+    assert evidence.slice is not None
+    assert (evidence.slice.layers, evidence.slice.of) == (1, 3)
+    assert 0 < evidence.slice.memory_share < 1
+    assert profiles.load_profile(result.path).evidence == evidence
+    assert [t._fixed.get("layers") for t in opened] == [None, 1]
+    # Both journals are kept, and no value of the slice stands in the profile unproven.
+    first = load(tmp_path / "p.yaml.slice.journal.jsonl").records[0]
+    assert first["held"]["layers"] == 1
+    assert first["memory_limit"] == pytest.approx((1 << 30) * evidence.slice.memory_share, rel=1e-3)
+    assert "layers" not in result.profile.settings
+    assert load(result.journal).records[0]["held"] == HELD
+
+
+def test_the_whole_has_more_layers_than_the_slice(tmp_path: Path) -> None:
+    with pytest.raises(TuneError, match="--layers 3: the model has 3; give 1 to 2"):
+        run_on_slice(request(tmp_path), 3, inline)
+
+
+def space(legal: Any = None) -> Space:
+    knobs = (
+        Knob("ubatch", (256, 512, 1024), 512),
+        Knob("n_cpu_moe", tuple(range(49)), 20),
+        Knob("offload_min_tokens", (0, 32, 64), 32, threshold_of="ubatch"),
+    )
+    return Space(knobs, legal)
+
+
+def test_counts_of_layers_grow_with_the_model() -> None:
+    found = on_whole({"ubatch": 1024, "n_cpu_moe": 1, "offload_min_tokens": 41}, space(), 4, 48)
+    assert found == {"ubatch": 1024, "n_cpu_moe": 12, "offload_min_tokens": 41}
+    # Of the whole model, one more layer has to stay on the CPU.
+    found = on_whole({"n_cpu_moe": 1}, space(lambda s: int(s["n_cpu_moe"]) >= 13), 4, 48)
+    assert found["n_cpu_moe"] == 13
+    narrow = narrowed(space(), {"ubatch": 1024, "n_cpu_moe": 20, "offload_min_tokens": 41})
+    assert {k.name: k.values for k in narrow.knobs} == {"ubatch": (512, 1024), "offload_min_tokens": (32, 41)}
+    assert all(k.threshold_of is None for k in narrow.knobs)
+
+
+def test_the_command_says_what_does_not_go_together() -> None:
+    done = CliRunner().invoke(app, ["--model", str(MODEL), "--layers", "1", "--pareto"])
+    assert done.exit_code == 2
+    assert "tunes dyno twice" in " ".join(done.output.replace("│", " ").split())

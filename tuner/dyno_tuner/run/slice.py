@@ -1,0 +1,145 @@
+"""A tune on a slice of the model's layers, confirmed once on the whole model.
+
+The slice has the same shapes and less of them, so each measurement is shorter and loads faster. The limits of
+memory are scaled by the bytes of the slice. What wins there races against the default on the whole model, and
+only what is proven in these rounds stands in the profile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import TuneError
+from ..execution.worker import WorkerExecutor
+from ..space.search_space import Space
+from .session import limit_memory, output_path, run, space_for, target_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ..core.executor import Executor
+    from ..core.protocol import Value
+    from .session import Request, Result
+
+SLICE_SHARE = 0.6  # of the budget; the rest confirms
+_ON_DEVICE: dict[str, Value] = {"placement": "", "cpu_moe": False, "n_cpu_moe": 0, "n_gpu_layers": -1}
+
+
+def run_on_slice(
+    request: Request, layers: int, executor_of: Callable[[Request], Executor] | None = None
+) -> Result:
+    """Tunes on the first `layers` layers and confirms the winner on all.
+
+    Args:
+        executor_of: makes the engine of a request; by default a worker process.
+
+    Raises:
+        TuneError: the model has no more layers than that, or as `session.run`.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dyno-slice-")))
+
+        def opened(asked: Request) -> Executor:
+            if executor_of is not None:
+                made = executor_of(asked)
+            else:
+                made = WorkerExecutor(*target_of(asked, asked.device, str(folder)))
+            stack.callback(made.close)
+            return made
+
+        whole = opened(request)
+        description = whole.describe()
+        of = int(description.model["layers"])
+        if not 1 <= layers < of:
+            raise TuneError(f"--layers {layers}: the model has {of}; give 1 to {of - 1}")
+        share = _bytes(whole, layers) / _bytes(whole, 0)
+        small = _scaled(request, layers, share, folder / "slice.yaml")
+        found = run(small, opened(small))
+        out = output_path(request, description)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(found.journal, out.with_name(out.name + ".slice.journal.jsonl"))
+        space, _ = limit_memory(description, request, whole, space_for(description, request))
+        winner = on_whole(found.outcome.settings, space, layers, of)
+        narrow = narrowed(space, winner)
+        seconds = round(found.outcome.seconds, 1)
+        budget = request.options.budget
+        final = replace(
+            request,
+            out=out,
+            first=(winner,),
+            slice={"layers": layers, "of": of, "memory_share": round(share, 4), "seconds": seconds},
+            options=replace(
+                request.options, kernels=False, max_trials=2,
+                budget=None if budget is None else budget * (1 - SLICE_SHARE),
+            ),
+        )  # fmt: skip
+        return run(final, whole, narrow)
+
+
+def _bytes(executor: Executor, layers: int) -> int:
+    size = executor.memory({**_ON_DEVICE, "layers": layers})
+    if size is None:
+        raise TuneError(f"--layers {layers}: the engine cannot run a slice of this model")
+    return size
+
+
+def _scaled(request: Request, layers: int, share: float, out: Path) -> Request:
+    """The request for the slice: less memory and time, no kernels."""
+
+    def less(size: int) -> int:
+        return max(1, math.ceil(size * share))
+
+    placement = {n: less(v) if n in ("vram", "ram") else v for n, v in request.placement.items()}
+    virtual = placement.get("virtual_devices")
+    if isinstance(virtual, dict):
+        placement["virtual_devices"] = {
+            name: {n: less(v) if n == "memory_mib" else v for n, v in one.items()}
+            for name, one in virtual.items()
+        }
+    budget = request.options.budget
+    return replace(
+        request,
+        out=out,
+        held={**request.held, "layers": layers},
+        placement=placement,
+        memory_limit=None if request.memory_limit is None else less(request.memory_limit),
+        options=replace(
+            request.options, kernels=False, budget=None if budget is None else budget * SLICE_SHARE
+        ),
+    )
+
+
+def on_whole(settings: Mapping[str, Value], space: Space, layers: int, of: int) -> dict[str, Any]:
+    """The winner of the slice in the space of the whole model: counts of layers grow with it. If it does not
+    fit there, more experts or layers go to the CPU until it does, or the default takes their place."""
+    found: dict[str, Any] = {k.name: settings.get(k.name, k.default) for k in space.knobs}
+    if "n_cpu_moe" in found:
+        found["n_cpu_moe"] = math.ceil(int(found["n_cpu_moe"]) * of / layers)
+    if int(found.get("n_gpu_layers", -1)) >= 0:
+        found["n_gpu_layers"] = int(found["n_gpu_layers"]) * (of + 1) // (layers + 1)
+    for _ in range(of + 1):
+        if space.allowed({**space.fixed, **found}):
+            return found
+        if int(found.get("n_cpu_moe", of)) < of:
+            found["n_cpu_moe"] += 1
+        elif int(found.get("n_gpu_layers", 0)) > 0:
+            found["n_gpu_layers"] -= 1
+        else:
+            break
+    return {**found, **{k.name: k.default for k in space.knobs if k.name in ("n_cpu_moe", "n_gpu_layers")}}
+
+
+def narrowed(space: Space, winner: Mapping[str, Value]) -> Space:
+    """The default and the winner of each knob, nothing else. Thresholds are solved already."""
+    knobs = [
+        replace(k, values=tuple(dict.fromkeys((k.default, winner[k.name]))), threshold_of=None, ordinal=False)
+        for k in space.knobs
+        if winner[k.name] != k.default
+    ]
+    return Space(knobs, space.allowed, space.fixed)
