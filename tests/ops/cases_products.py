@@ -291,6 +291,8 @@ def qkv_cases() -> Iterator[Case]:
 
     for dtype in (*FLOATS[1:], *SCALES):
         yield make(dtype, 1, (48, 16, 17), 512, norm=True, bias=True)
+        # Tiles of rows that end within a product, and tokens that fill no tile.
+        yield make(dtype, 37, (150, 40, 33), 1280, norm=False, bias=True)
     for pair in (
         "q2_k q3_k",
         "q2_k q4_k",

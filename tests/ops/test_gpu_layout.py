@@ -281,6 +281,23 @@ def test_a_ring_holds_two_stages_for_each_block_of_a_multiprocessor() -> None:
     assert refused("up_gate", type="q4_k", activation="silu") == ""
 
 
+def test_products_of_one_type_can_share_a_ring() -> None:
+    machine = {**H200, "shared_per_block_bytes": 227 << 10}
+    kinds = {"type": "q4_k", "type_k": "q4_k", "type_v": "q4_k"}
+    desc = {**kinds, "layout": "gpu", "m": 32, "n": 4096, "n_k": 1024, "n_v": 1024, "k": 4096}
+    config = {"variant": "wgmma_ring", "tokens": 32, "rows": 128, "parts": 2, "blocks": 1}
+    assert ops.supports("qkv", desc, config, machine) == (True, "")
+    for change, word in (
+        ({"type_v": "q6_k"}, "one type"),
+        ({"norm": True}, "norm"),
+        ({"m": 257}, "257 rows"),
+    ):
+        ok, why = ops.supports("qkv", {**desc, **change}, config, machine)
+        assert not ok
+        assert word in why
+    assert ops.default_config("qkv", desc, machine)["variant"] == "stream"
+
+
 def test_experts_have_no_wide_tiles() -> None:
     desc = {
         "type": "q4_0",

@@ -69,7 +69,9 @@ Cost cost(const QkvDesc& desc) {
   return {weights + m * (k + n) * 4, 2 * m * n * k};
 }
 
-size_t scratch_bytes(const QkvDesc&, const Config&) { return 0; }
+size_t scratch_bytes(const QkvDesc& desc, const Config& config) {
+  return cuda::choice_scratch_bytes(shape_of(desc), cuda::choice_of(kVariants, config));
+}
 
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const QkvDesc& desc, const QkvArgs& args, CudaStream& stream) {
@@ -95,7 +97,9 @@ void launch(const Config& config, const QkvDesc& desc, const QkvArgs& args, Cuda
                      .y_stride = args.y_stride[i]};
   }
   if (desc.norm) cuda::set_norm(p, args.norm);
-  cuda::run_stream(p, *other_type(desc), cuda::choice_of(kVariants, config), stream);
+  const cuda::Choice choice = cuda::choice_of(kVariants, config);
+  if (choice.kernel == cuda::Kernel::wgmma_ring) return cuda::run(choice, shape_of(desc), p, stream);
+  cuda::run_stream(p, *other_type(desc), choice, stream);
 }
 #endif
 

@@ -114,6 +114,10 @@ Support supports_gemm_ring(const Shape& s, const Choice& choice, const DeviceInf
   if (!has_block_codes(s.type)) {
     return Support::no(str_cat("wgmma_ring reads quantised weights, not ", dtype_name(s.type)));
   }
+  if (s.other && *s.other != s.type) {
+    return Support::no(
+        str_cat("wgmma_ring reads weights of one type, not of ", dtype_name(s.type), " and ", dtype_name(*s.other)));
+  }
   if (s.rows > kGemmRingMaxRows) {
     return Support::no(str_cat(s.rows, " rows: wgmma_ring takes at most ", kGemmRingMaxRows));
   }

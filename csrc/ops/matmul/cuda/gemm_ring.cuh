@@ -8,7 +8,7 @@
 // in registers, and wgmma multiplies them with x where it stands. With 256 rows of w the two warpgroups have different
 // rows; with 128 they share the tiles of a chunk. The blocks of a cluster share k; in the end each adds up the sums of
 // all of them for its share of the tokens, in the order of the blocks: the same bits however many multiprocessors there
-// are.
+// are. Several products of the same rows of x, all of one type, can be one launch: a block has rows of one of them.
 #pragma once
 
 #include "core/cuda/launch_cluster.h"
@@ -64,16 +64,41 @@ struct GemmRingPart {
   }
 };
 
+// The product whose rows this block has, and which of its tiles of rows.
+struct GemmRingProduct {
+  const uint8_t* w;
+  const float* bias;
+  float* y;
+  int64_t y_stride;
+  int n, row_tile;
+
+  template <bool kSeveral>
+  static __device__ __forceinline__ GemmRingProduct of(const Problem& p, int rows) {
+    GemmRingProduct out{p.w, p.bias, p.y, p.y_stride, p.n, static_cast<int>(blockIdx.y)};
+    if constexpr (kSeveral) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int tiles = (out.n + rows - 1) / rows;
+        if (p.more[i].n == 0 || out.row_tile < tiles) break;
+        const Part& next = p.more[i];
+        out = {next.w, next.bias, next.y, next.y_stride, next.n, out.row_tile - tiles};
+      }
+    }
+    return out;
+  }
+};
+
 // One warp: a lane for each stripe of w, and lane 0 for x.
 template <DType kType, int kTokens>
-__device__ __forceinline__ void gemm_ring_fill(const Problem& p, const TiledRows& format, const GemmRingShape& shape,
+__device__ __forceinline__ void gemm_ring_fill(const Problem& p, const GemmRingProduct& product,
+                                               const TiledRows& format, const GemmRingShape& shape,
                                                const GemmRingBarriers& barriers, const GemmRingPart& part, int matrix,
                                                uint32_t stages, int lane) {
   constexpr int kTiles = gemm_ring_tiles(kType);
-  const int stripes = shape.rows / kGpuRows, of_w = (p.n + kGpuRows - 1) / kGpuRows;
-  const int index = p.gated() ? (blockIdx.y * stripes + lane) / 2 : blockIdx.y * stripes + lane;
+  const int stripes = shape.rows / kGpuRows, of_w = (product.n + kGpuRows - 1) / kGpuRows;
+  const int index = p.gated() ? (product.row_tile * stripes + lane) / 2 : product.row_tile * stripes + lane;
   const bool mine = lane < stripes && index < of_w;
-  const uint8_t* w = (p.gated() && lane % 2 == 1 ? p.w_up : p.w) + matrix * p.w_stride +
+  const uint8_t* w = (p.gated() && lane % 2 == 1 ? p.w_up : product.w) + matrix * p.w_stride +
                      index * gpu_stripe_bytes(kType, p.k) + int64_t{part.begin} * gemm_ring_chunk_bytes(kType);
   const uint64_t policy = device::evict_first_policy();
   const auto weights = [&](int number, int stage) {
@@ -118,9 +143,10 @@ __device__ __forceinline__ void gemm_ring_add(uint32_t shared, const GemmRingSha
 }
 
 // This block's share of the tokens: `sums` of every block hold [planes][kTokens][sums_stride].
-template <int kTokens>
-__device__ __forceinline__ void gemm_ring_epilogue(const Problem& p, const TiledRows& format,
-                                                   const GemmRingShape& shape, int matrix, int rank, uint32_t sums) {
+template <int kTokens, bool kSeveral>
+__device__ __forceinline__ void gemm_ring_epilogue(const Problem& p, const GemmRingProduct& product,
+                                                   const TiledRows& format, const GemmRingShape& shape, int matrix,
+                                                   int rank, uint32_t sums) {
   const bool gated = p.gated();
   const int quads = gated ? shape.rows / 8 : shape.rows / 4, share = kTokens / shape.parts;
   const int first = blockIdx.x * kTokens, plane_bytes = kTokens * shape.sums_stride * 4;
@@ -128,8 +154,8 @@ __device__ __forceinline__ void gemm_ring_epilogue(const Problem& p, const Tiled
       reinterpret_cast<const float*>(p.x + format.scales_at()) + (matrix * format.token_tiles() + blockIdx.x) * kTokens;
   for (int item = threadIdx.x; item < share * quads; item += 32 * kGemmRingWarps) {
     const int column = rank * share + item / quads, quad = item % quads;
-    const int row = (blockIdx.y * quads + quad) * 4;
-    if (first + column >= p.rows || row >= p.n) continue;
+    const int row = (product.row_tile * quads + quad) * 4;
+    if (first + column >= p.rows || row >= product.n) continue;
     // Of a gated pair each warp has 16 rows of the gate before 16 of the other.
     const int from = gated ? quad / 4 * 32 + quad % 4 * 4 : quad * 4;
     const uint32_t at = sums + (column * shape.sums_stride + from) * 4;
@@ -137,11 +163,13 @@ __device__ __forceinline__ void gemm_ring_epilogue(const Problem& p, const Tiled
     gemm_ring_add(at, shape, plane_bytes, sum);
     if (gated) gemm_ring_add(at + kGpuRows * 4, shape, plane_bytes, up);
     const float scale = scales[column];
-    const int64_t to = matrix * p.y_batch_stride + (first + column) * p.y_stride + row;
+    const int64_t to = matrix * p.y_batch_stride + (first + column) * product.y_stride + row;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (row + i >= p.n) break;
-      if (gated) {
+      if (row + i >= product.n) break;
+      if constexpr (kSeveral) {
+        product.y[to + i] = fmaf(sum[i], scale, product.bias == nullptr ? 0.0f : product.bias[row + i]);
+      } else if (gated) {
         store_gated(p, 0, row + i, to + i, sum[i] * scale, up[i] * scale);
       } else {
         store_product(p, 0, row + i, to + i, sum[i] * scale);
@@ -152,7 +180,8 @@ __device__ __forceinline__ void gemm_ring_epilogue(const Problem& p, const Tiled
 
 #endif  // DYNO_DEVICE_WGMMA
 
-template <DType kType, int kTokens>
+// kSeveral: p.more holds further products.
+template <DType kType, int kTokens, bool kSeveral>
 __global__ void __launch_bounds__(kGemmRingThreads, kTokens == 64 ? 1 : 2)
     gemm_ring_kernel(const __grid_constant__ Problem p, const __grid_constant__ TiledRows format,
                      const __grid_constant__ GemmRingShape shape) {
@@ -166,14 +195,15 @@ __global__ void __launch_bounds__(kGemmRingThreads, kTokens == 64 ? 1 : 2)
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x >> 5), 0);  // known to be the warp's
   const int rank = device::block_of_cluster(), matrix = p.first_matrix + static_cast<int>(blockIdx.z) / shape.parts;
   const auto part = GemmRingPart::of<kType>(p.k, rank, shape.parts);
+  const auto product = GemmRingProduct::of<kSeveral>(p, shape.rows);
   if (threadIdx.x == 0) {
     const int pair = p.gated() ? 2 : 1, stripes = shape.rows / kGpuRows;
-    const int left = ((p.n + kGpuRows - 1) / kGpuRows) * pair - static_cast<int>(blockIdx.y) * stripes;
+    const int left = ((product.n + kGpuRows - 1) / kGpuRows) * pair - product.row_tile * stripes;
     barriers.init(shape.stages, min(stripes, left));
   }
   __syncthreads();  // barriers are there
   if (warp == kGemmRingWarps) {
-    gemm_ring_fill<kType, kTokens>(p, format, shape, barriers, part, matrix, stages, lane);
+    gemm_ring_fill<kType, kTokens>(p, product, format, shape, barriers, part, matrix, stages, lane);
     device::cluster_arrive();
     device::cluster_wait();
   } else {
@@ -231,7 +261,7 @@ __global__ void __launch_bounds__(kGemmRingThreads, kTokens == 64 ? 1 : 2)
     device::wait_for_previous();  // the epilogue reads scales and residual, and writes y
     device::cluster_arrive();
     device::cluster_wait();  // the sums of all blocks are written
-    gemm_ring_epilogue<kTokens>(p, format, shape, matrix, rank, stages);
+    gemm_ring_epilogue<kTokens, kSeveral>(p, product, format, shape, matrix, rank, stages);
   }
   device::cluster_arrive();
   device::cluster_wait();  // no block reads this one's shared memory any more
@@ -240,12 +270,15 @@ __global__ void __launch_bounds__(kGemmRingThreads, kTokens == 64 ? 1 : 2)
 
 template <DType kType, int kTokens>
 void gemm_ring_launch(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream) {
-  const auto kernel = gemm_ring_kernel<kType, kTokens>;
+  const bool several = p.more[0].n > 0;
+  const auto kernel = several ? gemm_ring_kernel<kType, kTokens, true> : gemm_ring_kernel<kType, kTokens, false>;
   DYNO_CUDA_CHECK(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.bytes)));
   DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));  // 16 blocks
   const int rows = p.gated() ? shape.rows / 2 : shape.rows;
-  const dim3 grid(static_cast<unsigned>(format.token_tiles()), static_cast<unsigned>((p.n + rows - 1) / rows),
+  int row_tiles = (p.n + rows - 1) / rows;
+  for (const Part& more : p.more) row_tiles += (more.n + rows - 1) / rows;
+  const dim3 grid(static_cast<unsigned>(format.token_tiles()), static_cast<unsigned>(row_tiles),
                   static_cast<unsigned>((p.last_matrix - p.first_matrix) * shape.parts));
   launch_dependent_cluster("matmul", kernel, grid, kGemmRingThreads, static_cast<unsigned>(shape.parts),
                            static_cast<size_t>(shape.bytes), stream, p, format, shape);

@@ -18,7 +18,7 @@ enum class Grouping : uint8_t {
   summed,   // the same, and y holds for each token the sum of its rows, each times its slot's weight (stream only)
 };
 
-// A product of its own over the same rows of x: stream only.
+// A product of its own over the same rows of x: stream, ring and wgmma_ring.
 struct Part {
   DType type = DType::f32;
   int32_t n = 0;
