@@ -371,7 +371,7 @@ def test_what_cannot_be(engine: dyno.Engine) -> None:
         ({"top_k": -2}, "top_k -2"),
         ({"top_p": 1.5}, "top_p 1.5"),
         ({"min_p": 2.0}, "min_p 2"),
-        ({"token": np.array([], np.int32)}, "no token"),
+        ({"token": np.array([], np.int32)}, "needs one token to feed"),
         ({"token": np.array([0, 1, n_vocab], np.int32)}, f"token {n_vocab} at index 2"),
     ):
         with pytest.raises(PlanError, match=message):
