@@ -382,8 +382,8 @@ def test_what_cannot_be(engine: dyno.Engine) -> None:
     zeros = np.zeros(2, np.float32)
     for uniform, forced, message in (
         (np.array([0.5, 1.0], np.float32), None, "uniform 1 "),
-        (zeros, np.array([0, n_vocab], np.int32), f"token {n_vocab}"),
-        (zeros, np.array([-2, 0], np.int32), "token -2"),
+        (zeros, np.array([0, n_vocab], np.int32), f"to feed is {n_vocab}"),
+        (zeros, np.array([-2, 0], np.int32), "to feed is -2"),
         (zeros, np.array([0], np.int32), "1 tokens to feed for 2 draws"),
     ):
         with pytest.raises(PlanError, match=message):
