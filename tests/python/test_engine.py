@@ -467,7 +467,7 @@ def test_a_plan_needs_no_weights(tiny_dir: Path) -> None:
         assert planned.plan["settings"]["ubatch"] == 7
         planned.set_context(ctx=32)
         assert planned.plan["kv_bytes"] < loaded.plan["kv_bytes"]
-        with pytest.raises(PlanError, match="planned"):
+        with pytest.raises(PlanError, match="has a plan but no weights"):
             planned.logits([1, 2, 3])
 
 

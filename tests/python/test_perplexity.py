@@ -154,16 +154,16 @@ def test_an_unfinished_reference_leaves_no_file(chunks: Any, tmp_path: Path) -> 
 def test_files_that_are_no_reference(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     path.write_bytes(content)
-    with pytest.raises(PlanError, match="no reference that dyno wrote"):
+    with pytest.raises(PlanError, match="is not a reference that dyno wrote"):
         ReferenceReader(path)
 
 
 def test_other_npz_files_are_no_reference(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", header=np.zeros(3), tokens=np.zeros((2, 8), np.int32))
-    with pytest.raises(PlanError, match="no reference that dyno wrote"):
+    with pytest.raises(PlanError, match="is not a reference that dyno wrote"):
         ReferenceReader(tmp_path / "x.npz")
     np.savez(tmp_path / "y.npz", a=np.zeros(3))
-    with pytest.raises(PlanError, match="no reference that dyno wrote"):
+    with pytest.raises(PlanError, match="is not a reference that dyno wrote"):
         ReferenceReader(tmp_path / "y.npz")
 
 
