@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dyno._draft_model import DraftModel, check_rewinds
-from dyno._drafts import DraftCounts, Drafter, Judge
+from dyno._drafts import DraftCounts, Drafter, Judge, Speculation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from dyno._drafts import Speculation
     from dyno._requests import Request
     from dyno.engine import Engine
 
-__all__ = ["Drafting"]
+__all__ = ["Drafting", "speculation_of"]
 
 _log = logging.getLogger("dyno.scheduler")
+
+
+def speculation_of(settings: Mapping[str, Any], draft: Engine | None = None) -> Speculation | None:
+    """The speculation that settings ask for; None for none.
+
+    Args:
+        settings: With `spec`, `spec_max` and `spec_min_p`, or without them.
+        draft: The smaller model, if there is one.
+    """
+    kind = settings.get("spec", "off")
+    if kind == "draft" and draft is None:
+        _log.warning("the setting spec is draft, but no smaller model was given: there are no drafts")
+    if kind == "off" or (kind == "draft" and draft is None):
+        return None
+    most, min_p = int(settings["spec_max"]), float(settings["spec_min_p"])
+    return Speculation(most, min_p, draft if kind == "draft" else None)
 
 
 class Drafting:

@@ -42,7 +42,9 @@ def usable_cores() -> int:
 
 
 def check_arguments(
-    arguments: Mapping[str, object], device_kind: str, kinds: Iterable[str] = ("load", "context", "session")
+    arguments: Mapping[str, object],
+    device_kind: str,
+    kinds: Iterable[str] = ("load", "context", "session", "scheduler"),
 ) -> dict[str, SettingValue]:
     """The arguments as settings.
 

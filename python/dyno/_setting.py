@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final, Literal
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-SettingValue = bool | int | str | list[str]
-Kind = Literal["build", "load", "context", "session"]
-ValueType = Literal["bool", "int", "choice", "rules"]
+SettingValue = bool | int | float | str | list[str]
+Kind = Literal["build", "load", "context", "session", "scheduler"]
+ValueType = Literal["bool", "int", "float", "choice", "rules"]
 Fidelity = Literal["exact", "rounding", "approx"]
 Moves = Literal["pp", "tg", "memory"]
 RanksBy = Literal["bandwidth", "tile", "cores"]
@@ -59,7 +59,8 @@ class Setting:
 
     name: str
     kind: Kind
-    """When it can be changed: another build, a reload of the weights, a new context, or between two calls."""
+    """When it can be changed: another build, a reload of the weights, a new context, between two calls, or
+    when a scheduler is opened."""
     type: ValueType
     doc: str
     """One sentence for `--help`, error messages and the reference page."""
@@ -68,9 +69,9 @@ class Setting:
     default_doc: str = ""
     """How the default is computed, where it is a function."""
     minimum: int = 0
-    """Least value of an `int`."""
+    """Least value of an `int` or a `float`."""
     maximum: int = MAX_TOKENS
-    """Greatest value of an `int`."""
+    """Greatest value of an `int` or a `float`."""
     choices: tuple[str, ...] = ()
     """Values of a `choice`."""
     foreign_choices: tuple[str, ...] = ()
@@ -107,6 +108,12 @@ class Setting:
             if not self.minimum <= value <= self.maximum:
                 return f"must be from {self.minimum} to {self.maximum}, not {value}"
             return None
+        if self.type == "float":
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                return f"must be a number, not {_show(value)}"
+            if not self.minimum <= value <= self.maximum:  # so is no value that is not a number
+                return f"must be from {self.minimum} to {self.maximum}, not {value}"
+            return None
         if self.type == "choice":
             choices = self.choices if engine == "dyno" else self.choices + self.foreign_choices
             if isinstance(value, str) and value in choices:
@@ -129,6 +136,8 @@ class Setting:
             )
         elif self.type == "int" and re.fullmatch(r"[+-]?[0-9]{1,18}", text):
             value = int(text)
+        elif self.type == "float" and re.fullmatch(r"[+-]?([0-9]{1,18}(\.[0-9]{0,18})?|\.[0-9]{1,18})", text):
+            value = float(text)
         elif self.type == "choice":
             value = text.lower()
         elif self.type == "rules":
@@ -142,7 +151,7 @@ class Setting:
         """The legal values in words."""
         if self.type == "bool":
             return "true, false"
-        if self.type == "int":
+        if self.type in ("int", "float"):
             unit = f" {self.unit}" if self.unit else ""
             return f"{self.minimum} to {self.maximum}{unit}"
         if self.type == "choice":

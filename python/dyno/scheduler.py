@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dyno._drafting import Drafting
+from dyno._drafting import Drafting, speculation_of
 from dyno._drafts import DraftCounts, Speculation
 from dyno._generate import finite, not_finite
 from dyno._prefixes import Prefixes
@@ -61,10 +61,10 @@ class Scheduler:
         engine: Open. No other scheduler may be open on it.
         max_waiting: Generations that may wait.
         step_tokens: Tokens of a step at most, of prompts and generations together; at least `sequences`.
-            None: the engine's `ubatch`.
+            None: the engine's setting `step_tokens`, and `ubatch` if that is 0.
         speculation: Draft tokens, from the n-grams of each text or with a smaller model, and check several in
-            one decode; None: do not. Texts stay the same, up to rounding. Drafts pause by themselves where
-            they lose.
+            one decode. Texts stay the same, up to rounding. Drafts pause by themselves where they lose. None:
+            as the engine's settings `spec`, `spec_max` and `spec_min_p` say, which is not at all by default.
         events: Hears of tokens and requests, for metrics.
 
     Raises:
@@ -90,7 +90,8 @@ class Scheduler:
         self._ctx = int(engine.settings["ctx"])
         if max_waiting < 0:
             raise PlanError(f"[scheduler] max_waiting is {max_waiting}; expected at least 0")
-        room = int(engine.settings["ubatch"]) if step_tokens is None else step_tokens
+        usual = int(engine.settings.get("step_tokens", 0)) or int(engine.settings["ubatch"])
+        room = usual if step_tokens is None else step_tokens
         if step_tokens is not None and step_tokens < self._sequences:
             raise PlanError(
                 f"[scheduler] step_tokens is {step_tokens}; expected at least one for each of the "
@@ -111,6 +112,7 @@ class Scheduler:
         )
         self._changed = threading.Condition()
         self._closing = False
+        speculation = speculation or speculation_of(engine.settings)
         self._drafting = None if speculation is None else Drafting(engine, speculation)
         self._events = events or SchedulerEvents()
         self._mean_s = 0.0

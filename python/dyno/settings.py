@@ -26,14 +26,15 @@ if len(SETTINGS) != len(TABLE):  # a duplicate would silently hide a row
 def settings_for(device_kind: str | None = None, engine: str = "dyno") -> list[Setting]:
     """The settings that do something on a kind of device (None: on any) under an engine, in table order.
 
-    For dyno itself these are the rows that the compiled engine takes: one that it does not know does nothing.
+    For dyno itself these are the rows that the compiled engine or the scheduler takes: another one does
+    nothing.
     """
     return [
         setting
         for setting in SETTINGS.values()
         if engine in setting.engines
         and applies_on(setting, device_kind, engine)
-        and (engine != "dyno" or setting.name in engine_defaults())
+        and (engine != "dyno" or setting.kind == "scheduler" or setting.name in engine_defaults())
     ]
 
 

@@ -10,6 +10,7 @@ from dyno import _selection, settings
 from dyno.errors import ProfileError
 from dyno.profiles import check_file, has_errors
 from dyno.profiles._fields import parse_tokens
+from dyno.profiles.io import dumps_profile, load_profile, loads_profile
 from profile_texts import CPU_TEXT
 
 if TYPE_CHECKING:
@@ -93,3 +94,21 @@ def test_settings_that_the_engine_lacks_fall_back_loudly_with_their_group(
     assert "settings.ubatch: engine default instead of 4096: its group g1 falls back" in told
     with pytest.raises(ProfileError, match="required"):
         _selection.select(path, model, cuda_profile, {}, device, require=True, force=True)
+
+
+def test_a_profile_carries_the_settings_of_a_scheduler(tmp_path: Path) -> None:
+    given = "settings:\n  step_tokens: {value: 64}\n  spec: {value: ngram}\n  spec_min_p: {value: 0.25}\n"
+    path = tmp_path / "p.yaml"
+    path.write_text(CPU_TEXT[: CPU_TEXT.index("settings:")] + given)
+    assert not has_errors(check_file(path))
+    profile = load_profile(path)
+    assert {name: entry.value for name, entry in profile.settings.items()} == {
+        "step_tokens": 64,
+        "spec": "ngram",
+        "spec_min_p": 0.25,
+    }
+    assert loads_profile(dumps_profile(profile)).settings == profile.settings
+    for wrong, words in (("1.5", "from 0 to 1"), ("true", "must be a number"), (".nan", "finite")):
+        text = CPU_TEXT[: CPU_TEXT.index("settings:")] + given.replace("0.25", wrong)
+        with pytest.raises(ProfileError, match=words):
+            loads_profile(text)

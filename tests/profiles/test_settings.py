@@ -53,6 +53,8 @@ def test_a_default_list_is_not_shared() -> None:
         ("cpu_repack", "off", False),
         ("cpu_repack", "TRUE", True),
         ("kv_type_k", "Q8_0", "q8_0"),
+        ("spec_min_p", "0.25", 0.25),
+        ("spec_min_p", "1", 1.0),
         ("placement", r"blk\.1.*=cpu,exps=cuda:1", [r"blk\.1.*=cpu", "exps=cuda:1"]),
     ],
 )
@@ -99,7 +101,7 @@ def test_the_table_and_the_compiled_engine_agree(kind: str) -> None:
     taken = engine_defaults()
     assert set(taken) <= {setting.name for setting in SETTINGS.values() if "dyno" in setting.engines}
     for setting in settings_for(kind):
-        if not callable(setting.default):
+        if not callable(setting.default) and setting.kind != "scheduler":  # those never reach the engine
             assert setting.default == taken[setting.name], setting.name
 
 

@@ -38,9 +38,16 @@ def test_defaults_that_follow_arguments() -> None:
 
 def test_kinds() -> None:
     settings = resolve({}, {}, "cpu", 64)
-    assert settings.of_kind("cpu", "session").keys() == {"ubatch", "threads", "threads_batch"}
-    assert settings.of_kind("cpu", "context").keys() == {"ctx", "sequences", "kv_type_k", "kv_type_v"}
-    assert settings.of_kind("cpu", "load").keys() == {"numerics", "cpu_isa", "cpu_repack", "mmap"}
+    some = {
+        "load": {"numerics", "cpu_isa", "cpu_repack", "mmap", "placement"},
+        "context": {"ctx", "sequences", "cache_tokens", "kv_type_k", "kv_type_v"},
+        "session": {"ubatch", "threads", "threads_batch"},
+        "scheduler": {"step_tokens", "spec", "spec_max", "spec_min_p"},
+    }
+    found = {kind: set(settings.of_kind("cpu", kind)) for kind in some}
+    for kind, names in some.items():
+        assert names <= found[kind]
+    assert sum(map(len, found.values())) == len(set().union(*found.values())) == len(settings)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from dyno.scheduler import Speculation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 PROMPTS = ["abcabcabcabcabc", "x = 1\n" * 6, "def main", "zz" * 20]
 
@@ -146,3 +147,29 @@ def test_counts_by_place() -> None:
 def test_impossible_values(wrong: dict[str, float]) -> None:
     with pytest.raises(PlanError, match=r"\[speculation\] spec_"):
         Speculation(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_engine_s_settings_say_how_tokens_are_drafted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = chat_model(tmp_path / "m.gguf")
+    settings = {"sequences": 2, "ctx": 64, "threads": 1, "step_tokens": 12, "spec_max": 3, "spec_min_p": 0.25}
+    with Engine(path, device="cpu", profile=None, spec="ngram", **settings) as engine:
+        with Scheduler(engine) as scheduler:
+            assert scheduler._room == 12
+            assert scheduler._drafting is not None
+            assert scheduler._drafting._speculation == Speculation(3, 0.25)
+        with Scheduler(engine, step_tokens=20, speculation=Speculation(5)) as scheduler:
+            assert scheduler._room == 20
+            assert scheduler._drafting is not None
+            assert scheduler._drafting._speculation == Speculation(5)
+        with pytest.raises(PlanError, match="spec: must be one of off, ngram, draft"):
+            Engine(path, spec="ngrams")
+        with pytest.raises(PlanError, match="'spec' is a scheduler setting"):
+            engine.set(spec="off")
+    with (
+        Engine(path, device="cpu", profile=None, spec="draft", threads=1, ctx=64) as engine,
+        Scheduler(engine) as scheduler,
+    ):
+        assert scheduler._drafting is None
+        assert "no smaller model was given" in caplog.text

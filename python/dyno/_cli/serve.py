@@ -58,7 +58,9 @@ def serve(
     step_tokens: Annotated[
         int | None,
         typer.Option(
-            "--step-tokens", help="Tokens of a step, of prompts and texts together; default: ubatch.", min=1
+            "--step-tokens",
+            help="Tokens of a step, of prompts and texts together; default: the profile's, or ubatch.",
+            min=1,
         ),
     ] = None,
     model_draft: Annotated[
@@ -72,18 +74,29 @@ def serve(
         typer.Option(
             "--spec",
             help="Drafts that one decode checks: ngram (of the text), draft (by --model-draft) or off. "
-            "Default: draft with --model-draft, else off.",
+            "Default: draft with --model-draft, else the profile's, or off.",
         ),
     ] = None,
     spec_max: Annotated[
-        int, typer.Option("--spec-max", "--draft-max", help="Tokens of a draft.", min=1, max=64)
-    ] = 8,
-    spec_min_p: Annotated[
-        float,
+        int | None,
         typer.Option(
-            "--spec-min-p", "--draft-p-min", help="A draft ends where it is less certain.", min=0, max=1
+            "--spec-max",
+            "--draft-max",
+            help="Tokens of a draft; default: the profile's, or 8.",
+            min=1,
+            max=64,
         ),
-    ] = 0.5,
+    ] = None,
+    spec_min_p: Annotated[
+        float | None,
+        typer.Option(
+            "--spec-min-p",
+            "--draft-p-min",
+            help="A draft ends where it is less certain; default: the profile's, or 0.5.",
+            min=0,
+            max=1,
+        ),
+    ] = None,
     max_body: Annotated[
         float, typer.Option("--max-body", help="Largest body of a request, in MiB.", min=0.001)
     ] = 8.0,
@@ -117,8 +130,9 @@ def serve(
     SIGTERM and Ctrl-C let running texts end.
     """
     state.verbosity(verbose)
-    spec = spec or ("off" if model_draft is None else "draft")
-    if spec not in ("off", "ngram", "draft"):
+    if spec is None and model_draft is not None:
+        spec = "draft"
+    if spec not in (None, "off", "ngram", "draft"):
         raise typer.BadParameter(f"--spec is {spec!r}; expected ngram, draft or off")
     if spec == "draft" and model_draft is None:
         raise typer.BadParameter("--spec is draft; pass the smaller model too: --model-draft FILE")
@@ -132,6 +146,10 @@ def serve(
         threads_batch=threads_batch,
         kv_type_k=kv_type_k,
         kv_type_v=kv_type_v,
+        step_tokens=step_tokens,
+        spec=spec,
+        spec_max=spec_max,
+        spec_min_p=spec_min_p,
     )
     chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
     chosen |= options.placement_arguments(
@@ -148,7 +166,7 @@ def serve(
     try:
         import uvicorn
 
-        from dyno.scheduler import Speculation
+        from dyno._drafting import speculation_of
         from dyno.server import Options, create_app
     except ImportError as error:
         raise ImportError(f"{error.name} is missing; pip install 'gguf-dyno[serve]'") from error
@@ -158,12 +176,9 @@ def serve(
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(Engine(path, where, **options.once(chosen, arguments)))
         give_default_sequences(engine)
-        speculation = None
-        if spec != "off":
-            draft = None
-            if model_draft is not None and spec == "draft":
-                draft = stack.enter_context(open_draft(model_draft, engine))
-            speculation = Speculation(spec_max, spec_min_p, draft)
+        draft = None
+        if model_draft is not None and engine.settings["spec"] == "draft":
+            draft = stack.enter_context(open_draft(model_draft, engine))
         template = None
         if chat_template is not None:
             template = engine.chat_template(chat_template)
@@ -175,8 +190,7 @@ def serve(
                 model=alias or path.stem,
                 api_key=api_key,
                 max_waiting=queue,
-                step_tokens=step_tokens,
-                speculation=speculation,
+                speculation=speculation_of(engine.settings, draft),
                 max_body_bytes=int(max_body * 2**20),
                 timeout_s=timeout,
                 template=template,

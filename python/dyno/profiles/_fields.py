@@ -185,6 +185,18 @@ def plain_value(value: Any) -> Any:
     return value
 
 
+def setting_value(value: Any) -> Any:
+    """As `plain_value`, but a setting may also be a number with a fraction; its row in the table decides."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise PydanticCustomError("profile", "must be a finite number")
+        return float(value)
+    items = value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(item, bool | int | str) for item in items):
+        raise PydanticCustomError("profile", "must be true or false, a number, text or a list of text")
+    return value
+
+
 def interval_problem(ratio: float | None, ci95: tuple[float, float] | None) -> str | None:
     """Why an interval cannot belong to a ratio."""
     if ci95 is None:

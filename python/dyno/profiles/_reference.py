@@ -203,6 +203,7 @@ _KINDS = {
     "load": "Load settings: changing one reads the weights again.",
     "context": "Context settings: changing one makes the KV cache again; the weights stay.",
     "session": "Session settings: free between two calls.",
+    "scheduler": "Scheduler settings: `dyno serve` and `Scheduler` take them when they start.",
 }
 
 

@@ -47,6 +47,8 @@ def _setting_schema(setting: Setting) -> dict[str, Any]:
         value = {"type": "boolean"}
     elif setting.type == "int":
         value = {"type": "integer", "minimum": setting.minimum, "maximum": setting.maximum}
+    elif setting.type == "float":
+        value = {"type": "number", "minimum": setting.minimum, "maximum": setting.maximum}
     elif setting.type == "choice":
         value = {"enum": [*setting.choices, *setting.foreign_choices]}
     else:

@@ -29,8 +29,8 @@ from dyno.profiles._fields import (
     Text,
     interval_problem,
     parse_tokens,
-    plain_value,
     problem,
+    setting_value,
 )
 from dyno.profiles.evidence import Evidence, Provenance
 from dyno.profiles.identity import CpuDevice, CudaDevice, Device, EngineIdentity, ModelIdentity
@@ -44,9 +44,10 @@ SCHEMA_VERSION = 1
 Value = Annotated[
     bool
     | Annotated[int, Field(ge=-(2**53), le=2**53)]
+    | Annotated[float, Field(ge=-1e15, le=1e15)]
     | Annotated[str, Field(max_length=512)]
     | Annotated[list[Annotated[str, Field(max_length=512)]], Field(max_length=256)],
-    BeforeValidator(plain_value),
+    BeforeValidator(setting_value),
 ]
 Moved = Literal["pp", "tg", "memory", "vram"]
 _MOVED_SCHEMA = {"enum": list(get_args(Moved))}

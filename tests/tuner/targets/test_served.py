@@ -113,8 +113,8 @@ def test_a_tune_of_a_load_writes_a_profile_that_a_server_takes(file: Path, tmp_p
     assert workload_of(profile) == WORK
     assert profile.evidence is not None
     assert set(profile.evidence.baseline) == {"tg6_served3"}
-    # `sequences` is the one that was searched, unless the budget ended before that.
-    assert set(profile.settings) <= {"sequences", *held}
+    # These were searched, unless the budget ended before that.
+    assert set(profile.settings) <= {"sequences", "step_tokens", *held}
     with Engine(file, device="cpu", profile=result.path) as engine:
         assert engine.settings.origins["ubatch"]  # the profile can be read and belongs to the model
 

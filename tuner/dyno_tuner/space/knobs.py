@@ -31,6 +31,7 @@ class Kind(enum.StrEnum):
     LOAD = "load"  # weights are read again
     CONTEXT = "context"  # KV cache is made again, weights stay
     SESSION = "session"  # free between two calls
+    SCHEDULER = "scheduler"  # taken when a load begins
 
 
 class Fidelity(enum.StrEnum):
@@ -290,15 +291,30 @@ def _thresholds(f: Facts) -> Sequence[Value]:
     return [0, *(1 << p for p in range(5, 14))]
 
 
+def _step_code(f: Facts) -> Callable[[Value, Settings], Hashable]:
+    """The tokens of a step, which 0 takes from the u-batch; it has room for every sequence in any case."""
+    return lambda value, settings: max(
+        int(value) or int(settings.get("ubatch", f.defaults.get("ubatch", 0))),
+        int(settings.get("sequences", f.defaults.get("sequences", 1))),
+    )
+
+
 def _sequences(f: Facts) -> Sequence[Value]:
     """Powers of two up to the clients at a time; more sequences have nothing to hold."""
     most = f.workload.served.concurrency if f.workload.served is not None else 1
     return sorted({1 << p for p in range(11) if 1 << p < most} | {most})
 
 
+def _steps(f: Facts) -> Sequence[Value]:
+    """0 for the u-batch, and powers of two from the sequences up to twice the largest u-batch."""
+    clients = f.workload.served.concurrency if f.workload.served is not None else 1
+    return [0, *(1 << p for p in range(5, 15) if 1 << p >= clients)]
+
+
 KNOBS: tuple[KnobSpec, ...] = (
     KnobSpec("sequences", _sequences, lambda f: f.workload.served is not None, "-np", "-np",
              code=lambda f: lambda value, settings: min(int(value), max(int(v) for v in _sequences(f)))),
+    KnobSpec("step_tokens", _steps, lambda f: f.workload.served is not None, None, None, code=_step_code),
     KnobSpec("ubatch", _ubatches, lambda f: f.workload.pp > 1, "-ub", "-ub", code=_ubatch_code),
     KnobSpec("n_cpu_moe", _expert_layers, _by_experts, "-ncmoe", "-ncmoe", code=_layers_code),
     KnobSpec("n_gpu_layers", _gpu_layers, _by_layers, "-ngl", "-ngl", code=_gpu_layers_code, ordinal=False),
