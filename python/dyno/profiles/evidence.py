@@ -101,10 +101,10 @@ class Noise(StrictModel):
         default=None, description="Relative spread between processes."
     )
     drift: Annotated[float, Field(ge=-10, le=10)] | None = Field(
-        default=None, description="Relative change of the anchor over the run."
+        default=None, description="Relative change of the baseline over the run."
     )
     voided: Count | None = Field(
-        default=None, description="Blocks that were repeated because the anchor moved."
+        default=None, description="Blocks that were repeated because the baseline moved."
     )
     n: PositiveCount | None = Field(default=None, description="Pairs of samples.")
 
@@ -168,7 +168,8 @@ class Environment(StrictModel):
         description="Measurements that were dropped because others used the CPUs meanwhile, and repeated.",
     )
     throttled: Count | None = Field(
-        default=None, description="Visits that were dropped because the GPU was throttled, and repeated."
+        default=None,
+        description="Measurements that were dropped because the GPU was throttled, and repeated.",
     )
     power_limited: Count | None = Field(
         default=None,

@@ -381,7 +381,7 @@ def test_time_that_is_reserved_ends_every_stage_before() -> None:
 
 
 def test_kernels_that_were_not_proven_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where no round could be run: with their gain in place and a budget that would do."""
+    """Also where no round could be run: with their gain in situ and a budget that would do."""
     surface = _with(null(), _op("a", "tg", 1.6, tg=1.3), _op("b", "tg", 1.6, tg=1.05))
     monkeypatch.setattr(Rounds, "affordable", lambda rounds, asked, seconds=0.0: False)
     outcome = Simulated(surface, 1, kernels=True, budget=150.0, max_trials=8).outcome

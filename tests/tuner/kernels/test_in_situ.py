@@ -21,7 +21,7 @@ from dyno_tuner.targets.simulated.target import SimulatedTarget, SimulationNoise
 if TYPE_CHECKING:
     from pathlib import Path
 
-TRUTH = {("matmul a", "late"), ("attention", "split")}  # of `overlap`: what gains in place
+TRUTH = {("matmul a", "late"), ("attention", "split")}  # of `overlap`: what gains in situ
 
 
 def _op(key: str, variant: str, alone: float, tg: float, **others: Any) -> SimulatedOp:
@@ -37,7 +37,7 @@ def _kernels(tuned: Simulated) -> set[tuple[str, str]]:
 
 
 def _tried(tuned: Simulated, key: str, variant: str) -> int:
-    """Visits in place with this kernel."""
+    """Measurements in situ with this kernel."""
     named = {"key": key, "tokens": "m1", "config": {"variant": variant}}
     return sum(name.startswith("kernels/in_place/") and named in kernels for name, kernels in tuned.visited)
 
@@ -154,7 +154,7 @@ def test_a_run_that_was_cut_while_screening_ends_as_one_that_was_not(tmp_path: P
         ]  # fmt: skip
         assert len(crashed) == 1
     note = again.profile.kernels["matmul a"]["m1"].note
-    assert note.startswith("screened in place: 1.0")
+    assert note.startswith("screened in situ: 1.0")
     assert "its launch alone: 0.9" in note
 
 

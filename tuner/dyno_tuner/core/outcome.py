@@ -33,18 +33,18 @@ class Screened:
 
     alone: Estimate | None = None  # of the launch by itself: time of the default / time of this one
     in_situ: Estimate | None = None  # of short runs of the engine, on top of what was chosen before it
-    together: int = 1  # kernels that were screened in place as one
+    together: int = 1  # kernels that were screened in situ as one
 
     @property
     def how(self) -> str:
-        return "alone" if self.in_situ is None else "in place"
+        return "alone" if self.in_situ is None else "in place"  # as journals have it
 
     def describe(self) -> str:
         """For the note of a profile."""
         said = []
         if self.in_situ is not None:
             others = f", {self.together} kernels as one" if self.together > 1 else ""
-            said.append(f"screened in place{others}: {_interval(self.in_situ)}")
+            said.append(f"screened in situ{others}: {_interval(self.in_situ)}")
         if self.alone is not None:
             said.append(f"its launch alone: {_interval(self.alone)}")
         return "; ".join(said)

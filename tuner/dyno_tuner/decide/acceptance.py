@@ -197,7 +197,7 @@ class Judge:
         return [point, *(self.space.without(point, n) for n in numbers if len(numbers) > 1)]
 
     def ablation_measurements(self, point: Point, rounds: int = 2) -> float:
-        """Visits that prove every entry of a point; two rounds are the least."""
+        """Measurements that prove every entry of a point; two rounds are the least."""
         numbers = self.space.entries(point)
         left_out = sum(len(self.moves(n)) for n in numbers) / len(self.weights) if len(numbers) > 1 else 0
         return rounds * measurements_in_round(2 + left_out)

@@ -113,7 +113,7 @@ class Contest:
         return [config for _, _, config in sorted(ranked, key=lambda r: r[:2])]
 
     def lost(self, config: Config, far: float) -> bool:
-        """Whether every config of its variant that was tried in place lost by more than `far`: others of it
+        """Whether every config of its variant that was tried in situ lost by more than `far`: others of it
         can wait."""
         variant = dict(config).get("variant")
         seen = [ratio for c, ratio in self.seen.items() if dict(c).get("variant") == variant]

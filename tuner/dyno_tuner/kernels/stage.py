@@ -69,7 +69,7 @@ class KernelStage:
     chosen: list[tuple[KernelOp, KernelChoice, Estimate]] = field(default_factory=list)
     alone: dict[Place, dict[Config, Estimate]] = field(default_factory=dict)  # first looks
     shares: dict[Place, float] = field(default_factory=dict)  # seconds of a pass that an op takes alone
-    planned: bool = False  # whether there is time to screen generation in place
+    planned: bool = False  # whether there is time to screen generation in situ
     won: dict[Place, Config] = field(default_factory=dict)  # alone, at the first look, of generation
     groups: int = 1  # that there is time to confirm
     in_situ: InSituScreen | None = None
@@ -147,13 +147,13 @@ class KernelStage:
         return min(keep, shared) if shared >= self._confirming(1) else keep
 
     def promise(self) -> float:
-        """Of what was seen in place, in log, by the weights."""
+        """Of what was seen in situ, in log, by the weights."""
         total = sum(self.weights.values())
         share = sum(w for m, w in self.weights.items() if kind_of(m) == "tg") / total
         return share * math.log(self.in_situ.sure) if self.in_situ is not None else 0.0
 
     def _sure(self, choice: Choice) -> bool:
-        """Whether generation gains in place more than the margin beyond doubt."""
+        """Whether generation gains in situ more than the margin beyond doubt."""
         metrics = [m for m in self.weights if kind_of(m) == "tg"]
         return self.in_situ is not None and self.in_situ.sure >= 1 + self.bar(self.count()).of(metrics)
 
@@ -348,7 +348,7 @@ class KernelStage:
     def _promise(self, kind: str, choice: Choice) -> tuple[float, float]:
         """The most that the choices for `kind` can gain, and the least worth a confirmation. Launches of a
         prompt run one after the other, so together they gain what each does of its share of a pass. Those of
-        a token overlap; what they gain shows in place, where there was time for that."""
+        a token overlap; what they gain shows in situ, where there was time for that."""
         metrics = [m for m in self.weights if kind_of(m) == kind]
         if not metrics:
             return 1.0, math.inf

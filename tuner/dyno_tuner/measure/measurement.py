@@ -60,8 +60,8 @@ def run_measurement(
     policy: MeasurementPolicy,
     context: OpContext,
 ) -> Measurement:
-    """Runs where the target lives, in the order of `metrics`. A TargetFailure becomes the visit's status;
-    anything else is for the caller."""
+    """Runs where the target lives, in the order of `metrics`. A TargetFailure becomes the status of
+    the measurement; other errors are for the caller."""
     started = target.clock()
     samples: list[Sample] = []
     warmup: list[Sample] = []

@@ -145,7 +145,7 @@ class Progress:
         elif kind == "kernels_dropped" and plain:
             self.say(f"  no time to confirm the kernels for {data['group']} as well")
         elif kind == "kernels_together" and plain:
-            verdict = f"{data['ratio']:.3f} × in place" if data["kept"] else "no gain in place"
+            verdict = f"{data['ratio']:.3f} × in situ" if data["kept"] else "no gain in situ"
             self.say(f"  {data['choices']} kernels of generation that won alone, tried together: {verdict}")
         elif kind == "kernel_trial" and plain:
             self._kernel_trial(data)
@@ -165,7 +165,7 @@ class Progress:
         if "status" in data:
             self.say(f"  {data['status']:<11} {what}: {data['message']}")
         elif data.get("kept"):
-            self.say(f"  {data['ratio']:.3f} × in place: {what}")
+            self.say(f"  {data['ratio']:.3f} × in situ: {what}")
 
     def _trial(self, data: Mapping[str, Any], plain: bool) -> None:
         self._trials = max(self._trials, int(data["number"]))

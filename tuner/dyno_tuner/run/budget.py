@@ -30,7 +30,7 @@ _ENDS = {
 
 NOISE = 1 / 3  # of the budget at most, for A/A: less than the rest of it proves nothing
 PROVING_MEASUREMENTS = 20  # the least budget: five for A/A, a block of the search, two rounds of five
-SCREENING = 0.23  # of the same time, for kernels: a third of it alone, the rest in place
+SCREENING = 0.23  # of the same time, for kernels: a third of it alone, the rest in situ
 MEASUREMENTS_A_START = 4  # the default and one other, there and back
 ROUNDS_LEARNED = 3  # until then a measurement of a round is taken to last as long as one of the default
 SEARCH_MEASUREMENTS = 60  # that a threshold, two dozen trials, finals and the proof of two entries take
@@ -167,7 +167,7 @@ class Schedule:
     def _before_kernels(self, budget: float) -> float:
         """Share of the budget after which kernels begin: early enough for two rounds of the whole profile,
         however long a measurement takes on a machine that is busy, for timing ops and for trying their
-        kernels in place. Half of it stays with the settings; where the other half would prove nothing, not
+        kernels in situ. Half of it stays with the settings; where the other half would prove nothing, not
         even about the kernels of one metric, all of it does."""
         end = _ENDS["kernels"][1]
         for kinds in (self._kinds, 1):

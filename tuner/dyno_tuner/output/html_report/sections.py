@@ -429,13 +429,13 @@ def _kernels(page: Page, run: Run, found: Verdict) -> None:
             body.append(table(["group", "#choices", "#ratio", "#95 % interval", "verdict"], groups))
         if choices:
             columns = [
-                "~op", "tokens", "~configuration", "screened", "#in place", "#95 % interval",
+                "~op", "tokens", "~configuration", "screened", "#in situ", "#95 % interval",
                 "#its launch alone", "#95 % interval",
             ]  # fmt: skip
             body.append(table(columns, choices))
         if trials:
             body += [
-                "<h3>Screened in place</h3>\n",
+                "<h3>Screened in situ</h3>\n",
                 soft("Short runs of the engine with this kernel on top of those kept before it, over the "
                      "same without it. The best of a block is measured again; those lines have an interval."),
                 table(["~op", "tokens", "~configuration", "#ratio", "#95 % interval", "verdict"], trials),
