@@ -1,6 +1,7 @@
 #include "runtime/cuda/turns.h"
 
-#include "core/cuda/check.h"
+#include "core/cuda/launch.h"
+#include "device/dependent.cuh"
 
 namespace dyno::runtime {
 namespace {
@@ -24,8 +25,9 @@ __device__ __forceinline__ void cross(const Crossings& rows) {
   }
 }
 
-// Both kernels are ordinary launches: what stands before them is over, and what stands behind them waits for them.
 __global__ void __launch_bounds__(kThreads) send_rows_kernel(const Crossings rows, uint32_t* count, uint32_t* seen) {
+  device::let_next_start();
+  device::wait_for_previous();
   cross(rows);
   if (seen == nullptr) return;
   __threadfence_system();  // each thread's rows are there before the count
@@ -38,6 +40,9 @@ __global__ void __launch_bounds__(kThreads) send_rows_kernel(const Crossings row
 
 __global__ void __launch_bounds__(kThreads)
     receive_rows_kernel(const Crossings rows, uint32_t* count, const uint32_t* ready) {
+  // The next launches take their places and load their weights while the CPU computes.
+  device::let_next_start();
+  device::wait_for_previous();
   if (ready != nullptr) {
     if (threadIdx.x == 0) {
       const uint32_t turn = ++*count;
@@ -54,13 +59,11 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void send_rows(const Crossings& rows, uint32_t* count, uint32_t* seen, CUstream_st* stream) {
-  send_rows_kernel<<<1, kThreads, 0, stream>>>(rows, count, seen);
-  DYNO_LAUNCH_CHECK("send_rows");
+  launch_dependent("send_rows", send_rows_kernel, 1, kThreads, 0, stream, rows, count, seen);
 }
 
 void receive_rows(const Crossings& rows, uint32_t* count, const uint32_t* ready, CUstream_st* stream) {
-  receive_rows_kernel<<<1, kThreads, 0, stream>>>(rows, count, ready);
-  DYNO_LAUNCH_CHECK("receive_rows");
+  launch_dependent("receive_rows", receive_rows_kernel, 1, kThreads, 0, stream, rows, count, ready);
 }
 
 }  // namespace dyno::runtime
