@@ -108,7 +108,9 @@ def measure(
     tell(f"{case.test} untouched")
     untouched = statistics.median(_once(engine, case, tokens) for _ in range(repetitions)) / 1e9
 
-    in_graph = not case.n_prompt and engine.device != "cpu" and bool(engine.settings["cuda_graphs"])
+    # A graph holds all ops of a token where one GPU computes them.
+    on_one_gpu = engine.device.startswith("cuda") and len(engine.plan["devices"]) == 1
+    in_graph = not case.n_prompt and on_one_gpu and bool(engine.settings["cuda_graphs"])
     if case.n_prompt:
         begin, times = case.depth, 1
         pieces = [tokens[begin:]]

@@ -34,6 +34,16 @@ def test_all_launches_of_a_prompt_are_counted() -> None:
     assert [op.seconds for op in found.ops] == sorted((op.seconds for op in found.ops), reverse=True)
 
 
+@pytest.mark.parametrize("case", [bench.BenchCase(8, 0, 0), bench.BenchCase(0, 3, 0)])
+def test_ops_of_several_devices_are_timed_one_by_one(case: bench.BenchCase) -> None:
+    with dyno.Engine(
+        TINY / "qwen3moe-tiny.gguf", "cpu:1", profile=None, ctx=64, threads=1, virtual_devices=1, cpu_moe=True
+    ) as engine:
+        found = bench_ops.measure(engine, case, {}, repetitions=1)
+    assert not found.in_graph
+    assert {op.family for op in found.ops} >= {"transfer", "moe_up_gate", "attention"}
+
+
 def test_attention_is_counted_with_its_history_and_its_window() -> None:
     key = "attention heads=4 kv_heads=2 dk=32 dv=32 k=f16 v=f16"
     desc = _core.ops.parse_key(key)[1]

@@ -1,0 +1,30 @@
+"""A list that takes turns between a GPU and the CPU: in which order its backends get it, without a GPU."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from build.conftest import Configure
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNTIME = ROOT / "csrc" / "runtime"
+
+
+def test_the_next_piece_of_the_gpu_is_started_before_the_turn(
+    tmp_path: Path, compiler: str, configure: Configure
+) -> None:
+    program = tmp_path / "turns"
+    generated = configure(GGML_CUDA="OFF").folder / "generated"
+    parts = [RUNTIME / "segment_executor.cpp", RUNTIME / "weight_stream.cpp"]
+    sources = [ROOT / "tests" / "build" / "turns.cpp", *parts]
+    command = [
+        compiler, "-std=c++20", "-O0", "-pthread", f"-I{ROOT / 'csrc'}", f"-I{generated}", *map(str, sources),
+        "-o", str(program),
+    ]  # fmt: skip
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout
