@@ -27,7 +27,7 @@ _LONGEST, _SHORTEST = 4, 2
 
 @dataclass(frozen=True)
 class Speculation:
-    """How a scheduler drafts tokens.
+    """The way in which a scheduler drafts tokens.
 
     Raises:
         PlanError: A value is impossible.
@@ -111,7 +111,7 @@ class DraftCounts:
 
 
 class Judge:
-    """Whether drafts pay: tokens per second of steps with them and without, side by side.
+    """The judge of whether drafts pay: tokens per second of steps with them and without, side by side.
 
     Speeds differ by the number of running texts, so each number, rounded down to a power of two, has a
     verdict of its own. Where drafts win, every 16th step goes without one. Where they lose, they pause for

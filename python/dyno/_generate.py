@@ -64,7 +64,8 @@ def not_finite(position: int, found: str = "") -> ModelError:
 
 
 class StopFilter:
-    """Passes text on until a stop string appears; holds back what may become the beginning of one."""
+    """A filter that passes text on until a stop string appears; it holds back what may become the beginning
+    of one."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         if isinstance(stop, (str, bytes)) or not isinstance(stop, Iterable):

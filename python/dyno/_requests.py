@@ -26,7 +26,7 @@ __all__ = ["Drawn", "Handling", "Request", "SchedulerEvents", "Step"]
 
 @dataclass(frozen=True)
 class Handling:
-    """How a generation is treated, beside its draws."""
+    """The treatment of a generation, beside its draws."""
 
     reuse: bool = True
     """Whether the sequence may go on from a prefix that the engine holds already."""

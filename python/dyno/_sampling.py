@@ -49,7 +49,7 @@ class DrawOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn from the logits. `temperature` 0 takes the most probable one.
+    """The settings by which a token is drawn from the logits. `temperature` 0 takes the most probable one.
 
     The settings from `typical_p` on need the logits on the host: on a GPU that costs time for each token.
     """
@@ -197,7 +197,7 @@ _ON_HOST = {
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """How probable a drawn token was under the model itself, before any setting."""
+    """The probability of a drawn token under the model itself, before any setting."""
 
     token: int
     logprob: float
@@ -206,7 +206,7 @@ class TokenLogprobs:
 
 
 class HostSampler:
-    """Draws the tokens of one generation from logits on the host, with every setting.
+    """The sampler of one generation: it draws tokens from logits on the host, with every setting.
 
     Args:
         sampling: The settings.

@@ -65,7 +65,7 @@ def root(
 
 
 class _Tune(typer.core.TyperCommand):
-    """Hands on what stands behind its name, also what a shell asks of it."""
+    """A command that hands on the words after its name, and the questions of a shell."""
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         """The completions of `tune` itself: options and subcommands."""

@@ -38,7 +38,7 @@ class PlanError(DynoError):
 
 
 class QueueFullError(DynoError):
-    """As many generations wait as may; the same request may succeed later.
+    """The queue is full: as many generations wait as may. The same request may succeed later.
 
     Args:
         message: With the numbers.

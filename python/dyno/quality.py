@@ -183,7 +183,7 @@ class Comparison:
 
 
 class Comparer:
-    """Collects a comparison block by block, for logits that do not fit in memory at once."""
+    """A comparison that is collected block by block, for logits that do not fit in memory at once."""
 
     def __init__(self) -> None:
         self._kld: list[NDArray[np.float64]] = []

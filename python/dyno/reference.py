@@ -34,7 +34,7 @@ _MAX_HEADER_BYTES = 1 << 16
 
 
 class ReferenceWriter:
-    """Writes a reference chunk by chunk; the file appears under its name when it is complete.
+    """A writer of a reference, chunk by chunk; the file appears under its name when it is complete.
 
     Args:
         path: File to write.

@@ -26,7 +26,7 @@ _SPM_SPACE = "▁"
 
 
 class Tokenizer:
-    """Encodes and decodes text with the vocabulary of one model.
+    """The tokenizer of one model: it encodes and decodes text with the vocabulary.
 
     The tables are built on first use, so that opening a file stays fast.
 

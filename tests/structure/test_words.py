@@ -124,3 +124,21 @@ def test_each_entry_of_a_release_is_one_short_line() -> None:
 
 def lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines()
+
+
+# First words of the docstring of a class that does not begin with what the class is.
+NOT_A_THING = re.compile(
+    r"(?:What|How|Where|Whether|Which|Of|As|Appends|Builds|Carries|Collects|Compares|Compiles|Draws|Encodes|Hands|Holds"
+    r"|Keeps|Lives|Makes|Measures|Passes|Runs|Sends|Solves|Sweeps|Takes|Turns|Watches|Writes)\b"
+)
+
+
+def test_the_docstring_of_a_class_begins_with_what_it_is() -> None:
+    found = []
+    for path in (
+        p for p in CODE if p.suffix == ".py" and p.relative_to(ROOT).parts[0] in ("python", "tuner")
+    ):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and NOT_A_THING.match(doc := ast.get_docstring(node) or ""):
+                found.append(f"{path.relative_to(ROOT)}: {node.name}: {doc.splitlines()[0]}")
+    assert not found, "\n".join(found)

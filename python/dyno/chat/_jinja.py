@@ -34,7 +34,7 @@ class Refused(TemplateError):
 
 
 class _OriginGenerator(CodeGenerator):
-    """Compiles the strings of a template to strings that know that they are the template's."""
+    """A compiler of the strings of a template to strings that know that they are the template's."""
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
         value = node.as_const(frame.eval_ctx)
@@ -73,7 +73,7 @@ class _Generation(Extension):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """Templates can't reach Python's internals or change what they were given."""
+    """An environment in which templates can't reach Python's internals or change what they were given."""
 
     code_generator_class = _OriginGenerator
     concat = staticmethod(joined)

@@ -80,7 +80,7 @@ def parser_for(template: str, prompt: str, tools: Sequence[Mapping[str, Any]] | 
 
 
 class AnswerParser:
-    """Turns the text of an answer, piece by piece, into its parts."""
+    """A parser that turns the text of an answer, piece by piece, into its parts."""
 
     words: tuple[str, ...] = ()
     """Names of control tokens that the parser wants to see; others are no part of an answer."""
@@ -102,7 +102,7 @@ class AnswerParser:
 
 
 class _Blanks:
-    """Holds back line ends and blanks until it is known whether anything follows them."""
+    """A filter that holds back line ends and blanks until it is known whether anything follows them."""
 
     def __init__(self) -> None:
         self._held = ""

@@ -215,7 +215,7 @@ def read_any(body: str, schemas: Schemas) -> list[ToolCall]:
 
 @dataclass(frozen=True)
 class CallMarks:
-    """How a model marks calls in its answer."""
+    """The marks of calls in a model's answer."""
 
     open: str
     close: str

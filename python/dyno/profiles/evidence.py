@@ -61,7 +61,7 @@ class Gain(StrictModel):
 
 
 class Quality(StrictModel):
-    """How far the answers are from the reference."""
+    """The distance of the answers from the reference."""
 
     reference: Text | None = Field(
         default=None, description="What was compared with, e.g. `numerics: exact`."
@@ -120,7 +120,7 @@ class Samples(StrictModel):
 
 
 class Routing(StrictModel):
-    """How the router of a mixture of experts used them while the profile was measured."""
+    """The use of experts by the router while the profile was measured."""
 
     source: Text | None = Field(default=None, description="Text, or `random tokens`.")
     tokens: Count | None = Field(default=None, description="Tokens of the batch that was counted.")
@@ -133,7 +133,8 @@ class Routing(StrictModel):
 
 
 class Crossing(StrictModel):
-    """Where one of two ways to compute the same takes over from the other: of one threshold setting."""
+    """The size at which one of two ways to compute the same takes over from the other: of one threshold
+    setting."""
 
     verdict: Literal["crossing", "always", "never", "tie"] = Field(
         description="The path below it wins up to some u-batch, at all of them, at none; or both tie."

@@ -31,7 +31,7 @@ MIN_SCORE = 0.3
 
 
 class Level(IntEnum):
-    """How a profile fits, worst first."""
+    """The levels at which a profile fits, worst first."""
 
     DEFAULT = 0
     """No profile: the engine's own defaults."""
@@ -72,7 +72,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class MatchResult:
-    """Which profile the runtime takes, and why."""
+    """The profile that the runtime takes, and the reason."""
 
     profile: Profile | None
     """None: the engine's defaults."""

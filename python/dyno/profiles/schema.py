@@ -169,7 +169,7 @@ class Match(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a profile was read from."""
+    """The file that a profile was read from."""
 
     path: str
     lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)

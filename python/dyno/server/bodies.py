@@ -113,7 +113,7 @@ class ResponseFormat(_Body):
 
 
 class ChatBody(DrawBody):
-    """Of POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=0)
@@ -146,7 +146,7 @@ class ChatBody(DrawBody):
 
 
 class CompletionBody(DrawBody):
-    """Of POST /v1/completions."""
+    """The body of POST /v1/completions."""
 
     prompt: str | list[int] | list[str] | list[list[int]] = Field(union_mode="left_to_right")
     max_tokens: int | None = Field(default=16, ge=0)
@@ -176,7 +176,7 @@ class CompletionBody(DrawBody):
 
 
 class EmbeddingBody(RequestBody):
-    """Of POST /v1/embeddings."""
+    """The body of POST /v1/embeddings."""
 
     input: str | list[int] | list[str] | list[list[int]] = Field(union_mode="left_to_right")
     encoding_format: Literal["float", "base64"] = "float"
@@ -208,7 +208,7 @@ def _several(given: str | list[int] | list[str] | list[list[int]]) -> list[str |
 
 
 class TokenizeBody(_Body):
-    """Of POST /tokenize."""
+    """The body of POST /tokenize."""
 
     content: str
     add_special: bool = False
@@ -216,7 +216,7 @@ class TokenizeBody(_Body):
 
 
 class DetokenizeBody(_Body):
-    """Of POST /detokenize."""
+    """The body of POST /detokenize."""
 
     tokens: list[int]
     special: bool = False

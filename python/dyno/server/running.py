@@ -36,7 +36,7 @@ class Writing(Protocol[Piece_co]):
 
 
 class Threads:
-    """As many threads as requests may be in work, so that no request waits for another's."""
+    """A pool of as many threads as requests may be in work, so that no request waits for another's."""
 
     def __init__(self, count: int) -> None:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="dyno-request")

@@ -32,7 +32,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Answers:
-    """How far a side is from the most exact answers of the first one (KLD in nats per token)."""
+    """The distance of a side from the most exact answers of the first one (KLD in nats per token)."""
 
     mean_kld: float
     max_kld: float

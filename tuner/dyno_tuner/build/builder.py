@@ -68,7 +68,7 @@ class BuildFailed(TuneError):
 
 @dataclass
 class Builder:
-    """Builds variants of one source tree.
+    """The builder of the variants of one source tree.
 
     Args:
         source: the copy of the sources.

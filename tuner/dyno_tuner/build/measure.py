@@ -105,7 +105,7 @@ class Loading:
 
 
 class Bench(Protocol):
-    """Measures builds. Methods raise TuneError."""
+    """The bench that measures builds. Methods raise TuneError."""
 
     workload: Workload
 
@@ -125,7 +125,7 @@ class Bench(Protocol):
 
 @dataclass
 class RealBench:
-    """Measures builds of dyno, or of another engine's tree, on one device.
+    """The bench for builds of dyno, or of another engine's tree, on one device.
 
     Args:
         engine: "dyno", "llama.cpp" or "ik_llama.cpp".

@@ -33,7 +33,7 @@ DEFAULT, ON, OFF, INERT, REFUSED = "default", "on", "off", "inert", "refused"
 
 
 class Builds(Protocol):
-    """Makes builds; `builder.Builder` is the real one."""
+    """The maker of builds; `builder.Builder` is the real one."""
 
     def configured(self, defines: Mapping[str, str], deadline: float = ...) -> Commands: ...
 

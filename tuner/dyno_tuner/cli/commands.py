@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
 
 class _Commands(typer.core.TyperGroup):
-    """Keeps what follows `--` from being read as a subcommand where an engine's command line is given, or
-    looks like one though `--engine` was forgotten, which is said then."""
+    """A group of commands that keeps what follows `--` from being read as a subcommand where an engine's
+    command line is given, or looks like one though `--engine` was forgotten, which is said then."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         before = args[: args.index("--")] if "--" in args else []

@@ -18,7 +18,7 @@ class JournalError(TuneError):
 
 
 class DisturbedError(TuneError):
-    """Others used the machine for so long that nothing could be measured."""
+    """The machine is disturbed: others used it for so long that nothing could be measured."""
 
 
 class TargetFailure(Exception):

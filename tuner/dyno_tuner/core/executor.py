@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Executor(Protocol):
-    """Carries operations out: in a worker process, or in this one for targets without state."""
+    """The executor of operations: in a worker process, or in this one for targets without state."""
 
     def describe(self) -> Description: ...
 

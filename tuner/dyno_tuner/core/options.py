@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementPolicy:
-    """How long one measurement lasts."""
+    """The length of one measurement."""
 
     prompts: int = 3  # kept samples of a metric, one for each prompt
     tolerance: float = 0.02  # a rise across the kept window that counts as "still warming up"
@@ -28,7 +28,7 @@ class MeasurementPolicy:
 
 @dataclass(frozen=True)
 class Options:
-    """How to tune. Everything here is part of the run's identity except the budget."""
+    """The options of a tune. Everything here is part of the run's identity except the budget."""
 
     workload: Workload
     budget: float | None = None  # seconds; None: as long as it takes

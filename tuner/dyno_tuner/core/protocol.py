@@ -23,7 +23,7 @@ Settings = Mapping[str, Value]
 
 
 class TrialStatus(enum.StrEnum):
-    """How a trial ended. Only `ok` has a score; none of the others is a slow trial."""
+    """The end of a trial. Only `ok` has a score; none of the others is a slow trial."""
 
     OK = "ok"
     INVALID = "invalid"  # the engine refuses these settings
@@ -79,7 +79,7 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class OpContext:
-    """Where in the run an operation stands. Of a real engine only the size of the check of answers depends on
+    """The place of an operation in the run. Of a real engine only the size of the check of answers depends on
     it; simulations draw their noise from it."""
 
     key: str  # unique in the run
@@ -194,7 +194,8 @@ class GroupQuality:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How far a configuration's answers are from the exact path's, with the routing pinned to that path's."""
+    """The distance of a configuration's answers from the exact path's, with the routing pinned to that
+    path's."""
 
     status: TrialStatus
     mean_kld: float = 0.0  # nats per token

@@ -335,7 +335,7 @@ def _affordable(tune: FinishedTune, steps: Sequence[Step]) -> list[Step]:
 
 
 class _Confirmed:
-    """Compares steps; where entries turn out not to be missed, again without them."""
+    """The comparison of steps; where entries turn out not to be missed, again without them."""
 
     def __init__(self, tune: FinishedTune, sizes: Sizes, steps: list[Step]) -> None:
         self._tune = tune

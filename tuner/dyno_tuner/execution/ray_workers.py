@@ -59,7 +59,7 @@ def import_ray() -> Any:
 
 
 class _Host:
-    """Lives on a node. Methods take and give plain values of this package."""
+    """An actor that lives on a node. Methods take and give plain values of this package."""
 
     def __init__(self, target: str, options: Mapping[str, Any], omp: str | None) -> None:
         # Ray sets it to the CPUs that it books for an actor, which limits no engine.

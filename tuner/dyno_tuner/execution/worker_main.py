@@ -99,7 +99,7 @@ def _with_place(error: OSError) -> str:
 
 
 class _Said(logging.Handler):
-    """Keeps warnings until the next answer takes them to the parent, which shows them."""
+    """A handler that keeps warnings until the next answer takes them to the parent, which shows them."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -33,7 +33,7 @@ class Taken(Generic[K]):
 
 @dataclass
 class BlockPlan(Generic[K]):
-    """How a block measures.
+    """The way in which a block measures.
 
     Args:
         baseline: measures the baseline; its argument is how often the block was void. None: it does not run.

@@ -106,7 +106,7 @@ class Load:
 
 
 class CpuWatch:
-    """Watches the CPUs that this process may use.
+    """The watch over the CPUs that this process may use.
 
     Args:
         needed: cores that a measurement needs; None: every usable one.

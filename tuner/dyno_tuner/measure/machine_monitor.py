@@ -237,7 +237,7 @@ class GpuWatch:
 
 
 class Machine:
-    """Watches the CPUs and, if there is one, the GPU of a run.
+    """The watch over the CPUs and, if there is one, the GPU of a run.
 
     Args:
         pci_bus_id: of the GPU; None for none.
@@ -268,7 +268,7 @@ class Machine:
 
 
 class Careful:
-    """Measures while the machine is watched, and repeats what does not count.
+    """A careful measurer: it measures while the machine is watched, and repeats what does not count.
 
     A window in which the GPU was throttled is dropped and measured again, as long as there is hope: a GPU
     that stays throttled is measured as it is, and said to be, and until it has recovered no time is spent on

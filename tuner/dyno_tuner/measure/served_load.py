@@ -77,7 +77,7 @@ class Figures:
 
 
 class Client(Protocol):
-    """Sends one request and reads its answer, in the thread that calls it."""
+    """A client that sends one request and reads its answer, in the thread that calls it."""
 
     def __call__(self, prompt: Sequence[int], tokens: int) -> Timing:
         """Raises LoadError."""
@@ -141,7 +141,8 @@ def other_clock() -> float:
 
 
 class HttpClient:
-    """Sends prompts to the completions of the public API, as dyno, llama-server and vLLM serve them.
+    """A client that sends prompts to the completions of the public API, as dyno, llama-server and vLLM serve
+    them.
 
     Args:
         address: `http://host:port`, with `/v1` or without.

@@ -33,7 +33,7 @@ STAGES = {
 
 
 class Progress:
-    """Takes the notes of the recorder; see `Recorder.on_note`.
+    """The live view, which takes the notes of the recorder; see `Recorder.on_note`.
 
     Args:
         label: what is tuned.

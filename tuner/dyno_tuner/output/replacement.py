@@ -22,7 +22,7 @@ NEW = ".new"
 
 @dataclass(frozen=True)
 class Written:
-    """Where a profile was written, and a line for people if an older one was there."""
+    """The place where a profile was written, and a line for people if an older one was there."""
 
     path: Path
     line: str = ""

@@ -168,7 +168,7 @@ def _lock(descriptor: int, path: Path) -> None:
 
 
 class Journal:
-    """Appends records; each is on the disk when `append` returns.
+    """A file of records; each is on the disk when `append` returns.
 
     A record that could not be written whole (a full disk) is taken back, so that the file ends with a whole
     line. Whoever has it open holds a lock on it, which the kernel gives back however the holder ends.

@@ -17,7 +17,8 @@ Rates = dict[str, dict[int, float]]  # of one measurement, by metric and prompt
 
 
 class NoiseStage:
-    """Measures the noise of the default, and with it the cost of a measurement and the margin of a gain."""
+    """The stage that measures the noise of the default, and with it the cost of a measurement and the margin
+    of a gain."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context

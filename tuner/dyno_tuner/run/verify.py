@@ -122,7 +122,7 @@ def units_of(profile: profiles.Profile, metrics: Sequence[str]) -> list[Unit]:
 
 
 class Verification(Tune):
-    """Measures `units` on whatever the recorder's executor runs. `verdicts` is complete when `run` is done.
+    """The measurement of `units` by the recorder's executor. `verdicts` is complete when `run` is done.
 
     Args:
         disturbed: others used the machine while the profile was written; nothing of it is kept.

@@ -41,7 +41,8 @@ class OutOfTimeError(Exception):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Where both paths of a threshold can be measured: points by size, first path and second path."""
+    """The sizes at which both paths of a threshold can be measured: points by size, first path and second
+    path."""
 
     tokens: tuple[int, ...]
     first: tuple[Point, ...]
@@ -49,7 +50,7 @@ class Sizes:
 
 
 class ThresholdStage:
-    """Solves one threshold after the other.
+    """The stage that solves one threshold after the other.
 
     `solved` holds the results, `seeds` the settings that raced best on the way.
     """

@@ -86,7 +86,7 @@ class RandomProposer:
 
 
 class CoordinateProposer:
-    """Sweeps one knob after the other from the best so far: what sweep scripts do. Ends after one pass."""
+    """A sweep of one knob after the other from the best so far, as scripts do it. Ends after one pass."""
 
     def __init__(self, space: Space) -> None:
         self._space = space

@@ -32,7 +32,7 @@ _CLOCK_KHZ, _SM_COUNT, _MEMORY_KHZ, _BUS_BITS, _L2_BYTES, _MAJOR, _MINOR = 13, 1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of a device, in a second."""
+    """The limits of a device, per second."""
 
     operations: float
     bytes: float
