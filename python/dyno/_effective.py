@@ -86,6 +86,7 @@ def resolve(
     n_ctx_train: int,
     latent_cache: bool = False,
     compute_capability: int = 0,
+    dense_quantised: bool = False,
     ubatch: Callable[[Mapping[str, Any]], int] | None = None,
 ) -> EffectiveSettings:
     """Every setting of a device with its value and origin.
@@ -97,6 +98,7 @@ def resolve(
         n_ctx_train: Context length that the model was made for, in tokens.
         latent_cache: Whether the KV cache holds the latents of multi-head latent attention.
         compute_capability: Of the GPU, times ten; 0 on a CPU.
+        dense_quantised: Whether the model has no experts, and most of its weights are quantised.
         ubatch: Gives the default u-batch for the load and context settings, where it depends on them.
     """
     values: dict[str, Any] = {}
@@ -119,6 +121,7 @@ def resolve(
                 threads=threads if isinstance(threads, int) else None,
                 latent_cache=latent_cache,
                 compute_capability=compute_capability,
+                dense_quantised=dense_quantised,
                 cuda_graphs=bool(engine_defaults().get("cuda_graphs", True)),
             )
             values[name], origins[name] = setting.default_value(given), "default"

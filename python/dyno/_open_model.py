@@ -15,7 +15,7 @@ from dyno._slots import Slots
 from dyno._ubatch import UsualUbatch
 from dyno.devices import resolve_device
 from dyno.errors import DeviceError, DynoError, PlanError
-from dyno.settings import has_latent_cache
+from dyno.settings import has_latent_cache, is_dense_quantised
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,6 +88,7 @@ class OpenModel:
         self._n_vocab = int(model["n_vocab"])
         self._file_pooling = file_pooling(file.get(f"{model['architecture']}.pooling_type"))
         self._latent_cache = has_latent_cache(model)
+        self._dense_quantised = is_dense_quantised(model)
         self._arguments = arguments
         self._usual_ubatch = UsualUbatch(file, self._device.info, self.device)
         self._selection = _selection.select(
@@ -281,6 +282,7 @@ class OpenModel:
             self._n_ctx_train,
             self._latent_cache,
             int(self._device.info.get("compute_capability", 0)),
+            self._dense_quantised,
             self._usual_ubatch,
         )
 

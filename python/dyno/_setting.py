@@ -45,6 +45,8 @@ class DefaultsFor:
     """Value of the setting `threads` where the caller gave one."""
     latent_cache: bool = False
     """The KV cache holds the latents of multi-head latent attention."""
+    dense_quantised: bool = False
+    """The model has no experts, and most of its weights are quantised."""
     compute_capability: int = 0
     """Of the GPU, times ten; 0: unknown, or a CPU."""
     ubatch: int = 512

@@ -17,6 +17,13 @@ HOPPER: Final = 90
 """Compute capability times ten. Its kernels for few tokens share k among blocks, and 9 tokens fill them."""
 
 
+def _matvec_tokens(given: DefaultsFor) -> int:
+    """From 4 tokens on the ring is faster than the streaming path; experts stay fused up to 8."""
+    if given.compute_capability != HOPPER:
+        return 16
+    return 3 if given.dense_quantised else 8
+
+
 def _kv_default(given: DefaultsFor) -> str:
     # One latent row stands for the keys and values of all heads, so its rounding costs more than that of a
     # head's own row, and the whole cache of such a model is a tenth of an ordinary one.
@@ -344,8 +351,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "session",
         "int",
         "Dense products of at most this many tokens of the u-batch take the streaming matrix-vector path.",
-        default=lambda given: 8 if given.compute_capability == HOPPER else 16,
-        default_doc="8 on Hopper GPUs, else 16",
+        default=_matvec_tokens,
+        default_doc="on Hopper GPUs 3 for dense models with quantised weights and 8 for others, else 16",
         maximum=1 << 16,
         unit="tokens",
         devices=CUDA,

@@ -61,6 +61,16 @@ def has_latent_cache(model: Mapping[str, Any]) -> bool:
     return any(layer["attention"]["kind"] == "mla" for layer in model["layers"])
 
 
+def is_dense_quantised(model: Mapping[str, Any]) -> bool:
+    """Whether a model has no experts and most of its weights are quantised.
+
+    Args:
+        model: As `dyno._core.describe_model()` gives it.
+    """
+    floats = sum(share for name, share in model["types"].items() if name in ("f32", "f16", "bf16"))
+    return int(model["moe_layers"]) == 0 and floats < 0.5
+
+
 def unknown_setting(name: str, device_kind: str | None = None, engine: str = "dyno") -> str:
     """The message for a name that `settings_for` does not hold: what is wrong and the nearest valid name."""
     known = [setting.name for setting in settings_for(device_kind, engine)]
@@ -88,6 +98,7 @@ __all__ = [
     "closest",
     "engine_defaults",
     "has_latent_cache",
+    "is_dense_quantised",
     "settings_for",
     "suggestion",
     "unknown_setting",

@@ -36,6 +36,10 @@ def test_defaults_that_depend_on_machine_and_model() -> None:
     assert (values["threads"], values["threads_batch"]) == (6, 3)
     assert (values["ctx"], values["kv_type_k"]) == (2048, "f32")
     assert SETTINGS["ctx"].default_value(DefaultsFor(n_ctx_train=131072)) == 4096
+    matvec = SETTINGS["matvec_max_tokens"]
+    assert matvec.default_value(DefaultsFor(compute_capability=80, dense_quantised=True)) == 16
+    assert matvec.default_value(DefaultsFor(compute_capability=90)) == 8
+    assert matvec.default_value(DefaultsFor(compute_capability=90, dense_quantised=True)) == 3
     assert SETTINGS["threads_batch"].default_value(DefaultsFor(cores=6)) == 6
 
 

@@ -27,7 +27,7 @@ from dyno.errors import (
     ModelError,
     OutOfMemoryError,
 )
-from dyno.settings import DefaultsFor, engine_defaults, has_latent_cache, settings_for
+from dyno.settings import DefaultsFor, engine_defaults, has_latent_cache, is_dense_quantised, settings_for
 
 from ...core.errors import TargetFailure, TargetLost, TargetUnusable
 from ...core.protocol import (
@@ -124,10 +124,10 @@ class DynoTarget(Target):
             raise TargetUnusable(str(error)) from error
         limit = int(self._model.get("n_ctx_train") or 4096)
         self._ctx = min(ctx or min(limit, 4096), limit)
-        given = DefaultsFor(
-            cores=usable_cores(), n_ctx_train=limit, latent_cache=has_latent_cache(self._model),
-            cuda_graphs=bool(engine_defaults().get("cuda_graphs", True)),
-        )  # fmt: skip
+        given = DefaultsFor(cores=usable_cores(), latent_cache=has_latent_cache(self._model),
+            n_ctx_train=limit, compute_capability=int(self._device.get("compute_capability", 0)),
+            dense_quantised=is_dense_quantised(self._model),
+            cuda_graphs=bool(engine_defaults().get("cuda_graphs", True)))  # fmt: skip
         self._prompts = Prompts(model, int(self._model["n_vocab"]), text)
         self._kinds = {s.name: s.kind for s in settings_for(self._kind)}
         self._defaults = {s.name: one_word(s.default_value(given)) for s in settings_for(self._kind)}
