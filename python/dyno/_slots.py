@@ -123,12 +123,12 @@ class Slots:
             if start + len(tokens) > ctx:
                 raise PlanError(
                     f"[engine] {len(tokens)} tokens from position {start} do not fit into ctx={ctx}; "
-                    + larger_ctx(ctx, n_ctx_train)
+                    + larger_ctx(start + len(tokens), n_ctx_train)
                 )
 
 
-def larger_ctx(ctx: int, n_ctx_train: int) -> str:
-    """Advice for tokens that do not fit into `ctx`: a larger one, where the model allows it."""
-    if ctx < n_ctx_train:
-        return f"open the engine with a larger ctx (the model was made for {n_ctx_train})"
-    return f"no larger ctx is possible: the model was made for {n_ctx_train} positions"
+def larger_ctx(count: int, n_ctx_train: int) -> str:
+    """Advice for tokens that do not fit: the ctx that holds `count`, where the model allows it."""
+    if count <= n_ctx_train:
+        return f"open the engine with ctx={count} or more (the model was made for {n_ctx_train})"
+    return f"no ctx holds them: the model was made for {n_ctx_train} positions"

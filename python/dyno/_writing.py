@@ -48,7 +48,7 @@ def prompt_tokens(engine: Engine, prompt: str | Sequence[int], parse_special: bo
         raise PlanError("[generate] the prompt is empty and the model has no BOS token to start from")
     ctx = int(engine.settings["ctx"])
     if len(tokens) > ctx:
-        advice = larger_ctx(ctx, engine._n_ctx_train)
+        advice = larger_ctx(len(tokens), engine._n_ctx_train)
         raise PlanError(f"[generate] the prompt has {len(tokens)} tokens, ctx is {ctx}; {advice}")
     return tokens
 

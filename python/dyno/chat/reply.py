@@ -78,7 +78,7 @@ class Reply:
         if not self.prompt:
             raise PlanError(f"[chat] the template {template.name} gives an empty prompt")
         if len(self.prompt) > ctx:
-            advice = larger_ctx(ctx, engine._n_ctx_train)
+            advice = larger_ctx(len(self.prompt), engine._n_ctx_train)
             raise PlanError(f"[chat] the conversation has {len(self.prompt)} tokens, ctx is {ctx}; {advice}")
         most = ctx - len(self.prompt) + 1
         self._limit = most if max_tokens is None else min(most, count_of("max_tokens", max_tokens))
