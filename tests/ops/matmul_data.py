@@ -142,6 +142,8 @@ def gated(activation: str, gate: Doubles, up: Doubles) -> Doubles:
         return sigmoid(gate) * gate * up
     if activation == "gelu_tanh":
         return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+    if activation == "relu":
+        return np.maximum(gate, 0) * up
     clipped = np.minimum(gate, 7)
     return clipped * sigmoid(1.702 * clipped) * (np.clip(up, -7, 7) + 1)
 

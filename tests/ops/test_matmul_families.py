@@ -11,8 +11,10 @@ from dyno.errors import PlanError
 
 from ops.harness import Case, expect_close, isas, launch
 from ops.matmul_data import (
+    CODED,
     FLOATS,
     QUANTISED,
+    VALUES,
     activations,
     block,
     gated,
@@ -52,10 +54,10 @@ def sweep(
 
 
 def k_of(type_name: str) -> int:
-    return {256: 512, 32: 160, 1: 75}[block(type_name)]
+    return {256: 512, 128: 384, 64: 192, 32: 160, 1: 75}[block(type_name)]
 
 
-@pytest.mark.parametrize("type_name", QUANTISED + FLOATS)
+@pytest.mark.parametrize("type_name", QUANTISED + CODED + VALUES + FLOATS)
 def test_up_gate(type_name: str) -> None:
     rng = np.random.default_rng(11)
     k = k_of(type_name)
@@ -63,7 +65,7 @@ def test_up_gate(type_name: str) -> None:
         gate, gate_values = weights(rng, type_name, n, k)
         up, up_values = weights(rng, type_name, n, k)
         bias_gate, bias_up = rng.standard_normal((2, n)).astype(np.float32)
-        activation = ACTIVATIONS[(index + len(type_name)) % 3]
+        activation = ACTIVATIONS[(index + len(type_name)) % len(ACTIVATIONS)]
         for act in activations(type_name):
             x, values, _ = prepare(rng, act, m, k)
             want = gated(activation, values @ gate_values.T + bias_gate, values @ up_values.T + bias_up)
@@ -109,7 +111,7 @@ def routes(rng: np.random.Generator, m: int, used: int, kind: str) -> np.ndarray
     return np.stack([rng.permutation(pool)[:used] for _ in range(m)]).astype(np.int32)
 
 
-@pytest.mark.parametrize("type_name", QUANTISED + FLOATS)
+@pytest.mark.parametrize("type_name", QUANTISED + CODED + VALUES + FLOATS)
 def test_products_by_expert(type_name: str) -> None:
     rng = np.random.default_rng(12)
     k, used = k_of(type_name), 2
