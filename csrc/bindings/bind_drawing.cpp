@@ -117,6 +117,18 @@ nb::object decode_hidden(PySession& self, const Sequences& sequences, std::strin
   });
 }
 
+nb::object draft(PySession& self, int32_t token, int32_t slot) {
+  return self.with([&](runtime::Session& session) {
+    const auto n_vocab = static_cast<size_t>(session.model().n_vocab);
+    auto logits = std::make_unique_for_overwrite<float[]>(n_vocab);
+    {
+      const nb::gil_scoped_release release;
+      session.draft(slot, token, logits.get());
+    }
+    return owned_array(std::move(logits), {n_vocab});
+  });
+}
+
 }  // namespace
 
 void bind_drawing(nb::module_& m, nb::class_<PySession>& session) {
@@ -164,6 +176,19 @@ void bind_drawing(nb::module_& m, nb::class_<PySession>& session) {
               "Appends tokens (int32) to sequences and returns the rows that the output matrix would read, after the "
               "last norm: float32 [rows, n_embd]. rows: all, or last (of each sequence). Logits are not computed. "
               "Raises PlanError.");
+  session
+      .def_prop_ro(
+          "draft_blocks",
+          [](PySession& s) { return s.with([](const runtime::Session& real) { return real.model().draft_blocks; }); },
+          "Blocks of the file that predict further tokens (MTP).")
+      .def(
+          "load_draft_head", [](PySession& s) { s.change([](runtime::Session& real) { real.load_draft_head(); }); },
+          "Loads the first of those blocks, for draft(). Raises UnsupportedError where there is none, or a GPU takes "
+          "part.")
+      .def("draft", &draft, "token"_a, "slot"_a = 0,
+           nb::sig("def draft(self, token: int, slot: int = 0) -> numpy.typing.NDArray[numpy.float32]"),
+           "Logits float32 [n_vocab] of the token behind `token`, which is about to follow the sequence and is not "
+           "decoded by this. Raises PlanError.");
   nb::class_<PyGeneration>(
       m, "Generation",
       "Tokens that a session draws one after the other; made by Session.generation(). On a GPU the next two are "

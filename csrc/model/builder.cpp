@@ -14,7 +14,7 @@ constexpr int64_t kMaxDimension = int64_t{1} << 31;
 
 }  // namespace
 
-Builder::Builder(const GgufFile& file, ModelDesc& model_out) : model(model_out), file_(file) {}
+Builder::Builder(const GgufFile& file, ModelDesc& model_out, Part part) : model(model_out), file_(file), part_(part) {}
 
 std::string Builder::key(std::string_view name) const { return str_cat(model.architecture, ".", name); }
 std::string Builder::blk(int64_t layer, std::string_view what) { return str_cat("blk.", layer, ".", what); }
@@ -249,7 +249,9 @@ void Builder::common(const CommonFacts& facts) {
   const int64_t next_token = integer_or("nextn_predict_layers", 0);
   DYNO_CHECK(ModelError, next_token < blocks, "[model] ", key("nextn_predict_layers"), " is ", next_token,
              "; expected fewer than the ", blocks, " blocks of the model");
-  m.n_layers = blocks - next_token;
+  trunk_layers_ = blocks - next_token;
+  m.draft_blocks = next_token;
+  m.n_layers = is_head() ? 1 : trunk_layers_;
   m.layers.resize(static_cast<size_t>(m.n_layers));
   m.n_embd = integer("embedding_length", 1);
   m.n_ctx_train = integer("context_length", 1);
@@ -257,6 +259,7 @@ void Builder::common(const CommonFacts& facts) {
   DYNO_CHECK(ModelError, m.norm_eps > 0 && m.norm_eps < 1, "[model] ", key(facts.eps), " is ", m.norm_eps,
              "; expected a number between 0 and 1");
 
+  if (is_head()) return head_facts();
   const TensorInfo* table = file_.find_tensor("token_embd.weight");
   DYNO_CHECK(ModelError, table != nullptr, "[model] tensor token_embd.weight is missing");
   m.n_vocab = table->dims[1];
@@ -272,6 +275,37 @@ void Builder::common(const CommonFacts& facts) {
     m.output = matrix("output.weight", m.n_vocab, m.n_embd);
   }
   m.output_bias = vector_optional("output.bias", m.n_vocab);
+}
+
+std::vector<Builder::Block> Builder::blocks() {
+  std::vector<Block> out;
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    out.push_back({model.layers[i], is_head() ? trunk_layers_ : static_cast<int64_t>(i)});
+  }
+  return out;
+}
+
+// Files may leave out the head's own embedding and output: they are the model's then.
+void Builder::head_facts() {
+  ModelDesc& m = model;
+  DYNO_CHECK(UnsupportedError, m.draft_blocks > 0, "[model] the file has no block that predicts a further token (",
+             key("nextn_predict_layers"), " is 0), so there is no head to draft with");
+  const auto own = [&](std::string_view what) { return blk(trunk_layers_, str_cat("nextn.", what, ".weight")); };
+  const auto own_or = [&](std::string_view what, const std::string& shared) {
+    return has_tensor(own(what)) ? own(what) : shared;
+  };
+  const std::string table = own_or("embed_tokens", "token_embd.weight");
+  DYNO_CHECK(ModelError, has_tensor(table), "[model] tensor ", table, " is missing");
+  m.n_vocab = rows_of(table);
+  m.token_embd = matrix(table, m.n_vocab, m.n_embd);
+  m.weights.back().table = true;
+  m.output_norm = vector(own("shared_head_norm"), m.n_embd);
+  m.tied_output = !has_tensor(own("shared_head_head")) && !has_tensor("output.weight");
+  m.output =
+      matrix(own_or("shared_head_head", m.tied_output ? "token_embd.weight" : "output.weight"), m.n_vocab, m.n_embd);
+  m.draft_input = DraftInput{.embd_norm = vector(own("enorm"), m.n_embd),
+                             .hidden_norm = vector(own("hnorm"), m.n_embd),
+                             .projection = matrix(own("eh_proj"), m.n_embd, 2 * m.n_embd)};
 }
 
 RopeSpec Builder::rope(bool neox, int64_t rotary_dims) {
@@ -478,6 +512,7 @@ void Builder::moe_ffn(FfnSpec& f, int64_t i, const MoeFacts& facts) {
 
 void Builder::finish() {
   for (const TensorInfo& tensor : file_.tensors()) {
+    if (is_head()) break;  // of the trunk
     if (!used_.contains(tensor.name)) model.unused_tensors.emplace_back(tensor.name);
   }
 }

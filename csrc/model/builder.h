@@ -17,7 +17,7 @@ inline constexpr int64_t kMaxStateHead = 512, kMaxConvTaps = 8;
 
 class Builder {
  public:
-  Builder(const GgufFile& file, ModelDesc& model);
+  Builder(const GgufFile& file, ModelDesc& model, Part part);
 
   // Metadata under the architecture's prefix: integer("block_count") reads "<arch>.block_count".
   int64_t integer(std::string_view key, int64_t least = 0) const;  // required
@@ -62,6 +62,14 @@ class Builder {
   };
   void common(const CommonFacts& facts);
   void common() { common(CommonFacts{}); }
+  // The blocks to describe, by their number in the file: those of the trunk, or the head's alone.
+  struct Block {
+    LayerSpec& layer;
+    int64_t index;
+  };
+  std::vector<Block> blocks();
+  bool is_head() const { return part_ == Part::draft_head; }
+  int64_t trunk_layers() const { return trunk_layers_; }
   LayerSpec& layer(int64_t index) { return model.layers.at(static_cast<size_t>(index)); }
   // "blk.<layer>.<what>"
   static std::string blk(int64_t layer, std::string_view what);
@@ -105,6 +113,8 @@ class Builder {
 
  private:
   std::string key(std::string_view name) const;
+  // Norms, embedding and output of a head.
+  void head_facts();
   WeightId add(const std::string& name, Transform transform, DType type, int64_t batch, int64_t rows, int64_t cols);
   // The factor beside a tensor of NVFP4, or those of its matrices.
   void add_scale(const std::string& name, WeightId id);
@@ -114,6 +124,8 @@ class Builder {
   const std::vector<bool>& flags(std::string_view name) const;
 
   const GgufFile& file_;
+  Part part_;
+  int64_t trunk_layers_ = 0;
   mutable std::map<std::string, std::vector<int64_t>, std::less<>> integers_;
   mutable std::map<std::string, std::vector<bool>, std::less<>> flags_;
   std::set<std::string, std::less<>> used_;
@@ -124,6 +136,7 @@ class Builder {
 struct Architecture {
   std::string_view name;
   void (*build)(Builder&);
+  bool has_head = false;  // build() describes Builder::blocks()
 };
 
 void build_llama(Builder&);

@@ -16,10 +16,12 @@ constexpr std::array kArchitectures = {
     Architecture{"qwen2", build_qwen2},
     Architecture{"qwen3", build_qwen3},
     Architecture{"qwen3moe", build_qwen3moe},
-    Architecture{"deepseek2", build_deepseek2},
+    Architecture{"deepseek2", build_deepseek2, true},
+    Architecture{"deepseek32", build_deepseek2},
+    Architecture{"glm-dsa", build_deepseek2},
     Architecture{"gemma3", build_gemma3},
     Architecture{"gpt-oss", build_gpt_oss},
-    Architecture{"glm4moe", build_glm4moe},
+    Architecture{"glm4moe", build_glm4moe, true},
     Architecture{"granitemoe", build_granitemoe},
     Architecture{"bailingmoe2", build_bailingmoe2},
     Architecture{"seed_oss", build_seed_oss},
@@ -31,9 +33,9 @@ constexpr std::array kArchitectures = {
     Architecture{"mistral3", build_mistral3},
     Architecture{"muse-glimmer", build_muse_glimmer},
     Architecture{"qwen2moe", build_qwen2moe},
-    Architecture{"qwen35", build_qwen35},
-    Architecture{"qwen35moe", build_qwen35},
-    Architecture{"qwen3next", build_qwen35},
+    Architecture{"qwen35", build_qwen35, true},
+    Architecture{"qwen35moe", build_qwen35, true},
+    Architecture{"qwen3next", build_qwen35, true},
     Architecture{"lfm2", build_lfm2},
     Architecture{"lfm2moe", build_lfm2},
     Architecture{"gemma4", build_gemma4},
@@ -58,16 +60,18 @@ std::vector<std::string_view> known_architectures() {
   return names;
 }
 
-ModelDesc describe_model(const GgufFile& file) {
+ModelDesc describe_model(const GgufFile& file, Part part) {
   const auto architecture = file.metadata().find_string("general.architecture");
   DYNO_CHECK(ModelError, architecture.has_value(), "[model] metadata key general.architecture is missing");
   for (const Architecture& known : kArchitectures) {
     if (known.name != *architecture) continue;
+    DYNO_CHECK(UnsupportedError, part == Part::trunk || known.has_head, "[model] the engine knows no head that drafts ",
+               "tokens for architecture ", known.name);
     ModelDesc model;
     model.architecture = std::string(*architecture);
     const std::string_view name = file.metadata().find_string("general.name").value_or("");
     model.name = is_utf8(name) ? std::string(name) : quoted(name);
-    Builder builder(file, model);
+    Builder builder(file, model, part);
     known.build(builder);
     builder.finish();
     check_types(model);
@@ -205,6 +209,14 @@ std::string ModelDesc::describe() const {
   if (logit_softcap != 0) out += str_cat(", logit softcap ", logit_softcap);
   if (tied_output) out += ", output tied to the embedding";
   out += "\n";
+  if (chosen_positions > 0) {
+    out += str_cat("  sparse attention reads the best ", chosen_positions,
+                   " positions; the engine does not choose them, so no context is longer\n");
+  }
+  if (draft_blocks > 0) {
+    out += str_cat("  behind the trunk ", draft_blocks, draft_blocks > 1 ? " blocks predict" : " block predicts",
+                   " further tokens\n");
+  }
   // Runs of equal layers are one line.
   for (size_t first = 0; first < layers.size();) {
     const std::string text = layer_text(layers[first]);

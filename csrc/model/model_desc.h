@@ -192,6 +192,19 @@ struct LayerSpec {
   const FfnSpec* mixture() const { return ffn.kind == FfnKind::moe ? &ffn : beside ? &*beside : nullptr; }
 };
 
+// The part of a file that is described.
+enum class Part : uint8_t {
+  trunk,
+  draft_head,  // the first block behind the trunk, which predicts one token further: a model of one layer
+};
+
+// How such a head reads its input: projection · (norm(embedding of the token), norm(hidden row of the token before
+// it)).
+struct DraftInput {
+  WeightId embd_norm = kNone, hidden_norm = kNone;
+  WeightId projection = kNone;  // [n_embd, 2 * n_embd]
+};
+
 struct ModelDesc {
   std::string architecture;
   std::string name;
@@ -199,6 +212,9 @@ struct ModelDesc {
   int64_t n_embd = 0;
   int64_t n_vocab = 0;
   int64_t n_ctx_train = 0;
+  // Attention reads the best so many positions, which an indexer chooses, and n_ctx_train is no more than that: up to
+  // there it reads all of them, and nothing here chooses yet. 0: none is chosen.
+  int64_t chosen_positions = 0;
   double norm_eps = 0;
   double post_norm_eps = 0;  // of norms on what attention and FFN add; 0: norm_eps
   double embedding_scale = 1.0;
@@ -217,6 +233,9 @@ struct ModelDesc {
   WeightId output_bias = kNone;
   bool tied_output = false;
 
+  std::optional<DraftInput> draft_input;  // of Part::draft_head
+  int64_t draft_blocks = 0;               // behind the trunk, in the file
+
   std::vector<LayerSpec> layers;
   std::vector<Weight> weights;
   std::vector<std::string> unused_tensors;  // in the file, not needed to decode (next-token heads, …)
@@ -233,7 +252,8 @@ struct ModelDesc {
 
 // Throws ModelError: unknown architecture (lists the known ones), missing or mis-shaped tensor, impossible
 // hyper-parameter.
-ModelDesc describe_model(const GgufFile& file);
+// Of a head also UnsupportedError, where the file or the engine has none.
+ModelDesc describe_model(const GgufFile& file, Part part = Part::trunk);
 
 // The model with only the first `count` of its layers, and the output behind them: the same shapes and less of them,
 // for measurements. Its answers mean nothing. 0: all layers. Throws PlanError for a count that it does not have,

@@ -225,6 +225,7 @@ struct NodeList {
   int32_t head_node = -1;
   std::vector<ValueId> head_values{};
   ValueId residual = kNoValue;
+  ValueId rows_in = kNoValue;  // of a head: hidden rows of the model, which the caller gives
   // Behind this node the rows that the output matrix reads, normed, are in `hidden`: embeddings end here. The general
   // list and the streamed one have it.
   int32_t hidden_node = -1;

@@ -11,6 +11,7 @@ namespace dyno::runtime {
 
 void Session::move_back(int32_t slot, int64_t position) {
   positions_[static_cast<size_t>(slot)] = position;
+  if (draft_head_ != nullptr) draft_head_->forget(slot, position);
   std::erase_if(checkpoints_, [&](const std::weak_ptr<Checkpoint>& kept) {
     const std::shared_ptr<Checkpoint> c = kept.lock();
     if (c != nullptr && c->slot == slot && c->position > position) c->good = false;

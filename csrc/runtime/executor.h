@@ -37,6 +37,8 @@ struct MicroBatch {
   std::span<const int32_t> logit_rows;  // ascending
   float* logits = nullptr;              // [logit_rows, n_vocab]; null: they stay where draws() reads them
   float* hidden = nullptr;              // [logit_rows, n_embd], instead of logits: the rows that the output reads
+  float* every_hidden = nullptr;        // [tokens, n_embd], beside logits: the same of all tokens; on the CPU alone
+  const float* rows_in = nullptr;       // [tokens, n_embd], NodeList::rows_in of a head
   // [logit_rows], or empty: a token is drawn from each row; -1: its logits are not finite. Only where draws().
   std::span<const RowDraw> row_draws{};
   int32_t* drawn = nullptr;  // [row_draws], on the host
@@ -138,6 +140,7 @@ class Executor {
 struct NodeRange {
   int32_t stop = 0;
   bool all_rows = false;
+  int32_t read_behind = -1;  // the rows of all tokens are read behind this node, and selected there instead
 };
 inline const plan::NodeList& list_of(const plan::Plan& plan, const MicroBatch& batch) {
   const auto tokens = static_cast<int64_t>(batch.tokens.size());
@@ -146,6 +149,11 @@ inline const plan::NodeList& list_of(const plan::Plan& plan, const MicroBatch& b
 }
 inline NodeRange nodes_to_run(const plan::NodeList& list, const MicroBatch& batch) {
   if (batch.hidden != nullptr) return {list.hidden_node + 1, false};
+  if (batch.every_hidden != nullptr) {
+    // All rows go through the last norm.
+    return {batch.logit_rows.empty() ? list.hidden_node + 1 : static_cast<int32_t>(list.nodes.size()), false,
+            list.hidden_node};
+  }
   const bool all_rows = batch.pinned_routing != nullptr || batch.captured_routing != nullptr;
   if (!batch.logit_rows.empty()) return {static_cast<int32_t>(list.nodes.size()), all_rows};
   return {all_rows ? list.head_node : list.settled_node, all_rows};

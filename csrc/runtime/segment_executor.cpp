@@ -1,6 +1,7 @@
 #include "runtime/segment_executor.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "core/error.h"
@@ -123,6 +124,7 @@ int32_t SegmentExecutor::piece_end(const plan::NodeList& list, int32_t begin, in
   int32_t stop = end;
   const int32_t selection = range.all_rows ? list.head_node : list.select_node + 1;
   if (begin < selection && selection < stop) stop = selection;
+  if (begin <= range.read_behind && range.read_behind + 1 < stop) stop = range.read_behind + 1;
   const auto leaves = [&](int32_t i) {
     const plan::Node& node = list.nodes[static_cast<size_t>(i)];
     if (!is_transfer(node) || plan_.device(node.device).kind != DeviceKind::cuda) return false;
@@ -167,7 +169,15 @@ void SegmentExecutor::select(std::span<const plan::ValueId> values) {
   for_each_backend([&](Backend& backend) { backend.select_rows(values); });
 }
 
-void SegmentExecutor::run_pieces(const plan::NodeList& list, const NodeRange& range, int64_t tokens, int64_t wanted) {
+void SegmentExecutor::read_rows(plan::ValueId id, float* to, int64_t rows) {
+  const plan::Value& value = plan_.values[static_cast<size_t>(id)];
+  const size_t bytes = value.bytes_per_token * static_cast<size_t>(rows);
+  backend_of(value.device).read(id, {reinterpret_cast<std::byte*>(to), bytes});
+}
+
+void SegmentExecutor::run_pieces(const plan::NodeList& list, const NodeRange& range, const MicroBatch& batch) {
+  auto tokens = static_cast<int64_t>(batch.tokens.size());
+  const auto wanted = static_cast<int64_t>(batch.logit_rows.size());
   const std::vector<Piece> pieces = pieces_of(list, range);
   const bool may_start_ahead = gpus_.size() == 1 && wanted == tokens;
   size_t fetched = 0;
@@ -186,20 +196,29 @@ void SegmentExecutor::run_pieces(const plan::NodeList& list, const NodeRange& ra
     }
     if (!begun) run_piece(list, piece, tokens);
     if (ahead) gpus_.front().backend->finish_host_turn();
-    if (!range.all_rows && piece.end - 1 == list.select_node) go_on_with(list.select_values);
+    const bool reads_all = range.read_behind >= 0;
+    if (!range.all_rows && !reads_all && piece.end - 1 == list.select_node) go_on_with(list.select_values);
+    if (reads_all && piece.end - 1 == range.read_behind) {
+      read_rows(list.hidden, batch.every_hidden, tokens);
+      go_on_with({&list.hidden, 1});
+    }
   }
 }
 
 void SegmentExecutor::run(const MicroBatch& batch, const plan::Selection& selection, int threads) {
   DYNO_CHECK(PlanError, !batch.in_graph, "[executor] ops are timed in a graph where one GPU computes all of them; ",
              "this plan has ", gpus_.empty() ? "no GPU" : "several devices");
-  const auto tokens = static_cast<int64_t>(batch.tokens.size());
   const auto wanted = static_cast<int64_t>(batch.logit_rows.size());
   const plan::NodeList& list = list_of(plan_, batch);
   const NodeRange range = nodes_to_run(list, batch);
   for_each_backend([&](Backend& backend) { backend.begin(batch, selection, threads); });
+  if (list.rows_in != plan::kNoValue) {
+    DYNO_CHECK(PlanError, batch.rows_in != nullptr, "[executor] a head reads hidden rows, and none were given");
+    const size_t bytes = plan_.values[static_cast<size_t>(list.rows_in)].bytes_per_token * batch.tokens.size();
+    std::memcpy(address_of(list.rows_in), batch.rows_in, bytes);
+  }
   try {
-    run_pieces(list, range, tokens, wanted);
+    run_pieces(list, range, batch);
   } catch (...) {
     for (const Gpu& gpu : gpus_) gpu.backend->finish_host_turn();  // nothing waits for a turn that will not come
     throw;
@@ -207,10 +226,7 @@ void SegmentExecutor::run(const MicroBatch& batch, const plan::Selection& select
   for_each_backend([](Backend& backend) { backend.end(); });
   const bool answers = batch.logits != nullptr && wanted > 0;
   if (batch.hidden != nullptr && wanted > 0) {
-    const plan::Value& value = plan_.values[static_cast<size_t>(list.hidden)];
-    backend_of(value.device)
-        .read(list.hidden,
-              {reinterpret_cast<std::byte*>(batch.hidden), value.bytes_per_token * static_cast<size_t>(wanted)});
+    read_rows(list.hidden, batch.hidden, wanted);
   }
   if (answers || batch.pinned_routing != nullptr || batch.captured_routing != nullptr) finish();
 }

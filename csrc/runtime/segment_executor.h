@@ -54,12 +54,14 @@ class SegmentExecutor final : public Executor, private ValueMemory {
     int32_t begin = 0, end = 0;
   };
   std::vector<Piece> pieces_of(const plan::NodeList& list, const NodeRange& range) const;
-  void run_pieces(const plan::NodeList& list, const NodeRange& range, int64_t tokens, int64_t wanted);
+  void run_pieces(const plan::NodeList& list, const NodeRange& range, const MicroBatch& batch);
   bool on_cpu(const Piece& piece) const { return &backend_of(piece.device) == cpu_.get(); }
   // The end of the piece that begins at a node of a segment.
   int32_t piece_end(const plan::NodeList& list, int32_t begin, int32_t end, const NodeRange& range) const;
   void run_piece(const plan::NodeList& list, const Piece& piece, int64_t tokens);
   void select(std::span<const plan::ValueId> values);
+  // The first rows of a value, to the host.
+  void read_rows(plan::ValueId id, float* to, int64_t rows);
   void await_host_copies();
 
   const plan::Plan& plan_;

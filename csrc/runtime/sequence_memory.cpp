@@ -42,6 +42,7 @@ void Session::copy_prefix(int32_t from, int32_t to, int64_t positions) {
   }
   move_back(to, 0);  // its checkpoints are of what it held before
   positions_[static_cast<size_t>(to)] = positions;
+  if (draft_head_ != nullptr) draft_head_->copy(from, to, positions);
 }
 
 void Session::trim(int32_t slot) {

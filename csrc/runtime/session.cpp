@@ -50,9 +50,9 @@ bool is_gpu(const plan::PlannedDevice& device) { return device.info.kind == Devi
 
 Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& load,
                  const plan::ContextOptions& context, const SessionSettings& settings, const DeviceInfo& device,
-                 std::vector<profile::KernelEntry> kernels, Loading loading)
+                 std::vector<profile::KernelEntry> kernels, Loading loading, model::Part part)
     : file_(std::move(file)),
-      model_(model::first_layers(model::describe_model(*file_), load.layers)),
+      model_(model::first_layers(model::describe_model(*file_, part), load.layers)),
       plan_(plan::build_plan(model_, device, with_neighbours(load, device), context, settings.ubatch, settings.mla_mode,
                              settings.offload)),
       settings_(resolved(settings, detect_cpu().cores)),
@@ -240,6 +240,7 @@ void Session::set(const SessionSettings& settings) {
         settings_ = next;
       },
       /*clear_cache=*/false);
+  if (draft_head_ != nullptr) draft_head_->session().set(settings);
 }
 
 void Session::set_kernels(std::vector<profile::KernelEntry> kernels) {
@@ -262,6 +263,7 @@ void Session::set_context(const plan::ContextOptions& context) {
     if (const std::shared_ptr<Checkpoint> c = kept.lock()) c->good = false;
   }
   checkpoints_.clear();
+  if (draft_head_ != nullptr) load_draft_head();  // anew, for as many sequences
 }
 
 // The host's knowledge of a cache that is gone with its device must not look like an answer.
@@ -379,6 +381,28 @@ void Session::check_token(int32_t token, int64_t index, int32_t slot) const {
              " of sequence ", slot, "; the vocabulary has ", model_.n_vocab);
 }
 
+void Session::load_draft_head() {
+  DYNO_CHECK(PlanError, executor_ != nullptr,
+             "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
+  DYNO_CHECK(UnsupportedError, std::none_of(plan_.devices.begin(), plan_.devices.end(), is_gpu),
+             "[draft] the head that drafts tokens runs only with the whole model on the CPU; open it with device=cpu");
+  draft_head_.reset();
+  plan::LoadOptions load = plan_.load;
+  load.placement = {};
+  load.layers = {};
+  load.cpu_repack = false;  // its embedding and output are the model's: pages of the file, which cost no second copy
+  auto head = std::make_unique<Session>(file_, load, plan_.context, settings_, plan_.main_device(),
+                                        std::vector<profile::KernelEntry>(), Loading::weights, model::Part::draft_head);
+  draft_head_ = std::make_unique<DraftHead>(std::move(head), model_.n_embd, positions_.size());
+}
+
+void Session::draft(int32_t slot, int32_t token, float* logits) {
+  DYNO_CHECK(PlanError, draft_head_ != nullptr, "[draft] no head is loaded; call load_draft_head() first");
+  check_slot(slot);
+  check_token(token, 0, slot);
+  draft_head_->draft(slot, position(slot), token, logits);
+}
+
 void Session::lose_device(std::string_view name, int64_t after_segments) {
   DYNO_CHECK(PlanError, executor_ != nullptr,
              "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
@@ -474,11 +498,16 @@ void Session::feed(const DecodeRequest& request) {
         .logit_rows = rows,
         .logits = request.logits == nullptr ? nullptr : request.logits + rows_done * n_vocab,
         .hidden = request.hidden == nullptr || rows.empty() ? nullptr : request.hidden + rows_done * model_.n_embd,
+        .rows_in = request.rows_in == nullptr ? nullptr : request.rows_in + done * model_.n_embd,
         .pinned_routing = request.pinned_routing == nullptr ? nullptr : request.pinned_routing + done * used,
         .captured_routing = request.captured_routing == nullptr ? nullptr : request.captured_routing + done * used,
         .routing_stride = total,
         .op_times = request.op_times,
         .in_graph = request.in_graph};
+    if (draft_head_ != nullptr && request.hidden == nullptr) {
+      draft_rows_.resize(tokens.size() * static_cast<size_t>(model_.n_embd));
+      batch.every_hidden = draft_rows_.data();
+    }
     try {
       if (request.row_draws.empty() || rows.empty()) {
         executor_->run(batch, *selection_, threads);
@@ -495,6 +524,13 @@ void Session::feed(const DecodeRequest& request) {
       throw;
     }
     for (const ops::SequenceRun& run : runs) positions_[static_cast<size_t>(run.slot)] += run.n_tokens;
+    if (batch.every_hidden != nullptr) {
+      for (const ops::SequenceRun& run : runs) {
+        const auto first = static_cast<size_t>(run.first_token);
+        draft_head_->note(run, std::span(tokens).subspan(first, static_cast<size_t>(run.n_tokens)),
+                          draft_rows_.data() + first * static_cast<size_t>(model_.n_embd));
+      }
+    }
     done += static_cast<int64_t>(tokens.size());
     rows_done += static_cast<int64_t>(rows.size());
     tokens.clear();

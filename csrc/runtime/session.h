@@ -16,6 +16,7 @@
 #include "plan/plan.h"
 #include "plan/selection.h"
 #include "runtime/checkpoint.h"
+#include "runtime/draft_head.h"
 #include "runtime/executor.h"
 #include "runtime/generation.h"
 #include "runtime/row_draws.h"
@@ -60,6 +61,8 @@ struct DecodeRequest {
   // [row_count(request), n_embd] on the host, instead of logits and draws: the rows that the output reads, after the
   // last norm. The output is not computed then.
   float* hidden = nullptr;
+  // [tokens, n_embd] on the host: what a head that drafts reads beside its tokens.
+  const float* rows_in = nullptr;
   // [row_count(request)], or empty: a token is drawn from each row where its logits are, and no logits but those asked
   // for in RowDraw come to the host.
   std::span<const RowDraw> row_draws{};
@@ -82,7 +85,7 @@ class Session {
   // GgufError, ModelError, PlanError, UnsupportedError, DeviceError, OutOfMemoryError.
   Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& load, const plan::ContextOptions& context,
           const SessionSettings& settings, const DeviceInfo& device, std::vector<profile::KernelEntry> kernels,
-          Loading loading = Loading::weights);
+          Loading loading = Loading::weights, model::Part part = model::Part::trunk);
 
   const model::ModelDesc& model() const { return model_; }
   const plan::Plan& plan() const { return plan_; }
@@ -129,6 +132,15 @@ class Session {
   // Throws PlanError (no room left in the context, unknown slot, token out of range), or GgufError if weights are read
   // from the file and it has changed, before or meanwhile. No sequence is longer then.
   void decode(const DecodeRequest& request);
+
+  // Loads the head that drafts tokens (MTP) beside the model; sequences that begin from now on can be asked for drafts.
+  // The hidden rows of their tokens stay in memory, n_embd floats each. Throws UnsupportedError where the file or the
+  // engine has no such head, or the model is not on the CPU alone.
+  void load_draft_head();
+  bool has_draft_head() const { return draft_head_ != nullptr; }
+  // Logits [n_vocab] that the head gives to the token behind `token`, which is about to follow a sequence and is not
+  // decoded by this. Throws PlanError.
+  void draft(int32_t slot, int32_t token, float* logits);
 
   StreamCounts stream_counts() const;
   // Warnings for the user about the memory that this session got.
@@ -204,8 +216,10 @@ class Session {
   std::unique_ptr<Executor> executor_;  // null for plan_only
   bool reads_file_ = false;             // weights are pages of the file, also after they were loaded
   RowLogits row_logits_;                // that the host draws from
-  std::vector<int64_t> positions_;      // per slot
-  std::vector<int64_t> filled_;         // per slot: positions whose memory is taken
+  std::unique_ptr<DraftHead> draft_head_;
+  std::vector<float> draft_rows_;   // hidden rows of a u-batch, on their way to it
+  std::vector<int64_t> positions_;  // per slot
+  std::vector<int64_t> filled_;     // per slot: positions whose memory is taken
   std::vector<std::weak_ptr<Checkpoint>> checkpoints_;
   std::vector<size_t> held_bytes_;  // by device: cache, arena and scratch that the executor holds
   uint64_t steps_of_ = 0;           // number of the generation with steps under way; 0: none

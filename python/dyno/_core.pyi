@@ -398,6 +398,20 @@ class Session:
         Appends tokens (int32) to sequences and returns the rows that the output matrix would read, after the last norm: float32 [rows, n_embd]. rows: all, or last (of each sequence). Logits are not computed. Raises PlanError.
         """
 
+    @property
+    def draft_blocks(self) -> int:
+        """Blocks of the file that predict further tokens (MTP)."""
+
+    def load_draft_head(self) -> None:
+        """
+        Loads the first of those blocks, for draft(). Raises UnsupportedError where there is none, or a GPU takes part.
+        """
+
+    def draft(self, token: int, slot: int = 0) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        Logits float32 [n_vocab] of the token behind `token`, which is about to follow the sequence and is not decoded by this. Raises PlanError.
+        """
+
 class Generation:
     """
     Tokens that a session draws one after the other; made by Session.generation(). On a GPU the next two are computed while Python still handles one. Any other call of the session ends that, and next() goes on behind whatever the sequence holds then.

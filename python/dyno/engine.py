@@ -239,6 +239,42 @@ class Engine(ChatMethods, EmbedMethods, OpenModel):
             self._slots.check_free(checkpoint.slot, int(self.settings["sequences"]))
             session.restore(checkpoint)
 
+    def load_draft_head(self) -> None:
+        """Load the head of the file that predicts one token further (MTP), for `draft()`.
+
+        Sequences that begin from now on can be asked for drafts; their hidden rows take `n_embd` floats a
+        token. The head's matrices are read from the file's pages.
+
+        Raises:
+            UnsupportedError: The file has no such head, its architecture's is not known here, or the model is
+            not on the CPU alone.
+            OutOfMemoryError: The head does not fit.
+        """
+        with self._lock:
+            self._open().load_draft_head()
+
+    def draft(self, token: int, slot: int = 0) -> NDArray[np.float32]:
+        """The draft head's logits behind the next token, before the model has computed that token.
+
+        Decode `token` afterwards, together with the drafted one, and keep what the model agrees with: the
+        sequence itself does not change here.
+
+        Args:
+            token: The token that follows what the sequence holds, for example the one just drawn.
+            slot: The sequence.
+
+        Returns:
+            Logits `[n_vocab]` of the token behind `token`.
+
+        Raises:
+            PlanError: No head is loaded, or it was loaded after the sequence began; the sequence is empty, no
+            such slot or token, or a generation owns the slot.
+        """
+        with self._lock:
+            session = self._open()
+            self._slots.check_free(slot, int(self.settings["sequences"]))
+            return session.draft(token, slot)
+
     # ---- text ----
 
     @property

@@ -1,5 +1,5 @@
 // glm4moe (GLM-4.5): partial NEOX rope, q/k/v biases, optional q/k norms, sigmoid gating with a selection bias, shared
-// expert, leading dense layers. The last block is a next-token head and is not decoded.
+// expert, leading dense layers. The last block predicts a further token.
 #include "model/builder.h"
 
 namespace dyno::model {
@@ -12,8 +12,7 @@ void build_glm4moe(Builder& b) {
   const int64_t width = b.integer("expert_feed_forward_length", 1);
   const int64_t shared = b.integer_or("expert_shared_count", 0) * width;
 
-  for (int64_t i = 0; i < m.n_layers; ++i) {
-    LayerSpec& layer = b.layer(i);
+  for (const auto& [layer, i] : b.blocks()) {
     b.gqa(layer, i, rope);
     layer.ffn_norm = b.vector(b.blk(i, "post_attention_norm.weight"), m.n_embd);
     if (i < dense) {

@@ -1,8 +1,7 @@
 // qwen35, qwen35moe and qwen3next (Qwen3.5, Qwen3-Next): layers of the gated delta rule (arXiv:2412.06464) behind a
 // short convolution, and between them layers of full attention with a gate on its output and partial rotation. qwen35
 // is dense, the others are mixtures with a gated shared expert. qwen3next orders value heads by their key head and
-// holds the products of beta and step in one tensor. The blocks behind the trunk predict further tokens and are not
-// decoded.
+// holds the products of beta and step in one tensor. The block behind the trunk predicts a further token.
 #include "model/builder.h"
 
 namespace dyno::model {
@@ -51,9 +50,9 @@ void build_qwen35(Builder& b) {
   const RopeSpec rope = b.rope(/*neox=*/true);
   const int64_t interval = b.integer_or("full_attention_interval", 4, 1);
   const bool moe = b.has_key("expert_count");
-  for (int64_t i = 0; i < m.n_layers; ++i) {
-    LayerSpec& layer = b.layer(i);
-    if (b.layer_flag("attention.recurrent_layers", i).value_or((i + 1) % interval != 0)) {
+  for (const auto& [layer, i] : b.blocks()) {
+    // A head's block has full attention.
+    if (!b.is_head() && b.layer_flag("attention.recurrent_layers", i).value_or((i + 1) % interval != 0)) {
       delta_rule(b, layer, i, /*grouped=*/m.architecture == "qwen3next");
     } else {
       b.gqa(layer, i, rope, {.gated = true});

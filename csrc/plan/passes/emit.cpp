@@ -171,14 +171,37 @@ void Emitter::feed_forward(const model::LayerSpec& layer, int32_t i) {
   }
 }
 
+void Emitter::embed(Operand out) {
+  emit("token_embd", ops::EmbedDesc{.type = model_.weight(model_.token_embd).type, .n = model_.n_embd},
+       {.table = model_.token_embd,
+        .out = out,
+        .scale = static_cast<float>(model_.embedding_scale) * scale_of(model_.token_embd)},
+       -1);
+}
+
+// The rows that the caller gives are read first: their memory holds them before the list begins.
+void Emitter::draft_input() {
+  const model::DraftInput& d = *model_.draft_input;
+  const int64_t n = model_.n_embd;
+  const auto eps = static_cast<float>(model_.norm_eps);
+  const Operand rows = value("hidden_rows", n), both = value("draft_input", 2 * n), embedding = value("token_embd", n);
+  list_.rows_in = rows.value;
+  emit("hidden_norm", ops::NormDesc{.n = n}, {.x = rows, .weight = d.hidden_norm, .out = slice(both, n), .eps = eps},
+       -1);
+  embed(embedding);
+  emit("embd_norm", ops::NormDesc{.n = n}, {.x = embedding, .weight = d.embd_norm, .out = both, .eps = eps}, -1);
+  Input x{.f32 = both, .width = 2 * n, .name = "draft_input"};
+  matmul("draft_projection", x, d.projection, kNone, residual_, {}, 1.0f, -1);
+}
+
 void Emitter::build() {
   residual_ = value("residual", model_.n_embd);
   list_.residual = residual_.value;
-  emit("token_embd", ops::EmbedDesc{.type = model_.weight(model_.token_embd).type, .n = model_.n_embd},
-       {.table = model_.token_embd,
-        .out = residual_,
-        .scale = static_cast<float>(model_.embedding_scale) * scale_of(model_.token_embd)},
-       -1);
+  if (model_.draft_input) {
+    draft_input();
+  } else {
+    embed(residual_);
+  }
   if (model_.layer_input > 0) layer_inputs();
   if (model_.embedding_norm) head_norm("token_embd_norm", residual_, kNone, 1, model_.n_embd, -1);
 

@@ -15,6 +15,9 @@ class Emitter {
   void build_draw();
 
  private:
+  void embed(Operand out);
+  // The residual stream of a head that drafts: of embeddings and the model's hidden rows.
+  void draft_input();
   // The input of a product. Where it is a normed row, the norm is emitted when something asks for its result.
   struct Input {
     Operand before{};  // of the norm

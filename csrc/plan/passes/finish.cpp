@@ -100,6 +100,7 @@ void own_values(Plan& plan, NodeList& list) {
     });
   }
   if (list.residual != kNoValue) list.residual = own.at(list.residual);
+  if (list.rows_in != kNoValue) list.rows_in = own.at(list.rows_in);
   if (list.hidden != kNoValue) list.hidden = own.at(list.hidden);
 }
 

@@ -1,0 +1,46 @@
+// The head that predicts one token further (MTP, DeepSeek-V3, arXiv:2412.19437, section 2.2): a session of its own over
+// one block, which reads a token's embedding beside the hidden row of the token before it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "ops/args.h"
+
+namespace dyno::runtime {
+
+class Session;
+
+// Pair t of a sequence is the hidden row of its token t and its token t + 1; the head attends to the pairs up to it. It
+// gets them when a draft is asked for, so a prompt costs nothing but its rows.
+class DraftHead {
+ public:
+  // `head`: of model::Part::draft_head, with a slot for each of the model's.
+  DraftHead(std::unique_ptr<Session> head, int64_t n_embd, size_t slots);
+  ~DraftHead();
+
+  Session& session() { return *head_; }
+  // Hidden rows [run.n_tokens, n_embd] of these tokens, which the model has computed.
+  void note(const ops::SequenceRun& run, std::span<const int32_t> tokens, const float* rows);
+  // A sequence holds only so many positions now.
+  void forget(int32_t slot, int64_t positions);
+  void copy(int32_t from, int32_t to, int64_t positions);
+  // Logits [n_vocab] of the token behind `token`, which follows the `positions` that the sequence holds. Throws
+  // PlanError where the head does not know all of these.
+  void draft(int32_t slot, int64_t positions, int32_t token, float* logits);
+
+ private:
+  struct Sequence {
+    std::vector<int32_t> tokens;
+    std::vector<float> rows;     // [tokens, n_embd]
+    std::vector<int32_t> given;  // the token of each pair that the head holds
+  };
+
+  std::unique_ptr<Session> head_;
+  int64_t n_embd_ = 0;
+  std::vector<Sequence> sequences_;
+};
+
+}  // namespace dyno::runtime

@@ -1,0 +1,135 @@
+"""Heads that predict one token further, against the logits of the public reference implementations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dyno
+import numpy as np
+import pytest
+from dyno import _core
+from dyno.errors import PlanError, UnsupportedError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+F32 = {"kv_type_k": "f32", "kv_type_v": "f32", "ctx": 256}
+
+
+def nmse(observed: np.ndarray, reference: np.ndarray) -> float:
+    o, r = observed.astype(np.float64), reference.astype(np.float64)
+    return float(((o - r) ** 2).sum() / ((r - r.mean()) ** 2).sum())
+
+
+def open_head(path: Path, sequences: int = 1, ubatch: int = 512) -> _core.Session:
+    s = _core.Session(path, context={**F32, "sequences": sequences}, session={"threads": 2, "ubatch": ubatch})
+    s.load_draft_head()
+    return s
+
+
+def check_head(path: Path, tokens: np.ndarray, want: np.ndarray) -> None:
+    """Prompts of several lengths and u-batches, then token by token; row t predicts token t + 2."""
+    tokens = tokens.astype(np.int32)
+    s = open_head(path)
+    for ubatch in (512, 1, 7, 33):
+        s.set({"ubatch": ubatch})
+        for n in (1, 2, 40, len(tokens) - 1):
+            s.reset()
+            s.decode([(0, tokens[:n].copy())], "last")
+            assert nmse(s.draft(int(tokens[n])), want[n - 1]) < 1e-8, f"u-batch {ubatch}, {n} tokens"
+    s.reset()
+    rows = []
+    for t in range(60):
+        s.decode([(0, tokens[t : t + 1].copy())], "none" if t % 3 else "last")
+        rows.append(s.draft(int(tokens[t + 1])))
+    assert nmse(np.stack(rows), want[:60]) < 1e-8
+
+
+@pytest.mark.parametrize("name", ["qwen35"])
+def test_drafts_are_the_references(name: str, tiny_dir: Path) -> None:
+    path = tiny_dir / f"{name}-tiny.gguf"
+    with np.load(path.with_suffix(".golden.npz")) as golden:
+        check_head(path, golden["tokens_long"], golden["mtp_logits_long"])
+
+
+def test_heads_of_a_folder(models_dir: Path) -> None:
+    checked = []
+    for path in sorted((models_dir / "tiny").glob("*-tiny.gguf")):
+        with np.load(path.with_suffix(".golden.npz")) as golden:
+            if "mtp_logits_long" not in golden:
+                continue
+            check_head(path, golden["tokens_long"], golden["mtp_logits_long"])
+        checked.append(path.name)
+    assert checked
+
+
+@pytest.fixture(scope="module")
+def golden(tiny_dir: Path) -> dict[str, np.ndarray]:
+    with np.load(tiny_dir / "qwen35-tiny.golden.npz") as data:
+        return {key: data[key] for key in data.files}
+
+
+def test_another_token_and_a_rewind(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
+    """A draft that came to nothing leaves no trace."""
+    tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
+    s = open_head(tiny_dir / "qwen35-tiny.gguf")
+    s.decode([(0, tokens[:20].copy())], "none")
+    kept = s.checkpoint()
+    s.draft(int((tokens[20] + 1) % 320))
+    s.draft(int(tokens[20]))
+    s.decode([(0, np.array([7, 9, 11], np.int32))], "last")
+    s.draft(13)
+    s.restore(kept)
+    assert nmse(s.draft(int(tokens[20])), want[19]) < 1e-8
+    s.decode([(0, tokens[20:50].copy())], "all")
+    assert nmse(s.draft(int(tokens[50])), want[49]) < 1e-8
+
+
+def test_logits_do_not_change(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
+    path = tiny_dir / "qwen35-tiny.gguf"
+    tokens = golden["tokens_long"].astype(np.int32)
+    for rows in ("last", "all"):
+        plain = _core.Session(path, context=F32, session={"threads": 2, "ubatch": 16})
+        with_head = open_head(path, ubatch=16)
+        got = [s.decode([(0, tokens.copy())], rows)[0] for s in (plain, with_head)]
+        assert nmse(got[1], got[0]) < 1e-12
+
+
+def test_sequences_beside_each_other(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
+    tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
+    s = open_head(tiny_dir / "qwen35-tiny.gguf", sequences=3, ubatch=11)
+    s.decode([(2, tokens[:31].copy()), (0, tokens[:5].copy())], "last")
+    assert nmse(s.draft(int(tokens[5]), 0), want[4]) < 1e-8
+    assert nmse(s.draft(int(tokens[31]), 2), want[30]) < 1e-8
+    s.copy(2, 1)
+    s.decode([(1, tokens[31:33].copy()), (0, tokens[5:6].copy())], "last")
+    assert nmse(s.draft(int(tokens[33]), 1), want[32]) < 1e-8
+    assert nmse(s.draft(int(tokens[6]), 0), want[5]) < 1e-8
+
+
+def test_of_an_engine(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
+    tokens = golden["tokens_long"]
+    with dyno.Engine(tiny_dir / "qwen35-tiny.gguf", device="cpu", profile=None, ctx=256) as engine:
+        with pytest.raises(PlanError, match=r"no head is loaded; call load_draft_head"):
+            engine.draft(3)
+        engine.logits(tokens[:9], rows="last")
+        engine.load_draft_head()
+        with pytest.raises(PlanError, match=r"knows 0 of the 9 tokens .* load it before the sequence begins"):
+            engine.draft(3)
+        engine.reset()
+        with pytest.raises(PlanError, match=r"is empty; decode at least one token"):
+            engine.draft(3)
+        engine.logits(tokens[:9], rows="last")
+        assert nmse(engine.draft(int(tokens[9])), golden["mtp_logits_long"][8]) < 1e-4
+        with pytest.raises(PlanError, match=r"token 4000 .* the vocabulary has 320"):
+            engine.draft(4000)
+
+
+def test_files_without_a_head(tiny_dir: Path) -> None:
+    s = _core.Session(tiny_dir / "deepseek2-v3-tiny.gguf")
+    assert s.draft_blocks == 0
+    with pytest.raises(UnsupportedError, match=r"no block that predicts a further token"):
+        s.load_draft_head()
+    s = _core.Session(tiny_dir / "llama-tiny.gguf")
+    with pytest.raises(UnsupportedError, match=r"no head that drafts tokens for architecture llama"):
+        s.load_draft_head()
