@@ -106,6 +106,9 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
   ContextOptions c = context;
   DYNO_CHECK(PlanError, c.ctx >= 0, "[plan] ctx is ", c.ctx, "; expected 0 (the default) or more");
   if (c.ctx == 0) c.ctx = std::min(model.n_ctx_train, kDefaultContext);
+  DYNO_CHECK(UnsupportedError, c.ctx <= model.n_ctx_train || model.chosen_positions == 0, "[plan] ctx is ", c.ctx,
+             ", but attention of this model reads the best ", model.chosen_positions,
+             " positions, which the engine does not choose yet; use ctx=", model.n_ctx_train, " or less");
   DYNO_CHECK(PlanError, c.ctx <= model.n_ctx_train, "[plan] ctx is ", c.ctx, ", but the model was made for ",
              model.n_ctx_train, " positions; use ctx=", model.n_ctx_train, " or less");
   DYNO_CHECK(PlanError, c.sequences >= 1 && c.sequences <= 1024, "[plan] sequences is ", c.sequences,

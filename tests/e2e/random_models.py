@@ -24,6 +24,9 @@ _NARROW = {
 }
 
 
+LATENT = ("deepseek2", "deepseek32", "glm-dsa")
+
+
 @dataclass(frozen=True)
 class Shape:
     """Dimensions of a model; what an architecture lacks is ignored."""
@@ -112,7 +115,7 @@ class Writer:
 def _attention(w: Writer, layer: str, residual: float) -> None:
     s = w.shape
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-    if s.architecture == "deepseek2":
+    if s.architecture in LATENT:
         key = s.nope + (s.rotary or 0)
         if s.q_lora:
             w.matrix(layer + "attn_q_a.weight", s.q_lora, s.n_embd)
@@ -165,7 +168,7 @@ def _experts(w: Writer, layer: str, residual: float) -> None:
     if s.architecture == "gpt-oss":
         w.vector(layer + "ffn_gate_inp.bias", s.experts, mean=0.0)
     biased = ("glm4moe", "bailingmoe2", "minimax-m2", "ernie4_5-moe")
-    if s.architecture in biased or (s.architecture == "deepseek2" and s.q_lora):
+    if s.architecture in biased or (s.architecture in LATENT and s.q_lora):
         w.vector(layer + "exp_probs_b.bias", s.experts, mean=0.0)
     if s.shared:
         width = s.shared * s.n_ff_expert
@@ -191,7 +194,7 @@ def _metadata(s: Shape) -> dict[str, Any]:
         "rope.freq_base": 10000.0,
         "rope.dimension_count": rotary,
     }
-    if s.architecture == "deepseek2":
+    if s.architecture in LATENT:
         keys |= {
             "attention.kv_lora_rank": s.kv_lora,
             "leading_dense_block_count": s.dense_layers,
@@ -256,7 +259,7 @@ def random_parts(shape: Shape, seed: int = 0) -> tuple[dict[str, Any], list[Tens
         if not s.tied:
             w.matrix("output.weight", s.n_vocab, s.n_embd)
         return {"general.architecture": s.architecture, "general.name": s.name, **keys}, w.tensors
-    with_dense = ("deepseek2", "glm4moe", "bailingmoe2", "ernie4_5-moe")
+    with_dense = (*LATENT, "glm4moe", "bailingmoe2", "ernie4_5-moe")
     leading = s.dense_layers if s.architecture in with_dense else 0
     norm = "post_attention_norm" if s.architecture in ("glm4moe", "gpt-oss", "seed_oss") else "ffn_norm"
     for i in range(s.n_layers):
@@ -312,6 +315,14 @@ SHAPES = [
     Shape(
         "deepseek2", ("q4_0",), 160, 5, 1, 0, 192, 211, n_layers=3,
         experts=3, used=1, n_ff_expert=96, shared=1, kv_lora=96, split_kv_b=False, metadata=_YARN, **_MLA,
+    ),
+    Shape(
+        "deepseek32", ("q4_0", "q8_0"), 192, 3, 1, 0, 224, 263, metadata={"attention.indexer.top_k": 256},
+        experts=12, used=3, n_ff_expert=64, shared=1, groups=4, groups_used=2, q_lora=64, kv_lora=96, **_MLA,
+    ),
+    Shape(
+        "glm-dsa", ("q5_0", "q8_0"), 160, 2, 1, 0, 192, 261, metadata={"attention.indexer.top_k": 300},
+        experts=8, used=3, n_ff_expert=64, shared=1, q_lora=64, kv_lora=64, **_MLA,
     ),
     Shape("gemma3", ("q4_0", "q6_k"), 320, 4, 2, 256, 480, 263, n_layers=7),
     Shape("gemma3", ("q8_0",), 96, 6, 1, 80, 224, 1027, n_layers=6, window=7),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dyno import _core
-from dyno.errors import DynoError, PlanError
+from dyno.errors import DynoError, PlanError, UnsupportedError
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
 NAMES = sorted(p.name.removesuffix("-tiny.gguf") for p in TINY.glob("*-tiny.gguf"))
@@ -68,8 +68,24 @@ def test_models_of_a_folder(models_dir: Path) -> None:
     assert not wrong
 
 
+def check_short(path: Path, g: dict[str, np.ndarray]) -> None:
+    """Of sparse attention: as long as it reads all positions."""
+    s = _core.Session(path, context={**F32_CACHE, "ctx": 0}, session={"threads": 2})
+    ctx = s.model["n_ctx_train"]
+    with pytest.raises(UnsupportedError, match=rf"reads the best {ctx} positions"):
+        _core.Session(path, context={**F32_CACHE, "ctx": ctx + 1})
+    for ubatch in (512, 1, 5, 16):
+        s.set({"ubatch": ubatch})
+        for tokens, want in (("tokens_short", "logits_short"), ("tokens_long", "logits_long")):
+            s.reset()
+            assert nmse(decode(s, g[tokens][:ctx]), g[want][:ctx]) < 1e-8, f"ubatch {ubatch}, {tokens}"
+
+
 def check_whole(path: Path, g: dict[str, np.ndarray]) -> None:
     """In one batch, in u-batches of several sizes, token by token, beside another sequence."""
+    if _core.describe_model(path)["n_ctx_train"] < len(g["tokens_long"]):
+        check_short(path, g)
+        return
     # Quantised weights meet float32 activations only then.
     load = {"numerics": "exact"} if "nvfp4" in path.name else {}
     s = _core.Session(path, load=load, context={**F32_CACHE, "sequences": 2}, session={"threads": 2})

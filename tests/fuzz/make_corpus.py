@@ -162,6 +162,14 @@ SHAPES = [
     Shape("qwen3moe", ("q4_0", "q8_0"), 64, 2, 1, 32, 0, 49, **_EXPERTS),
     Shape("qwen3moe", ("q6_k",), 256, 2, 1, 64, 0, 33, n_layers=1, experts=2, used=1, n_ff_expert=256),
     Shape("deepseek2", ("q8_0",), 64, 2, 1, 0, 64, 53, shared=1, q_lora=32, **_EXPERTS, **_MLA),
+    Shape(
+        "deepseek32", ("q8_0",), 64, 2, 1, 0, 64, 58, shared=1, q_lora=32,
+        metadata={"attention.indexer.top_k": 64}, **_EXPERTS, **_MLA,
+    ),
+    Shape(
+        "glm-dsa", ("q8_0",), 64, 2, 1, 0, 64, 59, shared=1, q_lora=32,
+        metadata={"attention.indexer.top_k": 64}, **_EXPERTS, **_MLA,
+    ),
     Shape("deepseek2", ("q5_0",), 64, 2, 1, 0, 64, 43, shared=1, split_kv_b=False, **_EXPERTS, **_MLA),
     Shape("gemma3", ("q4_0", "q8_0"), 64, 2, 1, 32, 64, 47, n_layers=6, window=5),
     Shape("gpt-oss", ("mxfp4", "q8_0"), 64, 2, 1, 32, 0, 39, window=6, **_EXPERTS),

@@ -1,6 +1,8 @@
-// deepseek2: DeepSeek-V2(-Lite), V3, R1, Kimi-K2. Multi-head latent attention (arXiv:2405.04434), computed in absorbed
-// form: the cache holds one latent and one rotary key a token, kv_b's key half is folded into the queries and its value
-// half is applied after attention. Files hold kv_b split (attn_k_b, attn_v_b) or whole (attn_kv_b, older converters).
+// deepseek2: DeepSeek-V2(-Lite), V3, R1, Kimi-K2; deepseek32 (V3.2) and glm-dsa (GLM-5) as far as they read all
+// positions. Multi-head latent attention (arXiv:2405.04434), computed in absorbed form: the cache holds one latent and
+// one rotary key a token, kv_b's key half is folded into the queries and its value half is applied after attention.
+// Files hold kv_b split (attn_k_b, attn_v_b) or whole (attn_kv_b, older converters).
+#include <algorithm>
 #include <cmath>
 
 #include "model/builder.h"
@@ -59,15 +61,19 @@ void latent_attention(Builder& b, LayerSpec& layer, int64_t i, RopeSpec rope) {
 void build_deepseek2(Builder& b) {
   b.common();
   ModelDesc& m = b.model;
+  // DeepSeek-V3.2 and GLM-5 attend to the best top_k positions. While there are no more, these are all of them.
+  if (b.has_key("attention.indexer.top_k")) {
+    m.chosen_positions = b.integer("attention.indexer.top_k", 1);
+    m.n_ctx_train = std::min(m.n_ctx_train, m.chosen_positions);
+  }
   const RopeSpec rope = b.rope(/*neox=*/false, b.integer("rope.dimension_count", 2));
   const int64_t dense = b.integer_or("leading_dense_block_count", 0);
   const int64_t width = b.integer_or("expert_feed_forward_length", 0);
   const int64_t shared = b.integer_or("expert_shared_count", 0) * width;
   // Files that predate the gating key are V2: softmax. GLM-4.7-Flash (47 or 48 blocks, vocabulary of 154880) shares the
   // architecture and uses sigmoid.
-  const bool sigmoid = (m.n_layers == 47 || m.n_layers == 48) && m.n_vocab == 154880;
-  for (int64_t i = 0; i < m.n_layers; ++i) {
-    LayerSpec& layer = b.layer(i);
+  const bool sigmoid = (b.trunk_layers() == 47 || b.trunk_layers() == 48) && m.n_vocab == 154880;
+  for (const auto& [layer, i] : b.blocks()) {
     latent_attention(b, layer, i, rope);
     layer.ffn_norm = b.vector(b.blk(i, "ffn_norm.weight"), m.n_embd);
     if (i < dense) {
