@@ -11,8 +11,9 @@ namespace dyno::runtime {
 namespace {
 
 constexpr size_t kLine = 64;
-// Between two looks at the stream: about 50 microseconds. A device that is lost never gives a turn.
-constexpr int kSpins = 1000;
+// Between two looks at the stream: about a millisecond, so that a turn that comes as it should has none. A device that
+// is lost never gives a turn.
+constexpr int kSpins = 20'000;
 
 uint32_t* word_of(const PinnedBuffer& words, size_t line) {
   return reinterpret_cast<uint32_t*>(words.data() + line * kLine);
