@@ -13,7 +13,7 @@ from dyno._embedding import file_pooling
 from dyno._placement import Placement
 from dyno._slots import Slots
 from dyno._ubatch import UsualUbatch
-from dyno.devices import resolve_device
+from dyno.devices import limited, resolve_device
 from dyno.errors import DeviceError, DynoError, PlanError
 from dyno.settings import has_latent_cache, is_dense_quantised
 
@@ -76,7 +76,9 @@ class OpenModel:
             placement, virtual_devices, n_gpu_layers, cpu_moe, n_cpu_moe,
             {"vram": vram, "ram": ram}, split, tensor_split,
         )  # fmt: skip
-        self._device = resolve_device(device, self._placement.virtual_devices)
+        self._device = limited(
+            resolve_device(device, self._placement.virtual_devices), self._placement.vram, self._placement.ram
+        )
         self._placement.warn(self.device)
         self._rates = self._placement.rates(self._device)
         arguments = _effective.check_arguments(settings, self._device.kind) | dict(self._placement.settings)

@@ -6,8 +6,9 @@ Nothing here is asked for at import; listing the GPUs allocates nothing on them.
 from __future__ import annotations
 
 import logging
+import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dyno.errors import DeviceError, DeviceLostError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from dyno._virtual_devices import VirtualDevice
 
-__all__ = ["Device", "built_for_cuda", "list_devices", "resolve_device"]
+__all__ = ["Device", "built_for_cuda", "limited", "list_devices", "resolve_device"]
 
 _log = logging.getLogger("dyno.device")
 
@@ -108,6 +109,27 @@ def resolve_device(name: str, virtual_devices: Sequence[VirtualDevice] = ()) -> 
     if problem:
         raise DeviceError(f"[device] {name!r}: {problem}")
     return Device(f"cuda:{number}", _with_driver(number, gpus[number]))
+
+
+def limited(device: Device, vram: int, ram: int) -> Device:
+    """The smaller device that limits of memory make: profiles of it are for devices of that memory.
+
+    Args:
+        vram: Bytes that the device may hold; 0: what it has.
+        ram: Bytes that the CPU beside a virtual device may hold; 0: what it has.
+    """
+    info = dict(device.info)
+    if device.kind == "cuda" and vram:
+        info["memory_bytes"] = min(vram, int(info["memory_bytes"]))
+    elif device.name not in ("cpu", "auto") and (vram or ram):
+        words = dict(word.split("=") for word in str(info.get("virtual", "")).split())
+        if vram:
+            own = float(words.get("memory_mib", math.inf))
+            words["memory_mib"] = f"{min(own, vram / 2**20):g}"
+        if ram:
+            words["ram_mib"] = f"{ram / 2**20:g}"
+        info["virtual"] = " ".join(f"{name}={value}" for name, value in words.items())
+    return replace(device, info=info)
 
 
 def _automatic() -> Device:

@@ -12,6 +12,7 @@ import pytest
 from dyno import _core, profiles
 from dyno._cli.options import placement_arguments
 from dyno.cli import app
+from dyno.devices import Device, limited
 from dyno.errors import OutOfMemoryError, PlanError, UnsupportedError
 from random_models import Shape, random_model
 from typer import BadParameter
@@ -270,3 +271,34 @@ def test_a_profile_of_a_virtual_device_is_for_that_device_alone() -> None:
         plan_only=True,
     ) as one:  # fmt: skip
         assert one.device_info["virtual"] == "link_gbps=4 streams=1"
+
+
+def test_limits_make_another_device_for_profiles() -> None:
+    where = {"cpu:1": {"link_gbps": 4, "memory_mib": 64}}
+    path = TINY / "llama-tiny.gguf"
+    with opened(path, device="cpu:1", virtual_devices=where, vram="32MiB", ram="1GiB", plan_only=True) as one:
+        assert one.device_info["virtual"] == "link_gbps=4 memory_mib=32 ram_mib=1024"
+    gpu = Device("cuda:0", {"kind": "cuda", "memory_bytes": 80 << 30})
+    assert limited(gpu, 16 << 30, 0).info["memory_bytes"] == 16 << 30
+    assert limited(gpu, 100 << 30, 1).info == gpu.info
+
+
+def test_a_placement_for_less_memory_is_not_taken_over() -> None:
+    """On a device with more memory fewer layers have to leave it."""
+
+    def decided(memory_mib: int) -> str:
+        there = profiles.CudaDevice(compute_capability="9.0", sm_count=132, memory_mib=16384)
+        here = there.model_copy(update={"memory_mib": memory_mib})
+        model = profiles.model_from_description(_core.describe_model(str(TINY / "qwen3moe-tiny.gguf")))
+        profile = profiles.Profile(
+            schema=1, label="x", settings={"n_cpu_moe": profiles.SettingEntry(value=2)},
+            match=profiles.Match(
+                device=there, model=model, engine=profiles.engine_from_build(_core.build_info())
+            ),
+            provenance=profiles.Provenance(tuner="test", date="2026-11-25"),
+        )  # fmt: skip
+        [decision] = profiles.decide(profile, profiles.Level.SAME_DEVICE, here)
+        return f"{decision.action} {decision.reason}"
+
+    assert decided(16400).startswith("fit_check")
+    assert decided(81920) == "reject placed for 16384 MiB of memory, here 81920 MiB"

@@ -30,6 +30,10 @@ MIN_SCORE = 0.3
 """A profile of a device that scores less is too far away to be taken unless the caller names it."""
 
 
+_PLACING = ("placement", "cpu_moe", "n_cpu_moe", "n_gpu_layers")
+"""Settings that place weights: with more memory, less of the model has to leave the device."""
+
+
 class Level(IntEnum):
     """The levels at which a profile fits, worst first."""
 
@@ -290,6 +294,10 @@ def _decide_setting(
     setting = SETTINGS[name]
     path = setting_path(name)
     there = profile.match.device
+    if name in _PLACING and abs(there.memory_mib - device.memory_mib) > MEMORY_TOLERANCE * there.memory_mib:
+        return Decision(
+            path, "reject", f"placed for {there.memory_mib} MiB of memory, here {device.memory_mib} MiB"
+        )
     if setting.memory_bound:
         return Decision(path, "fit_check", "bounded by memory and not measured on this machine and model")
     if isinstance(there, CpuDevice) and isinstance(device, CpuDevice):

@@ -159,8 +159,12 @@ def test_the_memory_of_the_machine_bounds_its_part() -> None:
 # ---- answers and order
 
 
-def test_answers_are_compared_with_an_exact_path_that_fits() -> None:
+def test_answers_are_compared_with_an_exact_path_that_needs_more_memory() -> None:
+    """Of a smaller machine, too: its limits are not those of the machine that computes."""
     target = placed()
+    exact = target.memory({**target._exact_settings()})
+    assert exact is not None
+    assert exact > target._placing._vram
     default = Configuration(target.describe().engine["defaults"])
     found = target.quality(default, CONTEXT)
     assert found.status is TrialStatus.OK, found.message
@@ -209,7 +213,8 @@ def test_a_tune_on_a_virtual_device(tmp_path: Path) -> None:
     result = run(request, InlineExecutor(target))
     device = result.profile.match.device
     assert isinstance(device, profiles.CpuDevice)
-    assert device.virtual == "link_gbps=8 latency_us=10 streams=1"
+    limit = target._placing._vram / 2**20
+    assert device.virtual == f"link_gbps=8 latency_us=10 streams=1 memory_mib={limit:g}"
     profiles.load_profile(result.path)
     records = load(result.journal).records
     assert any(r.get("note") == "threshold" and r["knob"] == "offload_min_tokens" for r in records)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dyno import _core, _rates
 from dyno._placement import NOWHERE_ELSE, is_placed
 from dyno._virtual_devices import read_virtual_devices
+from dyno.devices import limited, resolve_device
 from dyno.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -42,16 +43,25 @@ class Placing:
         self._ram = ram
         self._measured: dict[str, dict[str, float]] | None = None
 
-    def argument(self, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def resolve(self, name: str) -> Device:
+        """The device of a name, as small as the limits make it."""
+        return limited(resolve_device(name, self.virtual_devices), self._vram, self._ram)
+
+    def argument(self, settings: Mapping[str, Any] | None = None, *, limited: bool = True) -> dict[str, Any]:
         """The `placement` of a session.
 
         Args:
             settings: the plan places by itself unless these load settings place weights; None: it never does.
+            limited: keep the limits that stand for a smaller machine. The exact path, which answers are
+                compared with, is no part of that machine.
         """
-        given: dict[str, Any] = {"virtual_devices": [one.to_dict() for one in self.virtual_devices]}
-        if self._vram:
+        devices = [one.to_dict() for one in self.virtual_devices]
+        if not limited:
+            devices = [{n: v for n, v in one.items() if n != "memory_mib"} for one in devices]
+        given: dict[str, Any] = {"virtual_devices": devices}
+        if self._vram and limited:
             given["main_memory"] = self._vram
-        if self._ram:
+        if self._ram and limited:
             given["host_memory"] = self._ram
         if settings is not None:
             given["automatic"] = not is_placed({n: as_list(n, v) for n, v in settings.items()})

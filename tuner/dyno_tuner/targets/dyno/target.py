@@ -18,7 +18,6 @@ from dyno._effective import usable_cores
 from dyno._generate import greedy_after
 from dyno._placement import NOWHERE_ELSE
 from dyno._ubatch import UsualUbatch
-from dyno.devices import resolve_device
 from dyno.errors import (
     DeviceError,
     DeviceLostError,
@@ -115,7 +114,7 @@ class DynoTarget(Target):
         try:
             self._model: dict[str, Any] = dict(_core.describe_model(model))
             self._placing = Placing(virtual_devices, vram, ram)
-            chosen = self._chosen = resolve_device(device, self._placing.virtual_devices)
+            chosen = self._chosen = self._placing.resolve(device)
             self._name = chosen.name
             self._kind = chosen.kind
             self._device: dict[str, Any] = dict(chosen.info)
@@ -243,7 +242,7 @@ class DynoTarget(Target):
 
     def _open(
         self, settings: dict[str, Any], kernels: list[tuple[str, str, dict[str, Any], str]], *,
-        automatic: bool = False,
+        exact: bool = False,
     ) -> None:  # fmt: skip
         self._close_session()
         load = self._of(settings, "load")
@@ -253,7 +252,7 @@ class DynoTarget(Target):
             context=self._of(settings, "context"),
             session=self._of(settings, "session"),
             kernels=kernels,
-            placement=self._placing.argument(load if automatic else None),
+            placement=self._placing.argument(load if exact else None, limited=not exact),
         )
         self._loaded = settings
 
@@ -490,7 +489,7 @@ class DynoTarget(Target):
             if found is not None:
                 return found
         begun = time.monotonic()
-        self._open(self._exact_settings(), [], automatic=True)
+        self._open(self._exact_settings(), [], exact=True)
         computed = answers.exact_answers(
             self._session, self._asked(), capture=bool(self._model.get("experts"))
         )
