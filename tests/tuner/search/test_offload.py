@@ -111,6 +111,8 @@ def test_values_of_a_large_model() -> None:
     # 128 / 8 = 16 tokens share an expert: from 16 times the setting on.
     assert [offloads.code(32, {"ubatch": u}) for u in (256, 512, 4096)] == [False, True, True]
     assert offloads.code(0, {"ubatch": 1}) is True
+    off = {"ubatch": 256, "op_offload.matmul_id": False, "op_offload.moe_up_gate": False}
+    assert offloads.code(32, off) is True  # without experts among the copies, tokens count as they are
     assert found["threads"].values[-1] == 8  # of the CPU's part
     switch = found["op_offload.matmul_id"]
     assert switch.code is not None

@@ -188,10 +188,14 @@ def _offload_thresholds(f: Facts) -> Sequence[Value]:
 
 def _offload_path(f: Facts) -> Callable[[Value, Settings], Hashable]:
     """Which passes run over copies."""
-    passes, ratio = f.workload.prompts or (1,), _expert_ratio(f)
+    passes = f.workload.prompts or (1,)
+    experts = [f"op_offload.{op}" for op in ("matmul_id", "moe_up_gate")]
 
     def path(value: Value, settings: Settings) -> Hashable:
         ubatch = int(settings.get("ubatch", passes[-1]))
+        # Only experts scale the threshold, and only while their products may run over copies.
+        shared = any(settings.get(name, f.defaults.get(name, False)) for name in experts)
+        ratio = _expert_ratio(f) if shared else 1
         taken = tuple(min(ubatch, p) >= int(value) * ratio for p in passes)
         return taken[0] if len(set(taken)) == 1 else taken
 
