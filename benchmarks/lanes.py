@@ -70,8 +70,8 @@ def _rate(cpu: int) -> int:
 
 
 def measured_stride(cpus: Sequence[int]) -> int | None:
-    """The distance of two CPUs that share a core: the others are busy one by one, and a sibling slows the
-    first one down, twice in a row. None where none does."""
+    """The distance of two CPUs that share a core: a busy sibling slows the first one down, twice in a row.
+    None where none does."""
     first = cpus[0]
     alone = max(_rate(first) for _ in range(3))
 
@@ -80,7 +80,9 @@ def measured_stride(cpus: Sequence[int]) -> int | None:
             time.sleep(START_SECONDS)
             return _rate(first) < SLOWED * alone
 
-    return next((other - first for other in cpus[1:] if slowed(other) and slowed(other)), None)
+    # Kernels number the CPUs of a core side by side, or all first ones before all second ones.
+    strides = dict.fromkeys((1, len(cpus) // 2))
+    return next((n for n in strides if first + n in cpus and slowed(first + n) and slowed(first + n)), None)
 
 
 def cores(cpus: Sequence[int]) -> list[list[int]]:
