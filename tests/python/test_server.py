@@ -381,7 +381,7 @@ def test_loopback_addresses(host: str, alone: bool) -> None:
 
 def test_sequences_of_a_server(model: Path) -> None:
     from dyno import Engine
-    from dyno._cli.serve import give_default_sequences
+    from dyno.server.opening import give_default_sequences
 
     for given, expected in (({}, 4), ({"sequences": 3}, 3), ({"sequences": 1}, 1)):
         with Engine(model, device="cpu", profile=None, ctx=64, **given) as engine:

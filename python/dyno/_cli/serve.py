@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import ipaddress
 import os
+import signal
+import socket
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +17,7 @@ import typer
 from dyno._cli import drawing, options, state
 
 if TYPE_CHECKING:
-    from dyno.engine import Engine
+    from dyno.server.opening import Recipe
 
 
 def serve(
@@ -97,6 +99,12 @@ def serve(
             max=1,
         ),
     ] = None,
+    ray: Annotated[
+        int | None,
+        typer.Option(
+            "--ray", metavar="N", help="Serve N replicas through Ray Serve: gguf-dyno[serve,ray].", min=1
+        ),
+    ] = None,
     max_body: Annotated[
         float, typer.Option("--max-body", help="Largest body of a request, in MiB.", min=0.001)
     ] = 8.0,
@@ -166,36 +174,35 @@ def serve(
     try:
         import uvicorn
 
-        from dyno._drafting import speculation_of
-        from dyno.server import Options, create_app
+        from dyno.server import Options
+        from dyno.server.opening import Recipe, opened
     except ImportError as error:
         raise ImportError(f"{error.name} is missing; pip install 'gguf-dyno[serve]'") from error
-    from dyno.engine import Engine
 
-    where = options.device_argument(device, gpu)
-    with contextlib.ExitStack() as stack:
-        engine = stack.enter_context(Engine(path, where, **options.once(chosen, arguments)))
-        give_default_sequences(engine)
-        draft = None
-        if model_draft is not None and engine.settings["spec"] == "draft":
-            draft = stack.enter_context(open_draft(model_draft, engine))
-        template = None
-        if chat_template is not None:
-            template = engine.chat_template(chat_template)
-            # Errors that clients get name the template: its folder is not for them.
-            template = dataclasses.replace(template, name=Path(template.name).name)
-        app = create_app(
-            engine,
-            Options(
-                model=alias or path.stem,
-                api_key=api_key,
-                max_waiting=queue,
-                speculation=speculation_of(engine.settings, draft),
-                max_body_bytes=int(max_body * 2**20),
-                timeout_s=timeout,
-                template=template,
-            ),
+    recipe = Recipe(
+        model=str(path.resolve()),
+        options=Options(
+            model=alias or path.stem,
+            api_key=api_key,
+            max_waiting=queue,
+            max_body_bytes=int(max_body * 2**20),
+            timeout_s=timeout,
+        ),
+        device=options.device_argument(device, gpu),
+        arguments=options.once(chosen, arguments),
+        draft=None if model_draft is None else str(model_draft.resolve()),
+        chat_template=chat_template,
+    )
+    if api_key is None and not _is_loopback(host):
+        print(
+            f"warning: --host {host} is open to other machines and no key is set; anyone who reaches "
+            "the port can use the model: pass --api-key KEY",
+            file=sys.stderr,
         )
+    if ray is not None:
+        _serve_replicas(recipe, ray, host, port, port_file)
+        return
+    with opened(recipe) as (engine, app):
         config = uvicorn.Config(
             app,
             host=host,
@@ -204,44 +211,38 @@ def serve(
             access_log=bool(verbose),
             lifespan="off",
         )
-        with app.state.scheduler, config.bind_socket() as socket:
-            socket.listen(config.backlog)  # whoever reads the line or the file below can connect at once
-            taken = int(socket.getsockname()[1])
+        with config.bind_socket() as socket_:
+            socket_.listen(config.backlog)  # whoever reads the line or the file below can connect at once
             print(f"{engine.device_headline}\nserving {path.name}", file=sys.stderr)
-            if api_key is None and not _is_loopback(host):
-                print(
-                    f"warning: --host {host} is open to other machines and no key is set; anyone who reaches "
-                    "the port can use the model: pass --api-key KEY",
-                    file=sys.stderr,
-                )
-            print(f"listening on http://{_in_url(host)}:{taken}", flush=True)
-            if port_file is not None:
-                _write(port_file, f"{taken}\n")
-            uvicorn.Server(config).run(sockets=[socket])
+            _tell(host, int(socket_.getsockname()[1]), port_file)
+            uvicorn.Server(config).run(sockets=[socket_])
 
 
-def open_draft(path: Path, engine: Engine) -> Engine:
-    """The smaller model that drafts for an engine, on its device, with as many sequences."""
-    from dyno import _core
-    from dyno.engine import Engine
+def _serve_replicas(recipe: Recipe, count: int, host: str, port: int, port_file: Path | None) -> None:
+    """Serve through Ray until SIGTERM or Ctrl-C."""
+    from dyno.devices import resolve_device
+    from dyno.server.replicas import replicas
 
-    shorter = int(_core.describe_model(path)["n_ctx_train"])
-    threads = {name: engine.settings[name] for name in ("threads", "threads_batch")}
-    return Engine(
-        path,
-        engine.device,
-        sequences=engine.settings["sequences"],
-        ctx=min(int(engine.settings["ctx"]), shorter),
-        **threads,
-    )
+    on_gpu = resolve_device(recipe.device).name.startswith("cuda")
+    if on_gpu:  # Ray shows each replica its own GPU, as the first one
+        recipe = dataclasses.replace(recipe, device="cuda:0")
+    if port == 0:
+        with socket.create_server((host, 0)) as free:
+            port = int(free.getsockname()[1])
+    ends = threading.Event()
+    cpus = float(recipe.arguments.get("threads", 1))
+    with replicas(recipe, count, host, port, gpus=float(on_gpu), cpus=cpus):
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, lambda *_: ends.set())
+        print(f"serving {Path(recipe.model).name} with {count} replicas", file=sys.stderr)
+        _tell(host, port, port_file)
+        ends.wait()
 
 
-def give_default_sequences(engine: Engine) -> None:
-    """More than the one sequence of an engine, unless the command line or the profile says how many."""
-    from dyno.scheduler import DEFAULT_SEQUENCES
-
-    if engine.settings.origins["sequences"] == "default":
-        engine.set_context(sequences=DEFAULT_SEQUENCES)
+def _tell(host: str, port: int, port_file: Path | None) -> None:
+    print(f"listening on http://{_in_url(host)}:{port}", flush=True)
+    if port_file is not None:
+        _write(port_file, f"{port}\n")
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,0 +1,85 @@
+"""Opening what a server serves: the model, a smaller one that drafts, and the application over them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dyno._drafting import speculation_of
+from dyno.engine import Engine
+from dyno.server.app import create_app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from starlette.applications import Starlette
+
+    from dyno.server.options import Options
+
+__all__ = ["Recipe", "give_default_sequences", "opened"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The parts of a server, as plain values that another process can take."""
+
+    model: str
+    """Path of the file."""
+    options: Options
+    device: str = "auto"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Of `Engine`."""
+    draft: str | None = None
+    """Path of the file of a smaller model that drafts."""
+    chat_template: str | None = None
+    """A file or the name of a template; None takes the model's."""
+
+
+@contextlib.contextmanager
+def opened(recipe: Recipe) -> Iterator[tuple[Engine, Starlette]]:
+    """The engine of a recipe and the application over it, whose scheduler runs meanwhile.
+
+    Raises:
+        DynoError: As `Engine`, or a draft model that does not fit.
+    """
+    with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(Engine(recipe.model, recipe.device, **recipe.arguments))
+        give_default_sequences(engine)
+        draft = None
+        if recipe.draft is not None and engine.settings["spec"] == "draft":
+            draft = stack.enter_context(_open_draft(recipe.draft, engine))
+        options = dataclasses.replace(recipe.options, speculation=speculation_of(engine.settings, draft))
+        if recipe.chat_template is not None:
+            template = engine.chat_template(recipe.chat_template)
+            # Errors that clients get name the template: its folder is not for them.
+            template = dataclasses.replace(template, name=Path(template.name).name)
+            options = dataclasses.replace(options, template=template)
+        app = create_app(engine, options)
+        stack.enter_context(app.state.scheduler)
+        yield engine, app
+
+
+def _open_draft(path: str, engine: Engine) -> Engine:
+    """The smaller model that drafts for an engine, on its device, with as many sequences."""
+    from dyno import _core
+
+    shorter = int(_core.describe_model(path)["n_ctx_train"])
+    threads = {name: engine.settings[name] for name in ("threads", "threads_batch")}
+    return Engine(
+        path,
+        engine.device,
+        sequences=engine.settings["sequences"],
+        ctx=min(int(engine.settings["ctx"]), shorter),
+        **threads,
+    )
+
+
+def give_default_sequences(engine: Engine) -> None:
+    """More than the one sequence of an engine, unless the command line or the profile says how many."""
+    from dyno.scheduler import DEFAULT_SEQUENCES
+
+    if engine.settings.origins["sequences"] == "default":
+        engine.set_context(sequences=DEFAULT_SEQUENCES)

@@ -1,0 +1,91 @@
+"""Several replicas of a server behind one address, through Ray Serve.
+
+Each replica is a process with an engine of its own, so that it needs the memory of one. Ray places the
+replicas, spreads requests among them, and starts another one for one that has died. The model is read from
+the same path on every node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from dyno.errors import DynoError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from starlette.applications import Starlette
+
+    from dyno.server.opening import Recipe
+
+__all__ = ["replicas"]
+
+_NAME = "dyno"
+
+
+def _builder(recipe: Recipe) -> Callable[[], Starlette]:
+    """Makes the application of one replica, in the process of the replica."""
+
+    def build() -> Starlette:
+        from dyno.server.opening import opened
+
+        # Ray sets it to the CPUs that it books for an actor, which limits no engine.
+        os.environ.pop("OMP_NUM_THREADS", None)
+        stack = contextlib.ExitStack()
+        _, app = stack.enter_context(opened(recipe))
+        app.state.opened = stack  # until the process ends
+        return app
+
+    return build
+
+
+@contextlib.contextmanager
+def replicas(
+    recipe: Recipe, count: int, host: str, port: int, gpus: float, cpus: float, **cluster: Any
+) -> Iterator[None]:
+    """Replicas of a server behind one address while the context is open.
+
+    Args:
+        recipe: The parts of each; its paths are absolute.
+        count: How many.
+        host: Address to listen on.
+        port: Port to listen on.
+        gpus: GPUs that each takes of its node.
+        cpus: CPUs likewise.
+        **cluster: Of `ray.init`. Without an address, RAY_ADDRESS names the cluster, or one is started on this
+            machine.
+
+    Raises:
+        ImportError: Ray is not installed.
+        DynoError: The replicas do not start.
+    """
+    try:
+        ray: Any = importlib.import_module("ray")
+        serve: Any = importlib.import_module("ray.serve")
+    except ImportError as error:
+        raise ImportError(f"{error.name} is missing; pip install 'gguf-dyno[serve,ray]'") from error
+    begun = not ray.is_initialized()
+    if begun:
+        ray.init(logging_level="warning", **cluster)
+    try:
+        serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
+        deployment = serve.deployment(
+            serve.ingress(_builder(recipe))(),
+            name=_NAME,
+            num_replicas=count,
+            ray_actor_options={"num_gpus": gpus, "num_cpus": cpus},
+            # The replica itself refuses requests beyond its queue.
+            max_ongoing_requests=recipe.options.max_waiting + 1024,
+        )
+        try:
+            serve.run(deployment.bind(), name=_NAME, route_prefix="/")
+        except Exception as error:
+            raise DynoError(f"[serve] the replicas do not start: {error}") from error
+        yield
+    finally:
+        serve.shutdown()
+        if begun:
+            ray.shutdown()
