@@ -185,7 +185,7 @@ def test_an_error_in_the_turn_of_the_cpu_leaves_no_gpu_waiting() -> None:
         decode(s, tokens[6:7])
     s.close()  # waits for the GPU
     np.testing.assert_array_equal(
-        decode(opened_at("qwen3moe", {"cpu_moe": True}, "default"), tokens[:1]), want[0]
+        decode(opened_at("qwen3moe", {"cpu_moe": True}, "default"), tokens[:1]), want
     )
 
 
