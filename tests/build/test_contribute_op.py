@@ -22,7 +22,7 @@ FAMILY = PAGE[PAGE.index("## A family") :]
 FILES = {
     m[1]: (m[2] or "").removesuffix("```\n")
     for m in re.finditer(
-        r"^`([\w/.]+)`(?:[:,].*\n(?:.+\n)*)(?:\n```\w+\n((?:.*\n)*?```\n))?", FAMILY, re.MULTILINE
+        r"^`([\w/.]+)`(?:[:, ].*\n(?:.+\n)*)(?:\n```\w+\n((?:.*\n)*?```\n))?", FAMILY, re.MULTILINE
     )
 }
 NEW = [name for name in FILES if name.startswith("csrc/ops/clamp/")]
