@@ -323,7 +323,9 @@ def test_the_command_asks_for_all_gpus(tiny_dir: Path, monkeypatch: pytest.Monke
         raise TuneError("enough")
 
     monkeypatch.setattr("dyno_tuner.run.session.run", capture)
-    monkeypatch.setattr("dyno.devices.resolve_device", lambda name, virtual=(): Device(name, {"kind": "cuda"}))
+    monkeypatch.setattr(
+        "dyno.devices.resolve_device", lambda name, virtual=(): Device(name, {"kind": "cuda"})
+    )
     model = str(tiny_dir / "qwen3moe-tiny.gguf")
     for flags, devices in (
         (["--gpu", "2,0,1"], ["cuda:2", "cuda:0", "cuda:1"]),
