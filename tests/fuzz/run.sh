@@ -118,7 +118,12 @@ count() {  # NAME STATUS
   local options=()
   if [[ $2 -ne 0 ]]; then options+=(--crashed); fi
   if [[ -n ${FUZZ_JSON:-} ]]; then
-    options+=(--json "$FUZZ_JSON" --commit "$(git -C "$root" rev-parse --short HEAD 2>/dev/null || true)")
+    local commit
+    commit=$(git -C "$root" rev-parse --short HEAD) || {
+      echo "FUZZ_JSON names the commit that ran, and $root is no git checkout" >&2
+      return 1
+    }
+    options+=(--json "$FUZZ_JSON" --commit "$commit")
   fi
   "$python" "$root/tests/fuzz/count.py" "$folder/$1.log" "$1" "${options[@]}"
 }
