@@ -1,4 +1,4 @@
-"""What the tuner finds on virtual devices, and the truth by measuring everything; for placement_links.py.
+"""Tunes placements on virtual devices and measures all of them for the truth; placement_links.py runs it.
 
 A threshold: prompts are read with all experts on the CPU, multiplied there and over copies, at each u-batch.
 The first u-batch at which copies are faster is the truth. The tuner's solver measures anew, and its error is
@@ -95,7 +95,7 @@ def threshold(path: str, link: float, repeats: int, threads: int) -> dict[str, A
 
 
 def tuned(path: str, link: float, budget: float, threads: int) -> dict[str, Any]:
-    """What a tune of `budget` seconds loses against the best of its whole space."""
+    """The loss of a tune of `budget` seconds against the best point of its whole space."""
 
     def target(**more: Any) -> DynoTarget:
         settings = {"threads": threads, "threads_batch": threads}

@@ -1,4 +1,4 @@
-"""Facts of a model decide, never its architecture's name, which stands in the architecture's own file."""
+"""The code asks for facts of a model; only the file of an architecture holds its name."""
 
 from __future__ import annotations
 

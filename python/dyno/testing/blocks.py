@@ -66,7 +66,7 @@ def random_blocks(dtype: str, n_elements: int, rng: np.random.Generator, *, std:
         std: Standard deviation of the dequantised weights.
 
     Raises:
-        ValueError: `dtype` is none of these, or `n_elements` is not a multiple of its block.
+        ValueError: `dtype` is not one of these types, or `n_elements` is not a multiple of its block.
     """
     if dtype in ("f32", "f16", "bf16"):
         return pack_tensor(dtype, rng.normal(0.0, std, n_elements).astype(np.float32))

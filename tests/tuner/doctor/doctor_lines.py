@@ -17,5 +17,5 @@ def find(line: Line, start: str) -> Item:
 
 
 def says(item: Item) -> str:
-    """All that is said about a token."""
+    """The remarks of the doctor about a token."""
     return " ".join(n.text for n in item.notes)

@@ -51,7 +51,7 @@ def test_a_slice_is_tuned_and_the_whole_confirms(tmp_path: Path) -> None:
     assert 0 < evidence.slice.memory_share < 1
     assert profiles.load_profile(result.path).evidence == evidence
     assert [t._fixed.get("layers") for t in opened] == [None, 1]
-    # Both journals are kept, and no value of the slice stands in the profile unproven.
+    # The tune keeps both journals and writes no unproven value of the slice into the profile.
     first = load(tmp_path / "p.yaml.slice.journal.jsonl").records[0]
     assert first["held"]["layers"] == 1
     assert first["memory_limit"] == pytest.approx((1 << 30) * evidence.slice.memory_share, rel=1e-3)
