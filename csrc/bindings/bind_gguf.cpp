@@ -17,6 +17,7 @@
 #include "gguf/interleaved.h"
 #include "gguf/parse.h"
 #include "gguf/quant_blocks.h"
+#include "gguf/recode.h"
 #include "gguf/text.h"
 #include "gguf/type_support.h"
 
@@ -102,6 +103,29 @@ nb::object numpy_f32(std::unique_ptr<float[]> values, const TensorInfo& tensor) 
   float* raw = values.release();
   nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<float*>(p); });
   return nb::cast(nb::ndarray<nb::numpy, float>(raw, shape.size(), shape.data(), owner));
+}
+
+// The rows of a tensor, taken apart if several lie in a unit, as a GPU reads them.
+nb::tuple recode(const GgufFile& file, std::string_view name) {
+  const TensorInfo& tensor = file.tensor(name);
+  const DTypeInfo& info = dtype_info(tensor.type);
+  const DType type = gpu_type(info.plain);
+  DYNO_CHECK(UnsupportedError, type != info.plain, "[gguf] tensor ", quoted(name), " of ", file.path(), " has type ",
+             dtype_name(tensor.type), ", which a GPU does not read as another type");
+  const int64_t k = tensor.dims[0], each = info.rows;
+  std::vector<std::byte> out(row_bytes(type, k) * static_cast<size_t>(tensor.n_rows()));
+  std::vector<std::byte> unit(info.rows * row_bytes(info.plain, k));
+  for (int64_t row = 0; row < tensor.n_rows(); row += each) {
+    const std::byte* from = tensor.data + static_cast<size_t>(row) * row_bytes(tensor.type, k);
+    if (info.kind == TypeClass::interleaved) {
+      take_apart(tensor.type, from, unit.data(), k);
+      from = unit.data();
+    }
+    recode_rows(info.plain, from, out.data() + row_bytes(type, k) * static_cast<size_t>(row), each, k);
+  }
+  file.check_unchanged();
+  return nb::make_tuple(std::string(dtype_name(type)),
+                        nb::bytes(reinterpret_cast<const char*>(out.data()), out.size()));
 }
 
 nb::object dequantize(const GgufFile& file, std::string_view name) {
@@ -278,6 +302,9 @@ void bind_gguf(nb::module_& m) {
           "name"_a,
           "Gives the whole pages inside a tensor back to the operating system; they are read again when touched. False "
           "when it refused. Raises ModelError for an unknown name.")
+      .def("recode", &recode, "name"_a, nb::sig("def recode(self, name: str) -> tuple[str, bytes]"),
+           "The type that a GPU reads a tensor as, and its rows in that type. Raises ModelError for an unknown name, "
+           "UnsupportedError for a type that stays the same.")
       .def(
           "advise_willneed",
           [](const GgufFile& f, std::string_view name) { return f.advise_willneed(f.tensor(name).bytes()); }, "name"_a,

@@ -100,7 +100,7 @@ nb::dict plan_dict(const runtime::Session& session) {
     const model::Weight& w = session.model().weights[i];
     nb::dict t;
     t["name"] = w.name;
-    t["dtype"] = std::string(dtype_name(w.type));
+    t["dtype"] = std::string(dtype_name(p.weights[i].type));
     t["layout"] = std::string(ops::layout_name(p.weights[i].layout));
     t["device"] = device_name(p.device(p.weights[i].device));
     t["mapped"] = p.weights[i].mapped;

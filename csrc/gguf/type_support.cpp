@@ -1,6 +1,24 @@
 #include "gguf/type_support.h"
 
+#include "gguf/recode.h"
+
 namespace dyno {
+namespace {
+
+std::string_view coded_support(DType on_gpu) {
+  switch (on_gpu) {
+    case DType::q4_0:
+      return "kernels for CPU and GPU, re-coded at load, on a GPU as q4_0";
+    case DType::q6_k:
+      return "kernels for CPU and GPU, re-coded at load, on a GPU as q6_k";
+    case DType::q8_0:
+      return "kernels for CPU and GPU, re-coded at load, on a GPU as q8_0";
+    default:
+      return "kernels for the CPU, re-coded at load";
+  }
+}
+
+}  // namespace
 
 std::string_view type_support(DType type) {
   switch (dtype_info(type).kind) {
@@ -9,9 +27,9 @@ std::string_view type_support(DType type) {
     case TypeClass::quant:
       return "kernels for CPU and GPU, repacked at load";
     case TypeClass::coded:
-      return "kernels for the CPU, re-coded at load";
+      return coded_support(gpu_type(type));
     case TypeClass::interleaved: {
-      const bool gpu = dtype_info(dtype_info(type).plain).kind == TypeClass::quant;
+      const bool gpu = dtype_info(gpu_type(dtype_info(type).plain)).kind == TypeClass::quant;
       return gpu ? "kernels for CPU and GPU, taken apart at load" : "kernels for the CPU, taken apart at load";
     }
     case TypeClass::values:

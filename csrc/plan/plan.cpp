@@ -246,7 +246,7 @@ std::string describe_copies(const Plan& plan, const model::ModelDesc& model) {
   for (size_t i = 0; i < plan.weights.size(); ++i) {
     const WeightPlacement& weight = plan.weights[i];
     if (!weight.stream.wanted || model.weights[i].transform == model::Transform::to_f32) continue;
-    const DType type = model.weights[i].type;
+    const DType type = weight.type;
     std::string text = str_cat(dtype_name(type), " ", ops::layout_name(weight.layout));
     if (weight.stream.layout != weight.layout) text += str_cat(" to ", ops::layout_name(weight.stream.layout));
     if (weight.layout == ops::Layout::plain && has_codes(type)) {
@@ -282,9 +282,8 @@ std::string Plan::describe(const model::ModelDesc& model) const {
   std::map<std::string, std::pair<int, size_t>> groups;
   for (size_t i = 0; i < weights.size(); ++i) {
     const std::string place = devices.size() > 1 ? str_cat(device_name(this->device(weights[i].device)), ": ") : "";
-    auto& [count, bytes] =
-        groups[str_cat(place, dtype_name(model.weights[i].type), " ", ops::layout_name(weights[i].layout),
-                       weights[i].mapped ? ", mapped from the file" : ", owned copy")];
+    auto& [count, bytes] = groups[str_cat(place, dtype_name(weights[i].type), " ", ops::layout_name(weights[i].layout),
+                                          weights[i].mapped ? ", mapped from the file" : ", owned copy")];
     ++count;
     bytes += weights[i].bytes;
   }

@@ -117,6 +117,7 @@ inline constexpr size_t kStages = 2;
 
 struct WeightPlacement {
   DeviceId device = kMainDevice;
+  DType type = DType::f32;  // that kernels read: the model's, or gpu_type() of it (gguf/recode.h)
   ops::Layout layout = ops::Layout::plain;
   bool mapped = false;    // kernels read the file's own pages; otherwise an owned copy of `bytes`
   bool mappable = false;  // they could: with the setting `mmap`
@@ -300,6 +301,8 @@ struct Plan {
   const DeviceInfo& device(DeviceId id) const { return devices[static_cast<size_t>(id)].info; }
   const DeviceInfo& main_device() const { return device(kMainDevice); }
   const DeviceInfo& device_of(model::WeightId id) const { return device(weights[static_cast<size_t>(id)].device); }
+  // That kernels read: copies that the streamed list reads have it too.
+  DType type_of(model::WeightId id) const { return weights[static_cast<size_t>(id)].type; }
   // Where and in which layout the nodes of a list find a weight.
   bool streams(ListId list, model::WeightId id) const {
     return list == ListId::streamed && weights[static_cast<size_t>(id)].stream.wanted;

@@ -136,6 +136,11 @@ class Gguf:
         Gives the whole pages inside a tensor back to the operating system; they are read again when touched. False when it refused. Raises ModelError for an unknown name.
         """
 
+    def recode(self, name: str) -> tuple[str, bytes]:
+        """
+        The type that a GPU reads a tensor as, and its rows in that type. Raises ModelError for an unknown name, UnsupportedError for a type that stays the same.
+        """
+
     def advise_willneed(self, name: str) -> bool:
         """
         Starts reading a tensor's pages. False when the operating system refused. Raises ModelError for an unknown name.

@@ -106,7 +106,7 @@ def test_bits_per_weight_and_kernels_are_named_before_anything_is_loaded(
     file = _core.Gguf(tmp_path / "x.gguf")
     found = {t["dtype"]: (t["bits_per_weight"], t["kernels"]) for t in file.tensors()}
     assert found == {
-        "iq3_s": (3.4375, "kernels for the CPU, re-coded at load"),
+        "iq3_s": (3.4375, "kernels for CPU and GPU, re-coded at load, on a GPU as q6_k"),
         "iq4_ks": (4.375, "kernels for the CPU, re-coded at load"),
         "iq4_k_r4": (4.5, "kernels for the CPU, taken apart at load"),
         "iq6_k": (6.625, "CPU, multiplied in float32"),
@@ -132,10 +132,72 @@ def test_types_that_no_file_may_have(tmp_path: Path, number: int) -> None:
         _core.Gguf(tmp_path / "x.gguf")
 
 
-def test_a_gpu_plan_names_the_tensor_and_its_type(tmp_path: Path) -> None:
+GPU = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
+# Types that a GPU reads as another one, whose codes hold all of their integers.
+RECODED = {
+    "q1_0": "q4_0", "q2_0": "q4_0", "tq1_0": "q4_0", "tq2_0": "q4_0", "iq1_bn": "q4_0",
+    "q6_0": "q8_0", "q6_0_r4": "q8_0", "iq3_s": "q6_k", "iq3_s_r4": "q6_k", "iq2_k": "q6_k",
+    "iq2_k_r4": "q6_k", "iq2_ks": "q6_k",
+}  # fmt: skip
+
+
+def test_which_types_a_gpu_reads_as_another_one(tmp_path: Path, excerpt: dict[str, np.ndarray]) -> None:
+    found = {}
+    for name in names_of(excerpt):
+        raw = excerpt[f"{name}/raw"]
+        rows = raw.shape[0] // TYPES[name]["rows"] * TYPES[name]["rows"]
+        tensor = TensorSpec("w", (rows, 256), TYPES[name]["id"], raw[:rows].tobytes())
+        (tmp_path / "x.gguf").write_bytes(build_gguf({}, [tensor]).data)
+        file = _core.Gguf(tmp_path / "x.gguf")
+        if name in RECODED:
+            found[name] = file.recode("w")[0]
+            continue
+        with pytest.raises(UnsupportedError, match=f"type {name}, which a GPU does not read as another type"):
+            file.recode("w")
+    assert found == RECODED
+
+
+@pytest.mark.parametrize("name", sorted(RECODED))
+@pytest.mark.parametrize("source", ["reference", "random"])
+def test_the_type_of_a_gpu_holds_the_same_values(
+    tmp_path: Path, excerpt: dict[str, np.ndarray], name: str, source: str
+) -> None:
+    raw = excerpt[f"{name}/raw"]
+    if source == "random":  # every bit pattern of codes and scales, also those that no quantiser writes
+        rng = np.random.default_rng(7)
+        raw = rng.integers(0, 256, (64, raw.shape[1]), dtype=np.uint8)
+    values = dequantized(tmp_path / "x.gguf", name, raw, 256)
+    other, rows = _core.Gguf(tmp_path / "x.gguf").recode("w")
+    assert other == RECODED[name]
+    got = dequantized(tmp_path / "y.gguf", other, np.frombuffer(rows, np.uint8).reshape(len(raw), -1), 256)
+    np.testing.assert_array_equal(got, values)
+    assert np.isfinite(values).any()
+    assert len(np.unique(values)) > 2
+
+
+def gpu_tensors(path: Path, **options: Any) -> dict[str, tuple[str, str, str]]:
+    session = _core.Session(path, plan_only=True, device=GPU, **options)
+    return {t["name"]: (t["device"], t["dtype"], t["layout"]) for t in session.plan["tensors"]}
+
+
+def test_a_gpu_plan_recodes_the_weights_that_lie_there(tmp_path: Path) -> None:
     path = tiny_model(tmp_path / "m.gguf", "qwen3", n_embd=256, n_ff=256, dtype="iq3_s")
-    gpu = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
+    tensors = gpu_tensors(path)
+    assert tensors["token_embd.weight"][1:] == ("q6_k", "plain")
+    assert tensors["blk.0.ffn_up.weight"][1:] == ("q6_k", "gpu")
+
+
+def test_a_weight_on_the_cpu_beside_a_gpu_keeps_its_type(tmp_path: Path) -> None:
+    path = tiny_model(tmp_path / "m.gguf", "qwen3", n_embd=256, n_ff=256, dtype="iq3_s")
+    beside = {"beside_gpu": [_core.cpu_info()], "rules": [r"blk\.0\.ffn_gate=cpu"]}
+    tensors = gpu_tensors(path, placement=beside)
+    assert tensors["blk.0.ffn_gate.weight"][:2] == ("cpu", "iq3_s")
+    assert tensors["blk.0.ffn_up.weight"][1:] == ("q6_k", "gpu")
+
+
+def test_a_gpu_plan_names_the_tensor_and_its_type(tmp_path: Path) -> None:
+    path = tiny_model(tmp_path / "m.gguf", "qwen3", n_embd=256, n_ff=256, dtype="iq3_xxs")
     with pytest.raises(
-        UnsupportedError, match=r"tensor token_embd\.weight is iq3_s, a type without kernels for a GPU"
+        UnsupportedError, match=r"tensor token_embd\.weight is iq3_xxs, a type without kernels for a GPU"
     ):
-        _core.Session(path, plan_only=True, device=gpu)
+        _core.Session(path, plan_only=True, device=GPU)

@@ -33,7 +33,7 @@ Operand Emitter::slice(Operand operand, int64_t offset_elements) {
 ops::ActType Emitter::act_for(WeightId id) const {
   // GPU kernels take f32 rows and convert them as they need.
   if (plan_.device(device_of(id)).kind == DeviceKind::cuda) return ops::ActType::f32;
-  const bool quantised = has_codes(model_.weight(id).type);
+  const bool quantised = has_codes(type_of(id));
   return quantised && plan_.load.numerics == Numerics::standard ? ops::ActType::q8 : ops::ActType::f32;
 }
 
@@ -83,7 +83,7 @@ void Emitter::matmul(const std::string& name, Input& x, WeightId w, WeightId bia
                      float scale, int32_t layer) {
   const model::Weight& weight = model_.weight(w);
   emit(name,
-       ops::MatmulDesc{.type = weight.type,
+       ops::MatmulDesc{.type = type_of(w),
                        .layout = layout_of(w),
                        .act = act_for(w),
                        .n = weight.rows,
@@ -102,7 +102,7 @@ void Emitter::batched_matmul(const std::string& name, Input& x, WeightId w, Oper
   input.batch_stride_bytes = input.stride_bytes;
   input.stride_bytes *= weight.batch;
   emit(name,
-       ops::MatmulDesc{.type = weight.type,
+       ops::MatmulDesc{.type = type_of(w),
                        .layout = layout_of(w),
                        .act = act,
                        .n = weight.rows,
@@ -172,7 +172,7 @@ void Emitter::feed_forward(const model::LayerSpec& layer, int32_t i) {
 }
 
 void Emitter::embed(Operand out) {
-  emit("token_embd", ops::EmbedDesc{.type = model_.weight(model_.token_embd).type, .n = model_.n_embd},
+  emit("token_embd", ops::EmbedDesc{.type = type_of(model_.token_embd), .n = model_.n_embd},
        {.table = model_.token_embd,
         .out = out,
         .scale = static_cast<float>(model_.embedding_scale) * scale_of(model_.token_embd)},

@@ -53,6 +53,7 @@ class Emitter {
   bool exact_on(DeviceId device) const;
   // Where and how this list finds a weight.
   DeviceId device_of(model::WeightId id) const { return plan_.device_in(list_.id, id); }
+  DType type_of(model::WeightId id) const { return plan_.type_of(id); }
   ops::Layout layout_of(model::WeightId id) const { return plan_.layout_in(list_.id, id); }
   // The factor beside the tensor, by which its products are multiplied.
   float scale_of(model::WeightId id) const { return static_cast<float>(model_.weight(id).scale); }

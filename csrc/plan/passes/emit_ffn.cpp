@@ -12,13 +12,12 @@ using model::kNone;
 using model::WeightId;
 
 bool Emitter::stand_alike(WeightId a, WeightId b) const {
-  return layout_of(a) == layout_of(b) && device_of(a) == device_of(b);
+  return type_of(a) == type_of(b) && layout_of(a) == layout_of(b) && device_of(a) == device_of(b);
 }
 
 bool Emitter::stand_together(WeightId a, WeightId b) const { return device_of(a) == device_of(b); }
 
 Operand Emitter::up_gate(const std::string& name, const model::FfnSpec& f, Input& h, int32_t layer) {
-  const model::Weight& up = model_.weight(f.up);
   const Operand out = value(name, f.dense_width);
   const ops::GluDesc glu{.n = f.dense_width, .activation = f.activation};
   if (f.gate == kNone) {
@@ -28,9 +27,9 @@ Operand Emitter::up_gate(const std::string& name, const model::FfnSpec& f, Input
   }
   const model::Weight& gate = model_.weight(f.gate);
   const ops::Layout layout = layout_of(f.gate);
-  if (gate.type == up.type && stand_alike(f.gate, f.up) && !scaled(f.gate) && !scaled(f.up)) {
+  if (stand_alike(f.gate, f.up) && !scaled(f.gate) && !scaled(f.up)) {
     emit(name,
-         ops::UpGateDesc{.type = gate.type,
+         ops::UpGateDesc{.type = type_of(f.gate),
                          .layout = layout,
                          .act = act_for(f.gate),
                          .activation = f.activation,
@@ -91,7 +90,7 @@ void Emitter::both_ffns(const model::LayerSpec& layer, int32_t i, Input& h) {
 void Emitter::layer_inputs() {
   const int64_t width = model_.layer_input, layers = model_.n_layers;
   const Operand table = value("layer_embd", layers * width);
-  emit("layer_embd", ops::EmbedDesc{.type = model_.weight(model_.layer_embd).type, .n = layers * width},
+  emit("layer_embd", ops::EmbedDesc{.type = type_of(model_.layer_embd), .n = layers * width},
        {.table = model_.layer_embd, .out = table, .scale = static_cast<float>(std::sqrt(static_cast<double>(width)))},
        -1);
   layer_inputs_ = value("layer_inputs", layers * width);
@@ -160,10 +159,9 @@ Operand Emitter::experts_up_gate(const model::FfnSpec& f, Input& h, const Routin
   const Operand hidden = value(p + "moe_up_gate", f.used * f.width);
   const bool gated = f.experts_gate != kNone;
   const model::Weight& gate = model_.weight(gated ? f.experts_gate : f.experts_up);
-  if (gated && gate.type == model_.weight(f.experts_up).type && stand_alike(f.experts_gate, f.experts_up) &&
-      !scaled(f.experts_gate) && !scaled(f.experts_up)) {
+  if (gated && stand_alike(f.experts_gate, f.experts_up) && !scaled(f.experts_gate) && !scaled(f.experts_up)) {
     emit(p + "moe_up_gate",
-         ops::MoeUpGateDesc{.type = gate.type,
+         ops::MoeUpGateDesc{.type = type_of(f.experts_gate),
                             .layout = layout_of(f.experts_gate),
                             .act = act_for(f.experts_gate),
                             .activation = f.activation,
@@ -189,7 +187,7 @@ Operand Emitter::experts_up_gate(const model::FfnSpec& f, Input& h, const Routin
     const ops::ActType act = act_for(w);
     const Operand input = as(act, h, i);
     emit(p + (is_gate ? "moe_gate" : "moe_up"),
-         ops::MatmulIdDesc{.type = model_.weight(w).type,
+         ops::MatmulIdDesc{.type = type_of(w),
                            .layout = layout_of(w),
                            .act = act,
                            .n = f.width,
@@ -221,7 +219,6 @@ Operand Emitter::experts_up_gate(const model::FfnSpec& f, Input& h, const Routin
 void Emitter::experts_down(const model::FfnSpec& f, Operand hidden, const Routing& routing, Operand residual,
                            Operand total, int32_t i) {
   const std::string p = str_cat("blk.", i, ".");
-  const model::Weight& down = model_.weight(f.experts_down);
   const ops::ActType act = act_for(f.experts_down);
   Operand rows = hidden;
   rows.stride_bytes = f.width * kF32;
@@ -229,7 +226,7 @@ void Emitter::experts_down(const model::FfnSpec& f, Operand hidden, const Routin
   const Operand input = as(act, down_in, i);
   const Operand out = value(p + "moe_down", f.used * model_.n_embd);
   emit(p + "moe_down",
-       ops::MatmulIdDesc{.type = down.type,
+       ops::MatmulIdDesc{.type = type_of(f.experts_down),
                          .layout = layout_of(f.experts_down),
                          .act = act,
                          .n = model_.n_embd,

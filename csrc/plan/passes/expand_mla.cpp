@@ -34,8 +34,8 @@ void expand_layer(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32
   };
   const Operand keys = made("keys", key_head), values = made("values", a.v_head);
   Node expand = make_node(p + "mla_expand", layer,
-                          ops::MlaExpandDesc{.k_type = model.weight(a.k_b).type,
-                                             .v_type = model.weight(a.v_b).type,
+                          ops::MlaExpandDesc{.k_type = plan.type_of(a.k_b),
+                                             .v_type = plan.type_of(a.v_b),
                                              .heads = a.heads,
                                              .nope = a.nope,
                                              .rope = a.rope.n_rot,

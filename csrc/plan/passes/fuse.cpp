@@ -160,9 +160,9 @@ class Fuse {
     const ops::Layout layout = layout_of(a.q);
     if (layout_of(a.k) != layout || layout_of(a.v) != layout || !stand_together(plan_, {a.q, a.k, a.v})) return;
     if (scaled(a.q) || scaled(a.k) || scaled(a.v)) return;
-    ops::QkvDesc desc{.type = model_.weight(a.q).type,
-                      .type_k = model_.weight(a.k).type,
-                      .type_v = model_.weight(a.v).type,
+    ops::QkvDesc desc{.type = plan_.type_of(a.q),
+                      .type_k = plan_.type_of(a.k),
+                      .type_v = plan_.type_of(a.v),
                       .layout = layout,
                       .n = model_.weight(a.q).rows,
                       .n_k = model_.weight(a.k).rows,
@@ -195,9 +195,9 @@ class Fuse {
   // Two products of the same rows that follow each other; `suffix` makes their name of the first one's.
   bool two_products(WeightId first, WeightId second, const char* suffix, int32_t i) {
     const model::Weight &a = model_.weight(first), &b = model_.weight(second);
-    ops::QkvDesc desc{.type = a.type,
-                      .type_k = b.type,
-                      .type_v = a.type,
+    ops::QkvDesc desc{.type = plan_.type_of(first),
+                      .type_k = plan_.type_of(second),
+                      .type_v = plan_.type_of(first),
                       .layout = layout_of(first),
                       .n = a.rows,
                       .n_k = b.rows,
@@ -226,7 +226,7 @@ class Fuse {
     // It knows no factor on an expert's weight.
     if (norm == nullptr || route == nullptr || route->expert_scale.id != kNone) return;
     const model::Weight& weight = model_.weight(f.router);
-    const ops::NormRouteDesc desc{.type = weight.type,
+    const ops::NormRouteDesc desc{.type = plan_.type_of(f.router),
                                   .layout = layout_of(f.router),
                                   .k = weight.cols,
                                   .experts = f.experts,
@@ -258,7 +258,7 @@ class Fuse {
 
   // Down products, weighted sum and residual.
   void experts_down(const model::FfnSpec& f, int32_t i) {
-    const ops::MoeDownSumDesc desc{.type = model_.weight(f.experts_down).type,
+    const ops::MoeDownSumDesc desc{.type = plan_.type_of(f.experts_down),
                                    .layout = layout_of(f.experts_down),
                                    .n = model_.n_embd,
                                    .k = f.width,

@@ -3,6 +3,7 @@
 
 #include "core/checked.h"
 #include "core/error.h"
+#include "gguf/recode.h"
 #include "ops/matmul/gpu_layout.h"
 #include "ops/matmul/layout.h"
 #include "plan/passes/passes.h"
@@ -22,19 +23,21 @@ bool has_gpu_kernels(DType type) {
 // Weights that owned copies are made of: repacked, converted or transposed.
 WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const LoadOptions& load, bool beside_gpu) {
   WeightPlacement p;
+  p.type = w.type;
   if (device.kind == DeviceKind::cuda) {
-    DYNO_CHECK(UnsupportedError, has_gpu_kernels(w.type), "[plan] tensor ", w.name, " is ", dtype_name(w.tensor->type),
+    p.type = gpu_type(w.type);
+    DYNO_CHECK(UnsupportedError, has_gpu_kernels(p.type), "[plan] tensor ", w.name, " is ", dtype_name(w.tensor->type),
                ", a type without kernels for a GPU; keep it on the CPU or run with "
                "device=cpu");
     // Exact products and rows by token id read the file's order; so do matrices that the tensor cores' tiles do not
     // fit.
     const bool vector = w.transform == model::Transform::to_f32;
     if (load.numerics == Numerics::standard && !vector && !w.table && w.cols % 32 == 0 &&
-        ops::layout_supported(w.type, ops::Layout::gpu)) {
+        ops::layout_supported(p.type, ops::Layout::gpu)) {
       p.layout = ops::Layout::gpu;
     }
     p.bytes =
-        checked_mul(static_cast<size_t>(w.batch), ops::layout_bytes(w.type, p.layout, w.rows, w.cols), "a weight");
+        checked_mul(static_cast<size_t>(w.batch), ops::layout_bytes(p.type, p.layout, w.rows, w.cols), "a weight");
     return p;
   }
   const bool quantised = has_codes(w.type);

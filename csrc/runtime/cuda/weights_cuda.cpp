@@ -6,6 +6,7 @@
 
 #include "core/cuda/check.h"
 #include "core/error.h"
+#include "gguf/recode.h"
 #include "ops/matmul/cuda/problem.h"
 #include "ops/matmul/layout.h"
 #include "runtime/host_buffer.h"
@@ -58,8 +59,20 @@ class Uploader {
   size_t next_ = 0;
 };
 
-size_t plain_bytes(const model::Weight& w) {
-  return static_cast<size_t>(w.batch) * ops::layout_bytes(w.type, ops::Layout::plain, w.rows, w.cols);
+size_t plain_bytes(const model::Weight& w, DType type) {
+  return static_cast<size_t>(w.batch) * ops::layout_bytes(type, ops::Layout::plain, w.rows, w.cols);
+}
+
+// The rows of `weight`, which are of its own type, in the type that the device reads.
+HostBuffer recoded(const model::Weight& weight, DType type, const std::byte* rows, ThreadPool& pool, int threads) {
+  HostBuffer out(plain_bytes(weight, type), "a weight of another type");
+  const size_t from = row_bytes(weight.type, weight.cols), to = row_bytes(type, weight.cols);
+  pool.run(threads, [&](int thread, int count) {
+    const int64_t all = weight.batch * weight.rows, begin = all * thread / count, end = all * (thread + 1) / count;
+    recode_rows(weight.type, rows + from * static_cast<size_t>(begin), out.data() + to * static_cast<size_t>(begin),
+                end - begin, weight.cols);
+  });
+  return out;
 }
 
 }  // namespace
@@ -71,7 +84,8 @@ CudaWeights::CudaWeights(const GgufFile& file, const model::ModelDesc& model, co
   for (size_t i = 0; i < plan.weights.size(); ++i) {
     if (plan.weights[i].device != device) continue;
     total += aligned(plan.weights[i].bytes);
-    if (plan.weights[i].layout != ops::Layout::plain) widest = std::max(widest, plain_bytes(model.weights[i]));
+    if (plan.weights[i].layout != ops::Layout::plain)
+      widest = std::max(widest, plain_bytes(model.weights[i], plan.weights[i].type));
   }
   memory_ = DeviceBuffer(total, "weights");
   const DeviceBuffer plain(widest, "a weight before it is repacked");
@@ -89,15 +103,20 @@ CudaWeights::CudaWeights(const GgufFile& file, const model::ModelDesc& model, co
     HostBuffer transformed;
     const std::byte* source = weight.tensor->data;
     if (weight.transform != model::Transform::none || weight.tensor->type != weight.type) {
-      transformed = HostBuffer(plain_bytes(weight), "a transformed weight");
+      transformed = HostBuffer(plain_bytes(weight, weight.type), "a transformed weight");
       fill_weight(file, weight, ops::Layout::plain, transformed.data(), pool, threads);
       source = transformed.data();
+    }
+    HostBuffer other;
+    if (placement.type != weight.type) {
+      other = recoded(weight, placement.type, source, pool, threads);
+      source = other.data();
     }
     if (placement.layout == ops::Layout::plain) {
       uploader.copy(target, source, placement.bytes);
     } else {
-      uploader.copy(plain.data(), source, plain_bytes(weight));
-      ops::cuda::type_kernels(weight.type)
+      uploader.copy(plain.data(), source, plain_bytes(weight, placement.type));
+      ops::cuda::type_kernels(placement.type)
           .repack(reinterpret_cast<const uint8_t*>(plain.data()), reinterpret_cast<uint8_t*>(target), weight.batch,
                   weight.rows, weight.cols, stream.get());
       DYNO_LAUNCH_CHECK("repack");
