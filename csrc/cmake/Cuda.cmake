@@ -244,6 +244,14 @@ if(DYNO_CUDA)
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
   message(STATUS "GGML_CUDA: ON (${_cuda_why}), CUDA ${CUDAToolkit_VERSION}, architectures "
                  "${CMAKE_CUDA_ARCHITECTURES} (${_arch_why})")
+  if(_arch_why MATCHES "^no GPU was seen" AND NOT GGML_CUDA_LTO)
+    # The oldest architecture serves every chip without code of its own.
+    list(GET _archs 0 _oldest)
+    message(STATUS "The driver will compile intermediate code for ${_oldest} on all chips but Hopper. Such code uses no "
+                   "instruction that came later. For the cards that you have, pass "
+                   "-C cmake.define.CMAKE_CUDA_ARCHITECTURES with some of 75, 80, 86, 89, 90a, 120, joined by ';'. "
+                   "Each costs about 1,200 core-seconds and 7 to 13 MB. GGML_CUDA_INSTANCES=minimal compiles fewer kernels")
+  endif()
 
   if(GGML_CUDA_LTO)
     include(CudaLto)

@@ -108,6 +108,15 @@ def test_architectures(together: Any) -> None:
     assert any("80,86-virtual,89-real,90a" in word for word in macros(together))
 
 
+def test_a_build_that_sees_no_gpu_prints_which_code_chips_run_and_the_cost_of_more(cuda: Configure) -> None:
+    blind = works(cuda(CMAKE_CUDA_ARCHITECTURES="native", DYNO_NVIDIA_SMI="/no/such/program"))
+    assert "75,90a" in " ".join(macros(blind))
+    assert "intermediate code for 75 on all chips but Hopper" in blind.output
+    assert re.search(r"CMAKE_CUDA_ARCHITECTURES with .* core-seconds and .* MB", blind.output)
+    chosen = works(cuda())
+    assert "intermediate code for" not in chosen.output
+
+
 def test_fast_math_spares_what_serves_exact_numerics(together: Any) -> None:
     for name in (EXACT, "type_kernels_q4_0.cu", "attention_rows.cu"):
         assert all("-use_fast_math" not in command for command in together.of(name))
