@@ -282,7 +282,10 @@ std::string Plan::describe(const model::ModelDesc& model) const {
   std::map<std::string, std::pair<int, size_t>> groups;
   for (size_t i = 0; i < weights.size(); ++i) {
     const std::string place = devices.size() > 1 ? str_cat(device_name(this->device(weights[i].device)), ": ") : "";
-    auto& [count, bytes] = groups[str_cat(place, dtype_name(weights[i].type), " ", ops::layout_name(weights[i].layout),
+    const DType type = weights[i].type, own = model.weights[i].type;
+    // On a GPU, which reads some types as another one.
+    const std::string name = str_cat(own == type ? "" : str_cat(dtype_name(own), " as "), dtype_name(type));
+    auto& [count, bytes] = groups[str_cat(place, name, " ", ops::layout_name(weights[i].layout),
                                           weights[i].mapped ? ", mapped from the file" : ", owned copy")];
     ++count;
     bytes += weights[i].bytes;

@@ -185,6 +185,8 @@ def test_a_gpu_plan_recodes_the_weights_that_lie_there(tmp_path: Path) -> None:
     tensors = gpu_tensors(path)
     assert tensors["token_embd.weight"][1:] == ("q6_k", "plain")
     assert tensors["blk.0.ffn_up.weight"][1:] == ("q6_k", "gpu")
+    plan = _core.Session(path, plan_only=True, device=GPU).describe_plan()
+    assert " weights iq3_s as q6_k gpu, owned copy" in plan
 
 
 def test_a_weight_on_the_cpu_beside_a_gpu_keeps_its_type(tmp_path: Path) -> None:
