@@ -129,6 +129,10 @@ def attention_cases() -> Iterator[Case]:
     yield make(3, 1, 24, 40, [(0, 131, 7, 0)])
     # Several sequences of different length in one batch, some decoding.
     yield make(8, 2, 80, 80, [(0, 1, 9, 2), (1, 17, 0, 0), (18, 1, 140, 1), (19, 2, 64, 3)])
+    # A step of more sequences than a warp has lanes: a token of each, and one of them with several.
+    many = [(i, 1, 37 * i % 150, 39 - i) for i in range(40)]
+    yield make(8, 2, 128, 128, many, "f16 f16")
+    yield make(6, 2, 64, 64, [(0, 5, 60, 36), *((i + 5, 1, 41 * i % 170, i) for i in range(36))], "q8_0 q8_0")
     # Every pair of cache types.
     for k_type in ("f32", "f16", "bf16", "q8_0"):
         for v_type in ("f32", "f16", "bf16", "q8_0"):
@@ -298,6 +302,8 @@ def qkv_rope_store_cases() -> Iterator[Case]:
     yield make(4, 2, 128, 128, 128, [(0, 1, 900, 0)], "f16 f16", q_norm=True, k_norm=True)
     yield make(8, 4, 64, 64, 64, [(0, 1, 7, 2), (1, 1, 0, 0), (2, 1, 3, 1)], "f16 f16")
     yield make(4, 2, 96, 160, 48, [(0, 8, 2, 0)], "bf16 q8_0", neox=False, k_norm=True)
+    yield make(4, 2, 64, 64, 64, [(i, 1, 5 * i % 31, 39 - i) for i in range(40)], "f16 f16", q_norm=True)
+    yield make(2, 2, 64, 64, 32, [(0, 4, 3, 33), *((i + 4, 1, i, i) for i in range(33))], "q8_0 q8_0")
     yield make(6, 3, 80, 96, 80, [(0, 2, 1, 0)], "f32 bf16", gap=4)
     yield make(2, 1, 256, 192, 256, [(0, 3, 1, 0)], "q8_0 f16", q_norm=True, k_norm=True)
     yield make(5, 1, 36, 32, 4, [(0, 3, 4, 0)], nope=9, k_norm=True, gap=2)
