@@ -120,6 +120,9 @@ void bind_info(nb::module_& m) {
   m.def(
       "cpu_info", [] { return device_dict(detect_cpu()); }, nb::sig("def cpu_info() -> dict[str, typing.Any]"),
       "The CPU this process runs on: name, isa (the best usable set), features, cores, cache sizes, memory.");
+  m.def("gpu_free_bytes", &cuda_free_bytes, "number"_a,
+        "Bytes of a GPU's memory that nobody has taken. Asking starts CUDA on it, which takes some itself. number: of "
+        "cuda:N. Raises DeviceError without such a GPU, DeviceLostError if this process has lost it.");
   m.def("available_host_bytes", &available_host_bytes, "root"_a = "",
         "Bytes of memory that this process may still take: the system's available memory, or less where a memory limit "
         "of cgroup v1 or v2 leaves less. None where the system tells neither. root: a folder to read /proc and /sys "

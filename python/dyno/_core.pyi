@@ -27,6 +27,11 @@ def cpu_info() -> dict[str, Any]:
     The CPU this process runs on: name, isa (the best usable set), features, cores, cache sizes, memory.
     """
 
+def gpu_free_bytes(number: int) -> int:
+    """
+    Bytes of a GPU's memory that nobody has taken. Asking starts CUDA on it, which takes some itself. number: of cuda:N. Raises DeviceError without such a GPU, DeviceLostError if this process has lost it.
+    """
+
 def available_host_bytes(root: str = '') -> int | None:
     """
     Bytes of memory that this process may still take: the system's available memory, or less where a memory limit of cgroup v1 or v2 leaves less. None where the system tells neither. root: a folder to read /proc and /sys below, for tests.

@@ -68,7 +68,7 @@ class Placing:
         return given
 
     def usual(self, file: str, device: Device, kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """The placement that the engine takes by itself.
+        """The placement that the engine takes by itself, within the memory that is free on a GPU now.
 
         Args:
             kinds: settings by kind.
@@ -86,6 +86,9 @@ class Placing:
         load = dict(kinds["load"])
         placement = self.argument(load)
         described = {n: device.info[n] for n in _DESCRIBED if n in device.info} if gpu else None
+        if described is not None and not _core.no_cuda_reason():  # else the GPU is a description
+            free = _core.gpu_free_bytes(int(device.name.partition(":")[2]))
+            described["memory_bytes"] = min(int(described["memory_bytes"]), free)
         if not gpu:
             load["device"] = device.name
         session = _core.Session(
