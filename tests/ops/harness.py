@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +56,7 @@ _wanted: contextvars.ContextVar[list[NDArray[np.float64]] | None] = contextvars.
 
 
 @contextlib.contextmanager
-def allowing(more: Sequence[float]) -> Iterator[None]:
+def allowing(more: Iterable[float]) -> Iterator[None]:
     """Within it, each expect_close allows in turn one of `more` beyond its own limit: see ops.rounding."""
     token = _more.set(iter(more))
     try:
