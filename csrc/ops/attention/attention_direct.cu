@@ -27,7 +27,15 @@ DirectTask task_of(const AttentionArgs& args, const AttentionDesc& desc, int spl
   return task;
 }
 
-void start(const DirectTask& task, const AttentionDesc& desc, bool fused, int rows, int splits, CudaStream& stream) {
+// `rows` is the most: if every run has one token, no tile has more rows than the heads of a kv head, and a block of 8
+// rows has half the registers of one of 16.
+int rows_of(const DirectTask& task, const AttentionDesc& desc, int most) {
+  return task.common.args.n_runs == desc.m && task.common.group <= 8 ? 8 : most;
+}
+
+void start(const DirectTask& task, const AttentionDesc& desc, bool fused, int most_rows, int splits,
+           CudaStream& stream) {
+  const int rows = rows_of(task, desc, most_rows);
   const AttentionTiles tiles{rows, task.common.group};
   const dim3 grid(static_cast<unsigned>(tiles.bound(desc.m, task.common.args.n_runs)),
                   static_cast<unsigned>(desc.kv_heads), static_cast<unsigned>(splits));

@@ -198,9 +198,15 @@ __device__ __forceinline__ void combine(const CudaAttention& t, const CudaTile& 
   }
 }
 
+// Blocks for which a multiprocessor has registers. A step of many sequences has more blocks than multiprocessors; one
+// at a time, their latencies add up.
+template <int kHead, int kTiles, bool kFused>
+inline constexpr int kBlocks = kHead <= 128 && kTiles == 1 && !kFused ? 2 : 1;
+
 // kTiles: of 8 query rows.
 template <int kHead, Scalar kType, int kTiles, bool kFused>
-__global__ void __launch_bounds__(32 * kWarps, 1) direct_kernel(const __grid_constant__ DirectTask task) {
+__global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
+    direct_kernel(const __grid_constant__ DirectTask task) {
   constexpr int kRows = 8 * kTiles, kKeyChunks = kHead / 32, kValueChunks = kHead / 64;
   constexpr int kPass = kValueChunks < 2 ? kValueChunks : 2, kPasses = kValueChunks / kPass;
   constexpr int kPitch = kHead + 4;
@@ -212,7 +218,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) direct_kernel(const __grid_con
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, quad = lane % 4;
   const int kv_head = blockIdx.y, split = blockIdx.z;
   // The runs and what earlier tokens stored do not come from the launches that are still under way.
-  const CudaTile tile = find_tile(t, blockIdx.x, kRows);
+  const CudaTile tile = find_tile_warp(t, blockIdx.x, kRows, lane);
   const KeyRange range = block_keys(t, tile, split);
   if (tile.empty() || split >= range.active) return;
 

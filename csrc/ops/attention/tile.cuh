@@ -31,25 +31,59 @@ struct CudaTile {
   __device__ int rows() const { return row_end - row_begin; }
 };
 
-// Within a run the last rows come first: they see the most keys, so they are the longest.
-__device__ __forceinline__ CudaTile find_tile(const CudaAttention& task, int tile, int tile_rows) {
+// Tile `tile` of the `tiles` of a run. Within a run the last rows come first: they see the most keys, so they are the
+// longest.
+__device__ __forceinline__ CudaTile tile_of_run(const CudaAttention& task, const SequenceRun& run, int tile, int tiles,
+                                                int tile_rows, int rows_before) {
   CudaTile out;
+  out.run = run;
+  out.rows_before = rows_before;
+  out.row_begin = (tiles - 1 - tile) * tile_rows;
+  out.row_end = min(out.row_begin + tile_rows, run.n_tokens * task.group);
+  out.key_end = run.position + (out.row_end - 1) / task.group + 1;
+  const int first = run.position + out.row_begin / task.group;
+  out.key_begin = task.windowed ? max(0, first - task.args.window + 1) : 0;
+  return out;
+}
+
+__device__ __forceinline__ CudaTile find_tile(const CudaAttention& task, int tile, int tile_rows) {
+  int before = 0;
   for (int r = 0; r < task.args.n_runs; ++r) {
     const SequenceRun run = task.args.runs[r];
     const int rows = run.n_tokens * task.group, tiles = (rows + tile_rows - 1) / tile_rows;
-    if (tile < tiles) {
-      out.run = run;
-      out.row_begin = (tiles - 1 - tile) * tile_rows;
-      out.row_end = min(out.row_begin + tile_rows, rows);
-      out.key_end = run.position + (out.row_end - 1) / task.group + 1;
-      const int first = run.position + out.row_begin / task.group;
-      out.key_begin = task.windowed ? max(0, first - task.args.window + 1) : 0;
-      return out;
-    }
+    if (tile < tiles) return tile_of_run(task, run, tile, tiles, tile_rows, before);
     tile -= tiles;
-    out.rows_before += rows;
+    before += rows;
   }
-  return out;
+  return {};
+}
+
+// The same by a whole warp, whose lanes look at a run each: one by one, the runs of many sequences take as long as the
+// attention of few keys.
+__device__ __forceinline__ CudaTile find_tile_warp(const CudaAttention& task, int tile, int tile_rows, int lane) {
+  int before = 0;
+  for (int base = 0; base < task.args.n_runs; base += 32) {
+    SequenceRun run;
+    if (base + lane < task.args.n_runs) run = task.args.runs[base + lane];
+    const int rows = run.n_tokens * task.group, tiles = (rows + tile_rows - 1) / tile_rows;
+    int tiles_to = tiles, rows_to = rows;  // of this run and those before it
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int more_tiles = __shfl_up_sync(device::kFullMask, tiles_to, offset);
+      const int more_rows = __shfl_up_sync(device::kFullMask, rows_to, offset);
+      if (lane >= offset) tiles_to += more_tiles, rows_to += more_rows;
+    }
+    const unsigned found = __ballot_sync(device::kFullMask, tile < tiles_to);
+    if (found != 0) {
+      const int from = __ffs(static_cast<int>(found)) - 1;
+      const auto of = [&](int value) { return __shfl_sync(device::kFullMask, value, from); };
+      const SequenceRun its{of(run.first_token), of(run.n_tokens), of(run.position), of(run.slot)};
+      return tile_of_run(task, its, tile - of(tiles_to - tiles), of(tiles), tile_rows, before + of(rows_to - rows));
+    }
+    tile -= __shfl_sync(device::kFullMask, tiles_to, 31);
+    before += __shfl_sync(device::kFullMask, rows_to, 31);
+  }
+  return {};
 }
 
 __device__ __forceinline__ const uint8_t* key_rows(const CudaAttention& t, const SequenceRun& run, int kv_head) {

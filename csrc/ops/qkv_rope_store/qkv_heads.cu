@@ -75,8 +75,17 @@ __global__ void __launch_bounds__(256) qkv_heads(const __grid_constant__ QkvTask
     const int i = lane + 32 * j;
     weight[j] = i < item.normed && item.weight != nullptr ? item.weight[i] : 1.0f;
   }
-  const int half = t.n_rot / 2;
-  const float first_frequency = item.rotates && lane < half ? t.args.inv_freq[lane] : 0.0f;
+  // Neither positions nor runs come from the launches that are still under way.
+  const int half = t.n_rot / 2, position = item.rotates ? t.args.positions[token] : 0;
+  constexpr int kPairs = (kPer + 1) / 2;  // of each lane
+  float2 angles[kPairs];
+#pragma unroll
+  for (int j = 0; j < kPairs; ++j) {
+    const int pair = lane + 32 * j;
+    if (item.rotates && pair < half) angles[j] = device::cos_sin(position, t.args.inv_freq[pair], t.args.mscale);
+  }
+  const int64_t cell =
+      is_query ? -1 : cell_of_warp(t.args.runs, t.args.n_runs, t.args.slot_positions, static_cast<int>(token), lane);
   device::wait_for_previous();
 
   float x[kPer], squares = 0;
@@ -86,7 +95,6 @@ __global__ void __launch_bounds__(256) qkv_heads(const __grid_constant__ QkvTask
     x[j] = i < item.width ? item.from[i] : 0.0f;
     if (i < item.normed) squares += x[j] * x[j];
   }
-  const int position = item.rotates ? t.args.positions[token] : 0;
   float scale = 1.0f;
   if (item.normed > 0) {
     const float mean = device::quotient(device::warp_sum(squares), static_cast<float>(item.normed));
@@ -100,9 +108,11 @@ __global__ void __launch_bounds__(256) qkv_heads(const __grid_constant__ QkvTask
   }
   __syncwarp();  // the row is written; pairs lie with other lanes
   if (item.rotates) {
-    for (int pair = lane; pair < half; pair += 32) {
-      const float frequency = pair < 32 ? first_frequency : t.args.inv_freq[pair];
-      const float2 c = device::cos_sin(position, frequency, t.args.mscale);
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      const int pair = lane + 32 * j;
+      if (pair >= half) break;
+      const float2 c = angles[j];
       float* first = row + item.rotated + (t.neox ? pair : 2 * pair);
       float* second = t.neox ? first + half : first + 1;
       const float a = *first, b = *second;
@@ -118,7 +128,6 @@ __global__ void __launch_bounds__(256) qkv_heads(const __grid_constant__ QkvTask
     for (int i = lane; i < item.width; i += 32) out[i] = row[i];
     return;
   }
-  const int64_t cell = cell_of(t.args.runs, t.args.n_runs, t.args.slot_positions, static_cast<int>(token));
   if (cell < 0) return;
   auto* cache = reinterpret_cast<uint8_t*>(is_key ? t.args.k_cache + cell * t.args.k_row_bytes + head * t.k_head_bytes
                                                   : t.args.v_cache + cell * t.args.v_row_bytes + head * t.v_head_bytes);
