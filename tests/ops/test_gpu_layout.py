@@ -295,7 +295,10 @@ def test_products_of_one_type_can_share_a_ring() -> None:
         ok, why = ops.supports("qkv", {**desc, **change}, config, machine)
         assert not ok
         assert word in why
-    assert ops.default_config("qkv", desc, machine)["variant"] == "stream"
+    for m, variant in ((3, "stream"), (4, "wgmma_ring"), (64, "wgmma_ring")):
+        assert ops.default_config("qkv", {**desc, "m": m}, machine)["variant"] == variant
+    assert ops.default_config("qkv", {**desc, "norm": True}, machine)["variant"] == "stream"
+    assert ops.default_config("qkv", {**desc, "type_v": "q6_k"}, machine)["variant"] == "stream"
 
 
 def test_experts_have_no_wide_tiles() -> None:

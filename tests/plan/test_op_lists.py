@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from dyno import _core
 from dyno.errors import ProfileError
+from dyno.testing import tiny_model
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
 NAMES = sorted(p.name.removesuffix("-tiny.gguf") for p in TINY.glob("*-tiny.gguf"))
@@ -61,6 +62,24 @@ def test_dozens_of_tokens_store_keys_and_values_in_one_launch(name: str) -> None
     # A node that is not fused stays as it was.
     for family in {"matmul", "up_gate", "moe_up_gate", "matmul_id"} & set(general):
         assert batched[family] == general[family]
+
+
+@pytest.mark.parametrize(("capability", "merged"), [(90, True), (80, False)])
+def test_dozens_of_tokens_multiply_by_q_k_and_v_in_one_launch(
+    tmp_path: Path, capability: int, merged: bool
+) -> None:
+    path = tiny_model(
+        tmp_path / "m.gguf", "llama", n_embd=512, n_ff=1024, n_heads=8, n_kv_heads=4, dtype="q8_0"
+    )
+    device = {**HOPPER, "compute_capability": capability}
+    session = _core.Session(path, session={"cuda_graphs": False}, plan_only=True, device=device)
+    layers = session.model["n_layers"]
+    for tokens, together in ((9, merged), (64, merged), (65, False)):
+        counts = Counter[str]()
+        for op in session.ops(tokens):
+            counts[op["family"]] += op["count"]
+        assert counts["qkv"] == (layers if together else 0)
+        assert counts["matmul"] == layers * (2 if together else 5) + 1
 
 
 def test_exact_and_the_cpu_have_one_list() -> None:

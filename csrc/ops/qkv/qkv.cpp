@@ -16,6 +16,8 @@ namespace dyno::ops {
 
 namespace {
 
+constexpr int64_t kStreamedTokens = 3;  // at most: from 4 on a ring multiplies on tensor cores, as for a single product
+
 // The type beside desc.type, or desc.type; none where there are three.
 std::optional<DType> other_type(const QkvDesc& desc) {
   const DType v = desc.n_v > 0 ? desc.type_v : desc.type;
@@ -54,6 +56,11 @@ Support supports(const QkvDesc& desc, const Config& config, const DeviceInfo& de
 
 Config default_config(const QkvDesc& desc, const DeviceInfo& device) {
   cuda::Shape shape = shape_of(desc);
+  if (!desc.norm && desc.m > kStreamedTokens) {
+    shape.path = ProductPath::mmq;
+    const cuda::Choice choice = cuda::default_choice(shape, device);
+    if (choice.kernel == cuda::Kernel::wgmma_ring) return cuda::config_of(kVariants, choice);
+  }
   shape.norm = true;  // stream, for any number of tokens
   const cuda::Choice choice = cuda::default_choice(shape, device);
   const bool few = cuda::path_of(choice.kernel) == ProductPath::matvec;
