@@ -64,13 +64,23 @@ def test_dozens_of_tokens_store_keys_and_values_in_one_launch(name: str) -> None
         assert batched[family] == general[family]
 
 
-@pytest.mark.parametrize(("capability", "merged"), [(90, True), (80, False)])
+# iq3_s is read as q6_k; where v has another type, no ring multiplies by all three.
+@pytest.mark.parametrize(
+    ("dtype", "v", "capability", "merged"),
+    [
+        ("q8_0", "q8_0", 90, True),
+        ("q8_0", "q8_0", 80, False),
+        ("iq3_s", "iq3_s", 90, True),
+        ("q8_0", "q6_k", 90, False),
+    ],
+)
 def test_dozens_of_tokens_multiply_by_q_k_and_v_in_one_launch(
-    tmp_path: Path, capability: int, merged: bool
+    tmp_path: Path, dtype: str, v: str, capability: int, merged: bool
 ) -> None:
     path = tiny_model(
-        tmp_path / "m.gguf", "llama", n_embd=512, n_ff=1024, n_heads=8, n_kv_heads=4, dtype="q8_0"
-    )
+        tmp_path / "m.gguf", "llama", n_embd=512, n_ff=1024, n_heads=8, n_kv_heads=4, dtype=dtype,
+        dtypes={"attn_v.weight": v},
+    )  # fmt: skip
     device = {**HOPPER, "compute_capability": capability}
     session = _core.Session(path, session={"cuda_graphs": False}, plan_only=True, device=device)
     layers = session.model["n_layers"]

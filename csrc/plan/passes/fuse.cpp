@@ -36,6 +36,44 @@ bool stand_together(const Plan& plan, std::initializer_list<WeightId> weights) {
   return true;
 }
 
+std::optional<ops::QkvDesc> qkv_desc(const Plan& plan, const model::ModelDesc& model, const model::AttentionSpec& a) {
+  if (a.kind == model::AttentionKind::mla || a.qkv != kNone || !stand_together(plan, {a.q, a.k, a.v})) {
+    return std::nullopt;
+  }
+  const ops::Layout layout = plan.weights[static_cast<size_t>(a.q)].layout;
+  for (const WeightId w : {a.q, a.k, a.v}) {
+    if (plan.weights[static_cast<size_t>(w)].layout != layout || model.weight(w).scale != 1.0) return std::nullopt;
+  }
+  return ops::QkvDesc{.type = plan.type_of(a.q),
+                      .type_k = plan.type_of(a.k),
+                      .type_v = plan.type_of(a.v),
+                      .layout = layout,
+                      .n = model.weight(a.q).rows,
+                      .n_k = model.weight(a.k).rows,
+                      .n_v = model.weight(a.v).rows,
+                      .k = model.weight(a.q).cols};
+}
+
+void merge_qkv(Nodes& nodes, int32_t layer, const model::AttentionSpec& a, const ops::QkvDesc& desc) {
+  const size_t at = find_node<MatmulOperands>(nodes, layer_span(nodes, layer),
+                                              [&](const MatmulOperands& o) { return o.w.id == a.q; });
+  const auto& q = *operands_of<MatmulOperands>(nodes[at]);
+  const auto& k = *operands_of<MatmulOperands>(nodes[at + 1]);
+  const auto& v = *operands_of<MatmulOperands>(nodes[at + 2]);
+  replace_nodes(nodes, {at, at + 3},
+                make_node(str_cat("blk.", layer, ".attn_qkv"), layer, desc,
+                          {.x = q.x,
+                           .w_q = q.w,
+                           .w_k = k.w,
+                           .w_v = v.w.id,
+                           .bias_q = q.bias,
+                           .bias_k = k.bias,
+                           .bias_v = v.bias,
+                           .q = q.y,
+                           .k = k.y,
+                           .v = v.y}));
+}
+
 namespace {
 
 // A norm inside of a product is computed by every block. For the many blocks of an output matrix a launch is cheaper.
@@ -155,41 +193,16 @@ class Fuse {
       two_products(a.q_a != kNone ? a.q_a : a.q, a.kv_a, "_and_kv_a", i);
       return;
     }
-    if (a.qkv != kNone) return;
-    const size_t at = product(layer_span(nodes_, i), a.q);
-    const ops::Layout layout = layout_of(a.q);
-    if (layout_of(a.k) != layout || layout_of(a.v) != layout || !stand_together(plan_, {a.q, a.k, a.v})) return;
-    if (scaled(a.q) || scaled(a.k) || scaled(a.v)) return;
-    ops::QkvDesc desc{.type = plan_.type_of(a.q),
-                      .type_k = plan_.type_of(a.k),
-                      .type_v = plan_.type_of(a.v),
-                      .layout = layout,
-                      .n = model_.weight(a.q).rows,
-                      .n_k = model_.weight(a.k).rows,
-                      .n_v = model_.weight(a.v).rows,
-                      .k = model_.n_embd,
-                      .norm = true};
-    if (!fused_takes(plan_.device_of(a.q), desc)) {
+    const std::optional<ops::QkvDesc> desc = qkv_desc(plan_, model_, a);
+    if (!desc) return;
+    ops::QkvDesc normed = *desc;
+    normed.norm = true;
+    if (fused_takes(plan_.device_of(a.q), normed)) {
+      merge_qkv(nodes_, i, a, *desc);
+    } else if (const size_t at = product(layer_span(nodes_, i), a.q); two_products(a.q, a.k, "k", i)) {
       // Where no kernel reads all three types, q and k may still have one in common.
-      if (two_products(a.q, a.k, "k", i)) nodes_[at + 1].beside = false;
-      return;
+      nodes_[at + 1].beside = false;
     }
-    desc.norm = false;
-    const auto& q = *operands_of<MatmulOperands>(nodes_[at]);
-    const auto& k = *operands_of<MatmulOperands>(nodes_[at + 1]);
-    const auto& v = *operands_of<MatmulOperands>(nodes_[at + 2]);
-    replace_nodes(nodes_, {at, at + 3},
-                  make_node(str_cat("blk.", i, ".attn_qkv"), i, desc,
-                            {.x = q.x,
-                             .w_q = q.w,
-                             .w_k = k.w,
-                             .w_v = v.w.id,
-                             .bias_q = q.bias,
-                             .bias_k = k.bias,
-                             .bias_v = v.bias,
-                             .q = q.y,
-                             .k = k.y,
-                             .v = v.y}));
   }
 
   // Two products of the same rows that follow each other; `suffix` makes their name of the first one's.

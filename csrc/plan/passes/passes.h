@@ -15,6 +15,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <optional>
 
 #include "plan/plan.h"
 
@@ -94,6 +95,11 @@ size_t find_node(const Nodes& nodes, Span span, const Condition& condition) {
 // Puts `node` in the place of the nodes of a span.
 void replace_nodes(Nodes& nodes, Span span, Node node);
 
+// The op that multiplies by q, k and v of a layer in one launch. None if the weights differ in layout or device, or if
+// a factor stands beside one of them. The launch multiplies by no factor.
+std::optional<ops::QkvDesc> qkv_desc(const Plan& plan, const model::ModelDesc& model, const model::AttentionSpec& a);
+// Puts that op in the place of the three products.
+void merge_qkv(Nodes& nodes, int32_t layer, const model::AttentionSpec& a, const ops::QkvDesc& desc);
 // Part of fuse(): what lies between the products of q, k and v and attention's output, of one layer.
 void fuse_attention(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer);
 // Part of batch(): norms of heads, rotation and the way into the cache of a layer become one launch. False: none knows
