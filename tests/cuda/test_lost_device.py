@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from dyno import _core
+from own_process import found_by
 
 GPUS = [d for d in _core.devices() if d["kind"] == "cuda" and not _core.device_problem(d)]
 HERE = Path(__file__).resolve().parent
-HANGS = 300  # seconds; what takes as long will not end
 
 
 @pytest.mark.gpu
@@ -28,15 +24,7 @@ HANGS = 300  # seconds; what takes as long will not end
     ],
 )
 def test_everything_on_it_raises_and_the_cpu_works_on(trained_model: Path, fault: str, moment: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "lost_device.py"), str(trained_model), fault, moment],
-        capture_output=True, text=True, timeout=HANGS, env=environment, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    if "skip" in found:
-        pytest.skip(f"this driver cannot compile the kernel that faults: {found['skip']}")
+    found, stderr = found_by(HERE / "lost_device.py", str(trained_model), fault, moment)
     print(f"{fault}, {moment}: {found['error']}: {found['after']['logits']}")
     assert found["error"].startswith("CUDA_ERROR_"), found
     raised = dict(found["after"])
@@ -57,7 +45,7 @@ def test_everything_on_it_raises_and_the_cpu_works_on(trained_model: Path, fault
     assert found["kept"]
     assert found["cpu"]
     # Closing after the loss is silent; a destructor that is the first to meet it says so once.
-    told = [line for line in done.stderr.splitlines() if line.startswith("[cuda]")]
-    assert told == ([message] if moment == "closing" else []), done.stderr
+    told = [line for line in stderr.splitlines() if line.startswith("[cuda]")]
+    assert told == ([message] if moment == "closing" else []), stderr
     if moment == "closing":
         assert found["closed"][0] == "PlanError"  # the engine is closed

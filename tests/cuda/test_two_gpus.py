@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +9,7 @@ import dyno
 import numpy as np
 import pytest
 from dyno import _core
+from own_process import found_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +20,6 @@ TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
 NAMES = sorted(p.name.removesuffix("-tiny.gguf") for p in TINY.glob("*-tiny.gguf"))
 GPUS = [d for d in _core.devices() if d["kind"] == "cuda" and not _core.device_problem(d)]
 HERE = Path(__file__).resolve().parent
-HANGS = 300  # seconds; what takes as long will not end
 GRAPHS = _core.build_info()["switches"].get("GGML_CUDA_USE_GRAPHS") == "ON"
 ONE: dict[str, Any] = {}
 # By memory, with most layers on the first GPU, and with most of them on the second.
@@ -129,15 +125,7 @@ def test_generated_text_and_a_smaller_context() -> None:
 @pytest.mark.parametrize("lost", ["0", "1"])
 def test_a_lost_gpu_is_named_and_the_cpu_works_on(trained_model: Path, lost: str) -> None:
     """Values cross from the first GPU to the second, so the loss of either ends a step."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "lost_peer.py"), str(trained_model), lost],
-        capture_output=True, text=True, timeout=HANGS, env=environment, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    if "skip" in found:
-        pytest.skip(f"this driver cannot compile the kernel that faults: {found['skip']}")
+    found, _ = found_by(HERE / "lost_peer.py", str(trained_model), lost)
     for moment in ("first", "again", "another engine"):
         kind, message = found[moment]
         assert kind == "DeviceLostError", (moment, found)
