@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from dyno import _core
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
@@ -30,6 +31,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="a folder of larger oracle models (trained/*.gguf, tiny/*.gguf with their logits)",
     )
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Each device that a test runs on: the CPU, and with `-m gpu` the first GPU."""
+    name = str(request.param)
+    if name != "cpu" and not any(
+        d["kind"] == "cuda" and not _core.device_problem(d) for d in _core.devices()
+    ):
+        pytest.skip(f"no GPU: {_core.no_cuda_reason()}")
+    return name
 
 
 @pytest.fixture(scope="session")

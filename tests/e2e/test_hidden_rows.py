@@ -35,9 +35,10 @@ def head_of(path: Path) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("shape", WIDE, ids=lambda s: s.architecture)
-def test_hidden_rows_are_those_that_give_the_logits(tmp_path: Path, shape: Any) -> None:
+def test_hidden_rows_are_those_that_give_the_logits(tmp_path: Path, shape: Any, device: str) -> None:
     path = random_model(tmp_path / "m.gguf", shape)
-    session = _core.Session(path, **EXACT, session={"threads": 2, "ubatch": 16})
+    load = {**EXACT["load"], "device": device}
+    session = _core.Session(path, load=load, context=EXACT["context"], session={"threads": 2, "ubatch": 16})
     logits = session.decode([(0, TOKENS)], "all")[0]
     session.reset()
     hidden = session.decode_hidden([(0, TOKENS)])
@@ -49,12 +50,14 @@ def test_hidden_rows_are_those_that_give_the_logits(tmp_path: Path, shape: Any) 
     if not cap:  # the other way round: the head has more rows than columns
         assert nmse(hidden, np.linalg.lstsq(head, logits.T.astype(np.float64), rcond=None)[0].T) < 1e-8
     session.reset()
-    assert np.array_equal(session.decode_hidden([(0, TOKENS)], "last"), hidden[-1:])
+    # A GPU multiplies the last row alone by other kernels than many rows together.
+    bits = 0.0 if device == "cpu" else 1e-9
+    assert nmse(session.decode_hidden([(0, TOKENS)], "last"), hidden[-1:].astype(np.float64)) <= bits
     # The sequence goes on behind them as behind logits.
     after = session.decode([(0, TOKENS[:5])], "last")[0]
     session.reset()
     session.decode([(0, TOKENS)], "none")
-    assert np.array_equal(session.decode([(0, TOKENS[:5])], "last")[0], after)
+    assert nmse(session.decode([(0, TOKENS[:5])], "last")[0], after.astype(np.float64)) <= bits
 
 
 def test_several_sequences_and_virtual_devices_give_the_same_rows(tmp_path: Path) -> None:
