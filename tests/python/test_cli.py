@@ -399,7 +399,7 @@ def test_a_reference_of_another_vocabulary(
     refused = dyno(*common, "-m", tiny, "--reference", reference)
     assert refused.returncode == 1
     (line,) = [line for line in refused.stderr.splitlines() if line.startswith("error: ")]
-    assert "is of a vocabulary of" in line
+    assert "has a vocabulary of" in line
     assert "320" in line
 
 

@@ -8,20 +8,23 @@ from typing import Annotated, Any
 
 import typer
 
-from dyno._cli import options, state
+from dyno._cli import groups, options, state
 
 Numbers = Annotated[str | None, typer.Option()]
 
 
+@groups.grouped
 def bench(
     model_file: options.ModelFile = None,
     model: options.Model = None,
     n_prompt: Annotated[
-        str, typer.Option("--n-prompt", "-p", help="Tokens of the prompt; 0: no pp test.")
+        str, typer.Option("--n-prompt", "-p", help="Tokens of the prompt (pp); 0: no such test.")
     ] = "512",
-    n_gen: Annotated[str, typer.Option("--n-gen", "-n", help="Tokens generated; 0: no tg test.")] = "128",
+    n_gen: Annotated[
+        str, typer.Option("--n-gen", "-n", help="Tokens to generate (tg); 0: no such test.")
+    ] = "128",
     pairs: Annotated[
-        list[str] | None, typer.Option("-pg", metavar="PP,TG", help="Prompt and generation in one test.")
+        list[str] | None, typer.Option("-pg", metavar="PP,TG", help="A prompt and a generation in one test.")
     ] = None,
     depth: Annotated[
         str, typer.Option("--n-depth", "-d", help="Tokens in the context before the clock starts.")
@@ -30,44 +33,47 @@ def bench(
         str, typer.Option("--batch-size", "-b", help="Tokens given to the engine in one call.")
     ] = "2048",
     ubatch: Annotated[
-        str | None, typer.Option("--ubatch-size", "--ubatch", "-ub", help="Tokens in one pass.")
+        str | None,
+        typer.Option("--ubatch-size", "--ubatch", "-ub", help="Tokens in one pass over the layers."),
     ] = None,
-    threads: Annotated[str | None, typer.Option("--threads", "-t", help="CPU threads for one token.")] = None,
+    threads: Annotated[
+        str | None, typer.Option("--threads", "-t", help="CPU threads for a single token.")
+    ] = None,
     threads_batch: Annotated[
-        str | None, typer.Option("--threads-batch", "-tb", help="CPU threads for several tokens.")
+        str | None, typer.Option("--threads-batch", "-tb", help="CPU threads for several tokens at once.")
     ] = None,
     kv_type_k: Annotated[
-        str | None, typer.Option("--cache-type-k", "--kv-type-k", "-ctk", help="Type of the keys.")
+        str | None,
+        typer.Option(
+            "--cache-type-k",
+            "--kv-type-k",
+            "-ctk",
+            help="Type of the keys in the cache: auto, f32, f16, bf16 or q8_0.",
+        ),
     ] = None,
     kv_type_v: Annotated[
-        str | None, typer.Option("--cache-type-v", "--kv-type-v", "-ctv", help="Type of the values.")
+        str | None,
+        typer.Option(
+            "--cache-type-v", "--kv-type-v", "-ctv", help="Type of the values in the cache; the same types."
+        ),
     ] = None,
     repetitions: Annotated[int, typer.Option("--repetitions", "-r", help="Samples of each test.")] = 5,
     warm_up: Annotated[
-        bool, typer.Option("--warmup/--no-warmup", help="Run each test untimed until stable.")
+        bool,
+        typer.Option(
+            "--warmup/--no-warmup", help="Repeat each test without a clock until its time is stable."
+        ),
     ] = True,
-    output: Annotated[str, typer.Option("--output", "-o", help="md, json, jsonl or csv.")] = "md",
-    seed: Annotated[int, typer.Option(help="Of the random tokens.")] = 0,
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="Format of the results: md, json, jsonl or csv.")
+    ] = "md",
+    seed: Annotated[int, typer.Option(help="Seed of the random tokens.")] = 0,
     per_op: Annotated[
         bool,
-        typer.Option(help="Time every op: time, GB/s, TFLOP/s, share of the measured peak (md or json)."),
+        typer.Option(help="Measure every op: time, GB/s, TFLOP/s, share of the measured peak (md or json)."),
     ] = False,
-    device: options.Device = "auto",
-    gpu: options.Gpu = None,
-    override_tensor: options.OverrideTensor = None,
-    n_gpu_layers: options.GpuLayers = None,
-    cpu_moe: options.CpuMoe = None,
-    n_cpu_moe: options.NCpuMoe = None,
-    virtual_devices: options.VirtualDevices = None,
-    vram: options.Vram = None,
-    ram: options.Ram = None,
-    split_mode: options.SplitMode = None,
-    tensor_split: options.TensorSplit = None,
-    profile: options.ProfileFile = None,
-    no_profile: options.NoProfile = False,
-    require_profile: options.RequireProfile = False,
-    force_profile: options.ForceProfile = False,
-    set_: options.Set = None,
+    *,
+    opening: groups.EngineOptions,
     verbose: state.Verbose = 0,
 ) -> None:
     """Measure tokens per second. Numbers may be lists (512,1024) and ranges (512-2048*2, 0-1024+256)."""
@@ -77,19 +83,7 @@ def bench(
 
     if output not in formats.FORMATS:
         raise typer.BadParameter(f"{output!r}; known are {', '.join(formats.FORMATS)}", param_hint="--output")
-    chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
-    chosen |= options.placement_arguments(
-        override_tensor,
-        n_gpu_layers,
-        cpu_moe,
-        n_cpu_moe,
-        virtual_devices,
-        vram,
-        ram,
-        split_mode,
-        tensor_split,
-    )
-    fixed = options.settings(set_)
+    fixed = opening.arguments()
     varied: dict[str, list[Any]] = {}
     for name, text, option in (
         ("ubatch", ubatch, "-ub"),
@@ -101,9 +95,7 @@ def bench(
     for name, text in (("kv_type_k", kv_type_k), ("kv_type_v", kv_type_v)):
         if text is not None:
             varied[name] = [t.strip().lower() for t in text.split(",")]
-    twice = sorted(set(varied) & set(fixed))
-    if twice:
-        raise typer.BadParameter(f"{twice[0]} is given twice", param_hint="--set")
+    options.once(varied, fixed)
 
     from dyno import bench as measure
 
@@ -120,7 +112,7 @@ def bench(
             if k in varied
         },
     )
-    arguments = {"device": options.device_argument(device, gpu), **options.once(chosen, fixed)}
+    arguments = {"device": opening.device_name, **fixed}
     if per_op:
         if output not in ("md", "json"):
             raise typer.BadParameter(

@@ -4,44 +4,60 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from dyno._sampling import DrawOptions
+from dyno._cli.groups import Group
 
-TopK = Annotated[int, typer.Option(help="Among the k most probable tokens; 0: all.")]
-TopP = Annotated[float, typer.Option(help="Among the tokens that together reach this probability.")]
-MinP = Annotated[float, typer.Option(help="Among tokens this probable relative to the best.")]
+TopK = Annotated[int, typer.Option(help="Draw among the k most probable tokens; 0: among all.")]
+TopP = Annotated[
+    float, typer.Option(help="Draw among the most probable tokens that together reach this probability.")
+]
+MinP = Annotated[float, typer.Option(help="Draw among tokens with this share of the best one's probability.")]
 Seed = Annotated[int | None, typer.Option("--seed", "-s", help="The same seed draws the same text.")]
-Stop = Annotated[list[str] | None, typer.Option(help="End at this text; may be given several times.")]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="End the answer at this text; may be given several times."),
+]
 TypicalP = Annotated[
     float | None,
-    typer.Option("--typical-p", "--typical", help="Among tokens of about the mean surprise; 1: off."),
+    typer.Option("--typical-p", "--typical", help="Draw among tokens of about the mean surprise; 1: off."),
 ]
 XtcProbability = Annotated[
-    float | None, typer.Option(help="How often the most probable tokens are left out; 0: off.")
+    float | None, typer.Option(help="How often the most probable tokens are left out (XTC); 0: off.")
 ]
-XtcThreshold = Annotated[float | None, typer.Option(help="Tokens at least this probable, for XTC.")]
-RepeatPenalty = Annotated[float | None, typer.Option(help="Makes recent tokens less probable; 1: off.")]
+XtcThreshold = Annotated[
+    float | None, typer.Option(help="XTC leaves out tokens of at least this probability, except the last.")
+]
+RepeatPenalty = Annotated[float | None, typer.Option(help="Make recent tokens less probable; 1: off.")]
 RepeatLastN = Annotated[
     int | None, typer.Option(help="Tokens that --repeat-penalty and DRY look back on; -1: all.")
 ]
 PresencePenalty = Annotated[
-    float | None, typer.Option(help="Makes tokens of the answer less probable; 0: off.")
+    float | None, typer.Option(help="Make each token of the answer so far less probable; 0: off.")
 ]
-FrequencyPenalty = Annotated[float | None, typer.Option(help="The same, each time they came; 0: off.")]
+FrequencyPenalty = Annotated[
+    float | None, typer.Option(help="The same, once for each time that the token came; 0: off.")
+]
 DryMultiplier = Annotated[
-    float | None, typer.Option(help="Makes it less probable that a sequence repeats; 0: off.")
+    float | None, typer.Option(help="Make the repetition of a sequence less probable (DRY); 0: off.")
 ]
-DryBase = Annotated[float | None, typer.Option(help="Growth of this with each token of the sequence.")]
-DryAllowedLength = Annotated[int | None, typer.Option(help="Tokens of a sequence that may repeat.")]
+DryBase = Annotated[
+    float | None, typer.Option(help="Factor of the DRY penalty for each further token of the sequence.")
+]
+DryAllowedLength = Annotated[
+    int | None, typer.Option(help="Longest sequence, in tokens, that may repeat without a DRY penalty.")
+]
 LogitBias = Annotated[
     list[str] | None,
     typer.Option(
-        "--logit-bias", "-l", metavar="TOKEN+VALUE", help="Add to the logit of a token, such as 15043-1.5."
+        "--logit-bias",
+        "-l",
+        metavar="TOKEN+VALUE",
+        help="Add to the logit of a token, such as 15043-1.5; may be given several times.",
     ),
 ]
 JsonSchema = Annotated[
@@ -78,16 +94,38 @@ System = Annotated[
 ]
 
 
-def draw_options(logit_bias: list[str] | None, **given: Any) -> DrawOptions:
-    """The settings of a draw that were given on the command line.
+@dataclass(frozen=True, kw_only=True)
+class DrawingOptions(Group):
+    """The options of how tokens are drawn; each command has a default temperature of its own."""
 
-    Raises:
-        typer.BadParameter: A bias that can't be read.
-    """
-    options = {name: value for name, value in given.items() if value is not None}
-    if logit_bias:
-        options["logit_bias"] = dict(map(_bias, logit_bias))
-    return cast("DrawOptions", options)
+    top_k: TopK = 40
+    top_p: TopP = 0.95
+    min_p: MinP = 0.05
+    seed: Seed = None
+    typical_p: TypicalP = None
+    xtc_probability: XtcProbability = None
+    xtc_threshold: XtcThreshold = None
+    repeat_penalty: RepeatPenalty = None
+    repeat_last_n: RepeatLastN = None
+    presence_penalty: PresencePenalty = None
+    frequency_penalty: FrequencyPenalty = None
+    dry_multiplier: DryMultiplier = None
+    dry_base: DryBase = None
+    dry_allowed_length: DryAllowedLength = None
+    logit_bias: LogitBias = None
+    stop: Stop = None
+
+    def settings(self, temperature: float) -> dict[str, Any]:
+        """The settings of a draw, as `Engine.generate` takes them; an option that was not given is left out.
+
+        Raises:
+            typer.BadParameter: A bias cannot be read.
+        """
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        given.pop("stop", None)
+        if biases := given.pop("logit_bias", None):
+            given["logit_bias"] = dict(map(_bias, biases))
+        return {"temperature": temperature, **given}
 
 
 def rules(
@@ -128,7 +166,7 @@ def template_variables(text: str | None) -> dict[str, Any]:
     """`--chat-template-kwargs` as a dict.
 
     Raises:
-        typer.BadParameter: It is no JSON object.
+        typer.BadParameter: It is not a JSON object.
     """
     if text is None:
         return {}
@@ -147,8 +185,8 @@ def tool_definitions(file: Path | None) -> list[dict[str, Any]] | None:
     """The functions in `file`, as in the public chat API.
 
     Raises:
-        typer.BadParameter: It holds no JSON list of objects.
-        OSError: It can't be read.
+        typer.BadParameter: The file does not hold a JSON list of objects.
+        OSError: The file cannot be read.
     """
     if file is None:
         return None

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dyno._cli import options, state
+from dyno._cli import groups, options, state
 from dyno._shell import escaped
 
 
@@ -22,49 +22,24 @@ class Stage(StrEnum):
     ops = "ops"
 
 
+@groups.grouped
 def explain(
-    stage: Annotated[Stage, typer.Argument(help="Which stage.")],
+    stage: Annotated[Stage, typer.Argument(help="The stage to print.")],
     file: Annotated[Path, typer.Argument(help="GGUF file.")],
-    tokens: Annotated[int | None, typer.Option(help="For `ops`: size of the batch.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="For `ops`: tokens of the u-batch.")] = None,
     nodes: Annotated[
-        bool, typer.Option("--nodes", help="For `plan`: also every launch with its operands.")
+        bool, typer.Option("--nodes", help="For `plan`: print every launch with its operands too.")
     ] = False,
     json_: options.Json = False,
-    device: options.Device = "auto",
-    gpu: options.Gpu = None,
-    override_tensor: options.OverrideTensor = None,
-    n_gpu_layers: options.GpuLayers = None,
-    cpu_moe: options.CpuMoe = None,
-    n_cpu_moe: options.NCpuMoe = None,
-    virtual_devices: options.VirtualDevices = None,
-    vram: options.Vram = None,
-    ram: options.Ram = None,
-    split_mode: options.SplitMode = None,
-    tensor_split: options.TensorSplit = None,
-    profile: options.ProfileFile = None,
-    no_profile: options.NoProfile = False,
-    require_profile: options.RequireProfile = False,
-    force_profile: options.ForceProfile = False,
-    set_: options.Set = None,
+    *,
+    opening: groups.EngineOptions,
     verbose: state.Verbose = 0,
 ) -> None:
-    """Print a stage: the file, the model in it, the plan of its memory, or every op, its kernel and why."""
+    """Print a stage: the file, the model in it, the plan of its memory, or the kernel of each op and why."""
     state.verbosity(verbose)
     from dyno import explain as stages
 
-    chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
-    chosen |= options.placement_arguments(
-        override_tensor,
-        n_gpu_layers,
-        cpu_moe,
-        n_cpu_moe,
-        virtual_devices,
-        vram,
-        ram,
-        split_mode,
-        tensor_split,
-    )
-    arguments = options.settings(set_)
+    arguments = opening.arguments()
     if stage is Stage.gguf:
         result, text = stages.gguf(str(file))
     elif stage is Stage.model:
@@ -72,9 +47,7 @@ def explain(
     else:
         from dyno.engine import Engine
 
-        with Engine(
-            file, options.device_argument(device, gpu), plan_only=True, **options.once(chosen, arguments)
-        ) as engine:
+        with Engine(file, opening.device_name, plan_only=True, **arguments) as engine:
             state.print_choices(engine)
             if stage is Stage.plan:
                 result, text = stages.plan(engine, nodes=nodes)

@@ -13,7 +13,8 @@ Model = Annotated[
 ]
 ModelFile = Annotated[Path | None, typer.Argument(metavar="MODEL", help="The same as --model.")]
 Device = Annotated[
-    str, typer.Option(help="auto (the first usable GPU, else the CPU; which one is printed), cpu or cuda:N.")
+    str,
+    typer.Option(help="cpu, cuda:N, or auto: the first usable GPU, else the CPU. A line names the choice."),
 ]
 OverrideTensor = Annotated[
     list[str] | None,
@@ -21,8 +22,8 @@ OverrideTensor = Annotated[
         "--override-tensor",
         "-ot",
         metavar="REGEX=DEVICE,...",
-        help="Put tensors by name on a device (CPU, cuda:N, cpu:N). The first rule that matches decides; may "
-        "be given several times.",
+        help="Put the tensors whose name matches on a device (CPU, cuda:N, cpu:N). The first matching rule "
+        "decides; may be given several times.",
     ),
 ]
 GpuLayers = Annotated[
@@ -32,16 +33,16 @@ GpuLayers = Annotated[
         "--gpu-layers",
         "-ngl",
         metavar="N",
-        help="The last N layers lie on the device, the others on the CPU; the output is one of them. "
-        "all: everything lies on the device. Default: what does not fit lies on the CPU.",
+        help="Put the last N layers on the device and the others on the CPU; the output counts as a layer. "
+        "all: everything on the device. Default: as many as fit.",
     ),
 ]
 CpuMoe = Annotated[
-    bool | None, typer.Option("--cpu-moe", "-cmoe", help="Experts of all layers lie on the CPU.")
+    bool | None, typer.Option("--cpu-moe", "-cmoe", help="Put the experts of all layers on the CPU.")
 ]
 NCpuMoe = Annotated[
     int | None,
-    typer.Option("--n-cpu-moe", "-ncmoe", help="Experts of the first N layers lie on the CPU.", min=0),
+    typer.Option("--n-cpu-moe", "-ncmoe", help="Put the experts of the first N layers on the CPU.", min=0),
 ]
 VirtualDevices = Annotated[
     list[str] | None,
@@ -49,58 +50,79 @@ VirtualDevices = Annotated[
         "--virtual-devices",
         "--virtual-device",
         metavar="N|cpu:N,NAME=VALUE,...",
-        help="Further CPU devices cpu:1, cpu:2, … with memory of their own, to try a placement. "
-        "cpu:1,link_gbps=8,latency_us=10,memory_mib=4096 limits one; may be given several times.",
+        help="Add N CPU devices cpu:1, cpu:2, … with memory of their own, to try a placement; or one with "
+        "limits: cpu:1,link_gbps=8,latency_us=10,memory_mib=4096. May be given several times.",
     ),
 ]
 Vram = Annotated[
     str | None,
-    typer.Option("--vram", metavar="SIZE", help="The device may hold so much: 16GiB. Default: what it has."),
+    typer.Option(
+        "--vram", metavar="SIZE", help="Use this much memory of the device, such as 16GiB. Default: all."
+    ),
 ]
 Ram = Annotated[
     str | None,
-    typer.Option("--ram", metavar="SIZE", help="The CPU may hold so much: 32GiB. Default: what it has."),
+    typer.Option("--ram", metavar="SIZE", help="Use this much main memory, such as 32GiB. Default: all."),
 ]
 SplitMode = Annotated[
     str | None,
     typer.Option(
-        "--split-mode", "-sm", metavar="none|layer", help="layer: over all GPUs, or all virtual devices."
+        "--split-mode",
+        "-sm",
+        metavar="none|layer",
+        help="layer: spread the layers over all GPUs, or all virtual devices.",
     ),
 ]
 TensorSplit = Annotated[
     str | None,
     typer.Option(
-        "--tensor-split", "-ts", metavar="N,N,...", help="Shares of the devices that layers are split over."
+        "--tensor-split",
+        "-ts",
+        metavar="N,N,...",
+        help="Share of the layers for each device of --split-mode layer.",
     ),
 ]
 Gpu = Annotated[
     int | None, typer.Option(help="Number of the GPU; the same as --device cuda:N.", min=0, max=9999)
 ]
 ProfileFile = Annotated[
-    Path | None, typer.Option("--profile", help="Take this profile instead of the best one found.")
+    Path | None, typer.Option("--profile", help="Take this profile, not the best one that is found.")
 ]
 NoProfile = Annotated[bool, typer.Option("--no-profile", help="Run with the engine's defaults.")]
 RequireProfile = Annotated[
-    bool, typer.Option("--require-profile", help="Fail unless a profile matches exactly.")
+    bool, typer.Option("--require-profile", help="Fail if no profile matches exactly.")
 ]
 ForceProfile = Annotated[
     bool, typer.Option("--force-profile", help="Take --profile FILE although it belongs to another model.")
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Any setting by name; may be given several times."),
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="Set any setting by its name; may be given several times."
+    ),
 ]
 Ctx = Annotated[int | None, typer.Option("--ctx", "-c", help="Length of the context in tokens.")]
-Ubatch = Annotated[int | None, typer.Option("--ubatch", "--ubatch-size", "-ub", help="Tokens in one pass.")]
-Threads = Annotated[int | None, typer.Option("--threads", "-t", help="CPU threads for one token.")]
+Ubatch = Annotated[
+    int | None, typer.Option("--ubatch", "--ubatch-size", "-ub", help="Tokens in one pass over the layers.")
+]
+Threads = Annotated[int | None, typer.Option("--threads", "-t", help="CPU threads for a single token.")]
 ThreadsBatch = Annotated[
-    int | None, typer.Option("--threads-batch", "-tb", help="CPU threads for several tokens.")
+    int | None, typer.Option("--threads-batch", "-tb", help="CPU threads for several tokens at once.")
 ]
 KvTypeK = Annotated[
-    str | None, typer.Option("--kv-type-k", "--cache-type-k", "-ctk", help="Type of the keys.")
+    str | None,
+    typer.Option(
+        "--kv-type-k",
+        "--cache-type-k",
+        "-ctk",
+        help="Type of the keys in the cache: auto, f32, f16, bf16 or q8_0.",
+    ),
 ]
 KvTypeV = Annotated[
-    str | None, typer.Option("--kv-type-v", "--cache-type-v", "-ctv", help="Type of the values.")
+    str | None,
+    typer.Option(
+        "--kv-type-v", "--cache-type-v", "-ctv", help="Type of the values in the cache; the same types."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dyno._cli import options, state
+from dyno._cli import groups, options, state
 
 if TYPE_CHECKING:
     from dyno.engine import Engine
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dyno.reference import ReferenceReader
 
 
+@groups.grouped
 def perplexity(
     model_file: options.ModelFile = None,
     model: options.Model = None,
@@ -25,64 +26,30 @@ def perplexity(
         Path | None, typer.Option("--file", "-f", help="UTF-8 text; not needed with --reference.")
     ] = None,
     ctx: Annotated[
-        int | None, typer.Option("--ctx", "-c", help="Tokens of a chunk; 512, or that of the reference.")
+        int | None,
+        typer.Option("--ctx", "-c", help="Tokens of a chunk. Default: 512, or the length in the reference."),
     ] = None,
-    chunks: Annotated[int | None, typer.Option(help="Chunks at most.")] = None,
+    chunks: Annotated[int | None, typer.Option(help="Largest number of chunks.")] = None,
     save_reference: Annotated[
         Path | None, typer.Option(help="Save log-probabilities to compare with later.")
     ] = None,
     reference: Annotated[Path | None, typer.Option(help="Compare with saved log-probabilities.")] = None,
     json_: options.Json = False,
-    device: options.Device = "auto",
-    gpu: options.Gpu = None,
-    override_tensor: options.OverrideTensor = None,
-    n_gpu_layers: options.GpuLayers = None,
-    cpu_moe: options.CpuMoe = None,
-    n_cpu_moe: options.NCpuMoe = None,
-    virtual_devices: options.VirtualDevices = None,
-    vram: options.Vram = None,
-    ram: options.Ram = None,
-    split_mode: options.SplitMode = None,
-    tensor_split: options.TensorSplit = None,
-    profile: options.ProfileFile = None,
-    no_profile: options.NoProfile = False,
-    require_profile: options.RequireProfile = False,
-    force_profile: options.ForceProfile = False,
-    ubatch: options.Ubatch = None,
-    threads: options.Threads = None,
-    threads_batch: options.ThreadsBatch = None,
-    kv_type_k: options.KvTypeK = None,
-    kv_type_v: options.KvTypeV = None,
-    set_: options.Set = None,
+    *,
+    session: groups.SessionOptions,
+    opening: groups.EngineOptions,
     verbose: state.Verbose = 0,
 ) -> None:
     """Perplexity by the protocol of llama.cpp: the second half of every chunk is scored."""
     state.verbosity(verbose)
     model = options.model_argument(model_file, model)
     if file is None and reference is None:
-        raise typer.BadParameter("needed, unless --reference is given", param_hint="--file")
+        raise typer.BadParameter(
+            "give the text to score, or compare with --reference FILE", param_hint="--file"
+        )
     if save_reference is not None and reference is not None:
         raise typer.BadParameter("contradicts --reference", param_hint="--save-reference")
-    arguments = options.settings(
-        set_,
-        ubatch=ubatch,
-        threads=threads,
-        threads_batch=threads_batch,
-        kv_type_k=kv_type_k,
-        kv_type_v=kv_type_v,
-    )
-    chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
-    chosen |= options.placement_arguments(
-        override_tensor,
-        n_gpu_layers,
-        cpu_moe,
-        n_cpu_moe,
-        virtual_devices,
-        vram,
-        ram,
-        split_mode,
-        tensor_split,
-    )
+    arguments = opening.arguments(**session.given())
 
     from dyno import perplexity as measure
     from dyno._progress import progress
@@ -98,17 +65,16 @@ def perplexity(
         engine = stack.enter_context(
             Engine(
                 model,
-                options.device_argument(device, gpu),
-                **options.once(chosen, {"ctx": max(length, 1), **arguments}),
+                opening.device_name,
+                **{"ctx": max(length, 1), **arguments},
             )
         )
         state.print_choices(engine)
         n_vocab = int(engine.model["n_vocab"])
         if theirs is not None and theirs.n_vocab != n_vocab:
             raise PlanError(
-                f"[perplexity] {reference} is of a vocabulary of {theirs.n_vocab} tokens, and "
-                f"{model} has {n_vocab}; "
-                "give a reference of the same model"
+                f"[perplexity] {reference} has a vocabulary of {theirs.n_vocab} tokens, and {model} one of "
+                f"{n_vocab}; give a reference of the same model"
             )
         tokens = _chunks(engine, file, length, chunks, theirs)
         save = None

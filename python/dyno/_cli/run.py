@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dyno._cli import drawing, options, state
+from dyno._cli import drawing, groups, options, state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dyno.engine import Engine
 
 
+@groups.grouped
 def run(
     model_file: options.ModelFile = None,
     model: options.Model = None,
@@ -30,28 +31,17 @@ def run(
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            "--max-tokens", "--n-predict", "-n", help="Tokens at most; -1: to the end of the context."
+            "--max-tokens",
+            "--n-predict",
+            "-n",
+            help="Tokens to generate at most; -1: to the end of the context.",
         ),
     ] = 128,
     temperature: Annotated[
         float, typer.Option("--temperature", "--temp", help="0: the most probable token every time.")
     ] = 0.0,
-    top_k: drawing.TopK = 40,
-    top_p: drawing.TopP = 0.95,
-    min_p: drawing.MinP = 0.05,
-    seed: drawing.Seed = None,
-    typical_p: drawing.TypicalP = None,
-    xtc_probability: drawing.XtcProbability = None,
-    xtc_threshold: drawing.XtcThreshold = None,
-    repeat_penalty: drawing.RepeatPenalty = None,
-    repeat_last_n: drawing.RepeatLastN = None,
-    presence_penalty: drawing.PresencePenalty = None,
-    frequency_penalty: drawing.FrequencyPenalty = None,
-    dry_multiplier: drawing.DryMultiplier = None,
-    dry_base: drawing.DryBase = None,
-    dry_allowed_length: drawing.DryAllowedLength = None,
-    logit_bias: drawing.LogitBias = None,
-    stop: drawing.Stop = None,
+    *,
+    draws: drawing.DrawingOptions,
     json_schema: drawing.JsonSchema = None,
     json_schema_file: drawing.JsonSchemaFile = None,
     grammar: drawing.GrammarText = None,
@@ -67,32 +57,13 @@ def run(
         bool,
         typer.Option(
             "--special/--no-special",
-            help="Read names of control tokens in the prompt as these tokens; --no-special: as text.",
+            help="Read the names of control tokens in the prompt as these tokens, or as plain text.",
         ),
     ] = True,
     echo: Annotated[bool, typer.Option(help="Print the prompt before its continuation.")] = True,
-    device: options.Device = "auto",
-    gpu: options.Gpu = None,
-    override_tensor: options.OverrideTensor = None,
-    n_gpu_layers: options.GpuLayers = None,
-    cpu_moe: options.CpuMoe = None,
-    n_cpu_moe: options.NCpuMoe = None,
-    virtual_devices: options.VirtualDevices = None,
-    vram: options.Vram = None,
-    ram: options.Ram = None,
-    split_mode: options.SplitMode = None,
-    tensor_split: options.TensorSplit = None,
-    profile: options.ProfileFile = None,
-    no_profile: options.NoProfile = False,
-    require_profile: options.RequireProfile = False,
-    force_profile: options.ForceProfile = False,
     ctx: options.Ctx = None,
-    ubatch: options.Ubatch = None,
-    threads: options.Threads = None,
-    threads_batch: options.ThreadsBatch = None,
-    kv_type_k: options.KvTypeK = None,
-    kv_type_v: options.KvTypeV = None,
-    set_: options.Set = None,
+    session: groups.SessionOptions,
+    opening: groups.EngineOptions,
     verbose: state.Verbose = 0,
 ) -> None:
     """Continue a prompt, or answer it with --chat. Text goes to stdout, everything else to stderr."""
@@ -105,44 +76,13 @@ def run(
         )
     if (prompt is None) == (file is None):
         raise typer.BadParameter("give either --prompt or --file", param_hint="--prompt")
-    arguments = options.settings(
-        set_,
-        ctx=ctx,
-        ubatch=ubatch,
-        threads=threads,
-        threads_batch=threads_batch,
-        kv_type_k=kv_type_k,
-        kv_type_v=kv_type_v,
-    )
-    chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
-    chosen |= options.placement_arguments(
-        override_tensor,
-        n_gpu_layers,
-        cpu_moe,
-        n_cpu_moe,
-        virtual_devices,
-        vram,
-        ram,
-        split_mode,
-        tensor_split,
-    )
+    arguments = opening.arguments(ctx=ctx, **session.given())
     if not chat and any(given is not None for given in (system, chat_template, chat_template_kwargs, tools)):
         raise typer.BadParameter(
             "a conversation needs --chat", param_hint="--chat-template, --system, --tools"
         )
-    more = drawing.draw_options(
-        logit_bias,
-        typical_p=typical_p,
-        xtc_probability=xtc_probability,
-        xtc_threshold=xtc_threshold,
-        repeat_penalty=repeat_penalty,
-        repeat_last_n=repeat_last_n,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        dry_multiplier=dry_multiplier,
-        dry_base=dry_base,
-        dry_allowed_length=dry_allowed_length,
-        **drawing.rules(json_schema, json_schema_file, grammar, grammar_file),
+    sampling = draws.settings(temperature) | drawing.rules(
+        json_schema, json_schema_file, grammar, grammar_file
     )
     variables = drawing.template_variables(chat_template_kwargs)
     offered = drawing.tool_definitions(tools)
@@ -150,11 +90,10 @@ def run(
 
     from dyno.engine import Engine
 
-    with Engine(model, options.device_argument(device, gpu), **options.once(chosen, arguments)) as engine:
+    with Engine(model, opening.device_name, **arguments) as engine:
         state.print_choices(engine)
         _warn_of_threads(engine)
         limit = None if max_tokens is None or max_tokens < 0 else max_tokens
-        sampling = (temperature, top_k, top_p, min_p, seed)
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="replace")  # a terminal that can't show a character shows a mark
         if chat:
@@ -164,14 +103,9 @@ def run(
                 template=chat_template,
                 variables=variables,
                 max_tokens=limit,
-                stop=stop or (),
+                stop=draws.stop or (),
                 slot=0,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                seed=seed,
-                **more,
+                **sampling,
             )
             tokens, pieces = reply.prompt, shown(reply)
         else:
@@ -182,7 +116,7 @@ def run(
                 )
             tokens = engine.tokenizer.encode(text, parse_special=special)
             # Slot 0: its position is read below.
-            pieces = engine.generate(tokens, limit, *sampling, stop or (), slot=0, **more)
+            pieces = engine.generate(tokens, limit, stop=draws.stop or (), slot=0, **sampling)
             if echo:
                 sys.stdout.write(text)
                 sys.stdout.flush()

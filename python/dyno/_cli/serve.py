@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dyno._cli import drawing, options, state
+from dyno._cli import drawing, groups, options, state
 
 if TYPE_CHECKING:
     from dyno.server.opening import Recipe
 
 
+@groups.grouped
 def serve(
     model_file: options.ModelFile = None,
     model: options.Model = None,
@@ -34,11 +35,12 @@ def serve(
     api_key: Annotated[
         str | None,
         typer.Option(
-            "--api-key", envvar="DYNO_API_KEY", help="Requests have to carry this key as a bearer token."
+            "--api-key", envvar="DYNO_API_KEY", help="Key that each request has to carry as a bearer token."
         ),
     ] = None,
     alias: Annotated[
-        str | None, typer.Option("--alias", "-a", help="Name of the model in responses; default: the file's.")
+        str | None,
+        typer.Option("--alias", "-a", help="Name of the model in responses. Default: the name of the file."),
     ] = None,
     sequences: Annotated[
         int | None,
@@ -46,7 +48,7 @@ def serve(
             "--sequences",
             "--parallel",
             "-np",
-            help="Texts that are written at a time; default: the profile's, or 4.",
+            help="Texts that are written at the same time. Default: the profile's number, or 4.",
             min=1,
         ),
     ] = None,
@@ -55,28 +57,32 @@ def serve(
     ] = 64,
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", help="Seconds after which a request ends, done or not.", min=0.001),
+        typer.Option(
+            "--timeout", help="Seconds after which a request ends, whether it is complete or not.", min=0.001
+        ),
     ] = None,
     step_tokens: Annotated[
         int | None,
         typer.Option(
             "--step-tokens",
-            help="Tokens of a step, of prompts and texts together; default: the profile's, or ubatch.",
+            help="Tokens of a step, prompts and texts together. Default: the profile's number, or ubatch.",
             min=1,
         ),
     ] = None,
     model_draft: Annotated[
         Path | None,
         typer.Option(
-            "--model-draft", "-md", help="GGUF file of a smaller model with the same vocabulary; it drafts."
+            "--model-draft",
+            "-md",
+            help="GGUF file of a smaller model with the same vocabulary, which drafts.",
         ),
     ] = None,
     spec: Annotated[
         str | None,
         typer.Option(
             "--spec",
-            help="Drafts that one decode checks: ngram (of the text), draft (by --model-draft) or off. "
-            "Default: draft with --model-draft, else the profile's, or off.",
+            help="Speculation. ngram: drafts from the text itself; draft: from --model-draft; off. "
+            "Default: draft if --model-draft is given, else the profile's, or off.",
         ),
     ] = None,
     spec_max: Annotated[
@@ -84,7 +90,7 @@ def serve(
         typer.Option(
             "--spec-max",
             "--draft-max",
-            help="Tokens of a draft; default: the profile's, or 8.",
+            help="Longest draft in tokens. Default: the profile's number, or 8.",
             min=1,
             max=64,
         ),
@@ -94,7 +100,7 @@ def serve(
         typer.Option(
             "--spec-min-p",
             "--draft-p-min",
-            help="A draft ends where it is less certain; default: the profile's, or 0.5.",
+            help="Probability below which a draft ends. Default: the profile's, or 0.5.",
             min=0,
             max=1,
         ),
@@ -102,40 +108,25 @@ def serve(
     ray: Annotated[
         int | None,
         typer.Option(
-            "--ray", metavar="N", help="Serve N replicas through Ray Serve: gguf-dyno[serve,ray].", min=1
+            "--ray",
+            metavar="N",
+            help="Serve N replicas through Ray Serve; needs gguf-dyno[serve,ray].",
+            min=1,
         ),
     ] = None,
     max_body: Annotated[
         float, typer.Option("--max-body", help="Largest body of a request, in MiB.", min=0.001)
     ] = 8.0,
     chat_template: drawing.ChatTemplateName = None,
-    device: options.Device = "auto",
-    gpu: options.Gpu = None,
-    override_tensor: options.OverrideTensor = None,
-    n_gpu_layers: options.GpuLayers = None,
-    cpu_moe: options.CpuMoe = None,
-    n_cpu_moe: options.NCpuMoe = None,
-    virtual_devices: options.VirtualDevices = None,
-    vram: options.Vram = None,
-    ram: options.Ram = None,
-    split_mode: options.SplitMode = None,
-    tensor_split: options.TensorSplit = None,
-    profile: options.ProfileFile = None,
-    no_profile: options.NoProfile = False,
-    require_profile: options.RequireProfile = False,
-    force_profile: options.ForceProfile = False,
     ctx: options.Ctx = None,
-    ubatch: options.Ubatch = None,
-    threads: options.Threads = None,
-    threads_batch: options.ThreadsBatch = None,
-    kv_type_k: options.KvTypeK = None,
-    kv_type_v: options.KvTypeV = None,
-    set_: options.Set = None,
+    *,
+    session: groups.SessionOptions,
+    opening: groups.EngineOptions,
     verbose: state.Verbose = 0,
 ) -> None:
     """Serve a model over HTTP for many clients: chat completions, completions, and Anthropic's messages.
 
-    SIGTERM and Ctrl-C let running texts end.
+    After SIGTERM or Ctrl-C, running texts are finished first.
     """
     state.verbosity(verbose)
     if spec is None and model_draft is not None:
@@ -145,31 +136,14 @@ def serve(
     if spec == "draft" and model_draft is None:
         raise typer.BadParameter("--spec is draft; pass the smaller model too: --model-draft FILE")
     path = options.model_argument(model_file, model)
-    arguments = options.settings(
-        set_,
+    arguments = opening.arguments(
         sequences=sequences,
         ctx=ctx,
-        ubatch=ubatch,
-        threads=threads,
-        threads_batch=threads_batch,
-        kv_type_k=kv_type_k,
-        kv_type_v=kv_type_v,
+        **session.given(),
         step_tokens=step_tokens,
         spec=spec,
         spec_max=spec_max,
         spec_min_p=spec_min_p,
-    )
-    chosen = options.profile_argument(profile, no_profile, require_profile, force_profile)
-    chosen |= options.placement_arguments(
-        override_tensor,
-        n_gpu_layers,
-        cpu_moe,
-        n_cpu_moe,
-        virtual_devices,
-        vram,
-        ram,
-        split_mode,
-        tensor_split,
     )
     try:
         import uvicorn
@@ -188,8 +162,8 @@ def serve(
             max_body_bytes=int(max_body * 2**20),
             timeout_s=timeout,
         ),
-        device=options.device_argument(device, gpu),
-        arguments=options.once(chosen, arguments),
+        device=opening.device_name,
+        arguments=arguments,
         draft=None if model_draft is None else str(model_draft.resolve()),
         chat_template=chat_template,
     )
