@@ -1,4 +1,5 @@
-"""What the pages promise to list in full: families, variants of products, CUDA switches, knobs."""
+"""What the pages promise to list in full: families, variants of products, CUDA switches, knobs,
+architectures, weight types, and the pages themselves."""
 
 from __future__ import annotations
 
@@ -55,3 +56,22 @@ def test_cuda_build_has_a_section_for_every_switch(switch: str) -> None:
 @pytest.mark.parametrize("knob", [spec.name for spec in KNOBS])
 def test_the_tuning_guide_names_every_knob(knob: str) -> None:
     assert f"`{knob}`" in read("docs/user/tuning.md")
+
+
+@pytest.mark.parametrize("architecture", _core.architectures())
+def test_the_status_page_names_every_architecture(architecture: str) -> None:
+    assert f"`{architecture}`" in read("docs/user/status.md")
+
+
+def test_the_status_page_names_every_weight_type() -> None:
+    rows = re.findall(r"^\| ([^|`]+) \|", read("docs/user/status.md"), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"\b[A-Z][A-Z0-9_]+\b", row)}
+    lines = r"^DYNO_(?:FLOAT|QUANT|CODED|VALUES)_TYPE\((\w+),"
+    types = re.findall(lines, read("csrc/core/weight_types.def"), re.MULTILINE)
+    # The rows of two interleaved types are types of their own inside the engine only.
+    assert {t.upper() for t in types if not t.endswith("_row")} <= named
+
+
+def test_the_readme_links_every_page() -> None:
+    pages = {p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").glob("*/*.md")}
+    assert pages <= set(re.findall(r"\]\(([^)#]+)", read("README.md")))

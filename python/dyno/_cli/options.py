@@ -70,7 +70,7 @@ SplitMode = Annotated[
         "--split-mode",
         "-sm",
         metavar="none|layer",
-        help="layer: spread the layers over all GPUs, or all virtual devices.",
+        help="layer: spread layers over all GPUs, or all virtual devices.",
     ),
 ]
 TensorSplit = Annotated[
