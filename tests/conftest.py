@@ -33,9 +33,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
-    """Each device that a test runs on: the CPU, and with `-m gpu` the first GPU."""
+    """The device of a test that holds on any: a test of a GPU too, which is skipped where there is none."""
     name = str(request.param)
     if name != "cpu" and not any(
         d["kind"] == "cuda" and not _core.device_problem(d) for d in _core.devices()

@@ -29,12 +29,12 @@ def drawn(scheduler: Scheduler, prompt: list[int], reuse: bool = True) -> tuple[
 
 
 @pytest.mark.parametrize("architecture", sorted(STATEFUL))
-def test_the_third_prompt_of_a_beginning_reuses_it(tmp_path: Path, architecture: str) -> None:
+def test_the_third_prompt_of_a_beginning_reuses_it(tmp_path: Path, architecture: str, device: str) -> None:
     path = random_model(tmp_path / "m.gguf", STATEFUL[architecture])
     base = numbers(1, 40)
     prompts = [[*base, *numbers(2 + i, 5)] for i in range(8)]
     settings: dict[str, Any] = {"numerics": "exact", "sequences": 3, "ctx": 96, "ubatch": 32, "threads": 1}
-    with Engine(path, device="cpu", profile=None, **settings) as engine:
+    with Engine(path, device=device, profile=None, **settings) as engine:
         with Scheduler(engine) as scheduler:
             wanted = [drawn(scheduler, prompt, reuse=False)[0] for prompt in prompts]
         with Scheduler(engine) as scheduler:

@@ -53,11 +53,11 @@ print(json.dumps(found, default=str))
 """
 
 
-def session(path: Path, **context: Any) -> _core.Session:
+def session(path: Path, device: str = "cpu", **context: Any) -> _core.Session:
     kv = {"kv_type_k": "f32", "kv_type_v": "f32"}
     return _core.Session(
         path,
-        load={"numerics": "exact"},
+        load={"device": device, "numerics": "exact"},
         context={"ctx": 128, "sequences": 3, **kv, **context},
         session={"threads": 2, "ubatch": 16},
     )
@@ -150,9 +150,9 @@ def test_impossible_limits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_prefixes_of_any_sequence_go_on_in_any_other(tmp_path: Path, seed: int) -> None:
+def test_prefixes_of_any_sequence_go_on_in_any_other(tmp_path: Path, seed: int, device: str) -> None:
     path = tiny_model(tmp_path / "m.gguf")
-    alone, s = session(path), session(path)
+    alone, s = session(path, device), session(path, device)
     rng = np.random.default_rng(seed)
     held: list[list[int]] = [[], [], []]
     for _ in range(60):
@@ -172,8 +172,8 @@ def test_prefixes_of_any_sequence_go_on_in_any_other(tmp_path: Path, seed: int) 
 
 
 @pytest.mark.parametrize("shape", STATEFUL, ids=lambda shape: shape.name)
-def test_prefixes_with_recurrent_state(tmp_path: Path, shape: Any) -> None:
-    s = session(random_model(tmp_path / "m.gguf", shape))
+def test_prefixes_with_recurrent_state(tmp_path: Path, shape: Any, device: str) -> None:
+    s = session(random_model(tmp_path / "m.gguf", shape), device)
     whole = decode(s, 0, TOKENS)
     s.reset()
     decode(s, 0, TOKENS[:40])

@@ -21,6 +21,11 @@ CONTROL = ("<|user|>", "<|assistant|>", "<|system|>", "<|end|>")
 N_VOCAB = 288
 
 
+def numerics(device: str) -> str:
+    """With which a text beside others is the text alone: on a GPU other kernels compute a batch."""
+    return "default" if device == "cpu" else "exact"
+
+
 def chat_model(
     path: Path,
     template: str | None = TEMPLATE,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import uvicorn
+from chat_model import numerics
 from dyno import Engine
 from dyno.server import Options, create_app
 
@@ -38,12 +39,12 @@ class Served:
 
 @contextlib.contextmanager
 def serving(
-    model: Path, options: Options, sequences: int = 2, ctx: int = 256, **settings: Any
+    model: Path, options: Options, sequences: int = 2, ctx: int = 256, device: str = "cpu", **settings: Any
 ) -> Iterator[Served]:
     with Engine(
         model,
-        device="cpu",
-        **{"profile": None, "threads": 2, **settings},
+        device=device,
+        **{"profile": None, "threads": 2, "numerics": numerics(device), **settings},
         sequences=sequences,
         ctx=ctx,
     ) as engine:

@@ -19,7 +19,6 @@ from dyno import Engine, PlanError, Sampling, Scheduler
 from dyno._drafts import Judge
 from dyno._requests import Handling
 from dyno.scheduler import Speculation
-from scipy import stats
 from served import until
 
 if TYPE_CHECKING:
@@ -32,33 +31,37 @@ PROMPTS = ["abcabcabcabcabc", "x = 1\n" * 6, "def main", "zz" * 20, "class Shape
 EXACT: dict[str, Any] = {"sequences": 3, "ctx": 128, "threads": 1, "numerics": "exact"}
 
 
+ON_THE_HOST = pytest.mark.parametrize("device", ["cpu"], indirect=True)
+"""The part of the host, which does not depend on the device."""
+
+
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return chat_model(tmp_path_factory.mktemp("model") / "m.gguf", n_layers=2)
 
 
-def opened(path: Path, **settings: Any) -> Engine:
-    return Engine(path, device="cpu", profile=None, **{**EXACT, **settings})
+def opened(path: Path, device: str = "cpu", **settings: Any) -> Engine:
+    return Engine(path, device=device, profile=None, **{**EXACT, **settings})
 
 
 @pytest.fixture(scope="module")
-def engine(path: Path) -> Iterator[Engine]:
-    with opened(path) as made:
+def engine(path: Path, device: str) -> Iterator[Engine]:
+    with opened(path, device) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def twin(path: Path) -> Iterator[Engine]:
+def twin(path: Path, device: str) -> Iterator[Engine]:
     """The large model once more: all its drafts are right, but for rounding."""
-    with opened(path) as made:
+    with opened(path, device) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def stranger(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[Engine]:
     """Other weights, a shorter context and default numerics: most of its drafts are wrong."""
     path = chat_model(tmp_path_factory.mktemp("draft") / "m.gguf", n_layers=1, seed=9)
-    with opened(path, ctx=64, numerics="default", sequences=4) as made:
+    with opened(path, device, ctx=64, numerics="default", sequences=4) as made:
         yield made
 
 
@@ -115,8 +118,11 @@ def most_probable(logits: NDArray[np.float32], count: int) -> dict[int, float]:
     return dict(zip(map(int, kept), weights / weights.sum(), strict=True))
 
 
+@ON_THE_HOST
 def test_the_distribution_of_texts_is_unchanged(engine: Engine, twin: Engine) -> None:
     """Pairs of tokens, the second checked against a draft: a chi-square test of fixed seeds."""
+    from scipy import stats  # not where the tests of a GPU run
+
     prompt, kept, count = engine.tokenize("def main"), 4, 3000
     expected: dict[tuple[int, int], float] = {}
     for first, p in most_probable(engine.logits(prompt)[-1], kept).items():
@@ -146,6 +152,7 @@ def test_the_distribution_of_texts_is_unchanged(engine: Engine, twin: Engine) ->
     assert stats.chisquare(biased * count / biased.sum(), wanted).pvalue < 0.001
 
 
+@ON_THE_HOST
 def test_it_pauses_where_it_loses_and_says_so(
     engine: Engine, stranger: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -170,6 +177,7 @@ def test_it_pauses_where_it_loses_and_says_so(
     assert next(ticks) > 150
 
 
+@ON_THE_HOST
 def test_models_have_to_fit(engine: Engine, twin: Engine, path: Path, tmp_path: Path) -> None:
     other = chat_model(tmp_path / "o.gguf", vocabulary={5: "other"})
     with opened(other) as draft, pytest.raises(PlanError, match="another vocabulary, from token 5 on"):

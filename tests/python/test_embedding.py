@@ -26,10 +26,10 @@ def nmse(out: NDArray[Any], reference: NDArray[Any]) -> float:
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[Engine]:
     path = chat_model(tmp_path_factory.mktemp("model") / "m.gguf", n_layers=2)
     with Engine(
-        path, device="cpu", profile=None, numerics="exact", sequences=3, ctx=128, ubatch=16, threads=2
+        path, device=device, profile=None, numerics="exact", sequences=3, ctx=128, ubatch=16, threads=2
     ) as opened:
         yield opened
 

@@ -13,9 +13,10 @@ from chat_model import chat_model
 from dyno import Engine, Sampling, Scheduler
 from dyno._prefixes import common_prefix
 from dyno._requests import Handling
+from served import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 CTX = 192
@@ -26,14 +27,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return chat_model(tmp_path_factory.mktemp("model") / "m.gguf", n_layers=2)
 
 
-def opened(path: Path, **settings: Any) -> Engine:
+def opened(path: Path, device: str = "cpu", **settings: Any) -> Engine:
     given = {"numerics": "exact", "sequences": 3, "ctx": CTX, "threads": 1, "ubatch": 32, **settings}
-    return Engine(path, device="cpu", profile=None, **given)
+    return Engine(path, device=device, profile=None, **given)
 
 
 @pytest.fixture(scope="module")
-def engine(path: Path) -> Iterator[Engine]:
-    with opened(path) as made:
+def engine(path: Path, device: str) -> Iterator[Engine]:
+    with opened(path, device) as made:
         yield made
 
 
@@ -103,9 +104,15 @@ def test_prompts_that_come_together_compute_their_beginning_once(engine: Engine)
     assert totals["prompt_tokens"] + totals["reused_tokens"] == 6 * 130
 
 
-@pytest.mark.parametrize("cache_tokens", [0, CTX, 300])
+@pytest.mark.parametrize(
+    ("device", "cache_tokens"),
+    [("cpu", 0), ("cpu", CTX), ("cpu", 300), pytest.param("cuda:0", 0, marks=pytest.mark.gpu)],
+    indirect=["device"],
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_any_interleaving_gives_each_what_it_gets_alone(path: Path, seed: int, cache_tokens: int) -> None:
+def test_any_interleaving_gives_each_what_it_gets_alone(
+    path: Path, seed: int, device: str, cache_tokens: int
+) -> None:
     draw = random.Random(seed)
     bases = [numbers(20 + i, draw.randrange(20, 90)) for i in range(3)]
     prompts = []
@@ -113,7 +120,8 @@ def test_any_interleaving_gives_each_what_it_gets_alone(path: Path, seed: int, c
         base = draw.choice(bases)
         prompts.append([*base[: draw.randrange(1, len(base) + 1)], *numbers(50 + i, draw.randrange(0, 40))])
     counts = [draw.randrange(1, 40) for _ in prompts]
-    with opened(path, cache_tokens=cache_tokens) as engine:
+    limit = {"cache_tokens": cache_tokens} if device == "cpu" else {}
+    with opened(path, device, **limit) as engine:
         wanted = [alone(engine, prompt, count) for prompt, count in zip(prompts, counts, strict=True)]
         with Scheduler(engine, step_tokens=draw.randrange(4, 40)) as scheduler:
             most = [0]
@@ -137,12 +145,23 @@ def test_any_interleaving_gives_each_what_it_gets_alone(path: Path, seed: int, c
             assert 0 < max(most) <= cache_tokens
 
 
+def together(
+    engine: Engine, scheduler: Scheduler, work: Callable[[Sequence[int]], list[int]], prompts: list[list[int]]
+) -> list[list[int]]:
+    """Texts that all wait before the first one begins."""
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        with engine._lock:
+            found = [pool.submit(work, prompt) for prompt in prompts]
+            until(lambda: scheduler.load()["waiting"] == len(prompts))
+        return [each.result() for each in found]
+
+
 def test_texts_wait_again_when_the_cache_is_full(path: Path) -> None:
     prompts = [numbers(i, 20) for i in range(3)]
     with opened(path, cache_tokens=CTX) as engine:
         wanted = [alone(engine, prompt, 120) for prompt in prompts]
-        with Scheduler(engine) as scheduler, ThreadPoolExecutor(3) as pool:
-            found = list(pool.map(lambda prompt: drawn(scheduler, prompt, 120)[0], prompts))
+        with Scheduler(engine) as scheduler:
+            found = together(engine, scheduler, lambda prompt: drawn(scheduler, prompt, 120)[0], prompts)
             assert scheduler.totals()["stopped"] > 0  # 3 x 140 tokens do not fit into 192
         assert found == wanted
 
@@ -151,15 +170,14 @@ def test_penalties_and_seeds_outlast_a_stop(path: Path) -> None:
     prompts = [numbers(i, 20) for i in range(3)]
     sampling = Sampling(temperature=1.0, top_k=0, seed=3, repeat_penalty=1.2, presence_penalty=0.5)
 
-    def tokens(scheduler: Scheduler, prompt: list[int]) -> list[int]:
+    def tokens(scheduler: Scheduler, prompt: Sequence[int]) -> list[int]:
         handling = Handling(ignore_end=True)
         return [each.token for each in scheduler.drawn(prompt, sampling, 100, handling=handling)]
 
     with opened(path) as engine, Scheduler(engine) as scheduler:
         wanted = [tokens(scheduler, prompt) for prompt in prompts]
     with opened(path, cache_tokens=CTX) as engine, Scheduler(engine) as scheduler:
-        with ThreadPoolExecutor(3) as pool:
-            assert list(pool.map(lambda prompt: tokens(scheduler, prompt), prompts)) == wanted
+        assert together(engine, scheduler, lambda prompt: tokens(scheduler, prompt), prompts) == wanted
         assert scheduler.totals()["stopped"] > 0
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from chat_model import chat_model
+from chat_model import chat_model, numerics
 from dyno import Engine, PlanError, QueueFullError, Sampling, Scheduler
 
 if TYPE_CHECKING:
@@ -18,9 +18,10 @@ PROMPTS = ["a", "def main", "x" * 70, "one two three", "zz", "class Shape:" * 9,
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[Engine]:
     path = chat_model(tmp_path_factory.mktemp("model") / "m.gguf", n_layers=2)
-    with Engine(path, device="cpu", profile=None, sequences=3, ctx=256, threads=2, ubatch=32) as opened:
+    settings = {"sequences": 3, "ctx": 256, "threads": 2, "ubatch": 32, "numerics": numerics(device)}
+    with Engine(path, device=device, profile=None, **settings) as opened:
         yield opened
 
 

@@ -32,9 +32,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(model: Path) -> Iterator[Served]:
+def served(model: Path, device: str) -> Iterator[Served]:
     options = Options(model="tiny", api_key=KEY, max_waiting=2, max_body_bytes=4000)
-    with serving(model, options) as server:
+    with serving(model, options, device=device) as server:
         yield server
 
 
@@ -330,7 +330,7 @@ def test_a_full_queue_a_lost_client_and_a_failure(served: Served, monkeypatch: p
     assert client.get("/ready").status_code == 200
 
 
-def test_the_command(model: Path, tmp_path: Path) -> None:
+def test_the_command(model: Path, device: str, tmp_path: Path) -> None:
     port_file = tmp_path / "port"
     command = [
         sys.executable,
@@ -344,7 +344,7 @@ def test_the_command(model: Path, tmp_path: Path) -> None:
         str(port_file),
     ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    more = ["--device", "cpu", "--ctx", "128", "--sequences", "2", "--no-profile"]
+    more = ["--device", device, "--ctx", "128", "--sequences", "2", "--no-profile"]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*command, *more], env=environment, **streams) as server:  # type: ignore[call-overload]
         try:

@@ -21,9 +21,12 @@ TEXTS = ["a", "def main(argv):", "x" * 90, "one two three"]
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    model = chat_model(tmp_path_factory.mktemp("model") / "m.gguf")
-    with serving(model, Options(model="tiny", api_key=KEY), ctx=128, numerics="exact") as server:
+def served(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[Served]:
+    model, options = (
+        chat_model(tmp_path_factory.mktemp("model") / "m.gguf"),
+        Options(model="tiny", api_key=KEY),
+    )
+    with serving(model, options, ctx=128, device=device, numerics="exact") as server:
         yield server
 
 

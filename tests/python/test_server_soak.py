@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.alone
-def test_many_streams(tmp_path: Path) -> None:
+def test_many_streams(tmp_path: Path, device: str) -> None:
     model = chat_model(tmp_path / "m.gguf", n_layers=2)
     # Exact, so that a text in a batch is the text alone to the last bit.
     with serving(
-        model, Options(max_waiting=40, api_key=KEY), sequences=4, ctx=512, numerics="exact"
+        model, Options(max_waiting=40, api_key=KEY), sequences=4, ctx=512, device=device, numerics="exact"
     ) as server:
         headers = {"Authorization": f"Bearer {KEY}"}
         for _ in range(2):

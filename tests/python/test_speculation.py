@@ -19,11 +19,11 @@ PROMPTS = ["abcabcabcabcabc", "x = 1\n" * 6, "def main", "zz" * 20]
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[Engine]:
     path = chat_model(tmp_path_factory.mktemp("model") / "m.gguf", n_layers=2)
     # Exact, so that a token in a batch is the token alone to the last bit.
     settings = {"sequences": 3, "ctx": 128, "threads": 2, "numerics": "exact"}
-    with Engine(path, device="cpu", profile=None, **settings) as opened:
+    with Engine(path, device=device, profile=None, **settings) as opened:
         yield opened
 
 
