@@ -15,15 +15,15 @@ import httpx
 import numpy as np
 import pytest
 from chat_model import chat_model
-from dyno import GgufError
-from dyno.server import Options
+from dyno import Engine, GgufError, ModelError
+from dyno.server import Options, create_app
+from dyno.server.opening import Recipe, opened
+from dyno.testing import tiny_model
 from served import GREEDY, HELLO, KEY, Served, serving, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from dyno import Engine
 
 
 @pytest.fixture(scope="module")
@@ -362,6 +362,25 @@ def test_the_command(model: Path, device: str, tmp_path: Path) -> None:
     assert "no key is set" not in said
 
 
+def test_a_file_without_a_vocabulary_is_refused_at_the_start(tmp_path: Path) -> None:
+    bare = tiny_model(tmp_path / "bare.gguf", vocabulary=False)
+    with (
+        pytest.raises(ModelError, match=r"\[server\] bare.gguf has no vocabulary"),
+        opened(Recipe(str(bare), Options(), "cpu", {"profile": None})),
+    ):
+        pass
+    with (
+        Engine(bare, device="cpu", profile=None, ctx=64) as engine,
+        pytest.raises(ModelError, match="no vocabulary"),
+    ):
+        create_app(engine, Options())
+    command = [sys.executable, "-m", "dyno", "serve", str(bare), "--port", "0", "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    assert "bare.gguf has no vocabulary" in " ".join(done.stderr.split())
+    assert "listening" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("host", "alone"),
     [
@@ -380,7 +399,6 @@ def test_loopback_addresses(host: str, alone: bool) -> None:
 
 
 def test_sequences_of_a_server(model: Path) -> None:
-    from dyno import Engine
     from dyno.server.opening import give_default_sequences
 
     for given, expected in (({}, 4), ({"sequences": 3}, 3), ({"sequences": 1}, 1)):

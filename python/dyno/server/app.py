@@ -42,8 +42,12 @@ def create_app(engine: Engine, options: Options | None = None) -> Starlette:
         engine: Open, with as many `sequences` as texts are to be written at a time. It belongs to the
             application from now on: `app.state.scheduler` draws all its texts, until it is closed.
         options: The rest.
+
+    Raises:
+        ModelError, UnsupportedError: The model has no vocabulary, or one that is not known here.
     """
     chosen = options or Options()
+    _ = engine.tokenizer  # every request needs it
     server = Endpoints(engine, chosen)
 
     def endpoint(work: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dyno._drafting import speculation_of
+from dyno._vocabulary import has_vocabulary
 from dyno.engine import Engine
+from dyno.errors import ModelError
 from dyno.server.app import create_app
 
 if TYPE_CHECKING:
@@ -43,8 +45,10 @@ def opened(recipe: Recipe) -> Iterator[tuple[Engine, Starlette]]:
     """The engine of a recipe and the application over it, whose scheduler runs meanwhile.
 
     Raises:
+        ModelError: The model has no vocabulary.
         DynoError: As `Engine`, or a draft model that does not fit.
     """
+    _check_vocabulary(recipe.model)
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(Engine(recipe.model, recipe.device, **recipe.arguments))
         give_default_sequences(engine)
@@ -60,6 +64,17 @@ def opened(recipe: Recipe) -> Iterator[tuple[Engine, Starlette]]:
         app = create_app(engine, options)
         stack.enter_context(app.state.scheduler)
         yield engine, app
+
+
+def _check_vocabulary(path: str) -> None:
+    """Raises ModelError for a file that cannot be served, before its weights are read."""
+    from dyno import _core
+
+    if not has_vocabulary(_core.Gguf(path)):
+        raise ModelError(
+            f"[server] {Path(path).name} has no vocabulary (tokenizer.ggml.model), and answers are "
+            "texts; serve a file with one, or draw token ids in Python with dyno.Scheduler"
+        )
 
 
 def _open_draft(path: str, engine: Engine) -> Engine:
