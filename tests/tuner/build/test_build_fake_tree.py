@@ -8,18 +8,25 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
-from dyno_tuner.build.builder import Builder, BuildFailed
+from dyno_tuner.ab.compare import FASTER
+from dyno_tuner.ab.run import Run, Side
+from dyno_tuner.build import measure
+from dyno_tuner.build.builder import Builder, BuildFailed, Built
 from dyno_tuner.build.content import snapshot, source_files
+from dyno_tuner.build.measure import Measured, RealBench
 from dyno_tuner.build.sections import differing
+from dyno_tuner.cli import build_command
 from dyno_tuner.cli.commands import app
-from dyno_tuner.core.errors import TuneError
+from dyno_tuner.core.errors import DisturbedError, TargetUnusable, TuneError
+from dyno_tuner.core.intervals import Estimate
+from dyno_tuner.core.protocol import Workload
+from dyno_tuner.measure.cpu_monitor import Load as CpuLoad
+from dyno_tuner.output.html_report import page as page_module
 from typer.testing import CliRunner
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def builder_of(tree: Path, cache: Path, limit: int | None = None) -> Builder:
@@ -202,7 +209,7 @@ def test_nothing_gained_stays_default(tree: Path, cache: Path, model: str) -> No
         "--workload", "pp=128,tg=16", "--device", "cpu", "--switch", "GGML_OPENMP", "--no-retune",
     )  # fmt: skip
     assert code == 0, said
-    assert "Nothing gained: the default build stays." in output
+    assert "Nothing that was tried gained: the default build stays." in output
     assert output.rstrip().endswith("    cmake -B build")
 
 
@@ -224,3 +231,103 @@ def test_wrong_words(model: str, words: list[str], code: int, said: str) -> None
     found, _, errors = run(*given, "--device", "cpu")
     assert found == code
     assert said in " ".join(errors.replace("│", " ").split())
+
+
+def test_another_engine_on_a_gpu_needs_no_cuda_in_dyno(
+    tree: Path, cache: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver tells which GPU it is, and the line has what the builds had."""
+
+    class Bench(RealBench):
+        def compare(self, a: Built, b: Built, *words: Any, **more: Any) -> Measured:
+            ratio = Estimate(1.3, 1.29, 1.31, 6)
+            return Measured({"pp4096": ratio}, {"pp4096": FASTER}, {"pp4096": 0.01}, 2)
+
+        def loading(self, build: Built, profile: str = "") -> None:
+            return None
+
+    def driver(number: int) -> tuple[dict[str, Any], str]:
+        if number:
+            raise TargetUnusable(f"--gpu {number}: cuDeviceGet gave error 101; does nvidia-smi list it?")
+        return {"compute_capability": "9.0"}, "H200"
+
+    monkeypatch.setattr(build_command, "cuda_device", driver)
+    monkeypatch.setattr(build_command, "RealBench", Bench)
+    monkeypatch.setenv("CUDACXX", "c++")  # nothing of this tree is CUDA
+    words = (
+        "--model",
+        model,
+        "--engine",
+        "llama.cpp",
+        "--source",
+        str(tree),
+        "--cache",
+        str(cache),
+        "--json",
+    )
+    code, output, said = run(*words, "--gpu", "0", "--switch", "GGML_LTO", "--no-retune")
+    assert code == 0, said
+    told = json.loads(output)
+    assert told["device"] == "H200"
+    assert told["command"] == (
+        "cmake -B build -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90-real -DGGML_LTO=ON"
+    )
+    code, _, said = run(*words, "--gpu", "1", "--switch", "GGML_LTO")
+    assert code == 1
+    assert "does nvidia-smi list it" in said
+
+
+def test_a_report_without_plotly_is_refused_before_any_work(
+    tree: Path, tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_module.importlib.util, "find_spec", lambda name: None)
+    code, _, said = run(
+        "--model", model, "--engine", "llama.cpp", "--source", str(tree), "--cache", str(tmp_path / "cache"),
+        "--device", "cpu", "--report", str(tmp_path / "page.html"),
+    )  # fmt: skip
+    assert code == 1
+    assert "pip install 'gguf-dyno[report]'" in said
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path, model: str) -> None:
+    for option in ("--report", "--out"):
+        code, _, said = run(
+            "--model", model, "--device", "cpu", "--cache", str(tmp_path / "cache"), option,
+            str(tmp_path / "absent" / "page"),
+        )  # fmt: skip
+        assert code == 1
+        assert f"{option} {tmp_path / 'absent' / 'page'}: there is no folder" in said
+    assert not (tmp_path / "cache").exists()
+
+
+class _Instant(Side):
+    """A side that runs at once."""
+
+    kind, facts = "fake", {}
+
+    def run(self, workload: Workload) -> Run:
+        return Run({"pp": (100.0, 101.0, 102.0), "tg": (10.0, 10.1, 10.2)})
+
+    def answers(self, reference: Path, *, first: bool) -> None:
+        return None
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_others_load_is_an_error_or_is_marked(force: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuLoad, "disturbed", "other programs use 1.9 of 2 cores")
+    monkeypatch.setattr(measure, "patience_of", lambda budget: 0.0)
+    monkeypatch.setattr(RealBench, "_side", lambda *words: _Instant())
+    bench = RealBench(
+        "dyno", "m.gguf", Workload(pp=64, tg=16), None, {}, 2, 0.01, 60.0, 0, Path("/dev/null"), None,
+        lambda line: None, force,
+    )  # fmt: skip
+    built = Built("key", "/folder", 1.0, 1.0, 1, 1, 1)
+    if force:
+        assert bench.compare(built, built, {}, {}, None, answers=False).disturbed == 9
+    else:
+        with pytest.raises(DisturbedError, match=r"other programs use 1\.9 of 2 cores"):
+            bench.compare(built, built, {}, {}, None, answers=False)

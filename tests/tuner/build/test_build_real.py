@@ -34,8 +34,7 @@ def test_two_switches_of_the_cpu_engine(tmp_path: Path, trained_model: Path) -> 
         "--cache", str(tmp_path),
         "-D", "GGML_NATIVE=ON", "-D", "CMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG", "--switch", "DYNO_WERROR=ON",
         "--switch", "CMAKE_CXX_FLAGS=-finstrument-functions", "--rounds", "2", "--workload", "pp=64,tg=16",
-        "--no-retune",
-        "--json",
+        "--no-retune", "--force", "--json",
     ]  # fmt: skip
 
     def run() -> dict[str, Any]:

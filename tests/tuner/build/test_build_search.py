@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from dyno_tuner.ab.compare import Options, judge
 from dyno_tuner.ab.run import Run
-from dyno_tuner.build.builder import BuildFailed, Built
+from dyno_tuner.build.builder import BuildFailed, BuildLate, Built
 from dyno_tuner.build.commands import Commands
-from dyno_tuner.build.measure import Loading, Measured
+from dyno_tuner.build.measure import Loading, Measured, VariantFailed
 from dyno_tuner.build.record import Record
 from dyno_tuner.build.render import command_of, markdown, page, to_dict
 from dyno_tuner.build.search import Clock, Search, search
-from dyno_tuner.build.switches import Switch
-from dyno_tuner.core.errors import TuneError
+from dyno_tuner.build.switches import Place, Switch
+from dyno_tuner.cli.build_command import _fixed
+from dyno_tuner.core.errors import DisturbedError, TuneError
 from dyno_tuner.core.protocol import Workload
 
 if TYPE_CHECKING:
@@ -35,21 +36,26 @@ class FakeBuilds:
     dead_commands: tuple[str, ...] = ()
     failing: tuple[str, ...] = ()
     made: list[str] = field(default_factory=list)
+    took: Callable[[float], None] = lambda seconds: None
 
     def _live(self, defines: Mapping[str, str], dead: Sequence[str]) -> str:
         return " ".join(f"{n}={v}" for n, v in sorted(defines.items()) if n not in dead)
 
-    def configured(self, defines: Mapping[str, str], deadline: float = 0) -> Commands:
+    def configured(self, defines: Mapping[str, str], deadline: float = 1e9) -> Commands:
         return Commands({"a.o": f"cc {self._live(defines, self.dead_commands)} a.c"})
 
     def known(self, defines: Mapping[str, str]) -> Built | None:
         return None
 
-    def build(self, defines: Mapping[str, str], name: str, link_mib: int = 0, deadline: float = 0) -> Built:
+    def build(self, defines: Mapping[str, str], name: str, link_mib: int = 0, deadline: float = 1e9) -> Built:
         if any(n in self.failing for n in defines):
             raise BuildFailed("pip install failed (1): error: no such register")
         if link_mib > 1000:
             raise TuneError(f"its link would take {link_mib} MiB")
+        if deadline < 10.0:
+            self.took(deadline)
+            raise BuildLate(f"pip install did not end within {deadline:.0f} s")
+        self.took(10.0)
         self.made.append(name)
         live = self._live(defines, (*self.dead_code, *self.dead_commands))
         whole = " ".join(f"{n}={v}" for n, v in sorted(defines.items()))
@@ -66,6 +72,10 @@ class FakeBench:
     compared: list[tuple[str, str]] = field(default_factory=list)
     workload: Workload = field(default_factory=lambda: Workload(pp=512, tg=64))
     fail_after: int | None = None
+    took: Callable[[float], None] = lambda seconds: None
+    busy: tuple[str, ...] = ()  # builds in whose rounds the machine does not come to rest
+    broken: tuple[str, ...] = ()  # builds that do not run
+    profiles: list[tuple[str, str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._random = random.Random(3)
@@ -78,8 +88,14 @@ class FakeBench:
 
     def compare(
         self, a: Built, b: Built, a_settings: Mapping[str, Any], b_settings: Mapping[str, Any],
-        budget: float | None, *, answers: bool,
+        budget: float | None, *, answers: bool, profile: str = "",
     ) -> Measured:  # fmt: skip
+        if any(name in b.folder for name in self.busy):
+            raise DisturbedError("the machine did not become quiet in 30 s: others used 1.9 cores")
+        if any(name in b.folder for name in self.broken):
+            raise VariantFailed("side B: illegal instruction")
+        self.took(9.0)
+        self.profiles.append((a.folder, b.folder, profile))
         if self.fail_after is not None and len(self.compared) >= self.fail_after:
             raise KeyboardInterrupt
         self.compared.append((a.folder, b.folder))
@@ -94,9 +110,10 @@ class FakeBench:
         return Measured.of(judge(rounds, Options(self.workload)), changed, (1e-6, 2e-6))
 
     def rate(self, build: Built, settings: Mapping[str, Any], metric: str) -> float:
+        self.took(1.0)
         return self._run(build, settings).rates[metric][0]
 
-    def loading(self, build: Built) -> Loading:
+    def loading(self, build: Built, profile: str = "") -> Loading:
         return Loading(0.5, 300.0)
 
 
@@ -115,8 +132,15 @@ def run(
     builds: FakeBuilds, bench: FakeBench, switches: Sequence[Switch], tmp_path: Path,
     budget: float | None = None, **more: Any,
 ) -> Search:  # fmt: skip
-    record = Record(tmp_path / "run.jsonl")
-    return search(builds, bench, switches, Clock(budget), record, lambda line: None, **more)
+    """A search whose clock moves by what builds and processes are made to take."""
+    record, times = Record(tmp_path / "run.jsonl"), [0.0]
+
+    def took(seconds: float) -> None:
+        times[0] += seconds
+
+    builds.took = bench.took = took
+    clock = Clock(budget, lambda: times[0])
+    return search(builds, bench, switches, clock, record, lambda line: None, **more)
 
 
 def switch(name: str, **more: Any) -> Switch:
@@ -164,7 +188,7 @@ def test_two_builds_with_the_same_code_are_measured_once(tmp_path: Path) -> None
 
     class Aliased(FakeBuilds):
         def build(
-            self, defines: Mapping[str, str], name: str, link_mib: int = 0, deadline: float = 0
+            self, defines: Mapping[str, str], name: str, link_mib: int = 0, deadline: float = 1e9
         ) -> Built:
             return builds.build({"FAST": "ON"} if "ALIAS" in defines else defines, name)
 
@@ -248,11 +272,106 @@ def test_a_knob_that_interacts_is_set_anew_in_both_builds(tmp_path: Path) -> Non
 
 
 def test_a_switch_that_the_budget_leaves_no_time_for_stays_default(tmp_path: Path) -> None:
-    result = run(FakeBuilds(), FakeBench(factors(FAST=(1.2, 1.0))), [switch("FAST")], tmp_path, budget=5.0)
+    result = run(FakeBuilds(), FakeBench(factors(FAST=(1.2, 1.0))), [switch("FAST")], tmp_path, budget=15.0)
     (row,) = result.outcomes
-    assert row.verdict == "default"
-    assert "a build takes about 10 s: not measured" in row.reason
+    assert (row.verdict, row.tried) == ("default", False)
+    assert (
+        "not tried: the budget has 5 s left, and a build with its measurements takes about 10" in row.reason
+    )
     assert row.built is None
+
+
+def test_a_short_budget_gives_verdicts_for_some_switches(tmp_path: Path) -> None:
+    """A build takes 10 s and a comparison 9 s: with 60 s two of six switches are tried, and the gain is
+    confirmed; built without measuring, five builds would have taken all."""
+    builds, bench = FakeBuilds(), FakeBench(factors(FAST=(1.2, 1.0), S1=(0.9, 1.0)))
+    rows = [switch("FAST"), *(switch(f"S{n}") for n in range(1, 6))]
+    result = run(builds, bench, rows, tmp_path, budget=60.0)
+    tried = [row.switch.name for row in result.outcomes if row.tried]
+    assert tried == ["FAST", "S1"]
+    assert builds.made == ["default", "FAST=ON", "S1=ON"], "nothing is built that is not measured"
+    assert bench.compared == [("", "FAST=ON"), ("", "S1=ON"), ("", "FAST=ON")]
+    assert result.outcomes[0].verdict == "on"
+    told = to_dict(result, "", FACTS)
+    assert [told["verdicts"][f"S{n}"]["tried"] for n in range(1, 6)] == [True, False, False, False, False]
+    assert "Not tried: S2=ON, S3=ON, S4=ON, S5=ON" in markdown(result, "", FACTS)
+
+
+def test_a_build_that_its_deadline_ends_is_not_tried(tmp_path: Path) -> None:
+    class Slow(FakeBuilds):
+        def build(
+            self, defines: Mapping[str, str], name: str, link_mib: int = 0, deadline: float = 1e9
+        ) -> Built:
+            return super().build(defines, name, link_mib, min(deadline, 1.0) if defines else deadline)
+
+    result = run(Slow(), FakeBench(factors()), [switch("FAST")], tmp_path, budget=100.0)
+    (row,) = result.outcomes
+    assert (row.verdict, row.tried) == ("default", False)
+    assert "the budget ended during its build" in row.reason
+
+
+def test_a_busy_machine_ends_with_a_result(tmp_path: Path) -> None:
+    """A comparison that others prevent costs its own verdict; after two in a row no further one is built."""
+    bench = FakeBench(factors(FAST=(1.2, 1.0)), busy=("B1", "B2", "B3"))
+    builds = FakeBuilds()
+    rows = [switch("B1"), switch("FAST"), switch("B2"), switch("B3"), switch("LAST")]
+    result = run(builds, bench, rows, tmp_path)
+    reasons = {row.switch.name: row.reason for row in result.outcomes}
+    assert "did not become quiet in 30 s" in reasons["B1"]
+    assert "--force" in reasons["B1"]
+    assert "others use this machine" in reasons["LAST"]
+    assert {row.switch.name for row in result.outcomes if row.tried} == {"FAST"}
+    assert "LAST=ON" not in builds.made
+    assert result.chosen, "the gain was confirmed when the machine had come to rest"
+    assert to_dict(result, "", FACTS)["verdicts"]["B1"]["verdict"] == "default"
+
+
+def test_a_gain_that_a_busy_machine_leaves_unconfirmed_is_none(tmp_path: Path) -> None:
+    class Later(FakeBench):
+        def compare(self, *words: Any, **more: Any) -> Measured:
+            self.busy = ("FAST",) if self.compared else ()
+            return super().compare(*words, **more)
+
+    result = run(FakeBuilds(), Later(factors(FAST=(1.2, 1.0))), [switch("FAST")], tmp_path)
+    (row,) = result.outcomes
+    assert (row.verdict, result.chosen) == ("default", [])
+    assert "no fresh rounds confirm it: the machine did not become quiet" in row.reason
+
+
+def test_a_variant_that_does_not_run_is_refused(tmp_path: Path) -> None:
+    bench = FakeBench(factors(FAST=(1.2, 1.0)), broken=("BROKEN",))
+    result = run(FakeBuilds(), bench, [switch("BROKEN"), switch("FAST")], tmp_path)
+    assert [row.verdict for row in result.outcomes] == ["refused", "on"]
+    assert "it builds, but does not run: side B: illegal instruction" in result.outcomes[0].reason
+
+
+def test_a_build_for_a_profile_is_compared_under_it(tmp_path: Path) -> None:
+    """Both sides run under the profile, also in the rounds that confirm; other switches run without it."""
+    pruned = Switch("GGML_CUDA_PROFILE", "", "/p/h200.yaml")
+    bench = FakeBench(factors(GGML_CUDA_PROFILE=(1.2, 1.0), SLOW=(0.9, 1.0)))
+    result = run(FakeBuilds(), bench, [pruned, switch("SLOW")], tmp_path)
+    name = "GGML_CUDA_PROFILE=/p/h200.yaml"
+    assert bench.profiles == [
+        ("", name, "/p/h200.yaml"), ("", "SLOW=ON", ""), ("", name, "/p/h200.yaml"),
+    ]  # fmt: skip
+    assert "both builds under h200.yaml, 1.0 instead of 1.0 MiB" in result.outcomes[0].reason
+    assert [s.name for s in result.chosen] == ["GGML_CUDA_PROFILE"]
+
+
+def test_a_build_for_a_profile_goes_together_with_others_under_it(tmp_path: Path) -> None:
+    pruned = Switch("GGML_CUDA_PROFILE", "", "/p/h200.yaml")
+    bench = FakeBench(factors(GGML_CUDA_PROFILE=(1.1, 1.0), FAST=(1.2, 1.0)))
+    result = run(FakeBuilds(), bench, [pruned, switch("FAST")], tmp_path)
+    assert {s.name for s in result.chosen} == {"GGML_CUDA_PROFILE", "FAST"}
+    assert [profile for _, _, profile in bench.profiles[2:]] == ["/p/h200.yaml"] * 3
+
+
+def test_the_line_for_a_gpu_has_the_defines_of_a_gpu(tmp_path: Path) -> None:
+    result = run(FakeBuilds(), FakeBench(factors(FAST=(1.2, 1.0))), [switch("FAST")], tmp_path)
+    fixed = _fixed("llama.cpp", Place("cuda", "9.0"))
+    assert command_of("llama.cpp", fixed, result) == (
+        "cmake -B build -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90-real -DFAST=ON"
+    )
 
 
 def test_a_run_that_was_interrupted_measures_nothing_twice(tmp_path: Path) -> None:

@@ -66,6 +66,10 @@ class BuildFailed(TuneError):
     """A variant that does not configure or compile; the message has the compiler's last words."""
 
 
+class BuildLate(BuildFailed):
+    """A build that its deadline ended; the next run goes on from there."""
+
+
 @dataclass
 class Builder:
     """The builder of the variants of one source tree.
@@ -128,7 +132,8 @@ class Builder:
             deadline: seconds, after which the build is stopped; the next run goes on from there.
 
         Raises:
-            BuildFailed: It does not configure, compile or link, or it has not ended by the deadline.
+            BuildFailed: It does not configure, compile or link.
+            BuildLate: It has not ended by the deadline.
             TuneError: Its link would not fit into memory.
         """
         key = self.key(defines)
@@ -231,7 +236,7 @@ class Builder:
         kept = {n: v for n, v in os.environ.items() if not n.startswith(("SKBUILD", "PIP_"))}
         done = run_step(command, {**kept, "PATH": search_path(), **(extra or {})}, deadline)
         if done.late:
-            raise BuildFailed(f"{what} did not end within {deadline:.0f} s; the next run goes on from there")
+            raise BuildLate(f"{what} did not end within {deadline:.0f} s; the next run goes on from there")
         if done.code != 0:
             lines = [line for line in done.output.splitlines() if line.strip()]
             first = next(

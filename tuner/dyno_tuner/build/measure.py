@@ -5,23 +5,30 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..ab.answers import compare_answers
 from ..ab.compare import FASTER, SAME, SLOWER, Compared, Options, compare
 from ..ab.dyno_side import DynoSide
 from ..ab.ggml_side import GgmlSide
+from ..core.errors import TuneError
 from ..core.intervals import Estimate
 from ..decide.ablation import LeftOut, Part
 from ..decide.answer_check import ROUNDING_FACTOR, ROUNDING_FLOOR
-from ..measure.machine_monitor import Careful, Machine
+from ..measure.machine_monitor import Careful, Machine, patience_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..ab.run import Run, Side
+    from ..ab.run import Answers, Run, Side
     from ..core.protocol import Workload
     from .builder import Built
+
+T = TypeVar("T")
+
+
+class VariantFailed(TuneError):
+    """The variant does not run; its build is no use here."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,8 @@ class Measured:
     """Median tokens/s of A and B."""
     joules: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
     """Joules per token of A and B, by metric and source, where a counter could be read."""
+    disturbed: int = 0
+    """Processes that count although others used the machine meanwhile (`--force`)."""
 
     def proof(self, *defines: str) -> SwitchProof:
         """The proof of these switches as one part: without them the default build is left."""
@@ -72,6 +81,7 @@ class Measured:
             "changed": self.changed, "kld": list(self.kld) if self.kld else None,
             "rates": {n: list(r) for n, r in self.rates.items()},
             "joules": {n: {s: list(pair) for s, pair in by.items()} for n, by in self.joules.items()},
+            "disturbed": self.disturbed,
         }  # fmt: skip
 
     @staticmethod
@@ -81,10 +91,11 @@ class Measured:
             data["rounds"], data["changed"], tuple(data["kld"]) if data["kld"] else None,
             {n: (r[0], r[1]) for n, r in data["rates"].items()},
             {n: {s: (p[0], p[1]) for s, p in by.items()} for n, by in data["joules"].items()},
+            data["disturbed"],
         )  # fmt: skip
 
     @staticmethod
-    def of(result: Compared, changed: str, kld: tuple[float, float] | None) -> Measured:
+    def of(result: Compared, changed: str, kld: tuple[float, float] | None, disturbed: int = 0) -> Measured:
         found = result.metrics
         return Measured(
             {n: m.ratio for n, m in found.items()}, {n: m.verdict for n, m in found.items()},
@@ -92,6 +103,7 @@ class Measured:
             {n: (m.a, m.b) for n, m in found.items()},
             {n: {s: (a.joules_per_token, b.joules_per_token) for s, (a, b) in by.items()}
              for n, by in result.energy.items()},
+            disturbed,
         )  # fmt: skip
 
 
@@ -105,22 +117,51 @@ class Loading:
 
 
 class Bench(Protocol):
-    """The bench that measures builds. Methods raise TuneError."""
+    """The bench that measures builds. Methods raise TuneError.
+
+    A profile is the path of one that the build runs under, "" for the engine's defaults.
+    """
 
     workload: Workload
 
     def compare(
         self, a: Built, b: Built, a_settings: Mapping[str, Any], b_settings: Mapping[str, Any],
-        budget: float | None, *, answers: bool,
-    ) -> Measured: ...  # fmt: skip
+        budget: float | None, *, answers: bool, profile: str = "",
+    ) -> Measured:  # fmt: skip
+        """Raises VariantFailed where B does not run, DisturbedError where the machine stays busy."""
+        ...
 
     def rate(self, build: Built, settings: Mapping[str, Any], metric: str) -> float:
         """Median tokens/s of one process."""
         ...
 
-    def loading(self, build: Built) -> Loading | None:
+    def loading(self, build: Built, profile: str = "") -> Loading | None:
         """None for an engine whose programs cannot open a model and draw nothing."""
         ...
+
+
+class _Variant:
+    """A side whose failures are those of a variant, not of the run."""
+
+    def __init__(self, make: Callable[[], Side]) -> None:
+        self._side = self._named(make)
+        self.kind, self.facts = self._side.kind, self._side.facts
+
+    @staticmethod
+    def _named(work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except TuneError as error:
+            raise VariantFailed(str(error)) from error
+
+    def run(self, workload: Workload) -> Run:
+        return self._named(lambda: self._side.run(workload))
+
+    def answers(self, reference: Path, *, first: bool) -> Answers | None:
+        return self._named(lambda: self._side.answers(reference, first=first))
+
+    def close(self) -> None:
+        self._side.close()
 
 
 @dataclass
@@ -136,6 +177,7 @@ class RealBench:
         log: file that gets what another engine's programs say.
         bus: PCI bus id of the GPU that is watched.
         say: takes a line about every round.
+        force: measures also while others use the machine; such results are marked.
     """
 
     engine: str
@@ -150,13 +192,15 @@ class RealBench:
     log: Path
     bus: str | None
     say: Callable[[str], None]
+    force: bool = False
 
-    def _side(self, name: str, build: Built, settings: Mapping[str, Any]) -> Side:
+    def _side(self, name: str, build: Built, settings: Mapping[str, Any], profile: str = "") -> Side:
         whole = {**self.settings, **settings}
         if self.engine == "dyno":
             folder = Path(build.folder)
             return DynoSide(
-                name, self.model, build=folder, settings=whole, gpu=self.gpu, deadline=self.deadline
+                name, self.model, build=folder, profile=Path(profile) if profile else None, settings=whole,
+                gpu=self.gpu, deadline=self.deadline,
             )  # fmt: skip
         return GgmlSide(
             name, self.engine, self.model, build.folder, settings=whole, gpu=self.gpu, deadline=self.deadline,
@@ -165,10 +209,11 @@ class RealBench:
 
     def compare(
         self, a: Built, b: Built, a_settings: Mapping[str, Any], b_settings: Mapping[str, Any],
-        budget: float | None, *, answers: bool,
+        budget: float | None, *, answers: bool, profile: str = "",
     ) -> Measured:  # fmt: skip
-        sides = {"A": self._side("A", a, a_settings), "B": self._side("B", b, b_settings)}
+        sides: dict[str, Side] = {"A": self._side("A", a, a_settings, profile)}
         try:
+            sides["B"] = _Variant(lambda: self._side("B", b, b_settings, profile))
             told, changed = None, ""
             if answers:
                 limit = lambda kld: ROUNDING_FACTOR * kld + ROUNDING_FLOOR  # noqa: E731
@@ -176,14 +221,15 @@ class RealBench:
             kld = (told[0].mean_kld, told[1].mean_kld) if told else None
             options = Options(self.workload, self.rounds, budget, self.least, self.seed)
             with Machine(self.bus) as watch:
-                careful = Careful(watch, self._note, lambda _: None, time.sleep)
+                patience = None if self.force else patience_of(budget)
+                careful = Careful(watch, self._note, lambda _: None, time.sleep, patience)
                 result = compare(lambda name: self._run(sides[name], careful), options, self.say)
         finally:
             for side in sides.values():
                 side.close()
         if result.interrupted:
             raise KeyboardInterrupt
-        return Measured.of(result, changed, kld)
+        return Measured.of(result, changed, kld, careful.conditions.disturbed)
 
     def _note(self, kind: str, **data: Any) -> None:
         self.say(str(data["message"]))
@@ -192,6 +238,8 @@ class RealBench:
         run, seen = careful.measure("build", lambda: side.run(self.workload), lambda run: True)
         if "gpu" in seen:
             careful.learn(seen["gpu"])
+        if "cpu" in seen:
+            careful.conditions.add_load(seen["cpu"])
         return run
 
     def rate(self, build: Built, settings: Mapping[str, Any], metric: str) -> float:
@@ -202,8 +250,8 @@ class RealBench:
             side.close()
         return rates[len(rates) // 2]
 
-    def loading(self, build: Built) -> Loading | None:
-        side = self._side("A", build, {})
+    def loading(self, build: Built, profile: str = "") -> Loading | None:
+        side = self._side("A", build, {}, profile)
         try:
             if not isinstance(side, DynoSide):
                 return None

@@ -23,7 +23,7 @@ def command_of(engine: str, given: Mapping[str, str], result: Search) -> str:
     """The line that builds what was chosen: for pip, or for CMake in another engine's tree.
 
     Args:
-        given: defines of the user, which every build had.
+        given: defines that every build had and that are not the engine's own default.
     """
     whole = {**given, **{switch.name: switch.value for switch in result.chosen}}
     if engine == "dyno":
@@ -51,7 +51,7 @@ def to_dict(result: Search, command: str, facts: Mapping[str, Any]) -> dict[str,
 
 def _outcome(row: Outcome) -> dict[str, Any]:
     told: dict[str, Any] = {
-        "verdict": row.verdict, "reason": row.reason, "value": row.switch.value,
+        "verdict": row.verdict, "tried": row.tried, "reason": row.reason, "value": row.switch.value,
         "default": row.switch.default,
         "ratio": {}, "ci95": {}, **_cost(row.built, row.loading),
     }  # fmt: skip
@@ -74,6 +74,7 @@ def _measured(found: Measured) -> dict[str, Any]:
             for n, by in found.joules.items()
         },
         "rounds": found.rounds,
+        "disturbed": found.disturbed,
         "mean_kld": None if found.kld is None else {"default": found.kld[0], "variant": found.kld[1]},
     }
 
@@ -135,7 +136,7 @@ def notes(result: Search, facts: Mapping[str, Any]) -> list[str]:
     """Sentences about the result as a whole."""
     found = [f"{facts['model']} on {facts['device']}, {facts['workload']}."]
     if result.confirmed is None:
-        found.append("Nothing gained: the default build stays.")
+        found.append("Nothing that was tried gained: the default build stays.")
     else:
         named = " ".join(s.define for s in result.chosen)
         gains = ", ".join(
@@ -143,6 +144,9 @@ def notes(result: Search, facts: Mapping[str, Any]) -> list[str]:
         )
         head = f"{named} against the default build" if named else "Fresh rounds did not confirm a gain"
         found.append(f"{head}, in {result.confirmed.rounds} rounds: {gains}.")
+    late = [row.switch.define for row in result.outcomes if not row.tried]
+    if late:
+        found.append(f"Not tried: {', '.join(late)} (the table has the reasons).")
     if result.knobs:
         told = " ".join(f"{k}={v}" for k, v in result.knobs.items())
         found.append(f"With that build also set {told}.")

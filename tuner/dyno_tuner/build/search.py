@@ -1,21 +1,23 @@
 """The search: every switch against the default build, then the switches that gain together.
 
-A switch costs no measurement if its commands, or the code that they make, are the same as in another build. A
-gain counts only if it passes the rule of all tunes (`decide.acceptance.accept`) and fresh rounds confirm it.
-Everything that could not be decided stays `default`.
+Each variant is built and measured before the next one is built, so that a budget that ends early still
+leaves verdicts. A switch costs no measurement if its commands, or the code that they make, are the same as in
+another build. A gain counts only if it passes the rule of all tunes (`decide.acceptance.accept`) and fresh
+rounds confirm it. Everything that could not be decided stays `default`.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..core.errors import TuneError
-from ..decide.acceptance import accept
-from .builder import BuildFailed
-from .measure import Loading, Measured, summary
+from ..core.errors import DisturbedError, TuneError
+from ..decide.acceptance import LEAST_ROUNDS, accept
+from .builder import BuildLate
+from .measure import Loading, Measured, VariantFailed, summary
 from .retune import Tuned, retune
 from .sections import differing
 from .switches import Variant
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from .switches import Switch
 
 DEFAULT, ON, OFF, INERT, REFUSED = "default", "on", "off", "inert", "refused"
+MIB = 2**20
+MOST_RESTLESS = 2  # comparisons in a row that others may prevent, until no further switch is tried
 
 
 class Builds(Protocol):
@@ -56,6 +60,8 @@ class Outcome:
     loading: Loading | None = None
     tuned: Tuned | None = None
     """The comparison with knobs set anew in both builds."""
+    tried: bool = True
+    """Whether there was a verdict to be had; False: no time was left, or the machine did not come to rest."""
 
     @property
     def gains(self) -> bool:
@@ -85,15 +91,25 @@ class Clock:
     """The budget of a run in seconds; None: no limit."""
 
     budget: float | None
-    begun: float = field(default_factory=time.monotonic)
+    now: Callable[[], float] = time.monotonic
+    begun: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begun = self.now()
 
     @property
     def left(self) -> float:
-        return float("inf") if self.budget is None else self.begun + self.budget - time.monotonic()
+        return float("inf") if self.budget is None else self.begun + self.budget - self.now()
 
-    def share(self, parts: int) -> float | None:
-        """Seconds for one of so many comparisons that still have to be made."""
-        return None if self.budget is None else max(1.0, self.left / max(1, parts))
+    def share(self, parts: int, builds: float = 0.0) -> float | None:
+        """Seconds for one of so many comparisons that still have to be made.
+
+        Args:
+            builds: seconds that builds still take; they get no more than half of what is left.
+        """
+        if self.budget is None:
+            return None
+        return max(1.0, max(self.left / 2, self.left - builds) / max(1, parts))
 
 
 def search(
@@ -106,13 +122,13 @@ def search(
     Args:
         builds: makes them.
         bench: measures them.
-        clock: the budget. The default build and the first comparison are made in any case.
+        clock: the budget. The default build is made in any case, and so are the rounds that confirm a gain.
         record: keeps results for a run that goes on after a kill.
         knob_values: by knob, the values that are tried in both builds beside the default.
         longest_build: seconds that one build may take if there is no budget.
 
     Raises:
-        TuneError: The default build fails, or the machine does not come to rest.
+        TuneError: The default build fails or does not run.
     """
     run = _Run(builds, bench, clock, record, say, dict(knob_values or {}), longest_build)
     return run.all(switches)
@@ -128,6 +144,10 @@ class _Run:
     knob_values: Mapping[str, Sequence[int]]
     longest: float
 
+    def __post_init__(self) -> None:
+        self._process = 0.0  # seconds of one process of a comparison; 0: none was made yet
+        self._restless = 0  # comparisons in a row that others' load has prevented
+
     def all(self, switches: Sequence[Switch]) -> Search:
         outcomes = [self._without_a_build(row) for row in switches]
         self.say("configuring the default build")
@@ -135,12 +155,14 @@ class _Run:
         result = Search(self.builds.build({}, "default", deadline=self.longest), outcomes=outcomes)
         pending = [row for row in outcomes if not row.reason]
         seen: list[tuple[str, Commands, Built]] = [("the default build", commands, result.base)]
-        for row in pending:
-            self._build(row, seen, result.base)
-        waiting = [row for row in pending if not row.reason]
-        for number, row in enumerate(waiting):
-            self._measure(row, result, 2 * (len(waiting) - number) + 1)
-        result.base_loading = self._loading(result.base)
+        for number, row in enumerate(pending):
+            if not self._build(row, seen, result.base):
+                continue
+            later = [other for other in pending[number + 1 :] if not self._in_cache(other)]
+            parts = 2 * (len(pending) - number) + 1
+            self._measure(row, result, parts, len(later) * result.base.seconds)
+        if self._restless < MOST_RESTLESS:
+            result.base_loading = self._loading(result.base)
         self._combine(result)
         return result
 
@@ -154,74 +176,150 @@ class _Run:
 
     # ---- Building ----
 
-    def _build(self, row: Outcome, seen: list[tuple[str, Commands, Built]], base: Built) -> None:
-        """Builds a variant, unless its commands are those of a build that is there."""
+    def _in_cache(self, row: Outcome) -> bool:
+        return self.builds.known({row.switch.name: row.switch.value}) is not None
+
+    def _least(self) -> float:
+        """Seconds of the shortest comparison that decides; 0 before the first one."""
+        return (1 + 4 * LEAST_ROUNDS) * self._process
+
+    def _build(self, row: Outcome, seen: list[tuple[str, Commands, Built]], base: Built) -> bool:
+        """Builds a variant, unless its commands are those of a build that is there.
+
+        Returns:
+            Whether it is to be measured.
+        """
         switch = row.switch
         defines = {switch.name: switch.value}
+        if self._restless >= MOST_RESTLESS:
+            return self._not_tried(row, "others use this machine; end these programs, or give --force")
+        if self.clock.left <= 0:
+            return self._not_tried(row, "the budget has ended")
         try:
-            commands = self.builds.configured(defines)
+            commands = self.builds.configured(defines, min(self.longest, self.clock.left))
             for name, others, built in seen:
                 if commands == others:
                     row.verdict, row.built = INERT, built
                     row.reason = f"every command is that of {name}, so nothing was built"
-                    return
-            if self.builds.known(defines) is None and self.clock.left < base.seconds:
-                row.reason = (
-                    f"the budget has {max(0.0, self.clock.left):.0f} s left, and a build takes about "
-                    f"{base.seconds:.0f} s: not measured"
+                    return False
+            needed = self._least() + (0.0 if self._in_cache(row) else base.seconds)
+            if self.clock.left < needed:
+                return self._not_tried(
+                    row,
+                    f"the budget has {max(0.0, self.clock.left):.0f} s left, and a build with its "
+                    f"measurements takes about {needed:.0f} s",
                 )
-                return
             limit = min(self.longest, max(1.0, self.clock.left))
             row.built = self.builds.build(defines, switch.define, switch.link_mib, limit)
-        except BuildFailed as error:
+        except BuildLate as error:
+            return self._not_tried(row, f"the budget ended during its build: {error}")
+        except TuneError as error:  # it does not build, or its link does not fit
             row.verdict, row.reason = REFUSED, str(error)
-            return
-        except TuneError as error:  # its link does not fit
-            row.verdict, row.reason = REFUSED, str(error)
-            return
+            return False
         for name, others, built in seen:
             apart = differing(built.objects, row.built.objects)
             if not apart and others.link == commands.link:
                 row.verdict = INERT
                 count = len(row.built.objects)
                 row.reason = f"the code of all {count} objects is that of {name}, so nothing was measured"
-                return
+                return False
         seen.append((switch.define, commands, row.built))
+        return True
+
+    @staticmethod
+    def _not_tried(row: Outcome, why: str) -> bool:
+        row.tried, row.reason = False, f"not tried: {why}"
+        return False
 
     # ---- Measuring ----
 
     def _compare(
-        self, key: str, a: Built, b: Built, parts: int, *, answers: bool,
-        settings: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
+        self, key: str, a: Built, b: Built, budget: float | None, *, answers: bool,
+        settings: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}), profile: str = "",
     ) -> Measured:  # fmt: skip
+        """A comparison of two builds, from the record or now.
+
+        Args:
+            profile: a profile that both run under; "" for the engine's defaults.
+
+        Raises:
+            VariantFailed: B does not run.
+            DisturbedError: Others used the machine.
+        """
+
         def make() -> dict[str, Any]:
-            return self.bench.compare(a, b, *settings, self.clock.share(parts), answers=answers).to_dict()
+            begun = self.clock.now()
+            found = self.bench.compare(a, b, *settings, budget, answers=answers, profile=profile)
+            self._process = (self.clock.now() - begun) / (1 + 4 * max(1, found.rounds))
+            return found.to_dict()
 
-        return Measured.from_dict(self.record.once(f"{key} {a.key} {b.key} {settings}", make))
+        try:
+            found = Measured.from_dict(
+                self.record.once(f"{key} {a.key} {b.key} {settings} {profile}".rstrip(), make)
+            )
+        except DisturbedError:
+            self._restless += 1
+            raise
+        self._restless = 0
+        return found
 
-    def _measure(self, row: Outcome, result: Search, parts: int) -> None:
+    def _measure(self, row: Outcome, result: Search, parts: int, builds: float) -> None:
+        """The verdict on a switch whose variant is built.
+
+        Args:
+            parts: comparisons that may follow, this one included.
+            builds: seconds that the builds of the switches behind it take.
+        """
         assert row.built is not None
-        if self.clock.left <= 0 and any(o.measured for o in result.outcomes):
-            row.reason = "the budget had ended: built, but not measured"
-            return
+        profile = row.switch.profile
         self.say(f"measuring {row.switch.define}")
-        row.measured = self._compare("compare", result.base, row.built, parts, answers=True)
-        row.loading = self._loading(row.built)
+        share = self.clock.share(parts, builds)
+        try:
+            row.measured = self._compare(
+                "compare", result.base, row.built, share, answers=True, profile=profile
+            )
+            row.loading = self._loading(row.built, profile)
+        except DisturbedError as error:
+            self._not_tried(row, f"{error}; end these programs, or give --force")
+            return
+        except VariantFailed as error:
+            row.verdict, row.reason = REFUSED, f"it builds, but does not run: {error}"
+            return
         row.reason = summary(row.measured)
+        if profile:
+            row.reason += (
+                f"; both builds under {os.path.basename(profile)}, "
+                f"{row.built.bytes / MIB:.1f} instead of {result.base.bytes / MIB:.1f} MiB"
+            )
         if row.measured.kld is None:
             row.reason += "; answers could not be compared"
+        if row.measured.disturbed:
+            row.reason += "; others used the machine meanwhile"
         if row.measured.changed:
             return
         decisive = row.measured
-        if self.clock.left > 0:
-            row.tuned = self._retune(row, result.base, parts)
+        self._set_anew(row, result.base, parts - 1, builds)
         if row.tuned is not None and row.tuned.measured is not None:
             decisive = row.tuned.measured
             row.reason += f"; with {row.tuned.words}: {summary(decisive)}"
         if accept(decisive.proof(row.switch.define)):
             row.verdict = row.switch.turned
 
-    def _retune(self, row: Outcome, base: Built, parts: int) -> Tuned | None:
+    def _set_anew(self, row: Outcome, base: Built, parts: int, builds: float) -> None:
+        """Sets knobs anew if there is time for it."""
+        values = max((len(self.knob_values.get(k, ())) for k in row.switch.knobs), default=0)
+        if not values or not self._prompts():
+            return
+        share = self.clock.share(parts, builds)
+        if share is not None and share < 2 * (1 + values) * self._process:
+            row.reason += "; no time was left to set knobs anew"
+            return
+        try:
+            row.tuned = self._retune(row, base, share)
+        except TuneError as error:
+            row.reason += f"; knobs could not be set anew: {error}"
+
+    def _retune(self, row: Outcome, base: Built, budget: float | None) -> Tuned | None:
         """Both builds with their own best value of the knobs that interact with this switch."""
         assert row.built is not None
         assert row.measured is not None
@@ -238,7 +336,7 @@ class _Run:
             )  # fmt: skip
             if tuned.changes:
                 settings = (tuned.base, tuned.variant)
-                found = self._compare("retuned", base, built, parts, answers=True, settings=settings)
+                found = self._compare("retuned", base, built, budget, answers=True, settings=settings)
                 return Tuned(tuned.base, tuned.variant, found)
         return None
 
@@ -250,9 +348,9 @@ class _Run:
         key = f"rate {build.key} {dict(settings)} {metric}"
         return float(self.record.once(key, lambda: self.bench.rate(build, settings, metric)))
 
-    def _loading(self, build: Built) -> Loading | None:
+    def _loading(self, build: Built, profile: str = "") -> Loading | None:
         def make() -> dict[str, Any] | None:
-            found = self.bench.loading(build)
+            found = self.bench.loading(build, profile)
             return None if found is None else {
                 "seconds": found.seconds, "host_mib": found.host_mib, "gpu_mib": found.gpu_mib,
             }  # fmt: skip
@@ -269,39 +367,69 @@ class _Run:
             return
         best = max(winners, key=lambda row: _gain(_decisive(row)))
         chosen, built, knobs = [best.switch], best.built, _knobs(best)
-        if len(winners) > 1:
-            variant = Variant.of([row.switch for row in winners])
-            try:
-                limit = min(self.longest, max(1.0, self.clock.left))
-                most = max(row.switch.link_mib for row in winners)
-                both = self.builds.build(variant.defines, variant.name, most, limit)
-                assert built is not None
-                self.say("measuring the switches that gain, together")
-                mixed = {k: v for row in winners for k, v in _knobs(row).items()}
-                result.together = self._compare(
-                    "together", result.base, both, 2, answers=True, settings=({}, mixed)
-                )
-                against = self._compare("best", built, both, 2, answers=False, settings=(knobs, mixed))
-                every = result.together.proof(*(row.switch.define for row in winners))
-                if against.faster and accept(every):
-                    chosen, built, knobs = [row.switch for row in winners], both, mixed
-                else:
-                    self._lose(
-                        winners, best, f"together with the others it gains no more than {best.switch.define}"
-                    )
-            except TuneError as error:
-                self._lose(winners, best, f"all together cannot be built: {error}")
         assert built is not None
+        profile = best.switch.profile
+        if len(winners) > 1:
+            try:
+                both = self._together(result, winners, best)
+                if both is not None:
+                    chosen, built = [row.switch for row in winners], both
+                    knobs, profile = _mixed(winners), _profile(winners)
+            except TuneError as error:
+                self._lose(winners, best, f"all together cannot be measured: {error}")
         self.say(f"confirming {' '.join(s.define for s in chosen)}")
         settings = (_base_knobs(best), knobs) if len(chosen) == 1 else ({}, knobs)
-        result.confirmed = self._compare("confirm", result.base, built, 1, answers=False, settings=settings)
+        try:
+            result.confirmed = self._compare(
+                "confirm", result.base, built, self.clock.share(1), answers=False, settings=settings,
+                profile=profile,
+            )  # fmt: skip
+        except TuneError as error:
+            self._unconfirmed(winners, f"no fresh rounds confirm it: {error}")
+            return
         if accept(result.confirmed.proof(*(s.define for s in chosen))):
             result.chosen, result.built, result.knobs = chosen, built, dict(knobs)
             return
+        self._unconfirmed(winners, f"fresh rounds do not confirm it: {summary(result.confirmed)}")
+
+    def _together(self, result: Search, winners: Sequence[Outcome], best: Outcome) -> Built | None:
+        """The build with all switches that gain; None where the best one alone is as good, which is noted.
+
+        Raises:
+            TuneError: It cannot be built or measured.
+        """
+        variant = Variant.of([row.switch for row in winners])
+        known = self.builds.known(variant.defines) is not None
+        needed = 2 * self._least() + (0.0 if known else result.base.seconds)
+        if self.clock.left < needed:
+            self._lose(winners, best, "no time was left to build and measure the switches together")
+            return None
+        limit = min(self.longest, max(1.0, self.clock.left))
+        most = max(row.switch.link_mib for row in winners)
+        both = self.builds.build(variant.defines, variant.name, most, limit)
+        assert best.built is not None
+        self.say("measuring the switches that gain, together")
+        mixed, profile = _mixed(winners), _profile(winners)
+        result.together = self._compare(
+            "together", result.base, both, self.clock.share(3), answers=True, settings=({}, mixed),
+            profile=profile,
+        )  # fmt: skip
+        against = self._compare(
+            "best", best.built, both, self.clock.share(2), answers=False, settings=(_knobs(best), mixed),
+            profile=profile,
+        )  # fmt: skip
+        every = result.together.proof(*(row.switch.define for row in winners))
+        if against.faster and accept(every):
+            return both
+        self._lose(winners, best, f"together with the others it gains no more than {best.switch.define}")
+        return None
+
+    @staticmethod
+    def _unconfirmed(winners: Sequence[Outcome], why: str) -> None:
         for row in winners:
             if row.gains:
                 row.verdict = DEFAULT
-                row.reason += f"; fresh rounds do not confirm it: {summary(result.confirmed)}"
+                row.reason += f"; {why}"
 
     @staticmethod
     def _lose(winners: Sequence[Outcome], best: Outcome, why: str) -> None:
@@ -326,6 +454,16 @@ def _gain(measured: Measured) -> float:
 
 def _knobs(row: Outcome) -> dict[str, Any]:
     return dict(row.tuned.variant) if row.tuned is not None else {}
+
+
+def _mixed(rows: Sequence[Outcome]) -> dict[str, Any]:
+    """The knobs of all of these switches."""
+    return {k: v for row in rows for k, v in _knobs(row).items()}
+
+
+def _profile(rows: Sequence[Outcome]) -> str:
+    """The profile that both sides need if one of these switches prunes the build to it."""
+    return next((row.switch.profile for row in rows if row.switch.profile), "")
 
 
 def _base_knobs(row: Outcome) -> dict[str, Any]:

@@ -40,6 +40,11 @@ class Switch:
     """Why this device cannot profit from it."""
 
     @property
+    def profile(self) -> str:
+        """The profile that builds with this switch are made for; "" for builds that serve every profile."""
+        return self.value if self.name == "GGML_CUDA_PROFILE" else ""
+
+    @property
     def define(self) -> str:
         return f"{self.name}={self.value}"
 

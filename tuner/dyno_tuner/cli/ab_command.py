@@ -26,6 +26,7 @@ from ..decide.answer_check import ROUNDING_FACTOR, ROUNDING_FLOOR
 from ..measure.machine_monitor import Careful, Machine
 from . import options as o  # noqa: TC001  (typer reads annotations when the command runs)
 from .arguments import (
+    check_writable,
     command_line,
     device_names,
     devices_of,
@@ -100,7 +101,7 @@ def ab(
             _check_taken(option, takers, over)
     check_model(model)
     if out is not None:
-        _check_writable(out)
+        check_writable("--out", out)
     number = _gpu(device, gpu, foreign=FOREIGN.issuperset(kinds))
     usual = usual_workload("cpu" if number is None else f"cuda:{number}")
     parsed = usage(Workload.parse, workload, usual) if workload is not None else usual
@@ -151,16 +152,6 @@ def _check_taken(option: str, takers: Collection[Kind], sides: Sequence[Kind]) -
         goes = " or ".join(sorted(kind.value for kind in takers))
         found = " and ".join(dict.fromkeys(side.value for side in sides))
         raise typer.BadParameter(f"{option} needs {goes}; the sides are {found}")
-
-
-def _check_writable(out: Path) -> None:
-    """Better now than after all rounds. Raises TuneError."""
-    if out.is_dir():
-        raise TuneError(f"--out {out} is a folder; name a file")
-    if not out.parent.is_dir():
-        raise TuneError(f"--out {out}: there is no folder {out.parent}")
-    if not os.access(out if out.exists() else out.parent, os.W_OK):
-        raise TuneError(f"--out {out} cannot be written to")
 
 
 def gpu_bus(number: int) -> str | None:

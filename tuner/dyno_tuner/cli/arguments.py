@@ -182,6 +182,16 @@ def held_settings(pairs: list[str], engine: str) -> dict[str, Any]:
     return held
 
 
+def check_writable(option: str, path: Path) -> None:
+    """Checks a file that is written after all work is done. Raises TuneError."""
+    if path.is_dir():
+        raise TuneError(f"{option} {path} is a folder; name a file")
+    if not path.parent.is_dir():
+        raise TuneError(f"{option} {path}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise TuneError(f"{option} {path} cannot be written to")
+
+
 def least_deadline(engine: str, device: str, model: str) -> float:
     """Seconds that any trial may take."""
     return declared(engine).least_deadline(device, model)

@@ -25,9 +25,12 @@ from ..build.switches import Place, catalogue, named
 from ..core.errors import TuneError
 from ..core.model_file import check_model
 from ..core.protocol import Workload
+from ..output.html_report import check_plotly
 from ..space.memory_limits import parse_bytes
+from ..targets.ggml.device import cuda_device
 from . import options as o  # noqa: TC001  (typer reads annotations when the command runs)
 from .arguments import (
+    check_writable,
     command_line,
     declaration_of,
     device_names,
@@ -75,6 +78,9 @@ def build(
     memory: Annotated[
         str | None, typer.Option(help="Memory that builds may take: 16GiB. Default: whatever is free.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Measure while other programs use the CPUs, and mark the result.")
+    ] = False,
     hold: o.Held = None,
     retune: Annotated[
         bool, typer.Option("--retune/--no-retune", help="Set knobs anew in both builds where they interact.")
@@ -91,7 +97,8 @@ def build(
     """Build variants of the engine, and measure which switches gain on this machine with this model.
 
     Every variant is built into a cache, and nothing of it touches this environment. Exit code 0 whatever the
-    verdict; 1 an error; 2 wrong usage; 130 interrupted (the same command goes on from there)."""
+    verdict, also if the budget or a busy machine left switches untried; 1 an error, as a default build that
+    fails; 2 wrong usage; 130 interrupted (the same command goes on from there)."""
 
     def say(line: str) -> None:
         if not quiet:
@@ -103,6 +110,11 @@ def build(
     held = held_settings(hold or [], engine)
     given = _defines(defines or [])
     device_names(device, None if gpu is None else str(gpu))
+    if report is not None:
+        check_plotly()
+    for option, path in (("--out", out), ("--report", report)):
+        if path is not None:
+            check_writable(option, path)
     if foreign and source is None:
         raise typer.BadParameter(f"--engine {engine} needs --source DIR, its source tree")
     check_model(model)
@@ -121,7 +133,8 @@ def build(
         "workload": str(parsed), "fixed": fixed,
     }  # fmt: skip
     whole = {**facts, "switches": [s.define for s in chosen], "file": _identity(model), "held": held,
-             "rounds": rounds, "least": least, "seed": seed, "retune": retune}  # fmt: skip
+             "rounds": rounds, "least": least, "seed": seed, "retune": retune,
+             "force": force}  # fmt: skip
     record = Record(where / "runs" / f"{run_key(whole)}.jsonl")
     if record.size:
         say(f"going on with a run that has {record.size} results")
@@ -129,13 +142,13 @@ def build(
         log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dyno-build-"))) / "stderr.log"
         bench = RealBench(
             engine, os.path.abspath(model), parsed, number, held, rounds, least, deadline, seed, log,
-            _bus(number), say,
+            _bus(number), say, force,
         )  # fmt: skip
         knobs = {"ubatch": _ubatches(parsed)} if retune and "ubatch" not in held else {}
         result = search(builder, bench, chosen, Clock(seconds), record, say, knob_values=knobs)
     record.done()
     facts["line"] = command_line()
-    command = command_of(engine, given, result)
+    command = command_of(engine, fixed if place.kind == "cuda" else given, result)
     shown = markdown(result, command, facts)
     print(json.dumps(to_dict(result, command, facts)) if as_json else shown, flush=True)
     for path, written in ((out, shown + "\n"), (report, page(result, command, facts) if report else "")):
@@ -184,28 +197,30 @@ def _bus(number: int | None) -> str | None:
 
 
 def _place(number: int | None, model: str, *, foreign: bool) -> Place:
-    """The device, and for a GPU the profile of this model on it."""
+    """The device, and for a GPU the profile of this model on it.
+
+    Raises:
+        TuneError: The driver knows no such GPU.
+    """
     if number is None:
         return Place("cpu", title=str(_core.cpu_info()["name"]))
-    if not built_for_cuda():
-        raise TuneError(
-            f"--gpu {number}: this dyno is built for the CPU alone and cannot tell which GPU that is; "
-            "install one with CUDA first (-C cmake.define.GGML_CUDA=ON)"
-        )
+    if foreign or not built_for_cuda():  # a build for the CPU can make and measure builds for GPUs
+        told, name = cuda_device(number)
+        return Place("cuda", str(told["compute_capability"]), name)
     info = resolve_device(f"cuda:{number}").info
     capability = int(info["compute_capability"])
     title = f"{info['name']}"
-    found = None
-    if not foreign:
-        identity = profiles.model_from_description(_core.describe_model(model))
-        engine = profiles.engine_from_build(_core.build_info())
-        match = profiles.find_profile(profiles.device_from_info(info), identity, engine, warn=lambda _: None)
-        found = match.path
-    return Place("cuda", f"{capability // 10}.{capability % 10}", title, found)
+    identity = profiles.model_from_description(_core.describe_model(model))
+    engine = profiles.engine_from_build(_core.build_info())
+    match = profiles.find_profile(profiles.device_from_info(info), identity, engine, warn=lambda _: None)
+    return Place("cuda", f"{capability // 10}.{capability % 10}", title, match.path)
 
 
 def _fixed(engine: str, place: Place) -> dict[str, str]:
-    """Defines of every build: the kind of device and, for a GPU, its architecture."""
+    """Defines of every build: the kind of device and, for a GPU, its architecture.
+
+    Those of a GPU belong to the printed line. Without CUDA a build is what each engine makes by itself.
+    """
     if place.kind == "cpu":
         return {"GGML_CUDA": "OFF"}
     arch = (

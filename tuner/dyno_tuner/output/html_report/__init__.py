@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .page import write_report
+from .page import check_plotly, write_report
 
-__all__ = ["write_report"]
+__all__ = ["check_plotly", "write_report"]

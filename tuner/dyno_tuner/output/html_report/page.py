@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import gzip
 import html
+import importlib.util
 import json
 import logging
 import os
@@ -32,13 +33,20 @@ _POLICY = (
 )
 
 
+_NO_PLOTLY = "the HTML report needs plotly, which is not installed: pip install 'gguf-dyno[report]'"
+
+
+def check_plotly() -> None:
+    """Raises TuneError if a page with figures could not be written here, before any work is done for it."""
+    if importlib.util.find_spec("plotly") is None:
+        raise TuneError(_NO_PLOTLY)
+
+
 def _plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise TuneError(
-            "the HTML report needs plotly, which is not installed: pip install 'gguf-dyno[report]'"
-        ) from error
+        raise TuneError(_NO_PLOTLY) from error
     packed = gzip.compress(get_plotlyjs().encode(), 9, mtime=0)
     return base64.b64encode(packed).decode()
 
