@@ -98,7 +98,7 @@ CASES: list[tuple[str, str | None, str | None, Facts | None, str, str, str]] = [
     ("llama-bench -rcache 1", IK, None, None, "-rcache", "inert", "without any effect"),
     ("llama-cli -fdn 4", IK, None, None, "-fdn", "removed", "deprecated"),
     ("llama-bench -ncmoe 4", IK, None, None, "-ncmoe", "missing", "--n-cpu-moe"),
-    ("llama-server --port 8080 --jinja -np 4", IK, None, None, "-np 4", "does", "a flag of it"),
+    ("llama-server --port 8080 --jinja -np 4", IK, None, None, "-np 4", "does", "They share -c"),
     ("llama-server --min-p 0.6 --no-webui", MAIN, None, None, "--min-p 0.6", "does", "a flag of it"),
     ("llama-server --temp 0.6", MAIN, None, None, "--temp 0.6", "does", "temperature of sampling"),
     ("llama-server --temperature 0.6", MAIN, None, None, "--temperature 0.6", "does", "changes answers"),
@@ -252,7 +252,7 @@ CASES: list[tuple[str, str | None, str | None, Facts | None, str, str, str]] = [
 ACCEPTED: list[tuple[str, str]] = [
     (
         IK,
-        "llama-cli -c 8192 -b 4096 -ub 4096 -ngl 99 -ot exps=CPU,x=CUDA0 -sm layer -ts 1,1 -mg 0 -dev a",
+        "llama-cli -c 8192 -b 4096 -ub 4096 -ngl 99 -ot exps=CPU,x=CUDA0 -sm layer -ts 1,1 -mg 0 -dev CUDA0",
     ),
     (
         IK,
@@ -287,7 +287,8 @@ ACCEPTED: list[tuple[str, str]] = [
     (IK, "GGML_MOE_PREFETCH_AHEAD=2 IK_LEGACY_GRAPH_REUSE=1 LLAMA_HOTSWAP_X=1 llama-perplexity -m x"),
     (
         MAIN,
-        "llama-server -m x -b 4096 -ub 4096 -ngl all -ot a=CPU -cmoe -fit off -sm row -ts 1,1 -mg 0 -dev a",
+        "llama-server -m x -b 4096 -ub 4096 -ngl all -ot a=CPU -cmoe -fit off -sm row -ts 1,1 -mg 0 "
+        "-dev CUDA0",
     ),
     (MAIN, "llama-server -ncmoe 4 -ncffn 2 -ngl auto -fitt 1024 -fitc 4096 -t 8 -tb 8 -C 0xff -Cr 0-7"),
     (

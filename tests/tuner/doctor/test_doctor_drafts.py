@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from doctor_lines import find, says
-from dyno_tuner.doctor import diagnose
-from dyno_tuner.doctor.line import ENGINES, MAIN, Item, Status
+from dyno_tuner.doctor import Facts, diagnose
+from dyno_tuner.doctor.line import ENGINES, IK, MAIN, Item, Status
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -50,6 +50,107 @@ def test_a_line_that_drafts_nothing_says_so(engine: str) -> None:
         assert find(diagnose([*words, *start], engine=engine), "-ngld").status is Status.DOES
     none = diagnose([*words, "--spec-type", "none"], engine=engine)
     assert find(none, "-ngld").status is Status.INERT
+
+
+@pytest.mark.parametrize(
+    ("engine", "value", "text"),
+    [
+        (MAIN, "ngram-simpel", "known are none, draft-simple, "),
+        (MAIN, "ngram-simpel", "(nearest: ngram-simple)"),
+        (MAIN, "ngram-simple,bogus", "value 'bogus'"),
+        (MAIN, "mtp", "(nearest: draft-mtp)"),
+        (MAIN, "draft-simple", "drafts with a model, and the line names none"),
+        (MAIN, "none,ngram-mod", "none beside other kinds"),
+        (IK, "draft-mtp", "value 'draft-mtp': known are none, draft, "),
+        (IK, "draft:n_max=4", "drafts with a model"),
+        (IK, "mtp:n_maxx=1", "limit 'n_maxx=1': known are n_max, "),
+        (IK, "mtp:n_max", "limit 'n_max'"),
+    ],
+)
+def test_kinds_of_speculation_are_the_engines_own(engine: str, value: str, text: str) -> None:
+    item = find(
+        diagnose(["llama-server", "-m", "x.gguf", "--spec-type", value], engine=engine), "--spec-type"
+    )
+    assert item.wrong
+    assert text in says(item)
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        (MAIN, "--spec-type ngram-simple,ngram-cache"),
+        (MAIN, "--spec-type none"),
+        (MAIN, "--spec-type draft-simple -md d.gguf"),
+        (MAIN, "--spec-type draft-mtp"),
+        (IK, "--spec-type mtp:n_max=1,p_min=0.0"),
+        (IK, "--spec-type draft:n_max=4 -md d.gguf"),
+        (IK, "--spec-type suffix:n_max=16,suffix_corpus='/tmp/a,b.json',n_min=2"),
+        (IK, "--spec-type ngram-mod:n_max=64,ngram_size_n=8 --spec-type mtp:n_max=1"),
+    ],
+)
+def test_kinds_of_speculation_that_an_engine_has(engine: str, words: str) -> None:
+    line = diagnose(["llama-server", "-m", "x.gguf", *words.split()], engine=engine)
+    for item in line.all("flag", "--spec-type"):
+        assert not item.wrong, says(item)
+    assert len(line.all("flag", "--spec-type")) == words.count("--spec-type"), "stages add up"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_slots_share_the_context(engine: str) -> None:
+    item = find(diagnose(["llama-server", "-m", "x.gguf", "-c", "32768", "-np", "4"], engine=engine), "-np")
+    assert item.status is Status.DOES
+    assert "sequences that a server works on at a time" in says(item)
+    assert "each of 4 slots has 8192 of the 32768 tokens of the context" in says(item)
+    assert "give -c 131072" in says(item)
+    assert find(diagnose(["llama-server", "-np", "0"], engine=engine), "-np").status is Status.INVALID
+    one = diagnose(["llama-server", "-np", "1", "-nocb"], engine=engine)
+    assert find(one, "-nocb").status is Status.INERT
+    assert find(diagnose(["llama-server", "-np", "4", "-nocb"], engine=engine), "-nocb").status is Status.DOES
+
+
+def test_a_unified_cache_and_an_automatic_number_of_slots_are_llama_cpps() -> None:
+    words = "llama-server -c 32768 -np 4 -kvu"
+    assert "each of" not in says(find(diagnose(words.split(), engine=MAIN), "-np"))
+    assert find(diagnose(["llama-server", "-np", "-1"], engine=MAIN), "-np").status is Status.DOES
+    assert find(diagnose(["llama-server", "-np", "-1"], engine=IK), "-np").status is Status.INVALID
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("buffer", "gpus", "text"),
+    [
+        ("NOWHERE", None, "buffer 'NOWHERE' is none that a backend has"),
+        ("cpu", None, "(nearest: CPU)"),
+        ("CUDA", None, "(nearest: CUDA0)"),
+        ("cuda0", None, "(nearest: CUDA0)"),
+        ("CUDA2", 2, "buffer CUDA2 is beyond the 2 GPUs; the last one is CUDA1"),
+        ("CUDA0", 0, "there is no GPU"),
+    ],
+)
+def test_a_buffer_that_no_backend_has_is_wrong(engine: str, buffer: str, gpus: int | None, text: str) -> None:
+    line = diagnose(["llama-server", "-ot", f"x={buffer}"], engine=engine, facts=Facts(gpus=gpus))
+    item = find(line, "-ot")
+    assert item.status is Status.INVALID
+    assert text in says(item)
+
+
+@pytest.mark.parametrize(
+    "buffer", ["CPU", "CUDA0", "CUDA15", "Vulkan1", "ROCm0", "Metal", "RPC[10.0.0.1:50052]"]
+)
+def test_a_buffer_of_a_backend_is_taken(buffer: str) -> None:
+    assert not find(diagnose(["llama-server", "-ot", f"x={buffer}"], engine=MAIN), "-ot").wrong
+    two = Facts(gpus=2)
+    assert not find(diagnose(["llama-server", "-ot", "x=CUDA1"], engine=MAIN, facts=two), "-ot").wrong
+
+
+def test_devices_have_the_same_names() -> None:
+    def item(value: str) -> Item:
+        return find(diagnose(["llama-server", "-dev", value], engine=MAIN, facts=Facts(gpus=2)), "-dev")
+
+    assert not item("CUDA0,CUDA1").wrong
+    assert not item("none").wrong
+    assert "device 'GPU0'" in says(item("CUDA0,GPU0"))
+    assert "device CUDA2 is beyond" in says(item("CUDA2"))
 
 
 def test_limits_of_a_draft_that_contradict_each_other() -> None:

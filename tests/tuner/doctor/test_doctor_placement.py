@@ -57,7 +57,13 @@ def said(line: Line, start: str) -> list[tuple[str, str]]:
         ("-ngl 99", "-ngl", "invalid", "14.52 GiB too much for 1 GPU of 12.00 GiB"),
         ("-ngl 99 -ncmoe 10", "-ngl", "invalid", "-ncmoe higher by 5 or more frees that"),
         ("-ngl 99 -ncmoe 15", "-ngl", "does", "weights on the GPU: 11.52 GiB; in host memory: 16.00 GiB"),
-        ("-ngl 99 -ncmoe 30", "-ncmoe", "inert", "beyond 24 it changes nothing"),
+        (
+            "-ngl 99 -ncmoe 30",
+            "-ncmoe",
+            "inert",
+            "30 is more than the 24 layers of the model: 24 does the same",
+        ),
+        ("-ncmoe 99", "-ncmoe", "inert", "99 is more than the 24 layers of the model"),
         ("-ngl 99 -ot blk=CUDA0 -cmoe", "-cmoe", "inert", "rules before it decide"),
     ],
 )

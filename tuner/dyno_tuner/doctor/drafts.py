@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import re
+
 from .line import COMMON, IK, IK_SOURCE, MAIN, MAIN_SOURCE, Flag, Item, Line, Status
 
 _C = (COMMON,)
@@ -50,6 +53,18 @@ DRAFT_FLAGS: tuple[Flag, ...] = (
     Flag(("-tbd", "--threads-batch-draft"), _THREADS, IK, _C, form="int"),
     Flag(("-draft", "--draft-params"), "further flags of the draft model, separated by commas", IK, _C),
 )  # fmt: skip
+_NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+KINDS = {
+    MAIN: ("none", "draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark", *_NGRAMS),
+    IK: ("none", "draft", "dflash", "dspark", "mtp", *_NGRAMS, "suffix"),
+}
+"""Values of `--spec-type`, as `--help` of the tables' commits lists them."""
+KEYS = (
+    "n_max", "n_min", "p_min", "heads", "cross_ctx", "ngram_size_n", "ngram_size_m", "ngram_min_hits",
+    "suffix_min_match_len", "suffix_max_depth", "suffix_corpus",
+)  # fmt: skip
+"""Limits of a stage in ik_llama.cpp: `mtp:n_max=1,p_min=0.0`."""
+_PLAIN_DRAFT = {MAIN: "draft-simple", IK: "draft"}
 _STARTS = frozenset({"-md", "-hfrd", "--spec-type"})
 _NAMES = frozenset(flag.name for flag in DRAFT_FLAGS)
 
@@ -58,6 +73,9 @@ def draft_rules(line: Line) -> None:
     """Names flags of a draft on a line that drafts nothing, and limits that contradict each other."""
     source = IK_SOURCE if line.engine == IK else MAIN_SOURCE
     found = [i for i in line.items if i.kind == "flag" and i.flag is not None and i.flag.name in _NAMES]
+    for item in line.all("flag", "--spec-type"):
+        if item.value is not None:
+            _kinds(item, line, source)
     if not any(_starts(item) for item in found):
         for item in found:
             if item.flag is not None and item.flag.name not in _STARTS:
@@ -68,6 +86,35 @@ def draft_rules(line: Line) -> None:
         for item in found:
             if item.flag is not None and item.flag.name == "--spec-draft-n-min":
                 item.say(Status.INVALID, f"no draft has {least} tokens if at most {most} are drafted", source)
+
+
+def _kinds(item: Item, line: Line, source: str) -> None:
+    """Names kinds and limits of speculation that the engine does not have, and a draft without a model."""
+    known = KINDS[line.engine]
+    value = item.value or ""
+    if line.engine == MAIN:
+        kinds, limits = value.split(","), ""
+    else:
+        kind, _, limits = value.partition(":")
+        kinds = [kind]
+    for kind in kinds:
+        if kind not in known:
+            near = difflib.get_close_matches(kind, known, n=1, cutoff=0.5)
+            hint = f" (nearest: {near[0]})" if near else ""
+            item.say(Status.INVALID, f"value {kind!r}: known are {', '.join(known)}{hint}", source)
+        elif kind == _PLAIN_DRAFT[line.engine] and not any(line.flag(f) for f in ("-md", "-hfrd")):
+            item.say(Status.INVALID, f"{kind} drafts with a model, and the line names none; give -md", source)
+    if len(kinds) > 1 and "none" in kinds:
+        item.say(Status.INVALID, "none beside other kinds", source)
+    # A comma within quotes or behind a backslash belongs to a value.
+    for limit in (
+        re.split(r",(?![^']*'(?:[^']*'[^']*')*[^']*$)", limits.replace("\\,", " ")) if limits else ()
+    ):
+        key, equals, _ = limit.partition("=")
+        if key.strip() not in KEYS or not equals:
+            near = difflib.get_close_matches(key.strip(), KEYS, n=1, cutoff=0.5)
+            hint = f" (nearest: {near[0]})" if near else ""
+            item.say(Status.INVALID, f"limit {limit!r}: known are {', '.join(KEYS)}{hint}", source)
 
 
 def _starts(item: Item) -> bool:

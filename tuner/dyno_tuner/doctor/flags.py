@@ -137,6 +137,20 @@ _row(
     values="f16|bf16|f32|q8_0",
     where="src/llama.cpp:8226-8233",
 )
+# Slots of a server
+_SLOTS = (
+    "sequences that a server works on at a time. They share -c. More of them raise the tokens per second of "
+    "all together and lower the rate of each one"
+)
+_row("-np --parallel", f"{_SLOTS}; default 1", _IK, _C, form="int")
+_row("-np --parallel", f"{_SLOTS}; default -1: the server chooses", _MAIN, _C, form="int")
+_row("-cb --cont-batching", "a text joins the others between two steps (default)", tools=_C, takes=False)
+_row(
+    "-nocb --no-cont-batching",
+    "a text waits until those that run have ended: fewer tokens per second with several slots",
+    tools=_C,
+    takes=False,
+)
 # Threads and host memory
 _row("-t --threads", "threads of generation (of everything in llama-bench, and where -tb is not given)")
 _row("-tb --threads-batch", "threads of prompts; default -t", tools=_C, form="int")

@@ -18,18 +18,18 @@ _NAMES: dict[tuple[str, bool], tuple[str, str]] = {
     (IK, False): (
         "--adaptive-decay --adaptive-target --adaptive-updt-w-cur --all-logits --allowlist-keyword "
         "--allowlist-keyword-delay --allowlist-pieces --allowlist-unicode-rule --banned-n "
-        "--banned-string-file --check-tensors --color --cont-batching --conversation --dsa --dump-kv-cache "
+        "--banned-string-file --check-tensors --color --conversation --dsa --dump-kv-cache "
         "--embd-normalize --embd-output-format --embd-separator --embedding --escape "
         "--expiring-logit-bias-file --fused-indexer-topk --hellaswag --help --ignore-eos --in-prefix-bos "
         "--infill --interactive --interactive-first --jinja --log-append --log-disable --log-enable "
         "--log-new --log-test --lora-init-without-apply --metrics --minilog --mlock --multiline-input "
-        "--multiple-choice --no-cont-batching --no-context-shift --no-display-prompt --no-escape "
+        "--multiple-choice --no-context-shift --no-display-prompt --no-escape "
         "--no-mmproj-offload --no-ppl --no-prefill-assistant --no-slots --no-warmup --parallel-tool-calls "
         "--penalize-nl --process-output --prompt-cache-all --prompt-cache-ro --reasoning "
         "--reasoning-budget-message --send-done --simple-io --skip-chat-parsing --spec-autotune --special "
         "--split-mode-f16 --split-mode-f32 --spm-infill --swa-compress --ui-mcp-proxy --usage "
-        "--validate-quants --verbose --verbose-prompt --webui-mcp-proxy --winogrande -cb -cnv -co -dkvc "
-        "-dsa -e -fidx -h -i -if -mli -nocb -pps -ptcall -rea -smf16 -smf32 -sp -v -vq ",
+        "--validate-quants --verbose --verbose-prompt --webui-mcp-proxy --winogrande -cnv -co -dkvc "
+        "-dsa -e -fidx -h -i -if -mli -pps -ptcall -rea -smf16 -smf32 -sp -v -vq ",
         "--api-key --api-key-file --attention --audio --binary-file --cache-ram --cache-ram-n-min "
         "--cache-ram-similarity --ctx-checkpoints --ctx-checkpoints-eviction --ctx-checkpoints-interval "
         "--ctx-checkpoints-tolerance "
@@ -46,7 +46,7 @@ _NAMES: dict[tuple[str, bool], tuple[str, str]] = {
         "--lora-scaled --method --min-p --mirostat --mirostat-ent --mirostat-lr --mmproj --mmproj-url "
         "--model-url --mtmd-kq-type --mtp-requantize-output-tensor --multiple-choice-tasks "
         "--negative-file --output --output-draft --output-frequency --output-tensor-name --override-kv "
-        "--p-split --parallel --path --pca-batch --pca-iter --pooling --port --pos --positive-file "
+        "--p-split --path --pca-batch --pca-iter --pooling --port --pos --positive-file "
         "--ppl-output-type --ppl-stride --prefetch-experts-threads --presence-penalty --print-token-count "
         "--prompt-cache --reasoning-budget --reasoning-format --reasoning-tokens --repeat-last-n "
         "--repeat-penalty --reverse-prompt --rope-freq-base --rope-freq-scale --rope-scale --rope-scaling "
@@ -58,7 +58,7 @@ _NAMES: dict[tuple[str, bool], tuple[str, str]] = {
         "--xtc-threshold --yarn-attn-factor --yarn-beta-fast --yarn-beta-slow --yarn-ext-factor "
         "--yarn-orig-ctx -bf -cram -cram-n-min -crs -ctx-ckpt -ctx-ckpt-e -ctx-ckpt-i "
         "-ctx-ckpt-t -dsatk -dt -gan -gap -gaw -gfm -hff -hfr -hft -ictk -j -l -lcd -lcs -ld "
-        "-mtprot -mu -np -ns -o -ofreq -okv -ps -ptc -r -s -spf -sps -tm -to ",
+        "-mtprot -mu -ns -o -ofreq -okv -ps -ptc -r -s -spf -sps -tm -to ",
     ),
     (MAIN, True): (
         "--help --offline --verbose -h -v ",
@@ -66,13 +66,13 @@ _NAMES: dict[tuple[str, bool], tuple[str, str]] = {
     ),
     (MAIN, False): (
         "--agent --backend-sampling --cache-idle-slots --cache-list --cache-prompt --check-tensors "
-        "--completion-bash --cont-batching --context-shift --cors-credentials "
+        "--completion-bash --context-shift --cors-credentials "
         "--embd-gemma-default --embedding --embeddings --escape --fim-qwen-1 --fim-qwen-14b-spec "
         "--fim-qwen-30b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec "
         "--gpt-oss-120b-default --gpt-oss-20b-default --hellaswag --help --ignore-eos --jinja "
         "--list-devices --log-disable --log-jsonl --log-prefix --log-timestamps --log-verbose "
         "--lora-init-without-apply --metrics --mmproj-auto --mmproj-offload --models-autoload "
-        "--multiple-choice --no-agent --no-cache-idle-slots --no-cache-prompt --no-cont-batching "
+        "--multiple-choice --no-agent --no-cache-idle-slots --no-cache-prompt "
         "--no-context-shift --no-cors-credentials --no-escape --no-jinja --no-log-jsonl --no-log-prefix "
         "--no-log-timestamps --no-mmproj --no-mmproj-auto --no-mmproj-offload --no-models-autoload "
         "--no-perf --no-prefill-assistant --no-reasoning-preserve --no-skip-chat-parsing --no-slots "
@@ -81,7 +81,7 @@ _NAMES: dict[tuple[str, bool], tuple[str, str]] = {
         "--reranking --reuse-port --skip-chat-parsing --slots --spec-default --spec-draft-backend-sampling "
         "--special --spm-infill --ui --ui-mcp-proxy --usage --verbose "
         "--vision-gemma-12b-default --vision-gemma-4b-default --warmup --webui --webui-mcp-proxy "
-        "--winogrande -ag -bs -cb -cl -e -h -no-ag -nocb -sp -v ",
+        "--winogrande -ag -bs -cl -e -h -no-ag -sp -v ",
         "--adaptive-decay --adaptive-target --alias --api-key --api-key-file --api-prefix --binary-file "
         "--cache-ram --cache-reuse --chat-template "
         "--chat-template-file --chat-template-kwargs --checkpoint-min-step --control-vector "
@@ -98,7 +98,7 @@ _NAMES: dict[tuple[str, bool], tuple[str, str]] = {
         "--mcp-servers-json --media-path --min-p --mirostat --mirostat-ent --mirostat-lr --mmproj "
         "--mmproj-device --mmproj-url --model-url --models-dir --models-max --models-preset "
         "--mtmd-batch-max-tokens --multiple-choice-tasks "
-        "--override-kv --parallel --path --poll-batch --poll-batch-draft "
+        "--override-kv --path --poll-batch --poll-batch-draft "
         "--poll-draft --pooling --port --ppl-output-type --ppl-stride --presence-penalty --prio-batch "
         "--prio-batch-draft --prio-draft --reasoning --reasoning-budget --reasoning-budget-message "
         "--reasoning-effort --reasoning-format --repeat-last-n --repeat-penalty --reverse-prompt "
@@ -121,7 +121,7 @@ _NAMES: dict[tuple[str, bool], tuple[str, str]] = {
         "--winogrande-tasks --xtc-probability --xtc-threshold --yarn-attn-factor --yarn-beta-fast "
         "--yarn-beta-slow --yarn-ext-factor --yarn-orig-ctx -Cb -Cbd -Cd -Crb -Crd -a -bf -cms -cram "
         "-ctxcp -dr -dt -hf -hff -hfr -hft -j -jf -l -lcd -lcs -lv -mm -mmdev "
-        "-mmu -mu -np -r -rea -s -sps -to ",
+        "-mmu -mu -r -rea -s -sps -to ",
     ),
 }
 OTHERS: dict[tuple[str, bool], dict[str, bool]] = {

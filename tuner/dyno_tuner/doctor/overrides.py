@@ -1,4 +1,4 @@
-"""The rules of `-ot`: how its value is split into patterns and buffers, and which of them can't work.
+"""The rules of `-ot` and `-dev`: how their values are split, and which patterns and names can't work.
 
 Both engines split at commas (llama-bench of llama.cpp also at semicolons) and at the first `=`. Neither of
 them trims blanks. No tensor name holds a blank.
@@ -6,10 +6,15 @@ them trims blanks. No tensor name holds a blank.
 
 from __future__ import annotations
 
+import difflib
 import re
 
 from .line import IK, IK_SOURCE, MAIN, MAIN_SOURCE, Line, Status
 
+_BACKENDS = (
+    "CUDA", "ROCm", "MUSA", "Vulkan", "SYCL", "CANN", "Metal", "MTL", "OpenCL", "GPUOpenCL", "WebGPU", "HTP",
+)  # fmt: skip
+_UNNUMBERED = ("Metal", "OpenCL", "BLAS")
 _SOURCES = {
     IK: f"{IK_SOURCE}, common.cpp parse_buft_overrides",
     MAIN: f"{MAIN_SOURCE}, common/arg.cpp parse_tensor_buffer_overrides",
@@ -20,7 +25,8 @@ def override_rules(line: Line) -> None:
     """Names each rule of an `-ot` that matches nothing, or that stops the program."""
     source = _SOURCES[line.engine]
     separators = "[,;]" if line.bench and line.engine == MAIN else ","
-    for item in line.all("flag", "-ot"):
+    _devices(line)
+    for item in (*line.all("flag", "-ot"), *line.all("flag", "-otd")):
         if item.flag is None:
             continue
         for rule in re.split(separators, item.value or ""):
@@ -43,3 +49,42 @@ def override_rules(line: Line) -> None:
                     "stops at an unknown buffer",
                     source,
                 )
+            elif why := unknown_place(buffer, line.facts.gpus, "buffer"):
+                item.say(Status.INVALID, f"{why}: the program stops", source)
+
+
+def unknown_place(name: str, gpus: int | None, what: str) -> str:
+    """Why a line can't name this buffer or device; "" if it can.
+
+    A backend calls its devices by its own name with a number; a device's buffer has the name of the device.
+
+    Args:
+        gpus: number of GPUs; None: not known.
+        what: "buffer" or "device", for the message.
+    """
+    if name == "CPU" or name.startswith("RPC"):
+        return ""
+    found = re.fullmatch(r"([A-Za-z]+)([0-9]*)", name)
+    backend, number = (found[1], found[2]) if found else ("", "")
+    if backend not in _BACKENDS or (not number and backend not in _UNNUMBERED):
+        known = ["CPU", *(f"{b}0" for b in _BACKENDS if b not in _UNNUMBERED), *_UNNUMBERED]
+        near = difflib.get_close_matches(name.upper(), [k.upper() for k in known], n=1, cutoff=0.6)
+        hint = next((f" (nearest: {k})" for k in known if near and k.upper() == near[0]), "")
+        return f"{what} {name!r} is none that a backend has; write CPU, CUDA0, CUDA1, …{hint}"
+    if backend == "CUDA" and gpus is not None and int(number) >= gpus:
+        there = f"the last one is CUDA{gpus - 1}" if gpus else "there is no GPU"
+        return f"{what} {name} is beyond the {gpus} GPUs; {there}"
+    return ""
+
+
+def _devices(line: Line) -> None:
+    source = IK_SOURCE if line.engine == IK else MAIN_SOURCE
+    for flag in ("-dev", "-devd"):
+        for item in line.all("flag", flag):
+            for name in (item.value or "").split(","):
+                if (
+                    name
+                    and name != "none"
+                    and (why := unknown_place(name.strip(), line.facts.gpus, "device"))
+                ):
+                    item.say(Status.INVALID, why, source)

@@ -148,16 +148,23 @@ def _example(pattern: str, names: list[str]) -> str:
 
 def _layers(line: Line) -> None:
     item, layers, wanted = line.flag("-ngl"), line.facts.layers, line.numbers("-ngl")
-    if item is None or layers is None or len(wanted) != 1 or item.wrong:
+    if layers is None:
+        return
+    for name in ("-ncmoe", "--n-cpu-moe", "-ncffn"):
+        most = max(line.numbers(name), default=0)
+        moved = line.flag(name)
+        if moved is not None and most > layers:
+            moved.say(
+                Status.INERT,
+                f"{most} is more than the {layers} layers of the model: {layers} does the same"
+                + ("" if name == "-ncffn" or line.bench else ", and so does -cmoe"),
+            )
+    if item is None or len(wanted) != 1 or item.wrong:
         return
     if 0 <= wanted[0] <= layers:
         left = layers + 1 - wanted[0]
         what = "all layers and the output" if not wanted[0] else f"{min(left, layers)} of {layers} layers"
         item.say(Status.DOES, f"{what} stay in host memory; {layers + 1} moves all to the GPU")
-    for name in ("-ncmoe", "--n-cpu-moe"):
-        moved = line.flag(name)
-        if moved is not None and (moved.value or "").isdecimal() and int(moved.value or 0) > layers:
-            moved.say(Status.INERT, f"beyond {layers} it changes nothing: the model has so many layers")
 
 
 def _fits(line: Line, on_gpu: int, on_cpu: int, rules: list[_Rule]) -> None:

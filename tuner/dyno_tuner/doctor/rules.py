@@ -170,6 +170,25 @@ def batch_sizes(line: Line) -> None:
             item.say(Status.INVALID, f"{min(sizes)} tokens make no batch")
 
 
+def slots(line: Line) -> None:
+    """The share of the context that a slot has, and numbers of slots that a server does not take."""
+    item, counts, ctx = line.flag("-np"), line.numbers("-np"), line.numbers("-c")
+    if item is None or item.flag is None or not counts:
+        return
+    automatic = line.engine == MAIN and counts[0] < 0
+    if counts[0] < 1 and not automatic:
+        item.say(Status.INVALID, f"{counts[0]} slots serve nobody; give 1 or more")
+    elif counts[0] > 1 and ctx and ctx[0] > 0 and line.flag("-kvu") is None:
+        item.say(
+            Status.DOES,
+            f"each of {counts[0]} slots has {ctx[0] // counts[0]} of the {ctx[0]} tokens of the context; for "
+            f"{ctx[0]} tokens in each give -c {ctx[0] * counts[0]}",
+        )
+    if counts[0] == 1:
+        for batching in (*line.all("flag", "-cb"), *line.all("flag", "-nocb")):
+            batching.say(Status.INERT, "there is nothing to batch with one slot")
+
+
 def micro_batches(line: Line) -> list[int]:
     """The u-batches as they come out: cut to the batch, and that to the context; empty where unreadable."""
     batch, micro, ctx = line.numbers("-b", 2048), line.numbers("-ub", 512), line.numbers("-c")
@@ -523,7 +542,7 @@ def environment(line: Line) -> None:
 _ADD_UP = frozenset({"-ot", "-op", "-C", "-Cr", "-fitt", "-ncffn", "-npp", "-ntg", "-npl"})
 _OPPOSITES = {
     "-no-fa": "-fa", "-no-gr": "-gr", "-nr": "--repack", "--no-op-offload": "--op-offload", "-nkvo": "-kvo",
-    "-no-kvu": "-kvu",
+    "-no-kvu": "-kvu", "-nocb": "-cb",
 }  # fmt: skip
 
 
@@ -535,6 +554,8 @@ def _place(item: Item, line: Line) -> tuple[str, str] | None:
         return None
     if item.name in ("-cmoe", "-ncmoe"):  # in llama.cpp, and before that day, they added up too
         return ("flag", "-ncmoe") if line.engine == IK and line.version.since("2026-03-19") else None
+    if item.name == "--spec-type" and line.engine == IK:  # each adds a stage
+        return None
     if not item.flag.takes and item.name not in {*_OPPOSITES, *_OPPOSITES.values()}:
         return None
     return "flag", _OPPOSITES.get(item.name, item.name)
@@ -560,7 +581,7 @@ def repeated(line: Line) -> None:
 
 
 RULES: tuple[Callable[[Line], None], ...] = (
-    repeated, gpu_limits, architectures, single_gpu, defaults, batch_sizes, cache_types, latent_attention,
-    split_modes, graphs, offload, expert_kernels, exclusive, expert_reduction, rope_cache, environment,
-    override_rules, placement, draft_rules,
+    repeated, gpu_limits, architectures, single_gpu, defaults, batch_sizes, slots, cache_types,
+    latent_attention, split_modes, graphs, offload, expert_kernels, exclusive, expert_reduction,
+    rope_cache, environment, override_rules, placement, draft_rules,
 )  # fmt: skip
