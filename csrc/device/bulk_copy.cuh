@@ -24,16 +24,26 @@ __device__ __forceinline__ uint64_t evict_first_policy() {
   return policy;
 }
 
-// `bytes`, both addresses: multiples of 16. The barrier's phase ends when they are there, if one arrival was wanted.
-__device__ __forceinline__ void bulk_copy(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier,
-                                          uint64_t policy) {
+// For a barrier that expects the bytes already.
+__device__ __forceinline__ void bulk_copy_expected(uint32_t shared, const void* global, uint32_t bytes,
+                                                   uint32_t barrier, uint64_t policy) {
 #if __CUDA_ARCH__ >= 900
-  barrier_arrive_for_bytes(barrier, bytes);
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;\n" ::
           "r"(shared),
       "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
+#else
+  (void)shared, (void)global, (void)bytes, (void)barrier, (void)policy;
+#endif
+}
+
+// `bytes`, both addresses: multiples of 16. The barrier's phase ends when they are there, if one arrival was wanted.
+__device__ __forceinline__ void bulk_copy(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier,
+                                          uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
+  barrier_arrive_for_bytes(barrier, bytes);
+  bulk_copy_expected(shared, global, bytes, barrier, policy);
 #else
   (void)shared, (void)global, (void)bytes, (void)barrier, (void)policy;
 #endif

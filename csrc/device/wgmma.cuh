@@ -29,6 +29,11 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address) {
   return static_cast<uint64_t>((address & 0x3ffffu) >> 4) | (uint64_t{1} << 16) | (uint64_t{1024 >> 4} << 32) |
          (uint64_t{1} << 62);
 }
+// 16 halves a row without swizzle: blocks of 8 rows by 8 halves (16 bytes a row), of which those of the same 8 rows
+// follow each other, then the next 8 rows.
+__device__ __forceinline__ uint64_t wgmma_descriptor_plain(uint32_t address) {
+  return static_cast<uint64_t>((address & 0x3ffffu) >> 4) | (uint64_t{128 >> 4} << 16) | (uint64_t{256 >> 4} << 32);
+}
 // d[64, 16] += a[64, 16] · b[16, 16]; d[nb·4 + i] as of mma.m16n8k16 for columns 8·nb.
 __device__ __forceinline__ void wgmma_f16(float (&d)[8], const uint32_t (&a)[4], uint64_t b) {
   asm volatile(

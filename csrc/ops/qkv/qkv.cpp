@@ -59,7 +59,7 @@ Config default_config(const QkvDesc& desc, const DeviceInfo& device) {
   if (!desc.norm && desc.m > kStreamedTokens) {
     shape.path = ProductPath::mmq;
     const cuda::Choice choice = cuda::default_choice(shape, device);
-    if (choice.kernel == cuda::Kernel::wgmma_ring) return cuda::config_of(kVariants, choice);
+    if (cuda::is_gemm_ring(choice.kernel)) return cuda::config_of(kVariants, choice);
   }
   shape.norm = true;  // stream, for any number of tokens
   const cuda::Choice choice = cuda::default_choice(shape, device);
@@ -105,7 +105,7 @@ void launch(const Config& config, const QkvDesc& desc, const QkvArgs& args, Cuda
   }
   if (desc.norm) cuda::set_norm(p, args.norm);
   const cuda::Choice choice = cuda::choice_of(kVariants, config);
-  if (choice.kernel == cuda::Kernel::wgmma_ring) return cuda::run(choice, shape_of(desc), p, stream);
+  if (cuda::is_gemm_ring(choice.kernel)) return cuda::run(choice, shape_of(desc), p, stream);
   cuda::run_stream(p, *other_type(desc), choice, stream);
 }
 #endif

@@ -11,7 +11,8 @@ bool has_ring(const DeviceInfo& device, const ops::QkvDesc& desc) {
   for (const int64_t tokens : {kFusedTokens + 1, int64_t{32}, kBatchedTokens}) {
     const ops::OpDesc d = ops::with_tokens(desc, tokens);
     const ops::Config config = ops::default_config(d, device);
-    if (ops::variants(ops::Family::qkv)[config.variant].name != "wgmma_ring") return false;
+    const std::string_view name = ops::variants(ops::Family::qkv)[config.variant].name;
+    if (name != "wgmma_ring" && name != "wgmma_codes") return false;
   }
   return true;
 }

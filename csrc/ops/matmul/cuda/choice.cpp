@@ -109,23 +109,31 @@ Support supports_split(const Shape& s, const Choice& choice) {
 
 constexpr int64_t kGemmRingMaxRows = 256;
 
+GemmRingShape ring_shape_of(const Shape& s, const Choice& choice) {
+  return gemm_ring_shape(s.type, s.k, choice.tokens, choice.rows, choice.parts, choice.blocks,
+                         choice.kernel == Kernel::wgmma_codes);
+}
+
 Support supports_gemm_ring(const Shape& s, const Choice& choice, const DeviceInfo& device) {
-  if (s.experts) return Support::no("wgmma_ring multiplies dense matrices; experts have wgmma");
+  if (s.experts) return Support::no("the ring multiplies dense matrices; experts have wgmma");
   if (!has_block_codes(s.type)) {
-    return Support::no(str_cat("wgmma_ring reads quantised weights, not ", dtype_name(s.type)));
+    return Support::no(str_cat("the ring reads quantised weights, not ", dtype_name(s.type)));
   }
   if (s.other && *s.other != s.type) {
     return Support::no(
-        str_cat("wgmma_ring reads weights of one type, not of ", dtype_name(s.type), " and ", dtype_name(*s.other)));
+        str_cat("the ring reads weights of one type, not of ", dtype_name(s.type), " and ", dtype_name(*s.other)));
+  }
+  if (choice.kernel == Kernel::wgmma_codes && !has_code_tiles(s.type)) {
+    return Support::no(str_cat("wgmma_codes reads q4_k, q5_k and q6_k, not ", dtype_name(s.type)));
   }
   if (s.rows > kGemmRingMaxRows) {
-    return Support::no(str_cat(s.rows, " rows: wgmma_ring takes at most ", kGemmRingMaxRows));
+    return Support::no(str_cat(s.rows, " rows: the ring takes at most ", kGemmRingMaxRows));
   }
   if (const int64_t chunks = gemm_ring_chunks(s.type, s.k); chunks < choice.parts) {
     return Support::no(str_cat("k=", s.k, " has ", chunks, " chunks of ", gemm_ring_tiles(s.type) * kGpuTile,
                                ", fewer than parts=", choice.parts));
   }
-  const GemmRingShape shape = gemm_ring_shape(s.type, s.k, choice.tokens, choice.rows, choice.parts, choice.blocks);
+  const GemmRingShape shape = ring_shape_of(s, choice);
   if (!shape.fits() || shape.bytes > shared_of(device)) {
     return Support::no(str_cat("two stages of ", shape.stage_bytes, " bytes do not fit into shared memory ",
                                choice.blocks, " times, a block has ", shared_of(device)));
@@ -141,6 +149,7 @@ constexpr std::pair<std::string_view, Kernel> kNames[] = {{"exact", Kernel::exac
                                                           {"wgmma", Kernel::wgmma},
                                                           {"wgmma_split", Kernel::wgmma_split},
                                                           {"wgmma_ring", Kernel::wgmma_ring},
+                                                          {"wgmma_codes", Kernel::wgmma_codes},
                                                           {"wgmma_wide", Kernel::wgmma_wide},
                                                           {"cublas", Kernel::cublas},
                                                           {"half_mma", Kernel::half_mma},
@@ -179,6 +188,7 @@ ProductPath path_of(Kernel kernel) {
     case Kernel::wgmma:
     case Kernel::wgmma_split:
     case Kernel::wgmma_ring:
+    case Kernel::wgmma_codes:
     case Kernel::wgmma_wide:
       return ProductPath::mmq;
     default:
@@ -234,7 +244,7 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
                                " by the session's settings, the variant of path ", product_path_name(path)));
   }
   const bool hopper = choice.kernel == Kernel::wgmma || choice.kernel == Kernel::wgmma_split ||
-                      choice.kernel == Kernel::wgmma_ring || choice.kernel == Kernel::wgmma_wide;
+                      is_gemm_ring(choice.kernel) || choice.kernel == Kernel::wgmma_wide;
   if ((hopper || choice.kernel == Kernel::half_staged) && !has_wgmma(device)) {
     return Support::no(str_cat("the variant needs compute capability 9.0 and code for 90a; the device has ",
                                device.compute_capability / 10, ".", device.compute_capability % 10,
@@ -257,7 +267,7 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
     return Support::no("this build multiplies dense matrices with cuBLAS: GGML_CUDA_FORCE_CUBLAS");
   }
   if (choice.kernel == Kernel::wgmma_split) return supports_split(s, choice);
-  if (choice.kernel == Kernel::wgmma_ring) return supports_gemm_ring(s, choice, device);
+  if (is_gemm_ring(choice.kernel)) return supports_gemm_ring(s, choice, device);
   if (choice.kernel == Kernel::wgmma_wide && s.experts) {
     return Support::no("wgmma_wide multiplies dense matrices; experts have wgmma");
   }
@@ -348,6 +358,12 @@ Choice default_stream(const Shape& s, const DeviceInfo& device) {
 TiledRows tiled_rows(const Shape& s, int height = kWideTokens) {
   return {
       .rows = s.x_rows / s.matrices, .k = s.k, .batch = s.matrices, .passes = half_passes(s.type), .height = height};
+}
+
+TiledRows ring_rows(const Shape& s, const Choice& choice) {
+  TiledRows format = tiled_rows(s, choice.tokens);
+  format.sums = choice.kernel == Kernel::wgmma_codes;
+  return format;
 }
 
 // Whether wide tiles give nearly every multiprocessor work and hold few rows that do not exist.
@@ -485,7 +501,7 @@ size_t choice_scratch_bytes(const Shape& s, const Choice& choice) {
   if (path_of(choice.kernel) == ProductPath::any || path_of(choice.kernel) == ProductPath::matvec) return 0;
   if (path_of(choice.kernel) == ProductPath::dequantize) return plan_dequantize(s, choice).bytes;
   if (choice.kernel == Kernel::wgmma_wide) return static_cast<size_t>(tiled_rows(s).bytes());
-  if (choice.kernel == Kernel::wgmma_ring) return static_cast<size_t>(tiled_rows(s, choice.tokens).bytes());
+  if (is_gemm_ring(choice.kernel)) return static_cast<size_t>(ring_rows(s, choice).bytes());
   return static_cast<size_t>(s.x_rows * HalfRows{.passes = half_passes(s.type)}.row_bytes(s.k));
 }
 
@@ -513,13 +529,12 @@ void run(const Choice& choice, const Shape& shape, Problem p, CudaStream& stream
   DYNO_CHECK(DeviceError, stream.workspace_bytes >= scratch, "[matmul] the stream's workspace has ",
              stream.workspace_bytes, " bytes, ", scratch, " are needed");
   auto* half = reinterpret_cast<uint8_t*>(stream.workspace);
-  if (choice.kernel == Kernel::wgmma_ring) {
-    const TiledRows format = tiled_rows(shape, choice.tokens);
+  if (is_gemm_ring(choice.kernel)) {
+    const TiledRows format = ring_rows(shape, choice);
     tile_rows(format, p.x, p.x_stride, p.x_batch_stride, half, stream.handle);
     p.x = half;
-    const GemmRingShape ring =
-        gemm_ring_shape(shape.type, shape.k, choice.tokens, choice.rows, choice.parts, choice.blocks);
-    return run_gemm_ring(p, format, ring, stream.handle);
+    const auto start = choice.kernel == Kernel::wgmma_codes ? run_gemm_codes : run_gemm_ring;
+    return start(p, format, ring_shape_of(shape, choice), stream.handle);
   }
   if (choice.kernel == Kernel::wgmma_wide) {
     const TiledRows format = tiled_rows(shape);

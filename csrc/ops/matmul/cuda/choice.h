@@ -12,8 +12,8 @@
 //   mma(tokens, warps), wgmma(tokens, warps)   tensor cores; wgmma needs a Hopper chip and code for 90a
 //   wgmma_split(tokens, parts)  the same needs; dense products of few tokens, `parts` blocks of a cluster share k
 //   wgmma_ring(tokens, rows, parts, blocks)  the same needs; quantised weights through a ring in shared memory, `rows`
-//   of w
-//                               a block, `parts` share k, `blocks` find room on a multiprocessor
+//                               of w a block, `parts` share k, `blocks` find room on a multiprocessor
+//   wgmma_codes(tokens, rows, parts, blocks)  the same for q4_k, q5_k and q6_k: operands are codes times small scales
 //   wgmma_wide(tokens, group)   the same needs; dense products, tiles of 256 or 128 tokens by 128 rows a block, `group`
 //                               tiles of tokens with all rows before the next
 // path dequantize:
@@ -41,6 +41,7 @@ enum class Kernel : uint8_t {
   wgmma,
   wgmma_split,
   wgmma_ring,
+  wgmma_codes,
   wgmma_wide,
   cublas,
   half_mma,
@@ -48,6 +49,8 @@ enum class Kernel : uint8_t {
   float32
 };
 ProductPath path_of(Kernel kernel);
+// The two that take a ring in shared memory, gemm_ring.h.
+constexpr bool is_gemm_ring(Kernel kernel) { return kernel == Kernel::wgmma_ring || kernel == Kernel::wgmma_codes; }
 
 struct Choice {
   Kernel kernel = Kernel::exact;
@@ -57,7 +60,7 @@ struct Choice {
   int rows = 0;
   int group = 0;  // wgmma_wide
   int share = 1, blocks = 1;
-  int parts = 1;  // wgmma_split, wgmma_ring, tf32_pairs
+  int parts = 1;  // wgmma_split, wgmma_ring, wgmma_codes, tf32_pairs
 };
 // A Config as a Choice and back. All four families give the variants the same names.
 bool is_cuda(std::span<const VariantInfo> variants, const Config& config);

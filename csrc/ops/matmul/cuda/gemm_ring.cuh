@@ -131,6 +131,24 @@ __device__ __forceinline__ void gemm_ring_fill(const Problem& p, const GemmRingP
   }
 }
 
+// Writes the sums of a warp's stripes for the other blocks of the cluster: [planes][kTokens][sums_stride].
+template <int kTokens, int kStripes>
+__device__ __forceinline__ void gemm_ring_put(const float (&sums)[kStripes][kTokens / 2], const GemmRingShape& shape,
+                                              uint8_t* shared, int plane, int stripe, int lane) {
+  const int g = lane >> 2, t = lane & 3;
+  float* all = reinterpret_cast<float*>(shared) + plane * kTokens * shape.sums_stride + stripe * kGpuRows + g;
+#pragma unroll
+  for (int i = 0; i < kStripes; ++i) {
+#pragma unroll
+    for (int nb = 0; nb < kTokens / 8; ++nb) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        all[(8 * nb + 2 * t + e % 2) * shape.sums_stride + i * kGpuRows + 8 * (e / 2)] = sums[i][4 * nb + e];
+      }
+    }
+  }
+}
+
 // Four neighbours of one token, added up over the planes of all blocks.
 __device__ __forceinline__ void gemm_ring_add(uint32_t shared, const GemmRingShape& shape, int plane_bytes,
                                               float (&sum)[4]) {
@@ -146,13 +164,13 @@ __device__ __forceinline__ void gemm_ring_add(uint32_t shared, const GemmRingSha
 template <int kTokens, bool kSeveral>
 __device__ __forceinline__ void gemm_ring_epilogue(const Problem& p, const GemmRingProduct& product,
                                                    const TiledRows& format, const GemmRingShape& shape, int matrix,
-                                                   int rank, uint32_t sums) {
+                                                   int rank, uint32_t sums, int warps) {
   const bool gated = p.gated();
   const int quads = gated ? shape.rows / 8 : shape.rows / 4, share = kTokens / shape.parts;
   const int first = blockIdx.x * kTokens, plane_bytes = kTokens * shape.sums_stride * 4;
   const float* scales =
       reinterpret_cast<const float*>(p.x + format.scales_at()) + (matrix * format.token_tiles() + blockIdx.x) * kTokens;
-  for (int item = threadIdx.x; item < share * quads; item += 32 * kGemmRingWarps) {
+  for (int item = threadIdx.x; item < share * quads; item += 32 * warps) {
     const int column = rank * share + item / quads, quad = item % quads;
     const int row = (product.row_tile * quads + quad) * 4;
     if (first + column >= p.rows || row >= product.n) continue;
@@ -245,33 +263,21 @@ __global__ void __launch_bounds__(kGemmRingThreads, kTokens == 64 ? 1 : 2)
       if (++stage == shape.stages) stage = 0, phase ^= 1;
     }
     device::named_sync(1, 32 * kGemmRingWarps);  // sums take the place of the stages
-    const int g = lane >> 2, t = lane & 3;
-    float* all = reinterpret_cast<float*>(shared) + (halves && warp >= 4 ? kTokens * shape.sums_stride : 0) +
-                 stripe * kGpuRows + g;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int nb = 0; nb < kTokens / 8; ++nb) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          all[(8 * nb + 2 * t + e % 2) * shape.sums_stride + i * kGpuRows + 8 * (e / 2)] = sums[i][4 * nb + e];
-        }
-      }
-    }
+    gemm_ring_put<kTokens, 2>(sums, shape, shared, halves && warp >= 4 ? 1 : 0, stripe, lane);
     device::wait_for_previous();  // the epilogue reads scales and residual, and writes y
     device::cluster_arrive();
     device::cluster_wait();  // the sums of all blocks are written
-    gemm_ring_epilogue<kTokens, kSeveral>(p, product, format, shape, matrix, rank, stages);
+    gemm_ring_epilogue<kTokens, kSeveral>(p, product, format, shape, matrix, rank, stages, kGemmRingWarps);
   }
   device::cluster_arrive();
   device::cluster_wait();  // no block reads this one's shared memory any more
 #endif
 }
 
-template <DType kType, int kTokens>
-void gemm_ring_launch(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream) {
-  const bool several = p.more[0].n > 0;
-  const auto kernel = several ? gemm_ring_kernel<kType, kTokens, true> : gemm_ring_kernel<kType, kTokens, false>;
+using GemmRingKernel = void (*)(Problem, TiledRows, GemmRingShape);
+
+inline void gemm_ring_start(GemmRingKernel kernel, int threads, const Problem& p, const TiledRows& format,
+                            const GemmRingShape& shape, CUstream_st* stream) {
   DYNO_CUDA_CHECK(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.bytes)));
   DYNO_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));  // 16 blocks
@@ -280,8 +286,15 @@ void gemm_ring_launch(const Problem& p, const TiledRows& format, const GemmRingS
   for (const Part& more : p.more) row_tiles += (more.n + rows - 1) / rows;
   const dim3 grid(static_cast<unsigned>(format.token_tiles()), static_cast<unsigned>(row_tiles),
                   static_cast<unsigned>((p.last_matrix - p.first_matrix) * shape.parts));
-  launch_dependent_cluster("matmul", kernel, grid, kGemmRingThreads, static_cast<unsigned>(shape.parts),
+  launch_dependent_cluster("matmul", kernel, grid, static_cast<unsigned>(threads), static_cast<unsigned>(shape.parts),
                            static_cast<size_t>(shape.bytes), stream, p, format, shape);
+}
+
+template <DType kType, int kTokens>
+void gemm_ring_launch(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream) {
+  const bool several = p.more[0].n > 0;
+  gemm_ring_start(several ? gemm_ring_kernel<kType, kTokens, true> : gemm_ring_kernel<kType, kTokens, false>,
+                  kGemmRingThreads, p, format, shape, stream);
 }
 
 template <DType kType>

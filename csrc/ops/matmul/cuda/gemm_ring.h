@@ -29,22 +29,27 @@ struct GemmRingShape {
   int rows = 256, parts = 1, stages = 0;
   int x_bytes = 0, stage_bytes = 0, sums_stride = 0;  // sums_stride: floats from one token to the next
   int64_t barriers = 0, bytes = 0;                    // where the barriers stand, and all
+  bool codes = false;                                 // for gemm_codes.cuh, whose stages hold sums of x as well
 
-  constexpr int planes() const { return rows == 128 ? 2 : 1; }
+  constexpr int planes() const { return rows == 128 && !codes ? 2 : 1; }
+  constexpr int warps() const { return rows == 512 ? 2 * kGemmRingWarps : kGemmRingWarps; }  // that multiply
+  // Of a stage. Codes: a barrier for the weights of each warp and one for x, and a counter of the warps that have read.
+  constexpr int barrier_bytes() const { return codes ? 8 * warps() + 16 : kGemmRingBarrierBytes; }
   // The ring is deep enough to be filled while it is read.
   constexpr bool fits() const { return stages > 0; }
 };
 
 // `blocks`: so many find room on a multiprocessor at once, of this launch or of the next one. !fits(): not even two
 // stages do.
-constexpr GemmRingShape gemm_ring_shape(DType type, int64_t k, int tokens, int rows, int parts, int blocks) {
+constexpr GemmRingShape gemm_ring_shape(DType type, int64_t k, int tokens, int rows, int parts, int blocks,
+                                        bool codes = false) {
   constexpr int kAlignment = 1024;
   // Of the 228 KiB of a multiprocessor each block takes one for itself, and one is lost to the alignment. Where blocks
   // share it, some is left to the small launches between products.
-  const int64_t all = int64_t{blocks == 1 ? 228 : 220} << 10;
-  const int64_t room = all / blocks - (1 << 10) - kAlignment - kGemmRingMaxStages * kGemmRingBarrierBytes;
-  GemmRingShape s{.rows = rows, .parts = parts};
-  s.x_bytes = gemm_ring_tiles(type) * tokens * 128;
+  const int64_t all = int64_t{blocks == 1 ? 228 : codes ? 222 : 220} << 10;
+  GemmRingShape s{.rows = rows, .parts = parts, .codes = codes};
+  const int64_t room = all / blocks - (1 << 10) - kAlignment - kGemmRingMaxStages * s.barrier_bytes();
+  s.x_bytes = gemm_ring_tiles(type) * tokens * 128 + (codes ? tokens * 32 : 0);
   s.stage_bytes =
       (s.x_bytes + rows / kGpuRows * gemm_ring_chunk_bytes(type) + kAlignment - 1) / kAlignment * kAlignment;
   s.sums_stride = rows + 4;  // the lanes of a warp store without bank conflicts
@@ -54,11 +59,16 @@ constexpr GemmRingShape gemm_ring_shape(DType type, int64_t k, int tokens, int r
   if (stages < std::min<int64_t>(of_part, 2) || sums > room) return s;
   s.stages = static_cast<int>(stages);
   s.barriers = (std::max<int64_t>(stages * s.stage_bytes, sums) + 7) / 8 * 8;
-  s.bytes = s.barriers + stages * kGemmRingBarrierBytes + kAlignment;
+  s.bytes = s.barriers + stages * s.barrier_bytes() + kAlignment;
   return s;
 }
 
 // `p` with x in tiles of `format`, whose height is the block's number of tokens; dense, quantised weights.
 void run_gemm_ring(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream);
+
+// Types of super-blocks that gemm_codes.cuh reads.
+constexpr bool has_code_tiles(DType type) { return type == DType::q4_k || type == DType::q5_k || type == DType::q6_k; }
+// The same by gemm_codes.cuh: x with sums (TiledRows::sums), `shape` with `codes`, a type of has_code_tiles().
+void run_gemm_codes(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream);
 
 }  // namespace dyno::ops::cuda

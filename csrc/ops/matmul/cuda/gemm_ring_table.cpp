@@ -1,4 +1,4 @@
-// From a weight type to its kernel of gemm_ring.cuh.
+// From a weight type to its kernels of gemm_ring.cuh and gemm_codes.cuh.
 #include "core/error.h"
 #include "ops/matmul/cuda/gemm_ring.h"
 
@@ -6,6 +6,22 @@ namespace dyno::ops::cuda {
 
 template <DType kType>
 void gemm_ring(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream);
+
+template <DType kType>
+void gemm_codes(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream);
+
+void run_gemm_codes(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream) {
+  switch (p.type) {
+    case DType::q4_k:
+      return gemm_codes<DType::q4_k>(p, format, shape, stream);
+    case DType::q5_k:
+      return gemm_codes<DType::q5_k>(p, format, shape, stream);
+    case DType::q6_k:
+      return gemm_codes<DType::q6_k>(p, format, shape, stream);
+    default:
+      throw UnsupportedError(str_cat("[matmul] wgmma_codes reads q4_k, q5_k and q6_k, not ", dtype_name(p.type)));
+  }
+}
 
 void run_gemm_ring(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream) {
   switch (p.type) {

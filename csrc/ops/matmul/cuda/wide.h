@@ -17,12 +17,17 @@ struct TiledRows {
   int64_t rows = 0, k = 0, batch = 1;
   int passes = 1;
   int height = kWideTokens;  // a multiple of 8
+  // gemm_codes.cuh, one pass and a k of whole super-blocks: behind each four tiles the sums of every 32 of their
+  // halves, as an operand [height, 16] of wgmma without swizzle: eight sums as halves, then the eight rests.
+  bool sums = false;
 
   constexpr int64_t weight_tiles() const { return (k + kGpuTile - 1) / kGpuTile; }
   constexpr int64_t k_tiles() const { return passes * weight_tiles(); }
   constexpr int64_t token_tiles() const { return (rows + height - 1) / height; }
   constexpr int64_t tile_bytes() const { return int64_t{height} * 128; }
-  constexpr int64_t scales_at() const { return batch * token_tiles() * k_tiles() * tile_bytes(); }
+  constexpr int64_t sums_bytes() const { return sums ? int64_t{height} * 32 : 0; }  // of four tiles
+  constexpr int64_t tile_at(int64_t tile) const { return tile * tile_bytes() + tile / 4 * sums_bytes(); }
+  constexpr int64_t scales_at() const { return tile_at(batch * token_tiles() * k_tiles()); }
   constexpr int64_t bytes() const { return scales_at() + batch * token_tiles() * height * 4; }
 };
 

@@ -39,21 +39,39 @@ struct Chunk {
     for (int i = 0; i < 8; ++i) so_far = fmaxf(so_far, fabsf(v[i]));
     return so_far;
   }
-  // Halves of v·inverse, and of what they left over where `rest` is not null.
-  __device__ __forceinline__ void put(float inverse, uint8_t* to, uint8_t* rest) const {
+  // Halves of v·inverse, and of what they left over where `rest` is not null. Returns the sum of the halves.
+  __device__ __forceinline__ float put(float inverse, uint8_t* to, uint8_t* rest) const {
     uint32_t halves[4];
+    float sum = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) halves[i] = device::pack_half2(v[2 * i] * inverse, v[2 * i + 1] * inverse);
+    for (int i = 0; i < 4; ++i) {
+      halves[i] = device::pack_half2(v[2 * i] * inverse, v[2 * i + 1] * inverse);
+      const float2 taken = __half22float2(device::as_half2(halves[i]));
+      sum += taken.x + taken.y;
+    }
     *reinterpret_cast<uint4*>(to) = {halves[0], halves[1], halves[2], halves[3]};
-    if (rest == nullptr) return;
+    if (rest == nullptr) return sum;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 taken = __half22float2(device::as_half2(halves[i]));
       halves[i] = device::pack_half2(v[2 * i] * inverse - taken.x, v[2 * i + 1] * inverse - taken.y);
     }
     *reinterpret_cast<uint4*>(rest) = {halves[0], halves[1], halves[2], halves[3]};
+    return sum;
   }
 };
+
+// The sum of 32 halves, of which four neighbouring lanes have eight each, as a half and its rest: operands of the
+// tile's super-block `at`, of row r, block `block`.
+__device__ __forceinline__ void put_sum(float sum, uint8_t* at, int r, int block) {
+  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+  sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+  if (threadIdx.x % 4 != 0) return;
+  const __half high = __float2half_rn(sum);
+  auto* to = reinterpret_cast<__half*>(at + r / 8 * 256 + r % 8 * 16) + block;
+  to[0] = high;
+  to[64] = __float2half_rn(sum - __half2float(high));  // the other eight of k
+}
 
 // A block for each row; the scale is a power of two, so dividing by it is exact.
 __global__ void __launch_bounds__(kThreads) tile_rows_kernel(const TiledRows format, const uint8_t* x, int64_t x_stride,
@@ -66,7 +84,7 @@ __global__ void __launch_bounds__(kThreads) tile_rows_kernel(const TiledRows for
   const unsigned height = static_cast<unsigned>(format.height);
   const int64_t tile_bytes = format.tile_bytes(), token_tile = blockIdx.y * format.token_tiles() + blockIdx.x / height;
   const int r = static_cast<int>(blockIdx.x % height), chunks = weight_tiles * 8;
-  uint8_t* tiles = out + token_tile * format.k_tiles() * tile_bytes + r * 128;
+  uint8_t* tiles = out + format.tile_at(token_tile * format.k_tiles()) + r * 128;
   uint8_t* rests = format.passes == 2 ? tiles + weight_tiles * tile_bytes : nullptr;
 
   Chunk kept[kKept] = {{row, 8 * static_cast<int>(threadIdx.x), k, quads},
@@ -84,8 +102,10 @@ __global__ void __launch_bounds__(kThreads) tile_rows_kernel(const TiledRows for
   const float scale = row_scale(device::block_max(most, shared)), inverse = 1.0f / scale;
 
   const auto put = [&](const Chunk& chunk, int c) {
-    const int64_t at = c / 8 * tile_bytes + ((c % 8 ^ (r & 7)) << 4);
-    chunk.put(inverse, tiles + at, rests == nullptr ? nullptr : rests + at);
+    const int64_t at = format.tile_at(c / 8) + ((c % 8 ^ (r & 7)) << 4);
+    const float sum = chunk.put(inverse, tiles + at, rests == nullptr ? nullptr : rests + at);
+    // A warp has whole super-blocks: all of its lanes are here.
+    if (format.sums) put_sum(sum, tiles - r * 128 + format.tile_at(c / 32 * 4) + 4 * tile_bytes, r, c / 4 % 8);
   };
 #pragma unroll
   for (int i = 0; i < kKept; ++i) {

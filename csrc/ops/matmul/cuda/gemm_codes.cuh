@@ -1,0 +1,237 @@
+// Dense products of few tokens (Hopper, code for 90a) with weights of super-blocks, whose operands are whole numbers
+// (code_tile.cuh). Sums of one super-block of k stand in registers of their own; once it has been multiplied they go,
+// times its factors, to the sums of all. The minima of a super-block meet the sums of x in one step of 16
+// (TiledRows::sums). Codes and scales of the next tile are on their way to registers while one is multiplied.
+//
+// As in gemm_ring.cuh weights and x come through a ring in shared memory, and blocks of a cluster share k. But no warp
+// waits for all: each has a ring of its own for its stripes of w, and asks for the next chunk as soon as it has read
+// one. The last warp that has read a stage of x asks for what comes next there. A block has eight warps with one or two
+// stripes each, or sixteen with 512 rows of w, which read x half as often.
+#pragma once
+
+#include "ops/matmul/cuda/code_tile.cuh"
+#include "ops/matmul/cuda/gemm_ring.cuh"
+
+namespace dyno::ops::cuda {
+
+#ifdef DYNO_DEVICE_WGMMA
+
+// Rows of w by kTokens, in the order of wgmma's sums: of the stripes of a warp.
+template <int kTokens, int kStripes>
+using CodeSums = float[kStripes][kTokens / 2];
+
+// A warp's view of the ring. Stages follow each other; x comes first in each, then the stripes of all warps.
+template <DType kType, int kTokens, int kStripes>
+struct CodeRing {
+  static constexpr int kChunkBytes = gemm_ring_chunk_bytes(kType), kXBytes = kTokens * (kChunkTiles * 128 + 32);
+
+  const GemmRingShape& shape;
+  uint8_t* shared;
+  uint32_t at;  // the same
+  int warp, warps, chunks;
+  int there = 0;        // so many stripes exist
+  const uint8_t* w;     // chunk 0 of this block's part
+  int64_t next_stripe;  // bytes from there to the second one
+  const uint8_t* x;
+
+  __device__ __forceinline__ uint32_t barriers(int stage) const {
+    return at + static_cast<uint32_t>(shape.barriers) + stage * (8 * warps + 16);
+  }
+  __device__ __forceinline__ uint32_t weights_barrier(int stage) const { return barriers(stage) + 16 + 8 * warp; }
+  __device__ __forceinline__ uint32_t x_barrier(int stage) const { return barriers(stage); }
+  __device__ __forceinline__ uint32_t* readers(int stage) const {
+    return reinterpret_cast<uint32_t*>(shared + shape.barriers + stage * (8 * warps + 16) + 8);
+  }
+  __device__ __forceinline__ int codes_at(int stage) const {
+    return stage * shape.stage_bytes + kXBytes + warp * kStripes * kChunkBytes;
+  }
+
+  // One lane.
+  __device__ __forceinline__ void ask_weights(int number, int stage, uint64_t policy) const {
+    if (there == 0) return device::barrier_arrive(weights_barrier(stage));
+    device::barrier_arrive_for_bytes(weights_barrier(stage), there * kChunkBytes);
+    const uint8_t* from = w + int64_t{number} * kChunkBytes;
+    device::bulk_copy_expected(at + codes_at(stage), from, kChunkBytes, weights_barrier(stage), policy);
+    if (kStripes == 2 && there == 2) {
+      device::bulk_copy_expected(at + codes_at(stage) + kChunkBytes, from + next_stripe, kChunkBytes,
+                                 weights_barrier(stage), policy);
+    }
+  }
+  __device__ __forceinline__ void ask_x(int number, int stage) const {
+    device::bulk_copy(at + stage * shape.stage_bytes, x + int64_t{number} * kXBytes, kXBytes, x_barrier(stage));
+  }
+  // Chunk `number` has been read by this warp: what comes next in its stage. One lane.
+  __device__ __forceinline__ void done(int number, int stage, uint64_t policy) const {
+    const int next = number + shape.stages;
+    if (next >= chunks) return;
+    ask_weights(next, stage, policy);
+    if (atomicAdd(readers(stage), 1u) % warps == warps - 1u) ask_x(next, stage);
+  }
+};
+
+// Adds what a super-block gave to the sums of all. `unit`: of its stripes, for rows g and g + 8.
+template <int kTokens, int kStripes>
+__device__ __forceinline__ void add_super_block(CodeSums<kTokens, kStripes>& sums, CodeSums<kTokens, kStripes>& block,
+                                                const float (&unit)[kStripes][2]) {
+#pragma unroll
+  for (int i = 0; i < kStripes; ++i) {
+#pragma unroll
+    for (int e = 0; e < kTokens / 2; ++e) {
+      sums[i][e] = fmaf(block[i][e], unit[i][e / 2 % 2], sums[i][e]);
+      block[i][e] = 0.0f;
+    }
+  }
+}
+
+template <DType kType, int kTokens, int kStripes>
+__device__ __forceinline__ void gemm_codes_multiply(CodeSums<kTokens, kStripes>& sums,
+                                                    const CodeRing<kType, kTokens, kStripes>& ring, uint64_t policy,
+                                                    int lane) {
+  using Tile = CodeTile<kType>;
+  constexpr int kChunkBytes = gemm_ring_chunk_bytes(kType);
+  CodeSums<kTokens, kStripes> block = {};
+  uint32_t a[2][kStripes][4];  // [step & 1]: one is read by products under way while the other is made
+  Tile w[2][kStripes];         // [tile & 1]
+  const auto multiply = [&](const Tile(&tile)[kStripes], uint64_t x) {
+    for_each_step([&]<int kStep>() {
+    // At most the products of one step are under way, so those that read a[kStep & 1] are over.
+#pragma unroll
+      for (int i = 0; i < kStripes; ++i) tile[i].template code_fragment<kStep>(a[kStep & 1][i]);
+      device::wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < kStripes; ++i) device::wgmma_f16(block[i], a[kStep & 1][i], x + 2 * kStep);
+      device::wgmma_commit();
+      device::wgmma_wait<1>();
+    });
+  };
+  int stage = 0;
+  uint32_t phase = 0;
+#pragma unroll 1
+  for (int number = 0; number < ring.chunks; ++number) {
+    const uint32_t x_at = ring.at + stage * ring.shape.stage_bytes;
+    const uint8_t* units = ring.shared + ring.codes_at(stage);
+    const auto load = [&](Tile(&tile)[kStripes], int index) {
+#pragma unroll
+      for (int i = 0; i < kStripes; ++i) tile[i].load_shared(units + i * kChunkBytes, index, lane);
+    };
+    device::barrier_wait(ring.weights_barrier(stage), phase);
+    load(w[0], 0);
+    if constexpr (Tile::kMin) {
+#pragma unroll
+      for (int i = 0; i < kStripes; ++i) code_minima<kType>(units + i * kChunkBytes, lane, a[1][i]);
+    }
+    device::barrier_wait(ring.x_barrier(stage), phase);
+    if constexpr (Tile::kMin) {
+      const uint64_t x_sums = device::wgmma_descriptor_plain(x_at + kChunkTiles * kTokens * 128);
+      device::wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < kStripes; ++i) device::wgmma_f16(sums[i], a[1][i], x_sums);
+      device::wgmma_commit();
+    }
+    const uint64_t x = device::wgmma_descriptor(x_at);
+    constexpr uint64_t kXTile = kTokens * 128 >> 4;
+#pragma unroll 1
+    for (int tile = 0; tile < kChunkTiles; tile += 2) {
+      load(w[1], tile + 1);
+      multiply(w[0], x + tile * kXTile);
+      if (tile == 0) load(w[0], tile + 2);
+      multiply(w[1], x + (tile + 1) * kXTile);
+    }
+    float unit[kStripes][2];
+#pragma unroll
+    for (int i = 0; i < kStripes; ++i) {
+      const __half2 d = code_factors<kType>(units + i * kChunkBytes, lane);
+      unit[i][0] = __low2float(d) * Tile::unit_low(), unit[i][1] = __high2float(d) * Tile::unit_high();
+    }
+    device::wgmma_wait<0>();
+    __syncwarp();  // no lane reads the stage any more
+    if (lane == 0) ring.done(number, stage, policy);
+    if (++stage == ring.shape.stages) stage = 0, phase ^= 1;
+    add_super_block<kTokens, kStripes>(sums, block, unit);
+  }
+}
+
+#endif  // DYNO_DEVICE_WGMMA
+
+// kSeveral: p.more holds further products.
+template <DType kType, int kTokens, int kWarps, int kStripes, bool kSeveral>
+__global__ void __launch_bounds__(32 * kWarps, kTokens* kStripes > 64 || kWarps == 16 ? 1 : 2)
+    gemm_codes_kernel(const __grid_constant__ Problem p, const __grid_constant__ TiledRows format,
+                      const __grid_constant__ GemmRingShape shape) {
+#ifdef DYNO_DEVICE_WGMMA
+  device::let_next_start();
+  extern __shared__ uint8_t shared_raw[];
+  uint8_t* shared = shared_raw + (1024 - device::shared_address(shared_raw) % 1024) % 1024;
+  const int lane = threadIdx.x & 31;
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x >> 5), 0);  // known to be the warp's
+  const int rank = device::block_of_cluster(), matrix = p.first_matrix + static_cast<int>(blockIdx.z) / shape.parts;
+  const auto part = GemmRingPart::of<kType>(p.k, rank, shape.parts);
+  const auto product = GemmRingProduct::of<kSeveral>(p, shape.rows);
+  CodeRing<kType, kTokens, kStripes> ring{shape, shared, device::shared_address(shared), warp, kWarps, part.count};
+  const int of_w = (product.n + kGpuRows - 1) / kGpuRows;
+  const int stripe = (product.row_tile * kWarps + warp) * kStripes, index = p.gated() ? stripe / 2 : stripe;
+  const int64_t stripe_bytes = gpu_stripe_bytes(kType, p.k);
+  // Stripes of a gated pair lie in both matrices in turn.
+  ring.w = (p.gated() && stripe % 2 == 1 ? p.w_up : product.w) + matrix * p.w_stride + index * stripe_bytes +
+           int64_t{part.begin} * gemm_ring_chunk_bytes(kType);
+  ring.next_stripe = p.gated() ? p.w_up - p.w : stripe_bytes;
+  if (index < of_w) ring.there = p.gated() || index + 1 < of_w ? kStripes : 1;
+  ring.x = p.x + format.tile_at((matrix * format.token_tiles() + blockIdx.x) * part.tiles + part.begin * kChunkTiles);
+  const uint64_t policy = device::evict_first_policy();
+  const int filled = min(part.count, shape.stages);
+  if (lane == 0) {
+    for (int stage = 0; stage < shape.stages; ++stage) {
+      device::barrier_init(ring.weights_barrier(stage), 1);
+      if (warp == 0) {
+        device::barrier_init(ring.x_barrier(stage), 1);
+        *ring.readers(stage) = 0;
+      }
+    }
+    device::barrier_init_done();
+    for (int number = 0; number < filled; ++number) ring.ask_weights(number, number, policy);
+    if (warp == 0) {
+      device::wait_for_previous();
+      for (int number = 0; number < filled; ++number) ring.ask_x(number, number);
+    }
+  }
+  __syncthreads();  // barriers are there
+  CodeSums<kTokens, kStripes> sums = {};
+  gemm_codes_multiply<kType, kTokens, kStripes>(sums, ring, policy, lane);
+  __syncthreads();  // sums take the place of the stages
+  gemm_ring_put<kTokens, kStripes>(sums, shape, shared, 0, warp * kStripes, lane);
+  device::wait_for_previous();  // the epilogue reads scales and residual, and writes y
+  device::cluster_arrive();
+  device::cluster_wait();  // the sums of all blocks are written
+  gemm_ring_epilogue<kTokens, kSeveral>(p, product, format, shape, matrix, rank, ring.at, kWarps);
+  device::cluster_arrive();
+  device::cluster_wait();  // no block reads this one's shared memory any more
+#endif
+}
+
+template <DType kType, int kTokens, int kWarps, int kStripes>
+void gemm_codes_launch(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream) {
+  gemm_ring_start(p.more[0].n > 0 ? gemm_codes_kernel<kType, kTokens, kWarps, kStripes, true>
+                                  : gemm_codes_kernel<kType, kTokens, kWarps, kStripes, false>,
+                  32 * kWarps, p, format, shape, stream);
+}
+
+template <DType kType, int kTokens>
+void gemm_codes_of(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream) {
+  if (shape.rows == 128) return gemm_codes_launch<kType, kTokens, 8, 1>(p, format, shape, stream);
+  if (shape.rows == 256) return gemm_codes_launch<kType, kTokens, 8, 2>(p, format, shape, stream);
+  if constexpr (kTokens < 64) gemm_codes_launch<kType, kTokens, 16, 2>(p, format, shape, stream);
+}
+
+template <DType kType>
+void gemm_codes(const Problem& p, const TiledRows& format, const GemmRingShape& shape, CUstream_st* stream) {
+  switch (format.height) {
+    case 16:
+      return gemm_codes_of<kType, 16>(p, format, shape, stream);
+    case 32:
+      return gemm_codes_of<kType, 32>(p, format, shape, stream);
+    default:
+      return gemm_codes_of<kType, 64>(p, format, shape, stream);
+  }
+}
+
+}  // namespace dyno::ops::cuda
