@@ -281,15 +281,36 @@ def test_a_ring_holds_two_stages_for_each_block_of_a_multiprocessor() -> None:
     assert refused("up_gate", type="q4_k", activation="silu") == ""
 
 
+def test_whole_numbers_are_made_of_super_blocks_of_four_bits_and_more() -> None:
+    machine = {**H200, "shared_per_block_bytes": 227 << 10}
+    desc = {"type": "q4_k", "layout": "gpu", "act": "f32", "m": 32, "n": 4096, "k": 4096}
+    config = {"variant": "wgmma_codes", "tokens": 32, "rows": 256, "parts": 4, "blocks": 2}
+    for kind in ("q4_k", "q5_k", "q6_k", "q3_k", "q8_0", "iq4_xs"):
+        ok, why = ops.supports("matmul", {**desc, "type": kind}, config, machine)
+        assert ok == (kind == "q4_k"), why
+        assert ok or ("two stages" if kind in {"q5_k", "q6_k"} else "q4_k, q5_k and q6_k") in why
+    for change in ({"blocks": 1}, {"rows": 128}):
+        assert ops.supports("matmul", {**desc, "type": "q6_k"}, {**config, **change}, machine) == (True, "")
+    # A stage of 512 rows leaves room for two; sums of 512 rows by 32 tokens need 64 KiB.
+    wide = {**config, "rows": 512, "blocks": 1}
+    assert ops.supports("matmul", desc, wide, machine) == (True, "")
+    assert "two stages" in ops.supports("matmul", {**desc, "type": "q6_k"}, wide, machine)[1]
+    assert ops.supports("up_gate", {**desc, "activation": "silu"}, config, machine) == (True, "")
+    assert not ops.supports("matmul", desc, config, {**machine, "compute_capability": 80})[0]
+    ring = {**config, "variant": "wgmma_ring"}
+    for variant in (config, ring):
+        assert ops.supports("up_gate", {**desc, "activation": "silu", "norm": True}, variant, machine)[0]
+
+
 def test_products_of_one_type_can_share_a_ring() -> None:
     machine = {**H200, "shared_per_block_bytes": 227 << 10}
     kinds = {"type": "q4_k", "type_k": "q4_k", "type_v": "q4_k"}
     desc = {**kinds, "layout": "gpu", "m": 32, "n": 4096, "n_k": 1024, "n_v": 1024, "k": 4096}
     config = {"variant": "wgmma_ring", "tokens": 32, "rows": 128, "parts": 2, "blocks": 1}
     assert ops.supports("qkv", desc, config, machine) == (True, "")
+    assert ops.supports("qkv", {**desc, "norm": True}, config, machine) == (True, "")
     for change, word in (
         ({"type_v": "q6_k"}, "one type"),
-        ({"norm": True}, "norm"),
         ({"m": 257}, "257 rows"),
     ):
         ok, why = ops.supports("qkv", {**desc, **change}, config, machine)

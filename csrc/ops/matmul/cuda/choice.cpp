@@ -225,9 +225,8 @@ Config config_of(std::span<const VariantInfo> variants, const Choice& choice) {
 
 Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& device) {
   if (s.act != ActType::f32) return Support::no("CUDA kernels take f32 activations, not q8");
-  if (s.norm && path_of(choice.kernel) != ProductPath::matvec) {
-    return Support::no("only stream and ring norm the rows of a product");
-  }
+  const bool norms = path_of(choice.kernel) == ProductPath::matvec || is_gemm_ring(choice.kernel);
+  if (s.norm && !norms) return Support::no("only stream, ring, wgmma_ring and wgmma_codes norm the rows of a product");
   if (choice.kernel == Kernel::tf32_pairs) return supports_pairs(s, device);
   if (choice.kernel == Kernel::exact) {
     if (s.layout != Layout::plain) return Support::no(str_cat("exact reads layout plain, not ", layout_name(s.layout)));
@@ -239,7 +238,8 @@ Support supports_choice(const Shape& s, const Choice& choice, const DeviceInfo& 
   }
   if (s.k % 32 != 0) return Support::no(str_cat("k=", s.k, " is not a multiple of 32"));
   const ProductPath path = path_of(choice.kernel);
-  if (s.path != ProductPath::any && s.path != path) {
+  // A product that norms its rows is of path matvec at any number of tokens.
+  if (s.path != ProductPath::any && s.path != path && !(s.norm && is_gemm_ring(choice.kernel))) {
     return Support::no(str_cat(s.rows, " rows are of path ", product_path_name(s.path),
                                " by the session's settings, the variant of path ", product_path_name(path)));
   }
@@ -531,7 +531,8 @@ void run(const Choice& choice, const Shape& shape, Problem p, CudaStream& stream
   auto* half = reinterpret_cast<uint8_t*>(stream.workspace);
   if (is_gemm_ring(choice.kernel)) {
     const TiledRows format = ring_rows(shape, choice);
-    tile_rows(format, p.x, p.x_stride, p.x_batch_stride, half, stream.handle);
+    tile_rows(format, p.x, p.x_stride, p.x_batch_stride, half, stream.handle,
+              p.normed ? NormOfTiles{true, p.norm, p.norm_eps} : NormOfTiles{});
     p.x = half;
     const auto start = choice.kernel == Kernel::wgmma_codes ? run_gemm_codes : run_gemm_ring;
     return start(p, format, ring_shape_of(shape, choice), stream.handle);

@@ -31,9 +31,15 @@ struct TiledRows {
   constexpr int64_t bytes() const { return scales_at() + batch * token_tiles() * height * 4; }
 };
 
+// Of the rows before they become halves: x / sqrt(mean(x²) + eps)·weight (null: all ones), as Problem::normed.
+struct NormOfTiles {
+  bool normed = false;
+  const float* weight = nullptr;
+  float eps = 0;
+};
 // f32 rows -> tiles; x as of halve_rows().
 void tile_rows(const TiledRows& format, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, uint8_t* out,
-               CUstream_st* stream);
+               CUstream_st* stream, const NormOfTiles& norm = {});
 // `p` with x in tiles of `format`; dense. `tokens` (256 or 128): rows of x that a block multiplies at a time. `group`:
 // so many tiles of tokens are multiplied with all of w before the next ones.
 void gemm_wide(const Problem& p, const TiledRows& format, int tokens, int group, int multiprocessors,

@@ -34,6 +34,20 @@ struct Chunk {
       }
     }
   }
+  __device__ __forceinline__ float squares() const {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum = fmaf(v[i], v[i], sum);
+    return sum;
+  }
+  __device__ __forceinline__ void multiply(float factor) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] *= factor;
+  }
+  __device__ __forceinline__ void multiply(float factor, const Chunk& by) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = v[i] * factor * by.v[i];
+  }
   __device__ __forceinline__ float largest(float so_far) const {
 #pragma unroll
     for (int i = 0; i < 8; ++i) so_far = fmaxf(so_far, fabsf(v[i]));
@@ -74,11 +88,13 @@ __device__ __forceinline__ void put_sum(float sum, uint8_t* at, int r, int block
 }
 
 // A block for each row; the scale is a power of two, so dividing by it is exact.
-__global__ void __launch_bounds__(kThreads) tile_rows_kernel(const TiledRows format, const uint8_t* x, int64_t x_stride,
-                                                             int64_t x_batch_stride, bool quads, uint8_t* out) {
+template <bool kNorm>
+__global__ void __launch_bounds__(kThreads)
+    tile_rows_kernel(const TiledRows format, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, bool quads,
+                     const NormOfTiles norm, uint8_t* out) {
   device::let_next_start();
   device::wait_for_previous();
-  __shared__ float shared[32];
+  __shared__ float shared[32], shared_squares[32];
   const int k = static_cast<int>(format.k), weight_tiles = static_cast<int>(format.weight_tiles());
   const float* row = reinterpret_cast<const float*>(x + blockIdx.y * x_batch_stride + blockIdx.x * x_stride);
   const unsigned height = static_cast<unsigned>(format.height);
@@ -94,11 +110,40 @@ __global__ void __launch_bounds__(kThreads) tile_rows_kernel(const TiledRows for
                        {row, 8 * static_cast<int>(threadIdx.x + 4 * kThreads), k, quads},
                        {row, 8 * static_cast<int>(threadIdx.x + 5 * kThreads), k, quads},
                        {row, 8 * static_cast<int>(threadIdx.x + 6 * kThreads), k, quads}};
+  float factor = 1;
+  if constexpr (kNorm) {
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) squares += kept[i].squares();
+    for (int c = threadIdx.x + kKept * kThreads; c < chunks; c += kThreads)
+      squares += Chunk(row, 8 * c, k, quads).squares();
+    factor = 1.0f / sqrtf(device::block_sum(squares, shared_squares) / static_cast<float>(k) + norm.eps);
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) {
+      const int at = 8 * static_cast<int>(threadIdx.x + i * kThreads);
+      if (norm.weight != nullptr) {
+        kept[i].multiply(factor, Chunk(norm.weight, at, k, quads));
+      } else {
+        kept[i].multiply(factor);
+      }
+    }
+  }
+  // Of a row longer than what is kept.
+  const auto again = [&](int c) {
+    Chunk chunk(row, 8 * c, k, quads);
+    if constexpr (kNorm) {
+      if (norm.weight != nullptr) {
+        chunk.multiply(factor, Chunk(norm.weight, 8 * c, k, quads));
+      } else {
+        chunk.multiply(factor);
+      }
+    }
+    return chunk;
+  };
   float most = 0;
 #pragma unroll
   for (int i = 0; i < kKept; ++i) most = kept[i].largest(most);
-  for (int c = threadIdx.x + kKept * kThreads; c < chunks; c += kThreads)
-    most = Chunk(row, 8 * c, k, quads).largest(most);
+  for (int c = threadIdx.x + kKept * kThreads; c < chunks; c += kThreads) most = again(c).largest(most);
   const float scale = row_scale(device::block_max(most, shared)), inverse = 1.0f / scale;
 
   const auto put = [&](const Chunk& chunk, int c) {
@@ -112,7 +157,7 @@ __global__ void __launch_bounds__(kThreads) tile_rows_kernel(const TiledRows for
     const int c = threadIdx.x + i * kThreads;
     if (c < chunks) put(kept[i], c);
   }
-  for (int c = threadIdx.x + kKept * kThreads; c < chunks; c += kThreads) put(Chunk(row, 8 * c, k, quads), c);
+  for (int c = threadIdx.x + kKept * kThreads; c < chunks; c += kThreads) put(again(c), c);
   if (threadIdx.x == 0) {
     reinterpret_cast<float*>(out + format.scales_at())[token_tile * format.height + r] = scale;
   }
@@ -121,14 +166,14 @@ __global__ void __launch_bounds__(kThreads) tile_rows_kernel(const TiledRows for
 }  // namespace
 
 void tile_rows(const TiledRows& format, const uint8_t* x, int64_t x_stride, int64_t x_batch_stride, uint8_t* out,
-               CUstream_st* stream) {
+               CUstream_st* stream, const NormOfTiles& norm) {
   const dim3 grid(static_cast<unsigned>(format.rows), static_cast<unsigned>(format.batch));
-  const bool quads =
-      (reinterpret_cast<uintptr_t>(x) | static_cast<uintptr_t>(x_stride) | static_cast<uintptr_t>(x_batch_stride)) %
-          16 ==
-      0;
-  launch_dependent("matmul", tile_rows_kernel, grid, kThreads, 0, stream, format, x, x_stride, x_batch_stride, quads,
-                   out);
+  const bool quads = (reinterpret_cast<uintptr_t>(x) | static_cast<uintptr_t>(x_stride) |
+                      static_cast<uintptr_t>(x_batch_stride) | reinterpret_cast<uintptr_t>(norm.weight)) %
+                         16 ==
+                     0;
+  launch_dependent("matmul", norm.normed ? tile_rows_kernel<true> : tile_rows_kernel<false>, grid, kThreads, 0, stream,
+                   format, x, x_stride, x_batch_stride, quads, norm, out);
 }
 
 }  // namespace dyno::ops::cuda
