@@ -1,5 +1,6 @@
 #include "bindings/ops_time.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "bindings/cuda_launch.h"
@@ -18,6 +19,7 @@ constexpr size_t kMaxLaunches = 200'000;
 
 // More copies bring nothing: the caches are cold long before.
 constexpr int64_t kMaxCopies = 256;
+constexpr int64_t kMaxChoices = 64;
 
 #ifdef DYNO_HAVE_CUDA
 // In one graph: its start is shared by them.
@@ -70,13 +72,25 @@ Request request_of(ops::Family family, const nb::dict& desc, int threads, double
   return {desc_from_dict(family, desc), device, threads, min_seconds, rotate_bytes, seed, depth};
 }
 
-// As many sets of arguments as fill what is to be rotated through.
+// As many sets of arguments as fill what is to be rotated through. A launch reads only the experts that its ids name:
+// if each set had one choice of them, all sets together would read a small part of these bytes, again and again out of
+// the caches. So each set of weights stands in several, with other choices.
 template <typename D>
 auto make_copies(SyntheticArgs& owner, const D& d, int64_t rotate_bytes) {
   std::vector<decltype(owner.make(d))> copies;
+  int64_t weights = 0;
   do {
     copies.push_back(owner.make(d));
-  } while (owner.total_bytes() < rotate_bytes && static_cast<int64_t>(copies.size()) < kMaxCopies);
+    ++weights;
+    if constexpr (requires { copies.back().w_expert_stride_bytes, copies.back().ids, d.used; }) {
+      const int64_t choices = rotate_bytes == 0 ? 1 : std::clamp<int64_t>(d.experts / (d.m * d.used), 1, kMaxChoices);
+      for (int64_t i = 1; i < choices; ++i) {
+        auto other = copies.back();
+        owner.routing("ids", other.ids, d.m, d.used, d.experts);
+        copies.push_back(other);
+      }
+    }
+  } while (owner.total_bytes() < rotate_bytes && weights < kMaxCopies);
   return copies;
 }
 
