@@ -43,6 +43,7 @@ plan::LoadOptions read_load(const nb::dict& dict, const std::optional<nb::dict>&
   load.cpu_repack = r.flag("cpu_repack", true);
   load.mmap = r.flag("mmap", true);
   load.layers = r.integer("layers", 0);
+  load.expert_cache.mib = r.integer("expert_cache_mib", 0);
   plan::PlacementOptions& placement = load.placement;
   placement.rules = r.texts("placement");
   placement.cpu_moe = r.flag("cpu_moe", false);
@@ -173,6 +174,7 @@ PySession::PySession(const nb::object& file, const nb::dict& load, const nb::dic
   DeviceInfo device;
   plan::LoadOptions load_options = read_load(load, described, device);
   load_options.placement = read_placement(placement, load_options.placement);
+  load_options.expert_cache.uses = read_expert_uses(placement);
   const plan::ContextOptions context_options = read_context(context);
   const runtime::SessionSettings settings = read_session(session, {});
   std::vector<profile::KernelEntry> entries = read_kernels(kernels);
@@ -300,7 +302,8 @@ void bind_session(nb::module_& m) {
                    "session: dict = {}, kernels: collections.abc.Sequence[tuple[str, str, dict, str]] = [], "
                    "plan_only: bool = False, device: dict | None = None, placement: dict = {}) -> None"),
            "file: an open file, which the session shares, or a path. "
-           "load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap, layers, placement (rules), "
+           "load: numerics, device (cpu, cpu:N, cuda, cuda:N), cpu_repack, cpu_isa, mmap, layers, expert_cache_mib, "
+           "placement (rules), "
            "cpu_moe, "
            "n_cpu_moe, n_gpu_layers (-1: all). context: ctx, kv_type_k, kv_type_v, "
            "sequences, cache_tokens. session: ubatch, "
@@ -314,7 +317,8 @@ void bind_session(nb::module_& m) {
            "one each for cpu:1, cpu:2, … beside the CPU, with link_gbps, latency_us and memory_mib where they are "
            "limited), rules ('REGEX=DEVICE' by the tensor's name; the first that matches decides), cpu_moe, "
            "n_cpu_moe, n_gpu_layers, beside_gpu (with a described GPU: descriptions of the devices beside it; default: "
-           "those of this machine). Raises PlanError for a placement that cannot be.")
+           "those of this machine), expert_uses (how often each expert was chosen, a list for each layer with "
+           "experts). Raises PlanError for a placement that cannot be.")
       .def_prop_ro(
           "model",
           [](PySession& s) { return s.with([](const runtime::Session& real) { return model_dict(real.model()); }); },
@@ -398,6 +402,19 @@ void bind_session(nb::module_& m) {
           nb::sig("def streamed(self) -> dict[str, int]"),
           "Weights of the CPU that crossed to the main device since the session began: `bytes`, `matrices` (an expert "
           "is one), of them `predicted` (before the routing was known), and `wanted`: matrices that u-batches needed.")
+      .def_prop_ro(
+          "experts",
+          [](PySession& s) {
+            runtime::ExpertCounts counts;
+            s.change([&](runtime::Session& real) { counts = real.expert_counts(); });
+            nb::dict d;
+            d["chosen"] = counts.chosen;
+            d["cached"] = counts.cached;
+            return d;
+          },
+          nb::sig("def experts(self) -> dict[str, int]"),
+          "Of layers with cached experts, since the session began: experts that the router has `chosen` for tokens, "
+          "and of these the `cached` ones, which the main device multiplied by.")
       .def_prop_ro(
           "warnings", [](PySession& s) { return s.with([](const runtime::Session& real) { return real.warnings(); }); },
           "What the user should know of the memory that this session got: where page-locking was refused, and why.")

@@ -70,7 +70,7 @@ plan::PlacementOptions read_placement(const nb::dict& dict, plan::PlacementOptio
     if (name == "rates") {
       DYNO_CHECK(ProfileError, nb::try_cast(value, rates),
                  "[settings] placement setting rates is not a dict by device");
-    } else if (name != "virtual_devices" && name != "beside_gpu" && name != "shares") {
+    } else if (name != "virtual_devices" && name != "beside_gpu" && name != "shares" && name != "expert_uses") {
       rest[key] = value;
     }
   }
@@ -102,6 +102,19 @@ plan::PlacementOptions read_placement(const nb::dict& dict, plan::PlacementOptio
   DYNO_CHECK(PlanError, !placement.automatic || !placed,
              "[placement] automatic=True leaves the placement to the plan; give no rules beside it");
   return placement;
+}
+
+std::vector<std::vector<int64_t>> read_expert_uses(const nb::dict& dict) {
+  std::vector<std::vector<int64_t>> uses;
+  if (!dict.contains("expert_uses")) return uses;
+  DYNO_CHECK(ProfileError, nb::try_cast(nb::borrow(dict["expert_uses"]), uses),
+             "[settings] placement setting expert_uses is not a list of lists of whole numbers");
+  for (const std::vector<int64_t>& layer : uses) {
+    for (const int64_t use : layer) {
+      DYNO_CHECK(PlanError, use >= 0, "[experts] a recorded use is ", use, "; expected 0 or more");
+    }
+  }
+  return uses;
 }
 
 nb::list cost_list(const plan::Plan& plan, const plan::PlanCost& cost) {

@@ -69,6 +69,7 @@ nb::dict plan_dict(const runtime::Session& session) {
   settings["numerics"] = std::string(plan::numerics_name(p.load.numerics));
   settings["cpu_repack"] = p.load.cpu_repack;
   settings["cpu_isa"] = std::string(cpu_isa_name(p.main_device().isa));
+  settings["expert_cache_mib"] = p.load.expert_cache.mib;
   settings["device"] = device_name(p.main_device());
   settings["cuda_graphs"] = session.settings().cuda_graphs;
   settings["fusion"] = session.settings().fusion;

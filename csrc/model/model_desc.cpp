@@ -133,7 +133,7 @@ bool ModelDesc::has_state() const {
 int64_t ModelDesc::parameters() const {
   int64_t n = 0;
   for (size_t i = 0; i < weights.size(); ++i) {
-    if (tied_output && static_cast<WeightId>(i) == output) continue;
+    if ((tied_output && static_cast<WeightId>(i) == output) || !weights[i].picks.empty()) continue;
     n += weights[i].batch * weights[i].rows * weights[i].cols;
   }
   return n;

@@ -41,6 +41,8 @@ struct Weight {
   double scale = 1.0;
   WeightId scales = kNone;  // the same with a number for each matrix of the stack
   bool table = false;       // read by token id (embed)
+  // Matrices of the tensor that this weight consists of, in this order; empty: all of them.
+  std::vector<int32_t> picks{};
 };
 
 enum class RopeScaling : uint8_t {
@@ -168,6 +170,14 @@ struct FfnSpec {
   WeightId expert_scale = kNone;  // [experts]: on the weights of the chosen
   WeightId experts_gate = kNone, experts_up = kNone, experts_down = kNone;
   WeightId experts_gate_bias = kNone, experts_up_bias = kNone, experts_down_bias = kNone;
+
+  // Experts that also lie on the main device, in the order of their places there, and their matrices.
+  struct Cached {
+    std::vector<int32_t> experts{};
+    WeightId gate = kNone, up = kNone, down = kNone;
+    WeightId gate_bias = kNone, up_bias = kNone, down_bias = kNone;
+  };
+  Cached cached;
 };
 
 struct LayerSpec {
@@ -259,6 +269,12 @@ ModelDesc describe_model(const GgufFile& file, Part part = Part::trunk);
 // for measurements. Its answers mean nothing. 0: all layers. Throws PlanError for a count that it does not have,
 // UnsupportedError where later layers are part of earlier weights.
 ModelDesc first_layers(ModelDesc model, int64_t count);
+
+// Whether single experts of a mixture can lie on another device than the others.
+bool can_cache_experts(const ModelDesc& model, const FfnSpec& spec);
+// The model with weights of their own for these experts of each layer, by layer: FfnSpec::cached. Throws PlanError for
+// experts that it does not have, or that cannot be cached.
+ModelDesc with_cached_experts(ModelDesc model, const std::vector<std::vector<int32_t>>& experts);
 
 std::vector<std::string_view> known_architectures();
 

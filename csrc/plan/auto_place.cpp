@@ -176,9 +176,9 @@ bool host_fits(const Plan& plan) {
 }
 
 Plan place_automatically(Plan whole, const model::ModelDesc& model, const std::vector<NamedRates>& rates, size_t free,
-                         size_t scratch) {
+                         size_t scratch, size_t cached) {
   if (main_device_bytes(whole, scratch) <= free || !has_cpu_beside(whole)) return whole;
-  return Search(std::move(whole), model, rates, free, scratch).run();
+  return Search(std::move(whole), model, rates, free - std::min(free, cached), scratch).run();
 }
 
 std::vector<DeviceRates> rates_for(const Plan& plan, const std::vector<NamedRates>& named) {

@@ -125,12 +125,14 @@ class Estimate {
     }
     const OpUse& use = plan_.keys[static_cast<size_t>(node.key)];
     const int64_t rows = tokens * node.rows_factor;
-    const ops::Cost cost = with_depth(ops::with_tokens(use.desc, rows), load_.depth);
+    ops::Cost cost = with_depth(ops::with_tokens(use.desc, rows), load_.depth);
+    cost.bytes *= node.share;
+    cost.flops *= node.share;
     double seconds =
         std::max(cost.bytes / device.rates.bytes_per_second, cost.flops / flops_per_second(device.rates, tokens)) +
         device.rates.launch_seconds;
     if (const auto known = device.measured.find({use.key, rows}); known != device.measured.end()) {
-      seconds = known->second;
+      seconds = known->second * node.share;
     }
     ++at.launches;
     at.bytes += cost.bytes;

@@ -52,6 +52,9 @@ class Placing {
       : plan_(plan), model_(model), options_(plan.load.placement), placed_(model.weights.size(), kUnplaced) {}
 
   std::vector<DeviceId> run() {
+    for (size_t i = 0; i < model_.weights.size(); ++i) {
+      if (!model_.weights[i].picks.empty()) put(i, kMainDevice);
+    }
     for (const std::string& rule : options_.rules) apply(rule);
     experts();
     layers();

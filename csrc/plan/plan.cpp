@@ -177,6 +177,23 @@ size_t Plan::sequence_state_bytes() const {
   return bytes;
 }
 
+namespace {
+
+void find_expert_places(Plan& plan, const model::ModelDesc& model) {
+  plan.expert_places.resize(model.layers.size());
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    const model::FfnSpec* f = model.layers[i].mixture();
+    if (f == nullptr || f->cached.experts.empty()) continue;
+    std::vector<int32_t>& places = plan.expert_places[i];
+    places.assign(static_cast<size_t>(f->experts), -1);
+    for (size_t place = 0; place < f->cached.experts.size(); ++place) {
+      places[static_cast<size_t>(f->cached.experts[place])] = static_cast<int32_t>(place);
+    }
+  }
+}
+
+}  // namespace
+
 Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const LoadOptions& load,
                 const ContextOptions& context, int64_t ubatch, MlaMode mla_mode, const OffloadOptions& offload) {
   Plan plan;
@@ -186,6 +203,7 @@ Plan build_plan(const model::ModelDesc& model, const DeviceInfo& device, const L
   plan.devices = plan_devices(device, load.placement);
   place_weights(plan, model);
   layout_kv(plan, model, context);
+  find_expert_places(plan, model);
   const bool gpu = device.kind == DeviceKind::cuda;
   plan.general = emit(plan, model);
   if (gpu && load.numerics == Numerics::standard) {
@@ -292,6 +310,19 @@ std::string Plan::describe(const model::ModelDesc& model) const {
   }
   for (const auto& [text, group] : groups) {
     out += str_cat("  ", group.first, " weights ", text, ": ", mib(group.second), "\n");
+  }
+  if (cached_bytes > 0) {
+    int64_t experts = 0, all = 0, layers = 0;
+    for (const model::LayerSpec& layer : model.layers) {
+      const model::FfnSpec* f = layer.mixture();
+      if (f == nullptr || f->cached.experts.empty()) continue;
+      experts += static_cast<int64_t>(f->cached.experts.size());
+      all += f->experts;
+      ++layers;
+    }
+    out += str_cat("expert cache ", mib(cached_bytes), " on ", device_name(device), ": ", experts, " of ", all,
+                   " experts of ", layers, layers == 1 ? " layer" : " layers", " that lie on the CPU",
+                   load.expert_cache.uses.empty() ? ", by their numbers: no use is recorded\n" : "\n");
   }
   const auto distinct = [&](ListId list) {
     return std::count_if(keys.begin(), keys.end(), [&](const OpUse& use) { return use.count_in(list) > 0; });

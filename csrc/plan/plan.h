@@ -75,12 +75,21 @@ struct PlacementOptions {
   std::vector<NamedRates> rates;  // for `automatic`; of other devices assumed ones
 };
 
+// The most used experts of layers whose experts lie on the CPU also lie on the main device, which multiplies by them.
+struct ExpertCacheOptions {
+  int64_t mib = 0;  // that they take at most
+  // How often each expert was chosen while a text ran, [layers with experts][experts], of which those that never were
+  // are not cached; empty: not recorded, and the first experts of each layer are cached.
+  std::vector<std::vector<int64_t>> uses{};
+};
+
 // Settings that need the weights to be loaded again.
 struct LoadOptions {
   Numerics numerics = Numerics::standard;
   bool cpu_repack = true;
   bool mmap = true;    // the CPU reads weights that need no other layout from the file's own pages
   int64_t layers = 0;  // only the first so many of the model, for measurements; 0: all
+  ExpertCacheOptions expert_cache{};
   PlacementOptions placement{};
 };
 
@@ -184,6 +193,9 @@ struct Node {
   Operands operands;
   bool per_run = false;  // launched for each run by itself; such nodes stand together
   bool beside = false;   // needs nothing of the node before it and the other way round: both can run at once
+  // Of a product with experts: another device multiplies the rows of other experts, and this one so large a share.
+  bool divided = false;
+  double share = 1;
 };
 
 // An op as profiles name it: all nodes of a device with this key share one Config per token bucket.
@@ -287,6 +299,9 @@ struct Plan {
   int64_t streams_from = 0;  // tokens of a u-batch
   std::vector<OpUse> keys;   // of all lists
   std::vector<RopeTable> rope_tables;
+  size_t cached_bytes = 0;  // of experts of the CPU that also lie on the main device
+  // By layer with cached experts: the place of each expert in the main device's copies, -1 where it has none.
+  std::vector<std::vector<int32_t>> expert_places;
   std::vector<KvLayer> kv;    // of each layer; without rows where it has no keys
   std::vector<State> states;  // of all layers; empty where every layer has keys and values
   ValueId logits = kNoValue;  // lives in the caller's memory, not in the arena

@@ -99,6 +99,13 @@ Remedy weights_mapped(const Plan& plan, const Holder& holder) {
   return {"mmap=true", bytes_of_weights(plan, [](const WeightPlacement& weight) { return weight.mappable; })};
 }
 
+// Fewer experts of the CPU on the main device.
+Remedy smaller_expert_cache(const Plan& plan, const Holder& holder, size_t missing) {
+  if (holder.device != kMainDevice || plan.cached_bytes == 0) return {};
+  const size_t left = (plan.cached_bytes - std::min(plan.cached_bytes, missing)) >> 20;
+  return {str_cat("expert_cache_mib=", left), plan.cached_bytes - std::min(plan.cached_bytes, left << 20)};
+}
+
 // The fewest layers whose experts, or which themselves, would have to leave the main device for the CPU.
 Remedy weights_on_the_cpu(const Plan& plan, const Holder& holder, size_t missing) {
   if (holder.device != kMainDevice || !has_cpu_beside(plan)) return {};
@@ -144,6 +151,7 @@ std::vector<Remedy> remedies(const Plan& plan, const Holder& holder, size_t miss
   if (!weights_loaded) {
     all.push_back(weights_in_place(plan, holder));
     all.push_back(weights_mapped(plan, holder));
+    all.push_back(smaller_expert_cache(plan, holder, missing));
     all.push_back(weights_on_the_cpu(plan, holder, missing));
   }
   std::erase_if(all, [](const Remedy& remedy) { return remedy.frees == 0; });

@@ -78,6 +78,8 @@ class Backend {
   virtual void finish_host_turn() {}
   // Work that is started from now on begins when all work that `other`, another GPU, has started is over.
   virtual void follow(Backend&) {}
+  // Of the CPU, which multiplies by the experts that are not cached.
+  virtual ExpertCounts expert_counts() const { return {}; }
   // Of the CPU: a weight as its kernels read it.
   virtual const std::byte* weight_memory(model::WeightId) const { return nullptr; }
   // Of the main device, for the streamed list. Copies that are brought from now on begin when all launches so far are

@@ -80,6 +80,12 @@ struct StreamCounts {
   int64_t wanted = 0;     // matrices that u-batches needed, there already or not
 };
 
+// Choices of experts in layers of which some experts are cached, since the session began.
+struct ExpertCounts {
+  int64_t chosen = 0;
+  int64_t cached = 0;  // of these, on the main device
+};
+
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -102,6 +108,7 @@ class Executor {
   // Throws DeviceLostError once a device of the executor is lost.
   virtual void check_devices() const {}
   virtual StreamCounts stream_counts() const { return {}; }
+  virtual ExpertCounts expert_counts() const { return {}; }
   // Warnings for the user about the memory that prepare() got.
   virtual std::vector<std::string> warnings() const { return {}; }
   // Waits for everything that was started.

@@ -46,6 +46,7 @@ struct CpuExecutor::Env {
   const float* inverse_frequencies(int32_t table) const {
     return plan.rope_tables[static_cast<size_t>(table)].inv_freq.data();
   }
+  const int32_t* expert_places(int32_t table) const { return plan.expert_places[static_cast<size_t>(table)].data(); }
   void soft_cap(float* values, int64_t count, float cap) const {
     for (int64_t i = 0; i < count; ++i) values[i] = cap * std::tanh(values[i] / cap);
   }
@@ -285,9 +286,24 @@ void CpuExecutor::end() {
   VirtualDevices::wait_until(virtual_.arrival_at_host(device, bytes));
 }
 
+// Of the ids that come to the CPU, cached experts are none.
+void CpuExecutor::count_experts(const plan::Node& node) {
+  const auto* product = std::get_if<plan::MatmulIdOperands>(&node.operands);
+  const auto* desc = std::get_if<ops::MatmulIdDesc>(&node.desc);
+  if (product == nullptr || !desc->x_per_slot ||
+      plan_.weights[static_cast<size_t>(product->w.id)].device == plan::kMainDevice) {
+    return;
+  }
+  const auto* ids = reinterpret_cast<const int32_t*>(env_->at(product->ids));
+  const int64_t count = env_->tokens * desc->used;
+  expert_counts_.chosen += count;
+  expert_counts_.cached += std::count_if(ids, ids + count, [](int32_t id) { return id < 0; });
+}
+
 // A launch, and what it has to wait for on the link of a virtual device.
 void CpuExecutor::launch_and_wait(const plan::Node& node) {
   const auto* moved = std::get_if<plan::TransferOperands>(&node.operands);
+  if (node.divided) count_experts(node);
   if (moved == nullptr || plan_.devices.size() == 1) {
     launch_node(node, *env_);
     return;

@@ -44,6 +44,7 @@ class CpuExecutor final : public Backend {
   void bring(model::WeightId weight, const std::byte* from, int64_t matrices,
              std::span<const MatrixRange> ranges) override;
   void await_copies(model::WeightId weight) override;
+  ExpertCounts expert_counts() const override { return expert_counts_; }
   void lose(plan::DeviceId device, int64_t after_segments) override { virtual_.lose(device, after_segments); }
   void check_devices() const override { virtual_.check(); }
 
@@ -62,6 +63,7 @@ class CpuExecutor final : public Backend {
   void prepare_memory(plan::DeviceId device, bool clear_cache);
   void launch(const plan::Node& node);
   void launch_and_wait(const plan::Node& node);
+  void count_experts(const plan::Node& node);
 
   const model::ModelDesc& model_;
   const plan::Plan& plan_;
@@ -73,6 +75,7 @@ class CpuExecutor final : public Backend {
   HostBuffer copies_;                                        // of streamed weights, on a virtual main device
   std::vector<VirtualDevices::Clock::time_point> arrivals_;  // of these, by weight
   const ValueMemory* values_ = nullptr;
+  ExpertCounts expert_counts_;
   MicroBatch micro_batch_;
   std::unique_ptr<Env> env_;  // of the u-batch
 };

@@ -3,8 +3,9 @@
 //   model, plan, selection, context, tokens (rows that go on), batch (LaunchBatch);
 //   ids_settled: what chose the experts of this layer is over when a launch after its up_gate begins;
 //   keys_of(layer), values_of(layer): of the cache; state_of(index): of all sequences;
-//   at(operand), weight(id) and its weight_bytes(id), inverse_frequencies(table), soft_cap(values, count, cap),
-//   copy_ids(from, count, to), sample(config, desc, logits): by the settings of the generation that is under way.
+//   at(operand), weight(id) and its weight_bytes(id), inverse_frequencies(table), expert_places(table),
+//   soft_cap(values, count, cap), copy_ids(from, count, to), sample(config, desc, logits): by the settings of the
+//   generation that is under way.
 #pragma once
 
 #include <algorithm>
@@ -51,6 +52,9 @@ class Surroundings {
     args.position_scale = table.position_scale;
     args.position_step = table.position_step;
     args.positions = env_.batch.positions;
+  }
+  void give(ops::MoeSplitArgs& args, const plan::MoeSplitOperands& o) const {
+    args.places = env_.expert_places(o.place_table);
   }
   void give(ops::MoeRouteArgs& args, const plan::MoeRouteOperands& o) const { pin(args, o.moe_index); }
   void give(ops::NormRouteArgs& args, const plan::NormRouteOperands& o) const {

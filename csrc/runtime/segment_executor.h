@@ -34,6 +34,7 @@ class SegmentExecutor final : public Executor, private ValueMemory {
   void check_devices() const override;
   std::vector<std::string> warnings() const override;
   StreamCounts stream_counts() const override;
+  ExpertCounts expert_counts() const override { return cpu_ != nullptr ? cpu_->expert_counts() : ExpertCounts{}; }
   std::shared_ptr<float[]> logits_memory(size_t count) override;
   std::shared_ptr<float[]> device_logits_memory(size_t count) override;
   void finish() override;

@@ -10,6 +10,7 @@
 #include "core/host_memory.h"
 #include "ops/sample/sample.h"
 #include "plan/auto_place.h"
+#include "plan/expert_cache.h"
 #include "runtime/executor_cpu.h"
 #include "runtime/executor_cuda.h"
 #include "runtime/row_draws.h"
@@ -63,6 +64,7 @@ Session::Session(std::shared_ptr<const GgufFile> file, const plan::LoadOptions& 
   const int threads = std::max(settings_.threads, settings_.threads_batch);
   choose();
   place(loading);
+  cache_experts();
   if (loading == Loading::plan_only) return;
   try {
     check_memory(/*weights_loaded=*/false);
@@ -130,7 +132,21 @@ void Session::place(Loading loading) {
   if (free == 0) return;
   const std::vector<plan::NamedRates> rates = asked.rates;
   const size_t scratch = main.scratch_bytes;
-  plan_ = plan::place_automatically(std::move(plan_), model_, rates, free, scratch);
+  const size_t cached = static_cast<size_t>(std::max<int64_t>(plan_.load.expert_cache.mib, 0)) << 20;
+  plan_ = plan::place_automatically(std::move(plan_), model_, rates, free, scratch, cached);
+  choose();
+}
+
+// When all weights have their devices: experts of the CPU that also lie on the main device.
+void Session::cache_experts() {
+  if (plan_.load.expert_cache.mib == 0) return;
+  const std::vector<std::vector<int32_t>> chosen = plan::choose_cached(plan_, model_);
+  if (std::all_of(chosen.begin(), chosen.end(), [](const auto& experts) { return experts.empty(); })) return;
+  model_ = model::with_cached_experts(std::move(model_), chosen);
+  std::string note = std::move(plan_.placement_note);
+  plan_ = plan::build_plan(model_, plan_.main_device(), plan_.load, plan_.context, settings_.ubatch, settings_.mla_mode,
+                           settings_.offload);
+  plan_.placement_note = std::move(note);
   choose();
 }
 

@@ -143,6 +143,7 @@ class Session {
   void draft(int32_t slot, int32_t token, float* logits);
 
   StreamCounts stream_counts() const;
+  ExpertCounts expert_counts() const { return executor_ != nullptr ? executor_->expert_counts() : ExpertCounts{}; }
   // Warnings for the user about the memory that this session got.
   std::vector<std::string> warnings() const;
   // Graphs of what repeats since settings were last changed, and how many captures have failed since the session began:
@@ -195,6 +196,7 @@ class Session {
   void check_file() const;
   void choose();
   void place(Loading loading);
+  void cache_experts();
   void prepare(bool clear_cache);
   template <typename Change>
   void replan(const Change& change, bool clear_cache);

@@ -19,6 +19,7 @@ size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kA
 
 // The rows of head `batch` of `weight`, as they stand in the file.
 const std::byte* source_rows(const model::Weight& weight, int64_t batch) {
+  if (!weight.picks.empty()) batch = weight.picks[static_cast<size_t>(batch)];
   const size_t row = row_bytes(weight.tensor->type, weight.cols);
   if (weight.transform == model::Transform::kv_b_v) {
     // attn_kv_b holds, per head, `nope` key rows and then the value rows.
@@ -82,7 +83,15 @@ void fill_weight(const GgufFile& file, const model::Weight& weight, ops::Layout 
                  ThreadPool& pool, int threads) {
   if (weight.transform == model::Transform::to_f32) {
     auto* values = reinterpret_cast<float*>(out);
-    dequantize_rows(weight.tensor->type, weight.tensor->data, values, weight.batch, weight.cols);
+    if (weight.picks.empty()) {
+      dequantize_rows(weight.tensor->type, weight.tensor->data, values, weight.batch, weight.cols);
+    } else {
+      const size_t row = row_bytes(weight.tensor->type, weight.cols);
+      for (size_t i = 0; i < weight.picks.size(); ++i) {
+        dequantize_row(weight.tensor->type, weight.tensor->data + row * static_cast<size_t>(weight.picks[i]),
+                       values + static_cast<int64_t>(i) * weight.cols, weight.cols);
+      }
+    }
     if (weight.scale != 1.0) {
       for (int64_t i = 0; i < weight.batch * weight.cols; ++i) values[i] *= static_cast<float>(weight.scale);
     }
@@ -133,7 +142,8 @@ void fill_weight(const GgufFile& file, const model::Weight& weight, ops::Layout 
         }
       }
     });
-    if (is_half(weight)) continue;  // its pages lie between the other half's
+    if (is_half(weight)) continue;        // its pages lie between the other half's
+    if (!weight.picks.empty()) continue;  // the others of the tensor are still to be read
     const std::byte* first = source_of(begin);
     const std::byte* last = begin + count_here < total ? source_of(begin + count_here)
                                                        : weight.tensor->data + weight.tensor->bytes().size();
@@ -172,7 +182,7 @@ Weights::Weights(const GgufFile& file, const model::ModelDesc& model, const plan
     }
     fill_weight(file, weight, placement.layout, target, pool, threads);
     data_[i] = target;
-    file.advise_drop(weight.tensor->bytes());
+    if (weight.picks.empty()) file.advise_drop(weight.tensor->bytes());
   }
   if (all_crossing > 0)
     lock_ = PageLock(streamed_.block(), plan.main_device().ordinal, "weights that the GPU takes copies of");

@@ -48,6 +48,7 @@ def record(result: BenchResult, machine: dict[str, Any], model: dict[str, Any]) 
         "samples_ns": result.samples_ns,
         "samples_ts": result.samples_ts,
         "energy": result.energy,
+        "expert_choices": result.expert_choices,
     }
 
 

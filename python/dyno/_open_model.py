@@ -8,7 +8,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from dyno import _effective, _selection
+from dyno import _effective, _expert_use, _selection
 from dyno._embedding import file_pooling
 from dyno._placement import Placement
 from dyno._slots import Slots
@@ -58,6 +58,7 @@ class OpenModel:
         ram: int | str | None = None,
         split: str = "none",
         tensor_split: Sequence[float] = (),
+        expert_use: str | os.PathLike[str] | None = None,
         **settings: Any,
     ) -> None:
         from dyno import _core
@@ -81,6 +82,7 @@ class OpenModel:
         )
         self._placement.warn(self.device)
         self._rates = self._placement.rates(self._device)
+        self._expert_use = None if expert_use is None else _expert_use.read(expert_use)
         arguments = _effective.check_arguments(settings, self._device.kind) | dict(self._placement.settings)
         # Opened once: another file of this name must not give its profile, its weights or its vocabulary.
         file = _core.Gguf(self.path)
@@ -110,6 +112,7 @@ class OpenModel:
         self._selection.report()
         for warning in self._session.warnings:
             _log.warning("%s", warning)
+        self._warn_of_unknown_use()
         if 0 < int(self.settings["layers"]) < int(model["n_layers"]):
             _log.warning(
                 "layers=%d of %d: the answers mean nothing; only speed and memory of a slice can be measured",
@@ -181,6 +184,13 @@ class OpenModel:
     def match(self) -> MatchResult:
         """The outcome of the search for a profile, also if it found none."""
         return self._selection.match
+
+    @property
+    def expert_choices(self) -> dict[str, int]:
+        """Choices of experts in layers with an expert cache since the engine was opened: `chosen`, and of
+        these the `cached` ones. Both are 0 without such layers, and for prompts that are streamed.
+        """
+        return dict(self._open().experts)
 
     @property
     def fallbacks(self) -> list[str]:
@@ -301,5 +311,18 @@ class OpenModel:
             session=self.settings.of_kind(self._device.kind, "session"),
             kernels=self._selection.kernels,
             plan_only=plan_only or self._plan_only,
-            placement=self._placement.for_session(load, self._rates),
+            placement=self._placement.for_session(load, self._rates)
+            | _expert_use.for_session(file, int(load["expert_cache_mib"]), self._expert_use),
         )
+
+    def _warn_of_unknown_use(self) -> None:
+        mib = int(self.settings["expert_cache_mib"])
+        cached = any(t["name"].endswith("(cached)") for t in self._open().plan["tensors"]) if mib else False
+        if not cached or self._file is None or self._expert_use is not None:
+            return
+        if _expert_use.remembered(self._file) is None:
+            _log.warning(
+                "expert_cache_mib=%d: no use of this model's experts is recorded, so the first experts of "
+                "each layer are cached; `dyno experts %s --text FILE` records it",
+                mib, self.path,
+            )  # fmt: skip

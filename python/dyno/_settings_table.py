@@ -126,6 +126,20 @@ TABLE: Final[tuple[Setting, ...]] = (
         ranks_by="bandwidth",
     ),
     Setting(
+        "expert_cache_mib",
+        "load",
+        "int",
+        "Of layers whose experts lie on the CPU, the most used experts also lie on the main device, which "
+        "multiplies by them; they take at most so much. `dyno experts` records which experts are used most.",
+        default=0,
+        maximum=1 << 30,
+        unit="MiB",
+        memory_bound=True,
+        fidelity="rounding",
+        moves=("tg", "pp", "memory"),
+        ranks_by="bandwidth",
+    ),
+    Setting(
         "layers",
         "load",
         "int",

@@ -82,6 +82,9 @@ class BenchResult:
     """When it was measured, UTC, ISO 8601."""
     energy: dict[str, dict[str, float]] = field(default_factory=dict)
     """By source (`cpu`, `gpu`) that could be read: `joules_per_token` and `watts`, idle power included."""
+    expert_choices: dict[str, int] = field(default_factory=dict)
+    """Of the samples, in layers with an expert cache: experts that were `chosen` for tokens, and the `cached`
+    ones of them."""
     samples_ts: list[float] = field(init=False)
     """Tokens per second of every repetition."""
 
@@ -241,6 +244,7 @@ def _measure(
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     counters = _energy.Counters(engine.device_info.get("pci_bus_id"), _energy.POWERCAP)
     samples, joules = [], dict.fromkeys(counters.sources, 0.0)
+    choices = engine.expert_choices
     for i in range(repetitions):
         notify(f"{case.test} {i + 1}/{repetitions}")
         before = counters.read()
@@ -249,7 +253,11 @@ def _measure(
             joules[source] += spent
     if case.depth and not runs:
         joules = {}  # the first run filled the context, which no clock saw
-    return BenchResult(case, samples, dict(engine.settings), runs, stamp, _per_token(case, samples, joules))
+    chosen = {name: count - choices[name] for name, count in engine.expert_choices.items()}
+    return BenchResult(
+        case, samples, dict(engine.settings), runs, stamp, _per_token(case, samples, joules),
+        chosen if chosen["chosen"] else {},
+    )  # fmt: skip
 
 
 def _per_token(

@@ -17,6 +17,7 @@ import typer.main
 from dyno._cli import (
     bench,
     chat,
+    experts,
     explain,
     foreign_flags,
     info,
@@ -43,6 +44,7 @@ app.command(cls=foreign_flags.Command)(serve.serve)
 app.command(cls=foreign_flags.Command)(bench.bench)
 app.command(cls=foreign_flags.Command)(perplexity.perplexity)
 app.command()(explain.explain)
+app.command()(experts.experts)
 app.command()(info.info)
 app.add_typer(profiles.app, name="profiles")
 

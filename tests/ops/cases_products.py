@@ -92,8 +92,10 @@ def matmul_id_cases() -> Iterator[Case]:
         per_slot: bool,
         bias: bool,
         one: bool = False,
+        none: bool = False,
         n: int = 35,
     ) -> Case:
+        """`none`: some rows have no expert, because another device multiplies them."""
         dtype, layout, act = kind
         k, experts = 256, 6
 
@@ -106,12 +108,17 @@ def matmul_id_cases() -> Iterator[Case]:
             rows = x_values.reshape(m, used, k) if per_slot else np.repeat(x_values[:, None], used, axis=1)
             want = np.einsum("muk,munk->mun", rows, w.values[ids])
             args: dict[str, Any] = {"x": x, "w": w.bytes, "ids": ids.astype(np.int32)}
+            absent = rng.random((m, used)) < 0.5 if none else np.zeros((m, used), bool)
+            args["ids"][absent] = -1
             if bias:
                 args["bias"] = normal(rng, experts, n)
                 want += args["bias"].astype(np.float64)[ids]
 
+            want[absent] = 0
+
             def check(out: Any) -> None:
                 expect_close(out["y"], want, EXACT)
+                assert not out["y"][absent].any(), "rows without an expert are zeros"
 
             outputs = {
                 "y": np.empty((m, used, n), F32),
@@ -121,7 +128,7 @@ def matmul_id_cases() -> Iterator[Case]:
 
         desc = {"type": dtype, "layout": layout, "act": act, "m": m, "n": n, "k": k, "experts": experts}
         desc |= {"used": used, "x_per_slot": per_slot}
-        return Case("matmul_id", desc, build, f"bias={bias}-one={one}")
+        return Case("matmul_id", desc, build, f"bias={bias}-one={one}-none={none}")
 
     for kind in kinds():
         yield make(kind, 5, 3, per_slot=False, bias=False)
@@ -129,6 +136,9 @@ def matmul_id_cases() -> Iterator[Case]:
         yield make(kind, 1, 1, per_slot=False, bias=True)
         yield make(kind, 33, 2, per_slot=True, bias=True)
         yield make(kind, 20, 1, per_slot=False, bias=False, one=True)
+    for kind in (("q4_0", "x16", "q8"), ("q5_k", "plain", "q8")):  # of the CPU, as are rows without an expert
+        yield make(kind, 1, 4, per_slot=False, bias=True, none=True)
+        yield make(kind, 33, 2, per_slot=True, bias=False, none=True)
     for dtype in (*FLOATS[1:], *SCALES):
         yield make((dtype, "gpu", "f32"), 5, 3, per_slot=False, bias=True)
     for dtype in ("f16", "q4_0", "q4_k", "mxfp4"):
@@ -199,6 +209,7 @@ def moe_up_gate_cases() -> Iterator[Case]:
         bias: bool = False,
         norm: bool = False,
         one: bool = False,
+        none: bool = False,
     ) -> Case:
         dtype, layout, act = kind
         n, k, experts = 19, 256, 5
@@ -213,6 +224,8 @@ def moe_up_gate_cases() -> Iterator[Case]:
                 "w_up": up.bytes,
                 "ids": ids.astype(np.int32),
             }
+            absent = rng.random((m, used)) < 0.5 if none else np.zeros((m, used), bool)
+            args["ids"][absent] = -1
             if norm:
                 inside, x_values = normed(rng, x_values, weight=used > 1)
                 args |= inside
@@ -224,9 +237,11 @@ def moe_up_gate_cases() -> Iterator[Case]:
                 g += args["bias_gate"].astype(np.float64)[ids]
                 u += args["bias_up"].astype(np.float64)[ids]
             want = reference.gated(g, u, activation)
+            want[absent] = 0
 
             def check(out: Any) -> None:
                 expect_close(out["y"], want, EXACT)
+                assert not out["y"][absent].any(), "rows without an expert are zeros"
 
             outputs = {
                 "y": np.empty((m, used, n), F32),
@@ -236,13 +251,16 @@ def moe_up_gate_cases() -> Iterator[Case]:
 
         desc = {"type": dtype, "layout": layout, "act": act, "m": m, "n": n, "k": k, "experts": experts}
         desc |= {"used": used, "activation": activation, "norm": norm}
-        return Case("moe_up_gate", desc, build, f"bias={bias}-one={one}")
+        return Case("moe_up_gate", desc, build, f"bias={bias}-one={one}-none={none}")
 
     for kind in kinds():
         yield make(kind, 4, 2, "silu")
     for activation in ("silu", "gelu_tanh", "swiglu_oai", "relu"):
         yield make(("bf16", "plain", "f32"), 1, 1, activation, bias=True)
         yield make(("mxfp4", "x16", "q8"), 30, 3, activation, bias=True)
+    for kind in (("q4_0", "x16", "q8"), ("q5_k", "plain", "q8")):  # of the CPU, as are rows without an expert
+        yield make(kind, 1, 4, "silu", bias=True, none=True)
+        yield make(kind, 30, 3, "gelu_tanh", none=True)
     for dtype in (*FLOATS[1:], *SCALES):
         yield make((dtype, "gpu", "f32"), 3, 2, "silu", bias=True, norm=True)
     yield make(("q4_k", "gpu", "f32"), 8, 1, "swiglu_oai", norm=True, one=True)

@@ -188,9 +188,16 @@ def kv_store_cases() -> Iterator[Case]:
 
 @cases("moe_sum")
 def moe_sum_cases() -> Iterator[Case]:
-    def make(m: int, n: int, used: int, residual: bool, weights: bool = True) -> Case:
+    def make(
+        m: int, n: int, used: int, residual: bool, weights: bool = True, *, others: bool = False
+    ) -> Case:
+        """`others`: of some slots the row comes from another device."""
+
         def build(rng: np.random.Generator) -> Any:
             args: dict[str, Any] = {"x": normal(rng, m, used, n), "scale": 0.75}
+            if others:
+                args["other_x"] = normal(rng, m, used, n)
+                args["other_ids"] = rng.integers(-1, 2, (m, used)).astype(np.int32)
             if weights:
                 args["weights"] = normal(rng, m, used)
             if residual:
@@ -198,16 +205,20 @@ def moe_sum_cases() -> Iterator[Case]:
 
             def check(out: Any) -> None:
                 wide = {k: v.astype(np.float64) for k, v in args.items() if isinstance(v, np.ndarray)}
+                x = wide["x"]
+                if others:
+                    x = np.where(args["other_ids"][..., None] >= 0, wide["other_x"], x)
                 want = reference.moe_sum(
-                    wide["x"], wide.get("weights", np.ones((m, used))), wide.get("residual"), 0.75
+                    x, wide.get("weights", np.ones((m, used))), wide.get("residual"), 0.75
                 )
                 expect_close(out["out"], want, EXACT)
 
             return args, {"out": np.empty((m, n), F32)}, check
 
         return Case(
-            "moe_sum", {"m": m, "n": n, "used": used}, build, f"residual={residual}-weights={weights}"
-        )
+            "moe_sum", {"m": m, "n": n, "used": used}, build,
+            f"residual={residual}-weights={weights}-others={others}",
+        )  # fmt: skip
 
     yield make(1, 1, 1, True)
     yield make(1, 1030, 8, True)
@@ -215,6 +226,8 @@ def moe_sum_cases() -> Iterator[Case]:
     yield make(40, 520, 2, True)
     yield make(1, 2048, 1, True, weights=False)
     yield make(7, 33, 3, False, weights=False)
+    yield make(1, 1030, 8, True, others=True)
+    yield make(9, 35, 3, False, others=True)
 
 
 @cases("glu")

@@ -22,9 +22,11 @@ ON_GPU = {"qkv", "qkv_rope_store", "rope_attention", "norm_route", "moe_down_sum
 Node = dict[str, Any]
 
 
-def planned(name: str, *rules: str, gpus: int = 1, **placement: Any) -> _core.Session:
+def planned(name: str, *rules: str, gpus: int = 1, cached: int = 0, **placement: Any) -> _core.Session:
+    """`cached`: MiB of the expert cache."""
     return _core.Session(
         TINY / f"{name}-tiny.gguf",
+        load={"expert_cache_mib": cached},
         context={"ctx": 64, "sequences": 2},
         session={"ubatch": 16, "threads": 2, "cuda_graphs": False},
         plan_only=True,
@@ -101,6 +103,28 @@ def test_placements_by_chance(name: str, seed: int) -> None:
     check(session)
     assert {device["name"] for device in session.plan["devices"]} == {"cuda:0", "cpu"}
     assert "segments of one device" in session.describe_plan()
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_cached_experts_run_before_the_turn_of_the_cpu(name: str) -> None:
+    session = planned(name, cpu_moe=True, cached=1)
+    check(session)
+    for which in ("general", "fused"):
+        nodes = [node for node in session.nodes() if node["list"] == which]
+        layers = {node["layer"] for node in nodes if node["key"].startswith("moe_split ")}
+        assert layers
+        for layer in layers:
+            of_layer = [node for node in nodes if node["layer"] == layer]
+            at = {node["name"].removeprefix(f"blk.{layer}."): i for i, node in enumerate(of_layer)}
+            assert of_layer[at["moe_split"]]["device"] == "cuda:0"
+            own = [i for name, i in at.items() if name.endswith(" (cached)")]
+            others = [i for i, node in enumerate(of_layer) if node["device"] == "cpu"]
+            assert len(own) >= 2
+            # All that the CPU reads has left for it, then the GPU has work, then the CPU computes.
+            leaving = [i for name, i in at.items() if name.endswith("to cpu")]
+            assert max(leaving) < min(own) <= max(own) < min(others)
+            crossing = {operands(of_layer[i])[0]["name"].removeprefix(f"blk.{layer}.") for i in leaving}
+            assert crossing == {"ffn_norm", "expert_ids (not cached)"}, (which, layer)
 
 
 @pytest.mark.parametrize("name", WITH_EXPERTS)

@@ -16,18 +16,21 @@ constexpr void for_each_field(std::type_identity<MoeSumDesc>, V&& v) {
 
 struct MoeSumOperands {
   Reads x;
+  MayRead other_x{}, other_ids{};
   MayRead weights{}, residual{};
   float scale = 1.0f;
   Writes out;
 };
-DYNO_FIELDS(MoeSumOperands, x, weights, residual, scale, out)
+DYNO_FIELDS(MoeSumOperands, x, other_x, other_ids, weights, residual, scale, out)
 
-DYNO_FIELDS(MoeSumArgs, x, weights, residual, scale, out)
+DYNO_FIELDS(MoeSumArgs, x, other_x, other_ids, weights, residual, scale, out)
 
 // The arguments of a launch by itself: what they are called, and how far they reach.
 template <typename Visitor>
 void arguments(const MoeSumDesc& d, MoeSumArgs& a, Visitor& v) {
   v.in("x", a.x, d.m * d.used * d.n);
+  v.optional("other_x", a.other_x, d.m * d.used * d.n, false);
+  v.optional("other_ids", a.other_ids, d.m * d.used, false);
   v.optional("weights", a.weights, d.m * d.used, true);
   v.optional("residual", a.residual, d.m * d.n, true);
   v.number("scale", a.scale, 1.0f);

@@ -31,11 +31,15 @@ __global__ void __launch_bounds__(256) moe_sum_columns(MoeSumArgs args, int colu
   const int64_t token = blockIdx.x;
   const int column = blockIdx.y * blockDim.x + threadIdx.x;
   if (column >= columns) return;
-  const T* x = reinterpret_cast<const T*>(args.x) + token * used * columns + column;
+  const int64_t first = token * used * columns + column;
+  const T* mine = reinterpret_cast<const T*>(args.x) + first;
+  const T* others = args.other_x == nullptr ? nullptr : reinterpret_cast<const T*>(args.other_x) + first;
   const float* weights = args.weights == nullptr ? nullptr : args.weights + token * used;
   T sum = zero<T>();
   for (int slot = 0; slot < used; ++slot) {
-    sum = multiply_add(x[int64_t{slot} * columns], weights == nullptr ? 1.0f : weights[slot], sum);
+    const bool other = others != nullptr && args.other_ids[token * used + slot] >= 0;
+    sum =
+        multiply_add((other ? others : mine)[int64_t{slot} * columns], weights == nullptr ? 1.0f : weights[slot], sum);
   }
   const int64_t at = token * columns + column;
   const T base = args.residual == nullptr ? zero<T>() : reinterpret_cast<const T*>(args.residual)[at];
@@ -45,8 +49,8 @@ __global__ void __launch_bounds__(256) moe_sum_columns(MoeSumArgs args, int colu
 }  // namespace
 
 void moe_sum_columns_cuda(const MoeSumArgs& args, const MoeSumDesc& desc, int threads, CudaStream& stream) {
-  const auto address = reinterpret_cast<uintptr_t>(args.x) | reinterpret_cast<uintptr_t>(args.residual) |
-                       reinterpret_cast<uintptr_t>(args.out);
+  const auto address = reinterpret_cast<uintptr_t>(args.x) | reinterpret_cast<uintptr_t>(args.other_x) |
+                       reinterpret_cast<uintptr_t>(args.residual) | reinterpret_cast<uintptr_t>(args.out);
   const bool vector = desc.n % 4 == 0 && address % 16 == 0;
   const int columns = static_cast<int>(vector ? desc.n / 4 : desc.n), used = static_cast<int>(desc.used);
   const dim3 grid(static_cast<unsigned>(desc.m), static_cast<unsigned>((columns + threads - 1) / threads));

@@ -9,7 +9,12 @@ void moe_sum_pieces(const MoeSumArgs& args, int64_t n, int64_t used, int64_t pie
     const int64_t token = piece / pieces;
     const int64_t first = piece % pieces * kMoeSumPiece;
     const int64_t last = first + kMoeSumPiece < n ? first + kMoeSumPiece : n;
-    const float* x = args.x + token * used * n;
+    const float* mine = args.x + token * used * n;
+    const float* others = args.other_x == nullptr ? nullptr : args.other_x + token * used * n;
+    const int32_t* other_ids = args.other_x == nullptr ? nullptr : args.other_ids + token * used;
+    const auto row = [=](int64_t slot) {
+      return (others != nullptr && other_ids[slot] >= 0 ? others : mine) + slot * n;
+    };
     const float* weights = args.weights == nullptr ? nullptr : args.weights + token * used;
     const auto weight = [weights](int64_t slot) { return weights == nullptr ? 1.0f : weights[slot]; };
     const float* residual = args.residual == nullptr ? nullptr : args.residual + token * n;
@@ -17,13 +22,13 @@ void moe_sum_pieces(const MoeSumArgs& args, int64_t n, int64_t used, int64_t pie
     int64_t i = first;
     for (; i + kLanes <= last; i += kLanes) {
       vf sum = {};
-      for (int64_t slot = 0; slot < used; ++slot) sum += load(x + slot * n + i) * broadcast(weight(slot));
+      for (int64_t slot = 0; slot < used; ++slot) sum += load(row(slot) + i) * broadcast(weight(slot));
       sum *= broadcast(args.scale);
       store(out + i, residual == nullptr ? sum : sum + load(residual + i));
     }
     for (; i < last; ++i) {
       float sum = 0;
-      for (int64_t slot = 0; slot < used; ++slot) sum += x[slot * n + i] * weight(slot);
+      for (int64_t slot = 0; slot < used; ++slot) sum += row(slot)[i] * weight(slot);
       sum *= args.scale;
       out[i] = residual == nullptr ? sum : sum + residual[i];
     }

@@ -99,10 +99,11 @@ void launch(const Config& config, const MoeUpGateDesc& desc, const MoeUpGateArgs
   const Weights weights = weights_of(desc);
   const int64_t groups = (weights.tiles() + tiling.group - 1) / tiling.group;
 
+  ExpertGroups::zero_rows_of_none(context, args.ids, desc, args.y);
   if (config.variant == k_by_row) {
-    for (int64_t i = 0; i < desc.m * desc.used; ++i) ExpertGroups::check_id(args.ids[i], desc.experts, i / desc.used);
     run_tasks(context, desc.m * desc.used * groups, tiling.split, [&](int64_t task, std::byte* base) {
       const int32_t row = static_cast<int32_t>(task / groups);
+      if (args.ids[row] == kNoExpert) return;
       run_group(tiling, weights, desc, args, args.ids[row], task % groups * tiling.group, &row, 1,
                 ProductScratch(base, tiling, 2), context.isa);
     });

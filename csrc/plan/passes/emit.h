@@ -141,13 +141,21 @@ class Emitter {
   bool stand_together(model::WeightId a, model::WeightId b) const;  // on one device
   // activation(gate) * up of a dense FFN; [width]
   Operand up_gate(const std::string& name, const model::FfnSpec& ffn, Input& h, int32_t layer);
-  Routing routing_values(const model::FfnSpec& ffn, int32_t layer);
+  // `suffix`: of the names of values and nodes.
+  Routing routing_values(const model::FfnSpec& ffn, const char* suffix, int32_t layer);
   Routing route_experts(const model::FfnSpec& ffn, Input& h, int32_t layer);
   // The same for a token's experts; [used, width]
-  Operand experts_up_gate(const model::FfnSpec& ffn, Input& h, const Routing& routing, int32_t layer);
-  // out = [residual + scale *] the weighted sum of the experts' down products.
-  void experts_down(const model::FfnSpec& ffn, Operand hidden, const Routing& routing, Operand residual, Operand out,
-                    int32_t layer);
+  Operand experts_up_gate(const model::FfnSpec& ffn, Input& h, const Routing& routing, const char* suffix,
+                          int32_t layer);
+  // Their down products; [used, n_embd]
+  Operand experts_down(const model::FfnSpec& ffn, Operand hidden, const Routing& routing, const char* suffix,
+                       int32_t layer);
+  // total = [residual + scale *] the weighted sum of these.
+  void experts(const model::FfnSpec& ffn, Input& h, const Routing& routing, Operand residual, Operand total,
+               int32_t layer);
+  // The same where some of the experts also lie on the main device.
+  void divided_experts(const model::FfnSpec& ffn, Input& h, const Routing& routing, Operand residual, Operand total,
+                       int32_t layer);
 
   Plan& plan_;
   const model::ModelDesc& model_;

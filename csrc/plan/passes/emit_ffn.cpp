@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "ops/args.h"
+#include "plan/expert_cache.h"
 
 namespace dyno::plan {
 
@@ -73,8 +74,7 @@ void Emitter::both_ffns(const model::LayerSpec& layer, int32_t i, Input& h) {
   Input routed = normed(p + "router_norm", residual_, f.router_norm, model_.n_embd);
   const Routing routing = route_experts(f, routed, i);
   Input x = normed(p + "beside_norm", residual_, layer.beside_norm, model_.n_embd);
-  const Operand experts = experts_up_gate(f, x, routing, i);
-  experts_down(f, experts, routing, {}, mixed, i);
+  experts(f, x, routing, {}, mixed, i);
   emit(p + "beside_own_norm", ops::NormDesc{.n = model_.n_embd, .add = true},
        {.x = mixed, .weight = layer.beside_own_norm, .residual = sum, .out = sum, .eps = eps}, i);
   emit(p + "ffn_post_norm", ops::NormDesc{.n = model_.n_embd, .add = true},
@@ -124,7 +124,7 @@ Emitter::Routing Emitter::route_experts(const model::FfnSpec& f, Input& h, int32
   const std::string p = str_cat("blk.", i, ".");
   const Operand logits = value(p + "router", f.experts);
   matmul(p + "ffn_router", h, f.router, f.router_bias, logits, {}, static_cast<float>(f.router_scale), i);
-  const Routing routing = routing_values(f, i);
+  const Routing routing = routing_values(f, "", i);
   emit(p + "moe_route",
        ops::MoeRouteDesc{.experts = f.experts,
                          .used = f.used,
@@ -144,23 +144,24 @@ Emitter::Routing Emitter::route_experts(const model::FfnSpec& f, Input& h, int32
   return routing;
 }
 
-Emitter::Routing Emitter::routing_values(const model::FfnSpec& f, int32_t i) {
+Emitter::Routing Emitter::routing_values(const model::FfnSpec& f, const char* suffix, int32_t i) {
   const std::string p = str_cat("blk.", i, ".");
   const size_t row_ints = static_cast<size_t>(ops::moe_workspace_ints(1, f.used, f.experts) -
                                               ops::moe_workspace_ints(0, f.used, f.experts));
   const size_t fixed_ints = static_cast<size_t>(ops::moe_workspace_ints(0, f.used, f.experts));
-  return {value_bytes(p + "expert_ids", static_cast<size_t>(f.used) * sizeof(int32_t)),
-          value(p + "expert_weights", f.used),
-          value_bytes(p + "moe_workspace", row_ints * sizeof(int32_t), fixed_ints * sizeof(int32_t))};
+  return {value_bytes(p + "expert_ids" + suffix, static_cast<size_t>(f.used) * sizeof(int32_t)),
+          value(p + "expert_weights" + suffix, f.used),
+          value_bytes(p + "moe_workspace" + suffix, row_ints * sizeof(int32_t), fixed_ints * sizeof(int32_t))};
 }
 
-Operand Emitter::experts_up_gate(const model::FfnSpec& f, Input& h, const Routing& routing, int32_t i) {
+Operand Emitter::experts_up_gate(const model::FfnSpec& f, Input& h, const Routing& routing, const char* suffix,
+                                 int32_t i) {
   const std::string p = str_cat("blk.", i, ".");
-  const Operand hidden = value(p + "moe_up_gate", f.used * f.width);
+  const Operand hidden = value(p + "moe_up_gate" + suffix, f.used * f.width);
   const bool gated = f.experts_gate != kNone;
   const model::Weight& gate = model_.weight(gated ? f.experts_gate : f.experts_up);
   if (gated && stand_alike(f.experts_gate, f.experts_up) && !scaled(f.experts_gate) && !scaled(f.experts_up)) {
-    emit(p + "moe_up_gate",
+    emit(p + "moe_up_gate" + suffix,
          ops::MoeUpGateDesc{.type = type_of(f.experts_gate),
                             .layout = layout_of(f.experts_gate),
                             .act = act_for(f.experts_gate),
@@ -180,13 +181,13 @@ Operand Emitter::experts_up_gate(const model::FfnSpec& f, Input& h, const Routin
          i);
     return hidden;
   }
-  const Operand g = gated ? value(p + "moe_gate", f.used * f.width) : hidden;
+  const Operand g = gated ? value(p + "moe_gate" + suffix, f.used * f.width) : hidden;
   for (const bool is_gate : {true, false}) {
     if (is_gate && !gated) continue;
     const WeightId w = is_gate ? f.experts_gate : f.experts_up;
     const ops::ActType act = act_for(w);
     const Operand input = as(act, h, i);
-    emit(p + (is_gate ? "moe_gate" : "moe_up"),
+    emit(p + (is_gate ? "moe_gate" : "moe_up") + suffix,
          ops::MatmulIdDesc{.type = type_of(w),
                            .layout = layout_of(w),
                            .act = act,
@@ -212,20 +213,21 @@ Operand Emitter::experts_up_gate(const model::FfnSpec& f, Input& h, const Routin
     operands.gate_scale = gate.scales;
     operands.up_scale = up_scale;
   }
-  emit(p + "moe_glu", glu, operands, i);
+  emit(p + "moe_glu" + suffix, glu, operands, i);
   return hidden;
 }
 
-void Emitter::experts_down(const model::FfnSpec& f, Operand hidden, const Routing& routing, Operand residual,
-                           Operand total, int32_t i) {
+Operand Emitter::experts_down(const model::FfnSpec& f, Operand hidden, const Routing& routing, const char* suffix,
+                              int32_t i) {
   const std::string p = str_cat("blk.", i, ".");
   const ops::ActType act = act_for(f.experts_down);
   Operand rows = hidden;
   rows.stride_bytes = f.width * kF32;
-  Input down_in{.f32 = rows, .width = f.width, .rows_factor = static_cast<int32_t>(f.used), .name = p + "moe_up_gate"};
+  Input down_in{
+      .f32 = rows, .width = f.width, .rows_factor = static_cast<int32_t>(f.used), .name = p + "moe_up_gate" + suffix};
   const Operand input = as(act, down_in, i);
-  const Operand out = value(p + "moe_down", f.used * model_.n_embd);
-  emit(p + "moe_down",
+  const Operand out = value(p + "moe_down" + suffix, f.used * model_.n_embd);
+  emit(p + "moe_down" + suffix,
        ops::MatmulIdDesc{.type = type_of(f.experts_down),
                          .layout = layout_of(f.experts_down),
                          .act = act,
@@ -241,8 +243,19 @@ void Emitter::experts_down(const model::FfnSpec& f, Operand hidden, const Routin
         .y = out,
         .workspace = routing.workspace},
        i);
+  return out;
+}
+
+void Emitter::experts(const model::FfnSpec& f, Input& h, const Routing& routing, Operand residual, Operand total,
+                      int32_t i) {
+  const std::string p = str_cat("blk.", i, ".");
   const auto scale = static_cast<float>(model_.residual_scale);
   const ops::MoeSumDesc desc{.n = model_.n_embd, .used = f.used};
+  if (!f.cached.experts.empty() && !stand_together(f.experts_down, f.router)) {
+    divided_experts(f, h, routing, residual, total, i);
+    return;
+  }
+  const Operand out = experts_down(f, experts_up_gate(f, h, routing, "", i), routing, "", i);
   if (!residual || stand_together(f.experts_down, f.router)) {
     emit(p + "moe_sum", desc,
          {.x = out, .weights = routing.weights, .residual = residual, .scale = scale, .out = total}, i);
@@ -256,14 +269,59 @@ void Emitter::experts_down(const model::FfnSpec& f, Operand hidden, const Routin
        {.x = sum, .residual = residual, .scale = scale, .out = total}, i);
 }
 
+// The main device multiplies by the experts that it has, the CPU by the others, and the rows of both are added in the
+// order of the slots, as if one device had multiplied by all. So the rows of the CPU cross one by one. Pass hoist
+// brings the main device's products before the CPU's turn.
+void Emitter::divided_experts(const model::FfnSpec& f, Input& h, const Routing& routing, Operand residual,
+                              Operand total, int32_t i) {
+  const std::string p = str_cat("blk.", i, ".");
+  model::FfnSpec cached = f;
+  cached.experts = static_cast<int64_t>(f.cached.experts.size());
+  cached.experts_gate = f.cached.gate;
+  cached.experts_up = f.cached.up;
+  cached.experts_down = f.cached.down;
+  cached.experts_gate_bias = f.cached.gate_bias;
+  cached.experts_up_bias = f.cached.up_bias;
+  cached.experts_down_bias = f.cached.down_bias;
+  const size_t id_bytes = static_cast<size_t>(f.used) * sizeof(int32_t);
+  Routing here = routing_values(cached, " (cached)", i);
+  Routing there = routing;
+  there.ids = value_bytes(p + "expert_ids (not cached)", id_bytes);
+  // Kernels of the CPU leave out a row without an expert. Those of a GPU multiply it by the first, and nobody reads it.
+  const bool leaves_out = plan_.device(device_of(f.cached.down)).kind == DeviceKind::cpu;
+  emit(p + "moe_split", ops::MoeSplitDesc{.experts = f.experts, .used = f.used},
+       {.ids = routing.ids, .place_table = i, .absent = leaves_out ? -1 : 0, .here = here.ids, .there = there.ids}, i);
+  const double share = cached_share(plan_, model_, i);
+  const auto products = [&](const model::FfnSpec& spec, const Routing& of, const char* suffix, double part) {
+    const size_t first = list_.nodes.size();
+    const Operand rows = experts_down(spec, experts_up_gate(spec, h, of, suffix, i), of, suffix, i);
+    for (size_t at = first; at < list_.nodes.size(); ++at) {
+      Node& node = list_.nodes[at];
+      node.divided = operands_of<MoeUpGateOperands>(node) != nullptr || operands_of<MatmulIdOperands>(node) != nullptr;
+      if (node.divided) node.share = part;
+    }
+    return rows;
+  };
+  const Operand others = products(f, there, "", 1 - share);
+  const Operand own = products(cached, here, " (cached)", share);
+  emit(p + "moe_sum", ops::MoeSumDesc{.n = model_.n_embd, .used = f.used},
+       {.x = own,
+        .other_x = others,
+        .other_ids = there.ids,
+        .weights = routing.weights,
+        .residual = residual,
+        .scale = static_cast<float>(model_.residual_scale),
+        .out = total},
+       i);
+}
+
 void Emitter::moe_ffn(const model::LayerSpec& layer, int32_t i, Input& h) {
   const model::FfnSpec& f = layer.ffn;
   const std::string p = str_cat("blk.", i, ".");
   DYNO_CHECK(UnsupportedError, layer.ffn_post_norm == kNone, "[plan] layer ", i,
              ": a norm after a mixture of experts is not supported");
   const Routing routing = route_experts(f, h, i);
-  const Operand hidden = experts_up_gate(f, h, routing, i);
-  experts_down(f, hidden, routing, residual_, residual_, i);
+  experts(f, h, routing, residual_, residual_, i);
   if (f.dense_width == 0) return;
   // The shared experts come last, when the memory of the others' rows is free.
   Operand gate;

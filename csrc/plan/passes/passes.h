@@ -48,6 +48,9 @@ void own_values(Plan& plan, NodeList& list);
 // When all nodes have their devices: the bytes of all weights and those of each device.
 void count_weights(Plan& plan, const model::ModelDesc& model);
 
+// Of a weight as it would lie on the main device.
+size_t placed_bytes(const Plan& plan, const model::Weight& weight);
+
 // ---- what passes share ---------------------------------------------------------------------------------------------
 
 ValueId add_value(Plan& plan, const std::string& name, size_t bytes_per_token, size_t bytes_fixed, ListId list,

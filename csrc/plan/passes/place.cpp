@@ -52,7 +52,7 @@ WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const Lo
   }
   // A virtual device has memory of its own.
   p.mappable = w.transform == model::Transform::none && w.tensor->type == w.type && p.layout == ops::Layout::plain &&
-               device.ordinal == 0 && !may_stream;
+               device.ordinal == 0 && !may_stream && w.picks.empty();
   p.mapped = load.mmap && p.mappable;
   p.bytes = checked_mul(static_cast<size_t>(w.batch), ops::layout_bytes(w.type, p.layout, w.rows, w.cols), "a weight");
   return p;
@@ -73,6 +73,10 @@ void drop_unused(Plan& plan, std::vector<DeviceId>& placed) {
 }
 
 }  // namespace
+
+size_t placed_bytes(const Plan& plan, const model::Weight& weight) {
+  return place(weight, plan.main_device(), plan.load, plan.main_device().kind == DeviceKind::cuda).bytes;
+}
 
 void place_weights(Plan& plan, const model::ModelDesc& model) {
   std::vector<DeviceId> devices = weight_devices(plan, model);
@@ -140,6 +144,7 @@ void count_weights(Plan& plan, const model::ModelDesc& model) {
     const WeightPlacement& weight = plan.weights[i];
     if (model.weights[i].table && weight.mapped && table_is_output) continue;
     plan.weights_bytes = checked_add(plan.weights_bytes, weight.bytes, "the weights");
+    if (!model.weights[i].picks.empty()) plan.cached_bytes += weight.bytes;
     plan.devices[static_cast<size_t>(weight.device)].weights_bytes += weight.bytes;  // of the sum above
   }
 }

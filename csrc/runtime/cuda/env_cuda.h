@@ -40,6 +40,10 @@ struct CudaExecutor::Env {
     return reinterpret_cast<const float*>(executor.tables_.data() +
                                           executor.table_offsets_[static_cast<size_t>(table)]);
   }
+  const int32_t* expert_places(int32_t table) const {
+    return reinterpret_cast<const int32_t*>(executor.places_.data()) +
+           executor.place_offsets_[static_cast<size_t>(table)];
+  }
   void soft_cap(float* values, int64_t count, float cap) const {
     runtime::soft_cap(values, count, cap, context.handle);
   }

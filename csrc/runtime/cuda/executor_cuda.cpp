@@ -46,6 +46,18 @@ CudaExecutor::CudaExecutor(const GgufFile& file, const model::ModelDesc& model, 
     DYNO_CUDA_CHECK(cudaMemcpy(tables_.data() + table_offsets_[i], table.data(), table.size() * sizeof(float),
                                cudaMemcpyHostToDevice));
   }
+  size_t places = 0;
+  for (const std::vector<int32_t>& table : plan.expert_places) {
+    place_offsets_.push_back(places);
+    places += table.size();
+  }
+  places_ = DeviceBuffer(places * sizeof(int32_t), "places of cached experts");
+  for (size_t i = 0; i < plan.expert_places.size(); ++i) {
+    const std::vector<int32_t>& table = plan.expert_places[i];
+    if (table.empty()) continue;
+    DYNO_CUDA_CHECK(cudaMemcpy(places_.data() + place_offsets_[i] * sizeof(int32_t), table.data(),
+                               table.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
+  }
   DYNO_CUDA_CHECK(cudaMemsetAsync(counters_.data(), 0, counters_.size(), stream_.get()));
   for (Event& event : staged_copied_) event = make_event();
 }

@@ -156,6 +156,8 @@ class CudaExecutor final : public Executor, public Backend {
   CudaWeights weights_;
   DeviceBuffer tables_;  // inverse frequencies of the rope tables
   std::vector<size_t> table_offsets_;
+  DeviceBuffer places_;  // of cached experts, by layer
+  std::vector<size_t> place_offsets_;
   DeviceBuffer arena_, cache_, states_, workspace_, counters_;
   Blas blas_;
   DeviceBuffer inputs_, logits_, pinned_routing_, captured_routing_;

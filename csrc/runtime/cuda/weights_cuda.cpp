@@ -102,7 +102,7 @@ CudaWeights::CudaWeights(const GgufFile& file, const model::ModelDesc& model, co
 
     HostBuffer transformed;
     const std::byte* source = weight.tensor->data;
-    if (weight.transform != model::Transform::none || weight.tensor->type != weight.type) {
+    if (weight.transform != model::Transform::none || weight.tensor->type != weight.type || !weight.picks.empty()) {
       transformed = HostBuffer(plain_bytes(weight, weight.type), "a transformed weight");
       fill_weight(file, weight, ops::Layout::plain, transformed.data(), pool, threads);
       source = transformed.data();
@@ -121,7 +121,7 @@ CudaWeights::CudaWeights(const GgufFile& file, const model::ModelDesc& model, co
                   weight.rows, weight.cols, stream.get());
       DYNO_LAUNCH_CHECK("repack");
     }
-    file.advise_drop(weight.tensor->bytes());
+    if (weight.picks.empty()) file.advise_drop(weight.tensor->bytes());
   }
   DYNO_CUDA_CHECK(cudaStreamSynchronize(stream.get()));
 }

@@ -192,6 +192,7 @@ def _measure(
         )
         for result in results:
             records.append(formats.record(result, machine, model))
+            state.print_expert_choices(result.expert_choices, result.case.test)
             advance(1, "")
             if output == "jsonl":  # every line as soon as it is known
                 print(formats.as_jsonl(records[-1:]), flush=True)

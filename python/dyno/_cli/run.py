@@ -192,3 +192,4 @@ def _print_timing(engine: Engine, n_prompt: int, prompt_s: float, rest_s: float)
     if drawn > 0 and rest_s > 0:
         parts.append(f"then {drawn} tokens in {rest_s:.2f} s ({drawn / rest_s:.1f} t/s)")
     print(" · ".join(parts), file=sys.stderr)
+    state.print_expert_choices(engine.expert_choices)

@@ -11,7 +11,7 @@ import typer
 from dyno._shell import escaped, shell_word
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from dyno.engine import Engine
 
@@ -66,6 +66,16 @@ def print_choices(engine: Engine) -> None:
     if verbosity():
         for line in match.chain:
             print(f"  {escaped(line)}", file=sys.stderr)
+
+
+def print_expert_choices(choices: Mapping[str, int], where: str = "") -> None:
+    """One line on the hits of the expert cache, if there is one."""
+    if choices.get("chosen"):
+        share = 100 * choices["cached"] / choices["chosen"]
+        print(
+            f"expert cache{f' ({where})' if where else ''}: {share:.1f} % of {choices['chosen']} choices",
+            file=sys.stderr,
+        )
 
 
 def print_choices_once() -> Callable[[Engine], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from conftest_tuner import Simulated
 from dyno import profiles
+from dyno.settings import SETTINGS
 from dyno_tuner.cli.arguments import device_names, placement_of
 from dyno_tuner.core.crossing import Verdict
 from dyno_tuner.core.errors import TargetUnusable, TuneError
@@ -21,7 +23,7 @@ from dyno_tuner.run.order import ordered
 from dyno_tuner.run.session import Request, limit_memory, run, space_for
 from dyno_tuner.run.tune import Options
 from dyno_tuner.search.crossover import solve_by_curves
-from dyno_tuner.space.knobs import NEVER_OFFLOAD, Facts, resolve
+from dyno_tuner.space.knobs import NEVER_OFFLOAD, Facts, Knob, resolve
 from dyno_tuner.targets.dyno.target import DynoTarget
 from dyno_tuner.targets.simulated.surfaces import offload
 from typer import BadParameter
@@ -118,6 +120,20 @@ def test_values_of_a_large_model() -> None:
     assert switch.code is not None
     assert switch.code(True, {"ubatch": 256}) == switch.code(False, {"ubatch": 256}) == "unused"
     assert switch.code(True, {"ubatch": 512}) != switch.code(False, {"ubatch": 512})
+
+
+def test_the_expert_cache_is_searched_where_the_use_is_known() -> None:
+    def found(**more: Any) -> dict[str, Knob]:
+        at = facts(file_bytes=16 << 30, **more)
+        with_cache = replace(at, defaults={**at.defaults, "expert_cache_mib": 0})
+        return {k.name: k for k in resolve(with_cache, approx=False)}
+
+    assert "expert_cache_mib" not in found(expert_use=False)
+    assert "expert_cache_mib" not in found(expert_use=True, experts=0)
+    knob = found(expert_use=True)["expert_cache_mib"]
+    assert knob.values == (0, 512, 1024, 2048, 4096, 6144, 8192)
+    assert knob.default == 0
+    assert SETTINGS["expert_cache_mib"].memory_bound
 
 
 # ---- memory

@@ -138,6 +138,17 @@ def _by_experts(f: Facts) -> bool:
     return f.host_weights and _is_moe(f) and not _of_rules(f)
 
 
+def _caches_experts(f: Facts) -> bool:
+    """Whether single experts of the CPU can lie on the device too, and which ones are worth it."""
+    return f.host_weights and _is_moe(f) and bool(f.model.get("expert_use")) and f.workload.tg > 0
+
+
+def _cache_sizes(f: Facts) -> Sequence[Value]:
+    """Parts of the model, which is mostly experts; none, and MiB up to half of it."""
+    mib = int(f.model.get("file_bytes") or 0) / (1 << 20)
+    return sorted({0} | {max(1, round(mib * part)) for part in (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2)})
+
+
 def _by_layers(f: Facts) -> bool:
     """Whole layers go to the CPU: of dense models, and of mixtures whose other weights do not fit either."""
     whole = not _is_moe(f) or int(f.defaults.get("n_gpu_layers", -1)) >= 0
@@ -321,6 +332,7 @@ KNOBS: tuple[KnobSpec, ...] = (
     KnobSpec("step_tokens", _steps, lambda f: f.workload.served is not None, None, None, code=_step_code),
     KnobSpec("ubatch", _ubatches, lambda f: f.workload.pp > 1, "-ub", "-ub", code=_ubatch_code),
     KnobSpec("n_cpu_moe", _expert_layers, _by_experts, "-ncmoe", "-ncmoe", code=_layers_code),
+    KnobSpec("expert_cache_mib", _cache_sizes, _caches_experts, None, None),
     KnobSpec("n_gpu_layers", _gpu_layers, _by_layers, "-ngl", "-ngl", code=_gpu_layers_code, ordinal=False),
     KnobSpec("threads", _thread_counts, lambda f: _on_cpu(f) and f.workload.tg > 0, "-t", "-t"),
     KnobSpec("threads_batch", _thread_counts, lambda f: _on_cpu(f) and f.workload.pp > 1, "-tb", "-tb"),

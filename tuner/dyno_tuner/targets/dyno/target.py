@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dyno import _core, profiles
+from dyno import _core, _expert_use, profiles
 from dyno._effective import usable_cores
 from dyno._generate import greedy_after
 from dyno._placement import NOWHERE_ELSE
@@ -163,6 +163,7 @@ class DynoTarget(Target):
                 "n_ctx_train": int(self._model["n_ctx_train"]),
                 "latent_cache": has_latent_cache(self._model),
                 "file_bytes": os.path.getsize(self._path),
+                "expert_use": _expert_use.remembered(_core.Gguf(self._path)) is not None,
             },
             engine={
                 **engine.model_dump(mode="json", exclude_none=True),
@@ -252,9 +253,13 @@ class DynoTarget(Target):
             context=self._of(settings, "context"),
             session=self._of(settings, "session"),
             kernels=kernels,
-            placement=self._placing.argument(load if exact else None, limited=not exact),
+            placement=self._placing.argument(load if exact else None, limited=not exact)
+            | self._expert_use(load),
         )
         self._loaded = settings
+
+    def _expert_use(self, load: Mapping[str, Any]) -> dict[str, Any]:
+        return _expert_use.for_session(_core.Gguf(self._path), int(load.get("expert_cache_mib", 0)))
 
     def _close_session(self) -> None:
         if self._session is not None:
@@ -342,7 +347,7 @@ class DynoTarget(Target):
                 context=self._of(complete, "context"),
                 session=self._of(complete, "session"),
                 plan_only=True,
-                placement=self._placing.argument(),
+                placement=self._placing.argument() | self._expert_use(self._of(complete, "load")),
             )
         except DeviceLostError as error:
             raise TargetLost(str(error)) from error
@@ -464,6 +469,7 @@ class DynoTarget(Target):
             settings["cpu_repack"] = False
         # Caches in f32 take more memory: the engine places anew what the user has not placed.
         neutral = {name: one_word(value) for name, value in NOWHERE_ELSE.items()}
+        settings["expert_cache_mib"] = 0  # it changes the device that multiplies, and the exact path has none
         return settings if ELSEWHERE & self._fixed.keys() else settings | neutral
 
     def _exact_key(self) -> kept_answers.Key | None:

@@ -1,0 +1,39 @@
+// Family moe_split: shares the chosen experts of tokens between two devices, of which each multiplies its own.
+#pragma once
+
+#include "ops/cpu_context.h"
+#include "ops/cuda_stream.h"
+#include "ops/op.h"
+
+namespace dyno::ops {
+
+// Of each of the ids [m, used]: `here` is the place of the expert on this device, or `absent` if it has none; `there`
+// is the expert if it has no place here, or -1.
+struct MoeSplitDesc {
+  int64_t m = 1, experts = 0, used = 1;
+  friend bool operator==(const MoeSplitDesc&, const MoeSplitDesc&) = default;
+};
+
+struct MoeSplitArgs {
+  const int32_t* ids = nullptr;     // [m, used]
+  const int32_t* places = nullptr;  // [experts]; -1: not here
+  int32_t absent = -1;
+  int32_t* here = nullptr;   // [m, used]
+  int32_t* there = nullptr;  // [m, used]
+};
+
+std::span<const VariantInfo> moe_split_variants();
+std::string op_key(const MoeSplitDesc& desc);
+std::vector<Config> candidates(const MoeSplitDesc& desc, const DeviceInfo& device, CandidateSet set);
+Config default_config(const MoeSplitDesc& desc, const DeviceInfo& device);
+Support supports(const MoeSplitDesc& desc, const Config& config, const DeviceInfo& device);
+Cost cost(const MoeSplitDesc& desc);
+size_t scratch_bytes(const MoeSplitDesc& desc, const Config& config);
+// Throws PlanError for an id outside of [0, experts).
+void launch(const Config& config, const MoeSplitDesc& desc, const MoeSplitArgs& args, CpuContext& context);
+void launch(const Config& config, const MoeSplitDesc& desc, const MoeSplitArgs& args, CudaStream& stream);
+
+// moe_split_ids.cu
+void moe_split_ids_cuda(const MoeSplitArgs& args, const MoeSplitDesc& desc, int threads, CudaStream& stream);
+
+}  // namespace dyno::ops

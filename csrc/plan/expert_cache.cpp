@@ -1,0 +1,112 @@
+#include "plan/expert_cache.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/checked.h"
+#include "core/error.h"
+#include "plan/passes/passes.h"
+
+namespace dyno::plan {
+
+using model::WeightId;
+
+namespace {
+
+bool is_host(const Plan& plan, WeightId id) {
+  const DeviceInfo& at = plan.device_of(id);
+  return at.kind == DeviceKind::cpu && at.ordinal == 0 && plan.weights[static_cast<size_t>(id)].device != kMainDevice;
+}
+
+// The mixture of a layer whose experts can be cached; null for another layer.
+const model::FfnSpec* cacheable(const Plan& plan, const model::ModelDesc& model, const model::LayerSpec& layer) {
+  const model::FfnSpec* f = layer.mixture();
+  if (f == nullptr || !model::can_cache_experts(model, *f)) return nullptr;
+  if (plan.weights[static_cast<size_t>(f->router)].device != kMainDevice) return nullptr;
+  for (const WeightId id : {f->experts_gate, f->experts_up, f->experts_down}) {
+    if (id != model::kNone && !is_host(plan, id)) return nullptr;
+  }
+  return f;
+}
+
+// Of one expert, on the main device.
+size_t expert_bytes(const Plan& plan, const model::ModelDesc& model, const model::FfnSpec& f) {
+  size_t bytes = 0;
+  for (const WeightId id :
+       {f.experts_gate, f.experts_up, f.experts_down, f.experts_gate_bias, f.experts_up_bias, f.experts_down_bias}) {
+    if (id == model::kNone) continue;
+    model::Weight one = model.weight(id);
+    one.batch = 1;
+    bytes = checked_add(bytes, placed_bytes(plan, one), "a cached expert");
+  }
+  return bytes;
+}
+
+const std::vector<int64_t>* uses_of(const Plan& plan, const model::ModelDesc& model, size_t layer) {
+  const std::vector<std::vector<int64_t>>& uses = plan.load.expert_cache.uses;
+  if (uses.empty()) return nullptr;
+  size_t mixture = 0;
+  for (size_t i = 0; i < layer; ++i) mixture += model.layers[i].mixture() != nullptr ? 1 : 0;
+  DYNO_CHECK(PlanError, mixture < uses.size(), "[experts] the recorded use is of ", uses.size(),
+             " layers with experts, and this model has more; record it with this model (`dyno experts`)");
+  const auto experts = static_cast<size_t>(model.experts());  // of the largest mixture
+  DYNO_CHECK(PlanError, uses[mixture].size() == experts, "[experts] the recorded use is of ", uses[mixture].size(),
+             " experts in layer ", layer, ", and this model has ", experts,
+             "; record it with this model (`dyno experts`)");
+  return &uses[mixture];
+}
+
+struct Candidate {
+  double use = 0;  // for each byte that it takes
+  size_t layer = 0;
+  int32_t expert = 0;
+  size_t bytes = 0;
+};
+
+}  // namespace
+
+std::vector<std::vector<int32_t>> choose_cached(const Plan& plan, const model::ModelDesc& model) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  const int64_t wanted = plan.load.expert_cache.mib;
+  DYNO_CHECK(PlanError, wanted >= 0 && wanted <= kMost, "[experts] expert_cache_mib is ", wanted, "; expected 0 to ",
+             kMost);
+  std::vector<std::vector<int32_t>> chosen(model.layers.size());
+  std::vector<Candidate> candidates;
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    const model::FfnSpec* f = cacheable(plan, model, model.layers[i]);
+    if (f == nullptr) continue;
+    const std::vector<int64_t>* uses = uses_of(plan, model, i);
+    const size_t bytes = expert_bytes(plan, model, *f);
+    for (int32_t expert = 0; expert < f->experts; ++expert) {
+      const auto use = uses == nullptr ? 1 : (*uses)[static_cast<size_t>(expert)];
+      if (use == 0) continue;
+      candidates.push_back(
+          {.use = static_cast<double>(use) / static_cast<double>(bytes), .layer = i, .expert = expert, .bytes = bytes});
+    }
+  }
+  // Among equals the first experts of each layer, so that without recorded use all layers have as many.
+  std::stable_sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
+    return a.use != b.use ? a.use > b.use : a.expert < b.expert;
+  });
+  size_t left = static_cast<size_t>(wanted) << 20;
+  for (const Candidate& one : candidates) {
+    if (one.bytes > left) continue;
+    left -= one.bytes;
+    chosen[one.layer].push_back(one.expert);
+  }
+  return chosen;
+}
+
+double cached_share(const Plan& plan, const model::ModelDesc& model, int32_t layer) {
+  const auto at = static_cast<size_t>(layer);
+  const model::FfnSpec& f = *model.layers[at].mixture();
+  const std::vector<int32_t>& cached = f.cached.experts;
+  const std::vector<int64_t>* uses = uses_of(plan, model, at);
+  const double all = uses == nullptr ? 0 : static_cast<double>(std::accumulate(uses->begin(), uses->end(), int64_t{0}));
+  if (all <= 0) return static_cast<double>(cached.size()) / static_cast<double>(f.experts);
+  double hits = 0;
+  for (const int32_t expert : cached) hits += static_cast<double>((*uses)[static_cast<size_t>(expert)]);
+  return hits / all;
+}
+
+}  // namespace dyno::plan

@@ -1,0 +1,18 @@
+// Which experts of layers whose experts lie on the CPU also lie on the main device: the most used ones.
+#pragma once
+
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace dyno::plan {
+
+// By layer, the experts that the recorded text has chosen at all, the most used ones first, in the order of their
+// places; empty where a layer has none or its experts lie elsewhere. They take at most ExpertCacheOptions::mib
+// together. Throws PlanError if the recorded use is not of this model.
+std::vector<std::vector<int32_t>> choose_cached(const Plan& plan, const model::ModelDesc& model);
+
+// The share of a layer's choices that the cached experts are expected to be, by their recorded use, or else evenly.
+double cached_share(const Plan& plan, const model::ModelDesc& model, int32_t layer);
+
+}  // namespace dyno::plan
