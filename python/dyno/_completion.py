@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dyno._requests import NOTHING_YET, Handling
 from dyno._writing import drawn_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from dyno._generate import StopFilter
-    from dyno._requests import Handling
     from dyno._sampling import Sampling, TokenLogprobs
     from dyno.engine import Engine
 
@@ -60,9 +61,7 @@ class TextRun:
         if handling is not None and handling.ignore_end:
             self._ends = frozenset()
         self._cancelled = threading.Event()
-        self._drawn = drawn_tokens(
-            engine, prompt, sampling, max_tokens, slot, cancelled=self._cancelled, handling=handling
-        )
+        self._sampling, self._limit, self._slot, self._handling = sampling, max_tokens, slot, handling
         self.prompt = list(prompt)
         """Token ids."""
         self.tokens: list[int] = []
@@ -81,7 +80,21 @@ class TextRun:
         return self
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        piece = next(self._pieces)
+        assert piece is not None  # only one who listens gets that
+        return piece
+
+    def listen(self, wake: Callable[[], None]) -> Iterator[str | None]:
+        """The pieces, without waiting for them; for an engine with a scheduler, in place of iterating.
+
+        Args:
+            wake: Called in the scheduler's thread when there is more to take.
+
+        Returns:
+            An iterator that gives None where nothing has come yet.
+        """
+        self._handling = dataclasses.replace(self._handling or Handling(), wake=wake)
+        return self._pieces
 
     def cancel(self) -> None:
         """End the text after its next token, from any thread."""
@@ -91,11 +104,23 @@ class TextRun:
         """End the text here and free its slot."""
         self._pieces.close()
 
-    def _written(self) -> Generator[str, None, None]:
+    def _written(self) -> Generator[str | None, None, None]:
         stream = self._engine.tokenizer.stream()
         reason = "length"
+        drawn = drawn_tokens(
+            self._engine,
+            self.prompt,
+            self._sampling,
+            self._limit,
+            self._slot,
+            cancelled=self._cancelled,
+            handling=self._handling,
+        )
         try:
-            for each in self._drawn:
+            for each in drawn:
+                if each is NOTHING_YET:
+                    yield None
+                    continue
                 if not self.tokens:
                     self.cached_tokens = each.cached
                     self.prompt_logprobs = each.prompt_logprobs or []
@@ -112,7 +137,7 @@ class TextRun:
                 if self._stop.stopped:
                     break
         finally:
-            self._drawn.close()
+            drawn.close()
         if not self._stop.stopped:
             rest = self._stop.push(stream.finish())
             if not self._stop.stopped:

@@ -13,6 +13,7 @@ from dyno._slots import Owner
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Callable
 
     import numpy as np
     from numpy.typing import NDArray
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from dyno._embedding import Pooler
     from dyno._sampling import HostSampler, Sampling, TokenLogprobs
 
-__all__ = ["Drawn", "Handling", "Request", "SchedulerEvents", "Step"]
+__all__ = ["NOTHING_YET", "Drawn", "Handling", "Request", "SchedulerEvents", "Step"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,9 @@ class Handling:
     whole prompt is computed then."""
     ignore_end: bool = False
     """Go on behind the model's end of generation, so that a benchmark's texts are of one length."""
+    wake: Callable[[], None] | None = None
+    """Called in the scheduler's thread when there is more to take. The caller of `Scheduler.drawn` then never
+    waits: it gets `NOTHING_YET` where no token has come."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,10 @@ class Drawn:
     """Tokens of the prompt that were not computed again; with the first token."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Of the prompt's tokens from the second one on, if they were asked for; with the first token."""
+
+
+NOTHING_YET = Drawn(-1)
+"""No token; see `Handling.wake`."""
 
 
 @dataclass(frozen=True)
@@ -147,11 +155,25 @@ class Request:
         if self.pooler is not None:
             self.pooler.clear()
 
-    def wait(self) -> None:
-        """Wait until a request that draws nothing has ended; raises its error."""
-        each = self.out.get()
+    def tell(self, each: Drawn | BaseException | None) -> None:
+        """Give the caller a token, the error that ended the generation, or None for its end."""
+        self.out.put(each)
+        if self.handling.wake is not None:
+            self.handling.wake()
+
+    def take(self) -> Drawn | None:
+        """The next token, or None at the end; raises the error that ended the generation."""
+        try:
+            each = self.out.get(block=self.handling.wake is None)
+        except queue.Empty:
+            return NOTHING_YET
         if isinstance(each, BaseException):
             raise each
+        return each
+
+    def wait(self) -> None:
+        """Wait until a request that draws nothing has ended; raises its error."""
+        self.take()
 
     def next_draw(self) -> tuple[float, int, float, float, float]:
         """The settings of the next draw for the engine, and its random number."""

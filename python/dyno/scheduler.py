@@ -157,9 +157,7 @@ class Scheduler:
             prompt, sampling, max_tokens, cancelled or threading.Event(), handling or Handling()
         )
         try:
-            while (each := request.out.get()) is not None:
-                if isinstance(each, BaseException):
-                    raise each
+            while (each := request.take()) is not None:
                 yield each
         finally:
             request.cancelled.set()
@@ -343,7 +341,7 @@ class Scheduler:
             for request in gone:
                 self._waiting.remove(request)
         for request in gone:
-            request.out.put(None)
+            request.tell(None)
 
     def _admit(self) -> None:
         while len(self._running) < self._sequences:
@@ -501,10 +499,10 @@ class Scheduler:
             request.drafter.extend([token])
         logprobs = request.sampler.logprobs if request.sampler else None
         if request.drawn:
-            request.out.put(Drawn(token, logprobs))
+            request.tell(Drawn(token, logprobs))
         else:
             prompt = None if request.handling.prompt_logprobs is None else request.prompt_logprobs
-            request.out.put(Drawn(token, logprobs, request.cached, prompt))
+            request.tell(Drawn(token, logprobs, request.cached, prompt))
         request.drawn += 1
         if token in self._ends and not request.handling.ignore_end:
             self._end(request, "stop")
@@ -522,7 +520,7 @@ class Scheduler:
         now = time.monotonic()
         self._mean_s += (now - request.admitted - self._mean_s) * (_WEIGHT_OF_NEWEST if self._mean_s else 1.0)
         self._events.ended(request, reason, now - request.came)
-        request.out.put(error)
+        request.tell(error)
 
     def _fail_all(self, error: BaseException) -> None:
         """End every request with an error. The contents of the slots are unknown after it."""
@@ -540,7 +538,7 @@ class Scheduler:
             copy: BaseException = error
             with contextlib.suppress(Exception):
                 copy = type(error)(*error.args)
-            request.out.put(copy)
+            request.tell(copy)
 
 
 def _reuses(request: Request) -> bool:

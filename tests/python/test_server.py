@@ -305,7 +305,7 @@ def test_a_full_queue_a_lost_client_and_a_failure(served: Served, monkeypatch: p
     monkeypatch.setattr(scheduler, "_batch", list)  # requests wait from now on
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(chat, client, timeout=None) for _ in range(4)]
-        until(lambda: scheduler.load()["waiting"] == 2)
+        until(lambda: (scheduler.load()["running"], scheduler.load()["waiting"]) == (2, 2))
         refused = chat(client)
         assert refused.status_code == 429
         assert 1 <= int(refused.headers["retry-after"]) <= 60

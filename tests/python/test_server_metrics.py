@@ -77,7 +77,10 @@ def test_running_and_waiting_texts_are_gauges(served: Served, monkeypatch: pytes
         return made
 
     monkeypatch.setattr(scheduler, "_batch", held)
-    requests = [scheduler._submit([1, 2, 3], Sampling(), 9, threading.Event(), Handling()) for _ in range(3)]
+    with served.engine._lock:  # none begins before all have come
+        requests = [
+            scheduler._submit([1, 2, 3], Sampling(), 9, threading.Event(), Handling()) for _ in range(3)
+        ]
     until(lambda: scheduler.load()["held_tokens"] >= 6)
     busy = served.metrics()
     assert busy[f"vllm:num_requests_running{LABEL}"] == 2

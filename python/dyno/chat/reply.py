@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from dyno._generate import StopFilter, count_of
+from dyno._requests import NOTHING_YET, Handling
 from dyno._slots import larger_ctx
 from dyno._vocabulary import TokenType
 from dyno._writing import drawn_tokens
@@ -16,9 +17,8 @@ from dyno.chat.template import encode
 from dyno.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
-    from dyno._requests import Handling
     from dyno._sampling import Sampling, TokenLogprobs
     from dyno.chat.template import ChatTemplate
     from dyno.engine import Engine
@@ -107,7 +107,14 @@ class Reply:
         return self
 
     def __next__(self) -> Part:
-        return next(self._parts)
+        part = next(self._parts)
+        assert part is not None  # only one who listens gets that
+        return part
+
+    def listen(self, wake: Callable[[], None]) -> Iterator[Part | None]:
+        """The parts, without waiting for them; see `TextRun.listen`."""
+        self._handling = dataclasses.replace(self._handling or Handling(), wake=wake)
+        return self._parts
 
     def close(self) -> None:
         """End the answer here and free its slot."""
@@ -127,8 +134,11 @@ class Reply:
             pass
         return self.answer.message()
 
-    def _written(self) -> Generator[Part, None, None]:
+    def _written(self) -> Generator[Part | None, None, None]:
         for text in self._texts():
+            if text is None:
+                yield None
+                continue
             for part in self._parser.push(text):
                 self.answer.add(part)
                 yield part
@@ -138,8 +148,8 @@ class Reply:
         if self.answer.tool_calls and self.finish_reason == "stop":
             self.finish_reason = "tool_calls"
 
-    def _texts(self) -> Iterator[str]:
-        """The raw text, marks of the parser included, up to a stop string or the end."""
+    def _texts(self) -> Iterator[str | None]:
+        """The raw text, marks of the parser included, up to a stop string or the end; None: nothing yet."""
         tokenizer = self._engine.tokenizer
         vocabulary, stream = tokenizer.vocabulary, tokenizer.stream()
         ignores = self._handling is not None and self._handling.ignore_end
@@ -159,6 +169,9 @@ class Reply:
         reason = "length"
         try:
             for each in drawn:
+                if each is NOTHING_YET:
+                    yield None
+                    continue
                 if not self.tokens:
                     self.cached_tokens = each.cached
                 self.tokens.append(each.token)

@@ -15,7 +15,7 @@ from dyno.server.errors import ApiError, from_validation
 from dyno.server.messages import Messages, count_tokens
 from dyno.server.messages_body import CountBody, MessagesBody
 from dyno.server.metrics import CONTENT_TYPE_LATEST, Metrics
-from dyno.server.running import Deadline, Pieces, Threads, unless_gone
+from dyno.server.running import Bell, Deadline, Pieces, Threads, unless_gone
 from dyno.server.wire import MESSAGES, OPENAI
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class Endpoints:
         )
         self.metrics.watch(self.scheduler)
         self._threads = Threads(2 * (self._sequences + options.max_waiting) + 8)
+        self._bell = Bell()
 
     # ---- texts ----
 
@@ -124,7 +125,7 @@ class Endpoints:
         deadline = self._deadline(body)
         answer: _Answer = await deadline.hold(self._threads.run(*make))
         # One request does not fill the queue: its texts share as many places as there are sequences.
-        pieces = Pieces(self._threads, answer.texts, self._sequences, deadline)
+        pieces = Pieces(self._threads, self._bell, answer.texts, self._sequences, deadline)
         if not stream:
             found = await unless_gone(request, pieces.whole())
             return JSONResponse(answer.whole(found))

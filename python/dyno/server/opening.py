@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from dyno.server.options import Options
 
 __all__ = ["Recipe", "give_default_sequences", "opened"]
+
+_SWITCH_S = 0.001
+"""How long the event loop may keep the scheduler from its next step: 5 ms by default, longer than a step."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ def opened(recipe: Recipe) -> Iterator[tuple[Engine, Starlette]]:
     """
     _check_vocabulary(recipe.model)
     with contextlib.ExitStack() as stack:
+        stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(_SWITCH_S)
         engine = stack.enter_context(Engine(recipe.model, recipe.device, **recipe.arguments))
         give_default_sequences(engine)
         draft = None

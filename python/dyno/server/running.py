@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import queue
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 import anyio
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-__all__ = ["ClientGoneError", "Deadline", "Pieces", "Threads", "Writing", "unless_gone"]
+__all__ = ["Bell", "ClientGoneError", "Deadline", "Pieces", "Threads", "Writing", "unless_gone"]
 
 T = TypeVar("T")
 Piece_co = TypeVar("Piece_co", covariant=True)
@@ -26,8 +29,8 @@ Piece_co = TypeVar("Piece_co", covariant=True)
 class Writing(Protocol[Piece_co]):
     """A text that is being written: `chat.Reply` or `TextRun`."""
 
-    def __iter__(self) -> Iterator[Piece_co]:
-        """The pieces, as they come."""
+    def listen(self, wake: Callable[[], None]) -> Iterator[Piece_co | None]:
+        """The pieces, with None where nothing has come yet; `wake` is called when there is more."""
         ...
 
     def cancel(self) -> None:
@@ -49,6 +52,51 @@ class Threads:
     def start(self, work: Callable[..., None], *args: Any) -> None:
         """Run `work` in a thread; it raises nothing."""
         self._pool.submit(work, *args)
+
+
+class Bell:
+    """Calls in event loops that the scheduler asks for, without a wait of the scheduler.
+
+    A call into a loop lets the loop's thread run at once, before the scheduler has started its next step.
+    So a thread in between makes the calls: it runs when the scheduler's thread waits for the engine, and then
+    makes one call for all texts of a step.
+    """
+
+    def __init__(self) -> None:
+        rung: queue.SimpleQueue[_Ring | None] = queue.SimpleQueue()
+        self._rung = rung
+        threading.Thread(target=_answer, args=(rung,), name="dyno-bell", daemon=True).start()
+        weakref.finalize(self, rung.put, None)
+
+    def ring(self, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+        """Have `work` called in a loop, soon; from any thread."""
+        self._rung.put((loop, work))
+
+
+_Ring: TypeAlias = "tuple[asyncio.AbstractEventLoop, Callable[[], None]]"
+
+
+def _answer(rung: queue.SimpleQueue[_Ring | None]) -> None:
+    """The thread of a bell, until it takes None."""
+    while True:
+        works: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
+        each = rung.get()
+        while each is not None:
+            works.setdefault(each[0], []).append(each[1])
+            try:
+                each = rung.get(block=False)
+            except queue.Empty:
+                break
+        for loop, found in works.items():
+            with contextlib.suppress(RuntimeError):  # a loop that is closed: nobody waits there any more
+                loop.call_soon_threadsafe(_call_all, found)
+        if each is None:
+            return
+
+
+def _call_all(works: Sequence[Callable[[], None]]) -> None:
+    for work in works:
+        work()
 
 
 class Deadline:
@@ -81,24 +129,26 @@ class Deadline:
 
 
 class Pieces(Generic[T]):
-    """The pieces of a request's texts: threads read the texts, the event loop takes what has come.
+    """The pieces of a request's texts: a thread begins each text, and the event loop takes what has come.
 
     A loop that is busy finds several pieces at a time, so that load makes larger pieces, not a longer queue.
 
     Args:
-        threads: Read the texts.
+        threads: Begin the texts.
+        bell: Tells the loop that there is more.
         texts: Written together, `at_once` at a time.
         at_once: The next text begins when one of so many has ended.
         deadline: Of the request.
     """
 
     def __init__(
-        self, threads: Threads, texts: Sequence[Writing[T]], at_once: int, deadline: Deadline
+        self, threads: Threads, bell: Bell, texts: Sequence[Writing[T]], at_once: int, deadline: Deadline
     ) -> None:
-        self._threads, self._texts, self._deadline = threads, texts, deadline
+        self._threads, self._bell, self._texts, self._deadline = threads, bell, texts, deadline
         self._loop = asyncio.get_running_loop()
         self._come = asyncio.Event()
-        self._lock = threading.Lock()
+        self._streams: dict[int, Iterator[T | None]] = {}
+        """Of the texts that have begun and not ended."""
         self._found: list[tuple[int, T | None]] = []
         self._failure: Exception | None = None
         self._left = len(texts)
@@ -107,9 +157,8 @@ class Pieces(Generic[T]):
             self._begin()
 
     def cancel(self) -> None:
-        """End all texts."""
-        with self._lock:
-            self._next = len(self._texts)
+        """End all texts; in the loop's thread."""
+        self._next = len(self._texts)
         for text in self._texts:
             text.cancel()
 
@@ -123,12 +172,10 @@ class Pieces(Generic[T]):
         """
         try:
             while True:
-                with self._lock:
-                    found, self._found = self._found, []
-                    failure = self._failure
-                    self._come.clear()
-                if failure is not None:
-                    raise failure
+                found, self._found = self._found, []
+                self._come.clear()
+                if self._failure is not None:
+                    raise self._failure
                 self._left -= sum(piece is None for _, piece in found)
                 if found or not self._left:
                     return found
@@ -155,28 +202,51 @@ class Pieces(Generic[T]):
             self.cancel()
 
     def _begin(self) -> None:
-        with self._lock:
-            index, self._next = self._next, self._next + 1
+        index, self._next = self._next, self._next + 1
         if index < len(self._texts):
-            self._threads.start(self._read, index)
+            self._threads.start(self._open, index)
 
-    def _read(self, index: int) -> None:
-        """Read a text to its end; in a thread."""
+    def _open(self, index: int) -> None:
+        """Begin a text, in a thread: a grammar may take long to compile."""
+        wake = functools.partial(self._bell.ring, self._loop, functools.partial(self._take, index))
+        stream = self._texts[index].listen(wake)
+        first: list[T] = []
+        failure: Exception | None = None
         try:
-            for piece in self._texts[index]:
-                self._put(index, piece)
+            if (piece := next(stream)) is not None:
+                first.append(piece)
+        except StopIteration:
+            pass  # the next one says so again
         except Exception as error:
-            with self._lock:
-                self._failure = self._failure or error
-        self._put(index, None)
-        self._begin()
+            failure = error
+        with contextlib.suppress(RuntimeError):  # a loop that is closed: nobody waits there any more
+            self._loop.call_soon_threadsafe(self._begun, index, stream, first, failure)
 
-    def _put(self, index: int, piece: T | None) -> None:
-        with self._lock:
-            wake = not self._found
-            self._found.append((index, piece))
-        if wake and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._come.set)
+    def _begun(
+        self, index: int, stream: Iterator[T | None], first: Sequence[T], failure: Exception | None
+    ) -> None:
+        """A text has begun; in the loop. Nothing was taken of it so far."""
+        self._streams[index] = stream
+        self._found += [(index, piece) for piece in first]
+        self._failure = self._failure or failure
+        self._take(index)
+
+    def _take(self, index: int) -> None:
+        """Take what has come of a text; in the loop."""
+        stream = self._streams.get(index)
+        if stream is None:
+            return  # it begins or has ended
+        try:
+            while (piece := next(stream)) is not None:
+                self._found.append((index, piece))
+        except Exception as error:
+            if not isinstance(error, StopIteration):
+                self._failure = self._failure or error
+            del self._streams[index]
+            self._found.append((index, None))
+            self._begin()
+        if self._found or self._failure is not None:
+            self._come.set()
 
 
 class ClientGoneError(Exception):
