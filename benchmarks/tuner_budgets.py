@@ -1,4 +1,4 @@
-"""What budgets of minutes are worth on a machine whose processes load a model for seconds, as on a GPU.
+"""The worth of budgets of minutes on a machine whose processes load a model for seconds, as on a GPU.
 
     python benchmarks/tuner_budgets.py --json benchmarks/results/tuner_budgets.json
 
@@ -11,7 +11,9 @@ entries that are truly slower than their default by more than the margin, and th
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -97,16 +99,21 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="tunes that run at the same time")
     parser.add_argument("--commit", default="", help="of this source, for the JSON")
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
     by_budget: dict[int, list[dict[str, Any]]] = {}
-    for budget in BUDGETS:
-        by_budget[budget] = [
-            tune(name, start, float(budget), seed)
-            for name in SURFACES for start in STARTS for seed in range(args.seeds)
-        ]  # fmt: skip
-        print(budget, summary(by_budget[budget]), flush=True)
+    tasks = list(itertools.product(SURFACES, STARTS, range(args.seeds)))
+    with concurrent.futures.ProcessPoolExecutor(args.jobs) as pool:
+        # Time is simulated, so tunes beside each other do not change their results.
+        pending = {
+            b: [pool.submit(tune, name, start, float(b), seed) for name, start, seed in tasks]
+            for b in BUDGETS
+        }
+        for budget, futures in pending.items():
+            by_budget[budget] = [future.result() for future in futures]
+            print(budget, summary(by_budget[budget]), flush=True)
     whole = summary([row for rows in by_budget.values() for row in rows])
     report = {
         "command": "python benchmarks/tuner_budgets.py " + " ".join(map(os.path.basename, sys.argv[1:])),

@@ -87,19 +87,21 @@ files; `profile.schema.json` serves editors.
 
 ## How a profile is found
 
-A profile belongs to its model. By itself the runtime takes a profile of the same architecture, shapes and
-types (shares within {share:.3f}) only. If `--profile FILE` names the profile of another model, that is an
-error that names the differences; `--force-profile` takes it all the same.
+A profile belongs to its model. By itself the runtime takes only a profile of the same architecture, shapes
+and types (shares within {share:.3f}). If `--profile FILE` names the profile of another model, an error names
+the differences; `--force-profile` takes the profile all the same. The matches, best first:
 
-1. **Exact match**: the same model; the same kind of device, compute capability, SM count and power limit
-   (cpu: instruction set, cores and, where the file gives them, cache sizes), memory within {memory:.0%}; the
-   same engine and ops revision. A profile measured on synthetic weights is never exact for a real model.
-   Measured rates (`memory_gbps`, `pcie_gbps`) and the label do not count.
-2. **Same compute capability and SM count** (cpu: same instruction set and cores).
-3. **Nearest device** by a score from 0 to 1: by bandwidth for the share of entries whose best value follows
-   bandwidth, by compute capability or instruction set for the others. Below {score:.1f} a profile is not
-   taken unless it is named.
-4. **Engine default**. One line then says `profile: none for this model and device` and how to tune.
+| match | condition |
+|---|---|
+| exact | the same model, kind of device, compute capability, SM count, {exact} |
+| same chip | the same compute capability and SM count; on a CPU the same instruction set and cores |
+| nearest device | a score from {score:.1f} to 1; a profile below it is taken only if it is named |
+| engine default | none of these; a line says `profile: none for this model and device` and how to tune |
+
+- A profile measured on synthetic weights is never exact for a real model.
+- Measured rates (`memory_gbps`, `pcie_gbps`) and the label do not count.
+- The score goes by bandwidth for entries whose best value follows bandwidth. For the other entries it goes by
+  compute capability or instruction set.
 
 `cuda` and `cpu` never match each other, nor do two engines. The runtime prints what it took and why.
 
@@ -113,18 +115,24 @@ it was named.
 
 ## How its entries apply
 
-Each entry is checked alone, and a rejected one falls back to the engine's default with one line that says
-why: kernel configurations against what the engine's kernels support, settings against the device. With a
-match that is not exact, values bounded by memory apply only after the plan says that they fit, and thread
-counts only with the same number of cores. Entries that were measured together and only gain together share a
+Each entry is checked alone: a kernel configuration against the engine's kernels, a setting against the
+device. A rejected entry falls back to the engine's default, and one line says why. If the match is not exact,
+values bounded by memory apply only if the plan says that they fit. Thread counts then apply only with the
+same number of cores. Entries that were measured together and only gain together share a
 `group`: if one is rejected, or set by the caller to another value, the whole group falls back.
 """
+
+
+_EXACT = (
+    f"power limit, engine and ops revision; memory within {MEMORY_TOLERANCE:.0%}. On a CPU: the same "
+    "instruction set, cores and, if the file gives them, cache sizes."
+)
 
 
 def reference_page() -> str:
     """The page as Markdown."""
     introduction = INTRODUCTION.format(
-        example=EXAMPLE, memory=MEMORY_TOLERANCE, share=TYPE_SHARE_TOLERANCE, score=MIN_SCORE
+        example=EXAMPLE, exact=_EXACT, share=TYPE_SHARE_TOLERANCE, score=MIN_SCORE
     )
     return "\n".join([introduction, *_file_sections(), *_settings_sections()])
 
@@ -213,8 +221,8 @@ def _settings_sections() -> Iterator[str]:
         "`fidelity`: `exact` gives the same bits, `rounding` the same mathematics in another order,\n"
         "`approx` other answers. Settings marked with * are bounded by memory: their values are not taken\n"
         "from another machine or model without a check that they fit. The table also has rows that the\n"
-        "engine of this version does not take; those are refused by name where they are given, and `dyno\n"
-        "explain plan` lists the settings that are in force.\n"
+        "engine of this version does not take: it refuses them by name. `dyno explain plan` lists the\n"
+        "settings that are in force.\n"
     )
     for kind, title in _KINDS.items():
         rows = [

@@ -32,9 +32,6 @@ class Commands:
     generated: Mapping[str, str] = field(default_factory=dict)
     """Contents of generated headers, by path."""
 
-    def same_as(self, other: Commands) -> bool:
-        return self == other
-
 
 def read_commands(tree: Path) -> Commands:
     """The commands of a tree that CMake has configured.

@@ -192,11 +192,6 @@ def check_writable(option: str, path: Path) -> None:
         raise TuneError(f"{option} {path} cannot be written to")
 
 
-def least_deadline(engine: str, device: str, model: str) -> float:
-    """Seconds that any trial may take."""
-    return declared(engine).least_deadline(device, model)
-
-
 def command_line(paths: Sequence[str] = ()) -> str:
     """This command, as it can be repeated; without secrets, for it is recorded.
 

@@ -8,7 +8,6 @@ Passwords in URLs go, too.
 from __future__ import annotations
 
 import re
-import shlex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -62,12 +61,3 @@ def redact_words(words: Sequence[str]) -> list[str]:
             shown.append(redact_text(word))
         before = word if word.startswith("-") and not equals else ""
     return shown
-
-
-def redact_command(command: str) -> str:
-    """A recorded command, quoted for a shell; text that no shell would read is treated as one word."""
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        return redact_text(command)
-    return shlex.join(redact_words(words))
