@@ -25,7 +25,7 @@ from dyno_tuner.output.html_report.sections import repeat_command
 from dyno_tuner.output.verdict import record_of, verdict
 from dyno_tuner.record import journal
 from dyno_tuner.record.recorder import Recorder
-from dyno_tuner.run.session import FORMAT
+from dyno_tuner.run.continuation import FORMAT
 from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.targets.replay.target import ReplayTarget, load_sweep
 from dyno_tuner.targets.simulated.hard_surfaces import either

@@ -13,7 +13,7 @@ import pytest
 from dyno_tuner.core.errors import JournalError
 from dyno_tuner.output.progress import Progress
 from dyno_tuner.record.journal import Journal, decode, encode, load, of_device, sha256
-from dyno_tuner.run.session import FORMAT, open_journal
+from dyno_tuner.run.continuation import FORMAT, open_journal
 
 if TYPE_CHECKING:
     from pathlib import Path

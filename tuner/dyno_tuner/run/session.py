@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import datetime
 import functools
-import json
 import os
 import sys
 import tempfile
@@ -17,15 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from dyno import profiles
 from dyno.errors import ProfileError
-from dyno.profiles.io import write_atomically
 from dyno.settings import SETTINGS
 
 from .. import __version__
-from ..core.errors import DisturbedError, Interrupted, JournalError, TuneError
+from ..core.errors import DisturbedError, Interrupted, TuneError
 from ..core.machine_match import device_of, differences, engine_of, match_of, model_of, versions_of
 from ..core.protocol import Switch
 from ..core.scratch import scratch_folder
-from ..decide.pareto import FILES, Variant, plot, trade_memory, variant_outcome
+from ..decide.pareto import Variant, trade_memory
 from ..execution.device_pool import DevicePool, PoolMember
 from ..execution.worker import WorkerExecutor
 from ..measure.environment import Surroundings, look_around
@@ -41,7 +39,9 @@ from ..space.memory_limits import MemoryLimit, NearMiss
 from ..space.search_space import Space
 from ..targets import declared
 from ..targets.declaration import TargetRequest
+from .continuation import FORMAT, open_journal
 from .order import ordered
+from .pareto_files import write_front
 from .tune import Options, Tune
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from ..core.outcome import Outcome
     from ..core.protocol import Description, Settings, Value
 
-FORMAT = "dyno-tune-1"
 _TO_REST = "End these programs and continue with --resume, or measure beside them with --force"
 
 
@@ -164,74 +163,6 @@ def header(description: Description, request: Request, space: Space, out: Path) 
         "held": request.held,
         "incumbents": incumbents(description, out),
     }
-
-
-def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
-    """Raises JournalError that names the first difference."""
-    plain = json.loads(json.dumps(wanted))
-    found = {"devices": 1, **found}  # as it was before there could be several
-    for key, value in plain.items():
-        # A run keeps the incumbents that it began with: by now its own profile may have taken their place.
-        if key not in ("id", "tuner", "label", "incumbents", "budget") and found.get(key) != value:
-            detail = ""
-            if isinstance(value, dict) and isinstance(found.get(key), dict):
-                names = [n for n in {**value, **found[key]} if value.get(n) != found[key].get(n)]
-                detail = f" ({', '.join(names[:3])})"
-            raise JournalError(
-                f"journal {path} was written with another {key}{detail}, so it cannot be continued; "
-                "leave out --resume to begin anew (the old journal is kept)"
-            )
-
-
-def open_journal(path: Path, head: dict[str, Any], resume: bool, progress: Progress) -> tuple[
-    journal.Journal, list[dict[str, Any]], dict[str, Any]
-]:  # fmt: skip
-    """The journal to write to, the records to continue from and the first record. A journal that is not
-    continued is moved aside. Raises JournalError, also where another tune writes to it."""
-    past: list[dict[str, Any]] = []
-    if path.exists():
-        journal.check_free(path)
-    if path.exists() and path.stat().st_size:
-        if resume:
-            loaded = journal.load(path)
-            first = loaded.records[0] if loaded.records else {}
-            if "device" in head and first.get("run") == FORMAT and first.get("id") != head.get("id"):
-                progress.say(f"journal {path} is of another run: beginning anew")
-                _move_aside(path, progress)
-            elif first.get("run") == FORMAT:
-                check_header(first, head, path)
-                past, head = loaded.records, first
-            elif loaded.records:
-                # Whose measurements these are stood in the line that is damaged: none of them may be used.
-                progress.say(
-                    f"journal {path}: its first line is damaged, so it cannot be continued: beginning anew"
-                )
-                _move_aside(path, progress)
-            if loaded.damaged:
-                progress.say(f"journal {path}: {loaded.damaged} damaged line(s) left out")
-        else:
-            _move_aside(path, progress)
-    elif resume:
-        progress.say(f"no journal at {path}: beginning anew")
-    written = journal.Journal(path)
-    if not any(r.get("run") == FORMAT for r in past):
-        try:
-            written.append(head)
-        except JournalError:
-            written.close()
-            raise
-    return written, past, head
-
-
-def _move_aside(path: Path, progress: Progress) -> None:
-    number = 1
-    while (aside := path.with_name(f"{path.name}.{number}")).exists():
-        number += 1
-    try:
-        path.rename(aside)
-    except OSError as error:
-        raise JournalError(f"journal {path}: cannot be moved to {aside}: {error.strerror}") from error
-    progress.say(f"the journal of an earlier run is kept as {aside}")
 
 
 def output_path(request: Request, description: Description) -> Path:
@@ -408,7 +339,7 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
         ) from error
     if written.line:
         progress.say(written.line)
-    folder = _write_front(tune, variants, description, made, rates, out, written.path, progress)
+    folder = write_front(tune, variants, description, made, rates, out, written.path, progress)
     if tune.disturbance:
         raise DisturbedError(
             f"{tune.disturbance}; {written.path} holds the entries that were proven before. {_TO_REST}"
@@ -524,49 +455,6 @@ def _note_machine(
     progress.say("rates: " + ", ".join(f"{name} {value:g}" for name, value in sorted(rates.items())))
     recorder.note("machine", **seen.state, **{**description.rates, **seen.rates}, **gpu, **seen.gpu)
     return seen.rates
-
-
-def _write_front(
-    tune: Tune, variants: list[Variant], description: Description, made: Made, rates: dict[str, float],
-    out: Path, written: Path, progress: Progress,
-) -> Path | None:  # fmt: skip
-    """A profile for every variant and the plot, in a folder of their own: beside the profile, the runtime
-    would have to choose between them. Files that an earlier tune has left there are moved aside, also where
-    this one has nothing to write. Returns the folder if there is something of this tune in it."""
-    folder = out.with_name(out.stem + ".pareto")
-    files = {
-        f"{v.name}.yaml": profiles.dumps_profile(
-            profile_of(variant_outcome(tune, v), description, made, rates)
-        ).encode()
-        for v in variants
-    }
-    if variants:
-        files["pareto.svg"] = plot(variants, description.label).encode()
-    try:
-        _move_front_aside(folder, files, progress)
-        for name, data in files.items():
-            write_atomically(folder / name, data)
-    except (OSError, ProfileError) as error:
-        raise TuneError(f"{folder} cannot be written: {error}; the profile itself is in {written}") from error
-    return folder if variants else None
-
-
-def _move_front_aside(folder: Path, files: Mapping[str, bytes], progress: Progress) -> None:
-    """Keeps what of an earlier tune would be replaced in `folder`, or would stay there without being of this
-    one. Only names that a tune writes are touched, and whatever stands in these files is kept. Raises
-    OSError."""
-    earlier = [folder / name for name in FILES if (folder / name).is_file()]
-    if all(files.get(p.name) == p.read_bytes() for p in earlier):
-        return
-    number = 1
-    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
-        number += 1
-    aside.mkdir()
-    for path in earlier:
-        path.rename(aside / path.name)
-    if not any(folder.iterdir()):
-        folder.rmdir()
-    progress.say(f"the --pareto profiles of an earlier run are kept in {aside}")
 
 
 def _check_writable(out: Path) -> None:

@@ -1,0 +1,64 @@
+"""The profiles of less memory that `--pareto` writes, and their plot, as files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dyno import profiles
+from dyno.errors import ProfileError
+from dyno.profiles.io import write_atomically
+
+from ..core.errors import TuneError
+from ..decide.pareto import FILES, Variant, plot, variant_outcome
+from ..output.emit import Made, profile_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ..core.protocol import Description
+    from ..output.progress import Progress
+    from .tune import Tune
+
+
+def write_front(
+    tune: Tune, variants: list[Variant], description: Description, made: Made, rates: dict[str, float],
+    out: Path, written: Path, progress: Progress,
+) -> Path | None:  # fmt: skip
+    """A profile for every variant and the plot, in a folder of their own: beside the profile, the runtime
+    would have to choose between them. Files that an earlier tune has left there are moved aside, also where
+    this one has nothing to write. Returns the folder if there is something of this tune in it."""
+    folder = out.with_name(out.stem + ".pareto")
+    files = {
+        f"{v.name}.yaml": profiles.dumps_profile(
+            profile_of(variant_outcome(tune, v), description, made, rates)
+        ).encode()
+        for v in variants
+    }
+    if variants:
+        files["pareto.svg"] = plot(variants, description.label).encode()
+    try:
+        _move_aside(folder, files, progress)
+        for name, data in files.items():
+            write_atomically(folder / name, data)
+    except (OSError, ProfileError) as error:
+        raise TuneError(f"{folder} cannot be written: {error}; the profile itself is in {written}") from error
+    return folder if variants else None
+
+
+def _move_aside(folder: Path, files: Mapping[str, bytes], progress: Progress) -> None:
+    """Keeps what of an earlier tune would be replaced in `folder`, or would stay there without being of this
+    one. Only names that a tune writes are touched, and whatever stands in these files is kept. Raises
+    OSError."""
+    earlier = [folder / name for name in FILES if (folder / name).is_file()]
+    if all(files.get(p.name) == p.read_bytes() for p in earlier):
+        return
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
+        number += 1
+    aside.mkdir()
+    for path in earlier:
+        path.rename(aside / path.name)
+    if not any(folder.iterdir()):
+        folder.rmdir()
+    progress.say(f"the --pareto profiles of an earlier run are kept in {aside}")
