@@ -42,3 +42,14 @@ def of_cpu(device: Mapping[str, Any], active: float) -> dict[str, float]:
     cores = max(int(device["cores"]), int(_core.cpu_limits()["affinity"]))
     peak = cores * _OPS_PER_CYCLE.get(isa, 512) * _MAX_GHZ * 1e9
     return dict.fromkeys(("pp", "tg"), peak / (2 * active))
+
+
+def active_parameters(model: Mapping[str, Any]) -> float:
+    """Weights that a token is multiplied with, without embedding and head; 0 where the file does not tell."""
+    if active := float(model.get("active_parameters") or 0):
+        return active
+    experts, used = int(model.get("experts") or 0), int(model.get("experts_used") or 0)
+    embedding = float(model.get("n_vocab") or 0) * float(model.get("n_embd") or 0)
+    # Without a count of active ones: at least the share of the experts, without embedding and head.
+    total = float(model.get("parameters") or 0)
+    return max(0.0, total - 2 * embedding) * (used / experts if experts else 1.0)

@@ -1,4 +1,4 @@
-"""Facts about single ops for the stage that chooses their kernels."""
+"""Single ops for the stage that chooses their kernels: which ones have a choice, and their times alone."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from dyno import _core
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from ...core.protocol import KernelOp
 
-    from ...core.protocol import KernelOp
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ...core.protocol import Value, Workload
 
 _KNOWN = (
     "kind", "name", "memory_bytes", "isa", "features", "cores", "l1d_bytes", "l2_bytes", "l3_bytes",
@@ -30,3 +32,58 @@ def op_seconds(op: KernelOp, kind: str) -> float:
     memory, compute = (20e9, 200e9) if kind == "cpu" else (4e12, 4e14)
     seconds = max(float(moved) / memory, float(flops) / compute) * op.count
     return seconds / op.m if op.metric == "pp" else seconds
+
+
+def ops_with_choice(
+    session: Any, device: Mapping[str, Any], kind: str, model: Mapping[str, Any], workload: Workload,
+    ubatch: int,
+) -> list[KernelOp]:  # fmt: skip
+    """Every op of the model at the tokens that the workload runs it with, where there is a choice."""
+    wanted = {"tg": 1} if workload.tg else {}
+    if workload.pp > 1:
+        wanted["pp"] = min(ubatch, workload.pp)
+    found: dict[tuple[str, str], KernelOp] = {}
+    for metric, tokens in wanted.items():
+        for op in session.ops(tokens):
+            rows = int(op["rows"])
+            family, desc = _core.ops.parse_key(op["key"], rows)
+            if (op["device"] == "cpu") != (kind == "cpu") and kind == "cuda":
+                continue  # its part on the CPU has candidates of its own
+            if op["path"] != "any":
+                # The settings choose it; kernels of another one are rejected.
+                desc["path"] = op["path"]
+            candidates = tuple(dict(c) for c in _core.ops.candidates(family, desc, plain_device(device)))
+            place = (str(op["key"]), str(op["tokens"]))
+            if metric == "pp" and op["list"] == "draw":
+                continue  # a prompt of one token is not drawn from
+            if metric == "pp" and family == "matmul" and desc.get("n") == model["n_vocab"]:
+                continue  # the head runs for the last row only
+            if len(candidates) > 1 and place not in found:
+                found[place] = KernelOp(
+                    place[0], place[1], rows, int(op["count"]), dict(op["config"]), candidates, metric
+                )
+    # Where most of the time goes comes first, for the budget may end before the list does.
+    return sorted(found.values(), key=lambda o: -op_seconds(o, kind))
+
+
+def op_times(
+    key: str, m: int, configs: Sequence[Mapping[str, Value]], device: Mapping[str, Any], name: str,
+    weights: int, *, threads: int, seconds: float,
+) -> list[list[float]]:  # fmt: skip
+    """The times of an op by itself under each configuration, in seconds.
+
+    Args:
+        device, name: the device and its name.
+        weights: bytes of the model's file.
+        seconds: of work for each configuration, at least.
+    """
+    family, desc = _core.ops.parse_key(key, m)
+    # Between two uses of a weight the rest of the model passes through the caches; of a large one, 256
+    # MiB leave none of them warm.
+    cold = 2 * int(device.get("l2_bytes") or 1 << 20)
+    rotate = cold if name != "cpu" else max(cold, weights)
+    times = _core.ops.time_configs(
+        family, desc, [dict(c) for c in configs], threads=threads, min_seconds=seconds,
+        rotate_bytes=min(rotate, 1 << 28), device=name,
+    )  # fmt: skip
+    return [[float(t) for t in samples] for samples in times]

@@ -45,7 +45,7 @@ from ...core.protocol import (
     Workload,
 )
 from . import answers, bounds, kept_answers
-from .kernel_ops import op_seconds, plain_device
+from .kernel_ops import op_times, ops_with_choice
 from .placing import ELSEWHERE, Placing, as_list, label, one_word, planned_bytes
 from .prompts import Prompts, measure_routing
 from .served import serve
@@ -221,17 +221,7 @@ class DynoTarget(Target):
         )
 
     def _active_parameters(self) -> float:
-        """Weights that a token is multiplied with, without embedding and head; 0 where the file does not
-        tell."""
-        total = float(self._model.get("parameters") or 0)
-        experts = int(self._model.get("experts") or 0)
-        used = int(self._model.get("experts_used") or 0)
-        active = float(self._model.get("active_parameters") or 0)
-        if not active:
-            embedding = float(self._model.get("n_vocab") or 0) * float(self._model.get("n_embd") or 0)
-            # Without a count of active ones: at least the share of the experts, without embedding and head.
-            active = max(0.0, total - 2 * embedding) * (used / experts if experts else 1.0)
-        return active
+        return bounds.active_parameters(self._model)
 
     # ---- sessions
 
@@ -537,53 +527,19 @@ class DynoTarget(Target):
     # ---- kernels
 
     def kernel_ops(self, configuration: Configuration, workload: Workload) -> list[KernelOp]:
-        """Every op of the model at the tokens that the workload runs it with, where there is a choice."""
         self._switch(configuration)
-        wanted = {"tg": 1} if workload.tg else {}
-        if workload.pp > 1:
-            wanted["pp"] = min(int(self._loaded["ubatch"]), workload.pp)
-        found: dict[tuple[str, str], KernelOp] = {}
-        for metric, tokens in wanted.items():
-            for op in self._session.ops(tokens):
-                rows = int(op["rows"])
-                family, desc = _core.ops.parse_key(op["key"], rows)
-                if (op["device"] == "cpu") != (self._kind == "cpu") and self._kind == "cuda":
-                    continue  # its part on the CPU has candidates of its own
-                if op["path"] != "any":
-                    # The settings choose it; kernels of another one are rejected.
-                    desc["path"] = op["path"]
-                candidates = tuple(
-                    dict(c) for c in _core.ops.candidates(family, desc, plain_device(self._device))
-                )
-                place = (str(op["key"]), str(op["tokens"]))
-                if metric == "pp" and op["list"] == "draw":
-                    continue  # a prompt of one token is not drawn from
-                if metric == "pp" and family == "matmul" and desc.get("n") == self._model["n_vocab"]:
-                    continue  # the head runs for the last row only
-                if len(candidates) > 1 and place not in found:
-                    found[place] = KernelOp(
-                        place[0], place[1], rows, int(op["count"]), dict(op["config"]), candidates, metric
-                    )
-        # Where most of the time goes comes first, for the budget may end before the list does.
-        return sorted(found.values(), key=lambda o: -op_seconds(o, self._kind))
+        ubatch = int(self._loaded["ubatch"])
+        return ops_with_choice(self._session, self._device, self._kind, self._model, workload, ubatch)
 
     def time_ops(
         self, key: str, m: int, configs: Sequence[Mapping[str, Value]], *, threads: int, seconds: float
     ) -> list[list[float]]:
-        family, desc = _core.ops.parse_key(key, m)
-        # Between two uses of a weight the rest of the model passes through the caches; of a large one, 256
-        # MiB leave none of them warm.
-        cold = 2 * int(self._device.get("l2_bytes") or 1 << 20)
-        rotate = cold if self._kind == "cuda" else max(cold, os.path.getsize(self._path))
+        # Virtual devices are the CPU.
+        name, bytes_ = self._name if self._kind == "cuda" else "cpu", os.path.getsize(self._path)
         try:
-            times = _core.ops.time_configs(
-                family, desc, [dict(c) for c in configs], threads=threads, min_seconds=seconds,
-                rotate_bytes=min(rotate, 1 << 28),
-                device=self._name if self._kind == "cuda" else "cpu",  # virtual devices are the CPU
-            )  # fmt: skip
+            return op_times(key, m, configs, self._device, name, bytes_, threads=threads, seconds=seconds)
         except (DynoError, MemoryError) as error:
             raise _failure(error) from error
-        return [[float(t) for t in samples] for samples in times]
 
     def clock(self) -> float:
         return time.perf_counter()
