@@ -1,0 +1,30 @@
+// The settings of a session and the kernels of a profile, from values of Python.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <optional>
+#include <vector>
+
+#include "bindings/py_session.h"
+#include "plan/plan.h"
+#include "profile/profile.h"
+#include "runtime/session.h"
+
+namespace dyno {
+
+// `described`: a device that need not be here, for plans. `asked`: takes the default of each name that is known.
+// All of these throw ProfileError for an unknown name and for a value that cannot be read.
+plan::LoadOptions read_load(const nanobind::dict& dict, const std::optional<nanobind::dict>& described,
+                            DeviceInfo& device, nanobind::dict* asked = nullptr);
+plan::ContextOptions read_context(const nanobind::dict& dict, nanobind::dict* asked = nullptr);
+runtime::SessionSettings read_session(const nanobind::dict& dict, runtime::SessionSettings s,
+                                      nanobind::dict* asked = nullptr);
+
+// {kind: {name: default}} of everything that these readers know.
+nanobind::dict known_settings();
+
+// (op_key, tokens, config, origin). A range that cannot be read is an error of the caller, not of the profile.
+std::vector<profile::KernelEntry> read_kernels(const Kernels& kernels);
+
+}  // namespace dyno
