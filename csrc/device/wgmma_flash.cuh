@@ -133,6 +133,29 @@ __device__ __forceinline__ void wgmma_values(float (&d)[128], const uint32_t (&a
 }
 #undef DYNO_WGMMA_VALUES
 
+// d[64, 128] += a[64, 16] · b[16, 128] for the 64 sums from d[kFirst] on, both in shared memory. ptxas counts the
+// registers of an instruction against what a thread has at the start, which with 512 threads is too little for 128
+// sums.
+#define DYNO_WGMMA_VALUES(type)                                                                   \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                       \
+               " {"                                                                               \
+               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"   \
+               "}, %64, %65, 1, 1, 1, 0, 1;\n"                                                    \
+               : DYNO_D32(kFirst), DYNO_D32(kFirst + 32)                                          \
+               : "l"(a), "l"(b))
+template <bool kBf16, int kFirst>
+__device__ __forceinline__ void wgmma_values_shared(float (&d)[128], uint64_t a, uint64_t b) {
+  if constexpr (kBf16) {
+    DYNO_WGMMA_VALUES("bf16");
+  } else {
+    DYNO_WGMMA_VALUES("f16");
+  }
+}
+#undef DYNO_WGMMA_VALUES
+
 #undef DYNO_D32
 #undef DYNO_D8
 

@@ -152,7 +152,20 @@ def attention_cases() -> Iterator[Case]:
     yield make(8, 1, 128, 128, [(0, 70, 333, 1), (70, 3, 10, 0)], "f16 f16", window=150, sinks=True)
     yield make(4, 1, 64, 64, [(0, 100, 180, 0)], "q8_0 q8_0")
     yield make(4, 2, 256, 256, [(0, 40, 130, 0)], "bf16 bf16", softcap=30.0)
-    # The same over f32 caches: all head sizes that go in pairs of halves, rows of no whole eights or fours.
+    # Heads wider than 256: tokens at depths around the tiles, several sequences, prompts whose last blocks
+    # are cut, with every switch, and widths of no whole eights.
+    for depth in (0, 15, 64, 511, 1500):
+        yield make(8, 1, 512, 512, [(0, 1, depth, 0)], "f16 f16")
+    for types in ("f16 f16", "bf16 bf16", "q8_0 q8_0"):
+        yield make(16, 2, 512, 512, [(0, 1, 700, 0)], types, window=300, sinks=True)
+        yield make(16, 2, 512, 512, [(0, 40, 90, 1), (40, 3, 10, 0)], types)
+        yield make(4, 1, 288, 416, [(0, 70, 200, 0)], types, softcap=20.0)
+    yield make(8, 1, 512, 512, [(i, 1, 61 * i % 333, 11 - i) for i in range(12)], "f16 f16")
+    yield make(3, 1, 264, 504, [(0, 5, 300, 0)], "bf16 bf16", softcap=15.0, gap=3)
+    yield make(2, 1, 512, 320, [(0, 150, 129, 0)], "f16 q8_0", window=77, sinks=True)
+    yield make(3, 1, 301, 261, [(0, 45, 100, 0)], "f16 f16", gap=1)
+    yield make(2, 2, 512, 264, [(0, 33, 40, 0)], "f16 f16", v_in_k=True)
+    # f32 caches: all head sizes that go in pairs of halves, rows of no whole eights or fours.
     yield make(2, 2, 192, 128, [(0, 150, 200, 0)])
     yield make(3, 1, 190, 126, [(0, 40, 129, 1)], gap=1)
     yield make(8, 1, 128, 128, [(0, 70, 333, 1), (70, 3, 10, 0)], window=150, sinks=True)

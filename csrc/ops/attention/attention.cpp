@@ -24,6 +24,9 @@ constexpr int64_t kDecodeMaxTokens = 64;
 // Tokens from which f32 caches go through tensor cores: below, most rows of their tiles would be empty.
 constexpr int64_t kPairsLeastTokens = 16;
 
+// Tokens up to which heads wider than 256 take 8 rows a block: more rows do not fit into registers.
+constexpr int64_t kWideDirectTokens = 16;
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 bool is_cache_type(DType type) { return is_float(type) || type == DType::q8_0; }
@@ -107,9 +110,10 @@ Support flash_supports(const AttentionDesc& desc, const Config& config, const De
     return Support::no(str_cat("compute capability ", device.compute_capability,
                                " has no bfloat16 matrix instructions; they come with 80"));
   }
-  if (std::max(desc.dk, desc.dv) > kFlashMaxHead) {
-    return Support::no(str_cat("heads of dk=", desc.dk, " dv=", desc.dv, " are wider than the ", kFlashMaxHead,
-                               " of flash attention"));
+  const int64_t widest = config.variant == k_flash_wgmma ? kFlashWideHead : kFlashMaxHead;
+  if (std::max(desc.dk, desc.dv) > widest) {
+    return Support::no(
+        str_cat("heads of dk=", desc.dk, " dv=", desc.dv, " are wider than the ", widest, " of flash attention"));
   }
   const int head = flash_head(desc.dk, desc.dv);
   if (config.variant == k_flash_wgmma) {
@@ -122,6 +126,9 @@ Support flash_supports(const AttentionDesc& desc, const Config& config, const De
                                  device.shared_per_block_bytes));
     }
     const auto wgmma = flash_wgmma_params::of(config);
+    if (wgmma.rows == 128 && head > kFlashMaxHead) {
+      return Support::no(str_cat("rows=128 do not fit into registers with heads of ", head));
+    }
     return prompt_splits(desc, wgmma.rows, wgmma.splits);
   }
   const auto shape =
@@ -148,9 +155,9 @@ Support direct_supports(const AttentionDesc& desc, const Config& config, const D
     return Support::no(str_cat("compute capability ", device.compute_capability,
                                " has no bfloat16 matrix instructions; they come with 80"));
   }
-  if (desc.dk % 8 != 0 || desc.dv % 8 != 0 || std::max(desc.dk, desc.dv) > kFlashMaxHead) {
+  if (desc.dk % 8 != 0 || desc.dv % 8 != 0 || std::max(desc.dk, desc.dv) > kDirectMaxHead) {
     return Support::no(str_cat("heads of dk=", desc.dk, " dv=", desc.dv,
-                               ": direct attention takes multiples of 8 up to ", kFlashMaxHead));
+                               ": direct attention takes multiples of 8 up to ", kDirectMaxHead));
   }
   const int rows = direct_params::of(config).rows, head = direct_head(std::max(desc.dk, desc.dv));
   if (rows == 16 && head > 128) {
@@ -285,7 +292,8 @@ Config cuda_default(const AttentionDesc& desc, const DeviceInfo& device) {
   const auto blocks = [&](int64_t rows) { return AttentionTiles{rows, group}.bound(desc.m, 1) * desc.kv_heads; };
   // As many parts as give every multiprocessor one block: they share a cache that is read once for 8 or 16 rows.
   if (desc.m <= kDecodeMaxTokens && blocks(64) < device.sm_count) {
-    const int16_t rows = desc.m * group > 8 ? 16 : 8;
+    const bool wide = std::max(desc.dk, desc.dv) > kFlashMaxHead && desc.m <= kWideDirectTokens;
+    const int16_t rows = desc.m * group > 8 && !wide ? 16 : 8;
     std::optional<Config> best;
     for (const Config& config : kInstances) {
       if (config.variant != k_direct || !supports(desc, config, device)) continue;
@@ -315,8 +323,9 @@ Config cuda_default(const AttentionDesc& desc, const DeviceInfo& device) {
   // Blocks of 128 rows where they fill nine tenths of the multiprocessors; else of 64, with the keys in parts.
   int16_t parts = 1;
   while (parts < 8 && blocks(64) * parts * 2 <= device.sm_count) parts = static_cast<int16_t>(parts * 2);
-  const Config wgmma = blocks(128) * 10 >= device.sm_count * 9 ? flash_wgmma_params{.rows = 128, .splits = 1}
-                                                               : flash_wgmma_params{.rows = 64, .splits = parts};
+  const bool large = blocks(128) * 10 >= device.sm_count * 9 && std::max(desc.dk, desc.dv) <= kFlashMaxHead;
+  const Config wgmma =
+      large ? flash_wgmma_params{.rows = 128, .splits = 1} : flash_wgmma_params{.rows = 64, .splits = parts};
   if (supports(desc, wgmma, device)) return wgmma;
   if (desc.m >= kPairsLeastTokens) {
     int16_t pair_parts = 1;  // two blocks of 64 rows find room on a multiprocessor

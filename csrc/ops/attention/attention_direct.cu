@@ -10,6 +10,7 @@ DYNO_DIRECT_HEAD(64)
 DYNO_DIRECT_HEAD(128)
 DYNO_DIRECT_HEAD(256)
 #undef DYNO_DIRECT_HEAD
+void direct_attention_512_false(const DirectTask&, device::Scalar, int, const dim3&, CUstream_st*);
 
 namespace {
 
@@ -48,8 +49,10 @@ void start(const DirectTask& task, const AttentionDesc& desc, bool fused, int mo
         return fused ? direct_attention_64_true : direct_attention_64_false;
       case 128:
         return fused ? direct_attention_128_true : direct_attention_128_false;
-      default:
+      case 256:
         return fused ? direct_attention_256_true : direct_attention_256_false;
+      default:
+        return direct_attention_512_false;  // never fused: rope_attention's supports()
     }
   };
   choose()(task, type, rows, grid, stream.handle);

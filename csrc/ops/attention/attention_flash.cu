@@ -15,6 +15,7 @@ DYNO_FLASH_WGMMA(64)
 DYNO_FLASH_WGMMA(128)
 DYNO_FLASH_WGMMA(192)
 DYNO_FLASH_WGMMA(256)
+DYNO_FLASH_WGMMA(512)
 #undef DYNO_FLASH_WGMMA
 #define DYNO_FLASH_PAIRS(head) void flash_pairs_##head(const FlashTask&, int, const FlashGrid&, CUstream_st*);
 DYNO_FLASH_PAIRS(64)
@@ -86,8 +87,10 @@ void attention_flash_wgmma_cuda(const AttentionArgs& args, const AttentionDesc& 
       return flash_wgmma_128(task, rows, bf16, grid, stream.handle);
     case 192:
       return flash_wgmma_192(task, rows, bf16, grid, stream.handle);
-    default:
+    case 256:
       return flash_wgmma_256(task, rows, bf16, grid, stream.handle);
+    default:
+      return flash_wgmma_512(task, rows, bf16, grid, stream.handle);
   }
 }
 

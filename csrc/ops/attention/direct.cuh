@@ -8,7 +8,8 @@
 // dimensions 64·c + 8·g … + 7. A q8_0 key is multiplied as it is and its scales meet the scores of each 32 dimensions.
 //
 // A warp walks every eighth tile of 16 keys of its block's part, its loads one step ahead; warps meet in shared memory,
-// blocks in the workspace, always in the same order.
+// blocks in the workspace, always in the same order. Heads wider than 256 take a team of two warps a tile: each has
+// half of the dimensions, and they exchange what their halves add to the scores.
 //
 // kFused: queries come before their norm and rotation, and so do keys and values of new tokens, which the kernel stores
 // (direct_fresh.cuh). Each block makes the rows that it needs in shared memory while its first loads are under way.
@@ -18,6 +19,7 @@
 
 #include "device/dependent.cuh"
 #include "device/flash.cuh"
+#include "device/mbarrier.cuh"
 #include "ops/attention/direct_fresh.cuh"
 #include "ops/attention/tile.cuh"
 
@@ -126,11 +128,12 @@ __device__ __forceinline__ uint32_t word_of(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-// The keys of a block: at least one tile for each of its warps, so that few keys need no second block.
+// The keys of a block: at least one tile for each of its warps or teams, so that few keys need no second block.
+template <int kTeams = kWarps>
 __device__ __forceinline__ KeyRange block_keys(const CudaAttention& t, const CudaTile& tile, int split) {
   const int keys = tile.key_end - tile.key_begin;
   const int even = ((keys + t.splits - 1) / t.splits + kTileKeys - 1) / kTileKeys * kTileKeys;
-  const int each = max(even, kWarps * kTileKeys);
+  const int each = max(even, kTeams * kTileKeys);
   const int begin = tile.key_begin + split * each;
   return {begin, min(begin + each, tile.key_end), (keys + each - 1) / each};
 }
@@ -207,19 +210,21 @@ inline constexpr int kBlocks = kHead <= 128 && kTiles == 1 && !kFused ? 2 : 1;
 template <int kHead, Scalar kType, int kTiles, bool kFused>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
     direct_kernel(const __grid_constant__ DirectTask task) {
-  constexpr int kRows = 8 * kTiles, kKeyChunks = kHead / 32, kValueChunks = kHead / 64;
+  constexpr int kSharers = direct_sharers(kHead), kTeams = kWarps / kSharers, kWidth = kHead / kSharers;
+  constexpr int kRows = 8 * kTiles, kKeyChunks = kWidth / 32, kValueChunks = kWidth / 64;
   constexpr int kPass = kValueChunks < 2 ? kValueChunks : 2, kPasses = kValueChunks / kPass;
   constexpr int kPitch = kHead + 4;
   constexpr bool kBf16 = kType == Scalar::bf16, kScaled = kType == Scalar::q8_0;
-  extern __shared__ __align__(16) float merged[];  // [warp][row][kPitch]; later the weights of combine()
-  __shared__ float2 stats[kWarps][kRows];
+  extern __shared__ __align__(16) float merged[];  // [team][row][kPitch]; later the weights of combine()
+  __shared__ float2 stats[kTeams][kRows];
   device::let_next_start();
   const CudaAttention& t = task.common;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, quad = lane % 4;
+  const int team = warp / kSharers, dims = warp % kSharers * kWidth;  // the first of the warp's dimensions
   const int kv_head = blockIdx.y, split = blockIdx.z;
   // The runs and what earlier tokens stored do not come from the launches that are still under way.
   const CudaTile tile = find_tile_warp(t, blockIdx.x, kRows, lane);
-  const KeyRange range = block_keys(t, tile, split);
+  const KeyRange range = block_keys<kTeams>(t, tile, split);
   if (tile.empty() || split >= range.active) return;
 
   const uint8_t* key_base = key_rows(t, tile.run, kv_head);
@@ -227,7 +232,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
   const int64_t value_stride = t.v_in_k ? t.args.k_row_bytes : t.args.v_row_bytes;
   Piece<kType> keys[kKeyChunks][2], values[kPass][4];
   using Memory = FreshMemory<kHead, kRows>;
-  auto& memory = *reinterpret_cast<Memory*>(merged + kWarps * kRows * kPitch);
+  auto& memory = *reinterpret_cast<Memory*>(merged + kTeams * kRows * kPitch);
   const FreshKeys fresh(tile, range);
   const int fresh_begin = tile.run.position + fresh.first;
   // A row of the cache, or one that lies in shared memory as the cache will have it.
@@ -243,7 +248,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
       const int key = first + g + 8 * h;
       const uint8_t* row = key_base + key * t.args.k_row_bytes;
 #pragma unroll
-      for (int c = 0; c < kKeyChunks; ++c) load_row(keys[c][h], 0, row, key, 32 * c + 8 * quad, t.dk, which);
+      for (int c = 0; c < kKeyChunks; ++c) load_row(keys[c][h], 0, row, key, dims + 32 * c + 8 * quad, t.dk, which);
     }
   };
   const auto load_values = [&](int first, int pass, Rows which) {
@@ -253,11 +258,11 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
       const uint8_t* row = value_base + key * value_stride;
 #pragma unroll
       for (int c = 0; c < kPass; ++c) {
-        load_row(values[c][i], 1, row, key, 64 * (pass * kPass + c) + 8 * g, t.dv, which);
+        load_row(values[c][i], 1, row, key, dims + 64 * (pass * kPass + c) + 8 * g, t.dv, which);
       }
     }
   };
-  const int start = range.begin + warp * kTileKeys;
+  const int start = range.begin + team * kTileKeys;
   const bool works = start < range.end, with_fresh = works && start + kTileKeys > fresh_begin;
   if (task.early && works) load_keys(start, Rows::settled), load_values(start, 0, Rows::settled);
   FreshWork<kHead, kType, kRows> work{t, task.fresh, tile, fresh, memory, kv_head, lane, warp};
@@ -284,7 +289,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
                                            : query_row(t, tile, tile.row_begin + row, kv_head);
 #pragma unroll
     for (int c = 0; c < kKeyChunks; ++c) {
-      const int dim = 32 * c + 8 * quad;
+      const int dim = dims + 32 * c + 8 * quad;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const bool valid = from != nullptr && dim < t.dk;
@@ -310,8 +315,11 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) best[n][0] = best[n][1] = minus_infinity();
 
-  for (int first = start; first < range.end; first += kWarps * kTileKeys) {
-    const int next = first + kWarps * kTileKeys;
+  // Scores of a step by the dimensions of one warp, [step % 2][warp][tile of rows][lane].
+  auto* exchanged = reinterpret_cast<float4*>(merged + kTeams * kRows * kPitch);
+  int step = 0;
+  for (int first = start; first < range.end; first += kTeams * kTileKeys) {
+    const int next = first + kTeams * kTileKeys;
     float scores[kTiles][4] = {};
 #pragma unroll
     for (int c = 0; c < kKeyChunks; ++c) {
@@ -333,6 +341,23 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
       }
     }
     if (next < range.end) load_keys(next, Rows::all);
+    if constexpr (kSharers == 2) {
+      const auto place = [&](int of, int n) -> float4& {
+        return exchanged[((step % 2 * kWarps + of) * kTiles + n) * 32 + lane];
+      };
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        place(warp, n) = make_float4(scores[n][0], scores[n][1], scores[n][2], scores[n][3]);
+      }
+      // Both have written, and both have read what the place of the last step but one held.
+      device::named_sync(1 + team, 64);
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        const float4 other = place(warp ^ 1, n);
+        scores[n][0] += other.x, scores[n][1] += other.y, scores[n][2] += other.z, scores[n][3] += other.w;
+      }
+      ++step;
+    }
 
     const bool edge = first + kTileKeys > range.end || first + kTileKeys - 1 > first_position ||
                       (t.windowed && first <= last_position - t.args.window);
@@ -405,8 +430,8 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
         total[n][e] += __shfl_xor_sync(device::kFullMask, total[n][e], offset);
       }
       const int row = n * 8 + 2 * quad + e;
-      if (g == 0) stats[warp][row] = make_float2(best[n][e], total[n][e]);
-      float* to = merged + (warp * kRows + row) * kPitch + 8 * g;
+      if (g == 0) stats[team][row] = make_float2(best[n][e], total[n][e]);  // a team's warps have the same
+      float* to = merged + (team * kRows + row) * kPitch + dims + 8 * g;
 #pragma unroll
       for (int c = 0; c < kValueChunks; ++c) {
 #pragma unroll
@@ -425,11 +450,11 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
     const int row = i / quads, at = i % quads * 4;
     float top = minus_infinity(), sum = 0;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) top = fmaxf(top, stats[w][row].x);
+    for (int w = 0; w < kTeams; ++w) top = fmaxf(top, stats[w][row].x);
     const float base = top == minus_infinity() ? 0.0f : top;
     float4 v = make_float4(0, 0, 0, 0);
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
+    for (int w = 0; w < kTeams; ++w) {
       const float weight = exp2f(stats[w][row].x - base);
       sum += stats[w][row].y * weight;
       const float4 part = *reinterpret_cast<const float4*>(merged + (w * kRows + row) * kPitch + at);

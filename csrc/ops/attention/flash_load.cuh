@@ -30,6 +30,10 @@ __device__ __forceinline__ void store_shared_16(uint32_t to, const uint4& v) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};\n" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
+__device__ __forceinline__ void store_shared_4(uint32_t to, uint32_t v) {
+  asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(to), "r"(v) : "memory");
+}
+
 // 8 elements of a q8_0 block: the scale and four pairs of signed bytes, as loaded and as halves. A code plus 128 in the
 // mantissa of 1024 is an integer that one subtraction makes exact, so that only the product with the scale rounds.
 struct Q8Chunk {
@@ -63,7 +67,7 @@ __device__ __forceinline__ void load_panels(uint32_t to, const uint8_t* rows, in
   rows += row0 * stride;
   const bool same = static_cast<device::Scalar>(type) == (kBf16 ? device::Scalar::bf16 : device::Scalar::f16);
   if (!kBf16 && static_cast<device::Scalar>(type) == device::Scalar::q8_0) {
-    constexpr int kBatch = 4;
+    constexpr int kBatch = kRows / 16 < 4 ? kRows / 16 : 4;
     for (int panel = 0; panel < kColumns / 64; ++panel) {
       const int column = panel * 64 + chunk * 8;
       for (int first = 0; first < kRows / 16; first += kBatch) {

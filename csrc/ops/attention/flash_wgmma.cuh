@@ -224,8 +224,9 @@ struct FlashRows {
       sums[i] = sums[i] * scale[i / 2 % 2] + mine[(4 + i) * 128] * other_scale[i / 2 % 2];
     }
   }
-  __device__ __forceinline__ void store(const CudaTile& tile, int row_offset, int kv_head, int split,
-                                        bool whole) const {
+  // The sums are those of value columns from `first_column` on.
+  __device__ __forceinline__ void store(const CudaTile& tile, int row_offset, int kv_head, int split, bool whole,
+                                        int first_column = 0) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = row_offset + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * h;
@@ -236,7 +237,7 @@ struct FlashRows {
       const bool paired = (reinterpret_cast<uintptr_t>(out) | static_cast<uint64_t>(t.dv * 4)) % 8 == 0;
 #pragma unroll
       for (int n = 0; n < kDv / 8; ++n) {
-        const int d = n * 8 + quad * 2;
+        const int d = first_column + n * 8 + quad * 2;
         if (paired && d < t.dv) {
           *reinterpret_cast<float2*>(out + d) =
               make_float2(sums[4 * n + 2 * h] * factor, sums[4 * n + 2 * h + 1] * factor);
@@ -245,7 +246,7 @@ struct FlashRows {
         if (d < t.dv) out[d] = sums[4 * n + 2 * h] * factor;
         if (d + 1 < t.dv) out[d + 1] = sums[4 * n + 2 * h + 1] * factor;
       }
-      if (!whole && quad == 0) out[-2] = best[h], out[-1] = total[h];
+      if (!whole && quad == 0 && first_column == 0) out[-2] = best[h], out[-1] = total[h];
     }
   }
 };

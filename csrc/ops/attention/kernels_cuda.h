@@ -35,11 +35,12 @@ inline size_t attention_partials_bytes(const AttentionDesc& desc, int64_t tile_r
 
 enum class FlashShape : int { rows16 = 16, rows64 = 64, rows128 = 128 };  // query rows of a block
 inline constexpr int64_t kFlashMaxHead = 256;
+inline constexpr int64_t kFlashWideHead = 512;  // of flash_wide.cuh
 
 // The sizes that key heads, and value heads with them, are padded to. Expanded latent attention has 192 and 128.
 constexpr int flash_head(int64_t dk, int64_t dv) {
   const int64_t widest = dk > dv ? dk : dv;
-  return widest <= 64 ? 64 : widest <= 128 ? 128 : dk <= 192 && dv <= 128 ? 192 : 256;
+  return widest <= 64 ? 64 : widest <= 128 ? 128 : dk <= 192 && dv <= 128 ? 192 : widest <= 256 ? 256 : 512;
 }
 constexpr int flash_value_head(int head) { return head == 192 ? 128 : head; }
 constexpr int flash_keys(int head) { return head <= 128 ? 64 : 32; }
@@ -90,11 +91,15 @@ void attention_flash_cuda(const AttentionArgs& args, const AttentionDesc& desc, 
 inline constexpr int kFusedAttentionTokens = 8;
 
 inline constexpr int kDirectWarps = 8;
-// The size that heads of `dim` are padded to.
-constexpr int direct_head(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : 256; }
-// One float for each value of each warp's rows; the weights of the splits come later in the same memory.
+inline constexpr int64_t kDirectMaxHead = 512, kDirectMaxFusedHead = 256;
+// The size that heads of `dim` are padded to, and the warps that share a tile of keys of such heads.
+constexpr int direct_head(int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 512; }
+constexpr int direct_sharers(int head) { return head <= 256 ? 1 : 2; }
+// One float for each value of the rows of each team of warps, then the scores that its warps exchange. The weights of
+// the splits come later in the same memory.
 constexpr size_t direct_shared_bytes(int head, int rows) {
-  return static_cast<size_t>(kDirectWarps * rows * (head + 4)) * sizeof(float);
+  const int sharers = direct_sharers(head), exchanged = sharers == 1 ? 0 : 2 * kDirectWarps * rows * 16;
+  return static_cast<size_t>(kDirectWarps / sharers * rows * (head + 4) + exchanged) * sizeof(float);
 }
 // The further shared memory of fused kernels (direct.cuh): queries, a key row of each warp, stored rows, angles.
 constexpr size_t direct_fresh_bytes(int head, int rows) {

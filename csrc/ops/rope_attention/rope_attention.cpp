@@ -67,6 +67,10 @@ Support latent_fused(const RopeAttentionDesc& desc, const DeviceInfo& device) {
 
 Support direct_fused(const RopeAttentionDesc& desc, const Config& config, const DeviceInfo& device) {
   if (desc.latent) return Support::no("latent=1: direct attention rotates whole heads");
+  if (std::max(desc.dk, desc.dv) > kDirectMaxFusedHead) {
+    return Support::no(str_cat("heads of dk=", desc.dk, " dv=", desc.dv, " are wider than the ", kDirectMaxFusedHead,
+                               " that are rotated and stored on the way"));
+  }
   const int head = direct_head(std::max(desc.dk, desc.dv));
   const int rows = direct_params::of(config).rows;
   const size_t shared = direct_shared_bytes(head, rows) + direct_fresh_bytes(head, rows) + 4096;
