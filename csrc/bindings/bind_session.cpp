@@ -272,12 +272,15 @@ void bind_session(nb::module_& m) {
             d["bytes"] = counts.bytes;
             d["matrices"] = counts.matrices;
             d["predicted"] = counts.predicted;
+            d["cached"] = counts.cached;
             d["wanted"] = counts.wanted;
             return d;
           },
           nb::sig("def streamed(self) -> dict[str, int]"),
           "Weights of the CPU that crossed to the main device since the session began: `bytes`, `matrices` (an expert "
-          "is one), of them `predicted` (before the routing was known), and `wanted`: matrices that u-batches needed.")
+          "is one), of them `predicted` (before the routing was known), `cached` ones, which did not cross because the "
+          "main "
+          "device has these experts already, and `wanted`: matrices that u-batches needed.")
       .def_prop_ro(
           "experts",
           [](PySession& s) {

@@ -100,6 +100,10 @@ class Estimate {
         if (fetch.ids != kNoValue && model_.weight(id).batch == fetch.experts) {
           const double left = 1 - static_cast<double>(fetch.used) / static_cast<double>(fetch.experts);
           share = 1 - std::pow(left, static_cast<double>(load_.tokens));
+          if (weight.stream.cached != model::kNone) {
+            share *=
+                1 - static_cast<double>(model_.weight(weight.stream.cached).batch) / static_cast<double>(fetch.experts);
+          }
         }
         const double crossing = share * static_cast<double>(weight.bytes);
         bytes += crossing;

@@ -94,6 +94,8 @@ std::vector<std::vector<int32_t>> choose_cached(const Plan& plan, const model::M
     left -= one.bytes;
     chosen[one.layer].push_back(one.expert);
   }
+  // So that neighbours in the file are neighbours in the cache, and are copied together.
+  for (std::vector<int32_t>& experts : chosen) std::sort(experts.begin(), experts.end());
   return chosen;
 }
 

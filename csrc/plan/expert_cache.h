@@ -7,7 +7,7 @@
 
 namespace dyno::plan {
 
-// By layer, the experts that the recorded text has chosen at all, the most used ones first, in the order of their
+// By layer, the experts that the recorded text has chosen at all, the most used ones, in the order of their
 // places; empty where a layer has none or its experts lie elsewhere. They take at most ExpertCacheOptions::mib
 // together. Throws PlanError if the recorded use is not of this model.
 std::vector<std::vector<int32_t>> choose_cached(const Plan& plan, const model::ModelDesc& model);

@@ -120,6 +120,8 @@ struct StreamedWeight {
   size_t bytes = 0;
   size_t offset = 0;     // in the main device's memory for such copies
   int64_t matrices = 1;  // that cross each by itself
+  // A weight of the main device that has some of these matrices already: cached experts; kNone: none.
+  model::WeightId cached = model::kNone;
 };
 // Where copies that are repacked on the main device wait for it: one is filled while the other is repacked.
 inline constexpr size_t kStages = 2;

@@ -26,6 +26,11 @@ struct MatrixRange {
   int64_t first = 0, count = 0;
 };
 
+// So many matrices of one weight that become those of another.
+struct MatrixMove {
+  int64_t from = 0, to = 0, count = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -88,6 +93,8 @@ class Backend {
   virtual void copies_follow_launches() {}
   virtual void bring(model::WeightId weight, const std::byte* from, int64_t matrices,
                      std::span<const MatrixRange> ranges) = 0;
+  // Likewise of matrices that this device has already, in the weight `own`; no link is crossed.
+  virtual void bring_own(model::WeightId weight, model::WeightId own, std::span<const MatrixMove> moves) = 0;
   virtual void await_copies(model::WeightId weight) = 0;
 
   // A value to host memory; returns when it is there.

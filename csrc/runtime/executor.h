@@ -77,6 +77,7 @@ struct StreamCounts {
   int64_t bytes = 0;
   int64_t matrices = 0;   // an expert is one; of other weights all are one
   int64_t predicted = 0;  // of these, before the routing was known
+  int64_t cached = 0;     // matrices that did not cross, because the main device has these experts in its cache
   int64_t wanted = 0;     // matrices that u-batches needed, there already or not
 };
 

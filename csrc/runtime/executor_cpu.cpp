@@ -274,6 +274,15 @@ void CpuExecutor::bring(model::WeightId weight, const std::byte* from, int64_t m
   arrivals_[at] = virtual_.arrival(placed.device, plan::kMainDevice, bytes, start);
 }
 
+void CpuExecutor::bring_own(model::WeightId weight, model::WeightId own, std::span<const MatrixMove> moves) {
+  const plan::StreamedWeight& copy = plan_.weights[static_cast<size_t>(weight)].stream;
+  const size_t each = copy.bytes / static_cast<size_t>(copy.matrices);
+  for (const MatrixMove& move : moves) {
+    std::memcpy(copies_.data() + copy.offset + each * static_cast<size_t>(move.to),
+                weights_.data(own) + each * static_cast<size_t>(move.from), each * static_cast<size_t>(move.count));
+  }
+}
+
 void CpuExecutor::await_copies(model::WeightId weight) {
   VirtualDevices::wait_until(arrivals_[static_cast<size_t>(weight)]);
 }

@@ -43,6 +43,7 @@ class CpuExecutor final : public Backend {
   const std::byte* weight_memory(model::WeightId weight) const override { return weights_.data(weight); }
   void bring(model::WeightId weight, const std::byte* from, int64_t matrices,
              std::span<const MatrixRange> ranges) override;
+  void bring_own(model::WeightId weight, model::WeightId own, std::span<const MatrixMove> moves) override;
   void await_copies(model::WeightId weight) override;
   ExpertCounts expert_counts() const override { return expert_counts_; }
   void lose(plan::DeviceId device, int64_t after_segments) override { virtual_.lose(device, after_segments); }

@@ -49,19 +49,37 @@ std::vector<bool> WeightStream::routed(const plan::Fetch& fetch, int64_t tokens)
 void WeightStream::bring(const plan::Fetch& fetch, model::WeightId id, const std::vector<bool>& wanted,
                          bool predicted) {
   const size_t count = matrices_of(fetch, id);
+  const plan::WeightPlacement& placed = plan_.weights[static_cast<size_t>(id)];
+  const model::WeightId own = count > 1 ? placed.stream.cached : model::kNone;
+  const auto place = [&](size_t i) {
+    return own == model::kNone ? int32_t{-1} : plan_.expert_places[static_cast<size_t>(placed.layer)][i];
+  };
   std::vector<bool>& present = present_[static_cast<size_t>(id)];
   present.resize(count);
   const auto missing = [&](size_t i) { return !present[i] && (count == 1 || wanted[i]); };
   std::vector<MatrixRange> ranges;
-  for (size_t i = 0; i < count; ++i) {
-    if (!missing(i)) continue;
+  std::vector<MatrixMove> moves;
+  for (size_t i = 0; i < count;) {
+    if (!missing(i)) {
+      ++i;
+      continue;
+    }
+    // Places of neighbours are neighbours.
     const size_t first = i;
-    while (i < count && missing(i)) present[i++] = true;
-    ranges.push_back({.first = static_cast<int64_t>(first), .count = static_cast<int64_t>(i - first)});
+    const bool cached = place(first) >= 0;
+    while (i < count && missing(i) && (place(i) >= 0) == cached) present[i++] = true;
+    const auto begin = static_cast<int64_t>(first), run = static_cast<int64_t>(i - first);
+    if (cached) {
+      moves.push_back({.from = place(first), .to = begin, .count = run});
+    } else {
+      ranges.push_back({.first = begin, .count = run});
+    }
   }
+  for (const MatrixMove& move : moves) counts_.cached += move.count;
+  if (!moves.empty()) main_.bring_own(id, own, moves);
   if (ranges.empty()) return;
   const auto matrices = static_cast<int64_t>(count);
-  const auto bytes = static_cast<int64_t>(plan_.weights[static_cast<size_t>(id)].bytes) / matrices;
+  const auto bytes = static_cast<int64_t>(placed.bytes) / matrices;
   for (const MatrixRange& range : ranges) {
     counts_.bytes += bytes * range.count;
     counts_.matrices += range.count;

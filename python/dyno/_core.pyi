@@ -290,7 +290,7 @@ class Session:
     @property
     def streamed(self) -> dict[str, int]:
         """
-        Weights of the CPU that crossed to the main device since the session began: `bytes`, `matrices` (an expert is one), of them `predicted` (before the routing was known), and `wanted`: matrices that u-batches needed.
+        Weights of the CPU that crossed to the main device since the session began: `bytes`, `matrices` (an expert is one), of them `predicted` (before the routing was known), `cached` ones, which did not cross because the main device has these experts already, and `wanted`: matrices that u-batches needed.
         """
 
     @property

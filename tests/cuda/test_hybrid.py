@@ -45,10 +45,11 @@ def opened(
     name: str, numerics: str = "exact", context: dict[str, Any] | None = None, *rules: str, **placement: Any
 ) -> _core.Session:
     session = placement.pop("session", {})
+    cached = placement.pop("expert_cache_mib", 0)
     kv = EXACT if numerics == "exact" else {}
     return _core.Session(
         TINY / f"{name}-tiny.gguf",
-        load={"device": "cuda:0", "numerics": numerics},
+        load={"device": "cuda:0", "numerics": numerics, "expert_cache_mib": cached},
         context={"ctx": 256, **kv, **(context or {})},
         session={"ubatch": 23, "cuda_graphs": GRAPHS, **session},
         placement={"rules": list(rules), **placement},
@@ -67,6 +68,7 @@ def placements(name: str) -> dict[str, dict[str, Any]]:
         tensors = [tensor["name"] for tensor in engine.plan["tensors"]]
     layers_of_experts = [int(t.split(".")[1]) for t in tensors if "_exps" in t]
     if layers_of_experts:  # the first layers of some models are dense
+        found |= {"cached": {"cpu_moe": True, "expert_cache_mib": 1}}
         found |= {"cpu_moe": {"cpu_moe": True}, "n_cpu_moe": {"n_cpu_moe": min(layers_of_experts) + 1}}
     for seed in range(3):
         rng = np.random.default_rng(seed)
@@ -254,11 +256,12 @@ def test_streamed_weights_answer_as_those_of_the_gpu(name: str) -> None:
     placements: list[dict[str, Any]] = [{"n_gpu_layers": 1}]
     if has_experts(name):
         placements += [{"cpu_moe": True}, {"rules": [r"blk\.1\..*_exps=CPU"]}]
+        placements.append({"cpu_moe": True, "expert_cache_mib": 1})
     for where in placements:
         given = {**where, "session": {"offload_min_tokens": 0}}
         s = opened_at(name, given)
         assert nmse(decode(s, tokens), g["logits_long"]) < 1e-7, where
-        assert s.streamed["bytes"] > 0, where
+        assert s.streamed["bytes"] + s.streamed["cached"] > 0, where
         for ubatch in (7, 64):
             s.set({"ubatch": ubatch})
             s.reset()
@@ -278,10 +281,13 @@ def test_streamed_weights_with_default_numerics(name: str) -> None:
         routing = exact.decode([(0, tokens)], "none", capture_routing=True)[1]
     session = {"mla_mode": "absorbed", "fusion": False}
     want = decode(opened_at(name, {"session": session}, "default"), tokens, pinned_routing=routing)
-    where = {"cpu_moe": True} if has_experts(name) else {"rules": ["ffn_(up|gate|down)=CPU"]}
-    s = opened_at(name, {**where, "session": {**session, "offload_min_tokens": 0}}, "default")
-    assert nmse(decode(s, tokens, pinned_routing=routing), want) < 1e-9
-    assert s.streamed["bytes"] > 0
+    places: list[dict[str, Any]] = [{"rules": ["ffn_(up|gate|down)=CPU"]}]
+    if has_experts(name):
+        places = [{"cpu_moe": True}, {"cpu_moe": True, "expert_cache_mib": 1}]
+    for where in places:
+        s = opened_at(name, {**where, "session": {**session, "offload_min_tokens": 0}}, "default")
+        assert nmse(decode(s, tokens, pinned_routing=routing), want) < 1e-9, where
+        assert s.streamed["bytes"] + s.streamed["cached"] > 0
 
 
 @pytest.mark.parametrize("type_name", ON_BOTH)

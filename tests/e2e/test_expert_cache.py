@@ -110,6 +110,25 @@ def test_hits_are_counted() -> None:
     assert 0 < hits < chosen == 12 * layers * used
 
 
+def test_cached_experts_do_not_cross_for_prompts() -> None:
+    layers, experts, _ = experts_of(MOE)
+    uses = np.zeros((layers, experts), int)
+    uses[:, 1::3] = 1
+    with_cache, without = opened(MOE, uses=uses.tolist(), streams=True), opened(MOE, 0, streams=True)
+    same(answers(with_cache), answers(without), "streamed")
+    few, all_of_them = with_cache.streamed, without.streamed
+    assert few["wanted"] == all_of_them["wanted"]
+    assert few["matrices"] + few["cached"] == all_of_them["matrices"]
+    assert all_of_them["cached"] == 0
+    each = all_of_them["bytes"] // all_of_them["matrices"]  # gate, up and down are alike
+    assert few["bytes"] == each * few["matrices"] < all_of_them["bytes"]
+    # Of one u-batch in which each layer is used once, by its routing.
+    session = opened(MOE, uses=uses.tolist(), streams=True)
+    routing = session.decode([(0, tokens(session, 8))], "last", capture_routing=True)[1]
+    hits = sum(len([e for e in np.unique(layer) if e % 3 == 1]) for layer in routing)
+    assert session.streamed["cached"] == 3 * hits > 0
+
+
 def test_the_most_used_experts_fill_the_cache(tmp_path: Path) -> None:
     path = random_model(tmp_path / "m.gguf", LARGE)
     uses = np.arange(4 * 16).reshape(4, 16)

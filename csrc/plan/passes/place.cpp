@@ -1,5 +1,6 @@
 // On which device each weight lies, where there, and in which layout.
 #include <algorithm>
+#include <utility>
 
 #include "core/checked.h"
 #include "core/error.h"
@@ -130,6 +131,10 @@ void mark_streamed(Plan& plan, const model::ModelDesc& model) {
     for (const WeightId id : {f.router, f.down}) mark(id, on.matmul);
     for (const WeightId id : {f.experts_gate, f.experts_up}) mark(id, chosen);
     mark(f.experts_down, on.matmul_id);
+    for (const auto& [id, cached] : {std::pair(f.experts_gate, f.cached.gate), std::pair(f.experts_up, f.cached.up),
+                                     std::pair(f.experts_down, f.cached.down)}) {
+      if (id != model::kNone) plan.weights[static_cast<size_t>(id)].stream.cached = cached;
+    }
     if (f.used > 0) ratio = std::max(ratio, (f.experts + f.used - 1) / f.used);
   }
   constexpr int64_t kNever = int64_t{1} << 40;

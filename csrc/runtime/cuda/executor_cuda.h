@@ -61,6 +61,7 @@ class CudaExecutor final : public Executor, public Backend {
   void copies_follow_launches() override;
   void bring(model::WeightId weight, const std::byte* from, int64_t matrices,
              std::span<const MatrixRange> ranges) override;
+  void bring_own(model::WeightId weight, model::WeightId own, std::span<const MatrixMove> moves) override;
   void await_copies(model::WeightId weight) override;
 
   bool draws() const override { return true; }

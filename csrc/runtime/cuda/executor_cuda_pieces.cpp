@@ -235,6 +235,11 @@ void CudaExecutor::bring(model::WeightId weight, const std::byte* from, int64_t 
   copies_.bring(weight, from, matrices, ranges);
 }
 
+void CudaExecutor::bring_own(model::WeightId weight, model::WeightId own, std::span<const MatrixMove> moves) {
+  const DeviceScope scope(info().ordinal, "bringing weights");
+  copies_.bring_own(weight, weights_.data(own), moves);
+}
+
 void CudaExecutor::await_copies(model::WeightId weight) {
   const DeviceScope scope(info().ordinal, "bringing weights");
   copies_.await(weight, stream_.get());

@@ -43,9 +43,24 @@ void WeightCopies::bring(model::WeightId weight, const std::byte* from, int64_t 
   } else {
     bring_as_it_is(placed, placed.bytes / count, from, ranges);
   }
+  note_copies(weight);
+}
+
+void WeightCopies::note_copies(model::WeightId weight) {
   Event& there = there_[weight];
   if (there.get() == nullptr) there = make_event();
-  DYNO_CUDA_CHECK(cudaEventRecord(there.get(), repacked ? repacks_.get() : copies_.get()));
+  DYNO_CUDA_CHECK(cudaEventRecord(there.get(), stream_of(plan_.weights[static_cast<size_t>(weight)])));
+}
+
+void WeightCopies::bring_own(model::WeightId weight, const std::byte* from, std::span<const MatrixMove> moves) {
+  const plan::WeightPlacement& placed = plan_.weights[static_cast<size_t>(weight)];
+  const size_t each = placed.stream.bytes / static_cast<size_t>(placed.stream.matrices);
+  for (const MatrixMove& move : moves) {
+    DYNO_CUDA_CHECK(
+        cudaMemcpyAsync(at(weight) + each * static_cast<size_t>(move.to), from + each * static_cast<size_t>(move.from),
+                        each * static_cast<size_t>(move.count), cudaMemcpyDeviceToDevice, stream_of(placed)));
+  }
+  note_copies(weight);
 }
 
 void WeightCopies::bring_as_it_is(const plan::WeightPlacement& placed, size_t matrix_bytes, const std::byte* from,

@@ -26,6 +26,8 @@ class WeightCopies {
   // As Backend's; `launches` is the stream of the launches.
   void follow(cudaStream_t launches);
   void bring(model::WeightId weight, const std::byte* from, int64_t matrices, std::span<const MatrixRange> ranges);
+  // `from`: of this device, in the layout of the copies.
+  void bring_own(model::WeightId weight, const std::byte* from, std::span<const MatrixMove> moves);
   void await(model::WeightId weight, cudaStream_t launches) const;
   void finish();
 
@@ -37,6 +39,12 @@ class WeightCopies {
                       std::span<const MatrixRange> ranges);
   void bring_repacked(model::WeightId weight, size_t matrices, const std::byte* from,
                       std::span<const MatrixRange> ranges);
+  // On which these copies of a weight are made.
+  cudaStream_t stream_of(const plan::WeightPlacement& placed) const {
+    return placed.stream.layout != placed.layout ? repacks_.get() : copies_.get();
+  }
+  // Launches that wait for the weight go on behind what its stream has to do now.
+  void note_copies(model::WeightId weight);
   // One stage full: such a piece of each range, `count` matrices together.
   void repack(model::WeightId weight, const std::byte* stage, int64_t matrices, std::span<const MatrixRange> pieces);
 
