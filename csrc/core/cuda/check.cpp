@@ -39,19 +39,44 @@ std::string message(cudaError_t status, const char* expression, const char* file
   return text;
 }
 
-// Whether the device is lost with this error; remembers it then.
-bool lose_device(cudaError_t status, const std::string& text) {
-  Loss loss = loss_of(status);
-  const int ordinal = current_device();
-  if (loss == Loss::unclear) {
-    const auto at = static_cast<size_t>(ordinal);
-    size_t free = 0, total = 0;
-    const bool lost = at < works().size() && works()[at].load() && cudaMemGetInfo(&free, &total) != cudaSuccess;
-    (void)cudaGetLastError();
-    loss = lost ? Loss::yes : Loss::no;
+bool has_worked(int ordinal) {
+  const auto at = static_cast<size_t>(ordinal);
+  return at < works().size() && works()[at].load();
+}
+
+// Whether the context of a device still answers. A device that is lost gives its error to every call.
+bool answers(int ordinal) {
+  int previous = 0;
+  const bool known = cudaGetDevice(&previous) == cudaSuccess;
+  size_t free = 0, total = 0;
+  const bool good = cudaSetDevice(ordinal) == cudaSuccess && cudaMemGetInfo(&free, &total) == cudaSuccess;
+  if (known) (void)cudaSetDevice(previous);
+  (void)cudaGetLastError();
+  return good;
+}
+
+// The device that an error which ends the use of a device belongs to. With access between GPUs, and with events of one
+// that another waits for, a call on one device can meet the error of another. That one does not answer.
+int device_of_loss() {
+  const int current = current_device();
+  if (!answers(current)) return current;
+  for (int other = 0; other < static_cast<int>(works().size()); ++other) {
+    if (other != current && has_worked(other) && (!device_loss(other).empty() || !answers(other))) return other;
   }
-  if (loss == Loss::yes) mark_device_lost(ordinal, text);
-  return loss == Loss::yes;
+  return current;
+}
+
+constexpr int kNoDevice = -1;
+
+// The device that is lost with this error, remembered from now on; kNoDevice if none is.
+int lose_device(cudaError_t status, const std::string& text) {
+  Loss loss = loss_of(status);
+  int ordinal = current_device();
+  if (loss == Loss::unclear) loss = has_worked(ordinal) && !answers(ordinal) ? Loss::yes : Loss::no;
+  if (loss != Loss::yes) return kNoDevice;
+  if (loss_of(status) == Loss::yes) ordinal = device_of_loss();
+  mark_device_lost(ordinal, text);
+  return ordinal;
 }
 
 }  // namespace
@@ -110,7 +135,7 @@ void cuda_check(cudaError_t status, const char* expression, const char* file, in
   (void)cudaGetLastError();
   const std::string text = message(status, expression, file, line);
   if (status == cudaErrorMemoryAllocation) throw OutOfMemoryError(str_cat("[cuda] ", text));
-  if (lose_device(status, text)) throw DeviceLostError(device_loss(current_device()));
+  if (const int lost = lose_device(status, text); lost != kNoDevice) throw DeviceLostError(device_loss(lost));
   throw DeviceError(str_cat("[cuda] ", text));
 }
 
@@ -121,8 +146,10 @@ void cuda_check_nothrow(cudaError_t status, const char* expression, const char* 
   try {
     // The memory of a lost device is gone with its context, and whoever used it has been told.
     if (loss_of(status) != Loss::no && !device_loss(current_device()).empty()) return;
+    if (loss_of(status) == Loss::yes && any_device_lost() && !device_loss(device_of_loss()).empty()) return;
     const std::string text = message(status, expression, file, line);
-    const std::string told = lose_device(status, text) ? device_loss(current_device()) : str_cat("[cuda] ", text);
+    const int lost = lose_device(status, text);
+    const std::string told = lost != kNoDevice ? device_loss(lost) : str_cat("[cuda] ", text);
     std::fprintf(stderr, "%s\n", told.c_str());
   } catch (const std::exception& error) {  // no memory for the text
     std::fprintf(stderr, "[cuda] %s: %s (%s)\n", expression, cudaGetErrorName(status), error.what());
