@@ -9,7 +9,7 @@ from dyno.settings import SETTINGS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["CHOICES", "SHARE", "Needs", "UsualUbatch", "largest"]
+__all__ = ["CHOICES", "SHARE", "Needs", "UsualUbatch", "free_bytes", "largest"]
 
 CHOICES: Final[tuple[int, ...]] = (512, 1024, 2048, 4096)
 """Tokens. The first is the default of the CPU, where larger ones cost memory and read prompts no faster.
@@ -30,12 +30,13 @@ Needs = tuple[int, int]
 """Bytes on the main device: of the arena, and of everything."""
 
 
-def largest(needs: Callable[[int], Needs], memory_bytes: int) -> int:
+def largest(needs: Callable[[int], Needs], memory_bytes: int, free_bytes: int | None = None) -> int:
     """The largest u-batch that costs little.
 
     Args:
         needs: Gives the bytes of a u-batch.
         memory_bytes: Memory of the device, all of it.
+        free_bytes: The part of it that other programs leave; None: unknown.
 
     Returns:
         The largest of `CHOICES` whose arena exceeds that of the first by at most `SHARE` of the memory.
@@ -43,11 +44,27 @@ def largest(needs: Callable[[int], Needs], memory_bytes: int) -> int:
     """
     first_arena, first_total = needs(CHOICES[0])
     full = int(_FULL * memory_bytes)
+    if free_bytes is not None:
+        full = min(full, free_bytes)
     for ubatch in reversed(CHOICES[1:]):
         arena, total = needs(ubatch)
         if arena - first_arena <= SHARE * memory_bytes and (total <= full or first_total > full):
             return ubatch
     return CHOICES[0]
+
+
+def free_bytes(name: str) -> int | None:
+    """Free memory of a GPU by its name, in bytes; None where it is only described.
+
+    Raises:
+        DeviceError: The GPU does not answer.
+    """
+    from dyno import _core
+
+    number = name.partition(":")[2]
+    if not number or _core.no_cuda_reason():
+        return None
+    return int(_core.gpu_free_bytes(int(number)))
 
 
 class UsualUbatch:
@@ -67,6 +84,8 @@ class UsualUbatch:
         self._device = {name: value for name, value in device.items() if name in _PROPERTIES}
         self._name = name
         self._known: dict[str, int] = {}
+        # Now, before this engine takes a part of it.
+        self._free = free_bytes(name) if self._device["kind"] == "cuda" else None
 
     def __call__(self, values: Mapping[str, Any]) -> int:
         """The u-batch for these settings; others than load and context settings do not count.
@@ -104,6 +123,6 @@ class UsualUbatch:
                 total += sum(int(main[part]) for part in ("weights_bytes", "kv_bytes", "arena_bytes"))
                 return int(main["arena_bytes"]), total
 
-            return largest(needs, int(self._device["memory_bytes"]))
+            return largest(needs, int(self._device["memory_bytes"]), self._free)
         finally:
             session.close()

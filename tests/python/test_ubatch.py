@@ -42,6 +42,20 @@ def test_the_largest_that_costs_little_and_fits(memory_mib: int, weights_mib: in
     assert largest(needs, memory_mib * MIB) == want
 
 
+def test_memory_of_other_programs_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def needs(ubatch: int) -> tuple[int, int]:
+        return ubatch * MIB, ubatch * MIB + 10_000 * MIB
+
+    sizes = {free: largest(needs, 200_000 * MIB, free * MIB) for free in (190_000, 12_100, 11_500, 9_000)}
+    assert sizes == {190_000: 4096, 12_100: 2048, 11_500: 1024, 9_000: 4096}  # the last fits nowhere
+    monkeypatch.setattr(_core, "no_cuda_reason", lambda: "")
+    asked: list[int] = []
+    monkeypatch.setattr(_core, "gpu_free_bytes", lambda number: asked.append(number) or 1 << 34)
+    usual = UsualUbatch(str(MODEL), GPU, "cuda:3")
+    assert (usual({"ctx": 2048}), usual({"ctx": 1024})) == (CHOICES[-1], CHOICES[-1])
+    assert asked == [3]  # once, before the engine itself takes memory
+
+
 def test_a_gpu_of_much_memory_takes_the_largest_and_a_small_one_less() -> None:
     values: dict[str, Any] = {"ctx": 2048}
     assert UsualUbatch(str(MODEL), GPU)(values) == CHOICES[-1]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dyno import _core, _rates
 from dyno._placement import NOWHERE_ELSE, is_placed
+from dyno._ubatch import free_bytes
 from dyno._virtual_devices import read_virtual_devices
 from dyno.devices import limited, resolve_device
 from dyno.settings import SETTINGS
@@ -41,11 +42,15 @@ class Placing:
         self.virtual_devices = read_virtual_devices(virtual_devices)
         self._vram = vram
         self._ram = ram
+        self._free: int | None = None  # of the device that was resolved
         self._measured: dict[str, dict[str, float]] | None = None
 
     def resolve(self, name: str) -> Device:
         """The device of a name, as small as the limits make it."""
-        return limited(resolve_device(name, self.virtual_devices), self._vram, self._ram)
+        device = limited(resolve_device(name, self.virtual_devices), self._vram, self._ram)
+        # Before a session of the tune takes a part of it.
+        self._free = free_bytes(device.name) if device.kind == "cuda" else None
+        return device
 
     def argument(self, settings: Mapping[str, Any] | None = None, *, limited: bool = True) -> dict[str, Any]:
         """The `placement` of a session.
@@ -86,9 +91,8 @@ class Placing:
         load = dict(kinds["load"])
         placement = self.argument(load)
         described = {n: device.info[n] for n in _DESCRIBED if n in device.info} if gpu else None
-        if described is not None and not _core.no_cuda_reason():  # else the GPU is a description
-            free = _core.gpu_free_bytes(int(device.name.partition(":")[2]))
-            described["memory_bytes"] = min(int(described["memory_bytes"]), free)
+        if described is not None and self._free is not None:  # else the GPU is a description
+            described["memory_bytes"] = min(int(described["memory_bytes"]), self._free)
         if not gpu:
             load["device"] = device.name
         session = _core.Session(
@@ -118,7 +122,7 @@ class Placing:
         device_limit = self._vram
         if device.kind == "cuda":
             whole = int(device.info["memory_bytes"])
-            device_limit = min(device_limit or whole, whole)
+            device_limit = min(device_limit or whole, whole, whole if self._free is None else self._free)
         elif device.name != "cpu" and (own := int(self._of(device.name).memory_mib) << 20):
             device_limit = min(device_limit or own, own)
         return {n: v for n, v in (("device", device_limit), ("host", self._ram)) if v}
