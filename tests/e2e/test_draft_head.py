@@ -21,58 +21,44 @@ def nmse(observed: np.ndarray, reference: np.ndarray) -> float:
     return float(((o - r) ** 2).sum() / ((r - r.mean()) ** 2).sum())
 
 
-def load_on(device: str) -> dict[str, str]:
-    """The CPU's default computes in float32 where weights are; a GPU does so with exact numerics alone."""
-    return {"device": device} if device == "cpu" else {"device": device, "numerics": "exact"}
-
-
-def limit(device: str) -> float:
-    return 1e-8 if device == "cpu" else 1e-7
-
-
-def open_head(path: Path, device: str, sequences: int = 1, ubatch: int = 512) -> _core.Session:
-    s = _core.Session(
-        path,
-        load=load_on(device),
-        context={**F32, "sequences": sequences},
-        session={"threads": 2, "ubatch": ubatch},
-    )
+def open_head(path: Path, sequences: int = 1, ubatch: int = 512) -> _core.Session:
+    s = _core.Session(path, context={**F32, "sequences": sequences}, session={"threads": 2, "ubatch": ubatch})
     s.load_draft_head()
     return s
 
 
-def check_head(path: Path, device: str, tokens: np.ndarray, want: np.ndarray) -> None:
+def check_head(path: Path, tokens: np.ndarray, want: np.ndarray) -> None:
     """Prompts of several lengths and u-batches, then token by token; row t predicts token t + 2."""
     tokens = tokens.astype(np.int32)
-    s = open_head(path, device)
+    s = open_head(path)
     for ubatch in (512, 1, 7, 33):
         s.set({"ubatch": ubatch})
         for n in (1, 2, 40, len(tokens) - 1):
             s.reset()
             s.decode([(0, tokens[:n].copy())], "last")
-            assert nmse(s.draft(int(tokens[n])), want[n - 1]) < limit(device), f"u-batch {ubatch}, {n} tokens"
+            assert nmse(s.draft(int(tokens[n])), want[n - 1]) < 1e-8, f"u-batch {ubatch}, {n} tokens"
     s.reset()
     rows = []
     for t in range(60):
         s.decode([(0, tokens[t : t + 1].copy())], "none" if t % 3 else "last")
         rows.append(s.draft(int(tokens[t + 1])))
-    assert nmse(np.stack(rows), want[:60]) < limit(device)
+    assert nmse(np.stack(rows), want[:60]) < 1e-8
 
 
 @pytest.mark.parametrize("name", ["qwen35"])
-def test_drafts_are_the_references(name: str, tiny_dir: Path, device: str) -> None:
+def test_drafts_are_the_references(name: str, tiny_dir: Path) -> None:
     path = tiny_dir / f"{name}-tiny.gguf"
     with np.load(path.with_suffix(".golden.npz")) as golden:
-        check_head(path, device, golden["tokens_long"], golden["mtp_logits_long"])
+        check_head(path, golden["tokens_long"], golden["mtp_logits_long"])
 
 
-def test_heads_of_a_folder(models_dir: Path, device: str) -> None:
+def test_heads_of_a_folder(models_dir: Path) -> None:
     checked = []
     for path in sorted((models_dir / "tiny").glob("*-tiny.gguf")):
         with np.load(path.with_suffix(".golden.npz")) as golden:
             if "mtp_logits_long" not in golden:
                 continue
-            check_head(path, device, golden["tokens_long"], golden["mtp_logits_long"])
+            check_head(path, golden["tokens_long"], golden["mtp_logits_long"])
         checked.append(path.name)
     assert checked
 
@@ -83,10 +69,10 @@ def golden(tiny_dir: Path) -> dict[str, np.ndarray]:
         return {key: data[key] for key in data.files}
 
 
-def test_another_token_and_a_rewind(tiny_dir: Path, golden: dict[str, np.ndarray], device: str) -> None:
+def test_another_token_and_a_rewind(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
     """A draft that came to nothing leaves no trace."""
     tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
-    s = open_head(tiny_dir / "qwen35-tiny.gguf", device)
+    s = open_head(tiny_dir / "qwen35-tiny.gguf")
     s.decode([(0, tokens[:20].copy())], "none")
     kept = s.checkpoint()
     s.draft(int((tokens[20] + 1) % 320))
@@ -94,36 +80,36 @@ def test_another_token_and_a_rewind(tiny_dir: Path, golden: dict[str, np.ndarray
     s.decode([(0, np.array([7, 9, 11], np.int32))], "last")
     s.draft(13)
     s.restore(kept)
-    assert nmse(s.draft(int(tokens[20])), want[19]) < limit(device)
+    assert nmse(s.draft(int(tokens[20])), want[19]) < 1e-8
     s.decode([(0, tokens[20:50].copy())], "all")
-    assert nmse(s.draft(int(tokens[50])), want[49]) < limit(device)
+    assert nmse(s.draft(int(tokens[50])), want[49]) < 1e-8
 
 
-def test_logits_do_not_change(tiny_dir: Path, golden: dict[str, np.ndarray], device: str) -> None:
+def test_logits_do_not_change(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
     path = tiny_dir / "qwen35-tiny.gguf"
     tokens = golden["tokens_long"].astype(np.int32)
     for rows in ("last", "all"):
-        plain = _core.Session(path, load=load_on(device), context=F32, session={"threads": 2, "ubatch": 16})
-        with_head = open_head(path, device, ubatch=16)
+        plain = _core.Session(path, context=F32, session={"threads": 2, "ubatch": 16})
+        with_head = open_head(path, ubatch=16)
         got = [s.decode([(0, tokens.copy())], rows)[0] for s in (plain, with_head)]
         assert nmse(got[1], got[0]) < 1e-12
 
 
-def test_sequences_beside_each_other(tiny_dir: Path, golden: dict[str, np.ndarray], device: str) -> None:
+def test_sequences_beside_each_other(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
     tokens, want = golden["tokens_long"].astype(np.int32), golden["mtp_logits_long"]
-    s = open_head(tiny_dir / "qwen35-tiny.gguf", device, sequences=3, ubatch=11)
+    s = open_head(tiny_dir / "qwen35-tiny.gguf", sequences=3, ubatch=11)
     s.decode([(2, tokens[:31].copy()), (0, tokens[:5].copy())], "last")
-    assert nmse(s.draft(int(tokens[5]), 0), want[4]) < limit(device)
-    assert nmse(s.draft(int(tokens[31]), 2), want[30]) < limit(device)
+    assert nmse(s.draft(int(tokens[5]), 0), want[4]) < 1e-8
+    assert nmse(s.draft(int(tokens[31]), 2), want[30]) < 1e-8
     s.copy(2, 1)
     s.decode([(1, tokens[31:33].copy()), (0, tokens[5:6].copy())], "last")
-    assert nmse(s.draft(int(tokens[33]), 1), want[32]) < limit(device)
-    assert nmse(s.draft(int(tokens[6]), 0), want[5]) < limit(device)
+    assert nmse(s.draft(int(tokens[33]), 1), want[32]) < 1e-8
+    assert nmse(s.draft(int(tokens[6]), 0), want[5]) < 1e-8
 
 
-def test_of_an_engine(tiny_dir: Path, golden: dict[str, np.ndarray], device: str) -> None:
+def test_of_an_engine(tiny_dir: Path, golden: dict[str, np.ndarray]) -> None:
     tokens = golden["tokens_long"]
-    with dyno.Engine(tiny_dir / "qwen35-tiny.gguf", device=device, profile=None, ctx=256) as engine:
+    with dyno.Engine(tiny_dir / "qwen35-tiny.gguf", device="cpu", profile=None, ctx=256) as engine:
         with pytest.raises(PlanError, match=r"no head is loaded; call load_draft_head"):
             engine.draft(3)
         engine.logits(tokens[:9], rows="last")
@@ -146,4 +132,14 @@ def test_files_without_a_head(tiny_dir: Path) -> None:
         s.load_draft_head()
     s = _core.Session(tiny_dir / "llama-tiny.gguf")
     with pytest.raises(UnsupportedError, match=r"no head that drafts tokens for architecture llama"):
+        s.load_draft_head()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not any(d["kind"] == "cuda" for d in _core.devices()), reason="no GPU")
+def test_a_model_on_a_gpu_has_no_head(tiny_dir: Path) -> None:
+    s = _core.Session(tiny_dir / "qwen35-tiny.gguf", load={"device": "cuda:0"})
+    with pytest.raises(
+        UnsupportedError, match=r"only with the whole model on the CPU; open it with device=cpu"
+    ):
         s.load_draft_head()

@@ -85,6 +85,8 @@ def short_conv_cases() -> Iterator[Case]:
     yield make(19, 4, SEVERAL, silu=True, bias=True)
     for taps in (5, 6, 7, 8):
         yield make(37, taps, SEVERAL, gated=taps % 2 == 0)
+    yield make(70, 4, [(0, 150, 2, 1)], silu=True)
+    yield make(3, 4, [(0, 2100, 0, 0)], silu=True)
 
 
 @cases("linear_attention")
@@ -147,6 +149,9 @@ def linear_attention_cases() -> Iterator[Case]:
     yield make(2, 6, 24, 20, SEVERAL, grouped=True, gap=3)
     yield make(1, 2, 128, 128, [(0, 2, 0, 0)])
     yield make(2, 4, 32, 48, [(0, 70, 0, 0)])
+    yield make(1, 2, 128, 128, [(0, 75, 3, 0)])
+    yield make(1, 1, 200, 40, [(0, 45, 3, 1)])
+    yield make(1, 1, 500, 36, [(0, 21, 3, 0)], gap=2)
     # Hardly any decay: every token of a chunk depends on all before it.
     yield make(1, 1, 32, 33, [(0, 130, 1, 0)], slow=True)
     yield make(2, 6, 16, 32, SEVERAL, rule="additive", grouped=True)

@@ -20,8 +20,7 @@ namespace {
 constexpr int64_t kTokens = 16;  // that `recurrent` prepares at once
 // A run, or the end of one, of fewer tokens is not worth a chunk's products.
 constexpr int64_t kLeastChunk = 8;
-constexpr int64_t kGrain = 16384;           // elements of states, by tokens, that are worth a thread
-constexpr int64_t kSharedBytes = 48 << 10;  // of a block, on every GPU
+constexpr int64_t kGrain = 16384;  // elements of states, by tokens, that are worth a thread
 
 }  // namespace
 
@@ -39,21 +38,28 @@ Support supports(const LinearAttentionDesc& d, const Config& config, const Devic
     return Support::no("channel_decay goes with the rule delta alone");
   }
   if (const Support s = check_config(Family::linear_attention, kVariants, kInstances, config, device); !s) return s;
-  if (config.variant == k_chunked && d.channel_decay) {
-    return Support::no("channel_decay=1: chunked takes one decay a head");
+  if ((config.variant == k_chunked || config.variant == k_chunks) && d.channel_decay) {
+    return Support::no(str_cat("channel_decay=1: ", kVariants[config.variant].name, " takes one decay a head"));
   }
-  if (config.variant == k_warps) {
-    const int64_t bytes = d.dk * (3 + warps_params::of(config).columns) * 4;
-    if (bytes > kSharedBytes) {
+  if (config.variant == k_chunks) {
+    if (d.dk > kMaxChunkHead) {
+      return Support::no(str_cat("heads have ", d.dk, " dims; chunks takes at most ", kMaxChunkHead));
+    }
+    const int64_t bytes = linear_chunk_shared_bytes(d.dk);
+    if (bytes > device.shared_per_block_bytes) {
       return Support::no(
-          str_cat("the state of a block takes ", bytes, " bytes of shared memory; it has ", kSharedBytes));
+          str_cat("a block takes ", bytes, " bytes of shared memory; the device has ", device.shared_per_block_bytes));
     }
   }
   return Support::yes();
 }
 
 Config default_config(const LinearAttentionDesc& desc, const DeviceInfo& device) {
-  if (device.kind == DeviceKind::cuda) return warps_params{.columns = 16};
+  if (device.kind == DeviceKind::cuda) {
+    // Runs of a few tokens cost `chunks` as much as `tokens`.
+    if (desc.m >= 16 && supports(desc, chunks_params{}, device)) return chunks_params{};
+    return tokens_params{};
+  }
   if (desc.m >= 16 && !desc.channel_decay) {
     return chunked_params{.tokens = static_cast<int16_t>(desc.m >= 64 ? 64 : desc.m >= 32 ? 32 : 16)};
   }
@@ -110,7 +116,11 @@ void launch(const Config& config, const LinearAttentionDesc& d, const LinearAtte
 #ifdef DYNO_HAVE_CUDA
 void launch(const Config& config, const LinearAttentionDesc& desc, const LinearAttentionArgs& args,
             CudaStream& stream) {
-  linear_attention_cuda(args, desc, warps_params::of(config).columns, stream);
+  if (config.variant == k_chunks) {
+    linear_attention_chunks(args, desc, stream);
+  } else {
+    linear_attention_tokens(args, desc, stream);
+  }
 }
 #endif
 

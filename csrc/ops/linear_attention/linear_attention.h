@@ -25,7 +25,7 @@ struct LinearAttentionDesc {
   int64_t steps() const { return channel_decay ? v_heads * dk : v_heads; }
 };
 
-// Dims of a head: keeps scratch and the shared memory of a GPU's block small.
+// Dims of a head: keeps scratch and the registers of a GPU's block small.
 inline constexpr int64_t kMaxLinearHead = 512;
 
 std::span<const VariantInfo> linear_attention_variants();
@@ -39,8 +39,15 @@ void launch(const Config& config, const LinearAttentionDesc& desc, const LinearA
             CpuContext& context);
 void launch(const Config& config, const LinearAttentionDesc& desc, const LinearAttentionArgs& args, CudaStream& stream);
 
-// recurrent_columns.cu
-void linear_attention_cuda(const LinearAttentionArgs& args, const LinearAttentionDesc& desc, int columns,
-                           CudaStream& stream);
+// tokens.cu
+void linear_attention_tokens(const LinearAttentionArgs& args, const LinearAttentionDesc& desc, CudaStream& stream);
+// chunks.cu
+void linear_attention_chunks(const LinearAttentionArgs& args, const LinearAttentionDesc& desc, CudaStream& stream);
+inline constexpr int64_t kMaxChunkHead = 256;  // dk
+// Shared memory of a block: k, q and the state of a chunk, and five matrices of 32 tokens.
+constexpr int64_t linear_chunk_shared_bytes(int64_t dk) {
+  const int64_t rows = dk <= 64 ? 64 : dk <= 128 ? 128 : kMaxChunkHead;
+  return 4 * (rows * (68 + 36) + 5 * 32 * 36 + 96);
+}
 
 }  // namespace dyno::ops

@@ -1,4 +1,4 @@
-// A short convolution: a thread for each channel of a run, its last inputs in registers.
+// A short convolution: a thread for a channel and a strip of the tokens of a run.
 #include <cuda_runtime.h>
 
 #include "core/cuda/launch.h"
@@ -8,44 +8,75 @@
 namespace dyno::ops {
 namespace {
 
+constexpr int kTogether = 8;  // tokens whose inputs a thread loads before it needs the first
+
 template <int kTaps>
-__global__ void __launch_bounds__(256) conv_threads(ShortConvArgs args, ShortConvDesc desc) {
+__global__ void __launch_bounds__(256) conv_threads(ShortConvArgs args, ShortConvDesc desc, int strip) {
   device::let_next_start();
   device::wait_for_previous();
   const int64_t c = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const SequenceRun run = args.runs[blockIdx.y];
-  if (c >= desc.n || run.n_tokens == 0) return;
+  const int begin = static_cast<int>(blockIdx.z) * strip, end = min(begin + strip, run.n_tokens);
+  if (c >= desc.n || begin >= end) return;
   float* state = args.state + run.slot * ((kTaps - 1) * desc.n) + c;
-  float weights[kTaps], inputs[kTaps];
+  float weights[kTaps], inputs[kTaps - 1 + kTogether];
+  const auto input = [&](int t) {
+    const int64_t row = int64_t{run.first_token} + t;
+    const float u = args.x[row * args.x_stride + c];
+    return desc.gated ? u * args.before[row * args.before_stride + c] : u;
+  };
+  // The input `back` tokens before the first one of the run.
+  const auto kept = [&](int back) { return run.position == 0 ? 0.0f : state[(kTaps - 1 - back) * desc.n]; };
 #pragma unroll
   for (int j = 0; j < kTaps; ++j) weights[j] = args.w[c * kTaps + j];
 #pragma unroll
-  for (int j = 0; j + 1 < kTaps; ++j) inputs[j] = run.position == 0 ? 0.0f : state[j * desc.n];
-  const float bias = args.bias == nullptr ? 0.0f : args.bias[c];
-  for (int64_t t = run.first_token; t < int64_t{run.first_token} + run.n_tokens; ++t) {
-    float u = args.x[t * args.x_stride + c];
-    if (desc.gated) u *= args.before[t * args.before_stride + c];
-    inputs[kTaps - 1] = u;
-    float sum = bias;
-#pragma unroll
-    for (int j = 0; j < kTaps; ++j) sum += weights[j] * inputs[j];
-    if (desc.silu) sum = sum / (1.0f + expf(-sum));
-    if (desc.gated) sum *= args.after[t * args.after_stride + c];
-    args.y[t * args.y_stride + c] = sum;
-#pragma unroll
-    for (int j = 0; j + 1 < kTaps; ++j) inputs[j] = inputs[j + 1];
+  for (int j = 0; j + 1 < kTaps; ++j) {
+    const int t = begin + j - (kTaps - 1);
+    inputs[j] = t < 0 ? kept(-t) : input(t);
   }
+  if (begin == 0) {
+    // The thread that reads the old state writes the new one: threads of other strips only read x.
+    float last[kTaps - 1];
 #pragma unroll
-  for (int j = 0; j + 1 < kTaps; ++j) state[j * desc.n] = inputs[j];
+    for (int j = 0; j + 1 < kTaps; ++j) {
+      const int t = run.n_tokens + j - (kTaps - 1);
+      last[j] = t < 0 ? kept(-t) : input(t);
+    }
+#pragma unroll
+    for (int j = 0; j + 1 < kTaps; ++j) state[j * desc.n] = last[j];
+  }
+  const float bias = args.bias == nullptr ? 0.0f : args.bias[c];
+  for (int t = begin; t < end; t += kTogether) {
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (t + i < end) inputs[kTaps - 1 + i] = input(t + i);
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (t + i >= end) break;
+      float sum = bias;
+#pragma unroll
+      for (int j = 0; j < kTaps; ++j) sum += weights[j] * inputs[i + j];
+      if (desc.silu) sum = sum / (1.0f + expf(-sum));
+      const int64_t row = int64_t{run.first_token} + t + i;
+      if (desc.gated) sum *= args.after[row * args.after_stride + c];
+      args.y[row * args.y_stride + c] = sum;
+    }
+#pragma unroll
+    for (int j = 0; j + 1 < kTaps; ++j) inputs[j] = inputs[j + kTogether];
+  }
 }
 
 }  // namespace
 
 void short_conv_cuda(const ShortConvArgs& args, const ShortConvDesc& desc, int threads, CudaStream& stream) {
   if (args.n_runs == 0) return;
-  const dim3 grid(static_cast<unsigned>((desc.n + threads - 1) / threads), static_cast<unsigned>(args.n_runs));
+  // Longer strips read fewer inputs twice; shorter ones fill the device at a few hundred tokens.
+  const int strip = desc.m >= 2048 ? 64 : 16;
+  const dim3 grid(static_cast<unsigned>((desc.n + threads - 1) / threads), static_cast<unsigned>(args.n_runs),
+                  static_cast<unsigned>((desc.m + strip - 1) / strip));
   const auto go = [&](auto kernel) {
-    launch_dependent("short_conv", kernel, grid, static_cast<unsigned>(threads), 0, stream.handle, args, desc);
+    launch_dependent("short_conv", kernel, grid, static_cast<unsigned>(threads), 0, stream.handle, args, desc, strip);
   };
   switch (desc.taps) {
     case 2:
