@@ -69,6 +69,35 @@ struct Rows {
   }
 };
 
+// The gates of a chunk, a token a lane. Their inputs are loaded while the chunk before is computed.
+struct Gates {
+  float log_decay, factor;
+
+  __device__ void load(const linear::Head& head, int64_t first, int count) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    log_decay = lane < count ? head.args.decay[head.head] * head.step(first + lane) : 0.0f;
+    factor = lane < count ? head.factor(first + lane) : 0.0f;
+  }
+
+  // The sums of log_decay up to each token, and what rounding took from them.
+  __device__ void store(float* sums, float* rests, float* factors) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    float sum = log_decay, rest = 0;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const float before = __shfl_up_sync(device::kFullMask, sum, offset);
+      const float rest_before = __shfl_up_sync(device::kFullMask, rest, offset);
+      if (lane < offset) continue;
+      const float both = sum + before, grown = both - sum;
+      rest += rest_before + ((sum - (both - grown)) + (before - grown));
+      sum = both;
+    }
+    sums[lane] = sum;
+    rests[lane] = rest;
+    factors[lane] = factor;
+  }
+};
+
 template <int kDk>
 __global__ void __launch_bounds__(kThreads) chunks_kernel(LinearAttentionArgs args, LinearAttentionDesc desc) {
   extern __shared__ float4 shared[];
@@ -97,35 +126,35 @@ __global__ void __launch_bounds__(kThreads) chunks_kernel(LinearAttentionArgs ar
       *reinterpret_cast<float4*>(state + (tile.row() + i) * kLd + tile.column()) = tile.s[i];
     }
   }
+  // [k; q] times [state, k]: half of the warps take the columns of the state, half the keys.
+  const bool keys = warp % 2 == 1;
+  const int m = warp / 2 * 16 + lane / 8 * 4, n = lane % 8 * 4;
+  const int t0 = m % kTokens;
+  const bool query = m >= kTokens;
   Rows<kDk> next;
-  if (chunked > 0) next.load(head, run.first_token, min(kTokens, chunked));
+  Gates gates;
+  if (chunked > 0) {
+    next.load(head, run.first_token, min(kTokens, chunked));
+    gates.load(head, run.first_token, min(kTokens, chunked));
+  }
   for (int done = 0; done < chunked; done += kTokens) {
     const int count = min(kTokens, chunked - done);
     const int64_t first = int64_t{run.first_token} + done;
     next.store(head, count, rows);
-    if (warp == 0) {
-      float sum = lane < count ? args.decay[head.head] * head.step(first + lane) : 0.0f, rest = 0;
-#pragma unroll
-      for (int offset = 1; offset < 32; offset *= 2) {
-        const float before = __shfl_up_sync(device::kFullMask, sum, offset);
-        const float rest_before = __shfl_up_sync(device::kFullMask, rest, offset);
-        if (lane < offset) continue;
-        const float both = sum + before, grown = both - sum;
-        rest += rest_before + ((sum - (both - grown)) + (before - grown));
-        sum = both;
-      }
-      sums[lane] = sum;
-      rests[lane] = rest;
-      factors[lane] = lane < count ? head.factor(first + lane) : 0.0f;
-    }
+    if (warp == 0) gates.store(sums, rests, factors);
     __syncthreads();  // rows, sums and factors are written, and so is the state
 
     // Sums of a few hundred hide decays of a few tokens that matter, hence the rests.
     const auto between = [&](int t, int s) { return expf((sums[t] - sums[s]) + (rests[t] - rests[s])); };
 
-    // [k; q] times [state, k]: half of the warps take the columns of the state, half the keys.
-    const bool keys = warp % 2 == 1;
-    const int m = warp / 2 * 16 + lane / 8 * 4, n = lane % 8 * 4;
+    float4 values[4];
+    if (!keys && !query) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        values[i] = t0 + i < count ? linear::load_four(head.v(first + t0 + i), head.first_column + n, head.dv)
+                                   : make_float4(0, 0, 0, 0);
+      }
+    }
     float product[4][4] = {};
     {
       const float *a = rows + m, *b = (keys ? rows : state) + n;
@@ -136,15 +165,12 @@ __global__ void __launch_bounds__(kThreads) chunks_kernel(LinearAttentionArgs ar
                  *reinterpret_cast<const float4*>(b + k * ldb));
       }
     }
-    const int t0 = m % kTokens;
-    const bool query = m >= kTokens;
     if (!keys) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int t = t0 + i;
         const float decay = expf(sums[t] + rests[t]);
-        float4 value = make_float4(0, 0, 0, 0);
-        if (!query && t < count) value = linear::load_four(head.v(first + t), head.first_column + n, head.dv);
+        float4 value = query ? make_float4(0, 0, 0, 0) : values[i];
         const float by = query ? decay : head.delta ? -decay : 0.0f;
         value.x += by * product[i][0], value.y += by * product[i][1];
         value.z += by * product[i][2], value.w += by * product[i][3];
@@ -176,7 +202,11 @@ __global__ void __launch_bounds__(kThreads) chunks_kernel(LinearAttentionArgs ar
         }
       }
     }
-    if (done + kTokens < chunked) next.load(head, first + kTokens, min(kTokens, chunked - done - kTokens));
+    if (done + kTokens < chunked) {
+      const int more = min(kTokens, chunked - done - kTokens);
+      next.load(head, first + kTokens, more);
+      if (warp == 0) gates.load(head, first + kTokens, more);
+    }
     __syncthreads();  // u, outs and the sums among tokens are written; the state has been read
 
     // Row t of u loses what the rows before it give: a lane for each token, four columns a warp.

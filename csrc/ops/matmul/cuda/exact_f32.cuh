@@ -21,28 +21,47 @@ __device__ __forceinline__ float dot4(float4 a, float4 b, float sum) {
   return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
 }
 
-// Up to 4 rows of x: a warp for each row of w, its lanes share k.
+// Up to 4 rows of x: a block for each row of w, its threads share k. The weights are on their way before the rows of x
+// are there.
 template <int kThreads>  // templates, because each weight type's unit has them
 __global__ void __launch_bounds__(kThreads) exact_f32_few_kernel(const Problem p) {
+  constexpr int kAhead = 8, kWarps = kThreads / 32;
+  __shared__ float parts[kWarps][4];
   device::let_next_start();
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, steps = p.k / 4;
+  const auto* w = reinterpret_cast<const float4*>(p.w) + static_cast<int64_t>(blockIdx.x) * steps;
+  float4 ahead[kAhead];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    const int at = threadIdx.x + i * kThreads;
+    ahead[i] = at < steps ? __ldg(w + at) : make_float4(0, 0, 0, 0);
+  }
   device::wait_for_previous();
-  const int lane = threadIdx.x & 31, row_of_w = blockIdx.x * 4 + (threadIdx.x >> 5);
-  if (row_of_w >= p.n) return;
-  const auto* w = reinterpret_cast<const float4*>(p.w) + static_cast<int64_t>(row_of_w) * (p.k / 4);
   float sums[4] = {};
-#pragma unroll 8
-  for (int at = lane; at < p.k / 4; at += 32) {
-    const float4 weights = __ldg(w + at);
+  const auto add = [&](int at, float4 weights) {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       if (r < p.rows) sums[r] = dot4(weights, reinterpret_cast<const float4*>(p.x + r * p.x_stride)[at], sums[r]);
     }
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    const int at = threadIdx.x + i * kThreads;
+    if (at < steps) add(at, ahead[i]);
   }
+  for (int at = threadIdx.x + kAhead * kThreads; at < steps; at += kThreads) add(at, __ldg(w + at));
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
-    if (r >= p.rows) break;
     const float sum = device::warp_sum(sums[r]);
-    if (lane == 0) store_product(p, 0, row_of_w, r * p.y_stride + row_of_w, sum);
+    if (lane == 0) parts[warp][r] = sum;
+  }
+  __syncthreads();  // the parts of all warps are written
+  if (threadIdx.x < p.rows) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) sum += parts[i][threadIdx.x];
+    const int row = static_cast<int>(blockIdx.x);
+    store_product(p, 0, row, threadIdx.x * p.y_stride + row, sum);
   }
 }
 
@@ -95,7 +114,7 @@ __global__ void __launch_bounds__(kThreads) exact_f32_tile_kernel(const Problem 
 
 inline void exact_f32(const Problem& p, CUstream_st* stream) {
   if (p.rows <= 4) {
-    launch_dependent("matmul", exact_f32_few_kernel<128>, static_cast<unsigned>((p.n + 3) / 4), 128, 0, stream, p);
+    launch_dependent("matmul", exact_f32_few_kernel<128>, static_cast<unsigned>(p.n), 128, 0, stream, p);
     return;
   }
   const dim3 grid(static_cast<unsigned>((p.rows + 15) / 16), static_cast<unsigned>((p.n + 15) / 16));
