@@ -159,5 +159,5 @@ def test_the_commands(tmp_path: Path, trained_model: Path) -> None:
     done = CliRunner().invoke(
         app, ["import", "-", "--model", str(trained_model), "--out", str(there)], input=printed.stdout
     )
-    assert "is there already" in str(done.exception)
+    assert "exists already" in str(done.exception)
     assert there.read_text() == "mine"

@@ -55,40 +55,56 @@ def build(
     gpu: o.OneGpu = None,
     switches: Annotated[
         list[str] | None,
-        typer.Option("--switch", help="NAME or NAME=VALUE; may be repeated. Default: all of the table."),
+        typer.Option(
+            "--switch",
+            metavar="NAME[=VALUE]",
+            help="Switch to try; may be given several times. Default: all.",
+        ),
     ] = None,
     defines: Annotated[
         list[str] | None,
-        typer.Option("--define", "-D", help="NAME=VALUE of CMake for every build, also the default one."),
+        typer.Option(
+            "--define",
+            "-D",
+            metavar="NAME=VALUE",
+            help="CMake definition of every build, the default one too.",
+        ),
     ] = None,
-    engine: Annotated[str, typer.Option(help="dyno, or llama.cpp or ik_llama.cpp with --source.")] = "dyno",
+    engine: Annotated[
+        str, typer.Option(help="Engine: dyno, or with --source llama.cpp or ik_llama.cpp.")
+    ] = "dyno",
     source: Annotated[
-        Path | None, typer.Option(help="Source tree to build; default: the one that this dyno comes from.")
+        Path | None, typer.Option(help="Source tree to build. Default: the one that this dyno comes from.")
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Folder that keeps builds; default: dyno/builds in the user's cache.")
+        Path | None, typer.Option(help="Folder that keeps builds. Default: dyno/builds in the user's cache.")
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="Time for builds and measurements: 30m, 2h. Default: as long as they take."),
+        typer.Option(help="Time for builds and measurements, such as 30m or 2h. Default: no limit."),
     ] = None,
     workload: o.WhatWorkload = None,
     rounds: o.Rounds = 6,
     least: o.Least = 0.01,
     memory: Annotated[
-        str | None, typer.Option(help="Memory that builds may take: 16GiB. Default: whatever is free.")
+        str | None,
+        typer.Option(help="Memory that builds may take, such as 16GiB. Default: all that is free."),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Measure while other programs use the CPUs, and mark the result.")
     ] = False,
     hold: o.Held = None,
     retune: Annotated[
-        bool, typer.Option("--retune/--no-retune", help="Set knobs anew in both builds where they interact.")
+        bool,
+        typer.Option(
+            "--retune/--no-retune", help="Search settings that interact with a switch again in both builds."
+        ),
     ] = True,
     deadline: o.Deadline = 600.0,
-    seed: Annotated[int, typer.Option(help="Of the intervals.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the intervals.", min=0)] = 0,
     report: Annotated[
-        Path | None, typer.Option("--report", help="Write an HTML page here. Needs the `report` extra.")
+        Path | None,
+        typer.Option("--report", help="Write an HTML page to this file; needs gguf-dyno[report]."),
     ] = None,
     out: o.TableOut = None,
     as_json: o.Json = False,
@@ -96,9 +112,9 @@ def build(
 ) -> None:
     """Build variants of the engine, and measure which switches gain on this machine with this model.
 
-    Every variant is built into a cache, and nothing of it touches this environment. Exit code 0 whatever the
-    verdict, also if the budget or a busy machine left switches untried; 1 an error, as a default build that
-    fails; 2 wrong usage; 130 interrupted (the same command goes on from there)."""
+    Every variant is built into a cache, and no build touches this environment. Exit codes: 0 done, with any
+    verdict, also if the budget or a busy machine left switches untried; 1 an error, such as a default build
+    that fails; 2 wrong usage; 130 interrupted (the same command continues)."""
 
     def say(line: str) -> None:
         if not quiet:

@@ -281,7 +281,7 @@ def replay(
     data: Annotated[
         Path, typer.Argument(help="Recorded sweep: llama-bench's jsonl, json or csv; also as .gz, .xz, .bz2.")
     ],
-    sampler: Annotated[str, typer.Option(help=f"{', '.join(SAMPLERS)}.")] = "guided",
+    sampler: Annotated[str, typer.Option(help=f"Sampler of the search: {', '.join(SAMPLERS)}.")] = "guided",
     seeds: Annotated[
         int, typer.Option(help="Number of searches, with seeds from 0.", min=1, max=100_000)
     ] = 100,
@@ -290,19 +290,19 @@ def replay(
         typer.Option(help="Metric: pp or tg, with tokens and depth if there are several, as in tg128@d4096."),
     ] = None,
     evaluations: Annotated[
-        int, typer.Option(help="Most distinct configurations that a search measures.", min=2)
+        int, typer.Option(help="Largest number of distinct configurations that a search measures.", min=2)
     ] = 12,
     experts: Annotated[
         int | None,
         typer.Option(
-            help="Number of experts of the model; default: the file's, else an estimate from its rates."
+            help="Number of experts of the model. Default: the file's, or an estimate from its rates."
         ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="Model to replay, by its name or the beginning of it, if the file has several."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: o.Json = False,
 ) -> None:
     """Repeat a search on recorded measurements, seed after seed, without hardware."""
     from ..run.replay import replay_many
@@ -347,7 +347,7 @@ def _words(settings: dict[str, Any]) -> str:
 def diff(
     first: Annotated[Path, typer.Argument(help="Profile.")],
     second: Annotated[Path, typer.Argument(help="Profile.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: o.Json = False,
 ) -> None:
     """Compare two profiles entry by entry. Exit code 1 where they disagree."""
     from ..output.diff import apart, compare_profiles
@@ -380,15 +380,17 @@ def doctor(
         ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="llama.cpp or ik_llama.cpp; default: the one that the line fits.")
+        str | None,
+        typer.Option(help="Engine: llama.cpp or ik_llama.cpp. Default: the one that the line fits."),
     ] = None,
     version: Annotated[
-        str | None, typer.Option(help="Commit or day (YYYY-MM-DD) of the engine; default: as in the tables.")
+        str | None,
+        typer.Option(help="Commit or day (YYYY-MM-DD) of the engine. Default: the commit of the tables."),
     ] = None,
     gpu_arch: Annotated[
         str | None, typer.Option(help="Compute capability of the GPU: 7.5, 8.6, 9.0, …")
     ] = None,
-    gpus: Annotated[int | None, typer.Option(help="How many GPUs.", min=0, max=1024)] = None,
+    gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", min=0, max=1024)] = None,
     moe: Annotated[
         bool | None, typer.Option("--moe/--dense", help="Whether the model is a mixture of experts.")
     ] = None,
@@ -397,14 +399,15 @@ def doctor(
     model: Annotated[
         Path | None,
         typer.Option(
-            help="GGUF file to take the facts of the model from; -ot, -ncmoe and -ngl are held against it."
+            help="GGUF file with the facts of the model; -ot, -ncmoe and -ngl are compared with it."
         ),
     ] = None,
-    vram: Annotated[str | None, typer.Option(help="Memory of each GPU: 16GiB.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    vram: Annotated[str | None, typer.Option(help="Memory of each GPU, such as 16GiB.")] = None,
+    as_json: o.Json = False,
 ) -> None:
-    """Say what every token of a llama.cpp or ik_llama.cpp command line does, without running it. Exit code 1
-    where something is wrong, or where a flag is in no table."""
+    """Explain every word of a llama.cpp or ik_llama.cpp command line without running it.
+
+    Exit code 1 if something is wrong or a flag is not in the tables, else 0."""
     from ..doctor import diagnose
     from ..doctor.facts import gather
     from ..doctor.render import print_line, to_dict
@@ -433,9 +436,11 @@ def report(
     journal: Annotated[
         Path, typer.Argument(help="Journal of a tune: PROFILE.journal.jsonl, or packed: .gz.")
     ],
-    out: Annotated[Path | None, typer.Option(help="Page to write; default: beside the journal.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Page to write. Default: a file beside the journal.")
+    ] = None,
 ) -> None:
-    """Write one self-contained HTML page about a run, also an interrupted one. Needs the `report` extra."""
+    """Write one self-contained HTML page about a run, complete or interrupted. Needs gguf-dyno[report]."""
     from ..output.html_report import write_report
 
     print(f"report: {write_report(journal, out)}")
@@ -444,9 +449,9 @@ def report(
 @app.command()
 def history(
     folder: Annotated[
-        list[Path] | None, typer.Argument(help="Folders with journals; default: the user's profiles.")
+        list[Path] | None, typer.Argument(help="Folders with journals. Default: the user's profiles.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: o.Json = False,
 ) -> None:
     """List the tunes of this machine, the newest first."""
     from dyno import profiles

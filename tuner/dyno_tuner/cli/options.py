@@ -1,4 +1,4 @@
-"""The options of `tune` and `tune ab`, as types that typer reads."""
+"""The options of `tune` and its subcommands, as types that typer reads."""
 
 from __future__ import annotations
 
@@ -12,25 +12,29 @@ from ..search.proposers import SAMPLERS
 # ---- of both
 
 Device = Annotated[
-    str, typer.Option(help="auto (the first usable GPU, else the CPU), cpu, cuda:N; cpu:N: a virtual device.")
+    str,
+    typer.Option(help="cpu, cuda:N, cpu:N (a virtual device), or auto: the first usable GPU, else the CPU."),
 ]
 WhatWorkload = Annotated[
     str | None,
     typer.Option(
         "--workload",
-        help="Work to be fast at: chat, rag, or tokens[:weight] as in pp=512,4096:2,tg=128,depth=0,8192; "
-        "default pp=4096,tg=128 on a GPU, else pp=512,tg=64; a tune of less than 5m takes tg=16 for files of "
-        "256 MiB or more.",
+        help="The work to be fast at: chat, rag, serve, or tokens[:weight] as in "
+        "pp=512,4096:2,tg=128,depth=0,8192. Default: pp=4096,tg=128 on a GPU, pp=512,tg=64 on a CPU; "
+        "a CPU with less than 5m takes pp=128,tg=16 for files of 256 MiB or more.",
     ),
 ]
 Held = Annotated[
-    list[str] | None, typer.Option("--set", help="Hold a setting of dyno at a value: NAME=VALUE; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="Hold a setting of dyno at a value; may be given several times."
+    ),
 ]
 Binaries = Annotated[
-    Path | None, typer.Option("--bin", help="Folder of llama.cpp's or ik_llama.cpp's binaries.")
+    Path | None, typer.Option("--bin", help="Folder with the binaries of llama.cpp or ik_llama.cpp.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 # ---- of tune
 
@@ -39,9 +43,11 @@ Gpu = Annotated[
     str | None,
     typer.Option(help="Number of the GPU; the same as --device cuda:N. Several of one kind: 0,1,2."),
 ]
-Out = Annotated[Path | None, typer.Option(help="Profile to write; default: the user's profile folder.")]
-Budget = Annotated[str, typer.Option(help="Wall-clock limit: 90s, 3m, 1h.")]
-Seed = Annotated[int, typer.Option(help="Of every random draw.", min=0)]
+Out = Annotated[
+    Path | None, typer.Option(help="Profile to write. Default: a file in the user's profile folder.")
+]
+Budget = Annotated[str, typer.Option(help="Time that the tune may take, such as 90s, 3m or 1h.")]
+Seed = Annotated[int, typer.Option(help="Seed of every random choice.", min=0)]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the journal of the last run.")]
 Force = Annotated[
     bool,
@@ -60,26 +66,25 @@ Sampler = Annotated[str, typer.Option(help=f"Sampler of the search: {', '.join(S
 Storage = Annotated[
     str | None,
     typer.Option(
-        help="Optuna storage URL: machines of one kind that name the same one search together; "
-        "e.g. sqlite:///tune.db or postgresql://user@host/db."
+        help="URL of an Optuna storage, such as sqlite:///tune.db or postgresql://user@host/db. Machines of "
+        "one kind that name the same storage search together."
     ),
 ]
 StudyName = Annotated[
     str | None,
-    typer.Option("--study", help="Name of the study in --storage; default: the model and the workload."),
+    typer.Option("--study", help="Name of the study in --storage. Default: the model and the workload."),
 ]
 Ray = Annotated[
     str | None,
     typer.Option(
         "--ray",
-        help="Ray places the workers: local, auto, HOST:PORT or ray://HOST:PORT "
-        "(pip install 'gguf-dyno[ray]').",
+        help="Let Ray place the workers: local, auto, HOST:PORT or ray://HOST:PORT; needs gguf-dyno[ray].",
     ),
 ]
 Workers = Annotated[
     int | None,
     typer.Option(
-        help="Number of workers with --ray; default: one for each GPU, else one for each node.",
+        help="Number of workers with --ray. Default: one for each GPU, or one for each node without GPUs.",
         min=1,
         max=999,
     ),
@@ -87,24 +92,22 @@ Workers = Annotated[
 Ctx = Annotated[
     int | None,
     typer.Option(
-        help="Length of the context; default 4096 or what the workload needs, at most the model's limit.",
+        help="Length of the context. Default: 4096 or the need of the workload, at most the model's limit.",
         min=1,
     ),
 ]
 Vram = Annotated[
     str | None,
     typer.Option(
-        help="The device may hold so much by the engine's plan, as in 16GiB (of the CPU alone: main memory)."
+        help="Use this much memory of the device, such as 16GiB; with --device cpu, of the main memory."
     ),
 ]
-Ram = Annotated[
-    str | None, typer.Option(help="The CPU beside a device may hold so much by the engine's plan: 32GiB.")
-]
+Ram = Annotated[str | None, typer.Option(help="Use this much main memory beside a device, such as 32GiB.")]
 Layers = Annotated[
     int | None,
     typer.Option(
-        help="Tune on the first so many layers, with memory scaled, and confirm once on the whole model; "
-        "kernels are not chosen.",
+        help="Tune on this many first layers, with scaled memory limits, and confirm on the whole model. "
+        "Kernels are not chosen.",
         min=1,
     ),
 ]
@@ -113,21 +116,24 @@ VirtualDevices = Annotated[
     typer.Option(
         "--virtual-device",
         metavar="cpu:N,NAME=VALUE,...",
-        help="A virtual device behind a link, to tune for it without a GPU: "
-        "cpu:1,link_gbps=8,latency_us=10,memory_mib=4096,streams=1; may be given several times.",
+        help="Add a virtual device behind a link, to tune for it without a GPU: "
+        "cpu:1,link_gbps=8,latency_us=10,memory_mib=4096,streams=1. May be given several times.",
     ),
 ]
 Pareto = Annotated[
     bool, typer.Option("--pareto", help="Also write profiles that need less memory, and a plot.")
 ]
 Engine = Annotated[
-    str, typer.Option(help="dyno, llama.cpp or ik_llama.cpp; your own command line of it stands after --.")
+    str,
+    typer.Option(
+        help="Engine: dyno, llama.cpp or ik_llama.cpp. Your own command line for it may follow after --."
+    ),
 ]
 Text = Annotated[
     Path | None,
     typer.Option(
-        help="Your own text for the prompts, which decides the experts that work; "
-        "with --bin, the text that answers are compared on."
+        help="File with your own text for the prompts, which decides the experts that work. "
+        "With --bin: the text on which answers are compared."
     ),
 ]
 Kernels = Annotated[bool, typer.Option(help="Also choose kernels of single ops.")]
@@ -138,18 +144,23 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show traces of e
 SideA = Annotated[
     str, typer.Argument(metavar="A", help="Profile, folder with llama-bench, build, commit, or `default`.")
 ]
-SideB = Annotated[str, typer.Argument(metavar="B", help="As A; B is compared with A.")]
+SideB = Annotated[
+    str, typer.Argument(metavar="B", help="The other side, of the same kinds; it is compared with A.")
+]
 Flags = Annotated[
     list[str] | None,
     typer.Argument(metavar="[-- FLAGS]", help="Flags of llama-server for the binaries of both sides."),
 ]
-OneGpu = Annotated[int | None, typer.Option("--gpu", help="The same as --device cuda:N.", min=0, max=999)]
+OneGpu = Annotated[
+    int | None,
+    typer.Option("--gpu", help="Number of the GPU; the same as --device cuda:N.", min=0, max=999),
+]
 Rounds = Annotated[int, typer.Option(help="ABBA rounds of four processes each.", min=2, max=1000)]
 RoundsBudget = Annotated[
     str | None,
-    typer.Option("--budget", help="Time limit: 90s, 3m, 1h. No round begins that would end later."),
+    typer.Option("--budget", help="Time limit, such as 90s, 3m or 1h. No round begins that would end later."),
 ]
-Least = Annotated[float, typer.Option(help="Smallest difference that counts.", min=0.0, max=1.0)]
+Least = Annotated[float, typer.Option(help="Smallest difference that counts; 0.01 is 1 %.", min=0.0, max=1.0)]
 FlagsA = Annotated[str, typer.Option(help="Further flags of A's binaries, as one word.")]
 FlagsB = Annotated[str, typer.Option(help="Further flags of B's binaries, as one word.")]
 ProfileA = Annotated[Path | None, typer.Option(help="Profile for a build or commit A.")]
@@ -158,16 +169,20 @@ ForceProfile = Annotated[
     bool, typer.Option("--force-profile", help="Use profiles of dyno although they belong to another model.")
 ]
 Repository = Annotated[
-    Path | None, typer.Option("--repo", help="Repository of the commits; default: the current folder.")
+    Path | None, typer.Option("--repo", help="Repository of the commits. Default: the current folder.")
 ]
 Defines = Annotated[
-    list[str] | None, typer.Option("--define", "-D", help="CMake definition for commits, as in GGML_CUDA=ON.")
+    list[str] | None,
+    typer.Option(
+        "--define", "-D", metavar="NAME=VALUE", help="CMake definition for commits, such as GGML_CUDA=ON."
+    ),
 ]
 AnswersText = Annotated[Path | None, typer.Option("--text", help="Text that llama-perplexity compares on.")]
 Check = Annotated[bool, typer.Option("--answers/--no-answers", help="Compare the answers too.")]
 Allow = Annotated[
-    float, typer.Option("--allow-approx", help="Mean KLD (nats) that B's answers may have.", min=0.0)
+    float,
+    typer.Option("--allow-approx", help="Mean KLD (nats per token) that B's answers may have.", min=0.0),
 ]
 Deadline = Annotated[float, typer.Option(help="Time limit of one process, in seconds.", min=1.0)]
 Log = Annotated[Path | None, typer.Option(help="File for the standard error of other engines' binaries.")]
-TableOut = Annotated[Path | None, typer.Option("--out", help="File that the table is also written to.")]
+TableOut = Annotated[Path | None, typer.Option("--out", help="Write the table to this file too.")]

@@ -20,7 +20,7 @@ def probe(
     keep: Annotated[
         bool, typer.Option("--keep/--no-keep", help="Keep the rates for placements and expected times.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: o.Json = False,
 ) -> None:
     """Measure how fast the CPU's memory and products are, and a GPU's memory, products and link. Takes a few
     seconds."""

@@ -18,17 +18,18 @@ from ..core.model_file import check_model
 from ..run.adopt import adopt
 from ..run.share import profile_of, read_row, row_of
 from ..run.verify import KEEP, USUAL, verify
+from . import options as o  # noqa: TC001  (typer reads annotations when the command runs)
 from .arguments import command_line, declaration_of, devices_of, parse_duration
 
 
 def share(
     profile: Annotated[Path, typer.Argument(help="Profile that `tune` has written.")],
-    out: Annotated[Path | None, typer.Option(help="Write the row here; default: standard output.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the row. Default: standard output.")] = None,
 ) -> None:
     """Print a profile as one row to give away: properties, shapes, gains with intervals, versions.
 
-    The row holds no path, no name of a file, a machine or a person, and no free text. Its SHA-256 tells a
-    change on the way. Nothing is sent anywhere."""
+    The row holds no path, no name of a file, a machine or a person, and no free text. Its SHA-256 shows
+    whether the row was changed on the way. The command sends nothing anywhere."""
     row = json.dumps(row_of(profiles.load_profile(profile)), sort_keys=True)
     if out is None:
         print(row)
@@ -37,28 +38,28 @@ def share(
 
 
 def import_(
-    row: Annotated[Path, typer.Argument(help="A row of `tune share`; - reads standard input.")],
+    row: Annotated[Path, typer.Argument(help="File with a row of `tune share`; - reads standard input.")],
     model: Annotated[str, typer.Option("--model", "-m", help="GGUF file to measure with.")],
     out: Annotated[
-        Path | None, typer.Option(help="Profile to write; default: the user's profiles, if none is there.")
+        Path | None, typer.Option(help="Profile to write. Default: a new file in the user's profile folder.")
     ] = None,
     gpu: Annotated[
-        int | None, typer.Option(help="Number of the GPU, for a row of one.", min=0, max=999)
+        int | None, typer.Option(help="Number of the GPU, for a row of a GPU.", min=0, max=999)
     ] = None,
-    budget: Annotated[str | None, typer.Option(help="Time to take at most: 90s, 3m; default 2m.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed.", min=0)] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    budget: Annotated[str | None, typer.Option(help="Time limit, such as 90s or 3m. Default: 2m.")] = None,
+    seed: o.Seed = 0,
+    quiet: o.Quiet = False,
+    as_json: o.Json = False,
 ) -> None:
     """Measure a stranger's row on this machine, and write a profile of the entries that gain here.
 
-    No gain of the row counts. Exit code 0 where an entry gains, 1 where none does or on an error."""
+    The gains in the row do not count. Exit code 0 if an entry gains here, 1 if none does or on an error."""
     seconds = parse_duration(budget) if budget is not None else USUAL
     check_model(model)
     claimed = profile_of(read_row(sys.stdin.read() if str(row) == "-" else row.read_text(encoding="utf-8")))
     if declaration_of(claimed.match.engine.name).foreign:
         raise TuneError(
-            f"this row is of {claimed.match.engine.name}; so far `tune import` measures rows of dyno alone"
+            f"this row is for {claimed.match.engine.name}; so far `tune import` measures rows of dyno alone"
         )
     name = devices_of("auto", str(gpu))[0] if gpu is not None else claimed.match.device.kind
     info = resolve_device(name).info
@@ -71,7 +72,7 @@ def import_(
     place = out if out is not None else profiles.default_path(here.device, here.model, here.engine)
     if place.exists():
         raise TuneError(
-            f"{place} is there already; give --out another file, and compare them with `tune diff`"
+            f"{place} exists already; give another file with --out, and compare both with `tune diff`"
         )
     with tempfile.TemporaryDirectory(prefix="dyno-import-") as folder:
         result = adopt(

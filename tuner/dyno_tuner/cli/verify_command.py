@@ -16,6 +16,7 @@ from ..core.errors import TuneError
 from ..run.junit import Suite, write_junit
 from ..targets import declared
 from ..targets.ggml.export import binaries_folder, tuned_with
+from . import options as o  # noqa: TC001  (typer reads annotations when the command runs)
 from .arguments import devices_of, parse_duration
 
 if TYPE_CHECKING:
@@ -26,18 +27,20 @@ if TYPE_CHECKING:
 def verify(
     profile: Annotated[Path, typer.Argument(help="Profile.")],
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="GGUF file; default: the one that the profile names.")
+        str | None, typer.Option("--model", "-m", help="GGUF file. Default: the one that the profile names.")
     ] = None,
     gpu: Annotated[
         int | None, typer.Option(help="Number of the GPU, for a profile of a GPU.", min=0, max=999)
     ] = None,
     binaries: Annotated[
         Path | None,
-        typer.Option("--bin", help="Folder of the engine's binaries, for a profile of another engine."),
+        typer.Option("--bin", help="Folder with the engine's binaries, for a profile of another engine."),
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="Time limit: 90s, 3m, 1h; default 2m, and 10m for a profile of another engine."),
+        typer.Option(
+            help="Time limit, such as 90s, 3m or 1h. Default: 2m, or 10m for another engine's profile."
+        ),
     ] = None,
     since: Annotated[
         str | None,
@@ -46,13 +49,17 @@ def verify(
             help="Day of the last change (YYYY-MM-DD): a profile measured on that day or later is skipped.",
         ),
     ] = None,
-    junit: Annotated[Path | None, typer.Option(help="Also write the verdicts here, as JUnit XML.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed.", min=0)] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    junit: Annotated[
+        Path | None, typer.Option(help="Write the verdicts to this file too, as JUnit XML.")
+    ] = None,
+    seed: o.Seed = 0,
+    quiet: o.Quiet = False,
+    as_json: o.Json = False,
 ) -> None:
-    """Measure whether a profile still holds, entry by entry. Exit code 0 where every entry is kept, 1 where
-    one is stale, harmful or unsupported, or where nothing could be measured."""
+    """Measure whether a profile still holds, entry by entry.
+
+    Exit code 0 if every entry is kept. Exit code 1 if one is stale, harmful or unsupported, or if nothing
+    could be measured."""
     from ..run.verify import KEEP, USUAL
 
     seconds = parse_duration(budget) if budget is not None else USUAL
