@@ -115,7 +115,9 @@ def parse_virtual_devices(texts: list[str]) -> VirtualDevices:
     for text in texts:
         name, *pairs = text.split(",")
         if name.isdecimal():
-            raise ValueError(f"{text!r}: a number of devices stands alone; name each device instead: cpu:1,…")
+            raise ValueError(
+                f"{text!r}: a number of devices has to be the only value; name each device instead: cpu:1,…"
+            )
         if name in devices:
             raise ValueError(f"{name} is given twice")
         devices[name] = {}

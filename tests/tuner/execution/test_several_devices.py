@@ -286,7 +286,7 @@ def test_an_error_on_one_device_ends_the_run(tmp_path: Path) -> None:
 )
 def test_devices_of_two_kinds_are_refused(tmp_path: Path, device: dict[str, Any], said: str) -> None:
     other = InlineExecutor(SimulatedTarget("saturating", 4, device=device))
-    with pytest.raises(TuneError, match=f"(?i)device 2 is of another kind than .*{said}"):
+    with pytest.raises(TuneError, match=f"(?i)device 2 is another kind of device than .*{said}"):
         _tune(tmp_path, [*_devices(1), other])
     assert list(tmp_path.iterdir()) == []  # and nothing was begun
 

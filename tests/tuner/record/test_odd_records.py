@@ -150,7 +150,7 @@ def test_records_that_are_odd_only_together_are_one_line_too(
         tune(tmp_path, resume=True)
     assert str(caught.value) == (
         f"journal {path}: up to the record 'aa/p1/v1' it does not fit together (ZeroDivisionError: "
-        "'nothing to divide by'); leave out --resume to begin anew (the old journal is kept)"
+        "'nothing to divide by'); leave out --resume to start again (the old journal is kept)"
     )
 
 

@@ -224,8 +224,8 @@ def _nothing_before(context: typer.Context) -> None:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name != "verbose" and source is not None and source.name == "COMMANDLINE":
             raise typer.BadParameter(
-                f"{parameter.opts[0]} does not go with `tune {context.invoked_subcommand}`; options of the "
-                "subcommand stand behind its name"
+                f"{parameter.opts[0]} does not go with `tune {context.invoked_subcommand}`; put options "
+                "of the subcommand after its name"
             )
 
 
@@ -414,8 +414,8 @@ def doctor(
 
     if words and len(words) > 1 and " -" in words[0]:  # else all of the line would be the name of a program
         raise typer.BadParameter(
-            f"{' '.join(words[1:])} stands behind a whole command line in quotes; options of doctor stand "
-            "before it, flags of the engine inside",
+            f"{' '.join(words[1:])} follows a whole command line in quotes; put options of doctor "
+            "before the line, and flags of the engine into it",
             param_hint="-- COMMAND LINE",
         )
     try:

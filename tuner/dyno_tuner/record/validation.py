@@ -24,7 +24,7 @@ MOST_SECONDS = 1e8  # of a run
 ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """The errors that content of the wrong kind raises, wherever it gets."""
 
-_ADVICE = "leave out --resume to begin anew (the old journal is kept)"
+_ADVICE = "leave out --resume to start again (the old journal is kept)"
 
 
 class Odd(Exception):

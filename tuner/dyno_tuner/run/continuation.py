@@ -31,7 +31,7 @@ def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path
                 detail = f" ({', '.join(names[:3])})"
             raise JournalError(
                 f"journal {path} was written with another {key}{detail}, so it cannot be continued; "
-                "leave out --resume to begin anew (the old journal is kept)"
+                "leave out --resume to start again (the old journal is kept)"
             )
 
 
@@ -48,7 +48,7 @@ def open_journal(path: Path, head: dict[str, Any], resume: bool, progress: Progr
             loaded = journal.load(path)
             first = loaded.records[0] if loaded.records else {}
             if "device" in head and first.get("run") == FORMAT and first.get("id") != head.get("id"):
-                progress.say(f"journal {path} is of another run: beginning anew")
+                progress.say(f"journal {path} belongs to another run: starting again")
                 _move_aside(path, progress)
             elif first.get("run") == FORMAT:
                 check_header(first, head, path)
@@ -56,7 +56,7 @@ def open_journal(path: Path, head: dict[str, Any], resume: bool, progress: Progr
             elif loaded.records:
                 # Whose measurements these are stood in the line that is damaged: none of them may be used.
                 progress.say(
-                    f"journal {path}: its first line is damaged, so it cannot be continued: beginning anew"
+                    f"journal {path}: its first line is damaged, so it cannot be continued: starting again"
                 )
                 _move_aside(path, progress)
             if loaded.damaged:
@@ -64,7 +64,7 @@ def open_journal(path: Path, head: dict[str, Any], resume: bool, progress: Progr
         else:
             _move_aside(path, progress)
     elif resume:
-        progress.say(f"no journal at {path}: beginning anew")
+        progress.say(f"no journal at {path}: starting without one")
     written = journal.Journal(path)
     if not any(r.get("run") == FORMAT for r in past):
         try:

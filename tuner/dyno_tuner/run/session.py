@@ -388,7 +388,7 @@ def check_companions(first: Description, others: Sequence[Description], request:
         differs = differences(match_of(first), other)
         if differs:
             raise TuneError(
-                f"{_name(request, number)} is of another kind than {_name(request, 0)}: "
+                f"{_name(request, number)} is another kind of device than {_name(request, 0)}: "
                 f"{'; '.join(differs)}; tune them one by one"
             )
 
