@@ -14,7 +14,6 @@
 #include <optional>
 
 #include "bindings/convert.h"
-#include "bindings/cuda_launch.h"
 #include "bindings/device_array.h"
 #include "bindings/ops_convert.h"
 #include "bindings/owned_array.h"
