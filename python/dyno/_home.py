@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 from pathlib import Path
+from typing import Literal
 
 
 def home() -> Path:
@@ -25,3 +26,17 @@ def home() -> Path:
     if not os.path.isabs(found):
         raise RuntimeError("no home folder is known")
     return Path(found)
+
+
+_USUAL = {"CONFIG": ".config", "CACHE": ".cache", "STATE": ".local/state"}
+
+
+def own_folder(kind: Literal["CONFIG", "CACHE", "STATE"]) -> Path:
+    """The user's folder `dyno` for a kind of files, below `$XDG_<kind>_HOME` or by default below the home.
+
+    Raises:
+        RuntimeError: No home folder is known.
+    """
+    given = os.environ.get(f"XDG_{kind}_HOME", "")
+    # The specification says to ignore relative ones.
+    return (Path(given) if os.path.isabs(given) else home() / _USUAL[kind]) / "dyno"

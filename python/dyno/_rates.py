@@ -8,13 +8,13 @@ import math
 import os
 import statistics
 import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dyno._home import home
+from dyno._home import own_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 __all__ = ["RATES", "fingerprint", "kept", "measure", "remember", "remembered"]
 
@@ -78,9 +78,8 @@ def fingerprint(info: Mapping[str, Any]) -> str:
 def kept() -> Path | None:
     """`$XDG_CACHE_HOME/dyno/rates.json`, by default `~/.cache/dyno/rates.json`; None where no home is
     known."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        return (Path(base) if os.path.isabs(base) else home() / ".cache") / "dyno" / "rates.json"
+        return own_folder("CACHE") / "rates.json"
     except RuntimeError:
         return None
 

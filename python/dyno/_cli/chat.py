@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dyno._cli import drawing, groups, options, state
-from dyno._home import home
+from dyno._home import own_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @groups.grouped
@@ -76,9 +75,7 @@ def chat(
 
 def history_file() -> Path:
     """The file that keeps typed messages for the next conversation."""
-    given = os.environ.get("XDG_STATE_HOME", "")
-    folder = Path(given) if os.path.isabs(given) else home() / ".local" / "state"
-    return folder / "dyno" / "chat_history"
+    return own_folder("STATE") / "chat_history"
 
 
 def _typed(keep: bool) -> Iterator[str]:

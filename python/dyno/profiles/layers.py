@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dyno._home import home
+from dyno._home import own_folder
 from dyno.errors import ProfileError
 from dyno.profiles.io import load_profile
 from dyno.profiles.match import MIN_SCORE, Comparison, Level, MatchResult, score
@@ -66,11 +66,8 @@ def user_folder() -> Path:
     Raises:
         ProfileError: neither XDG_CONFIG_HOME nor a home folder is known.
     """
-    configured = os.environ.get("XDG_CONFIG_HOME", "")
-    if os.path.isabs(configured):  # the specification says to ignore relative ones
-        return Path(configured) / "dyno" / "profiles"
     try:
-        return home() / ".config" / "dyno" / "profiles"
+        return own_folder("CONFIG") / "profiles"
     except RuntimeError as error:
         raise ProfileError("[profile] no home folder is known; set HOME or XDG_CONFIG_HOME") from error
 

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import shutil
 import subprocess
 import sys
 import tarfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dyno._home import home
+from dyno._home import own_folder
 
 from ..core.errors import TuneError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
-_DONE = "built"  # written last: a build that was cut short is begun anew
+_DONE = "built"  # written last: a build that was cut short starts again
 
 
 def cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        return (Path(base) if os.path.isabs(base) else home() / ".cache") / "dyno" / "builds"
+        return own_folder("CACHE") / "builds"
     except RuntimeError as error:
         raise TuneError("there is no folder to keep builds in; set HOME or XDG_CACHE_HOME") from error
 

@@ -29,7 +29,7 @@ from .arguments import (
     check_writable,
     command_line,
     device_names,
-    devices_of,
+    gpu_number,
     held_settings,
     parse_duration,
     usage,
@@ -102,7 +102,7 @@ def ab(
     check_model(model)
     if out is not None:
         check_writable("--out", out)
-    number = _gpu(device, gpu, foreign=FOREIGN.issuperset(kinds))
+    number = gpu_number(device, gpu, foreign=FOREIGN.issuperset(kinds))
     usual = usual_workload("cpu" if number is None else f"cuda:{number}")
     parsed = usage(Workload.parse, workload, usual) if workload is not None else usual
     options = Options(parsed, rounds, seconds, least, seed)
@@ -190,12 +190,3 @@ def exit_code(result: Compared, changed: str) -> int:
     if changed:
         return CHANGED_CODE
     return SLOWER_CODE if any(m.verdict == SLOWER for m in result.metrics.values()) else 0
-
-
-def _gpu(device: str, gpu: int | None, *, foreign: bool) -> int | None:
-    """The number of the GPU that both sides run on; None for the CPU. `auto` is as in `tune`: for dyno the
-    first usable GPU, for binaries of other engines alone the CPU."""
-    (name,) = device_names(device, None if gpu is None else str(gpu))
-    if name == "auto":
-        name = "cpu" if foreign else devices_of("auto", None)[0]
-    return int(name.removeprefix("cuda:")) if name.startswith("cuda:") else None

@@ -111,6 +111,15 @@ def devices_of(device: str, gpu: str | None, virtual_devices: Any = 0) -> list[s
     return found
 
 
+def gpu_number(device: str, gpu: int | None, *, foreign: bool) -> int | None:
+    """The number of the GPU that all sides run on; None for the CPU. `auto` is as in `tune`: for dyno the
+    first usable GPU, for binaries of other engines alone the CPU."""
+    (name,) = device_names(device, None if gpu is None else str(gpu))
+    if name == "auto":
+        name = "cpu" if foreign else devices_of("auto", None)[0]
+    return int(name.removeprefix("cuda:")) if name.startswith("cuda:") else None
+
+
 SHORT_BUDGET = 300.0  # seconds, below which a CPU measures shorter runs of a large file
 LARGE_FILE = 256 << 20  # bytes
 

@@ -34,7 +34,7 @@ from .arguments import (
     command_line,
     declaration_of,
     device_names,
-    devices_of,
+    gpu_number,
     held_settings,
     parse_duration,
     usage,
@@ -134,7 +134,7 @@ def build(
     if foreign and source is None:
         raise typer.BadParameter(f"--engine {engine} needs --source DIR, its source tree")
     check_model(model)
-    number = _gpu(device, gpu, foreign=foreign)
+    number = gpu_number(device, gpu, foreign=foreign)
     usual = usual_workload("cpu" if number is None else f"cuda:{number}")
     parsed = usage(Workload.parse, workload, usual) if workload is not None else usual
     place = _place(number, model, foreign=foreign)
@@ -195,13 +195,6 @@ def _check_distinct(switches: Sequence[Switch], given: Mapping[str, str]) -> Non
         raise typer.BadParameter(
             f"{both[0]} is both a --switch and a --define; a define is the same in every build"
         )
-
-
-def _gpu(device: str, gpu: int | None, *, foreign: bool) -> int | None:
-    (name,) = device_names(device, None if gpu is None else str(gpu))
-    if name == "auto":
-        name = "cpu" if foreign else devices_of("auto", None)[0]
-    return int(name.removeprefix("cuda:")) if name.startswith("cuda:") else None
 
 
 def _bus(number: int | None) -> str | None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-from dyno._home import home
+from dyno._home import own_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -90,9 +90,8 @@ class Key:
 
 def folder() -> Path | None:
     """`$XDG_CACHE_HOME/dyno/answers`, by default `~/.cache/dyno/answers`; None where no home is known."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        return (Path(base) if os.path.isabs(base) else home() / ".cache") / "dyno" / "answers"
+        return own_folder("CACHE") / "answers"
     except RuntimeError:
         return None
 
