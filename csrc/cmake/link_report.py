@@ -28,7 +28,7 @@ def device_code_bytes(module: Path) -> int:
     """Size of the sections of a 64-bit little-endian ELF file that hold code for GPUs."""
     data = module.read_bytes()
     if data[:6] != b"\x7fELF\x02\x01":
-        raise SystemExit(f"{module}: no 64-bit little-endian ELF file")
+        raise SystemExit(f"{module}: not a 64-bit little-endian ELF file")
     (table,) = struct.unpack_from("<Q", data, 40)
     entry, count, names_at = struct.unpack_from("<HHH", data, 58)
     headers = [struct.unpack_from("<IIQQQQ", data, table + i * entry) for i in range(count)]

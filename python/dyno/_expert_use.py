@@ -74,7 +74,9 @@ class ExpertUse:
             PlanError: It is of another form.
         """
         if file.stat().st_size > _MOST_BYTES:
-            raise PlanError(f"[experts] {file} is larger than {_MOST_BYTES >> 20} MiB; no recorded use is")
+            raise PlanError(
+                f"[experts] {file} is larger than {_MOST_BYTES >> 20} MiB, which no record of a use is"
+            )
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
             counts = np.array(found["counts"], dtype=np.int64)

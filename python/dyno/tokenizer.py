@@ -188,7 +188,7 @@ class Tokenizer:
         try:
             raw = text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise ValueError(f"[tokenizer] no valid Unicode at position {error.start}") from error
+            raise ValueError(f"[tokenizer] invalid Unicode at position {error.start}") from error
         missing = self._uncovered
         if not missing:
             return

@@ -367,10 +367,10 @@ def test_every_problem_of_a_file_is_found(cuda_text: str, tmp_path: Path) -> Non
         ("schema: 1\n---\nschema: 1\n", "more than one document"),
         ("{[1]: 2}", "a key must be text"),
         ("? {a: 1}\n: 2\n", "a key must be text"),
-        ("a: [1", "no valid YAML"),
-        ("a: b: c", "p.yaml:1: no valid YAML"),
-        ("\tschema: 1", "no valid YAML"),
-        ("a: \x07", "no valid YAML"),
+        ("a: [1", "not valid YAML"),
+        ("a: b: c", "p.yaml:1: not valid YAML"),
+        ("\tschema: 1", "not valid YAML"),
+        ("a: \x07", "not valid YAML"),
         ("[" * 5000, "nested more than"),
         ("{a: " * 5000, "nested more than"),
         ("- " * 5000, "nested more than"),
@@ -395,7 +395,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     cases = {
         big: "larger than",
-        latin: "no UTF-8 text (byte 7)",
+        latin: "not UTF-8 text (byte 7)",
         pipe: "not a regular file",
         tmp_path: "not a regular file",
         tmp_path / "none.yaml": "No such file",

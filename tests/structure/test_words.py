@@ -82,9 +82,10 @@ CODE = sorted(
     p for p in SOURCES if p.suffix in (".h", ".cpp", ".cu", ".cuh", ".py", ".def") and "data" not in p.parts
 )
 COMMENT = re.compile(r"^\s*(?://+|#|/?\*+)\s*(?:What|Whatever) (?!.*\?)")
-# Texts of messages: a dropped noun, or "is no multiple".
+# Texts of messages: a dropped noun, or "is no multiple" and "no JSON" instead of "is not".
 MESSAGE = re.compile(
-    r"\"[^\"]*\b(?:is none of|(?:is|are) no (?:multiple|list|dict|type|number|row|profile))\b[^\"]*\""
+    r"\"[^\"]*\b(?:is none of|(?:is|are) no (?:multiple|list|dict|type|number|row|profile)"
+    r"|(?<!printed )no (?:valid|JSON|XML|UTF-8))\b[^\"]*\""
 )
 
 

@@ -193,7 +193,7 @@ def tool_definitions(file: Path | None) -> list[dict[str, Any]] | None:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise typer.BadParameter(f"{file} holds no JSON: {error}", param_hint="--tools") from error
+        raise typer.BadParameter(f"{file} is not JSON: {error}", param_hint="--tools") from error
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise typer.BadParameter(f"{file} holds no JSON list of objects", param_hint="--tools")
+        raise typer.BadParameter(f"{file} is not a JSON list of objects", param_hint="--tools")
     return value

@@ -141,7 +141,7 @@ def _text(path: Path) -> str:
         try:
             text = file.read(MAX_CHARS + 1)
         except UnicodeDecodeError as error:
-            raise ProfileError(f"[fleet] {path}: no UTF-8 text") from error
+            raise ProfileError(f"[fleet] {path}: not UTF-8 text") from error
     return text
 
 

@@ -163,4 +163,4 @@ def _samples(text: str) -> list[tuple[str, dict[str, str], float]]:
             for sample in family.samples
         ]
     except (ValueError, KeyError, IndexError) as error:
-        raise ProfileError(f"[fleet] no page of Prometheus metrics: {error}") from error
+        raise ProfileError(f"[fleet] not a page of Prometheus metrics: {error}") from error

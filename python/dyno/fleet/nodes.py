@@ -76,7 +76,7 @@ def _parsed(text: str, name: str) -> Any:
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ProfileError(f"[fleet] {name}: no JSON: {error}") from error
+            raise ProfileError(f"[fleet] {name}: not JSON: {error}") from error
     lines = [line.strip() for line in re.split(r"[\n,]", text) if line.strip()]
     pairs = [line.partition("=") for line in lines if not line.startswith("#")]
     if pairs and all(equals and re.fullmatch(r"[\w./-]+", key) for key, equals, _ in pairs):
@@ -205,7 +205,7 @@ def _from_smi(text: str, name: str) -> list[Node]:
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
-        raise ProfileError(f"[fleet] {name}: no XML: {error}") from error
+        raise ProfileError(f"[fleet] {name}: not XML: {error}") from error
     if root.tag != "nvidia_smi_log":
         raise ProfileError(f"[fleet] {name}: XML of <{root.tag}>; expected that of `nvidia-smi -q -x`")
     counted: dict[Node, int] = {}
@@ -256,7 +256,7 @@ def _from_info(data: Mapping[str, Any], name: str) -> list[Node]:
             counted[node] = counted.get(node, 0) + 1
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProfileError(
-            f"[fleet] {name}: no `dyno info --json`: {type(error).__name__}: {error}"
+            f"[fleet] {name}: not the output of `dyno info --json`: {type(error).__name__}: {error}"
         ) from error
     if not counted:
         raise ProfileError(f"[fleet] {name}: it lists no device")

@@ -92,12 +92,12 @@ def parse(text: str) -> tuple[Any, dict[Path, int]]:
         problem = error.problem or error.context or "cannot be read"
         if "nesting depth" in problem:  # libyaml reads ahead, and newer ones have a limit of 1,000
             raise YamlProblem(f"nested more than {MAX_DEPTH} deep", line) from error
-        raise YamlProblem(f"no valid YAML: {problem}", line) from error
+        raise YamlProblem(f"not valid YAML: {problem}", line) from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1 if isinstance(error.position, int) else None
-        raise YamlProblem(f"no valid YAML: {error.reason}", line) from error
+        raise YamlProblem(f"not valid YAML: {error.reason}", line) from error
     except yaml.YAMLError as error:
-        raise YamlProblem(f"no valid YAML: {' '.join(str(error).split())}", None) from error
+        raise YamlProblem(f"not valid YAML: {' '.join(str(error).split())}", None) from error
 
 
 def _parse(text: str) -> tuple[Any, dict[Path, int]]:
@@ -200,7 +200,7 @@ def scalar(value: Any, *, as_key: bool = False) -> str:
         # YAML 1.1 wants a point in every float: 1e-05 would be text.
         return text.replace("e", ".0e") if "e" in text and "." not in text else text
     if not isinstance(value, str):
-        raise TypeError(f"no scalar: {value!r}")
+        raise TypeError(f"not a scalar: {value!r}")
     is_plain = _PLAIN.fullmatch(value) and not value.endswith(" ") and not _OTHER_IN_YAML_1_1.fullmatch(value)
     # A blank inside a key is legal YAML but hard to read: op keys are quoted.
     if is_plain and not (as_key and " " in value):

@@ -129,11 +129,11 @@ def _read(path: Path) -> str:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ProfileError(f"[profile] {path}: cannot be read: {why}") from error
     if len(data) > _yaml.MAX_BYTES:
-        raise ProfileError(f"[profile] {path}: larger than {_yaml.MAX_BYTES} bytes, no profile")
+        raise ProfileError(f"[profile] {path}: larger than {_yaml.MAX_BYTES} bytes, which no profile is")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ProfileError(f"[profile] {path}: no UTF-8 text (byte {error.start})") from error
+        raise ProfileError(f"[profile] {path}: not UTF-8 text (byte {error.start})") from error
 
 
 def _validated(text: str, name: str) -> Profile:

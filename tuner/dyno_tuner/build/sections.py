@@ -48,7 +48,7 @@ def sections(path: Path) -> list[tuple[str, bytes]]:
         raise TuneError(f"{path}: {path.stat().st_size} bytes are more than an object file has")
     data = path.read_bytes()
     if data[:6] != b"\x7fELF\x02\x01" or len(data) < 64:
-        raise TuneError(f"{path}: no 64-bit little-endian ELF file")
+        raise TuneError(f"{path}: not a 64-bit little-endian ELF file")
     try:
         (table,) = struct.unpack_from("<Q", data, 40)
         entry, count, names_at = struct.unpack_from("<HHH", data, 58)
@@ -79,7 +79,7 @@ def code_of(path: Path) -> Code:
     """The digests of an object file.
 
     Raises:
-        TuneError: It is no 64-bit little-endian ELF file.
+        TuneError: It is not a 64-bit little-endian ELF file.
     """
     parts = sections(path)
     on_device = [(n, c) for n, c in parts if n in DEVICE]
