@@ -41,6 +41,7 @@ class _Judge:
             settings=lambda point: {},
             without=lambda point, knob: (0,),
             legal=lambda point: True,
+            features=lambda point: [0.0],
         )
 
     def until(self, stage: str) -> None:
@@ -56,8 +57,14 @@ class _Judge:
     def compared(self, point: Any) -> list[Any]:
         return [point]
 
-    def ablation_measurements(self, point: Any, rounds: int = 2) -> float:
+    def ablation_measurements(self, point: Any, rounds: int = 2, faster: float = 1.0) -> float:
         return rounds * 4
+
+    def proving_rounds(self, least: int, metrics: Sequence[str]) -> int:
+        return 2
+
+    def moved(self, point: Any) -> list[str]:
+        return ["pp"]
 
     def history(self, trials: Sequence[Any]) -> list[Any]:
         return []
@@ -208,7 +215,7 @@ def test_a_smaller_point_is_proven_where_comparing_answers_took_the_time(
     monkeypatch.setattr(finalists_module.Chooser, "pick", lambda self, trials: [whole])
     monkeypatch.setattr(finalists_module.Chooser, "_race", lambda self, finalists, choice: whole)
     monkeypatch.setattr(finalists_module.Chooser, "_towards_default", lambda self, point, choice: point)
-    monkeypatch.setattr(finalists_module.Chooser, "_provable", lambda self, point, trials: part)
+    monkeypatch.setattr(finalists_module.Chooser, "_provable", lambda self, point, trials, learned: part)
     monkeypatch.setattr(finalists_module.Challengers, "run", lambda self, choice: None)
     chooser = finalists_module.Chooser(judge, lambda points: [])  # type: ignore[arg-type]
     chooser.run([], SimpleNamespace(entries=[]))  # type: ignore[arg-type]

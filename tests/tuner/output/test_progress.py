@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 from conftest_tuner import WORKLOAD, Simulated
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.output.progress import STAGES, Progress
@@ -14,9 +15,6 @@ from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.tune import Options, Tune
 from dyno_tuner.targets.simulated.target import SimulatedTarget
 from rich.console import Console
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def _shown(progress: Progress) -> str:
@@ -123,15 +121,37 @@ def test_the_verdict_of_a_noisy_machine_claims_no_tie() -> None:
     tuned = Simulated("null", 1, max_trials=8).outcome
     tuned.margin = {"pp": 0.212, "tg": 0.388}
     assert verdict(tuned) == (
-        "Nothing can be proven: the noise of 38.8 % on this machine is above the 10 % up to which a gain "
-        "counts. Tune again while nothing else computes, or with a longer --budget."
+        "Nothing is proven: the tune ended with a margin of 22 %, more than the 10 % up to which a gain "
+        "counts; a longer --budget narrows it, and so does a quieter machine."
     )
     tuned.unproven, tuned.status = True, "budget"  # time was short too, and more of it is not what is missing
     assert "no time" not in _told(tuned)
-    assert _told(tuned).startswith("Nothing can be proven: the noise of 38.8 %")
+    assert _told(tuned).startswith("Nothing is proven: the tune ended with a margin of 22 %")
     tuned.unproven = False
     tuned.margin = {"pp": 0.02, "tg": 0.388}
     assert "lost to the defaults" in verdict(tuned)
+
+
+@pytest.mark.parametrize(
+    ("margin", "needed", "end"),
+    [
+        (0.184, {"needed": 390}, "19 %, more than the 10 % up to which a gain counts; a longer --budget "
+         "narrows it, and so does a quieter machine."),
+        (0.1001, {"needed": 390}, "11 %, more than the 10 % up to which a gain counts; a longer --budget "
+         "narrows it, and so does a quieter machine."),
+        (0.9, {}, "90 %, more than the 10 % up to which a gain counts; only a quieter machine narrows it "
+         "enough."),
+    ],
+)  # fmt: skip
+def test_the_verdict_names_the_margin_that_was_too_wide(
+    margin: float, needed: dict[str, int], end: str
+) -> None:
+    tuned = Simulated("null", 1, max_trials=8).outcome
+    tuned.unproven, tuned.status = True, "budget"
+    tuned.promises = [{"settings": {"threads": 2}, "ratio": 1.9, "margin": margin, **needed}]
+    assert verdict(tuned) == f"Nothing is proven: the tune ended with a margin of {end}"
+    assert "no time" not in _told(tuned)
+    assert ("--budget 390s has room for the proof" in _told(tuned)) is bool(needed)
 
 
 def test_the_verdict_names_what_there_was_no_time_to_try() -> None:

@@ -98,6 +98,16 @@ def test_the_search_goes_on_until_the_proof_has_to_begin() -> None:
     assert not roomy.goes_on(0.0, 4, [found], [found], proof), "the finals have a share of their own"
 
 
+def test_a_search_ends_before_it_takes_the_time_of_a_long_proof() -> None:
+    noisy = shortage(600.0, room={"kernels": 100})
+    assert not noisy.ends_search(0.0, 4, [96.0, 40.0]), "the whole proof still fits behind the trial"
+    assert noisy.ends_search(0.0, 4, [97.0, 40.0])
+    assert not noisy.ends_search(0.0, 4, [120.0, 40.0]), "a smaller proof fits"
+    assert noisy.ends_search(0.0, 4, [120.0, 98.0])
+    assert not noisy.ends_search(0.0, 4, [120.0, 101.0]), "no proof fits: the search goes on"
+    assert not noisy.ends_search(0.0, 4, [])
+
+
 def test_a_search_without_a_find_uses_the_time_of_the_finals() -> None:
     search = shortage(600.0, room={"walk": 8, "leave_one_out": 5 + ENOUGH})
     assert search.goes_on(0.0, 8, [], [], lambda best: 0)

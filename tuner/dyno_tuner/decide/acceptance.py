@@ -16,7 +16,7 @@ from ..space.knobs import Fidelity
 from .ablation import FULL, LeftOut, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ..core.intervals import Estimate
     from ..core.outcome import KernelEntry
@@ -158,6 +158,16 @@ class Judge:
         return self._context.space
 
     @property
+    def sigma(self) -> float:
+        """Standard error of a trial's log ratio."""
+        return self._context.sigma
+
+    @property
+    def most_rounds(self) -> int:
+        """The rounds of the longest comparison until now."""
+        return self._context.spread.most_rounds
+
+    @property
     def short_of_time(self) -> bool:
         return self._context.short_of_time
 
@@ -166,7 +176,7 @@ class Judge:
         key: str,
         points: Mapping[str, Point],
         choice: Choice,
-        rounds: int | None = None,
+        rounds: int | Callable[[], int] | None = None,
         into: Comparison | None = None,
         alike: Mapping[str, Likeness] = ALL_DIFFER,
     ) -> Comparison:
@@ -191,16 +201,37 @@ class Judge:
         stage."""
         return self.rounds.affordable(measurements, self._context.gate.seconds(checked))
 
+    def ever_smaller_proofs(self, point: Point, rounds: int, faster: float) -> list[float]:
+        """Measurements that prove a point in so many rounds, and the point without more and more entries."""
+        found, all_of_it = [], len(self.space.entries(point))
+        while numbers := self.space.entries(point):
+            found.append(self.ablation_measurements(point, rounds, faster ** (len(numbers) / all_of_it)))
+            point = self.space.without(point, numbers[-1])
+        return found
+
     def compared(self, point: Point) -> list[Point]:
         """A point and what its proof compares it with: without each of its entries."""
         numbers = self.space.entries(point)
         return [point, *(self.space.without(point, n) for n in numbers if len(numbers) > 1)]
 
-    def ablation_measurements(self, point: Point, rounds: int = 2) -> float:
-        """Measurements that prove every entry of a point; two rounds are the least."""
+    def proof_rounds(self, point: Point) -> int:
+        """The fewest rounds that can prove a point. If the noise lets no number of rounds do that, as many as
+        show whether it is as high as it seems."""
+        return self.proving_rounds(LEAST_ROUNDS, self.moved(point)) or LEAST_ROUNDS
+
+    def ablation_measurements(self, point: Point, rounds: float | None = None, faster: float = 1.0) -> float:
+        """Measurements that prove every entry of a point, in so many of the default.
+
+        Args:
+            rounds: default: the fewest rounds that can prove it.
+            faster: how much faster than the default it is, as far as is known; without one of its entries it
+                loses its share of that.
+        """
+        rounds = rounds or self.proof_rounds(point)
         numbers = self.space.entries(point)
         left_out = sum(len(self.moves(n)) for n in numbers) / len(self.weights) if len(numbers) > 1 else 0
-        return rounds * measurements_in_round(2 + left_out)
+        rest = faster ** (1 - 1 / max(1, len(numbers)))
+        return rounds * measurements_in_round(1 + 1 / faster + left_out / rest)
 
     def without(self, n: int) -> Likeness:
         """A profile without one of its entries: it differs from the whole only in what that entry moves."""

@@ -7,13 +7,13 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ..measure.paired_rounds import ALL_DIFFER
+from ..measure.paired_rounds import ALL_DIFFER, measurements_in_round
 from ..space.knobs import Fidelity
 from .ablation import DEFAULT, FULL, left_out, rest_of, variants, without
 from .acceptance import LEAST_ROUNDS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..core.intervals import Estimate
     from ..core.outcome import Entry
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .acceptance import Choice, Judge
 
 ATTEMPTS = 4
+ROUNDS_TELL = 3  # what the noise is, better than A/A
 
 Weak = list[tuple[float, int]]  # ratio and knob of what may go
 
@@ -43,6 +44,7 @@ class Elimination:
     cut: bool = False
     weak: set[str] = field(default_factory=set)  # at the last look
     needed: set[str] = field(default_factory=set)  # what the rest did not run without, at the last look
+    hopeless: bool = False  # whether the last look ended because a smaller proof has to begin
 
     def run(self, point: Point, choice: Choice, key: str = "without") -> bool:
         """Drops what the rest does as well without, until every entry that is left is needed, and brings
@@ -61,6 +63,9 @@ class Elimination:
                 raise
             if FULL in result.failed:
                 return choice.clear(space.default)
+            if self.hopeless:
+                self.cut = True
+                return False
             if not found:
                 settled = before is not None and self._settled(before, point, parts, choice)
                 self.cut |= not settled
@@ -130,16 +135,49 @@ class Elimination:
             for n in space.entries(point)
             if (name := without(space.knobs[n].name)) in points
         }
-        return judge.compare(key, points, choice, self._least(points, alike), into, alike)
+        least, before = self._least(points, alike), into.rounds if into is not None else 0
+        self.hopeless = False
 
-    def _least(self, points: Collection[str], alike: Mapping[str, Likeness] = ALL_DIFFER) -> int | None:
-        """Where the stage's own time does not last for two rounds, a later one's does, but for no more."""
-        if self.last is None or self.judge.affordable(
-            "leave_one_out", 2 * self.judge.rounds.measurements(points, alike)
+        def rounds() -> int:
+            done = judge.rounds.running.rounds
+            self.hopeless = self._hopeless(point, done, judge.rounds.measurements(points, alike), least)
+            return done - before if self.hopeless else least or judge.wanted()
+
+        return judge.compare(key, points, choice, rounds, into, alike)
+
+    def _hopeless(self, point: Point, done: int, measurements: float, least: int | None) -> bool:
+        """Whether the noise that the rounds have shown leaves no time to prove all entries, and another round
+        would take the time to prove one of them.
+
+        Args:
+            measurements: of a round.
+        """
+        judge, space = self.judge, self.judge.space
+        numbers = space.entries(point)
+        if self.last is None or done < ROUNDS_TELL or len(numbers) < 2:
+            return False
+        needed = judge.proving_rounds(done, judge.moved(point))
+        one = min(judge.proving_rounds(done, judge.moves(n)) or math.inf for n in numbers)
+        whole = math.inf if needed is None else (needed - done) * measurements
+        one *= measurements_in_round(2)
+        found = (
+            not judge.affordable(self.last, whole) and judge.fits(one) and not judge.fits(one + measurements)
+        )
+        if least is None:
+            judge.until("leave_one_out")
+        return found
+
+    def _least(self, points: Mapping[str, Point], alike: Mapping[str, Likeness] = ALL_DIFFER) -> int | None:
+        """If the stage's own time does not last for the rounds of a proof, a later one's does, but for no
+        more."""
+        judge = self.judge
+        rounds = judge.proof_rounds(points[FULL])
+        if self.last is None or judge.affordable(
+            "leave_one_out", rounds * judge.rounds.measurements(points, alike)
         ):
             return None
-        self.judge.until(self.last)
-        return 2
+        judge.until(self.last)
+        return rounds
 
     def _unsure(self, result: Comparison, weak: Weak) -> bool:
         """Whether all that is weak gains by the margin, and only the interval holds 1: most often a round was

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..measure.paired_rounds import measurements_in_round
+from ..measure.paired_rounds import WIDEST_MARGIN, measurements_in_round
 from ..search.surrogate import predicted
 from .ablation import DEFAULT, FULL
 from .acceptance import LEAST_ROUNDS
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FINALISTS = 3
 FAR = 3.0  # margins, that noise does not reach
+DOUBT = 2.0  # standard errors of a trial
 LAST = "kernels"  # the stage whose time settings may use, too
 
 
@@ -36,6 +37,30 @@ def worth_proving(trials: Sequence[Trial], bar: Bar, metrics: Collection[str]) -
         if t.log_ratio is not None and t.score is not None and t.log_ratio > 0
         and any(t.score.log_ratio(m) > bar.margin[m] / 2 for m in metrics)
     ]  # fmt: skip
+
+
+def beyond_doubt(trials: Sequence[Trial], metrics: Collection[str], sigma: float) -> Trial | None:
+    """The best trial that gained the widest margin in some metric, if its noise is taken off.
+
+    Args:
+        sigma: standard error of a trial's log ratio.
+    """
+    least = math.log1p(WIDEST_MARGIN) + DOUBT * sigma
+    found = [
+        t for t in trials
+        if t.log_ratio is not None and t.score is not None and t.log_ratio > 0
+        and any(t.score.log_ratio(m) > least for m in metrics)
+    ]  # fmt: skip
+    return max(found, key=lambda t: t.log_ratio or 0.0, default=None)
+
+
+def surely_faster(log_ratio: float | None, sigma: float) -> float:
+    """How much faster than the default something is at least, if its noise is taken off; 1 or more.
+
+    Args:
+        sigma: standard error of the log ratio.
+    """
+    return math.exp(max(0.0, (log_ratio or 0.0) - DOUBT * sigma))
 
 
 @dataclass
@@ -73,7 +98,7 @@ class Chooser:
             return
         # The proof of settings comes before kernels, even if that leaves kernels no time.
         self.unproven, whole = True, winner
-        measurements, compared = judge.ablation_measurements(winner), judge.compared(winner)
+        measurements, compared = self._proof_of(winner, trials), judge.compared(winner)
         if not any(judge.affordable(stage, measurements, compared) for stage in ("leave_one_out", LAST)):
             winner = self._provable(winner, trials)
             if winner is None:
@@ -83,7 +108,7 @@ class Chooser:
         if elimination.cut and not choice.entries:
             # The answers of what it leaves out had to be compared first; they are known now.
             judge.until(LAST)
-            smaller = self._provable(winner, trials)
+            smaller = self._provable(winner, trials, learned=True)
             if smaller is not None and smaller != winner:
                 winner, elimination = smaller, Elimination(judge, LAST)
                 proven = elimination.run(winner, choice, "again")
@@ -103,9 +128,11 @@ class Chooser:
         """
         judge = self.judge
         largest = max(finalists, key=lambda p: len(judge.space.entries(p)))
-        race, proof = 2, 3
+        race, proof = 2, 3.0
         if self._far_ahead(trials):
             race = proof = judge.wanted()
+            if judge.proving_rounds(LEAST_ROUNDS, judge.moved(largest)) is None:
+                proof = math.inf  # as far as A/A can tell, so rounds are for the proof alone
             if len(finalists) == 1 and len(judge.space.entries(largest)) > 1 and judge.short_of_time:
                 return False
         measurements = race * measurements_in_round(len(finalists) + 1)
@@ -113,10 +140,13 @@ class Chooser:
         return judge.affordable("leave_one_out", measurements, judge.compared(largest))
 
     def _far_ahead(self, trials: Sequence[Trial]) -> bool:
-        """Whether a trial of the search gained FAR times the margin in some metric."""
+        """Whether a trial of the search gained FAR times the margin in some metric, or beyond doubt more than
+        any margin of a proof."""
         scores = [t.score for t in trials if t.score is not None and (t.log_ratio or 0.0) > 0]
         if not scores:
             return False
+        if beyond_doubt(trials, self.judge.weights, self.judge.sigma) is not None:
+            return True
         margin = self.judge.bar(LEAST_ROUNDS).margin
         return any(s.log_ratio(m) > FAR * margin[m] for s in scores for m in self.judge.weights)
 
@@ -132,23 +162,51 @@ class Chooser:
         bar = judge.bar(judge.wanted()).of(list(judge.weights))
         return (whole, max(seen)) if max(seen) > written + bar else None
 
-    def _provable(self, point: Point, trials: Sequence[Trial]) -> Point | None:
-        """As many of its entries as there is time to prove: the trials say without which ones it is best."""
+    def _provable(self, point: Point, trials: Sequence[Trial], *, learned: bool = False) -> Point | None:
+        """As many of its entries as there is time to prove: the trials say without which ones it is best. If
+        noise makes the proof of one entry too long, two rounds of that one tell whether it is as high as it
+        seems.
+
+        Args: `learned`: whether rounds have been run, so that their time is known.
+        """
         judge, space = self.judge, self.judge.space
         history = judge.history(trials)
         failed = {space.code_class(t.point) for t in trials if t.log_ratio is None}
-        while True:
+        while not self._fits(point, trials, learned):
             numbers = space.entries(point)
-            if judge.fits(judge.ablation_measurements(point), judge.compared(point)):
-                break
             smaller = [space.without(point, n) for n in numbers]
             smaller = [p for p in smaller if space.legal(p) and space.code_class(p) not in failed]
             if len(numbers) < 2 or not smaller:
-                return None
+                if not judge.fits(judge.ablation_measurements(point, LEAST_ROUNDS), judge.compared(point)):
+                    return None
+                break
             mean, _ = predicted(space, history, smaller)
-            point = smaller[max(range(len(smaller)), key=lambda i: float(mean[i]))]
+            fit = [self._fits(p, trials, learned) for p in smaller]  # noise may leave time for one metric
+            point = smaller[max(range(len(smaller)), key=lambda i: (fit[i], float(mean[i])))]
         judge.note("provable", settings=space.settings(point))
         return point if judge.admit(point) is None else None
+
+    def _fits(self, point: Point, trials: Sequence[Trial], learned: bool) -> bool:
+        """Whether there is time to prove a point.
+
+        Before any round A/A tells the noise and the trials the speed of a point, and an A/A that allows no
+        proof is not believed. Rounds tell both better.
+        """
+        judge = self.judge
+        if not learned:
+            measurements = self._proof_of(point, trials)
+        elif (rounds := judge.proving_rounds(LEAST_ROUNDS, judge.moved(point))) is None:
+            return False
+        else:
+            measurements = judge.ablation_measurements(point, rounds)
+        return judge.fits(measurements, judge.compared(point))
+
+    def _proof_of(self, point: Point, trials: Sequence[Trial]) -> float:
+        """Measurements that prove a point, by the speed that the trials say it has."""
+        mean, deviation = predicted(self.judge.space, self.judge.history(trials), [point])
+        return self.judge.ablation_measurements(
+            point, faster=surely_faster(float(mean[0]), float(deviation[0]))
+        )
 
     # ---- finalists
 

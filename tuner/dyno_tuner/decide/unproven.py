@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from ..measure.paired_rounds import WIDEST_MARGIN
+from .acceptance import LEAST_ROUNDS
 from .finalists import worth_proving
 
 if TYPE_CHECKING:
@@ -18,25 +20,29 @@ PROOF_ROUNDS = 4  # that a budget is asked for, at least
 
 
 def best_trial(judge: Judge, trials: Sequence[Trial], now: float, short: bool) -> list[dict[str, Any]]:
-    """The best trial, if it gained the margin.
+    """The best trial, if it gained the margin. `margin` is there if the rounds have ended with one that is
+    too wide for a proof, and `needed` is the budget with room for a proof.
 
     Args:
         now: seconds of the budget that are used.
-        short: whether time was short, so that a budget is named; none if the noise lets no budget prove it.
+        short: whether time was short, so that a budget is named too, if the noise lets any prove it.
     """
     bar, space = judge.bar(judge.wanted()), judge.space
     worth = worth_proving(trials, bar, judge.weights)
     best = max(worth, key=lambda t: t.log_ratio or 0.0, default=None)
     if best is None or best.log_ratio is None or best.log_ratio < bar.of(list(judge.weights)):
         return []
-    settings = space.settings(best.point)
+    settings, moved = space.settings(best.point), judge.moved(best.point)
     changed = [space.knobs[n].name for n in space.entries(best.point)]
-    rounds = judge.proving_rounds(PROOF_ROUNDS, judge.moved(best.point)) if short else None
-    needed = {}
+    # Noise that spoils the proof of one metric does not spoil that of another one.
+    margin = min(judge.bar(max(judge.most_rounds, LEAST_ROUNDS)).of([m]) for m in moved)
+    wide = margin > WIDEST_MARGIN
+    rounds = judge.proving_rounds(PROOF_ROUNDS, moved) if short or wide else None
+    found: dict[str, Any] = {"margin": margin} if wide else {}
     if rounds is not None:
         proof = judge.rounds.seconds(judge.ablation_measurements(best.point, rounds))
-        needed = {"needed": budget(now + proof)}
-    return [{"settings": {k: settings[k] for k in changed}, "ratio": math.exp(best.log_ratio), **needed}]
+        found["needed"] = budget(now + proof)
+    return [{"settings": {k: settings[k] for k in changed}, "ratio": math.exp(best.log_ratio), **found}]
 
 
 def in_part(space: Space, missed: tuple[Point, float] | None) -> dict[str, Any]:

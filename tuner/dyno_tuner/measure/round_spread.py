@@ -32,6 +32,11 @@ class RoundSpread:
         if all(c is not comparison for c in self.comparisons):
             self.comparisons.append(comparison)
 
+    @property
+    def most_rounds(self) -> int:
+        """The rounds of the longest comparison; 0 if there was none."""
+        return max((c.rounds for c in self.comparisons), default=0)
+
     def of_level(self, metric: str) -> tuple[float, int]:
         """Standard deviation of one configuration's level in a round, in log, what is common to the round
         and to the configuration taken out, and its degrees of freedom; 0 of them where nothing is known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from ..core.workload import kind_of
@@ -47,10 +48,14 @@ def _nothing(outcome: Outcome) -> str:
     if not tried and not outcome.kernel_defaults and not outcome.promises:
         return "Nothing could be tried in time: the profile changes nothing."
     if too_noisy(outcome):
-        widest = f"{100 * WIDEST_MARGIN:.0f} %"
+        wide = [p for p in outcome.promises if "margin" in p]
+        ended = wide[0]["margin"] if wide else min(outcome.margin.values())
+        by = "only a quieter machine narrows it enough"
+        if not wide or "needed" in wide[0]:
+            by = "a longer --budget narrows it, and so does a quieter machine"
         return (
-            f"Nothing can be proven: {noise} is above the {widest} up to which a gain counts. Tune again "
-            "while nothing else computes, or with a longer --budget."
+            f"Nothing is proven: the tune ended with a margin of {_percent(ended)}, more than the "
+            f"{_percent(WIDEST_MARGIN)} up to which a gain counts; {by}."
         )
     if outcome.unproven or any("needed" in p for p in outcome.promises):
         return (
@@ -67,8 +72,10 @@ def _nothing(outcome: Outcome) -> str:
 
 
 def too_noisy(outcome: Outcome) -> bool:
-    """Whether the noise of every metric is above the widest margin that proves a gain."""
-    return bool(outcome.margin) and min(outcome.margin.values()) > WIDEST_MARGIN
+    """Whether the noise of every metric, or of all that something faster moves, is above the widest margin
+    that proves a gain."""
+    wide = any("margin" in p for p in outcome.promises)
+    return wide or (bool(outcome.margin) and min(outcome.margin.values()) > WIDEST_MARGIN)
 
 
 def not_proven(promises: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -83,6 +90,11 @@ def not_proven(promises: Sequence[Mapping[str, Any]]) -> list[str]:
         needed = f": --budget {promise['needed']}s has room for the proof" if "needed" in promise else ""
         lines.append(f"Not proven: {named} looked {promise['ratio']:.3f} × as fast{needed}.")
     return lines
+
+
+def _percent(share: float) -> str:
+    """Never rounded down to the limit that it is above."""
+    return f"{math.ceil(round(100 * share, 6))} %"
 
 
 def record_of(outcome: Outcome) -> dict[str, Any]:

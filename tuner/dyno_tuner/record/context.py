@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..core.options import MeasurementPolicy, Options
     from ..core.protocol import Configuration, Measurement, Quality, TrialStatus, Workload
     from ..measure.paired_rounds import Bar, Rounds
+    from ..measure.round_spread import RoundSpread
     from ..space.search_space import Point, Space
     from .recorder import Recorder
 
@@ -95,6 +96,11 @@ class Context(Protocol):
     @property
     def void_over(self) -> float:
         """By how much a baseline may move within a block."""
+        ...
+
+    @property
+    def spread(self) -> RoundSpread:
+        """What the rounds of this run have shown of the noise."""
         ...
 
     @property

@@ -196,7 +196,7 @@ class Schedule:
     def more_seconds(self, seconds: float) -> bool:
         return self._recorder.now + seconds <= self._end
 
-    def more_at(self, now: float, measurements: int, stage: str | None = None) -> bool:
+    def more_at(self, now: float, measurements: float, stage: str | None = None) -> bool:
         """For a device whose own clock says `now`; with a stage: until that one has to end."""
         return now + measurements * self._measurement_cost <= (
             self._end if stage is None else self._end_of(stage)

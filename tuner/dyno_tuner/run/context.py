@@ -12,7 +12,7 @@ from ..core.errors import TuneError
 from ..core.intervals import LEAST_MARGIN, Noise
 from ..core.protocol import Configuration, TrialStatus, kind_of
 from ..decide.acceptance import Choice, Judge
-from ..decide.finalists import worth_proving
+from ..decide.finalists import beyond_doubt, surely_faster, worth_proving
 from ..decide.quality_gate import QualityGate
 from ..measure.measurement import rested_longer, void_over
 from ..measure.paired_rounds import Bar, Rounds
@@ -149,6 +149,8 @@ class RunContext:
 
     def goes_on(self, now: float, measurements: int, trials: Sequence[Trial]) -> bool:
         """Whether the search has time for so many more measurements, by the clock of a device."""
+        if self.shortage.ends_search(now, measurements, self._long_proofs(trials)):
+            return False
         if self.budget.more_at(now, measurements):
             return True
         judge, count = self.judge(), self.round_count()
@@ -158,6 +160,18 @@ class RunContext:
             now, measurements, found, trials,
             lambda best: math.ceil(judge.ablation_measurements(best.point, rounds)),
         )  # fmt: skip
+
+    def _long_proofs(self, trials: Sequence[Trial]) -> list[float]:
+        """Measurements that prove the best trial beyond doubt, then fewer and fewer of its entries. Empty if
+        the noise asks for no more rounds than usual, or lets none prove anything."""
+        best = beyond_doubt(trials, self.weights, self.sigma) if self.options.budget is not None else None
+        if best is None:
+            return []
+        judge = self.judge()
+        rounds = judge.proof_rounds(best.point)
+        if rounds <= self.shortage.least_rounds:
+            return []
+        return judge.ever_smaller_proofs(best.point, rounds, surely_faster(best.log_ratio, self.sigma))
 
     def joined(self, process: int, costs: Sequence[float], unstable: int) -> None:
         """Takes over what several devices have learnt together: the process with which the first one goes on,
@@ -198,13 +212,16 @@ class RunContext:
 
     def round_count(self) -> int:
         """As many rounds as bring the margin down to the aim, as far as is known, within limits. If the
-        margin is wider than any proof allows even then, as many more as bring it down to that."""
+        margin is wider than any proof allows even then, as many more as bring it down to that, for all
+        metrics or at least for one."""
         o = self.options
         for count in range(self.shortage.least_rounds, o.max_rounds):
             if max(self.bar(count).margin.values(), default=0.0) <= o.aim:
                 return count
         most = max(o.rounds, o.max_rounds)
-        return self.proving_rounds(most, list(self.noise)) or most
+        whole = self.proving_rounds(most, list(self.noise))
+        single = [self.proving_rounds(most, [m]) for m in self.noise] if whole is None else []
+        return whole or min((n for n in single if n is not None), default=most)
 
     def proving_rounds(self, least: int, metrics: Sequence[str]) -> int | None:
         """The fewest rounds that can prove a gain on any of these metrics; None if none can, for all that is

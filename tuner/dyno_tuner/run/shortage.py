@@ -26,6 +26,7 @@ WIDER = 1.2  # times the margin, that fewer samples may cost
 ROUNDS = 2  # of a comparison at least
 SLOW = 2.5  # times a measurement of the default; what takes longer gets no more samples
 LEAST = 30  # measurements that a budget should have room for; samples of each are given up for that
+PROOF = "kernels"  # the stage in whose time a proof of settings has to end, at the latest
 ENOUGH = int(2 * measurements_in_round(2))  # the shortest proof, of two configurations beside the default
 
 
@@ -92,6 +93,17 @@ class Shortage:
     def glimpses(self) -> bool:
         """Whether kernels are looked at before settings, because the shares would leave them no time."""
         return self.few and not self._budget.kernels_have_time
+
+    def ends_search(self, now: float, measurements: int, proofs: Sequence[float]) -> bool:
+        """Whether the next trial would take the time of a proof that noise makes long.
+
+        Args:
+            now: seconds of the run, by the clock of the device that asks.
+            measurements: that the next trial takes.
+            proofs: measurements of proofs, the largest first. The first that there is time for is kept.
+        """
+        kept = next((p for p in proofs if self._budget.more_at(now, p, PROOF)), None)
+        return kept is not None and not self._budget.more_at(now, measurements + kept, PROOF)
 
     def goes_on(
         self, now: float, measurements: int, found: Sequence[Trial], trials: Sequence[Trial],
