@@ -71,8 +71,9 @@ def test_run_without_chat_names_it(model: Path) -> None:
     assert code == 0
     assert out.startswith("Hello")
     assert "not applied, the prompt is completed as raw text (--chat applies it)" in err
-    code, _, err = run("run", model, "-p", "Hello", "--chat-template", "chatml", *PLAIN)
-    assert (code, "a conversation needs --chat" in " ".join(err.split())) == (2, True)
+    for name, flag in (("--chat-template", "--chat-template"), ("-sys/--system", "-sys")):
+        code, _, err = run("run", model, "-p", "Hello", flag, "chatml", *PLAIN)
+        assert (code, f"{name}: a conversation needs --chat" in " ".join(err.split())) == (2, True)
 
 
 def test_run_takes_every_setting_of_a_draw(model: Path) -> None:

@@ -77,10 +77,14 @@ def run(
     if (prompt is None) == (file is None):
         raise typer.BadParameter("give either --prompt or --file", param_hint="--prompt")
     arguments = opening.arguments(ctx=ctx, **session.given())
-    if not chat and any(given is not None for given in (system, chat_template, chat_template_kwargs, tools)):
-        raise typer.BadParameter(
-            "a conversation needs --chat", param_hint="--chat-template, --system, --tools"
-        )
+    of_chat = {
+        "-sys/--system": system,
+        "--chat-template": chat_template,
+        "--chat-template-kwargs": chat_template_kwargs,
+        "--tools": tools,
+    }
+    if not chat and (given := [name for name, value in of_chat.items() if value is not None]):
+        raise typer.BadParameter("a conversation needs --chat", param_hint=", ".join(given))
     sampling = draws.settings(temperature) | drawing.rules(
         json_schema, json_schema_file, grammar, grammar_file
     )
