@@ -9,12 +9,17 @@ are measured again in paired rounds, and a change with a ratio above 1.05 and an
 Then the tune runs, and its profile, the gains and the default race in further rounds. A gain counts as
 written if the profile is no more than 3 % slower on that metric than the change alone.
 
-If the JSON exists, the jobs in it are not run again. Exit code 1 if a gain was not written or a job failed.
+A job can be measured in pieces: until it ends, its results stand in a file beside the JSON
+(x.MODEL.SEED.part.json), and the same command goes on. All pieces of a job belong to one machine and build.
+`--until` gives a piece its seconds. The jobs in the JSON are not run again.
+
+Exit code 1 if a gain was not written or a job failed, 3 if jobs are left.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -28,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dyno.bench import machine_facts
+from dyno.profiles.io import write_atomically
 from dyno.testing.models import tiny_model
 from dyno_tuner.cli.arguments import least_deadline
 from dyno_tuner.core.errors import DisturbedError
@@ -43,7 +49,7 @@ from dyno_tuner.run.session import Request, run, space_for, target_of
 from lanes import automatic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = "pycode-moe-20m-Q4_K_M"
@@ -70,6 +76,8 @@ MOST = 5  # changes of a metric that are measured in rounds
 ROUNDS = 6
 WRITTEN = 0.97  # of the rate with the change alone
 
+LEFT = 3  # exit code
+
 Change = tuple[str, Configuration, tuple[str, ...]]  # name, what runs, metrics that it can move
 
 
@@ -81,6 +89,62 @@ def make_model(name: str, folder: Path) -> Path:
     if not path.exists():
         tiny_model(path, n_ctx=2048, **SYNTHETIC[name])
     return path
+
+
+class Stopped(Exception):
+    """The time of this piece has ended."""
+
+
+class Notebook:
+    """The results of a job until now, in a file from which the next piece goes on.
+
+    Args:
+        path: of the file; None: in memory alone.
+        end: `time.monotonic()` after which nothing more is measured.
+
+    Raises:
+        SystemExit: the file is of another machine or build.
+    """
+
+    def __init__(self, path: Path | None, end: float) -> None:
+        self._path, self._end = path, end
+        facts = machine_facts("cpu")
+        here = {name: facts[name] for name in ("cpu_info", "build_version")}
+        self._data: dict[str, Any] = {"of": here, "seconds": {}, "results": {}}
+        if path is not None and path.exists():
+            self._data = json.loads(path.read_text())
+            if self._data["of"] != here:
+                raise SystemExit(
+                    f"{path} is of {self._data['of']}, and this is {here}; remove it to begin anew"
+                )
+
+    def once(self, key: str, measure: Callable[[], Any]) -> Any:
+        """The result that the file has for a key, or else that of `measure`, which is written down.
+
+        Raises:
+            Stopped: the time has ended, and the file has no result.
+        """
+        results, seconds = self._data["results"], self._data["seconds"]
+        if key not in results:
+            begun = time.monotonic()
+            if begun >= self._end:
+                raise Stopped(key)
+            results[key] = measure()
+            phase = key.partition("/")[0]
+            seconds[phase] = seconds.get(phase, 0.0) + time.monotonic() - begun
+            if self._path is not None:
+                write_atomically(self._path, json.dumps(self._data).encode())
+        return results[key]
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of all pieces by phase, the first word of a key."""
+        return {phase: round(seconds, 1) for phase, seconds in self._data["seconds"].items()}
+
+    def close(self) -> None:
+        """The job has ended: the file is not needed any more."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
 
 class _Time:
@@ -106,7 +170,8 @@ class _Time:
 class Bench:
     """Measures configurations of one model in worker processes."""
 
-    def __init__(self, model: Path, scratch: str, force: bool) -> None:
+    def __init__(self, model: Path, scratch: str, force: bool, notebook: Notebook) -> None:
+        self.notebook = notebook
         workload = Workload.parse(WORKLOAD)
         self.options = Options(workload, kernels=True, policy=MeasurementPolicy(prompts=1))
         self.request = Request(str(model), self.options, "cpu", quiet=True)
@@ -153,12 +218,16 @@ class Bench:
         found: list[float] = []
         for begin in range(0, len(changes), GROUP):
             group = changes[begin : begin + GROUP]
-            self.context.processes.next()
-            rates = [self._look(c, metric) for c in (self.default, *(g[1] for g in group), self.default)]
-            ends = [r for r in (rates[0], rates[-1]) if r]
-            base = sum(ends) / len(ends) if ends else math.inf
-            found += [rate / base for rate in rates[1:-1]]
+            key = f"looks/{metric}/{group[0][0]}/{group[-1][0]}"
+            found += self.notebook.once(key, functools.partial(self._group, group, metric))
         return found
+
+    def _group(self, group: Sequence[Change], metric: str) -> list[float]:
+        self.context.processes.next()
+        rates = [self._look(c, metric) for c in (self.default, *(g[1] for g in group), self.default)]
+        ends = [r for r in (rates[0], rates[-1]) if r]
+        base = sum(ends) / len(ends) if ends else math.inf
+        return [rate / base for rate in rates[1:-1]]
 
     def _look(self, configuration: Configuration, metric: str) -> float:
         self._looks += 1
@@ -170,6 +239,10 @@ class Bench:
 
     def race(self, key: str, named: Mapping[str, Configuration], metric: str) -> dict[str, list[float]]:
         """Ratio to the default, with its interval, of each in paired rounds."""
+        found: dict[str, list[float]] = self.notebook.once(key, lambda: self._race(key, named, metric))
+        return found
+
+    def _race(self, key: str, named: Mapping[str, Configuration], metric: str) -> dict[str, list[float]]:
         rounds = Rounds(self.context.measure_in, self.context.processes.next, _Time(), (metric,), 0.1)
         result = rounds.compare(key, {"default": self.default, **named}, ROUNDS)
         ratios = {n: result.ratio(n, [metric], {metric: 1.0}) for n in named if n in result.logs}
@@ -197,34 +270,19 @@ def exhaustive(bench: Bench, metric: str) -> tuple[dict[str, Any], dict[str, Con
     return {**looks, "rounds": rounds}, named
 
 
-def one(name: str, seed: int, budget: float, folder: Path, force: bool) -> dict[str, Any]:
+def one(name: str, seed: int, budget: float, folder: Path, force: bool, notebook: Notebook) -> dict[str, Any]:
     """The exhaustive run, the tune and the race of one model, on the CPUs of this process."""
     model = make_model(name, folder)
-    begun = time.monotonic()
     row: dict[str, Any] = {"model": name, "seed": seed, "bytes": model.stat().st_size}
     with tempfile.TemporaryDirectory(prefix="dyno-gains-") as scratch:
-        bench = Bench(model, scratch, force)
+        bench = Bench(model, scratch, force, notebook)
         try:
             truth = {m: exhaustive(bench, m) for m in bench.context.weights}
             row["exhaustive"] = {m: found for m, (found, _) in truth.items()}
-            row["seconds"] = {"exhaustive": round(time.monotonic() - begun, 1)}
             bench.executor.close()
-            begun = time.monotonic()
-            options = Options(Workload.parse(WORKLOAD), budget=budget, seed=seed, kernels=True)
-            request = Request(
-                str(model), options, "cpu", out=Path(scratch) / "profile.yaml", quiet=True,
-                deadline_floor=least_deadline("dyno", "cpu", str(model)), force=force,
-            )  # fmt: skip
-            outcome = run(request).outcome
-            row["seconds"]["tune"] = round(time.monotonic() - begun, 1)
-            row["tune"] = {
-                "status": outcome.status, "trials": outcome.trials, "margin": outcome.margin,
-                "settings": {e.name: e.value for e in outcome.entries},
-                "kernels": len(outcome.kernels), "gain": {m: g.to_dict() for m, g in outcome.gain.items()},
-            }  # fmt: skip
-            profile = Configuration(
-                {**bench.default.settings, **outcome.settings}, tuple(k.choice for k in outcome.kernels)
-            )
+            tuned = notebook.once("tune", lambda: tune(model, seed, budget, force, bench.default, scratch))
+            profile = Configuration.from_dict(tuned["profile"])
+            row["tune"] = {k: v for k, v in tuned.items() if k != "profile"}
             row["gains"], row["missed"] = [], []
             for metric, (found, named) in truth.items():
                 gains = {n: r for n, r in found["rounds"].items() if r[0] > GAIN and r[1] > 1}
@@ -241,18 +299,46 @@ def one(name: str, seed: int, budget: float, folder: Path, force: bool) -> dict[
                          "written": written}
                     )  # fmt: skip
                     row["missed"] += [] if written else [change]
+            row["seconds"] = notebook.seconds
         finally:
             bench.close()
+    notebook.close()
     return row
 
 
-def job(args: argparse.Namespace, name: str, seed: int, cpus: Sequence[int]) -> dict[str, Any]:
+def tune(
+    model: Path, seed: int, budget: float, force: bool, default: Configuration, scratch: str
+) -> dict[str, Any]:
+    """One tune, and its profile as a configuration."""
+    options = Options(Workload.parse(WORKLOAD), budget=budget, seed=seed, kernels=True)
+    request = Request(
+        str(model), options, "cpu", out=Path(scratch) / "profile.yaml", quiet=True,
+        deadline_floor=least_deadline("dyno", "cpu", str(model)), force=force,
+    )  # fmt: skip
+    outcome = run(request).outcome
+    profile = Configuration(
+        {**default.settings, **outcome.settings}, tuple(k.choice for k in outcome.kernels)
+    )
+    return {
+        "status": outcome.status, "trials": outcome.trials, "margin": outcome.margin,
+        "settings": {e.name: e.value for e in outcome.entries},
+        "kernels": len(outcome.kernels), "gain": {m: g.to_dict() for m, g in outcome.gain.items()},
+        "profile": profile.to_dict(),
+    }  # fmt: skip
+
+
+def job(args: argparse.Namespace, name: str, seed: int, cpus: Sequence[int]) -> dict[str, Any] | None:
+    """A whole job or its next piece, in a process of its own; None if a piece is left."""
     words = [sys.executable, "-P", str(Path(__file__).resolve()), "--one", name, "--seed", str(seed)]
     words += ["--budget", str(args.budget), "--folder", str(args.folder)]
     words += ["--force"] if args.force else []
+    words += ["--part", str(args.json.with_suffix(f".{name}.{seed}.part.json"))] if args.json else []
+    words += ["--until", str(args.end - time.monotonic())] if args.until is not None else []
     found = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": found, "DYNO_LANE": ",".join(map(str, cpus))}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode == LEFT:
+        return None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return {"model": name, "seed": seed, "error": last}
@@ -270,14 +356,22 @@ def main() -> int:
     parser.add_argument("--lanes", nargs="+", default=["auto"], help="CPUs of each: 0,1 2,3; default: auto")
     parser.add_argument("--force", action="store_true", help="beside other programs: a try, no result")
     parser.add_argument("--json", type=Path, help="write everything there, after every job; goes on with it")
+    parser.add_argument("--until", type=float, help="seconds after which nothing more is measured")
+    parser.add_argument("--part", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--one", choices=MODELS, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    args.end = math.inf if args.until is None else time.monotonic() + args.until
     if args.one:
         os.sched_setaffinity(0, [int(n) for n in os.environ["DYNO_LANE"].split(",")])
         try:
-            print(json.dumps(one(args.one, args.seed, args.budget, args.folder, args.force)))
+            notebook = Notebook(args.part, args.end)
+            row = one(args.one, args.seed, args.budget, args.folder, args.force, notebook)
+            print(json.dumps(row))
+        except Stopped as stopped:
+            print(f"stopped before {stopped}", file=sys.stderr)
+            return LEFT
         except DisturbedError as error:
             print(error, file=sys.stderr)
             return 1
@@ -302,6 +396,7 @@ def sweep(args: argparse.Namespace) -> int:
             if (name, seed) not in done:
                 jobs.put((name, seed))
     lock = threading.Lock()
+    left: list[tuple[str, int]] = []
 
     def work(cpus: list[int]) -> None:
         while True:
@@ -309,7 +404,10 @@ def sweep(args: argparse.Namespace) -> int:
                 name, seed = jobs.get_nowait()
             except queue.Empty:
                 return
-            row = job(args, name, seed, cpus)
+            row = job(args, name, seed, cpus) if time.monotonic() < args.end else None
+            if row is None:
+                left.append((name, seed))
+                continue
             with lock:
                 rows.append(row)
                 rows.sort(key=lambda r: (r["model"], r["seed"]))
@@ -329,6 +427,9 @@ def sweep(args: argparse.Namespace) -> int:
         thread.start()
     for thread in threads:
         thread.join()
+    if left:
+        print("left:", *(f"{name} {seed}" for name, seed in left), flush=True)
+        return LEFT
     return 1 if any("error" in r or r["missed"] for r in rows) else 0
 
 

@@ -15,6 +15,8 @@ large arrays), `stops` (SIGSTOP and SIGCONT for the tune's processes). `none`, o
 same tunes find on a quiet lane.
 
 If the JSON exists, the tunes in it are not run again, and the file of several runs holds the tunes of all.
+With `--force` no tune stops, however busy the machine is: their false entries tell what the margins and the
+proof in rounds are worth without the watch over the machine.
 """
 
 from __future__ import annotations
@@ -78,8 +80,9 @@ def slow_space(cores: int) -> Space:
     )
 
 
-def one(model: str, kind: str, seed: int, budget: float, out: Path) -> dict[str, Any]:
-    """One tune of this process; a run that ends because the machine does not rest has the reason.
+def one(model: str, kind: str, seed: int, budget: float, out: Path, force: bool = False) -> dict[str, Any]:
+    """One tune of this process; a run that ends because the machine does not rest has the reason. With
+    `force` none ends so.
 
     Answers are not compared: no load changes them, and the whole budget goes to measurements.
     """
@@ -88,7 +91,7 @@ def one(model: str, kind: str, seed: int, budget: float, out: Path) -> dict[str,
     kernels = kind == "ordinary" and not slow
     options = Options(workload, budget=budget, seed=seed, kernels=kernels, check=False)
     request = Request(
-        model, options, "cpu", out=out, quiet=True,
+        model, options, "cpu", out=out, quiet=True, force=force,
         deadline_floor=least_deadline("dyno", "cpu", model),
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="dyno-disturbed-") as scratch:
@@ -303,7 +306,7 @@ def tune_and_judge(
         out = Path(folder) / "profile.yaml"
         begun = time.monotonic()
         row: dict[str, Any] = {"kind": kind, "disturbance": how, "seed": seed}
-        words = ["--one", kind, "--seed", str(seed), "--out", str(out)]
+        words = ["--one", kind, "--seed", str(seed), "--out", str(out), *(["--force"] if args.force else [])]
         with _process(args, words, cpus) as process:
             disturber = Disturber(how, process.pid, cpus, seed, args.budget)
             try:
@@ -402,6 +405,9 @@ def main() -> int:
         nargs="+",
         help="CPUs of each: 0,1 2,3; `auto`: two cores each, as many as there are; default: one lane of all",
     )
+    parser.add_argument(
+        "--force", action="store_true", help="tunes with --force: none stops, and rounds alone tell noise"
+    )
     parser.add_argument("--until", type=float, help="seconds after which no further tune begins")
     parser.add_argument("--json", type=Path, help="write everything there, after every tune; goes on with it")
     parser.add_argument("--one", choices=KINDS, help=argparse.SUPPRESS)
@@ -414,7 +420,7 @@ def main() -> int:
         os.sched_setaffinity(0, [int(n) for n in os.environ["DYNO_LANE"].split(",")])
         model = str(args.model.absolute())
         found = (
-            one(model, args.one, args.seed, args.budget, args.out)
+            one(model, args.one, args.seed, args.budget, args.out, args.force)
             if args.one
             else judge(model, args.out, args.slow, args.budget + 10)
         )
@@ -435,9 +441,10 @@ def so_far(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[st
     if args.json is None or not args.json.exists():
         return [], []
     report = json.loads(args.json.read_text())
-    for name, value in (("model", args.model.stem), ("workload", WORKLOAD), ("budget", args.budget)):
-        if report[name] != value:
-            raise SystemExit(f"{args.json} has {name} {report[name]}, not {value}; name another file")
+    asked = {"model": args.model.stem, "workload": WORKLOAD, "budget": args.budget, "force": args.force}
+    for name, value in asked.items():
+        if (there := report.get(name, False)) != value:  # older files know no `force`
+            raise SystemExit(f"{args.json} has {name} {there}, not {value}; name another file")
     return report["tunes"], report["runs"]
 
 
@@ -462,7 +469,8 @@ def sweep(args: argparse.Namespace) -> int:
         "machine": machine_facts("cpu"), "lanes": lanes,
     }  # fmt: skip
     report: dict[str, Any] = {
-        "model": args.model.stem, "workload": WORKLOAD, "budget": args.budget, "runs": [*earlier, this],
+        "model": args.model.stem, "workload": WORKLOAD, "budget": args.budget, "force": args.force,
+        "runs": [*earlier, this],
     }  # fmt: skip
     lock = threading.Lock()
     begun = time.monotonic()

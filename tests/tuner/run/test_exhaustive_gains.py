@@ -1,0 +1,49 @@
+"""The comparison with an exhaustive run can be measured in pieces."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from exhaustive_gains import Notebook, Stopped  # noqa: E402
+
+
+def test_a_piece_goes_on_where_the_one_before_has_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "x.model.0.part.json"
+    first = Notebook(path, math.inf)
+    assert first.once("looks/pp/a/b", lambda: [1.01, 0.98]) == [1.01, 0.98]
+    first.once("tune", lambda: {"profile": {"settings": {}, "kernels": []}})
+    over = Notebook(path, -math.inf)
+    assert over.once("looks/pp/a/b", lambda: pytest.fail("measured again")) == [1.01, 0.98]
+    assert over.once("tune", lambda: pytest.fail("measured again"))["profile"]["kernels"] == []
+    assert set(over.seconds) == {"looks", "tune"}
+    with pytest.raises(Stopped, match="judge/pp"):
+        over.once("judge/pp", lambda: pytest.fail("measured although the time has ended"))
+    over.close()
+    assert not path.exists()
+
+
+def test_a_failure_leaves_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "part.json"
+    notebook = Notebook(path, math.inf)
+    notebook.once("looks/pp/a/b", lambda: [1.0])
+    with pytest.raises(ZeroDivisionError):
+        notebook.once("tune", lambda: 1 // 0)
+    assert set(json.loads(path.read_text())["results"]) == {"looks/pp/a/b"}
+
+
+def test_pieces_of_another_machine_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "part.json"
+    Notebook(path, math.inf).once("looks/pp/a/b", lambda: [1.0])
+    data = json.loads(path.read_text())
+    data["of"]["cpu_info"] = "another CPU"
+    path.write_text(json.dumps(data))
+    with pytest.raises(SystemExit, match="another CPU"):
+        Notebook(path, math.inf)
