@@ -191,10 +191,10 @@ if(DYNO_CUDA)
 endif()
 
 # ---- Kernel instances ----------------------------------------------------------------------------------------------
-# Weight types with kernels: floats, and those whose blocks kernels read in place.
+# Weight types with kernels: floats, quantised types of files, and forms of other types.
 set(_weight_types ${CMAKE_SOURCE_DIR}/csrc/core/weight_types.def)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${_weight_types})
-file(STRINGS ${_weight_types} DYNO_CUDA_TYPES REGEX "^DYNO_(FLOAT|QUANT)_TYPE\\(")
+file(STRINGS ${_weight_types} DYNO_CUDA_TYPES REGEX "^DYNO_(FLOAT|QUANT|GPU)_TYPE\\(")
 list(TRANSFORM DYNO_CUDA_TYPES REPLACE "^[A-Z_]+\\(([a-z0-9_]+),.*" "\\1")
 set(DYNO_DEVICE_LINK_REPORT ${CMAKE_BINARY_DIR}/dyno_device_link.json)
 set(DYNO_GENERATED ${CMAKE_BINARY_DIR}/generated)  # headers; included as "ops/left_out.inc"

@@ -21,6 +21,8 @@ constexpr std::array kTypes = {
   DTypeInfo{DType::name, #name, TypeClass::coded, block, bytes, meta, DType::name, 1, true},
 #define DYNO_VALUES_TYPE(name, id, block, bytes, meta) \
   DTypeInfo{DType::name, #name, TypeClass::values, block, bytes, meta, DType::name, 1, true},
+#define DYNO_GPU_TYPE(name, id, block, bytes) \
+  DTypeInfo{DType::name, #name, TypeClass::gpu, block, bytes, 0, DType::name, 1, true},
 #define DYNO_INTERLEAVED_TYPE(name, id, block, bytes, meta, plain, rows) \
   DTypeInfo{DType::name, #name, TypeClass::interleaved, block, bytes, meta, DType::plain, rows, true},
 #include "core/weight_types.def"

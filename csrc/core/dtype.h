@@ -15,6 +15,7 @@ enum class DType : uint32_t {
 #define DYNO_QUANT_TYPE(name, id, ...) name = id,
 #define DYNO_CODED_TYPE(name, id, ...) name = id,
 #define DYNO_VALUES_TYPE(name, id, ...) name = id,
+#define DYNO_GPU_TYPE(name, id, ...) name = id,
 #define DYNO_INTERLEAVED_TYPE(name, id, ...) name = id,
 #include "core/weight_types.def"
 };
@@ -24,6 +25,7 @@ enum class TypeClass : uint8_t {
   floats,       // numbers as they are
   quant,        // kernels read the blocks of the file, or layout x16
   coded,        // blocks become codes and scales; kernels read layout x16
+  gpu,          // kernels of a GPU read it; coded types become it on their way there
   values,       // kernels take the values in float32
   interleaved,  // several rows in one unit; a weight of type `plain` once it is loaded
   data,         // no weights

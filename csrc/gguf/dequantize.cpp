@@ -161,6 +161,13 @@ void dequantize_block(const BlockIq4Xs& b, float* y) {
   }
 }
 
+void dequantize_block(const BlockQ8_16& b, float* y) {
+  for (int sub = 0; sub < kQ8_16Block / 16; ++sub) {
+    const float dl = b.d * static_cast<float>(b.scales[sub]);
+    for (int i = 16 * sub; i < 16 * sub + 16; ++i) y[i] = dl * static_cast<float>(b.qs[i]);
+  }
+}
+
 // A row of a coded type: `n` values.
 template <DType T>
 void dequantize_coded(const uint8_t* row, float* out, int64_t n) {
@@ -289,6 +296,8 @@ void dequantize_row(DType type, const void* blocks, float* out, int64_t n) {
       return dequantize_blocks<BlockIq4Xs, kSuperBlock>(blocks, out, n);
     case DType::mxfp4:
       return dequantize_blocks<BlockMxfp4, kQuantBlock>(blocks, out, n);
+    case DType::q8_16:
+      return dequantize_blocks<BlockQ8_16, kQ8_16Block>(blocks, out, n);
 #define DYNO_CODED_TYPE(name, ...) \
   case DType::name:                \
     return dequantize_coded<DType::name>(static_cast<const uint8_t*>(blocks), out, n);

@@ -3,7 +3,8 @@
 // Included by kernel sources that are compiled once per instruction set, so everything here has internal linkage
 // (`static`): an inline function with external linkage could be merged across instruction sets by the linker.
 // Values: w = d·q (symmetric types), w = d·q + m (the `_1` types), w = d·sc·q − dmin·m (q2_k, q4_k, q5_k).
-// `d`, `m`, `dmin` are IEEE binary16 bit patterns. Blocks need 2-byte alignment at most; all fields are little-endian.
+// `d`, `m`, `dmin` are IEEE binary16 bit patterns. Blocks of files need 2-byte alignment at most; all fields are
+// little-endian.
 #pragma once
 
 #include <stddef.h>
@@ -15,7 +16,8 @@
 
 namespace dyno {
 
-inline constexpr int kQuantBlock = 32;   // elements of a block of the plain types, of iq4_nl and mxfp4
+inline constexpr int kQuantBlock = 32;  // elements of a block of the plain types, of iq4_nl and mxfp4
+inline constexpr int kQ8_16Block = 64;
 inline constexpr int kSuperBlock = 256;  // elements of a super-block of the K types and iq4_xs
 
 // ---- 32-element blocks: element i is the low nibble of byte i, element i + 16 the high nibble ---------------------
@@ -100,6 +102,15 @@ struct BlockIq4Xs {
   uint8_t qs[128];
 };
 
+// ---- Forms of other types on a GPU (gguf/recode.h) ---------------------------------------------------------------
+
+struct BlockQ8_16 {
+  float d;
+  int8_t scales[kQ8_16Block / 16];
+  int8_t qs[kQ8_16Block];  // w = d·sc·q
+};
+
+static_assert(sizeof(BlockQ8_16) == 72);
 static_assert(sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20 && sizeof(BlockQ5_0) == 22 && sizeof(BlockQ5_1) == 24);
 static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockIq4Nl) == 18 && sizeof(BlockMxfp4) == 17);
 static_assert(sizeof(BlockQ2K) == 84 && sizeof(BlockQ3K) == 110 && sizeof(BlockQ4K) == 144 && sizeof(BlockQ5K) == 176);

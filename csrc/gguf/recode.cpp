@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "gguf/decode.h"
+#include "gguf/dequantize.h"
 #include "gguf/quant_blocks.h"
 #include "gguf/weight_format.h"
 
@@ -30,18 +31,23 @@ constexpr Range range_of() {
   return {std::min(r.least, r.least + kShift<T>), std::max(r.most, r.most + kShift<T>)};
 }
 
-// A codebook with a unit would need its factor in the binary16 scale, which may round.
+constexpr bool has_byte_scales(const WeightFormat& f) {
+  return f.header == Header::k_scale16 || f.header == Header::k_scale32 || f.header == Header::f_scale32;
+}
+constexpr bool has_float_factor(const WeightFormat& f) {
+  return f.header == Header::f_scale32 || f.header == Header::d_float;
+}
+
+// The unit of a codebook needs a float32 factor: a binary16 one times the unit may round.
 template <DType T>
 constexpr DType form_of() {
   constexpr WeightFormat f = kFormat<T>;
   constexpr Range r = range_of<T>();
-  if (f.scaled) return T;
-  if (f.header == Header::d) {
-    if (r.within(-8, 7)) return DType::q4_0;
-    return r.within(-128, 127) ? DType::q8_0 : T;
-  }
-  const bool scales = f.header == Header::k_scale16 || f.header == Header::k_scale32;
-  return scales && f.block == kSuperBlock && r.within(-32, 31) ? DType::q6_k : T;
+  static_assert(r.within(-128, 127));
+  if (f.header == Header::d) return r.within(-8, 7) ? DType::q4_0 : DType::q8_0;
+  if (f.header == Header::halves16) return DType::f16;  // few bits times few bits
+  if (!f.scaled && !has_float_factor(f) && f.block == kSuperBlock && r.within(-32, 31)) return DType::q6_k;
+  return DType::q8_16;
 }
 
 template <DType T>
@@ -55,6 +61,37 @@ int value_at(const CodedBlock& b, int i) {
   }
   if constexpr (f.every != 0) value += static_cast<int>(b.shifted >> (i / f.every) & 1u) * kShift<T>;
   return value;
+}
+
+// Values [first, first + count) of a block into `to` from value `at` on.
+template <DType T>
+void write_bytes(const CodedBlock& b, int first, int count, BlockQ8_16& to, int at) {
+  constexpr WeightFormat f = kFormat<T>;
+  to.d = (has_float_factor(f) ? b.d : f16_to_f32(b.d_half)) * (f.scaled ? kCodebook<T>->unit : 1.0f);
+  for (int i = 0; i < count; i += 16) {
+    to.scales[(at + i) / 16] = has_byte_scales(f) ? b.scale[(first + i) / f.group] : int8_t{1};
+  }
+  for (int i = 0; i < count; ++i) to.qs[at + i] = static_cast<int8_t>(value_at<T>(b, first + i));
+}
+
+// Rows of blocks that are shorter than those of q8_16: they have their factor before them, one for the row.
+template <DType T>
+void recode_short_blocks(const std::byte* in, std::byte* out, int64_t rows, int64_t k) {
+  constexpr int kValues = kFormat<T>.block;
+  static_assert(kMetaBytes<T> > 0 && kQ8_16Block % kValues == 0);
+  CodedBlock b;
+  for (int64_t r = 0; r < rows; ++r, in += row_bytes(T, k)) {
+    const auto* row = reinterpret_cast<const uint8_t*>(in);
+    const uint8_t* block = row + kMetaBytes<T>;
+    for (int64_t done = 0; done < k; done += kQ8_16Block, out += sizeof(BlockQ8_16)) {
+      BlockQ8_16 to{};
+      for (int at = 0; at < kQ8_16Block; at += kValues, block += kBlockBytes<T>) {
+        block_decoder(T)(row, block, b);
+        write_bytes<T>(b, 0, kValues, to, at);
+      }
+      std::memcpy(out, &to, sizeof to);
+    }
+  }
 }
 
 template <DType T>
@@ -74,6 +111,18 @@ void write_block(const CodedBlock& b, std::byte* out) {
       for (int i = 0; i < kQuantBlock; ++i) to.qs[i] = static_cast<int8_t>(value_at<T>(b, first + i));
       std::memcpy(out, &to, sizeof to);
     }
+  } else if constexpr (form_of<T>() == DType::q8_16) {
+    for (int first = 0; first < f.block; first += kQ8_16Block, out += sizeof(BlockQ8_16)) {
+      BlockQ8_16 to{};
+      write_bytes<T>(b, first, kQ8_16Block, to, 0);
+      std::memcpy(out, &to, sizeof to);
+    }
+  } else if constexpr (form_of<T>() == DType::f16) {
+    for (int i = 0; i < f.block; ++i, out += sizeof(uint16_t)) {
+      const float scale = f16_to_f32(b.halves[i / f.group]);
+      const uint16_t value = f32_to_f16(scale * static_cast<float>(value_at<T>(b, i)));
+      std::memcpy(out, &value, sizeof value);
+    }
   } else {
     static_assert(form_of<T>() == DType::q6_k);
     BlockQ6K to{};
@@ -92,8 +141,8 @@ void write_block(const CodedBlock& b, std::byte* out) {
 
 template <DType T>
 void recode(const std::byte* in, std::byte* out, int64_t rows, int64_t k) {
-  if constexpr (form_of<T>() == T) {
-    throw UnsupportedError(str_cat("[gguf] type ", dtype_name(T), " has no form of another type for a GPU"));
+  if constexpr (form_of<T>() == DType::q8_16 && kFormat<T>.block < kQ8_16Block) {
+    recode_short_blocks<T>(in, out, rows, k);
   } else {
     constexpr int kValues = kFormat<T>.block;
     const size_t out_bytes = row_bytes(form_of<T>(), kValues);  // of a block
@@ -117,6 +166,8 @@ DType gpu_type(DType type) {
   case DType::name:                \
     return form_of<DType::name>();
 #include "core/weight_types.def"
+    case DType::iq6_k:
+      return DType::f32;
     default:
       return type;
   }
@@ -126,11 +177,19 @@ void recode_rows(DType type, const std::byte* in, std::byte* out, int64_t rows, 
   DYNO_CHECK(UnsupportedError, k > 0 && k % dtype_info(type).block_elements == 0, "[gguf] k=", k,
              " is not a multiple of the ", dtype_info(type).block_elements, " elements of a ", dtype_name(type),
              " block");
+  const DTypeInfo& to = dtype_info(gpu_type(type));
+  DYNO_CHECK(UnsupportedError, k % to.block_elements == 0, "[gguf] rows of ", k, " values of ", dtype_name(type),
+             " have no form for a GPU, which reads them as ", to.name, " in blocks of ", to.block_elements);
   switch (type) {
 #define DYNO_CODED_TYPE(name, ...) \
   case DType::name:                \
     return recode<DType::name>(in, out, rows, k);
 #include "core/weight_types.def"
+    case DType::iq6_k:
+      for (int64_t r = 0; r < rows; ++r, in += row_bytes(type, k), out += static_cast<size_t>(k) * sizeof(float)) {
+        dequantize_row(type, in, reinterpret_cast<float*>(out), k);
+      }
+      return;
     default:
       throw UnsupportedError(str_cat("[gguf] type ", dtype_name(type), " has no form of another type for a GPU"));
   }

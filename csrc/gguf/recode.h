@@ -1,5 +1,5 @@
-// Coded weight types that a GPU reads as another type. All of its values are the same numbers: the same scales, and
-// integers that the other type's codes can hold. It has more bits a weight than the file.
+// Weight types that a GPU reads as another type. All values are the same numbers: the same scales, and integers that
+// the other type's codes can hold; or floats that hold the products. It has more bits a weight than the file.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 namespace dyno {
 
 // The type with kernels for a GPU that holds exactly the values of `type`. `type` itself if it has such kernels, and
-// also if there is none.
+// if it is no weight type.
 DType gpu_type(DType type);
 
 // Writes `rows` rows of `k` values, one after the other, as rows of gpu_type(type). Throws UnsupportedError for a type

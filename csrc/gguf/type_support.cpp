@@ -13,8 +13,10 @@ std::string_view coded_support(DType on_gpu) {
       return "kernels for CPU and GPU, re-coded at load, on a GPU as q6_k";
     case DType::q8_0:
       return "kernels for CPU and GPU, re-coded at load, on a GPU as q8_0";
+    case DType::q8_16:
+      return "kernels for CPU and GPU, re-coded at load, on a GPU as q8_16";
     default:
-      return "kernels for the CPU, re-coded at load";
+      return "kernels for CPU and GPU, re-coded at load, on a GPU as f16";
   }
 }
 
@@ -28,12 +30,12 @@ std::string_view type_support(DType type) {
       return "kernels for CPU and GPU, repacked at load";
     case TypeClass::coded:
       return coded_support(gpu_type(type));
-    case TypeClass::interleaved: {
-      const bool gpu = dtype_info(gpu_type(dtype_info(type).plain)).kind == TypeClass::quant;
-      return gpu ? "kernels for CPU and GPU, taken apart at load" : "kernels for the CPU, taken apart at load";
-    }
+    case TypeClass::interleaved:
+      return "kernels for CPU and GPU, taken apart at load";
+    case TypeClass::gpu:
+      return "kernels for a GPU";
     case TypeClass::values:
-      return "CPU, multiplied in float32";
+      return "multiplied in float32, on a GPU as f32";
     case TypeClass::data:
       break;
   }

@@ -30,6 +30,7 @@ constexpr uint64_t type_bit(DType type) {
   constexpr DType kTypes[] = {
 #define DYNO_FLOAT_TYPE(name, ...) DType::name,
 #define DYNO_QUANT_TYPE(name, ...) DType::name,
+#define DYNO_GPU_TYPE(name, ...) DType::name,
 #include "core/weight_types.def"
   };
   static_assert(std::size(kTypes) < 63);

@@ -225,6 +225,10 @@ std::vector<std::byte> random_weights(DType type, int64_t rows, int64_t k, uint6
   for (std::byte* block = out.data(); block < out.data() + out.size(); block += info.block_bytes) {
     if (scales.d != kNone) put(block + scales.d, scales.scale * spread(random));
     if (scales.min != kNone) put(block + scales.min, scales.min_scale * spread(random));
+    if (type == DType::q8_16) {
+      const float d = 3e-6f * spread(random);
+      std::memcpy(block, &d, sizeof d);
+    }
     if (type == DType::mxfp4) *block = static_cast<std::byte>(119 + random() % 5);
   }
   return out;

@@ -25,6 +25,7 @@ TYPES = [
     "iq4_nl",
     "iq4_xs",
     "mxfp4",
+    "q8_16",
 ]
 
 

@@ -31,19 +31,78 @@ def logits(path: Path, tokens: np.ndarray, **options: Any) -> np.ndarray:
     return np.concatenate(rows)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")
-@pytest.mark.parametrize("dtype", ["iq3_s", "tq1_0", "tq2_0"])
-@pytest.mark.parametrize("numerics", ["default", "exact"])
-def test_a_recoded_model_on_a_gpu(tmp_path: Path, dtype: str, numerics: str) -> None:
-    path = tiny_model(tmp_path / "m.gguf", "qwen3", n_embd=512, n_ff=768, dtype=dtype)
+# Each form on a GPU: Q6_K, Q8_0, Q4_0, F16, float32, and Q8_16 with every kind of scale and codebook.
+TYPES = [
+    "iq2_k", "iq2_ks", "iq3_s", "q6_0", "iq1_bn", "q1_0", "q2_0", "tq1_0", "tq2_0", "nvfp4", "iq6_k",
+    "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_k", "iq4_k", "iq5_k", "iq3_ks", "iq4_ks",
+    "iq4_kss", "iq5_ks", "iq2_kl", "iq2_bn", "q8_kv", "iq1_kt", "iq2_kt", "iq3_kt", "iq4_kt",
+]  # fmt: skip
+# Those of several ways to store scales, as experts and on the exact path too.
+FEW = ["iq3_s", "tq2_0", "nvfp4", "iq6_k", "iq4_k", "iq3_xxs", "iq4_kt", "iq2_bn"]
+WAYS: list[dict[str, Any]] = [{}, {"fusion": False}, {"mmq_max_tokens": 0}, {"matvec_max_tokens": 1}]
+
+needs_gpu = pytest.mark.skipif(not GPUS, reason=f"no GPU: {_core.no_cuda_reason()}")
+
+
+def compare(path: Path, numerics: str, ways: list[dict[str, Any]], limit: float) -> None:
     tokens = np.random.default_rng(3).integers(0, 200, sum(PARTS)).astype(np.int32)
     reference = logits(path, tokens, load={"device": "cpu", "numerics": "exact"})
     assert np.isfinite(reference).all()
     assert reference.std() > 0.1
-    ways: list[dict[str, Any]] = [{}]
-    if numerics == "default":
-        ways += [{"fusion": False}, {"mmq_max_tokens": 0}, {"matvec_max_tokens": 1}]
     for session in ways:
         found = logits(path, tokens, load={"device": "cuda:0", "numerics": numerics}, session=session)
-        assert nmse(found, reference) < (1e-7 if numerics == "exact" else 1e-5), session
+        assert nmse(found, reference) < limit, session
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_recoded_model_on_a_gpu(tmp_path: Path, dtype: str) -> None:
+    path = tiny_model(tmp_path / "m.gguf", "qwen3", n_embd=512, n_ff=768, dtype=dtype)
+    compare(path, "default", WAYS, 1e-5)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", FEW)
+def test_the_exact_path_of_a_recoded_model(tmp_path: Path, dtype: str) -> None:
+    path = tiny_model(tmp_path / "m.gguf", "qwen3", n_embd=512, n_ff=768, dtype=dtype)
+    compare(path, "exact", [{}], 1e-7)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", FEW)
+def test_recoded_experts_on_a_gpu(tmp_path: Path, dtype: str) -> None:
+    path = tiny_model(
+        tmp_path / "m.gguf",
+        "qwen3moe",
+        n_embd=512,
+        n_ff_expert=256,
+        n_experts=16,
+        n_experts_used=4,
+        dtype=dtype,
+    )
+    compare(path, "default", [{}, {"fusion": False}, {"mmq_id_max_tokens": 0}], 1e-5)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3moe"])
+def test_a_plan_for_a_gpu_reads_every_type(tmp_path: Path, dtype: str, architecture: str) -> None:
+    """Without a GPU: the plan names both types, and the model's values are ordinary."""
+    path = tiny_model(
+        tmp_path / "m.gguf", architecture, n_embd=512, n_ff=512, n_ff_expert=256, n_layers=1, dtype=dtype
+    )
+    machine = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
+    session = _core.Session(path, plan_only=True, device=machine)
+    there = {t["dtype"] for t in session.plan["tensors"]} - {"f32"}
+    assert there <= {"q4_0", "q6_k", "q8_0", "q8_16", "f16"}
+    form = there.pop() if there else "f32"
+    assert not there
+    assert f" weights {dtype} as {form}" in session.describe_plan()
+    if architecture == "qwen3":
+        found = logits(
+            path, np.arange(sum(PARTS), dtype=np.int32), load={"device": "cpu", "numerics": "exact"}
+        )
+        assert np.isfinite(found).all()
+        assert 0.1 < found.std() < 10

@@ -21,8 +21,11 @@ WEIGHT_TYPES = [
     "iq4_nl", "iq4_xs", "mxfp4", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "tq1_0",
     "tq2_0", "nvfp4",
 ]  # fmt: skip
-# Types without a quantised scale at a fixed place, for which random_blocks() has no weights.
-NOT_RANDOM = {"iq1_m", "nvfp4"}
+# Of ik_llama.cpp, which the package does not know.
+OF_IK = [
+    "q6_0", "iq1_bn", "iq2_bn", "iq2_k", "iq3_k", "iq4_k", "iq5_k", "iq6_k", "iq4_ks", "iq2_ks", "iq4_kss",
+    "q8_kv", "iq5_ks", "iq1_kt", "iq2_kt", "iq3_kt", "iq4_kt", "iq3_ks", "iq2_kl",
+]  # fmt: skip
 # Compared in test_weight_types.py: the package does not know them.
 NEWER_THAN_THE_PACKAGE = {"q1_0", "q2_0"}
 SCALE_OFFSETS = {
@@ -149,7 +152,7 @@ def test_builder_packs_what_the_engine_reads(tmp_path: Path, dtype: str) -> None
     np.testing.assert_allclose(back, values, atol={"f32": 0, "f16": 2e-3, "bf16": 2e-2, "q8_0": 2e-2}[dtype])
 
 
-@pytest.mark.parametrize("dtype", [name for name in WEIGHT_TYPES if name not in NOT_RANDOM])
+@pytest.mark.parametrize("dtype", [*WEIGHT_TYPES, *sorted(NEWER_THAN_THE_PACKAGE), *OF_IK])
 def test_tiny_model_weights_have_the_asked_scale(tmp_path: Path, dtype: str) -> None:
     path = tiny_model(tmp_path / "m.gguf", "qwen3moe", n_embd=256, n_ff_expert=256, n_experts=4, dtype=dtype)
     weights = _core.Gguf(path).dequantize("blk.1.ffn_up_exps.weight")

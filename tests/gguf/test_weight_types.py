@@ -107,9 +107,9 @@ def test_bits_per_weight_and_kernels_are_named_before_anything_is_loaded(
     found = {t["dtype"]: (t["bits_per_weight"], t["kernels"]) for t in file.tensors()}
     assert found == {
         "iq3_s": (3.4375, "kernels for CPU and GPU, re-coded at load, on a GPU as q6_k"),
-        "iq4_ks": (4.375, "kernels for the CPU, re-coded at load"),
-        "iq4_k_r4": (4.5, "kernels for the CPU, taken apart at load"),
-        "iq6_k": (6.625, "CPU, multiplied in float32"),
+        "iq4_ks": (4.375, "kernels for CPU and GPU, re-coded at load, on a GPU as q8_16"),
+        "iq4_k_r4": (4.5, "kernels for CPU and GPU, taken apart at load"),
+        "iq6_k": (6.625, "multiplied in float32, on a GPU as f32"),
     }
     for dtype, (_, kernels) in found.items():
         assert any(dtype in line and kernels in line for line in file.describe().splitlines())
@@ -124,7 +124,7 @@ def test_rows_of_an_interleaved_tensor_come_in_whole_units(
         dequantized(tmp_path / "x.gguf", "iq4_k_r4", raw, 256)
 
 
-@pytest.mark.parametrize("number", [*REFUSED.values(), 500, 501])
+@pytest.mark.parametrize("number", [*REFUSED.values(), 500, 501, 502])
 def test_types_that_no_file_may_have(tmp_path: Path, number: int) -> None:
     bad = build_gguf({}, [TensorSpec("w", (16, 256), number, bytes(16 * 258))])
     (tmp_path / "x.gguf").write_bytes(bad.data)
@@ -133,31 +133,70 @@ def test_types_that_no_file_may_have(tmp_path: Path, number: int) -> None:
 
 
 GPU = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_block_bytes": 232_448}
-# Types that a GPU reads as another one, whose codes hold all of their integers.
+# Types that a GPU reads as another one, which holds all of their values.
 RECODED = {
     "q1_0": "q4_0", "q2_0": "q4_0", "tq1_0": "q4_0", "tq2_0": "q4_0", "iq1_bn": "q4_0",
-    "q6_0": "q8_0", "q6_0_r4": "q8_0", "iq3_s": "q6_k", "iq3_s_r4": "q6_k", "iq2_k": "q6_k",
-    "iq2_k_r4": "q6_k", "iq2_ks": "q6_k",
+    "q6_0": "q8_0", "iq3_s": "q6_k", "iq2_k": "q6_k", "iq2_ks": "q6_k", "nvfp4": "f16", "iq6_k": "f32",
 }  # fmt: skip
+BYTES = "q8_16"  # of all others
 
 
-def test_which_types_a_gpu_reads_as_another_one(tmp_path: Path, excerpt: dict[str, np.ndarray]) -> None:
-    found = {}
+def form_of(name: str) -> str:
+    return RECODED.get(TYPES[name]["plain"], BYTES)
+
+
+def recoded(path: Path, raw: np.ndarray, name: str, k: int = 256) -> tuple[str, np.ndarray]:
+    """The form on a GPU and its rows as plain bytes."""
+    tensor = TensorSpec("w", (raw.shape[0], k), TYPES[name]["id"], raw.tobytes())
+    path.write_bytes(build_gguf({}, [tensor]).data)
+    other, rows = _core.Gguf(path).recode("w")
+    return other, np.frombuffer(rows, np.uint8)
+
+
+def in_float32(form: str, rows: np.ndarray, n: int, k: int) -> list[np.ndarray]:
+    """Values of plain rows, and of the same in the layout that the kernels of a GPU read."""
+    if form == "f32":
+        return [rows.view(np.float32).reshape(n, k)]
+    packed = _core.ops.repack(form, rows, n, k, layout="gpu")
+    there = _core.ops.unpack(form, "gpu", packed, n, k)
+    if form == "f16":
+        return [rows.view(np.float16).astype(np.float32).reshape(n, k), there]
+    return [_core.ops.unpack(form, "plain", rows, n, k), there]
+
+
+def read_in_place(name: str) -> bool:
+    return bool(TYPES[TYPES[name]["plain"]]["kernels"].endswith("repacked at load"))
+
+
+def recoded_types() -> list[str]:
+    return sorted(
+        name
+        for name, t in TYPES.items()
+        if t["block"] > 1 and t["kernels"] != "no kernels" and t["plain"] in TYPES and not read_in_place(name)
+    )
+
+
+def test_a_gpu_reads_every_type_in_place_or_as_another_one(
+    tmp_path: Path, excerpt: dict[str, np.ndarray]
+) -> None:
+    tried = 0
     for name in names_of(excerpt):
         raw = excerpt[f"{name}/raw"]
-        rows = raw.shape[0] // TYPES[name]["rows"] * TYPES[name]["rows"]
-        tensor = TensorSpec("w", (rows, 256), TYPES[name]["id"], raw[:rows].tobytes())
-        (tmp_path / "x.gguf").write_bytes(build_gguf({}, [tensor]).data)
-        file = _core.Gguf(tmp_path / "x.gguf")
-        if name in RECODED:
-            found[name] = file.recode("w")[0]
+        raw = raw[: len(raw) // TYPES[name]["rows"] * TYPES[name]["rows"]]
+        if TYPES[name]["plain"] in TYPES and read_in_place(name):
+            with pytest.raises(UnsupportedError, match=f"type {name}, which a GPU does not read as another"):
+                recoded(tmp_path / "x.gguf", raw, name)
             continue
-        with pytest.raises(UnsupportedError, match=f"type {name}, which a GPU does not read as another type"):
-            file.recode("w")
-    assert found == RECODED
+        form, rows = recoded(tmp_path / "x.gguf", raw, name)
+        assert form == (form_of(name) if TYPES[name]["plain"] in TYPES else BYTES)
+        tried += 1
+        # The reference's own values, not only those of the engine's dequantisation.
+        for found in in_float32(form, rows, len(raw), 256):
+            compare(TYPES[name]["plain"], found, excerpt[f"{name}/values"][: len(raw)])
+    assert tried > 40
 
 
-@pytest.mark.parametrize("name", sorted(RECODED))
+@pytest.mark.parametrize("name", recoded_types())
 @pytest.mark.parametrize("source", ["reference", "random"])
 def test_the_type_of_a_gpu_holds_the_same_values(
     tmp_path: Path, excerpt: dict[str, np.ndarray], name: str, source: str
@@ -167,12 +206,50 @@ def test_the_type_of_a_gpu_holds_the_same_values(
         rng = np.random.default_rng(7)
         raw = rng.integers(0, 256, (64, raw.shape[1]), dtype=np.uint8)
     values = dequantized(tmp_path / "x.gguf", name, raw, 256)
-    other, rows = _core.Gguf(tmp_path / "x.gguf").recode("w")
-    assert other == RECODED[name]
-    got = dequantized(tmp_path / "y.gguf", other, np.frombuffer(rows, np.uint8).reshape(len(raw), -1), 256)
-    np.testing.assert_array_equal(got, values)
+    form, rows = recoded(tmp_path / "x.gguf", raw, name)
+    assert form == form_of(name)
+    for found in in_float32(form, rows, len(raw), 256):
+        np.testing.assert_array_equal(found, values)
     assert np.isfinite(values).any()
     assert len(np.unique(values)) > 2
+
+
+@pytest.mark.parametrize(("name", "k"), [("iq2_bn", 192), ("q8_kv", 64), ("q8_kv", 320), ("iq1_bn", 192)])
+def test_rows_that_are_no_multiple_of_256(tmp_path: Path, name: str, k: int) -> None:
+    t = TYPES[name]
+    size = t["row_meta_bytes"] + k // t["block"] * t["block_bytes"]
+    raw = np.random.default_rng(k).integers(0, 256, (21, size), dtype=np.uint8)
+    values = dequantized(tmp_path / "x.gguf", name, raw, k)
+    form, rows = recoded(tmp_path / "x.gguf", raw, name, k)
+    for found in in_float32(form, rows, 21, k):
+        np.testing.assert_array_equal(found, values)
+
+
+def test_rows_that_do_not_fit_the_blocks_of_a_gpu(tmp_path: Path) -> None:
+    raw = np.zeros((2, 8 + 96), np.uint8)
+    with pytest.raises(
+        UnsupportedError, match=r"rows of 96 values of q8_kv have no form for a GPU, .* of 64"
+    ):
+        recoded(tmp_path / "x.gguf", raw, "q8_kv", 96)
+
+
+def test_the_whole_set_on_a_gpu(tmp_path: Path, models_dir: Path) -> None:
+    folder = models_dir.parent / "types"
+    files = sorted(path for path in folder.glob("*.npz") if not path.stem.startswith("_"))
+    if not files:
+        pytest.skip(f"{folder} has no blocks")
+    tried = 0
+    for file in files:
+        name = file.stem.lower()
+        if name in REFUSED or (TYPES[name]["plain"] in TYPES and read_in_place(name)):
+            continue
+        with np.load(file) as data:
+            values = data["values"]
+            form, rows = recoded(tmp_path / "x.gguf", data["raw"], name, values.shape[1])
+            for found in in_float32(form, rows, *values.shape):
+                compare(TYPES[name]["plain"], found, values)
+        tried += 1
+    assert tried > 40
 
 
 def gpu_tensors(path: Path, **options: Any) -> dict[str, tuple[str, str, str]]:
@@ -197,9 +274,10 @@ def test_a_weight_on_the_cpu_beside_a_gpu_keeps_its_type(tmp_path: Path) -> None
     assert tensors["blk.0.ffn_up.weight"][1:] == ("q6_k", "gpu")
 
 
-def test_a_gpu_plan_names_the_tensor_and_its_type(tmp_path: Path) -> None:
-    path = tiny_model(tmp_path / "m.gguf", "qwen3", n_embd=256, n_ff=256, dtype="iq3_xxs")
+def test_a_gpu_plan_names_the_tensor_whose_rows_do_not_fit(tmp_path: Path) -> None:
+    path = tiny_model(tmp_path / "m.gguf", "qwen3", n_embd=128, n_ff=96, dtypes={"ffn_down.weight": "q8_kv"})
     with pytest.raises(
-        UnsupportedError, match=r"tensor token_embd\.weight is iq3_xxs, a type without kernels for a GPU"
+        UnsupportedError,
+        match=r"blk\.0\.ffn_down\.weight has rows of 96 values of q8_kv, .* q8_16 in blocks of 64",
     ):
         _core.Session(path, plan_only=True, device=GPU)

@@ -12,6 +12,7 @@ from ops.cases import EXACT, F32, cases, normal
 from ops.harness import Case, expect_close
 from ops.product_data import HALVES, SCALES, Weights
 from ops.rounding import operand
+from ops.weight_blocks import GPU_FORMS, geometry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -375,8 +376,8 @@ def mla_expand_cases() -> Iterator[Case]:
     yield make(130, 2, (40, 8, 24, 72), gap=16)
     yield make(7, 2, (136, 16, 144, 64), "f32 plain", "f32")
     yield make(70, 17, (32, 16, 32, 96), "bf16 gpu", "bf16")
-    for dtype in SCALES:
-        k = 256 if dtype.endswith("_k") or dtype == "iq4_xs" else 32
+    for dtype in (*SCALES, *GPU_FORMS):
+        k = geometry(dtype)[0]
         yield make(3, 2, (k, 32, 16, k), f"{dtype} gpu", "q8_0")
         yield make(67, 2, (k, 32, 16, k), f"{dtype} gpu", "f32")
     yield make(200, 2, (128, 64, 128, 512), "f16 gpu", "f32")

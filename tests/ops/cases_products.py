@@ -9,8 +9,9 @@ import numpy as np
 from ops import reference
 from ops.cases import EXACT, F32, cases, normal
 from ops.harness import Case, expect_close
-from ops.product_data import FLOATS, SCALES, Weights, activations, kinds, normed
+from ops.product_data import ON_GPU, SCALES, Weights, activations, kinds, normed
 from ops.rounding import operand
+from ops.weight_blocks import GPU_FORMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,11 +66,11 @@ def matmul_cases() -> Iterator[Case]:
     yield make(("f32", "plain", "f32"), 259, 29, 416, gap=1)
     yield make(("q8_0", "plain", "q8"), 4, 33, 96, batch=2, extras=True)
     yield make(("q4_0", "x16", "q8"), 130, 50, 1056)
-    for dtype in (*FLOATS[1:], *SCALES):
+    for dtype in ON_GPU:
         yield make((dtype, "gpu", "f32"), 1, 37, 768, extras=True, norm=True)
         yield make((dtype, "gpu", "f32"), 3, 37, 768, gap=5)
         yield make((dtype, "gpu", "f32"), 21, 70, 1280, gap=5, extras=True)  # k for a cluster's 16 blocks
-    for dtype in SCALES:
+    for dtype in (*SCALES, *GPU_FORMS):
         # The same in super-blocks, in unequal parts; several tiles of rows and tokens, not all full.
         yield make((dtype, "gpu", "f32"), 67, 150, 4352, gap=2, extras=True)
     # Longer than the part of a row that the launch keeps which norms it and makes half rows of it.
@@ -77,6 +78,8 @@ def matmul_cases() -> Iterator[Case]:
     for dtype in ("q4_0", "q8_0"):
         yield make((dtype, "gpu", "f32"), 9, 300, 4384)  # half a tile of k at the end
         yield make((dtype, "gpu", "f32"), 18, 34, 2080, batch=3)
+    for m in (1, 9, 40):
+        yield make(("q8_16", "gpu", "f32"), m, 45, 4416)  # three tiles of the last chunk
     for m in (1, 8, 11):
         yield make(("q4_0", "gpu", "f32"), m, 50, 6176, norm=True)
         yield make(("f16", "gpu", "f32"), m, 16, 3104)
@@ -139,7 +142,7 @@ def matmul_id_cases() -> Iterator[Case]:
     for kind in (("q4_0", "x16", "q8"), ("q5_k", "plain", "q8")):  # of the CPU, as are rows without an expert
         yield make(kind, 1, 4, per_slot=False, bias=True, none=True)
         yield make(kind, 33, 2, per_slot=True, bias=False, none=True)
-    for dtype in (*FLOATS[1:], *SCALES):
+    for dtype in ON_GPU:
         yield make((dtype, "gpu", "f32"), 5, 3, per_slot=False, bias=True)
     for dtype in ("f16", "q4_0", "q4_k", "mxfp4"):
         yield make((dtype, "gpu", "f32"), 33, 2, per_slot=True, bias=False)
@@ -190,10 +193,10 @@ def up_gate_cases() -> Iterator[Case]:
     for activation in ("silu", "gelu_tanh", "swiglu_oai", "relu"):
         yield make(("f32", "plain", "f32"), 1, 1, activation, bias=True)
         yield make(("q8_0", "x16", "q8"), 41, 20, activation, bias=True)
-    for dtype in (*FLOATS[1:], *SCALES):
+    for dtype in ON_GPU:
         yield make((dtype, "gpu", "f32"), 2, 35, "silu", bias=True, norm=True)
         yield make((dtype, "gpu", "f32"), 1, 35, "gelu_tanh")
-    for dtype in SCALES:
+    for dtype in (*SCALES, *GPU_FORMS):
         yield make((dtype, "gpu", "f32"), 37, 84, "silu", bias=True, k=4352)  # as of matmul
         yield make((dtype, "gpu", "f32"), 21, 40, "silu", k=1280, norm=True)
 
@@ -261,10 +264,10 @@ def moe_up_gate_cases() -> Iterator[Case]:
     for kind in (("q4_0", "x16", "q8"), ("q5_k", "plain", "q8")):  # of the CPU, as are rows without an expert
         yield make(kind, 1, 4, "silu", bias=True, none=True)
         yield make(kind, 30, 3, "gelu_tanh", none=True)
-    for dtype in (*FLOATS[1:], *SCALES):
+    for dtype in ON_GPU:
         yield make((dtype, "gpu", "f32"), 3, 2, "silu", bias=True, norm=True)
     yield make(("q4_k", "gpu", "f32"), 8, 1, "swiglu_oai", norm=True, one=True)
-    for dtype in (*FLOATS[1:], *SCALES):
+    for dtype in ON_GPU:
         yield make((dtype, "gpu", "f32"), 5, 3, "silu", bias=True)
     for dtype in ("f16", "q4_0", "q4_k", "mxfp4"):
         yield make((dtype, "gpu", "f32"), 33, 2, "gelu_tanh")
@@ -310,7 +313,7 @@ def qkv_cases() -> Iterator[Case]:
         desc |= {"m": m, "n": n, "n_k": n_k, "n_v": n_v, "k": k, "norm": norm}
         return Case("qkv", desc, build, f"bias={bias}")
 
-    for dtype in (*FLOATS[1:], *SCALES):
+    for dtype in ON_GPU:
         yield make(dtype, 1, (48, 16, 17), 512, norm=True, bias=True)
         # Tiles of rows that end within a product, and tokens that fill no tile.
         yield make(dtype, 37, (150, 40, 33), 1280, norm=False, bias=True)
@@ -369,7 +372,7 @@ def moe_down_sum_cases() -> Iterator[Case]:
         desc = {"type": dtype, "layout": "gpu", "m": m, "n": n, "k": k, "experts": experts, "used": used}
         return Case("moe_down_sum", desc, build, f"bias={bias}-one={one}-settled={settled}")
 
-    for dtype in (*FLOATS[1:], *SCALES):
+    for dtype in ON_GPU:
         yield make(dtype, 2, 3, 256, bias=True)
     for m, used, k in ((1, 1, 32), (1, 8, 768), (8, 5, 1440), (3, 10, 96)):
         yield make("q4_0", m, used, k, bias=m == 8)

@@ -11,6 +11,8 @@ import numpy as np
 from dyno import _core
 from numpy.typing import NDArray
 
+from ops.weight_blocks import GPU_FORMS, dequantize, geometry, random_scales
+
 ops = _core.ops
 
 QUANTISED = [
@@ -35,7 +37,7 @@ Doubles = NDArray[np.float64]
 
 
 def block(type_name: str) -> int:
-    return int(TYPES[type_name]["block"])
+    return geometry(type_name)[0] if type_name in GPU_FORMS else int(TYPES[type_name]["block"])
 
 
 def coded_weights(rng: np.random.Generator, type_name: str, n: int, k: int) -> tuple[Bytes, Doubles]:
@@ -71,6 +73,11 @@ def weights(rng: np.random.Generator, type_name: str, n: int, k: int) -> tuple[B
     """Random bits in every field as a plain matrix [n, k], and its exact values."""
     if type_name in CODED or type_name in VALUES:
         return coded_weights(rng, type_name, n, k)
+    if type_name in GPU_FORMS:
+        size, nbytes = geometry(type_name)
+        raw = rng.integers(0, 256, (n * (k // size), nbytes), dtype=np.uint8)
+        random_scales(rng, type_name, raw, 1e-5, 1e-3)
+        return raw.reshape(-1), dequantize(type_name, raw.reshape(n, -1)).astype(np.float64)
     kind = gguf.GGMLQuantizationType[type_name.upper()]
     if type_name == "f32":
         values = rng.standard_normal((n, k)).astype(np.float32)

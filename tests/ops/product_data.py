@@ -14,6 +14,7 @@ from dyno import _core
 
 from ops import reference, rounding
 from ops.cases import F32, normal
+from ops.weight_blocks import GPU_FORMS, dequantize, geometry, random_scales
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,19 +39,23 @@ SCALES: dict[str, tuple[int, ...]] = {
     "iq4_xs": (0,),
     "mxfp4": (),
 }
+ON_GPU = (*FLOATS[1:], *SCALES, *GPU_FORMS)
+"""Types with a layout that the kernels of a GPU read."""
 
 
 class Weights:
     """A stack of random matrices [count, n, k] of one type: bytes in a layout, and values in float64."""
 
     def __init__(self, rng: np.random.Generator, dtype: str, layout: str, count: int, n: int, k: int) -> None:
-        qtype = gguf.GGMLQuantizationType[dtype.upper()]
         if dtype in FLOATS:
+            qtype = gguf.GGMLQuantizationType[dtype.upper()]
             plain = gguf.quants.quantize(normal(rng, count * n, k), qtype).view(np.uint8)
         else:
-            elements, size = gguf.GGML_QUANT_SIZES[qtype]
+            elements, size = geometry(dtype)
             blocks = rng.integers(0, 256, (count * n * (k // elements), size)).astype(np.uint8)
-            for at in SCALES[dtype]:
+            if dtype in GPU_FORMS:
+                random_scales(rng, dtype, blocks, 1e-4, 1e-3)
+            for at in SCALES.get(dtype, ()):
                 scale = (rng.uniform(0.01, 0.1, len(blocks)) * rng.choice([-1, 1], len(blocks))).astype(
                     np.float16
                 )
@@ -59,7 +64,7 @@ class Weights:
                 blocks[:, 0] = rng.integers(120, 126, len(blocks))
             plain = blocks.reshape(count * n, -1)
         wanted = plain.view(F32) if dtype == "f32" else plain
-        values = gguf.quants.dequantize(wanted, qtype)
+        values = dequantize(dtype, wanted)
         exact = values.reshape(count, n, k).astype(np.float64)
         self.values = rounding.weights(dtype, plain.view(np.uint8), exact)
         matrices = np.ascontiguousarray(plain).reshape(count, -1)

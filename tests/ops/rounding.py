@@ -18,10 +18,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import gguf
 import numpy as np
 
 from ops.harness import nmse, recorded
+from ops.weight_blocks import dequantize, geometry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,6 +55,7 @@ SUB_BLOCKS = {
     "q5_k": (slice(16, 176), 0xFF, 31),
     "q6_k": (slice(0, 192), 0, -32),
     "iq4_xs": (slice(8, 136), 0, -127),
+    "q8_16": (slice(8, 72), 1, 1),
 }
 """Types whose sub-blocks have scales of their own, whose product with the block's is rounded to a half first.
 Where the codes stand in a block, a byte to put there, and the code that it makes of every element: so the
@@ -118,11 +119,10 @@ def weights(dtype: str, blocks: NDArray[np.uint8], values: NDArray[np.float64]) 
         return values
 
     def decoded(changed: NDArray[np.uint8]) -> NDArray[np.float64]:
-        out = gguf.quants.dequantize(changed.reshape(blocks.shape), qtype)
+        out = dequantize(dtype, changed.reshape(blocks.shape))
         return out.astype(np.float64).reshape(values.shape)
 
-    qtype = gguf.GGMLQuantizationType[dtype.upper()]
-    changed = blocks.reshape(-1, gguf.GGML_QUANT_SIZES[qtype][1]).copy()
+    changed = blocks.reshape(-1, geometry(dtype)[1]).copy()
     scaled = values
     if dtype in MINS:
         changed[:, MINS[dtype] : MINS[dtype] + 2] = 0

@@ -10,13 +10,14 @@ from dyno import _core
 from dyno.errors import UnsupportedError
 
 from ops.matmul_data import QUANTISED, block, weights
+from ops.weight_blocks import GPU_FORMS
 
 ops = _core.ops
 # Types with a layout for the CPU's kernels and one for the GPU's.
 ON_BOTH = [t for t in QUANTISED if ops.layout_supported(t, "x16") and ops.layout_supported(t, "gpu")]
 
 
-@pytest.mark.parametrize("type_name", [*QUANTISED, "f16", "bf16"])
+@pytest.mark.parametrize("type_name", [*QUANTISED, *GPU_FORMS, "f16", "bf16"])
 @pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (16, 3), (37, 11)])
 def test_keeps_every_bit(type_name: str, rows: int, blocks: int) -> None:
     k = blocks * max(block(type_name), 32)
@@ -60,7 +61,7 @@ def test_refuses_other_ways_between_layouts() -> None:
         ops.repack("f16", np.zeros(16 * 64 * 2, np.uint8), 16, 64, layout="gpu", source="x16")
 
 
-@pytest.mark.parametrize("type_name", QUANTISED)
+@pytest.mark.parametrize("type_name", [*QUANTISED, *GPU_FORMS])
 def test_is_hardly_larger_than_the_file(type_name: str) -> None:
     plain = ops.layout_bytes(type_name, "plain", 4096, 4096)
     assert plain <= ops.layout_bytes(type_name, "gpu", 4096, 4096) <= 1.04 * plain

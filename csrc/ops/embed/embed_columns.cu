@@ -29,6 +29,7 @@ auto kernel_of(DType type) {
     return embed_columns<DType::name>;
 #define DYNO_FLOAT_TYPE(name, ...) DYNO_CASE(name)
 #define DYNO_QUANT_TYPE(name, ...) DYNO_CASE(name)
+#define DYNO_GPU_TYPE(name, ...) DYNO_CASE(name)
 #include "core/weight_types.def"
 #undef DYNO_CASE
     default:

@@ -19,6 +19,7 @@ void with_gpu_type(DType type, F&& f) {
     DYNO_CASE(f16)
     DYNO_CASE(bf16)
 #define DYNO_QUANT_TYPE(name, ...) DYNO_CASE(name)
+#define DYNO_GPU_TYPE(name, ...) DYNO_CASE(name)
 #include "core/weight_types.def"
 #undef DYNO_CASE
     default:

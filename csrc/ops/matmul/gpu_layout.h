@@ -18,11 +18,12 @@
 //            (types with a codebook: at bits 8·j and 8·j + 4)
 //   2 bits:  8 bytes a lane, word s / 2; with p = 4·(s & 1) + j at bits 2·p and 16 + 2·p
 //   1 bit:   4 bytes a lane; with p = 4·s + j at bits p and 16 + p
-// u is the file's code; signed bytes (q8_0) are stored biased by 128.
+// u is the file's code; signed bytes (q8_0, q8_16) are stored biased by 128.
 //
 // Scales of a tile, for g < 8 in order (r = rows g and g + 8, b = 32-blocks of the tile, s = 16-blocks):
 //   f16 d                 {d[g][0], d[g][1], d[g+8][0], d[g+8][1]}                       8 bytes
 //   f16 d, m              {d, m of [g][0], [g][1], [g+8][0], [g+8][1]}                  16 bytes
+//   f32 d, scale of 16    {d[g], d[g+8]}, then {sc[g][s], sc[g+8][s]} for s = 0 … 3         16 bytes, signed: + 128
 //   e8m0                  {e[g][0], e[g+8][0], e[g][1], e[g+8][1]}                       4 bytes
 //   scale, min (q4_k …)   {sc[g][b], sc[g+8][b], m[g][b], m[g+8][b]} for b = 0, 1         8 bytes
 //   scale of 16           {sc[g][s], sc[g+8][s]} for s = 0 … 3                            8 bytes, signed: + 128
@@ -45,6 +46,7 @@ enum class GpuScale : uint8_t {
   none,       // f16, bf16
   d,          // w = d·(u − offset)
   d_m,        // w = d·u + m
+  d_scale16,  // w = d·sc·(u − offset), d in float32, 16-blocks
   e8m0,       // w = 2^(e − 128)·codebook[u]
   k_min32,    // w = d·sc·u − dmin·m, 32-blocks
   k_min16,    // the same with 4-bit sc and m in one byte, 16-blocks
@@ -68,6 +70,7 @@ struct GpuFormat {
       case GpuScale::none:
         return 0;
       case GpuScale::d_m:
+      case GpuScale::d_scale16:
         return 128;
       case GpuScale::e8m0:
       case GpuScale::k_scale32:
@@ -102,6 +105,8 @@ constexpr GpuFormat gpu_format(DType type) {
       return {4, 1, 0, GpuScale::d_m, GpuCodebook::none};
     case DType::q8_0:
       return {8, 0, 128, GpuScale::d, GpuCodebook::none};
+    case DType::q8_16:
+      return {8, 0, 128, GpuScale::d_scale16, GpuCodebook::none};
     case DType::q2_k:
       return {2, 0, 0, GpuScale::k_min16, GpuCodebook::none};
     case DType::q3_k:
@@ -126,7 +131,9 @@ constexpr GpuFormat gpu_format(DType type) {
 constexpr bool has_gpu_layout(DType type) { return gpu_format(type).low_bits != 0; }
 
 // Whether repack_gpu_from_x16() knows a type: all whose codes layout x16 holds.
-constexpr bool packs_from_x16(DType type) { return has_gpu_layout(type) && gpu_format(type).low_bits != 16; }
+constexpr bool packs_from_x16(DType type) {
+  return has_gpu_layout(type) && gpu_format(type).low_bits != 16 && type != DType::q8_16;
+}
 
 constexpr int64_t gpu_stripe_bytes(DType type, int64_t k) {
   const GpuFormat f = gpu_format(type);

@@ -32,6 +32,7 @@ template <> struct FileBlock<DType::q6_k> { using Type = BlockQ6K; };
 template <> struct FileBlock<DType::iq4_nl> { using Type = BlockIq4Nl; };
 template <> struct FileBlock<DType::iq4_xs> { using Type = BlockIq4Xs; };
 template <> struct FileBlock<DType::mxfp4> { using Type = BlockMxfp4; };
+template <> struct FileBlock<DType::q8_16> { using Type = BlockQ8_16; };
 template <> struct FileBlock<DType::f16> { using Type = uint16_t; };
 template <> struct FileBlock<DType::bf16> { using Type = uint16_t; };
 template <> struct FileBlock<DType::f32> { using Type = float; };
@@ -40,6 +41,7 @@ template <> struct FileBlock<DType::f32> { using Type = float; };
 template <DType kType>
 inline constexpr int kFileBlock = gpu_format(kType).super_block()                           ? kSuperBlock
                                   : gpu_format(kType).low_bits == 16 || kType == DType::f32 ? 1
+                                  : kType == DType::q8_16                                   ? kQ8_16Block
                                                                                             : kQuantBlock;
 
 // The code u of element i of a block; the bits of an f16 or bf16.
@@ -47,7 +49,7 @@ template <DType kType>
 DYNO_HOST_DEVICE inline uint32_t code_of(const typename FileBlock<kType>::Type& block, int i) {
   if constexpr (kType == DType::f16 || kType == DType::bf16) {
     return block;
-  } else if constexpr (kType == DType::q8_0) {
+  } else if constexpr (kType == DType::q8_0 || kType == DType::q8_16) {
     return static_cast<uint8_t>(block.qs[i]) ^ 0x80u;
   } else if constexpr (kType == DType::q2_k) {
     return (block.qs[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2)) & 3u;
@@ -75,7 +77,7 @@ DYNO_HOST_DEVICE inline uint32_t sub_scale(const typename FileBlock<kType>::Type
     return block.scales[s];  // both nibbles
   } else if constexpr (kType == DType::q4_k || kType == DType::q5_k) {
     return s < 4 ? block.scales[s] & 0x3fu : (block.scales[s + 4] & 0x0fu) | ((block.scales[s - 4] >> 2) & 0x30u);
-  } else if constexpr (kType == DType::q6_k) {
+  } else if constexpr (kType == DType::q6_k || kType == DType::q8_16) {
     return static_cast<uint8_t>(block.scales[s]) ^ 0x80u;
   } else if constexpr (kType == DType::q3_k) {
     const uint32_t low = (block.scales[s % 8] >> (s / 8 * 4)) & 0x0fu;
@@ -123,6 +125,8 @@ DYNO_HOST_DEVICE inline float value_of(const typename FileBlock<kType>::Type& bl
       return f16_to_f32(block.d) * q;
     } else if constexpr (f.scale == GpuScale::d_m) {
       return f16_to_f32(block.d) * q + f16_to_f32(block.m);
+    } else if constexpr (f.scale == GpuScale::d_scale16) {
+      return block.d * static_cast<float>(block.scales[i / 16]) * q;
     } else if constexpr (f.scale == GpuScale::e8m0) {
       return e8m0_half_to_f32(block.e) * q;
     } else if constexpr (f.scale == GpuScale::k_min32) {
@@ -138,6 +142,12 @@ DYNO_HOST_DEVICE inline float value_of(const typename FileBlock<kType>::Type& bl
       return f16_to_f32(block.d) * static_cast<float>(scale) * q;
     }
   }
+}
+
+DYNO_HOST_DEVICE inline uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
 }
 
 // Rows of a matrix in the file's order. Elements beyond n and k read as zero bits.
@@ -158,11 +168,13 @@ struct FileRows {
     const Block* b = block(row, at_k);
     return b == nullptr ? 0u : code_of<kType>(*b, static_cast<int>(at_k % kFileBlock<kType>));
   }
-  // Of the block at `at_k`: the bits of its f16 d (or its e8m0 exponent), and of its m or dmin.
+  // Of the block at `at_k`: the bits of its d (or its e8m0 exponent), and of its m or dmin.
   DYNO_HOST_DEVICE uint32_t d(int64_t row, int64_t at_k) const {
     const Block* b = block(row, at_k);
     if constexpr (gpu_format(kType).scale == GpuScale::e8m0) {
       return b == nullptr ? 0u : b->e;
+    } else if constexpr (gpu_format(kType).scale == GpuScale::d_scale16) {
+      return b == nullptr ? 0u : bits_of(b->d);
     } else {
       return b == nullptr ? 0u : b->d;
     }
@@ -306,6 +318,12 @@ DYNO_HOST_DEVICE inline uint32_t pack_scales(const Rows& rows, typename Rows::In
   } else if constexpr (f.scale == GpuScale::d_m) {
     const auto row = row0 + word / 4 + 8 * (word % 4 / 2), k = k0 + 32 * (word % 2);
     return rows.d(row, k) | rows.m(row, k) << 16;
+  } else if constexpr (f.scale == GpuScale::d_scale16) {
+    const auto row = row0 + word / 4;
+    if (word % 4 < 2) return rows.d(row + 8 * (word % 4), k0);
+    uint32_t out = 0;
+    for (int i = 0; i < 4; ++i) out |= rows.scale(row + 8 * (i % 2), k0, word % 2 * 2 + i / 2) << (8 * i);
+    return out;
   } else if constexpr (f.scale == GpuScale::e8m0) {
     uint32_t out = 0;
     for (int i = 0; i < 4; ++i) out |= rows.d(row0 + word + 8 * (i % 2), k0 + 32 * (i / 2)) << (8 * i);

@@ -10,6 +10,11 @@ DYNO_HOST_DEVICE inline uint32_t gpu_u32(const uint8_t* at) {
   std::memcpy(&word, at, 4);
   return word;
 }
+DYNO_HOST_DEVICE inline float gpu_f32(const uint8_t* at) {
+  float value;
+  std::memcpy(&value, at, 4);
+  return value;
+}
 DYNO_HOST_DEVICE inline float gpu_half(const uint8_t* at, int64_t i) {
   return f16_to_f32(static_cast<uint16_t>(at[2 * i] | at[2 * i + 1] << 8));
 }
@@ -59,6 +64,10 @@ DYNO_HOST_DEVICE inline float gpu_value(const uint8_t* unit, int row, int k) {
   } else if constexpr (f.scale == GpuScale::d_m) {
     const int64_t at = 8 * g + 4 * half + 2 * (in_tile / 32);
     return gpu_half(scales, at) * q + gpu_half(scales, at + 1);
+  } else if constexpr (f.scale == GpuScale::d_scale16) {
+    const uint8_t* of_rows = scales + 16 * g;
+    const int scale = static_cast<int>(of_rows[8 + 2 * (in_tile / 16) + half]) - 128;
+    return gpu_f32(of_rows + 4 * half) * static_cast<float>(scale) * q;
   } else if constexpr (f.scale == GpuScale::e8m0) {
     return e8m0_half_to_f32(static_cast<uint8_t>(scales[4 * g + 2 * (in_tile / 32) + half])) * q;
   } else if constexpr (f.scale == GpuScale::k_min32) {

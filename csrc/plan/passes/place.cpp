@@ -18,7 +18,7 @@ namespace {
 
 bool has_gpu_kernels(DType type) {
   const TypeClass kind = dtype_info(type).kind;
-  return kind == TypeClass::floats || kind == TypeClass::quant;
+  return kind == TypeClass::floats || kind == TypeClass::quant || kind == TypeClass::gpu;
 }
 
 // Weights that owned copies are made of: repacked, converted or transposed.
@@ -30,6 +30,10 @@ WeightPlacement place(const model::Weight& w, const DeviceInfo& device, const Lo
     DYNO_CHECK(UnsupportedError, has_gpu_kernels(p.type), "[plan] tensor ", w.name, " is ", dtype_name(w.tensor->type),
                ", a type without kernels for a GPU; keep it on the CPU or run with "
                "device=cpu");
+    const int64_t block = dtype_info(p.type).block_elements;
+    DYNO_CHECK(UnsupportedError, w.cols % block == 0, "[plan] tensor ", w.name, " has rows of ", w.cols, " values of ",
+               dtype_name(w.tensor->type), ", which a GPU reads as ", dtype_name(p.type), " in blocks of ", block,
+               "; keep it on the CPU or run with device=cpu");
     // Exact products and rows by token id read the file's order; so do matrices that the tensor cores' tiles do not
     // fit.
     const bool vector = w.transform == model::Transform::to_f32;

@@ -24,6 +24,17 @@ _TYPES: Final[dict[str, tuple[int, int, int]]] = {
     "q2_0": (42, 64, 18),
 }  # fmt: skip
 
+# The same of ik_llama.cpp, and the bytes before the blocks of a row: a scale in float16 or float32.
+_OF_IK: Final[dict[str, tuple[int, int, int, int]]] = {
+    "q6_0": (133, 32, 26, 0), "iq1_bn": (134, 64, 13, 2), "iq2_bn": (135, 64, 16, 4),
+    "iq2_k": (137, 256, 76, 0), "iq3_k": (138, 256, 110, 0), "iq4_k": (139, 256, 144, 0),
+    "iq5_k": (140, 256, 176, 0),
+    "iq6_k": (141, 256, 212, 0), "iq4_ks": (144, 256, 136, 4), "iq2_ks": (145, 256, 70, 2),
+    "iq4_kss": (146, 256, 128, 4), "q8_kv": (151, 32, 32, 8), "iq5_ks": (152, 256, 168, 4),
+    "iq2_kt": (153, 256, 68, 4), "iq3_kt": (154, 256, 100, 4), "iq4_kt": (155, 256, 128, 4),
+    "iq3_ks": (156, 256, 102, 2), "iq2_kl": (157, 256, 86, 2), "iq1_kt": (158, 256, 56, 4),
+}  # fmt: skip
+
 TENSOR_TYPE_IDS: Final[dict[str, int]] = {name: row[0] for name, row in _TYPES.items()}
 """Tensor type ids of the format, by lower-case name."""
 
@@ -53,26 +64,65 @@ _RANDOM: Final[dict[str, tuple[int, tuple[int, float] | None, float]]] = {
     "iq1_s": (0, None, 7.18),
     "tq1_0": (52, None, 0.817),
     "tq2_0": (64, None, 1.22),
+    "q1_0": (0, None, 1.0),
+    "q2_0": (0, None, 1.23),
+    "q6_0": (0, None, 18.6),
+    "iq2_k": (0, None, 85.4),
+    "iq3_k": (0, None, 630.0),
+    "iq4_k": (0, None, 1240.0),
+    "iq5_k": (0, None, 1230.0),
+    "iq6_k": (0, None, 4810.0),
+}
+# The same of types whose scale stands before the row, or in several places of a block.
+_RANDOM_ELSEWHERE: Final[dict[str, float]] = {
+    "iq1_m": 7.28,
+    "nvfp4": 4.47,
+    "iq1_bn": 0.828,
+    "iq2_bn": 1.22,
+    "iq4_ks": 5050.0,
+    "iq2_ks": 172.0,
+    "iq4_kss": 5010.0,
+    "q8_kv": 74.7,
+    "iq5_ks": 4950.0,
+    "iq2_kt": 2670.0,
+    "iq3_kt": 331.0,
+    "iq4_kt": 1380.0,
+    "iq3_ks": 315.0,
+    "iq2_kl": 541.0,
+    "iq1_kt": 2490.0,
 }
 
 
-def random_blocks(dtype: str, n_elements: int, rng: np.random.Generator, *, std: float = 0.02) -> bytes:
+def random_type(dtype: str) -> tuple[int, int, int]:
+    """Id, elements and bytes of a block of a type that random_blocks() knows, also of ik_llama.cpp."""
+    return _TYPES[dtype] if dtype in _TYPES else _OF_IK[dtype][:3]
+
+
+def random_blocks(
+    dtype: str,
+    n_elements: int,
+    rng: np.random.Generator,
+    *,
+    std: float = 0.02,
+    row_elements: int | None = None,
+) -> bytes:
     """Packed random weights of mean zero and roughly the given standard deviation.
 
     Args:
-        dtype: f32, f16, bf16, q4_0 … q8_0, q2_k … q6_k, iq1_s … iq4_xs but iq1_m, tq1_0, tq2_0 or mxfp4.
+        dtype: Any type that the engine multiplies with, but the interleaved ones.
         n_elements: A multiple of the block of `dtype`.
         rng: Source of the codes.
         std: Standard deviation of the dequantised weights.
+        row_elements: Elements of a row, for types with a scale before each row; None: there is one row.
 
     Raises:
         ValueError: `dtype` is not one of these types, or `n_elements` is not a multiple of its block.
     """
     if dtype in ("f32", "f16", "bf16"):
         return pack_tensor(dtype, rng.normal(0.0, std, n_elements).astype(np.float32))
-    block, size = BLOCK_GEOMETRY.get(dtype, (1, 0))
-    if dtype not in _RANDOM and dtype != "mxfp4":
-        expected = ["f32", "f16", "bf16", *_RANDOM, "mxfp4"]
+    block, size = random_type(dtype)[1:] if dtype in _TYPES or dtype in _OF_IK else (1, 0)
+    if dtype not in _RANDOM and dtype not in _RANDOM_ELSEWHERE and dtype != "mxfp4":
+        expected = ["f32", "f16", "bf16", *_RANDOM, *_RANDOM_ELSEWHERE, "mxfp4"]
         raise ValueError(f"no random weights of type {dtype!r}; expected one of {expected}")
     if n_elements % block:
         raise ValueError(f"{n_elements} elements are not a multiple of the {dtype} block of {block}")
@@ -81,6 +131,10 @@ def random_blocks(dtype: str, n_elements: int, rng: np.random.Generator, *, std:
     if dtype == "mxfp4":
         blocks[:, 0] = round(127 + float(np.log2(std / 2.93)))
         return blocks.tobytes()
+    if dtype in _RANDOM_ELSEWHERE:
+        return _scaled_elsewhere(
+            dtype, blocks, rng, std / _RANDOM_ELSEWHERE[dtype], row_elements or n_elements
+        )
     at, minimum, unit_std = _RANDOM[dtype]
     # Random signs: some types have codes of a mean that is not zero.
     d = std / unit_std * rng.uniform(0.8, 1.2, n) * rng.choice((-1.0, 1.0), n)
@@ -89,6 +143,33 @@ def random_blocks(dtype: str, n_elements: int, rng: np.random.Generator, *, std:
         m_at, factor = minimum
         blocks[:, m_at : m_at + 2] = (d * factor).astype(np.float16).reshape(n, 1).view(np.uint8)
     return blocks.tobytes()
+
+
+def _scaled_elsewhere(
+    dtype: str, blocks: npt.NDArray[np.uint8], rng: np.random.Generator, scale: float, row_elements: int
+) -> bytes:
+    """Rows of `blocks` with factors of about `scale`."""
+    if dtype == "nvfp4":  # a byte for 16 elements: four bits of exponent and three of mantissa
+        exponent = max(round(float(np.log2(scale))) + 7, 0)
+        blocks[:, :4] = rng.integers(8 * exponent, 8 * exponent + 8, (len(blocks), 4))
+        return blocks.tobytes()
+    if dtype == "iq1_m":  # four bits of the scale in each of the last four words
+        bits = (
+            (scale * rng.uniform(0.8, 1.2, len(blocks))).astype(np.float16).view(np.uint16).astype(np.int64)
+        )
+        for i in range(4):
+            at = 49 + 2 * i
+            blocks[:, at] = (blocks[:, at] & 15) | ((bits >> (4 * i) & 15) << 4)
+        return blocks.tobytes()
+    block, before = _OF_IK[dtype][1], _OF_IK[dtype][3]
+    rows = blocks.reshape(-1, row_elements // block * blocks.shape[1])
+    factors = scale * rng.uniform(0.8, 1.2, (len(rows), 1)) * rng.choice((-1.0, 1.0), (len(rows), 1))
+    meta = np.zeros((len(rows), before), np.uint8)
+    if before == 2:
+        meta[:] = factors.astype(np.float16).view(np.uint8)
+    else:
+        meta[:, :4] = factors.astype(np.float32).view(np.uint8)
+    return np.concatenate([meta, rows], axis=1).tobytes()
 
 
 def pack_tensor(dtype: str, values: npt.NDArray[np.float32] | Sequence[float]) -> bytes:

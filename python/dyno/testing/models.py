@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dyno.testing.blocks import BLOCK_GEOMETRY, pack_tensor, random_blocks
-from dyno.testing.gguf_writer import Array, TensorSpec, tiny_gguf
+from dyno.testing.blocks import TENSOR_TYPE_IDS, pack_tensor, random_blocks, random_type
+from dyno.testing.gguf_writer import Array, TensorSpec, hand_written_gguf, tiny_gguf
 
 if TYPE_CHECKING:
     import os
@@ -115,11 +115,12 @@ def tiny_model(
         # Unit gain unless told otherwise, so that activations neither die nor explode over the layers.
         short = name.split(".", 2)[2] if name.startswith("blk.") else name
         chosen = (dtypes or {}).get(name) or (dtypes or {}).get(short) or kind or dtype
-        if shape[-1] % BLOCK_GEOMETRY[chosen][0]:
+        number, block, _ = random_type(chosen)
+        if shape[-1] % block:
             raise ValueError(f"{name}: rows of {shape[-1]} elements do not fit the blocks of {chosen}")
         scale = std if std is not None else shape[-1] ** -0.5
-        data = random_blocks(chosen, int(np.prod(shape)), rng, std=scale)
-        tensors.append(TensorSpec(name, shape, chosen, data))
+        data = random_blocks(chosen, int(np.prod(shape)), rng, std=scale, row_elements=shape[-1])
+        tensors.append(TensorSpec(name, shape, number, data))
 
     matrix("token_embd.weight", n_vocab, n_embd, std=1.0)
     residual = (2 * n_layers) ** -0.5  # what a layer adds to the residual stream
@@ -174,4 +175,7 @@ def tiny_model(
     if vocabulary:
         keys |= _byte_vocabulary(n_vocab)
     keys |= dict(metadata or {})
-    return tiny_gguf(path, keys, tensors)
+    known = all(
+        isinstance(tensor.dtype, str) or tensor.dtype in TENSOR_TYPE_IDS.values() for tensor in tensors
+    )
+    return (tiny_gguf if known else hand_written_gguf)(path, keys, tensors)

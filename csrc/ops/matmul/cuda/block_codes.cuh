@@ -16,7 +16,10 @@ struct BlockCodes {
   using Tile = WeightTile<kType>;
   static constexpr GpuFormat kFormat = gpu_format(kType);
   // k of one pair of factors, and how many groups of eight such blocks a chunk has.
-  static constexpr int kBlock = kFormat.scale == GpuScale::k_scale16 || kFormat.scale == GpuScale::k_min16 ? 16 : 32;
+  static constexpr int kBlock =
+      kFormat.scale == GpuScale::k_scale16 || kFormat.scale == GpuScale::k_min16 || kFormat.scale == GpuScale::d_scale16
+          ? 16
+          : 32;
   static constexpr int kSets = kBlock == 16 ? 2 : 1;
 
   static __device__ __forceinline__ void load(Tile& to, const uint8_t* chunk, int tile, int lane) {
@@ -93,6 +96,13 @@ struct BlockCodes {
           s[r][b] = both[0], c[r][b] = both[1];
         }
       }
+    } else if constexpr (kFormat.scale == GpuScale::d_scale16) {
+      uint32_t w[4];
+      words<4>(w, at);
+      const float d0 = __uint_as_float(w[0]), d1 = __uint_as_float(w[1]);
+      const uint32_t sc = t & 1 ? w[3] : w[2];
+      s[0][0] = d0 * (byte<0>(sc) - 128.0f), s[1][0] = d1 * (byte<1>(sc) - 128.0f);
+      s[0][1] = d0 * (byte<2>(sc) - 128.0f), s[1][1] = d1 * (byte<3>(sc) - 128.0f);
     } else if constexpr (kFormat.scale == GpuScale::e8m0) {
       const uint32_t w = *reinterpret_cast<const uint32_t*>(at);
 #pragma unroll

@@ -28,6 +28,9 @@ void run_gemm_ring(const Problem& p, const TiledRows& format, const GemmRingShap
 #define DYNO_QUANT_TYPE(name, ...) \
   case DType::name:                \
     return gemm_ring<DType::name>(p, format, shape, stream);
+#define DYNO_GPU_TYPE(name, ...) \
+  case DType::name:              \
+    return gemm_ring<DType::name>(p, format, shape, stream);
 #include "core/weight_types.def"
     default:
       throw UnsupportedError(str_cat("[matmul] wgmma_ring reads quantised weights, not ", dtype_name(p.type)));

@@ -10,6 +10,7 @@ void run_ring(const Problem& p, DType other, int share, int blocks, int multipro
     return launch_ring<DType::a, DType::b>(p, share, blocks, multiprocessors, stream); \
   }
 #define DYNO_QUANT_TYPE(name, ...) DYNO_MIXED(name, name)
+#define DYNO_GPU_TYPE(name, ...) DYNO_MIXED(name, name)
 #include "core/weight_types.def"
 #include "ops/matmul/cuda/mixed_types.def"
 #undef DYNO_MIXED

@@ -6,6 +6,7 @@ namespace dyno::ops::cuda {
 
 #define DYNO_FLOAT_TYPE(name, ...) extern const TypeKernels kTypeKernels_##name;
 #define DYNO_QUANT_TYPE(name, ...) extern const TypeKernels kTypeKernels_##name;
+#define DYNO_GPU_TYPE(name, ...) extern const TypeKernels kTypeKernels_##name;
 #include "core/weight_types.def"
 
 const TypeKernels& type_kernels(DType type) {
@@ -15,6 +16,9 @@ const TypeKernels& type_kernels(DType type) {
     return kTypeKernels_##name;
 #define DYNO_QUANT_TYPE(name, ...) \
   case DType::name:                \
+    return kTypeKernels_##name;
+#define DYNO_GPU_TYPE(name, ...) \
+  case DType::name:              \
     return kTypeKernels_##name;
 #include "core/weight_types.def"
     default:

@@ -184,6 +184,11 @@ struct WeightTile {
         const __half2 both = as_half2(scale[2 * r + kStep / 2]);
         d[r] = low2(both), m[r] = high2(both);
       }
+    } else if constexpr (kFormat.scale == GpuScale::d_scale16) {
+      constexpr int kAt = kStep % 2 * 2;
+      const float2 sc = __half22float2(bytes_to_half2<kAt, kAt + 1, 128>(scale[2 + kStep / 2]));
+      const __half2 ds = __floats2half2_rn(__uint_as_float(scale[0]) * sc.x, __uint_as_float(scale[1]) * sc.y);
+      d[0] = low2(ds), d[1] = high2(ds);
     } else if constexpr (kFormat.scale == GpuScale::e8m0) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {

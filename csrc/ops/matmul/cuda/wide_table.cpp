@@ -18,6 +18,9 @@ void gemm_wide(const Problem& p, const TiledRows& format, int tokens, int group,
 #define DYNO_QUANT_TYPE(name, ...) \
   case DType::name:                \
     return gemm_wide_of<DType::name>(p, format, tokens, group, multiprocessors, stream);
+#define DYNO_GPU_TYPE(name, ...) \
+  case DType::name:              \
+    return gemm_wide_of<DType::name>(p, format, tokens, group, multiprocessors, stream);
 #include "core/weight_types.def"
     default:
       throw UnsupportedError(str_cat("[matmul] type ", dtype_name(p.type), " has no CUDA kernel of wide tiles"));
