@@ -168,6 +168,14 @@ void dequantize_block(const BlockQ8_16& b, float* y) {
   }
 }
 
+void dequantize_block(const BlockQ4_16& b, float* y) {
+  for (int i = 0; i < kSuperBlock; ++i) {
+    const int byte = b.scales[i / 16], code = b.qs[i / 32 * 16 + i % 16] >> (i % 32 / 16 * 4) & 15;
+    const float s = b.d * static_cast<float>((byte & 254) - b.bias);
+    y[i] = s * static_cast<float>(b.table[code] + (byte & 1) * b.shift);
+  }
+}
+
 // A row of a coded type: `n` values.
 template <DType T>
 void dequantize_coded(const uint8_t* row, float* out, int64_t n) {
@@ -296,6 +304,8 @@ void dequantize_row(DType type, const void* blocks, float* out, int64_t n) {
       return dequantize_blocks<BlockIq4Xs, kSuperBlock>(blocks, out, n);
     case DType::mxfp4:
       return dequantize_blocks<BlockMxfp4, kQuantBlock>(blocks, out, n);
+    case DType::q4_16:
+      return dequantize_blocks<BlockQ4_16, kSuperBlock>(blocks, out, n);
     case DType::q8_16:
       return dequantize_blocks<BlockQ8_16, kQ8_16Block>(blocks, out, n);
 #define DYNO_CODED_TYPE(name, ...) \

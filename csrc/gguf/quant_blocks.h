@@ -110,7 +110,20 @@ struct BlockQ8_16 {
   int8_t qs[kQ8_16Block];  // w = d·sc·q
 };
 
-static_assert(sizeof(BlockQ8_16) == 72);
+// w = d·sc·(table[q] + shift), with sc = (byte & 254) − bias of the byte of 16 elements, and shift where that byte is
+// odd. Element 32·s + i (i < 16) is the low nibble of qs[16·s + i], element 32·s + 16 + i the high nibble. The table,
+// the bias and the shift are those of all blocks of a matrix.
+struct BlockQ4_16 {
+  float d;
+  uint8_t scales[16];
+  int8_t table[16];
+  uint8_t bias;
+  int8_t shift;
+  uint8_t unused[2];
+  uint8_t qs[128];
+};
+
+static_assert(sizeof(BlockQ8_16) == 72 && sizeof(BlockQ4_16) == 168);
 static_assert(sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20 && sizeof(BlockQ5_0) == 22 && sizeof(BlockQ5_1) == 24);
 static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockIq4Nl) == 18 && sizeof(BlockMxfp4) == 17);
 static_assert(sizeof(BlockQ2K) == 84 && sizeof(BlockQ3K) == 110 && sizeof(BlockQ4K) == 144 && sizeof(BlockQ5K) == 176);

@@ -38,6 +38,23 @@ constexpr bool has_float_factor(const WeightFormat& f) {
   return f.header == Header::f_scale32 || f.header == Header::d_float;
 }
 
+// Entries of a table of 16 that hold all values of a type, or its values without the shift; 0 if there is none.
+template <DType T>
+constexpr int table_entries(bool shifted) {
+  constexpr WeightFormat f = kFormat<T>;
+  if (f.block != kSuperBlock || f.bits > 4) return 0;
+  const int codes = f.lookup ? kCodebook<T>->size : 1 << f.bits;
+  const int entries = shifted && f.every != 0 ? 2 * codes : codes;
+  return entries <= 16 ? entries : 0;
+}
+// The shift is a bit of the scale's byte, if the table has no room for the shifted values.
+template <DType T>
+inline constexpr bool kShiftInScale = table_entries<T>(true) == 0;
+template <DType T>
+constexpr bool has_table() {
+  return table_entries<T>(true) != 0 || (table_entries<T>(false) != 0 && kFormat<T>.every % 16 == 0);
+}
+
 // The unit of a codebook needs a float32 factor: a binary16 one times the unit may round.
 template <DType T>
 constexpr DType form_of() {
@@ -47,6 +64,7 @@ constexpr DType form_of() {
   if (f.header == Header::d) return r.within(-8, 7) ? DType::q4_0 : DType::q8_0;
   if (f.header == Header::halves16) return DType::f16;  // few bits times few bits
   if (!f.scaled && !has_float_factor(f) && f.block == kSuperBlock && r.within(-32, 31)) return DType::q6_k;
+  if (has_table<T>()) return DType::q4_16;
   return DType::q8_16;
 }
 
@@ -94,6 +112,36 @@ void recode_short_blocks(const std::byte* in, std::byte* out, int64_t rows, int6
   }
 }
 
+// Scales in float32 types are odd numbers of eight bits. Others have seven bits: they are doubled, and the factor
+// halved, which leaves the lowest bit of the byte free as well.
+template <DType T>
+void write_codes(const CodedBlock& b, std::byte* out) {
+  constexpr WeightFormat f = kFormat<T>;
+  constexpr bool kOdd = f.header == Header::f_scale32;
+  constexpr int kCodes = table_entries<T>(false);
+  static_assert(f.block == kSuperBlock && has_byte_scales(f));
+  BlockQ4_16 to{};
+  to.d = kOdd ? b.d : f16_to_f32(b.d_half) * 0.5f * (f.scaled ? kCodebook<T>->unit : 1.0f);
+  to.bias = kOdd ? 127 : 128;
+  to.shift = kShiftInScale<T> ? kShift<T> : 0;
+  for (int i = 0; i < 16; ++i) {
+    const int value = f.lookup ? kCodebook<T>->values[i % kCodes] : i % kCodes - f.offset;
+    to.table[i] = static_cast<int8_t>(value + (!kShiftInScale<T> && i >= kCodes ? kShift<T> : 0));
+  }
+  const auto shifted = [&](int i) { return f.every != 0 ? static_cast<int>(b.shifted >> (i / f.every) & 1u) : 0; };
+  for (int s = 0; s < 16; ++s) {
+    const int scale = b.scale[16 * s / f.group];
+    to.scales[s] =
+        static_cast<uint8_t>((kOdd ? scale : 2 * scale) + to.bias + (kShiftInScale<T> ? shifted(16 * s) : 0));
+  }
+  for (int i = 0; i < kSuperBlock; ++i) {
+    const int code = b.code[i] + (kShiftInScale<T> ? 0 : kCodes * shifted(i));
+    uint8_t& both = to.qs[i / 32 * 16 + i % 16];
+    both = static_cast<uint8_t>(both | code << (i % 32 / 16 * 4));
+  }
+  std::memcpy(out, &to, sizeof to);
+}
+
 template <DType T>
 void write_block(const CodedBlock& b, std::byte* out) {
   constexpr WeightFormat f = kFormat<T>;
@@ -117,6 +165,8 @@ void write_block(const CodedBlock& b, std::byte* out) {
       write_bytes<T>(b, first, kQ8_16Block, to, 0);
       std::memcpy(out, &to, sizeof to);
     }
+  } else if constexpr (form_of<T>() == DType::q4_16) {
+    write_codes<T>(b, out);
   } else if constexpr (form_of<T>() == DType::f16) {
     for (int i = 0; i < f.block; ++i, out += sizeof(uint16_t)) {
       const float scale = f16_to_f32(b.halves[i / f.group]);

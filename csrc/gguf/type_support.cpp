@@ -13,6 +13,8 @@ std::string_view coded_support(DType on_gpu) {
       return "kernels for CPU and GPU, re-coded at load, on a GPU as q6_k";
     case DType::q8_0:
       return "kernels for CPU and GPU, re-coded at load, on a GPU as q8_0";
+    case DType::q4_16:
+      return "kernels for CPU and GPU, re-coded at load, on a GPU as q4_16";
     case DType::q8_16:
       return "kernels for CPU and GPU, re-coded at load, on a GPU as q8_16";
     default:

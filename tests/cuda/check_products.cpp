@@ -164,7 +164,7 @@ int main(int argc, char** argv) {
     Checker checker;
     for (const DType type : {DType::f32, DType::f16, DType::bf16, DType::q4_0, DType::q4_1, DType::q5_0, DType::q5_1,
                              DType::q8_0, DType::q2_k, DType::q3_k, DType::q4_k, DType::q5_k, DType::q6_k,
-                             DType::iq4_nl, DType::iq4_xs, DType::mxfp4, DType::q8_16}) {
+                             DType::iq4_nl, DType::iq4_xs, DType::mxfp4, DType::q8_16, DType::q4_16}) {
       if (argc < 2 || dtype_name(type) == argv[1]) check_type(checker, type);
     }
     std::printf("%d launches on %s, %d faults, largest nmse in halves %.2g, closest to its limit %.2g\n",

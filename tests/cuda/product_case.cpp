@@ -229,6 +229,14 @@ std::vector<std::byte> random_weights(DType type, int64_t rows, int64_t k, uint6
       const float d = 3e-6f * spread(random);
       std::memcpy(block, &d, sizeof d);
     }
+    if (type == DType::q4_16) {
+      BlockQ4_16 b;
+      std::memcpy(&b, block, sizeof b);
+      b.d = 6e-6f * spread(random);
+      for (int i = 0; i < 16; ++i) b.table[i] = static_cast<int8_t>(15 * i - 119);  // one table for a matrix
+      b.bias = 127, b.shift = 4;
+      std::memcpy(block, &b, sizeof b);
+    }
     if (type == DType::mxfp4) *block = static_cast<std::byte>(119 + random() % 5);
   }
   return out;

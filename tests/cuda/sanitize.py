@@ -33,9 +33,9 @@ from ops.harness import launch  # noqa: E402
 if TYPE_CHECKING:
     from ops.harness import Case
 
-TYPES = (None, "f16", "q4_0", "q8_0", "q4_k", "mxfp4", "q8_16")
+TYPES = (None, "f16", "q4_0", "q8_0", "q4_k", "mxfp4", "q8_16", "q4_16")
 """Weight types that stand for the others: halves, scales, bytes, sub-blocks with mins, a codebook,
-float factors."""
+float factors, a table."""
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"fusion": False, "graph_concurrency": True},

@@ -107,7 +107,7 @@ def test_bits_per_weight_and_kernels_are_named_before_anything_is_loaded(
     found = {t["dtype"]: (t["bits_per_weight"], t["kernels"]) for t in file.tensors()}
     assert found == {
         "iq3_s": (3.4375, "kernels for CPU and GPU, re-coded at load, on a GPU as q6_k"),
-        "iq4_ks": (4.375, "kernels for CPU and GPU, re-coded at load, on a GPU as q8_16"),
+        "iq4_ks": (4.375, "kernels for CPU and GPU, re-coded at load, on a GPU as q4_16"),
         "iq4_k_r4": (4.5, "kernels for CPU and GPU, taken apart at load"),
         "iq6_k": (6.625, "multiplied in float32, on a GPU as f32"),
     }
@@ -124,7 +124,7 @@ def test_rows_of_an_interleaved_tensor_come_in_whole_units(
         dequantized(tmp_path / "x.gguf", "iq4_k_r4", raw, 256)
 
 
-@pytest.mark.parametrize("number", [*REFUSED.values(), 500, 501, 502])
+@pytest.mark.parametrize("number", [*REFUSED.values(), 500, 501, 502, 503])
 def test_types_that_no_file_may_have(tmp_path: Path, number: int) -> None:
     bad = build_gguf({}, [TensorSpec("w", (16, 256), number, bytes(16 * 258))])
     (tmp_path / "x.gguf").write_bytes(bad.data)
@@ -137,6 +137,9 @@ GPU = {"kind": "cuda", "compute_capability": 90, "sm_count": 132, "shared_per_bl
 RECODED = {
     "q1_0": "q4_0", "q2_0": "q4_0", "tq1_0": "q4_0", "tq2_0": "q4_0", "iq1_bn": "q4_0",
     "q6_0": "q8_0", "iq3_s": "q6_k", "iq2_k": "q6_k", "iq2_ks": "q6_k", "nvfp4": "f16", "iq6_k": "f32",
+    "iq1_s": "q4_16", "iq1_m": "q4_16", "iq2_xxs": "q4_16", "iq2_xs": "q4_16", "iq2_s": "q4_16",
+    "iq3_xxs": "q4_16", "iq3_k": "q4_16", "iq3_ks": "q4_16", "iq2_kl": "q4_16", "iq4_k": "q4_16",
+    "iq4_ks": "q4_16", "iq4_kss": "q4_16",
 }  # fmt: skip
 BYTES = "q8_16"  # of all others
 

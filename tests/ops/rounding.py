@@ -48,7 +48,7 @@ HALVES = (
 DEPTH = 1536
 """Keys that the deepest case of attention has, and a few more."""
 
-SUB_BLOCKS = {
+SUB_BLOCKS: dict[str, tuple[Any, Any, int]] = {
     "q2_k": (slice(16, 80), 0xFF, 3),
     "q3_k": (slice(0, 96), 0, -4),
     "q4_k": (slice(16, 144), 0xFF, 15),
@@ -56,6 +56,7 @@ SUB_BLOCKS = {
     "q6_k": (slice(0, 192), 0, -32),
     "iq4_xs": (slice(8, 136), 0, -127),
     "q8_16": (slice(8, 72), 1, 1),
+    "q4_16": ([*range(20, 36), 37], [1] * 16 + [0], 1),  # the table, and no shift
 }
 """Types whose sub-blocks have scales of their own, whose product with the block's is rounded to a half first.
 Where the codes stand in a block, a byte to put there, and the code that it makes of every element: so the

@@ -64,7 +64,9 @@ def test_refuses_other_ways_between_layouts() -> None:
 @pytest.mark.parametrize("type_name", [*QUANTISED, *GPU_FORMS])
 def test_is_hardly_larger_than_the_file(type_name: str) -> None:
     plain = ops.layout_bytes(type_name, "plain", 4096, 4096)
-    assert plain <= ops.layout_bytes(type_name, "gpu", 4096, 4096) <= 1.04 * plain
+    there = ops.layout_bytes(type_name, "gpu", 4096, 4096)
+    assert there <= 1.04 * plain
+    assert there >= plain or type_name == "q4_16"  # it has one table for four stripes of blocks
 
 
 def test_refuses_what_it_cannot_hold() -> None:

@@ -15,7 +15,7 @@
 // clang-format off: the formatter would join the rows of these tables.
 //   8 bits:  two parts of 512 bytes (steps 0–1, 2–3), 16 bytes a lane: byte 2·j + element of the 8 of a step
 //   4 bits:  16 bytes a lane, one 32-bit word for each step; pair j at bits 4·j and 16 + 4·j
-//            (types with a codebook: at bits 8·j and 8·j + 4)
+//            (iq4_nl, iq4_xs, q4_16: at bits 8·j and 8·j + 4)
 //   2 bits:  8 bytes a lane, word s / 2; with p = 4·(s & 1) + j at bits 2·p and 16 + 2·p
 //   1 bit:   4 bytes a lane; with p = 4·s + j at bits p and 16 + p
 // u is the file's code; signed bytes (q8_0, q8_16) are stored biased by 128.
@@ -27,9 +27,12 @@
 //   e8m0                  {e[g][0], e[g+8][0], e[g][1], e[g+8][1]}                       4 bytes
 //   scale, min (q4_k …)   {sc[g][b], sc[g+8][b], m[g][b], m[g+8][b]} for b = 0, 1         8 bytes
 //   scale of 16           {sc[g][s], sc[g+8][s]} for s = 0 … 3                            8 bytes, signed: + 128
+//   byte of 16 (q4_16)    as "scale of 16", the file's bytes                              8 bytes
 //   scale of 32 (iq4_xs)  {sc[g][b], sc[g+8][b]} for b = 0, 1                             4 bytes, biased by 128
 // clang-format on
-// d of a super-block, for g < 8 in order: {d[g], d[g+8]} (4 bytes) or {d[g], d[g+8], dmin[g], dmin[g+8]} (8 bytes).
+// d of a super-block, for g < 8 in order: {d[g], d[g+8]} (4 bytes) or {d[g], d[g+8], dmin[g], dmin[g+8]} (8 bytes). Of
+// q4_16 {d[g], d[g+8]} in float32 (8 bytes), and then for all rows the table biased by 128 (16 bytes) and 16 bytes, of
+// which the first two are the bias and the shift.
 #pragma once
 
 #include <cstddef>
@@ -52,8 +55,9 @@ enum class GpuScale : uint8_t {
   k_min16,    // the same with 4-bit sc and m in one byte, 16-blocks
   k_scale16,  // w = d·sc·(u − offset), 16-blocks
   k_scale32,  // w = d·sc·codebook[u], 32-blocks
+  f_table16,  // w = d·((byte & 254) − bias)·(table[u] + (byte & 1)·shift), d in float32, 16-blocks
 };
-enum class GpuCodebook : uint8_t { none, iq4nl, mxfp4 };
+enum class GpuCodebook : uint8_t { none, iq4nl, mxfp4, table };
 
 struct GpuFormat {
   int low_bits = 0;   // first plane: 16 (floats), 8, 4, 2
@@ -63,6 +67,7 @@ struct GpuFormat {
   GpuCodebook codebook = GpuCodebook::none;
 
   constexpr int bits() const { return low_bits + high_bits; }
+  constexpr bool lookup() const { return codebook == GpuCodebook::iq4nl || codebook == GpuCodebook::table; }
   constexpr bool super_block() const { return scale >= GpuScale::k_min32; }
   constexpr int code_bytes() const { return kGpuRows * kGpuTile * bits() / 8; }  // of a tile
   constexpr int scale_bytes() const {                                            // of a tile
@@ -79,9 +84,12 @@ struct GpuFormat {
         return 64;
     }
   }
-  constexpr int super_bytes() const {  // d and dmin of a super-block
-    return !super_block() ? 0 : scale == GpuScale::k_min32 || scale == GpuScale::k_min16 ? 64 : 32;
+  constexpr int super_row_bytes() const {  // d and dmin of the rows of a super-block
+    if (!super_block()) return 0;
+    return scale == GpuScale::k_min32 || scale == GpuScale::k_min16 || scale == GpuScale::f_table16 ? 64 : 32;
   }
+  constexpr int table_bytes() const { return codebook == GpuCodebook::table ? 32 : 0; }  // of a super-block
+  constexpr int super_bytes() const { return super_row_bytes() + table_bytes(); }
   constexpr int tile_bytes() const { return code_bytes() + scale_bytes(); }
   constexpr int unit_k() const { return super_block() ? 256 : kGpuTile; }
   constexpr int unit_bytes() const {  // of a tile or, where there are super-blocks, of 4 tiles with their d
@@ -107,6 +115,8 @@ constexpr GpuFormat gpu_format(DType type) {
       return {8, 0, 128, GpuScale::d, GpuCodebook::none};
     case DType::q8_16:
       return {8, 0, 128, GpuScale::d_scale16, GpuCodebook::none};
+    case DType::q4_16:
+      return {4, 0, 0, GpuScale::f_table16, GpuCodebook::table};
     case DType::q2_k:
       return {2, 0, 0, GpuScale::k_min16, GpuCodebook::none};
     case DType::q3_k:
@@ -132,7 +142,7 @@ constexpr bool has_gpu_layout(DType type) { return gpu_format(type).low_bits != 
 
 // Whether repack_gpu_from_x16() knows a type: all whose codes layout x16 holds.
 constexpr bool packs_from_x16(DType type) {
-  return has_gpu_layout(type) && gpu_format(type).low_bits != 16 && type != DType::q8_16;
+  return has_gpu_layout(type) && gpu_format(type).low_bits != 16 && type != DType::q8_16 && type != DType::q4_16;
 }
 
 constexpr int64_t gpu_stripe_bytes(DType type, int64_t k) {

@@ -33,6 +33,7 @@ template <> struct FileBlock<DType::iq4_nl> { using Type = BlockIq4Nl; };
 template <> struct FileBlock<DType::iq4_xs> { using Type = BlockIq4Xs; };
 template <> struct FileBlock<DType::mxfp4> { using Type = BlockMxfp4; };
 template <> struct FileBlock<DType::q8_16> { using Type = BlockQ8_16; };
+template <> struct FileBlock<DType::q4_16> { using Type = BlockQ4_16; };
 template <> struct FileBlock<DType::f16> { using Type = uint16_t; };
 template <> struct FileBlock<DType::bf16> { using Type = uint16_t; };
 template <> struct FileBlock<DType::f32> { using Type = float; };
@@ -77,6 +78,8 @@ DYNO_HOST_DEVICE inline uint32_t sub_scale(const typename FileBlock<kType>::Type
     return block.scales[s];  // both nibbles
   } else if constexpr (kType == DType::q4_k || kType == DType::q5_k) {
     return s < 4 ? block.scales[s] & 0x3fu : (block.scales[s + 4] & 0x0fu) | ((block.scales[s - 4] >> 2) & 0x30u);
+  } else if constexpr (kType == DType::q4_16) {
+    return block.scales[s];
   } else if constexpr (kType == DType::q6_k || kType == DType::q8_16) {
     return static_cast<uint8_t>(block.scales[s]) ^ 0x80u;
   } else if constexpr (kType == DType::q3_k) {
@@ -136,6 +139,10 @@ DYNO_HOST_DEVICE inline float value_of(const typename FileBlock<kType>::Type& bl
       const uint32_t both = sub_scale<kType>(block, i / 16);
       const float d = f16_to_f32(block.d) * static_cast<float>(both & 15);
       return d * q - f16_to_f32(block.dmin) * static_cast<float>(both >> 4);
+    } else if constexpr (f.scale == GpuScale::f_table16) {
+      const int byte = block.scales[i / 16], code = static_cast<int>(code_of<kType>(block, i));
+      const float s = block.d * static_cast<float>((byte & 254) - block.bias);
+      return s * static_cast<float>(block.table[code] + (byte & 1) * block.shift);
     } else {
       constexpr int kSub = f.scale == GpuScale::k_scale16 ? 16 : 32;
       const int scale = static_cast<int>(sub_scale<kType>(block, i / kSub)) - 128;
@@ -173,7 +180,8 @@ struct FileRows {
     const Block* b = block(row, at_k);
     if constexpr (gpu_format(kType).scale == GpuScale::e8m0) {
       return b == nullptr ? 0u : b->e;
-    } else if constexpr (gpu_format(kType).scale == GpuScale::d_scale16) {
+    } else if constexpr (gpu_format(kType).scale == GpuScale::d_scale16 ||
+                         gpu_format(kType).scale == GpuScale::f_table16) {
       return b == nullptr ? 0u : bits_of(b->d);
     } else {
       return b == nullptr ? 0u : b->d;
@@ -186,6 +194,15 @@ struct FileRows {
     } else {
       return b == nullptr ? 0u : b->dmin;
     }
+  }
+  // Word `word` of the table and of what follows it, of the block at `at_k`, which is there.
+  DYNO_HOST_DEVICE uint32_t table(int64_t row, int64_t at_k, int word) const {
+    const Block* b = block(row, at_k);
+    if (word > 4) return 0;
+    if (word == 4) return b->bias | static_cast<uint32_t>(static_cast<uint8_t>(b->shift)) << 8;
+    uint32_t out = 0;
+    for (int i = 0; i < 4; ++i) out |= (static_cast<uint8_t>(b->table[4 * word + i]) ^ 0x80u) << (8 * i);
+    return out;
   }
   // As sub_scale() and sub_min() of the super-block at `at_k`.
   DYNO_HOST_DEVICE uint32_t scale(int64_t row, int64_t at_k, int s) const {
@@ -300,7 +317,7 @@ DYNO_HOST_DEVICE inline uint32_t pack_codes(const Rows& rows, typename Rows::Ind
     for (int p = 0; p < pairs; ++p) {
       const int s = (at * pairs + p) / 4, j = p % 4;
       const uint32_t low = (code(lane, s, j, 0) >> shift) & mask, up = (code(lane, s, j, 1) >> shift) & mask;
-      const bool codebook_order = !high && f.codebook == GpuCodebook::iq4nl;
+      const bool codebook_order = !high && f.lookup();
       out |= low << (codebook_order ? 8 * p : bits * p) | up << (codebook_order ? 8 * p + 4 : 16 + bits * p);
     }
     return out;
@@ -330,7 +347,8 @@ DYNO_HOST_DEVICE inline uint32_t pack_scales(const Rows& rows, typename Rows::In
     return out;
   } else if constexpr (f.super_block()) {
     // Bytes of one word are rows g and g + 8 of a sub-block, then those of the next one or their mins.
-    constexpr int kSub = f.scale == GpuScale::k_min16 || f.scale == GpuScale::k_scale16 ? 16 : 32;
+    constexpr int kSub =
+        f.scale == GpuScale::k_min16 || f.scale == GpuScale::k_scale16 || f.scale == GpuScale::f_table16 ? 16 : 32;
     const int words = f.scale_bytes() / 32;  // for each g
     const int g = word / words, w = word % words;
     const int first = static_cast<int>(k0 % kSuperBlock) / kSub;
@@ -364,7 +382,11 @@ DYNO_HOST_DEVICE inline uint32_t pack_word(const Rows& rows, typename Rows::Inde
     if constexpr (kScales != 0) return pack_scales<kType>(rows, row0, k0 + tile * kGpuTile, at - kCodes);
   }
   word -= kTiles * (kCodes + kScales);
-  if constexpr (f.super_block()) {
+  if constexpr (f.codebook == GpuCodebook::table) {
+    constexpr int kRows = f.super_row_bytes() / 4;
+    if (word < kRows) return rows.d(row0 + word / 2 + 8 * (word % 2), k0);
+    return rows.table(row0, k0, word - kRows);
+  } else if constexpr (f.super_block()) {
     constexpr int kWords = f.super_bytes() / 32;  // for each g
     const auto row = row0 + word / kWords;
     if constexpr (kWords == 2) {

@@ -40,7 +40,7 @@ DYNO_HOST_DEVICE inline uint32_t gpu_code(const uint8_t* codes, const GpuSlot& a
       const uint32_t word = gpu_u32(base + (at.lane * bits + index / pairs) * 4);
       return word >> (codebook_order ? 8 * p + 4 * at.e : bits * p + 16 * at.e) & ((1u << bits) - 1u);
     };
-    uint32_t code = plane(codes, f.low_bits, f.codebook == GpuCodebook::iq4nl);
+    uint32_t code = plane(codes, f.low_bits, f.lookup());
     if constexpr (f.high_bits != 0) {
       code |= plane(codes + kGpuRows * kGpuTile * f.low_bits / 8, f.high_bits, false) << f.low_bits;
     }
@@ -81,6 +81,11 @@ DYNO_HOST_DEVICE inline float gpu_value(const uint8_t* unit, int row, int k) {
   } else if constexpr (f.scale == GpuScale::k_scale16) {
     const int scale = static_cast<int>(scales[8 * g + 2 * (in_tile / 16) + half]) - 128;
     return gpu_half(super, 2 * g + half) * static_cast<float>(scale) * q;
+  } else if constexpr (f.scale == GpuScale::f_table16) {
+    const uint8_t* table = super + f.super_row_bytes();
+    const int byte = scales[8 * g + 2 * (in_tile / 16) + half], shift = static_cast<int8_t>(table[17]);
+    const float s = gpu_f32(super + 8 * g + 4 * half) * static_cast<float>((byte & 254) - table[16]);
+    return s * static_cast<float>(static_cast<int>(table[code]) - 128 + (byte & 1) * shift);
   } else if constexpr (f.scale == GpuScale::k_scale32) {
     const int scale = static_cast<int>(scales[4 * g + 2 * (in_tile / 32) + half]) - 128;
     return gpu_half(super, 2 * g + half) * static_cast<float>(scale) * q;

@@ -16,10 +16,10 @@ struct BlockCodes {
   using Tile = WeightTile<kType>;
   static constexpr GpuFormat kFormat = gpu_format(kType);
   // k of one pair of factors, and how many groups of eight such blocks a chunk has.
-  static constexpr int kBlock =
-      kFormat.scale == GpuScale::k_scale16 || kFormat.scale == GpuScale::k_min16 || kFormat.scale == GpuScale::d_scale16
-          ? 16
-          : 32;
+  static constexpr int kBlock = kFormat.scale == GpuScale::k_scale16 || kFormat.scale == GpuScale::k_min16 ||
+                                        kFormat.scale == GpuScale::d_scale16 || kFormat.scale == GpuScale::f_table16
+                                    ? 16
+                                    : 32;
   static constexpr int kSets = kBlock == 16 ? 2 : 1;
 
   static __device__ __forceinline__ void load(Tile& to, const uint8_t* chunk, int tile, int lane) {
@@ -33,6 +33,7 @@ struct BlockCodes {
     if constexpr (kFormat.high_bits != 0) {
       words<Tile::kHighWords>(to.high, at + kGpuRows * kGpuTile * kFormat.low_bits / 8 + lane * Tile::kHighWords * 4);
     }
+    if constexpr (Tile::kTable) words<4>(to.table, chunk + 4 * kFormat.tile_bytes() + kFormat.super_row_bytes());
   }
 
   // The operand of step kStep of the tile.
@@ -43,9 +44,13 @@ struct BlockCodes {
       const uint32_t w0 = tile.low[2 * kStep], w1 = tile.low[2 * kStep + 1];
       spread(w0, a[0], a[1]);
       spread(w1, a[2], a[3]);
-    } else if constexpr (kFormat.codebook == GpuCodebook::iq4nl) {
+    } else if constexpr (kFormat.lookup()) {
       uint32_t bytes[2];
-      iq4nl_bytes(tile.low[kStep], bytes);
+      if constexpr (Tile::kTable) {
+        table_bytes(tile.table, tile.low[kStep], bytes);
+      } else {
+        iq4nl_bytes(tile.low[kStep], bytes);
+      }
       spread(bytes[0], a[0], a[1]);
       spread(bytes[1], a[2], a[3]);
     } else if constexpr (kFormat.codebook == GpuCodebook::mxfp4) {
@@ -115,9 +120,13 @@ struct BlockCodes {
         }
       }
     } else {
-      const uint8_t* super = chunk + 4 * kFormat.tile_bytes() + g * (kFormat.super_bytes() / 8);
+      const uint8_t* super = chunk + 4 * kFormat.tile_bytes() + g * (kFormat.super_row_bytes() / 8);
       float d[2], dmin[2] = {};
-      if constexpr (kFormat.super_bytes() == 64) {
+      if constexpr (kFormat.scale == GpuScale::f_table16) {
+        uint32_t w[2];
+        words<2>(w, super);
+        d[0] = __uint_as_float(w[0]), d[1] = __uint_as_float(w[1]);
+      } else if constexpr (kFormat.super_bytes() == 64) {
         uint32_t w[2];
         words<2>(w, super);
         pair(w[0], d);
@@ -140,6 +149,19 @@ struct BlockCodes {
         s[0][1] = d[0] * byte<2>(low), s[1][1] = d[1] * byte<3>(low);
         c[0][0] = -dmin[0] * byte<0>(high), c[1][0] = -dmin[1] * byte<1>(high);
         c[0][1] = -dmin[0] * byte<2>(high), c[1][1] = -dmin[1] * byte<3>(high);
+      } else if constexpr (kFormat.scale == GpuScale::f_table16) {
+        const uint32_t w = reinterpret_cast<const uint32_t*>(at)[t & 1], even = w & 0xfefefefeu;
+        uint32_t more[1];
+        words<1>(more, chunk + 4 * kFormat.tile_bytes() + kFormat.super_row_bytes() + 16);
+        const auto bias = static_cast<float>(more[0] & 0xffu),
+                   shift = static_cast<float>(static_cast<int>(more[0] << 16) >> 24);
+        s[0][0] = d[0] * (byte<0>(even) - bias), s[1][0] = d[1] * (byte<1>(even) - bias);
+        s[0][1] = d[0] * (byte<2>(even) - bias), s[1][1] = d[1] * (byte<3>(even) - bias);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+#pragma unroll
+          for (int b = 0; b < 2; ++b) c[r][b] = w >> (8 * (2 * b + r)) & 1u ? s[r][b] * shift : 0.0f;
+        }
       } else {
         static_assert(kFormat.scale == GpuScale::k_scale16 || kFormat.scale == GpuScale::k_scale32);
         const uint32_t w = reinterpret_cast<const uint32_t*>(at)[kBlock == 16 ? t & 1 : 0];
@@ -152,7 +174,7 @@ struct BlockCodes {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       constexpr float kMagic = kFormat.codebook == GpuCodebook::mxfp4 ? 0.0f : 1024.0f;
-      constexpr auto kOffset = static_cast<float>(kFormat.codebook == GpuCodebook::iq4nl ? 128 : kFormat.offset);
+      constexpr auto kOffset = static_cast<float>(kFormat.lookup() ? 128 : kFormat.offset);
       const float step = four_bits() && r == 1 ? 16.0f : 1.0f;
 #pragma unroll
       for (int b = 0; b < 2; ++b) {

@@ -122,7 +122,8 @@ constexpr int64_t stream_tail_bytes(int64_t warps, int64_t mats) { return warps 
 // warp lays out at once of a longer row are a multiple of it, for two types of both.
 constexpr int stream_depth(DType type, int mats) {
   const GpuFormat f = gpu_format(type);
-  const int words = (f.low_bits + f.high_bits + f.scale_bytes() / 32 + f.super_bytes() / 32) * mats;
+  const int table = f.table_bytes() != 0 ? 5 : 0;
+  const int words = (f.low_bits + f.high_bits + f.scale_bytes() / 32 + f.super_row_bytes() / 32 + table) * mats;
   const int depth = 36 / words;
   return depth < 1 ? 1 : depth > 4 ? 4 : depth;
 }

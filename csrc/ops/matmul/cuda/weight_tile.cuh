@@ -39,12 +39,16 @@ using Count = std::integral_constant<int, kCount>;
 __device__ __forceinline__ __half2 low2(__half2 v) { return __low2half2(v); }
 __device__ __forceinline__ __half2 high2(__half2 v) { return __high2half2(v); }
 
+// 1024 + bytes i and j of `word` as two halves.
+template <int kLow, int kHigh>
+__device__ __forceinline__ __half2 bytes_above(uint32_t word) {
+  return as_half2(__byte_perm(word, 0x64646464u, kLow | 4 << 4 | kHigh << 8 | 4 << 12));
+}
 // Bytes i and j of `word` as two halves minus `bias`, exact.
 template <int kLow, int kHigh, int kBias>
 __device__ __forceinline__ __half2 bytes_to_half2(uint32_t word) {
-  constexpr uint32_t kSelect = kLow | 4 << 4 | kHigh << 8 | 4 << 12;
   constexpr uint32_t kMagic = (0x6400u + kBias) * 0x10001u;
-  return __hsub2(as_half2(__byte_perm(word, 0x64646464u, kSelect)), as_half2(kMagic));
+  return __hsub2(bytes_above<kLow, kHigh>(word), as_half2(kMagic));
 }
 
 // 2^(e − 127) as a half, 0 below 2^-24 and 2^15 above; mxfp4.
@@ -54,14 +58,18 @@ __device__ __forceinline__ uint32_t e8m0_half(uint32_t e) {
   return exponent >= -24 ? 1u << (exponent + 24) : 0u;
 }
 
-// The lookup of eight 4-bit codes in the codebook of iq4_nl, biased by 128: out[0] the codes in the low 16 bits.
-__device__ __forceinline__ void iq4nl_bytes(uint32_t codes, uint32_t (&out)[2]) {
-  // -127 -104 -83 -65 | -49 -35 -22 -10 | 1 13 25 38 | 53 69 89 113, plus 128, little-endian
-  constexpr uint32_t kT0 = 0x3f2d1801u, kT1 = 0x766a5d4fu, kT2 = 0xa6998d81u, kT3 = 0xf1d9c5b5u;
+// The lookup of eight 4-bit codes in a table of 16 bytes: out[0] the codes in the low 16 bits.
+__device__ __forceinline__ void table_bytes(const uint32_t (&t)[4], uint32_t codes, uint32_t (&out)[2]) {
   const uint32_t index = codes & 0x77777777u;
   const uint32_t half = and_or(codes >> 1, 0x44444444u, 0x32103210u);
-  out[0] = __byte_perm(__byte_perm(kT0, kT1, index), __byte_perm(kT2, kT3, index), half);
-  out[1] = __byte_perm(__byte_perm(kT0, kT1, index >> 16), __byte_perm(kT2, kT3, index >> 16), half >> 16);
+  out[0] = __byte_perm(__byte_perm(t[0], t[1], index), __byte_perm(t[2], t[3], index), half);
+  out[1] = __byte_perm(__byte_perm(t[0], t[1], index >> 16), __byte_perm(t[2], t[3], index >> 16), half >> 16);
+}
+// The same in the codebook of iq4_nl, biased by 128.
+__device__ __forceinline__ void iq4nl_bytes(uint32_t codes, uint32_t (&out)[2]) {
+  // -127 -104 -83 -65 | -49 -35 -22 -10 | 1 13 25 38 | 53 69 89 113, plus 128, little-endian
+  constexpr uint32_t kTable[4] = {0x3f2d1801u, 0x766a5d4fu, 0xa6998d81u, 0xf1d9c5b5u};
+  table_bytes(kTable, codes, out);
 }
 
 template <DType kType>
@@ -70,13 +78,15 @@ struct WeightTile {
   static constexpr int kLowWords = kFormat.low_bits == 16 ? 16 : kFormat.low_bits;  // of a lane
   static constexpr int kHighWords = kFormat.high_bits;
   static constexpr int kScaleWords = kFormat.scale_bytes() / 32;
-  static constexpr int kSuperWords = kFormat.super_bytes() / 32;
+  static constexpr int kSuperWords = kFormat.super_row_bytes() / 32;
+  static constexpr bool kTable = kFormat.codebook == GpuCodebook::table;
 
   uint32_t low[kLowWords];
   uint32_t high[kHighWords == 0 ? 1 : kHighWords];
   uint32_t scale[kScaleWords == 0 ? 1 : kScaleWords];
   uint32_t super[kSuperWords == 0 ? 1 : kSuperWords];
-  uint32_t zero;  // floats: see fragment()
+  uint32_t table[4], table_more;  // of a format with a table: biased bytes; bias and shift
+  uint32_t zero;                  // floats: see fragment()
 
   // A lane's way along a stripe, one tile after the other.
   struct Cursor {
@@ -84,6 +94,7 @@ struct WeightTile {
     const uint8_t* high_codes;
     const uint8_t* scales;
     const uint8_t* super;
+    const uint8_t* table;
     int tile;
 
     __device__ __forceinline__ Cursor(const uint8_t* stripe, int first, int lane) : tile(first) {
@@ -94,6 +105,9 @@ struct WeightTile {
       high_codes = at + kGpuRows * kGpuTile * kFormat.low_bits / 8 + lane * kHighWords * 4;
       scales = at + kFormat.code_bytes() + (lane >> 2) * kScaleWords * 4;
       super = stripe + unit * kFormat.unit_bytes() + 4 * kFormat.tile_bytes() + (lane >> 2) * kSuperWords * 4;
+      if constexpr (kTable) {
+        table = stripe + unit * kFormat.unit_bytes() + 4 * kFormat.tile_bytes() + kFormat.super_row_bytes();
+      }
     }
     __device__ __forceinline__ void advance() {
       int step = kFormat.tile_bytes();
@@ -102,6 +116,10 @@ struct WeightTile {
         step += last ? kFormat.super_bytes() : 0;
         super += last ? kFormat.unit_bytes() : 0;
         hold(super);
+        if constexpr (kTable) {
+          table += last ? kFormat.unit_bytes() : 0;
+          hold(table);
+        }
       }
       ++tile;
       codes += step;
@@ -137,6 +155,10 @@ struct WeightTile {
     if constexpr (kHighWords != 0) load_words<kHighWords>(high, at.high_codes);
     if constexpr (kScaleWords != 0) load_words<kScaleWords>(scale, at.scales);
     if constexpr (kSuperWords != 0) load_words<kSuperWords>(super, at.super);
+    if constexpr (kTable) {
+      load_words<4>(table, at.table);
+      load_words<1>(&table_more, at.table + 16);
+    }
     if constexpr (kFormat.low_bits == 16) zero = static_cast<uint32_t>(reinterpret_cast<uint64_t>(at.codes) >> 63);
   }
 
@@ -170,9 +192,19 @@ struct WeightTile {
     if constexpr (kSuperWords != 0) {
       words(super, unit + 4 * kFormat.tile_bytes() + (lane >> 2) * kSuperWords * 4, Count<kSuperWords>{});
     }
+    if constexpr (kTable) {
+      const uint8_t* of_unit = unit + 4 * kFormat.tile_bytes() + kFormat.super_row_bytes();
+      words(table, of_unit, Count<4>{});
+      words(&table_more, of_unit + 16, Count<1>{});
+    }
   }
 
-  // Scale (and, negated where it is subtracted, min) of rows g and g + 8 for step kStep.
+  // Of a format with a table: scales are (byte & 254) − bias, and odd bytes shift the values of the table.
+  __device__ __forceinline__ int table_bias() const { return static_cast<int>(table_more & 0xffu); }
+  __device__ __forceinline__ int table_shift() const { return static_cast<int>(table_more << 16) >> 24; }
+
+  // Scale (and, negated where it is subtracted, min) of rows g and g + 8 for step kStep. Of a format with a table m is
+  // what 1024 + byte stands above the value.
   template <int kStep>
   __device__ __forceinline__ void scales(__half2 (&d)[2], __half2 (&m)[2]) const {
     if constexpr (kFormat.scale == GpuScale::d) {
@@ -210,6 +242,19 @@ struct WeightTile {
       constexpr int kAt = kStep % 2 * 2;
       const __half2 ds = __hmul2(as_half2(super[0]), bytes_to_half2<kAt, kAt + 1, 128>(scale[kStep / 2]));
       d[0] = low2(ds), d[1] = high2(ds);
+    } else if constexpr (kFormat.scale == GpuScale::f_table16) {
+      constexpr int kAt = kStep % 2 * 2;
+      const uint32_t word = scale[kStep / 2];
+      const float2 sc = __half22float2(bytes_to_half2<kAt, kAt + 1, 0>(word & 0xfefefefeu));
+      const auto bias = static_cast<float>(table_bias());
+      const __half2 ds =
+          __floats2half2_rn(__uint_as_float(super[0]) * (sc.x - bias), __uint_as_float(super[1]) * (sc.y - bias));
+      d[0] = low2(ds), d[1] = high2(ds);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int shift = word >> (8 * (kAt + r)) & 1u ? table_shift() : 0;
+        m[r] = __half2half2(__ushort_as_half(static_cast<unsigned short>(0x6480 - shift)));  // 1152 less the shift
+      }
     } else if constexpr (kFormat.scale == GpuScale::k_scale32) {
       constexpr int kAt = kStep / 2 * 2;
       const __half2 ds = __hmul2(as_half2(super[0]), bytes_to_half2<kAt, kAt + 1, 128>(scale[0]));
@@ -289,6 +334,13 @@ struct WeightTile {
         a[1] = as_bits(__hmul2(bytes_to_half2<2, 3, 128>(bytes[0]), d[1]));
         a[2] = as_bits(__hmul2(bytes_to_half2<0, 1, 128>(bytes[1]), d[0]));
         a[3] = as_bits(__hmul2(bytes_to_half2<2, 3, 128>(bytes[1]), d[1]));
+      } else if constexpr (kTable) {
+        uint32_t bytes[2];
+        table_bytes(table, low[kStep], bytes);
+        a[0] = as_bits(__hmul2(__hsub2(bytes_above<0, 1>(bytes[0]), m[0]), d[0]));
+        a[1] = as_bits(__hmul2(__hsub2(bytes_above<2, 3>(bytes[0]), m[1]), d[1]));
+        a[2] = as_bits(__hmul2(__hsub2(bytes_above<0, 1>(bytes[1]), m[0]), d[0]));
+        a[3] = as_bits(__hmul2(__hsub2(bytes_above<2, 3>(bytes[1]), m[1]), d[1]));
       } else if constexpr (kFormat.codebook == GpuCodebook::mxfp4) {
         // e2m1 at the top of a half is its value times 2^-14.
         const uint32_t w = low[kStep];
