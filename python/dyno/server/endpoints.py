@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Endpoints"]
 
 Body = TypeVar("Body", bound=BaseModel)
+_OPENERS = 16
+"""Threads in which requests are prepared: templates, tokens, grammars. More would only take memory."""
 
 
 class _Answer(Protocol):
@@ -85,7 +87,10 @@ class Endpoints:
             events=self.metrics,
         )
         self.metrics.watch(self.scheduler)
-        self._threads = Threads(2 * (self._sequences + options.max_waiting) + 8)
+        # Texts and answers to short questions begin in these; no thread is held for longer than that takes.
+        self._threads = Threads(_OPENERS)
+        # A request for vectors holds its thread to the end.
+        self._embedders = Threads(self._sequences + options.max_waiting + 8)
         self._bell = Bell()
 
     # ---- texts ----
@@ -109,7 +114,7 @@ class Endpoints:
         body = await self._body(request, EmbeddingBody)
         work = Embeddings(self._engine, body, self._options.model)
         try:
-            computed = self._deadline(body).hold(self._threads.run(work.whole))
+            computed = self._deadline(body).hold(self._embedders.run(work.whole))
             return JSONResponse(await unless_gone(request, computed))
         finally:
             work.cancel()

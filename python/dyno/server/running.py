@@ -39,7 +39,7 @@ class Writing(Protocol[Piece_co]):
 
 
 class Threads:
-    """A pool of as many threads as requests may be in work, so that no request waits for another's."""
+    """A pool of threads."""
 
     def __init__(self, count: int) -> None:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="dyno-request")
@@ -77,21 +77,24 @@ _Ring: TypeAlias = "tuple[asyncio.AbstractEventLoop, Callable[[], None]]"
 
 
 def _answer(rung: queue.SimpleQueue[_Ring | None]) -> None:
-    """The thread of a bell, until it takes None."""
-    while True:
-        works: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
-        each = rung.get()
-        while each is not None:
-            works.setdefault(each[0], []).append(each[1])
-            try:
-                each = rung.get(block=False)
-            except queue.Empty:
-                break
-        for loop, found in works.items():
-            with contextlib.suppress(RuntimeError):  # a loop that is closed: nobody waits there any more
-                loop.call_soon_threadsafe(_call_all, found)
-        if each is None:
-            return
+    """The thread of a bell, until it takes None. Between two calls it holds on to nothing."""
+    while _answer_once(rung):
+        pass
+
+
+def _answer_once(rung: queue.SimpleQueue[_Ring | None]) -> bool:
+    works: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
+    each = rung.get()
+    while each is not None:
+        works.setdefault(each[0], []).append(each[1])
+        try:
+            each = rung.get(block=False)
+        except queue.Empty:
+            break
+    for loop, found in works.items():
+        with contextlib.suppress(RuntimeError):  # a loop that is closed: nobody waits there any more
+            loop.call_soon_threadsafe(_call_all, found)
+    return each is not None
 
 
 def _call_all(works: Sequence[Callable[[], None]]) -> None:
