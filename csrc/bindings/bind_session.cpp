@@ -382,6 +382,14 @@ void bind_session(nb::module_& m) {
             return count;
           },
           "Positions of all sequences whose memory is taken: held, or forgotten and not given back.")
+      .def_prop_ro(
+          "gpu_cache_bytes",
+          [](PySession& s) {
+            size_t bytes = 0;
+            s.change([&](runtime::Session& real) { bytes = real.gpu_cache_bytes(); });
+            return bytes;
+          },
+          "Bytes of GPUs that the cache takes now; with cache_tokens it takes them as sequences grow.")
       .def(
           "checkpoint",
           [](PySession& s, int32_t slot) {

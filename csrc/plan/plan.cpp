@@ -44,10 +44,6 @@ size_t check_cache_tokens(const Plan& plan, size_t positions) {
   if (c.cache_tokens == 0) return positions;
   DYNO_CHECK(PlanError, c.cache_tokens >= c.ctx, "[plan] cache_tokens is ", c.cache_tokens,
              "; expected 0 (room for all sequences), or at least ctx=", c.ctx, ", so that one sequence can be full");
-  const bool gpu = std::any_of(plan.devices.begin(), plan.devices.end(),
-                               [](const PlannedDevice& device) { return device.info.kind == DeviceKind::cuda; });
-  DYNO_CHECK(UnsupportedError, !gpu, "[plan] cache_tokens is ", c.cache_tokens,
-             ", but a GPU's cache is allocated whole; leave it at 0, and choose ctx and sequences that fit");
   return std::min(positions, static_cast<size_t>(c.cache_tokens));
 }
 
@@ -132,7 +128,9 @@ void layout_kv(Plan& plan, const model::ModelDesc& model, const ContextOptions& 
     planned.kv_address_bytes = checked_add(planned.kv_address_bytes, bytes, "the KV cache");
     plan.kv_address_bytes = checked_add(plan.kv_address_bytes, bytes, "the KV cache");
     // Of each sequence's rows, the first and the last page may be shared with nothing.
-    const size_t most = held * static_cast<size_t>(row) + 2 * kPage * static_cast<size_t>(c.sequences);
+    const bool gpu = planned.info.kind == DeviceKind::cuda;
+    const size_t beside = gpu ? 2 * kMappedPiece + static_cast<size_t>(kRowsBehind * row) : 2 * kPage;
+    const size_t most = held * static_cast<size_t>(row) + beside * static_cast<size_t>(c.sequences);
     const size_t memory = held < positions ? std::min(bytes, most) : bytes;
     planned.kv_bytes = checked_add(planned.kv_bytes, memory, "the KV cache");
     plan.kv_bytes = checked_add(plan.kv_bytes, memory, "the KV cache");

@@ -51,9 +51,7 @@ Remedy fewer_cache_tokens(const Plan& plan, const Holder& holder, size_t missing
   const plan::ContextOptions& c = plan.context;
   const int64_t now = c.cache_tokens > 0 ? c.cache_tokens : c.ctx * c.sequences;
   const size_t each = holder.kv_bytes / static_cast<size_t>(now);
-  const bool gpu = std::any_of(plan.devices.begin(), plan.devices.end(),
-                               [](const PlannedDevice& device) { return device.info.kind == DeviceKind::cuda; });
-  if (gpu || c.sequences == 1 || now <= c.ctx || each == 0) return {};
+  if (c.sequences == 1 || now <= c.ctx || each == 0) return {};
   const auto fewer = static_cast<int64_t>((missing + each - 1) / each);
   const int64_t left = std::max(c.ctx, (now - fewer) / kLeastContext * kLeastContext);
   return {str_cat("cache_tokens=", left, " for all sequences together"), each * static_cast<size_t>(now - left)};

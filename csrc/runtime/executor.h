@@ -120,6 +120,11 @@ class Executor {
   virtual void load_state(int32_t slot, const std::byte* from) = 0;
   // The first `positions` of a sequence's keys and values, and its states, over those of another.
   virtual void copy_sequence(int32_t from, int32_t to, int64_t positions) = 0;
+  // Positions [begin, end) of a sequence's keys and values are about to be written: takes memory for them, where that
+  // does not come by itself. Throws OutOfMemoryError.
+  virtual void take(int32_t, int64_t, int64_t) {}
+  // Bytes of GPUs that the cache takes now.
+  virtual size_t gpu_cache_bytes() const { return 0; }
   // Gives back the memory of positions [begin, end) of a sequence's keys and values, where memory is taken as it is
   // written.
   virtual void give_back(int32_t slot, int64_t begin, int64_t end) = 0;

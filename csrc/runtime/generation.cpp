@@ -1,5 +1,7 @@
 #include "runtime/generation.h"
 
+#include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "core/error.h"
@@ -67,6 +69,18 @@ void Session::begin_steps(Generation& generation, const std::function<void()>& b
   steps_of_ = generation.number_ = ++generations_;
 }
 
+// For the tokens to be fed and, where the cache has room, for the steps ahead. It may end steps that are under way.
+void Session::take_memory_for(const Generation& generation) {
+  const int32_t slot = generation.slot();
+  const int64_t end = position(slot) + static_cast<int64_t>(generation.tokens().size());
+  const int64_t ahead = end + static_cast<int64_t>(kStepsAhead);
+  if (filled_[static_cast<size_t>(slot)] >= std::min(ahead, plan_.context.ctx)) return;
+  check_room(slot, end - position(slot));
+  const int64_t limit = plan_.context.cache_tokens;
+  const int64_t others = std::accumulate(positions_.begin(), positions_.end(), int64_t{0}) - position(slot);
+  take_memory(slot, limit > 0 && others + ahead > limit ? end : ahead);
+}
+
 int32_t Session::next_token(Generation& generation, const std::function<void()>& between) {
   DYNO_CHECK(PlanError, executor_ != nullptr,
              "[session] this session has a plan but no weights (plan_only); open the engine without plan_only");
@@ -75,12 +89,14 @@ int32_t Session::next_token(Generation& generation, const std::function<void()>&
   const int32_t slot = generation.slot();
   const int64_t before = position(slot);
   const auto launch_ahead = [&] {
+    const int64_t most = std::min(filled_[static_cast<size_t>(slot)], plan_.context.ctx);
     while (under_way_ < kStepsAhead && under_way_ < generation.queued().size() &&
-           position(slot) + static_cast<int64_t>(under_way_) < plan_.context.ctx) {
+           position(slot) + static_cast<int64_t>(under_way_) < most) {
       executor_->launch_draw(generation.queued().subspan(under_way_), *selection_);
       ++under_way_;
     }
   };
+  take_memory_for(generation);
   try {
     if (steps_of_ == 0 || steps_of_ != generation.number_) begin_steps(generation, between);
     launch_ahead();

@@ -103,6 +103,16 @@ void SegmentExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions)
   for_each_backend([&](Backend& backend) { backend.copy_sequence(from, to, positions); });
 }
 
+void SegmentExecutor::take(int32_t slot, int64_t begin, int64_t end) {
+  for_each_backend([&](Backend& backend) { backend.take(slot, begin, end); });
+}
+
+size_t SegmentExecutor::gpu_cache_bytes() const {
+  size_t bytes = 0;
+  for_each_backend([&](const Backend& backend) { bytes += backend.gpu_cache_bytes(); });
+  return bytes;
+}
+
 void SegmentExecutor::give_back(int32_t slot, int64_t begin, int64_t end) {
   for_each_backend([&](Backend& backend) { backend.give_back(slot, begin, end); });
 }

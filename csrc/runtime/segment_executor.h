@@ -41,6 +41,8 @@ class SegmentExecutor final : public Executor, private ValueMemory {
   void save_state(int32_t slot, std::byte* to) override;
   void load_state(int32_t slot, const std::byte* from) override;
   void copy_sequence(int32_t from, int32_t to, int64_t positions) override;
+  void take(int32_t slot, int64_t begin, int64_t end) override;
+  size_t gpu_cache_bytes() const override;
   void give_back(int32_t slot, int64_t begin, int64_t end) override;
 
  private:

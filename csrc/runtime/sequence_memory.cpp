@@ -55,6 +55,8 @@ void Session::trim(int32_t slot) {
   filled_[at] = positions_[at];
 }
 
+size_t Session::gpu_cache_bytes() const { return executor_ != nullptr ? executor_->gpu_cache_bytes() : 0; }
+
 int64_t Session::cached_positions() const { return std::accumulate(filled_.begin(), filled_.end(), int64_t{0}); }
 
 void Session::take_memory(const std::vector<int64_t>& ends) {
@@ -68,7 +70,17 @@ void Session::take_memory(const std::vector<int64_t>& ends) {
   DYNO_CHECK(PlanError, most == 0 || taken() <= most, "[session] the sequences would hold ", taken(),
              " positions, but cache_tokens is ", most,
              "; reset or rewind sequences that are over, or open the model with ", "a larger cache_tokens");
-  for (size_t i = 0; i < ends.size(); ++i) filled_[i] = std::max(filled_[i], ends[i]);
+  for (size_t i = 0; i < ends.size(); ++i) {
+    if (ends[i] <= filled_[i]) continue;
+    executor_->take(static_cast<int32_t>(i), filled_[i], ends[i]);
+    filled_[i] = ends[i];
+  }
+}
+
+void Session::take_memory(int32_t slot, int64_t end) {
+  std::vector<int64_t> ends(positions_.size(), 0);
+  ends[static_cast<size_t>(slot)] = std::min(end, plan_.context.ctx);
+  take_memory(ends);
 }
 
 }  // namespace dyno::runtime

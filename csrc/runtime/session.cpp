@@ -198,8 +198,10 @@ void Session::prepare(bool clear_cache) {
   executor_->prepare(*selection_, std::max(settings_.threads, settings_.threads_batch), clear_cache);
   held_bytes_.clear();
   for (const plan::PlannedDevice& device : plan_.devices) {
-    held_bytes_.push_back(device.kv_bytes + device.state_bytes + device.arena_bytes + device.scratch_bytes +
-                          device.stream_bytes);
+    // A cache that takes memory by need may hold next to nothing of a GPU.
+    const bool by_need = is_gpu(device) && plan_.context.cache_tokens > 0;
+    held_bytes_.push_back((by_need ? 0 : device.kv_bytes) + device.state_bytes + device.arena_bytes +
+                          device.scratch_bytes + device.stream_bytes);
   }
 }
 

@@ -117,6 +117,8 @@ class Session {
   void trim(int32_t slot);
   // Positions whose memory is taken: held, or forgotten and not given back.
   int64_t cached_positions() const;
+  // Of GPUs, that the cache takes now.
+  size_t gpu_cache_bytes() const;
   // Where the sequence is now, with a copy of its state.
   std::shared_ptr<const Checkpoint> checkpoint(int32_t slot);
   // Brings the sequence of a checkpoint back to it. Throws PlanError if the sequence has forgotten positions before it,
@@ -177,6 +179,8 @@ class Session {
   // Memory for sequences as long as `ends` says by slot; for it, forgotten positions of all sequences may be given
   // back. Throws PlanError.
   void take_memory(const std::vector<int64_t>& ends);
+  void take_memory(int32_t slot, int64_t end);
+  void take_memory_for(const Generation& generation);
   void check_token(int32_t token, int64_t index, int32_t slot) const;
   int32_t draw_on_host(Generation& generation, const std::function<void()>& between);
   // Waits for the steps under way and forgets them.

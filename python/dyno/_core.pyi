@@ -353,6 +353,12 @@ class Session:
         Positions of all sequences whose memory is taken: held, or forgotten and not given back.
         """
 
+    @property
+    def gpu_cache_bytes(self) -> int:
+        """
+        Bytes of GPUs that the cache takes now; with cache_tokens it takes them as sequences grow.
+        """
+
     def checkpoint(self, slot: int = 0) -> Checkpoint:
         """Where a sequence is now, to come back to it."""
 

@@ -187,7 +187,6 @@ TABLE: Final[tuple[Setting, ...]] = (
         "as they come. 0: `sequences` times `ctx`.",
         default=0,
         unit="tokens",
-        devices=CPU,
         memory_bound=True,
         moves=("memory",),
         ranks_by="bandwidth",

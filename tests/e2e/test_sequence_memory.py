@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from dyno import _core
-from dyno.errors import OutOfMemoryError, PlanError, UnsupportedError
+from dyno.errors import OutOfMemoryError, PlanError
 from dyno.testing import tiny_model
 from random_models import SHAPES, random_model
 from random_newer import RECURRENT
@@ -20,6 +20,17 @@ from random_newer import RECURRENT
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+GPU = {
+    "kind": "cuda",
+    "name": "a GPU",
+    "compute_capability": 90,
+    "sm_count": 132,
+    "memory_bytes": 80 << 30,
+}
+PIECE = 2 << 20
+"""Bytes that a GPU's cache takes at a time."""
+ROW = 4 * 64 * 2
+"""Bytes of the keys of a token in the models below: heads, dimensions, bytes of f16."""
 STATUS = Path("/proc/self/status")
 TOKENS = np.random.default_rng(5).integers(0, 80, 100).astype(np.int32)
 STATEFUL = [shape for shape in SHAPES if shape.architecture in RECURRENT]
@@ -138,15 +149,82 @@ def test_impossible_limits(tmp_path: Path) -> None:
     plan = session(path, sequences=64)
     with pytest.raises(OutOfMemoryError, match=r"cache_tokens=\d+ for all sequences together"):
         plan.check_memory(plan.plan["total_bytes"] - plan.plan["kv_bytes"] // 2)
-    gpu = {
-        "kind": "cuda",
-        "name": "a GPU",
-        "compute_capability": 90,
-        "sm_count": 132,
-        "memory_bytes": 80 << 30,
-    }
-    with pytest.raises(UnsupportedError, match="a GPU's cache is allocated whole"):
-        _core.Session(path, context={"cache_tokens": 4096}, plan_only=True, device=gpu)
+    context = {"ctx": 128, "sequences": 1000, "cache_tokens": 4096}
+    found = _core.Session(path, context=context, plan_only=True, device=GPU).plan
+    # Of each layer's keys and values: no more than the addresses, which are few here.
+    assert found["kv_bytes"] == found["kv_address_bytes"]
+
+
+def test_the_plan_counts_pieces_of_a_gpu(tmp_path: Path) -> None:
+    path = tiny_model(
+        tmp_path / "m.gguf", n_layers=4, n_embd=256, n_kv_heads=4, n_ctx=32768, vocabulary=False
+    )
+    context = {"ctx": 32768, "sequences": 8, "cache_tokens": 32768}
+    found = _core.Session(path, context=context, plan_only=True, device=GPU).plan
+    assert found["kv_address_bytes"] == 8 * 8 * 32768 * ROW
+    # In each of the 8: the rows, and of each sequence the rows that kernels read behind its end, and two pieces.
+    assert found["kv_bytes"] == 8 * (32768 * ROW + 8 * (256 * ROW + 2 * PIECE))
+
+
+@pytest.mark.gpu
+def test_a_gpu_s_cache_takes_memory_by_need(tmp_path: Path) -> None:
+    if not any(d["kind"] == "cuda" and not _core.device_problem(d) for d in _core.devices()):
+        pytest.skip(f"no GPU: {_core.no_cuda_reason()}")
+    path = tiny_model(
+        tmp_path / "m.gguf", n_layers=4, n_embd=256, n_kv_heads=4, n_ctx=32768, vocabulary=False
+    )
+
+    def opened(**context: int) -> _core.Session:
+        made = {"ctx": 32768, "kv_type_k": "f16", "kv_type_v": "f16", **context}
+        return _core.Session(path, load={"device": "cuda:0"}, context=made, session={"ubatch": 512})
+
+    whole, s = opened(), opened(sequences=64, cache_tokens=65536)
+    assert whole.gpu_cache_bytes == whole.plan["kv_address_bytes"] == 8 * 32768 * ROW
+    assert s.plan["kv_address_bytes"] == 64 * 8 * 32768 * ROW
+    assert s.gpu_cache_bytes == 0
+    tokens = np.random.default_rng(1).integers(0, 80, 9000).astype(np.int32)
+    want = whole.decode([(0, tokens)], "last")[0]
+    taken = 0
+    for slot in (0, 63):
+        got = s.decode([(slot, tokens)], "last")[0]
+        assert got is not None
+        assert want is not None
+        assert np.abs(got - want).max() < 0.02 * np.abs(want).max()
+        pieces = -(-(9000 + 256) * ROW // PIECE)  # a sequence begins at a whole piece
+        taken += 8 * pieces * PIECE
+        assert s.gpu_cache_bytes == taken <= s.plan["kv_bytes"]
+    # Single tokens, most of them in a captured graph, over the place where the next piece begins.
+    for session, slot in ((whole, 0), (s, 5)):
+        session.reset(slot)
+        session.decode([(slot, tokens[: PIECE // ROW - 256 - 10])], "none")
+    taken += 8 * PIECE
+    assert s.gpu_cache_bytes == taken
+    for token in tokens[:20]:
+        a, b = (x.decode([(slot, token.reshape(1))], "last")[0] for x, slot in ((whole, 0), (s, 5)))
+        assert np.abs(a - b).max() < 0.02 * np.abs(a).max()
+    taken += 8 * PIECE
+    assert s.gpu_cache_bytes == taken
+    # A text that is drawn there, ahead of the host.
+    drawn = []
+    for session, slot in ((whole, 0), (s, 5)):
+        generation = session.generation(tokens[:300], slot=slot)
+        generation.queue(np.zeros(500, np.float32))
+        drawn.append([generation.next() for _ in range(500)])
+    assert drawn[0][:20] == drawn[1][:20]
+    s.copy_prefix(63, 9, 9000)
+    assert s.gpu_cache_bytes > taken
+    a, b = (s.decode([(slot, tokens[:3])], "last")[0] for slot in (63, 9))
+    assert np.abs(a - b).max() < 0.02 * np.abs(a).max()
+    before = s.gpu_cache_bytes
+    s.reset(0)
+    s.trim(0)
+    assert s.gpu_cache_bytes == before - 8 * (pieces - 1) * PIECE  # the first rows may be read
+    with pytest.raises(PlanError, match="but cache_tokens is 65536"):
+        for slot in range(20, 30):
+            s.decode([(slot, tokens)], "none")
+    s.set_context({"ctx": 1024, "sequences": 2, "kv_type_k": "f16", "kv_type_v": "f16"})
+    assert s.gpu_cache_bytes == s.plan["kv_address_bytes"] == 2 * 8 * 1024 * ROW
+    assert s.decode([(1, tokens[:100])], "last")[0] is not None
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -104,11 +104,7 @@ def test_prompts_that_come_together_compute_their_beginning_once(engine: Engine)
     assert totals["prompt_tokens"] + totals["reused_tokens"] == 6 * 130
 
 
-@pytest.mark.parametrize(
-    ("device", "cache_tokens"),
-    [("cpu", 0), ("cpu", CTX), ("cpu", 300), pytest.param("cuda:0", 0, marks=pytest.mark.gpu)],
-    indirect=["device"],
-)
+@pytest.mark.parametrize("cache_tokens", [0, CTX, 300])
 @pytest.mark.parametrize("seed", range(3))
 def test_any_interleaving_gives_each_what_it_gets_alone(
     path: Path, seed: int, device: str, cache_tokens: int
@@ -120,8 +116,7 @@ def test_any_interleaving_gives_each_what_it_gets_alone(
         base = draw.choice(bases)
         prompts.append([*base[: draw.randrange(1, len(base) + 1)], *numbers(50 + i, draw.randrange(0, 40))])
     counts = [draw.randrange(1, 40) for _ in prompts]
-    limit = {"cache_tokens": cache_tokens} if device == "cpu" else {}
-    with opened(path, device, **limit) as engine:
+    with opened(path, device, cache_tokens=cache_tokens) as engine:
         wanted = [alone(engine, prompt, count) for prompt, count in zip(prompts, counts, strict=True)]
         with Scheduler(engine, step_tokens=draw.randrange(4, 40)) as scheduler:
             most = [0]
@@ -156,9 +151,9 @@ def together(
         return [each.result() for each in found]
 
 
-def test_texts_wait_again_when_the_cache_is_full(path: Path) -> None:
+def test_texts_wait_again_when_the_cache_is_full(path: Path, device: str) -> None:
     prompts = [numbers(i, 20) for i in range(3)]
-    with opened(path, cache_tokens=CTX) as engine:
+    with opened(path, device, cache_tokens=CTX) as engine:
         wanted = [alone(engine, prompt, 120) for prompt in prompts]
         with Scheduler(engine) as scheduler:
             found = together(engine, scheduler, lambda prompt: drawn(scheduler, prompt, 120)[0], prompts)

@@ -82,11 +82,16 @@ void CudaExecutor::prepare(const plan::Selection& selection, int, bool clear_cac
   resize(workspace_, std::max(selection.scratch_of(device_, plan_.ubatch), row_draw_scratch(plan_, selection)),
          "kernel workspace");
   if (!blas_ && selection.takes_variant("cublas", plan_.ubatch)) blas_ = Blas(ops::cuda::make_blas());
-  if (resize(cache_, planned().kv_bytes, "the KV cache") || clear_cache) {
-    // Kernels never use what lies behind a sequence's end, but they may multiply it with zero. On the stream of what
-    // follows: it does not wait for any other, and a large cache takes longer to clear than a token to be stored.
-    DYNO_CUDA_CHECK(cudaMemsetAsync(cache_.data(), 0, cache_.size(), stream_.get()));
+  const bool by_need = plan_.context.cache_tokens > 0;
+  const size_t cache_bytes = planned().kv_address_bytes;
+  const bool new_cache = cache_.size() != cache_bytes || (cache_bytes > 0 && cache_.by_need() != by_need);
+  if (new_cache) {
+    cache_ = CacheMemory();
+    cache_ = CacheMemory(info().ordinal, cache_bytes, by_need);
   }
+  // Kernels never use what lies behind a sequence's end, but they may multiply it with zero. On the stream of what
+  // follows: it does not wait for any other, and a large cache takes longer to clear than a token to be stored.
+  if (new_cache || clear_cache) cache_.clear(stream_.get());
   // A sequence's state counts as zeros where it begins: what lies there is never read.
   resize(states_, planned().state_bytes, "the recurrent state");
   if (concurrent_) {

@@ -12,6 +12,7 @@
 #include "core/thread_pool.h"
 #include "ops/cuda_stream.h"
 #include "runtime/backend.h"
+#include "runtime/cuda/cache_memory.h"
 #include "runtime/cuda/draws.h"
 #include "runtime/cuda/handles.h"
 #include "runtime/cuda/turns.h"
@@ -41,7 +42,9 @@ class CudaExecutor final : public Executor, public Backend {
   void save_state(int32_t slot, std::byte* to) override;
   void load_state(int32_t slot, const std::byte* from) override;
   void copy_sequence(int32_t from, int32_t to, int64_t positions) override;
-  void give_back(int32_t, int64_t, int64_t) override {}  // the whole cache is allocated when a session is prepared
+  void take(int32_t slot, int64_t begin, int64_t end) override;
+  size_t gpu_cache_bytes() const override { return cache_.taken(); }
+  void give_back(int32_t slot, int64_t begin, int64_t end) override;
   std::shared_ptr<float[]> logits_memory(size_t count) override;
   std::shared_ptr<float[]> device_logits_memory(size_t count) override;
 
@@ -103,6 +106,8 @@ class CudaExecutor final : public Executor, public Backend {
   void fit_logits(size_t bytes);
   void drop_graphs();
   void copy_state(int32_t slot, std::byte* host, bool save);
+  // For the rows of positions [begin, end) of a sequence in each layer's keys and values here: their bytes in cache_.
+  void for_rows(int32_t slot, int64_t begin, int64_t end, const std::function<void(size_t, size_t)>& use) const;
   void upload(const MicroBatch& batch);
   Env env_of(const MicroBatch& batch, const plan::Selection& selection);
   // While a graph is captured, nodes that stand beside each other may go to streams of their own.
@@ -159,7 +164,8 @@ class CudaExecutor final : public Executor, public Backend {
   std::vector<size_t> table_offsets_;
   DeviceBuffer places_;  // of cached experts, by layer
   std::vector<size_t> place_offsets_;
-  DeviceBuffer arena_, cache_, states_, workspace_, counters_;
+  DeviceBuffer arena_, states_, workspace_, counters_;
+  CacheMemory cache_;
   Blas blas_;
   DeviceBuffer inputs_, logits_, pinned_routing_, captured_routing_;
   // Two, so that one can be filled while the copy of the other may be under way.

@@ -1,4 +1,5 @@
 // Copies of what sequences keep on a GPU.
+#include <algorithm>
 #include <utility>
 
 #include "core/cuda/check.h"
@@ -24,6 +25,34 @@ void CudaExecutor::save_state(int32_t slot, std::byte* to) { copy_state(slot, to
 
 void CudaExecutor::load_state(int32_t slot, const std::byte* from) {
   copy_state(slot, const_cast<std::byte*>(from), /*save=*/false);
+}
+
+void CudaExecutor::for_rows(int32_t slot, int64_t begin, int64_t end,
+                            const std::function<void(size_t, size_t)>& use) const {
+  const int64_t first = slot * plan_.context.ctx;
+  for (const plan::KvLayer& kv : plan_.kv) {
+    if (kv.device != device_) continue;
+    for (const auto& [offset, row] : {std::pair(kv.k_offset, kv.k_row_bytes), std::pair(kv.v_offset, kv.v_row_bytes)}) {
+      if (row == 0) continue;
+      use(offset + static_cast<size_t>((first + begin) * row), offset + static_cast<size_t>((first + end) * row));
+    }
+  }
+}
+
+// A kernel reads whole tiles of rows, of which it uses those that the sequence holds.
+void CudaExecutor::take(int32_t slot, int64_t begin, int64_t end) {
+  if (!cache_.by_need()) return;
+  const DeviceScope scope(info().ordinal, "taking memory for a sequence");
+  for_rows(slot, begin, end + plan::kRowsBehind, [&](size_t from, size_t to) { cache_.take(from, to, stream_.get()); });
+}
+
+void CudaExecutor::give_back(int32_t slot, int64_t begin, int64_t) {
+  if (!cache_.by_need()) return;
+  const DeviceScope scope(info().ordinal, "giving back the memory of a sequence");
+  // Nothing behind that is held either, up to the next sequence.
+  const int64_t last = plan_.context.ctx;
+  for_rows(slot, std::min(begin + plan::kRowsBehind, last), last,
+           [&](size_t from, size_t to) { cache_.give_back(from, to); });
 }
 
 void CudaExecutor::copy_sequence(int32_t from, int32_t to, int64_t positions) {
