@@ -64,6 +64,10 @@ print(json.dumps(found, default=str))
 """
 
 
+def long_model(path: Path) -> Path:
+    return tiny_model(path, n_layers=4, n_embd=256, n_kv_heads=4, n_ctx=32768, vocabulary=False)
+
+
 def session(path: Path, device: str = "cpu", **context: Any) -> _core.Session:
     kv = {"kv_type_k": "f32", "kv_type_v": "f32"}
     return _core.Session(
@@ -92,9 +96,7 @@ def same(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
     os.environ.get("LD_PRELOAD", "").find("asan") >= 0, reason="AddressSanitizer takes all memory at once"
 )
 def test_64_sequences_of_32768_tokens_take_what_they_hold(tmp_path: Path) -> None:
-    path = tiny_model(
-        tmp_path / "m.gguf", n_layers=4, n_embd=256, n_kv_heads=4, n_ctx=32768, vocabulary=False
-    )
+    path = long_model(tmp_path / "m.gguf")
     context = {"ctx": 32768, "sequences": 64, "cache_tokens": 65536}
     done = subprocess.run(
         [sys.executable, "-c", PROBE, str(path), json.dumps(context)],
@@ -156,13 +158,11 @@ def test_impossible_limits(tmp_path: Path) -> None:
 
 
 def test_the_plan_counts_pieces_of_a_gpu(tmp_path: Path) -> None:
-    path = tiny_model(
-        tmp_path / "m.gguf", n_layers=4, n_embd=256, n_kv_heads=4, n_ctx=32768, vocabulary=False
-    )
+    path = long_model(tmp_path / "m.gguf")
     context = {"ctx": 32768, "sequences": 8, "cache_tokens": 32768}
     found = _core.Session(path, context=context, plan_only=True, device=GPU).plan
     assert found["kv_address_bytes"] == 8 * 8 * 32768 * ROW
-    # In each of the 8: the rows, and of each sequence the rows that kernels read behind its end, and two pieces.
+    # In each of the 8: the rows, and of each sequence two pieces and the rows behind its end.
     assert found["kv_bytes"] == 8 * (32768 * ROW + 8 * (256 * ROW + 2 * PIECE))
 
 
@@ -170,9 +170,7 @@ def test_the_plan_counts_pieces_of_a_gpu(tmp_path: Path) -> None:
 def test_a_gpu_s_cache_takes_memory_by_need(tmp_path: Path) -> None:
     if not any(d["kind"] == "cuda" and not _core.device_problem(d) for d in _core.devices()):
         pytest.skip(f"no GPU: {_core.no_cuda_reason()}")
-    path = tiny_model(
-        tmp_path / "m.gguf", n_layers=4, n_embd=256, n_kv_heads=4, n_ctx=32768, vocabulary=False
-    )
+    path = long_model(tmp_path / "m.gguf")
 
     def opened(**context: int) -> _core.Session:
         made = {"ctx": 32768, "kv_type_k": "f16", "kv_type_v": "f16", **context}
@@ -219,9 +217,9 @@ def test_a_gpu_s_cache_takes_memory_by_need(tmp_path: Path) -> None:
     s.reset(0)
     s.trim(0)
     assert s.gpu_cache_bytes == before - 8 * (pieces - 1) * PIECE  # the first rows may be read
+    s.decode([(20, tokens)], "none")
     with pytest.raises(PlanError, match="but cache_tokens is 65536"):
-        for slot in range(20, 30):
-            s.decode([(slot, tokens)], "none")
+        s.decode([(slot, tokens) for slot in range(21, 28)], "none")
     s.set_context({"ctx": 1024, "sequences": 2, "kv_type_k": "f16", "kv_type_v": "f16"})
     assert s.gpu_cache_bytes == s.plan["kv_address_bytes"] == 2 * 8 * 1024 * ROW
     assert s.decode([(1, tokens[:100])], "last")[0] is not None

@@ -13,6 +13,7 @@ import uvicorn
 from chat_model import numerics
 from dyno import Engine
 from dyno.server import Options, create_app
+from dyno.server.options import KEEP_ALIVE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +50,9 @@ def serving(
         ctx=ctx,
     ) as engine:
         app = create_app(engine, options)
-        config = uvicorn.Config(app, port=0, log_level="warning", lifespan="off")
+        config = uvicorn.Config(
+            app, port=0, log_level="warning", lifespan="off", timeout_keep_alive=KEEP_ALIVE_S
+        )
         with app.state.scheduler, config.bind_socket() as socket:
             socket.listen()  # a client may connect before the server's thread runs
             server = uvicorn.Server(config)

@@ -51,7 +51,7 @@ def test_memory_is_flat(tmp_path: Path) -> None:
         try:
             until(lambda: (port.is_file() and port.read_text().strip()) or server.poll() is not None)
             address = f"http://127.0.0.1:{port.read_text().strip()}"
-            asyncio.run(soak(address, clients=100, seconds=15))
+            asyncio.run(soak(address, clients=100, seconds=20))
             found = asyncio.run(soak(address, clients=100, seconds=20, pid=server.pid))
         finally:
             server.terminate()
@@ -60,4 +60,4 @@ def test_memory_is_flat(tmp_path: Path) -> None:
     assert found.counts["refused"] == 0
     first, second = (found.memory_mib[a:b] for a, b in ((0, 5), (-5, None)))
     # A leak of a kilobyte a token or of a thread a client would pass neither.
-    assert statistics.median(second) <= 1.02 * statistics.median(first) + 0.5, found.memory_mib
+    assert statistics.median(second) <= 1.02 * statistics.median(first) + 1, found.memory_mib

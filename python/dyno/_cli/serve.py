@@ -150,6 +150,7 @@ def serve(
 
         from dyno.server import Options
         from dyno.server.opening import Recipe, opened
+        from dyno.server.options import KEEP_ALIVE_S
     except ImportError as error:
         raise ImportError(f"{error.name} is missing; pip install 'gguf-dyno[serve]'") from error
 
@@ -184,6 +185,7 @@ def serve(
             log_level="info" if verbose else "warning",
             access_log=bool(verbose),
             lifespan="off",
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         with config.bind_socket() as socket_:
             socket_.listen(config.backlog)  # whoever reads the line or the file below can connect at once

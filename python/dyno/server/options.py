@@ -9,7 +9,11 @@ if TYPE_CHECKING:
     from dyno.chat import ChatTemplate
     from dyno.scheduler import Speculation
 
-__all__ = ["Options"]
+__all__ = ["KEEP_ALIVE_S", "Options"]
+
+KEEP_ALIVE_S = 75
+"""Seconds that an idle connection stays open. Clients close theirs after fewer: a server that did so first
+might close one that a client has just taken again."""
 
 
 @dataclass(frozen=True)
