@@ -53,6 +53,8 @@ def api_error(error: BaseException) -> ApiError:
         return ApiError(400, text, code="context_length_exceeded", param="messages")
     if isinstance(error, PlanError) and "is closed" in text:
         return ApiError(503, "the server shuts down", kind="server_error", code="shutting_down")
+    if isinstance(error, ImportError):  # of a library that only some requests need; it says which
+        return ApiError(501, text, kind="server_error", code="not_installed")
     if isinstance(error, (PlanError, ChatError, UnsupportedError)):
         return ApiError(400, text, code="invalid_value")
     # Without the error's own text, which may hold a path.
