@@ -8,7 +8,7 @@
 
 namespace dyno::ops::cuda {
 
-// Rows g of an operand hold `unit_low()` of their value, rows g + 8 `unit_high()`.
+// Rows g of an operand times `unit_low()`, rows g + 8 times `unit_high()`, are codes times small scales.
 template <DType kType>
 struct CodeTile : WeightTile<kType> {
   using Base = WeightTile<kType>;
@@ -19,8 +19,8 @@ struct CodeTile : WeightTile<kType> {
   static constexpr bool kMin = kFormat.scale == GpuScale::k_min32;
 
   // A code in the lowest bits of a half is code·2^-24, exact; that of a row g + 8 stands four bits up.
-  static constexpr float unit_low() { return kMin ? 0x1p-24f : 1.0f; }
-  static constexpr float unit_high() { return kMin ? 0x1p-20f : 1.0f; }
+  static constexpr float unit_low() { return kMin ? 0x1p24f : 1.0f; }
+  static constexpr float unit_high() { return kMin ? 0x1p20f : 1.0f; }
 
   // Pair kPair of step kStep in the halves of a word: rows g in the lowest bits, rows g + 8 four bits up.
   template <int kStep, int kPair>

@@ -160,6 +160,19 @@ __device__ __forceinline__ void gemm_ring_add(uint32_t shared, const GemmRingSha
   }
 }
 
+// Up to four neighbours. `quad`: four may be read at once.
+__device__ __forceinline__ void gemm_ring_load(const float* from, int there, bool quad, float (&to)[4]) {
+  if (quad && there == 4) {
+    const float4 v = *reinterpret_cast<const float4*>(from);
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i < there) to[i] = from[i];
+  }
+}
+
 // This block's share of the tokens: `sums` of every block hold [planes][kTokens][sums_stride].
 template <int kTokens, bool kSeveral>
 __device__ __forceinline__ void gemm_ring_epilogue(const Problem& p, const GemmRingProduct& product,
@@ -170,6 +183,11 @@ __device__ __forceinline__ void gemm_ring_epilogue(const Problem& p, const GemmR
   const int first = blockIdx.x * kTokens, plane_bytes = kTokens * shape.sums_stride * 4;
   const float* scales =
       reinterpret_cast<const float*>(p.x + format.scales_at()) + (matrix * format.token_tiles() + blockIdx.x) * kTokens;
+  // Whether four neighbours of y, and of the residual, can go at once: rows of w come in fours.
+  const bool quads_of_y = (reinterpret_cast<uint64_t>(product.y) | reinterpret_cast<uint64_t>(p.residual) |
+                           static_cast<uint64_t>((product.y_stride | p.y_batch_stride) * 4)) %
+                              16 ==
+                          0;
   for (int item = threadIdx.x; item < share * quads; item += 32 * warps) {
     const int column = rank * share + item / quads, quad = item % quads;
     const int row = (product.row_tile * quads + quad) * 4;
@@ -177,20 +195,35 @@ __device__ __forceinline__ void gemm_ring_epilogue(const Problem& p, const GemmR
     // Of a gated pair each warp has 16 rows of the gate before 16 of the other.
     const int from = gated ? quad / 4 * 32 + quad % 4 * 4 : quad * 4;
     const uint32_t at = sums + (column * shape.sums_stride + from) * 4;
-    float sum[4] = {}, up[4] = {};
+    const int64_t to = matrix * p.y_batch_stride + (first + column) * product.y_stride + row;
+    const int there = min(product.n - row, 4);
+    // Everything is asked for before the sums of other blocks, and before anything is stored: a load may not pass a
+    // store.
+    const float scale = scales[column];
+    const float* up_bias = gated ? p.bias_up : nullptr;
+    const float* residual = kSeveral || gated || p.residual == nullptr ? nullptr : p.residual + to;
+    float bias[4] = {}, bias_up[4] = {}, rest[4] = {}, sum[4] = {}, up[4] = {};
+    if (product.bias != nullptr) gemm_ring_load(product.bias + row, there, false, bias);
+    if (up_bias != nullptr) gemm_ring_load(up_bias + row, there, false, bias_up);
+    if (residual != nullptr) gemm_ring_load(residual, there, quads_of_y, rest);
     gemm_ring_add(at, shape, plane_bytes, sum);
     if (gated) gemm_ring_add(at + kGpuRows * 4, shape, plane_bytes, up);
-    const float scale = scales[column];
-    const int64_t to = matrix * p.y_batch_stride + (first + column) * product.y_stride + row;
+    float y[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (row + i >= product.n) break;
-      if constexpr (kSeveral) {
-        product.y[to + i] = fmaf(sum[i], scale, product.bias == nullptr ? 0.0f : product.bias[row + i]);
-      } else if (gated) {
-        store_gated(p, 0, row + i, to + i, sum[i] * scale, up[i] * scale);
+      if (gated) {
+        y[i] = activate(p.activation, fmaf(sum[i], scale, bias[i]), fmaf(up[i], scale, bias_up[i]));
       } else {
-        store_product(p, 0, row + i, to + i, sum[i] * scale);
+        y[i] = fmaf(sum[i], scale, bias[i]);
+        if constexpr (!kSeveral) y[i] = fmaf(y[i], p.scale, rest[i]);
+      }
+    }
+    if (quads_of_y && there == 4) {
+      *reinterpret_cast<float4*>(product.y + to) = make_float4(y[0], y[1], y[2], y[3]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i < there) product.y[to + i] = y[i];
       }
     }
   }
