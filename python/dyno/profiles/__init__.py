@@ -13,6 +13,7 @@ from dyno.profiles.check import Listed, check_file, has_errors, list_profiles
 from dyno.profiles.describe import Change, describe, diff
 from dyno.profiles.evidence import (
     Crossing,
+    Energy,
     Environment,
     Evidence,
     Gain,
@@ -69,6 +70,7 @@ __all__ = [
     "Decision",
     "Device",
     "Effective",
+    "Energy",
     "EngineIdentity",
     "Environment",
     "Evidence",

@@ -78,6 +78,8 @@ def _gain(name: str, gain: Gain) -> str:
 def _cell(path: Path, profile: Profile) -> str:
     gains = profile.evidence.gain if profile.evidence else {}
     told = ", ".join(_gain(name, gain) for name, gain in gains.items())
+    if profile.evidence and profile.evidence.objective:
+        told = f"objective {profile.evidence.objective}: {told}"
     return f"[{told or path.stem}](../../profiles/{path.name})"
 
 

@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 from dyno.profiles import identity
 from dyno.profiles.evidence import (
     Crossing,
+    Energy,
     Environment,
     Evidence,
     Gain,
@@ -149,6 +150,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("`evidence`", Evidence),
     ("`evidence.workload`", Workload),
     ("`evidence.gain.<measure>`", Gain),
+    ("`evidence.joules_per_token.<measure>`", Energy),
     ("`evidence.quality`", Quality),
     ("`evidence.noise`", Noise),
     ("`evidence.samples.<measure>`", Samples),

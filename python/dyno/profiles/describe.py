@@ -37,10 +37,13 @@ def describe(profile: Profile) -> list[str]:
     if not any(True for _ in profile.entries()):
         lines.append("  every entry is the engine's default")
     gains = profile.evidence.gain if profile.evidence else {}
+    if profile.evidence and profile.evidence.objective:
+        lines.append(f"  objective: {profile.evidence.objective}")
     for metric, gain in gains.items():
         interval = f" (95 % {gain.ci95[0]:g} to {gain.ci95[1]:g})" if gain.ci95 else ""
         untouched = ", moved by no entry" if gain.untouched else ""
-        lines.append(f"  gain {metric}: {gain.ratio:g} x{interval}{untouched}")
+        of = " tokens per joule" if profile.evidence and profile.evidence.objective == "energy" else ""
+        lines.append(f"  gain {metric}: {gain.ratio:g} x{of}{interval}{untouched}")
     return lines
 
 

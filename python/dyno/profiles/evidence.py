@@ -200,6 +200,13 @@ class Slice(StrictModel):
     seconds: NonNegative = Field(description="Length of the tune on the slice.")
 
 
+class Energy(StrictModel):
+    """Joules per token of one measure; idle power of the device is part of them."""
+
+    default: Positive = Field(description="With the engine's defaults, median.")
+    tuned: Positive = Field(description="With this profile, median.")
+
+
 class Evidence(StrictModel):
     """The measurements that prove the values of this file."""
 
@@ -210,8 +217,22 @@ class Evidence(StrictModel):
     tuned: dict[Metric, NonNegative] = Field(
         default_factory=dict, description="Measures with this profile, medians."
     )
+    objective: Literal["energy", "memory"] | None = Field(
+        default=None,
+        description="The objective of the tune: energy (ratios are of tokens per joule), memory (the least "
+        "memory that costs no speed); none: speed.",
+    )
     gain: dict[Metric, Gain] = Field(
         default_factory=dict, description="Whole profile / default by measure, from paired runs."
+    )
+    joules_per_token: dict[Metric, Energy] = Field(
+        default_factory=dict, description="Energy by measure, where it was counted."
+    )
+    memory_mib: list[NonNegative] | None = Field(
+        default=None,
+        min_length=2,
+        max_length=2,
+        description="Planned memory of the default and of this profile in MiB, where memory decided.",
     )
     quality: Quality | None = Field(default=None, description="What the answers cost.")
     noise: Noise | None = Field(default=None, description="The incumbent against itself.")

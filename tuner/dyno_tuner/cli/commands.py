@@ -23,6 +23,7 @@ from rich.console import Console
 from .. import __version__
 from ..core.errors import Interrupted, TuneError
 from ..core.model_file import check_model
+from ..core.options import ENERGY, MEMORY, OBJECTIVES, SPEED
 from ..core.protocol import Workload
 from ..search.proposers import SAMPLERS
 from ..space.memory_limits import parse_bytes
@@ -126,6 +127,7 @@ def tune(
     virtual_device: o.VirtualDevices = None,
     layers: o.Layers = None,
     pareto: o.Pareto = False,
+    objective: o.Objective = "speed",
     hold: o.Held = None,
     engine: o.Engine = "dyno",
     binaries: o.Binaries = None,
@@ -155,6 +157,8 @@ def tune(
 
     if sampler not in SAMPLERS:
         raise typer.BadParameter(f"no sampler {sampler!r}; choose from {', '.join(SAMPLERS)}")
+    if objective not in OBJECTIVES:
+        raise typer.BadParameter(f"no objective {objective!r}; choose from {', '.join(OBJECTIVES)}")
     if study is not None and storage is None:
         raise typer.BadParameter("--study names a study in --storage; give both")
     if workers is not None and ray is None:
@@ -167,11 +171,20 @@ def tune(
     of_engine = engine_options(engine, binaries, text, device, gpu, context.meta.get("command_line", []))
     plan_only = (
         ("--vram", vram is not None), ("--ram", ram is not None), ("--pareto", pareto),
-        ("--virtual-device", virtual_device is not None),
+        ("--virtual-device", virtual_device is not None), ("--objective memory", objective == MEMORY),
     )  # fmt: skip
     for option, wanted in plan_only:
         if wanted and not target.memory_plan:
             raise typer.BadParameter(f"{option} goes by dyno's memory plan; --engine {engine} has none")
+    if objective == ENERGY and target.foreign:
+        raise typer.BadParameter(
+            f"--objective energy counts the joules of dyno's own runs; --engine {engine} starts processes, "
+            "whose loading would count too"
+        )
+    if objective != SPEED and (workload or "").startswith("serve:"):
+        raise typer.BadParameter(f"--objective {objective} is for prompts and generation, not for serve:…")
+    if objective == MEMORY:
+        pareto = True
     apart = (target.foreign, ray is not None, pareto, resume, storage is not None, "," in (gpu or ""))
     if layers is not None and any(apart):
         raise typer.BadParameter(
@@ -196,7 +209,7 @@ def tune(
         request = _request(
             model, devices, engine, of_engine, workload, ctx,
             budget=seconds, seed=seed, sampler=sampler, approx_limit=allow_approx,
-            kernels=kernels and target.kernels, pareto=pareto,
+            kernels=kernels and target.kernels and objective != MEMORY, pareto=pareto, objective=objective,
         )  # fmt: skip
         if request.options.workload.served is not None:
             # A kernel is timed alone in its graph, which says little of steps of many sizes.

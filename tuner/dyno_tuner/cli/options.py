@@ -123,6 +123,13 @@ VirtualDevices = Annotated[
 Pareto = Annotated[
     bool, typer.Option("--pareto", help="Also write profiles that need less memory, and a plot.")
 ]
+Objective = Annotated[
+    str,
+    typer.Option(
+        help="speed; energy: tokens per joule, by the counters of GPU and CPU; memory: the least planned "
+        "memory that costs no speed."
+    ),
+]
 Engine = Annotated[
     str,
     typer.Option(

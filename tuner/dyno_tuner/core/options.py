@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from .protocol import Workload
 
 
+SPEED, ENERGY, MEMORY = "speed", "energy", "memory"
+OBJECTIVES = (SPEED, ENERGY, MEMORY)
+BESIDE, DECIDES = "beside", "decides"
+
+
 @dataclass(frozen=True, slots=True)
 class MeasurementPolicy:
     """The length of one measurement."""
@@ -21,6 +26,7 @@ class MeasurementPolicy:
     cap: int = 8  # samples of a metric at most; a measurement that reaches it unsettled is marked
     longest: float | None = None  # seconds of a metric's samples after which no more are taken
     rest: float | None = None  # seconds without work before short prompts are read
+    energy: str | None = None  # BESIDE: joules are counted where they can be; DECIDES: they are what counts
 
     def to_dict(self) -> dict[str, Any]:
         return {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
@@ -49,8 +55,17 @@ class Options:
     weights: Mapping[str, float] = field(default_factory=dict)  # of the metrics; default: all alike
     check: bool = True
     pareto: bool = False  # leave time to confirm what needs less memory
+    objective: str = SPEED
+    """SPEED: tokens per second; ENERGY: tokens per joule; MEMORY: the least bytes that cost no speed."""
     apart: bool = True  # the engine switches settings between two calls: see `measure.paired_rounds`
     routing: bool = False  # measure how the router spreads the workload
+
+    def __post_init__(self) -> None:
+        if self.objective == MEMORY:  # the least memory is one end of that front
+            object.__setattr__(self, "pareto", True)
+        energy = DECIDES if self.objective == ENERGY else BESIDE if self.pareto else None
+        if self.policy.energy != energy:
+            object.__setattr__(self, "policy", dataclasses.replace(self.policy, energy=energy))
 
     def metric_weights(self) -> dict[str, float]:
         own = self.workload.weights

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .options import SPEED
 from .protocol import kind_of
 
 if TYPE_CHECKING:
@@ -92,6 +93,11 @@ class Outcome:
     gain: dict[str, Estimate] = field(default_factory=dict)  # whole profile / default, by metric
     baseline: dict[str, float] = field(default_factory=dict)  # tokens/s, medians of the confirming rounds
     tuned: dict[str, float] = field(default_factory=dict)
+    objective: str = SPEED
+    joules: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Joules per token of the default and of the profile, by metric, where energy was counted."""
+    memory: tuple[int, int] | None = None
+    """Bytes of the default and of the profile by the engine's plan, where they decide."""
     noise: dict[str, Noise] = field(default_factory=dict)
     margin: dict[str, float] = field(default_factory=dict)
     quality: Quality | None = None
@@ -156,6 +162,13 @@ class Outcome:
             ],
             "gain": {m: g.to_dict() for m, g in self.gain.items()},
             "untouched": sorted(self.untouched),
+            **({"objective": self.objective} if self.objective != SPEED else {}),
+            **(
+                {"joules_per_token": {m: list(pair) for m, pair in self.joules.items()}}
+                if self.joules
+                else {}
+            ),
+            **({"memory": list(self.memory)} if self.memory else {}),
             "margin": self.margin,
             "trials": self.trials,
             "voided": self.voided,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +108,7 @@ class Sample:
     tokens: int
     seconds: float
     clock_seconds: float  # the same span on an independent clock
+    joules: float | None = None  # energy of the span, where it was counted; idle power is part of it
 
     @property
     def rate(self) -> float:
@@ -115,11 +116,13 @@ class Sample:
         return self.tokens / self.seconds
 
     def to_list(self) -> list[Any]:
-        return [self.metric, self.prompt, self.tokens, self.seconds, self.clock_seconds]
+        told = [self.metric, self.prompt, self.tokens, self.seconds, self.clock_seconds]
+        return told if self.joules is None else [*told, self.joules]
 
     @classmethod
     def from_list(cls, data: list[Any]) -> Sample:
-        return cls(str(data[0]), int(data[1]), int(data[2]), float(data[3]), float(data[4]))
+        joules = float(data[5]) if len(data) > 5 else None
+        return cls(str(data[0]), int(data[1]), int(data[2]), float(data[3]), float(data[4]), joules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +135,31 @@ class Measurement:
     stable: bool = True  # False: the cap on warm-up samples was reached first
     message: str = ""
     seconds: float = 0.0  # everything, with loading
+    by_energy: bool = False  # tokens per joule decide, not tokens per second
 
     def rates(self, metric: str) -> dict[int, float]:
-        """Tokens per second by prompt; where a prompt was run several times, the median."""
+        """The values that decide, by prompt: tokens per second, or tokens per joule; where a prompt was run
+        several times, the median."""
+        if not self.by_energy:
+            return self.speeds(metric)
+        return {p: 1 / joules for p, joules in self.joules(metric).items()}
+
+    def speeds(self, metric: str) -> dict[int, float]:
+        """Tokens per second by prompt."""
+        return self._medians((s.prompt, s.rate) for s in self.samples if s.metric == metric)
+
+    def joules(self, metric: str) -> dict[int, float]:
+        """Joules per token by prompt; empty where energy was not counted."""
+        return self._medians(
+            (s.prompt, s.joules / s.tokens) for s in self.samples
+            if s.metric == metric and s.joules is not None
+        )  # fmt: skip
+
+    @staticmethod
+    def _medians(found: Iterable[tuple[int, float]]) -> dict[int, float]:
         by_prompt: dict[int, list[float]] = {}
-        for sample in self.samples:
-            if sample.metric == metric:
-                by_prompt.setdefault(sample.prompt, []).append(sample.rate)
+        for prompt, value in found:
+            by_prompt.setdefault(prompt, []).append(value)
         return {p: sorted(r)[len(r) // 2] for p, r in sorted(by_prompt.items())}
 
     def to_dict(self) -> dict[str, Any]:
@@ -149,6 +170,7 @@ class Measurement:
             "stable": self.stable,
             "message": self.message,
             "seconds": self.seconds,
+            **({"by_energy": True} if self.by_energy else {}),
         }
 
     @classmethod
@@ -160,6 +182,7 @@ class Measurement:
             bool(data["stable"]),
             str(data["message"]),
             float(data["seconds"]),
+            bool(data.get("by_energy")),
         )
 
 
@@ -369,6 +392,14 @@ class Target(abc.ABC):
     @abc.abstractmethod
     def measure(self, workload: Workload, metric: str, prompt: int) -> Sample:
         """Times one run of prompt number `prompt`."""
+
+    def count_energy(self, wanted: str | None) -> str:
+        """Sets whether samples hold joules: `options.BESIDE`, `options.DECIDES` or None.
+
+        Returns:
+            Why energy cannot be counted; "" if it can, or if nobody wants it.
+        """
+        return "this engine's energy is not counted" if wanted else ""
 
     @abc.abstractmethod
     def rest(self, seconds: float) -> None:

@@ -16,7 +16,7 @@ from ..space.knobs import Fidelity
 from .ablation import FULL, LeftOut, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from ..core.intervals import Estimate
     from ..core.outcome import KernelEntry
@@ -103,6 +103,8 @@ class Choice:
     gain: dict[str, Estimate] = field(default_factory=dict)
     baseline: dict[str, float] = field(default_factory=dict)
     tuned: dict[str, float] = field(default_factory=dict)
+    joules: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Joules per token of the default and of the profile, by metric, where energy was counted."""
     failed: list[tuple[Point, Measurement]] = field(default_factory=list)
     voided: int = 0
     stage: str = ""  # key of the comparison that says so
@@ -122,11 +124,12 @@ class Choice:
         self.gain = {m: result.ratio(name, [m], weights) for m in weights}
         self.baseline = {m: result.median_rate(result.names[0], m) for m in weights}
         self.tuned = {m: result.median_rate(name, m) for m in weights}
+        self.joules = joules_of(result, name, weights)
         return True
 
     def take(self, other: Choice) -> None:
         """Takes what another choice has accepted."""
-        names = ("point", "entries", "kernels", "evidence", "gain", "baseline", "tuned", "stage")
+        names = ("point", "entries", "kernels", "evidence", "gain", "baseline", "tuned", "joules", "stage")
         for name in names:
             setattr(self, name, getattr(other, name))
 
@@ -134,6 +137,12 @@ class Choice:
         """Returns to the default: nothing is proven. False, for callers that say so."""
         self.take(Choice(default, baseline=self.baseline, tuned=dict(self.baseline)))
         return False
+
+
+def joules_of(result: Comparison, name: str, metrics: Iterable[str]) -> dict[str, tuple[float, float]]:
+    """Joules per token of the first configuration and of `name`, by metric, where energy was counted."""
+    pairs = {m: (result.median_joules(result.names[0], m), result.median_joules(name, m)) for m in metrics}
+    return {m: (a, b) for m, (a, b) in pairs.items() if a is not None and b is not None}
 
 
 class Judge:

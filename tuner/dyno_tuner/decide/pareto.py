@@ -10,10 +10,11 @@ written as a profile each, with a plot of all.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 from xml.sax.saxutils import escape
 
+from ..core.options import MEMORY
 from ..measure.paired_rounds import measurements_in_round
 from ..search.surrogate import predicted
 from ..space.knobs import Fidelity
@@ -44,6 +45,7 @@ FASTEST = "fastest"
 FILES = (
     *(f"{n}.yaml" for n in (FASTEST, DEFAULT, *(f"memory{i + 1}" for i in range(MOST + 1)))),
     "pareto.svg",
+    "pareto.html",
 )
 
 
@@ -76,6 +78,8 @@ class Variant:
     gain: Mapping[str, Estimate]
     tuned: Mapping[str, float]  # tokens/s by metric
     evidence: Evidence | None = None  # None: the default
+    joules: Mapping[str, float] = field(default_factory=dict)  # joules per token by metric, where counted
+    harmless: bool = True  # no metric is behind the default's
 
 
 def front(found: Sequence[tuple[Point, float, int]], below: int) -> list[Point]:
@@ -265,7 +269,9 @@ def _found(tune: FinishedTune, sizes: Sizes) -> list[tuple[Point, float, int]]:
         for t in tune.trials
         if t.log_ratio is not None and sizes.of(t.point) is not None
     )
-    legal = [p for p in points if space.legal(p) and p != space.default]
+    if tune.context.options.objective == MEMORY:
+        points[_joined(tune, sizes)] = None
+    legal = [p for p in points if space.legal(p) and p != space.default and sizes.of(p) is not None]
     if not legal:
         return []
     mean, _ = predicted(space, history, legal)
@@ -273,10 +279,30 @@ def _found(tune: FinishedTune, sizes: Sizes) -> list[tuple[Point, float, int]]:
     found = []
     for point, guess in zip(legal, mean, strict=True):
         size, speed = sizes.of(point), seen.get(space.code_class(point), float(guess))
+        if tune.context.options.objective == MEMORY and (speed or 0.0) < -_slack(tune):
+            continue  # no metric may pay for memory, so a point that is far slower is no candidate
         if size is None or speed is None or (usual is not None and size >= usual and speed <= 0):
             continue  # refused, has failed, or the default is better in both
         found.append((point, speed, size))
     return found
+
+
+def _joined(tune: FinishedTune, sizes: Sizes) -> Point:
+    """Of each setting the value of least memory that a trial without a loss had; rounds decide about all."""
+    space = tune.context.space
+    point, slack = space.default, _slack(tune)
+    fine = [t.point for t in tune.trials if t.log_ratio is not None and t.log_ratio >= -slack]
+    for n in range(len(space.knobs)):
+        with_it = {p[n]: (*point[:n], p[n], *point[n + 1 :]) for p in fine}
+        fitting = [q for q in with_it.values() if space.legal(q) and sizes.of(q) is not None]
+        point = min([point, *fitting], key=lambda q: sizes.of(q) or 0)
+    return point
+
+
+def _slack(tune: FinishedTune) -> float:
+    """Log ratio by which a trial may look slower than the default and still be none."""
+    bar = tune.context.bar(tune.context.round_count())
+    return 2 * max(bar.margin.values(), default=0.0)
 
 
 def _right(
@@ -444,12 +470,16 @@ class _Confirmed:
     def _variant(self, point: Point, evidence: Evidence | None) -> Variant:
         assert self._result is not None
         result, name, metrics = self._result, self._names[point], list(self._weights)
-        return Variant(
+        joules = {m: result.median_joules(name, m) for m in metrics}
+        made = Variant(
             name, point, self._space.settings(point), int(self._sizes.of(point) or 0),
             result.ratio(name, metrics, self._weights),
             {m: result.ratio(name, [m], self._weights) for m in metrics},
             {m: result.median_rate(name, m) for m in metrics}, evidence,
+            {m: joule for m, joule in joules.items() if joule is not None},
         )  # fmt: skip
+        default = self._space.default
+        return made if point == default else replace(made, harmless=self._harmless(made, default))
 
     def _as_good(self, one: Variant, other: Variant) -> bool:
         """As fast within the margin, and it changes answers only where the other does, too. In the place of
@@ -457,6 +487,8 @@ class _Confirmed:
         assert self._result is not None
         margin = self._tune.context.bar(self._result.rounds).of(list(self._weights))
         if one.overall.ratio * (1 + margin) < other.overall.ratio:
+            return False
+        if self._tune.context.options.objective == MEMORY and other.harmless and not one.harmless:
             return False
         approx = [self._space.fidelity(v.point) is Fidelity.APPROX for v in (one, other)]
         if approx == [True, False]:
@@ -476,6 +508,29 @@ class _Confirmed:
         return True
 
 
+def least_memory(
+    tune: FinishedTune, variants: Sequence[Variant], needs: Callable[[Mapping[str, Value]], int | None]
+) -> Outcome:
+    """The outcome of `--objective memory`: the variant of the least memory that no metric pays for with
+    speed. Without one of less memory than the default, the default.
+
+    Args:
+        needs: bytes of settings by the engine's plan; None where it refuses them.
+    """
+    usual = needs(tune.context.space.settings(tune.context.space.default))
+    fitting = [v for v in variants if v.harmless and v.evidence is not None and accept(v.evidence)]
+    best = min(fitting, key=lambda v: v.size, default=None)
+    if best is None or usual is None or best.size >= usual:
+        outcome = tune.outcome()
+        outcome.settings, outcome.entries, outcome.kernels = dict(outcome.defaults), [], []
+        outcome.gain, outcome.tuned, outcome.joules = {}, dict(outcome.baseline), {}
+        outcome.quality = outcome.default_quality
+        return outcome
+    outcome = variant_outcome(tune, best)
+    outcome.memory = (usual, best.size)
+    return outcome
+
+
 def variant_outcome(tune: FinishedTune, variant: Variant) -> Outcome:
     """The outcome that a profile of this variant holds: its entries were proven together."""
     outcome = tune.outcome()
@@ -490,5 +545,6 @@ def variant_outcome(tune: FinishedTune, variant: Variant) -> Outcome:
     outcome.entries = choice.entries
     outcome.kernels, outcome.kernel_defaults = [], []
     outcome.gain, outcome.tuned = dict(variant.gain), dict(variant.tuned)
+    outcome.joules = dict(choice.joules)
     outcome.quality = tune.context.gate.of(variant.point)
     return outcome

@@ -27,6 +27,10 @@ class Comparison:
     key: str = ""
     logs: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
     rates: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    speeds: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    """Tokens per second, where something else decides."""
+    joules: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    """Joules per token, where energy was counted."""
     failed: dict[str, Measurement] = field(default_factory=dict)
     borrowed: set[tuple[str, str]] = field(default_factory=set)  # (configuration, metric): see Likeness
     voided: int = 0
@@ -89,11 +93,25 @@ class Comparison:
         self.rounds = 0
         self.logs.clear()
         self.rates.clear()
+        self.speeds.clear()
+        self.joules.clear()
         self.borrowed.clear()
 
+    def add_costs(self, name: str, metric: str, speeds: Sequence[float], joules: Sequence[float]) -> None:
+        """Adds what does not decide: tokens per second, and joules per token."""
+        for place, values in ((self.speeds, speeds), (self.joules, joules)):
+            if values:
+                place.setdefault(name, {}).setdefault(metric, []).extend(values)
+
     def median_rate(self, name: str, metric: str) -> float:
-        values = self.rates.get(name, {}).get(metric, [])
-        return float(np.median(values)) if values else 0.0
+        """Tokens per second."""
+        found = self.speeds.get(name, {}).get(metric) or self.rates.get(name, {}).get(metric, [])
+        return float(np.median(found)) if found else 0.0
+
+    def median_joules(self, name: str, metric: str) -> float | None:
+        """Joules per token; None where energy was not counted."""
+        found = self.joules.get(name, {}).get(metric, [])
+        return float(np.median(found)) if found else None
 
 
 def _alike(groups: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:

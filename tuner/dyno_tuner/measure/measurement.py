@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..core.errors import TargetFailure
+from ..core.errors import TargetFailure, TargetUnusable
 from ..core.intervals import paired_log_ratios
+from ..core.options import DECIDES
 from ..core.protocol import (
     Configuration,
     Measurement,
@@ -61,7 +62,15 @@ def run_measurement(
     context: OpContext,
 ) -> Measurement:
     """Runs where the target lives, in the order of `metrics`. A TargetFailure becomes the status of
-    the measurement; other errors are for the caller."""
+    the measurement; other errors are for the caller.
+
+    Raises:
+        TargetUnusable: energy decides, and nothing here counts it.
+    """
+    uncounted = target.count_energy(policy.energy)
+    by_energy = policy.energy == DECIDES
+    if by_energy and uncounted:
+        raise TargetUnusable(f"--objective energy: {uncounted}")
     started = target.clock()
     samples: list[Sample] = []
     warmup: list[Sample] = []
@@ -93,11 +102,12 @@ def run_measurement(
     except TargetFailure as failure:
         return Measurement(
             TrialStatus(failure.status), tuple(samples), tuple(warmup), stable, failure.message,
-            round(target.clock() - started, 6),
+            round(target.clock() - started, 6), by_energy,
         )  # fmt: skip
     return Measurement(
-        TrialStatus.OK, tuple(samples), tuple(warmup), stable, "", round(target.clock() - started, 6)
-    )
+        TrialStatus.OK, tuple(samples), tuple(warmup), stable, "", round(target.clock() - started, 6),
+        by_energy,
+    )  # fmt: skip
 
 
 def _depends_on_before(metric: str, seconds: float) -> bool:
@@ -139,6 +149,8 @@ def judge_plausibility(
     for sample in everything:
         if not (math.isfinite(sample.seconds) and sample.seconds > 0 and sample.clock_seconds > 0):
             message = f"{sample.metric}: no time has passed ({sample.seconds} s, {sample.clock_seconds} s)"
+        elif sample.joules is not None and not 0 < sample.joules < math.inf:
+            message = f"{sample.metric}: its energy is {sample.joules} J"
         elif sample.seconds < (1 - CLOCK_SKEW) * sample.clock_seconds - 1e-3:
             two = f"{sample.seconds:.6f} s by one clock, {sample.clock_seconds:.6f} s by another"
             message = f"{sample.metric}: {two}"

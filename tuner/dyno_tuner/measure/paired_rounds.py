@@ -327,10 +327,18 @@ class Rounds:
                 base, own = paired[alike[name].to if borrowed else name]
                 of_own, of_base = ([v.rates(metric) for v in measurements] for measurements in (own, base))
                 rates.append((name, metric, _values(of_own)))
+                _add_costs(result, name, metric, own)
                 logs.append((name, metric, both_ways(of_own, of_base)))
             base = next(iter(paired.values()))[0]
             rates.append((first, metric, _values([v.rates(metric) for v in base])))
+            _add_costs(result, first, metric, base)
         result.add_round(logs, rates)
+
+
+def _add_costs(result: Comparison, name: str, metric: str, measurements: Sequence[Measurement]) -> None:
+    by_energy = any(v.by_energy for v in measurements)
+    speeds = _values([v.speeds(metric) for v in measurements]) if by_energy else []
+    result.add_costs(name, metric, speeds, _values([v.joules(metric) for v in measurements]))
 
 
 def joined(first: Measurement, second: Measurement) -> Measurement:

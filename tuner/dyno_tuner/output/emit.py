@@ -12,6 +12,7 @@ from dyno.settings import SETTINGS
 
 from .. import __version__
 from ..core.machine_match import device_of, engine_of, model_of
+from ..core.options import SPEED
 from ..core.workload import Part, Workload, kind_of
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from ..core.intervals import Estimate, Noise
     from ..core.outcome import Outcome
     from ..core.protocol import Description, Value
+
+
+MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,10 @@ _LEAST_RATIO, _MOST_RATIO = 1e-4, 1e6
 def _rate(rate: float) -> float:
     """Tokens per second with two decimals; of a very slow model with as many as are not zero."""
     return round(rate, 2) or float(f"{rate:.3g}")
+
+
+def _joules(joules: float) -> float:
+    return float(f"{joules:.4g}")
 
 
 def _ratio(estimate: Estimate) -> dict[str, Any]:
@@ -177,6 +185,12 @@ def _evidence(outcome: Outcome, description: Description, made: Made) -> profile
             for m, g in outcome.gain.items()
             if not math.isnan(g.ratio)
         },
+        objective=None if outcome.objective == SPEED else outcome.objective,  # type: ignore[arg-type]
+        joules_per_token={
+            _metric(workload, m): profiles.Energy(default=_joules(a), tuned=_joules(b))
+            for m, (a, b) in outcome.joules.items()
+        },
+        memory_mib=[round(size / MIB, 1) for size in outcome.memory] if outcome.memory else None,
         quality=None
         if quality is None
         else profiles.Quality(

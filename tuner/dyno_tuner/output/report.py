@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from ..core.options import ENERGY
+from ..space.memory_limits import gib
 from .verdict import not_proven, too_noisy, verdict
 
 if TYPE_CHECKING:
@@ -53,7 +55,8 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
         console.print(table)
     _print_crossings(outcome, console)
     speed = Table(title="Speed", title_justify="left")
-    for column in ("measure", "default t/s", "tuned t/s", "ratio", "95 % interval", "margin"):
+    ratio = "ratio of tokens/J" if outcome.objective == ENERGY else "ratio"
+    for column in ("measure", "default t/s", "tuned t/s", ratio, "95 % interval", "margin"):
         speed.add_column(column, justify="left" if column == "measure" else "right")
     for metric, rate in outcome.baseline.items():
         gain = outcome.gain.get(metric)
@@ -67,6 +70,10 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
         )  # fmt: skip
     if speed.row_count:
         console.print(speed)
+    _print_energy(outcome, workload, console)
+    if outcome.memory:
+        default, tuned = outcome.memory
+        console.print(f"Memory by the plan: {gib(tuned)} instead of {gib(default)}.")
     if outcome.untouched:
         console.print(
             "(no entry): nothing in the profile changes it; its ratio is the error of the comparison."
@@ -102,6 +109,22 @@ def print_outcome(outcome: Outcome, workload: Workload, console: Console) -> Non
     )
     for line in not_proven(outcome.promises):
         console.print(line, soft_wrap=True)
+
+
+def _print_energy(outcome: Outcome, workload: Workload, console: Console) -> None:
+    """Joules per token and watts of both sides, where they were counted."""
+    if not outcome.joules:
+        return
+    table = Table(title="Energy (idle power included)", title_justify="left")
+    for column in ("measure", "default J/token", "tuned J/token", "default W", "tuned W"):
+        table.add_column(column, justify="left" if column == "measure" else "right")
+    for metric, (default, tuned) in outcome.joules.items():
+        base = outcome.baseline.get(metric, 0.0)
+        watts = default * base, tuned * outcome.tuned.get(metric, base)
+        table.add_row(
+            workload.label(metric), f"{default:.4g}", f"{tuned:.4g}", f"{watts[0]:.1f}", f"{watts[1]:.1f}"
+        )
+    console.print(table)
 
 
 def _print_crossings(outcome: Outcome, console: Console) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from ..core.options import ENERGY
 from ..core.workload import kind_of
 from ..decide.answer_check import ROUNDING_FACTOR, ROUNDING_FLOOR
 from ..measure.paired_rounds import WIDEST_MARGIN
@@ -23,7 +24,10 @@ def verdict(outcome: Outcome) -> str:
         return _nothing(outcome)
     moved = {m: g for m, g in outcome.gain.items() if m not in outcome.untouched}
     gains = [f"{_word(metric)} {gain.ratio:.2f} ×" for metric, gain in moved.items()]
-    said = ", ".join([f"{gains[0]} as fast", *gains[1:]]) if gains else "the profile changes settings"
+    what = "the tokens per joule" if outcome.objective == ENERGY else "as fast"
+    said = ", ".join([f"{gains[0]} {what}", *gains[1:]]) if gains else "the profile changes settings"
+    if outcome.memory:
+        said = f"memory {outcome.memory[1] / outcome.memory[0]:.2f} × the default's, {said}"
     said += _answers(outcome)
     return f"{said[0].upper()}{said[1:]}."
 

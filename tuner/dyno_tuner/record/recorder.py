@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import JournalError, TuneError
+from ..core.options import BESIDE
 from ..core.protocol import (
     Configuration,
     KernelOp,
@@ -230,7 +231,9 @@ class Recorder:
         if rests:
             policy = dataclasses.replace(policy, rest=REST_SECONDS)
         identity = self._identity(configuration)
-        args: dict[str, Any] = {"metrics": list(metrics), "policy": policy.to_dict()}
+        # Joules that are counted beside decide nothing, so a journal without them can be continued.
+        told = policy if policy.energy != BESIDE else dataclasses.replace(policy, energy=None)
+        args: dict[str, Any] = {"metrics": list(metrics), "policy": told.to_dict()}
         if workload is not None:
             args["workload"] = workload.to_dict()
 

@@ -219,6 +219,8 @@ def odd_sample(sample: Sample) -> str | None:
     for value in (sample.seconds, sample.clock_seconds):
         if not (math.isfinite(value) and 1e-12 < value < MOST_SECONDS):
             return f"a sample took {value!r} seconds"
+    if sample.joules is not None and not 0 < sample.joules < 1e12:
+        return f"a sample took {sample.joules!r} joules"
     if not 0 < sample.tokens < 1e12:
         return f"a sample is of {_shown(sample.tokens)} tokens"
     return None

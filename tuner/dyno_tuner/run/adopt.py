@@ -45,7 +45,8 @@ def adopt(
     Raises:
         TuneError: The row is for another kind of device, engine or model; or nothing could be measured.
     """
-    if claimed.evidence is None:
+    said = claimed.evidence
+    if said is None:
         raise TuneError("this row does not say which workload it was measured with")
     found = profiles.compare(claimed.match, here.device, here.model, here.engine)
     if found.other_model:
@@ -75,7 +76,7 @@ def adopt(
         "match": here,
         "settings": settings,
         "kernels": kernels,
-        "evidence": profiles.Evidence(workload=claimed.evidence.workload, gain={
+        "evidence": profiles.Evidence(workload=said.workload, objective=said.objective, gain={
             m: profiles.Gain(ratio=round(g.ratio, 4), ci95=(round(g.low, 4), round(g.high, 4)), n=g.n)
             for m, g in gain.items()
         }),

@@ -5,6 +5,7 @@ Every stage takes this object; stages below this package see it as `record.conte
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +113,7 @@ class RunContext:
         baseline: bool,
     ) -> Measurement:  # fmt: skip
         """A short measurement of the running process, for what a whole workload is too long to try."""
+        policy = dataclasses.replace(policy, energy=self.options.policy.energy)
         measurement = self.recorder.measurement(
             key, configuration, workload.metrics, policy, process=self.processes.number, baseline=baseline,
             workload=workload,

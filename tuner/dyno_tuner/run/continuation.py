@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import JournalError
+from ..core.options import SPEED
 from ..record import journal
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ FORMAT = "dyno-tune-1"
 def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
     """Raises JournalError that names the first difference."""
     plain = json.loads(json.dumps(wanted))
-    found = {"devices": 1, **found}  # as it was before there could be several
+    # As it was before there could be several devices, or another objective.
+    found = {"devices": 1, "objective": SPEED, **found}
     for key, value in plain.items():
         # A run keeps the incumbents that it began with: by now its own profile may have taken their place.
         if key not in ("id", "tuner", "label", "incumbents", "budget") and found.get(key) != value:

@@ -26,6 +26,7 @@ class NoiseStage:
         # Seconds of measurements that a process begins with, and of those that follow.
         self._fresh: list[float] = []
         self._warm: list[float] = []
+        self._speeds: dict[str, list[float]] = {}  # tokens per second by metric
 
     def run(self) -> bool:
         """Fills in the noise and the rates of the default. False: the budget has no time for it."""
@@ -42,10 +43,7 @@ class NoiseStage:
             between={m: n.between for m, n in context.noise.items()},
             drift={m: n.drift for m, n in context.noise.items()},
         )
-        rates = {
-            m: sorted(r for p in self._processes for v in p for r in v[m].values()) for m in context.weights
-        }
-        context.choice.baseline = {m: r[len(r) // 2] for m, r in rates.items()}
+        context.choice.baseline = {m: sorted(r)[len(r) // 2] for m, r in self._speeds.items()}
         context.choice.tuned = dict(context.choice.baseline)
         context.resting = context.recorder.resting  # then the costs were learned with rests
         return True
@@ -100,11 +98,13 @@ class NoiseStage:
                 begun = recorder.useful
                 measurement = context.baseline(f"aa/p{p}/v{v}")
                 measurements.append({m: measurement.rates(m) for m in context.weights})
+                for m in context.weights:
+                    self._speeds.setdefault(m, []).extend(measurement.speeds(m).values())
                 (self._warm if v else self._fresh).append(recorder.useful - begun)
                 budget.learn_from(self._fresh, self._warm)
             if recorder.resting != rested:  # those before are of a GPU that did not rest
                 rested = True
-                for kept in (self._processes, self._fresh, self._warm):
+                for kept in (self._processes, self._fresh, self._warm, self._speeds):
                     kept.clear()
                 continue
             self._processes.append(measurements)

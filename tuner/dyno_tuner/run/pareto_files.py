@@ -11,6 +11,7 @@ from dyno.profiles.io import write_atomically
 from ..core.errors import TuneError
 from ..decide.pareto import FILES, Variant, plot, variant_outcome
 from ..output.emit import Made, profile_of
+from ..output.pareto_page import pareto_page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +38,7 @@ def write_front(
     }
     if variants:
         files["pareto.svg"] = plot(variants, description.label).encode()
+        files["pareto.html"] = pareto_page(variants, description.label, made.workload).encode()
     try:
         _move_aside(folder, files, progress)
         for name, data in files.items():

@@ -21,9 +21,10 @@ from dyno.settings import SETTINGS
 from .. import __version__
 from ..core.errors import DisturbedError, Interrupted, TuneError
 from ..core.machine_match import device_of, differences, engine_of, match_of, model_of, versions_of
+from ..core.options import MEMORY, SPEED
 from ..core.protocol import Switch
 from ..core.scratch import scratch_folder
-from ..decide.pareto import Variant, trade_memory
+from ..decide.pareto import Variant, least_memory, trade_memory
 from ..execution.device_pool import DevicePool, PoolMember
 from ..execution.worker import WorkerExecutor
 from ..measure.environment import Surroundings, look_around
@@ -156,6 +157,7 @@ def header(description: Description, request: Request, space: Space, out: Path) 
         "seed": options.seed,
         "sampler": options.sampler,
         "approx_limit": options.approx_limit,
+        "objective": options.objective,
         "memory_limit": request.memory_limit,
         "budget": options.budget,  # a longer one may continue it, and answers are compared as before
         "devices": 1 + len(request.others),
@@ -308,12 +310,18 @@ def _run(request: Request, executor: Executor, space: Space | None, others: Sequ
         if options.pareto and outcome.status != "interrupted":
             given = _planned_defaults(description)
             plan = MemoryLimit(sys.maxsize, executor.memory, _planned_names(given))  # asks each thing once
+
+            def needs(settings: Mapping[str, Value]) -> int | None:
+                return plan.needs({**given, **settings})
+
             try:
-                variants, why = trade_memory(tune, lambda settings: plan.needs({**given, **settings}))
+                variants, why = trade_memory(tune, needs)
             except KeyboardInterrupt:  # what the tune itself has proven is written
                 outcome.status, why = "interrupted", "interrupted; --resume goes on with it"
             if why:
                 progress.say(f"--pareto: {why}")
+            if options.objective == MEMORY and outcome.status != "interrupted":
+                outcome = least_memory(tune, variants, needs)
         for number in range(1, 1 + len(others)):
             path = journal.of_device(book.path, number)
             recorder.note("device_journal", device=number, path=path.name, sha256=journal.sha256(path))
@@ -421,6 +429,7 @@ def _join(
     terms = {
         "workload": options.workload.to_dict(), "knobs": {k.name: list(k.values) for k in space.knobs},
         "held": request.held, "approx_limit": options.approx_limit,
+        **({"objective": options.objective} if options.objective != SPEED else {}),
         "text": description.engine.get("text") or "", "versions": versions_of(description),
     }  # fmt: skip
     study.join(description, terms)

@@ -53,6 +53,7 @@ def row_of(profile: profiles.Profile) -> dict[str, Any]:
         "kernels": kernels,
         "workload": _part(evidence.get("workload", {}), ("pp", "tg", "depth", "parts")),
         "gain": evidence["gain"],
+        **_part(evidence, ("objective",)),
         "noise": _part(evidence.get("noise", {}), ("margin", "half_width")),
         "quality": {k: v for k, v in evidence.get("quality", {}).items() if k != "reference"},
         "versions": _part(provenance, _VERSIONS),
@@ -60,6 +61,9 @@ def row_of(profile: profiles.Profile) -> dict[str, Any]:
         "date": provenance.get("date", "")[:10],
     }  # fmt: skip
     return {**row, "sha256": digest(row)}
+
+
+_EVIDENCE = ("workload", "gain", "objective", "noise", "quality")
 
 
 def _part(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
@@ -119,7 +123,7 @@ def profile_of(row: Mapping[str, Any]) -> profiles.Profile:
             "match": {"device": row["device"], "model": row["model"], "engine": row["engine"]},
             "settings": row["settings"],
             "kernels": row["kernels"],
-            "evidence": {k: row[k] for k in ("workload", "gain", "noise", "quality") if row.get(k)},
+            "evidence": {k: row[k] for k in _EVIDENCE if row.get(k)},
             "provenance": {"tuner": row["tuner"], "date": row["date"], **row["versions"]},
         })  # fmt: skip
     except ValidationError as error:

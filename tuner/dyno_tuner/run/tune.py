@@ -264,6 +264,8 @@ class Tune:
             gain=dict(choice.gain),
             baseline=dict(choice.baseline),
             tuned=dict(choice.tuned),
+            objective=self.options.objective,
+            joules=dict(choice.joules),
             noise=dict(context.noise),
             margin=dict(context.bar(context.round_count()).margin),
             quality=context.gate.of(choice.point),

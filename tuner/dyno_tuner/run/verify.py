@@ -16,6 +16,7 @@ from dyno.settings import SETTINGS
 
 from ..core.errors import TuneError
 from ..core.model_file import check_model
+from ..core.options import ENERGY, MEMORY, SPEED
 from ..core.protocol import METRICS, Configuration, KernelChoice, Switch, TrialStatus, Workload, kind_of
 from ..core.scratch import scratch_folder
 from ..decide.ablation import FULL, Part, left_out, rest_of, variants
@@ -126,6 +127,7 @@ class Verification(Tune):
 
     Args:
         disturbed: others used the machine while the profile was written; nothing of it is kept.
+        needs: bytes of settings by the engine's plan, for a profile that was written for its memory.
     """
 
     def __init__(
@@ -136,9 +138,11 @@ class Verification(Tune):
         units: Sequence[Unit],
         *,
         disturbed: bool = False,
+        needs: Callable[[Mapping[str, Any]], int | None] | None = None,
     ) -> None:
         super().__init__(recorder, space, options)
         self._disturbed = disturbed
+        self._needs = needs
         self._units = list(units)
         self.verdicts: list[Verdict] = []
         self.gain: dict[str, Estimate] = {}
@@ -187,7 +191,15 @@ class Verification(Tune):
             return
         self.gain = {m: result.ratio(FULL, [m], self.context.weights) for m in self.context.weights}
         for unit in units:
-            self._verdict(result, unit)
+            self._verdict(result, unit, units)
+
+    def _saved(self, unit: Unit, units: Sequence[Unit]) -> int:
+        """Bytes that a unit saves in the whole profile; 0 where speed alone counts."""
+        if self._needs is None:
+            return 0
+        with_it = self._needs(self._configuration(units).settings)
+        without = self._needs(self._configuration([u for u in units if u is not unit]).settings)
+        return max(0, without - with_it) if with_it is not None and without is not None else 0
 
     def _running(self, units: Sequence[Unit]) -> list[Unit]:
         """Those that the engine takes. Entries that it refuses, or does not survive, get their verdict at
@@ -250,7 +262,7 @@ class Verification(Tune):
     def _wrong(self, key: str, units: Sequence[Unit]) -> str:
         return self.context.gate.why_not_now(f"quality/verify/{key}", self._configuration(units))
 
-    def _verdict(self, result: Comparison, unit: Unit) -> None:
+    def _verdict(self, result: Comparison, unit: Unit, units: Sequence[Unit]) -> None:
         bar: Bar = self.context.bar(result.rounds)
         over, weights = rest_of(result, unit.part), self.context.weights
         found = left_out(result, unit.part, bar, weights, over)
@@ -269,6 +281,8 @@ class Verification(Tune):
             bar.harms(result.ratio(FULL, [m], self.context.weights, over), m) for m in self.context.weights
         ):
             self._say(unit, HARMFUL, "the profile is faster without it", gain)
+        elif saved := self._saved(unit, units):
+            self._say(unit, KEEP, f"saves {saved / 2**20:,.1f} MiB and costs no speed", gain, True)
         elif self._disturbed and (found.missed or gain.ratio > 1):
             why = "the profile was written on a disturbed machine (tune --force)"
             self._say(unit, UNCLEAR, f"{why}; it gains today: tune again and keep that profile", gain)
@@ -408,6 +422,7 @@ def _verify(
         space = Space(tuple(knob(n, v, defaults[n]) for n, v in values.items()))
         quality = profile.evidence.quality if profile.evidence else None
         approx = any(k.fidelity is Fidelity.APPROX for k in space.knobs)
+        objective = profile.evidence.objective if profile.evidence else None
         limit = 1.5 * (quality.mean_kld or 0.0) + 1e-5 if approx and quality is not None else None
         can = description.capabilities
         given = Options(
@@ -415,6 +430,7 @@ def _verify(
             budget=budget,
             seed=seed,
             approx_limit=limit,
+            objective=ENERGY if objective == ENERGY else SPEED,
             **{"check": can.answers, "apart": can.switch is Switch.CALL, **extra},
         )
         bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
@@ -430,7 +446,15 @@ def _verify(
                 rests=can.rests,
             )  # fmt: skip
             recorder.on_note = progress.note
-            run = Verification(recorder, space, given, left, disturbed=profile.disturbed)
+            planned = {"ctx": description.engine.get("ctx"), **defaults}
+
+            def needs(settings: Mapping[str, Any]) -> int | None:
+                return executor.memory({**planned, **settings})
+
+            run = Verification(
+                recorder, space, given, left, disturbed=profile.disturbed,
+                needs=needs if objective == MEMORY else None,
+            )  # fmt: skip
             run.run()
         if run.disturbance:
             raise TuneError(f"{run.disturbance}; end these programs and verify again")

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dyno import _core, _expert_use, profiles
+from dyno import _core, _energy, _expert_use, profiles
 from dyno._effective import usable_cores
 from dyno._generate import greedy_after
 from dyno._placement import NOWHERE_ELSE
@@ -29,6 +29,7 @@ from dyno.errors import (
 from dyno.settings import DefaultsFor, engine_defaults, has_latent_cache, is_dense_quantised, settings_for
 
 from ...core.errors import TargetFailure, TargetLost, TargetUnusable
+from ...core.options import DECIDES
 from ...core.protocol import (
     Capabilities,
     Configuration,
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
 CHECK_BATCH = 512  # tokens of the largest batch whose answers are checked
 SAMPLE_SECONDS = 0.1  # of work in a sample, at least
 SAMPLE_RUNS = 64  # of which a sample is made, at most
+# Counters of energy move a few dozen times in a second, so a sample that they decide by lasts longer.
+ENERGY_SECONDS, ENERGY_RUNS = 1.0, 640
 # Of a device: what the bits of the exact path's answers may depend on.
 _COMPUTES = ("kind", "isa", "features", "compute_capability", "sm_count", "shared_per_block_bytes", "driver")
 # A GPU that has just read a context generates more slowly for half a second or so: see
@@ -138,6 +141,9 @@ class DynoTarget(Target):
         except DynoError as error:
             raise TargetUnusable(str(error)) from error
         self._rates: dict[str, float] = {}
+        self._counters: _energy.Counters | None = None
+        self._sample_seconds = SAMPLE_SECONDS
+        self._before: dict[str, float] | None = None  # the counters when the first run of a sample began
 
     def _place(self) -> dict[str, Any]:
         """Whether weights lie on the CPU beside the device. The defaults name the placement that the engine
@@ -358,10 +364,30 @@ class DynoTarget(Target):
             load = workload.served
             return serve(self._session, self._loaded, self._prompts, load, metric, prompt, _failure)
         runs: list[tuple[float, float]] = []
-        while len(runs) < SAMPLE_RUNS and (not runs or sum(s for s, _ in runs) < SAMPLE_SECONDS):
+        self._before = None
+        most = SAMPLE_RUNS if self._sample_seconds == SAMPLE_SECONDS else ENERGY_RUNS
+        while len(runs) < most and (not runs or sum(s for s, _ in runs) < self._sample_seconds):
             runs.append(self._run(workload, metric, prompt))
+        joules = None
+        if self._counters is not None and self._before is not None:
+            joules = sum(self._counters.spent(self._before, self._counters.read()).values()) / len(runs)
         seconds, clock_seconds = sorted(runs)[(len(runs) - 1) // 2]
-        return Sample(metric, prompt, workload.tokens(metric), seconds, clock_seconds)
+        return Sample(metric, prompt, workload.tokens(metric), seconds, clock_seconds, joules)
+
+    def count_energy(self, wanted: str | None) -> str:
+        """Counts the GPU's energy and the CPU's, each if its counter can be read."""
+        self._sample_seconds = ENERGY_SECONDS if wanted == DECIDES else SAMPLE_SECONDS
+        if wanted is None:
+            self._counters = None
+            return ""
+        if self._counters is None:
+            bus = str(self._device["pci_bus_id"]) if self._kind == "cuda" else None
+            counters = _energy.Counters(bus)
+            own = "gpu" if self._kind == "cuda" else "cpu"
+            if own not in counters.sources:
+                return f"the energy of the {own.upper()} cannot be read: {counters.missing.get(own, '')}"
+            self._counters = counters
+        return ""
 
     def rest(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -404,6 +430,8 @@ class DynoTarget(Target):
         pieces = [tokens] if part.kind == "pp" else [tokens[i : i + 1] for i in range(count)]
         # The other clock runs inside: if this process is put aside between two readings, the sample
         # gets longer, never shorter than the other clock says.
+        if self._counters is not None and self._before is None:
+            self._before = self._counters.read()
         begun = time.perf_counter()
         clock_begun = time.clock_gettime(time.CLOCK_BOOTTIME)
         if on_device:

@@ -116,6 +116,7 @@ class SimulatedTarget(Target):
         self._configuration: Configuration | None = None
         self._context = OpContext("", 0, 0.0)
         self._sample = 0
+        self._counts = False
         self._true: dict[str, float] = {}
         self._power = SimulatedPower()
         self._hot = (0.0, 0.0, -1)  # slowdown when the last prompt had been read, when that was, its process
@@ -224,7 +225,16 @@ class SimulatedTarget(Target):
             usual = self.surface.with_kernels(self._complete(Configuration({})))["pp"]
             self._hot = (min(0.5, n.heat * self._true["pp"] / usual), self._now, process)
         shown = seconds * 1e-4 if rng.random() < n.impossible else seconds
-        return Sample(metric, prompt, workload.tokens(metric), shown, seconds)
+        joules = None
+        if self._counts and self.surface.watts is not None:
+            joules = (
+                seconds * self.surface.watts(settings) * math.exp(n.within * float(rng.standard_normal()))
+            )
+        return Sample(metric, prompt, workload.tokens(metric), shown, seconds, joules)
+
+    def count_energy(self, wanted: str | None) -> str:
+        self._counts = wanted is not None
+        return "the simulated surface has no watts" if wanted and self.surface.watts is None else ""
 
     def rest(self, seconds: float) -> None:
         self._advance(seconds)

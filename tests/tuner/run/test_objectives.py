@@ -1,0 +1,289 @@
+"""Objectives of a tune: energy and memory decide by the same proof as speed does."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from dyno import profiles
+from dyno_tuner.cli.commands import app
+from dyno_tuner.core.errors import TargetUnusable
+from dyno_tuner.core.options import DECIDES, MeasurementPolicy, Options
+from dyno_tuner.core.protocol import Configuration, Measurement, OpContext, Sample, TrialStatus, Workload
+from dyno_tuner.decide.acceptance import accept
+from dyno_tuner.execution.inline_executor import InlineExecutor
+from dyno_tuner.measure.measurement import run_measurement
+from dyno_tuner.run.session import Request, run
+from dyno_tuner.run.share import profile_of, row_of
+from dyno_tuner.run.tune import Tune
+from dyno_tuner.run.verify import KEEP, verify
+from dyno_tuner.space.knobs import Fidelity, Knob
+from dyno_tuner.targets.dyno.target import DynoTarget
+from dyno_tuner.targets.simulated.surfaces import SURFACES, Surface
+from dyno_tuner.targets.simulated.target import SimulatedTarget
+from typer.testing import CliRunner
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dyno_tuner.core.protocol import Settings
+    from dyno_tuner.run.session import Result
+
+MIB = 1 << 20
+WORKLOAD = Workload(pp=64, tg=8)
+
+
+def tuned(
+    folder: Path, objective: str, target: SimulatedTarget | None = None, **options: Any
+) -> tuple[Result, profiles.Profile]:
+    target = target or SimulatedTarget("hungry", 4)
+    given = Options(WORKLOAD, seed=4, objective=objective, max_trials=40, **options)
+    path = folder / f"{objective}.yaml"
+    request = Request("simulated", given, out=path, quiet=True, deadline_floor=0.7)
+    result = run(request, InlineExecutor(target), target.surface.space())
+    return result, profiles.load_profile(path)
+
+
+def truth(settings: Settings, by: str) -> float:
+    """Product over the metrics of true tokens per second, or per joule."""
+    surface = SURFACES["hungry"]()
+    rates, found = surface.rates(settings), 1.0
+    assert surface.watts is not None
+    for rate in rates.values():
+        found *= rate / (surface.watts(settings) if by == "energy" else 1.0)
+    return found
+
+
+def test_energy_writes_other_settings_than_speed_where_the_truth_is_so(tmp_path: Path) -> None:
+    """Speed takes all threads and the other layout, energy neither; both take the larger u-batch."""
+    chosen = {}
+    for objective in ("speed", "energy"):
+        result, profile = tuned(tmp_path, objective)
+        chosen[objective] = result.outcome.settings
+        assert profile.evidence is not None
+        assert profile.evidence.objective == (None if objective == "speed" else "energy")
+    fast, frugal = chosen["speed"], chosen["energy"]
+    assert (fast["threads"], frugal["threads"]) == (8, 4)
+    assert frugal["cpu_repack"] is False
+    assert frugal["ubatch"] == fast["ubatch"] == 1024
+    assert truth(fast, "speed") > truth(frugal, "speed")
+    assert truth(frugal, "energy") > truth(fast, "energy")
+
+
+def test_a_profile_of_energy_tells_joules_and_speeds(tmp_path: Path) -> None:
+    result, profile = tuned(tmp_path, "energy")
+    surface, outcome = SURFACES["hungry"](), result.outcome
+    assert surface.watts is not None
+    evidence = profile.evidence
+    assert evidence is not None
+    assert set(evidence.joules_per_token) == {"pp64", "tg8"}
+    default = {k.name: k.default for k in surface.knobs}
+    for label, metric in (("pp64", "pp"), ("tg8", "tg")):
+        told, gain = evidence.joules_per_token[label], evidence.gain[label]
+        assert evidence.baseline[label] == pytest.approx(surface.rates(default)[metric], rel=0.06)
+        joules = surface.watts(default) / surface.rates(default)[metric]
+        assert told.default == pytest.approx(joules, rel=0.06)
+        assert gain.ratio == pytest.approx(told.default / told.tuned, rel=0.02)
+    assert evidence.gain["pp64"].ratio > 1.1
+    assert outcome.to_dict()["objective"] == "energy"
+    assert "tokens per joule" in "\n".join(profiles.describe(profile))
+
+
+def test_nothing_is_written_that_only_looks_frugal(tmp_path: Path) -> None:
+    """Ten seeds on a surface on which no setting saves anything: the proof lets none through."""
+    for seed in range(10):
+        names = ("threads", "threads_batch", "sequences", "ubatch")
+        knobs = tuple(Knob(n, (64, 128), 64, fidelity=Fidelity.ROUNDING) for n in names)
+        flat = Surface("flat", knobs, lambda s: {"pp": 600.0, "tg": 30.0}, watts=lambda s: 80.0)
+        result, _ = tuned(tmp_path, "energy", SimulatedTarget(flat, seed))
+        assert not result.outcome.entries, seed
+
+
+def test_energy_that_nothing_counts_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TargetUnusable, match="--objective energy: the simulated surface has no watts"):
+        tuned(tmp_path, "energy", SimulatedTarget("saturating", 1))
+
+
+def test_the_counters_of_this_device_are_asked_for(
+    tmp_path: Path, trained_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real target counts through the kernel's files of energy, and says which one it cannot read."""
+    monkeypatch.setattr("dyno._energy.Counters._find_domains", _no_domains)
+    target = DynoTarget(str(trained_model))
+    assert "energy of the CPU cannot be read: no RAPL here" in target.count_energy(DECIDES)
+    place = tmp_path / "energy_uj"
+    place.write_text("0\n")
+    monkeypatch.setattr("dyno._energy.Counters._find_domains", lambda self, folder: {str(place): 1e6})
+    monkeypatch.setattr("dyno._energy._text", lambda path: str(next(ticks)))
+    ticks = iter(range(0, 10**12, 3_000_000))  # each look finds 3 J more
+    monkeypatch.setattr("dyno_tuner.targets.dyno.target.ENERGY_SECONDS", 0.0)
+    assert target.count_energy(DECIDES) == ""
+    policy = MeasurementPolicy(prompts=1, cap=2, energy=DECIDES)
+    found = run_measurement(target, Configuration({}), WORKLOAD, ["tg"], policy, OpContext("x"))
+    assert found.status is TrialStatus.OK, found.message
+    assert [s.joules for s in found.samples] == [3.0]
+    assert found.rates("tg") == {0: pytest.approx(8 / 3.0)}
+    assert found.speeds("tg")[0] == pytest.approx(8 / found.samples[0].seconds)
+    assert target.count_energy(None) == ""
+    plain = run_measurement(
+        target, Configuration({}), WORKLOAD, ["tg"], MeasurementPolicy(prompts=1, cap=2), OpContext("y")
+    )
+    assert plain.samples[0].joules is None
+    target.close()
+
+
+def _no_domains(self: Any, folder: str) -> dict[str, float]:
+    self.missing["cpu"] = "no RAPL here"
+    return {}
+
+
+def test_joules_cross_the_pipe_and_the_journal() -> None:
+    samples = (Sample("tg", 0, 8, 0.5, 0.5, 4.0), Sample("tg", 1, 8, 0.5, 0.5))
+    whole = Measurement(TrialStatus.OK, samples, by_energy=True)
+    again = Measurement.from_dict(json.loads(json.dumps(whole.to_dict())))
+    assert again == whole
+    assert again.rates("tg") == {0: 2.0}
+    assert again.joules("tg") == {0: 0.5}
+    assert "by_energy" not in Measurement(TrialStatus.OK, samples).to_dict()
+
+
+def test_verify_takes_the_objective_of_the_profile(tmp_path: Path) -> None:
+    """By speed four threads in place of eight would be stale; by energy they still gain."""
+    surface = SURFACES["hungry"]()
+    greedy = Surface(
+        "greedy", tuple(_with_default(k, 8) if k.name == "threads" else k for k in surface.knobs),
+        surface.rates, watts=surface.watts,
+    )  # fmt: skip
+    target = SimulatedTarget(greedy, 5)
+    _, profile = tuned(tmp_path, "energy", target)
+    assert profile.settings["threads"].value == 4  # type: ignore[union-attr]
+    knobs = {k.name: k for k in greedy.knobs}
+    verdicts, gain = verify(
+        tmp_path / "energy.yaml", executor=InlineExecutor(SimulatedTarget(greedy, 6)), quiet=True,
+        budget=None, knob=lambda name, value, default: knobs[name],
+    )  # fmt: skip
+    assert {v.entry: v.verdict for v in verdicts}["settings.threads"] == KEEP
+    assert gain["tg"].ratio > 1.1
+
+
+def _with_default(knob: Knob, value: int) -> Knob:
+    return Knob(knob.name, knob.values, value, fidelity=knob.fidelity)
+
+
+def test_a_shared_row_keeps_its_objective(tmp_path: Path) -> None:
+    _, profile = tuned(tmp_path, "energy")
+    row = row_of(profile)
+    assert row["objective"] == "energy"
+    claimed = profile_of(row)
+    assert claimed.evidence is not None
+    assert claimed.evidence.objective == "energy"
+
+
+class _Planned(SimulatedTarget):
+    """Larger u-batches take more memory, and a cache of halves takes half of one."""
+
+    def memory(self, settings: Any) -> int:
+        return (100 + int(settings["ubatch"]) + (100 if settings["cpu_repack"] else 0)) * MIB
+
+
+def _roomy() -> Surface:
+    """The u-batch gains speed up to 256 and costs memory; wide caches cost memory and gain nothing."""
+    knobs = (
+        Knob("ubatch", (64, 128, 256, 512, 1024), 512, moves=frozenset({"pp"}), fidelity=Fidelity.ROUNDING),
+        Knob("cpu_repack", (False, True), True, ordinal=False, fidelity=Fidelity.ROUNDING),
+    )
+    speed = {64: 0.7, 128: 0.9, 256: 1.0, 512: 1.0, 1024: 1.0}
+    return Surface("roomy", knobs, lambda s: {"pp": 600 * speed[int(s["ubatch"])], "tg": 30.0})
+
+
+QUIET = {"within": 0.002, "process": 0.003, "layout": 0.001, "outliers": 0.0}
+
+
+def test_memory_takes_the_least_that_costs_no_speed(tmp_path: Path) -> None:
+    result, profile = tuned(tmp_path, "memory", _Planned(_roomy(), 3, QUIET))
+    assert result.outcome.settings == {"ubatch": 256, "cpu_repack": False}
+    assert profile.evidence is not None
+    assert profile.evidence.memory_mib == [712.0, 356.0]
+    assert profile.evidence.objective == "memory"
+    assert result.pareto is not None
+    fast, _ = tuned(tmp_path, "speed", _Planned(_roomy(), 3))
+    assert fast.outcome.settings == {"ubatch": 512, "cpu_repack": True}, "by speed nothing gains"
+
+
+def test_memory_that_speed_would_pay_for_is_not_taken(tmp_path: Path) -> None:
+    knobs = (Knob("ubatch", (64, 128, 256, 512), 512, fidelity=Fidelity.ROUNDING),)
+    steep = Surface("steep", knobs, lambda s: {"pp": 1.0 * int(s["ubatch"]), "tg": 30.0})
+
+    class Planned(SimulatedTarget):
+        def memory(self, settings: Any) -> int:
+            return int(settings["ubatch"]) * MIB
+
+    result, profile = tuned(tmp_path, "memory", Planned(steep, 1))
+    assert result.outcome.settings == {"ubatch": 512}
+    assert profile.evidence is not None
+    assert profile.evidence.memory_mib is None
+
+
+def test_verify_keeps_an_entry_that_saves_memory(tmp_path: Path) -> None:
+    surface = _roomy()
+    tuned(tmp_path, "memory", _Planned(surface, 3, QUIET))
+    knobs = {k.name: k for k in surface.knobs}
+    verdicts, _ = verify(
+        tmp_path / "memory.yaml", executor=InlineExecutor(_Planned(surface, 8, QUIET)), quiet=True,
+        budget=None,
+        knob=lambda name, value, default: knobs[name],
+    )  # fmt: skip
+    assert {v.verdict for v in verdicts} == {KEEP}
+    assert all("saves" in v.reason for v in verdicts)
+
+
+def test_the_pareto_page_has_speed_energy_and_memory(tmp_path: Path) -> None:
+    surface = _roomy()
+    hungry = Surface("roomy", surface.knobs, surface.rates, watts=lambda s: 50.0 + int(s["ubatch"]) / 10)
+    result, _ = tuned(tmp_path, "speed", _Planned(hungry, 3), pareto=True)
+    assert result.pareto is not None
+    page = (result.pareto / "pareto.html").read_text()
+    for text in ("pp64 t/s", "pp64 J/token", "tg8 W", "GiB", "<svg", "default"):
+        assert text in page, text
+    assert "No counter of energy" not in page
+    plain, _ = tuned(tmp_path / "plain", "speed", _Planned(surface, 3), pareto=True)
+    assert plain.pareto is not None
+    assert "No counter of energy" in (plain.pareto / "pareto.html").read_text()
+
+
+def test_the_proof_is_that_of_every_tune(tmp_path: Path) -> None:
+    """What energy writes has passed `accept`, with rounds and with each entry missed when it is left out."""
+    seen: list[Any] = []
+    original = Tune.outcome
+
+    def outcome(self: Tune) -> Any:
+        seen.append(self.evidence)
+        return original(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tune, "outcome", outcome)
+        result, _ = tuned(tmp_path, "energy")
+    evidence = seen[-1]
+    assert evidence is not None
+    assert accept(evidence)
+    assert {n for p in evidence.parts for n in p.part.names} >= {e.name for e in result.outcome.entries}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--objective", "watts"], "no objective 'watts'; choose from speed, energy, memory"),
+        (
+            ["--objective", "energy", "--engine", "llama.cpp", "--bin", "/tmp"],
+            "counts the joules of dyno's own",
+        ),
+        (["--objective", "memory", "--engine", "llama.cpp", "--bin", "/tmp"], "goes by dyno's memory plan"),
+        (["--objective", "energy", "--workload", "serve:chat"], "not for serve"),
+        (["--objective", "memory", "--layers", "2"], "--layers tunes dyno twice"),
+    ],
+)
+def test_words_that_contradict_an_objective(words: list[str], said: str, trained_model: Path) -> None:
+    done = CliRunner().invoke(app, ["--model", str(trained_model), "--device", "cpu", *words])
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.replace("│", " ").split())
