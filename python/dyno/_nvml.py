@@ -100,13 +100,30 @@ def facts(pci_bus_id: str) -> dict[str, Any]:
         }
 
 
+FULL = 0.97
+"""The share of a GPU's memory from which on it counts as full: drivers keep a little back."""
+
+
+def is_full(memory: Any) -> bool:
+    """Whether a GPU's memory is full, so that a driver that can would put more into host memory."""
+    return bool(memory.total) and memory.used >= FULL * memory.total
+
+
+def _link(nvml: Any, handle: Any) -> float | None:
+    """MB/s over PCIe in both directions. Each question takes the driver 20 ms."""
+    kinds = (nvml.NVML_PCIE_UTIL_RX_BYTES, nvml.NVML_PCIE_UTIL_TX_BYTES)
+    told = [_ask(nvml, nvml.nvmlDeviceGetPcieThroughput, handle, kind) for kind in kinds]
+    return None if None in told else sum(told) / 1000
+
+
 def state(pci_bus_id: str) -> dict[str, Any]:
     """Readings that change from moment to moment.
 
     Returns:
         `temperature_c`, `sm_mhz`, `memory_mhz`, `power_w`, `power_limit_w` (enforced),
-        `throttle_reasons` (a bit mask, 0: none), `memory_used_bytes`, `processes` (ids of processes that
-        compute on the GPU); empty without NVML.
+        `throttle_reasons` (a bit mask, 0: none), `memory_used_bytes`, `memory_total_bytes`, `processes` (ids
+        of processes that compute on the GPU), and if the memory is full `link_mb_s` (both directions over
+        PCIe, in the last 20 ms); empty without NVML.
     """
     with _session() as nvml:
         handle = None if nvml is None else _ask(nvml, nvml.nvmlDeviceGetHandleByPciBusId, pci_bus_id)
@@ -124,5 +141,7 @@ def state(pci_bus_id: str) -> dict[str, Any]:
             "power_w": None if power is None else round(power / 1000, 1),
             "throttle_reasons": _ask(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
             "memory_used_bytes": None if memory is None else int(memory.used),
+            "memory_total_bytes": None if memory is None else int(memory.total),
+            "link_mb_s": _link(nvml, handle) if memory is not None and is_full(memory) else None,
             "processes": None if processes is None else sorted(int(p.pid) for p in processes),
         }

@@ -177,6 +177,11 @@ class Environment(StrictModel):
         description="Windows in which the GPU reached its power limit; from the first one on it rested "
         "before it read short prompts.",
     )
+    spilled: Count | None = Field(
+        default=None,
+        description="Windows in which the GPU's memory was full and much crossed its link: part of the model "
+        "or its cache lay in host memory.",
+    )
     temperature_c: list[NonNegative] | None = Field(
         default=None, min_length=2, max_length=2, description="Lowest and highest, in °C."
     )

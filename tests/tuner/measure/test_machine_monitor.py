@@ -14,7 +14,7 @@ from dyno import _nvml, profiles
 from dyno_tuner.core.options import MeasurementPolicy
 from dyno_tuner.core.protocol import Configuration, KernelOp, Measurement, TrialStatus
 from dyno_tuner.execution.inline_executor import InlineExecutor
-from dyno_tuner.measure.machine_monitor import COOLING, GpuWatch
+from dyno_tuner.measure.machine_monitor import COOLING, Conditions, GpuWatch, Machine
 from dyno_tuner.output.emit import profile_of
 from dyno_tuner.output.progress import Progress
 from dyno_tuner.record import journal
@@ -33,6 +33,7 @@ class FakeNvml(types.ModuleType):
     """The calls that `dyno._nvml` makes; what it answers is set from outside."""
 
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM = 0, 1, 2
+    NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES = 0, 1
 
     class NVMLError(Exception):
         pass
@@ -44,6 +45,9 @@ class FakeNvml(types.ModuleType):
         self.temperature = 50
         self.pids = [os.getpid()]
         self.deaf = False
+        self.used: int | None = None  # bytes of 80 GB; None: it does not tell
+        self.link = {0: 0, 1: 0}  # KB/s out of the GPU and into it
+        self.asked_link = 0
 
     def nvmlInit(self) -> None:
         if self.deaf:
@@ -65,7 +69,13 @@ class FakeNvml(types.ModuleType):
         return 412_300
 
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
-        raise self.NVMLError("not supported")
+        if self.used is None:
+            raise self.NVMLError("not supported")
+        return types.SimpleNamespace(used=self.used, total=80_000_000_000)
+
+    def nvmlDeviceGetPcieThroughput(self, handle: str, kind: int) -> int:
+        self.asked_link += 1
+        return self.link[kind]
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
         return [types.SimpleNamespace(pid=p) for p in self.pids]
@@ -357,3 +367,39 @@ def test_ab_watches_the_gpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tin
     )
     assert "no difference" in shown.output
     assert nvml.open == 0
+
+
+def test_a_gpu_that_spills_into_host_memory_is_said_and_counted(nvml: FakeNvml) -> None:
+    nvml.used, nvml.link = 79_000_000_000, {0: 1_000_000, 1: 11_000_000}
+    _, recorder, _, seen = _measurement(nvml, set())
+    said = [data["message"] for kind, data in seen if kind == "spill"]
+    assert len(said) == 1
+    assert "memory is full and 12.0 GB/s cross its link" in said[0]
+    assert "lies in host memory" in said[0]
+    told = recorder.conditions.to_dict()
+    assert told["spilled"] == 1
+    assert profiles.Environment(**told).spilled == 1
+
+
+@pytest.mark.parametrize(("used", "rate"), [(40_000_000_000, 11_000_000), (79_500_000_000, 4_000)])
+def test_a_full_memory_or_a_busy_link_alone_is_no_spill(nvml: FakeNvml, used: int, rate: int) -> None:
+    nvml.used, nvml.link = used, {0: rate, 1: rate}
+    _, recorder, _, seen = _measurement(nvml, set())
+    assert not [kind for kind, _ in seen if kind == "spill"]
+    assert "spilled" not in recorder.conditions.to_dict()
+    assert bool(nvml.asked_link) == (used > 79_000_000_000), "the link is asked only if memory is full"
+
+
+def test_what_crosses_by_a_plan_is_no_spill(nvml: FakeNvml) -> None:
+    nvml.used, nvml.link = 79_000_000_000, {0: 0, 1: 11_000_000}
+    for planned in (False, True):
+        with Machine(BUS, host_weights=planned) as machine, machine.window() as window:
+            pass
+        assert window.spilled is not planned
+
+
+def test_spills_of_several_gpus_add_up() -> None:
+    parts = [Conditions(), Conditions()]
+    for part in parts:
+        part.add({"throttle_reasons": 0, "others": [], "power_limit_w": None, "dropped": 0, "spilled": True})
+    assert Conditions.of(parts).to_dict()["spilled"] == 2

@@ -43,11 +43,15 @@ from .arguments import (
 )
 from .build_command import build
 from .messages import EARLY
+from .power_limits import best, lines, parse_limits, tune_at_limits
 from .probe_command import probe
 from .share_command import import_, share
 from .verify_command import verify
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..ab.run import Run
     from ..execution.ray_workers import Cluster
     from ..run.session import Request, Result
 
@@ -128,6 +132,7 @@ def tune(
     layers: o.Layers = None,
     pareto: o.Pareto = False,
     objective: o.Objective = "speed",
+    power_limits: o.PowerLimits = None,
     hold: o.Held = None,
     engine: o.Engine = "dyno",
     binaries: o.Binaries = None,
@@ -185,6 +190,13 @@ def tune(
         raise typer.BadParameter(f"--objective {objective} is for prompts and generation, not for serve:…")
     if objective == MEMORY:
         pareto = True
+    watts = parse_limits(power_limits) if power_limits is not None else []
+    others = (target.foreign, ray is not None, resume, layers is not None, "," in (gpu or ""))
+    if watts and (any(others) or objective == MEMORY):
+        raise typer.BadParameter(
+            "--power-limits tunes dyno several times on one GPU; it does not go with --engine, --ray, "
+            "--resume, --layers, several GPUs or --objective memory"
+        )
     apart = (target.foreign, ray is not None, pareto, resume, storage is not None, "," in (gpu or ""))
     if layers is not None and any(apart):
         raise typer.BadParameter(
@@ -222,6 +234,9 @@ def tune(
             request.placement = placement_of(virtual_device or [], limit, host_limit, devices[0])
         request.text = None if text is None or target.foreign else str(text.absolute())
         _state["measuring"] = True
+        if watts:
+            _at_limits(request, watts, as_json=as_json)
+            return
         if layers is not None:
             result = run_on_slice(request, layers)
         else:
@@ -229,6 +244,40 @@ def tune(
     _print_result(result, request, as_json)
     if result.outcome.status == "interrupted":
         raise typer.Exit(130)
+
+
+def _at_limits(request: Request, watts: list[float], *, as_json: bool) -> None:
+    """Tunes at each power limit, and sets the first one back at the end."""
+    from dyno.devices import resolve_device
+
+    from ..ab.dyno_side import DynoSide
+    from ..measure.power_limit import PowerLimit
+    from ..run.session import run
+
+    if not request.device.startswith("cuda:"):
+        raise typer.BadParameter(f"--power-limits is for a GPU, and the device is {request.device}")
+    number = int(request.device.removeprefix("cuda:"))
+    limit = PowerLimit(str(resolve_device(request.device).info["pci_bus_id"]))
+    limit.check(watts)
+
+    def side(at: float, result: Result) -> Callable[[Workload], Run]:
+        return DynoSide(
+            f"{at:g} W", request.model, profile=result.path, settings=request.held, gpu=number, force=True
+        ).run
+
+    def say(line: str) -> None:
+        if not request.quiet:
+            print(line, file=sys.stderr, flush=True)
+
+    with limit:
+        say(f"the power limit of {request.device} is {limit.before:g} W and will be set back to that")
+        found = tune_at_limits(request, watts, limit, run, side, say)
+    objective = request.options.objective
+    if as_json:
+        told = {"best_w": best(found).watts, "limits": [one.to_dict(objective) for one in found]}
+        print(json.dumps(told))
+        return
+    print("\n".join(lines(found, objective)))
 
 
 def _nothing_before(context: typer.Context) -> None:

@@ -123,6 +123,15 @@ VirtualDevices = Annotated[
 Pareto = Annotated[
     bool, typer.Option("--pareto", help="Also write profiles that need less memory, and a plot.")
 ]
+PowerLimits = Annotated[
+    str | None,
+    typer.Option(
+        "--power-limits",
+        metavar="W,W,...",
+        help="Set the GPU's power limit to each of these, tune there, compare them, and set it back; takes "
+        "root.",
+    ),
+]
 Objective = Annotated[
     str,
     typer.Option(

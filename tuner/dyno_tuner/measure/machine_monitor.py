@@ -44,6 +44,9 @@ T = TypeVar("T")
 
 _RANGES = ("temperature_c", "sm_mhz", "power_w")
 PERIOD = 0.25  # seconds between two readings
+SPILL_MB_S = 500.0
+"""Traffic of the link of a GPU with full memory, from which on weights or cache lie in host memory. A model
+that lies on the GPU moves a few MB/s."""
 
 
 def why_throttled(reasons: int) -> str:
@@ -83,6 +86,7 @@ class Window:
     power_limit_w: float | None = None
     readings: int = 0
     load: Load | None = None  # of the CPUs
+    link_mb_s: float = 0.0  # the most over PCIe while the GPU's memory was full
 
     def add(self, state: Mapping[str, Any]) -> None:
         """One reading of `dyno._nvml.state`; what it does not tell is left out."""
@@ -90,6 +94,7 @@ class Window:
         self.reasons |= int(state.get("throttle_reasons") or 0)
         self.others |= {pid for pid in state.get("processes") or () if not is_ours(pid)}
         self.power_limit_w = state.get("power_limit_w") or self.power_limit_w
+        self.link_mb_s = max(self.link_mb_s, float(state.get("link_mb_s") or 0.0))
         for name in _RANGES:
             value = state.get(name)
             if value is not None:
@@ -102,6 +107,11 @@ class Window:
         return why_throttled(self.reasons)
 
     @property
+    def spilled(self) -> bool:
+        """Whether the GPU's memory was full and much crossed its link."""
+        return self.link_mb_s >= SPILL_MB_S
+
+    @property
     def disturbed(self) -> str:
         """Who disturbs on the CPUs, so that the window does not count; empty if it does."""
         return self.load.disturbed if self.load is not None else ""
@@ -112,6 +122,7 @@ class Window:
             "throttle_reasons": self.reasons,
             "others": sorted(self.others),
             "power_limit_w": self.power_limit_w,
+            **({"spilled": True} if self.spilled else {}),
             **self.ranges,
         }
 
@@ -125,6 +136,7 @@ class Conditions:
         self.disturbed = 0  # measurements that count although others disturbed them
         self.throttled = 0
         self.power_limited = 0  # windows at the power limit
+        self.spilled = 0  # windows in which data lay in host memory for want of room
         self.others: set[int] = set()
         self.ranges: dict[str, list[float]] = {}
         self.power_limit_w: float | None = None
@@ -139,6 +151,7 @@ class Conditions:
             whole.disturbed += part.disturbed
             whole.throttled += part.throttled
             whole.power_limited += part.power_limited
+            whole.spilled += part.spilled
             whole.others |= part.others
             whole.power_limit_w = part.power_limit_w or whole.power_limit_w
             whole._widen(part.ranges)
@@ -155,6 +168,7 @@ class Conditions:
         self.windows += 1
         self.throttled += int(seen["dropped"])
         self.power_limited += at_power_limit(seen)
+        self.spilled += bool(seen.get("spilled"))
         self.others |= set(seen["others"])
         self.power_limit_w = seen["power_limit_w"] or self.power_limit_w
         self._widen(seen)
@@ -176,6 +190,8 @@ class Conditions:
         found |= {"throttled": self.throttled, "other_processes": len(self.others)}
         if self.power_limited:
             found["power_limited"] = self.power_limited
+        if self.spilled:
+            found["spilled"] = self.spilled
         found |= {n: r for n, r in self.ranges.items() if n != "power_w"}
         return found if self.power_limit_w is None else {**found, "power_limit_w": self.power_limit_w}
 
@@ -241,9 +257,11 @@ class Machine:
 
     Args:
         pci_bus_id: of the GPU; None for none.
+        host_weights: weights lie in host memory by a plan, so that what crosses the link tells nothing.
     """
 
-    def __init__(self, pci_bus_id: str | None = None) -> None:
+    def __init__(self, pci_bus_id: str | None = None, *, host_weights: bool = False) -> None:
+        self._host_weights = host_weights
         self._gpu = GpuWatch(pci_bus_id) if pci_bus_id else None
         self._cpu = CpuWatch(GPU_CORES if pci_bus_id else None)
 
@@ -265,6 +283,8 @@ class Machine:
             window = stack.enter_context(self._gpu.window()) if self._gpu is not None else Window()
             window.load = stack.enter_context(self._cpu.window())
             yield window
+        if self._host_weights:
+            window.link_mb_s = 0.0
 
 
 class Careful:
@@ -296,6 +316,7 @@ class Careful:
         self._patience = patience
         self._left = left
         self._strangers: set[int] = set()  # processes on the GPU that were said
+        self._spilled = False  # a spill was said
         self._hot = False  # the last window was measured on a GPU that stayed throttled
         self._restless = False  # the message about others' load was given, and no window was at rest since
         self.conditions = Conditions()
@@ -318,6 +339,7 @@ class Careful:
             with self._watch.window() as window:
                 found = work()
             self._look_at_company(window)
+            self._look_at_spill(window)
             if window.readings:
                 self._seen({**window.to_dict(), "dropped": self.conditions.throttled + throttled})
             if not good(found):
@@ -355,6 +377,16 @@ class Careful:
         if strangers:
             self._strangers |= strangers
             self._note("company", processes=sorted(strangers), message=company(strangers))
+
+    def _look_at_spill(self, window: Window) -> None:
+        if window.spilled and not self._spilled:
+            self._spilled = True
+            self._note(
+                "spill", link_mb_s=round(window.link_mb_s),
+                message=f"the GPU's memory is full and {window.link_mb_s / 1000:.1f} GB/s cross its link: "
+                "part of the model or its cache lies in host memory; a smaller context, u-batch or cache "
+                "type makes room, and so do experts on the CPU",
+            )  # fmt: skip
 
     def _of_load(self, window: Window, counts: bool, dropped: int, lost: float) -> dict[str, Any]:
         seen = window.load.to_dict() if window.load is not None else {}

@@ -128,6 +128,7 @@ class Progress:
             "clock",
             "throttled",
             "power_limited",
+            "spill",
             "company",
             "storage",
             "disturbed",

@@ -363,7 +363,7 @@ def _recorder(
     bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
     watch = executor.watch(bus)
     if watch is None and not description.virtual_time:
-        watch = Machine(bus)
+        watch = Machine(bus, host_weights=bool(description.limits))
     recorder = Recorder(
         executor, request.options.workload, journal=book, past=past, identity=space.identity,
         bounds=request.options.workload.bounds(description.bounds), virtual_time=description.virtual_time,

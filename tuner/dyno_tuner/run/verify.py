@@ -436,7 +436,9 @@ def _verify(
         bus = (description.engine.get("gpu") or {}).get("pci_bus_id")
         with (
             Progress(description.label, budget, quiet=quiet) as progress,
-            contextlib.nullcontext() if description.virtual_time else Machine(bus) as watch,
+            contextlib.nullcontext()
+            if description.virtual_time
+            else Machine(bus, host_weights=bool(description.limits)) as watch,
         ):
             recorder = Recorder(
                 executor, workload, identity=space.identity, bounds=workload.bounds(description.bounds),

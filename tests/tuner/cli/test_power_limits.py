@@ -1,0 +1,155 @@
+"""`tune --power-limits` on a simulated GPU whose speed and power follow its limit."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import typer
+from dyno import profiles
+from dyno_tuner.ab.run import Energy, Run
+from dyno_tuner.cli.commands import app
+from dyno_tuner.cli.power_limits import AtLimit, best, lines, parse_limits, tune_at_limits
+from dyno_tuner.core.errors import TuneError
+from dyno_tuner.core.protocol import Workload
+from dyno_tuner.execution.inline_executor import InlineExecutor
+from dyno_tuner.run.session import Request, Result, run
+from dyno_tuner.run.tune import Options
+from dyno_tuner.space.knobs import Fidelity, Knob
+from dyno_tuner.targets.simulated.surfaces import Surface
+from dyno_tuner.targets.simulated.target import SimulatedTarget
+from typer.testing import CliRunner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from dyno_tuner.core.protocol import Settings
+
+
+def plain(text: str) -> str:
+    """The text of a box, without its frame and line breaks."""
+    return " ".join(text.replace("│", " ").split())
+
+
+WORKLOAD = Workload(pp=64, tg=8)
+SPEED = {700.0: 1.0, 500.0: 0.97, 300.0: 0.6}
+POWER = {700.0: 1.0, 500.0: 0.75, 300.0: 0.7}
+
+
+class Card:
+    """The device: its limit scales the true rates and watts of a surface."""
+
+    def __init__(self) -> None:
+        self.watts = 700.0
+        self.set_to: list[float] = []
+
+    def set(self, watts: float) -> None:
+        self.watts = watts
+        self.set_to.append(watts)
+
+    def tune(self, request: Request) -> Result:
+        at = self.watts
+        knobs = (Knob("ubatch", (128, 256, 512), 256, fidelity=Fidelity.ROUNDING),)
+
+        def rates(s: Settings) -> dict[str, float]:
+            return {"pp": SPEED[at] * 6 * int(s["ubatch"]) ** 0.7, "tg": SPEED[at] * 30}
+
+        surface = Surface("card", knobs, rates, watts=lambda s: 80 * POWER[at])
+        device = {
+            "kind": "cuda", "compute_capability": "9.0", "sm_count": 132, "memory_mib": 81_000,
+            "power_limit_w": at,
+        }  # fmt: skip
+
+        class Gpu(SimulatedTarget):
+            def describe(self) -> Any:
+                found = super().describe()
+                return dataclasses.replace(found, device=device)
+
+        target = Gpu(surface, 7)
+        return run(request, InlineExecutor(target), target.surface.space())
+
+    def side(self, watts: float, result: Result) -> Callable[[Workload], Run]:
+        """Runs at the limit that is set when they run, with a little noise."""
+        noise = iter([0.001, -0.001, 0.0] * 100)
+
+        def measured(workload: Workload) -> Run:
+            assert self.watts == watts, "the limit is that of the side"
+            jitter = 1 + next(noise)
+            rate = 100 * SPEED[watts] * jitter
+            joules = 7 * POWER[watts] / SPEED[watts] / jitter
+            return Run(
+                {m: (rate, rate * 1.001) for m in workload.metrics},
+                energy={m: {"gpu": Energy(joules, joules * rate)} for m in workload.metrics},
+            )
+
+        return measured
+
+
+def searched(folder: Path, objective: str, card: Card) -> list[AtLimit]:
+    options = Options(WORKLOAD, seed=1, objective=objective, max_trials=12, rounds=2, max_rounds=2)
+    request = Request("simulated", options, device="cuda:0", out=folder / "p.yaml", quiet=True)
+    return tune_at_limits(request, [700.0, 500.0, 300.0], card, card.tune, card.side, lambda line: None)
+
+
+def test_every_limit_gets_a_profile_of_its_own(tmp_path: Path) -> None:
+    card = Card()
+    found = searched(tmp_path, "speed", card)
+    assert card.set_to[:3] == [700.0, 500.0, 300.0]
+    for one in found:
+        profile = profiles.load_profile(one.result.path)
+        assert profile.match.device.power_limit_w == one.watts  # type: ignore[union-attr]
+    assert [one.result.path.name for one in found] == ["p.700w.yaml", "p.500w.yaml", "p.300w.yaml"]
+
+
+def test_the_best_limit_follows_the_objective(tmp_path: Path) -> None:
+    """The lower limit loses 3 % of the speed and saves 23 % of the energy; the lowest one wastes both."""
+    fast = searched(tmp_path / "speed", "speed", Card())
+    frugal = searched(tmp_path / "energy", "energy", Card())
+    assert best(fast).watts == 700.0
+    assert best(frugal).watts == 500.0
+    told = frugal[1].to_dict("energy")
+    assert told["ratio_of"] == "tokens per joule"
+    assert told["ratio"]["tg8"]["ratio"] == pytest.approx(0.97 / 0.75, rel=0.01)
+    assert told["joules_per_token"]["tg8"]["gpu"][1] < told["joules_per_token"]["tg8"]["gpu"][0]
+    said = "\n".join(lines(frugal, "energy"))
+    assert "best by energy: 500 W" in said
+    assert "nvidia-smi -pl 500" in said
+    assert "(worse)" in "\n".join(lines(fast, "speed"))
+
+
+def test_energy_without_a_counter_is_an_error(tmp_path: Path) -> None:
+    class Blind(Card):
+        def side(self, watts: float, result: Result) -> Callable[[Workload], Run]:
+            return lambda workload: Run({m: (100.0,) for m in workload.metrics})
+
+    with pytest.raises(TuneError, match="no counter of energy could be read"):
+        searched(tmp_path, "energy", Blind())
+
+
+def test_limits_are_read_from_the_highest() -> None:
+    assert parse_limits("400,600,500,600") == [600.0, 500.0, 400.0]
+    for text in ("", "400;500", "-1", "4e2", ",".join(str(n) for n in range(100, 109))):
+        with pytest.raises(typer.BadParameter, match="--power-limits"):
+            parse_limits(text)
+
+
+@pytest.mark.parametrize(
+    "words", [["--engine", "llama.cpp", "--bin", "/tmp"], ["--resume"], ["--layers", "2"], ["--gpu", "0,1"]]
+)
+def test_words_that_do_not_go_with_limits(words: list[str], trained_model: Path) -> None:
+    done = CliRunner().invoke(app, ["--model", str(trained_model), "--power-limits", "400,500", *words])
+    assert done.exit_code == 2
+    assert "--power-limits tunes dyno several times on one GPU" in " ".join(
+        done.output.replace("│", " ").split()
+    )
+
+
+def test_a_cpu_has_no_power_limit_to_set(trained_model: Path) -> None:
+    words = ["--model", str(trained_model), "--device", "cpu", "--power-limits", "400,500"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "--power-limits is for a GPU, and the device is cpu" in " ".join(
+        done.output.replace("│", " ").split()
+    )

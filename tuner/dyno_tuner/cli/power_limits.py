@@ -1,0 +1,165 @@
+"""`tune --power-limits`: a tune at each power limit, then the limits against each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import typer
+
+from ..ab.compare import FASTER, SAME, SLOWER, Compared, Options, compare
+from ..core.errors import TuneError
+from ..core.options import ENERGY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from ..ab.compare import Metric
+    from ..ab.run import Run
+    from ..core.protocol import Workload
+    from ..run.session import Request, Result
+
+MOST = 8
+COMPARE_SHARE = 0.25  # of the budget, for the rounds between the limits
+
+
+def parse_limits(text: str) -> list[float]:
+    """Watts of `400,500,600`, from the highest to the lowest.
+
+    Raises:
+        typer.BadParameter: No such list, or more than eight limits.
+    """
+    if not re.fullmatch(r"[0-9]{1,5}(,[0-9]{1,5})*", text):
+        raise typer.BadParameter(f"--power-limits {text!r}: give watts, as in --power-limits 400,500,600")
+    found = sorted({float(word) for word in text.split(",")}, reverse=True)
+    if len(found) > MOST:
+        raise typer.BadParameter(f"--power-limits names {len(found)} limits; give at most {MOST}")
+    return found
+
+
+class Limit(Protocol):
+    """The setter of limits; `measure.power_limit.PowerLimit` is the real one."""
+
+    def set(self, watts: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class AtLimit:
+    """A tune at one limit, and its profile against that of the highest limit."""
+
+    watts: float
+    result: Result
+    compared: Compared | None = None
+    """In rounds with the highest limit; None for that one itself."""
+
+    def to_dict(self, objective: str) -> dict[str, Any]:
+        found = self.compared
+        return {
+            "watts": self.watts, "profile": str(self.result.path), "outcome": self.result.outcome.to_dict(),
+            "ratio_of": "tokens per joule" if objective == ENERGY else "tokens per second",
+            "ratio": {} if found is None else {n: m.to_dict() for n, m in found.metrics.items()},
+            "joules_per_token": {} if found is None else {
+                n: {source: [a.joules_per_token, b.joules_per_token] for source, (a, b) in by.items()}
+                for n, by in found.energy.items()
+            },
+        }  # fmt: skip
+
+
+def tune_at_limits(
+    request: Request, watts: Sequence[float], limit: Limit, tune: Callable[[Request], Result],
+    side: Callable[[float, Result], Callable[[Workload], Run]], say: Callable[[str], None],
+) -> list[AtLimit]:  # fmt: skip
+    """Tunes at each limit, and compares each profile at its limit with that of the highest limit.
+
+    The key of a profile holds the limit, so every limit has a profile of its own.
+
+    Args:
+        watts: from the highest to the lowest.
+        tune: carries out one tune.
+        side: the runs of one profile; they begin after its limit is set.
+        say: takes a line about every step.
+    """
+    budget = request.options.budget
+    shares = None if budget is None else budget * (1 - COMPARE_SHARE) / len(watts)
+    results: list[tuple[float, Result]] = []
+    for one in watts:
+        say(f"power limit {one:g} W")
+        limit.set(one)
+        options = dataclasses.replace(request.options, budget=shares)
+        results.append((one, tune(dataclasses.replace(request, options=options, out=_out(request.out, one)))))
+    found = [AtLimit(*results[0])]
+    energy = request.options.objective == ENERGY
+    left = None if budget is None else budget * COMPARE_SHARE / max(1, len(watts) - 1)
+    for one, result in results[1:]:
+        say(f"comparing {one:g} W with {watts[0]:g} W")
+        sides = {"A": (watts[0], side(*results[0])), "B": (one, side(one, result))}
+        options_ = Options(request.options.workload, budget=left, seed=request.options.seed)
+
+        def measure(name: str, sides: Mapping[str, Any] = sides) -> Run:
+            at, run = sides[name]
+            limit.set(at)
+            done: Run = run(request.options.workload)
+            return _by_energy(done) if energy else done
+
+        found.append(AtLimit(one, result, compare(measure, options_, say)))
+    return found
+
+
+def _out(out: Path | None, watts: float) -> Path | None:
+    return None if out is None else out.with_name(f"{out.stem}.{watts:g}w{out.suffix}")
+
+
+def _by_energy(run: Run) -> Run:
+    """A process by tokens per joule, of all sources together.
+
+    Raises:
+        TuneError: No counter could be read.
+    """
+    rates = {}
+    for metric in run.rates:
+        by = run.energy.get(metric, {})
+        if not by:
+            raise TuneError(f"--objective energy: no counter of energy could be read for {metric}")
+        rates[metric] = (1 / sum(e.joules_per_token for e in by.values()),)
+    return dataclasses.replace(run, rates=rates)
+
+
+def best(found: Sequence[AtLimit]) -> AtLimit:
+    """The limit that gains most over the highest one and loses nothing; the highest one if none does."""
+
+    def gain(one: AtLimit) -> float:
+        assert one.compared is not None
+        product = 1.0
+        for metric in one.compared.metrics.values():
+            product *= metric.ratio.ratio
+        return product
+
+    better = [one for one in found[1:] if one.compared is not None and one.compared.verdict == FASTER]
+    return max(better, key=gain, default=found[0])
+
+
+_BETTER = {FASTER: "better", SLOWER: "worse", SAME: "no difference"}
+
+
+def _words(metric: Metric) -> str:
+    r = metric.ratio
+    return f"{r.ratio:.3f} × [{r.low:.3f}, {r.high:.3f}] ({_BETTER[metric.verdict]})"
+
+
+def lines(found: Sequence[AtLimit], objective: str) -> list[str]:
+    """The limits in words, the highest first."""
+    unit = "tokens per joule" if objective == ENERGY else "tokens per second"
+    told = [f"{found[0].watts:g} W: the highest limit, which the others are compared with"]
+    for one in found[1:]:
+        assert one.compared is not None
+        ratios = ", ".join(f"{name} {_words(m)}" for name, m in one.compared.metrics.items())
+        told.append(f"{one.watts:g} W: {unit}: {ratios}")
+    chosen = best(found)
+    told.append(
+        f"best by {objective}: {chosen.watts:g} W, profile {chosen.result.path}; set that limit with "
+        f"nvidia-smi -pl {chosen.watts:g}"
+    )
+    return told

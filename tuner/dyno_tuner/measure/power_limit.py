@@ -1,0 +1,123 @@
+"""A GPU's power limit, set for a while and set back whatever happens."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from ..core.errors import TuneError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+_GUARD = Path(__file__).with_name("power_guard.py")
+_MERCY = 15.0  # seconds that the guard gets to set the limit back
+SETTLE = 2.0  # seconds after a change, in which the clocks follow
+
+
+class PowerLimit:
+    """The power limit of one GPU: `with PowerLimit(bus) as limit: limit.set(400)`.
+
+    A guard process sets the first limit back when the block ends, and also if this process is killed.
+
+    Args:
+        pci_bus_id: of the GPU.
+        sleep: waits for the clocks after a change.
+
+    Raises:
+        TuneError: NVML does not answer, or does not tell the limits of this GPU.
+    """
+
+    def __init__(self, pci_bus_id: str, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._bus, self._sleep = pci_bus_id, sleep
+        self._guard: subprocess.Popen[str] | None = None
+        try:
+            import pynvml
+        except ImportError as error:
+            raise TuneError("--power-limits needs NVML: the package nvidia-ml-py is not installed") from error
+        self._nvml: Any = pynvml
+        try:
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id)
+            least, most = pynvml.nvmlDeviceGetPowerManagementLimitConstraints(self._handle)
+            self._before = int(pynvml.nvmlDeviceGetPowerManagementLimit(self._handle))
+        except pynvml.NVMLError as error:
+            raise TuneError(
+                f"--power-limits: NVML does not tell the limits of {pci_bus_id}: {error}"
+            ) from error
+        self.range = (least / 1000, most / 1000)
+        """Least and highest limit in watts."""
+
+    @property
+    def before(self) -> float:
+        """The limit in watts that is set back."""
+        return self._before / 1000
+
+    def check(self, watts: Sequence[float]) -> None:
+        """Raises TuneError for limits that this GPU does not take, or that this user may not set.
+
+        The right is tried with the limit that is set already.
+        """
+        least, most = self.range
+        for limit in watts:
+            if not least <= limit <= most:
+                raise TuneError(f"--power-limits {limit:g}: this GPU takes {least:g} to {most:g} W")
+        self._set(self._before)
+
+    def __enter__(self) -> Self:
+        self._guard = subprocess.Popen(
+            [sys.executable, "-P", str(_GUARD), self._bus, str(self._before)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        assert self._guard.stdout is not None
+        if self._guard.stdout.readline().strip() != "ready":
+            code = self._guard.wait()
+            raise TuneError(f"--power-limits: the process that sets the limit back does not start ({code})")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        guard, self._guard = self._guard, None
+        assert guard is not None
+        assert guard.stdin is not None
+        assert guard.stdout is not None
+        guard.stdin.close()
+        try:
+            code = guard.wait(_MERCY)
+        except subprocess.TimeoutExpired:
+            guard.kill()
+            code = guard.wait()
+        guard.stdout.close()
+        self._nvml.nvmlShutdown()
+        if code != 0:
+            raise TuneError(
+                f"the power limit of {self._bus} was not set back to {self.before:g} W; "
+                f"set it with nvidia-smi -i {self._bus} -pl {self.before:g}"
+            )
+
+    def set(self, watts: float) -> None:
+        """Sets the limit, and waits for the clocks.
+
+        Raises:
+            TuneError: The driver refuses it, or enforces another one.
+        """
+        assert self._guard is not None, "without its guard a limit would outlive the run"
+        self._set(round(watts * 1000))
+        self._sleep(SETTLE)
+        enforced = self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1000
+        if abs(enforced - watts) > 1:
+            raise TuneError(f"--power-limits {watts:g}: the driver enforces {enforced:g} W")
+
+    def _set(self, milliwatts: int) -> None:
+        try:
+            self._nvml.nvmlDeviceSetPowerManagementLimit(self._handle, milliwatts)
+        except self._nvml.NVMLError as error:
+            raise TuneError(
+                f"--power-limits: the limit of {self._bus} cannot be set ({error}); that takes root, "
+                "or a container with the right to it"
+            ) from error
