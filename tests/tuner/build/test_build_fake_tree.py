@@ -218,7 +218,6 @@ def test_nothing_gained_stays_default(tree: Path, cache: Path, model: str) -> No
     [
         (["--engine", "llama.cpp"], 2, "needs --source DIR"),
         (["--switch", "NO_SUCH"], 2, "write NO_SUCH=VALUE"),
-        (["--switch", "GGML_NATIVE=OFF"], 2, "is the default"),
         (["--switch", "a b"], 2, "write NAME or NAME=VALUE"),
         (["--switch", "GGML_LTO", "--define", "GGML_LTO=ON"], 2, "both a --switch and a --define"),
         (["--define", "GGML_LTO"], 2, "write NAME=VALUE"),

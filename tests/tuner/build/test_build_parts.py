@@ -11,6 +11,7 @@ from dyno_tuner.build.memory import available_mib, jobs, too_large
 from dyno_tuner.build.sections import code_of, differing, sections
 from dyno_tuner.build.switches import Place, catalogue, named
 from dyno_tuner.core.errors import TuneError
+from dyno_tuner.doctor.switches import BUILD
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +54,40 @@ def test_switches_of_others_follow_their_tables() -> None:
     assert "without it" in mmq.pointless
     (large,) = named(["CMAKE_INTERPROCEDURAL_OPTIMIZATION=ON"], "llama.cpp", H200)
     assert large.link_mib > 20_000
+
+
+def test_the_cmake_line_of_a_thread_can_be_given_whole() -> None:
+    """Switches of a user of ik_llama.cpp, with values that are the default among them."""
+    words = (
+        "GGML_CUDA_F16=ON GGML_CUDA_USE_GRAPHS=OFF GGML_CUDA_IQK_FORCE_BF16=1 GGML_SCHED_MAX_COPIES=1 "
+        "GGML_CUDA_FA_ALL_QUANTS=ON GGML_CUDA_FUSION=1"
+    )
+    found = {row.name: row for row in named(words.split(), "ik_llama.cpp", H200)}
+    assert found["GGML_SCHED_MAX_COPIES"].inert == "1 is the default"
+    assert found["GGML_CUDA_FUSION"].inert == "1 is the default"
+    assert "at run time" in found["GGML_CUDA_USE_GRAPHS"].pointless
+    assert "pairs of cache types" in found["GGML_CUDA_FA_ALL_QUANTS"].pointless
+    assert not found["GGML_CUDA_F16"].pointless
+    assert not found["GGML_CUDA_IQK_FORCE_BF16"].refused
+    turing = {row.name: row for row in named(words.split(), "ik_llama.cpp", TURING)}
+    assert "needs compute capability 8.0" in turing["GGML_CUDA_IQK_FORCE_BF16"].refused
+    (same,) = named(["GGML_NATIVE=0"], "dyno", CPU)
+    assert same.inert == "0 is the default"
+
+
+@pytest.mark.parametrize("engine", ["llama.cpp", "ik_llama.cpp"])
+def test_every_live_switch_of_the_doctor_is_tried_or_has_a_reason(engine: str) -> None:
+    """What `tune doctor` knows as a switch of this engine, `tune build` knows, too."""
+    told = {row.name for row in catalogue(engine, H200)}
+    live = {
+        row.name for row in BUILD if row.engine == engine and not row.gone and not row.dead
+    }  # fmt: skip
+    fixed = {
+        "GGML_CUDA", "CMAKE_BUILD_TYPE", "CMAKE_CUDA_ARCHITECTURES", "GGML_MAX_CONTEXTS",
+        "GGML_CPU_ALL_VARIANTS", "GGML_BACKEND_DL", "CMAKE_INTERPROCEDURAL_OPTIMIZATION",
+        "CMAKE_CUDA_SEPARABLE_COMPILATION",
+    }  # fmt: skip
+    assert live - told - fixed <= {"GGML_CUDA_FA_ALL_QUANTS", "GGML_LLAMAFILE"}
 
 
 @pytest.mark.parametrize("word", ["", "=ON", "A B=1", "X" * 101 + "=1", "NAME=a\nb"])

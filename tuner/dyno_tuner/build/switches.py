@@ -51,7 +51,7 @@ class Switch:
     @property
     def turned(self) -> str:
         """The verdict if it wins: `off` for a switch that is on by default, else `on`."""
-        return "off" if self.value.upper() in ("OFF", "0", "FALSE", "NO") else "on"
+        return "off" if self.value.upper() in _OFF else "on"
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,9 @@ class Place:
         return 10 * int(major) + int(minor or 0) if major else 0
 
 
+_ONE_GPU = "it matters for several GPUs alone, and builds are measured on one"
+_AT_RUN_TIME = "it is the default of a setting at run time, which `tune` measures"
+_CACHE_TYPES = "it adds kernels for more pairs of cache types, and changes none that run by default"
 _DATA_CENTRE = frozenset({70, 80, 90, 100, 103})
 _DYNO: tuple[Switch, ...] = (
     Switch("GGML_NATIVE", "OFF", "ON", knobs=("ubatch",)),
@@ -95,15 +98,35 @@ _GGML: tuple[Switch, ...] = (
     Switch("GGML_CUDA_FORCE_CUBLAS", "OFF", "ON", cuda=True, knobs=("ubatch",)),
     Switch("GGML_CUDA_COMPRESSION_MODE", "size", "none", cuda=True),
     Switch("GGML_CUDA_NO_VMM", "OFF", "ON", cuda=True),
+    Switch("GGML_CUDA_NO_PEER_COPY", "OFF", "ON", cuda=True, pointless=_ONE_GPU),
 )
 _IK: tuple[Switch, ...] = (
     Switch("GGML_CUDA_F16", "OFF", "ON", cuda=True, knobs=("ubatch",)),
     Switch("GGML_CUDA_IQK_FORCE_BF16", "OFF", "ON", cuda=True),
     Switch("GGML_CUDA_USE_GRAPHS", "ON", "OFF", cuda=True),
+    Switch("GGML_CUDA_FUSION", "1", "0", cuda=True, pointless=_AT_RUN_TIME),
+    Switch("GGML_CUDA_MIN_BATCH_OFFLOAD", "32", "128", cuda=True, pointless=_AT_RUN_TIME),
+    Switch("GGML_CUDA_FA_ALL_QUANTS", "OFF", "ON", cuda=True, pointless=_CACHE_TYPES),
+    Switch("GGML_NCCL", "ON", "OFF", cuda=True, pointless=_ONE_GPU),
+    Switch("GGML_SCHED_MAX_COPIES", "1", "4", cuda=True, pointless=_ONE_GPU),
     Switch("GGML_EXPERT_CHUNKING", "ON", "OFF"),
+    Switch("GGML_IQK_MUL_MAT", "ON", "OFF", knobs=("ubatch",)),
+    Switch("GGML_IQK_FLASH_ATTENTION", "ON", "OFF"),
+    Switch("GGML_IQK_FA_ALL_QUANTS", "ON", "OFF", pointless=_CACHE_TYPES),
+    Switch("GGML_OPENMP", "ON", "OFF"),
 )
 _LLAMA: tuple[Switch, ...] = (
     Switch("GGML_CUDA_GRAPHS", "ON", "OFF", cuda=True),
+    Switch("GGML_CUDA_FA", "ON", "OFF", cuda=True, knobs=("ubatch",)),
+    Switch(
+        "GGML_CUDA_FA_QUANTS",
+        "q4_0-q4_0;q8_0-q8_0;f16-f16;bf16-bf16",
+        "all",
+        cuda=True,
+        pointless=_CACHE_TYPES,
+    ),
+    Switch("GGML_CUDA_NCCL", "ON", "OFF", cuda=True, pointless=_ONE_GPU),
+    Switch("GGML_SCHED_MAX_COPIES", "4", "1", cuda=True, pointless=_ONE_GPU),
     Switch("GGML_CPU_REPACK", "ON", "OFF"),
     Switch("GGML_LLAMAFILE", "ON", "OFF"),
     Switch("GGML_OPENMP", "ON", "OFF"),
@@ -142,14 +165,20 @@ def named(words: Sequence[str], engine: str, place: Place) -> list[Switch]:
         cuda = name.startswith(("GGML_CUDA_", "CMAKE_CUDA_"))
         made = row or Switch(name, "", value, cuda, ("ubatch",), _LARGE_LINKS.get(name, 0))
         if equals:
-            default = made.default
-            if row is not None and value == row.default:
-                raise TuneError(
-                    f"--switch {word}: {value or 'empty'} is the default, so there is nothing to compare"
-                )
-            made = replace(made, value=value, default=default)
+            made = replace(made, value=value)
+            if row is not None and _same(value, row.default):
+                made = replace(made, inert=f"{value or 'empty'} is the default")
         found[name] = judged(made if equals else _valued(made, place), engine, place)
     return list(found.values())
+
+
+_OFF, _ON = frozenset({"OFF", "0", "FALSE", "NO"}), frozenset({"ON", "1", "TRUE", "YES"})
+
+
+def _same(value: str, default: str) -> bool:
+    """Whether CMake reads both as the same."""
+    both = {value.upper(), default.upper()}
+    return len(both) == 1 or both <= _OFF or both <= _ON
 
 
 def _valued(row: Switch, place: Place) -> Switch:
