@@ -45,7 +45,9 @@ def estimate_of(data: Mapping[str, Any]) -> Estimate | None:
 
 
 def median_rate(seen: Seen, metric: str) -> float | None:
-    rates = list(seen.measurement.speeds(metric).values()) if seen.measurement.status is TrialStatus.OK else []
+    rates = (
+        list(seen.measurement.speeds(metric).values()) if seen.measurement.status is TrialStatus.OK else []
+    )
     return statistics.median(rates) if rates else None
 
 
