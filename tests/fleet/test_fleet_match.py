@@ -126,8 +126,8 @@ def test_smi_of_two_cards() -> None:
     ("text", "said"),
     [
         ("", "n1: empty"),
-        ("{", "no JSON"),
-        ("[" * 100_000, "no JSON"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ("- a\n- b\n", "neither labels"),
         ("a: &x 1\nb: *x\n", "n1"),
         ("<html></html>", "XML of <html>"),
