@@ -100,7 +100,7 @@ class Context(Protocol):
 
     @property
     def spread(self) -> RoundSpread:
-        """What the rounds of this run have shown of the noise."""
+        """The noise that the rounds of this run have shown."""
         ...
 
     @property
