@@ -9,7 +9,8 @@
 //
 // A warp walks every eighth tile of 16 keys of its block's part, its loads one step ahead; warps meet in shared memory,
 // blocks in the workspace, always in the same order. Heads wider than 256 take a team of two warps a tile: each has
-// half of the dimensions, and they exchange what their halves add to the scores.
+// half of the dimensions, and they exchange what their halves add to the scores. A launch of its own adds up their
+// parts.
 //
 // kFused: queries come before their norm and rotation, and so do keys and values of new tokens, which the kernel stores
 // (direct_fresh.cuh). Each block makes the rows that it needs in shared memory while its first loads are under way.
@@ -21,6 +22,7 @@
 #include "device/flash.cuh"
 #include "device/mbarrier.cuh"
 #include "ops/attention/direct_fresh.cuh"
+#include "ops/attention/direct_parts.cuh"
 #include "ops/attention/tile.cuh"
 
 namespace dyno::ops {
@@ -43,7 +45,7 @@ using device::Scalar;
 
 inline constexpr int kWarps = kDirectWarps;
 inline constexpr int kTileKeys = 16;
-inline constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+inline constexpr float kLog2E = 1.4426950408889634f;
 
 // The rows that a load takes of a tile of keys: all of it, or only rows before or from the run's position on.
 enum class Rows { all, settled, fresh };
@@ -137,18 +139,6 @@ __device__ __forceinline__ KeyRange block_keys(const CudaAttention& t, const Cud
   const int begin = tile.key_begin + split * each;
   return {begin, min(begin + each, tile.key_end), (keys + each - 1) / each};
 }
-
-// Partial results: values [tile][kv head][split][rows][dv], then {maximum in units of log2, sum} of each.
-struct Partials {
-  float* values;
-  float2* stats;
-  __device__ Partials(const CudaAttention& t, int rows, int kv_head) {
-    const int64_t all = int64_t{gridDim.x} * t.kv_heads * t.splits * rows;
-    const int64_t first = (int64_t{blockIdx.x} * t.kv_heads + kv_head) * t.splits * rows;
-    values = t.partials + first * t.dv;
-    stats = reinterpret_cast<float2*>(t.partials + all * t.dv) + first;
-  }
-};
 
 // The last of a tile's active blocks adds up what all of them wrote.
 template <int kRows>
@@ -469,10 +459,20 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kHead, kTiles, kFused>)
       if (at == 0) parts.stats[split * kRows + row] = make_float2(top, sum);
     }
   }
-  if (!whole) {
+  if (kSharers == 1 && !whole) {
     __syncthreads();  // what the warps wrote is read; its memory is used again
     combine<kRows>(t, tile, kv_head, range.active, merged);
   }
+}
+
+// The parts of wide heads, a row's kCombineDims dimensions a block.
+template <int kRows, int kTeams>
+__global__ void __launch_bounds__(kCombineThreads) direct_combine(const __grid_constant__ DirectTask task) {
+  device::let_next_start();
+  device::wait_for_previous();
+  const CudaTile tile = find_tile_warp(task.common, blockIdx.x, kRows, threadIdx.x % 32);
+  if (tile.empty()) return;
+  combine_piece<kRows>(task.common, tile, block_keys<kTeams>(task.common, tile, 0).active);
 }
 
 template <int kHead, bool kFused, Scalar kType>
@@ -484,6 +484,12 @@ void launch_type(const DirectTask& task, int rows, const dim3& grid, CUstream_st
     DYNO_CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
     launch_dependent(kFused ? "rope_attention" : "attention", kernel, grid, 32 * kWarps, shared, stream, task);
+    if constexpr (direct_sharers(kHead) > 1) {
+      if (grid.z == 1) return;
+      const auto pieces = static_cast<unsigned>((task.common.dv + kCombineDims - 1) / kCombineDims);
+      launch_dependent("attention", direct_combine<8 * kTiles, kWarps / direct_sharers(kHead)>,
+                       dim3(grid.x, grid.y, 8 * kTiles * pieces), kCombineThreads, 0, stream, task);
+    }
   };
   if constexpr (kHead <= 128) {
     if (rows == 16) return start.template operator()<2>();

@@ -296,54 +296,14 @@ __global__ void __launch_bounds__(32 * kWarps, 1) latent_kernel(const __grid_con
   }
 }
 
-// Adds up the parts of one row's 128 dimensions; a launch of its own, because together the parts are as large as a
-// short cache: too much for one block that comes last. Four warps take a quarter of the parts each.
-inline constexpr int kCombineDims = 128;
-__global__ void __launch_bounds__(128) latent_combine(const __grid_constant__ DirectTask task) {
-  __shared__ float factors[kLatentMaxSplits];
-  __shared__ float4 sums[4][32];
-  __shared__ float scratch[2][4];
+// The parts of a row's kCombineDims dimensions.
+using direct::kCombineDims;
+__global__ void __launch_bounds__(direct::kCombineThreads) latent_combine(const __grid_constant__ DirectTask task) {
   device::let_next_start();
   device::wait_for_previous();
-  const CudaAttention& t = task.common;
-  const int kv_head = blockIdx.y, pieces = (t.dv + kCombineDims - 1) / kCombineDims;
-  const int row = blockIdx.z / pieces, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const CudaTile tile = find_tile(t, blockIdx.x, kRows);
-  if (tile.empty() || row >= tile.rows()) return;
-  const int active = block_keys(t, tile, 0).active;
-  if (active == 1) return;  // written without a detour
-  const direct::Partials parts(t, kRows, kv_head);
-  float best = minus_infinity();
-  for (int s = threadIdx.x; s < active; s += 128) best = fmaxf(best, parts.stats[s * kRows + row].x);
-  best = device::block_max(best, scratch[0]);
-  const float base = best == minus_infinity() ? 0.0f : best;
-  float total = 0;
-  for (int s = threadIdx.x; s < active; s += 128) {
-    const float2 stat = parts.stats[s * kRows + row];
-    factors[s] = exp2f(stat.x - base);
-    total += stat.y * factors[s];
-  }
-  total = device::block_sum(total, scratch[1]);
-  const int dim = blockIdx.z % pieces * kCombineDims + lane * 4;
-  float4 sum = make_float4(0, 0, 0, 0);
-  if (dim < t.dv) {
-#pragma unroll 8
-    for (int s = warp; s < active; s += 4) {
-      const float4 v = *reinterpret_cast<const float4*>(parts.values + (int64_t{s} * kRows + row) * t.dv + dim);
-      const float w = factors[s];
-      sum.x += v.x * w, sum.y += v.y * w, sum.z += v.z * w, sum.w += v.w * w;
-    }
-  }
-  sums[warp][lane] = sum;
-  __syncthreads();  // the warps' sums are written
-  if (warp > 0 || dim >= t.dv) return;
-  const float factor = output_factor(t, tile.row_begin + row, kv_head, best * kLn2, total);
-  float* out = output_row(t, tile, tile.row_begin + row, kv_head) + dim;
-  const float4 a = sums[0][lane], b = sums[1][lane], c = sums[2][lane], d = sums[3][lane];
-  out[0] = ((a.x + b.x) + (c.x + d.x)) * factor;
-  out[1] = ((a.y + b.y) + (c.y + d.y)) * factor;
-  out[2] = ((a.z + b.z) + (c.z + d.z)) * factor;
-  out[3] = ((a.w + b.w) + (c.w + d.w)) * factor;
+  const CudaTile tile = find_tile(task.common, blockIdx.x, kRows);
+  if (tile.empty()) return;
+  direct::combine_piece<kRows>(task.common, tile, block_keys(task.common, tile, 0).active);
 }
 
 }  // namespace dyno::ops::latent
