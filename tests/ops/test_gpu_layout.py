@@ -321,7 +321,7 @@ def test_products_of_one_type_can_share_a_ring() -> None:
         assert word in why
     for m, variant in ((3, "stream"), (4, "wgmma_ring"), (64, "wgmma_ring")):
         assert ops.default_config("qkv", {**desc, "m": m}, machine)["variant"] == variant
-    assert ops.default_config("qkv", {**desc, "norm": True}, machine)["variant"] == "stream"
+        assert ops.default_config("qkv", {**desc, "m": m, "norm": True}, machine)["variant"] == variant
     assert ops.default_config("qkv", {**desc, "type_v": "q6_k"}, machine)["variant"] == "stream"
 
 

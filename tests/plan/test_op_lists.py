@@ -90,6 +90,9 @@ def test_dozens_of_tokens_multiply_by_q_k_and_v_in_one_launch(
             counts[op["family"]] += op["count"]
         assert counts["qkv"] == (layers if together else 0)
         assert counts["matmul"] == layers * (2 if together else 5) + 1
+        # The launch that makes half rows for q, k and v or for gate and up norms them.
+        alone = (0 if together else layers) + (0 if tokens <= 64 and capability == 90 else layers)
+        assert counts["norm"] == alone + 1
 
 
 def test_exact_and_the_cpu_have_one_list() -> None:

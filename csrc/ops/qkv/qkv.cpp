@@ -61,10 +61,10 @@ Config default_config(const QkvDesc& desc, const DeviceInfo& device) {
     const cuda::Choice choice = cuda::default_choice(shape, device);
     if (cuda::is_gemm_ring(choice.kernel)) return cuda::config_of(kVariants, choice);
   }
-  shape.norm = true;  // stream, for any number of tokens
+  shape.norm = true;  // stream, or a ring
   const cuda::Choice choice = cuda::default_choice(shape, device);
-  const bool few = cuda::path_of(choice.kernel) == ProductPath::matvec;
-  return few ? cuda::config_of(kVariants, choice) : stream_params{.warps = 8, .stripes = 1};
+  const bool taken = cuda::path_of(choice.kernel) == ProductPath::matvec || cuda::is_gemm_ring(choice.kernel);
+  return taken ? cuda::config_of(kVariants, choice) : stream_params{.warps = 8, .stripes = 1};
 }
 
 Cost cost(const QkvDesc& desc) {

@@ -7,11 +7,11 @@ namespace {
 
 // Whether the default for dozens of tokens reads the weights once. If it streams them, it reads them for every 8
 // tokens.
-bool has_ring(const DeviceInfo& device, const ops::QkvDesc& desc) {
+bool has_ring(const DeviceInfo& device, const ops::OpDesc& desc) {
   for (const int64_t tokens : {kFusedTokens + 1, int64_t{32}, kBatchedTokens}) {
     const ops::OpDesc d = ops::with_tokens(desc, tokens);
     const ops::Config config = ops::default_config(d, device);
-    const std::string_view name = ops::variants(ops::Family::qkv)[config.variant].name;
+    const std::string_view name = ops::variants(ops::family_of(d))[config.variant].name;
     if (name != "wgmma_ring" && name != "wgmma_codes") return false;
   }
   return true;
@@ -28,6 +28,20 @@ bool merge_products(const Plan& plan, const model::ModelDesc& model, Nodes& node
   return true;
 }
 
+// The launch that makes half rows of x norms them on the way, where one product reads them.
+bool norms_rows(const Plan& plan, Node& node, const NormOperands& norm) {
+  model::WeightId w = model::kNone;
+  if (const auto* up_gate = operands_of<UpGateOperands>(node)) w = up_gate->w_gate.id;
+  if (const auto* qkv = operands_of<QkvOperands>(node)) w = qkv->w_q.id;
+  if (w == model::kNone || !stand_together(plan, {w, norm.weight.id})) return false;
+  Node normed = node;
+  norm_inside(normed, norm);
+  const DeviceInfo& device = plan.device_of(w);
+  if (device.kind != DeviceKind::cuda || !has_ring(device, normed.desc)) return false;
+  node = normed;
+  return true;
+}
+
 }  // namespace
 
 NodeList batch(Plan& plan, const model::ModelDesc& model, const NodeList& general) {
@@ -37,6 +51,9 @@ NodeList batch(Plan& plan, const model::ModelDesc& model, const NodeList& genera
     if (!has_plain_attention(model.layers[i])) continue;
     gains |= merge_products(plan, model, list.nodes, static_cast<int32_t>(i));
     gains |= fuse_stores(plan, model, list.nodes, static_cast<int32_t>(i));
+  }
+  if (gains) {
+    fold_norms(list.nodes, [&](Node& node, const NormOperands& norm) { return norms_rows(plan, node, norm); });
   }
   return gains ? list : NodeList{.id = ListId::batched};
 }

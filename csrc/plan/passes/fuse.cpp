@@ -76,6 +76,73 @@ void merge_qkv(Nodes& nodes, int32_t layer, const model::AttentionSpec& a, const
 
 namespace {
 
+bool reads(const Node& node, ValueId value) {
+  bool found = false;
+  for_each_operand(node.operands, [&](std::string_view, const auto& operand) {
+    found |= operand.value == value && operand.kUse != Access::write;
+  });
+  return found;
+}
+bool writes(const Node& node, ValueId value) {
+  bool found = false;
+  for_each_operand(node.operands, [&](std::string_view, const auto& operand) {
+    found |= operand.value == value && operand.kUse != Access::read;
+  });
+  return found;
+}
+
+}  // namespace
+
+void norm_inside(Node& node, const NormOperands& norm) {
+  std::visit(
+      [&]<typename O>(O& o) {
+        if constexpr (requires { requires std::is_same_v<decltype(o.norm), NormOfRows>; }) {
+          o.x = norm.x;
+          o.norm = {.weight = norm.weight, .eps = norm.eps};
+        }
+      },
+      node.operands);
+  std::visit(
+      [](auto& d) {
+        if constexpr (requires { d.norm; }) d.norm = true;
+      },
+      node.desc);
+}
+
+void fold_norms(Nodes& nodes, const std::function<bool(Node&, const NormOperands&)>& norms_rows) {
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const auto* norm = operands_of<NormOperands>(nodes[i]);
+    const auto* desc = std::get_if<ops::NormDesc>(&nodes[i].desc);
+    if (norm == nullptr || desc->add || desc->rows_per_token > 1 || norm->x.value == norm->out.value) continue;
+    if (norm->scale != 1.0f) continue;
+    const NormOperands folded = *norm;
+    size_t place = i + 1;
+    bool read = false;  // from `place` on
+    for (size_t at = i + 1; at < nodes.size() && !read; ++at) {
+      if (reads(nodes[at], folded.out.value)) {
+        if (place == at && norms_rows(nodes[at], folded)) {
+          ++place;
+          continue;
+        }
+        read = true;
+      } else if (place == at && !writes(nodes[at], folded.x.value)) {
+        ++place;
+      }
+    }
+    if (!read) {
+      nodes.erase(nodes.begin() + static_cast<std::ptrdiff_t>(i));
+      --i;
+    } else if (place > i + 1) {
+      const auto from = nodes.begin() + static_cast<std::ptrdiff_t>(i);
+      std::rotate(from, from + 1, nodes.begin() + static_cast<std::ptrdiff_t>(place));
+      nodes[place].beside = false;
+      --i;
+    }
+  }
+}
+
+namespace {
+
 // A norm inside of a product is computed by every block. For the many blocks of an output matrix a launch is cheaper.
 constexpr int64_t kMostNormedRows = 32768;
 
@@ -97,35 +164,7 @@ class Fuse {
 
   // Products of streamed weights norm their rows themselves, up to the first reader that cannot.
   void fold_norms() {
-    for (size_t i = 0; i < nodes_.size(); ++i) {
-      const auto* norm = operands_of<NormOperands>(nodes_[i]);
-      const auto* desc = std::get_if<ops::NormDesc>(&nodes_[i].desc);
-      if (norm == nullptr || desc->add || desc->rows_per_token > 1 || norm->x.value == norm->out.value) continue;
-      if (norm->scale != 1.0f) continue;
-      const NormOperands folded = *norm;
-      size_t place = i + 1;
-      bool read = false;  // from `place` on
-      for (size_t at = i + 1; at < nodes_.size() && !read; ++at) {
-        if (reads(nodes_[at], folded.out.value)) {
-          if (place == at && norms_rows(nodes_[at], folded)) {
-            ++place;
-            continue;
-          }
-          read = true;
-        } else if (place == at && !writes(nodes_[at], folded.x.value)) {
-          ++place;
-        }
-      }
-      if (!read) {
-        nodes_.erase(nodes_.begin() + static_cast<std::ptrdiff_t>(i));
-        --i;
-      } else if (place > i + 1) {
-        const auto from = nodes_.begin() + static_cast<std::ptrdiff_t>(i);
-        std::rotate(from, from + 1, nodes_.begin() + static_cast<std::ptrdiff_t>(place));
-        nodes_[place].beside = false;
-        --i;
-      }
-    }
+    plan::fold_norms(nodes_, [&](Node& node, const NormOperands& norm) { return norms_rows(node, norm); });
   }
 
  private:
@@ -134,21 +173,6 @@ class Fuse {
   bool scaled(WeightId w) const { return model_.weight(w).scale != 1.0; }
   size_t product(Span span, WeightId w) const {
     return find_node<MatmulOperands>(nodes_, span, [&](const MatmulOperands& o) { return o.w.id == w; });
-  }
-
-  static bool reads(const Node& node, ValueId value) {
-    bool found = false;
-    for_each_operand(node.operands, [&](std::string_view, const auto& operand) {
-      found |= operand.value == value && operand.kUse != Access::write;
-    });
-    return found;
-  }
-  static bool writes(const Node& node, ValueId value) {
-    bool found = false;
-    for_each_operand(node.operands, [&](std::string_view, const auto& operand) {
-      found |= operand.value == value && operand.kUse != Access::read;
-    });
-    return found;
   }
 
   // The weight whose kernels can norm the rows that the node reads; none where nothing can.
@@ -167,23 +191,10 @@ class Fuse {
     return w;
   }
 
-  // Makes a product read the rows before their norm, if it can.
   bool norms_rows(Node& node, const NormOperands& norm) const {
     const std::optional<WeightId> weight = norming_weight(node);
     if (!weight || !stand_together(plan_, {*weight, norm.weight.id})) return false;
-    std::visit(
-        [&]<typename O>(O& o) {
-          if constexpr (requires { requires std::is_same_v<decltype(o.norm), NormOfRows>; }) {
-            o.x = norm.x;
-            o.norm = {.weight = norm.weight, .eps = norm.eps};
-          }
-        },
-        node.operands);
-    std::visit(
-        [](auto& d) {
-          if constexpr (requires { d.norm; }) d.norm = true;
-        },
-        node.desc);
+    norm_inside(node, norm);
     return true;
   }
 

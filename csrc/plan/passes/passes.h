@@ -14,6 +14,7 @@
 // A list is a value: a pass reads one and gives another, and keeps nothing. Internal to plan/.
 #pragma once
 
+#include <functional>
 #include <initializer_list>
 #include <optional>
 
@@ -103,6 +104,11 @@ void replace_nodes(Nodes& nodes, Span span, Node node);
 std::optional<ops::QkvDesc> qkv_desc(const Plan& plan, const model::ModelDesc& model, const model::AttentionSpec& a);
 // Puts that op in the place of the three products.
 void merge_qkv(Nodes& nodes, int32_t layer, const model::AttentionSpec& a, const ops::QkvDesc& desc);
+// Makes a product read the rows before their norm, which it then computes itself.
+void norm_inside(Node& node, const NormOperands& norm);
+// Asks the readers of each norm whether they norm the rows themselves, up to the first one that does not: norms_rows()
+// changes the node if it does. A norm that nobody reads any more goes.
+void fold_norms(Nodes& nodes, const std::function<bool(Node&, const NormOperands&)>& norms_rows);
 // Part of fuse(): what lies between the products of q, k and v and attention's output, of one layer.
 void fuse_attention(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer);
 // Part of batch(): norms of heads, rotation and the way into the cache of a layer become one launch. False: none knows

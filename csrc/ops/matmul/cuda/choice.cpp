@@ -484,7 +484,13 @@ Choice default_choice(const Shape& s, const DeviceInfo& device) {
     const bool few = s.norm || (s.experts ? s.rows <= s.matrices : s.rows <= 16);
     path = few ? ProductPath::matvec : kForceBlas && !s.experts ? ProductPath::dequantize : ProductPath::mmq;
   }
-  if (path == ProductPath::matvec) return default_stream(s, device);
+  if (path == ProductPath::matvec) {
+    constexpr int64_t kStreamedRows = 3;  // as of matvec_max_tokens on Hopper
+    if (s.norm && s.rows > kStreamedRows) {
+      if (const auto ring = default_gemm_ring(s, device)) return *ring;
+    }
+    return default_stream(s, device);
+  }
   return path == ProductPath::mmq ? default_mmq(s, device) : default_dequantize(s, device);
 }
 
