@@ -221,25 +221,25 @@ def test_blocks_share_no_more_of_k_than_there_is() -> None:
 @pytest.mark.parametrize(
     ("family", "kind", "m", "n", "k", "taken"),
     [
-        ("matmul", "q4_k", 9, 4096, 4096, (16, 128, 2, 1)),
-        ("matmul", "q4_k", 32, 4096, 4096, (32, 128, 2, 1)),  # half the chip: two launches run side by side
-        ("matmul", "q4_k", 64, 4096, 4096, (32, 128, 2, 1)),  # two tiles of 32 tokens
-        ("matmul", "q4_k", 128, 4096, 4096, (64, 128, 2, 1)),
-        ("matmul", "q4_k", 16, 1024, 4096, (16, 128, 8, 1)),
+        ("matmul", "q5_k", 9, 4096, 4096, (16, 128, 2, 1)),
+        ("matmul", "q5_k", 32, 4096, 4096, (32, 128, 2, 1)),  # half the chip: two launches run side by side
+        ("matmul", "q5_k", 64, 4096, 4096, (32, 128, 2, 1)),  # two tiles of 32 tokens
+        ("matmul", "q5_k", 128, 4096, 4096, (64, 128, 2, 1)),
+        ("matmul", "q5_k", 16, 1024, 4096, (16, 128, 8, 1)),
         (
             "matmul",
-            "q4_k",
+            "q5_k",
             32,
             1024,
             4096,
             (32, 128, 4, 1),
         ),  # more blocks gain less than their exchange costs
         ("matmul", "q6_k", 32, 4096, 14336, (32, 128, 4, 2)),  # k is long: smaller rings on all of the chip
-        ("matmul", "q4_k", 32, 4096, 512, (32, 128, 2, 1)),
-        ("up_gate", "q4_k", 32, 14336, 4096, (32, 128, 1, 2)),
-        ("up_gate", "q4_k", 64, 14336, 4096, (64, 256, 1, 1)),
-        ("up_gate", "q4_k", 128, 14336, 4096, None),  # tiles of 64 tokens fill the chip
-        ("matmul", "q4_k", 129, 1024, 4096, None),
+        ("matmul", "q5_k", 32, 4096, 512, (32, 128, 2, 1)),
+        ("up_gate", "q5_k", 32, 14336, 4096, (32, 128, 1, 2)),
+        ("up_gate", "q5_k", 64, 14336, 4096, (64, 256, 1, 1)),
+        ("up_gate", "q5_k", 128, 14336, 4096, None),  # tiles of 64 tokens fill the chip
+        ("matmul", "q5_k", 129, 1024, 4096, None),
         ("matmul", "f16", 32, 4096, 4096, None),
     ],
 )
@@ -256,6 +256,32 @@ def test_few_tokens_take_a_ring(
     if taken:
         assert ops.supports(family, desc, config, machine) == (True, "")
         assert ops.default_config(family, desc, {**machine, "compute_capability": 80})["variant"] == "mma"
+
+
+@pytest.mark.parametrize(
+    ("family", "m", "n", "k", "taken"),
+    [
+        ("matmul", 4, 4096, 4096, (16, 256, 8, 2)),
+        ("matmul", 16, 4096, 14336, (16, 256, 8, 2)),
+        ("matmul", 32, 4096, 4096, (32, 128, 4, 2)),
+        ("matmul", 33, 4096, 14336, (64, 128, 4, 2)),
+        ("matmul", 32, 1024, 4096, (32, 128, 8, 2)),
+        ("matmul", 32, 4096, 512, (32, 128, 2, 2)),
+        ("up_gate", 16, 14336, 4096, (16, 256, 2, 2)),
+        ("up_gate", 64, 14336, 4096, (64, 128, 1, 2)),
+        ("matmul", 65, 4096, 4096, None),
+    ],
+)
+def test_q4_k_takes_whole_numbers(
+    family: str, m: int, n: int, k: int, taken: tuple[int, ...] | None
+) -> None:
+    """`taken`: tokens, rows, parts and blocks."""
+    machine = {**H200, "shared_per_block_bytes": 227 << 10}
+    desc = {"type": "q4_k", "layout": "gpu", "act": "f32", "m": m, "n": n, "k": k, "path": "mmq"}
+    config = ops.default_config(family, desc, machine)
+    names = ("tokens", "rows", "parts", "blocks")
+    assert (tuple(config[name] for name in names) if config["variant"] == "wgmma_codes" else None) == taken
+    assert ops.supports(family, desc, config, machine) == (True, "")
 
 
 def test_a_ring_holds_two_stages_for_each_block_of_a_multiprocessor() -> None:
@@ -319,7 +345,7 @@ def test_products_of_one_type_can_share_a_ring() -> None:
         ok, why = ops.supports("qkv", {**desc, **change}, config, machine)
         assert not ok
         assert word in why
-    for m, variant in ((3, "stream"), (4, "wgmma_ring"), (64, "wgmma_ring")):
+    for m, variant in ((3, "stream"), (4, "wgmma_codes"), (64, "wgmma_codes"), (65, "wgmma_ring")):
         assert ops.default_config("qkv", {**desc, "m": m}, machine)["variant"] == variant
         assert ops.default_config("qkv", {**desc, "m": m, "norm": True}, machine)["variant"] == variant
     assert ops.default_config("qkv", {**desc, "type_v": "q6_k"}, machine)["variant"] == "stream"

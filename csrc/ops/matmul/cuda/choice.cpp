@@ -395,11 +395,27 @@ std::optional<Choice> default_split(const Shape& s, const DeviceInfo& device) {
   return Choice{.kernel = Kernel::wgmma_split, .tokens = tokens, .parts = parts};
 }
 
+// Measured on an H100 (h100_wgmma_codes.json): within 4 % of the best configuration for 16, 32 and 64 tokens. Two
+// blocks share a multiprocessor; more of them than three for two multiprocessors gain less than their exchange costs.
+std::optional<Choice> default_gemm_codes(const Shape& s, const DeviceInfo& device) {
+  constexpr int64_t kMaxRows = 64;
+  if (s.rows > kMaxRows || s.experts || s.type != DType::q4_k) return std::nullopt;
+  Choice choice{.kernel = Kernel::wgmma_codes, .tokens = s.rows <= 16 ? 16 : s.rows <= 32 ? 32 : 64, .blocks = 2};
+  choice.rows = choice.tokens == 16 ? 256 : 128;  // of 256 rows by 64 tokens one block fills a multiprocessor
+  const int64_t rows_of_w = s.gated ? choice.rows / 2 : choice.rows, chunks = gemm_ring_chunks(s.type, s.k);
+  const int64_t blocks = s.matrices * ((s.n + rows_of_w - 1) / rows_of_w);
+  const int64_t room = std::max(device.sm_count, 1) * (choice.tokens == 16 ? 7 : 6) / 4;
+  while (choice.parts < 8 && choice.parts * 2 <= chunks && blocks * choice.parts * 2 <= room) choice.parts *= 2;
+  if (!supports_choice(s, choice, device)) return std::nullopt;
+  return choice;
+}
+
 // Measured on an H200 (h200_wgmma_ring.json): within 4 % of the best of all configurations on average. Launches of half
 // the chip run in pairs, the weights of the second on their way while the first multiplies.
 std::optional<Choice> default_gemm_ring(const Shape& s, const DeviceInfo& device) {
   constexpr int64_t kMaxRows = 128, kLongPart = 16;  // chunks
   if (s.rows > kMaxRows || s.experts) return std::nullopt;
+  if (const auto codes = default_gemm_codes(s, device)) return codes;
   const int64_t sms = std::max(device.sm_count, 1);
   Choice choice{.kernel = Kernel::wgmma_ring, .tokens = s.rows <= 16 ? 16 : 32, .rows = 128, .blocks = 1};
   const auto blocks = [&] {
