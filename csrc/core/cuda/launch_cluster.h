@@ -5,23 +5,34 @@
 
 namespace dyno {
 
-// `cluster` blocks along z are one cluster; the grid's z is a multiple of it.
+// Blocks along z that are one cluster. The driver puts as many of them on a multiprocessor as find room there, unless
+// they shall be spread.
+struct Cluster {
+  unsigned blocks = 1;
+  bool spread = false;
+  Cluster(unsigned count, bool spread_out = false) : blocks(count), spread(spread_out) {}
+};
+
+// The grid's z is a multiple of the cluster's blocks.
 template <typename... Params, typename... Args>
-void launch_dependent_cluster(const char* op, void (*kernel)(Params...), dim3 grid, dim3 block, unsigned cluster,
+void launch_dependent_cluster(const char* op, void (*kernel)(Params...), dim3 grid, dim3 block, Cluster cluster,
                               size_t shared_bytes, cudaStream_t stream, const Args&... args) {
-  cudaLaunchAttribute attributes[2]{};
+  cudaLaunchAttribute attributes[3]{};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim.x = attributes[0].val.clusterDim.y = 1;
-  attributes[0].val.clusterDim.z = cluster;
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  attributes[0].val.clusterDim.z = cluster.blocks;
+  attributes[1].id = cudaLaunchAttributeClusterSchedulingPolicyPreference;
+  attributes[1].val.clusterSchedulingPolicyPreference =
+      cluster.spread ? cudaClusterSchedulingPolicySpread : cudaClusterSchedulingPolicyDefault;
+  attributes[2].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[2].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = has_dependent_launch() ? 2 : 1;
+  config.numAttrs = has_dependent_launch() ? 3 : 2;
   cuda_check(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), op, __FILE__, __LINE__);
 }
 

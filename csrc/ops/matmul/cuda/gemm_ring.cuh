@@ -319,7 +319,8 @@ inline void gemm_ring_start(GemmRingKernel kernel, int threads, const Problem& p
   for (const Part& more : p.more) row_tiles += (more.n + rows - 1) / rows;
   const dim3 grid(static_cast<unsigned>(format.token_tiles()), static_cast<unsigned>(row_tiles),
                   static_cast<unsigned>((p.last_matrix - p.first_matrix) * shape.parts));
-  launch_dependent_cluster("matmul", kernel, grid, static_cast<unsigned>(threads), static_cast<unsigned>(shape.parts),
+  const Cluster cluster(static_cast<unsigned>(shape.parts), shape.spread);
+  launch_dependent_cluster("matmul", kernel, grid, static_cast<unsigned>(threads), cluster,
                            static_cast<size_t>(shape.bytes), stream, p, format, shape);
 }
 

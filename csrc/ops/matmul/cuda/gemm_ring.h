@@ -29,7 +29,8 @@ struct GemmRingShape {
   int rows = 256, parts = 1, stages = 0;
   int x_bytes = 0, stage_bytes = 0, sums_stride = 0;  // sums_stride: floats from one token to the next
   int64_t barriers = 0, bytes = 0;                    // where the barriers stand, and all
-  bool codes = false;                                 // for gemm_codes.cuh, whose stages hold sums of x as well
+  bool spread = false;  // where two blocks find room on a multiprocessor, those of a cluster take one each
+  bool codes = false;   // for gemm_codes.cuh, whose stages hold sums of x as well
 
   constexpr int planes() const { return rows == 128 && !codes ? 2 : 1; }
   constexpr int warps() const { return rows == 512 ? 2 * kGemmRingWarps : kGemmRingWarps; }  // that multiply
@@ -47,7 +48,7 @@ constexpr GemmRingShape gemm_ring_shape(DType type, int64_t k, int tokens, int r
   // Of the 228 KiB of a multiprocessor each block takes one for itself, and one is lost to the alignment. Where blocks
   // share it, some is left to the small launches between products.
   const int64_t all = int64_t{blocks == 1 ? 228 : codes ? 222 : 220} << 10;
-  GemmRingShape s{.rows = rows, .parts = parts, .codes = codes};
+  GemmRingShape s{.rows = rows, .parts = parts, .spread = blocks > 1, .codes = codes};
   const int64_t room = all / blocks - (1 << 10) - kAlignment - kGemmRingMaxStages * s.barrier_bytes();
   s.x_bytes = gemm_ring_tiles(type) * tokens * 128 + (codes ? tokens * 32 : 0);
   s.stage_bytes =
