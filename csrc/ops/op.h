@@ -283,6 +283,7 @@ struct QkvRopeStoreDesc {
   bool q_norm = false;  // RMS norm over each head before the rotation
   bool k_norm = false;
   bool latent = false;
+  bool v_norm = false;  // the same over each value head, without weights
   friend bool operator==(const QkvRopeStoreDesc&, const QkvRopeStoreDesc&) = default;
 };
 
@@ -299,8 +300,9 @@ struct RopeAttentionDesc {
   bool sinks = false;
   bool windowed = false;
   bool softcap = false;
+  bool v_norm = false;
   QkvRopeStoreDesc store() const {
-    return {m, heads, kv_heads, dk, dv, n_rot, nope, k_type, v_type, neox, q_norm, k_norm, latent};
+    return {m, heads, kv_heads, dk, dv, n_rot, nope, k_type, v_type, neox, q_norm, k_norm, latent, v_norm};
   }
   AttentionDesc attention() const {
     return {m, heads, kv_heads, dk, dv, k_type, v_type, latent, sinks, windowed, softcap, false};

@@ -201,6 +201,7 @@ def qkv_rope_store_cases() -> Iterator[Case]:
         neox: bool = True,
         q_norm: bool = False,
         k_norm: bool = False,
+        v_norm: bool = False,
         nope: int | None = None,
         gap: int = 0,
     ) -> Case:
@@ -283,10 +284,13 @@ def qkv_rope_store_cases() -> Iterator[Case]:
                     if latent:
                         continue
                     cells = out["v_cache"][slot, position : position + count, :v_bytes]
-                    packed, _ = to_cache(
-                        np.ascontiguousarray(v[first : first + count, : kv_heads * dv]), v_type
-                    )
-                    np.testing.assert_array_equal(cells, packed)
+                    rows = np.ascontiguousarray(v[first : first + count, : kv_heads * dv])
+                    if v_norm:
+                        wide = rows.reshape(count, kv_heads, dv).astype(np.float64)
+                        normed_rows = reference.rms_norm(wide, None, None, args["eps"]).reshape(count, -1)
+                        expect_close(from_cache(cells, v_type), normed_rows, LOSS[v_type])
+                        continue
+                    np.testing.assert_array_equal(cells, to_cache(rows, v_type)[0])
                 for name in ("k_cache",) if latent else ("k_cache", "v_cache"):
                     np.testing.assert_array_equal(out[name][kept], before[name][kept])
                     width = k_bytes if name == "k_cache" else v_bytes
@@ -307,6 +311,7 @@ def qkv_rope_store_cases() -> Iterator[Case]:
             "neox": neox,
             "q_norm": q_norm,
             "k_norm": k_norm,
+            "v_norm": v_norm,
             "latent": latent,
         }
         return Case("qkv_rope_store", desc, build, f"runs{len(runs)}-gap{gap}")
@@ -320,6 +325,10 @@ def qkv_rope_store_cases() -> Iterator[Case]:
     yield make(2, 2, 64, 64, 32, [(0, 4, 3, 33), *((i + 4, 1, i, i) for i in range(33))], "q8_0 q8_0")
     yield make(6, 3, 80, 96, 80, [(0, 2, 1, 0)], "f32 bf16", gap=4)
     yield make(2, 1, 256, 192, 256, [(0, 3, 1, 0)], "q8_0 f16", q_norm=True, k_norm=True)
+    # Norms of values, where heads of values are wider or narrower than keys.
+    yield make(4, 2, 64, 96, 64, [(0, 3, 5, 1), (3, 1, 0, 0)], v_norm=True, gap=1)
+    yield make(16, 2, 512, 512, 512, [(0, 2, 30, 0)], "f16 f16", q_norm=True, k_norm=True, v_norm=True)
+    yield make(3, 1, 160, 32, 48, [(0, 7, 0, 0)], "f16 q8_0", neox=False, k_norm=True, v_norm=True)
     yield make(5, 1, 36, 32, 4, [(0, 3, 4, 0)], nope=9, k_norm=True, gap=2)
     yield make(16, 1, 576, 512, 64, [(0, 2, 77, 0)], "f16 f16", nope=128, k_norm=True, neox=False)
     yield make(2, 1, 96, 64, 32, [(0, 1, 5, 0)], "q8_0 q8_0", nope=1)

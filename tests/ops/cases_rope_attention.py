@@ -35,6 +35,7 @@ def make(
     neox: bool = True,
     q_norm: bool = False,
     k_norm: bool = False,
+    v_norm: bool = False,
     nope: int | None = None,
     window: int | None = None,
     softcap: float | None = None,
@@ -118,6 +119,9 @@ def make(
         fresh = {"k_cache": want_k.reshape(m, -1)}
         if not latent:
             fresh["v_cache"] = v[:, : kv_heads * dv].astype(np.float64)
+        if v_norm:
+            heads_of_values = fresh["v_cache"].reshape(m, kv_heads, dv)
+            fresh["v_cache"] = reference.rms_norm(heads_of_values, None, None, args["eps"]).reshape(m, -1)
         kept = np.ones((slots, ctx), bool)
         values = {}
         for name, (dtype, width) in widths.items():
@@ -167,6 +171,7 @@ def make(
         "neox": neox,
         "q_norm": q_norm,
         "k_norm": k_norm,
+        "v_norm": v_norm,
         "latent": latent,
         "sinks": sinks,
         "windowed": window is not None,
@@ -198,6 +203,14 @@ def rope_attention_cases() -> Iterator[Case]:
     yield make(8, 4, 64, 64, 32, [(0, 1, 7, 2), (1, 5, 0, 0), (6, 1, 390, 1)], "q8_0 q8_0", q_norm=True)
     yield make(64, 2, 64, 64, 64, [(0, 3, 130, 0)], "bf16 bf16", neox=False)
     yield make(4, 2, 96, 160, 48, [(0, 8, 2, 0)], "bf16 q8_0", k_norm=True)
+    # Norms of values.
+    for types in ("f16 f16", "bf16 bf16", "q8_0 q8_0"):
+        yield make(8, 4, 128, 128, 128, [(0, 1, 300, 0)], types, q_norm=True, k_norm=True, v_norm=True)
+        yield make(
+            4, 2, 256, 256, 256, [(0, 3, 140, 0), (3, 1, 9, 1)], types, k_norm=True, v_norm=True, window=99
+        )
+    yield make(6, 2, 64, 64, 64, [(0, 1, 70, 1)], "f16 f16", v_norm=True, settled=False)
+    yield make(3, 1, 20, 12, 20, [(0, 2, 5, 0)], q_norm=True, v_norm=True, gap=1)
     # Latents.
     for depth in (0, 31, 256, 1300):
         yield make(16, 1, 576, 512, 64, [(0, 1, depth, 0)], "f16 f16", nope=128, k_norm=True, neox=False)

@@ -69,6 +69,7 @@ FreshRows make_fresh_rows(const RopeAttentionArgs& args, const RopeAttentionDesc
           .k_norm = args.k_norm,
           .norms_q = desc.q_norm,
           .norms_k = desc.k_norm,
+          .norms_v = desc.v_norm,
           .eps = args.eps,
           .inv_freq = args.inv_freq,
           .mscale = args.mscale,

@@ -64,7 +64,14 @@ struct FreshWork {
   }
   __device__ void finish(int item, float (&x)[kPer]) {
     const int at = item - tile.rows();
-    if (at >= fresh.count) return store(x, t.dv, at - fresh.count, true);
+    if (at >= fresh.count) {
+      if (f.norms_v) {
+        const float scale = norm_scale(x, t.dv, f.eps, lane);
+#pragma unroll
+        for (int j = 0; j < kPer; ++j) x[j] *= scale;
+      }
+      return store(x, t.dv, at - fresh.count, true);
+    }
     const bool query = at < 0;
     if (query ? f.norms_q : f.norms_k) {
       const float scale = norm_scale(x, t.dk, f.eps, lane);

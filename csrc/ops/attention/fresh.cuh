@@ -15,7 +15,7 @@ struct FreshRows {
   int64_t k_stride, v_stride;  // between tokens
   const float* q_norm;         // weights, null: ones
   const float* k_norm;
-  bool norms_q, norms_k;
+  bool norms_q, norms_k, norms_v;  // of values without weights
   float eps;
   const float* inv_freq;
   float mscale;

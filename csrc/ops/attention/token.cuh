@@ -238,6 +238,7 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
     shared.angles[i] = device::cos_sin(position, f.inv_freq[i], f.mscale);
   }
   FreshRow<kHead, kBf16> row;
+  const float* weights = f.q_norm;  // of its norm
   row.query = warp < kWarps;
   if (row.query) {
     row.to = shared.queries[warp];
@@ -256,10 +257,11 @@ __global__ void __launch_bounds__(kThreads, 1) token_kernel(const __grid_constan
       row.cache = value ? f.v_cache + cell * t.args.v_row_bytes + kv_head * t.v_head_bytes
                         : f.k_cache + cell * t.args.k_row_bytes + kv_head * t.k_head_bytes;
     }
-    row.normed = !value && f.norms_k, row.rotated = !value;
+    weights = value ? nullptr : f.k_norm;
+    row.normed = value ? f.norms_v : f.norms_k, row.rotated = !value;
   }
   __syncthreads();  // the angles are written
-  row.prepare(f, shared.angles, row.query ? f.q_norm : f.k_norm, lane);
+  row.prepare(f, shared.angles, weights, lane);
 #if __CUDA_ARCH__ >= 900
   if constexpr (kClusters) {
     if (!whole) {

@@ -14,7 +14,7 @@ constexpr void for_each_field(std::type_identity<QkvRopeStoreDesc>, V&& v) {
   v("dk", &D::dk, In::always); v("dv", &D::dv, In::always); v("n_rot", &D::n_rot, In::always);
   v("nope", &D::nope, In::if_set); v("k_type", &D::k_type, In::always); v("v_type", &D::v_type, In::always);
   v("neox", &D::neox, In::if_set); v("q_norm", &D::q_norm, In::if_set); v("k_norm", &D::k_norm, In::if_set);
-  v("latent", &D::latent, In::if_set);
+  v("v_norm", &D::v_norm, In::if_set); v("latent", &D::latent, In::if_set);
 }
 // clang-format on
 

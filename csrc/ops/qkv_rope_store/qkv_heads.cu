@@ -20,7 +20,7 @@ struct QkvTask {
   int heads, kv_heads, dk, dv, n_rot, nope;
   Scalar k_type, v_type;
   int64_t k_head_bytes, v_head_bytes;
-  bool neox, q_norm, k_norm, latent;
+  bool neox, q_norm, k_norm, v_norm, latent;
 };
 
 // The work of a warp: `width` floats at `from`, of which [0, normed) are normed and [rotated, rotated + n_rot) rotated.
@@ -49,7 +49,7 @@ __device__ __forceinline__ Item key_item(const QkvTask& t, int64_t token, int he
           true};
 }
 __device__ __forceinline__ Item value_item(const QkvTask& t, int64_t token, int head) {
-  return {t.args.v + token * t.args.v_stride + int64_t{head} * t.dv, nullptr, t.dv, 0, 0, false};
+  return {t.args.v + token * t.args.v_stride + int64_t{head} * t.dv, nullptr, t.dv, t.v_norm ? t.dv : 0, 0, false};
 }
 
 // kPer: floats of the widest row for each lane.
@@ -167,6 +167,7 @@ void qkv_heads_cuda(const QkvRopeStoreArgs& args, const QkvRopeStoreDesc& desc, 
                      .neox = desc.neox,
                      .q_norm = desc.q_norm,
                      .k_norm = desc.k_norm,
+                     .v_norm = desc.v_norm,
                      .latent = desc.latent};
   const int64_t items = desc.heads + (desc.latent ? 1 : 2) * desc.kv_heads;
   const dim3 grid(static_cast<unsigned>(desc.m), static_cast<unsigned>((items + warps - 1) / warps));

@@ -37,7 +37,7 @@ struct Token {
   int64_t token;
   CpuIsa isa;
   float* table;  // n_rot
-  float* row;    // dk * kv_heads
+  float* row;    // max(dk, dv) * kv_heads
 
   void norm(float* x, const float* weight, int64_t n, int64_t rows) const {
     const NormArgs args{.x = x, .weight = weight, .out = x, .eps = a.eps};
@@ -68,6 +68,15 @@ struct Token {
     rope(row, d.kv_heads, d.dk, d.latent ? rest : 0);
     store_cache_row(isa, d.k_type, row, a.k_cache + cell * a.k_row_bytes, d.kv_heads * d.dk);
   }
+  void values(int64_t cell) const {
+    const float* from = a.v + token * a.v_stride;
+    if (d.v_norm) {
+      std::copy_n(from, d.kv_heads * d.dv, row);
+      norm(row, nullptr, d.dv, d.kv_heads);
+      from = row;
+    }
+    store_cache_row(isa, d.v_type, from, a.v_cache + cell * a.v_row_bytes, d.kv_heads * d.dv);
+  }
 };
 
 }  // namespace
@@ -82,10 +91,11 @@ Support supports(const QkvRopeStoreDesc& desc, const Config& config, const Devic
   if (desc.nope < 0 || (desc.nope > 0 && !desc.latent)) {
     return Support::no(str_cat("nope=", desc.nope, ": only queries of latent attention have a part without rotation"));
   }
-  if (desc.latent && (desc.kv_heads != 1 || desc.n_rot == desc.dk || desc.q_norm)) {
-    return Support::no(str_cat(
-        "latent with kv_heads=", desc.kv_heads, " dk=", desc.dk, " n_rot=", desc.n_rot, desc.q_norm ? " q_norm" : "",
-        ": latent attention has one row with a latent and a rotary key, and no norm of queries"));
+  if (desc.latent && (desc.kv_heads != 1 || desc.n_rot == desc.dk || desc.q_norm || desc.v_norm)) {
+    return Support::no(
+        str_cat("latent with kv_heads=", desc.kv_heads, " dk=", desc.dk, " n_rot=", desc.n_rot,
+                desc.q_norm ? " q_norm" : "", desc.v_norm ? " v_norm" : "",
+                ": latent attention has one row with a latent and a rotary key, and no norm of queries or values"));
   }
   if (const Support keys = cache_row("k_type", desc.k_type, desc.dk); !keys) return keys;
   if (const Support values = cache_row("v_type", desc.v_type, desc.latent ? 32 : desc.dv); !values) return values;
@@ -110,12 +120,13 @@ Cost cost(const QkvRopeStoreDesc& desc) {
                               (desc.latent ? 0 : static_cast<double>(row_bytes(desc.v_type, desc.dv))));
   const double rotated = static_cast<double>((desc.heads + desc.kv_heads) * desc.n_rot);
   return {m * ((2 * q + k + v) * 4 + stored),
-          m * (3 * rotated + (desc.q_norm ? 4 * q : 0) + (desc.k_norm ? 4 * k : 0))};
+          m * (3 * rotated + (desc.q_norm ? 4 * q : 0) + (desc.k_norm ? 4 * k : 0) + (desc.v_norm ? 4 * v : 0))};
 }
 
 size_t scratch_bytes(const QkvRopeStoreDesc& desc, const Config& config) {
   if (config.variant == k_heads) return 0;
-  return static_cast<size_t>((desc.n_rot + 15) / 16 * 16 + desc.kv_heads * desc.dk) * sizeof(float);
+  const int64_t row = desc.kv_heads * (desc.v_norm ? std::max(desc.dk, desc.dv) : desc.dk);
+  return static_cast<size_t>((desc.n_rot + 15) / 16 * 16 + row) * sizeof(float);
 }
 
 void launch(const Config& config, const QkvRopeStoreDesc& desc, const QkvRopeStoreArgs& args, CpuContext& context) {
@@ -137,9 +148,7 @@ void launch(const Config& config, const QkvRopeStoreDesc& desc, const QkvRopeSto
                       if (run == args.runs + args.n_runs) continue;
                       const int64_t cell = run->slot * args.slot_positions + run->position + (at - run->first_token);
                       token.keys(cell);
-                      if (desc.latent) continue;
-                      store_cache_row(context.isa, desc.v_type, args.v + at * args.v_stride,
-                                      args.v_cache + cell * args.v_row_bytes, desc.kv_heads * desc.dv);
+                      if (!desc.latent) token.values(cell);
                     }
                   });
 }

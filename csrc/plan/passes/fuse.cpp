@@ -13,7 +13,7 @@ using model::WeightId;
 
 bool has_plain_attention(const model::LayerSpec& spec) {
   const model::AttentionSpec& a = spec.attention;
-  return spec.has_attention() && !a.v_norm && !a.v_is_k && a.shared_kv < 0;
+  return spec.has_attention() && a.shared_kv < 0;
 }
 
 bool fused_takes(const DeviceInfo& device, const ops::OpDesc& desc, std::initializer_list<int64_t> numbers) {
@@ -37,7 +37,7 @@ bool stand_together(const Plan& plan, std::initializer_list<WeightId> weights) {
 }
 
 std::optional<ops::QkvDesc> qkv_desc(const Plan& plan, const model::ModelDesc& model, const model::AttentionSpec& a) {
-  if (a.kind == model::AttentionKind::mla || a.qkv != kNone || !stand_together(plan, {a.q, a.k, a.v})) {
+  if (a.kind == model::AttentionKind::mla || a.qkv != kNone || a.v_is_k || !stand_together(plan, {a.q, a.k, a.v})) {
     return std::nullopt;
   }
   const ops::Layout layout = plan.weights[static_cast<size_t>(a.q)].layout;
@@ -156,6 +156,7 @@ class Fuse {
       first_products(spec.attention, i);
       fuse_attention(plan_, model_, nodes_, i);
     }
+    if (spec.beside) experts_down(*spec.beside, i);
     if (spec.ffn.kind != model::FfnKind::moe) return;
     router(spec.ffn, i);
     experts_down(spec.ffn, i);
@@ -202,6 +203,10 @@ class Fuse {
   void first_products(const model::AttentionSpec& a, int32_t i) {
     if (a.kind == model::AttentionKind::mla) {
       two_products(a.q_a != kNone ? a.q_a : a.q, a.kv_a, "_and_kv_a", i);
+      return;
+    }
+    if (a.v_is_k) {
+      two_products(a.q, a.k, "k", i);
       return;
     }
     const std::optional<ops::QkvDesc> desc = qkv_desc(plan_, model_, a);

@@ -27,7 +27,8 @@ ops::RopeAttentionDesc heads_desc(const Plan& plan, const model::AttentionSpec& 
           .k_norm = a.k_norm != kNone && norms_inside(a),
           .sinks = a.sinks != kNone,
           .windowed = a.window > 0,
-          .softcap = a.softcap > 0};
+          .softcap = a.softcap > 0,
+          .v_norm = a.v_norm};
 }
 ops::RopeAttentionDesc latents_desc(const Plan& plan, const model::AttentionSpec& a) {
   return {.heads = a.heads,
@@ -95,16 +96,29 @@ Rotated find_rotated(const Nodes& nodes, Span store) {
 struct Heads {
   Attention found;
   Rotated x;
+  Operand copy{};  // of k, where values are keys; the fused launches only read k
   model::WeightId q_norm = kNone, k_norm = kNone;
 };
 std::optional<Heads> find_heads(const Plan& plan, const model::AttentionSpec& a, const Nodes& nodes, int32_t layer) {
   if (a.q_norm != kNone && a.qk_norm == model::QkNorm::heads_after_rope) return std::nullopt;
+  if (a.v_norm && !norms_inside(a)) return std::nullopt;
   if (a.rope.position_scale != 0) return std::nullopt;  // they rotate queries and keys by one table
   const Attention found = find_attention(nodes, layer, norms_inside(a));
-  Heads heads{found, find_rotated(nodes, found.store)};
+  Heads heads{.found = found, .x = find_rotated(nodes, found.store)};
+  if (a.v_is_k) {
+    heads.copy = heads.x.v;
+    heads.x.v = heads.x.k;
+  }
   if (norms_inside(a)) heads.q_norm = a.q_norm, heads.k_norm = a.k_norm;
   if (!norms_with_cache(plan, layer, {heads.q_norm, heads.k_norm})) return std::nullopt;
   return heads;
+}
+
+void erase_copy(Nodes& nodes, int32_t layer, const Heads& heads) {
+  if (!heads.copy) return;
+  const size_t at = find_node<CopyOperands>(nodes, layer_span(nodes, layer),
+                                            [&](const CopyOperands& o) { return o.out.value == heads.copy.value; });
+  nodes.erase(nodes.begin() + static_cast<std::ptrdiff_t>(at));
 }
 
 void store_heads(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer, const Heads& heads) {
@@ -118,6 +132,7 @@ void store_heads(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_
                            .k_norm = heads.k_norm,
                            .eps = static_cast<float>(model.norm_eps),
                            .rope_table = rope_table(plan, model, a.rope)}));
+  erase_copy(nodes, layer, heads);
 }
 
 void fuse_heads(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t layer) {
@@ -145,6 +160,7 @@ void fuse_heads(Plan& plan, const model::ModelDesc& model, Nodes& nodes, int32_t
                            .softcap = attention.softcap,
                            .window = attention.window,
                            .out = attention.out}));
+  erase_copy(nodes, layer, *heads);
 }
 
 // The copy of the rotary part goes as well: the launch that rotates it puts it where absorbed queries have it, or
