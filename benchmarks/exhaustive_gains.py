@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, Any
 from dyno.bench import machine_facts
 from dyno.profiles.io import write_atomically
 from dyno.testing.models import tiny_model
-from dyno_tuner.cli.arguments import least_deadline
 from dyno_tuner.core.errors import DisturbedError
 from dyno_tuner.core.options import MeasurementPolicy, Options
 from dyno_tuner.core.protocol import Configuration, KernelChoice, TrialStatus
@@ -46,6 +45,7 @@ from dyno_tuner.measure.paired_rounds import Rounds
 from dyno_tuner.record.recorder import Recorder
 from dyno_tuner.run.context import RunContext
 from dyno_tuner.run.session import Request, run, space_for, target_of
+from dyno_tuner.targets.dyno.declaration import declaration
 from lanes import automatic
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Bench:
         recorder = Recorder(
             self.executor, workload, identity=self.space.identity, watch=self._watch,
             patience=None if force else 30.0,
-            deadline_floor=least_deadline("dyno", "cpu", str(model)),
+            deadline_floor=declaration("dyno").least_deadline("cpu", str(model)),
         )  # fmt: skip
         self.context = RunContext(recorder, self.space, self.options)
         self.context.policy = self.options.policy
@@ -313,7 +313,7 @@ def tune(
     options = Options(Workload.parse(WORKLOAD), budget=budget, seed=seed, kernels=True)
     request = Request(
         str(model), options, "cpu", out=Path(scratch) / "profile.yaml", quiet=True,
-        deadline_floor=least_deadline("dyno", "cpu", str(model)), force=force,
+        deadline_floor=declaration("dyno").least_deadline("cpu", str(model)), force=force,
     )  # fmt: skip
     outcome = run(request).outcome
     profile = Configuration(

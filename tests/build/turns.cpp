@@ -48,6 +48,7 @@ class Teller : public Backend {
   }
   void finish_host_turn() override { told.push_back("turn over"); }
   void bring(model::WeightId, const std::byte*, int64_t, std::span<const MatrixRange>) override {}
+  void bring_own(model::WeightId, model::WeightId, std::span<const MatrixMove>) override {}
   void await_copies(model::WeightId) override {}
   void read(plan::ValueId, std::span<std::byte>) override {}
 

@@ -272,9 +272,7 @@ def test_few_tokens_take_a_ring(
         ("matmul", 65, 4096, 4096, None),
     ],
 )
-def test_q4_k_takes_whole_numbers(
-    family: str, m: int, n: int, k: int, taken: tuple[int, ...] | None
-) -> None:
+def test_q4_k_takes_whole_numbers(family: str, m: int, n: int, k: int, taken: tuple[int, ...] | None) -> None:
     """`taken`: tokens, rows, parts and blocks."""
     machine = {**H200, "shared_per_block_bytes": 227 << 10}
     desc = {"type": "q4_k", "layout": "gpu", "act": "f32", "m": m, "n": n, "k": k, "path": "mmq"}

@@ -145,7 +145,7 @@ def test_products_by_expert(type_name: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["matmul_id", "moe_up_gate"])
-@pytest.mark.parametrize("bad", [-1, EXPERTS])
+@pytest.mark.parametrize("bad", [-2, EXPERTS])  # -1 is a row that another device computes
 def test_an_expert_that_does_not_exist_is_an_error(family: str, bad: int) -> None:
     n, k, used = 16, 32, 2
     rng = np.random.default_rng(13)

@@ -20,7 +20,7 @@ from dyno_tuner.ab.render import markdown, to_dict
 from dyno_tuner.ab.revision import build, commit_of
 from dyno_tuner.ab.run import Run
 from dyno_tuner.ab.sides import Given, make_side
-from dyno_tuner.cli import ab_command
+from dyno_tuner.cli import ab_command, arguments
 from dyno_tuner.cli.commands import app
 from dyno_tuner.core.errors import TuneError
 from dyno_tuner.core.protocol import Workload
@@ -392,7 +392,7 @@ def test_the_device_is_chosen_as_tune_does(
     tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where there is a GPU, dyno runs on it unless told otherwise; other engines' binaries alone do not."""
-    monkeypatch.setattr(ab_command, "devices_of", lambda device, gpu: ["cuda:0"])
+    monkeypatch.setattr(arguments, "devices_of", lambda device, gpu: ["cuda:0"])
     asked: list[int | None] = []
 
     def given(name: str, word: str, given: Given, *rest: object) -> None:

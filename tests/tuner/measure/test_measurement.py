@@ -41,6 +41,9 @@ class Scripted:
         self.now += workload.pp / rate
         return Sample(metric, prompt, workload.pp, workload.pp / rate, workload.pp / rate)
 
+    def count_energy(self, wanted: str | None) -> str:
+        return ""
+
     def clock(self) -> float:
         return self.now
 

@@ -86,6 +86,9 @@ class _Steady:
         self.asked.append(f"{metric}{prompt}")
         return Sample(metric, prompt, workload.tokens(metric), self.seconds, self.seconds)
 
+    def count_energy(self, wanted: str | None) -> str:
+        return ""
+
     def rest(self, seconds: float) -> None:
         self.asked.append(f"rest {seconds:g}")
 
@@ -164,6 +167,7 @@ class _Engine:
         self.model = {"n_vocab": 1000, "recurrent_layers": 0}
         self.settings: dict[str, Any] = {}
         self.device_info: dict[str, Any] = {}
+        self.expert_choices = {"chosen": 0, "cached": 0}
 
     def __enter__(self) -> Self:
         return self
