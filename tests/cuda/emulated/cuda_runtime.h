@@ -1,0 +1,156 @@
+// CUDA's words for a kernel that runs on the CPU, so that a test without a GPU can look at its answers. The threads of
+// a block are fibers of one thread, which run until a barrier or a shuffle. Only its arithmetic and its order are those
+// of a GPU: nothing here finds a missing barrier, or tells anything about time.
+#pragma once
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ thread_local
+#define __align__(bytes) __attribute__((aligned(bytes)))
+
+using std::max;
+using std::min;
+
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned of_x = 1, unsigned of_y = 1, unsigned of_z = 1) : x(of_x), y(of_y), z(of_z) {}
+};
+
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+namespace emulated {
+
+constexpr unsigned kWarp = 32;
+constexpr size_t kStackBytes = size_t{1} << 17;
+
+struct Fiber {
+  ucontext_t context{};
+  std::unique_ptr<char[]> stack;
+  dim3 index;
+  bool ended = false;
+};
+
+inline std::vector<Fiber> fibers;
+inline size_t current = 0;
+inline ucontext_t scheduler;
+inline std::function<void()> kernel;
+inline dim3 block, threads;
+inline bool moved = false;  // whether any fiber got on since the scheduler last looked
+
+inline void yield() { swapcontext(&fibers[current].context, &scheduler); }
+
+class Barrier {
+ public:
+  void wait(unsigned count) {
+    moved = true;
+    const unsigned generation = generation_;
+    if (++arrived_ == count) {
+      arrived_ = 0;
+      ++generation_;
+    }
+    while (generation == generation_) yield();
+    moved = true;
+  }
+
+ private:
+  unsigned arrived_ = 0, generation_ = 0;
+};
+
+inline Barrier whole;
+inline std::vector<Barrier> warps;
+inline std::vector<double> lanes;
+
+inline void enter() {
+  kernel();
+  fibers[current].ended = true;
+  moved = true;
+  while (true) yield();
+}
+
+// Runs one block. Throws std::runtime_error if its threads wait for each other for ever.
+inline void run_block(unsigned count, std::function<void()> body) {
+  kernel = std::move(body);
+  threads = dim3(count);
+  whole = {};
+  warps.assign((count + kWarp - 1) / kWarp, {});
+  lanes.assign(count, 0.0);
+  fibers.clear();
+  fibers.resize(count);
+  for (unsigned i = 0; i < count; ++i) {
+    Fiber& fiber = fibers[i];
+    fiber.stack = std::make_unique<char[]>(kStackBytes);
+    fiber.index = dim3(i, 0, 0);
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = kStackBytes;
+    fiber.context.uc_link = &scheduler;
+    makecontext(&fiber.context, enter, 0);
+  }
+  for (bool left = true; left;) {
+    left = moved = false;
+    for (current = 0; current < fibers.size(); ++current) {
+      if (fibers[current].ended) continue;
+      left = true;
+      swapcontext(&scheduler, &fibers[current].context);
+    }
+    if (left && !moved) throw std::runtime_error("the threads of a block wait for each other for ever");
+  }
+}
+
+// The value of lane `from` of the caller's warp, of which all lanes have to take part.
+template <typename T>
+T exchange(T value, unsigned from) {
+  const unsigned thread = fibers[current].index.x, first = thread / kWarp * kWarp;
+  const unsigned lanes_there = std::min(kWarp, threads.x - first);
+  lanes[thread] = static_cast<double>(value);
+  warps[thread / kWarp].wait(lanes_there);
+  const T found = static_cast<T>(lanes[first + from]);
+  warps[thread / kWarp].wait(lanes_there);
+  return found;
+}
+
+inline unsigned lane() { return fibers[current].index.x % kWarp; }
+
+}  // namespace emulated
+
+#define threadIdx (emulated::fibers[emulated::current].index)
+#define blockIdx (emulated::block)
+#define blockDim (emulated::threads)
+
+inline void __syncthreads() { emulated::whole.wait(emulated::threads.x); }
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int bits) {
+  return emulated::exchange(value, emulated::lane() ^ static_cast<unsigned>(bits));
+}
+template <typename T>
+T __shfl_sync(unsigned, T value, int from) {
+  return emulated::exchange(value, static_cast<unsigned>(from));
+}
+template <typename T>
+T __shfl_up_sync(unsigned, T value, int delta) {
+  const unsigned lane = emulated::lane(), by = static_cast<unsigned>(delta);
+  return emulated::exchange(value, lane >= by ? lane - by : lane);
+}
+inline unsigned __float_as_uint(float value) { return __builtin_bit_cast(unsigned, value); }
+inline float __uint_as_float(unsigned value) { return __builtin_bit_cast(float, value); }
+
+constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 0;
+template <typename Kernel>
+int cudaFuncSetAttribute(Kernel, int, int) {
+  return 0;
+}
