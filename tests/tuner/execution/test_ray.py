@@ -124,7 +124,7 @@ def test_a_node_that_is_lost_costs_one_trial(tmp_path: Path, placed: list[RayExe
 
 @pytest.mark.parametrize("placed", [({}, {"device": {"cores": 6}})], indirect=True)
 def test_nodes_of_two_kinds_are_refused(tmp_path: Path, placed: list[RayExecutor]) -> None:
-    with pytest.raises(TuneError, match=r"another kind than .*cores"):
+    with pytest.raises(TuneError, match=r"another kind of device than .*cores"):
         _tune(tmp_path, placed)
 
 
