@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from dyno.bench import machine_facts
 from dyno.devices import resolve_device
-from dyno_tuner.cli.arguments import least_deadline, parse_duration
+from dyno_tuner.cli.arguments import parse_duration
 from dyno_tuner.core.options import Options
 from dyno_tuner.core.workload import Workload
 from dyno_tuner.execution.worker import WorkerExecutor
@@ -30,6 +30,7 @@ from dyno_tuner.record import journal
 from dyno_tuner.run.session import Request, run, target_of
 from dyno_tuner.space.knobs import Fidelity, Knob
 from dyno_tuner.space.search_space import Space
+from dyno_tuner.targets.dyno.declaration import declaration
 
 if TYPE_CHECKING:
     from dyno_tuner.core.protocol import Description
@@ -66,7 +67,7 @@ def null_tune(model: str, device: str, workload: Workload, budget: float, seed: 
         out = Path(folder) / "null.yaml"
         request = Request(
             model, Options(workload, budget=budget, seed=seed), device, out=out, quiet=True,
-            ctx=max(4096, workload.longest), deadline_floor=least_deadline("dyno", device, model),
+            ctx=max(4096, workload.longest), deadline_floor=declaration("dyno").least_deadline(device, model),
         )  # fmt: skip
         executor = WorkerExecutor(*target_of(request, device, folder))
         try:

@@ -39,7 +39,6 @@ from typing import TYPE_CHECKING, Any
 
 from dyno import profiles
 from dyno.bench import machine_facts
-from dyno_tuner.cli.arguments import least_deadline
 from dyno_tuner.core.errors import DisturbedError
 from dyno_tuner.core.options import Options
 from dyno_tuner.core.workload import Workload
@@ -49,6 +48,7 @@ from dyno_tuner.run import verify
 from dyno_tuner.run.session import Request, run, space_for, target_of
 from dyno_tuner.space.knobs import Fidelity, Kind, Knob
 from dyno_tuner.space.search_space import Space
+from dyno_tuner.targets.dyno.declaration import declaration
 from lanes import BURN, automatic, busy
 from null_tune import null_space
 
@@ -92,7 +92,7 @@ def one(model: str, kind: str, seed: int, budget: float, out: Path, force: bool 
     options = Options(workload, budget=budget, seed=seed, kernels=kernels, check=False)
     request = Request(
         model, options, "cpu", out=out, quiet=True, force=force,
-        deadline_floor=least_deadline("dyno", "cpu", model),
+        deadline_floor=declaration("dyno").least_deadline("cpu", model),
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="dyno-disturbed-") as scratch:
         executor = WorkerExecutor(*target_of(request, "cpu", scratch))
