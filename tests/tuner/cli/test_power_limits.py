@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import signal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import typer
 from dyno import profiles
 from dyno_tuner.ab.run import Energy, Run
+from dyno_tuner.cli import commands
 from dyno_tuner.cli.commands import app
 from dyno_tuner.cli.power_limits import AtLimit, best, lines, parse_limits, tune_at_limits
-from dyno_tuner.core.errors import TuneError
+from dyno_tuner.core.errors import Interrupted, TuneError
 from dyno_tuner.core.protocol import Workload
 from dyno_tuner.execution.inline_executor import InlineExecutor
 from dyno_tuner.run.session import Request, Result, run
@@ -34,6 +36,7 @@ def plain(text: str) -> str:
 
 
 WORKLOAD = Workload(pp=64, tg=8)
+BUS = "00000000:07:00.0"
 SPEED = {700.0: 1.0, 500.0: 0.97, 300.0: 0.6}
 POWER = {700.0: 1.0, 500.0: 0.75, 300.0: 0.7}
 
@@ -113,10 +116,10 @@ def test_the_best_limit_follows_the_objective(tmp_path: Path) -> None:
     assert told["ratio_of"] == "tokens per joule"
     assert told["ratio"]["tg8"]["ratio"] == pytest.approx(0.97 / 0.75, rel=0.01)
     assert told["joules_per_token"]["tg8"]["gpu"][1] < told["joules_per_token"]["tg8"]["gpu"][0]
-    said = "\n".join(lines(frugal, "energy"))
+    said = "\n".join(lines(frugal, "energy", BUS))
     assert "best by energy: 500 W" in said
-    assert "nvidia-smi -pl 500" in said
-    assert "(worse)" in "\n".join(lines(fast, "speed"))
+    assert said.endswith(f"set that limit with nvidia-smi -i {BUS} -pl 500"), "of this GPU, not of all"
+    assert "(worse)" in "\n".join(lines(fast, "speed", BUS))
 
 
 def test_energy_without_a_counter_is_an_error(tmp_path: Path) -> None:
@@ -126,6 +129,100 @@ def test_energy_without_a_counter_is_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(TuneError, match="no counter of energy could be read"):
         searched(tmp_path, "energy", Blind())
+
+
+class Stopped(Card):
+    """The second tune is interrupted, and ends as `Tune.run` ends then: with a status."""
+
+    def tune(self, request: Request) -> Result:
+        result = super().tune(request)
+        if self.watts == 500.0:
+            result.outcome.status = "interrupted"
+        return result
+
+
+def test_an_interrupted_tune_ends_all(tmp_path: Path) -> None:
+    card = Stopped()
+    with pytest.raises(Interrupted, match=r"interrupted in the tune at 500 W; written: .*p\.700w\.yaml"):
+        searched(tmp_path, "speed", card)
+    assert card.set_to == [700.0, 500.0], "no further limit is set"
+
+
+@pytest.mark.parametrize("runs", [2, 12], ids=["before two rounds", "after two rounds"])
+def test_an_interrupted_comparison_ends_all(tmp_path: Path, runs: int) -> None:
+    left = iter(range(runs))
+
+    class Cut(Card):
+        def side(self, watts: float, result: Result) -> Callable[[Workload], Run]:
+            measured = super().side(watts, result)
+
+            def counted(workload: Workload) -> Run:
+                if next(left, None) is None:
+                    raise KeyboardInterrupt
+                return measured(workload)
+
+            return counted
+
+    card = Cut()
+    with pytest.raises(Interrupted, match="interrupted in the comparison of 500 W with 700 W"):
+        searched(tmp_path, "speed", card)
+    assert 300.0 not in card.set_to[3:], "no further comparison begins"
+
+
+@pytest.mark.parametrize("caught", [True, False], ids=["in the tune", "outside of it"])
+def test_an_interrupt_sets_the_limit_back_and_exits_with_130(
+    caught: bool, trained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    card, set_back = Card(), []
+
+    class Limit:
+        before = 650.0
+
+        def __init__(self, bus: str) -> None:
+            assert bus == BUS
+
+        def check(self, watts: list[float]) -> None:
+            assert watts == [500.0, 300.0]
+
+        def set(self, watts: float) -> None:
+            card.set(watts)
+
+        def __enter__(self) -> Limit:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            set_back.append(card.watts)
+
+    def tune(request: Request) -> Result:
+        if not caught:
+            raise KeyboardInterrupt
+        options = Options(WORKLOAD, seed=1, max_trials=2, rounds=2, max_rounds=2)
+        result = card.tune(dataclasses.replace(request, options=options, device="cuda:0"))
+        result.outcome.status = "interrupted"
+        return result
+
+    class Device:
+        info: ClassVar = {"pci_bus_id": BUS}
+
+    monkeypatch.setattr(commands, "devices_of", lambda *words: ["cuda:0"])
+    monkeypatch.setattr("dyno.devices.resolve_device", lambda name: Device)
+    monkeypatch.setattr("dyno_tuner.measure.power_limit.PowerLimit", Limit)
+    monkeypatch.setattr("dyno_tuner.run.session.run", tune)
+    words = ["--gpu", "0", "--workload", "pp=64,tg=8", "--out", str(tmp_path / "p.yaml"), "--quiet"]
+    argv = ["tune", "--model", str(trained_model), "--power-limits", "300,500", *words]
+    monkeypatch.setattr("sys.argv", argv)
+    usual = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            commands.main()
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+    said = capsys.readouterr().err
+    assert ended.value.code == 130, said
+    assert "interrupted in the tune at 500 W" in said
+    assert "--resume" not in said, "several tunes have none"
+    assert (card.set_to, set_back) == ([500.0], [500.0])
 
 
 def test_limits_are_read_from_the_highest() -> None:

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import TuneError
+from ..core.errors import Interrupted
 from ..core.intervals import Estimate, estimate
 from .run import Energy
 
@@ -81,7 +81,7 @@ class Compared:
         return SAME if not found else "mixed" if len(found) > 1 else found.pop()
 
 
-class TooEarly(TuneError):
+class TooEarly(Interrupted):
     """Interrupted before there were rounds enough to say anything."""
 
 

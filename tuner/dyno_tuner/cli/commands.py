@@ -233,7 +233,7 @@ def tune(
         if not target.foreign:
             request.placement = placement_of(virtual_device or [], limit, host_limit, devices[0])
         request.text = None if text is None or target.foreign else str(text.absolute())
-        _state["measuring"] = True
+        _state["measuring"] = not watts  # several tunes have no --resume
         if watts:
             _at_limits(request, watts, as_json=as_json)
             return
@@ -257,7 +257,8 @@ def _at_limits(request: Request, watts: list[float], *, as_json: bool) -> None:
     if not request.device.startswith("cuda:"):
         raise typer.BadParameter(f"--power-limits is for a GPU, and the device is {request.device}")
     number = int(request.device.removeprefix("cuda:"))
-    limit = PowerLimit(str(resolve_device(request.device).info["pci_bus_id"]))
+    bus = str(resolve_device(request.device).info["pci_bus_id"])
+    limit = PowerLimit(bus)
     limit.check(watts)
 
     def side(at: float, result: Result) -> Callable[[Workload], Run]:
@@ -277,7 +278,7 @@ def _at_limits(request: Request, watts: list[float], *, as_json: bool) -> None:
         told = {"best_w": best(found).watts, "limits": [one.to_dict(objective) for one in found]}
         print(json.dumps(told))
         return
-    print("\n".join(lines(found, objective)))
+    print("\n".join(lines(found, objective, bus)))
 
 
 def _nothing_before(context: typer.Context) -> None:

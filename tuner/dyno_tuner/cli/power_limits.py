@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from dataclasses import dataclass
@@ -10,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import typer
 
 from ..ab.compare import FASTER, SAME, SLOWER, Compared, Options, compare
-from ..core.errors import TuneError
+from ..core.errors import Interrupted, TuneError
 from ..core.options import ENERGY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ..ab.compare import Metric
@@ -81,15 +82,23 @@ def tune_at_limits(
         tune: carries out one tune.
         side: the runs of one profile; they begin after its limit is set.
         say: takes a line about every step.
+
+    Raises:
+        Interrupted: Ctrl-C or SIGTERM ended a tune or a comparison. No further limit is set.
     """
     budget = request.options.budget
     shares = None if budget is None else budget * (1 - COMPARE_SHARE) / len(watts)
     results: list[tuple[float, Result]] = []
     for one in watts:
         say(f"power limit {one:g} W")
-        limit.set(one)
         options = dataclasses.replace(request.options, budget=shares)
-        results.append((one, tune(dataclasses.replace(request, options=options, out=_out(request.out, one)))))
+        at_limit = dataclasses.replace(request, options=options, out=_out(request.out, one))
+        with _ends_all(f"interrupted in the tune at {one:g} W", results):
+            limit.set(one)
+            result = tune(at_limit)
+            results.append((one, result))
+            if result.outcome.status == "interrupted":  # the tune has caught the signal
+                raise KeyboardInterrupt
     found = [AtLimit(*results[0])]
     energy = request.options.objective == ENERGY
     left = None if budget is None else budget * COMPARE_SHARE / max(1, len(watts) - 1)
@@ -104,8 +113,27 @@ def tune_at_limits(
             done: Run = run(request.options.workload)
             return _by_energy(done) if energy else done
 
-        found.append(AtLimit(one, result, compare(measure, options_, say)))
+        with _ends_all(f"interrupted in the comparison of {one:g} W with {watts[0]:g} W", results):
+            compared = compare(measure, options_, say)
+            if compared.interrupted:
+                raise KeyboardInterrupt
+        found.append(AtLimit(one, result, compared))
     return found
+
+
+@contextlib.contextmanager
+def _ends_all(message: str, results: Sequence[tuple[float, Result]]) -> Iterator[None]:
+    """Turns an interrupt of one step into the end of all, with the profiles that are written.
+
+    Raises:
+        Interrupted: the step was interrupted.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, Interrupted) as error:
+        written = ", ".join(str(result.path) for _, result in results)
+        left = f"written: {written}" if written else "no profile was written"
+        raise Interrupted(f"{message}; {left}. The same command begins anew") from error
 
 
 def _out(out: Path | None, watts: float) -> Path | None:
@@ -149,8 +177,12 @@ def _words(metric: Metric) -> str:
     return f"{r.ratio:.3f} × [{r.low:.3f}, {r.high:.3f}] ({_BETTER[metric.verdict]})"
 
 
-def lines(found: Sequence[AtLimit], objective: str) -> list[str]:
-    """The limits in words, the highest first."""
+def lines(found: Sequence[AtLimit], objective: str, bus: str) -> list[str]:
+    """The limits in words, the highest first.
+
+    Args:
+        bus: PCI bus id of the GPU, without which `nvidia-smi` would change all of them.
+    """
     unit = "tokens per joule" if objective == ENERGY else "tokens per second"
     told = [f"{found[0].watts:g} W: the highest limit, which the others are compared with"]
     for one in found[1:]:
@@ -160,6 +192,6 @@ def lines(found: Sequence[AtLimit], objective: str) -> list[str]:
     chosen = best(found)
     told.append(
         f"best by {objective}: {chosen.watts:g} W, profile {chosen.result.path}; set that limit with "
-        f"nvidia-smi -pl {chosen.watts:g}"
+        f"nvidia-smi -i {bus} -pl {chosen.watts:g}"
     )
     return told
