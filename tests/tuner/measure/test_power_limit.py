@@ -33,7 +33,9 @@ def nvmlDeviceGetHandleByPciBusId(bus):
     return bus
 def nvmlDeviceGetPowerManagementLimitConstraints(handle): return [200000, 700000]
 def nvmlDeviceGetPowerManagementLimit(handle): return _card()["limit"]
-def nvmlDeviceGetEnforcedPowerLimit(handle): return min(_card()["limit"], _card().get("cap", 10**9))
+def nvmlDeviceGetEnforcedPowerLimit(handle):
+    if _card().get("silent"): raise NVMLError("GPU is lost")
+    return min(_card()["limit"], _card().get("cap", 10**9))
 def nvmlDeviceSetPowerManagementLimit(handle, limit):
     card = _card()
     if card.get("forbidden"): raise NVMLError("Insufficient Permissions")
@@ -147,5 +149,35 @@ def test_a_limit_that_cannot_be_set_back_is_said(card: Path) -> None:
     limit.__enter__()
     limit.set(400)
     change(card, forbidden=True)
-    with pytest.raises(TuneError, match=r"was not set back to 650 W; set it with nvidia-smi"):
+    with pytest.raises(TuneError, match=r"was not set back to 650 W \(.*\); set it with nvidia-smi -i 00"):
         limit.__exit__(None, None, None)
+
+
+def test_a_limit_that_cannot_be_set_back_does_not_hide_an_interrupt(
+    card: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        with opened() as limit:
+            limit.set(400)
+            change(card, forbidden=True)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert "was not set back to 650 W (Insufficient Permissions)" in capsys.readouterr().err
+
+
+def test_without_its_guard_a_limit_is_set_back_all_the_same(card: Path) -> None:
+    with opened() as limit:
+        limit.set(400)
+        assert limit._guard is not None
+        limit._guard.kill()
+        limit._guard.wait()
+    assert told(card)["limit"] == 650_000
+
+
+def test_an_enforced_limit_that_nobody_tells_is_an_error(card: Path) -> None:
+    change(card, silent=True)
+    with pytest.raises(TuneError, match="the limit that is enforced: GPU is lost"), opened() as limit:
+        limit.set(500)
+    assert told(card)["limit"] == 650_000

@@ -22,7 +22,8 @@ SETTLE = 2.0  # seconds after a change, in which the clocks follow
 class PowerLimit:
     """The power limit of one GPU: `with PowerLimit(bus) as limit: limit.set(400)`.
 
-    A guard process sets the first limit back when the block ends, and also if this process is killed.
+    A guard process sets the first limit back when the block ends, and also if this process is killed. If the
+    guard has died, this process sets it back when the block ends.
 
     Args:
         pci_bus_id: of the GPU.
@@ -69,19 +70,29 @@ class PowerLimit:
         self._set(self._before)
 
     def __enter__(self) -> Self:
-        self._guard = subprocess.Popen(
+        guard = subprocess.Popen(
             [sys.executable, "-P", str(_GUARD), self._bus, str(self._before)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
-        assert self._guard.stdout is not None
-        if self._guard.stdout.readline().strip() != "ready":
-            code = self._guard.wait()
+        assert guard.stdin is not None
+        assert guard.stdout is not None
+        if guard.stdout.readline().strip() != "ready":
+            code = guard.wait()
+            guard.stdin.close()
+            guard.stdout.close()
             raise TuneError(f"--power-limits: the process that sets the limit back does not start ({code})")
+        self._guard = guard
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Sets the first limit back.
+
+        Raises:
+            TuneError: It stays changed, and the block has ended without an error. After an error in the block
+                a line on stderr says so, and that error goes on.
+        """
         guard, self._guard = self._guard, None
         assert guard is not None
         assert guard.stdin is not None
@@ -93,23 +104,41 @@ class PowerLimit:
             guard.kill()
             code = guard.wait()
         guard.stdout.close()
+        why = self._set_back_here() if code != 0 else ""
         self._nvml.nvmlShutdown()
-        if code != 0:
-            raise TuneError(
-                f"the power limit of {self._bus} was not set back to {self.before:g} W; "
-                f"set it with nvidia-smi -i {self._bus} -pl {self.before:g}"
-            )
+        if not why:
+            return
+        message = (
+            f"the power limit of {self._bus} was not set back to {self.before:g} W ({why}); "
+            f"set it with nvidia-smi -i {self._bus} -pl {self.before:g}"
+        )
+        if error is None:
+            raise TuneError(message)
+        print(f"tune: {message}", file=sys.stderr, flush=True)
+
+    def _set_back_here(self) -> str:
+        """Sets the first limit back without the guard; says why not where that fails."""
+        try:
+            self._nvml.nvmlDeviceSetPowerManagementLimit(self._handle, self._before)
+        except self._nvml.NVMLError as error:
+            return str(error)
+        return ""
 
     def set(self, watts: float) -> None:
         """Sets the limit, and waits for the clocks.
 
         Raises:
-            TuneError: The driver refuses it, or enforces another one.
+            TuneError: The driver refuses it, enforces another one, or does not tell which one it enforces.
         """
         assert self._guard is not None, "without its guard a limit would outlive the run"
         self._set(round(watts * 1000))
         self._sleep(SETTLE)
-        enforced = self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1000
+        try:
+            enforced = self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1000
+        except self._nvml.NVMLError as error:
+            raise TuneError(
+                f"--power-limits {watts:g}: NVML does not tell the limit that is enforced: {error}"
+            ) from error
         if abs(enforced - watts) > 1:
             raise TuneError(f"--power-limits {watts:g}: the driver enforces {enforced:g} W")
 
